@@ -1,0 +1,84 @@
+"""What can go wrong, as one family: every error that bad input causes is a `RegardError`, and so a `ValueError`.
+
+A message says what was wrong, what it has, what it needs, and the mend.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Iterable
+from types import ModuleType
+
+
+class RegardError(ValueError):
+    """Bad input: the parent of every error that regard raises on purpose."""
+
+
+class ShapeError(RegardError):
+    """Tensors whose shapes do not fit together."""
+
+
+class DtypeError(RegardError):
+    """A tensor of a type that the argument does not take."""
+
+
+class DeviceError(RegardError):
+    """Tensors on different devices, or a device that is not there."""
+
+
+class MaskError(RegardError):
+    """A mask whose meaning is not clear, or that does not fit the problem."""
+
+
+class KernelError(RegardError):
+    """A kernel was asked for by name and cannot compute the problem, or no kernel can."""
+
+
+class ConfigurationError(RegardError):
+    """A setting that is unknown, mistyped or impossible."""
+
+
+class CorpusError(RegardError):
+    """Parallel text that cannot be read or does not line up."""
+
+
+class VocabularyError(RegardError):
+    """A vocabulary that cannot be trained, loaded or used on this text."""
+
+
+class CheckpointError(RegardError):
+    """A saved model that is truncated, of another model, or cannot be written."""
+
+
+class MissingExtra(RegardError, ImportError):
+    """An optional package that this feature needs is not installed."""
+
+
+def require(module: str, *, extra: str) -> ModuleType:
+    """Import an optional package, or say which extra of regard brings it.
+
+    >>> require("math", extra="plots").pi > 3
+    True
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] != module.split(".")[0]:
+            raise  # a package that is there but broken must show its own error
+        package = module.split(".")[0]
+        raise MissingExtra(
+            f"this needs the package {package!r}, which is not installed; pip install 'regard[{extra}]' brings it"
+        ) from None
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Name the known words, the closest first: the tail of an "unknown ..." message.
+
+    >>> nearest("additve", ["dot", "additive"])
+    "did you mean 'additive'? Known: 'additive', 'dot'"
+    """
+    names = sorted(known)
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return f"{hint}Known: {', '.join(repr(name) for name in names)}"
