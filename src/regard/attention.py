@@ -1,0 +1,203 @@
+"""The library's functions: attention, its log-sum-exp, its weights, its plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Unpack
+
+import torch
+from torch import Tensor
+
+from .biases import Bias
+from .errors import ShapeError
+from .kernels import Plan, choose
+from .lenses import Lens
+from .masks import Mask
+from .pairs import at_least_float32
+from .pose import HasPairs, Options, pose
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    score: HasPairs | None = None,
+    mask: Mask | Tensor | None = None,
+    bias: Bias | Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    dropout_p: float = 0.0,
+    query_positions: Tensor | None = None,
+    key_positions: Tensor | None = None,
+    kernel: str | None = None,
+) -> Tensor:
+    """C = softmax( f(Q, K) + B, where M ) · V, by the first kernel that can.
+
+    Shapes:
+        query (..., heads, M, Dq), key (..., key heads, N, Dk), value (..., key heads, N, Dv); the output is
+        (..., heads, M, Dv). Key heads divide query heads, nothing is repeated in memory. Input with three dimensions
+        is (batch, length, dim), with two (length, dim): one head. Batch dimensions broadcast; any length may be 0.
+
+    Args:
+        query: what asks.
+        key: what is asked.
+        value: what is answered.
+        score: f, from `regard.scores`; without one q · k / √dim (Vaswani et al. 2017, arXiv 1706.03762, Eq. 1).
+        mask: M, which pairs exist: from `regard.masks`, or a bool tensor that broadcasts to (..., heads, M, N), where
+            True = attend. NaN or infinity in a masked position reaches nothing; where a row attends to one, the
+            output is NaN.
+        bias: B, what is added: from `regard.biases`, or a floating-point tensor that broadcasts likewise.
+        scale: instead of 1/√dim, for the default score.
+        softcap: c · tanh(score / c) before bias and mask (Gemma 2, arXiv 2408.00118, section 2).
+        sinks: (heads,), a logit per head that takes weight and gives no value (Xiao et al. 2024, arXiv 2309.17453,
+            learned as in gpt-oss); it counts in the log-sum-exp.
+        dropout_p: the probability with which a weight is dropped, in [0, 1); applied as given, in evaluation too.
+        query_positions: (M,) or (*batch, M), whole numbers; without them the last M of the keys'.
+        key_positions: (N,) or (*batch, N), whole numbers; without them 0..N-1.
+        kernel: the name of the kernel to use; it never falls back to another.
+
+    A row that may attend to nothing has output 0 and gradient 0. Sums are in float32 at least.
+
+    Raises:
+        ShapeError, DtypeError, DeviceError: tensors that do not fit; the message has their shapes and the mend.
+        MaskError: a mask that is not bool, or does not broadcast to the weights.
+        ConfigurationError: a number out of its range.
+        KernelError: the kernel asked for cannot compute this.
+
+    >>> import torch, regard
+    >>> q, k = torch.eye(2), torch.tensor([[0.0, 1.0], [1.0, 0.0]])
+    >>> v = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    >>> regard.attention(q, k, v, score=regard.scores.Dot())
+    tensor([[2.4621, 3.4621],
+            [1.5379, 2.5379]])
+    """
+    problem = pose(
+        query,
+        key,
+        value,
+        score=score,
+        mask=mask,
+        bias=bias,
+        scale=scale,
+        softcap=softcap,
+        sinks=sinks,
+        dropout_p=dropout_p,
+        query_positions=query_positions,
+        key_positions=key_positions,
+    )
+    return choose(problem, kernel).run().output
+
+
+def attention_with_lse(
+    query: Tensor, key: Tensor, value: Tensor, *, kernel: str | None = None, **options: Unpack[Options]
+) -> tuple[Tensor, Tensor]:
+    """`attention`, and for each row the log-sum-exp of its scores: log Σ_j exp(score_ij), over the keys it attends to.
+
+    Shapes: (..., heads, M, Dv) and (..., heads, M). The natural log, in float32 at least; -inf where a row attends to
+    nothing. Both have gradients. Arguments and errors are those of `attention`.
+
+    >>> import torch, regard
+    >>> out, lse = regard.attention_with_lse(torch.zeros(1, 4), torch.zeros(3, 4), torch.ones(3, 2))
+    >>> lse.exp()
+    tensor([3.])
+    """
+    result = choose(pose(query, key, value, wants_lse=True, **options), kernel).run()
+    if result.lse is None:
+        raise AssertionError("a kernel chosen for a problem that wants the log-sum-exp gave none")
+    return result.output, result.lse
+
+
+def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Parts of one softmax put together: lse = log Σ_p exp(lse_p), output = Σ_p exp(lse_p - lse) · output_p.
+
+    Each part is what `attention_with_lse` gives for some of the keys; merged, they are what it gives for all of them.
+    A sink belongs to one part only.
+
+    Shapes: outputs (..., M, Dv), log-sum-exps (..., M), the same in all parts.
+
+    Raises:
+        ShapeError: no parts, or parts of different shapes.
+
+    Source: Milakov and Gimelshein 2018 (arXiv 1805.02867), the online softmax.
+
+    >>> import torch, regard
+    >>> q, k, v = torch.randn(3, 4), torch.randn(6, 4), torch.randn(6, 4)
+    >>> parts = [regard.attention_with_lse(q, k[s], v[s]) for s in (slice(0, 2), slice(2, 6))]
+    >>> torch.allclose(regard.merge(parts)[0], regard.attention(q, k, v), atol=1e-6)
+    True
+    """
+    parts = list(parts)
+    if not parts:
+        raise ShapeError("merge needs at least one (output, lse) pair; it was given none")
+    first = parts[0][0].shape
+    for index, (output, lse) in enumerate(parts):
+        if output.shape != first or lse.shape != output.shape[:-1]:
+            raise ShapeError(
+                f"part {index} has the output {tuple(output.shape)} and the lse {tuple(lse.shape)}; the first output "
+                f"is {tuple(first)}: all outputs need that shape, and each lse {tuple(first[:-1])}"
+            )
+    stacked = torch.stack([lse for _, lse in parts])  # [P, ..., M]
+    peak = stacked.detach().amax(0)
+    peak = peak.masked_fill(peak == float("-inf"), 0.0)
+    shares = torch.exp(stacked - peak)
+    total = shares.sum(0)
+    empty = total == 0
+    total = total.masked_fill(empty, 1.0)
+    outputs = torch.stack([at_least_float32(output) for output, _ in parts])  # [P, ..., M, Dv]
+    merged = ((shares / total).unsqueeze(-1) * outputs).sum(0)
+    return merged.to(parts[0][0].dtype), (total.log() + peak).masked_fill(empty, float("-inf"))
+
+
+def explain(
+    query: Tensor, key: Tensor, value: Tensor, *, kernel: str | None = None, **options: Unpack[Options]
+) -> Plan:
+    """Which kernel `attention` would choose, what it costs, and why not the others; no attention is computed.
+
+    Arguments and errors are those of `attention`.
+
+    >>> import torch, regard
+    >>> q = torch.zeros(1, 2, 5, 8)
+    >>> regard.explain(q, q, q).kernel.name
+    'fused'
+    """
+    return choose(pose(query, key, value, **options), kernel)
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """What `observe` gives: the output, the log-sum-exp, and under each lens what it shows."""
+
+    output: Tensor
+    lse: Tensor
+    shown: Mapping[Lens, Tensor]
+
+    def __getitem__(self, lens: Lens) -> Tensor:
+        return self.shown[lens]
+
+
+def observe(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *lenses: Lens,
+    kernel: str | None = None,
+    **options: Unpack[Options],
+) -> Seen:
+    """`attention`, and what lenses from `regard.lenses` show of its weights: `seen.output`, `seen[lens]`.
+
+    With dropout the lenses show the weights before it. Arguments and errors are those of `attention`.
+
+    >>> import torch, regard
+    >>> weights = regard.lenses.Weights()
+    >>> seen = regard.observe(torch.zeros(1, 4), torch.zeros(2, 4), torch.ones(2, 3), weights)
+    >>> seen[weights]
+    tensor([[0.5000, 0.5000]])
+    """
+    problem = pose(query, key, value, wants_lse=True, **options)
+    result = choose(problem, kernel).run()
+    if result.lse is None:
+        raise AssertionError("a kernel chosen for a problem that wants the log-sum-exp gave none")
+    return Seen(result.output, result.lse, {lens: lens.look(problem, result.lse) for lens in lenses})

@@ -1,0 +1,55 @@
+"""A bell around a position of each query's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..errors import ShapeError
+from ..tiles import Grid
+from .base import Bias, to_float
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Gaussian(Bias):
+    """-(key position - center)² / (2 sigma²)."""
+
+    center: Tensor
+    sigma: Tensor
+
+    def values(self, grid: Grid) -> Tensor:
+        distance = grid.key - self._column(self.center, grid)
+        return -(distance**2) / (2 * self._column(self.sigma, grid) ** 2)
+
+    def _column(self, per_query: Tensor, grid: Grid) -> Tensor:
+        """(..., M) or a single number, as (..., M, 1) of the tile."""
+        if per_query.ndim == 0:
+            return per_query
+        return grid.cut(per_query.unsqueeze(-1))
+
+    def __repr__(self) -> str:
+        return f"gaussian(center=<{tuple(self.center.shape)}>, sigma=<{tuple(self.sigma.shape)}>)"
+
+
+def gaussian(center: Tensor | float, sigma: Tensor | float) -> Bias:
+    """-(s - center)² / (2 sigma²) for a key at position s: a Gaussian that multiplies each weight before it is normed.
+
+    Shapes: center and sigma are numbers or (..., M), one for each query (with heads: (..., heads, M)); gradients flow
+    into both. Units: positions.
+
+    Raises:
+        ShapeError: sigma holds a number that is not above 0.
+
+    Source: Luong et al. 2015 (arXiv 1508.04025), Eq. 10, whose Gaussian multiplies the weights *after* the softmax
+    and leaves their sum below 1; as a bias it acts before, and the weights sum to 1.
+
+    >>> from regard import biases
+    >>> from regard.tiles import Grid
+    >>> biases.gaussian(1.0, 0.5).values(Grid.of(1, 3))
+    tensor([[-2., -0., -2.]])
+    """
+    center, sigma = to_float(center), to_float(sigma)
+    if not bool((sigma > 0).all()):
+        raise ShapeError(f"gaussian needs sigma above 0; its smallest here is {float(sigma.min())}")
+    return Gaussian(center, sigma)

@@ -1,0 +1,57 @@
+"""Where: any booleans, with their meaning in the name of the argument."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import MaskError
+from ..tiles import Grid
+from .base import Mask
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Where(Mask):
+    """The pairs that a tensor marks as True."""
+
+    pairs: Tensor
+
+    def keep(self, grid: Grid) -> Tensor:
+        return grid.cut(self.pairs.to(grid.key_positions.device))
+
+    def __repr__(self) -> str:
+        return f"where(keep=<bool {tuple(self.pairs.shape)}>)"
+
+
+def where(*, keep: Tensor | None = None, ignore: Tensor | None = None) -> Mask:
+    """Pairs chosen by a bool tensor: `keep` has True = attend, `ignore` has True = leave out. Give one of the two.
+
+    Shapes: broadcastable to the weights, (..., heads, M, N); (M, N) or (N,) serve every batch and head. To keep keys
+    per sentence in a batch with heads, give (batch, 1, 1, N).
+
+    Raises:
+        MaskError: none or both are given, or the tensor is not bool (numbers that are added are a bias).
+
+    >>> import torch
+    >>> from regard import masks
+    >>> masks.where(ignore=torch.tensor([False, True])).dense(2, 2).int()
+    tensor([[1, 0],
+            [1, 0]], dtype=torch.int32)
+    """
+    if (keep is None) == (ignore is None):
+        raise MaskError(
+            "where() takes exactly one of keep (True = attend) and ignore (True = leave out); "
+            f"it was given {'neither' if keep is None else 'both'}"
+        )
+    name, pairs = ("keep", keep) if keep is not None else ("ignore", ignore)
+    if not isinstance(pairs, Tensor) or pairs.dtype != torch.bool:
+        has = f"{pairs.dtype}" if isinstance(pairs, Tensor) else f"a {type(pairs).__name__}"
+        raise MaskError(
+            f"{name} needs a bool tensor; it is {has}. For 0/1 numbers give {name}=tensor.bool(); numbers that are "
+            "added to the scores go to bias="
+        )
+    if pairs.ndim < 2:
+        pairs = pairs.reshape(1, -1)
+    return Where(pairs if name == "keep" else ~pairs)

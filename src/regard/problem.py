@@ -1,0 +1,117 @@
+"""One call of attention, checked and ready: what every kernel gets, and all that it gets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from .errors import MaskError, ShapeError
+from .pairs import PairForm
+from .tiles import WHOLE, Grid
+
+if TYPE_CHECKING:
+    from .biases import Bias
+    from .masks import Mask
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Problem:
+    """softmax( softcap(f(Q, K)) + B, where M ) · V, with the score's projections done.
+
+    Shapes: pairs over query (..., heads, M, ·) and key (..., key heads, N, ·); value (..., key heads, N, Dv); the
+    weights are (..., heads, M, N). Inputs with fewer than four dimensions have no head axis.
+    """
+
+    pairs: PairForm
+    value: Tensor
+    mask: Mask | None = None
+    bias: Bias | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    dropout_p: float = 0.0
+    query_positions: Tensor | None = None
+    key_positions: Tensor | None = None
+    wants_lse: bool = False
+
+    @property
+    def queries(self) -> int:
+        """M, the number of queries."""
+        return self.pairs.query.shape[-2]
+
+    @property
+    def keys(self) -> int:
+        """N, the number of keys."""
+        return self.value.shape[-2]
+
+    @property
+    def heads(self) -> bool:
+        """Whether the inputs have a head axis."""
+        return self.value.ndim >= 4
+
+    @property
+    def weights_shape(self) -> torch.Size:
+        """The shape that the weights would have: (..., heads, M, N)."""
+        query, key, value = self.pairs.query, self.pairs.key, self.value
+        if query.ndim >= 4:
+            batch = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])
+            return torch.Size((*batch, query.shape[-3], self.queries, self.keys))
+        batch = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
+        return torch.Size((*batch, self.queries, self.keys))
+
+    def grid(self) -> Grid:
+        """The pairs of this problem and their positions."""
+        return Grid.of(
+            self.queries,
+            self.keys,
+            query_positions=self.query_positions,
+            key_positions=self.key_positions,
+            heads=self.heads,
+            device=self.value.device,
+        )
+
+    def keep(self, grid: Grid) -> Tensor | None:
+        """Which pairs of the grid exist (True = attend), broadcastable to its weights; None means all."""
+        if self.mask is None:
+            return None
+        keep = self.mask.keep(grid)
+        if not self._fits(keep):
+            raise MaskError(
+                f"mask {self.mask!r} has the shape {tuple(keep.shape)}, which does not broadcast to the weights' shape "
+                f"{tuple(self.weights_shape)} (batch and heads, queries, keys)"
+            )
+        return keep
+
+    def bias_values(self, grid: Grid) -> Tensor | None:
+        """What is added to the scores of the grid, broadcastable to its weights; None means nothing."""
+        if self.bias is None:
+            return None
+        values = self.bias.values(grid)
+        if not self._fits(values):
+            raise ShapeError(
+                f"bias {self.bias!r} has the shape {tuple(values.shape)}, which does not broadcast to the weights' "
+                f"shape {tuple(self.weights_shape)} (batch and heads, queries, keys)"
+            )
+        return values
+
+    def scores(self, rows: slice = WHOLE, columns: slice = WHOLE) -> Tensor:
+        """softcap(f(Q, K)) + B where M, and -inf elsewhere, for some rows and columns: (..., heads, M, N)."""
+        grid = self.grid().tile(rows, columns)
+        scores = self.pairs.tile(rows, columns).scores()
+        if self.softcap is not None:
+            scores = self.softcap * torch.tanh(scores / self.softcap)
+        bias, keep = self.bias_values(grid), self.keep(grid)
+        if bias is not None:
+            scores = scores + bias
+        if keep is not None:
+            scores = scores.masked_fill(~keep, float("-inf"))
+        return scores
+
+    def _fits(self, pairs: Tensor) -> bool:
+        """Whether the leading axes broadcast to the weights' without enlarging them (`Grid.cut` checks M and N)."""
+        leading, whole = pairs.shape[:-2], self.weights_shape[:-2]
+        return len(leading) <= len(whole) and all(
+            size in (1, of) for size, of in zip(reversed(leading), reversed(whole), strict=False)
+        )

@@ -1,0 +1,78 @@
+"""Rectangles of query-key pairs: what a mask or a bias is asked about, whole or one tile at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from .errors import ShapeError
+
+WHOLE = slice(None)
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """The pairs of `rows` × `columns`, and the positions at which their queries and keys sit.
+
+    Shapes: positions are (M,) or (*batch, M) and (N,) or (*batch, N), of the whole problem; `rows` and `columns`
+    choose a tile of it. Where `heads` is true, the weights have a head axis in front of (M, N), and positions per
+    batch get one too.
+    """
+
+    query_positions: Tensor
+    key_positions: Tensor
+    heads: bool = True
+    rows: slice = field(default_factory=lambda: WHOLE)
+    columns: slice = field(default_factory=lambda: WHOLE)
+
+    @classmethod
+    def of(
+        cls,
+        queries: int,
+        keys: int,
+        *,
+        query_positions: Tensor | None = None,
+        key_positions: Tensor | None = None,
+        heads: bool = True,
+        device: torch.device | None = None,
+    ) -> Grid:
+        """The whole grid; unless told otherwise keys sit at 0..N-1 and queries at the last M of these."""
+        if key_positions is None:
+            key_positions = torch.arange(keys, device=device)
+        if query_positions is None:
+            query_positions = torch.arange(keys - queries, keys, device=device)
+        return cls(query_positions, key_positions, heads)
+
+    def tile(self, rows: slice, columns: slice) -> Grid:
+        """The same pairs, cut to one tile."""
+        return replace(self, rows=rows, columns=columns)
+
+    @property
+    def query(self) -> Tensor:
+        """Positions of the tile's queries, as a column: (..., M, 1)."""
+        return self.per_batch(self.query_positions[..., self.rows, None])
+
+    @property
+    def key(self) -> Tensor:
+        """Positions of the tile's keys, as a row: (..., 1, N)."""
+        return self.per_batch(self.key_positions[..., None, self.columns])
+
+    def per_batch(self, pairs: Tensor) -> Tensor:
+        """Give (*batch, M, N) the head axis that the weights have, where there is a batch."""
+        return pairs.unsqueeze(-3) if self.heads and pairs.ndim > 2 else pairs
+
+    def cut(self, pairs: Tensor) -> Tensor:
+        """The tile's part of a tensor over all pairs, (..., M|1, N|1); axes of size 1 stay, they broadcast."""
+        queries, keys = self.query_positions.shape[-1], self.key_positions.shape[-1]
+        if pairs.shape[-2] not in (1, queries) or pairs.shape[-1] not in (1, keys):
+            raise ShapeError(
+                f"a tensor over pairs has the shape {tuple(pairs.shape)}, but there are {queries} queries and {keys} "
+                f"keys: its last two axes need the sizes {queries} or 1, and {keys} or 1"
+            )
+        if pairs.shape[-2] != 1:
+            pairs = pairs[..., self.rows, :]
+        if pairs.shape[-1] != 1:
+            pairs = pairs[..., self.columns]
+        return pairs
