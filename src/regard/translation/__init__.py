@@ -1,0 +1,1 @@
+"""Translation: parallel text, vocabularies, experiments, training, search, scoring, alignment, and the demo."""

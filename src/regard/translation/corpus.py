@@ -1,0 +1,180 @@
+"""Parallel text: lines of one language beside their translations, from two files or one table."""
+
+from __future__ import annotations
+
+import difflib
+import gzip
+import unicodedata
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from regard.errors import CorpusError
+from regard.translation.settings import TextFiles, TextTable
+
+_GZIP_MAGIC = b"\x1f\x8b"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True)
+class ParallelText:
+    """Pairs of lines: `targets[i]` translates `sources[i]`. Lines are in NFC, without their line ends, never empty.
+
+    Made with `read`, or with `pair` from lines that are already in memory.
+
+    >>> text = ParallelText.pair(["Guten Tag", ""], ["good day", "left over"])
+    >>> text.sources, text.targets, text.dropped_empty
+    (['Guten Tag'], ['good day'], 1)
+    """
+
+    sources: list[str]
+    targets: list[str]
+    source_name: str
+    """Where the sources came from, for messages."""
+    target_name: str
+    dropped_empty: int = 0
+    """How many pairs were left out because a side was empty."""
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    @classmethod
+    def read(cls, text: TextFiles | TextTable, folder: str | Path = ".") -> ParallelText:
+        r"""Read two files line by line, or two columns of one tab-separated file; paths are relative to `folder`.
+
+        A file may be plain or gzip: its first bytes decide, not its name. Text is UTF-8, with or without a byte order
+        mark; a line ends at "\n" or "\r\n" and nowhere else.
+
+        Raises:
+            CorpusError: a file is missing, is a folder, is not UTF-8, or is a damaged gzip; the sides differ in length;
+                a line of the table has too few columns; no pair is left.
+        """
+        folder = Path(folder)
+        if isinstance(text, TextTable):
+            return _read_table(folder / text.tsv, text.source_column, text.target_column)
+        source, target = folder / text.source, folder / text.target
+        return cls.pair(read_lines(source), read_lines(target), source_name=str(source), target_name=str(target))
+
+    @classmethod
+    def pair(
+        cls,
+        sources: Sequence[str],
+        targets: Sequence[str],
+        *,
+        source_name: str = "the sources",
+        target_name: str = "the targets",
+    ) -> ParallelText:
+        """Put lines side by side; pairs with an empty side (nothing but white space) are left out and counted.
+
+        Raises:
+            CorpusError: the sides differ in length, or no pair is left.
+        """
+        if len(sources) != len(targets):
+            raise CorpusError(
+                f"the sides do not line up: {source_name} has {len(sources):,} lines and {target_name} has "
+                f"{len(targets):,}; line i of one needs to translate line i of the other"
+            )
+        pairs = [pair for pair in zip(sources, targets, strict=True) if pair[0].strip() and pair[1].strip()]
+        dropped = len(sources) - len(pairs)
+        if not pairs:
+            found = f"has {dropped:,} lines, but each has an empty side" if dropped else "has no lines"
+            raise CorpusError(f"no parallel text: {source_name} with {target_name} {found}; it needs at least one pair")
+        return cls(
+            sources=[source for source, _ in pairs],
+            targets=[target for _, target in pairs],
+            source_name=source_name,
+            target_name=target_name,
+            dropped_empty=dropped,
+        )
+
+
+def read_lines(path: str | Path) -> list[str]:
+    r"""The lines of a UTF-8 text file, plain or gzip, in NFC and without their line ends.
+
+    A line ends at "\n" or "\r\n" and nowhere else: the line separator U+2028, for one, is text. A byte order mark is
+    dropped.
+
+    Raises:
+        CorpusError: the file is missing, is a folder, is not UTF-8, or is a damaged gzip.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "two.txt"
+    ...     _ = path.write_bytes("one\r\ntwo\u2028still two\n".encode())
+    ...     read_lines(path)
+    ['one', 'two\u2028still two']
+    """
+    path = Path(path)
+    lines: list[str] = []
+    with _open(path) as file:
+        try:
+            for raw in file:
+                lines.append(_decode(raw, path, len(lines) + 1))
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            state = "truncated" if isinstance(error, EOFError) else "corrupt"
+            raise CorpusError(
+                f"{path} is a {state} gzip file ({error}): {len(lines):,} lines were good, the rest cannot be read; "
+                "copy or download it again"
+            ) from error
+    return lines
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[BinaryIO | gzip.GzipFile]:
+    try:
+        with path.open("rb") as file:
+            if file.peek(len(_GZIP_MAGIC)).startswith(_GZIP_MAGIC):
+                with gzip.GzipFile(fileobj=file) as unpacked:
+                    yield unpacked
+            else:
+                yield file
+    except FileNotFoundError:
+        raise CorpusError(f"there is no file {path}{_suggest_neighbour(path)}") from None
+    except IsADirectoryError:
+        raise CorpusError(f"{path} is a folder; it needs to be a file of text") from None
+    except OSError as error:
+        raise CorpusError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _suggest_neighbour(path: Path) -> str:
+    """What the user may have meant: a file beside it with nearly that name."""
+    if not path.parent.is_dir():
+        return f": the folder {path.parent} does not exist either"
+    close = difflib.get_close_matches(path.name, (file.name for file in path.parent.iterdir()), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _decode(raw: bytes, path: Path, number: int) -> str:
+    if number == 1:
+        raw = raw.removeprefix(_BYTE_ORDER_MARK)
+    raw = raw.removesuffix(b"\n").removesuffix(b"\r")
+    try:
+        return unicodedata.normalize("NFC", raw.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise CorpusError(
+            f"{path}, line {number}: byte 0x{raw[error.start]:02x} at position {error.start + 1} is not UTF-8 "
+            f"({error.reason}); save the file as UTF-8"
+        ) from None
+
+
+def _read_table(path: Path, source_column: int, target_column: int) -> ParallelText:
+    needed = max(source_column, target_column) + 1
+    sources, targets = [], []
+    for number, line in enumerate(read_lines(path), start=1):
+        columns = line.split("\t") if line.strip() else [""] * needed  # a blank line is an empty pair, not a bad one
+        if len(columns) < needed:
+            raise CorpusError(
+                f"{path}, line {number} has {len(columns)} columns separated by tabs; it needs {needed} for "
+                f"source_column {source_column} and target_column {target_column}, counted from 0"
+            )
+        sources.append(columns[source_column])
+        targets.append(columns[target_column])
+    return ParallelText.pair(
+        sources,
+        targets,
+        source_name=f"{path} column {source_column}",
+        target_name=f"{path} column {target_column}",
+    )

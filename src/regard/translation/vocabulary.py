@@ -1,0 +1,249 @@
+"""Vocabularies: text to ids and back to the very same text."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from regard.errors import VocabularyError
+from regard.translation.files import atomic_write
+from regard.translation.spelling import CharacterSpelling, Spelling, SubwordSpelling, WordSpelling
+from regard.translation.subwords import (
+    Segmenter,
+    Subwords,
+    bpe_segmenter,
+    learn_bpe,
+    learn_unigram,
+    unigram_segmenter,
+)
+
+PAD, UNKNOWN, BEGIN, END = range(4)
+SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")
+
+_SPELLINGS: dict[str, Spelling] = {
+    "characters": CharacterSpelling(),
+    "words": WordSpelling(),
+    "bpe": SubwordSpelling(),
+    "unigram": SubwordSpelling(),
+}
+_REMEMBERED_CHUNKS = 1 << 17
+
+
+class VocabularySettings(BaseModel):
+    """How to make a vocabulary."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: Literal["characters", "words", "bpe", "unigram"] = "bpe"
+    size: int = 8000
+    """The most ids there may be, the four special ones included."""
+    lowercase: bool = False
+    minimum_count: int = Field(default=1, ge=1)
+    """How often a character or word has to be seen to get an id; for bpe a pair, too, to be merged."""
+    shared: bool = False
+    """One vocabulary for both sides."""
+
+    @field_validator("size")
+    @classmethod
+    def _has_room(cls, size: int) -> int:
+        if size <= len(SPECIAL):
+            raise ValueError(
+                f"{size} leaves no room for text: {', '.join(SPECIAL)} take {len(SPECIAL)} ids, "
+                f"so the size needs to be {len(SPECIAL) + 1} or more"
+            )
+        return size
+
+
+class _Saved(BaseModel):
+    """The file of a vocabulary. The piece at place i has the id i + 4, after the special ones."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    format: Literal["regard vocabulary"] = "regard vocabulary"
+    version: Literal[1] = 1
+    settings: VocabularySettings
+    pieces: list[str]
+    merges: list[tuple[str, str]] | None = None
+    scores: list[float] | None = None
+
+
+class Vocabulary:
+    """Ids for pieces of text: characters, words or subwords. Ids 0 to 3 are PAD, UNKNOWN, BEGIN and END.
+
+    Text of known pieces comes back letter for letter, punctuation included, but for white space: spaces, tabs and line
+    ends at the edges are dropped and inside become one space. No-break and ideographic spaces are text. The text is
+    brought to NFC, and to lower case where the settings say so. A text that spells a special id, such as "</s>", gets
+    the ids of its characters, never the special one.
+
+    Made with `train` or `load`.
+
+    >>> vocabulary = Vocabulary.train(["Hello, world!"], VocabularySettings(kind="words"))
+    >>> ids = vocabulary.encode("Hello, hello world!")
+    >>> ids
+    [4, 7, 1, 5, 6]
+    >>> vocabulary.decode(ids)
+    'Hello, <unk> world!'
+    """
+
+    def __init__(self, saved: _Saved):
+        self.settings = saved.settings
+        self._saved = saved
+        self._pieces = [*SPECIAL, *saved.pieces]
+        self._spelling = _SPELLINGS[saved.settings.kind]
+        self._segment = _segmenter(saved)
+        # A text repeats its words; remembering them makes encoding several times as fast.
+        self._chunk_ids = functools.lru_cache(_REMEMBERED_CHUNKS)(self._encode_chunk)
+
+    def __reduce__(self):
+        return Vocabulary, (self._saved,)
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    @classmethod
+    def train(cls, lines: Iterable[str], settings: VocabularySettings) -> Vocabulary:
+        """Learn a vocabulary; the same lines, in whatever order, give the same one.
+
+        Raises:
+            VocabularyError: there is no text, or `settings.size` does not hold its characters (bpe, unigram).
+        """
+        if isinstance(lines, str):
+            raise VocabularyError("lines is one str; it needs to be several: [line] for a text of one line")
+        chunks = Counter[str]()
+        spelling = _SPELLINGS[settings.kind]
+        for line in lines:
+            chunks.update(spelling.chunks(_normalise(line, settings)))
+        counts = Counter[str]()
+        for chunk, count in chunks.items():
+            for piece in spelling.pieces(chunk):
+                counts[piece] += count
+        if not counts:
+            raise VocabularyError("there is no text to learn a vocabulary from: no lines, or only empty ones")
+        learned = _learn(counts, settings)
+        saved = _Saved(settings=settings, pieces=learned.pieces, merges=learned.merges, scores=learned.scores)
+        return cls(saved)
+
+    def encode(self, line: str) -> list[int]:
+        """The ids of a line, without BEGIN and END; what the vocabulary does not know is UNKNOWN."""
+        chunks = self._spelling.chunks(_normalise(line, self.settings))
+        return list(itertools.chain.from_iterable(map(self._chunk_ids, chunks)))
+
+    def encode_batch(self, lines: Iterable[str]) -> list[list[int]]:
+        """The ids of each line."""
+        return [self.encode(line) for line in lines]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The line that the ids spell; PAD, BEGIN and END are dropped and UNKNOWN is "<unk>".
+
+        Raises:
+            VocabularyError: an id is not one of this vocabulary.
+        """
+        return self._spelling.line([self._piece(i) for i in ids if i not in (PAD, BEGIN, END)])
+
+    def tokens(self, ids: Iterable[int]) -> list[str]:
+        """What each id stands for, to be read: "▁" is a space; special ids are spelled out.
+
+        Raises:
+            VocabularyError: an id is not one of this vocabulary.
+        """
+        return [self._piece(i) if i < len(SPECIAL) else self._spelling.label(self._piece(i)) for i in ids]
+
+    def words(self, ids: Sequence[int]) -> list[int]:
+        """For each id, the number of the word it belongs to; words are what white space separates, counted from 0.
+
+        PAD, BEGIN and END belong to no word: -1.
+
+        Raises:
+            VocabularyError: an id is not one of this vocabulary.
+        """
+        is_text = [i not in (PAD, BEGIN, END) for i in ids]
+        pieces = [self._piece(i) for i in itertools.compress(ids, is_text)]
+        numbers = iter(itertools.accumulate(self._spelling.begins_word(pieces)))
+        return [next(numbers) - 1 if text else -1 for text in is_text]
+
+    def save(self, path: str | Path) -> None:
+        """Write the vocabulary as JSON; the file is the old one or the new one, never half of it.
+
+        Raises:
+            CheckpointError: the file cannot be written.
+        """
+        text = json.dumps(self._saved.model_dump(exclude_none=True), ensure_ascii=False, indent=1)
+        with atomic_write(path) as partial:
+            partial.write_text(text + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Vocabulary:
+        """Read a vocabulary that `save` wrote.
+
+        Raises:
+            VocabularyError: there is no such file, or it is truncated or not a vocabulary.
+        """
+        try:
+            saved = _Saved.model_validate(json.loads(Path(path).read_text(encoding="utf-8")))
+            return cls(saved)
+        except OSError as error:
+            raise VocabularyError(f"cannot read the vocabulary {path}: {error.strerror or error}") from None
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"])) or "the file"
+            raise VocabularyError(f"{path} is not a vocabulary of regard: {where}: {first['msg']}") from None
+        except VocabularyError as error:
+            raise VocabularyError(f"{path} is not a vocabulary of regard: {error}") from None
+        except ValueError as error:
+            raise VocabularyError(
+                f"{path} is truncated or not a vocabulary of regard: it is not JSON in UTF-8 ({error})"
+            ) from None
+
+    def _encode_chunk(self, chunk: str) -> list[int]:
+        return self._segment(self._spelling.pieces(chunk))
+
+    def _piece(self, i: int) -> str:
+        if not 0 <= i < len(self._pieces):
+            raise VocabularyError(f"{i} is not an id of this vocabulary; its ids are 0 to {len(self._pieces) - 1}")
+        return self._pieces[i]
+
+
+def _normalise(line: str, settings: VocabularySettings) -> str:
+    return unicodedata.normalize("NFC", line.lower() if settings.lowercase else line)
+
+
+def _learn(counts: Counter[str], settings: VocabularySettings) -> Subwords:
+    room, minimum = settings.size - len(SPECIAL), settings.minimum_count
+    if settings.kind == "bpe":
+        return learn_bpe(counts, size=room, minimum_count=minimum)
+    if settings.kind == "unigram":
+        return learn_unigram(counts, size=room, minimum_count=minimum)
+    frequent = sorted((-count, piece) for piece, count in counts.items() if count >= minimum)
+    if not frequent:
+        raise VocabularyError(f"no piece of the text is seen {minimum} times: lower minimum_count or give more text")
+    return Subwords([piece for _, piece in frequent[:room]])
+
+
+def _segmenter(saved: _Saved) -> Segmenter:
+    """The rule that gives pieces their ids.
+
+    Raises:
+        VocabularyError: the parts of `saved` contradict each other.
+    """
+    subwords = Subwords(saved.pieces, saved.merges, saved.scores)
+    ids = {piece: i for i, piece in enumerate(saved.pieces, start=len(SPECIAL))}
+    if len(ids) < len(saved.pieces):
+        raise VocabularyError("a piece occurs twice")
+    if saved.settings.kind == "bpe":
+        unknown_parts = [part for merge in saved.merges or [] for part in (*merge, "".join(merge)) if part not in ids]
+        if saved.merges is None or unknown_parts:
+            raise VocabularyError("its merges are missing or name pieces that it does not have")
+        return bpe_segmenter(subwords, special=SPECIAL, unknown=UNKNOWN)
+    if saved.settings.kind == "unigram":
+        if len(saved.scores or []) != len(saved.pieces):
+            raise VocabularyError("it needs one score for each piece")
+        return unigram_segmenter(subwords, special=SPECIAL, unknown=UNKNOWN)
+    return lambda pieces: [ids.get(piece, UNKNOWN) for piece in pieces]

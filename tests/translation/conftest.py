@@ -1,0 +1,6 @@
+"""Lets tests, and the scripts that they start, import what lies beside them."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
