@@ -1,15 +1,12 @@
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from lightning.pytorch import LightningModule, Trainer
 
-from regard.errors import CheckpointError, CorpusError
+from regard.errors import CorpusError
 from regard.translation.batches import (
     Batch,
     EncodedText,
-    EpochLoader,
     IdSequences,
     OrderedBatches,
     TokenBatches,
@@ -106,115 +103,3 @@ def test_too_few_pairs_for_the_processes():
 
 
 # --- going on where one stopped --------------------------------------------------------------------------------------
-
-
-def make_loader(seed: int = 1, batch_tokens: int = 60) -> EpochLoader:
-    text = random_text(70)
-    return EpochLoader(text, TokenBatches(text, batch_tokens, seed))
-
-
-def test_a_loader_gives_each_epoch_from_its_beginning():
-    loader = make_loader()
-    first = pairs_in(list(loader))
-    assert sorted(first) == list(range(70))
-    assert pairs_in(list(loader)) == first
-    loader.set_epoch(1)
-    assert pairs_in(list(loader)) != first
-    assert len(list(loader)) == len(loader)
-
-
-@given(epoch=st.integers(0, 2), done=st.integers(0, 10))
-def test_a_loader_goes_on_from_any_position(epoch, done):
-    loader = make_loader()
-    loader.set_epoch(epoch)
-    batches = iter(loader)
-    for _ in range(done):
-        next(batches)
-    resumed = make_loader()
-    resumed.load_state_dict(loader.state_dict())
-    assert resumed.state_dict() == loader.state_dict()
-    resumed.set_epoch(epoch)  # as Lightning does, before the first batch
-    assert pairs_in(list(resumed)) == pairs_in(list(batches))
-    assert resumed.state_dict() == loader.state_dict()
-    assert sorted(pairs_in(list(resumed))) == list(range(70))  # the position was gone back to once
-    resumed.set_epoch(epoch + 1)
-    assert sorted(pairs_in(list(resumed))) == list(range(70))
-
-
-def test_an_iterator_that_is_never_used_changes_nothing():
-    loader = make_loader()
-    batches = iter(loader)
-    next(batches)
-    resumed = make_loader()
-    iter(resumed)
-    resumed.load_state_dict(loader.state_dict())
-    iter(resumed)
-    assert pairs_in(list(resumed)) == pairs_in(list(batches))
-
-
-def test_a_loader_that_was_left_early_begins_anew():
-    loader = make_loader()
-    everything = pairs_in(list(loader))
-    next(iter(loader))
-    assert pairs_in(list(loader)) == everything
-
-
-def test_a_position_in_other_batches_is_refused():
-    with pytest.raises(
-        CheckpointError, match=r"is one in other batches: seed was 1 and is 2; resume with the text and"
-    ):
-        make_loader(seed=2).load_state_dict(make_loader().state_dict())
-    with pytest.raises(CheckpointError, match="batch_tokens was 60 and is 80"):
-        make_loader(batch_tokens=80).load_state_dict(make_loader().state_dict())
-    other = random_text(70, longest=9)
-    with pytest.raises(CheckpointError, match=r"text was \d+ and is \d+"):
-        EpochLoader(other, TokenBatches(other, 60, 1)).load_state_dict(make_loader().state_dict())
-
-
-class Recorder(LightningModule):
-    """Takes down which pairs came in which epoch; stops dead after so many batches."""
-
-    def __init__(self, stop_after: int | None = None):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(()))
-        self.seen: list[tuple[int, list[int]]] = []
-        self.stop_after = stop_after
-
-    def training_step(self, batch: Batch) -> torch.Tensor:
-        self.seen.append((self.current_epoch, pairs_in([batch])))
-        return self.weight * batch.target_tokens
-
-    def on_train_batch_end(self, *_) -> None:
-        if len(self.seen) == self.stop_after:
-            self.trainer.save_checkpoint(self.trainer.default_root_dir + "/stop.ckpt")
-            raise KeyError("killed")
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=1e-3)
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("stop_after", [3, "epoch", "epoch and 2"])
-def test_lightning_goes_on_with_the_very_next_batch(tmp_path, stop_after):
-    def train(module: Recorder, checkpoint: str | None = None) -> list[tuple[int, list[int]]]:
-        trainer = Trainer(
-            max_epochs=3,
-            accelerator="cpu",
-            default_root_dir=str(tmp_path),
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
-        trainer.fit(module, make_loader(), ckpt_path=checkpoint)
-        return module.seen
-
-    batches = len(make_loader())
-    stop = {"epoch": batches, "epoch and 2": batches + 2}.get(str(stop_after), 3)
-    unbroken = train(Recorder())
-    assert [epoch for epoch, _ in unbroken] == [epoch for epoch in range(3) for _ in range(batches)]
-    assert len({str(pairs) for _, pairs in unbroken}) > batches
-    stopped = Recorder(stop_after=stop)
-    with pytest.raises(KeyError, match="killed"):
-        train(stopped)
-    assert stopped.seen + train(Recorder(), str(tmp_path / "stop.ckpt")) == unbroken

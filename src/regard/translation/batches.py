@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Protocol
 
 import numpy as np
 
-from regard.errors import CheckpointError, CorpusError
+from regard.errors import CorpusError
 from regard.translation.encoding import Batch, EncodedText, IdSequences, collate, encode
 
 __all__ = [
     "Batch",
     "BatchPlan",
     "EncodedText",
-    "EpochLoader",
     "IdSequences",
     "OrderedBatches",
     "TokenBatches",
@@ -138,77 +136,3 @@ def _make_divisible(cuts: np.ndarray, world_size: int) -> np.ndarray:
         middle = (start + end) // 2
         runs[largest : largest + 1] = [[start, middle], [middle, end]]
     return np.array(runs, dtype=np.int64)
-
-
-class EpochLoader:
-    """The batches of one epoch after the other, from a position that can be saved and gone back to.
-
-    Iterating gives the batches of the current epoch, from the first; after `load_state_dict`, once, from the first
-    that had not been handed out when the state was taken. `len` counts all batches of an epoch, always. The position
-    counts the batches handed out: taken after the step on a batch, a state goes on with the next one. Nothing is read
-    ahead. The model and the optimiser of that moment with this state give the rest of an unbroken run exactly.
-
-    How Lightning's Trainer uses it, given as the training data: it finds `state_dict`, and so puts the state into each
-    checkpoint (`loops.fit_loop.state_dict.combined_loader`); on resuming it calls `load_state_dict` before the first
-    batch; and at the start of each epoch it calls `sampler.set_epoch`, for which `sampler` is the loader itself. It
-    makes iterators that it never uses and makes the first one before it sets the epoch; so an iterator only looks at
-    epoch and position when its first batch is asked for. Setting the epoch that the state was taken in keeps the
-    position; setting another starts that epoch from its first batch. The plan has shared the pairs among the processes
-    already, and Lightning adds no sampler to what is not a DataLoader.
-
-    >>> text = EncodedText(IdSequences.pack([[4]] * 4), IdSequences.pack([[4], [5], [6], [7]]))
-    >>> loader = EpochLoader(text, TokenBatches(text, batch_tokens=2, seed=1))
-    >>> batches = iter(loader)
-    >>> _ = next(batches), next(batches)
-    >>> resumed = EpochLoader(text, TokenBatches(text, batch_tokens=2, seed=1))
-    >>> resumed.load_state_dict(loader.state_dict())
-    >>> [batch.target_output.tolist() for batch in resumed] == [batch.target_output.tolist() for batch in batches]
-    True
-    """
-
-    def __init__(self, text: EncodedText, plan: BatchPlan):
-        self._text, self._plan = text, plan
-        self._epoch = 0
-        self._position = 0  # batches handed out in this epoch
-        self._start = 0  # where the next iterator begins
-
-    @property
-    def sampler(self) -> EpochLoader:
-        """Where Lightning looks for `set_epoch`."""
-        return self
-
-    def __len__(self) -> int:
-        return len(self._plan)
-
-    def __iter__(self) -> Iterator[Batch]:
-        start, self._start = self._start, 0
-        self._position = start
-        for rows in self._plan.epoch(self._epoch)[start:]:
-            self._position += 1
-            yield collate(self._text, rows)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next iterator gives; another one than before begins at its first batch."""
-        if epoch != self._epoch:
-            self._epoch, self._position, self._start = epoch, 0, 0
-
-    def state_dict(self) -> dict[str, int]:
-        """The epoch, how many of its batches were handed out, and what the batches depend on: whole numbers only."""
-        return {"epoch": self._epoch, "position": self._position, **self._plan.fingerprint()}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go to the epoch and position of a state; the next iterator begins there.
-
-        Raises:
-            CheckpointError: the state belongs to other batches: another text, seed, budget or number of processes.
-        """
-        here = self._plan.fingerprint()
-        differences = [
-            f"{name} was {state.get(name)} and is {here[name]}" for name in here if state.get(name) != here[name]
-        ]
-        if differences:
-            raise CheckpointError(
-                f"the saved position is one in other batches: {', '.join(differences)}; "
-                "resume with the text and the settings that the run began with"
-            )
-        self._epoch, self._position, self._start = state["epoch"], state["position"], state["position"]
