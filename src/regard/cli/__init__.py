@@ -1,0 +1,22 @@
+"""The command line: `main` is the console script `regard`.
+
+Nothing optional is imported here, so that an installation without the extras can say which one it lacks.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from regard.cli.extras import naming_the_extra
+from regard.errors import MissingExtra
+
+
+def main() -> None:
+    """Run the command in `sys.argv` and exit: 0 when all went well, 2 for what the user can mend, 130 for Ctrl-C."""
+    try:
+        with naming_the_extra():
+            from regard.cli.app import app
+    except MissingExtra as error:
+        sys.stderr.write(f"regard: {error}\n")
+        sys.exit(2)
+    app()

@@ -1,0 +1,72 @@
+"""The commands put together, and what they have in common: how they fail, what they print where.
+
+Results go to standard output, everything else to standard error. The commands import what they need when they run, so
+that help is there at once.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+import regard
+from regard.cli.align import align
+from regard.cli.demo import demo
+from regard.cli.evaluate import evaluate
+from regard.cli.extras import naming_the_extra
+from regard.cli.train import train
+from regard.cli.translate import translate
+from regard.errors import RegardError
+
+
+class Commands(TyperGroup):
+    """Commands that say in one message what the user can mend, with exit code 2 and no traceback."""
+
+    def invoke(self, ctx: typer.Context) -> Any:
+        """Run the command that was asked for."""
+        try:
+            with naming_the_extra():
+                return super().invoke(ctx)
+        except RegardError as error:
+            if ctx.params["debug"]:
+                raise
+            typer.echo(f"regard: {error}", err=True)
+            raise typer.Exit(2) from error
+
+
+# Plain text, not boxes: messages stay whole lines, which can be searched for and piped.
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"regard {regard.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Train translators that attend, use them, and look at where they look."""
+
+
+for name, command in {
+    "demo": demo,
+    "train": train,
+    "test": evaluate,
+    "translate": translate,
+    "align": align,
+}.items():
+    app.command(name)(command)

@@ -1,0 +1,92 @@
+"""Where `regard translate --attention FILE` keeps the weights of what it translates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from regard.errors import ConfigurationError, require
+from regard.translation.files import atomic_write
+from regard.translation.translator import Translation
+
+
+class AttentionFile(Protocol):
+    """Takes translations one by one; nothing is there before it is whole."""
+
+    def add(self, line: int, translation: Translation) -> None:
+        """Keep the best candidate of a line; of an empty line there is nothing to keep."""
+        ...
+
+    def close(self) -> None:
+        """Write what has to wait for the last line."""
+        ...
+
+
+def attention_file(path: Path | None) -> AttentionFile:
+    """What keeps attention in a file of this name.
+
+    Raises:
+        ConfigurationError: the name ends in neither .png nor .npz.
+        MissingExtra: matplotlib is not installed, and pictures are asked for.
+    """
+    if path is None:
+        return Nothing()
+    kinds = {".png": Pictures, ".npz": Arrays}
+    if path.suffix not in kinds:
+        raise ConfigurationError(
+            f"--attention {path}: the name needs to end in .png, for pictures, or in .npz, for the weights as arrays"
+        )
+    return kinds[path.suffix](path)
+
+
+class Nothing:
+    """Keeps nothing."""
+
+    def add(self, line: int, translation: Translation) -> None:
+        """Let it go."""
+
+    def close(self) -> None:
+        """There is nothing to write."""
+
+
+class Pictures:
+    """A heat map for each line: FILE.png for the first, FILE-2.png for the second."""
+
+    def __init__(self, path: Path) -> None:
+        require("matplotlib", extra="plots")  # now, and not after the first translation
+        self._path = path
+
+    def add(self, line: int, translation: Translation) -> None:
+        """Draw the line."""
+        if not translation.candidates:
+            return
+        path = self._path if line == 1 else self._path.with_stem(f"{self._path.stem}-{line}")
+        with atomic_write(path) as partial:
+            translation.heatmap().savefig(partial, format="png", dpi=150)
+
+    def close(self) -> None:
+        """Every picture is written already."""
+
+
+class Arrays:
+    """One file of NumPy arrays: for line 1 its weights [T, S] and its tokens, `1.weights`, `1.source`, `1.target`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._arrays: dict[str, np.ndarray] = {}
+
+    def add(self, line: int, translation: Translation) -> None:
+        """Remember the line."""
+        if not translation.candidates:
+            return
+        best = translation.candidates[0]
+        self._arrays[f"{line}.weights"] = best.weights.float().numpy()
+        self._arrays[f"{line}.source"] = np.array(translation.source_tokens)
+        self._arrays[f"{line}.target"] = np.array(best.tokens)
+
+    def close(self) -> None:
+        """Write all lines."""
+        with atomic_write(self._path) as partial, partial.open("wb") as file:
+            np.savez_compressed(file, allow_pickle=False, **self._arrays)

@@ -1,0 +1,96 @@
+"""`regard test`: the test set translated and scored."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from regard.cli.options import BatchSize, Checkpoint, Device, Overrides, Which
+from regard.cli.streams import emit
+from regard.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from regard.translation.experiment import Experiment
+    from regard.translation.settings import TextFiles, TextTable
+
+
+def evaluate(
+    checkpoint: Checkpoint,
+    source: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Lines to translate, in place of data.test.")
+    ] = None,
+    target: Annotated[Path | None, typer.Option(metavar="FILE", help="Their translations.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Where the translations go. [default: test.hypotheses.txt in the run folder]"
+        ),
+    ] = None,
+    lowercase: Annotated[bool, typer.Option("--lowercase", help="Score without regard to case.")] = False,
+    which: Which = "best",
+    device: Device = "cpu",
+    batch_size: BatchSize = 64,
+    overrides: Overrides = None,
+) -> None:
+    """Translate and score a test set.
+
+    Prints BLEU and chrF with their signatures, and writes the translations to a file. Of an experiment's keys only
+    those of data and search can be set here, for instance --set search.beam=10.
+    """
+    from regard.translation.corpus import ParallelText
+    from regard.translation.files import atomic_write
+    from regard.translation.runs import RunFolder
+    from regard.translation.scoring import score
+    from regard.translation.translator import Translator
+
+    translator = Translator.load(checkpoint, which, device)
+    experiment = _experiment(RunFolder(checkpoint).experiment, overrides or [])
+    text = ParallelText.read(_files(experiment, source, target), experiment.data.folder)
+    if text.dropped_empty:
+        typer.echo(f"{text.dropped_empty:,} pairs with an empty side are left out", err=True)
+    start = time.perf_counter()
+    translations = translator.translate(text.sources, search=experiment.search, batch_size=batch_size)
+    seconds = time.perf_counter() - start
+    for warning in (warning for translation in translations for warning in translation.warnings):
+        typer.echo(f"{text.source_name}, {warning}", err=True)
+    hypotheses = [translation.text for translation in translations]
+    path = output or checkpoint / "test.hypotheses.txt"
+    with atomic_write(path) as partial:
+        partial.write_text("".join(f"{line}\n" for line in hypotheses), encoding="utf-8")
+    speed = sum(len(line.split()) for line in hypotheses) / seconds
+    typer.echo(f"{len(hypotheses):,} sentences in {seconds:.1f} s, {speed:,.0f} words a second: {path}", err=True)
+    emit([str(score(hypotheses, text.targets, lowercase=lowercase))])
+
+
+def _experiment(path: Path, overrides: list[str]) -> Experiment:
+    """The experiment of a run with other data or another search; the model is what it was trained to be."""
+    from regard.translation.experiment import Experiment
+
+    experiment = Experiment.load(path, overrides)
+    settled = [
+        key for key in experiment.differences(Experiment.load(path)) if key.split(".")[0] not in ("data", "search")
+    ]
+    if settled:
+        raise ConfigurationError(
+            f"--set {settled[0]}: the training has settled this; now only keys of data and search can be set"
+        )
+    return experiment
+
+
+def _files(experiment: Experiment, source: Path | None, target: Path | None) -> TextFiles | TextTable:
+    from regard.translation.settings import TextFiles
+
+    if source and target:
+        # Files named on the command line are relative to where it is given, not to data.folder.
+        return TextFiles(source=source.absolute(), target=target.absolute())
+    if source or target:
+        given, missing = ("--source", "--target") if source else ("--target", "--source")
+        raise ConfigurationError(f"{given} needs {missing} beside it: line i of one translates line i of the other")
+    if experiment.data.test is None:
+        raise ConfigurationError(
+            f"the experiment {experiment.name!r} has no data.test; name two files with --source and --target"
+        )
+    return experiment.data.test

@@ -1,0 +1,27 @@
+"""Options that several commands take, spelled once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+Checkpoint = Annotated[
+    Path,
+    typer.Option(
+        "--checkpoint",
+        metavar="FOLDER",
+        show_default=False,
+        help="Folder of a training run, as `regard train` made it.",
+    ),
+]
+Which = Annotated[
+    Literal["best", "last"], typer.Option("--which", help="The weights that validated best, or those of the last save.")
+]
+Device = Annotated[str, typer.Option("--device", help="Where to compute: cpu, cuda, cuda:1, mps.")]
+BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Sentences that are computed together.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Another value for one key of the experiment; may be repeated."),
+]

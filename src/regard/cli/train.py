@@ -1,0 +1,48 @@
+"""`regard train`: an experiment's YAML in, a run folder out."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from regard.cli.options import Overrides
+from regard.cli.streams import emit
+
+
+def train(
+    experiment: Annotated[
+        Path, typer.Argument(metavar="EXPERIMENT.yaml", show_default=False, help="The YAML file of the experiment.")
+    ],
+    folder: Annotated[
+        Path | None, typer.Option("--folder", metavar="FOLDER", help="Where the run is kept. [default: runs/NAME]")
+    ] = None,
+    overrides: Overrides = None,
+) -> None:
+    """Train a translator, or resume a training.
+
+    Prints the settings in effect first, and at the end the folder, which the other commands take as --checkpoint.
+    """
+    from regard.translation.experiment import Experiment
+    from regard.translation.runs import RunFolder
+    from regard.translation.training import train as run
+
+    settings = Experiment.load(experiment, overrides or ())
+    folder = folder or Path("runs") / settings.name
+    typer.echo(settings.dump(), err=True)
+    try:
+        with redirect_stdout(sys.stderr):  # progress bars are for the person, not for the pipe
+            result = run(settings, folder)
+    except KeyboardInterrupt:
+        if RunFolder(folder).state.exists():
+            typer.echo(f"interrupted; {folder} has the state, and the same command goes on from there", err=True)
+        raise
+    typer.echo(
+        f"{result.epochs:,} epochs, {result.updates:,} updates in {result.seconds:,.0f} s, "
+        f"{result.target_tokens_per_second:,.0f} target tokens a second",
+        err=True,
+    )
+    emit([str(folder)])

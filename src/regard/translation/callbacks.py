@@ -1,0 +1,159 @@
+"""What happens beside the updates: saving, logging, ending when asked to."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Mapping
+from types import FrameType
+from typing import Any, Self
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
+from torch import Tensor
+
+from regard.translation.checkpoint import save_tensors
+from regard.translation.module import Training
+from regard.translation.runs import RunFolder
+
+UPDATES_BETWEEN_LOGS = 50
+
+
+class Saving(Checkpoint):
+    """Saves the whole state every so many updates and at every stop, and the best weights when they are found.
+
+    A save is taken where nothing is left to do for the last update: between two updates of a stretch, or at its end,
+    after the validation. The state is written last: once it is there, all else of that moment is there too.
+    """
+
+    def __init__(self, folder: RunFolder, every: int, about: Mapping[str, Any]):
+        self._folder, self._every, self._about = folder, every, about
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        training = ours(pl_module)
+        position = training.progress.position
+        if position.update % self._every == 0 and not training.stops.at(position):
+            self.save(trainer, training)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        progress = ours(pl_module).progress
+        if progress.best_update == progress.position.update:
+            self._save_weights(trainer, ours(pl_module), best=True)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.save(trainer, ours(pl_module))
+
+    def save(self, trainer: Trainer, training: Training) -> None:
+        """Write the last weights, then the state that goes on from them."""
+        self._save_weights(trainer, training, best=False)
+        trainer.save_checkpoint(self._folder.state, weights_only=False)
+        training.begin_lap()
+
+    def _save_weights(self, trainer: Trainer, training: Training, *, best: bool) -> None:
+        state: dict[str, Any] = trainer.strategy.lightning_module_state_dict()
+        prefix = "model."
+        weights: dict[str, Tensor] = {
+            name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)
+        }
+        progress = training.progress
+        header = {"update": progress.position.update, "epoch": progress.position.epoch, "scores": progress.scores}
+        if trainer.is_global_zero:
+            save_tensors(weights, self._folder.best if best else self._folder.last, {**self._about, **header})
+
+
+class Interrupted(BaseException):
+    """The person pressed Ctrl-C, and the run is at a place where it can end."""
+
+
+class Interrupt:
+    """Ctrl-C as a wish to be granted after the current update; pressed again, it is granted at once.
+
+    An exception in the middle of an optimiser's step would leave weights that no unbroken run ever has.
+    """
+
+    def __init__(self) -> None:
+        self.wished = False
+        self._handles = False
+        self._previous: Any = None
+
+    def __enter__(self) -> Self:
+        # Python lets only the main thread handle signals, and a process in the background may be told to ignore them.
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        if in_main_thread and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            self._previous = signal.signal(signal.SIGINT, self._handle)
+            self._handles = True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._handles:
+            signal.signal(signal.SIGINT, self._previous)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.wished:
+            raise Interrupted
+        self.wished = True
+
+
+class Interruptible(Callback):
+    """Ends the run after the update, or the validation, in which Ctrl-C was pressed, with its state saved."""
+
+    def __init__(self, interrupt: Interrupt, saving: Saving | None):
+        self._interrupt, self._saving = interrupt, saving
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        training = ours(pl_module)
+        if self._is_wished(trainer) and not training.stops.at(training.progress.position):
+            self._end(trainer, training)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._is_wished(trainer):
+            self._end(trainer, ours(pl_module))
+
+    def _is_wished(self, trainer: Trainer) -> bool:
+        # All processes have to end after the same update, or the others would wait for ever.
+        return trainer.strategy.reduce_boolean_decision(self._interrupt.wished, all=False)
+
+    def _end(self, trainer: Trainer, training: Training) -> None:
+        if self._saving:
+            self._saving.save(trainer, training)
+        raise Interrupted
+
+
+class Logging(Callback):
+    """Tells TensorBoard how training goes, by the number of updates, which resuming does not set back."""
+
+    def __init__(self) -> None:
+        self._tokens, self._seconds = 0, 0.0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        progress = ours(pl_module).progress
+        self._tokens, self._seconds = progress.target_tokens, progress.seconds
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        training = ours(pl_module)
+        progress = training.progress
+        if progress.position.update % UPDATES_BETWEEN_LOGS:
+            return
+        tokens, seconds = progress.target_tokens - self._tokens, progress.seconds - self._seconds
+        self._tokens, self._seconds = progress.target_tokens, progress.seconds
+        training.latest = {
+            **training.take_window(),
+            "target_tokens_per_second": tokens / seconds,
+            "learning_rate": trainer.optimizers[0].param_groups[0]["lr"],
+        }
+        self._log(trainer, training, {f"training_{name}": value for name, value in training.latest.items()})
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        training = ours(pl_module)
+        self._log(trainer, training, training.progress.scores)
+
+    def _log(self, trainer: Trainer, training: Training, metrics: dict[str, float]) -> None:
+        if trainer.logger:
+            trainer.logger.log_metrics(metrics, step=training.progress.position.update)
+
+
+def ours(module: LightningModule) -> Training:
+    """The module as what it is: Lightning's hooks know it as a LightningModule."""
+    if not isinstance(module, Training):
+        raise TypeError(f"these callbacks serve {Training.__name__}, not {type(module).__name__}")
+    return module

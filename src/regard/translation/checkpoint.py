@@ -1,0 +1,204 @@
+"""Checkpoints as safetensors: tensors and JSON, nothing that runs when it is opened.
+
+`save_weights` and `restore` keep a model's weights under a small header; `save_state` and `load_state` keep a whole
+nested training state. Every file is replaced in one step.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+import regard
+from regard.errors import CheckpointError
+from regard.translation.files import atomic_write
+
+FORMAT = 1
+"""Version of the layout; raised when an older regard could not read the file."""
+
+NAMED_AT_MOST = 3
+
+
+def save_weights(model: nn.Module, path: str | Path, header: Mapping[str, Any]) -> None:
+    """Write the model's parameters and buffers, under their own names, and a JSON header.
+
+    Raises:
+        CheckpointError: the header is not plain values, the model's state is not tensors, or the disk is full; what
+            the file held before is then untouched.
+    """
+    save_tensors(model.state_dict(), path, header)
+
+
+def save_tensors(tensors: Mapping[str, Tensor], path: str | Path, header: Mapping[str, Any]) -> None:
+    """What `save_weights` does, for a state that was gathered elsewhere."""
+    for name, value in tensors.items():
+        if not isinstance(value, Tensor):
+            raise CheckpointError(f"the model's state {name!r} is {type(value).__name__}; weights need to be tensors")
+    _write(Path(path), tensors, {"regard": regard.__version__, **header})
+
+
+def load_weights(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors by name, on the CPU, and the header.
+
+    Raises:
+        CheckpointError: the file is missing, truncated, not safetensors, or was not written by regard.
+    """
+    return _read(Path(path))
+
+
+def read_header(path: str | Path) -> dict[str, Any]:
+    """The header alone, without reading the tensors; raises as `load_weights` does."""
+    with _opened(Path(path)) as file:
+        return _header(Path(path), file.metadata())
+
+
+def restore(model: nn.Module, path: str | Path) -> dict[str, Any]:
+    """Load the weights of a checkpoint into a model and return the header.
+
+    Raises:
+        CheckpointError: as `load_weights`, or the checkpoint is of another model; the message tells what differs.
+    """
+    tensors, header = load_weights(path)
+    _require_same_model(Path(path), found=tensors, needed=model.state_dict())
+    model.load_state_dict(tensors)
+    return header
+
+
+def _require_same_model(path: Path, *, found: Mapping[str, Tensor], needed: Mapping[str, Tensor]) -> None:
+    missing = [name for name in needed if name not in found]
+    extra = [name for name in found if name not in needed]
+    reshaped = [
+        f"{name}: the file has {list(found[name].shape)}, the model needs {list(needed[name].shape)}"
+        for name in needed
+        if name in found and found[name].shape != needed[name].shape
+    ]
+    named = {"missing": missing, "extra": extra, "of another shape": reshaped}
+    differences = [f"{len(names)} {what} ({_first_few(names)})" for what, names in named.items() if names]
+    if differences:
+        raise CheckpointError(
+            f"{path} is of another model than this one, of its {len(needed)} tensors {'; '.join(differences)}; "
+            "load it into the model of the experiment.yaml beside it"
+        )
+
+
+def _first_few(names: list[str]) -> str:
+    return ", ".join(names[:NAMED_AT_MOST]) + (", ..." if len(names) > NAMED_AT_MOST else "")
+
+
+def save_state(state: Mapping[Any, Any], path: str | Path) -> None:
+    """Write nested dicts (keys int or str), lists, tuples, tensors, numbers, strings, bools and None.
+
+    Raises:
+        CheckpointError: a value of any other type, named by its place in the state; or the disk is full.
+    """
+    tensors: dict[str, Tensor] = {}
+    skeleton = _flatten(state, tensors, "state")
+    _write(Path(path), tensors, {"state": skeleton})
+
+
+def load_state(path: str | Path) -> dict[Any, Any]:
+    """What `save_state` was given: equal values of the same types, tensors on the CPU, each with its own memory.
+
+    Raises:
+        CheckpointError: the file is missing, truncated, not safetensors, or not a training state.
+    """
+    tensors, header = _read(Path(path))
+    if "state" not in header:
+        raise CheckpointError(f"{path} holds weights alone, not the state of a training run")
+    return _unflatten(header["state"], tensors)
+
+
+def _flatten(value: Any, tensors: dict[str, Tensor], place: str) -> Any:
+    """The value as JSON; each tensor is put into `tensors` and stands there as its name."""
+    if isinstance(value, Tensor):
+        name = str(len(tensors))
+        tensors[name] = value
+        return {"tensor": name}
+    if isinstance(value, dict):
+        for key in value:
+            if type(key) not in (int, str):
+                raise CheckpointError(f"{place} has the key {key!r}; a training state needs keys of type int or str")
+        return {"dict": [[key, _flatten(inner, tensors, f"{place}[{key!r}]")] for key, inner in value.items()]}
+    if type(value) in (list, tuple):
+        inner = [_flatten(item, tensors, f"{place}[{index}]") for index, item in enumerate(value)]
+        return {"tuple": inner} if type(value) is tuple else inner
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    raise CheckpointError(
+        f"{place} is {type(value).__name__}; a training state needs tensors, numbers, strings, bools, None, "
+        "and dicts, lists and tuples of them"
+    )
+
+
+def _unflatten(skeleton: Any, tensors: Mapping[str, Tensor]) -> Any:
+    match skeleton:
+        case {"tensor": name}:
+            return tensors[name]
+        case {"dict": items}:
+            return {key: _unflatten(value, tensors) for key, value in items}
+        case {"tuple": items}:
+            return tuple(_unflatten(item, tensors) for item in items)
+        case list():
+            return [_unflatten(item, tensors) for item in skeleton]
+        case _:
+            return skeleton
+
+
+def _write(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
+    try:
+        text = json.dumps({"format": FORMAT, **header})
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"the header of {path.name} is not plain values: {error}") from None
+    storable = _storable(tensors)
+    with atomic_write(path) as partial:
+        save_file(storable, partial, metadata={"regard": text})
+
+
+def _storable(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same values as safetensors takes them: on the CPU, contiguous, no two in the same memory."""
+    storable: dict[str, Tensor] = {}
+    taken: set[int] = set()
+    for name, tensor in tensors.items():
+        if tensor.layout is not torch.strided:
+            raise CheckpointError(f"{name} is a tensor of layout {tensor.layout}; checkpoints need dense tensors")
+        plain = tensor.detach().cpu().contiguous()
+        if plain.untyped_storage().data_ptr() in taken:
+            plain = plain.clone()
+        taken.add(plain.untyped_storage().data_ptr())
+        storable[name] = plain
+    return storable
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    with _opened(path) as file:
+        header = _header(path, file.metadata())
+        # The file is mapped into memory: a copy does not change, or vanish, with the file.
+        return {name: file.get_tensor(name).clone() for name in file.keys()}, header  # noqa: SIM118 (not a dict)
+
+
+def _opened(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read ({error.strerror or error})") from None
+    except SafetensorError as error:
+        raise CheckpointError(
+            f"{path} is not a whole safetensors file ({error}): truncated, or something else"
+        ) from None
+
+
+def _header(path: Path, metadata: Mapping[str, str] | None) -> dict[str, Any]:
+    text = (metadata or {}).get("regard")
+    if text is None:
+        raise CheckpointError(f"{path} is a safetensors file, but not a checkpoint of regard: it has no header of ours")
+    header = json.loads(text)
+    if header.pop("format") > FORMAT:
+        raise CheckpointError(f"{path} was written by a newer regard than {regard.__version__}; install that one")
+    return header

@@ -1,0 +1,160 @@
+"""One experiment, as the small YAML that says all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import Field, ValidationError, model_validator
+
+from regard.errors import ConfigurationError
+from regard.translation import keys, yamltext
+from regard.translation.files import atomic_write
+from regard.translation.settings import (
+    DataSettings,
+    ModelSettings,
+    SearchSettings,
+    Settings,
+    TrainingSettings,
+    VocabularyChoice,
+    WholeNumber,
+)
+from regard.translation.vocabulary import VocabularySettings
+
+
+class Experiment(Settings):
+    """Everything that decides what a run does: data, vocabulary, model, training, search.
+
+    >>> files = {"source": "train.en", "target": "train.de"}
+    >>> experiment = Experiment.from_mapping({"name": "toy", "data": {"train": files}, "model": {"cell": "lstm"}})
+    >>> experiment.model.cell, experiment.training.max_epochs
+    ('lstm', 30)
+    """
+
+    name: Annotated[str, Field(min_length=1)]
+    seed: WholeNumber = 1
+    data: DataSettings
+    vocabulary: VocabularyChoice = VocabularySettings()
+    model: ModelSettings = ModelSettings()
+    training: TrainingSettings = TrainingSettings()
+    search: SearchSettings = SearchSettings()
+
+    @model_validator(mode="after")
+    def _scores_need_validation_text(self) -> Experiment:
+        if self.data.validation is None and self.training.patience is not None:
+            raise ValueError("training.patience counts validations and needs text for them: set data.validation")
+        if self.data.validation is None and self.training.decay.kind == "plateau":
+            raise ValueError(
+                "training.decay plateau waits for validations and needs text for them: set data.validation"
+            )
+        return self
+
+    @classmethod
+    def load(cls, path: str | Path, overrides: Iterable[str] = ()) -> Experiment:
+        """The experiment that a YAML file holds, with overrides such as `training.max_epochs=3` put in.
+
+        Raises:
+            ConfigurationError: the file is missing, is not YAML or not a mapping, or holds a key twice; a key is
+                unknown; a value is missing, mistyped or impossible; an override is not `key=value`.
+        """
+        data = _read_mapping(Path(path))
+        for override in overrides:
+            _override(data, override)
+        return cls.from_mapping(data, origin=str(path))
+
+    @classmethod
+    def from_mapping(cls, data: Mapping[str, Any], *, origin: str = "experiment") -> Experiment:
+        """The experiment that nested mappings spell; `origin` stands before each complaint.
+
+        Raises:
+            ConfigurationError: as for `load`.
+        """
+        problems = list(keys.unknown_keys(data, cls, root=cls))
+        if not problems:
+            try:
+                return cls.model_validate(data)
+            except ValidationError as error:
+                problems = list(keys.wrong_values(error, data))
+        raise ConfigurationError("\n".join(f"{origin}: {problem}" for problem in problems))
+
+    def dump(self) -> str:
+        """The YAML that loads back to an equal experiment, every default written out."""
+        return yamltext.format(self.model_dump(mode="json"))
+
+    def save(self, path: str | Path) -> None:
+        """Write `dump()` to a file, which is the old one or the new one at any moment.
+
+        Raises:
+            CheckpointError: the file cannot be written.
+        """
+        with atomic_write(path) as partial:
+            partial.write_text(self.dump(), encoding="utf-8")
+
+    def differences(self, other: Experiment) -> list[str]:
+        """The dotted keys in which two experiments differ.
+
+        >>> files = {"source": "train.en", "target": "train.de"}
+        >>> one, other = (
+        ...     Experiment.from_mapping({"name": "toy", "data": {"train": files}, "seed": seed}) for seed in (1, 2)
+        ... )
+        >>> one.differences(other)
+        ['seed']
+        """
+        ours, theirs = (_flat(experiment.model_dump(mode="json")) for experiment in (self, other))
+        return [key for key in ours | theirs if ours.get(key, ...) != theirs.get(key, ...)]
+
+
+def _read_mapping(path: Path) -> dict[str, Any]:
+    try:
+        data = yamltext.parse(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(
+            f"{path}: cannot be read ({error.strerror}); name the YAML file of an experiment"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{path}: is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
+    except yaml.YAMLError as error:
+        raise ConfigurationError(f"{path}: {_yaml_problem(error)}") from None
+    if not isinstance(data, dict):
+        raise ConfigurationError(
+            f"{path}: holds {type(data).__name__}, not a mapping of keys such as 'name' and 'data'"
+        )
+    return data
+
+
+def _yaml_problem(error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or str(error)
+    return f"line {mark.line + 1}, column {mark.column + 1}: {problem}" if mark else f"is not YAML: {problem}"
+
+
+def _override(data: dict[str, Any], override: str) -> None:
+    """Put `a.b=c` into nested mappings, in place; c is YAML."""
+    name, equals, text = override.partition("=")
+    path = name.strip().split(".")
+    if not equals or not all(path):
+        raise ConfigurationError(f"--set {override!r} is not of the form key=value, for instance training.max_epochs=3")
+    try:
+        value = yamltext.parse(text)
+    except yaml.YAMLError as error:
+        raise ConfigurationError(f"--set {override!r}: the value: {_yaml_problem(error)}") from None
+    for depth, key in enumerate(path[:-1]):
+        inner = data.get(key)
+        if isinstance(inner, str):  # the shorthand of a mapping with a kind
+            inner = {"kind": inner}
+        if not isinstance(inner or {}, dict):
+            raise ConfigurationError(
+                f"--set {override!r}: {'.'.join(path[: depth + 1])} is {inner!r} and holds no keys"
+            )
+        data[key] = dict(inner or {})
+        data = data[key]
+    data[path[-1]] = value
+
+
+def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in data.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat

@@ -1,0 +1,300 @@
+"""Greedy and beam search over any model that encodes a source and decodes it step by step.
+
+Shapes: N sentences that are still searched, K beams of each, R = N·K rows, S source tokens, V target words.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from regard.errors import RegardError
+from regard.translation.settings import SearchSettings
+from regard.translation.vocabulary import BEGIN, END, PAD
+
+EXTRA_LENGTH = 10
+"""Tokens that a hypothesis may have beyond `max_length_ratio` times its source: room for the shortest sources."""
+
+
+class Selectable(Protocol):
+    """What a model knows of its rows: one row per beam."""
+
+    def select(self, rows: Tensor) -> Any:
+        """The same, its rows reordered, repeated or dropped."""
+        ...
+
+
+class Step(Protocol):
+    """What one decoding step gives."""
+
+    @property
+    def logits(self) -> Tensor:
+        """[R, V]."""
+        ...
+
+    @property
+    def state(self) -> Any:
+        """What the next step starts from."""
+        ...
+
+    @property
+    def weights(self) -> Tensor:
+        """[R, ..., S], with any dims between."""
+        ...
+
+
+class Searchable(Protocol):
+    """A model that can be searched: state goes in and comes out, nothing is kept on the model."""
+
+    def encode(self, source: Tensor, source_lengths: Tensor) -> Any:
+        """What there is to know of the sources: a `Selectable`."""
+        ...
+
+    def start(self, memory: Any) -> Any:
+        """The state before BEGIN: a `Selectable`."""
+        ...
+
+    def step(self, tokens: Tensor, state: Any, memory: Any) -> Step:
+        """The next words behind one more token [R] of every row."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Hypothesis:
+    """One translation: its tokens without BEGIN and END, what it is worth, where each of its tokens looked.
+
+    `weights` is [T, ..., S] on the CPU: a row for each token and, where `finished`, one more for END; S is the true
+    length of the source. `log_probability` is the model's own, END included; `score` is what `beam_search` ranks by. A
+    hypothesis that was cut at the longest length allowed is not `finished`.
+    """
+
+    ids: tuple[int, ...]
+    score: float
+    log_probability: float
+    weights: Tensor
+    finished: bool
+
+
+@torch.no_grad()
+def beam_search(
+    model: Searchable, source: Tensor, source_lengths: Tensor, settings: SearchSettings
+) -> list[list[Hypothesis]]:
+    """The n best Y of each source X by score(Y) = log P(Y | X) / ((5 + |Y|) / 6)^α, the best first.
+
+    Shapes: source [N, S] int64, padded behind; source_lengths [N]. |Y| counts END, which is a factor of P as every
+    other token is; α is `settings.length_penalty`, and 0 ranks by probability alone. A beam of 1 is greedy search. In
+    each step the best K of all continuations of a sentence are kept: those that end leave the beam, the others go on.
+    Stopping early changes no result: a sentence ends when nothing in its beam can still enter its n best. PAD and
+    BEGIN are never generated. At `max_length_ratio`·S + `EXTRA_LENGTH` tokens a hypothesis is cut; cut hypotheses fill
+    the places that finished ones leave, and so come last. The model should be in eval mode.
+
+    Raises:
+        RegardError: the model's logits hold NaN, or forbid every continuation.
+
+    Source: Wu et al. 2016, "Google's Neural Machine Translation System" (arXiv 1609.08144), section 7, Eq. 14, without
+    the coverage penalty.
+
+    >>> from types import SimpleNamespace
+    >>> class Copy:  # says the source again and ends: token t of it is at position t
+    ...     encode = staticmethod(lambda source, lengths: Rows(source))
+    ...     start = staticmethod(lambda memory: Rows(torch.zeros(len(memory.values), dtype=torch.int64)))
+    ...     def step(self, tokens, state, memory):
+    ...         now = torch.nn.functional.one_hot(state.values, memory.values.shape[1]).float()
+    ...         said = memory.values.gather(1, state.values[:, None])[:, 0]
+    ...         logits = 9 * torch.nn.functional.one_hot(said, 8).float()
+    ...         return SimpleNamespace(logits=logits, state=Rows(state.values + 1), weights=now)
+    >>> class Rows:
+    ...     def __init__(self, values): self.values = values
+    ...     def select(self, rows): return Rows(self.values[rows])
+    >>> settings = SearchSettings(beam=2, length_penalty=0.6)
+    >>> [[best]] = beam_search(Copy(), torch.tensor([[5, 7, END]]), torch.tensor([3]), settings)
+    >>> best.ids, best.weights.argmax(-1).tolist()
+    ((5, 7), [0, 1, 2])
+    """
+    if len(source) == 0:
+        return []
+    memory = model.encode(source, source_lengths)
+    state = model.start(memory)
+    live = _Live.begin(len(source), source.device)
+    record = _Record(source_lengths.to(source.device), settings)
+    while True:
+        step = model.step(live.tokens, state, memory)
+        following = record.follow(live, _continuations(live, step.logits, settings.beam), step.weights)
+        if len(following.sentences) == 0:
+            return record.hypotheses()
+        # A greedy step in which no sentence ends moves nothing; and all beams of a sentence have the same memory.
+        moved = not torch.equal(following.parents, torch.arange(len(live.tokens), device=source.device))
+        state = step.state.select(following.parents) if moved else step.state
+        if following.log_probabilities.shape != live.log_probabilities.shape:
+            memory = memory.select(following.parents)
+        live = following
+
+
+def length_penalty(length: int, alpha: float) -> float:
+    """((5 + length) / 6)^alpha (Wu et al. 2016, Eq. 14).
+
+    >>> length_penalty(1, 1.0), length_penalty(7, 1.0), length_penalty(7, 0.0)
+    (1.0, 2.0, 1.0)
+    """
+    return ((5 + length) / 6) ** alpha
+
+
+@dataclass(frozen=True)
+class _Live:
+    """The beams that go on: the rows that the model sees in its next step, sentence by sentence."""
+
+    sentences: Tensor  # [N]: the place of each in the batch as it was given
+    log_probabilities: Tensor  # [N, K]; -inf is a place that nothing fills
+    tokens: Tensor  # [R]
+    parents: Tensor  # [R]: the row of the step before that each continues
+
+    @classmethod
+    def begin(cls, sentences: int, device: torch.device) -> _Live:
+        """One beam per sentence: before the first step there is nothing to tell several apart."""
+        every = torch.arange(sentences, device=device)
+        return cls(every, torch.zeros(sentences, 1, device=device), torch.full_like(every, BEGIN), every)
+
+
+@dataclass(frozen=True)
+class _Candidates:
+    """The best continuations of each sentence, the best first; a place that nothing fills has log P = -inf."""
+
+    log_probabilities: Tensor  # [N, K]
+    tokens: Tensor  # [N, K]
+    parents: Tensor  # [N, K]: the row that each continues
+
+
+def _continuations(live: _Live, logits: Tensor, beam: int) -> _Candidates:
+    """The `beam` most probable of all tokens behind all beams, for each sentence; fewer where there are fewer."""
+    sentences, width = live.log_probabilities.shape
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))  # [R, V]
+    # What is best of a sentence is among the best of each of its rows; two more make up for PAD and BEGIN.
+    best = logits.topk(min(beam + 2, logits.shape[-1]))  # [R, K + 2]
+    log_probabilities = best.values - logits.logsumexp(-1, keepdim=True)
+    log_probabilities.masked_fill_((best.indices == PAD) | (best.indices == BEGIN), -torch.inf)
+    totals = (live.log_probabilities.view(-1, 1) + log_probabilities).view(sentences, -1)  # [N, K (K + 2)]
+    chosen = totals.topk(min(beam, totals.shape[1]))
+    first_rows = torch.arange(sentences, device=logits.device)[:, None] * width
+    return _Candidates(
+        log_probabilities=chosen.values,
+        tokens=best.indices.view(sentences, -1).gather(1, chosen.indices),
+        parents=first_rows + chosen.indices // best.indices.shape[1],
+    )
+
+
+@dataclass(frozen=True)
+class _Moment:
+    """One step of all beams: what went in, which row of the step before each came from, where each looked."""
+
+    tokens: Tensor  # [R]
+    parents: Tensor  # [R]
+    weights: Tensor  # [R, ..., S]
+
+
+class _Ending(NamedTuple):
+    """A hypothesis that ended: its last token and the row that gave it; the tokens before are in the history."""
+
+    score: float
+    log_probability: float
+    length: int  # with its last token
+    row: int
+    token: int
+
+    @property
+    def finished(self) -> bool:
+        """Whether it ended by itself."""
+        return self.token == END
+
+
+class _Record:
+    """What a search has seen: every step, and every hypothesis that ended.
+
+    Histories are not copied from step to step. Each step leaves its tokens, back pointers and weights; at the end the
+    pointers of the few hypotheses that are returned are followed back.
+    """
+
+    def __init__(self, source_lengths: Tensor, settings: SearchSettings) -> None:
+        self._n_best = settings.n_best
+        self._source_lengths: list[int] = source_lengths.tolist()
+        limits = [math.ceil(length * settings.max_length_ratio) + EXTRA_LENGTH for length in self._source_lengths]
+        penalties = [length_penalty(length, settings.length_penalty) for length in range(max(limits) + 1)]
+        self._limits = torch.tensor(limits, device=source_lengths.device)  # [N]
+        self._penalties = torch.tensor(penalties, dtype=torch.float32, device=source_lengths.device)  # by length
+        self._best_scores = self._penalties.new_full((len(limits), settings.n_best), -torch.inf)  # of what finished
+        self._endings: list[list[_Ending]] = [[] for _ in limits]
+        self._history: list[_Moment] = []
+
+    def follow(self, live: _Live, chosen: _Candidates, weights: Tensor) -> _Live:
+        """Write down one step, and give the beams that go on."""
+        self._history.append(_Moment(live.tokens, live.parents, weights))
+        length, limits = len(self._history), self._limits[live.sentences]
+        ends, at_limit = chosen.tokens == END, limits <= length
+        scores = chosen.log_probabilities.float() / self._penalties[length]
+        self._note(live, chosen, scores.masked_fill(~(ends | at_limit[:, None]), -torch.inf))
+        finished = torch.cat([self._best_scores[live.sentences], scores.masked_fill(~ends, -torch.inf)], dim=1)
+        self._best_scores[live.sentences] = finished.topk(self._n_best).values
+        unended = chosen.log_probabilities.masked_fill(ends, -torch.inf)
+        # A sentence stays while one of its beams can still enter its n best. Let p <= 0 be the log P of a beam. What it
+        # becomes has p' <= p, as each token adds a logarithm <= 0, and a penalty of at most that of the longest length
+        # allowed, as α >= 0. Therefore p' / penalty <= p / penalty <= p / penalty(limit). This holds in floating point
+        # too, where addition and division are monotone. A place that nothing fills has p = -inf and cannot enter.
+        bounds = unended.amax(dim=1).float() / self._penalties[limits]
+        stays = ~at_limit & (bounds > self._best_scores[live.sentences, -1])
+        return _Live(
+            live.sentences[stays], unended[stays], chosen.tokens[stays].flatten(), chosen.parents[stays].flatten()
+        )
+
+    def _note(self, live: _Live, chosen: _Candidates, scores: Tensor) -> None:
+        """Write down the candidates that end in this step: those with a score above -inf."""
+        places = (scores > -torch.inf).nonzero(as_tuple=True)
+        sentences = live.sentences[places[0]].tolist()
+        columns = (scores, chosen.log_probabilities, chosen.parents, chosen.tokens)
+        for sentence, *column in zip(sentences, *(values[places].tolist() for values in columns), strict=True):
+            score, log_probability, row, token = column
+            self._endings[sentence].append(_Ending(score, log_probability, len(self._history), row, token))
+
+    def hypotheses(self) -> list[list[Hypothesis]]:
+        """The n best of each sentence: what finished before what was cut, each by score."""
+        best = [
+            sorted(endings, key=lambda ending: (not ending.finished, -ending.score))[: self._n_best]
+            for endings in self._endings
+        ]
+        if not all(best):
+            raise RegardError(
+                f"sentence {best.index([])} of the batch has no translation: the model gives no continuation a "
+                "probability; its logits hold NaN or -inf, so look at its weights, which a diverged training ruins"
+            )
+        tokens, weights = self._trace([ending for endings in best for ending in endings])
+        traced = zip(tokens, weights, strict=True)
+        return [
+            [self._hypothesis(ending, *next(traced), length) for ending in endings]
+            for endings, length in zip(best, self._source_lengths, strict=True)
+        ]
+
+    def _trace(self, endings: list[_Ending]) -> tuple[list[list[int]], Tensor]:
+        """The tokens that went in (BEGIN first) [H, T] and the weights [H, T, ..., S] on the way to each ending."""
+        moments = self._history
+        ends = [(ending.length, ending.row) for ending in endings]
+        lengths, rows = torch.tensor(ends, device=moments[0].tokens.device).unbind(1)
+        tokens = moments[0].tokens.new_full((len(ends), len(moments)), PAD)
+        weights = moments[0].weights.new_zeros(len(ends), len(moments), *moments[0].weights.shape[1:])
+        for step in reversed(range(len(moments))):
+            there = lengths > step  # the others ended before this step
+            tokens[there, step] = moments[step].tokens[rows[there]]
+            weights[there, step] = moments[step].weights[rows[there]]
+            rows[there] = moments[step].parents[rows[there]]
+        return tokens.tolist(), weights.cpu()
+
+    def _hypothesis(self, ending: _Ending, tokens: list[int], weights: Tensor, source_length: int) -> Hypothesis:
+        last = () if ending.finished else (ending.token,)
+        return Hypothesis(
+            ids=(*tokens[1 : ending.length], *last),
+            score=ending.score,
+            log_probability=ending.log_probability,
+            weights=weights[: ending.length, ..., :source_length].clone(),  # not a view that holds all the others
+            finished=ending.finished,
+        )

@@ -1,0 +1,89 @@
+"""Where a run is in its text, and the stretches of updates between two stops.
+
+A run stops to validate. What lies between two stops is one epoch to Lightning's Trainer, however it lies in the epochs
+of the text. So the Trainer never has to take up an epoch in the middle: a resumed run begins with a shorter stretch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import ceil
+
+from regard.translation.batches import Batch, BatchPlan, EncodedText, collate
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far a run has come: epochs done, batches done in the epoch begun, updates done in all."""
+
+    epoch: int = 0
+    batch: int = 0
+    update: int = 0
+
+    def after_update(self, batches_per_epoch: int) -> Position:
+        """The position one update on.
+
+        >>> Position(epoch=0, batch=2, update=2).after_update(batches_per_epoch=3)
+        Position(epoch=1, batch=0, update=3)
+        """
+        ends_epoch = self.batch + 1 >= batches_per_epoch
+        batch = 0 if ends_epoch else self.batch + 1
+        return Position(self.epoch + ends_epoch, batch, self.update + 1)
+
+
+@dataclass(frozen=True)
+class Stops:
+    """After which updates a run stops: every so many, or every such part of an epoch, and at its very end.
+
+    >>> stops = Stops(every=0.5, batches_per_epoch=5, max_epochs=2)
+    >>> [batch for batch in range(5) if stops.at(Position(epoch=0, batch=batch, update=batch))]
+    [3]
+    """
+
+    every: int | float
+    batches_per_epoch: int
+    max_epochs: int
+
+    def at(self, position: Position) -> bool:
+        """Whether a run that has just arrived here stops."""
+        if position.update == 0:
+            return False
+        if position.epoch >= self.max_epochs:
+            return True
+        if isinstance(self.every, int):
+            return position.update % self.every == 0
+        parts = range(ceil(1 / self.every))
+        return position.batch in {
+            min(self.batches_per_epoch, ceil(self.every * part * self.batches_per_epoch)) for part in parts
+        }
+
+
+class Stretches:
+    """Each iteration gives the batches from where the run is then to its next stop.
+
+    It has no length: stretches differ, and the Trainer would take the first for all.
+    """
+
+    def __init__(self, text: EncodedText, plan: BatchPlan, stops: Stops, position: Callable[[], Position]):
+        self._text, self._plan, self._stops, self._position = text, plan, stops, position
+
+    def __iter__(self) -> Iterator[Batch]:
+        position = self._position()
+        batches = len(self._plan)
+        while position.epoch < self._stops.max_epochs:
+            for rows in self._plan.epoch(position.epoch)[position.batch :]:
+                yield collate(self._text, rows)
+                position = position.after_update(batches)
+                if self._stops.at(position):
+                    return
+
+
+class Sweep:
+    """Each iteration gives all batches of a plan, in order; there may be none for one of several processes."""
+
+    def __init__(self, text: EncodedText, plan: BatchPlan):
+        self._text, self._plan = text, plan
+
+    def __iter__(self) -> Iterator[Batch]:
+        return (collate(self._text, rows) for rows in self._plan.epoch(0))

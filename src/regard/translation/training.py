@@ -1,0 +1,250 @@
+"""Train a translator: `train` from an experiment to a run folder, `fit` from a model and text in memory."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities.seed import isolate_rng
+from rich.console import Console
+from torch import nn
+
+from regard.errors import CheckpointError, ConfigurationError
+from regard.translation.bar import Bar
+from regard.translation.batches import EncodedText, encode
+from regard.translation.building import build_model
+from regard.translation.callbacks import Interrupt, Interrupted, Interruptible, Logging, Saving
+from regard.translation.corpus import ParallelText
+from regard.translation.experiment import Experiment
+from regard.translation.module import Training
+from regard.translation.runs import RunFolder
+from regard.translation.safetensors_io import SafetensorsIO
+from regard.translation.settings import TrainingSettings, VocabularySettings, VocabularySides
+from regard.translation.vocabulary import Vocabulary
+
+MAY_CHANGE = (
+    "training.max_epochs",
+    "training.max_minutes",
+    "training.patience",
+    "data.folder",
+    "data.test.",
+    "search.",
+)
+"""Keys, and sections, whose value does not touch an update: a run that is resumed may have others."""
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """What came of a run, over all the times it was resumed."""
+
+    folder: Path | None
+    best_score: float | None
+    """Cross entropy per target token of the best validation; None without validation text."""
+    epochs: int
+    """Epochs completed."""
+    updates: int
+    seconds: float
+    """Spent on updates: without validating and saving."""
+    target_tokens_per_second: float
+
+
+def train(
+    experiment: Experiment, folder: str | Path, *, resume: Literal["auto", "never", "must"] = "auto"
+) -> TrainingResult:
+    """Train what an experiment describes, in a folder that holds all of the run.
+
+    The folder gets experiment.yaml, both vocabularies (learned from the training text), best.safetensors and
+    last.safetensors (weights alone), state/ (all that resuming needs) and logs/ (TensorBoard). A run that was killed
+    goes on with the same call and comes to the same weights, bit for bit, as one that was not; a run that has ended
+    stays as it is, unless it is given more epochs, minutes or patience. `resume="never"` refuses a folder that holds
+    a run, `"must"` one that has no state to go on from.
+
+    Raises:
+        ConfigurationError: the folder holds a run of other settings (their keys are named), or the settings cannot be
+            met on this machine.
+        CorpusError, VocabularyError: the text cannot be read or used.
+        CheckpointError: there is nothing to resume, the state is damaged or of other text, or the disk is full.
+        KeyboardInterrupt: Ctrl-C; the state after the last update has been saved.
+    """
+    run = RunFolder(Path(folder))
+    _open_run(run, experiment, resume)
+    text = ParallelText.read(experiment.data.train, experiment.data.folder)
+    source, target = _vocabularies(run, text, experiment.vocabulary)
+    longest = experiment.model.max_source_length
+    shorter = min(experiment.data.max_length, longest or experiment.data.max_length)
+    validation = None
+    if experiment.data.validation is not None:
+        read = ParallelText.read(experiment.data.validation, experiment.data.folder)
+        validation = encode(read, source, target, longest)
+    with isolate_rng():
+        torch.manual_seed(experiment.seed)
+        model = build_model(experiment.model, len(source), len(target))
+    return fit(
+        model,
+        encode(text, source, target, shorter),
+        experiment.training,
+        validation=validation,
+        seed=experiment.seed,
+        folder=run.path,
+        about={
+            "model": experiment.model.model_dump(mode="json"),
+            "source_vocabulary": len(source),
+            "target_vocabulary": len(target),
+        },
+        callbacks=[Bar(Console(file=sys.stdout))] if sys.stdout.isatty() and rank_zero_only.rank == 0 else [],
+    )
+
+
+def fit(
+    model: nn.Module,
+    text: EncodedText,
+    settings: TrainingSettings,
+    *,
+    validation: EncodedText | None = None,
+    seed: int = 1,
+    folder: str | Path | None = None,
+    about: Mapping[str, Any] | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> TrainingResult:
+    """Train a model on text in memory; it ends with the last weights.
+
+    `model(source [B, S], source_lengths [B], target_input [B, T])` gives logits [B, T, V]. With a `folder` the run
+    saves there, and goes on from there if it has a state; without one nothing is written. `about` goes into the
+    header of the saved weights. The state of the random generators is as before when it returns.
+
+    Raises:
+        ConfigurationError, CheckpointError, KeyboardInterrupt: as for `train`.
+    """
+    run = RunFolder(Path(folder)) if folder is not None else None
+    training = Training(model, text, validation, settings, seed=seed)
+    saving = Saving(run, settings.save_every, about or {}) if run else None
+    with _quiet_lightning(), isolate_rng(), Interrupt() as interrupt:
+        limit = timedelta(minutes=settings.max_minutes) if settings.max_minutes else None
+        # The timer is there without a limit too: a run that is resumed can be given one, and its time counts from 0.
+        timer = Timer(limit, verbose=False)
+        parts = [*callbacks, timer, Logging(), Interruptible(interrupt, saving), *([saving] if saving else [])]
+        trainer = _build_trainer(settings, run, parts, validates=validation is not None)
+        state = str(run.state) if run and run.state.exists() else None
+        try:
+            trainer.fit(training, ckpt_path=state)
+        except Interrupted:
+            raise KeyboardInterrupt from None
+    progress = training.progress
+    return TrainingResult(
+        folder=run.path if run else None,
+        best_score=progress.best_score,
+        epochs=progress.position.epoch,
+        updates=progress.position.update,
+        seconds=progress.seconds,
+        target_tokens_per_second=progress.target_tokens / progress.seconds if progress.seconds else 0.0,
+    )
+
+
+def _build_trainer(
+    settings: TrainingSettings, run: RunFolder | None, callbacks: list[Callback], *, validates: bool
+) -> Trainer:
+    try:
+        return Trainer(
+            accelerator=settings.accelerator,
+            devices=settings.devices,
+            num_nodes=settings.num_nodes,
+            strategy=settings.strategy,
+            precision=settings.precision,
+            gradient_clip_val=settings.clip_norm,
+            max_epochs=-1,  # the module ends the run by its own count of epochs
+            limit_val_batches=1.0 if validates else 0,
+            num_sanity_val_steps=0,
+            use_distributed_sampler=False,  # the batches are shared out already
+            callbacks=callbacks,
+            plugins=[SafetensorsIO()],
+            logger=TensorBoardLogger(run.path, name="", version=run.logs.name) if run else False,
+            default_root_dir=run.path if run else None,
+            enable_checkpointing=run is not None,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+    except (
+        MisconfigurationException,
+        ValueError,
+        RuntimeError,
+        TypeError,
+    ) as error:  # Lightning's own words for what this machine lacks
+        named = ", ".join(
+            f"{key} {getattr(settings, key)!r}" for key in ("accelerator", "devices", "strategy", "precision")
+        )
+        raise ConfigurationError(f"training cannot start with {named}: {error}") from error
+
+
+@contextmanager
+def _quiet_lightning() -> Iterator[None]:
+    """Keep from our users what Lightning tells its own: which machine it found, what it could do on another."""
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            # Lightning asks torch for tree specs in a way that torch will drop; it is theirs to mend.
+            warnings.filterwarnings("ignore", r".*LeafSpec.* is deprecated", FutureWarning)
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _open_run(run: RunFolder, experiment: Experiment, resume: str) -> None:
+    """Make sure that the folder holds this run and no other, and write down the settings in effect."""
+    if run.experiment.exists():
+        if resume == "never" and rank_zero_only.rank == 0:
+            raise ConfigurationError(f"{run.path} already holds a run; choose another folder, or let it be resumed")
+        changed = [
+            key for key in Experiment.load(run.experiment).differences(experiment) if not key.startswith(MAY_CHANGE)
+        ]
+        if changed:
+            raise ConfigurationError(
+                f"{run.path} holds a run with other settings: {', '.join(changed)}; "
+                "give this one another folder, or the settings that the run began with"
+            )
+    if resume == "must" and not run.state.exists():
+        raise CheckpointError(f"{run.path} has no state to resume from: {run.state} does not exist")
+    try:
+        run.path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"cannot make the folder {run.path} ({error.strerror})") from None
+    experiment.save(run.experiment)
+
+
+def _vocabularies(
+    run: RunFolder, text: ParallelText, settings: VocabularySettings | VocabularySides
+) -> tuple[Vocabulary, Vocabulary]:
+    """The vocabularies in the folder, learned from the training text if they are not there."""
+    if not (run.source_vocabulary.exists() and run.target_vocabulary.exists()):
+        for path, vocabulary in zip(
+            (run.source_vocabulary, run.target_vocabulary), _learn_vocabularies(text, settings), strict=True
+        ):
+            vocabulary.save(path)
+    return Vocabulary.load(run.source_vocabulary), Vocabulary.load(run.target_vocabulary)
+
+
+def _learn_vocabularies(
+    text: ParallelText, settings: VocabularySettings | VocabularySides
+) -> tuple[Vocabulary, Vocabulary]:
+    if isinstance(settings, VocabularySides):
+        return Vocabulary.train(text.sources, settings.source), Vocabulary.train(text.targets, settings.target)
+    if settings.shared:
+        shared = Vocabulary.train([*text.sources, *text.targets], settings)
+        return shared, shared
+    return Vocabulary.train(text.sources, settings), Vocabulary.train(text.targets, settings)

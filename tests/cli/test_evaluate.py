@@ -1,0 +1,77 @@
+import re
+
+
+def test_the_test_set_is_translated_and_scored(regard, run, corpus):
+    result = regard("test", "--checkpoint", run)
+    assert result.exit_code == 0
+    bleu, chrf = result.stdout.splitlines()
+    assert re.fullmatch(r"BLEU +[\d.]+  nrefs:1\|case:mixed\|eff:no\|tok:13a\|smooth:exp\|version:\S+", bleu)
+    assert re.fullmatch(r"chrF +[\d.]+  nrefs:1\|case:mixed\|.*version:\S+", chrf)
+    assert float(bleu.split()[1]) > 80
+    hypotheses = (run / "test.hypotheses.txt").read_text(encoding="utf-8").splitlines()
+    references = (corpus / "test.words").read_text(encoding="utf-8").splitlines()
+    assert len(hypotheses) == len(references)
+    assert sum(one == other for one, other in zip(hypotheses, references, strict=True)) > 24  # of 30
+    assert "30 sentences in " in result.stderr
+    assert str(run / "test.hypotheses.txt") in result.stderr
+
+
+def test_other_files_can_be_scored_without_regard_to_case(regard, run, tmp_path):
+    (tmp_path / "source").write_text("1 2 3 4\n5 6 7 8\n", encoding="utf-8")
+    (tmp_path / "target").write_text("EINS ZWEI DREI VIER\nFÜNF SECHS SIEBEN ACHT\n", encoding="utf-8")
+    files = ["--source", tmp_path / "source", "--target", tmp_path / "target", "--output", tmp_path / "out.txt"]
+    cased, lower = (regard("test", "--checkpoint", run, *files, *more) for more in ([], ["--lowercase"]))
+    assert "BLEU  0.00  nrefs:1|case:mixed" in cased.stdout
+    assert "BLEU 100.00  nrefs:1|case:lc" in lower.stdout
+    assert (tmp_path / "out.txt").read_text(encoding="utf-8") == "eins zwei drei vier\nfünf sechs sieben acht\n"
+
+
+def test_pairs_with_an_empty_side_are_counted(regard, run, tmp_path):
+    (tmp_path / "source").write_text("1\n\n3\n", encoding="utf-8")
+    (tmp_path / "target").write_text("eins\nzwei\ndrei\n", encoding="utf-8")
+    files = ["--source", tmp_path / "source", "--target", tmp_path / "target", "--output", tmp_path / "out.txt"]
+    result = regard("test", "--checkpoint", run, *files)
+    assert "1 pairs with an empty side are left out" in result.stderr
+    assert (tmp_path / "out.txt").read_text(encoding="utf-8") == "eins\ndrei\n"
+
+
+def test_the_search_can_be_set_and_the_model_cannot(regard, run, tmp_path):
+    output = ["--output", tmp_path / "out.txt"]
+    assert regard("test", "--checkpoint", run, *output, "--set", "search.beam=1").exit_code == 0
+    (tmp_path / "out.txt").unlink()
+    result = regard("test", "--checkpoint", run, *output, "--set", "model.hidden_dim=64")
+    assert result.exit_code == 2
+    assert "--set model.hidden_dim: the training has settled this; now only keys of data and search" in result.stderr
+    assert not (tmp_path / "out.txt").exists()
+
+
+def test_one_side_alone_is_refused(regard, run):
+    for given, missing in (("--source", "--target"), ("--target", "--source")):
+        result = regard("test", "--checkpoint", run, given, "some.txt")
+        assert result.exit_code == 2
+        assert f"{given} needs {missing} beside it" in result.stderr
+
+
+def test_an_experiment_without_a_test_set_is_told_how_to_name_one(regard, run):
+    result = regard("test", "--checkpoint", run, "--set", "data.test=null")
+    assert result.exit_code == 2
+    assert "the experiment 'digits' has no data.test; name two files with --source and --target" in result.stderr
+
+
+def test_sides_that_do_not_line_up_leave_nothing_behind(regard, run, tmp_path):
+    (tmp_path / "source").write_text("1\n2\n", encoding="utf-8")
+    (tmp_path / "target").write_text("eins\n", encoding="utf-8")
+    files = ["--source", tmp_path / "source", "--target", tmp_path / "target", "--output", tmp_path / "out.txt"]
+    result = regard("test", "--checkpoint", run, *files)
+    assert result.exit_code == 2
+    assert re.search(r"the sides do not line up: \S+source has 2 lines and \S+target has 1", result.stderr)
+    assert not (tmp_path / "out.txt").exists()
+
+
+def test_a_name_given_in_the_current_folder_is_found_there(regard, run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "source").write_text("1\n", encoding="utf-8")
+    (tmp_path / "target").write_text("eins\n", encoding="utf-8")
+    result = regard("test", "--checkpoint", run, "--source", "source", "--target", "target", "--output", "out.txt")
+    assert result.exit_code == 0
+    assert (tmp_path / "out.txt").read_text(encoding="utf-8") == "eins\n"

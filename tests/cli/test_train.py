@@ -1,0 +1,65 @@
+import time
+
+from regard.translation.experiment import Experiment
+
+
+def test_the_settings_in_effect_are_shown_and_kept_and_the_folder_is_printed(regard, corpus, tmp_path):
+    folder = tmp_path / "run"
+    shorter = ["--set", "training.max_epochs=1", "--set", "model.hidden_dim=8"]
+    result = regard("train", corpus / "digits.yaml", "--folder", folder, *shorter)
+    assert result.exit_code == 0
+    assert result.stdout == f"{folder}\n"
+    settings = (folder / "experiment.yaml").read_text(encoding="utf-8")
+    assert result.stderr.startswith(settings)
+    assert "1 epochs, " in result.stderr
+    experiment = Experiment.load(folder / "experiment.yaml")
+    assert (experiment.training.max_epochs, experiment.model.hidden_dim) == (1, 8)
+
+
+def test_without_a_folder_the_run_is_kept_by_its_name(regard, corpus, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = regard("train", corpus / "digits.yaml", "--set", "training.max_epochs=1", "--set", "name=short")
+    assert result.stdout == "runs/short\n"
+    assert (tmp_path / "runs" / "short" / "best.safetensors").is_file()
+
+
+def test_a_run_that_has_ended_is_not_trained_again(regard, corpus, run):
+    before = (run / "best.safetensors").read_bytes()
+    result = regard("train", corpus / "digits.yaml", "--folder", run)
+    assert result.stdout == f"{run}\n"
+    assert (run / "best.safetensors").read_bytes() == before
+
+
+def test_mistakes_leave_nothing_behind(regard, corpus, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for override, message in (
+        ("training.max_epoch=1", "training.max_epoch: unknown key; did you mean 'max_epochs'?"),
+        ("training.max_epochs=many", "training.max_epochs: has 'many'"),
+        ("training.max_epochs", "is not of the form key=value"),
+    ):
+        result = regard("train", corpus / "digits.yaml", "--set", override)
+        assert result.exit_code == 2
+        assert message in result.stderr
+        assert result.stdout == ""
+    missing = regard("train", "nowhere.yaml")
+    assert missing.exit_code == 2
+    assert "nowhere.yaml: cannot be read" in missing.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_saves_the_state_and_the_same_command_goes_on(shell, regard, corpus, tmp_path):
+    folder = tmp_path / "run"
+    command = ["train", corpus / "digits.yaml", "--folder", folder, "--set"]
+    training = shell(*command, "training.max_epochs=100000")
+    deadline = time.monotonic() + 200
+    while not (folder / "last.safetensors").exists():
+        assert training.process.poll() is None, training.end()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    training.interrupt()
+    code, stdout, stderr = training.end()
+    assert (code, stdout) == (130, b"")
+    assert f"interrupted; {folder} has the state, and the same command goes on from there" in stderr.decode()
+    assert "Traceback" not in stderr.decode()
+    result = regard(*command, "training.max_epochs=1")
+    assert (result.exit_code, result.stdout) == (0, f"{folder}\n")

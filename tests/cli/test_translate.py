@@ -1,0 +1,105 @@
+import numpy as np
+import pytest
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def test_lines_in_give_lines_out(regard, run):
+    result = regard("translate", "--checkpoint", run, input="1 2 3\n\n4\r\n5 5")
+    assert result.exit_code == 0
+    assert result.stdout == "eins zwei drei\n\nvier\nfünf fünf\n"
+    assert result.stderr == ""
+
+
+def test_one_line_can_be_an_argument(regard, run):
+    assert regard("translate", "--checkpoint", run, "7 8").stdout == "sieben acht\n"
+    assert regard("translate", "--checkpoint", run, "").stdout == "\n"
+
+
+def test_no_lines_give_no_lines(regard, run):
+    result = regard("translate", "--checkpoint", run, input="")
+    assert (result.exit_code, result.stdout) == (0, "")
+
+
+def test_who_types_a_line_gets_an_answer_before_the_next_in_any_locale_until_ctrl_c(shell, run):
+    typing = shell("translate", "--checkpoint", run, "--beam", 1, PYTHONIOENCODING="ascii")
+    for line, answer in (("1", "eins"), ("", ""), ("2 5", "zwei fünf")):
+        typing.say(f"{line}\n".encode())
+        assert typing.hear() == f"{answer}\n".encode()
+    typing.interrupt()
+    code, stdout, stderr = typing.end()
+    assert (code, stdout) == (130, b"")
+    assert b"Traceback" not in stderr
+
+
+def test_the_n_best_are_printed_with_line_and_score(regard, run):
+    result = regard("translate", "--checkpoint", run, "--n-best", 2, "--beam", 4, input="1 2\n\n3\n")
+    rows = [row.split(" ||| ") for row in result.stdout.splitlines()]
+    assert [number for number, _, _ in rows] == ["0", "0", "2", "2"]
+    assert [text for _, text, _ in rows[::2]] == ["eins zwei", "drei"]
+    assert rows[0][1] != rows[1][1]
+    assert all(float(first[2]) > float(second[2]) for first, second in (rows[:2], rows[2:]))
+
+
+def test_the_beam_and_the_length_penalty_are_used(regard, run):
+    def scores(*options):
+        result = regard("translate", "--checkpoint", run, "--n-best", 1, *options, "1 2 3 4")
+        return float(result.stdout.split(" ||| ")[2])
+
+    assert scores("--length-penalty", 0) == pytest.approx(scores("--length-penalty", 1) * 10 / 6, rel=1e-3)
+    too_many = regard("translate", "--checkpoint", run, "--n-best", 5, "--beam", 2, "1")
+    assert too_many.exit_code == 2
+    assert "search.n_best 5 needs a search.beam of at least as many; it is 2" in too_many.stderr
+
+
+def test_unknown_words_are_translated_with_a_warning_on_stderr(regard, run):
+    result = regard("translate", "--checkpoint", run, input="1\nzehn elf\n")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("eins\n")
+    assert len(result.stdout.splitlines()) == 2
+    assert "line 2: the source vocabulary knows nothing of 'zehn elf'" in result.stderr
+
+
+def test_what_is_not_utf_8_ends_it_with_the_line(regard, run):
+    result = regard("translate", "--checkpoint", run, input=b"1\n2\n\xff\n")
+    assert result.exit_code == 2
+    assert result.stdout == "eins\nzwei\n"
+    assert result.stderr.startswith("regard: standard input, line 3: byte 0xff at position 1 is not UTF-8")
+
+
+def test_attention_is_drawn_for_each_line(regard, run, tmp_path):
+    picture = tmp_path / "look.png"
+    result = regard("translate", "--checkpoint", run, "--attention", picture, input="1 2\n\n3 4\n")
+    assert result.exit_code == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["look-3.png", "look.png"]
+    assert all(path.read_bytes().startswith(PNG) for path in tmp_path.iterdir())
+
+
+def test_attention_is_kept_as_arrays(regard, run, tmp_path):
+    file = tmp_path / "look.npz"
+    assert regard("translate", "--checkpoint", run, "--attention", file, input="1 2\n\n3\n").exit_code == 0
+    with np.load(file) as arrays:
+        assert sorted(arrays) == ["1.source", "1.target", "1.weights", "3.source", "3.target", "3.weights"]
+        assert arrays["1.source"].tolist() == ["1", "2"]
+        assert arrays["1.target"].tolist() == ["eins", "zwei", "</s>"]
+        assert arrays["1.weights"].shape == (3, 2)
+        np.testing.assert_allclose(arrays["1.weights"].sum(axis=1), 1, rtol=1e-5)
+
+
+def test_attention_of_another_kind_is_refused_before_anything_is_done(regard, tmp_path):
+    result = regard("translate", "--checkpoint", tmp_path, "--attention", tmp_path / "look.jpg", "1")
+    assert result.exit_code == 2
+    assert "look.jpg: the name needs to end in .png, for pictures, or in .npz" in result.stderr
+
+
+def test_attention_in_a_folder_that_is_not_there_is_an_error(regard, run, tmp_path):
+    file = tmp_path / "nowhere" / "look.npz"
+    result = regard("translate", "--checkpoint", run, "--attention", file, "1")
+    assert result.exit_code == 2
+    assert "nowhere does not exist" in result.stderr
+
+
+def test_nothing_of_the_arrays_is_left_when_a_line_is_bad(regard, run, tmp_path):
+    result = regard("translate", "--checkpoint", run, "--attention", tmp_path / "look.npz", input=b"1\n\xff\n")
+    assert result.exit_code == 2
+    assert list(tmp_path.iterdir()) == []

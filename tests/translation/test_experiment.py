@@ -1,0 +1,275 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from regard.errors import ConfigurationError
+from regard.translation import yamltext
+from regard.translation.experiment import Experiment
+from regard.translation.settings import HiddenScore, LocalWindow, LuongDecoder, PlainScore, Plateau, TextTable
+
+MINIMAL = """
+name: toy
+data:
+  train: {source: train.en, target: train.de}
+"""
+
+
+def load(folder: Path, text: str, *overrides: str) -> Experiment:
+    path = folder / "toy.yaml"
+    path.write_text(text, encoding="utf-8")
+    return Experiment.load(path, overrides)
+
+
+def complaint(folder: Path, text: str, *overrides: str) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        load(folder, text, *overrides)
+    return str(caught.value).replace(str(folder), "FOLDER")
+
+
+def test_name_and_training_text_are_enough(tmp_path: Path):
+    experiment = load(tmp_path, MINIMAL)
+    assert experiment.seed == 1
+    assert experiment.data.folder == Path()
+    assert experiment.data.validation is None
+    assert experiment.model.decoder.kind == "bahdanau"
+    assert experiment.model.decoder.score.kind == "additive"
+    assert experiment.training.validate_every == 1.0
+    assert experiment.search.beam == 5
+
+
+def test_options_with_parameters_are_mappings_and_their_plain_names_are_shorthand(tmp_path: Path):
+    text = (
+        MINIMAL + "model: {decoder: {kind: luong, score: concat, window: {kind: local-p, radius: 3}, readout: linear}}"
+    )
+    decoder = load(tmp_path, text).model.decoder
+    window = LocalWindow(kind="local-p", radius=3)
+    assert decoder == LuongDecoder(score=HiddenScore(kind="concat"), window=window, readout="linear")
+    assert load(tmp_path, MINIMAL + "model: {decoder: luong}").model.decoder == LuongDecoder()
+    assert load(tmp_path, MINIMAL + "training: {learning_rate: 1e-3}").training.learning_rate == 0.001
+
+
+def test_text_can_be_two_columns_of_a_table(tmp_path: Path):
+    experiment = load(tmp_path, "name: toy\ndata: {train: {tsv: pairs.tsv.gz, source_column: 1, target_column: 0}}")
+    assert experiment.data.train == TextTable(tsv=Path("pairs.tsv.gz"), source_column=1, target_column=0)
+
+
+@pytest.mark.parametrize(
+    ("addition", "message"),
+    [
+        ("modle: {}", "modle: unknown key; did you mean 'model'?"),
+        ("7: 1", "7: unknown key; Known: 'data', 'model'"),
+        ("model: {cel: gru}", "model.cel: unknown key; did you mean 'cell'?"),
+        ("training: {decay: {kind: plateau, factr: 0.5}}", "training.decay.factr: unknown key; did you mean 'factor'?"),
+        ("vocabulary: {lower_case: true}", "vocabulary.lower_case: unknown key; did you mean 'lowercase'?"),
+        ("vocabulary: {source: {sice: 3}, target: {}}", "vocabulary.source.sice: unknown key; did you mean 'size'?"),
+        ("training: {beam: 3}", "training.beam: unknown key; it belongs elsewhere: write search.beam"),
+        ("learning_rate: 1", "learning_rate: unknown key; it belongs elsewhere: write training.learning_rate"),
+        ("vocabulary: letters", "vocabulary: there is no kind 'letters'; Known: 'bpe', 'characters'"),
+        ("vocabulary: {kind: word}", "vocabulary: there is no kind 'word'; did you mean 'words'?"),
+    ],
+)
+def test_an_unknown_key_is_named_with_the_nearest(tmp_path: Path, addition: str, message: str):
+    assert complaint(tmp_path, MINIMAL + addition).startswith(f"FOLDER/toy.yaml: {message}")
+
+
+@pytest.mark.parametrize(
+    ("decoder", "message"),
+    [
+        ("bahdanu", "model.decoder: there is no kind 'bahdanu'; did you mean 'bahdanau'? Known: 'bahdanau', 'luong'"),
+        (
+            "{kind: bahdanau, score: additve}",
+            "model.decoder.score: there is no kind 'additve'; did you mean 'additive'?",
+        ),
+        ("{kind: bahdanau, scor: dot}", "model.decoder.scor: unknown key; did you mean 'score'?"),
+        ("{kind: luong, window: {kind: local-m, radus: 3}}", "model.decoder.window.radus: unknown key; did you mean"),
+        (
+            "{kind: luong, score: {kind: concat, hiden_dim: 3}}",
+            "model.decoder.score.hiden_dim: unknown key; did you mean",
+        ),
+        ("{kind: luong, score: {kind: dot, scale: 3}}", "model.decoder.score.scale: unknown key; Known: 'kind'"),
+        (
+            "{kind: luong, radius: 3}",
+            "model.decoder.radius: unknown key; it belongs elsewhere: write model.decoder.window",
+        ),
+        ("{kind: bahdanau, window: local-m}", "model.decoder.window: unknown key; only the kind 'luong' has it"),
+    ],
+)
+def test_keys_are_known_by_the_kind_they_stand_under(tmp_path: Path, decoder: str, message: str):
+    text = MINIMAL + f"model: {{decoder: {decoder}}}"
+    assert complaint(tmp_path, text).startswith(f"FOLDER/toy.yaml: {message}")
+
+
+def test_all_unknown_keys_are_told_at_once(tmp_path: Path):
+    lines = complaint(tmp_path, MINIMAL + "modle: {}\ntraining: {patiense: 3}").splitlines()
+    assert [line.split(": ")[1] for line in lines] == ["modle", "training.patiense"]
+
+
+@pytest.mark.parametrize(
+    ("addition", "message"),
+    [
+        ("seed: -1", "seed: has -1, needs to be greater than or equal to 0"),
+        ("seed: yes", "seed: has 'yes', needs to be a valid integer"),
+        ("training: {max_epochs: true}", "training.max_epochs: has True, needs to be a number"),
+        ("training: {learning_rate: fast}", "training.learning_rate: has 'fast', needs to be a valid number"),
+        ("training: {learning_rate: .inf}", "training.learning_rate: has inf, needs to be a finite number"),
+        ("training: {validate_every: 1.5}", "training.validate_every: has 1.5, needs to be a valid integer"),
+        ("training: {devices: [0, x]}", "training.devices.1: has 'x', needs to be a valid integer"),
+        ("training: {label_smoothing: 1}", "training.label_smoothing: has 1, needs to be less than 1"),
+        ("training: 3", "training: has 3, needs to be a valid dictionary"),
+        ("model: {cell: rnn}", "model.cell: has 'rnn', needs to be 'gru' or 'lstm'"),
+        ("model: {decoder: {input_feeding: true}}", "model.decoder: has {'input_feeding': True}, needs the key 'kind'"),
+        ("model: {decoder: 3}", "model.decoder: has 3, needs"),
+        ("vocabulary: {target: {kind: words}}", "vocabulary.source: is missing"),
+    ],
+)
+def test_a_mistyped_value_is_named_with_what_it_needs(tmp_path: Path, addition: str, message: str):
+    assert complaint(tmp_path, MINIMAL + addition).startswith(f"FOLDER/toy.yaml: {message}")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("data: {train: {source: a, target: b}}", "name: is missing"),
+        ("name: toy", "data: is missing"),
+        ("name: toy\ndata: {train: {source: a}}", "data.train.target: is missing"),
+        ("name: toy\ndata: {train: {tsv: a, target_column: 0}}",
+         "data.train: source_column and target_column are both 0; they need to differ"),
+    ],
+)  # fmt: skip
+def test_what_is_missing_is_named(tmp_path: Path, text: str, message: str):
+    assert complaint(tmp_path, text) == f"FOLDER/toy.yaml: {message}"
+
+
+@pytest.mark.parametrize(
+    ("addition", "message"),
+    [
+        ("model: {decoder: {kind: luong, score: location}}", "set model.max_source_length"),
+        ("training: {patience: 3}", "training.patience counts validations and needs text for them: set data"),
+        ("training: {decay: plateau}", "training.decay plateau waits for validations and needs text for them"),
+        ("training: {precision: 16-mixed, accelerator: cpu}", "training.precision 16-mixed does not exist on the"),
+        ("vocabulary: {source: {shared: true}, target: {}}", "write vocabulary.shared, without vocabulary.source and"),
+        ("search: {beam: 2, n_best: 3}", "search.n_best 3 needs a search.beam of at least as many; it is 2"),
+    ],
+)  # fmt: skip
+def test_impossible_combinations_are_refused(tmp_path: Path, addition: str, message: str):
+    said = complaint(tmp_path, MINIMAL + addition)
+    assert message in said
+    assert "has {" not in said
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name: toy\nseed: 1\nname: other", "line 3, column 1: the key 'name' is there twice, first in line 1"),
+        ("name: toy\ndata: {train: 1, train: 2}", "line 2, column 18: the key 'train' is there twice, first in line 2"),
+        ("name: [toy", "line 1, column 11: expected ',' or ']'"),
+        ("- name", "holds list, not a mapping"),
+        ("", "holds NoneType, not a mapping"),
+        ("name: \x07", "is not YAML"),
+        ("name: !!python/object/apply:os.getcwd []", "line 1, column 7: could not determine a constructor"),
+    ],
+)
+def test_a_file_that_is_no_experiment_is_told(tmp_path: Path, text: str, message: str):
+    assert complaint(tmp_path, text).startswith(f"FOLDER/toy.yaml: {message}")
+
+
+def test_a_file_that_cannot_be_read_is_told(tmp_path: Path):
+    with pytest.raises(ConfigurationError, match=r"none\.yaml: cannot be read \(No such file or directory\)"):
+        Experiment.load(tmp_path / "none.yaml")
+    (tmp_path / "latin.yaml").write_bytes("name: é".encode("latin-1"))
+    with pytest.raises(ConfigurationError, match=r"latin\.yaml: is not UTF-8 text \(byte 6\)"):
+        Experiment.load(tmp_path / "latin.yaml")
+
+
+def test_overrides_are_put_in_before_anything_is_checked(tmp_path: Path):
+    experiment = load(
+        tmp_path,
+        MINIMAL + "model: {decoder: {kind: bahdanau, score: concat}}",
+        "data.folder=/text",
+        "training.learning_rate=1e-4",
+        "training.decay={kind: inverse-sqrt}",
+        "model.decoder.score.hidden_dim=7",
+        "data.source_language=no",
+        "data.validation={tsv: a}",
+        "search.beam=1",
+    )
+    assert experiment.data.folder == Path("/text")
+    assert experiment.training.learning_rate == 1e-4
+    assert experiment.training.decay.kind == "inverse-sqrt"
+    assert experiment.model.decoder.score == HiddenScore(kind="concat", hidden_dim=7)
+    assert experiment.data.source_language == "no"
+    assert experiment.data.validation == TextTable(tsv=Path("a"))
+    assert load(tmp_path, MINIMAL, "model.decoder=luong").model.decoder == LuongDecoder()
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("training.max_epochs", "--set 'training.max_epochs' is not of the form key=value"),
+        (".max_epochs=3", "--set '.max_epochs=3' is not of the form key=value"),
+        ("name=[", "--set 'name=[': the value: line 1"),
+        ("seed.x=3", "--set 'seed.x=3': seed is 5 and holds no keys"),
+        ("trainin.max_epochs=3", "FOLDER/toy.yaml: trainin: unknown key; did you mean 'training'?"),
+        ("training.max_epoch=3", "FOLDER/toy.yaml: training.max_epoch: unknown key; did you mean 'max_epochs'?"),
+    ],
+)
+def test_a_bad_override_is_told(tmp_path: Path, override: str, message: str):
+    assert complaint(tmp_path, MINIMAL + "seed: 5", override).startswith(message)
+
+
+def test_an_experiment_survives_its_yaml(tmp_path: Path):
+    text = MINIMAL + (
+        "  folder: some/where\n  validation: {tsv: v.tsv, source_column: 2}\n  source_language: no\n"
+        "vocabulary: {source: {kind: characters}, target: {kind: bpe, size: 500}}\n"
+        "model: {max_source_length: 9, decoder: {kind: luong, score: location, window: local-m}}\n"
+        "training: {decay: {kind: plateau, factor: 0.3}, clip_norm: null, validate_every: 1, devices: [0, 1]}\n"
+    )
+    experiment = load(tmp_path, text)
+    assert experiment.training.decay == Plateau(factor=0.3)
+    assert experiment.model.decoder.score == PlainScore(kind="location")
+    experiment.save(tmp_path / "saved.yaml")
+    again = Experiment.load(tmp_path / "saved.yaml")
+    assert again == experiment
+    assert isinstance(again.training.validate_every, int)
+    assert again.dump() == experiment.dump()
+
+
+def test_differences_name_the_keys(tmp_path: Path):
+    one = load(tmp_path, MINIMAL)
+    other = load(tmp_path, MINIMAL, "model.decoder=luong", "training.max_epochs=7")
+    assert one.differences(one) == []
+    assert {"model.decoder.kind", "model.decoder.readout", "training.max_epochs"} < set(one.differences(other))
+    assert "model.cell" not in one.differences(other)
+
+
+plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+nested = st.recursive(plain, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=9)
+
+
+@given(nested)
+@example("\x85")
+@example("two\nlines \u2028 and more\n")
+def test_every_plain_value_survives_yaml(value: Any):
+    assert yamltext.parse(yamltext.format(value)) == value
+
+
+@given(
+    st.sampled_from(["no", "yes", "off", "1e-3", "010", "12:30", "2020-03-14", "0x10", "~", "null", "1_000", "<<", "="])
+)
+def test_words_with_a_meaning_in_some_yaml_are_quoted_so_that_all_read_text(word: str):
+    assert yamltext.parse(yamltext.format({"key": word})) == {"key": word}
+    assert yaml.safe_load(yamltext.format({"key": word})) == {"key": word}
+
+
+def test_plain_words_mean_what_they_look_like():
+    text = "[no, on, y, true, ~, 1e-3, 1.5, -2, 010, 1:30, 2020-03-14, .inf, x]"
+    expected = ["no", "on", "y", True, None, 1e-3, 1.5, -2, 10, "1:30", "2020-03-14", float("inf"), "x"]
+    assert yamltext.parse(text) == expected
+
+
+def test_merge_keys_of_yaml_still_work():
+    assert yamltext.parse("base: &b {a: 1, c: 2}\nuse: {<<: *b, a: 3}")["use"] == {"a": 3, "c": 2}
