@@ -1,0 +1,45 @@
+"""Timing on a shared, noisy machine: the two sides alternate in one run, and medians are compared."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+Work = Callable[[], object]
+
+
+def seconds(work: Work, calls: int) -> float:
+    """Seconds per call, over a number of calls in a row."""
+    began = time.perf_counter()
+    for _ in range(calls):
+        work()
+    return (time.perf_counter() - began) / calls
+
+
+def compare(ours: Work, theirs: Work, *, calls: int, rounds: int = 31) -> tuple[float, float, float]:
+    """Median seconds per call of each, and the median of the difference within a round; the order changes in turn."""
+    ours(), theirs()
+    pairs = []
+    for round_ in range(rounds):
+        if round_ % 2:
+            mine, other = seconds(ours, calls), seconds(theirs, calls)
+        else:
+            other, mine = seconds(theirs, calls), seconds(ours, calls)
+        pairs.append((mine, other))
+    return (
+        statistics.median(mine for mine, _ in pairs),
+        statistics.median(other for _, other in pairs),
+        statistics.median(mine - other for mine, other in pairs),
+    )
+
+
+def machine() -> str:
+    """What the figures were measured on."""
+    import platform
+
+    import torch
+
+    return f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}, " + (
+        f"CPU capability {torch.backends.cpu.get_cpu_capability()}"
+    )
