@@ -10,6 +10,11 @@ from pathlib import Path
 
 import numpy
 import pytest
+
+# Read once, when torch is loaded: threads that wait awake for each other make training many times slower where
+# something else keeps the cores busy.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import torch
 
 import regard
@@ -19,10 +24,8 @@ THREADS = 2
 
 
 def pytest_configure() -> None:
-    # Also for the processes that tests start; many threads on small tensors are slower than few, and threads that
-    # wait awake are slower still where something else keeps the cores busy.
+    # Also for the processes that tests start; many threads on small tensors are slower than few.
     os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     torch.set_num_threads(min(THREADS, torch.get_num_threads()))
 
 

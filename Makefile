@@ -1,0 +1,65 @@
+# Each target first makes the environment that it needs: .venv, by Python's own venv and pip, with the versions of
+# constraints.txt. Nothing else has to be installed but Python 3.11 or newer and make.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+# Stamps: what has been done to the environment, and when.
+CREATED := $(VENV)/.created
+DEMO := $(VENV)/.installed-demo
+DEV := $(VENV)/.installed-dev
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --constraint constraints.txt
+
+BENCHMARKS := $(sort $(wildcard benchmarks/[a-z]*.py))
+
+# Threads that wait asleep: where something else keeps the cores busy, waiting awake makes training many times slower.
+demo: export OMP_WAIT_POLICY ?= PASSIVE
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help demo test check format bench clean
+
+help:  ## say what can be made
+	@sed -n 's/^\([a-z]*\): .*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
+
+demo: $(DEMO)  ## train a few small translators on dates and draw what they attend to
+	$(BIN)/regard demo
+
+test: $(DEV)  ## run every test and every example of the documentation
+	$(BIN)/python -m pytest
+
+check: $(DEV)  ## formatting, lint and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+format: $(DEV)  ## put the code into its standard form
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+bench: $(DEV)  ## measure: prints a table for each file of benchmarks/
+	@for file in $(BENCHMARKS); do echo "== $$file"; $(BIN)/python "$$file" || exit 1; done
+
+clean:  ## remove the environment and all that was built
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .benchmarks
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(CREATED):
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "regard needs Python 3.11 or newer, and '$(PYTHON)' is not there; name another: make PYTHON=python3.11"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "regard needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1)." \
+	       "Name another: make PYTHON=python3.11"; exit 1; }
+	$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
+
+$(DEMO): $(CREATED) pyproject.toml constraints.txt
+	$(INSTALL) --editable '.[demo]'
+	@touch $@
+
+# What development needs holds all that the demo needs.
+$(DEV): $(CREATED) pyproject.toml constraints.txt
+	$(INSTALL) --editable '.[dev]'
+	@touch $(DEMO) $@

@@ -1,0 +1,233 @@
+"""The sources of regard hold their own rules: imports go down, files stay short, some things are never called."""
+
+import ast
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import regard
+
+# From top to bottom. A module may import what stands below its own line, and other modules of its own package; the
+# packages of one line do not know each other. A new module has to be given its place here.
+LAYERS = (
+    ("regard.cli",),
+    ("regard.translation",),
+    ("regard.models",),
+    ("regard.testing",),
+    ("regard",),
+    ("regard.sdpa",),
+    ("regard.attention",),
+    ("regard.pose",),
+    ("regard.kernels",),
+    ("regard.scores", "regard.masks", "regard.biases", "regard.lenses"),
+    ("regard.problem",),
+    ("regard.pairs",),
+    ("regard.tiles", "regard.plots"),
+    ("regard.errors",),
+)
+
+# Imports that go up for the names of types alone: under `if TYPE_CHECKING`, and never carried out.
+TYPES_ONLY = {("regard.problem", "regard.biases"), ("regard.problem", "regard.masks")}
+
+# Within regard.kernels: what all kernels share, and who knows them all. Any other module there is one kernel, which
+# knows what is shared and no other kernel.
+KERNEL_BASE = "regard.kernels.base"
+KNOW_ALL_KERNELS = {"regard.kernels", "regard.kernels.plan"}
+
+MOST_LINES = 350
+UNPICKLERS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+
+ROOT = Path(regard.__file__).parent
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+FILES = {module_name(path): path for path in sorted(ROOT.rglob("*.py"))}
+PACKAGES = {name for name, path in FILES.items() if path.name == "__init__.py"}
+
+
+def place(module: str) -> str | None:
+    """The line of the table that a module belongs to: the longest prefix; `regard` itself is no one's prefix."""
+    named = [name for layer in LAYERS for name in layer]
+    fitting = [name for name in named if module == name or (name != "regard" and module.startswith(name + "."))]
+    return max(fitting, key=len, default=None)
+
+
+def depth(name: str) -> int:
+    return next(number for number, layer in enumerate(LAYERS) if name in layer)
+
+
+def imports(module: str, source: str) -> Iterator[tuple[str, bool]]:
+    """Each module of regard that a source imports, anywhere in it, and whether for the names of types alone."""
+    tree = ast.parse(source)
+    unexecuted = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+        for statement in node.body
+        for inner in ast.walk(statement)
+    }
+    for node in ast.walk(tree):
+        for target in targets(module, node):
+            if target.split(".")[0] == "regard":
+                yield target, node in unexecuted
+
+
+def targets(module: str, node: ast.AST) -> Iterator[str]:
+    """What an import statement names, made absolute; nothing for any other node."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        above = module.split(".") if module in PACKAGES else module.split(".")[:-1]
+        parents = above[: len(above) - node.level + 1] if node.level else []
+        origin = ".".join([*parents, *([node.module] if node.module else [])])
+        for alias in node.names:
+            name = f"{origin}.{alias.name}"
+            yield name if name in FILES else origin
+
+
+def import_faults(module: str, source: str) -> list[str]:
+    """What is wrong with the imports of one module, a sentence each."""
+    own = place(module)
+    if own is None:
+        return [f"{module} is in no line of LAYERS: give it its place"]
+    faults = []
+    for target, types_only in imports(module, source):
+        other = place(target)
+        if other is None:
+            faults.append(f"{module} imports {target}, which is in no line of LAYERS")
+        elif types_only:
+            if depth(other) < depth(own) and (module, target) not in TYPES_ONLY:
+                faults.append(f"{module} imports {target} for its types, which is not in TYPES_ONLY")
+        elif other != own and depth(other) <= depth(own):
+            faults.append(f"{module} imports {target}, which is not below it")
+        elif other == own == "regard.kernels" and module not in KNOW_ALL_KERNELS and target != KERNEL_BASE:
+            faults.append(f"{module} imports {target}: of its package a kernel knows {KERNEL_BASE} alone")
+    return faults
+
+
+def usage_faults(source: str) -> list[str]:
+    """Statements that the library does without, with their lines."""
+    return [
+        f"line {getattr(node, 'lineno', '?')}: {fault}"
+        for node in ast.walk(ast.parse(source))
+        for fault in [usage_fault(node)]
+        if fault
+    ]
+
+
+def usage_fault(node: ast.AST) -> str | None:
+    match node:
+        case ast.Call(func=ast.Name(id="print")):
+            return "print: results are returned, and the command line has a console"
+        case ast.Assert():
+            return "assert: it vanishes under -O; raise an error of regard.errors"
+        case ast.Attribute(value=ast.Name(id="torch"), attr="load"):
+            return "torch.load: nothing is unpickled"
+        case ast.Import(names=names) if {alias.name.split(".")[0] for alias in names} & UNPICKLERS:
+            return "nothing is unpickled"
+        case ast.ImportFrom(module=str(origin), level=0) if origin.split(".")[0] in UNPICKLERS:
+            return "nothing is unpickled"
+        case ast.ImportFrom(module="torch", names=names) if "load" in {alias.name for alias in names}:
+            return "torch.load: nothing is unpickled"
+        case _:
+            return None
+
+
+def by_module(test: Callable) -> Callable:
+    return pytest.mark.parametrize("module", FILES)(test)
+
+
+@by_module
+def test_imports_go_down(module):
+    assert import_faults(module, FILES[module].read_text("utf-8")) == []
+
+
+@by_module
+def test_nothing_that_a_library_does_without(module):
+    assert usage_faults(FILES[module].read_text("utf-8")) == []
+
+
+@by_module
+def test_files_stay_short(module):
+    assert len(FILES[module].read_text("utf-8").splitlines()) <= MOST_LINES
+
+
+def test_every_line_of_the_table_is_there():
+    named = {name for layer in LAYERS for name in layer}
+    assert named <= FILES.keys()
+    assert {KERNEL_BASE, *KNOW_ALL_KERNELS} <= FILES.keys()
+
+
+def test_every_exception_is_needed():
+    used = {
+        (module, target)
+        for module, path in FILES.items()
+        for target, types_only in imports(module, path.read_text("utf-8"))
+        if types_only
+    }
+    assert used >= TYPES_ONLY
+
+
+# The checker itself, on sources made up to break the rules.
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "fault"),
+    [
+        ("regard.errors", "import regard.kernels", "not below it"),
+        ("regard.errors", "def late():\n    from . import kernels", "not below it"),
+        ("regard.masks.made_up", "from ..scores import Dot", "not below it"),
+        ("regard.masks", "from regard.attention import attention", "not below it"),
+        ("regard.attention", "import regard", "not below it"),
+        ("regard.kernels.made_up", "from .reference import Reference", "a kernel knows"),
+        ("regard.kernels.made_up", "from regard.kernels import reference", "a kernel knows"),
+        ("regard.kernels.made_up", "from regard.kernels import choose", "a kernel knows"),
+        ("regard.kernels.base", "from .reference import Reference", "a kernel knows"),
+        ("regard.made_up", "", "is in no line of LAYERS"),
+        ("regard.cli", "import regard.made_up", "is in no line of LAYERS"),
+        ("regard.tiles", "if TYPE_CHECKING:\n    from .masks import Mask", "not in TYPES_ONLY"),
+    ],
+)
+def test_the_checker_finds_a_wrong_import(module, source, fault):
+    faults = import_faults(module, source)
+    assert len(faults) == 1
+    assert fault in faults[0]
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("regard.cli", "import regard\nfrom regard.translation import demo"),
+        ("regard.masks.made_up", "from .base import Mask\nfrom ..errors import MaskError"),
+        ("regard.kernels", "from .reference import Reference"),
+        ("regard.kernels.made_up", "from .base import Kernel\nfrom ..problem import Problem"),
+        ("regard.problem", "if TYPE_CHECKING:\n    from .masks import Mask"),
+        ("regard.errors", "import regarding, torch"),
+    ],
+)
+def test_the_checker_lets_a_right_import_pass(module, source):
+    assert import_faults(module, source) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "print('here')",
+        "def f(x):\n    assert x > 0",
+        "import pickle",
+        "from pickle import loads",
+        "import torch\ntorch.load('weights')",
+        "from torch import load",
+    ],
+)
+def test_the_checker_finds_what_a_library_does_without(source):
+    assert len(usage_faults(source)) == 1
+
+
+def test_the_checker_lets_other_calls_pass():
+    assert usage_faults("console.print(x)\nsafetensors.torch.load(x)\njson.load(file)\n'assert print(x)'") == []

@@ -1,0 +1,139 @@
+"""What `import regard` gives and costs, and what is said when an optional package is missing; each in a new process."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import regard
+
+FUNCTIONS = {"attention", "attention_with_lse", "explain", "merge", "observe", "scaled_dot_product_attention"}
+SUBMODULES = {"biases", "lenses", "masks", "scores"}
+
+OPTIONAL = {
+    "babel",
+    "koreanize_matplotlib",
+    "lightning",
+    "matplotlib",
+    "pydantic",
+    "pytorch_lightning",
+    "rich",
+    "sacrebleu",
+    "safetensors",
+    "tensorboard",
+    "tokenizers",
+    "torchmetrics",
+    "typer",
+    "yaml",
+}
+
+ROOT = Path(regard.__file__).parent
+MODULES = [
+    ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__")
+    for path in sorted(ROOT.rglob("*.py"))
+    if path.name != "__main__.py"
+]
+
+# Put before a program, it makes packages look as if they had never been installed.
+WITHOUT = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {names!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Missing())
+"""
+
+
+def python(program: str, *, without: set[str] | frozenset[str] = frozenset()) -> subprocess.CompletedProcess[str]:
+    """Run a program in a new process, as if some packages were not installed."""
+    return subprocess.run(
+        [sys.executable, "-c", WITHOUT.format(names=set(without)) + program],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=os.environ | {"PYTHONIOENCODING": "utf-8"},
+        check=False,
+    )
+
+
+def printed(program: str, *, without: set[str] | frozenset[str] = frozenset()) -> str:
+    """What a program that ends well prints."""
+    done = python(program, without=without)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_public_names_are_pinned():
+    assert set(regard.__all__) == FUNCTIONS | SUBMODULES
+    assert sorted(regard.__all__) == sorted(set(regard.__all__))
+    assert all(callable(getattr(regard, name)) for name in FUNCTIONS)
+
+
+def test_import_brings_torch_and_numpy_and_nothing_more():
+    program = """
+import numpy, torch
+import sys
+before = set(sys.modules)
+import regard
+new = {name.split(".")[0] for name in set(sys.modules) - before} - sys.stdlib_module_names
+print(*sorted(new))
+print(*sorted({name.split(".")[0] for name in sys.modules}))
+print(torch.cuda.is_initialized())
+"""
+    new, loaded, cuda = printed(program).split("\n")
+    assert new.split() == ["regard"]
+    assert {"torch", "numpy", "regard"} <= set(loaded.split())
+    assert not OPTIONAL & set(loaded.split())
+    assert cuda == "False"
+
+
+def test_attention_works_without_any_optional_package():
+    program = "import regard, torch; print(tuple(regard.attention(*torch.rand(3, 1, 2, 3, 5)).shape))"
+    assert printed(program, without=OPTIONAL) == "(1, 2, 3, 5)"
+
+
+@pytest.mark.parametrize("modules", [MODULES, MODULES[::-1]], ids=["forwards", "backwards"])
+def test_every_module_can_be_imported(modules):
+    program = f"""
+import importlib
+for name in {modules!r}:
+    importlib.import_module(name)
+"""
+    printed(program)
+
+
+def test_heatmap_without_matplotlib_names_the_extra():
+    program = """
+import torch
+from regard.errors import MissingExtra
+from regard.plots import heatmap
+try:
+    heatmap(torch.eye(2), ["a", "b"], ["c", "d"])
+except MissingExtra as error:
+    print(error)
+"""
+    message = printed(program, without={"matplotlib"})
+    assert "'matplotlib'" in message
+    assert "regard[plots]" in message
+
+
+COMMAND = "import sys; sys.argv = ['regard', 'demo']; from regard.cli import main; sys.exit(main())"
+
+
+@pytest.mark.parametrize(
+    ("package", "extra"),
+    [("typer", "regard[translation]"), ("lightning", "regard[translation]"), ("babel", "regard[demo]")],
+)
+def test_the_command_without_a_package_names_the_extra(package, extra, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = python(COMMAND, without={package})
+    assert done.returncode == 2, done.stderr
+    assert repr(package) in done.stderr
+    assert extra in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,29 @@
+"""Every Python block of the README runs as it stands and prints what it says."""
+
+import doctest
+import re
+from pathlib import Path
+
+import pytest
+
+README = Path(__file__).parent.parent / "README.md"
+TEXT = README.read_text("utf-8")
+BLOCK = re.compile(r"^```python\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
+BLOCKS = [(TEXT.count("\n", 0, match.start(1)), match.group(1)) for match in BLOCK.finditer(TEXT)]
+
+
+@pytest.mark.parametrize(("line", "block"), BLOCKS, ids=[f"line {line + 1}" for line, _ in BLOCKS])
+def test_block_prints_what_it_says(line, block, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    example = doctest.DocTestParser().get_doctest(block, {}, f"README.md:{line + 1}", str(README), line)
+    report: list[str] = []
+    runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
+    result = runner.run(example, out=report.append)
+    assert result.attempted > 0
+    assert result.failed == 0, "".join(report)
+
+
+def test_the_readme_has_examples():
+    assert len(BLOCKS) >= 5
+    assert "make demo" in TEXT
+    assert "make test" in TEXT
