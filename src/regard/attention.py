@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .biases import Bias
 from .errors import ShapeError
-from .kernels import Plan, choose
+from .kernels import Plan, choose, cleaned
 from .lenses import Lens
 from .masks import Mask
 from .pairs import at_least_float32
@@ -200,4 +200,5 @@ def observe(
     result = choose(problem, kernel).run()
     if result.lse is None:
         raise AssertionError("a kernel chosen for a problem that wants the log-sum-exp gave none")
+    problem = cleaned(problem)  # rows that attend to NaN show it through their log-sum-exp
     return Seen(result.output, result.lse, {lens: lens.look(problem, result.lse) for lens in lenses})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Protocol, TypedDict
 
 import torch
@@ -10,8 +12,10 @@ from torch import Tensor
 from .biases import Bias, as_bias
 from .errors import ConfigurationError, DeviceError, DtypeError, MaskError, ShapeError
 from .masks import Mask, where
-from .pairs import DotPairs, PairForm
+from .pairs import DotPairs, PairForm, all_finite, finite
 from .problem import Problem
+
+FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 class HasPairs(Protocol):
@@ -57,7 +61,7 @@ def pose(
     if not query.shape == key.shape == value.shape or query.ndim < 2:  # what is all alike fits
         _check_shapes(query, key, value)
     problem = Problem(
-        pairs=_scaled_dot(query, key, scale) if score is None else _scored(score, query, key, scale),
+        pairs=_scaled_dot(query, key, scale) if score is None else _scored(score, query, key, scale, mask is not None),
         value=value,
         mask=None if mask is None else _read_mask(mask),
         bias=None if bias is None else as_bias(bias),
@@ -71,8 +75,8 @@ def pose(
     if softcap is not None or sinks is not None or dropout_p:
         _check_variants(problem)
     if query_positions is not None or key_positions is not None:
-        _check_positions("query_positions", query_positions, problem.queries)
-        _check_positions("key_positions", key_positions, problem.keys)
+        _check_positions("query_positions", query_positions, problem.queries, value.device)
+        _check_positions("key_positions", key_positions, problem.keys, value.device)
     return problem
 
 
@@ -81,8 +85,10 @@ def _same_kind(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tenso
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not isinstance(tensor, Tensor):
             raise DtypeError(f"{name} needs a torch.Tensor; it is a {type(tensor).__name__}")
-        if not tensor.is_floating_point():
-            raise DtypeError(f"{name} needs floating-point numbers; it is {tensor.dtype}: call {name}.float()")
+        if tensor.dtype not in FLOATING:
+            raise DtypeError(
+                f"{name} needs floating-point numbers of 16, 32 or 64 bits; it is {tensor.dtype}: call {name}.float()"
+            )
     device = value.device
     if not query.device == key.device == device:
         raise DeviceError(
@@ -140,9 +146,9 @@ def _scaled_dot(query: Tensor, key: Tensor, scale: float | None) -> DotPairs:
     return DotPairs(query, key, scale if scale is not None else max(dim, 1) ** -0.5)
 
 
-def _scored(score: HasPairs, query: Tensor, key: Tensor, scale: float | None) -> PairForm:
+def _scored(score: HasPairs, query: Tensor, key: Tensor, scale: float | None, masked: bool) -> PairForm:
     """The pair form of a score that was given."""
-    if not hasattr(score, "pairs"):
+    if isinstance(score, type) or not hasattr(score, "pairs"):
         raise ConfigurationError(
             f"score needs a score such as scores.Additive(...); it is {score!r}. Scores have parameters of their own, "
             "so they are made before the call"
@@ -152,7 +158,25 @@ def _scored(score: HasPairs, query: Tensor, key: Tensor, scale: float | None) ->
             f"scale={scale} goes with the default score; {score} has a scale of its own: give "
             "score=scores.ScaledDot(scale=...) or leave scale out"
         )
+    if (masked or not key.shape[-2]) and torch.is_grad_enabled() and not all_finite(query, key):
+        return _shielded_pairs(score, query, key)
     return score.pairs(query, key)
+
+
+def _shielded_pairs(score: HasPairs, query: Tensor, key: Tensor) -> PairForm:
+    """The pair form whose NaN and infinity reach no gradient of the score's parameters.
+
+    The gradient of a projection is a sum over all positions, the masked ones too, and 0 times NaN is NaN. So what is
+    projected with a gradient is finite; what the score makes of the rest is put back without one.
+    """
+    with torch.no_grad():
+        as_given = score.pairs(query, key)
+    clean = score.pairs(finite(query), finite(key))
+    return replace(
+        clean,
+        query=torch.where(as_given.query.isfinite(), clean.query, as_given.query),
+        key=torch.where(as_given.key.isfinite(), clean.key, as_given.key),
+    )
 
 
 def _read_mask(mask: Mask | Tensor) -> Mask:
@@ -172,8 +196,8 @@ def _read_mask(mask: Mask | Tensor) -> Mask:
 
 def _check_variants(problem: Problem) -> None:
     """Softcap, sinks and dropout."""
-    if problem.softcap is not None and not problem.softcap > 0:
-        raise ConfigurationError(f"softcap is {problem.softcap}; it needs a number above 0, or None for no cap")
+    if problem.softcap is not None and not 0.0 < problem.softcap < math.inf:
+        raise ConfigurationError(f"softcap is {problem.softcap}; it needs a finite number above 0, or None for no cap")
     if not 0.0 <= problem.dropout_p < 1.0:
         raise ConfigurationError(f"dropout_p is {problem.dropout_p}; it needs a probability in [0, 1)")
     sinks = problem.sinks
@@ -185,9 +209,18 @@ def _check_variants(problem: Problem) -> None:
                 f"sinks is {has}; it needs one floating-point logit per query head, ({heads},)"
                 + ("" if problem.heads else ", and input with a head axis: (batch, heads, length, dim)")
             )
+        _check_device("sinks", sinks, problem.value.device)
 
 
-def _check_positions(name: str, positions: Tensor | None, length: int) -> None:
+def _check_device(name: str, tensor: Tensor, device: torch.device) -> None:
+    """One device for all."""
+    if tensor.device != device:
+        raise DeviceError(
+            f"{name} is on {tensor.device}, but query, key and value are on {device}: move it with .to({str(device)!r})"
+        )
+
+
+def _check_positions(name: str, positions: Tensor | None, length: int, device: torch.device) -> None:
     """Whole numbers, one for each query or key."""
     if positions is None:
         return
@@ -199,3 +232,4 @@ def _check_positions(name: str, positions: Tensor | None, length: int) -> None:
             f"{name} has the shape {tuple(positions.shape)}; it needs ({length},) or (batch, {length}), one position "
             f"for each of the {length} {'queries' if name.startswith('query') else 'keys'}"
         )
+    _check_device(name, positions, device)

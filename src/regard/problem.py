@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .errors import MaskError, ShapeError
+from .errors import DeviceError, MaskError, ShapeError
 from .pairs import PairForm
 from .tiles import WHOLE, Grid
 
@@ -76,7 +76,10 @@ class Problem:
         """Which pairs of the grid exist (True = attend), broadcastable to its weights; None means all."""
         if self.mask is None:
             return None
-        keep = self.mask.keep(grid)
+        try:
+            keep = self.mask.keep(grid)
+        except ShapeError as error:
+            raise MaskError(f"mask {self.mask!r} does not fit: {error}") from None
         if not self._fits(keep):
             raise MaskError(
                 f"mask {self.mask!r} has the shape {tuple(keep.shape)}, which does not broadcast to the weights' shape "
@@ -89,6 +92,11 @@ class Problem:
         if self.bias is None:
             return None
         values = self.bias.values(grid)
+        if values.device != self.value.device:
+            raise DeviceError(
+                f"bias {self.bias!r} is on {values.device}, but query, key and value are on {self.value.device}: "
+                f"move it with .to({str(self.value.device)!r})"
+            )
         if not self._fits(values):
             raise ShapeError(
                 f"bias {self.bias!r} has the shape {tuple(values.shape)}, which does not broadcast to the weights' "

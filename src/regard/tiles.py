@@ -38,7 +38,18 @@ class Grid:
         heads: bool = True,
         device: torch.device | None = None,
     ) -> Grid:
-        """The whole grid; unless told otherwise keys sit at 0..N-1 and queries at the last M of these."""
+        """The whole grid; unless told otherwise keys sit at 0..N-1 and queries where the last M keys sit.
+
+        Raises:
+            ShapeError: queries without positions that are more than the keys, which have positions.
+        """
+        if query_positions is None and key_positions is not None:
+            if queries > keys:
+                raise ShapeError(
+                    f"{queries} queries cannot sit where the last of the {keys} keys sit: with key_positions, give "
+                    "query_positions too"
+                )
+            query_positions = key_positions[..., keys - queries :]
         if key_positions is None:
             key_positions = torch.arange(keys, device=device)
         if query_positions is None:
@@ -76,3 +87,12 @@ class Grid:
         if pairs.shape[-1] != 1:
             pairs = pairs[..., self.columns]
         return pairs
+
+
+def broadcast_together(left: Tensor, right: Tensor) -> bool:
+    """Whether two tensors over pairs can be joined element by element.
+
+    >>> broadcast_together(torch.zeros(2, 1, 3), torch.zeros(5, 3))
+    True
+    """
+    return all(a == b or 1 in (a, b) for a, b in zip(reversed(left.shape), reversed(right.shape), strict=False))

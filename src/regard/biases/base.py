@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..errors import DtypeError
-from ..tiles import Grid
+from ..errors import DtypeError, ShapeError
+from ..tiles import Grid, broadcast_together
 
 
 class Bias(ABC):
@@ -19,7 +19,7 @@ class Bias(ABC):
     def values(self, grid: Grid) -> Tensor:
         """The numbers on the pairs of a grid: floating point, broadcastable to (..., heads, M, N)."""
 
-    def __add__(self, other: Bias) -> Bias:
+    def __add__(self, other: Bias | Tensor) -> Bias:
         return Sum(self, as_bias(other))
 
 
@@ -31,7 +31,13 @@ class Sum(Bias):
     right: Bias
 
     def values(self, grid: Grid) -> Tensor:
-        return self.left.values(grid) + self.right.values(grid)
+        left, right = self.left.values(grid), self.right.values(grid)
+        if not broadcast_together(left, right):
+            raise ShapeError(
+                f"{self.left!r} has the shape {tuple(left.shape)} and {self.right!r} {tuple(right.shape)} (batch and "
+                "heads, queries, keys): they do not broadcast"
+            )
+        return left + right
 
     def __repr__(self) -> str:
         return f"{self.left!r} + {self.right!r}"

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..errors import ShapeError
+from ..errors import ConfigurationError
+from ..pairs import at_least_float32
 from ..tiles import Grid
 from .base import Bias, to_float
 
@@ -23,7 +24,8 @@ class Gaussian(Bias):
         return -(distance**2) / (2 * self._column(self.sigma, grid) ** 2)
 
     def _column(self, per_query: Tensor, grid: Grid) -> Tensor:
-        """(..., M) or a single number, as (..., M, 1) of the tile."""
+        """(..., M) or a single number, as (..., M, 1) of the tile; wide enough for positions to keep apart."""
+        per_query = at_least_float32(per_query)
         if per_query.ndim == 0:
             return per_query
         return grid.cut(per_query.unsqueeze(-1))
@@ -39,7 +41,7 @@ def gaussian(center: Tensor | float, sigma: Tensor | float) -> Bias:
     into both. Units: positions.
 
     Raises:
-        ShapeError: sigma holds a number that is not above 0.
+        ConfigurationError: sigma holds a number that is not above 0.
 
     Source: Luong et al. 2015 (arXiv 1508.04025), Eq. 10, whose Gaussian multiplies the weights *after* the softmax
     and leaves their sum below 1; as a bias it acts before, and the weights sum to 1.
@@ -51,5 +53,5 @@ def gaussian(center: Tensor | float, sigma: Tensor | float) -> Bias:
     """
     center, sigma = to_float(center), to_float(sigma)
     if not bool((sigma > 0).all()):
-        raise ShapeError(f"gaussian needs sigma above 0; its smallest here is {float(sigma.min())}")
+        raise ConfigurationError(f"gaussian needs sigma above 0; its smallest here is {float(sigma.min())}")
     return Gaussian(center, sigma)

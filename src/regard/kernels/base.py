@@ -50,19 +50,13 @@ class Kernel(Protocol):
 def shielded(problem: Problem, compute: Callable[[Problem], Result]) -> Result:
     """Compute a problem so that NaN or infinity in a masked position reaches nothing.
 
-    A weight of exactly 0 times NaN is NaN, forward and backward, in every kernel. So non-finite entries are set to 0
-    first; the rows that do attend to one of them are found by attention itself (equal weights over indicators: above
-    0 where one is in sight) and become NaN. Without a mask every pair exists and there is nothing to shield, but where
-    there are no keys no pair exists at all.
+    The problem is computed without them; the rows that do attend to one are found by attention itself (equal weights
+    over indicators: above 0 where one is in sight) and become NaN.
     """
-    query, key, value = problem.pairs.query, problem.pairs.key, problem.value
-    if (problem.mask is None and problem.keys) or all_finite(query, key, value):
+    clean = cleaned(problem)
+    if clean is problem:
         return compute(problem)
-    clean = replace(
-        problem,
-        pairs=replace(problem.pairs, query=finite(query), key=finite(key)),
-        value=finite(value),
-    )
+    query, key, value = problem.pairs.query, problem.pairs.key, problem.value
     result = compute(clean)
     bad_query = ~query.isfinite().all(-1, keepdim=True)  # [..., H, M, 1]
     bad_key = ~key.isfinite().all(-1, keepdim=True)  # [..., Hk, N, 1]
@@ -74,6 +68,18 @@ def shielded(problem: Problem, compute: Callable[[Problem], Result]) -> Result:
         return Result(output)
     bad_row = (sees_key | (bad_query & sees_any)).squeeze(-1)
     return Result(output, result.lse.masked_fill(bad_row, float("nan")))
+
+
+def cleaned(problem: Problem) -> Problem:
+    """The problem with NaN and infinity set to 0, or the problem itself where that changes nothing.
+
+    A weight of exactly 0 times NaN is NaN, forward and backward, in every kernel. Without a mask every pair exists and
+    nothing is to be kept from NaN, but where there are no keys no pair exists at all.
+    """
+    query, key, value = problem.pairs.query, problem.pairs.key, problem.value
+    if (problem.mask is None and problem.keys) or all_finite(query, key, value):
+        return problem
+    return replace(problem, pairs=replace(problem.pairs, query=finite(query), key=finite(key)), value=finite(value))
 
 
 def _in_sight(problem: Problem, marked: Tensor, compute: Callable[[Problem], Result]) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ..errors import ConfigurationError
 from ..problem import Problem
 from ..tiles import WHOLE
 
@@ -26,10 +27,18 @@ class Weights:
 
     Each row is normed over all its keys, also where only some columns are shown; a row with nothing to attend to
     shows zeros.
+
+    Raises:
+        ConfigurationError: rows or columns that are not a slice.
     """
 
     rows: slice = field(default_factory=lambda: WHOLE)
     columns: slice = field(default_factory=lambda: WHOLE)
+
+    def __post_init__(self) -> None:
+        for name, choice in (("rows", self.rows), ("columns", self.columns)):
+            if not isinstance(choice, slice):
+                raise ConfigurationError(f"Weights needs {name} as a slice, such as slice(0, 5); it is {choice!r}")
 
     def look(self, problem: Problem, lse: Tensor) -> Tensor:
         """The weights of the rectangle."""

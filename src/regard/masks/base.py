@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MaskError
-from ..tiles import Grid
+from ..tiles import Grid, broadcast_together
 
 
 class Mask(ABC):
@@ -60,7 +60,8 @@ class And(Mask):
     right: Mask
 
     def keep(self, grid: Grid) -> Tensor:
-        return self.left.keep(grid) & self.right.keep(grid)
+        left, right = _together(self, grid)
+        return left & right
 
     def __repr__(self) -> str:
         return f"{_operand(self.left, And, Not)} & {_operand(self.right, Not)}"
@@ -74,7 +75,8 @@ class Or(Mask):
     right: Mask
 
     def keep(self, grid: Grid) -> Tensor:
-        return self.left.keep(grid) | self.right.keep(grid)
+        left, right = _together(self, grid)
+        return left | right
 
     def __repr__(self) -> str:
         return f"{_operand(self.left, And, Or, Not)} | {_operand(self.right, And, Not)}"
@@ -103,6 +105,17 @@ def as_mask(mask: object) -> Mask:
             "masks.where(ignore=tensor), where True = leave out"
         )
     raise MaskError(f"a mask is needed here, such as masks.causal(); this is a {type(mask).__name__}")
+
+
+def _together(both: And | Or, grid: Grid) -> tuple[Tensor, Tensor]:
+    """The pairs that either operand keeps, which have to broadcast."""
+    left, right = both.left.keep(grid), both.right.keep(grid)
+    if not broadcast_together(left, right):
+        raise MaskError(
+            f"{both.left!r} has the shape {tuple(left.shape)} and {both.right!r} {tuple(right.shape)} (batch and "
+            "heads, queries, keys): they do not broadcast"
+        )
+    return left, right
 
 
 def _operand(mask: Mask, *tighter: type[Mask]) -> str:

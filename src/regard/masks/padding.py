@@ -40,7 +40,12 @@ def padding(*, lengths: Tensor | Sequence[int]) -> Mask:
     tensor([[[[1, 0, 0]]],
             [[[1, 1, 1]]]], dtype=torch.int32)
     """
-    counts = torch.as_tensor(lengths)
+    try:
+        counts = torch.as_tensor(lengths)
+    except (TypeError, ValueError, RuntimeError):
+        raise MaskError(f"padding needs whole numbers as lengths; it was given {lengths!r}") from None
+    if not counts.numel():
+        counts = counts.long()  # no sequences at all: an empty list says nothing of its type
     if counts.is_floating_point() or counts.is_complex() or counts.dtype == torch.bool:
         raise MaskError(
             f"padding needs whole numbers as lengths; these are {counts.dtype}. A bool tensor of tokens that exist "

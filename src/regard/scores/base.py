@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+import torch
 from torch import Tensor, nn
 
-from ..errors import ShapeError
+from ..errors import DeviceError, DtypeError, ShapeError
 from ..pairs import PairForm
 
 
@@ -53,11 +54,22 @@ class OverProjectedKeys:
 
 
 def check_dim(score: nn.Module, argument: str, tensor: Tensor, dim: int) -> None:
-    """Refuse a tensor whose last dimension the score was not made for."""
+    """Refuse a tensor whose last dimension, device or dtype the score was not made for."""
     if tensor.shape[-1] != dim:
         raise ShapeError(
             f"{argument} has the dim {tensor.shape[-1]} (shape {tuple(tensor.shape)}), but {score} was made for "
             f"{argument}_dim={dim}"
+        )
+    weight = next(score.parameters())
+    if tensor.device != weight.device:
+        raise DeviceError(
+            f"{argument} is on {tensor.device}, but the parameters of {score} are on {weight.device}: move one of them "
+            "with .to(device)"
+        )
+    if tensor.dtype != weight.dtype and not torch.is_autocast_enabled(tensor.device.type):
+        raise DtypeError(
+            f"{argument} is {tensor.dtype}, but the parameters of {score} are {weight.dtype}: convert one of them with "
+            ".to(dtype)"
         )
 
 

@@ -1,0 +1,39 @@
+"""Testing kernels: seeded cases, budgets taken from float64, and the agreement of a kernel with the formula.
+
+A kernel of your own is tested as the library's are, by pytest or without it:
+
+    >>> from regard.kernels.reference import Reference
+    >>> from regard.testing import assert_agrees, suite
+    >>> for kernel, case in suite([Reference()], strength=1):
+    ...     assert_agrees(kernel, case)
+
+The suite has no dropout: what is random is tested by its statistics.
+"""
+
+from .agreement import assert_agrees as assert_agrees
+from .agreement import suite as suite
+from .cases import Case as Case
+from .cases import cases as cases
+from .compare import Expected as Expected
+from .compare import assert_close as assert_close
+from .compare import fault as fault
+from .formula import Answer as Answer
+from .formula import attempts as attempts
+from .formula import truth as truth
+from .inputs import Inputs as Inputs
+from .inputs import make_inputs as make_inputs
+
+__all__ = [
+    "Answer",
+    "Case",
+    "Expected",
+    "Inputs",
+    "assert_agrees",
+    "assert_close",
+    "attempts",
+    "cases",
+    "fault",
+    "make_inputs",
+    "suite",
+    "truth",
+]

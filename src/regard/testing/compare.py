@@ -1,0 +1,96 @@
+"""Is a tensor right? Against the truth in float64, within a budget that the arithmetic itself sets.
+
+No tolerance is chosen by hand. The plain formula, computed in the precision at hand, is off from the truth by so
+much; a kernel, which sums in another order, may be off by twice that, and by one rounding of its dtype more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Expected:
+    """What a tensor has to be: the truth, and how near to it the plain formula comes.
+
+    truth: in float64. dtype: what the tensor has to have. near: the same by the plain formula in the working precision,
+    once or a few times (see `regard.testing.attempts`); without it only one rounding is allowed. magnitude: the size
+    of what went into the numbers, where they cancel; the largest |truth| where that is larger.
+    """
+
+    truth: Tensor
+    dtype: torch.dtype
+    near: Sequence[Tensor] = ()
+    magnitude: float = 0.0
+
+    def budget(self) -> float:
+        """What an element may be off: twice the plain formula's worst error, and one rounding at the magnitude.
+
+        One number for the whole tensor: each element is a sum of products, and what a sum is off depends on the size of
+        its terms, which the elements of a tensor share, not on the size that is left of it.
+
+        Raises:
+            ValueError: what is near to the truth is NaN or infinite where the truth is not.
+        """
+        truth = self.truth.double()
+        finite = truth.isfinite()
+        magnitude = max(self.magnitude, _largest(truth[finite]))
+        errors = [self._scale(near) * (near.double() - truth)[finite] for near in self.near]
+        worst = _largest(torch.cat(errors)) if errors else 0.0
+        if not math.isfinite(worst):
+            raise ValueError("the plain formula is not finite where the truth is: it sets no budget")
+        return 2 * worst + torch.finfo(self.dtype).eps * magnitude
+
+    def _scale(self, near: Tensor) -> float:
+        """In float64 the plain formula is the truth itself: so its error in float32, scaled, once for each of them."""
+        if self.dtype != torch.float64 or near.dtype == torch.float64:
+            return 1.0
+        return 2 * torch.finfo(torch.float64).eps / torch.finfo(near.dtype).eps
+
+
+def fault(actual: Tensor, expected: Expected) -> str | None:
+    """What is wrong with a tensor, in a sentence, or None: shape, dtype, NaN and infinity in place, then the budget.
+
+    >>> truth = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    >>> fault(truth.float(), Expected(truth, torch.float32))
+    >>> print(fault(torch.tensor([1.0, 2.5]), Expected(truth, torch.float32)))
+    1 of 2 elements (50 %) is over its budget; the worst at [1]: 2.5, but the truth is 2; error 0.5, budget 2.4e-07
+    """
+    truth = expected.truth.double()
+    if actual.shape != truth.shape:
+        return f"the shape is {tuple(actual.shape)}, but it has to be {tuple(truth.shape)}"
+    if actual.dtype != expected.dtype:
+        return f"the dtype is {actual.dtype}, but it has to be {expected.dtype}"
+    actual = actual.detach().cpu().double()
+    same_non_finite = (actual == truth) | (actual.isnan() & truth.isnan())
+    finite = actual.isfinite() & truth.isfinite()
+    error = torch.where(finite, (actual - truth).abs(), torch.where(same_non_finite, 0.0, torch.inf))
+    budget = expected.budget()
+    over = error > budget
+    count = int(over.sum())
+    if not count:
+        return None
+    worst = int(error.argmax())
+    place = [int(index) for index in torch.unravel_index(torch.tensor(worst), truth.shape)]
+    has, needs, by = (tensor.flatten()[worst].item() for tensor in (actual, truth, error))
+    return (
+        f"{count} of {truth.numel()} elements ({100 * count / truth.numel():.3g} %) {'is' if count == 1 else 'are'} "
+        f"over {'its' if count == 1 else 'their'} budget; the worst at {place}: {has:.9g}, but the truth is "
+        f"{needs:.9g}; error {by:.2g}, budget {budget:.2g}"
+    )
+
+
+def _largest(numbers: Tensor) -> float:
+    """The largest size, 0 where there is no number."""
+    return float(numbers.abs().max()) if numbers.numel() else 0.0
+
+
+def assert_close(actual: Tensor, expected: Expected, name: str = "tensor") -> None:
+    """Raise AssertionError with the fault of a tensor, if it has one."""
+    if problem := fault(actual, expected):
+        raise AssertionError(f"{name}: {problem}")

@@ -1,0 +1,28 @@
+"""CTranslate2 (MIT): the test of its masked softmax."""
+
+import pytest
+import torch
+
+import regard
+from regard import lenses, masks
+
+
+@pytest.mark.parametrize(
+    ("given", "length", "expected"),
+    [
+        ([-0.2, 3.0, 1.2, -1.1, 0.0], 3, [0.033797, 0.829145, 0.137056, 0.0, 0.0]),
+        ([4.6, 3.3, 0.2, -1.6, 1.0], 4, [0.777098, 0.211783, 0.009540, 0.001577, 0.0]),
+    ],
+)
+def test_masked_softmax(given, length, expected):
+    weights = lenses.Weights()
+    seen = regard.observe(
+        torch.zeros(1, 1, 1, 2),
+        torch.zeros(1, 1, 5, 2),
+        torch.zeros(1, 1, 5, 2),
+        weights,
+        bias=torch.tensor(given),
+        mask=masks.padding(lengths=[length]),
+    )
+    torch.testing.assert_close(seen[weights][0, 0, 0], torch.tensor(expected), atol=1e-6, rtol=0)
+    assert seen[weights][0, 0, 0, length:].eq(0).all()

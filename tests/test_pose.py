@@ -1,0 +1,111 @@
+"""Bad input: each error by its text, which names the argument, what it has, what it needs, and the mend."""
+
+import math
+
+import pytest
+import torch
+
+import regard
+from regard import masks, scores
+from regard.errors import ConfigurationError, DeviceError, DtypeError, MaskError, ShapeError
+
+
+def rand(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape, dtype=dtype)
+
+
+def whole(m: int = 5, n: int = 7) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Query, key and value of two batches and three heads."""
+    return rand(2, 3, m, 11), rand(2, 3, n, 11), rand(2, 3, n, 13)
+
+
+NO = torch.zeros(5, 7)
+
+
+@pytest.mark.parametrize(
+    ("error", "match", "arguments", "options"),
+    [
+        (DtypeError, r"key needs a torch.Tensor; it is a list", {"key": [1.0]}, {}),
+        (DtypeError, r"query needs floating-point numbers .* torch.int64: call query.float\(\)",
+         {"query": torch.zeros(2, 3, 5, 11, dtype=torch.int64)}, {}),
+        (DtypeError, "value needs floating-point .* torch.bool", {"value": torch.zeros(2, 3, 7, 13).bool()}, {}),
+        (DtypeError, "query needs floating-point .* torch.float8_e5m2",
+         {"query": torch.zeros(2, 3, 5, 11).to(torch.float8_e5m2)}, {}),
+        (DtypeError, r"query is torch.float32, key torch.float64, value torch.float32: they need one dtype",
+         {"key": torch.zeros(2, 3, 7, 11).double()}, {}),
+        (DeviceError, r"query is on meta, key on cpu, value on cpu: they need one device",
+         {"query": torch.zeros(2, 3, 5, 11, device="meta")}, {}),
+        (ShapeError, r"query \(3, 5, 11\), key \(2, 3, 7, 11\).*the same number of dimensions",
+         {"query": torch.zeros(3, 5, 11)}, {}),
+        (ShapeError, "same number of dimensions, two at least",
+         {"query": torch.zeros(1), "key": torch.zeros(1), "value": torch.zeros(1)}, {}),
+        (ShapeError, "key has 7 positions and value 6 .*each key needs one value",
+         {"value": torch.zeros(2, 3, 6, 13)}, {}),
+        (ShapeError, "query has 3 heads, key 2, value 2 .*it must divide the query's",
+         {"key": torch.zeros(2, 2, 7, 11), "value": torch.zeros(2, 2, 7, 13)}, {}),
+        (ShapeError, "query has 3 heads, key 3, value 1 .*the same number", {"value": torch.zeros(2, 1, 7, 13)}, {}),
+        (ShapeError, "query has 3 heads, key 0, value 0",
+         {"key": torch.zeros(2, 0, 7, 11), "value": torch.zeros(2, 0, 7, 13)}, {}),
+        (ShapeError, r"the batch dimensions do not broadcast\.$", {"query": torch.zeros(4, 3, 5, 11)}, {}),
+        (ShapeError, r"do not broadcast. Three-dimensional input is \(batch, length, dim\); heads need a fourth",
+         {"query": torch.zeros(4, 5, 11), "key": torch.zeros(2, 7, 11), "value": torch.zeros(2, 7, 13)}, {}),
+        (ShapeError, r"query has the dim 9 and key 11 .*score=scores.General\(9, 11\)",
+         {"query": torch.zeros(2, 3, 5, 9)}, {}),
+        (ConfigurationError, "score needs a score such as .*it is 'additive'", {}, {"score": "additive"}),
+        (ConfigurationError, "they are made before the call", {}, {"score": scores.Additive}),
+        (ConfigurationError, r"scale=0.5 goes with the default score; Dot\(\) has a scale of its own",
+         {}, {"score": scores.Dot(), "scale": 0.5}),
+        (MaskError, r"mask is a torch.float32 tensor \(5, 7\), but a mask is bool \(True = attend\).*go to bias=",
+         {}, {"mask": NO}),
+        (MaskError, r"mask needs a mask .*; it is a torch.int64 tensor \(5, 7\)", {}, {"mask": NO.long()}),
+        (MaskError, "mask needs a mask .*; it is a str", {}, {"mask": "causal"}),
+        (MaskError, r"mask where\(keep=<bool \(4, 7\)>\) does not fit: .*5 queries and 7 keys", {},
+         {"mask": torch.ones(4, 7).bool()}),
+        (MaskError, r"mask where\(keep=<bool \(4, 1, 5, 7\)>\) has the shape \(4, 1, 5, 7\), which does not broadcast",
+         {}, {"mask": torch.ones(4, 1, 5, 7).bool()}),
+        (MaskError, r"mask padding\(lengths=\[1, 2, 3\]\) has the shape \(3, 1, 1, 7\)", {},
+         {"mask": masks.padding(lengths=[1, 2, 3])}),
+        (DtypeError, r"a bias needs a floating-point tensor; this is torch.bool.*mask=masks.where\(keep=", {},
+         {"bias": NO.bool()}),
+        (ShapeError, r"bias tensor\(<float32 \(4, 5, 7\)>\) has the shape \(4, 5, 7\), which does not broadcast", {},
+         {"bias": torch.zeros(4, 5, 7)}),
+        (ShapeError, "a tensor over pairs has the shape .* there are 5 queries and 7 keys", {},
+         {"bias": torch.zeros(5, 6)}),
+        (DeviceError, r"bias tensor\(<float32 \(5, 7\)>\) is on meta, but query, key and value are on cpu", {},
+         {"bias": NO.to("meta")}),
+        (ConfigurationError, "softcap is 0; it needs a finite number above 0", {}, {"softcap": 0}),
+        (ConfigurationError, "softcap is inf", {}, {"softcap": math.inf}),
+        (ConfigurationError, "softcap is nan", {}, {"softcap": math.nan}),
+        (ConfigurationError, r"dropout_p is 1.0; it needs a probability in \[0, 1\)", {}, {"dropout_p": 1.0}),
+        (ConfigurationError, r"dropout_p is -0.1", {}, {"dropout_p": -0.1}),
+        (ShapeError, r"sinks is torch.float32 \(2,\); it needs one floating-point logit per query head, \(3,\)$", {},
+         {"sinks": torch.zeros(2)}),
+        (ShapeError, r"sinks is float; it needs", {}, {"sinks": 0.5}),
+        (DeviceError, "sinks is on meta, but query, key and value are on cpu", {},
+         {"sinks": torch.zeros(3, device="meta")}),
+        (DtypeError, "query_positions needs a tensor of whole numbers; it is torch.float32", {},
+         {"query_positions": torch.arange(5.0)}),
+        (DtypeError, "key_positions needs a tensor of whole numbers; it is a range", {}, {"key_positions": range(7)}),
+        (ShapeError, r"key_positions has the shape \(6,\); it needs \(7,\) or \(batch, 7\), .* the 7 keys", {},
+         {"key_positions": torch.arange(6)}),
+        (ShapeError, r"query_positions has the shape \(\); it needs \(5,\) or .* 5 queries", {},
+         {"query_positions": torch.tensor(0)}),
+        (DeviceError, "query_positions is on meta", {}, {"query_positions": torch.arange(5, device="meta")}),
+        (MaskError, r"mask causal\(\) has the shape \(4, 1, 5, 7\), which does not broadcast", {},
+         {"mask": masks.causal(), "query_positions": torch.zeros(4, 5, dtype=torch.int64)}),
+    ],
+)  # fmt: skip
+def test_bad_input(error, match, arguments, options):
+    tensors = dict(zip(("query", "key", "value"), whole(), strict=True)) | arguments
+    with pytest.raises(error, match=match):
+        regard.attention(**tensors, **options)
+
+
+def test_sinks_need_heads():
+    with pytest.raises(ShapeError, match=r"sinks is .* and input with a head axis"):
+        regard.attention(rand(2, 5, 4), rand(2, 7, 4), rand(2, 7, 4), sinks=torch.zeros(2))
+
+
+def test_more_queries_than_placed_keys():
+    with pytest.raises(ShapeError, match=r"5 queries cannot sit where the last of the 3 keys sit.*query_positions too"):
+        regard.attention(*whole(5, 3), mask=masks.causal(), key_positions=torch.arange(3))

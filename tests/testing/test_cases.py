@@ -1,0 +1,91 @@
+from itertools import combinations
+
+import pytest
+import torch
+
+from regard.testing import Case, cases, make_inputs
+from regard.testing.cases import AXES, DTYPES, LAYOUTS, LENGTHS, Layout
+from regard.testing.covering import covering
+
+
+def test_every_pair_of_values_meets():
+    axes = {"a": ("1", "2", "3"), "b": ("x", "y"), "c": ("p", "q", "r"), "d": ("s", "t")}
+    rows = covering(axes, 2)
+    for one, other in combinations(axes, 2):
+        assert {(row[one], row[other]) for row in rows} == {(i, j) for i in axes[one] for j in axes[other]}
+    assert len(rows) < 15  # of 36
+
+
+def test_what_is_impossible_is_left_out():
+    axes = {"a": ("1", "2"), "b": ("x", "y"), "c": ("p", "q")}
+    rows = covering(axes, 2, lambda row: not (row.get("a") == "2" and row.get("b") == "y"))
+    assert {(row["a"], row["b"]) for row in rows} == {("1", "x"), ("1", "y"), ("2", "x")}
+    assert {(row["a"], row["c"]) for row in rows} == {("1", "p"), ("1", "q"), ("2", "p"), ("2", "q")}
+
+
+def test_every_value_of_every_axis_is_in_some_case():
+    for name, values in AXES.items():
+        assert {getattr(case, name) for case in cases(2)} == set(values)
+
+
+def test_ids_differ_and_read():
+    ids = [case.id for case in cases(3)]
+    assert len(set(ids)) == len(ids) > 300
+    assert Case().id == "default-4d-5x7-float32"
+    case = Case(score="additive", mask="causal&padding", layout="grouped", dtype="bfloat16", poison="masked")
+    assert case.id == "additive-causal&padding-grouped-5x7-bfloat16-masked"
+
+
+def test_the_same_case_has_the_same_numbers_and_leaves_the_seed_alone():
+    torch.manual_seed(3)
+    one = make_inputs(Case(score="additive", bias="gaussian"))
+    after = torch.rand(1)
+    other = make_inputs(Case(score="additive", bias="gaussian"))
+    assert all(one.leaves[name].equal(other.leaves[name]) for name in one.leaves)
+    torch.manual_seed(3)
+    assert after.equal(torch.rand(1))
+    assert not make_inputs(Case(bias="pairs")).leaves["query"].equal(one.leaves["query"])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("memory", AXES["memory"])
+def test_the_shapes_are_those_of_the_layout(layout, memory):
+    inputs = make_inputs(Case(layout=layout, memory=memory, score="general"))
+    query, key, value = (inputs.arranged(name, inputs.leaves[name]) for name in ("query", "key", "value"))
+    of: Layout = LAYOUTS[layout]
+    heads, key_heads = ((of.heads,), (of.key_heads,)) if of.heads else ((), ())
+    batch = (1,) * len(of.batch) if memory == "broadcast" else of.batch
+    assert query.shape == (*of.batch, *heads, 5, 11)
+    assert key.shape == (*batch, *key_heads, 7, 13)
+    assert value.shape == (*batch, *key_heads, 7, 17)
+    assert query.is_contiguous() == (memory != "strided")
+    assert inputs.problem().weights_shape == (*of.batch, *heads, 5, 7)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_dtype_and_lengths(dtype, lengths):
+    inputs = make_inputs(Case(dtype=dtype, lengths=lengths))
+    problem = inputs.problem()
+    assert (problem.queries, problem.keys) == LENGTHS[lengths]
+    assert problem.value.dtype == DTYPES[dtype]
+
+
+@pytest.mark.parametrize("memory", AXES["memory"])
+@pytest.mark.parametrize(("mask", "lengths", "poisoned"), [("ignore", "5x7", "key"), ("causal", "7x5", "query")])
+def test_poison_in_masked_places_only(memory, mask, lengths, poisoned):
+    inputs = make_inputs(Case(mask=mask, lengths=lengths, memory=memory, poison="masked", layout="grouped"))
+    assert not inputs.leaves[poisoned].isfinite().all()
+    for name in ("query", "key", "value"):
+        assert inputs.leaves[name].isfinite().equal(inputs.reached(name))
+
+
+@pytest.mark.parametrize("name", ["query", "key", "value"])
+def test_poison_in_one_place(name):
+    inputs = make_inputs(Case(poison=name))
+    assert {of: int((~inputs.leaves[of].isfinite()).sum()) for of in ("query", "key", "value")} == {
+        "query": 0,
+        "key": 0,
+        "value": 0,
+        name: 1,
+    }
