@@ -19,7 +19,8 @@ def seconds(work: Work, calls: int) -> float:
 
 def compare(ours: Work, theirs: Work, *, calls: int, rounds: int = 31) -> tuple[float, float, float]:
     """Median seconds per call of each, and the median of the difference within a round; the order changes in turn."""
-    ours(), theirs()
+    ours()
+    theirs()
     pairs = []
     for round_ in range(rounds):
         if round_ % 2:

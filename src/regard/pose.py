@@ -1,4 +1,7 @@
-"""From a user's arguments to a Problem: every check of the input stands here, before anything is computed."""
+"""From a user's arguments to a Problem: what can be checked before anything is computed is checked here.
+
+Whether a mask or a bias fits is known once it is asked about its pairs: `Problem.keep` and `Problem.bias_values` check.
+"""
 
 from __future__ import annotations
 

@@ -7,7 +7,14 @@ import torch
 from regard.translation.building import build_model
 from regard.translation.corpus import ParallelText
 from regard.translation.encoding import encode
-from regard.translation.settings import BahdanauDecoder, ModelSettings, SearchSettings, TrainingSettings
+from regard.translation.settings import (
+    InverseSquareRoot,
+    LuongDecoder,
+    ModelSettings,
+    PlainScore,
+    SearchSettings,
+    TrainingSettings,
+)
 from regard.translation.training import fit
 from regard.translation.translator import Translator
 from regard.translation.vocabulary import Vocabulary, VocabularySettings
@@ -23,15 +30,15 @@ def test_reversal_is_learned_and_looks_backwards():
     vocabulary = Vocabulary.train(train, VocabularySettings(kind="characters", size=20))
     text = encode(ParallelText.pair(train, [line[::-1] for line in train]), vocabulary, vocabulary)
     torch.manual_seed(1)
-    model = build_model(
-        ModelSettings(embedding_dim=32, hidden_dim=64, dropout=0.0, decoder=BahdanauDecoder()),
-        len(vocabulary),
-        len(vocabulary),
-    )
+    decoder = LuongDecoder(score=PlainScore(kind="general"), input_feeding=False)
+    settings = ModelSettings(cell="lstm", embedding_dim=32, hidden_dim=64, dropout=0.0, decoder=decoder)
+    model = build_model(settings, len(vocabulary), len(vocabulary))
     fit(
         model,
         text,
-        TrainingSettings(batch_tokens=500, max_epochs=6, learning_rate=5e-3, decay="inverse-sqrt", warmup_steps=50),
+        TrainingSettings(
+            batch_tokens=1000, max_epochs=6, learning_rate=0.01, decay=InverseSquareRoot(), warmup_steps=50
+        ),
     )
     translator = Translator(model, vocabulary, vocabulary, SearchSettings(beam=1))
     translations = translator.translate(held_out, batch_size=250)
