@@ -4,6 +4,7 @@ import functools
 import math
 import os
 import random
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +25,9 @@ THREADS = 2
 
 
 def pytest_configure() -> None:
+    # A shell that runs the tests in the background has them ignore Ctrl-C, and all processes that they start inherit it.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # Also for the processes that tests start; many threads on small tensors are slower than few.
     os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))
     torch.set_num_threads(min(THREADS, torch.get_num_threads()))

@@ -32,9 +32,6 @@ def pairs_in(batches: list[Batch]) -> list[int]:
 texts = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 40)), min_size=8, max_size=80).map(make_text)
 
 
-# --- plans -----------------------------------------------------------------------------------------------------------
-
-
 @given(text=texts, batch_tokens=st.integers(1, 300), seed=st.integers(0, 9), world_size=st.integers(1, 4))
 def test_every_pair_once_within_the_budget_on_one_process_each(text, batch_tokens, seed, world_size):
     try:
@@ -100,6 +97,3 @@ def test_too_few_pairs_for_the_processes():
     pattern = r"3 batches of one pair each cannot be shared evenly among 2 processes; use fewer processes"
     with pytest.raises(CorpusError, match=pattern):
         TokenBatches(make_text([(5, 5)] * 3), batch_tokens=5, seed=1, world_size=2)
-
-
-# --- going on where one stopped --------------------------------------------------------------------------------------

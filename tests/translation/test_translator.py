@@ -101,9 +101,6 @@ def reverser(lines: list[str], kind: str = "words", max_source_length: int | Non
     return Translator(Reverser(len(known), max_source_length), known, known, SearchSettings(beam=2))
 
 
-# --- loading ---------------------------------------------------------------------------------------------------------
-
-
 def test_a_run_is_loaded_and_translates_the_same_every_time(run):
     first, second = Translator.load(run), Translator.load(str(run))
     assert not first.model.training  # pyright: ignore[reportAttributeAccessIssue] (or dropout would change it)
@@ -180,9 +177,6 @@ def test_damaged_text_files_are_refused(run):
 def test_a_device_that_is_not_there_is_named(run, device):
     with pytest.raises(DeviceError, match=rf"the device '{device}' cannot be used here: .*; cpu always can"):
         Translator.load(run, device=device)
-
-
-# --- translating -----------------------------------------------------------------------------------------------------
 
 
 def test_lines_come_back_in_order_and_are_computed_by_length():
@@ -281,9 +275,6 @@ def test_the_heat_map_of_a_candidate_that_is_not_there_is_refused(run):
         empty.heatmap()
     with pytest.raises(CorpusError, match=r"there is no candidate 1 to draw: 'a dog' has 1 candidates"):
         full.heatmap(1)
-
-
-# --- aligning --------------------------------------------------------------------------------------------------------
 
 
 def test_words_are_linked_with_what_they_were_said_from():

@@ -31,9 +31,6 @@ def train(kind: str, lines: list[str] = LINES, **options) -> Vocabulary:
 VOCABULARIES = {kind: train(kind, size=400) for kind in KINDS}
 
 
-# --- there and back --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("line", LINES)
 def test_known_text_comes_back_letter_for_letter(kind, line):
@@ -92,9 +89,6 @@ def test_lowercase(kind):
     assert vocabulary.decode(vocabulary.encode("HELLO, World!")) == "hello, world!"
 
 
-# --- special ids -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_text_cannot_spell_a_special_id(kind):
     text = "<pad> <unk> <s> </s> a</s>b"
@@ -137,9 +131,6 @@ def test_tokens_and_the_words_they_belong_to():
 def test_an_id_that_is_not_there(i):
     with pytest.raises(VocabularyError, match=rf"{i} is not an id of this vocabulary; its ids are 0 to \d+"):
         VOCABULARIES["words"].decode([i])
-
-
-# --- training --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
