@@ -25,7 +25,7 @@ THREADS = 2
 
 
 def pytest_configure() -> None:
-    # A shell that runs the tests in the background has them ignore Ctrl-C, and all processes that they start inherit it.
+    # A shell that runs the tests in the background has them ignore Ctrl-C, and what they start inherits that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # Also for the processes that tests start; many threads on small tensors are slower than few.

@@ -1,8 +1,12 @@
 """regard computes attention: declared once, exact, as fast as the mask allows, its weights always there to look at."""
 
+import importlib
+from types import ModuleType
+
 from . import biases as biases
 from . import lenses as lenses
 from . import masks as masks
+from . import plots as plots
 from . import scores as scores
 from .attention import attention as attention
 from .attention import attention_with_lse as attention_with_lse
@@ -20,8 +24,22 @@ __all__ = [
     "masks",
     "merge",
     "observe",
+    "plots",
     "scaled_dot_product_attention",
     "scores",
 ]
 
 __version__ = "0.1.0.dev0"
+
+_WHEN_ASKED_FOR = ("models", "testing", "translation")
+
+
+def __getattr__(name: str) -> ModuleType:
+    """What stands above the formula is imported when it is first asked for: `regard.models`, without an import."""
+    if name in _WHEN_ASKED_FOR:
+        return importlib.import_module(f"regard.{name}")
+    raise AttributeError(f"module 'regard' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_WHEN_ASKED_FOR])
