@@ -7,6 +7,7 @@ new score costs no kernel. Query heads may be a multiple of key heads: query hea
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -69,7 +70,7 @@ def at_least_float32(tensor: Tensor) -> Tensor:
 
 def all_finite(*tensors: Tensor) -> bool:
     """Whether no entry is NaN or infinite: one sum a tensor; a finite sum proves it."""
-    return all(bool(tensor.detach().sum(dtype=torch.float32).isfinite()) for tensor in tensors) or all(
+    return all(math.isfinite(tensor.detach().sum(dtype=torch.float32).item()) for tensor in tensors) or all(
         bool(tensor.isfinite().all()) for tensor in tensors
     )
 

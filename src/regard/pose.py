@@ -85,6 +85,14 @@ def pose(
 
 def _same_kind(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Three floating-point tensors of one dtype on one device; autocast casts them as it does for torch's own."""
+    if (
+        type(query) is type(key) is type(value) is Tensor
+        and query.dtype is key.dtype is value.dtype
+        and query.dtype in FLOATING
+        and query.device == key.device == value.device
+        and not torch.is_autocast_enabled(query.device.type)
+    ):
+        return query, key, value  # as nearly every call has it: nothing to refuse, nothing to cast
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not isinstance(tensor, Tensor):
             raise DtypeError(f"{name} needs a torch.Tensor; it is a {type(tensor).__name__}")

@@ -48,8 +48,7 @@ def _attend(problem: Problem) -> Result:
     pairs = cast(DotPairs, problem.pairs)  # `why_not` lets nothing else through
     causal = _is_torch_causal(problem)
     added = None if causal else _attn_mask(problem)
-    heads = pairs.query.shape[-3] if problem.heads else 1
-    grouped = problem.heads and not pairs.key.shape[-3] == problem.value.shape[-3] == heads
+    grouped = problem.heads and pairs.key.shape[-3] != pairs.query.shape[-3]
     options = {"dropout_p": problem.dropout_p, "is_causal": causal, "scale": pairs.scale, "enable_gqa": grouped}
     if problem.value.ndim == 4:
         return Result(scaled_dot_product_attention(pairs.query, pairs.key, problem.value, added, **options))
