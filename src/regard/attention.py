@@ -16,6 +16,7 @@ from .lenses import Lens
 from .masks import Mask
 from .pairs import at_least_float32
 from .pose import HasPairs, Options, pose
+from .problem import Problem
 
 
 def attention(
@@ -104,10 +105,7 @@ def attention_with_lse(
     >>> lse.exp()
     tensor([3.])
     """
-    result = choose(pose(query, key, value, wants_lse=True, **options), kernel).run()
-    if result.lse is None:
-        raise AssertionError("a kernel chosen for a problem that wants the log-sum-exp gave none")
-    return result.output, result.lse
+    return _run_with_lse(pose(query, key, value, wants_lse=True, **options), kernel)
 
 
 def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -197,8 +195,14 @@ def observe(
     tensor([[0.5000, 0.5000]])
     """
     problem = pose(query, key, value, wants_lse=True, **options)
+    output, lse = _run_with_lse(problem, kernel)
+    problem = cleaned(problem)  # rows that attend to NaN show it through their log-sum-exp
+    return Seen(output, lse, {lens: lens.look(problem, lse) for lens in lenses})
+
+
+def _run_with_lse(problem: Problem, kernel: str | None) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp of a problem that wants both."""
     result = choose(problem, kernel).run()
     if result.lse is None:
         raise AssertionError("a kernel chosen for a problem that wants the log-sum-exp gave none")
-    problem = cleaned(problem)  # rows that attend to NaN show it through their log-sum-exp
-    return Seen(result.output, result.lse, {lens: lens.look(problem, result.lse) for lens in lenses})
+    return result.output, result.lse
