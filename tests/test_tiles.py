@@ -19,6 +19,22 @@ def test_positions_of_a_tile():
     assert tile.key.tolist() == [[2, 3, 4, 5]]
 
 
+def test_shapes():
+    assert Grid.of(4, 6).shape == (4, 6)
+    assert Grid.of(4, 6).tile(slice(1, 3), slice(2, 99)).shape == (2, 4)
+    assert Grid.of(0, 6).shape == (0, 6)
+
+
+def test_functions_of_positions():
+    grid = Grid.of(2, 5).tile(slice(None), slice(1, 4))
+    assert grid.by_query(lambda at: at * 2).tolist() == [[6], [8]]
+    assert grid.by_key(lambda at: at > 1).tolist() == [[False, True, True]]
+    per_batch = grid.by_key(lambda at: torch.stack([at, at + 1]))
+    assert per_batch.tolist() == [[[[1, 2, 3]]], [[[2, 3, 4]]]]
+    small = Grid.of(1, 2, query_positions=torch.tensor([0], dtype=torch.uint8))
+    assert (small.query - small.key).tolist() == [[0, -1]]
+
+
 def test_a_batch_gets_the_axis_of_heads():
     at = torch.zeros(2, 4, dtype=torch.int64)
     assert Grid.of(4, 6, query_positions=at).query.shape == (2, 1, 4, 1)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -10,6 +12,9 @@ from torch import Tensor
 from .errors import ShapeError
 
 WHOLE = slice(None)
+
+# What a mask says of a tile: no pair exists, every pair does, or neither is certain. PARTIAL promises nothing.
+EMPTY, PARTIAL, FULL = 0, 1, 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,14 +66,36 @@ class Grid:
         return replace(self, rows=rows, columns=columns)
 
     @property
+    def shape(self) -> tuple[int, int]:
+        """(M, N) of the tile."""
+        queries, keys = self.query_positions.shape[-1], self.key_positions.shape[-1]
+        return len(range(queries)[self.rows]), len(range(keys)[self.columns])
+
+    @property
+    def device(self) -> torch.device:
+        """Where the positions are, and so everything that is said of the pairs."""
+        return self.key_positions.device
+
+    @property
     def query(self) -> Tensor:
         """Positions of the tile's queries, as a column: (..., M, 1)."""
-        return self.per_batch(self.query_positions[..., self.rows, None])
+        return self.by_query(lambda positions: positions)
 
     @property
     def key(self) -> Tensor:
         """Positions of the tile's keys, as a row: (..., 1, N)."""
-        return self.per_batch(self.key_positions[..., None, self.columns])
+        return self.by_key(lambda positions: positions)
+
+    def by_query(self, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """What a function says of the positions of the queries, (..., M), as a column: (..., M, 1).
+
+        It gets them as int64: smaller whole numbers would wrap round where they are subtracted.
+        """
+        return self.per_batch(function(self.query_positions[..., self.rows].long()).unsqueeze(-1))
+
+    def by_key(self, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """What a function says of the positions of the keys, (..., N), as a row: (..., 1, N)."""
+        return self.per_batch(function(self.key_positions[..., self.columns].long()).unsqueeze(-2))
 
     def per_batch(self, pairs: Tensor) -> Tensor:
         """Give (*batch, M, N) the head axis that the weights have, where there is a batch."""
@@ -89,7 +116,16 @@ class Grid:
         return pairs
 
 
-def broadcast_together(left: Tensor, right: Tensor) -> bool:
+class HasShape(Protocol):
+    """A tensor, or what is known of one."""
+
+    @property
+    def shape(self) -> torch.Size:
+        """The sizes of its axes."""
+        ...
+
+
+def broadcast_together(left: HasShape, right: HasShape) -> bool:
     """Whether two tensors over pairs can be joined element by element.
 
     >>> broadcast_together(torch.zeros(2, 1, 3), torch.zeros(5, 3))

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from ..tiles import Grid
-from .base import Mask
+from .base import Kept, Mask, Pairs
 
 
 @dataclass(frozen=True, repr=False)
 class Causal(Mask):
     """Key position <= query position."""
 
-    def keep(self, grid: Grid) -> Tensor:
+    @property
+    def by_distance(self) -> bool:
+        return True
+
+    def keep(self, grid: Pairs) -> Kept:
         return grid.key <= grid.query
 
     def __repr__(self) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from ..errors import MaskError
-from ..tiles import Grid
-from .base import Mask
+from ..transforms import transformed
+from .base import Kept, Mask, Pairs
+from .numbers import whole_numbers
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -19,9 +19,8 @@ class Padding(Mask):
 
     lengths: Tensor
 
-    def keep(self, grid: Grid) -> Tensor:
-        ends = grid.per_batch(self.lengths.to(grid.key_positions.device)[..., None, None])
-        return grid.key < ends
+    def keep(self, grid: Pairs) -> Kept:
+        return keys_before(self.lengths, grid)
 
     def __repr__(self) -> str:
         return f"padding(lengths={self.lengths.tolist()})"
@@ -40,17 +39,18 @@ def padding(*, lengths: Tensor | Sequence[int]) -> Mask:
     tensor([[[[1, 0, 0]]],
             [[[1, 1, 1]]]], dtype=torch.int32)
     """
-    try:
-        counts = torch.as_tensor(lengths)
-    except (TypeError, ValueError, RuntimeError):
-        raise MaskError(f"padding needs whole numbers as lengths; it was given {lengths!r}") from None
-    if not counts.numel():
-        counts = counts.long()  # no sequences at all: an empty list says nothing of its type
-    if counts.is_floating_point() or counts.is_complex() or counts.dtype == torch.bool:
-        raise MaskError(
-            f"padding needs whole numbers as lengths; these are {counts.dtype}. A bool tensor of tokens that exist "
-            "goes to masks.where(keep=tensor[..., None, None, :])"
-        )
-    if counts.numel() and int(counts.min()) < 0:
-        raise MaskError(f"padding needs lengths of at least 0; the smallest here is {int(counts.min())}")
-    return Padding(counts)
+    return Padding(checked_lengths("padding", "lengths", lengths))
+
+
+def checked_lengths(mask: str, name: str, lengths: Tensor | Sequence[int]) -> Tensor:
+    """Whole numbers of at least 0, one for each sequence of the batch."""
+    tokens = "A bool tensor of tokens that exist goes to masks.where(keep=tensor[..., None, None, :])"
+    counts = whole_numbers(mask, name, lengths, instead=tokens)
+    if counts.numel() and not transformed() and int(counts.min()) < 0:
+        raise MaskError(f"{mask} needs {name} of at least 0; the smallest here is {int(counts.min())}")
+    return counts
+
+
+def keys_before(lengths: Tensor, grid: Pairs) -> Kept:
+    """Key position < length, where lengths are (*batch)."""
+    return grid.key < grid.per_batch(lengths.to(grid.device)[..., None, None])

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MaskError
-from ..tiles import Grid
-from .base import Mask
+from .base import Kept, Mask, Pairs
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -18,8 +17,8 @@ class Where(Mask):
 
     pairs: Tensor
 
-    def keep(self, grid: Grid) -> Tensor:
-        return grid.cut(self.pairs.to(grid.key_positions.device))
+    def keep(self, grid: Pairs) -> Kept:
+        return grid.cut(self.pairs.to(grid.device))
 
     def __repr__(self) -> str:
         return f"where(keep=<bool {tuple(self.pairs.shape)}>)"

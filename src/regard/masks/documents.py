@@ -1,0 +1,63 @@
+"""Documents: several texts in one sequence, none of which sees another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import MaskError
+from .base import Kept, Mask, Pairs
+from .numbers import check_range, whole_numbers
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Documents(Mask):
+    """ids[query position] == ids[key position]."""
+
+    ids: Tensor
+
+    def keep(self, grid: Pairs) -> Kept:
+        return grid.by_query(self._at) == grid.by_key(self._at)
+
+    def _at(self, positions: Tensor) -> Tensor:
+        """The ids at some positions: (*batch, ·)."""
+        length = self.ids.shape[-1]
+        check_range(repr(self), positions, length, "give documents() one id for each position")
+        try:
+            batch = torch.broadcast_shapes(self.ids.shape[:-1], positions.shape[:-1])
+        except RuntimeError:
+            raise MaskError(
+                f"{self!r} has the batch {tuple(self.ids.shape[:-1])}, but positions have the batch "
+                f"{tuple(positions.shape[:-1])}: they need to broadcast"
+            ) from None
+        ids = self.ids.to(positions.device).expand(*batch, length)
+        return ids.gather(-1, positions.expand(*batch, positions.shape[-1]))
+
+    def __repr__(self) -> str:
+        return f"documents(<{str(self.ids.dtype).removeprefix('torch.')} {tuple(self.ids.shape)}>)"
+
+
+def documents(ids: Tensor | Sequence[int] | Sequence[Sequence[int]]) -> Mask:
+    """Pairs within one document: *ids[query position] == ids[key position]*.
+
+    `causal() & documents(ids)` is for texts packed into one sequence: each is attended to as if it were alone.
+
+    Shapes: ids is (L,) or (*batch, L), whole numbers; positions lie in 0..L-1. Ids need not be sorted, but where they
+    are, every tile without a border between documents is EMPTY or FULL.
+
+    Raises:
+        MaskError: ids are not whole numbers; when used, a position has no id.
+
+    >>> from regard import masks
+    >>> masks.documents([7, 7, 9]).dense(3, 3).int()
+    tensor([[1, 1, 0],
+            [1, 1, 0],
+            [0, 0, 1]], dtype=torch.int32)
+    """
+    numbers = whole_numbers("documents", "ids", ids)
+    if not numbers.ndim:
+        raise MaskError("documents needs one id for each position, ids of shape (L,) or (*batch, L); it has a number")
+    return Documents(numbers)

@@ -1,0 +1,59 @@
+"""Window: keys near the query."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .base import Kept, Mask, Pairs
+from .numbers import count
+
+
+@dataclass(frozen=True, repr=False)
+class Window(Mask):
+    """-after <= query position - key position <= before."""
+
+    before: int | None
+    after: int | None
+
+    @property
+    def by_distance(self) -> bool:
+        return True
+
+    def keep(self, grid: Pairs) -> Kept:
+        before, after, distance = self.before, self.after, grid.query - grid.key
+        if after is None:
+            return _everything(grid) if before is None else distance <= before
+        return distance >= -after if before is None else (distance >= -after) & (distance <= before)
+
+    def __repr__(self) -> str:
+        sides = {"before": self.before, "after": self.after}
+        return f"window({', '.join(f'{side}={count}' for side, count in sides.items() if count is not None)})"
+
+
+def _everything(grid: Pairs) -> Kept:
+    return grid.by_query(lambda positions: torch.ones_like(positions, dtype=torch.bool))
+
+
+def window(before: int | None = None, after: int | None = None) -> Mask:
+    """Pairs with *-after <= query position - key position <= before*, a closed interval.
+
+    `before` and `after` count the neighbours on each side, the position itself not counted; None = unlimited. So
+    `causal() & window(before=511)` shows 512 keys, which Mistral calls a window of 512 (Jiang et al. 2023, arXiv
+    2310.06825, section 2), and `window(256, 256)` is Longformer's window of 512, 513 keys with the position itself
+    (Beltagy et al. 2020, arXiv 2004.05150, section 3.1).
+
+    Raises:
+        MaskError: a count that is negative or no whole number.
+
+    >>> from regard import masks
+    >>> masks.window(before=1, after=0).dense(3, 3).int()
+    tensor([[1, 0, 0],
+            [1, 1, 0],
+            [0, 1, 1]], dtype=torch.int32)
+    """
+    return Window(
+        None if before is None else count("window's before", before),
+        None if after is None else count("window's after", after),
+    )
