@@ -1,0 +1,105 @@
+"""ALiBi: a penalty that grows with the distance, at a slope of each head's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import ConfigurationError, DtypeError, ShapeError
+from ..pairs import at_least_float32
+from .base import described, is_floating
+from .distances import RelativeBias
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Alibi(RelativeBias):
+    """-slope · |key position - query position|."""
+
+    slopes: Tensor
+
+    def along(self, distances: Tensor) -> Tensor:
+        slopes = at_least_float32(self.slopes).to(distances.device)
+        return slopes.reshape(-1, *[1] * distances.ndim) * -distances.abs()
+
+    def __repr__(self) -> str:
+        return f"alibi({described(self.slopes)})"
+
+
+def alibi(heads: int | Tensor) -> RelativeBias:
+    """-m_h · |key position - query position|: head h attends the less, the further away (units: positions).
+
+    Shapes: `heads` is their number, for the published slopes m = `alibi_slopes(heads)`, or a tensor (heads,) of other
+    slopes, into which gradients flow. Two conventions are in use where the number is no power of two:
+    `alibi(heads)` takes those of the authors' code, `alibi(geometric_slopes(heads))` the formula of the paper at any
+    number. They are the same for powers of two.
+
+    Raises:
+        ConfigurationError: heads is a number below 1.
+        DtypeError: heads is neither a whole number nor a floating-point tensor.
+        ShapeError: slopes that are not (heads,).
+
+    Source: Press et al. 2022 (arXiv 2108.12409), section 3. There the keys after the query are always masked; here
+    they get the penalty of their distance. Code that multiplies a slope by the key's own position differs from this,
+    under a causal mask, by a constant in each row, which the softmax takes out.
+
+    >>> from regard import biases
+    >>> from regard.tiles import Grid
+    >>> biases.alibi(2).values(Grid.of(2, 3))[0]
+    tensor([[-0.0625,  0.0000, -0.0625],
+            [-0.1250, -0.0625,  0.0000]])
+    """
+    if isinstance(heads, int) and not isinstance(heads, bool):
+        return Alibi(alibi_slopes(heads))
+    if not is_floating(heads):
+        has = heads.dtype if isinstance(heads, Tensor) else f"a {type(heads).__name__}"
+        raise DtypeError(f"alibi needs the number of heads, or a floating-point tensor of their slopes; this is {has}")
+    if heads.ndim != 1 or not len(heads):
+        raise ShapeError(
+            f"alibi needs one slope for each head, a tensor of the shape (heads,); this one has {tuple(heads.shape)}"
+        )
+    return Alibi(heads)
+
+
+def alibi_slopes(heads: int, *, steepness: float = 8.0) -> Tensor:
+    """The slopes of the published ALiBi models, (heads,) float32.
+
+    For P the largest power of two that is not above the heads: the P slopes 2^(-steepness · h/P), h = 1..P, then from
+    those that 2P heads would have the first, third, fifth and so on, until each head has its own.
+
+    Raises:
+        ConfigurationError: heads below 1, or a steepness that is not above 0.
+
+    Source: `get_slopes` in the code released with Press et al. 2022 (arXiv 2108.12409); steepness is `bias_max` in
+    keras-hub.
+
+    >>> alibi_slopes(3).tolist()
+    [0.0625, 0.00390625, 0.25]
+    """
+    _check(heads, steepness)
+    power = 1 << (heads.bit_length() - 1)
+    of_power, of_next = geometric_slopes(power, steepness=steepness), geometric_slopes(2 * power, steepness=steepness)
+    return torch.cat([of_power, of_next[::2][: heads - power]])
+
+
+def geometric_slopes(heads: int, *, steepness: float = 8.0) -> Tensor:
+    """The slopes 2^(-steepness · h/heads), h = 1..heads, at any number of heads: (heads,) float32.
+
+    Raises:
+        ConfigurationError: heads below 1, or a steepness that is not above 0.
+
+    Source: Press et al. 2022 (arXiv 2108.12409), section 3, where the sequence starts at 2^(-8/heads), its ratio.
+
+    >>> geometric_slopes(4).tolist()
+    [0.25, 0.0625, 0.015625, 0.00390625]
+    """
+    _check(heads, steepness)
+    return torch.tensor([2.0 ** (-steepness * head / heads) for head in range(1, heads + 1)])
+
+
+def _check(heads: int, steepness: float) -> None:
+    if heads < 1:
+        raise ConfigurationError(f"the slopes of ALiBi need at least 1 head; heads is {heads}")
+    if not steepness > 0:
+        raise ConfigurationError(f"the slopes of ALiBi need a steepness above 0; it is {steepness}")
