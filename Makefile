@@ -44,6 +44,7 @@ bench: $(DEV)  ## measure: prints a table for each file of benchmarks/
 
 clean:  ## remove the environment and all that was built
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .benchmarks
+	rm -f src/regard/native/libadditive.so* src/regard/native/not_built.txt
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(CREATED):
@@ -55,11 +56,13 @@ $(CREATED):
 	$(PYTHON) -m venv --clear $(VENV)
 	@touch $@
 
-$(DEMO): $(CREATED) pyproject.toml constraints.txt
+NATIVE := hatch_build.py src/regard/native/build.py $(wildcard src/regard/native/*.[ch])
+
+$(DEMO): $(CREATED) pyproject.toml constraints.txt $(NATIVE)
 	$(INSTALL) --editable '.[demo]'
 	@touch $@
 
 # What development needs holds all that the demo needs.
-$(DEV): $(CREATED) pyproject.toml constraints.txt
+$(DEV): $(CREATED) pyproject.toml constraints.txt $(NATIVE)
 	$(INSTALL) --editable '.[dev]'
 	@touch $(DEMO) $@

@@ -63,7 +63,7 @@ NO = torch.zeros(5, 7)
          {"mask": torch.ones(4, 7).bool()}),
         (MaskError, r"mask where\(keep=<bool \(4, 1, 5, 7\)>\) has the shape \(4, 1, 5, 7\), which does not broadcast",
          {}, {"mask": torch.ones(4, 1, 5, 7).bool()}),
-        (MaskError, r"mask padding\(lengths=\[1, 2, 3\]\) has the shape \(3, 1, 1, 7\)", {},
+        (MaskError, r"mask padding\(lengths=\[1, 2, 3\]\) has the shape \(3, 1, 5, 7\)", {},
          {"mask": masks.padding(lengths=[1, 2, 3])}),
         (DtypeError, r"a bias needs a floating-point tensor; this is torch.bool.*mask=masks.where\(keep=", {},
          {"bias": NO.bool()}),

@@ -161,7 +161,8 @@ def explain(
     >>> regard.explain(q, q, q).kernel.name
     'fused'
     """
-    return choose(pose(query, key, value, **options), kernel)
+    with torch.random.fork_rng(devices=[], enabled=bool(options.get("dropout_p"))):
+        return choose(pose(query, key, value, **options), kernel)
 
 
 @dataclass(frozen=True, eq=False)

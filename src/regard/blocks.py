@@ -98,6 +98,10 @@ class Blocks:
         """What a function says of the positions of the keys, (..., N), as a row: (..., 1, ⌈N/columns⌉)."""
         return self._known(self.grid.by_key(function))
 
+    def by_head(self, heads: int) -> Tensor:
+        """The numbers of the heads, as a leading axis: (heads, 1, 1)."""
+        return self.grid.by_head(heads)
+
     def per_batch(self, pairs: Tensor) -> Tensor:
         """Give (*batch, M, N) the head axis that the weights have, where there is a batch."""
         return self.grid.per_batch(pairs)

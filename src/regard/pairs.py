@@ -91,3 +91,13 @@ def per_head(product, rows: Tensor, shared: Tensor) -> Tensor:
     group = heads // shared.shape[-3]
     folded = rows.unflatten(-3, (shared.shape[-3], group)).flatten(-3, -2)  # [..., Hk, G·M, ·]
     return product(folded).unflatten(-2, (group, length)).flatten(-4, -3)  # [..., H, M, ·]
+
+
+def per_key_head(pairs: Tensor, rows: Tensor, like: Tensor) -> Tensor:
+    """pairsᵀ · rows, summed over the query heads of each key head.
+
+    Shapes: pairs (..., heads, M, N), rows (..., heads, M, ·); the result is (..., key heads, N, ·), heads as of `like`.
+    """
+    if pairs.shape[-3] != like.shape[-3]:
+        pairs, rows = (t.unflatten(-3, (like.shape[-3], -1)).flatten(-3, -2) for t in (pairs, rows))
+    return pairs.mT @ rows

@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from .biases import Bias, as_bias
+from .dropout import Dropout
 from .errors import ConfigurationError, DeviceError, DtypeError, MaskError, ShapeError
 from .masks import Mask, where
 from .pairs import DotPairs, PairForm, all_finite, finite
 from .problem import Problem
+from .transforms import transformed
 
 FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -70,12 +72,12 @@ def pose(
         bias=None if bias is None else as_bias(bias),
         softcap=softcap,
         sinks=sinks,
-        dropout_p=dropout_p,
+        dropout=_dropout(dropout_p, value.device) if dropout_p else None,
         query_positions=query_positions,
         key_positions=key_positions,
         wants_lse=wants_lse,
     )
-    if softcap is not None or sinks is not None or dropout_p:
+    if softcap is not None or sinks is not None:
         _check_variants(problem)
     if query_positions is not None or key_positions is not None:
         _check_positions("query_positions", query_positions, problem.queries, value.device)
@@ -169,7 +171,7 @@ def _scored(score: HasPairs, query: Tensor, key: Tensor, scale: float | None, ma
             f"scale={scale} goes with the default score; {score} has a scale of its own: give "
             "score=scores.ScaledDot(scale=...) or leave scale out"
         )
-    if (masked or not key.shape[-2]) and torch.is_grad_enabled() and not all_finite(query, key):
+    if (masked or not key.shape[-2]) and torch.is_grad_enabled() and (transformed() or not all_finite(query, key)):
         return _shielded_pairs(score, query, key)
     return score.pairs(query, key)
 
@@ -206,11 +208,9 @@ def _read_mask(mask: Mask | Tensor) -> Mask:
 
 
 def _check_variants(problem: Problem) -> None:
-    """Softcap, sinks and dropout."""
+    """Softcap and sinks."""
     if problem.softcap is not None and not 0.0 < problem.softcap < math.inf:
         raise ConfigurationError(f"softcap is {problem.softcap}; it needs a finite number above 0, or None for no cap")
-    if not 0.0 <= problem.dropout_p < 1.0:
-        raise ConfigurationError(f"dropout_p is {problem.dropout_p}; it needs a probability in [0, 1)")
     sinks = problem.sinks
     if sinks is not None:
         heads = problem.pairs.query.shape[-3] if problem.heads else 0
@@ -221,6 +221,13 @@ def _check_variants(problem: Problem) -> None:
                 + ("" if problem.heads else ", and input with a head axis: (batch, heads, length, dim)")
             )
         _check_device("sinks", sinks, problem.value.device)
+
+
+def _dropout(probability: float, device: torch.device) -> Dropout:
+    """Dropout of its own for this call, from torch's generator."""
+    if not 0.0 < probability < 1.0:
+        raise ConfigurationError(f"dropout_p is {probability}; it needs a probability in [0, 1)")
+    return Dropout(probability, torch.randint(-(2**63), 2**63 - 1, (), device=device))
 
 
 def _check_device(name: str, tensor: Tensor, device: torch.device) -> None:

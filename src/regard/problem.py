@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from .dropout import Dropout
 from .errors import DeviceError, MaskError, ShapeError
 from .pairs import PairForm
 from .tiles import WHOLE, Grid
@@ -31,7 +33,7 @@ class Problem:
     bias: Bias | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
-    dropout_p: float = 0.0
+    dropout: Dropout | None = None
     query_positions: Tensor | None = None
     key_positions: Tensor | None = None
     wants_lse: bool = False
@@ -82,8 +84,8 @@ class Problem:
             raise MaskError(f"mask {self.mask!r} does not fit: {error}") from None
         if not self._fits(keep):
             raise MaskError(
-                f"mask {self.mask!r} has the shape {tuple(keep.shape)}, which does not broadcast to the weights' shape "
-                f"{tuple(self.weights_shape)} (batch and heads, queries, keys)"
+                f"mask {self.mask!r} has the shape {(*keep.shape[:-2], *self.weights_shape[-2:])}, which does not "
+                f"broadcast to the weights' shape {tuple(self.weights_shape)} (batch and heads, queries, keys)"
             )
         return keep
 
@@ -99,8 +101,8 @@ class Problem:
             )
         if not self._fits(values):
             raise ShapeError(
-                f"bias {self.bias!r} has the shape {tuple(values.shape)}, which does not broadcast to the weights' "
-                f"shape {tuple(self.weights_shape)} (batch and heads, queries, keys)"
+                f"bias {self.bias!r} has the shape {(*values.shape[:-2], *self.weights_shape[-2:])}, which does not "
+                f"broadcast to the weights' shape {tuple(self.weights_shape)} (batch and heads, queries, keys)"
             )
         return values
 
@@ -116,6 +118,21 @@ class Problem:
         if keep is not None:
             scores = scores.masked_fill(~keep, float("-inf"))
         return scores
+
+    def drop(self, weights: Tensor) -> Tensor:
+        """The weights (..., heads, M, N) after dropout, if there is any."""
+        if self.dropout is None:
+            return weights
+        *leading, queries, keys = self.weights_shape
+        heads = leading.pop() if self.heads else 1
+        kept = self.dropout.kept(math.prod(leading), heads, queries, keys).view(self.weights_shape)
+        return weights * kept.to(weights.dtype) / (1 - self.dropout.probability)
+
+    def bias_needs_gradient(self) -> bool:
+        """Whether autograd asks the bias for a gradient."""
+        return (
+            self.bias is not None and torch.is_grad_enabled() and any(p.requires_grad for p in self.bias.parameters())
+        )
 
     def _fits(self, pairs: Tensor) -> bool:
         """Whether the leading axes broadcast to the weights' without enlarging them (`Grid.cut` checks M and N)."""

@@ -97,6 +97,10 @@ class Grid:
         """What a function says of the positions of the keys, (..., N), as a row: (..., 1, N)."""
         return self.per_batch(function(self.key_positions[..., self.columns].long()).unsqueeze(-2))
 
+    def by_head(self, heads: int) -> Tensor:
+        """The numbers of the heads, as a leading axis: (heads, 1, 1)."""
+        return torch.arange(heads, device=self.device)[:, None, None]
+
     def per_batch(self, pairs: Tensor) -> Tensor:
         """Give (*batch, M, N) the head axis that the weights have, where there is a batch."""
         return pairs.unsqueeze(-3) if self.heads and pairs.ndim > 2 else pairs

@@ -16,9 +16,9 @@ def calls(monkeypatch) -> list[dict]:
     seen: list[dict] = []
     original = fused.scaled_dot_product_attention
 
-    def spy(query, key, value, attn_mask, dropout_p, is_causal, **rest):
+    def spy(query, key, value, attn_mask, is_causal, **rest):
         seen.append({"shape": tuple(query.shape), "mask": attn_mask, "causal": is_causal, **rest})
-        return original(query, key, value, attn_mask, dropout_p, is_causal, **rest)
+        return original(query, key, value, attn_mask, is_causal=is_causal, **rest)
 
     monkeypatch.setattr(fused, "scaled_dot_product_attention", spy)
     return seen

@@ -1,5 +1,7 @@
 """Which kernel computes a problem, in words; a kernel asked for by name never falls back."""
 
+import re
+
 import pytest
 import torch
 
@@ -23,29 +25,55 @@ def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
 
 class TestExplain:
     def test_text(self):
-        text = str(regard.explain(*whole(), mask=masks.causal()))
-        assert text == (
-            "attention of 5 queries over 7 keys, weights (2, 3, 5, 7), float32 on cpu\n"
-            "  score: DotPairs   mask: causal()   bias: None\n"
-            "-> fused      chosen: the first in order that can "
-            "(1.01e+04 FLOPs, 0.000801 MiB beside inputs and output)\n"
-            "   reference  not chosen: fused comes before it (1.01e+04 FLOPs, 0.0024 MiB beside inputs and output)"
+        lines = str(regard.explain(*whole(), mask=masks.causal(), softcap=3.0)).splitlines()
+        assert lines[:2] == [
+            "attention of 5 queries over 7 keys, weights (2, 3, 5, 7), float32 on cpu",
+            "  score: DotPairs   mask: causal()   bias: None",
+        ]
+        assert [line[:13].strip() for line in lines[2:]] == [
+            *("fused", "grouped", "spans", "additive", "tiled"),
+            "-> reference",
+        ]
+        assert re.fullmatch(
+            r"-> reference  chosen: takes the least time \(about [\d.]+ µs, [\d.]+ KiB beside inputs and output\)",
+            lines[-1],
         )
 
     def test_reasons(self):
         text = str(regard.explain(*whole(), score=scores.Additive(11, 11, 3), softcap=2.0, sinks=rand(3)))
-        assert "-> reference  chosen: the first in order that can" in text
         assert "   fused      cannot: torch's operator computes dot products; this score is additive; " in text
         assert "torch's operator has no softcap; torch's operator has no sinks" in text
+        assert "   spans      cannot: its dense kernel computes dot products; this score is additive; " in text
+
+    def test_what_a_mask_leaves(self):
+        mask = masks.causal() & masks.window(before=511)
+        query = torch.zeros(1, 1, 1, 8).expand(1, 8, 16384, 8)
+        lines = str(regard.explain(query, query, query, mask=mask)).splitlines()
+        fused, spans = (next(line for line in lines if name in line) for name in ("fused", "spans"))
+        assert "not chosen: the mask keeps 4% of 16,384 × 16,384 pairs, and this would compute all" in fused
+        assert spans.startswith("-> spans      chosen: takes the least time")
+
+    def test_why_there_is_no_native_code(self, monkeypatch):
+        monkeypatch.setattr("regard.native.why_not", lambda: "it was never built")
+        text = str(regard.explain(*whole(), score=scores.Additive(11, 11, 3)))
+        assert "   additive   cannot: there is no native code: it was never built" in text
 
     def test_asked_for(self):
         text = str(regard.explain(*whole(), kernel="reference"))
         assert "-> reference  chosen: asked for by name" in text
-        assert "   fused      not chosen: reference was asked for" in text
+        assert "   fused      not asked for" in text
 
     def test_the_plan_is_what_runs(self):
         assert regard.explain(*whole()).kernel.name == "fused"
-        assert regard.explain(*whole(), softcap=1.0).kernel.name == "reference"
+        assert regard.explain(*whole(), score=scores.Additive(11, 11, 3), kernel="tiled").kernel.name == "tiled"
+
+    def test_no_random_number_is_drawn(self):
+        tensors = whole()
+        torch.manual_seed(1)
+        regard.explain(*tensors, dropout_p=0.5)
+        drawn = torch.rand(3)
+        torch.manual_seed(1)
+        assert torch.rand(3).equal(drawn)
 
     def test_nothing_is_computed(self):
         huge = torch.zeros(1, 1, 1, 8).expand(1, 1, 10**7, 8)
@@ -66,6 +94,7 @@ class TestKernelByName:
             ({"score": scores.Additive(11, 11, 3)}, "this score is additive"),
             ({"softcap": 1.0}, "has no softcap"),
             ({"sinks": torch.zeros(3)}, "has no sinks"),
+            ({"dropout_p": 0.1}, "drops weights by a pattern of its own"),
         ],
     )
     def test_it_never_falls_back(self, options, reason):
@@ -80,6 +109,24 @@ class TestKernelByName:
 
     def test_unknown_name(self):
         with pytest.raises(
-            KernelError, match=r"there is no kernel 'fussed'; did you mean 'fused'\? Known: 'fused', 'ref"
+            KernelError, match=r"there is no kernel 'fussed'; did you mean 'fused'\? Known: 'additive', 'fused', "
         ):
             regard.attention(*whole(), kernel="fussed")
+
+    @pytest.mark.parametrize(
+        ("kernel", "options", "reason"),
+        [
+            ("spans", {"dropout_p": 0.1}, "its dense kernel drops no weights"),
+            ("spans", {"softcap": 1.0}, "its dense kernel has no softcap"),
+            ("spans", {"bias": torch.zeros(5, 7, requires_grad=True)}, "gives no gradient to a bias"),
+            ("grouped", {"score": scores.Additive(11, 11, 3)}, "this score is additive"),
+            ("additive", {}, "its code computes additive scores; this score is a dot product"),
+        ],
+    )
+    def test_others_never_fall_back_either(self, kernel, options, reason):
+        with pytest.raises(KernelError, match=f"kernel '{kernel}' cannot compute this: .*{reason}.*regard.explain"):
+            regard.attention(*whole(), kernel=kernel, **options)
+
+    def test_grouped_is_for_few_queries(self):
+        with pytest.raises(KernelError, match="40 of 2 heads are 80 rows for each key head, more than 64"):
+            regard.attention(rand(1, 4, 40, 8), rand(1, 2, 40, 8), rand(1, 2, 40, 8), kernel="grouped")

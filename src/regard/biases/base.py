@@ -152,7 +152,6 @@ def is_floating(value: object) -> TypeGuard[Tensor]:
     return isinstance(value, Tensor) and value.is_floating_point()
 
 
-
 def described(held: Tensor) -> str:
     """A tensor by dtype and shape, as it stands in the `repr` of a bias."""
     return f"<{str(held.dtype).removeprefix('torch.')} {tuple(held.shape)}>"

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
-import torch
 from torch import Tensor
 
-from ..pairs import all_finite, finite
 from ..problem import Problem
+
+if TYPE_CHECKING:
+    from .flat import Flat, Gradients, Saved
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -23,10 +23,20 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a kernel will spend on a problem: floating-point operations, and bytes above inputs and outputs."""
+    """What a kernel will spend on a problem, forward.
+
+    flops: of matrix products. bytes: of memory above inputs and outputs. passes: numbers that are looked at one by one
+    beside the products (scores that are exponentiated, masked, summed), each time. moved: bytes to and from main
+    memory, where that is what takes the time. calls: of torch's operators. note: why it costs that much, where that
+    is no matter of course.
+    """
 
     flops: float
     bytes: float
+    passes: float = 0.0
+    moved: float = 0.0
+    calls: float = 1.0
+    note: str = ""
 
 
 class Kernel(Protocol):
@@ -47,58 +57,19 @@ class Kernel(Protocol):
         ...
 
 
-def shielded(problem: Problem, compute: Callable[[Problem], Result]) -> Result:
-    """Compute a problem so that NaN or infinity in a masked position reaches nothing.
+class OwnGradient(Protocol):
+    """A computation that brings its own gradient: what `operator.attend` makes differentiable, and an operator.
 
-    The problem is computed without them; the rows that do attend to one are found by attention itself (equal weights
-    over indicators: above 0 where one is in sight) and become NaN.
+    Both are asked without autograd, for a problem whose numbers are finite or are all attended to. Sinks and rows that
+    attend to nothing are the operator's: `forward` leaves sinks out, and gives such rows the log-sum-exp -inf.
     """
-    clean = cleaned(problem)
-    if clean is problem:
-        return compute(problem)
-    query, key, value = problem.pairs.query, problem.pairs.key, problem.value
-    result = compute(clean)
-    bad_query = ~query.isfinite().all(-1, keepdim=True)  # [..., H, M, 1]
-    bad_key = ~key.isfinite().all(-1, keepdim=True)  # [..., Hk, N, 1]
-    sees_key = _in_sight(clean, bad_key, compute)
-    sees_value = _in_sight(clean, bad_key | ~value.isfinite(), compute)
-    sees_any = _in_sight(clean, torch.ones_like(bad_key), compute)
-    output = result.output.masked_fill(sees_value | (bad_query & sees_any), float("nan"))
-    if result.lse is None:
-        return Result(output)
-    bad_row = (sees_key | (bad_query & sees_any)).squeeze(-1)
-    return Result(output, result.lse.masked_fill(bad_row, float("nan")))
 
+    name: str
 
-def cleaned(problem: Problem) -> Problem:
-    """The problem with NaN and infinity set to 0, or the problem itself where that changes nothing.
+    def forward(self, flat: Flat) -> tuple[Tensor, Tensor]:
+        """Output (B, H, M, Dv) and log-sum-exp (B, H, M), in float32 at least for the latter."""
+        ...
 
-    A weight of exactly 0 times NaN is NaN, forward and backward, in every kernel. Without a mask every pair exists and
-    nothing is to be kept from NaN, but where there are no keys no pair exists at all.
-    """
-    query, key, value = problem.pairs.query, problem.pairs.key, problem.value
-    if (problem.mask is None and problem.keys) or all_finite(query, key, value):
-        return problem
-    return replace(problem, pairs=replace(problem.pairs, query=finite(query), key=finite(key)), value=finite(value))
-
-
-def _in_sight(problem: Problem, marked: Tensor, compute: Callable[[Problem], Result]) -> Tensor:
-    """For each query and each column of `marked` (..., key heads, N, ·): does it attend to a marked key?
-
-    The mask alone says so: a bias or a sink may leave a key a weight too small to be seen, and NaN comes through it.
-    """
-    with torch.no_grad():
-        pairs = replace(
-            problem.pairs, query=torch.zeros_like(problem.pairs.query), key=torch.zeros_like(problem.pairs.key)
-        )
-        uniform = replace(
-            problem,
-            pairs=pairs,
-            value=marked.to(problem.value.dtype),
-            bias=None,
-            softcap=None,
-            sinks=None,
-            dropout_p=0.0,
-            wants_lse=False,
-        )
-        return compute(uniform).output > 0
+    def backward(self, flat: Flat, saved: Saved) -> Gradients:
+        """The gradients of the flat problem's tensors."""
+        ...

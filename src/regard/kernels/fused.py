@@ -11,7 +11,14 @@ from torch.nn.functional import scaled_dot_product_attention
 from ..masks.causal import Causal
 from ..pairs import DotPairs
 from ..problem import Problem
-from .base import Cost, Result, shielded
+from ..transforms import transformed
+from .base import Cost, Result
+from .dense import NARROW
+from .shield import shielded
+from .tiling import visited
+
+CACHE = 2**22
+"""Bytes up to which numbers may stay near the processor."""
 
 
 class Fused:
@@ -30,18 +37,36 @@ class Fused:
             reasons.append("torch's operator has no softcap")
         if problem.sinks is not None:
             reasons.append("torch's operator has no sinks")
+        if problem.dropout is not None:
+            reasons.append("torch's operator drops weights by a pattern of its own, with all of them in memory")
+        if problem.mask is not None and transformed():
+            reasons.append("under a transform of torch's it cannot be looked whether NaN stands behind the mask")
         return reasons
 
     def cost(self, problem: Problem) -> Cost:
-        """Every pair is computed; a mask or a bias that is more than `causal()` stands in memory as numbers."""
+        """Every pair is computed; a mask or a bias that is more than `causal()` stands in memory as numbers.
+
+        Where torch's fast path refuses, it takes the formula's, with all weights in memory.
+        """
         pairs = problem.weights_shape.numel()
         width = problem.pairs.query.shape[-1] + problem.value.shape[-1]
-        dense = (problem.mask is not None and not _is_torch_causal(problem)) or problem.bias is not None
-        return Cost(flops=2.0 * pairs * width, bytes=float(pairs * problem.value.element_size() * dense))
+        causal = _is_torch_causal(problem)
+        dense = (problem.mask is not None and not causal) or problem.bias is not None
+        size = problem.value.element_size()
+        refusal = _slow_path(problem)
+        held = pairs * size * (3.0 if refusal else dense)
+        return Cost(
+            flops=2.0 * pairs * width * (0.6 if causal else 1.0),
+            bytes=held,
+            passes=(12.0 if refusal else 2.0 * dense) * pairs,
+            moved=4.0 * held if held > CACHE else 0.0,
+            calls=2.0 + 4.0 * dense,
+            note=refusal or _waste(problem, causal),
+        )
 
     def run(self, problem: Problem) -> Result:
         """The output."""
-        return shielded(problem, _attend)
+        return shielded(problem, _attend, sees_query=problem.keys >= NARROW)
 
 
 def _attend(problem: Problem) -> Result:
@@ -49,11 +74,28 @@ def _attend(problem: Problem) -> Result:
     causal = _is_torch_causal(problem)
     added = None if causal else _attn_mask(problem)
     grouped = problem.heads and pairs.key.shape[-3] != pairs.query.shape[-3]
-    options = {"dropout_p": problem.dropout_p, "is_causal": causal, "scale": pairs.scale, "enable_gqa": grouped}
+    options = {"is_causal": causal, "scale": pairs.scale, "enable_gqa": grouped}
     if problem.value.ndim == 4:
         return Result(scaled_dot_product_attention(pairs.query, pairs.key, problem.value, added, **options))
     output = scaled_dot_product_attention(*_four_dimensional(problem, added), **options)
     return Result(output.reshape(*problem.weights_shape[:-1], output.shape[-1]))
+
+
+def _slow_path(problem: Problem) -> str:
+    """Why torch would leave its fast path for the formula with all weights in memory; empty if it does not."""
+    if problem.bias_needs_gradient():
+        return "torch keeps all weights in memory for the gradient of a bias"
+    if problem.pairs.query.shape[-1] != problem.value.shape[-1]:
+        return "torch keeps all weights in memory where key and value dims differ"
+    return ""
+
+
+def _waste(problem: Problem, causal: bool) -> str:
+    """What is computed for nothing, where a mask leaves out much of it."""
+    if problem.mask is None or causal:
+        return ""
+    kept = visited(problem) / max(problem.queries * problem.keys, 1)
+    return f"the mask keeps {kept:.0%} of {problem.queries:,} × {problem.keys:,} pairs, and this would compute all"
 
 
 def _is_torch_causal(problem: Problem) -> bool:

@@ -4,14 +4,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..errors import KernelError, nearest
-from ..problem import Problem
-from .base import Kernel, Result
-from .fused import Fused
-from .reference import Reference
+import torch
+from torch import Tensor
 
-KERNELS: tuple[Kernel, ...] = (Fused(), Reference())
-"""In the order of preference: the first that can is chosen."""
+from ..errors import KernelError, nearest
+from ..pairs import AdditivePairs
+from ..problem import Problem
+from ..transforms import transformed
+from .additive import Additive
+from .base import Cost, Kernel, OwnGradient, Result
+from .flat import Flat, Gradients, Saved
+from .fused import Fused
+from .grouped import Grouped
+from .operator import attend, register
+from .rates import rates
+from .reference import Reference
+from .spans import Spans
+from .tiled import Tiled
+
+KERNELS: tuple[Kernel, ...] = (Fused(), Grouped(), Spans(), Additive(), Tiled(), Reference())
+"""All kernels. Of those that can, the one is chosen that takes the least time by its cost."""
+
+REMEMBERED = 4096
+"""How many choices are remembered before all are forgotten."""
+
+_chosen: dict[tuple, Kernel] = {}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -29,23 +46,22 @@ class Plan:
     def __str__(self) -> str:
         problem = self.problem
         lines = [
-            f"attention of {problem.queries} queries over {problem.keys} keys, weights {tuple(problem.weights_shape)}, "
-            f"{str(problem.value.dtype).removeprefix('torch.')} on {problem.value.device}",
+            f"attention of {problem.queries:,} queries over {problem.keys:,} keys, weights "
+            f"{tuple(problem.weights_shape)}, {_word(problem.value.dtype)} on {problem.value.device}",
             f"  score: {type(problem.pairs).__name__}   mask: {problem.mask!r}   bias: {problem.bias!r}",
         ]
         return "\n".join(lines + [self._line(kernel) for kernel in KERNELS])
 
     def _line(self, kernel: Kernel) -> str:
-        cost = kernel.cost(self.problem)
-        spent = f"{cost.flops:.3g} FLOPs, {cost.bytes / 2**20:.3g} MiB beside inputs and output"
-        reasons = kernel.why_not(self.problem)
-        if kernel is self.kernel:
-            why = "chosen: asked for by name" if self.asked else "chosen: the first in order that can"
-        elif reasons:
-            why = f"cannot: {'; '.join(reasons)}"
-        else:
-            why = f"not chosen: {self.kernel.name} {'was asked for' if self.asked else 'comes before it'}"
         mark = "->" if kernel is self.kernel else "  "
+        if reasons := kernel.why_not(self.problem):
+            return f"{mark} {kernel.name:<10} cannot: {'; '.join(reasons)}"
+        cost = kernel.cost(self.problem)
+        spent = f"{_time(_seconds(kernel, self.problem))}, {_memory(cost.bytes)} beside inputs and output"
+        if kernel is self.kernel:
+            why = "chosen: asked for by name" if self.asked else "chosen: takes the least time"
+        else:
+            why = f"not chosen: {cost.note or 'takes longer'}" if not self.asked else "not asked for"
         return f"{mark} {kernel.name:<10} {why} ({spent})"
 
 
@@ -56,7 +72,7 @@ def choose(problem: Problem, name: str | None = None) -> Plan:
         KernelError: no kernel has that name, or it cannot compute the problem.
     """
     if name is None:
-        return Plan(problem, next(kernel for kernel in KERNELS if not kernel.why_not(problem)))
+        return Plan(problem, _LATER if transformed() and not _is_plain(problem) else _fastest(problem))
     kernel = next((kernel for kernel in KERNELS if kernel.name == name), None)
     if kernel is None:
         raise KernelError(f"there is no kernel {name!r}; {nearest(name, [kernel.name for kernel in KERNELS])}")
@@ -66,3 +82,101 @@ def choose(problem: Problem, name: str | None = None) -> Plan:
             "regard.explain(...) says which"
         )
     return Plan(problem, kernel, asked=True)
+
+
+def _fastest(problem: Problem) -> Kernel:
+    """The kernel that takes the least time, remembered for problems of the same sizes and the same mask."""
+    if _is_plain(problem):
+        return KERNELS[0]
+    key = _signature(problem)
+    if (kernel := _chosen.get(key)) is None:
+        if len(_chosen) >= REMEMBERED:
+            _chosen.clear()
+        able = [kernel for kernel in KERNELS if not kernel.why_not(problem)]
+        kernel = _chosen[key] = min(able, key=lambda kernel: _seconds(kernel, problem))
+    return kernel
+
+
+def _is_plain(problem: Problem) -> bool:
+    """Whether there is nothing to choose: torch's own kernel is made for it."""
+    return problem.mask is None and problem.bias is None and not KERNELS[0].why_not(problem) and _is_even(problem)
+
+
+def _is_even(problem: Problem) -> bool:
+    """As many query heads as key heads, and dims alike: what torch's fast path takes."""
+    query, key, value = problem.pairs.query.shape, problem.pairs.key.shape, problem.value.shape
+    return query[-1] == value[-1] and query[:-2] == key[:-2] == value[:-2] and query[-2] > 1
+
+
+def _signature(problem: Problem) -> tuple:
+    """All that a choice depends on; a mask by its hash, for what is remembered of another is no wrong choice."""
+    query, key, value = problem.pairs.query, problem.pairs.key, problem.value
+    return (
+        type(problem.pairs),
+        *(query.shape, key.shape, value.shape, value.dtype, value.device.type, query.stride(-1)),
+        hash(problem.mask),
+        *(type(problem.bias), problem.bias_needs_gradient()),
+        *(problem.softcap is None, problem.sinks is None, problem.dropout is None, problem.wants_lse),
+        *(problem.query_positions is None, problem.key_positions is None),
+        torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad),
+        torch.get_num_threads(),
+    )
+
+
+def _seconds(kernel: Kernel, problem: Problem) -> float:
+    return rates().seconds(kernel.cost(problem), problem.value.dtype)
+
+
+class _Later:
+    """The choice put off until the numbers are there: what a compiled or mapped call runs."""
+
+    name = "auto"
+
+    def why_not(self, problem: Problem) -> list[str]:
+        return []
+
+    def cost(self, problem: Problem) -> Cost:
+        return Cost(0.0, 0.0)
+
+    def run(self, problem: Problem) -> Result:
+        return attend(problem, self)
+
+    def forward(self, flat: Flat) -> tuple[Tensor, Tensor]:
+        return self._own(flat.problem).forward(flat)
+
+    def backward(self, flat: Flat, saved: Saved) -> Gradients:
+        return self._own(flat.problem, bias=saved.wants_bias).backward(flat, saved)
+
+    def _own(self, problem: Problem, *, bias: bool = False) -> OwnGradient:
+        """The fastest of the kernels that bring their own gradient."""
+        dot = not isinstance(problem.pairs, AdditivePairs)
+        able = [
+            kernel for kernel in _OWN if not kernel.why_not(problem) and not (bias and dot and kernel is not _TILED)
+        ]
+        return min(able, key=lambda kernel: _seconds(kernel, problem))
+
+
+_OWN = [kernel for kernel in KERNELS if isinstance(kernel, Grouped | Spans | Additive | Tiled)]
+_TILED = _OWN[-1]
+_LATER = _Later()
+register(_LATER)
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _time(seconds: float) -> str:
+    """About how long, in the unit that reads best."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"about {seconds / size:.3g} {unit}"
+    return f"about {seconds / 1e-6:.3g} µs"
+
+
+def _memory(size: float) -> str:
+    """Bytes, in the unit that reads best."""
+    for unit, of in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size >= of:
+            return f"{size / of:.3g} {unit}"
+    return "nothing" if not size else f"{size:.0f} bytes"

@@ -6,6 +6,20 @@ from .causal import causal as causal
 from .documents import documents as documents
 from .from_mod import from_mod as from_mod
 from .global_tokens import global_tokens as global_tokens
+from .interchange import from_block_mask as from_block_mask
+from .interchange import from_cu_seqlens as from_cu_seqlens
+from .interchange import from_huggingface as from_huggingface
+from .interchange import from_multihead as from_multihead
+from .interchange import from_sdpa as from_sdpa
+from .interchange import from_window_size as from_window_size
+from .interchange import to_block_mask as to_block_mask
+from .interchange import to_cu_seqlens as to_cu_seqlens
+from .interchange import to_huggingface as to_huggingface
+from .interchange import to_mask_mod as to_mask_mod
+from .interchange import to_multihead as to_multihead
+from .interchange import to_padding_mask as to_padding_mask
+from .interchange import to_sdpa as to_sdpa
+from .interchange import to_window_size as to_window_size
 from .padding import padding as padding
 from .prefix import prefix as prefix
 from .random_blocks import random_blocks as random_blocks
@@ -21,12 +35,26 @@ __all__ = [
     "dilated",
     "documents",
     "fixed",
+    "from_block_mask",
+    "from_cu_seqlens",
+    "from_huggingface",
     "from_mod",
+    "from_multihead",
+    "from_sdpa",
+    "from_window_size",
     "global_tokens",
     "padding",
     "prefix",
     "random_blocks",
     "strided",
+    "to_block_mask",
+    "to_cu_seqlens",
+    "to_huggingface",
+    "to_mask_mod",
+    "to_multihead",
+    "to_padding_mask",
+    "to_sdpa",
+    "to_window_size",
     "where",
     "window",
 ]

@@ -13,6 +13,7 @@ from ..blocks import Blocks
 from ..errors import MaskError
 from ..intervals import Ternary
 from ..tiles import FULL, PARTIAL, Grid, broadcast_together
+from .drawing import Drawing, draw
 
 Pairs: TypeAlias = Grid | Blocks
 Kept: TypeAlias = Any  # bool tensors for a Grid, a Ternary for Blocks
@@ -121,6 +122,38 @@ class Mask(ABC):
             kept += int((self.keep(tile) & some).expand(*leading, *tile.shape).sum())
         pairs = leading.numel() * queries * keys
         return kept / pairs if pairs else 0.0
+
+    def draw(
+        self,
+        queries: int,
+        keys: int,
+        *,
+        batch: int = 0,
+        head: int = 0,
+        query_positions: Tensor | None = None,
+        key_positions: Tensor | None = None,
+    ) -> Drawing:
+        """The mask as a picture: `print` it, or write `draw(M, N).figure().savefig("mask.png")`.
+
+        Where the mask depends on them, `batch` and `head` say which of these is drawn. It takes no n²: a large mask is
+        drawn from its tiles.
+
+        Raises:
+            MaskError: there is no such number of the batch, or head.
+            ShapeError: there are no pairs.
+
+        >>> from regard import masks
+        >>> print(masks.causal().draw(3, 6))
+        causal()
+        3 × 6 pairs; 83.3 % exist
+              keys 0   4
+        queries  3 ████··
+                   █████·
+                   ██████
+        █ every pair  ▒ some  · none
+        """
+        grid = Grid.of(queries, keys, query_positions=query_positions, key_positions=key_positions)
+        return draw(self, grid, batch, head)
 
     def __and__(self, other: Mask) -> Mask:
         return And(self, as_mask(other))

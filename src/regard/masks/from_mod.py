@@ -15,7 +15,7 @@ from ..errors import MaskError
 from ..intervals import Ternary
 from ..tiles import PARTIAL
 from .base import Kept, Mask, Pairs
-from .numbers import count
+from .numbers import by_head, count
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -79,9 +79,11 @@ class FromMod(Mask):
     def keep(self, grid: Pairs) -> Kept:
         if isinstance(grid, Blocks):
             return self._known(grid)
-        evaluate = self.mask_mod if self.elementwise else self._mapped
+        query, key = grid.query, grid.key
+        one_pair = not query.ndim and not key.ndim
+        evaluate = self.mask_mod if self.elementwise or one_pair else self._mapped
         try:
-            return evaluate(*self._indices(grid), grid.query, grid.key)
+            return evaluate(*self._indices(grid), query, key)
         except MaskError:
             raise
         except Exception as error:  # it may be any: the function is the user's
@@ -130,12 +132,7 @@ class FromMod(Mask):
         if self.batch is not None:
             batch = grid.per_batch(torch.arange(self.batch, device=grid.device)[:, None, None])
         if self.heads is not None:
-            if not grid.heads:
-                raise MaskError(
-                    f"{self!r} differs between heads, but query, key and value have no head axis: give "
-                    "(batch, heads, length, dim), or leave heads out"
-                )
-            head = torch.arange(self.heads, device=grid.device)[:, None, None]
+            head = by_head(self, self.heads, grid)
         return batch, head
 
     def __repr__(self) -> str:

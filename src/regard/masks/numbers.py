@@ -1,14 +1,18 @@
-"""Whole numbers that masks are made from, checked where they are given."""
+"""Whole numbers that masks are made from and ask for, checked where they are given."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..errors import MaskError
+
+if TYPE_CHECKING:
+    from .base import Mask, Pairs
 from ..transforms import transformed
 
 
@@ -47,3 +51,13 @@ def check_range(mask: str, positions: Tensor, length: int, mend: str) -> None:
     low, high = (int(end) for end in positions.aminmax()) if positions.numel() else (0, -1)
     if low < 0 or high >= length:
         raise MaskError(f"{mask} is for {length} positions, from 0, but queries or keys sit at {low} to {high}: {mend}")
+
+
+def by_head(mask: Mask, heads: int, grid: Pairs) -> Tensor:
+    """The numbers of the heads, (heads, 1, 1), for a mask that differs between them."""
+    if not grid.heads:
+        raise MaskError(
+            f"{mask!r} differs between heads, but query, key and value have no head axis: give "
+            "(batch, heads, length, dim), or leave heads out"
+        )
+    return grid.by_head(heads)

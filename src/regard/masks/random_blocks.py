@@ -10,7 +10,7 @@ from torch import Tensor
 from ..errors import MaskError
 from ..intervals import look_up
 from .base import Kept, Mask, Pairs
-from .numbers import check_range
+from .numbers import by_head, check_range
 from .numbers import count as checked
 
 
@@ -34,12 +34,7 @@ class RandomBlocks(Mask):
         object.__setattr__(self, "drawn", drawn)
 
     def keep(self, grid: Pairs) -> Kept:
-        if self.heads is not None and not grid.heads:
-            raise MaskError(
-                f"{self!r} differs between heads, but query, key and value have no head axis: give "
-                "(batch, heads, length, dim), or leave heads out"
-            )
-        head = 0 if self.heads is None else torch.arange(self.heads, device=grid.device)[:, None, None]
+        head = 0 if self.heads is None else by_head(self, self.heads, grid)
         return look_up(self.drawn.to(grid.device), (head, grid.by_query(self._block), grid.by_key(self._block)))
 
     def _block(self, positions: Tensor) -> Tensor:

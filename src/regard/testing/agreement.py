@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -48,7 +48,7 @@ def assert_agrees(kernel: Kernel, case: Case, device: str | torch.device = "cpu"
     inputs = make_inputs(case, device)
     alone, with_lse = inputs.problem(), inputs.problem(wants_lse=True)
     can_give_lse = not kernel.why_not(with_lse)
-    known = _known(case, can_give_lse)
+    known = replace(_known(case, can_give_lse), exponential=getattr(kernel, "exponential", 0.0))
     faults = []
     if not kernel.why_not(alone):
         faults = _output_faults(kernel.run(alone).output, inputs, known)
@@ -65,6 +65,7 @@ class _Known:
     truth: Answer
     near: Sequence[Answer]
     with_lse: bool
+    exponential: float = 0.0
 
 
 @lru_cache(maxsize=256)
@@ -94,7 +95,10 @@ def _faults(result: Result, inputs: Inputs, known: _Known) -> list[str]:
 
 def _output_faults(output: Tensor, inputs: Inputs, known: _Known) -> list[str]:
     expected = Expected(
-        _one_kind(known.truth.output), inputs.leaves["value"].dtype, [answer.output for answer in known.near]
+        _one_kind(known.truth.output),
+        inputs.leaves["value"].dtype,
+        [answer.output for answer in known.near],
+        exponential=known.exponential,
     )
     if text := fault(_one_kind(output), expected):
         return [f"output: {text}"]
@@ -106,7 +110,7 @@ def _lse_faults(lse: Tensor, inputs: Inputs, known: _Known) -> list[str]:
     """In float32 at least; where a sum is off by its millionth, its log is off by a millionth: the scale is 1."""
     dtype = torch.promote_types(inputs.leaves["value"].dtype, torch.float32)
     near = [answer.lse for answer in known.near]
-    text = fault(_one_kind(lse), Expected(_one_kind(known.truth.lse), dtype, near, magnitude=1.0))
+    text = fault(_one_kind(lse), Expected(_one_kind(known.truth.lse), dtype, near, 1.0, known.exponential))
     return [f"lse: {text}"] if text else []
 
 
@@ -125,7 +129,7 @@ def _gradient_faults(gradients: dict[str, Tensor], inputs: Inputs, known: _Known
         if attends_to_bad:
             finite = inputs.entries("query", known.truth.output.isfinite().all(-1))
             gradient, true, *near = (torch.where(finite.to(of.device), of, 0.0) for of in (gradient, true, *near))
-        if text := fault(gradient, Expected(true, dtype, near, magnitude)):
+        if text := fault(gradient, Expected(true, dtype, near, magnitude, known.exponential)):
             faults.append(f"gradient of {name}: {text}")
         elif name in ("query", "key", "value") and not (gradient.cpu()[~inputs.reached(name)] == 0).all():
             faults.append(f"gradient of {name}: it is not exactly 0 where nothing is attended to")

@@ -20,13 +20,15 @@ class Expected:
 
     truth: in float64. dtype: what the tensor has to have. near: the same by the plain formula in the working precision,
     once or a few times (see `regard.testing.attempts`); without it only one rounding is allowed. magnitude: the size
-    of what went into the numbers, where they cancel; the largest |truth| where that is larger.
+    of what went into the numbers, where they cancel; the largest |truth| where that is larger. exponential: how far
+    from the true ones, relatively, the exponentials are that a kernel declares to take; 0 for correctly rounded ones.
     """
 
     truth: Tensor
     dtype: torch.dtype
     near: Sequence[Tensor] = ()
     magnitude: float = 0.0
+    exponential: float = 0.0
 
     def budget(self) -> float:
         """What an element may be off: twice the plain formula's worst error, and one rounding at the magnitude.
@@ -44,7 +46,9 @@ class Expected:
         worst = _largest(torch.cat(errors)) if errors else 0.0
         if not math.isfinite(worst):
             raise ValueError("the plain formula is not finite where the truth is: it sets no budget")
-        return 2 * worst + torch.finfo(self.dtype).eps * magnitude
+        rounding = torch.finfo(self.dtype).eps
+        exponential = 0.0 if self.dtype == torch.float64 else self.exponential
+        return 2 * worst + max(rounding, exponential) * magnitude
 
     def _scale(self, near: Tensor) -> float:
         """In float64 the plain formula is the truth itself: so its error in float32, scaled, once for each of them."""

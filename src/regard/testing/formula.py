@@ -44,8 +44,9 @@ def attempts(inputs: Inputs, known: Answer, *, with_lse: bool, moved: int = 4) -
     """The plain formula in the working precision: on the inputs as they are, and each moved to a number next to it.
 
     Rounding an input moves the answer by as much as the problem is sensitive: no kernel can be held to less. It is
-    done `moved` times, up or down at random. For float64 the working precision is float32, and `compare` scales what
-    that is off. NaN and infinity count as 0.
+    done `moved` times, up or down at random. Each time the gradients are taken twice: of the formula as it is written,
+    and with the weights computed again from the log-sum-exp, as whoever does not keep the weights has to. For float64
+    the working precision is float32, and `compare` scales what that is off. NaN and infinity count as 0.
     """
     dtype = inputs.leaves["value"].dtype
     dtype = torch.float32 if dtype == torch.float64 else dtype
@@ -62,6 +63,7 @@ def attempts(inputs: Inputs, known: Answer, *, with_lse: bool, moved: int = 4) -
             leaves[name] = (exact * (1 + up_or_down * move)).to(dtype).requires_grad_()
         output, lse = _at_once(inputs, leaves)
         answers.append(_answer(inputs, leaves, output, lse, output * g, lse * h, with_lse))
+        answers.append(_recomputed(inputs, leaves, g, h if with_lse else torch.zeros_like(h)))
     return answers
 
 
@@ -130,6 +132,38 @@ def _at_once(inputs: Inputs, leaves: Leaves) -> tuple[Tensor, Tensor]:
     scores = (scores + _bias(inputs, leaves)).masked_fill(~inputs.keep, -math.inf)
     weights, lse = _softmax(scores, _sinks(leaves, query.shape[-3], value))
     return _without_head_axis(inputs, weights @ value, lse)
+
+
+def _recomputed(inputs: Inputs, leaves: Leaves, g: Tensor, h: Tensor) -> Answer:
+    """The answer by P = exp(scores - lse), dP = g · Vᵀ, dS = P · (dP - Σ g · output + h): weights are not kept."""
+    query, key, value = (_whole(inputs, name, leaves[name]) for name in ("query", "key", "value"))
+    group = query.shape[-3] // key.shape[-3]
+    key, value = key.repeat_interleave(group, dim=-3), value.repeat_interleave(group, dim=-3)
+    scores = _scores(inputs, leaves, query, key, torch.arange(key.shape[-2]))
+    scores = (scores + _bias(inputs, leaves)).masked_fill(~inputs.keep, -math.inf)
+    sinks = _sinks(leaves, query.shape[-3], value)
+    with torch.no_grad():
+        weights, lse = _softmax(scores, sinks)
+        output = weights @ value
+        if inputs.layout.heads is None:
+            g, h = g.unsqueeze(-3), h.unsqueeze(-2)
+        alive = lse.masked_fill(lse == -math.inf, math.inf)  # a row without keys has no weights
+        weights = torch.exp(scores - alive.unsqueeze(-1))
+        delta = (g * output).sum(-1) - h.masked_fill(lse == -math.inf, 0)
+        above = [weights * (g @ value.mT - delta.unsqueeze(-1)), weights.mT @ g, -torch.exp(sinks - alive) * delta]
+    results = [(tensor, g) for tensor, g in zip((scores, value, sinks), above, strict=True) if tensor.requires_grad]
+    gradients = torch.autograd.grad(
+        [tensor for tensor, _ in results],
+        list(leaves.values()),
+        [
+            g.sum_to_size(tensor.shape) if g.ndim > tensor.ndim or g.shape != tensor.shape else g
+            for tensor, g in results
+        ],
+        allow_unused=True,
+        materialize_grads=True,
+    )
+    output, lse = _without_head_axis(inputs, output, lse)
+    return Answer(output, lse, dict(zip(leaves, gradients, strict=True)))
 
 
 def _whole(inputs: Inputs, name: str, leaf: Tensor) -> Tensor:

@@ -1,0 +1,58 @@
+"""Which weights are dropped: a function of seed, batch, head, row and column, and of nothing else.
+
+The same pair is dropped whichever kernel computes it, in whichever tile, forward and backward: nothing is stored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .tiles import WHOLE
+
+# Odd constants of splitmix64 (Steele, Lea and Flood 2014) and of a 32-bit mixer; int64 and int32 wrap around.
+_STEP, _MIX = 0x9E3779B97F4A7C15 - 2**64, (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
+_MIX32 = (0x7FEB352D, 0x846CA68B - 2**32)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Dropout:
+    """Each weight is dropped with `probability`, and what is left is divided by 1 - probability.
+
+    seed: whole numbers, a tensor of no axes: drawn from torch's generator, so that `torch.manual_seed` repeats it.
+    The probability is exact to 2⁻³².
+    """
+
+    probability: float
+    seed: Tensor
+
+    def kept(
+        self, batch: int, heads: int, queries: int, keys: int, rows: slice = WHOLE, columns: slice = WHOLE
+    ) -> Tensor:
+        """1 for the weights of a tile that are kept and 0 for those that are dropped: float32, (batch, heads, m, n)."""
+        device = self.seed.device
+        lead = torch.arange(batch * heads, device=device).view(batch, heads, 1)
+        row = _mixed(_mixed(self.seed + lead) + torch.arange(queries, device=device)[rows])  # [B, H, m]
+        column = _mixed(self.seed - 1 - torch.arange(keys, device=device)[columns])  # [n]
+        bits = _mixed32(row.int().unsqueeze(-1) + column.int())
+        # Written back as numbers: a comparison that makes booleans, and a product with them, take five times as long.
+        return torch.ge(bits, round(self.probability * 2**32) - 2**31, out=bits).float()
+
+
+def _mixed(number: Tensor) -> Tensor:
+    """64 bits, each of which depends on each bit of the number."""
+    number = number * _STEP
+    number = (number ^ (number >> 30)) * _MIX[0]
+    number = (number ^ (number >> 27)) * _MIX[1]
+    return number ^ (number >> 31)
+
+
+def _mixed32(number: Tensor) -> Tensor:
+    """The same of 32 bits, in place: the one part that is computed for each pair."""
+    number ^= number >> 16
+    number *= _MIX32[0]
+    number ^= number >> 15
+    number *= _MIX32[1]
+    return number

@@ -1,0 +1,50 @@
+"""Mask and bias that depend on the distance of query and key alone: one number a diagonal, not one a pair."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..biases import RelativeBias
+from ..problem import Problem
+from ..tiles import Grid
+
+
+class Diagonals:
+    """What is added to the scores, -inf where nothing is kept: (1 or H, M + N - 1), from the last query's first key on.
+
+    A tile of it is a window that moves by one from row to row. Memory is read so only where rows are taken in reverse:
+    then pair (i, j) of a tile is number i + j of its line.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.queries = problem.queries
+        queries, keys = problem.queries, problem.keys
+        dtype = torch.promote_types(problem.value.dtype, torch.float32)
+        # Queries sit where the last keys do, so the last query's first key is N - 1 positions before it.
+        distances = torch.arange(1 - keys, queries, device=problem.value.device)
+        line = torch.zeros(1, len(distances), dtype=dtype, device=problem.value.device)
+        if isinstance(problem.bias, RelativeBias):
+            line = problem.bias.along(distances).to(dtype)
+        if problem.mask is not None:
+            grid = Grid(torch.zeros(1, dtype=torch.int64, device=distances.device), distances, heads=False)
+            line = line.masked_fill(~problem.mask.keep(grid).view(1, -1), float("-inf"))
+        self.line = line.contiguous()
+
+    @classmethod
+    def of(cls, problem: Problem) -> Diagonals | None:
+        """The diagonals of a problem, or None where its mask or bias tells pairs of one distance apart."""
+        mask, bias = problem.mask, problem.bias
+        alike = (
+            problem.query_positions is None
+            and problem.key_positions is None
+            and (mask is None or mask.by_distance)
+            and (bias is None or isinstance(bias, RelativeBias))
+        )
+        return cls(problem) if alike and not (mask is None and bias is None) else None
+
+    def reversed_tile(self, rows: slice, columns: slice) -> Tensor:
+        """The numbers of a tile whose rows come last to first: (1, 1 or H, m, n), a view."""
+        heads, length = self.line.shape
+        size = (1, heads, rows.stop - rows.start, columns.stop - columns.start)
+        return self.line.as_strided(size, (0, length, 1, 1), columns.start + self.queries - rows.stop)

@@ -1,0 +1,150 @@
+"""Few queries over many keys: the query heads of a group as rows of one product, the keys in parts side by side."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ..pairs import at_least_float32
+from ..problem import Problem
+from .base import Cost, Result
+from .dense import EXPONENTIAL, Rectangle, dense_reasons
+from .flat import Flat, Gradients, Saved
+from .merging import Merged
+from .operator import attend, register
+from .tiling import layout
+
+MOST_ROWS = 64
+"""Queries of one key head, over all its query heads: above that, the products are large enough by themselves."""
+PART = 1024
+"""Keys of a part: what two of them take fits into a core's own cache."""
+
+
+class Grouped:
+    """The keys are read once for a whole group of query heads, and parts of them by all cores at once.
+
+    Query heads of a group become rows (Ainslie et al. 2023, arXiv 2305.13245, put to use); parts of the keys become
+    heads, merged by log-sum-exp (flash decoding: Dao, Haziza, Massa and Sizov 2023).
+    """
+
+    exponential = EXPONENTIAL
+
+    def __init__(self, part: int = PART) -> None:
+        self.name = "grouped" if part == PART else f"grouped({part})"
+        self.part = part
+        register(self)
+
+    def why_not(self, problem: Problem) -> list[str]:
+        """What its dense kernel has no word for, and queries enough for other kernels."""
+        reasons = dense_reasons(problem)
+        rows = _group(problem) * problem.queries
+        if rows > MOST_ROWS:
+            reasons.append(
+                f"it is for few queries: {problem.queries} of {_group(problem)} heads are {rows} rows for each key "
+                f"head, more than {MOST_ROWS}"
+            )
+        return reasons
+
+    def cost(self, problem: Problem) -> Cost:
+        """All is spent on reading keys and values once."""
+        columns = _columns(problem)
+        leading = problem.weights_shape[:-2].numel()
+        visited = problem.queries * (columns.stop - columns.start)
+        width = problem.pairs.query.shape[-1] + problem.value.shape[-1]
+        return Cost(
+            flops=2.0 * leading * visited * width,
+            bytes=4.0 * leading * problem.queries * problem.value.shape[-1] * (1 + visited / self.part),
+            passes=2.0 * leading * visited * (problem.mask is not None or problem.bias is not None),
+            moved=4.0 * leading // _group(problem) * (columns.stop - columns.start) * width,
+            calls=24.0,
+        )
+
+    def run(self, problem: Problem) -> Result:
+        """Output and log-sum-exp."""
+        return attend(problem, self)
+
+    def forward(self, flat: Flat) -> tuple[Tensor, Tensor]:
+        """The parts side by side, and what is left over as one more."""
+        rectangle = _folded(flat)
+        keys = rectangle.key.shape[2]
+        output, lse = flat.empty_results()
+        merged = Merged()
+        if parts := keys // self.part:
+            merged.add(*_side_by_side(rectangle.columns(slice(0, parts * self.part)), parts))
+        if keys % self.part:
+            merged.add(*rectangle.columns(slice(parts * self.part, keys)).forward())
+        rows = rectangle.query.shape[:3]
+        merged.write(output.view(*rows, output.shape[-1]), lse.view(rows))
+        return output, lse
+
+    def backward(self, flat: Flat, saved: Saved) -> Gradients:
+        """One rectangle: the gradient of a group's key is a product over its rows."""
+        rectangle, columns = _folded(flat), _columns(flat.problem)
+        rows = rectangle.query.shape[:3]
+        above = [tensor.reshape(*rows, tensor.shape[-1]) for tensor in (saved.output, saved.grad_output)]
+        lse, grad_lse = saved.lse.reshape(rows), saved.grad_lse.reshape(rows) if saved.from_lse else None
+        gradients = flat.zero_gradients()
+        if rectangle.key.shape[2]:
+            query, key, value = rectangle.backward(above[0], lse, above[1], grad_lse)
+            gradients.query.add_(query.reshape(gradients.query.shape))
+            gradients.key[:, :, columns] += key
+            gradients.value[:, :, columns] += value
+        return gradients
+
+
+def _folded(flat: Flat) -> Rectangle:
+    """The columns that the mask leaves, with the heads of each group as rows: query (B, Hk, G·M, D)."""
+    pairs, columns = flat.pairs, _columns(flat.problem)
+    batch, heads, queries, _ = flat.shape
+    key_heads = pairs.key.shape[1]
+    rows = key_heads, heads // key_heads * queries
+
+    def folded(added: Tensor) -> Tensor:
+        added = added.expand(-1, heads, -1, -1)
+        return added.reshape(added.shape[0], *rows, added.shape[-1])
+
+    added = flat.added(slice(0, queries), columns)
+    return Rectangle(
+        pairs.query.reshape(batch, *rows, pairs.query.shape[-1]),
+        pairs.key[:, :, columns],
+        flat.value[:, :, columns],
+        pairs.scale,  # type: ignore[union-attr]  # `why_not` lets dot products alone through
+        None if added is None else folded(added),
+    )
+
+
+def _side_by_side(rectangle: Rectangle, parts: int) -> tuple[Tensor, Tensor]:
+    """The keys in equal parts, each as a head of its own, and merged."""
+    batch, heads, rows = rectangle.query.shape[:3]
+
+    def split(tensor: Tensor, axis: int) -> Tensor:
+        return tensor.unflatten(axis, (parts, -1)).movedim(axis, 2).flatten(1, 2)
+
+    added = rectangle.added
+    if added is not None:
+        added = split(added.expand(-1, heads, -1, -1), 3)
+    output, lse = replace(
+        rectangle,
+        query=rectangle.query.unsqueeze(2).expand(-1, -1, parts, -1, -1).flatten(1, 2),
+        key=split(rectangle.key, 2),
+        value=split(rectangle.value, 2),
+        added=added,
+    ).forward()
+    output = at_least_float32(output).reshape(batch, heads, parts, rows, output.shape[-1])
+    lse = lse.reshape(batch, heads, parts, rows)
+    total = lse.logsumexp(2, keepdim=True)
+    shares = torch.exp(lse - total.masked_fill(total == float("-inf"), 0.0)).unsqueeze(-1)
+    return (shares * output).sum(2), total.squeeze(2)
+
+
+def _columns(problem: Problem) -> slice:
+    """From the first to the last key that a query may attend to."""
+    runs = [run.columns for row in layout(problem, (max(problem.queries, 1), PART // 8), 1).rows for run in row.runs]
+    return slice(min(run.start for run in runs), max(run.stop for run in runs)) if runs else slice(0, 0)
+
+
+def _group(problem: Problem) -> int:
+    """Query heads of one key head."""
+    return problem.pairs.query.shape[-3] // max(problem.value.shape[-3], 1) if problem.heads else 1

@@ -1,0 +1,52 @@
+"""Native CPU code for additive scores: C, compiled when regard is installed, chosen by what the processor can do.
+
+It is never needed: without it `why_not()` says what is missing, and other kernels compute the same.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .additive import Gradients as Gradients
+from .additive import Prepared as Prepared
+from .library import available as available
+from .library import using as using
+from .library import variant as variant
+from .library import variants as variants
+from .library import why_not as why_not
+
+__all__ = [
+    "Gradients",
+    "Prepared",
+    "additive_gradient",
+    "additive_scores",
+    "available",
+    "using",
+    "variant",
+    "variants",
+    "why_not",
+]
+
+
+def additive_scores(query: Tensor, key: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
+    """score(i, j) = Σ_a weight_a · tanh(query_ia + key_ja): all scores at once, (H, M, N).
+
+    Shapes, conventions and errors as for `Prepared`; `out` as for `Prepared.scores`.
+
+    Raises:
+        KernelError: there is no native code to call (`why_not`).
+    """
+    return Prepared(query, key, weight).scores(out=out)
+
+
+def additive_gradient(query: Tensor, key: Tensor, weight: Tensor, upstream: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradient by query, key and weight, where `upstream` (H, M, N) is that by the scores, all at once.
+
+    Formula, shapes, conventions and errors as for `Gradients`.
+
+    Raises:
+        KernelError: there is no native code to call (`why_not`).
+    """
+    gradients = Prepared(query, key, weight).gradients()
+    gradients.add(upstream)
+    return gradients.result()

@@ -1,0 +1,72 @@
+/* What the Python side and the C side agree on. Everything is float32, row-major, contiguous in its last axis.
+ *
+ * score(i, j) = sum over a of weight[a] * tanh(query[i, a] + key[j, a])
+ */
+#ifndef REGARD_ADDITIVE_H
+#define REGARD_ADDITIVE_H
+
+#include <stdint.h>
+
+/* Keys go in strips of this many, transposed, whatever the number of lanes: all variants read the same preparation. */
+enum { STRIP = 64 };
+
+/* What has been prepared, for the whole of a problem. */
+enum form {
+    EXPONENTIALS, /* exp(2x) of each entry: tanh(x + y) = 1 - 2 / (1 + exp(2x) exp(2y)) */
+    TANGENTS,     /* tanh(x) of each entry, all within [-1, 1]: tanh(x + y) = (s + t) / (1 + s t), exact near 0 */
+    DIRECT        /* nothing: too few queries to be worth it, tanh(x + y) is taken for each pair */
+};
+
+/* Strides are in elements. `padded` is the features rounded up to whole groups of 16, where weight is 0. */
+struct additive {
+    int64_t heads, key_heads, rows, columns, features, padded, form;
+    const float *query; /* (heads, rows, features) */
+    int64_t query_head, query_row;
+    const float *key; /* (key_heads, columns, features) */
+    int64_t key_head, key_row;
+    const float *weight;   /* (padded) */
+    float *prepared_query; /* (heads, rows, padded) */
+    float *query_bound;    /* (heads, rows): the largest |x| of the row, infinity where one is NaN */
+    float *prepared_key;   /* (key_heads, strips, padded, STRIP) */
+    float *key_bound;      /* (key_heads, strips): likewise */
+    float weight_sum;
+    float weight_bound; /* the largest |weight|, infinity where one is NaN */
+};
+
+/* Some of the rows and columns, and the part of them that one call does: `begin` to `end` - 1, where number
+ * head * (row_end - row_begin) + row - row_begin stands for one row of one head. */
+struct tile {
+    int64_t row_begin, row_end, column_begin, column_end, begin, end;
+    float *pairs; /* (heads, row_end - row_begin, column_end - column_begin): the scores, or their gradient */
+    int64_t pairs_head, pairs_row;
+};
+
+/* Where a gradient is added. The weight is left out: Python multiplies by it, once, at the end. */
+struct sums {
+    float *query;   /* (heads, rows, features) */
+    float *key;     /* (key_heads, strips, padded, STRIP) */
+    double *weight; /* (padded) */
+    float *scratch; /* as many floats as regard_scratch says */
+};
+
+/* How one query meets one strip. */
+enum way { BY_TANGENTS, BY_EXPONENTIALS, EACH_PAIR };
+
+/* exp(2 * 43) and its reciprocal are still finite, normal numbers: entries beyond are taken as this. */
+#define HELD 43.0f
+
+/* Query and key may not both be large: x = 50 and y = -49 must meet as they are. An entry may be taken as 43 where the
+ * other is below 33, for there |x + y| > 10 and tanh is 1 in float32. A bound of infinity may stand for NaN. */
+static inline enum way way_of(const struct additive *of, int64_t query, int64_t strip) {
+    if (of->form == DIRECT || !(of->weight_bound < 0x1p30f)) return EACH_PAIR;
+    if (of->form == TANGENTS) return BY_TANGENTS;
+    float x = of->query_bound[query], y = of->key_bound[strip];
+    float larger = x > y ? x : y, smaller = x > y ? y : x;
+    return larger <= HELD || smaller <= HELD - 10.0f ? BY_EXPONENTIALS : EACH_PAIR;
+}
+
+#define JOINED(name, variant) name##_##variant
+#define SUFFIXED(name, variant) JOINED(name, variant)
+#define EXPORTED(name) __attribute__((visibility("default"))) SUFFIXED(name, VARIANT)
+
+#endif

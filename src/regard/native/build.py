@@ -1,0 +1,117 @@
+"""Compiling the C sources of this folder into one library, with the compiler of the system.
+
+Runs while regard is being installed, so it needs Python's own modules alone. `python build.py` in this folder builds
+anew. A compiler that is missing or fails stops nothing: what it said is written where the library would be.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+SOURCES = Path(__file__).resolve().parent
+LIBRARY = "libadditive.so"  # whatever the system calls such files: it is opened by its name
+REASON = "not_built.txt"
+
+KERNELS = ("scores.c", "gradient.c")
+DISPATCH = "dispatch.c"
+HEADERS = ("additive.h", "lanes.h")
+
+# -fwrapv: whole numbers are bits here. contract: x * y + z may be one instruction, rounded once.
+FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-fvisibility=hidden", "-fwrapv", "-ffp-contract=fast", "-Wall", "-Wextra")
+
+MACHINE = platform.machine().lower()
+FOR_X86 = {"avx512": ("-mavx512f", "-mfma"), "avx2": ("-mavx2", "-mfma")}
+
+
+class BuildError(Exception):
+    """No library could be built; the message says why."""
+
+
+def variants() -> dict[str, tuple[str, ...]]:
+    """The variants for a processor of this family and their compiler flags, the fastest first; the last runs anywhere.
+
+    >>> list(variants())[-1] == baseline()
+    True
+    """
+    return {**(FOR_X86 if MACHINE in ("x86_64", "amd64") else {}), baseline(): ()}
+
+
+def baseline() -> str:
+    """The variant that every processor of this family can run: "neon" or "plain"."""
+    return "neon" if MACHINE in ("aarch64", "arm64") else "plain"
+
+
+def digest() -> str:
+    """What tells these sources from others: a library that was built from others is not used."""
+    content = b"".join((SOURCES / name).read_bytes() for name in (*KERNELS, DISPATCH, *HEADERS))
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def build(folder: Path = SOURCES) -> str | None:
+    """Write the library into `folder`, or else the reason why there is none; return the reason."""
+    library, note = folder / LIBRARY, folder / REASON
+    try:
+        with tempfile.TemporaryDirectory() as scratch:
+            built = compiled(Path(scratch))
+            fresh = (
+                folder / f"{LIBRARY}.{os.getpid()}"
+            )  # renamed when complete: another process may have the old one open
+            fresh.write_bytes(built.read_bytes())
+            fresh.replace(library)
+    except BuildError as error:
+        library.unlink(missing_ok=True)
+        note.write_text(str(error), "utf-8")
+        return str(error)
+    note.unlink(missing_ok=True)
+    return None
+
+
+def compiled(scratch: Path) -> Path:
+    """The library, built in `scratch`; a compiler that does not know a wider variant leaves it out.
+
+    Raises:
+        BuildError: there is no compiler, or it fails on what every processor runs.
+    """
+    objects = []
+    for variant, flags in variants().items():
+        try:
+            parts = [one_object(scratch, source, variant, (*flags, f"-DVARIANT={variant}")) for source in KERNELS]
+        except BuildError:
+            if variant == baseline():
+                raise
+            continue
+        objects += parts
+    objects.append(one_object(scratch, DISPATCH, "any", (f'-DDIGEST="{digest()}"', f'-DBASELINE="{baseline()}"')))
+    library = scratch / LIBRARY
+    call("-shared", "-fPIC", "-o", str(library), *objects)
+    return library
+
+
+def one_object(scratch: Path, source: str, variant: str, flags: tuple[str, ...]) -> str:
+    """Compile one source for one variant; the path of what came of it."""
+    target = scratch / f"{Path(source).stem}_{variant}.o"
+    call(*FLAGS, *flags, "-c", str(SOURCES / source), "-o", str(target))
+    return str(target)
+
+
+def call(*arguments: str) -> None:
+    """Run the compiler: $CC, or cc."""
+    compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
+    try:
+        done = subprocess.run([*compiler, *arguments], capture_output=True, text=True, errors="replace", check=False)
+    except OSError as error:
+        raise BuildError(f"no C compiler was found: {compiler[0]}: {error.strerror}") from None
+    if done.returncode:
+        said = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines() or ["nothing"]
+        raise BuildError(f"the C compiler {compiler[0]} failed: {said[0].strip()}")
+
+
+if __name__ == "__main__":
+    sys.exit(build())

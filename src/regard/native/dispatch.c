@@ -1,0 +1,17 @@
+/* Which of the variants that were built can run here. Compiled for any processor of its family. */
+#include <string.h>
+
+#define EXPORT __attribute__((visibility("default")))
+
+/* Of the sources that this was built from. */
+EXPORT const char *regard_digest(void) { return DIGEST; }
+
+/* Whether this processor, and the system on it, has what a variant was compiled for. */
+EXPORT int regard_runs(const char *variant) {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (!strcmp(variant, "avx512")) return __builtin_cpu_supports("avx512f") != 0;
+    if (!strcmp(variant, "avx2")) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#endif
+    return !strcmp(variant, BASELINE);
+}

@@ -1,0 +1,145 @@
+"""The compiled library: opened when it is first asked for, or the reason why it cannot be."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from ctypes import c_int64, c_void_p
+from pathlib import Path
+
+from ..errors import ConfigurationError, KernelError
+from . import build
+
+FOLDER = build.SOURCES
+SETTING = "REGARD_NATIVE"
+MEND = "install regard again where there is a C compiler: cc, or what $CC names"
+
+
+class Library:
+    """The C functions of one variant; pointers go in as whole numbers or by `ctypes.byref`."""
+
+    def __init__(self, opened: ctypes.CDLL, variant: str) -> None:
+        def function(name: str, *arguments: type, returns: type | None = None) -> Callable:
+            found = getattr(opened, f"regard_{name}_{variant}")
+            found.argtypes, found.restype = arguments, returns
+            return found
+
+        self.variant = variant
+        self.query_bounds = function("query_bounds", c_void_p, c_int64, c_int64)
+        self.key_bounds = function("key_bounds", c_void_p, c_int64, c_int64)
+        self.prepare_query = function("prepare_query", c_void_p, c_int64, c_int64)
+        self.prepare_key = function("prepare_key", c_void_p, c_int64, c_int64)
+        self.scores = function("scores", c_void_p, c_void_p)
+        self.gradient = function("gradient", c_void_p, c_void_p, c_void_p)
+        self.scratch = function("scratch", c_int64, returns=c_int64)
+
+
+class _Unusable(Exception):
+    """The library is not there or not for here; the message is the reason."""
+
+
+# What `_state` found, once: the variants that run here, the fastest first, and the one in use; or the reason.
+_found: tuple[dict[str, Library], str] | str | None = None
+
+
+def available() -> bool:
+    """Whether additive scores can be computed by native code here."""
+    return why_not() is None
+
+
+def why_not() -> str | None:
+    """The reason why there is no native code to call, with the mend; None where there is."""
+    found = _state()
+    return found if isinstance(found, str) else None
+
+
+def variants() -> tuple[str, ...]:
+    """The variants that were built and run on this processor, the fastest first; empty without native code."""
+    found = _state()
+    return () if isinstance(found, str) else tuple(found[0])
+
+
+def variant() -> str:
+    """The variant in use: "avx512", "avx2", "neon" or "plain".
+
+    Raises:
+        KernelError: there is no native code to call.
+    """
+    return current().variant
+
+
+def current() -> Library:
+    """The functions of the variant in use.
+
+    Raises:
+        KernelError: there is no native code to call.
+    """
+    found = _state()
+    if isinstance(found, str):
+        raise KernelError(f"native code cannot be called: {found}")
+    libraries, name = found
+    return libraries[name]
+
+
+@contextmanager
+def using(name: str) -> Iterator[None]:
+    """Within the block, another of `variants()` is in use, in all threads.
+
+    Raises:
+        ConfigurationError: it is not one of them.
+    """
+    global _found
+    before = _state()
+    if isinstance(before, str) or name not in before[0]:
+        raise ConfigurationError(f"the variant {name!r} of the native code does not run here; these do: {variants()}")
+    _found = before[0], name
+    try:
+        yield
+    finally:
+        _found = before
+
+
+def _state() -> tuple[dict[str, Library], str] | str:
+    global _found
+    if _found is None:
+        try:
+            _found = _choose(_open(FOLDER))
+        except _Unusable as error:
+            _found = str(error)
+    return _found
+
+
+def _choose(libraries: dict[str, Library]) -> tuple[dict[str, Library], str]:
+    """The fastest variant, or that of the environment variable REGARD_NATIVE, where "off" is none."""
+    named = os.environ.get(SETTING, "") or next(iter(libraries))
+    if named == "off":
+        raise _Unusable(f"the environment variable {SETTING} is 'off'; unset it")
+    if named not in libraries:
+        raise _Unusable(f"the environment variable {SETTING} is {named!r}, which does not run here; {[*libraries]} do")
+    return libraries, named
+
+
+def _open(folder: Path) -> dict[str, Library]:
+    path, note = folder / build.LIBRARY, folder / build.REASON
+    if not path.exists():
+        if note.exists():
+            raise _Unusable(f"when regard was installed, {note.read_text('utf-8')}; {MEND}")
+        raise _Unusable(f"it was never built; {MEND}")
+    try:
+        opened = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise _Unusable(f"it was built for another system or processor ({error}); {MEND}") from None
+    opened.regard_digest.restype = ctypes.c_char_p
+    if opened.regard_digest().decode() != build.digest():
+        raise _Unusable(f"it was built from other sources than these; {MEND}")
+    runs = opened.regard_runs
+    libraries = {
+        name: Library(opened, name)
+        for name in build.variants()
+        if runs(name.encode()) and hasattr(opened, f"regard_scores_{name}")
+    }
+    if not libraries:
+        raise _Unusable(f"it was built for another processor; {MEND}")
+    return libraries

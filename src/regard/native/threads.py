@@ -1,0 +1,69 @@
+"""Work shared among as many threads as torch uses. The C code holds no lock of Python's while it runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from itertools import pairwise
+from typing import TypeVar
+
+import torch
+
+Job = TypeVar("Job")
+
+_pool: ThreadPoolExecutor | None = None
+
+
+def workers(work: int, least: int) -> int:
+    """How many threads `work` is worth, where each should get `least` of it."""
+    return max(1, min(torch.get_num_threads(), work // least))
+
+
+def share(call: Callable[[int, Job], None], jobs: Sequence[Job], count: int) -> None:
+    """call(worker, job) for all jobs, by `count` workers that each do neighbouring ones; this thread is worker 0."""
+    count = min(count, len(jobs))
+    if count <= 1:
+        _each(call, 0, jobs)
+        return
+    shares = [jobs[begin:end] for begin, end in parts(0, len(jobs), count)]
+    others = [_threads().submit(_each, call, worker, shares[worker]) for worker in range(1, count)]
+    try:
+        _each(call, 0, shares[0])
+    finally:
+        wait(others)  # they write into memory that the caller holds
+    for other in others:
+        other.result()
+
+
+def parts(begin: int, end: int, count: int, step: int = 1) -> list[tuple[int, int]]:
+    """At most `count` parts of [begin, end), as even as can be, none empty, cut where `step` divides.
+
+    >>> parts(0, 10, 3), parts(5, 200, 2, step=64)
+    ([(0, 3), (3, 6), (6, 10)], [(5, 64), (64, 200)])
+    """
+    even = (begin + (end - begin) * part // count for part in range(1, count))
+    cuts = [begin, *(max(begin, cut // step * step) for cut in even), end]
+    return [(low, high) for low, high in pairwise(cuts) if low < high]
+
+
+def _each(call: Callable[[int, Job], None], worker: int, jobs: Sequence[Job]) -> None:
+    for job in jobs:
+        call(worker, job)
+
+
+def _threads() -> ThreadPoolExecutor:
+    """Made when first needed, of threads that start one by one; a forked process has none of its parent's."""
+    global _pool
+    if _pool is None:
+        _pool = ThreadPoolExecutor(max(32, os.cpu_count() or 1), thread_name_prefix="regard")
+    return _pool
+
+
+def _forget() -> None:
+    global _pool
+    _pool = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,117 @@
+"""Which pairs exist, drawn tile by tile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from regard.errors import ShapeError, require
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+
+# For EMPTY, PARTIAL and FULL: apart in print and for every kind of colour vision.
+_KINDS = (("#f1f1ee", "no pair"), ("#8fb8de", "some pairs"), ("#1f4e79", "every pair"))
+
+_SIDE = 5.2  # inches
+_MOST_OBLONG = 4.0
+_MOST_LINES = 40  # as many cells still have lines between them
+_TICKS = 8
+
+
+def tiles(
+    verdicts: Tensor,
+    size: int | tuple[int, ...],
+    *,
+    query_positions: Sequence[int],
+    key_positions: Sequence[int],
+    title: str | None = None,
+    subtitle: str | None = None,
+) -> Figure:
+    """A matplotlib figure of a mask's tiles [R, C]: queries from top to bottom, keys from left to right.
+
+    `verdicts` has 0 where no pair exists, 1 where some may, 2 where every pair does, as `mask.tiles` gives them; `size`
+    is the rows and columns of a tile. The axes tell positions, one for each query and one for each key.
+
+    The figure is not one of pyplot's, and no global setting of matplotlib changes: `figure.savefig("mask.png")` writes
+    it. `mask.draw(M, N).figure()` chooses a size of tiles that makes a good picture.
+
+    Raises:
+        ShapeError: the tiles do not cover the queries and keys, or there are none.
+        MissingExtra: matplotlib is not installed.
+
+    >>> from regard import masks
+    >>> figure = tiles(masks.causal().tiles(6, 6, 2), 2, query_positions=range(6), key_positions=range(6))
+    >>> figure.axes[0].get_xlabel(), figure.axes[0].get_ylabel()
+    ('key position', 'query position')
+    """
+    rows, columns = (size, size) if isinstance(size, int) else size
+    queries, keys = len(query_positions), len(key_positions)
+    if tuple(verdicts.shape) != (-(-queries // rows), -(-keys // columns)) or not verdicts.numel():
+        raise ShapeError(
+            f"verdicts has the shape {tuple(verdicts.shape)}; {queries} queries and {keys} keys in tiles of {rows} × "
+            f"{columns} need {(-(-queries // rows), -(-keys // columns))}, and at least one"
+        )
+    wide, high = _page(queries, keys)
+    figure = require("matplotlib.figure", extra="plots").Figure(figsize=(wide + 1.0, high + 1.5), layout="compressed")
+    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.1)
+    axes = figure.add_subplot()
+    colours = require("matplotlib.colors", extra="plots")
+    axes.pcolormesh(
+        [*range(0, keys, columns), keys],
+        [*range(0, queries, rows), queries],
+        verdicts.cpu().numpy(),
+        cmap=colours.ListedColormap([colour for colour, _ in _KINDS]),
+        vmin=-0.5,
+        vmax=2.5,
+        **({"edgecolors": "white", "linewidth": 1.0} if max(verdicts.shape) <= _MOST_LINES else {"rasterized": True}),
+    )
+    axes.set(xlim=(0, keys), ylim=(queries, 0), aspect=high * keys / (wide * queries))
+    _name_positions(axes, query_positions, key_positions)
+    _describe(axes, title, subtitle)
+    return figure
+
+
+def _page(queries: int, keys: int) -> tuple[float, float]:
+    """Inches: to scale, unless that would leave next to nothing of one side."""
+    ratio = min(max(keys / queries, 1 / _MOST_OBLONG), _MOST_OBLONG)
+    return _SIDE * min(1.0, ratio), _SIDE * min(1.0, 1 / ratio)
+
+
+def _name_positions(axes: Axes, query_positions: Sequence[int], key_positions: Sequence[int]) -> None:
+    _name(axes.xaxis, "key position", key_positions)
+    _name(axes.yaxis, "query position", query_positions)
+    axes.tick_params(length=0, labelsize=9, top=False, labeltop=True, bottom=False, labelbottom=False)
+    axes.xaxis.set_label_position("top")
+    axes.spines[:].set_visible(False)
+
+
+def _name(axis: Axis, label: str, positions: Sequence[int]) -> None:
+    step = 1 << max(0, (-(-len(positions) // _TICKS) - 1).bit_length())
+    at = range(0, len(positions), step)
+    axis.set_ticks([number + 0.5 for number in at], labels=[f"{positions[number]:,}" for number in at])
+    axis.set_label_text(label, fontsize=9, color="0.35")
+
+
+def _describe(axes: Axes, title: str | None, subtitle: str | None) -> None:
+    patch = require("matplotlib.patches", extra="plots").Patch
+    plain = {"parse_math": False, "usetex": False}
+    if title:
+        axes.figure.suptitle(title, fontsize=11, **plain)
+    shown = [patch(facecolor=colour, edgecolor="0.8", label=name) for colour, name in _KINDS]
+    axes.legend(
+        handles=shown[::-1],
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.02),
+        ncols=3,
+        frameon=False,
+        fontsize=9,
+        handlelength=1.0,
+        handleheight=1.0,
+        title=subtitle,
+        title_fontsize=9,
+    )

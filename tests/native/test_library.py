@@ -1,0 +1,93 @@
+import shutil
+
+import pytest
+import torch
+
+from regard import native
+from regard.errors import ConfigurationError, KernelError
+from regard.native import build, library
+
+
+@pytest.fixture
+def unopened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library has yet to be looked for; afterwards all is as before."""
+    monkeypatch.setattr(library, "_found", None)
+    monkeypatch.delenv(library.SETTING, raising=False)
+
+
+@pytest.mark.usefixtures("built")
+def test_the_fastest_variant_is_in_use(unopened):
+    assert native.why_not() is None
+    assert native.variant() == native.variants()[0]
+    assert set(native.variants()) <= set(build.variants())
+    assert native.variants()[-1] == build.baseline()
+
+
+@pytest.mark.usefixtures("built")
+def test_another_variant_for_a_while():
+    before = native.variant()
+    with native.using(build.baseline()):
+        assert native.variant() == build.baseline()
+    assert native.variant() == before
+    with (
+        pytest.raises(ConfigurationError, match=r"the variant 'avx9' .* does not run here; these do: \("),
+        native.using("avx9"),
+    ):
+        pass
+
+
+@pytest.mark.usefixtures("built")
+def test_the_environment_names_the_variant(unopened, monkeypatch):
+    monkeypatch.setenv("REGARD_NATIVE", build.baseline())
+    assert native.variant() == build.baseline()
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [("off", "REGARD_NATIVE is 'off'; unset it"), ("avx9", r"REGARD_NATIVE is 'avx9', which does not run here; \['")],
+)
+def test_the_environment_forbids(unopened, monkeypatch, value, reason):
+    monkeypatch.setenv("REGARD_NATIVE", value)
+    assert not native.available()
+    assert native.variants() == ()
+    with pytest.raises(KernelError, match=f"native code cannot be called: .*{reason}"):
+        native.additive_scores(torch.randn(1, 2, 3), torch.randn(1, 2, 3), torch.randn(3))
+
+
+def test_never_built(unopened, monkeypatch, tmp_path):
+    monkeypatch.setattr(library, "FOLDER", tmp_path)
+    assert native.why_not() == (
+        "it was never built; install regard again where there is a C compiler: cc, or what $CC names"
+    )
+    with pytest.raises(ConfigurationError, match=r"does not run here; these do: \(\)"), native.using("plain"):
+        pass
+
+
+def test_no_compiler_when_it_was_installed(unopened, monkeypatch, tmp_path):
+    monkeypatch.setenv("CC", "no-such-compiler")
+    build.build(tmp_path)
+    monkeypatch.setattr(library, "FOLDER", tmp_path)
+    assert str(native.why_not()).startswith(
+        "when regard was installed, no C compiler was found: no-such-compiler: No such file or directory; install"
+    )
+
+
+def test_built_for_another_system(unopened, monkeypatch, tmp_path):
+    (tmp_path / build.LIBRARY).write_bytes(b"MZ and nothing more")
+    monkeypatch.setattr(library, "FOLDER", tmp_path)
+    assert "it was built for another system or processor (" in str(native.why_not())
+
+
+@pytest.mark.usefixtures("built")
+def test_built_for_another_processor(unopened, monkeypatch):
+    monkeypatch.setattr(build, "variants", lambda: {"sve": ()})
+    assert str(native.why_not()).startswith("it was built for another processor; install")
+
+
+@pytest.mark.usefixtures("built")
+def test_built_from_other_sources(unopened, monkeypatch, tmp_path):
+    shutil.copy(library.FOLDER / build.LIBRARY, tmp_path)
+    monkeypatch.setattr(library, "FOLDER", tmp_path)
+    monkeypatch.setattr(build, "digest", lambda: "0" * 16)
+    assert str(native.why_not()).startswith("it was built from other sources than these; install")
