@@ -146,11 +146,11 @@ class Mask(ABC):
         >>> print(masks.causal().draw(3, 6))
         causal()
         3 × 6 pairs; 83.3 % exist
-              keys 0   4
-        queries  3 ████··
-                   █████·
-                   ██████
-        █ every pair  ▒ some  · none
+             keys 0   4
+        queries 3 ████··
+                  █████·
+                  ██████
+        █ exists  · does not exist
         """
         grid = Grid.of(queries, keys, query_positions=query_positions, key_positions=key_positions)
         return draw(self, grid, batch, head)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -15,12 +17,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # For EMPTY, PARTIAL and FULL: apart in print and for every kind of colour vision.
-_KINDS = (("#f1f1ee", "no pair"), ("#8fb8de", "some pairs"), ("#1f4e79", "every pair"))
+_COLOURS = ("#f1f1ee", "#8fb8de", "#1f4e79")
 
-_SIDE = 5.2  # inches
+_SIDE, _NARROWEST = 5.2, 4.4  # inches
+_CHARACTERS = 12  # of a title, in an inch
 _MOST_OBLONG = 4.0
-_MOST_LINES = 40  # as many cells still have lines between them
-_TICKS = 8
+_MOST_LINES = 40  # a side of as many cells still has lines between them
+_TICKS_ACROSS, _TICKS_DOWN = 1.6, 2.4  # in an inch
 
 
 def tiles(
@@ -57,23 +60,46 @@ def tiles(
             f"{columns} need {(-(-queries // rows), -(-keys // columns))}, and at least one"
         )
     wide, high = _page(queries, keys)
-    figure = require("matplotlib.figure", extra="plots").Figure(figsize=(wide + 1.0, high + 1.5), layout="compressed")
+    figure = require("matplotlib.figure", extra="plots").Figure(
+        figsize=(max(wide + 1.0, _NARROWEST), high + 1.5), layout="compressed"
+    )
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.1)
     axes = figure.add_subplot()
+    _fill(axes, verdicts, [*range(0, queries, rows), queries], [*range(0, keys, columns), keys])
+    axes.set(xlim=(0, keys), ylim=(queries, 0), aspect=high * keys / (wide * queries))
+    _name(axes.xaxis, "key position", key_positions, most=wide * _TICKS_ACROSS)
+    _name(axes.yaxis, "query position", query_positions, most=high * _TICKS_DOWN)
+    axes.tick_params(length=0, labelsize=9, top=False, labeltop=True, bottom=False, labelbottom=False)
+    axes.xaxis.set_label_position("top")
+    axes.spines[:].set_visible(False)
+    _describe(figure, names((rows, columns)), title, subtitle)
+    return figure
+
+
+def _fill(axes: Axes, verdicts: Tensor, down: list[int], across: list[int]) -> None:
+    """Colour each tile; `down` and `across` are where tiles begin, and where the last ones end."""
     colours = require("matplotlib.colors", extra="plots")
-    axes.pcolormesh(
-        [*range(0, keys, columns), keys],
-        [*range(0, queries, rows), queries],
+    few = max(verdicts.shape) <= _MOST_LINES
+    mesh = axes.pcolormesh(
+        across,
+        down,
         verdicts.cpu().numpy(),
-        cmap=colours.ListedColormap([colour for colour, _ in _KINDS]),
+        cmap=colours.ListedColormap(_COLOURS),
         vmin=-0.5,
         vmax=2.5,
-        **({"edgecolors": "white", "linewidth": 1.0} if max(verdicts.shape) <= _MOST_LINES else {"rasterized": True}),
+        rasterized=not few,
     )
-    axes.set(xlim=(0, keys), ylim=(queries, 0), aspect=high * keys / (wide * queries))
-    _name_positions(axes, query_positions, key_positions)
-    _describe(axes, title, subtitle)
-    return figure
+    if few:
+        mesh.set(edgecolor="white", linewidth=1.0)
+
+
+def names(size: tuple[int, ...]) -> tuple[str, str, str]:
+    """What EMPTY, PARTIAL and FULL are called; a tile of one pair is never PARTIAL, and that has no name.
+
+    >>> names((4, 4)), names((1, 1))
+    (('empty', 'partial', 'full'), ('does not exist', '', 'exists'))
+    """
+    return ("does not exist", "", "exists") if size == (1, 1) else ("empty", "partial", "full")
 
 
 def _page(queries: int, keys: int) -> tuple[float, float]:
@@ -82,36 +108,28 @@ def _page(queries: int, keys: int) -> tuple[float, float]:
     return _SIDE * min(1.0, ratio), _SIDE * min(1.0, 1 / ratio)
 
 
-def _name_positions(axes: Axes, query_positions: Sequence[int], key_positions: Sequence[int]) -> None:
-    _name(axes.xaxis, "key position", key_positions)
-    _name(axes.yaxis, "query position", query_positions)
-    axes.tick_params(length=0, labelsize=9, top=False, labeltop=True, bottom=False, labelbottom=False)
-    axes.xaxis.set_label_position("top")
-    axes.spines[:].set_visible(False)
-
-
-def _name(axis: Axis, label: str, positions: Sequence[int]) -> None:
-    step = 1 << max(0, (-(-len(positions) // _TICKS) - 1).bit_length())
+def _name(axis: Axis, label: str, positions: Sequence[int], most: float) -> None:
+    step = 1 << (math.ceil(len(positions) / most) - 1).bit_length()
     at = range(0, len(positions), step)
     axis.set_ticks([number + 0.5 for number in at], labels=[f"{positions[number]:,}" for number in at])
     axis.set_label_text(label, fontsize=9, color="0.35")
 
 
-def _describe(axes: Axes, title: str | None, subtitle: str | None) -> None:
+def _describe(figure: Figure, named: tuple[str, str, str], title: str | None, subtitle: str | None) -> None:
     patch = require("matplotlib.patches", extra="plots").Patch
-    plain = {"parse_math": False, "usetex": False}
+    longest = int(figure.get_figwidth() * _CHARACTERS)
     if title:
-        axes.figure.suptitle(title, fontsize=11, **plain)
-    shown = [patch(facecolor=colour, edgecolor="0.8", label=name) for colour, name in _KINDS]
-    axes.legend(
-        handles=shown[::-1],
-        loc="upper center",
-        bbox_to_anchor=(0.5, -0.02),
+        figure.suptitle(textwrap.fill(title, longest), fontsize=10.5, parse_math=False, usetex=False)
+    kinds = [(colour, name) for colour, name in zip(_COLOURS, named, strict=True) if name]
+    legend = figure.legend(
+        handles=[patch(facecolor=colour, edgecolor="0.8", label=name) for colour, name in reversed(kinds)],
+        loc="outside lower center",
         ncols=3,
         frameon=False,
         fontsize=9,
         handlelength=1.0,
         handleheight=1.0,
-        title=subtitle,
+        title=textwrap.fill(subtitle or "", longest),
         title_fontsize=9,
     )
+    legend.get_title().set(multialignment="center", color="0.35")
