@@ -10,8 +10,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .tiles import WHOLE
-
 # Odd constants of splitmix64 (Steele, Lea and Flood 2014) and of a 32-bit mixer; int64 and int32 wrap around.
 _STEP, _MIX = 0x9E3779B97F4A7C15 - 2**64, (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
 _MIX32 = (0x7FEB352D, 0x846CA68B - 2**32)
@@ -28,12 +26,13 @@ class Dropout:
     probability: float
     seed: Tensor
 
-    def kept(
-        self, batch: int, heads: int, queries: int, keys: int, rows: slice = WHOLE, columns: slice = WHOLE
-    ) -> Tensor:
-        """1 for the weights of a tile that are kept and 0 for those that are dropped: float32, (batch, heads, m, n)."""
-        device = self.seed.device
-        lead = torch.arange(batch * heads, device=device).view(batch, heads, 1)
+    def kept(self, shape: tuple[int, int, int, int], batch: slice, rows: slice, columns: slice) -> Tensor:
+        """1 for the weights of a tile that are kept and 0 for those that are dropped: float32, (b, heads, m, n).
+
+        shape: (batch, heads, M, N), of which `batch`, `rows` and `columns` choose the tile.
+        """
+        device, (batches, heads, queries, keys) = self.seed.device, shape
+        lead = torch.arange(batches * heads, device=device).view(batches, heads, 1)[batch]
         row = _mixed(_mixed(self.seed + lead) + torch.arange(queries, device=device)[rows])  # [B, H, m]
         column = _mixed(self.seed - 1 - torch.arange(keys, device=device)[columns])  # [n]
         bits = _mixed32(row.int().unsqueeze(-1) + column.int())

@@ -171,7 +171,11 @@ def _scored(score: HasPairs, query: Tensor, key: Tensor, scale: float | None, ma
             f"scale={scale} goes with the default score; {score} has a scale of its own: give "
             "score=scores.ScaledDot(scale=...) or leave scale out"
         )
-    if (masked or not key.shape[-2]) and torch.is_grad_enabled() and (transformed() or not all_finite(query, key)):
+    if (
+        (masked or not key.shape[-2] or not query.shape[-2])
+        and torch.is_grad_enabled()
+        and (transformed() or not all_finite(query, key))
+    ):
         return _shielded_pairs(score, query, key)
     return score.pairs(query, key)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -52,6 +51,11 @@ class Problem:
     def heads(self) -> bool:
         """Whether the inputs have a head axis."""
         return self.value.ndim >= 4
+
+    @property
+    def batch(self) -> torch.Size:
+        """The axes in front of heads, or in front of the lengths where there are no heads."""
+        return self.weights_shape[: -3 if self.heads else -2]
 
     @property
     def weights_shape(self) -> torch.Size:
@@ -123,9 +127,9 @@ class Problem:
         """The weights (..., heads, M, N) after dropout, if there is any."""
         if self.dropout is None:
             return weights
-        *leading, queries, keys = self.weights_shape
-        heads = leading.pop() if self.heads else 1
-        kept = self.dropout.kept(math.prod(leading), heads, queries, keys).view(self.weights_shape)
+        heads = self.weights_shape[-3] if self.heads else 1
+        shape = self.batch.numel(), heads, self.queries, self.keys
+        kept = self.dropout.kept(shape, WHOLE, WHOLE, WHOLE).view(self.weights_shape)
         return weights * kept.to(weights.dtype) / (1 - self.dropout.probability)
 
     def bias_needs_gradient(self) -> bool:

@@ -19,7 +19,7 @@ _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 NARROW = 64
-"""Below this many keys torch's flash kernel may answer 0 to a query that is NaN: its maximum over few numbers does."""
+"""Below this many keys torch's flash kernel may lose NaN in a query or key: its maximum over few numbers does."""
 EXPONENTIAL = 2.0**-20
 """How near the exponentials of torch's flash kernel are to the true ones: it takes them to 20 bits."""
 
@@ -63,24 +63,24 @@ class Rectangle:
             return self._formula()
         query, key, value = self._equal_dims()
         output, lse = _flash(query, key, value, is_causal=self.causal, attn_mask=self.added, scale=self.scale)
-        if self.key.shape[-2] < NARROW:
-            bad = ~self.query.isfinite().all(-1)
-            output, lse = output.masked_fill(bad.unsqueeze(-1), float("nan")), lse.masked_fill(bad, float("nan"))
         if self.added is not None and (lse == 0).any():
             # That is what the flash kernel calls the log-sum-exp of a row that keeps nothing.
             lse = lse.masked_fill((self.added == float("-inf")).all(-1), float("-inf"))
         return output[..., : self.value.shape[-1]], lse
 
     def backward(
-        self, output: Tensor, lse: Tensor, grad_output: Tensor, grad_lse: Tensor | None
+        self, output: Tensor, lse: Tensor, grad_output: Tensor, grad_lse: Tensor, *, from_lse: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The gradients of query, key and value, for rows whose output and log-sum-exp may span more than this."""
+        """The gradients of query, key and value, for rows whose output and log-sum-exp may span more than this.
+
+        from_lse: whether grad_lse is anything but 0.
+        """
         if not self._suits_flash():
             return self._formula_backward(output, lse, grad_output, grad_lse)
         query, key, value = self._equal_dims()
         dim, value_dim = self.query.shape[-1], self.value.shape[-1]
         output, grad_output = _widened(output, value.shape[-1]), _widened(grad_output, value.shape[-1])
-        if grad_lse is not None:
+        if from_lse:
             # One more column of ones in the values: its gradient from above is that of the log-sum-exp.
             query, key, output = pad(query, (0, 1)), pad(key, (0, 1)), pad(output, (0, 1))
             value = pad(value, (0, 1), value=1.0)
@@ -91,9 +91,9 @@ class Rectangle:
         return gradients[0][..., :dim], gradients[1][..., :dim], gradients[2][..., :value_dim]
 
     def _suits_flash(self) -> bool:
-        """On the CPU; and no axis is empty: torch's flash kernel divides by their lengths."""
+        """On the CPU, keys enough to see NaN, and no axis empty: torch's flash kernel divides by their lengths."""
         tensors = self.query, self.key, self.value
-        return self.query.is_cpu and all(tensor.numel() for tensor in tensors)
+        return self.query.is_cpu and self.key.shape[-2] >= NARROW and all(tensor.numel() for tensor in tensors)
 
     def _equal_dims(self) -> tuple[Tensor, Tensor, Tensor]:
         """Zeros beside the narrower ones change neither scores nor what is asked of the output."""
@@ -116,14 +116,12 @@ class Rectangle:
         return per_head(lambda folded: folded @ value, weights, value).to(self.value.dtype), lse
 
     def _formula_backward(
-        self, output: Tensor, lse: Tensor, grad_output: Tensor, grad_lse: Tensor | None
+        self, output: Tensor, lse: Tensor, grad_output: Tensor, grad_lse: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         weights = torch.exp(self._scores() - lse.unsqueeze(-1))
         query, key, value = at_least_float32(self.query), at_least_float32(self.key), at_least_float32(self.value)
         above = at_least_float32(grad_output)
-        delta = (above * at_least_float32(output)).sum(-1, keepdim=True)
-        if grad_lse is not None:
-            delta = delta - grad_lse.unsqueeze(-1)
+        delta = (above * at_least_float32(output)).sum(-1, keepdim=True) - grad_lse.unsqueeze(-1)
         grad_scores = self.scale * weights * (per_head(lambda folded: folded @ value.mT, above, value) - delta)
         return (
             per_head(lambda folded: folded @ key, grad_scores, key),

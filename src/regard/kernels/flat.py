@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Size, Tensor
+from torch import Tensor
 
 from ..pairs import AdditivePairs, DotPairs, PairForm, at_least_float32
 from ..problem import Problem
@@ -28,6 +28,11 @@ class Saved:
     delta: Tensor
     wants_bias: bool = False
 
+    def part(self, batch: slice) -> Saved:
+        """Of some batches."""
+        tensors = (self.output, self.lse, self.grad_output, self.grad_lse, self.delta)
+        return Saved(*(tensor[batch] for tensor in tensors), wants_bias=self.wants_bias)
+
     @property
     def from_lse(self) -> bool:
         """Whether any gradient comes from the log-sum-exp."""
@@ -44,6 +49,10 @@ class Gradients:
     weight: Tensor | None = None
     bias: tuple[Tensor, ...] = ()
 
+    def part(self, batch: slice) -> Gradients:
+        """Those of some batches, as views to add to."""
+        return replace(self, query=self.query[batch], key=self.key[batch], value=self.value[batch])
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Flat:
@@ -53,11 +62,12 @@ class Flat:
     pairs: PairForm
     value: Tensor
     grid: Grid
+    batch: slice = field(default_factory=lambda: WHOLE)
 
     @classmethod
     def of(cls, problem: Problem) -> Flat:
         """Leading axes become one batch axis; a missing head axis becomes one of size 1. Views wherever possible."""
-        batch = _batch(problem)
+        batch = problem.batch
 
         def four(tensor: Tensor) -> Tensor:
             if tensor.stride(-1) != 1:
@@ -70,6 +80,12 @@ class Flat:
 
         pairs = replace(problem.pairs, query=four(problem.pairs.query), key=four(problem.pairs.key))
         return cls(problem, pairs, four(problem.value), problem.grid())
+
+    def part(self, batch: slice) -> Flat:
+        """Some of the batches."""
+        key = self.pairs.key[batch]
+        pairs = replace(self.pairs, query=self.pairs.query[batch], key=key)
+        return replace(self, pairs=pairs, value=self.value[batch], batch=batch)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -121,23 +137,27 @@ class Flat:
         )
 
     def four(self, pairs: Tensor) -> Tensor:
-        """A tensor over the weights' axes, in their order, as (B or 1, H or 1, m, n)."""
+        """A tensor over the weights' axes, in their order, as (B or 1, H or 1, m, n), of the batches of this part."""
+        pairs = self._four(pairs)
+        return pairs if pairs.shape[0] == 1 else pairs[self.batch]
+
+    def _four(self, pairs: Tensor) -> Tensor:
         if not self.problem.heads and pairs.ndim > 2:
             pairs = pairs.unsqueeze(-3)
-        batch = _batch(self.problem)
+        batch = self.problem.batch
         if pairs.ndim <= (4 if len(batch) <= 1 else 3):
             return pairs[(None,) * (4 - pairs.ndim)]
         return pairs.expand(*batch, *pairs.shape[-3:]).reshape(batch.numel(), *pairs.shape[-3:])
 
     def fold(self, tensor: Tensor) -> Tensor:
         """A tensor over (*batch, heads, ...), as the problem has them, as (B, H, ...)."""
-        batch = _batch(self.problem)
+        batch = self.problem.batch
         tensor = tensor.flatten(0, len(batch) - 1) if len(batch) else tensor.unsqueeze(0)
         return tensor if self.problem.heads else tensor.unsqueeze(1)
 
     def unfold(self, tensor: Tensor) -> Tensor:
         """(B, H, ...) with the leading axes of the problem again: (*batch, heads, ...)."""
-        batch = _batch(self.problem)
+        batch = self.problem.batch
         tensor = tensor.unflatten(0, batch) if len(batch) else tensor.squeeze(0)
         return tensor if self.problem.heads else tensor.squeeze(len(batch))
 
@@ -147,7 +167,3 @@ def scaled(pairs: PairForm) -> PairForm:
     if isinstance(pairs, DotPairs) and pairs.scale != 1.0:
         return DotPairs(at_least_float32(pairs.query) * pairs.scale, pairs.key, 1.0)
     return pairs
-
-
-def _batch(problem: Problem) -> Size:
-    return problem.weights_shape[: -3 if problem.heads else -2]

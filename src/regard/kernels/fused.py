@@ -55,18 +55,20 @@ class Fused:
         size = problem.value.element_size()
         refusal = _slow_path(problem)
         held = pairs * size * (3.0 if refusal else dense)
+        # Keys and values are read once for every query head, whatever heads share them.
+        read = float(problem.weights_shape[:-2].numel() * problem.keys * width * size)
         return Cost(
             flops=2.0 * pairs * width * (0.6 if causal else 1.0),
             bytes=held,
             passes=(12.0 if refusal else 2.0 * dense) * pairs,
-            moved=4.0 * held if held > CACHE else 0.0,
+            moved=(4.0 * held if held > CACHE else 0.0) + read,
             calls=2.0 + 4.0 * dense,
             note=refusal or _waste(problem, causal),
         )
 
     def run(self, problem: Problem) -> Result:
         """The output."""
-        return shielded(problem, _attend, sees_query=problem.keys >= NARROW)
+        return shielded(problem, _attend, shows_nan=problem.keys >= NARROW)
 
 
 def _attend(problem: Problem) -> Result:

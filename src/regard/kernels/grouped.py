@@ -83,11 +83,11 @@ class Grouped:
         """One rectangle: the gradient of a group's key is a product over its rows."""
         rectangle, columns = _folded(flat), _columns(flat.problem)
         rows = rectangle.query.shape[:3]
-        above = [tensor.reshape(*rows, tensor.shape[-1]) for tensor in (saved.output, saved.grad_output)]
-        lse, grad_lse = saved.lse.reshape(rows), saved.grad_lse.reshape(rows) if saved.from_lse else None
+        output, grad_output = (t.reshape(*rows, t.shape[-1]) for t in (saved.output, saved.grad_output))
+        lse, grad_lse = saved.lse.reshape(rows), saved.grad_lse.reshape(rows)
         gradients = flat.zero_gradients()
         if rectangle.key.shape[2]:
-            query, key, value = rectangle.backward(above[0], lse, above[1], grad_lse)
+            query, key, value = rectangle.backward(output, lse, grad_output, grad_lse, from_lse=saved.from_lse)
             gradients.query.add_(query.reshape(gradients.query.shape))
             gradients.key[:, :, columns] += key
             gradients.value[:, :, columns] += value

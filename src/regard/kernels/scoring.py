@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -12,8 +13,9 @@ from ..pairs import AdditivePairs, DotPairs, PairForm, at_least_float32, per_hea
 from .flat import Gradients
 from .layout import cut
 
-CHUNK = 2**19
-"""Numbers that stand in memory at once where a pair has one for each feature."""
+LOG2_E = math.log2(math.e)
+CHUNK = 2**17
+"""Numbers that stand in a core's cache at once where a pair has one for each feature."""
 
 
 class Scoring(Protocol):
@@ -53,36 +55,49 @@ class DotScoring:
 
 
 class AdditiveScoring:
-    """weight · tanh(q + k), a few rows and columns at a time: each pair has as many numbers as there are features."""
+    """weight · tanh(q + k), a few rows and columns at a time: each pair has as many numbers as there are features.
+
+    tanh(x + y) = 1 - 2 / (1 + e^2x · e^2y), so that exponentials are taken once for each token. Where these might leave
+    the range of numbers, the sum is made first. Where all entries are within [-1, 1], where 1 - 2 / (1 + P) would lose
+    what is small, it is (tanh x + tanh y) / (1 + tanh x · tanh y).
+    """
 
     def __init__(self, pairs: AdditivePairs) -> None:
-        self.query, self.key = at_least_float32(pairs.query), at_least_float32(pairs.key)
-        self.weight = at_least_float32(pairs.weight).to(self.query.dtype)
-        group = self.query.shape[1] // max(self.key.shape[1], 1)
-        if group > 1:
-            self.key = self.key.repeat_interleave(group, dim=1)  # linear in the length, unlike the scores
-        self.group = group
+        query, key = at_least_float32(pairs.query), at_least_float32(pairs.key)
+        self.weight = at_least_float32(pairs.weight).to(query.dtype)
+        self.group = query.shape[1] // max(key.shape[1], 1)
+        if self.group > 1:
+            key = key.repeat_interleave(self.group, dim=1)  # linear in the length, unlike the scores
+        largest = [float(tensor.abs().max()) if tensor.numel() else 0.0 for tensor in (query, key)]
+        self.small, self.wide = max(largest) <= 1.0, not sum(largest) < 40.0
+        if self.small:
+            self.query, self.key = query.tanh(), key.tanh()
+        elif self.wide:
+            self.query, self.key = query * (2 * LOG2_E), key * (2 * LOG2_E)
+        else:
+            self.query, self.key = (2 * query).exp(), (2 * key).exp()
 
     def scores(self, rows: slice, columns: slice) -> Tensor:
         query, key = self.query[:, :, rows], self.key[:, :, columns]
         scores = query.new_empty(*query.shape[:3], key.shape[2])
         for above, left in self._chunks(scores):
-            sums = query[:, :, above].unsqueeze(-2) + key[:, :, left].unsqueeze(-3)  # [B, H, m, n, A]
-            torch.matmul(sums.tanh_(), self.weight, out=(part := scores.new_empty(sums.shape[:-1])))
-            scores[:, :, above, left] = part
+            part, offset = self._tanh(query[:, :, above].unsqueeze(-2), key[:, :, left].unsqueeze(-3))
+            scores[:, :, above, left] = (part @ self.weight).add_(offset * self.weight.sum())
         return scores
 
     def add_gradients(self, rows: slice, columns: slice, upstream: Tensor, into: Gradients) -> None:
         query, key = self.query[:, :, rows], self.key[:, :, columns]
         grad_query, grad_key = torch.zeros_like(query), torch.zeros_like(key)
         for above, left in self._chunks(upstream):
-            part = upstream[:, :, above, left].unsqueeze(-1)  # [B, H, m, n, 1]
-            tanh = (query[:, :, above].unsqueeze(-2) + key[:, :, left].unsqueeze(-3)).tanh_()
+            given = upstream[:, :, above, left]
+            tanh, offset = self._tanh(query[:, :, above].unsqueeze(-2), key[:, :, left].unsqueeze(-3))
             if into.weight is not None:
-                into.weight.add_((tanh * part).sum((0, 1, 2, 3)))
-            inner = tanh.square_().neg_().add_(1.0).mul_(part)
-            grad_query[:, :, above] += inner.sum(-2)
-            grad_key[:, :, left] += inner.sum(-3)
+                into.weight.add_((given.flatten() @ tanh.flatten(0, -2)).add_(offset * given.sum()))
+            # tanh² - 1, of t = tanh or of t = tanh - 1: t² - 1 or t² + 2t.
+            slope = tanh.square().add_(tanh, alpha=2.0) if offset else tanh.square().sub_(1.0)
+            slope.mul_(given.unsqueeze(-1))
+            grad_query[:, :, above] -= slope.sum(-2)
+            grad_key[:, :, left] -= slope.sum(-3)
         into.query[:, :, rows] += grad_query
         into.key[:, :, columns] += grad_key.unflatten(1, (-1, self.group)).sum(2)
 
@@ -90,11 +105,18 @@ class AdditiveScoring:
         into.query.mul_(self.weight)
         into.key.mul_(self.weight)
 
+    def _tanh(self, query: Tensor, key: Tensor) -> tuple[Tensor, int]:
+        """tanh(q + k) - offset for each feature of some pairs, (B, H, m, n, A), and the offset, 0 or 1."""
+        if self.small:
+            return torch.add(query, key).div_(torch.mul(query, key).add_(1.0)), 0
+        power = torch.add(query, key).exp2_() if self.wide else torch.mul(query, key)
+        return power.add_(1.0).reciprocal_().mul_(-2.0), 1
+
     def _chunks(self, pairs: Tensor) -> Iterator[tuple[slice, slice]]:
-        """Rectangles of a tile with at most CHUNK numbers, or one pair of each batch and head."""
+        """Rectangles of a tile with at most CHUNK numbers a thread, or one pair of each batch and head."""
         batch, heads, queries, keys = pairs.shape
-        most = max(CHUNK // max(batch * heads * self.query.shape[-1], 1), 1)
-        width = min(most, 256)
+        most = max(CHUNK * torch.get_num_threads() // max(batch * heads * self.query.shape[-1], 1), 1)
+        width = min(most, 128)
         for above in cut(slice(0, queries), max(most // width, 1)):
             for left in cut(slice(0, keys), width):
                 yield above, left

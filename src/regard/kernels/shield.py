@@ -20,18 +20,18 @@ from .base import Result
 Compute = Callable[[Problem], Result]
 
 
-def shielded(problem: Problem, compute: Compute, *, sees_query: bool = True) -> Result:
+def shielded(problem: Problem, compute: Compute, *, shows_nan: bool = True) -> Result:
     """Compute a problem so that NaN or infinity in a masked position reaches nothing.
 
-    sees_query: whether what is computed shows NaN in a query.
+    shows_nan: whether the result is sure to show NaN in a query or key that it comes from.
 
     Where it might, the problem is computed without them; the rows that do attend to one are found by attention itself
     (equal weights over indicators: above 0 where one is in sight) and become NaN.
     """
     exists_all = problem.mask is None and problem.keys > 0  # then nothing is to be kept from NaN
     if transformed():
-        return compute(problem) if exists_all and sees_query else _careful(problem, _finite(problem), compute)
-    if sees_query or all_finite(problem.pairs.query):
+        return compute(problem) if exists_all and shows_nan else _careful(problem, _finite(problem), compute)
+    if shows_nan or all_finite(problem.pairs.query, problem.pairs.key):
         if exists_all:
             return compute(problem)
         if not _has_gradient(problem):

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from ..masks.causal import Causal
 from ..problem import Problem
+from ..tiles import WHOLE
 from .base import Cost, Result
 from .dense import EXPONENTIAL, Rectangle, dense_reasons
 from .diagonals import Diagonals
@@ -13,11 +14,11 @@ from .flat import Flat, Gradients, Saved
 from .layout import BlockRow, Layout, Run
 from .merging import Merged
 from .operator import attend, register
-from .tiling import layout
+from .tiling import Part, parts, visited
 
-BLOCK = (128, 64)
-"""Rows and columns of a tile: rows enough for the dense kernel to be at its best, columns few, so that little of what
-the mask leaves out is visited."""
+NARROW_BLOCK, WIDE_BLOCK, WIDE = (64, 64), (256, 64), 1536
+"""Rows and columns of a tile: few rows, so that little of what the mask leaves out is visited; more where a row sees
+more than WIDE keys, so that calls are few and products large."""
 APART = 1024
 """From this many columns without a masked pair on, a span is visited alone and needs no mask."""
 
@@ -30,8 +31,8 @@ class Spans:
 
     exponential = EXPONENTIAL
 
-    def __init__(self, block: tuple[int, int] = BLOCK, apart: int = APART) -> None:
-        self.name = "spans" if (block, apart) == (BLOCK, APART) else f"spans({block}, {apart})"
+    def __init__(self, block: tuple[int, int] | None = None, apart: int = APART) -> None:
+        self.name = "spans" if block is None else f"spans({block}, {apart})"
         self.block, self.apart = block, apart
         register(self)
 
@@ -41,16 +42,16 @@ class Spans:
 
     def cost(self, problem: Problem) -> Cost:
         """The pairs that lie in the spans are computed; a mask or a bias stands in memory for one span at a time."""
-        plan = layout(problem, self.block, self.apart)
-        leading = problem.weights_shape[:-2].numel()
-        width = problem.pairs.query.shape[-1] + problem.value.shape[-1]
-        added = plan.visited if problem.bias is not None else plan.masked
-        longest = max((run.columns.stop - run.columns.start for row in plan.rows for run in row.runs), default=0)
+        found, heads = self._parts(problem), problem.weights_shape[-3] if problem.heads else 1
+        dims = problem.pairs.query.shape[-1] + problem.value.shape[-1]
+        layouts = [(part.batch.stop - part.batch.start, part.layout) for part in found]
+        pairs = sum(batches * layout.visited for batches, layout in layouts)
+        masked = pairs if problem.bias is not None else sum(batches * layout.masked for batches, layout in layouts)
         return Cost(
-            flops=2.0 * leading * plan.visited * width,
-            bytes=4.0 * self.block[0] * (longest + 2 * leading * problem.value.shape[-1]),
-            passes=2.0 * added,
-            calls=12.0 + 4.0 * sum(len(row.runs) for row in plan.rows),
+            flops=2.0 * heads * pairs * dims,
+            bytes=4.0 * WIDE_BLOCK[0] * (problem.keys + 2 * problem.batch.numel() * heads * problem.value.shape[-1]),
+            passes=2.0 * masked,
+            calls=12.0 + 4.0 * sum(len(row.runs) for part in found for row in part.layout.rows),
         )
 
     def run(self, problem: Problem) -> Result:
@@ -59,59 +60,69 @@ class Spans:
 
     def forward(self, flat: Flat) -> tuple[Tensor, Tensor]:
         """Block row after block row, the runs of one merged."""
-        rectangles = _Rectangles(flat, self.block, self.apart)
         output, lse = flat.empty_results()
-        for row in rectangles.layout.rows:
-            merged = Merged()
-            query = rectangles.in_order(flat.pairs.query[:, :, row.rows])
-            for run in row.runs:
-                merged.add(*rectangles.of(query, row.rows, run).forward())
-            merged.write(output[:, :, row.rows], lse[:, :, row.rows], rectangles.in_order)
+        for part in self._parts(flat.problem):
+            rectangles = _Rectangles(flat.part(part.batch))
+            for row in part.layout.rows:
+                merged, query = Merged(), rectangles.rows(rectangles.flat.pairs.query, row)
+                for run in row.runs:
+                    merged.add(*rectangles.of(query, row.rows, run).forward())
+                here = part.batch, WHOLE, row.rows
+                merged.write(output[here], lse[here], rectangles.in_order)
         return output, lse
 
     def backward(self, flat: Flat, saved: Saved) -> Gradients:
         """Each rectangle's gradients, added to the slices that it touched."""
-        rectangles = _Rectangles(flat, self.block, self.apart)
-        gradients, from_lse = flat.zero_gradients(), saved.from_lse
-        for row in rectangles.layout.rows:
-            query, output, lse, grad_output = (
-                rectangles.in_order(tensor[:, :, row.rows])
-                for tensor in (flat.pairs.query, saved.output, saved.lse, saved.grad_output)
-            )
-            grad_lse = rectangles.in_order(saved.grad_lse[:, :, row.rows]) if from_lse else None
-            for run in row.runs:
-                grad_query, key, value = rectangles.of(query, row.rows, run).backward(
-                    output, lse, grad_output, grad_lse
-                )
-                gradients.query[:, :, row.rows] += rectangles.in_order(grad_query)
-                gradients.key[:, :, run.columns] += key
-                gradients.value[:, :, run.columns] += value
+        gradients = flat.zero_gradients()
+        for part in self._parts(flat.problem):
+            rectangles, into = _Rectangles(flat.part(part.batch)), gradients.part(part.batch)
+            for row in part.layout.rows:
+                self._add_gradients(rectangles, row, saved.part(part.batch), into)
         return gradients
+
+    def _add_gradients(self, rectangles: _Rectangles, row: BlockRow, saved: Saved, into: Gradients) -> None:
+        tensors = rectangles.flat.pairs.query, saved.output, saved.lse, saved.grad_output, saved.grad_lse
+        query, *above = (rectangles.rows(tensor, row) for tensor in tensors)
+        for run in row.runs:
+            grad_query, key, value = rectangles.of(query, row.rows, run).backward(*above, from_lse=saved.from_lse)
+            into.query[:, :, row.rows] += rectangles.in_order(grad_query)
+            into.key[:, :, run.columns] += key
+            into.value[:, :, run.columns] += value
+
+    def _parts(self, problem: Problem) -> tuple[Part, ...]:
+        """The runs of columns of each block of rows, batch by batch where they differ."""
+        if _is_square_causal(problem):  # torch's dense kernel knows this one mask, and skips what it leaves out
+            rows = BlockRow(slice(0, problem.queries), (Run(slice(0, problem.keys), masked=False),))
+            layout = Layout((rows,), problem.queries * (problem.keys + 1) // 2, 0)
+            return (Part(slice(0, problem.batch.numel()), layout),)
+        if self.block is not None:
+            return parts(problem, self.block, self.apart)
+        narrow = visited(problem, NARROW_BLOCK, self.apart) < WIDE * problem.queries * problem.batch.numel()
+        return parts(problem, NARROW_BLOCK if narrow else WIDE_BLOCK, self.apart)
 
 
 class _Rectangles:
     """The rectangles of a flat problem, and what is added to their scores."""
 
-    def __init__(self, flat: Flat, block: tuple[int, int], apart: int) -> None:
+    def __init__(self, flat: Flat) -> None:
         self.flat = flat
-        self.whole = _is_square_causal(flat.problem)
-        self.diagonals = None if self.whole else Diagonals.of(flat.problem)
-        if self.whole:  # torch's dense kernel knows this one mask, and skips what it leaves out
-            rows = BlockRow(slice(0, flat.shape[2]), (Run(slice(0, flat.shape[3]), masked=False),))
-            self.layout = Layout((rows,), 0, 0)
-        else:
-            self.layout = layout(flat.problem, block, apart)
+        self.causal = _is_square_causal(flat.problem)
+        self.diagonals = None if self.causal else Diagonals.of(flat.problem)
 
     def of(self, query: Tensor, rows: slice, run: Run) -> Rectangle:
         """One rectangle, of rows as `in_order` has them."""
         key, value = self.flat.pairs.key[:, :, run.columns], self.flat.value[:, :, run.columns]
         scale = self.flat.pairs.scale  # type: ignore[union-attr]  # `why_not` lets dot products alone through
-        if self.whole:
+        if self.causal:
             return Rectangle(query, key, value, scale, causal=True)
         if self.diagonals is None:
             return Rectangle(query, key, value, scale, self.flat.added(rows, run.columns, masked=run.masked))
         needed = run.masked or self.flat.problem.bias is not None
         return Rectangle(query, key, value, scale, self.diagonals.reversed_tile(rows, run.columns) if needed else None)
+
+    def rows(self, tensor: Tensor, row: BlockRow) -> Tensor:
+        """The rows of one block of (B, H, M, ·), as `in_order` has them."""
+        return self.in_order(tensor[:, :, row.rows])
 
     def in_order(self, rows: Tensor) -> Tensor:
         """Rows (B, H, m, ·) in the order of the problem, and back: where tiles are read by diagonals, last to first."""

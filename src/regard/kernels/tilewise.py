@@ -16,7 +16,7 @@ from .biasing import biasing
 from .flat import Flat, Gradients, Saved
 from .layout import BlockRow, cut
 from .scoring import Scoring
-from .tiling import layout
+from .tiling import layout, parts, visited
 
 LEAST = 64
 """Rows and columns of the smallest tile whose products are still worth their calls."""
@@ -38,23 +38,46 @@ class Tilewise:
 
     def cost(self, problem: Problem) -> Cost:
         """The tiles that the mask leaves; some eight passes over each."""
-        size = tile_size(problem, self.tile)
-        plan = layout(problem, (size[0], LEAST), 1)
-        leading = problem.weights_shape[:-2].numel()
+        size, heads = tile_size(problem, self.tile), problem.weights_shape[-3] if problem.heads else 1
+        pairs = heads * visited(problem, (size[0], LEAST))
         dim = problem.pairs.query.shape[-1] + problem.value.shape[-1]
         return Cost(
-            flops=2.0 * leading * plan.visited * dim,
-            bytes=4.0 * 4 * leading * size[0] * size[1],
-            passes=8.0 * leading * plan.visited,
-            calls=12.0 + 16.0 * math.ceil(plan.visited / (size[0] * size[1])),
+            flops=2.0 * pairs * dim,
+            bytes=4.0 * 4 * max(self.tile, heads * size[0] * size[1]),
+            passes=8.0 * pairs,
+            calls=12.0 + 16.0 * math.ceil(pairs / max(self.tile, heads * size[0] * size[1])),
         )
 
     def forward(self, flat: Flat) -> tuple[Tensor, Tensor]:
         """The online softmax over the tiles of each block row."""
-        tiles = _Tiles(flat, self.scoring(flat.pairs), self.tile)
-        value = at_least_float32(flat.value)
         output, lse = flat.empty_results()
-        for row in tiles.rows:
+        for batch, rows in self._parts(flat.problem):
+            self._forward(_Tiles(flat.part(batch), self.scoring, self.tile), rows, output[batch], lse[batch])
+        return output, lse
+
+    def backward(self, flat: Flat, saved: Saved) -> Gradients:
+        """Tile by tile: P = exp(scores - lse), dP = dO · Vᵀ, dS = P · (dP - delta), and from dS everything else."""
+        gradients = flat.zero_gradients(bias=saved.wants_bias)
+        for batch, rows in self._parts(flat.problem, together=saved.wants_bias):
+            tiles = _Tiles(flat.part(batch), self.scoring, self.tile)
+            self._backward(tiles, rows, saved.part(batch), gradients.part(batch))
+            tiles.finish(gradients.part(batch))
+        return gradients
+
+    def _parts(self, problem: Problem, *, together: bool = False) -> Iterator[tuple[slice, tuple[BlockRow, ...]]]:
+        """Batches that see the same tiles, as many at a time as make tiles of a good size; or all batches together."""
+        size = tile_size(problem, self.tile)[0], LEAST
+        if together:
+            yield slice(0, problem.batch.numel()), layout(problem, size, 1).rows
+            return
+        most = batches_at_once(problem, self.tile)
+        for part in parts(problem, size, 1):
+            for batch in cut(part.batch, most):
+                yield batch, part.layout.rows
+
+    def _forward(self, tiles: _Tiles, rows: tuple[BlockRow, ...], output: Tensor, lse: Tensor) -> None:
+        value = at_least_float32(tiles.flat.value)
+        for row in rows:
             softmax = _OnlineSoftmax(output[:, :, row.rows], lse[:, :, row.rows])
             for columns, masked in tiles.of(row):
                 weights = softmax.weights(tiles.scores(row.rows, columns, masked)[0])
@@ -63,14 +86,10 @@ class Tilewise:
                 part = value[:, :, columns]
                 softmax.add(per_head(lambda folded, part=part: folded @ part, weights, part))
             softmax.write(tiles.kept_share)
-        return output, lse
 
-    def backward(self, flat: Flat, saved: Saved) -> Gradients:
-        """Tile by tile: P = exp(scores - lse), dP = dO · Vᵀ, dS = P · (dP - delta), and from dS everything else."""
-        tiles = _Tiles(flat, self.scoring(flat.pairs), self.tile)
-        gradients = flat.zero_gradients(bias=saved.wants_bias)
-        value, above = at_least_float32(flat.value), at_least_float32(saved.grad_output) / tiles.kept_share
-        for row in tiles.rows:
+    def _backward(self, tiles: _Tiles, rows: tuple[BlockRow, ...], saved: Saved, gradients: Gradients) -> None:
+        value, above = at_least_float32(tiles.flat.value), at_least_float32(saved.grad_output) / tiles.kept_share
+        for row in rows:
             asked, lse, delta = (t[:, :, row.rows] for t in (above, saved.lse.unsqueeze(-1), saved.delta.unsqueeze(-1)))
             for columns, masked in tiles.of(row):
                 part = value[:, :, columns]
@@ -83,17 +102,14 @@ class Tilewise:
                     used = kept.mul_(weights) if kept.dtype == weights.dtype else kept * weights
                 gradients.value[:, :, columns] += per_key_head(used, asked, part)
                 tiles.add_gradients(row.rows, columns, inner.sub_(delta).mul_(weights), slope, gradients)
-        tiles.finish(gradients)
-        return gradients
 
 
 class _Tiles:
     """The tiles of a flat problem: which there are, their scores with all that goes with them, and where these lead."""
 
-    def __init__(self, flat: Flat, scoring: Scoring, tile: int) -> None:
-        self.flat, self.scoring, self.biasing = flat, scoring, biasing(flat)
+    def __init__(self, flat: Flat, scoring: Callable[[PairForm], Scoring], tile: int) -> None:
+        self.flat, self.scoring, self.biasing = flat, scoring(flat.pairs), biasing(flat)
         self.size = tile_size(flat.problem, tile)
-        self.rows = layout(flat.problem, (self.size[0], LEAST), 1).rows
         self.kept_share = 1.0 - flat.problem.dropout.probability if flat.problem.dropout is not None else 1.0
 
     def of(self, row: BlockRow) -> Iterator[tuple[slice, bool]]:
@@ -120,7 +136,10 @@ class _Tiles:
     def kept(self, rows: slice, columns: slice) -> Tensor | None:
         """1 for weights that are kept, 0 for those that are dropped; None without dropout."""
         dropout = self.flat.problem.dropout
-        return None if dropout is None else dropout.kept(*self.flat.shape, rows, columns)
+        if dropout is None:
+            return None
+        shape = (self.flat.problem.batch.numel(), *self.flat.shape[1:])
+        return dropout.kept(shape, self.flat.batch, rows, columns)
 
     def add_gradients(
         self, rows: slice, columns: slice, upstream: Tensor, slope: Tensor | None, into: Gradients
@@ -189,9 +208,16 @@ def with_features(cost: Cost, problem: Problem, passes: float) -> Cost:
     )
 
 
+def batches_at_once(problem: Problem, tile: int) -> int:
+    """How many batches make tiles of 128 × 128 of at most `tile` scores; one at least."""
+    heads = problem.weights_shape[-3] if problem.heads else 1
+    return max(tile // (max(heads, 1) * 128 * 128), 1)
+
+
 def tile_size(problem: Problem, tile: int) -> tuple[int, int]:
-    """Rows and columns: at most `tile` scores over all batches and heads, or LEAST × LEAST where these are many."""
-    leading = max(problem.weights_shape[:-2].numel(), 1)
+    """Rows and columns: at most `tile` scores over the batches at once and their heads, but LEAST × LEAST at least."""
+    heads = problem.weights_shape[-3] if problem.heads else 1
+    leading = max(min(problem.batch.numel(), batches_at_once(problem, tile)) * heads, 1)
     side = max(math.isqrt(tile // leading), 1)
     if side < LEAST:
         return (LEAST, LEAST) if tile >= LEAST**2 else (side, side)

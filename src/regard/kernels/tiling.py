@@ -1,12 +1,13 @@
-"""The layout of a problem: which tiles its mask leaves, worked out once for each mask and size."""
+"""Which tiles the mask of a problem leaves, worked out once for each mask and size."""
 
 from __future__ import annotations
 
 import weakref
 from collections import deque
+from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
-import torch
 
 from ..blocks import Blocks
 from ..masks import Mask
@@ -18,46 +19,90 @@ from .layout import Layout
 REMEMBERED = 128
 """How many masks without tensors are remembered; one with tensors is remembered as long as it is alive."""
 
-_layouts: weakref.WeakKeyDictionary[Mask, dict[tuple, Layout]] = weakref.WeakKeyDictionary()
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some neighbouring batches, of all leading axes together, that see the same tiles."""
+
+    batch: slice
+    layout: Layout
+
+
+_known: weakref.WeakKeyDictionary[Mask, dict[tuple, tuple[Part, ...]]] = weakref.WeakKeyDictionary()
 _recent: deque[Mask] = deque(maxlen=REMEMBERED)
 
 
-def layout(problem: Problem, size: tuple[int, int], apart: int) -> Layout:
-    """The tiles of `size` that the problem's mask leaves, for all its batches and heads together."""
-    shape = problem.queries, problem.keys
-    mask = problem.mask
-    if mask is None or problem.query_positions is not None or problem.key_positions is not None:
-        return Layout.of(_verdicts(problem, size), size, shape, apart=apart)
-    tensors = take_apart(mask)[0]
-    if any(tensor.is_inference() for tensor in tensors):  # which do not tell when they are written to
-        return Layout.of(_verdicts(problem, size), size, shape, apart=apart)
-    known = _layouts.get(mask)
+def parts(problem: Problem, size: tuple[int, int], apart: int) -> tuple[Part, ...]:
+    """The tiles of `size` that the problem's mask leaves, batch by batch where these differ; all heads together."""
+    mask, shape = problem.mask, (problem.batch.numel(), problem.queries, problem.keys)
+    tensors = take_apart(mask)[0] if mask is not None else []
+    placed = problem.query_positions is not None or problem.key_positions is not None
+    if mask is None or placed or any(tensor.is_inference() for tensor in tensors):
+        # Nothing to remember it by: inference tensors do not tell when they are written to.
+        return _parts(problem, size, apart)
+    known = _known.get(mask)
     if known is None:
-        known = _layouts[mask] = {}
+        known = _known[mask] = {}
         if not tensors:
             _recent.append(mask)
     key = (shape, size, apart, tuple(tensor._version for tensor in tensors))
-    found = known.get(key)
-    if found is None:
-        found = known[key] = Layout.of(_verdicts(problem, size), size, shape, apart=apart)
-    return found
+    if key not in known:
+        known[key] = _parts(problem, size, apart)
+    return known[key]
 
 
-def visited(problem: Problem) -> int:
-    """The pairs in the tiles that the problem's mask leaves, of those of one batch and head."""
-    return layout(problem, (128, 64), 1).visited
+def layout(problem: Problem, size: tuple[int, int], apart: int) -> Layout:
+    """The tiles that the problem's mask leaves to any of its batches and heads."""
+    found = parts(problem, size, apart)
+    if len(found) == 1:
+        return found[0].layout
+    return _layout(_verdicts(problem, size).reshape(-1, *Blocks.of(problem.grid(), size).shape), problem, size, apart)
+
+
+def visited(problem: Problem, size: tuple[int, int] = (128, 64), apart: int = 1) -> int:
+    """The pairs in the tiles that the problem's mask leaves, over all batches, for one head."""
+    found = parts(problem, size, apart)
+    return sum((part.batch.stop - part.batch.start) * part.layout.visited for part in found)
+
+
+def _parts(problem: Problem, size: tuple[int, int], apart: int) -> tuple[Part, ...]:
+    verdicts, batches = _verdicts(problem, size), problem.batch.numel()
+    if len(verdicts) != batches:
+        return (Part(slice(0, batches), _layout(verdicts, problem, size, apart)),)
+    changes = [at for at in range(1, batches) if not np.array_equal(verdicts[at - 1], verdicts[at])]
+    edges = [0, *changes, batches] if batches else [0]
+    return tuple(
+        Part(slice(start, stop), _layout(verdicts[start : start + 1], problem, size, apart))
+        for start, stop in pairwise(edges)
+    )
+
+
+def _layout(verdicts: np.ndarray, problem: Problem, size: tuple[int, int], apart: int) -> Layout:
+    """The layout that serves all of some verdicts (·, R, C)."""
+    return Layout.of(_together(verdicts), size, (problem.queries, problem.keys), apart=apart)
 
 
 def _verdicts(problem: Problem, size: tuple[int, int]) -> np.ndarray:
-    """(R, C) verdicts; where batches or heads differ, a tile is EMPTY or FULL if it is so for each of them."""
+    """(batches or 1, R, C) verdicts on tiles; a tile is EMPTY or FULL if it is so for each head."""
     blocks = Blocks.of(problem.grid(), size)
     if problem.mask is None:
-        return np.full(blocks.shape, FULL, dtype=np.int8)
+        return np.full((1, *blocks.shape), FULL, dtype=np.int8)
     problem.keep(problem.grid().tile(slice(0, 1), slice(0, 1)))  # says so if the mask does not fit
-    verdicts = problem.mask.verdicts(blocks)
-    if verdicts.ndim > 2:
-        each = verdicts.flatten(0, -3)
-        if not len(each):
-            return np.full(blocks.shape, EMPTY, dtype=np.int8)
-        verdicts = torch.where(each.amin(0) == each.amax(0), each[0], PARTIAL)
-    return verdicts.cpu().numpy().astype(np.int8)
+    verdicts = problem.mask.verdicts(blocks).cpu()
+    if verdicts.ndim == 2:
+        return verdicts[None].numpy()
+    heads = 1
+    if problem.heads:
+        heads = verdicts.shape[-3]
+        verdicts = verdicts.expand(*problem.batch, *verdicts.shape[-3:]) if verdicts.ndim > 3 else verdicts[None]
+    else:
+        verdicts = verdicts.expand(*problem.batch, *verdicts.shape[-2:])
+    each = verdicts.reshape(verdicts.shape[: -3 if problem.heads else -2].numel(), heads, *blocks.shape).numpy()
+    return each[:, 0] if heads == 1 else np.stack([_together(batch) for batch in each])
+
+
+def _together(verdicts: np.ndarray) -> np.ndarray:
+    """One verdict of several: EMPTY or FULL where all are, PARTIAL elsewhere; EMPTY where there are none."""
+    if not len(verdicts):
+        return np.full(verdicts.shape[1:], EMPTY, dtype=np.int8)
+    return np.where(verdicts.min(0) == verdicts.max(0), verdicts[0], PARTIAL).astype(np.int8)
