@@ -58,6 +58,21 @@ class TestExplain:
         text = str(regard.explain(*whole(), score=scores.Additive(11, 11, 3)))
         assert "   additive   cannot: there is no native code: it was never built" in text
 
+    def test_where_second_derivatives_come_from(self):
+        query = torch.zeros(1, 1, 5, 8, requires_grad=True)
+        assert "second derivatives" not in str(regard.explain(query.detach(), query.detach(), query.detach()))
+        lines = [
+            str(regard.explain(query, query, query, kernel=name)).splitlines()[-1] for name in ("spans", "reference")
+        ]
+        assert lines == [
+            "  second derivatives: the formula's, with all weights in memory",
+            "  second derivatives: its own, with all weights in memory",
+        ]
+        long = query.expand(1, 8, 5, 8).repeat(1, 1, 1000, 1)
+        assert "refused, as 200,000,000 pairs are more than 134,217,728; kernel='reference' has them" in str(
+            regard.explain(long, long, long)
+        )
+
     def test_asked_for(self):
         text = str(regard.explain(*whole(), kernel="reference"))
         assert "-> reference  chosen: asked for by name" in text

@@ -13,7 +13,9 @@ from ..pairs import DotPairs
 from ..problem import Problem
 from ..transforms import transformed
 from .base import Cost, Result
-from .dense import NARROW
+from .dense import EXPONENTIAL, NARROW, Rectangle
+from .flat import Flat, Gradients, Saved
+from .operator import attend, register
 from .shield import shielded
 from .tiling import visited
 
@@ -25,6 +27,10 @@ class Fused:
     """`torch.nn.functional.scaled_dot_product_attention`, shaped and masked so that the contract holds."""
 
     name = "fused"
+    exponential = EXPONENTIAL
+
+    def __init__(self) -> None:
+        register(self)
 
     def why_not(self, problem: Problem) -> list[str]:
         """What torch's operator has no word for."""
@@ -67,8 +73,38 @@ class Fused:
         )
 
     def run(self, problem: Problem) -> Result:
-        """The output."""
+        """The output.
+
+        Where torch's own gradient has no derivative, as on the CPU, the operator's takes its place.
+        """
+        if _asks_for_gradient(problem) and problem.value.is_cpu and not transformed():
+            return attend(problem, self)
         return shielded(problem, _attend, shows_nan=problem.keys >= NARROW)
+
+    def forward(self, flat: Flat) -> tuple[Tensor, Tensor]:
+        """Output and log-sum-exp of a flat problem: one rectangle."""
+        return _rectangle(flat).forward()
+
+    def backward(self, flat: Flat, saved: Saved) -> Gradients:
+        """The gradients of a flat problem: those of one rectangle."""
+        gradients = _rectangle(flat).backward(
+            saved.output, saved.lse, saved.grad_output, saved.grad_lse, from_lse=saved.from_lse
+        )
+        return Gradients(*gradients)
+
+
+def _asks_for_gradient(problem: Problem) -> bool:
+    """Whether query, key or value have a gradient, and the bias has none: that one takes all weights in memory."""
+    tensors = problem.pairs.query, problem.pairs.key, problem.value
+    asked = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    return asked and not problem.bias_needs_gradient()
+
+
+def _rectangle(flat: Flat) -> Rectangle:
+    pairs = cast(DotPairs, flat.pairs)
+    causal = _is_torch_causal(flat.problem)
+    added = None if causal else flat.added(slice(0, flat.shape[2]), slice(0, flat.shape[3]))
+    return Rectangle(pairs.query, pairs.key, flat.value, pairs.scale, added, causal)
 
 
 def _attend(problem: Problem) -> Result:

@@ -16,7 +16,7 @@ from .base import Cost, Kernel, OwnGradient, Result
 from .flat import Flat, Gradients, Saved
 from .fused import Fused
 from .grouped import Grouped
-from .operator import attend, register
+from .operator import MOST_PAIRS_TWICE, attend, register
 from .rates import rates
 from .reference import Reference
 from .spans import Spans
@@ -50,7 +50,23 @@ class Plan:
             f"{tuple(problem.weights_shape)}, {_word(problem.value.dtype)} on {problem.value.device}",
             f"  score: {type(problem.pairs).__name__}   mask: {problem.mask!r}   bias: {problem.bias!r}",
         ]
-        return "\n".join(lines + [self._line(kernel) for kernel in KERNELS])
+        lines += [self._line(kernel) for kernel in KERNELS]
+        tensors = problem.pairs.query, problem.pairs.key, problem.value
+        if any(tensor.requires_grad for tensor in tensors):
+            lines.append(f"  second derivatives: {self._second()}")
+        return "\n".join(lines)
+
+    def _second(self) -> str:
+        """Where the derivative of the gradient comes from."""
+        pairs = self.problem.weights_shape.numel()
+        if self.kernel.name == "reference":
+            return "its own, with all weights in memory"
+        if pairs > MOST_PAIRS_TWICE:
+            return (
+                f"refused, as {pairs:,} pairs are more than {MOST_PAIRS_TWICE:,}; kernel='reference' has them, with all "
+                "weights in memory"
+            )
+        return "the formula's, with all weights in memory"
 
     def _line(self, kernel: Kernel) -> str:
         mark = "->" if kernel is self.kernel else "  "

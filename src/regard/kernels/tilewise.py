@@ -43,7 +43,7 @@ class Tilewise:
         dim = problem.pairs.query.shape[-1] + problem.value.shape[-1]
         return Cost(
             flops=2.0 * pairs * dim,
-            bytes=4.0 * 4 * max(self.tile, heads * size[0] * size[1]),
+            bytes=4.0 * 4 * min(max(self.tile, heads * size[0] * size[1]), problem.weights_shape.numel()),
             passes=8.0 * pairs,
             calls=12.0 + 16.0 * math.ceil(pairs / max(self.tile, heads * size[0] * size[1])),
         )
