@@ -25,7 +25,7 @@ LAYERS = (
     ("regard.pairs", "regard.dropout", "regard.blocks", "regard.structure", "regard.native"),
     ("regard.intervals",),
     ("regard.tiles", "regard.plots"),
-    ("regard.errors", "regard.tables", "regard.transforms"),
+    ("regard.errors", "regard.tables", "regard.transforms", "regard.reading"),
 )
 
 # Imports that go up for the names of types alone: under `if TYPE_CHECKING`, and never carried out.

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from ..errors import ConfigurationError, ShapeError
 from ..pairs import all_finite
+from ..reading import Reading, Swapped
 from ..tiles import Grid
 from ..transforms import transformed
 from .base import Bias, is_floating
-from .reading import Reading, Swapped
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 

@@ -4,67 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from ..blocks import Blocks
 from ..errors import MaskError
 from ..intervals import Ternary
+from ..reading import Reading
 from ..tiles import PARTIAL
 from .base import Kept, Mask, Pairs
 from .numbers import by_head, count
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-
-# Functions that treat every element by itself, by the names under which torch tells of them. A function for one pair
-# that is made of these, and of nothing but single numbers, may be asked about many pairs at once: it broadcasts.
-NAMES = (
-    "__abs__ __add__ __and__ __eq__ __floordiv__ __ge__ __getitem__ __gt__ __invert__ __le__ __lshift__ __lt__ __mod__ "
-    "__mul__ __ne__ __neg__ __or__ __pow__ __radd__ __rand__ __rfloordiv__ __rlshift__ __rmod__ __rmul__ __ror__ "
-    "__rpow__ __rrshift__ __rshift__ __rsub__ __rtruediv__ __rxor__ __sub__ __truediv__ __xor__ abs absolute add and "
-    "bitwise_and bitwise_not bitwise_or bitwise_xor bool ceil clamp clip div divide double eq exp float floor "
-    "floor_divide fmod ge greater greater_equal gt int le less less_equal log logical_and logical_not logical_or "
-    "logical_xor long lt maximum minimum mul multiply ne neg negative new_full new_ones new_zeros not_equal pow "
-    "remainder round rsub sign sqrt square sub subtract to true_divide trunc where"
-)
-ELEMENTWISE = frozenset(NAMES.split())
-# What asks an index for no more than its kind.
-ASKS_KIND = frozenset({torch.Tensor.new_ones, torch.Tensor.new_zeros, torch.Tensor.new_full})
-KIND = (torch.Tensor.device.__get__, torch.Tensor.dtype.__get__)  # type: ignore[attr-defined]
-
-
-class Reading(TorchFunctionMode):
-    """What a function does with one pair: which indices it reads, and whether it may be broadcast."""
-
-    def __init__(self, batch: Tensor, head: Tensor):
-        super().__init__()
-        self.indices = {"batch": batch, "heads": head}
-        self.reads: set[str] = set()
-        self.elementwise = True
-        self.learns = False
-
-    def __torch_function__(
-        self, function: Callable, types: object, args: tuple = (), kwargs: dict[str, Any] | None = None
-    ) -> object:
-        result = function(*args, **(kwargs or {}))
-        if function in KIND:
-            return result
-        tensors = [part for part in _parts((args, tuple((kwargs or {}).values()))) if isinstance(part, Tensor)]
-        self.learns |= any(tensor.requires_grad for tensor in tensors)
-        if function not in ASKS_KIND:
-            self.reads |= {name for name, index in self.indices.items() if any(tensor is index for tensor in tensors)}
-        # A tensor of several numbers would meet the axes of the tile: what it is part of is no number either.
-        one_number = isinstance(result, Tensor) and result.ndim == 0
-        self.elementwise &= one_number and function.__name__ in ELEMENTWISE
-        return result
-
-
-def _parts(nested: Any) -> list[Any]:
-    """What is in tuples and lists, and in those that are in them."""
-    return [part for item in nested for part in (_parts(item) if isinstance(item, tuple | list) else [item])]
 
 
 @dataclass(frozen=True, repr=False)
@@ -183,13 +135,13 @@ def from_mod(mask_mod: MaskMod, *, batch: int | None = None, heads: int | None =
 def _read(mask_mod: MaskMod, mask: FromMod) -> tuple[bool, set[str]]:
     """Whether a function may be broadcast, and which of batch and heads it reads: it is asked about one pair."""
     batch, head, query, key = torch.zeros(4, dtype=torch.int64).unbind()
-    reading = Reading(batch, head)
+    reading = Reading(batch=batch, heads=head)
     try:
         with reading:
             kept = mask_mod(batch, head, query, key)
     except Exception:  # it may only be this pair that it cannot tell of
         return False, set()
-    if reading.learns:
+    if any(tensor.requires_grad for tensor in reading.captured.values()):
         raise MaskError(
             "from_mod's function reads a tensor that requires a gradient, and no gradient flows through a mask: give "
             "it tensor.detach(), or learn a bias instead"

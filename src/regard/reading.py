@@ -11,16 +11,20 @@ from torch.overrides import TorchFunctionMode
 # Functions that treat every element by itself, by the names under which torch tells of them. Of these, and of numbers
 # alone, a function for one pair is also a function for many pairs at once: it may be broadcast. Any other is mapped.
 NAMES = """
-    __abs__ __add__ __and__ __eq__ __floordiv__ __ge__ __getitem__ __gt__ __invert__ __le__ __lshift__ __lt__ __mod__
-    __mul__ __ne__ __neg__ __or__ __pow__ __radd__ __rand__ __rdiv__ __rfloordiv__ __rlshift__ __rmod__ __rmul__
-    __ror__ __rpow__ __rrshift__ __rshift__ __rsub__ __rtruediv__ __rxor__ __sub__ __truediv__ __xor__ abs absolute
-    add and bitwise_and bitwise_not bitwise_or bitwise_xor bool ceil clamp clamp_max clamp_min clip cos div divide
-    double eq exp exp2 expm1 float floor floor_divide fmod full_like ge greater greater_equal gt int le less
+    __abs__ __add__ __and__ __eq__ __floordiv__ __ge__ __getitem__ __gt__ __invert__ __le__ __lshift__ __lt__
+    __mod__ __mul__ __ne__ __neg__ __or__ __pow__ __radd__ __rand__ __rdiv__ __rfloordiv__ __rlshift__ __rmod__
+    __rmul__ __ror__ __rpow__ __rrshift__ __rshift__ __rsub__ __rtruediv__ __rxor__ __sub__ __truediv__ __xor__ abs
+    absolute add and bitwise_and bitwise_not bitwise_or bitwise_xor bool ceil clamp clamp_max clamp_min clip cos div
+    divide double eq exp exp2 expm1 float floor floor_divide fmod full_like ge greater greater_equal gt int le less
     less_equal log log10 log1p log2 logical_and logical_not logical_or logical_xor logsigmoid long lt masked_fill
-    maximum minimum mul multiply ne neg negative not_equal ones_like pow reciprocal relu remainder round rsqrt rsub
-    sigmoid sign sin softplus sqrt square sub subtract tanh to true_divide trunc type_as where zeros_like
+    maximum minimum mul multiply ne neg negative new_full new_ones new_zeros not_equal ones_like pow reciprocal relu
+    remainder round rsqrt rsub sigmoid sign sin softplus sqrt square sub subtract tanh to true_divide trunc type_as
+    where zeros_like
 """
 ELEMENTWISE = frozenset(NAMES.split())
+# What asks a number for no more than its kind.
+KIND = (Tensor.device.__get__, Tensor.dtype.__get__)  # type: ignore[attr-defined]
+OF_ITS_KIND = frozenset({Tensor.new_ones, Tensor.new_zeros, Tensor.new_full})
 
 
 class Reading(TorchFunctionMode):
@@ -42,9 +46,10 @@ class Reading(TorchFunctionMode):
         taken, given = list(_tensors((args, kwargs or {}))), list(_tensors(result))
         self.captured |= {id(tensor): tensor for tensor in taken if id(tensor) not in self._known}
         self._known |= {id(tensor): tensor for tensor in given if id(tensor) not in self.captured}
-        if not given and function.__name__ == "__get__":
-            return result  # what kind of tensor it is, such as its device
-        self.reads |= {name for name, number in self.numbers.items() if any(tensor is number for tensor in taken)}
+        if function in KIND:
+            return result
+        if function not in OF_ITS_KIND:
+            self.reads |= {name for name, number in self.numbers.items() if any(tensor is number for tensor in taken)}
         if function.__name__ == "__getitem__":
             taken = taken[1:]  # the table is no number, what is found in it has to be
         numbers = all(tensor.ndim == 0 for tensor in (*taken, *given))
