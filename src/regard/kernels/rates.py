@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
+import platform
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -13,20 +16,24 @@ import torch
 from ..errors import ConfigurationError
 from .base import Cost
 
+MEASURE = "`regard bench --calibrate` measures them"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, slots=True)
 class Rates:
     """What a thread does in a second, and what a call costs.
 
     flops: of matrix products in float32; other dtypes by their share in `DTYPES`. passes: numbers that an element-wise
-    operator reads and writes in the cache. moved: bytes to and from main memory, all threads together. call: seconds
-    that an operator of torch takes beside its work.
+    operator reads and writes in the cache. moved: bytes of keys and values that are read from main memory, all threads
+    together. fresh: bytes of new memory that the system hands out, all threads together. call: seconds that an operator
+    of torch takes beside its work.
     """
 
-    flops: float = 3.5e10
-    passes: float = 6e8
-    moved: float = 1.0e10
-    call: float = 8e-6
+    flops: float = 8e10
+    passes: float = 1e10
+    moved: float = 1e10
+    fresh: float = 2.5e9
+    call: float = 2.5e-6
 
     def seconds(self, cost: Cost, dtype: torch.dtype) -> float:
         """What a cost takes, forward, by all threads."""
@@ -36,12 +43,47 @@ class Rates:
             cost.flops / flops
             + cost.passes / (self.passes * threads)
             + cost.moved / self.moved
+            + (cost.bytes / self.fresh if cost.bytes > KEPT else 0.0)
             + cost.calls * self.call
         )
 
 
-DTYPES = {torch.float32: 1.0, torch.float64: 0.5, torch.bfloat16: 1.5, torch.float16: 0.7}
+KEPT = 2**25
+"""Bytes that the allocator keeps and hands out again; where a problem takes more, the system has to clear new pages."""
+DTYPES = {torch.float32: 1.0, torch.float64: 0.5, torch.bfloat16: 1.0, torch.float16: 0.7}
 """Matrix products in a dtype, for each of float32: rough, and alike for all kernels of this machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What rates depend on, and what they are measured for."""
+
+    processor: str
+    threads: int
+    torch: str
+
+    @classmethod
+    def here(cls) -> Machine:
+        """This one, now."""
+        return cls(_processor(), torch.get_num_threads(), str(torch.__version__))
+
+    def differences(self, other: Machine) -> list[str]:
+        """What was otherwise there, in words."""
+        said = {"processor": "processor {}", "threads": "{} of its threads", "torch": "torch {}"}
+        own, others = asdict(self), asdict(other)
+        return [
+            f"{words.format(others[name])} instead of {own[name]}"
+            for name, words in said.items()
+            if own[name] != others[name]
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class InUse:
+    """The rates that choices are made by, and in words where they are from."""
+
+    rates: Rates
+    origin: str
 
 
 def cache_file() -> Path:
@@ -50,40 +92,98 @@ def cache_file() -> Path:
     return Path(home) / "regard" / "calibration.json"
 
 
-@cache
 def rates() -> Rates:
-    """The rates that were measured here, or the defaults where none were, or none that can be read."""
+    """The rates that were measured here, or the defaults where none were, or none that can be used."""
+    return in_use().rates
+
+
+def in_use() -> InUse:
+    """The rates in use and their origin; looked up once for each number of threads."""
+    return _in_use(torch.get_num_threads())
+
+
+@cache
+def _in_use(threads: int) -> InUse:
     try:
-        return read(cache_file())
-    except (OSError, RuntimeError, ConfigurationError):  # no file, no home, or not one of ours: never in the way
-        return Rates()
+        path = cache_file()
+        measured, machine = read(path)
+    except FileNotFoundError:
+        return InUse(Rates(), f"defaults: nothing was measured here; {MEASURE}")
+    except (OSError, RuntimeError, ConfigurationError) as error:  # damaged, closed to us, no home: never in the way
+        return InUse(Rates(), f"defaults: {error}")
+    if others := Machine.here().differences(machine):
+        return InUse(Rates(), f"defaults: {path} was measured with {' and '.join(others)}; {MEASURE} anew")
+    return InUse(measured, f"measured here, from {path}")
 
 
-def read(path: Path) -> Rates:
-    """The rates of a file.
+def read(path: Path) -> tuple[Rates, Machine]:
+    """The rates of a file, and the machine that they were measured on.
 
     Raises:
-        ConfigurationError: the file does not hold one number above 0 for each rate.
+        ConfigurationError: the file does not hold one number above 0 for each rate, and the machine.
         OSError: it cannot be read.
     """
     names = [field.name for field in fields(Rates)]
     try:
         held = json.loads(path.read_text("utf-8"))
-        measured = {name: float(held[name]) for name in names}
-    except (KeyError, TypeError, ValueError):
-        measured = {}
-    if not measured or not all(0 < number < float("inf") for number in measured.values()):
-        raise ConfigurationError(
-            f"{path} holds no calibration: it needs a number above 0 for each of {', '.join(names)}; "
-            "`regard bench --calibrate` writes it anew"
+        measured = Rates(**{name: float(held["rates"][name]) for name in names})
+        machine = Machine(
+            str(held["machine"]["processor"]), int(held["machine"]["threads"]), str(held["machine"]["torch"])
         )
-    return Rates(**measured)
+    except (KeyError, TypeError, ValueError):
+        measured = machine = None
+    if measured is None or machine is None or not all(0 < rate < float("inf") for rate in asdict(measured).values()):
+        raise ConfigurationError(
+            f"{path} holds no calibration: it needs a number above 0 for each of {', '.join(names)}, and the machine "
+            "that they were measured on; `regard bench --calibrate` writes it anew"
+        )
+    return measured, machine
+
+
+def folder_for(path: Path) -> None:
+    """Make the folder of a file, so that it can be said at once where that cannot be.
+
+    Raises:
+        ConfigurationError: it cannot be made, or not be written to.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(path.parent, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise _unwritten(path, error) from error
 
 
 def write(measured: Rates, path: Path) -> None:
-    """Keep rates in a file, whole or not at all; from now on they are in use."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f"{path.name}.{os.getpid()}")
-    beside.write_text(json.dumps(asdict(measured), indent=2) + "\n", "utf-8")
-    beside.replace(path)
-    rates.cache_clear()
+    """Keep rates of this machine in a file, whole or not at all; from now on they are in use.
+
+    Raises:
+        ConfigurationError: the file cannot be written.
+    """
+    folder_for(path)
+    text = json.dumps({"machine": asdict(Machine.here()), "rates": asdict(measured)}, indent=2) + "\n"
+    beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        beside.write_text(text, "utf-8")
+        beside.replace(path)
+    except OSError as error:
+        raise _unwritten(path, error) from error
+    finally:
+        beside.unlink(missing_ok=True)
+    _in_use.cache_clear()
+
+
+def _unwritten(path: Path, error: OSError) -> ConfigurationError:
+    return ConfigurationError(
+        f"cannot write {path}: {error.strerror or error}; set XDG_CACHE_HOME to a folder that can be written to"
+    )
+
+
+@cache
+def _processor() -> str:
+    """The processor's name, what torch uses of it, and how many there are."""
+    name = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):  # only Linux has it
+        lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
+        name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
+    return f"{name}, {torch.backends.cpu.get_cpu_capability()}, {os.cpu_count()} CPUs"

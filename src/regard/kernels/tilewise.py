@@ -45,7 +45,8 @@ class Tilewise:
             flops=2.0 * pairs * dim,
             bytes=4.0 * 4 * min(max(self.tile, heads * size[0] * size[1]), problem.weights_shape.numel()),
             passes=8.0 * pairs,
-            calls=12.0 + 16.0 * math.ceil(pairs / max(self.tile, heads * size[0] * size[1])),
+            calls=12.0 * len(parts(problem, (size[0], LEAST), 1))
+            + 16.0 * math.ceil(pairs / max(self.tile, heads * size[0] * size[1])),
         )
 
     def forward(self, flat: Flat) -> tuple[Tensor, Tensor]:

@@ -16,6 +16,8 @@ from ..structure import take_apart
 from ..tiles import EMPTY, FULL, PARTIAL
 from .layout import Layout
 
+IN_VAIN = 2**16
+"""Pairs, of all heads, that a part may visit in vain: they take about as long as the calls that another part takes."""
 REMEMBERED = 128
 """How many masks without tensors are remembered; one with tensors is remembered as long as it is alive."""
 
@@ -69,12 +71,27 @@ def _parts(problem: Problem, size: tuple[int, int], apart: int) -> tuple[Part, .
     verdicts, batches = _verdicts(problem, size), problem.batch.numel()
     if len(verdicts) != batches:
         return (Part(slice(0, batches), _layout(verdicts, problem, size, apart)),)
-    changes = [at for at in range(1, batches) if not np.array_equal(verdicts[at - 1], verdicts[at])]
-    edges = [0, *changes, batches] if batches else [0]
     return tuple(
-        Part(slice(start, stop), _layout(verdicts[start : start + 1], problem, size, apart))
-        for start, stop in pairwise(edges)
+        Part(slice(start, stop), _layout(verdicts[start:stop], problem, size, apart))
+        for start, stop in pairwise(_edges(verdicts, problem, size))
     )
+
+
+def _edges(verdicts: np.ndarray, problem: Problem, size: tuple[int, int]) -> list[int]:
+    """Where one part ends and the next begins: neighbours go together unless that visits too many pairs in vain."""
+    heads = problem.weights_shape[-3] if problem.heads else 1
+    areas = Blocks.of(problem.grid(), size).areas.cpu().numpy()
+    seen = [int(areas[verdict != EMPTY].sum()) for verdict in verdicts]
+    edges, together = [0], verdicts[:1]
+    for at in range(1, len(verdicts)):
+        both = np.concatenate([together, verdicts[at : at + 1]])
+        visited = int(areas[_together(both) != EMPTY].sum()) * (at + 1 - edges[-1])
+        if (visited - sum(seen[edges[-1] : at + 1])) * heads <= IN_VAIN:
+            together = _together(both)[None]
+        else:
+            edges.append(at)
+            together = verdicts[at : at + 1]
+    return [*edges, len(verdicts)] if len(verdicts) else edges
 
 
 def _layout(verdicts: np.ndarray, problem: Problem, size: tuple[int, int], apart: int) -> Layout:
