@@ -35,7 +35,10 @@ def attention(
     key_positions: Tensor | None = None,
     kernel: str | None = None,
 ) -> Tensor:
-    """C = softmax( f(Q, K) + B, where M ) · V, by the first kernel that can.
+    """C = softmax( f(Q, K) + B, where M ) · V, by the kernel that takes the least time.
+
+    The time is that of the pairs which the mask leaves, and memory is linear in the lengths, forward and backward,
+    unless all pairs are few; `explain` says which kernel it is, and why.
 
     Shapes:
         query (..., heads, M, Dq), key (..., key heads, N, Dk), value (..., key heads, N, Dv); the output is
@@ -55,7 +58,8 @@ def attention(
         softcap: c · tanh(score / c) before bias and mask (Gemma 2, arXiv 2408.00118, section 2).
         sinks: (heads,), a logit per head that takes weight and gives no value (Xiao et al. 2024, arXiv 2309.17453,
             learned as in gpt-oss); it counts in the log-sum-exp.
-        dropout_p: the probability with which a weight is dropped, in [0, 1); applied as given, in evaluation too.
+        dropout_p: the probability with which a weight is dropped, in [0, 1); applied as given, in evaluation too. What
+            is dropped depends on torch's seed, batch, head, row and column, and not on the kernel.
         query_positions: (M,) or (*batch, M), whole numbers; without them the last M of the keys'.
         key_positions: (N,) or (*batch, N), whole numbers; without them 0..N-1.
         kernel: the name of the kernel to use; it never falls back to another.

@@ -97,7 +97,10 @@ class Problem:
         """What is added to the scores of the grid, broadcastable to its weights; None means nothing."""
         if self.bias is None:
             return None
-        values = self.bias.values(grid)
+        try:
+            values = self.bias.values(grid)
+        except ShapeError as error:
+            raise ShapeError(f"bias {self.bias!r} does not fit: {error}") from None
         if values.device != self.value.device:
             raise DeviceError(
                 f"bias {self.bias!r} is on {values.device}, but query, key and value are on {self.value.device}: "
