@@ -14,12 +14,12 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-b
 BENCHMARKS := $(sort $(wildcard benchmarks/[a-z]*.py))
 
 # Threads that wait asleep: where something else keeps the cores busy, waiting awake makes training many times slower.
-demo: export OMP_WAIT_POLICY ?= PASSIVE
+demo bench: export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test check format bench clean
+.PHONY: help demo test conformance check format bench clean
 
 help:  ## say what can be made
 	@sed -n 's/^\([a-z]*\): .*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
@@ -30,6 +30,9 @@ demo: $(DEMO)  ## train a few small translators on dates and draw what they atte
 test: $(DEV)  ## run every test and every example of the documentation
 	$(BIN)/python -m pytest
 
+conformance: $(DEV)  ## ten thousand random problems through every kernel: half an hour
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_conformance.py -m "conformance or not conformance" --timeout 0
+
 check: $(DEV)  ## formatting, lint and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -39,8 +42,8 @@ format: $(DEV)  ## put the code into its standard form
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-bench: $(DEV)  ## measure: prints a table for each file of benchmarks/
-	@for file in $(BENCHMARKS); do echo "== $$file"; $(BIN)/python "$$file" || exit 1; done
+bench: $(DEV)  ## measure: prints tables in Markdown, about ten minutes on two quiet cores
+	@for file in $(BENCHMARKS); do printf '\n## %s\n\n' "$$file"; $(BIN)/python "$$file" || exit 1; done
 
 clean:  ## remove the environment and all that was built
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .benchmarks

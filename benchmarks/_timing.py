@@ -1,10 +1,17 @@
-"""Timing on a shared, noisy machine: the two sides alternate in one run, and medians are compared."""
+"""Timing on a shared, noisy machine: the sides alternate in one run, and medians are compared.
+
+Imported before torch, for threads that wait asleep: where something else keeps the cores busy, others take many times
+as long, on whichever side they are.
+"""
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 Work = Callable[[], object]
 
@@ -33,6 +40,18 @@ def compare(ours: Work, theirs: Work, *, calls: int, rounds: int = 31) -> tuple[
         statistics.median(other for _, other in pairs),
         statistics.median(mine - other for mine, other in pairs),
     )
+
+
+def in_turn(works: Mapping[str, Work], *, rounds: int, calls: int = 1) -> dict[str, float]:
+    """Median seconds per call of each: one round after another over all of them, each round in the other direction."""
+    for work in works.values():
+        work()
+    spent: dict[str, list[float]] = {name: [] for name in works}
+    for round_ in range(rounds):
+        names = list(works)[:: 1 if round_ % 2 else -1]
+        for name in names:
+            spent[name].append(seconds(works[name], calls))
+    return {name: statistics.median(each) for name, each in spent.items()}
 
 
 def machine() -> str:

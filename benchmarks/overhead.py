@@ -4,8 +4,8 @@ Goals: at most 25 µs more for q, k, v of (1, 8, 16, 64), and within 3 % for (1,
 the same operator does the work.
 """
 
+import _timing
 import torch
-from _timing import compare, machine
 from torch.nn.functional import scaled_dot_product_attention
 
 import regard
@@ -15,11 +15,11 @@ SHAPES = (((1, 8, 16, 64), 200), ((1, 8, 1024, 64), 2))
 
 def main() -> None:
     torch.manual_seed(0)
-    print(machine())
+    print(_timing.machine())
     for shape, calls in SHAPES:
         query, key, value = torch.randn(3, *shape)
         for name, mask, is_causal in (("all pairs", None, False), ("causal", regard.masks.causal(), True)):
-            ours, theirs, more = compare(
+            ours, theirs, more = _timing.compare(
                 lambda q=query, k=key, v=value, m=mask: regard.attention(q, k, v, mask=m),
                 lambda q=query, k=key, v=value, c=is_causal: scaled_dot_product_attention(q, k, v, is_causal=c),
                 calls=calls,

@@ -8,8 +8,8 @@ import random
 import time
 from pathlib import Path
 
+import _timing
 import torch
-from _timing import machine
 
 from regard.translation.building import build_model
 from regard.translation.corpus import ParallelText
@@ -31,7 +31,7 @@ def sentences(count: int, seed: int) -> list[str]:
 
 
 def main() -> None:
-    print(machine())
+    print(_timing.machine())
     sources, targets = sentences(SENTENCES, 1), sentences(SENTENCES, 2)
     targets = [(target + " " + target)[: len(source)].strip() for source, target in zip(sources, targets, strict=True)]
     vocabulary = Vocabulary.train(sources + targets, VocabularySettings(kind="words", size=3004))

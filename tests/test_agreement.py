@@ -1,17 +1,37 @@
 """Every kernel agrees with the formula, forward and backward, on every case that it admits."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
-from regard.kernels import KERNELS
-from regard.testing import Case, assert_agrees, suite
+from regard.kernels import KERNELS, Kernel, tiling
+from regard.kernels.additive import Additive
+from regard.kernels.grouped import Grouped
+from regard.kernels.spans import Spans
+from regard.kernels.tiled import Tiled
+from regard.testing import Case, assert_agrees, cases, long_cases, sampled, suite
 
-KERNEL_BY_NAME = {kernel.name: kernel for kernel in KERNELS}
-ADMITTED = [(kernel.name, case) for kernel, case in suite()]
+# Small tiles, so that few queries and keys lie in several of them.
+SMALL = (*KERNELS, Spans((3, 2), 3), Grouped(2), Additive(16), Tiled(16))
+MIDDLE = (*KERNELS, Spans((64, 64), 64), Grouped(64), Additive(2**12), Tiled(2**12))
+KERNEL_BY_NAME = {kernel.name: kernel for kernel in (*SMALL, *MIDDLE)}
 
 
-@pytest.mark.parametrize(("kernel", "case"), ADMITTED, ids=[f"{name}-{case.id}" for name, case in ADMITTED])
-def test_a_kernel_agrees_with_the_formula(kernel: str, case: Case):
+def admitted(kernels: Sequence[Kernel], among: Sequence[Case]) -> list:
+    return [
+        pytest.param(kernel.name, case, id=f"{kernel.name}-{case.id}") for kernel, case in suite(kernels, among=among)
+    ]
+
+
+@pytest.mark.parametrize(("kernel", "case"), admitted(SMALL, cases()))
+def test_a_kernel_agrees_with_the_formula(kernel: str, case: Case, monkeypatch):
+    monkeypatch.setattr(tiling, "IN_VAIN", 0)  # batches that differ are computed apart, however small
+    assert_agrees(KERNEL_BY_NAME[kernel], case)
+
+
+@pytest.mark.parametrize(("kernel", "case"), admitted(MIDDLE, long_cases()))
+def test_a_kernel_agrees_with_the_formula_over_many_tiles(kernel: str, case: Case):
     assert_agrees(KERNEL_BY_NAME[kernel], case)
 
 
@@ -20,13 +40,20 @@ def test_a_kernel_agrees_with_the_formula(kernel: str, case: Case):
 @pytest.mark.parametrize("kernel", KERNEL_BY_NAME)
 def test_a_kernel_agrees_with_the_formula_on_a_gpu(kernel: str):
     wrong = []
-    for admitted, case in suite([KERNEL_BY_NAME[kernel]], device="cuda"):
+    for own, case in suite([KERNEL_BY_NAME[kernel]], among=[*cases(), *long_cases()], device="cuda"):
         try:
-            assert_agrees(admitted, case, "cuda")
+            assert_agrees(own, case, "cuda")
         except AssertionError as error:
             wrong.append(str(error))
     assert not wrong, "\n".join(wrong)
 
 
-def test_every_kernel_is_in_the_suite():
-    assert {name for name, _ in ADMITTED} == set(KERNEL_BY_NAME)
+def test_every_kernel_has_cases():
+    names = [kernel.name for kernel, _ in suite(SMALL)]
+    # One that few problems suit is held to a hundred at least.
+    assert min(names.count(kernel.name) for kernel in SMALL) >= 100
+    assert {kernel.name for kernel, _ in suite(MIDDLE, among=long_cases())} == {kernel.name for kernel in MIDDLE}
+
+
+def test_random_cases_reach_every_kernel():
+    assert {kernel.name for kernel, _ in suite(SMALL, among=sampled(100))} == {kernel.name for kernel in SMALL}

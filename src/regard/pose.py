@@ -6,6 +6,7 @@ Whether a mask or a bias fits is known once it is asked about its pairs: `Proble
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import replace
 from typing import Protocol, TypedDict
 
@@ -150,7 +151,7 @@ def _check_shapes(query: Tensor, key: Tensor, value: Tensor) -> None:
 
 def _scaled_dot(query: Tensor, key: Tensor, scale: float | None) -> DotPairs:
     """The default score, without the cost of a module: scores.ScaledDot."""
-    dim = query.shape[-1]
+    dim = operator.index(query.shape[-1])  # a number also where torch.compile lets it vary: the scale depends on it
     if dim != key.shape[-1]:
         raise ShapeError(
             f"query has the dim {dim} and key {key.shape[-1]} (query {tuple(query.shape)}, key {tuple(key.shape)}): a "

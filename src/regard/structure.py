@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import ast
 import importlib
-import math
+import itertools
+import operator
 import secrets
 import weakref
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -49,27 +51,40 @@ def _form(value: Any, tensors: list[Tensor]) -> str:
         return f"_{len(tensors) - 1}"
     if is_dataclass(value):
         kind = type(value)
-        parts = [_form(getattr(value, field.name), tensors) for field in fields(value)]
+        parts = [_form(getattr(value, field.name), tensors) for field in fields(value) if field.init]
         return f"{kind.__module__}.{kind.__qualname__}({', '.join(parts)})"
     if isinstance(value, tuple):
         return "(" + "".join(_form(part, tensors) + ", " for part in value)[: -2 if len(value) > 1 else None] + ")"
-    if isinstance(value, float) and math.isinf(value):
-        return "1e999" if value > 0 else "-1e999"  # infinity has no literal of its own
     if value is None or isinstance(value, bool | int | float | str):
-        return repr(value)
-    return f"{__name__}.{_recalled.__name__}({_remembered(value)!r})"
+        if torch.compiler.is_compiling():
+            return _compiled_word(value)
+        word = repr(value)
+        return _WITHOUT_LITERAL.get(word, word)
+    return f"{__name__}.{_recalled.__name__}({remembered(value)!r})"
 
+
+def _compiled_word(value: bool | int | float | str | None) -> str:
+    """The same under torch.compile, which may let a number vary and then has no repr of it: what it is now, exactly."""
+    if isinstance(value, float):
+        return f"builtins.float.fromhex({value.hex()!r})"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return repr(operator.index(value))
+    return repr(value)
+
+
+_WITHOUT_LITERAL = {"inf": "1e999", "-inf": "-1e999", "nan": "(1e999 - 1e999)"}
 
 # What has no form of its own, such as a function, is remembered by a word that no other process uses.
-_PROCESS = secrets.token_hex(8)
+_PROCESS, _numbers = secrets.token_hex(8), itertools.count()
 _words: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 _values: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
 
-def _remembered(value: Any) -> str:
+def remembered(value: Any) -> str:
+    """The word for a value; what is to be used under torch.compile has to be known before."""
     word = _words.get(value)
     if word is None:
-        word = _words[value] = f"{_PROCESS}-{len(_words)}-{id(value)}"
+        word = _words[value] = f"{_PROCESS}-{next(_numbers)}"
         _values[word] = value
     return word
 
@@ -97,12 +112,16 @@ def _build(node: ast.expr) -> Builder:
         case ast.Name(id=name):
             index = int(name[1:])
             return lambda tensors: tensors[index]
+        case ast.BinOp():  # the one sum there is: not a number
+            return lambda tensors: float("nan")
         case _:
             literal = ast.literal_eval(node)
             return lambda tensors: literal
 
 
-def _class(name: str) -> type:
-    """A class by the name of its module and its own."""
+def _class(name: str) -> Callable:
+    """A class, or another function, by the name of its module and its own."""
+    if name == "builtins.float.fromhex":
+        return float.fromhex
     module, _, own = name.rpartition(".")
     return getattr(importlib.import_module(module), own)

@@ -8,7 +8,7 @@ import regard as package
 from regard.cli.extras import EXTRAS, naming_the_extra
 from regard.errors import CheckpointError, MissingExtra
 
-COMMANDS = ("demo", "train", "test", "translate", "align")
+COMMANDS = ("demo", "train", "test", "translate", "align", "bench")
 
 
 def test_help_names_every_command(regard):

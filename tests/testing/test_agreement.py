@@ -1,5 +1,6 @@
 """The suite finds wrong kernels: each has one fault that a person might make."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,9 @@ from regard.kernels import Cost, Kernel, Result
 from regard.kernels.reference import Reference
 from regard.pairs import AdditivePairs, DotPairs
 from regard.problem import Problem
-from regard.testing import Case, assert_agrees, cases, make_inputs, suite, truth
+from regard.testing import Case, assert_agrees, attempts, cases, long_cases, make_inputs, sampled, suite, truth
+from regard.testing.cases import AXES
+from regard.testing.formula import _bias
 
 
 class Wrong:
@@ -115,6 +118,43 @@ class HalfGradient(Wrong):
         return Reference().run(replace(problem, value=value.detach() / 2 + value / 2))
 
 
+class DropsOthers(Wrong):
+    """Drops as many weights, but not those of the seed."""
+
+    def run(self, problem: Problem) -> Result:
+        if problem.dropout is not None:
+            problem = replace(problem, dropout=replace(problem.dropout, seed=problem.dropout.seed + 1))
+        return Reference().run(problem)
+
+
+class DropsWithoutScale(Wrong):
+    def run(self, problem: Problem) -> Result:
+        result = Reference().run(problem)
+        share = 1.0 if problem.dropout is None else 1.0 - problem.dropout.probability
+        return Result(result.output * share, result.lse)
+
+
+class BiasTransposed(Wrong):
+    """A bias by distance with before and after taken for each other."""
+
+    def run(self, problem: Problem) -> Result:
+        if isinstance(problem.bias, biases.RelativeBias):
+            at = problem.grid()
+            problem = replace(problem, query_positions=-at.query_positions, key_positions=-at.key_positions, mask=None)
+        return Reference().run(problem)
+
+
+class ForgetsLastKeys(Wrong):
+    """Keys beyond the last whole tile are left out."""
+
+    def run(self, problem: Problem) -> Result:
+        whole = problem.keys // 64 * 64
+        if whole and problem.mask is None and problem.bias is None and isinstance(problem.pairs, DotPairs):
+            pairs = replace(problem.pairs, key=problem.pairs.key[..., :whole, :])
+            problem = replace(problem, pairs=pairs, value=problem.value[..., :whole, :])
+        return Reference().run(problem)
+
+
 class LogBaseTwo(Wrong):
     def run(self, problem: Problem) -> Result:
         result = Reference().run(problem)
@@ -135,9 +175,9 @@ class InHalfPrecision(Wrong):
         return Reference().run(rounded)
 
 
-def caught(kernel: Kernel) -> str | None:
+def caught(kernel: Kernel, among: Sequence[Case] | None = None) -> str | None:
     """What the suite says of a kernel that it finds wrong."""
-    for _, case in suite([kernel], strength=2):
+    for _, case in suite([kernel], strength=2, among=among):
         try:
             assert_agrees(kernel, case)
         except AssertionError as error:
@@ -160,6 +200,9 @@ def caught(kernel: Kernel) -> str | None:
         LogBaseTwo,
         ForgetsLse,
         InHalfPrecision,
+        DropsOthers,
+        DropsWithoutScale,
+        BiasTransposed,
         ByHand,
     ],
     ids=lambda kernel: kernel.__name__,
@@ -170,6 +213,29 @@ def test_the_suite_catches_a_wrong_kernel(kernel):
 
 def test_a_right_kernel_passes():
     assert caught(Wrong()) is None
+
+
+def test_long_cases_catch_what_short_ones_do_not():
+    assert caught(ForgetsLastKeys()) is None
+    assert str(caught(ForgetsLastKeys(), long_cases())).startswith("kernel 'wrong' is wrong on the case ")
+
+
+def test_exponentials_that_are_not_exact_are_declared():
+    class Coarse(Wrong):
+        """Weights that are off by a millionth, up or down, as those of a fast exponential are."""
+
+        def run(self, problem: Problem) -> Result:
+            result = Reference().run(problem)
+            if problem.value.dtype != torch.float32:
+                return result
+            up_or_down = torch.randint(2, result.output.shape, generator=torch.Generator().manual_seed(1)) * 2 - 1
+            return Result(result.output + (1.5e-6 * up_or_down * result.output).detach(), result.lse)
+
+    class Declared(Coarse):
+        exponential = 2.0**-20
+
+    assert "is wrong on the case" in str(caught(Coarse()))
+    assert caught(Declared()) is None
 
 
 @pytest.mark.parametrize(
@@ -224,3 +290,44 @@ def test_keep_of_the_inputs_is_what_the_library_masks_say():
         keep = problem.keep(problem.grid())
         if keep is not None:
             assert keep.expand(problem.weights_shape).equal(inputs.keep.reshape(problem.weights_shape)), case.id
+
+
+def test_biases_of_the_inputs_are_what_the_library_biases_say():
+    seen = set()
+    for case in [*cases(2), *sampled(200)]:
+        if case.bias == "unbiased" or case.dtype not in ("float32", "float64"):
+            continue
+        inputs = make_inputs(case)
+        problem = inputs.problem()
+        values = problem.bias_values(problem.grid())
+        assert values is not None
+        leaves = {name: leaf.detach() for name, leaf in inputs.leaves.items()}
+        meant = _bias(inputs, leaves).expand(inputs.keep.shape).reshape(problem.weights_shape)
+        torch.testing.assert_close(values.detach().expand(problem.weights_shape), meant, check_dtype=False)
+        seen.add(case.bias)
+    assert seen == {"unbiased", *AXES["bias"]} - {"unbiased"}
+
+
+def test_attempts_are_near_the_truth():
+    """Each way to compute is the formula: not further off than rounding takes it."""
+    for case in cases(2):
+        if case.dtype != "float32" or case.poison not in ("clean", "masked"):
+            continue
+        inputs = make_inputs(case)
+        answer = truth(inputs, with_lse=True)
+        for attempt in attempts(inputs, answer, with_lse=True):
+            torch.testing.assert_close(attempt.output.double(), answer.output, atol=2e-5, rtol=1e-4)
+            for name, gradient in attempt.gradients.items():
+                size = max(answer.gradients[name].abs().max().item() if gradient.numel() else 0.0, 1.0)
+                torch.testing.assert_close(gradient.double(), answer.gradients[name], atol=1e-3 * size, rtol=0.0)
+
+
+def test_the_truth_of_many_pairs_is_that_of_its_rows(monkeypatch):
+    for case in list(sampled(60)):
+        if case.poison in ("clean", "masked"):
+            by_rows = truth(make_inputs(case), with_lse=True)
+            with monkeypatch.context() as patch:
+                patch.setattr("regard.testing.formula.LARGE", 0)
+                at_once = truth(make_inputs(case), with_lse=True)
+            torch.testing.assert_close(at_once.output, by_rows.output)
+            torch.testing.assert_close(at_once.gradients, by_rows.gradients)

@@ -1,10 +1,10 @@
-from itertools import combinations
+from itertools import combinations, product
 
 import pytest
 import torch
 
-from regard.testing import Case, cases, make_inputs
-from regard.testing.cases import AXES, DTYPES, LAYOUTS, LENGTHS, Layout
+from regard.testing import Case, cases, long_cases, make_inputs, sampled
+from regard.testing.cases import AXES, DTYPES, LARGE, LAYOUTS, LENGTHS, LONG_AXES, MOST_TRIPLES, Layout, possible
 from regard.testing.covering import covering
 
 
@@ -21,6 +21,69 @@ def test_what_is_impossible_is_left_out():
     rows = covering(axes, 2, lambda row: not (row.get("a") == "2" and row.get("b") == "y"))
     assert {(row["a"], row["b"]) for row in rows} == {("1", "x"), ("1", "y"), ("2", "x")}
     assert {(row["a"], row["c"]) for row in rows} == {("1", "p"), ("1", "q"), ("2", "p"), ("2", "q")}
+
+
+def test_of_axes_with_many_values_one_less_meet():
+    axes = {"a": "123456", "b": "123456", "c": "12", "d": "12"}
+    rows = covering(axes, 3, most=30)
+    for names in combinations(axes, 3):
+        met = {tuple(row[name] for name in names) for row in rows}
+        if {"a", "b"} <= set(names):
+            assert len(met) < 72
+        else:
+            assert len(met) == 24
+    assert {(row["a"], row["b"]) for row in rows} == {(i, j) for i in axes["a"] for j in axes["b"]}
+    assert len(covering(axes, 3, most=30)) < len(covering(axes, 3))
+
+
+def test_triples_of_cases():
+    for names in combinations(AXES, 3):
+        sizes = [len(AXES[name]) for name in names]
+        wanted = 1
+        for size in sizes:
+            wanted *= size
+        if wanted > MOST_TRIPLES:
+            continue
+        met = {tuple(getattr(case, name) for name in names) for case in cases()}
+        for values in product(*(AXES[name] for name in names)):
+            assert values in met or not possible(dict(zip(names, values, strict=True))), values
+
+
+def test_long_cases_cross_the_borders_of_tiles():
+    assert all(case.sizes[0] * case.sizes[1] > LARGE or case.lengths == "3x1031" for case in long_cases())
+    for name, values in LONG_AXES.items():
+        assert {getattr(case, name) for case in long_cases()} == set(values)
+
+
+def test_sampled_cases():
+    drawn = list(sampled(400, 3))
+    assert drawn == list(sampled(400, 3))
+    assert drawn[:50] == list(sampled(50, 3))
+    assert drawn != list(sampled(400, 4))
+    assert len({case.id for case in drawn}) == len(set(drawn)) > 390
+    for name, values in AXES.items():
+        assert name == "lengths" or {getattr(case, name) for case in drawn} == set(values)
+    assert all(possible({name: getattr(case, name) for name in AXES}) for case in drawn)
+    queries, keys = zip(*(case.sizes for case in drawn), strict=True)
+    assert min(queries) == min(keys) == 0
+    assert max(queries) > 20 < max(keys)
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {"score": "dot", "variant": "scale"},
+        {"layout": "3d", "variant": "softcap&sinks"},
+        {"layout": "2d", "mask": "head-mod"},
+        {"mask": "documents", "lengths": "7x5", "positions": "tail"},
+        {"lengths": "131x257", "poison": "key"},
+        {"bias": "blocked", "poison": "value"},
+    ],
+)
+def test_what_makes_no_sense_together(choices):
+    assert not possible(choices)
+    for name in choices:
+        assert possible({other: value for other, value in choices.items() if other != name})
 
 
 def test_every_value_of_every_axis_is_in_some_case():

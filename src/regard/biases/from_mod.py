@@ -13,6 +13,7 @@ from torch import Tensor
 from ..errors import ConfigurationError, ShapeError
 from ..pairs import all_finite
 from ..reading import Reading, Swapped
+from ..structure import remembered
 from ..tiles import Grid
 from ..transforms import transformed
 from .base import Bias, is_floating
@@ -171,6 +172,7 @@ def from_mod(score_mod: ScoreMod, *, batch: int | None = None, heads: int | None
                 f"how many there are, from_mod(function, {name}=...)"
             )
     function = Watched(score_mod, reading)
+    remembered(function)
     return FromMod(function, batch, heads, function.captured)
 
 

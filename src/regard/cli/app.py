@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 import regard
 from regard.cli.align import align
+from regard.cli.bench import bench
 from regard.cli.demo import demo
 from regard.cli.evaluate import evaluate
 from regard.cli.extras import naming_the_extra
@@ -68,5 +69,6 @@ for name, command in {
     "test": evaluate,
     "translate": translate,
     "align": align,
+    "bench": bench,
 }.items():
     app.command(name)(command)

@@ -13,7 +13,7 @@ from .flat import Flat, Gradients, Saved
 from .operator import attend, register
 from .tilewise import TILE, Tilewise, with_features
 
-FEATURE = 0.04
+FEATURE = 0.5
 """What a feature of a pair costs, in passes over a number: some five operations on 16 of them at once."""
 
 

@@ -26,7 +26,7 @@ class Cost:
     """What a kernel will spend on a problem, forward.
 
     flops: of matrix products. bytes: of memory above inputs and outputs. passes: numbers that are looked at one by one
-    beside the products (scores that are exponentiated, masked, summed), each time. moved: bytes to and from main
+    beside the products (scores that are exponentiated, masked, summed), each time. moved: bytes that come from main
     memory, where that is what takes the time. calls: of torch's operators. note: why it costs that much, where that
     is no matter of course.
     """

@@ -34,14 +34,19 @@ class Diagonals:
     @classmethod
     def of(cls, problem: Problem) -> Diagonals | None:
         """The diagonals of a problem, or None where its mask or bias tells pairs of one distance apart."""
+        return cls(problem) if cls.are_in(problem) else None
+
+    @staticmethod
+    def are_in(problem: Problem) -> bool:
+        """Whether mask and bias, of which there is one at least, tell no two pairs of one distance apart."""
         mask, bias = problem.mask, problem.bias
-        alike = (
+        return (
             problem.query_positions is None
             and problem.key_positions is None
             and (mask is None or mask.by_distance)
             and (bias is None or isinstance(bias, RelativeBias))
+            and not (mask is None and bias is None)
         )
-        return cls(problem) if alike and not (mask is None and bias is None) else None
 
     def reversed_tile(self, rows: slice, columns: slice) -> Tensor:
         """The numbers of a tile whose rows come last to first: (1, 1 or H, m, n), a view."""

@@ -13,14 +13,12 @@ from ..pairs import DotPairs
 from ..problem import Problem
 from ..transforms import transformed
 from .base import Cost, Result
+from .counting import MASK, VALUE, WEIGHTS, asks_for_gradient, operator_calls, whole
 from .dense import EXPONENTIAL, NARROW, Rectangle
 from .flat import Flat, Gradients, Saved
 from .operator import attend, register
 from .shield import shielded
-from .tiling import visited
-
-CACHE = 2**22
-"""Bytes up to which numbers may stay near the processor."""
+from .tiling import distinct, visited
 
 
 class Fused:
@@ -55,20 +53,20 @@ class Fused:
         Where torch's fast path refuses, it takes the formula's, with all weights in memory.
         """
         pairs = problem.weights_shape.numel()
-        width = problem.pairs.query.shape[-1] + problem.value.shape[-1]
-        causal = _is_torch_causal(problem)
-        dense = (problem.mask is not None and not causal) or problem.bias is not None
-        size = problem.value.element_size()
-        refusal = _slow_path(problem)
-        held = pairs * size * (3.0 if refusal else dense)
-        # Keys and values are read once for every query head, whatever heads share them.
-        read = float(problem.weights_shape[:-2].numel() * problem.keys * width * size)
+        causal, refusal = _is_torch_causal(problem), _slow_path(problem)
+        masks, biases = (0, 0) if causal else distinct(problem)
+        one, size = problem.queries * problem.keys, problem.value.element_size()
+        flops, passes, moved = whole(problem, causal=causal)
         return Cost(
-            flops=2.0 * pairs * width * (0.6 if causal else 1.0),
-            bytes=held,
-            passes=(12.0 if refusal else 2.0 * dense) * pairs,
-            moved=(4.0 * held if held > CACHE else 0.0) + read,
-            calls=2.0 + 4.0 * dense,
+            flops=flops,
+            bytes=one * (9.0 * masks + 2.0 * size * biases) + 3.0 * size * pairs * bool(refusal),
+            passes=passes + WEIGHTS * pairs * bool(refusal) + one * (MASK * masks + VALUE * biases),
+            moved=moved,
+            calls=4.0
+            + 25.0 * bool(masks)
+            + 15.0 * bool(biases)
+            + 10.0 * bool(refusal)
+            + operator_calls(problem) * _by_operator(problem),
             note=refusal or _waste(problem, causal),
         )
 
@@ -77,7 +75,7 @@ class Fused:
 
         Where torch's own gradient has no derivative, as on the CPU, the operator's takes its place.
         """
-        if _asks_for_gradient(problem) and problem.value.is_cpu and not transformed():
+        if _by_operator(problem):
             return attend(problem, self)
         return shielded(problem, _attend, shows_nan=problem.keys >= NARROW)
 
@@ -93,11 +91,11 @@ class Fused:
         return Gradients(*gradients)
 
 
-def _asks_for_gradient(problem: Problem) -> bool:
-    """Whether query, key or value have a gradient, and the bias has none: that one takes all weights in memory."""
-    tensors = problem.pairs.query, problem.pairs.key, problem.value
-    asked = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    return asked and not problem.bias_needs_gradient()
+def _by_operator(problem: Problem) -> bool:
+    """Whether the operator's gradient takes the place of torch's own: a bias's has all weights in memory."""
+    return (
+        asks_for_gradient(problem) and not problem.bias_needs_gradient() and problem.value.is_cpu and not transformed()
+    )
 
 
 def _rectangle(flat: Flat) -> Rectangle:

@@ -10,11 +10,12 @@ from torch import Tensor
 from ..pairs import at_least_float32
 from ..problem import Problem
 from .base import Cost, Result
+from .counting import BLOCKWISE, MASK, RESULT, VALUE, beginnings, flash_width, operator_calls, read
 from .dense import EXPONENTIAL, Rectangle, dense_reasons
 from .flat import Flat, Gradients, Saved
 from .merging import Merged
 from .operator import attend, register
-from .tiling import layout
+from .tiling import distinct, layout
 
 MOST_ROWS = 64
 """Queries of one key head, over all its query heads: above that, the products are large enough by themselves."""
@@ -50,15 +51,18 @@ class Grouped:
     def cost(self, problem: Problem) -> Cost:
         """All is spent on reading keys and values once."""
         columns = _columns(problem)
-        leading = problem.weights_shape[:-2].numel()
-        visited = problem.queries * (columns.stop - columns.start)
-        width = problem.pairs.query.shape[-1] + problem.value.shape[-1]
+        leading, wide = problem.weights_shape[:-2].numel(), columns.stop - columns.start
+        visited, group = problem.queries * wide, _group(problem)
+        masks, biases = distinct(problem)
         return Cost(
-            flops=2.0 * leading * visited * width,
+            flops=2.0 * leading * visited * flash_width(problem),
             bytes=4.0 * leading * problem.queries * problem.value.shape[-1] * (1 + visited / self.part),
-            passes=2.0 * leading * visited * (problem.mask is not None or problem.bias is not None),
-            moved=4.0 * leading // _group(problem) * (columns.stop - columns.start) * width,
-            calls=24.0,
+            passes=BLOCKWISE * leading * visited
+            + beginnings(group * problem.queries, leading / group)
+            + RESULT * leading * problem.queries * problem.value.shape[-1]
+            + visited * (MASK * masks + VALUE * biases),
+            moved=read(problem, again=wide / max(problem.keys, 1)),
+            calls=operator_calls(problem) + 10.0 + 75.0 * bool(masks or biases),
         )
 
     def run(self, problem: Problem) -> Result:

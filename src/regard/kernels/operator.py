@@ -7,7 +7,8 @@ differentiates the same functions. The derivative of the gradient is the formula
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -197,19 +198,20 @@ def _second(
             f"memory several times over, and is refused above {MOST_PAIRS_TWICE:,}; take it over shorter sequences or "
             "fewer heads at a time, or ask for kernel='reference', which has no such limit"
         )
-    with torch.enable_grad():
-        leaves = [
-            tensor.detach().requires_grad_(tensor.is_floating_point() and wanted)
-            for tensor, wanted in zip(saved, (True, True, *needed), strict=True)
-        ]
-        result = formula(replace(_over(problem, leaves[2:]), wants_lse=True))
-        inputs = [leaf for leaf, need in zip(leaves[2:], needed, strict=True) if need]
-        first = torch.autograd.grad(
-            (result.output, wanted(result.lse)), inputs, leaves[:2], create_graph=True, materialize_grads=True
-        )
-        asked = [leaf for leaf in leaves if leaf.requires_grad]
-        second = torch.autograd.grad(first, asked, above, allow_unused=True)
-    return _spread(second, [leaf.requires_grad for leaf in leaves])
+    grad_output, grad_lse, *tensors = saved
+    inputs = [tensor for tensor, need in zip(tensors, needed, strict=True) if need]
+
+    def computed(*inputs: Tensor) -> tuple[Tensor, Tensor]:
+        spread = _spread(inputs, needed)
+        over = [tensor if new is None else new for tensor, new in zip(tensors, spread, strict=True)]
+        result = formula(replace(_over(problem, over), wants_lse=True))
+        return result.output, wanted(result.lse)
+
+    def gradient(grad_output: Tensor, grad_lse: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return torch.func.vjp(computed, *inputs)[1]((grad_output, grad_lse))
+
+    _, pull = torch.func.vjp(gradient, grad_output, grad_lse, *inputs)
+    return _spread(pull(tuple(above)), (True, True, *needed))
 
 
 def _spread(gradients: Sequence[Tensor | None], needed: Sequence[bool]) -> list[Tensor | None]:
@@ -230,6 +232,19 @@ def _mapped(size: int, in_dims: Sequence[int | None], tensors: Sequence[Tensor],
     return stacked, (0,) * len(stacked)
 
 
+@contextmanager
+def _with_autograd() -> Iterator[None]:
+    """Autograd at work inside an operator, where torch leaves it out: biases take their gradients by it."""
+    left_out = torch._C._dispatch_tls_local_exclude_set()
+    for key in (torch._C.DispatchKey.AutogradFunctionality, torch._C.DispatchKey.ADInplaceOrView):
+        left_out = left_out.remove(key)
+    for key in ("AutogradOther", "AutogradCPU", "AutogradCUDA"):
+        left_out = left_out.remove(getattr(torch._C.DispatchKey, key))
+    included = torch._C._dispatch_tls_local_include_set()
+    with torch.inference_mode(False), torch._C._ForceDispatchKeyGuard(included, left_out):
+        yield
+
+
 def _define() -> torch.library.Library:
     """The operators `regard::attend` and `regard::attend_backward`, their shapes, and the gradient of the first."""
     library = torch.library.Library("regard", "DEF")
@@ -240,13 +255,15 @@ def _define() -> torch.library.Library:
     )
 
     def forward_of(tensors: Sequence[Tensor], form: str, name: str) -> tuple[Tensor, Tensor]:
-        return _forward(put_together(form, tensors), name)
+        with _with_autograd():
+            return _forward(put_together(form, tensors), name)
 
     def backward_of(
         grad_output: Tensor, grad_lse: Tensor, output: Tensor, lse: Tensor, tensors: Any, needed: Any, *form: str
     ) -> list[Tensor]:
         problem = put_together(form[0], tensors)
-        return _backward(grad_output, grad_lse, output, lse, problem, needed, form[1])
+        with _with_autograd():
+            return _backward(grad_output, grad_lse, output, lse, problem, needed, form[1])
 
     library.impl("attend", forward_of, "CompositeExplicitAutograd")
     library.impl("attend_backward", backward_of, "CompositeExplicitAutograd")

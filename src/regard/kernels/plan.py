@@ -13,6 +13,7 @@ from ..problem import Problem
 from ..transforms import transformed
 from .additive import Additive
 from .base import Cost, Kernel, OwnGradient, Result
+from .counting import asks_for_gradient
 from .flat import Flat, Gradients, Saved
 from .fused import Fused
 from .grouped import Grouped
@@ -63,8 +64,8 @@ class Plan:
             return "its own, with all weights in memory"
         if pairs > MOST_PAIRS_TWICE:
             return (
-                f"refused, as {pairs:,} pairs are more than {MOST_PAIRS_TWICE:,}; kernel='reference' has them, with all "
-                "weights in memory"
+                f"refused, as {pairs:,} pairs are more than {MOST_PAIRS_TWICE:,}; kernel='reference' has them, with "
+                "all weights in memory"
             )
         return "the formula's, with all weights in memory"
 
@@ -115,7 +116,8 @@ def _fastest(problem: Problem) -> Kernel:
 
 def _is_plain(problem: Problem) -> bool:
     """Whether there is nothing to choose: torch's own kernel is made for it."""
-    return problem.mask is None and problem.bias is None and not KERNELS[0].why_not(problem) and _is_even(problem)
+    plain = problem.mask is None and problem.bias is None and _is_even(problem) and not asks_for_gradient(problem)
+    return plain and not KERNELS[0].why_not(problem)
 
 
 def _is_even(problem: Problem) -> bool:

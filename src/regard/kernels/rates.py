@@ -67,15 +67,10 @@ class Machine:
         """This one, now."""
         return cls(_processor(), torch.get_num_threads(), str(torch.__version__))
 
-    def differences(self, other: Machine) -> list[str]:
-        """What was otherwise there, in words."""
-        said = {"processor": "processor {}", "threads": "{} of its threads", "torch": "torch {}"}
+    def differences(self, other: Machine) -> str:
+        """What is different here from another one; empty if nothing is."""
         own, others = asdict(self), asdict(other)
-        return [
-            f"{words.format(others[name])} instead of {own[name]}"
-            for name, words in said.items()
-            if own[name] != others[name]
-        ]
+        return ", ".join(f"{name} {others[name]}, now {own[name]}" for name in own if own[name] != others[name])
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +106,8 @@ def _in_use(threads: int) -> InUse:
         return InUse(Rates(), f"defaults: nothing was measured here; {MEASURE}")
     except (OSError, RuntimeError, ConfigurationError) as error:  # damaged, closed to us, no home: never in the way
         return InUse(Rates(), f"defaults: {error}")
-    if others := Machine.here().differences(machine):
-        return InUse(Rates(), f"defaults: {path} was measured with {' and '.join(others)}; {MEASURE} anew")
+    if changed := Machine.here().differences(machine):
+        return InUse(Rates(), f"defaults: {path} was measured on another machine ({changed}); {MEASURE} anew")
     return InUse(measured, f"measured here, from {path}")
 
 

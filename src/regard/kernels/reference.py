@@ -7,11 +7,10 @@ import torch
 from ..pairs import AdditivePairs
 from ..problem import Problem
 from .base import Cost, Result
+from .counting import CAP, DROP, FEATURE, MASK, SELECT, VALUE, WEIGHTS, read
 from .formula import formula
 from .shield import shielded
-
-CACHE = 2**22
-"""Bytes up to which numbers may stay near the processor."""
+from .tiling import distinct
 
 
 class Reference:
@@ -30,15 +29,19 @@ class Reference:
         """Every pair is computed and kept, several times over: scores, masked scores, weights."""
         pairs, features = problem.weights_shape.numel(), problem.pairs.query.shape[-1]
         size = max(problem.value.element_size(), 4)
-        numbers = 3.0 * pairs
-        if isinstance(problem.pairs, AdditivePairs):
-            numbers += pairs * features  # tanh of each
+        masks, biases = distinct(problem)
+        additive = isinstance(problem.pairs, AdditivePairs)
+        steps = (masks > 0) + (biases > 0) + 3 * (problem.softcap is not None) + 3 * (problem.dropout is not None)
+        one = problem.queries * problem.keys
         return Cost(
-            flops=2.0 * pairs * (features + problem.value.shape[-1]),
-            bytes=numbers * size,
-            passes=4.0 * numbers,
-            moved=4.0 * numbers * size if numbers * size > CACHE else 0.0,
-            calls=16.0,
+            flops=2.0 * pairs * (problem.value.shape[-1] + features * (not additive)),
+            bytes=size * pairs * (3.0 + steps / 2 + 2.0 * features * additive),
+            passes=pairs * (WEIGHTS + FEATURE * features * additive)
+            + pairs
+            * (SELECT * bool(masks) + CAP * (problem.softcap is not None) + DROP * (problem.dropout is not None))
+            + one * (MASK * masks + VALUE * biases),
+            moved=read(problem),
+            calls=30.0 + 20.0 * bool(masks) + 10.0 * steps,
             note="it computes all pairs, and keeps them in memory",
         )
 

@@ -8,13 +8,14 @@ from ..masks.causal import Causal
 from ..problem import Problem
 from ..tiles import WHOLE
 from .base import Cost, Result
+from .counting import BLOCKWISE, MASK, RESULT, VALUE, beginnings, flash_width, operator_calls, read, whole
 from .dense import EXPONENTIAL, Rectangle, dense_reasons
 from .diagonals import Diagonals
 from .flat import Flat, Gradients, Saved
 from .layout import BlockRow, Layout, Run
 from .merging import Merged
 from .operator import attend, register
-from .tiling import Part, parts, visited
+from .tiling import Part, distinct, parts, visited
 
 NARROW_BLOCK, WIDE_BLOCK, WIDE = (64, 64), (256, 64), 1536
 """Rows and columns of a tile: few rows, so that little of what the mask leaves out is visited; more where a row sees
@@ -42,16 +43,30 @@ class Spans:
 
     def cost(self, problem: Problem) -> Cost:
         """The pairs that lie in the spans are computed; a mask or a bias stands in memory for one span at a time."""
+        numbers = problem.weights_shape[:-1].numel() * problem.value.shape[-1]
+        if _is_square_causal(problem):
+            flops, passes, moved = whole(problem, causal=True)
+            return Cost(flops, 4.0 * numbers, passes + RESULT * numbers, moved, calls=operator_calls(problem) + 20.0)
         found, heads = self._parts(problem), problem.weights_shape[-3] if problem.heads else 1
-        dims = problem.pairs.query.shape[-1] + problem.value.shape[-1]
-        layouts = [(part.batch.stop - part.batch.start, part.layout) for part in found]
-        pairs = sum(batches * layout.visited for batches, layout in layouts)
-        masked = pairs if problem.bias is not None else sum(batches * layout.masked for batches, layout in layouts)
+        (masks, biases), alike = distinct(problem), Diagonals.are_in(problem)
+        pairs = rectangles = columns = added = calls = 0.0
+        for part in found:
+            batches = part.batch.stop - part.batch.start
+            runs = [run.columns.stop - run.columns.start for row in part.layout.rows for run in row.runs]
+            calls += 20.0 * len(runs)
+            rectangles += batches * heads * len(runs)
+            columns += batches * heads * sum(runs)
+            pairs += batches * heads * part.layout.visited
+            if not alike:
+                added += part.layout.masked * MASK * min(masks, batches) + part.layout.visited * VALUE * biases
+        rows = max((row.rows.stop - row.rows.start for part in found for row in part.layout.rows), default=0)
+        every = problem.weights_shape[:-2].numel() * problem.keys
         return Cost(
-            flops=2.0 * heads * pairs * dims,
-            bytes=4.0 * WIDE_BLOCK[0] * (problem.keys + 2 * problem.batch.numel() * heads * problem.value.shape[-1]),
-            passes=2.0 * masked,
-            calls=12.0 + 4.0 * sum(len(row.runs) for part in found for row in part.layout.rows),
+            flops=2.0 * pairs * flash_width(problem),
+            bytes=4.0 * WIDE_BLOCK[0] * problem.keys + 8.0 * numbers,
+            passes=BLOCKWISE * pairs + beginnings(rows, rectangles) + RESULT * numbers + added,
+            moved=read(problem, heads=problem.weights_shape[:-2].numel(), again=columns / max(every, 1)),
+            calls=operator_calls(problem) + calls + 60.0 * bool(masks or biases),
         )
 
     def run(self, problem: Problem) -> Result:

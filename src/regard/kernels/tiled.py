@@ -11,8 +11,8 @@ from .operator import attend, register
 from .scoring import scoring
 from .tilewise import TILE, Tilewise, with_features
 
-FEATURE = 2.0
-"""What a feature of an additive score costs for each pair, in passes over a number: a sum, a tanh, a product."""
+FEATURE = 6.0
+"""What a feature of an additive score costs for each pair, in passes over a number: a product, a reciprocal, sums."""
 
 
 class Tiled:

@@ -9,14 +9,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ..biases import RelativeBias
 from ..pairs import AdditivePairs, PairForm, at_least_float32, per_head, per_key_head
 from ..problem import Problem
 from .base import Cost
 from .biasing import biasing
+from .counting import CAP, DROP, MASK, RESULT, TILEWISE, VALUE, beginnings, operator_calls, read, width_of
 from .flat import Flat, Gradients, Saved
 from .layout import BlockRow, cut
 from .scoring import Scoring
-from .tiling import layout, parts, visited
+from .tiling import distinct, layout, parts
 
 LEAST = 64
 """Rows and columns of the smallest tile whose products are still worth their calls."""
@@ -39,14 +41,27 @@ class Tilewise:
     def cost(self, problem: Problem) -> Cost:
         """The tiles that the mask leaves; some eight passes over each."""
         size, heads = tile_size(problem, self.tile), problem.weights_shape[-3] if problem.heads else 1
-        pairs = heads * visited(problem, (size[0], LEAST))
-        dim = problem.pairs.query.shape[-1] + problem.value.shape[-1]
+        (masks, biases), alike = distinct(problem), isinstance(problem.bias, RelativeBias)
+        pairs = tiles = at_once = asked = 0.0
+        for batch, rows in self._parts(problem):
+            for row in rows:
+                height = (row.rows.stop - row.rows.start) * (batch.stop - batch.start) * heads
+                for run in row.runs:
+                    width = run.columns.stop - run.columns.start
+                    pairs += height * width
+                    tiles += math.ceil(width / size[1])
+                    at_once = max(at_once, height)
+                    of_mask = MASK * min(masks, heads * (batch.stop - batch.start)) * run.masked
+                    asked += (row.rows.stop - row.rows.start) * width * (of_mask + VALUE * biases * (not alike))
+        numbers = at_once * problem.value.shape[-1]
+        extras = CAP * (problem.softcap is not None) + DROP * (problem.dropout is not None) + 2.0 * bool(biases)
+        many = max(min(size[0], problem.queries), 1)
         return Cost(
-            flops=2.0 * pairs * dim,
+            flops=2.0 * pairs * width_of(problem),
             bytes=4.0 * 4 * min(max(self.tile, heads * size[0] * size[1]), problem.weights_shape.numel()),
-            passes=8.0 * pairs,
-            calls=12.0 * len(parts(problem, (size[0], LEAST), 1))
-            + 16.0 * math.ceil(pairs / max(self.tile, heads * size[0] * size[1])),
+            passes=(TILEWISE + extras) * pairs + tiles * (beginnings(many, at_once / many) + RESULT * numbers) + asked,
+            moved=read(problem, again=pairs / max(problem.weights_shape[:-2].numel() * many * problem.keys, 1)),
+            calls=operator_calls(problem) + 20.0 + 35.0 * tiles + 30.0 * bool(masks or biases),
         )
 
     def forward(self, flat: Flat) -> tuple[Tensor, Tensor]:

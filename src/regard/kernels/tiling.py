@@ -67,6 +67,13 @@ def visited(problem: Problem, size: tuple[int, int] = (128, 64), apart: int = 1)
     return sum((part.batch.stop - part.batch.start) * part.layout.visited for part in found)
 
 
+def distinct(problem: Problem) -> tuple[int, int]:
+    """For how many batches and heads the mask is asked, and the bias; 0 where there is none."""
+    tile = problem.grid().tile(slice(0, 1), slice(0, 1))
+    keep, bias = problem.keep(tile), problem.bias_values(tile)
+    return (0 if keep is None else keep.shape[:-2].numel()), (0 if bias is None else bias.shape[:-2].numel())
+
+
 def _parts(problem: Problem, size: tuple[int, int], apart: int) -> tuple[Part, ...]:
     verdicts, batches = _verdicts(problem, size), problem.batch.numel()
     if len(verdicts) != batches:

@@ -12,6 +12,7 @@ from ..blocks import Blocks
 from ..errors import MaskError
 from ..intervals import Ternary
 from ..reading import Reading
+from ..structure import remembered
 from ..tiles import PARTIAL
 from .base import Kept, Mask, Pairs
 from .numbers import by_head, count
@@ -129,6 +130,7 @@ def from_mod(mask_mod: MaskMod, *, batch: int | None = None, heads: int | None =
                 f"from_mod's function reads {'b' if name == 'batch' else 'h'}, so the mask differs between {name}: say "
                 f"how many there are, from_mod(function, {name}=...)"
             )
+    remembered(mask_mod)
     return FromMod(mask_mod, batch, heads, elementwise)
 
 

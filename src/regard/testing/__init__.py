@@ -7,16 +7,20 @@ A kernel of your own is tested as the library's are, by pytest or without it:
     >>> for kernel, case in suite([Reference()], strength=1):
     ...     assert_agrees(kernel, case)
 
-The suite has no dropout: what is random is tested by its statistics.
+`long_cases()` cross the borders of a kernel's own tiles, `sampled(count)` draws cases at random. Dropout is in all of
+them: which weights it drops is a function of its seed, `kept`.
 """
 
 from .agreement import assert_agrees as assert_agrees
 from .agreement import suite as suite
 from .cases import Case as Case
 from .cases import cases as cases
+from .cases import long_cases as long_cases
+from .cases import sampled as sampled
 from .compare import Expected as Expected
 from .compare import assert_close as assert_close
 from .compare import fault as fault
+from .dropping import kept as kept
 from .formula import Answer as Answer
 from .formula import attempts as attempts
 from .formula import truth as truth
@@ -33,7 +37,10 @@ __all__ = [
     "attempts",
     "cases",
     "fault",
+    "kept",
+    "long_cases",
     "make_inputs",
+    "sampled",
     "suite",
     "truth",
 ]

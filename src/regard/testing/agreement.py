@@ -17,11 +17,16 @@ from .inputs import Inputs, make_inputs
 
 
 def suite(
-    kernels: Iterable[Kernel] = KERNELS, *, strength: int = 3, device: str | torch.device = "cpu"
+    kernels: Iterable[Kernel] = KERNELS,
+    *,
+    strength: int = 3,
+    among: Iterable[Case] | None = None,
+    device: str | torch.device = "cpu",
 ) -> Iterator[tuple[Kernel, Case]]:
     """The kernels with the cases that they admit: what `assert_agrees` is to be called with, one by one.
 
-    Any `strength` choices of score, mask, bias, layout, lengths, dtype and so on meet in some case.
+    Any `strength` choices of score, mask, bias, layout, lengths, dtype and so on meet in some case (see `cases`);
+    `among` has other cases instead, such as `long_cases()` or `sampled(1000)`.
 
     >>> from regard.testing import suite
     >>> kernel, case = next(suite(strength=1))
@@ -29,7 +34,7 @@ def suite(
     ('fused', 'default-2d-5x7-float32')
     """
     kernels = tuple(kernels)
-    for case in cases(strength):
+    for case in cases(strength) if among is None else among:
         problem = make_inputs(case, device).problem()
         yield from ((kernel, case) for kernel in kernels if not kernel.why_not(problem))
 
@@ -67,6 +72,16 @@ class _Known:
     with_lse: bool
     exponential: float = 0.0
 
+    # How far from true ones the exponentials are shows in the log of a sum once, in a weight twice, as numerator and in
+    # its sum. In a gradient it does four times: in the weight, and in the output that is part of it.
+    @property
+    def in_output(self) -> float:
+        return 2 * self.exponential
+
+    @property
+    def in_gradient(self) -> float:
+        return 4 * self.exponential
+
 
 @lru_cache(maxsize=256)
 def _known(case: Case, with_lse: bool) -> _Known:
@@ -98,7 +113,7 @@ def _output_faults(output: Tensor, inputs: Inputs, known: _Known) -> list[str]:
         _one_kind(known.truth.output),
         inputs.leaves["value"].dtype,
         [answer.output for answer in known.near],
-        exponential=known.exponential,
+        exponential=known.in_output,
     )
     if text := fault(_one_kind(output), expected):
         return [f"output: {text}"]
@@ -129,7 +144,7 @@ def _gradient_faults(gradients: dict[str, Tensor], inputs: Inputs, known: _Known
         if attends_to_bad:
             finite = inputs.entries("query", known.truth.output.isfinite().all(-1))
             gradient, true, *near = (torch.where(finite.to(of.device), of, 0.0) for of in (gradient, true, *near))
-        if text := fault(gradient, Expected(true, dtype, near, magnitude, known.exponential)):
+        if text := fault(gradient, Expected(true, dtype, near, magnitude, known.in_gradient)):
             faults.append(f"gradient of {name}: {text}")
         elif name in ("query", "key", "value") and not (gradient.cpu()[~inputs.reached(name)] == 0).all():
             faults.append(f"gradient of {name}: it is not exactly 0 where nothing is attended to")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -13,10 +15,23 @@ from .covering import Choices, covering
 # The first value of an axis is its plain one. Prime sizes, and no two axes of one tensor alike wherever that can be, so
 # that no transposed axis slips through.
 SCORES = ("default", "dot", "scaled", "general", "additive", "concat", "location")
-MASKS = ("all", "causal", "padding", "keep", "ignore", "causal&padding", "padding|keep", "~causal", "nothing")
-BIASES = ("unbiased", "pairs", "heads", "blocked", "gaussian")
-VARIANTS = ("as-is", "scale", "softcap", "sinks")
+EVERYWHERE = (  # masks of any positions, any batch and any heads
+    *("all", "causal", "padding", "keep", "ignore", "causal&padding", "padding|keep", "~causal", "nothing"),
+    *("window", "causal&window", "causal|prefix", "strided", "fixed", "dilated", "window|global", "mod"),
+    "~(fixed|padding)",
+)
+OF_TOKENS = ("documents", "causal&documents", "blocks")  # masks that know positions from 0 on
+OF_HEADS = ("head-mod", "head-blocks&causal")  # masks that differ between heads
+MASKS = (*EVERYWHERE, *OF_TOKENS, *OF_HEADS)
+CONSTANT = ("given", "given-table", "alibi")  # biases without a gradient
+BIASES = (
+    *("unbiased", "pairs", "heads", "blocked", "gaussian", "slopes", "relative", "clipped", "mod", "pairs+relative"),
+    *CONSTANT,
+)
+VARIANTS = ("as-is", "scale", "softcap", "sinks", "softcap&sinks")
+DROPOUTS = ("whole", "dropout")
 LENGTHS = {"5x7": (5, 7), "7x5": (7, 5), "5x5": (5, 5), "1x7": (1, 7), "0x7": (0, 7), "5x0": (5, 0)}
+DIMS = ("unequal", "equal-dims")
 DTYPES = {
     "float32": torch.float32,
     "float64": torch.float64,
@@ -26,6 +41,9 @@ DTYPES = {
 MEMORIES = ("contiguous", "strided", "expanded", "broadcast")
 POSITIONS = ("tail", "start", "scattered")
 POISONS = ("clean", "masked", "query", "key", "value")
+
+LARGE = 2**12
+"""Above so many pairs of one head, the truth is computed for all rows at once, and no row attends to NaN."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +69,9 @@ LAYOUTS = {
 class Case:
     """One call of attention, by the names of its choices; the same case always has the same numbers in it.
 
-    memory: how the tensors lie, `broadcast` has key and value without a batch. poison: NaN and infinity, in what is
-    `masked` from everything, or in one entry of query, key or value that something attends to.
+    lengths: queries × keys, any two numbers. memory: how the tensors lie, `broadcast` has key and value without a
+    batch. poison: NaN and infinity, in what is `masked` from everything, or in one entry of query, key or value that
+    something attends to.
 
     >>> Case(score="dot", layout="3d", poison="masked").id
     'dot-3d-5x7-float32-masked'
@@ -62,8 +81,10 @@ class Case:
     mask: str = "all"
     bias: str = "unbiased"
     variant: str = "as-is"
+    dropout: str = "whole"
     layout: str = "4d"
     lengths: str = "5x7"
+    dims: str = "unequal"
     dtype: str = "float32"
     memory: str = "contiguous"
     positions: str = "tail"
@@ -82,36 +103,128 @@ class Case:
         """What the numbers of this case are drawn from."""
         return zlib.crc32(self.id.encode())
 
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """How many queries, and how many keys."""
+        return sizes(self.lengths)
 
-AXES = {
+
+AXES: Mapping[str, Sequence[str]] = {
     "score": SCORES,
     "mask": MASKS,
     "bias": BIASES,
     "variant": VARIANTS,
+    "dropout": DROPOUTS,
     "layout": tuple(LAYOUTS),
     "lengths": tuple(LENGTHS),
+    "dims": DIMS,
     "dtype": tuple(DTYPES),
     "memory": MEMORIES,
     "positions": POSITIONS,
     "poison": POISONS,
 }
 
+# What few kernels compute: dense ones nothing that is dropped or learned, native ones additive scores in float32 alone.
+DENSE_AXES: Mapping[str, Sequence[str]] = {
+    **AXES,
+    "score": ("default", "general"),
+    "bias": ("unbiased", *CONSTANT),
+    "variant": ("as-is", "sinks"),
+    "dropout": ("whole",),
+}
+ADDITIVE_AXES: Mapping[str, Sequence[str]] = {
+    **AXES,
+    "score": ("additive", "concat"),
+    "variant": tuple(variant for variant in VARIANTS if variant != "scale"),
+    "dtype": ("float32",),
+}
+
+# Lengths that cross the borders of the kernels' own tiles, of some hundred rows and columns; the scores that keep a
+# number for each feature of each pair are left to shorter ones.
+LONG_AXES: Mapping[str, Sequence[str]] = {
+    **AXES,
+    "score": ("default", "general", "additive"),
+    "layout": ("2d", "3d", "grouped"),
+    "lengths": ("131x257", "257x131", "3x1031"),
+    "dtype": ("float32", "bfloat16"),
+    "poison": ("clean", "masked"),
+}
+
+MOST_TRIPLES = 120
+"""Three axes whose choices have more combinations than these would take thousands of cases: any two of them meet."""
+MOST_PAIRS = 30
+"""The same for two axes, in long cases."""
+
+
+def sizes(lengths: str) -> tuple[int, int]:
+    """Queries and keys of "5x7".
+
+    >>> sizes("5x7")
+    (5, 7)
+    """
+    queries, keys = lengths.split("x")
+    return int(queries), int(keys)
+
 
 @cache
 def cases(strength: int = 3) -> tuple[Case, ...]:
-    """Cases in which any `strength` choices meet somewhere: some 70 for two, some 500 for three.
+    """Cases in which any `strength` choices meet somewhere: some 300 for two, some 800 for three.
+
+    From three on, axes with many choices meet two at a time, and there are as many cases again of what few kernels
+    compute: dot products with nothing dropped or learned, additive scores in float32.
 
     >>> len({case.id for case in cases(2)}) == len(cases(2))
     True
     """
-    return tuple(Case(**choices) for choices in covering(AXES, strength, _possible))
+    if strength < 3:
+        rows = covering(AXES, strength, possible)
+    else:
+        rows = covering(AXES, strength, possible, most=MOST_TRIPLES)
+        rows += [row for axes in (DENSE_AXES, ADDITIVE_AXES) for row in covering(axes, 2, possible, most=MOST_TRIPLES)]
+    return tuple(dict.fromkeys(Case(**row) for row in rows))
 
 
-def _possible(choices: Choices) -> bool:
+@cache
+def long_cases() -> tuple[Case, ...]:
+    """Cases with some hundred queries and keys, which every kernel computes in several tiles."""
+    return tuple(Case(**choices) for choices in covering(LONG_AXES, 2, possible, most=MOST_PAIRS))
+
+
+def sampled(count: int, seed: int = 0) -> Iterator[Case]:
+    """Cases at random: every axis a choice of its own, and any lengths, most of them small. The same ones for a seed.
+
+    >>> [case.id for case in sampled(2)] == [case.id for case in sampled(2)]
+    True
+    """
+    drawing = random.Random(seed)
+    while count:
+        choices = {name: drawing.choice(values) for name, values in AXES.items()}
+        longest = drawing.choice((3, 7, 7, 7, 11, 30))
+        choices["lengths"] = f"{drawing.randint(0, longest)}x{drawing.randint(0, longest)}"
+        for name in ("mask", "bias", "variant", "dropout", "poison"):  # each of these shuts some kernel out
+            if drawing.random() < 0.3:
+                choices[name] = AXES[name][0]
+        if possible(choices):
+            count -= 1
+            yield Case(**choices)
+
+
+def possible(choices: Choices) -> bool:
     """Whether choices make sense together."""
-    if choices.get("variant") == "scale" and choices.get("score", "default") != "default":
+    plain = {name: values[0] for name, values in AXES.items()}
+    score, mask, bias, variant, poison = (
+        {**plain, **choices}[n] for n in ("score", "mask", "bias", "variant", "poison")
+    )
+    if variant == "scale" and score != "default":
         return False  # `scale` belongs to the default score; scores.ScaledDot has its own
-    if choices.get("variant") == "sinks" and choices.get("layout") in ("2d", "3d"):
+    if choices.get("layout") in ("2d", "3d") and (variant in ("sinks", "softcap&sinks") or mask in OF_HEADS):
         return False  # a sink is one logit for each head
+    if "lengths" in choices:
+        queries, keys = sizes(choices["lengths"])
+        before_0 = queries > keys and choices.get("positions") == "tail"  # the first queries sit there
+        if before_0 and (mask in OF_TOKENS or mask == "head-blocks&causal"):
+            return False
+        if queries * keys > LARGE and poison in ("query", "key", "value"):
+            return False
     # A bias of -inf takes the weight away but leaves the pair there: what NaN does behind it, the contract leaves open.
-    return not (choices.get("bias") == "blocked" and choices.get("poison") in ("query", "key", "value"))
+    return not (bias == "blocked" and poison in ("query", "key", "value"))

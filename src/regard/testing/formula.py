@@ -1,22 +1,27 @@
 """The formula, as slow and as plain as it can be written: row after row, over the keys that the row attends to.
 
-Nothing here goes through the library's pair forms, masks or kernels, so that it can judge them. `truth` is the formula
-in float64, rows together only where they attend to the same keys; `attempts` are the same formula in the precision that
-a kernel works in, all rows at once: how far those are off shows how far a kernel may be off (see `compare`).
+Nothing here goes through the library's pair forms, masks, kernels or dropout, so that it can judge them. `truth` is the
+formula in float64, rows together only where they attend to the same keys; `attempts` are the same formula in the
+precision that a kernel works in, all rows at once: how far those are off shows how far a kernel may be off (see
+`compare`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from .inputs import SCALE, SOFTCAP, Inputs
+from .adding import ADDING
+from .cases import LARGE
+from .dropping import kept_weights
+from .inputs import DROPPED, Inputs
+from .scoring import Leaves, scores_of, wide
 
-Leaves = Mapping[str, Tensor]
+ENOUGH = 1000
+"""So many pairs, of all attempts together, tell how far the worst of them is off."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,23 +36,32 @@ class Answer:
 def truth(inputs: Inputs, *, with_lse: bool) -> Answer:
     """The answer in float64, each row from the keys it attends to and from nothing else, on the CPU.
 
-    The gradients are those of Σ output · g, and + Σ lse · h `with_lse`; g and h come from `upstream`.
+    Where there are many pairs, all rows are computed at once, and NaN in what is masked counts as 0. The gradients are
+    those of Σ output · g, and + Σ lse · h `with_lse`; g and h come from `upstream`.
     """
     leaves = {name: leaf.detach().cpu().double().requires_grad_() for name, leaf in inputs.leaves.items()}
-    output, lse = _by_rows(inputs, leaves)
+    if inputs.keep.shape[-2:].numel() > LARGE:
+        output, lse = _at_once(inputs, {name: _finite(name, leaf) for name, leaf in leaves.items()})
+    else:
+        output, lse = _by_rows(inputs, leaves)
     g, h = upstream(inputs, output.detach())
     finite = output.isfinite().all(-1)
     return _answer(inputs, leaves, output, lse, (output * g)[finite], (lse * h)[finite], with_lse)
 
 
-def attempts(inputs: Inputs, known: Answer, *, with_lse: bool, moved: int = 4) -> list[Answer]:
+def attempts(inputs: Inputs, known: Answer, *, with_lse: bool, moved: int | None = None) -> list[Answer]:
     """The plain formula in the working precision: on the inputs as they are, and each moved to a number next to it.
 
     Rounding an input moves the answer by as much as the problem is sensitive: no kernel can be held to less. It is
-    done `moved` times, up or down at random. Each time the gradients are taken twice: of the formula as it is written,
-    and with the weights computed again from the log-sum-exp, as whoever does not keep the weights has to. For float64
-    the working precision is float32, and `compare` scales what that is off. NaN and infinity count as 0.
+    done `moved` times, up or down at random: four to ten times, the more the fewer pairs there are to take the worst
+    of; twice where there are very many. Each time it is computed twice: as it is written; and as whoever does not keep
+    the weights has to, some keys at a time, put together by their log-sum-exp, from which the weights are computed
+    again. For float64 the working precision is float32, and `compare` scales what that is off. NaN and infinity count
+    as 0.
     """
+    if moved is None:
+        few = min(max(ENOUGH // max(inputs.keep.numel(), 1), 4), 10)
+        moved = 2 if inputs.keep.shape[-2:].numel() > LARGE else few
     dtype = inputs.leaves["value"].dtype
     dtype = torch.float32 if dtype == torch.float64 else dtype
     g, h = (gradient.to(dtype) for gradient in upstream(inputs, known.output))
@@ -56,15 +70,18 @@ def attempts(inputs: Inputs, known: Answer, *, with_lse: bool, moved: int = 4) -
     for move in [0.0] + [torch.finfo(dtype).eps / 2] * moved:
         leaves = {}
         for name, leaf in inputs.leaves.items():
-            exact = leaf.detach().cpu().double()
-            if name in ("query", "key", "value"):
-                exact = exact.nan_to_num(0.0, 0.0, 0.0)
+            exact = _finite(name, leaf.detach().cpu().double())
             up_or_down = torch.randint(2, exact.shape, generator=generator) * 2 - 1
             leaves[name] = (exact * (1 + up_or_down * move)).to(dtype).requires_grad_()
         output, lse = _at_once(inputs, leaves)
         answers.append(_answer(inputs, leaves, output, lse, output * g, lse * h, with_lse))
-        answers.append(_recomputed(inputs, leaves, g, h if with_lse else torch.zeros_like(h)))
+        answers.append(_recomputed(inputs, leaves, g, h if with_lse else torch.zeros_like(h), move, generator))
     return answers
+
+
+def _finite(name: str, leaf: Tensor) -> Tensor:
+    """Query, key and value with 0 for NaN and infinity; -inf in a bias stays."""
+    return leaf.nan_to_num(0.0, 0.0, 0.0) if name in ("query", "key", "value") else leaf
 
 
 def upstream(inputs: Inputs, output: Tensor) -> tuple[Tensor, Tensor]:
@@ -97,14 +114,16 @@ def _by_rows(inputs: Inputs, leaves: Leaves) -> tuple[Tensor, Tensor]:
     asking, keys, values = (tensor.flatten(0, -3).unbind() for tensor in (query, key, value))
     biases = _bias(inputs, leaves).expand(*outer, heads, queries, -1).flatten(0, -3).unbind()
     sinks = _sinks(leaves, heads, value).flatten().unbind()
+    factors = _dropout(inputs, value).expand(*outer, heads, queries, inputs.keep.shape[-1]).flatten(0, -3).unbind()
     outputs, sums, places = [value.new_zeros(0, value.shape[-1])], [value.new_zeros(0)], []
     for head, keep in enumerate(inputs.keep.expand(*outer, heads, queries, -1).flatten(0, -3)):  # of all batches
         for attended, rows in _rows_by_attended(keep):
             scores = value.new_zeros(len(rows), 0)
             if len(attended):  # a query that asks nobody has no part in anything
-                scores = _scores(inputs, leaves, asking[head][rows], keys[head // group][attended], attended)
+                scores = scores_of(inputs, leaves, asking[head][rows], keys[head // group][attended], attended)
                 scores = scores + biases[head][rows][:, attended]
             weights, lse = _softmax(scores, sinks[head % heads])
+            weights = weights * factors[head][rows][:, attended]
             outputs.append(weights @ values[head // group][attended])
             sums.append(lse)
             places.extend(head * queries + row for row in rows)
@@ -128,29 +147,45 @@ def _at_once(inputs: Inputs, leaves: Leaves) -> tuple[Tensor, Tensor]:
     query, key, value = (_whole(inputs, name, leaves[name]) for name in ("query", "key", "value"))
     group = query.shape[-3] // key.shape[-3]
     key, value = key.repeat_interleave(group, dim=-3), value.repeat_interleave(group, dim=-3)
-    scores = _scores(inputs, leaves, query, key, torch.arange(key.shape[-2]))
+    scores = scores_of(inputs, leaves, query, key)
     scores = (scores + _bias(inputs, leaves)).masked_fill(~inputs.keep, -math.inf)
     weights, lse = _softmax(scores, _sinks(leaves, query.shape[-3], value))
-    return _without_head_axis(inputs, weights @ value, lse)
+    return _without_head_axis(inputs, weights * _dropout(inputs, value) @ value, lse)
 
 
-def _recomputed(inputs: Inputs, leaves: Leaves, g: Tensor, h: Tensor) -> Answer:
-    """The answer by P = exp(scores - lse), dP = g · Vᵀ, dS = P · (dP - Σ g · output + h): weights are not kept."""
+def _recomputed(
+    inputs: Inputs, leaves: Leaves, g: Tensor, h: Tensor, move: float, generator: torch.Generator
+) -> Answer:
+    """The answer by P = exp(scores - lse), dP = D · (g · Vᵀ), dS = P · (dP - Σ g · output + h): weights are not kept.
+
+    The projections of half precision are rounded, all sums are in float32, as kernels have them. The scores that the
+    weights come from are computed anew, and rounded anew, after those that the log-sum-exp is of. D is what dropout
+    multiplies the weights by. dP and Σ g · output may cancel, and leave what they were rounded by: so each is moved by
+    that share of the sizes of its terms, up or down at random, as sums in other orders are.
+    """
     query, key, value = (_whole(inputs, name, leaves[name]) for name in ("query", "key", "value"))
     group = query.shape[-3] // key.shape[-3]
     key, value = key.repeat_interleave(group, dim=-3), value.repeat_interleave(group, dim=-3)
-    scores = _scores(inputs, leaves, query, key, torch.arange(key.shape[-2]))
-    scores = (scores + _bias(inputs, leaves)).masked_fill(~inputs.keep, -math.inf)
-    sinks = _sinks(leaves, query.shape[-3], value)
+    g, h, value = wide(g), wide(h), wide(value)
+    first, scores = (
+        (scores_of(inputs, leaves, query, key, widened=True, again=again) + _bias(inputs, leaves)).masked_fill(
+            ~inputs.keep, -math.inf
+        )
+        for again in (False, True)
+    )
+    sinks = wide(_sinks(leaves, query.shape[-3], value))
+    factors = _dropout(inputs, value)
     with torch.no_grad():
-        weights, lse = _softmax(scores, sinks)
-        output = weights @ value
+        output, lse = _in_parts(first, factors.expand_as(first), value, sinks)
         if inputs.layout.heads is None:
             g, h = g.unsqueeze(-3), h.unsqueeze(-2)
         alive = lse.masked_fill(lse == -math.inf, math.inf)  # a row without keys has no weights
-        weights = torch.exp(scores - alive.unsqueeze(-1))
-        delta = (g * output).sum(-1) - h.masked_fill(lse == -math.inf, 0)
-        above = [weights * (g @ value.mT - delta.unsqueeze(-1)), weights.mT @ g, -torch.exp(sinks - alive) * delta]
+        weights = torch.exp2((scores - alive.unsqueeze(-1)) * math.log2(math.e))
+        moved = [move * (torch.randint(2, shape, generator=generator) * 2 - 1) for shape in (weights.shape, lse.shape)]
+        delta = (g * output).sum(-1) + moved[1] * (g * output).abs().sum(-1) - h.masked_fill(lse == -math.inf, 0)
+        grad_weights = g @ value.mT + moved[0] * (g.abs() @ value.abs().mT)
+        grad_scores = weights * (factors * grad_weights - delta.unsqueeze(-1))
+        above = [grad_scores, (weights * factors).mT @ g, -torch.exp(sinks - alive) * delta]
     results = [(tensor, g) for tensor, g in zip((scores, value, sinks), above, strict=True) if tensor.requires_grad]
     gradients = torch.autograd.grad(
         [tensor for tensor, _ in results],
@@ -166,6 +201,22 @@ def _recomputed(inputs: Inputs, leaves: Leaves, g: Tensor, h: Tensor) -> Answer:
     return Answer(output, lse, dict(zip(leaves, gradients, strict=True)))
 
 
+def _in_parts(scores: Tensor, factors: Tensor, value: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp, √N keys at a time: lse = log(exp(lse₁) + exp(lse₂)), outputs by their shares."""
+    lse = scores.new_full(scores.shape[:-1], -math.inf)
+    output = value.new_zeros(*lse.shape, value.shape[-1])
+    for keys in torch.arange(scores.shape[-1]).split(math.isqrt(scores.shape[-1]) + 1):
+        weights, own = _softmax(scores[..., keys], torch.full_like(sinks, -math.inf))
+        output, lse = _joined(output, lse, weights * factors[..., keys] @ value[..., keys, :], own)
+    return _joined(output, lse, torch.zeros_like(output), sinks.expand_as(lse))
+
+
+def _joined(output: Tensor, lse: Tensor, other: Tensor, its_lse: Tensor) -> tuple[Tensor, Tensor]:
+    total = torch.logaddexp(lse, its_lse)
+    some = total.masked_fill(total == -math.inf, 0.0)
+    return torch.exp(lse - some).unsqueeze(-1) * output + torch.exp(its_lse - some).unsqueeze(-1) * other, total
+
+
 def _whole(inputs: Inputs, name: str, leaf: Tensor) -> Tensor:
     """Query, key or value with every batch axis at its full size and a head axis."""
     tensor = inputs.arranged(name, leaf)
@@ -178,42 +229,22 @@ def _without_head_axis(inputs: Inputs, output: Tensor, lse: Tensor) -> tuple[Ten
     return (output.squeeze(-3), lse.squeeze(-2)) if inputs.layout.heads is None else (output, lse)
 
 
-def _scores(inputs: Inputs, leaves: Leaves, query: Tensor, key: Tensor, columns: Tensor) -> Tensor:
-    """softcap(f(q, k)) of queries (..., M, Dq) and keys (..., A, Dk), which stand at the indices `columns`."""
-    match inputs.case.score:
-        case "dot":
-            scores = query @ key.mT
-        case "default" | "scaled":
-            given = inputs.case.score == "scaled" or inputs.case.variant == "scale"
-            scores = query @ key.mT * (SCALE if given else 1 / math.sqrt(query.shape[-1]))
-        case "general":
-            scores = query @ leaves["score.weight"] @ key.mT
-        case "additive":
-            asked, asking = query @ leaves["score.query_weight"].T, key @ leaves["score.key_weight"].T
-            scores = torch.tanh(asked.unsqueeze(-2) + asking.unsqueeze(-3)) @ leaves["score.weight"]
-        case "concat":
-            size = (*query.shape[:-1], key.shape[-2], -1)
-            joined = torch.cat([query.unsqueeze(-2).expand(size), key.unsqueeze(-3).expand(size)], dim=-1)
-            scores = torch.tanh(joined @ leaves["score.matrix"].T) @ leaves["score.weight"]
-        case "location":
-            scores = (query @ leaves["score.weight"].T)[..., columns]
-        case other:
-            raise ValueError(f"the formula has no score {other!r}")
-    return SOFTCAP * torch.tanh(scores / SOFTCAP) if inputs.case.variant == "softcap" else scores
-
-
 def _bias(inputs: Inputs, leaves: Leaves) -> Tensor:
     """What is added to the scores, broadcastable to (*batch, heads, M, N)."""
-    headless = inputs.layout.heads is None
-    match inputs.case.bias:
-        case "unbiased":
-            return torch.zeros(1, inputs.keep.shape[-1], dtype=leaves["value"].dtype)
-        case "gaussian":
-            center = leaves["center"].unsqueeze(-2) if headless else leaves["center"]
-            return -((inputs.key_at - center.unsqueeze(-1)) ** 2) / (2 * leaves["sigma"] ** 2)
-        case _:
-            bias = leaves["bias"]
-            return bias.unsqueeze(-3) if headless and bias.ndim > 2 else bias
+    dtype = leaves["value"].dtype
+    if inputs.case.bias == "unbiased":
+        return torch.zeros(1, inputs.keep.shape[-1], dtype=dtype)
+    constants = {name: constant.cpu().to(dtype) for name, constant in inputs.constants.items()}
+    return ADDING[inputs.case.bias].mean({**leaves, **constants}, inputs.places)
+
+
+def _dropout(inputs: Inputs, like: Tensor) -> Tensor:
+    """What dropout multiplies the weights by, (*batch, heads, M, N): 0 or 1/(1 - p); a 1 without it."""
+    if inputs.case.dropout == "whole":
+        return torch.ones(1, 1, dtype=like.dtype)
+    *batch, heads, queries, keys = inputs.keep.shape
+    kept = kept_weights(inputs.seed, math.prod(batch), heads, queries, keys, DROPPED)
+    return kept.view(inputs.keep.shape).to(like.dtype) / (1 - DROPPED)
 
 
 def _sinks(leaves: Leaves, heads: int, like: Tensor) -> Tensor:

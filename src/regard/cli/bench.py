@@ -1,0 +1,75 @@
+"""`regard bench`: the rates by which kernels are chosen, and how well they predict."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from regard.cli.streams import emit
+
+if TYPE_CHECKING:
+    from regard.cli.trials import Trial
+    from regard.kernels.rates import Rates
+
+
+def bench(
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Measure this machine, about 10 seconds, and keep what was measured.")
+    ] = False,
+) -> None:
+    """Show how the kernels are chosen.
+
+    Prints the rates in use, measured or defaults, and a table of problems and kernels: the time that the rates predict
+    and the time that is measured. With --calibrate it measures the rates instead, and keeps them in the user's cache.
+    """
+    if calibrate:
+        _calibrate()
+    else:
+        _show()
+
+
+def _calibrate() -> None:
+    from regard.kernels.calibration import measure
+    from regard.kernels.rates import cache_file, folder_for, write
+
+    path = cache_file()
+    folder_for(path)  # what is wrong with it is said now, and not after ten seconds
+    typer.echo("measuring; other work on this machine would falsify it", err=True)
+    measured = measure()
+    write(measured, path)
+    emit([*_lines(measured), f"written to {path}"])
+
+
+def _show() -> None:
+    from regard.cli.trials import trials
+    from regard.kernels.rates import in_use
+
+    used = in_use()
+    emit([used.origin, *_lines(used.rates), ""])
+    emit([f"{'problem':<34} {'kernel':<12} {'predicted':>10} {'measured':>10} {'ratio':>6}"])
+    for trial in trials():
+        emit(_rows(trial))
+
+
+def _lines(rates: Rates) -> list[str]:
+    from regard.kernels.rates import Machine
+
+    machine = Machine.here()
+    return [
+        f"  {machine.processor}, threads: {machine.threads}, torch {machine.torch}",
+        f"  matrix products  {rates.flops / 1e9:10,.1f} GFLOP/s a thread, float32",
+        f"  passes in cache  {rates.passes / 1e9:10,.2f} G numbers/s a thread",
+        f"  main memory      {rates.moved / 1e9:10,.1f} GB/s read",
+        f"  new memory       {rates.fresh / 1e9:10,.1f} GB/s handed out",
+        f"  a call           {rates.call / 1e-6:10,.2f} µs",
+    ]
+
+
+def _rows(trial: Trial) -> list[str]:
+    """A line for each kernel, the chosen one marked."""
+    return [
+        f"{trial.problem if first else '':<34} {'-> ' if row.chosen else '   '}{row.kernel:<9} "
+        f"{row.predicted * 1e3:7.2f} ms {row.measured * 1e3:7.2f} ms {row.predicted / row.measured:6.2f}"
+        for first, row in zip([True] + [False] * len(trial.rows), trial.rows, strict=False)
+    ]

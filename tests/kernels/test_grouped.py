@@ -1,0 +1,98 @@
+"""The grouped kernel: few queries over many keys, read once and in parts."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import regard
+from regard import biases, masks
+from regard.kernels.dense import Rectangle
+from regard.kernels.grouped import PART, Grouped
+from regard.kernels.reference import Reference
+
+
+@pytest.fixture
+def shapes(monkeypatch) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Query and key of each rectangle that is computed."""
+    seen = []
+    original = Rectangle.forward
+
+    def forward(self: Rectangle):
+        seen.append((tuple(self.query.shape), tuple(self.key.shape)))
+        return original(self)
+
+    monkeypatch.setattr(Rectangle, "forward", forward)
+    return seen
+
+
+def run(kernel: Grouped | Reference, heads: int, m: int, n: int, **options) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    given = [
+        torch.randn(shape, generator=generator).requires_grad_()
+        for shape in ((2, heads, m, 8), (2, 2, n, 8), (2, 2, n, 6))
+    ]
+    result = kernel.run(replace(regard.explain(*given, **options).problem, wants_lse=True))
+    assert result.lse is not None
+    total = result.output.sin().sum() + torch.where(result.lse.isfinite(), result.lse, 0.0).sum()
+    return [result.output.detach(), result.lse.detach(), *torch.autograd.grad(total, given)]
+
+
+def agrees(kernel: Grouped, *sizes: int, **options) -> None:
+    expected = run(Reference(), *sizes, **options)
+    torch.testing.assert_close(run(kernel, *sizes, **options), expected, atol=3e-6, rtol=1e-5)
+
+
+def test_heads_of_a_group_are_rows_and_parts_are_heads(shapes):
+    agrees(Grouped(8), 6, 1, 35)
+    # four parts beside each other, and the three keys that are left
+    assert shapes == [((2, 8, 3, 8), (2, 8, 8, 8)), ((2, 2, 3, 8), (2, 2, 3, 8))]
+
+
+def test_few_keys_are_one_part(shapes):
+    agrees(Grouped(), 2, 3, 100)
+    assert shapes == [((2, 2, 3, 8), (2, 2, 100, 8))]
+
+
+def test_keys_that_the_mask_leaves_out_are_not_read(shapes):
+    keys = 4 * PART
+    agrees(Grouped(), 4, 1, keys, mask=masks.window(before=99))
+    assert sum(key[1] // 2 * key[2] for _, key in shapes) <= 100 + PART // 4
+
+
+@pytest.mark.parametrize("part", [1, 2, 7, 16, 100])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"mask": masks.causal()},
+        {"mask": masks.window(before=5)},
+        {"mask": masks.padding(lengths=[0, 20])},
+        {"mask": masks.where(ignore=torch.arange(37) % 3 == 0)},
+        {"bias": biases.alibi(4), "mask": masks.causal()},
+        {"sinks": torch.tensor([0.3, -1.0, 2.0, 0.0])},
+        {"mask": torch.zeros(3, 37).bool()},
+        {"mask": masks.causal(), "query_positions": torch.tensor([30, 2, 11])},
+    ],
+    ids=lambda options: "-".join(f"{name}={value!r}"[:30] for name, value in options.items()) or "plain",
+)
+def test_any_part(part, options):
+    agrees(Grouped(part), 4, 3, 37, **options)
+
+
+@pytest.mark.parametrize("n", [PART - 1, PART, PART + 1, 3 * PART, 3 * PART + 5])
+def test_borders_of_parts(n):
+    agrees(Grouped(), 4, 2, n, mask=masks.causal())
+
+
+def test_a_key_of_nan_is_seen_in_the_smallest_part():
+    """torch's flash kernel takes the maximum over few numbers without looking at NaN."""
+    for bad in range(5):
+        query, key, value = torch.randn(1, 2, 3, 8), torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 8)
+        key[:, :, bad] = torch.nan
+        for part in (1, 2, 3, 5):
+            output = Grouped(part).run(regard.explain(query, key, value).problem).output
+            assert output.isnan().all(), (bad, part)
+        masked = masks.where(ignore=torch.arange(5) == bad)
+        output = Grouped(2).run(regard.explain(query, key, value, mask=masked).problem).output
+        assert output.isfinite().all()

@@ -1,0 +1,150 @@
+"""The tiled kernel: memory linear in the lengths, whatever the problem has; and where tiles end."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import regard
+from regard import biases, masks, scores
+from regard.kernels.tiled import Tiled
+from regard.kernels.tilewise import LEAST, TILE, batches_at_once, tile_size
+
+LONG = 4096
+
+
+class Largest(TorchDispatchMode):
+    """The most numbers that one tensor held which an operator gave back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        given = {id(leaf.untyped_storage()) for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)}
+        result = function(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor) and id(leaf.untyped_storage()) not in given:
+                self.numbers = max(self.numbers, leaf.untyped_storage().nbytes() // leaf.element_size())
+        return result
+
+
+@contextmanager
+def at_most(numbers: int) -> Iterator[None]:
+    with Largest() as largest:
+        yield
+    assert 0 < largest.numbers <= numbers
+
+
+def train(kernel: str, **options) -> None:
+    """Forward and backward of one head of long sequences."""
+    query, key, value = (torch.randn(1, 1, LONG, 8).requires_grad_() for _ in range(3))
+    held = [table for name, table in options.items() if name == "table"]
+    if held:
+        options = {name: option for name, option in options.items() if name != "table"}
+    output, lse = regard.attention_with_lse(query, key, value, kernel=kernel, **options)
+    torch.autograd.grad(output.sum() + lse.sum(), [query, key, value, *held])
+
+
+def test_the_largest_tensor_is_seen():
+    with pytest.raises(AssertionError), at_most(LONG**2 // 2):
+        train("reference", mask=masks.window(before=64))
+    with pytest.raises(AssertionError), at_most(LONG**2 // 2):
+        torch.ones(1, LONG).expand(LONG, LONG).contiguous()
+    with at_most(LONG):
+        torch.ones(1, LONG).expand(LONG, LONG)
+
+
+@pytest.mark.parametrize("kernel", ["tiled", "spans"])
+@pytest.mark.parametrize(
+    "mask",
+    [
+        masks.causal() & masks.window(before=255),
+        masks.window(before=100, after=100),
+        masks.causal() & masks.documents(torch.arange(LONG) // 300),
+        masks.causal() & masks.window(before=100) & masks.padding(lengths=[LONG - 100]),
+    ],
+    ids=repr,
+)
+def test_a_structured_mask(kernel, mask):
+    # a block of rows and the keys in sight of it, with room for a wide block: far from the 16,777,216 of all pairs
+    with at_most(LONG * 256):
+        train(kernel, mask=mask)
+
+
+def test_spans_of_a_constant_bias():
+    with at_most(LONG * 256):
+        train("spans", mask=masks.causal() & masks.window(before=255), bias=biases.alibi(1))
+
+
+def test_tiles_of_everything_at_once():
+    table = torch.randn(1, 32).requires_grad_()
+    with at_most(2 * TILE):
+        train(
+            "tiled",
+            mask=masks.causal() & masks.window(before=1023),
+            bias=biases.relative(table, max_distance=512),
+            dropout_p=0.1,
+            softcap=5.0,
+            table=table,
+        )
+
+
+@pytest.mark.parametrize("option", ["none", "dropout", "softcap"])
+def test_tiles_of_all_pairs(option):
+    options = {"none": {}, "dropout": {"dropout_p": 0.1}, "softcap": {"softcap": 5.0}}[option]
+    with at_most(2 * TILE):
+        train("tiled", **options)
+
+
+def test_additive_scores():
+    """Neither a number for each pair, nor one for each feature of many pairs."""
+    for kernel in ("tiled", "additive"):
+        with at_most(4 * TILE):
+            train(kernel, score=scores.Additive(8, 8, 16), mask=masks.window(before=200))
+
+
+@pytest.mark.parametrize("leading", [(1, 1), (2, 3), (16, 8), (64, 16), (0, 3)])
+@pytest.mark.parametrize("tile", [1, 4, 1000, LEAST**2, 2**14, TILE])
+def test_tile_sizes(leading, tile):
+    query = torch.zeros(*leading, 1, 4).expand(*leading, 5, 4)
+    problem = regard.explain(query, query, query).problem
+    rows, columns = tile_size(problem, tile)
+    together = max(min(leading[0], batches_at_once(problem, tile)) * leading[1], 1)
+    least = LEAST if tile >= LEAST**2 else 1
+    assert rows >= least
+    assert columns >= least
+    assert together * rows * columns <= max(tile, together * least**2)
+
+
+@pytest.mark.parametrize("tile", [50, 2**12, 2**14])
+@pytest.mark.parametrize("m", [1, 63, 64, 65, 129])
+def test_borders(tile, m):
+    query, key = torch.randn(1, 2, m, 4).double(), torch.randn(1, 2, 67, 4).double()
+    for mask in (None, masks.causal(), masks.window(before=3)):
+        problem = regard.explain(query, key, key, mask=mask).problem
+        expected = regard.attention(query, key, key, mask=mask, kernel="reference")
+        torch.testing.assert_close(Tiled(tile).run(problem).output, expected)
+
+
+def test_large_scores():
+    """Neither overflow, nor anything lost where a tile's scores are far below those of another."""
+    query = torch.tensor([[1e4], [-1e4]])[None, None]
+    key = torch.linspace(-1, 1, 200)[None, None, :, None]
+    value = torch.arange(200.0)[None, None, :, None].clone()
+    problem = regard.explain(query, key, value, scale=1.0).problem
+    for tile in (8, 64, TILE):
+        result = Tiled(tile).run(problem)
+        assert result.output.flatten().tolist() == pytest.approx([199.0, 0.0], abs=1e-30)
+
+
+def test_a_later_tile_may_be_the_first_with_keys():
+    query, key = torch.randn(1, 1, 3, 4), torch.randn(1, 1, 9, 4)
+    mask = masks.where(ignore=torch.arange(9) < 7)
+    problem = regard.explain(query, key, key, mask=mask).problem
+    expected = regard.attention(query, key[:, :, 7:], key[:, :, 7:], kernel="reference")
+    for tile in (1, 4, 9):
+        torch.testing.assert_close(Tiled(tile).run(problem).output, expected)

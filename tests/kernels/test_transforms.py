@@ -1,0 +1,394 @@
+"""torch's transforms: custom operators, torch.compile, vmap and grad of torch.func, autocast."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.func import grad, vmap
+
+import regard
+from regard import biases, masks, scores
+from regard.kernels import KERNELS
+from regard.kernels.operator import attend
+from regard.kernels.tiled import Tiled
+from regard.structure import take_apart
+
+OWN = [kernel for kernel in KERNELS if kernel.name in ("grouped", "spans", "additive", "tiled")]
+LENGTHS = (5, 7)
+
+
+@pytest.fixture(autouse=True)
+def compiled_anew() -> None:
+    torch.compiler.reset()
+
+
+def rand(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape, dtype=dtype).requires_grad_()
+
+
+def tensors(m: int = 5, n: int = 7) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return rand(2, 4, m, 8), rand(2, 2, n, 8), rand(2, 2, n, 6)
+
+
+def close(actual: Any, expected: Any) -> None:
+    torch.testing.assert_close(actual, expected, atol=2e-6, rtol=1e-5)
+
+
+def window_of(reach: int) -> Callable:
+    return lambda b, h, q, k: (q - k).abs() <= reach
+
+
+DOCUMENTS = torch.tensor([0, 0, 1, 1, 1, 2, 2])
+KEEP = torch.rand(2, 1, 5, 7, generator=torch.Generator().manual_seed(1)) < 0.7
+LEARNED = torch.randn(4, 6, generator=torch.Generator().manual_seed(2)).requires_grad_()
+ADDED = torch.randn(4, 5, 7, generator=torch.Generator().manual_seed(3)).requires_grad_()
+SINKS = torch.randn(4, generator=torch.Generator().manual_seed(4)).requires_grad_()
+CENTER = torch.randn(4, 5, generator=torch.Generator().manual_seed(5)).requires_grad_()
+ADDITIVE = scores.Additive(8, 8, 9)
+CALLS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"mask": masks.causal()},
+    "window": {"mask": masks.causal() & masks.window(before=2)},
+    "documents": {"mask": masks.causal() & masks.documents(DOCUMENTS)},
+    "padding": {"mask": masks.padding(lengths=torch.tensor([3, 7]))},
+    "tensor": {"mask": KEEP},
+    "blocks": {"mask": masks.random_blocks(8, 2, 2, heads=4)},
+    "not": {"mask": ~(masks.strided(3) | masks.global_tokens([2]))},
+    "mod": {"mask": masks.from_mod(window_of(2))},
+    "alibi": {"bias": biases.alibi(4), "mask": masks.causal()},
+    "bias": {"bias": ADDED},
+    "relative": {"bias": biases.relative(LEARNED, max_distance=4), "mask": masks.causal()},
+    "sum": {"bias": biases.tensor(ADDED) + biases.relative(LEARNED, max_distance=4)},
+    "gaussian": {"bias": biases.gaussian(CENTER, 1.5)},
+    "additive": {"score": ADDITIVE, "mask": masks.causal()},
+    "softcap": {"softcap": 2.0},
+    "sinks": {"sinks": SINKS, "mask": masks.window(1, 0)},
+    "dropout": {"dropout_p": 0.3},
+    "positions": {
+        "mask": masks.causal(),
+        "query_positions": torch.tensor([6, 0, 3, 3, 1]),
+        "key_positions": torch.tensor([[3, 1, 0, 6, 5, 4, 2], [0, 1, 2, 3, 4, 5, 6]]),
+    },
+    "everything": {
+        "mask": masks.causal() & masks.where(keep=KEEP),
+        "bias": biases.relative(LEARNED, max_distance=4),
+        "softcap": 3.0,
+        "sinks": SINKS,
+        "dropout_p": 0.2,
+    },
+}
+LEAVES = [LEARNED, ADDED, SINKS, CENTER, *ADDITIVE.parameters()]
+
+
+def both_and_gradients(call: Callable, given: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+    """Output, log-sum-exp, and the gradients in what was given and in all that the calls hold."""
+    torch.manual_seed(5)
+    output, lse = call(*given)
+    seen = torch.where(lse.isfinite(), lse, 0.0)
+    above = torch.randn(output.shape, generator=torch.Generator().manual_seed(6), dtype=output.dtype)
+    total = (output * above).sum() + seen.square().sum()
+    gradients = torch.autograd.grad(total, [*given, *LEAVES], allow_unused=True, materialize_grads=True)
+    return [output.detach(), lse.detach(), *gradients]
+
+
+class TestOperators:
+    @pytest.mark.parametrize("call", CALLS)
+    @pytest.mark.parametrize("kernel", OWN, ids=lambda kernel: kernel.name)
+    def test_opcheck(self, kernel, call):
+        problem = regard.explain(*tensors(), **CALLS[call]).problem
+        if kernel.why_not(problem):
+            pytest.skip(f"{kernel.name} does not compute this")
+        held, form = take_apart(problem)
+        held = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in held]
+        torch.library.opcheck(torch.ops.regard.attend.default, (held, form, kernel.name))
+        output, lse = torch.ops.regard.attend(held, form, kernel.name)
+        needed = [tensor.requires_grad for tensor in held]
+        given = [tensor.detach() for tensor in held]
+        arguments = output.detach() + 1, lse.detach() + 1, output.detach(), lse.detach(), given, needed, form
+        torch.library.opcheck(torch.ops.regard.attend_backward.default, (*arguments, kernel.name))
+
+    def test_a_wrong_shape_would_be_seen(self):
+        problem = regard.explain(*tensors()).problem
+        held, form = take_apart(problem)
+        output, lse = torch.ops.regard.attend(held, form, "tiled")
+        assert output.shape == (2, 4, 5, 6)
+        assert lse.shape == (2, 4, 5)
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+    def test_opcheck_of_other_dtypes(self, dtype):
+        query, key, value = (tensor.detach().to(dtype).requires_grad_() for tensor in tensors())
+        problem = regard.explain(query, key, value, mask=masks.causal()).problem
+        for name in ("tiled", "spans", "grouped"):
+            torch.library.opcheck(torch.ops.regard.attend.default, (*take_apart(problem), name))
+
+    @pytest.mark.parametrize("call", ["bias", "relative", "sum", "gaussian", "everything"])
+    def test_gradients_of_a_bias_below_autograd(self, call):
+        """Where nothing records what is computed, the bias's gradient is the same: compiled code calls it so."""
+        held, form = take_apart(regard.explain(*tensors(), **CALLS[call]).problem)
+        held, needed = [tensor.detach() for tensor in held], [tensor.requires_grad for tensor in held]
+        output, lse = torch.ops.regard.attend(held, form, "tiled")
+        arguments = output + 1, lse + 1, output, lse, held, needed, form, "tiled"
+        expected = torch.ops.regard.attend_backward(*arguments)
+        with torch.inference_mode():
+            close(torch.ops.regard.attend_backward(*arguments), expected)
+        with torch._C._AutoDispatchBelowAutograd():
+            close(torch.ops.regard.attend_backward(*arguments), expected)
+
+    def test_the_operator_is_what_runs_uncompiled(self):
+        given = tensors()
+        problem = regard.explain(*given, mask=masks.causal()).problem
+        output, lse = torch.ops.regard.attend(*take_apart(problem), "tiled")
+        close((output, lse), regard.attention_with_lse(*given, mask=masks.causal(), kernel="tiled"))
+        result = attend(problem, Tiled())
+        close(result.output, output)
+
+
+class TestCompile:
+    @pytest.mark.parametrize("call", CALLS)
+    def test_forward_and_backward(self, call):
+        given = tensors()
+
+        def attention(*of: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return regard.attention_with_lse(*of, **CALLS[call])
+
+        compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
+        close(both_and_gradients(compiled, given), both_and_gradients(attention, given))
+
+    @pytest.mark.parametrize("kernel", ["grouped", "spans", "tiled", "reference"])
+    def test_a_kernel_by_name(self, kernel):
+        given = tensors()
+
+        def attention(*of: torch.Tensor) -> torch.Tensor:
+            return regard.attention(*of, mask=masks.causal(), kernel=kernel)
+
+        compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
+        close(compiled(*given), attention(*given))
+
+    @pytest.mark.parametrize("call", ["plain", "window", "alibi", "dropout", "sinks", "softcap"])
+    def test_dynamic_lengths(self, call):
+        options = CALLS[call]
+
+        def attention(*of: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return regard.attention_with_lse(*of, **options)
+
+        graphs = []
+
+        def counting(graph: torch.fx.GraphModule, inputs: list) -> Callable:
+            graphs.append(graph)
+            return graph.forward
+
+        compiled = torch.compile(attention, fullgraph=True, dynamic=True, backend=counting)
+        for m, n in ((5, 7), (6, 11), (9, 13), (4, 21)):
+            given = tensors(m, n)
+            torch.manual_seed(5)
+            actual = compiled(*given)
+            torch.manual_seed(5)
+            close(actual, attention(*given))
+        assert len(graphs) == 1
+
+    @pytest.mark.parametrize("call", ["plain", "window", "dropout"])
+    def test_lengths_that_turn_out_to_change(self, call):
+        """torch compiles for the first lengths, then for any."""
+        options = CALLS[call]
+
+        def attention(*of: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return regard.attention_with_lse(*of, **options)
+
+        compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
+        with torch._dynamo.config.patch(recompile_limit=2):
+            for m, n in ((5, 7), (6, 11), (9, 13), (4, 21)):
+                given = tensors(m, n)
+                close(both_and_gradients(compiled, given), both_and_gradients(attention, given))
+
+    def test_masks_made_within(self):
+        def attention(query, key, value, lengths):
+            mask = masks.causal() & masks.window(before=3) & masks.padding(lengths=lengths)
+            return regard.attention(query, key, value, mask=mask)
+
+        given, lengths = tensors(), torch.tensor([4, 7])
+        compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
+        close(compiled(*given, lengths), attention(*given, lengths))
+
+    def test_a_function_that_was_never_seen_before(self):
+        for mask in (masks.from_mod(lambda b, h, q, k: q - k < 3), masks.from_mod(lambda b, h, q, k: q >= k)):
+            given = tensors()
+
+            def attention(*of: torch.Tensor, mask=mask) -> tuple[torch.Tensor, torch.Tensor]:
+                return regard.attention_with_lse(*of, mask=mask)
+
+            compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
+            close(both_and_gradients(compiled, given), both_and_gradients(attention, given))
+
+    def test_within_a_module(self):
+        class Block(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.project = torch.nn.Linear(8, 24)
+                self.table = torch.nn.Parameter(torch.randn(2, 8))
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                query, key, value = (
+                    part.unflatten(-1, (2, 4)).transpose(1, 2) for part in self.project(x).chunk(3, -1)
+                )
+                bias = biases.relative(self.table, max_distance=6)
+                return regard.attention(query, key, value, mask=masks.causal(), bias=bias)
+
+        block, x = Block(), torch.randn(3, 6, 8)
+        compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
+        of_compiled = torch.autograd.grad(compiled(x).sum(), list(block.parameters()))
+        close(of_compiled, torch.autograd.grad(block(x).sum(), list(block.parameters())))
+
+    def test_nan_behind_the_mask_stays_there(self):
+        query, key, value = (tensor.detach() for tensor in tensors())
+        key[..., 6, :], value[..., 6, :] = torch.nan, torch.inf
+        mask = masks.where(ignore=torch.arange(7) == 6)
+        compiled = torch.compile(
+            lambda q, k, v: regard.attention(q, k, v, mask=mask), fullgraph=True, backend="aot_eager"
+        )
+        close(compiled(query, key, value), regard.attention(query, key[..., :6, :], value[..., :6, :]))
+
+    @pytest.mark.slow
+    @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")  # torch's own, when it loads
+    def test_by_the_default_backend(self):
+        given, options = tensors(), CALLS["everything"] | {"dropout_p": 0.0}
+
+        def attention(*of: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return regard.attention_with_lse(*of, **options)
+
+        compiled = torch.compile(attention, fullgraph=True)
+        close(both_and_gradients(compiled, given), both_and_gradients(attention, given))
+
+
+MAPPED = [name for name in CALLS if name not in ("tensor", "padding", "positions", "everything")]
+
+
+class TestFunctionTransforms:
+    """Over the batch: each sequence by itself is what the batch is."""
+
+    @pytest.mark.parametrize("call", [name for name in MAPPED if name != "dropout"])
+    def test_vmap(self, call):
+        options = CALLS[call]
+
+        def attention(*of: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            # one sequence, with heads
+            output, lse = regard.attention_with_lse(*(tensor.unsqueeze(0) for tensor in of), **options)
+            return output.squeeze(0), lse.squeeze(0)
+
+        given = tensors()
+        close(vmap(attention)(*given), regard.attention_with_lse(*given, **options))
+
+    @pytest.mark.parametrize("call", [name for name in MAPPED if name != "dropout"])
+    def test_vmap_of_grad(self, call):
+        options = CALLS[call]
+
+        def loss(*of: torch.Tensor) -> torch.Tensor:
+            output, lse = regard.attention_with_lse(*(tensor.unsqueeze(0) for tensor in of), **options)
+            return output.sin().sum() + torch.where(lse.isfinite(), lse, 0.0).sum()
+
+        given = tuple(tensor.detach() for tensor in tensors())
+        actual = vmap(grad(loss, (0, 1, 2)))(*given)
+        each = [grad(loss, (0, 1, 2))(*(tensor[i] for tensor in given)) for i in range(2)]
+        close(actual, tuple(torch.stack(parts) for parts in zip(*each, strict=True)))
+        leaves = tensors()
+        with torch.no_grad():
+            for leaf, tensor in zip(leaves, given, strict=True):
+                leaf.copy_(tensor)
+        output, lse = regard.attention_with_lse(*leaves, **options)
+        total = output.sin().sum() + torch.where(lse.isfinite(), lse, 0.0).sum()
+        close(actual, torch.autograd.grad(total, leaves))
+
+    def test_vmap_of_dropout(self):
+        def attention(*of: torch.Tensor) -> torch.Tensor:
+            return regard.attention(*(tensor.unsqueeze(0) for tensor in of), dropout_p=0.5).squeeze(0)
+
+        given = tuple(tensor.detach()[:1].expand(3, -1, -1, -1) for tensor in tensors())
+        same = vmap(attention, randomness="same")(*given)
+        close(same[1], same[0])
+        different = vmap(attention, randomness="different")(*given)
+        assert not torch.allclose(different[0], different[1])
+        with pytest.raises(RuntimeError, match="random"):
+            vmap(attention)(*given)
+
+    def test_vmap_over_a_bias(self):
+        query, key, value = (tensor.detach() for tensor in tensors())
+        many = torch.randn(3, 4, 5, 7)
+        mapped = vmap(lambda bias: regard.attention(query, key, value, bias=bias))(many)
+        close(mapped, torch.stack([regard.attention(query, key, value, bias=bias) for bias in many]))
+
+    def test_vmap_over_other_axes(self):
+        query, key, value = (tensor.detach() for tensor in tensors())
+        mapped = vmap(lambda q: regard.attention(q, key, value, mask=masks.causal()), in_dims=1, out_dims=2)
+        queries = torch.stack([query, -query, query + 1], 1)
+        each = [regard.attention(queries[:, i], key, value, mask=masks.causal()) for i in range(3)]
+        close(mapped(queries), torch.stack(each, 2))
+
+    def test_grad_of_grad(self):
+        query, key, value = (tensor.detach().double() for tensor in tensors())
+
+        def loss(of: torch.Tensor) -> torch.Tensor:
+            return regard.attention(of, key, value, mask=masks.causal()).sin().sum()
+
+        second = grad(lambda of: grad(loss)(of).square().sum())(query)
+        leaf = query.clone().requires_grad_()
+        (first,) = torch.autograd.grad(loss(leaf), leaf, create_graph=True)
+        close(second, torch.autograd.grad(first.square().sum(), leaf)[0])
+
+    def test_functional_call_over_an_ensemble(self):
+        ensemble = [scores.Additive(8, 8, 9) for _ in range(3)]
+        parameters, _ = torch.func.stack_module_state(ensemble)
+        query, key, value = (tensor.detach() for tensor in tensors())
+
+        class Attend(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.score = ensemble[0]
+
+            def forward(self) -> torch.Tensor:
+                return regard.attention(query, key, value, score=self.score)
+
+        attending = Attend()
+        named = {f"score.{name}": parameter for name, parameter in parameters.items()}
+        mapped = vmap(lambda of: torch.func.functional_call(attending, of, ()))(named)
+        close(mapped, torch.stack([regard.attention(query, key, value, score=score) for score in ensemble]))
+
+
+class TestAutocast:
+    @pytest.mark.parametrize("kernel", ["fused", "grouped", "spans", "tiled", "reference"])
+    def test_inputs_are_cast_and_gradients_come_back(self, kernel):
+        given = tensors()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            output = regard.attention(*given, mask=masks.causal(), kernel=kernel)
+        assert output.dtype == torch.bfloat16
+        rounded = [tensor.detach().bfloat16().requires_grad_() for tensor in given]
+        expected = regard.attention(*rounded, mask=masks.causal(), kernel=kernel)
+        assert output.equal(expected)
+        actual = torch.autograd.grad(output.float().sum(), given)
+        wanted = torch.autograd.grad(expected.float().sum(), rounded)
+        assert all(gradient.dtype == torch.float32 for gradient in actual)
+        assert all(a.equal(b.float()) for a, b in zip(actual, wanted, strict=True))
+
+    @pytest.mark.parametrize("kernel", ["additive", "tiled", "reference"])
+    def test_backward_within_autocast_too(self, kernel):
+        given = tensors()
+        options: dict[str, Any] = {"score": ADDITIVE, "mask": masks.causal()}
+        if kernel == "additive":  # which computes float32 alone, and autocast makes bfloat16 of everything
+            with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(regard.errors.KernelError, match="float32"):
+                regard.attention(*given, kernel=kernel, **options)
+            return
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            output, lse = regard.attention_with_lse(*given, kernel=kernel, **options)
+            gradients = torch.autograd.grad(output.float().sum() + lse.sum(), given)
+        assert lse.dtype == torch.float32
+        assert all(gradient.isfinite().all() for gradient in gradients)
+
+    def test_compiled(self):
+        given = tensors()
+
+        def attention(*of: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return regard.attention(*of, mask=masks.causal(), bias=biases.alibi(4))
+
+        compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
+        assert compiled(*given).dtype == torch.bfloat16
+        torch.testing.assert_close(compiled(*given), attention(*given), atol=2e-2, rtol=2e-2)

@@ -1,0 +1,89 @@
+"""Random problems under a fixed seed: each through every kernel that admits it, forward and backward.
+
+`make conformance` draws ten thousand, `make test` the first of them.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+import pytest
+
+from regard.kernels import KERNELS, tiling
+from regard.kernels.additive import Additive
+from regard.kernels.grouped import Grouped
+from regard.kernels.spans import Spans
+from regard.kernels.tiled import Tiled
+from regard.testing import Case, assert_agrees, sampled, suite
+
+COUNT, CHUNK, SEED = 10_000, 100, 20_170_612
+FEW = 1
+"""Chunks in `make test`."""
+# Tiles so small that few queries and keys lie in several of them.
+SMALL = (*KERNELS, Spans((3, 2), 3), Grouped(2), Additive(16), Tiled(16))
+MIDDLE = (*KERNELS, Spans((8, 4), 8), Grouped(8), Additive(2**9), Tiled(2**9))
+
+
+@dataclass
+class Tally:
+    """What was done so far."""
+
+    problems: int = 0
+    checks: int = 0
+    faults: int = 0
+
+
+@pytest.fixture(scope="module")
+def tally(request) -> Iterator[Tally]:
+    """Counts of all chunks, told at the end."""
+    tally = Tally()
+    yield tally
+    reporter = request.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None:
+        reporter.ensure_newline()
+        reporter.write_line(
+            f"conformance: {tally.problems:,} random problems, {tally.checks:,} times computed by a kernel, "
+            f"{tally.faults:,} times wrong"
+        )
+
+
+def wrong_ones(among: list[Case], tally: Tally) -> list[str]:
+    """What is wrong with the kernels on some cases."""
+    faults = []
+    for case in among:
+        tally.problems += 1
+        for kernel, _ in suite(SMALL if math.prod(case.sizes) <= 64 else MIDDLE, among=[case]):
+            tally.checks += 1
+            try:
+                assert_agrees(kernel, case)
+            except AssertionError as error:
+                faults.append(str(error))
+            except Exception as error:  # a kernel that fails is wrong, too; the others go on
+                faults.append(f"kernel {kernel.name!r} failed on the case {case.id}: {type(error).__name__}: {error}")
+    tally.faults += len(faults)
+    return faults
+
+
+def chunk(number: int) -> list[Case]:
+    return list(islice(sampled(COUNT, SEED), number * CHUNK, (number + 1) * CHUNK))
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(number, marks=[] if number < FEW else pytest.mark.conformance, id=f"{number * CHUNK}")
+        for number in range(COUNT // CHUNK)
+    ],
+)
+def test_random_problems(number: int, tally: Tally, monkeypatch):
+    monkeypatch.setattr(tiling, "IN_VAIN", 0)  # batches that differ are computed apart, however small
+    faults = wrong_ones(chunk(number), tally)
+    assert not faults, f"{len(faults)} faults in {CHUNK} random problems:\n" + "\n".join(faults)
+
+
+def test_chunks_are_all_of_the_problems():
+    drawn = list(sampled(COUNT, SEED))
+    assert len(drawn) == COUNT
+    assert chunk(3) == drawn[3 * CHUNK : 4 * CHUNK]
+    assert len(set(drawn)) > 0.99 * COUNT
