@@ -24,5 +24,6 @@ def test_masked_softmax(given, length, expected):
         bias=torch.tensor(given),
         mask=masks.padding(lengths=[length]),
     )
-    torch.testing.assert_close(seen[weights][0, 0, 0], torch.tensor(expected), atol=1e-6, rtol=0)
+    # The published digits end at 1e-6, and an exponential of torch's flash kernel is off by up to 2⁻²⁰.
+    torch.testing.assert_close(seen[weights][0, 0, 0], torch.tensor(expected), atol=0.5e-6 + 2**-20, rtol=0)
     assert seen[weights][0, 0, 0, length:].eq(0).all()
