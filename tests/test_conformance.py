@@ -35,15 +35,13 @@ class Tally:
 
 
 @pytest.fixture(scope="module")
-def tally(request) -> Iterator[Tally]:
+def tally(pytestconfig) -> Iterator[Tally]:
     """Counts of all chunks, told at the end."""
     tally = Tally()
     yield tally
-    reporter = request.config.pluginmanager.get_plugin("terminalreporter")
-    if reporter is not None:
-        reporter.ensure_newline()
-        reporter.write_line(
-            f"conformance: {tally.problems:,} random problems, {tally.checks:,} times computed by a kernel, "
+    with pytestconfig.pluginmanager.get_plugin("capturemanager").global_and_fixture_disabled():
+        print(
+            f"\nconformance: {tally.problems:,} random problems, {tally.checks:,} times computed by a kernel, "
             f"{tally.faults:,} times wrong"
         )
 

@@ -210,7 +210,7 @@ def _second(
     def gradient(grad_output: Tensor, grad_lse: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
         return torch.func.vjp(computed, *inputs)[1]((grad_output, grad_lse))
 
-    _, pull = torch.func.vjp(gradient, grad_output, grad_lse, *inputs)
+    pull = torch.func.vjp(gradient, grad_output, grad_lse, *inputs)[1]
     return _spread(pull(tuple(above)), (True, True, *needed))
 
 
