@@ -39,8 +39,9 @@ def tally(pytestconfig) -> Iterator[Tally]:
     """Counts of all chunks, told at the end."""
     tally = Tally()
     yield tally
-    with pytestconfig.pluginmanager.get_plugin("capturemanager").global_and_fixture_disabled():
-        print(
+    capture, reporter = (pytestconfig.pluginmanager.get_plugin(name) for name in ("capturemanager", "terminalreporter"))
+    with capture.global_and_fixture_disabled():
+        reporter.write_line(
             f"\nconformance: {tally.problems:,} random problems, {tally.checks:,} times computed by a kernel, "
             f"{tally.faults:,} times wrong"
         )
