@@ -34,7 +34,8 @@ class Diagonals:
     @classmethod
     def of(cls, problem: Problem) -> Diagonals | None:
         """The diagonals of a problem, or None where its mask or bias tells pairs of one distance apart."""
-        return cls(problem) if cls.are_in(problem) else None
+        some = problem.queries > 0 and problem.keys > 0
+        return cls(problem) if some and cls.are_in(problem) else None
 
     @staticmethod
     def are_in(problem: Problem) -> bool:
