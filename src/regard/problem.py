@@ -135,6 +135,11 @@ class Problem:
         kept = self.dropout.kept(shape, WHOLE, WHOLE, WHOLE).view(self.weights_shape)
         return weights * kept.to(weights.dtype) / (1 - self.dropout.probability)
 
+    def asks_for_gradient(self) -> bool:
+        """Whether autograd will ask for the gradient of query, key or value."""
+        tensors = self.pairs.query, self.pairs.key, self.value
+        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
     def bias_needs_gradient(self) -> bool:
         """Whether autograd asks the bias for a gradient."""
         return (

@@ -7,6 +7,7 @@ import torch
 
 import regard
 from regard import biases, masks
+from regard.errors import ShapeError
 from regard.kernels.dense import Rectangle
 from regard.kernels.reference import Reference
 from regard.kernels.spans import Spans
@@ -113,3 +114,9 @@ def test_the_log_sum_exp_of_rows_without_keys():
         lse = Spans(block, 1).run(replace(problem, wants_lse=True)).lse
         assert lse is not None
         assert (lse[0, 0] == -torch.inf).tolist() == [True] * 5 + [False] * 3
+
+
+def test_a_bias_of_other_heads_is_refused():
+    query = torch.zeros(1, 3, 80, 8)
+    with pytest.raises(ShapeError, match=r"bias alibi\(<float32 \(4,\)>\) has the shape \(4, 80, 80\), which does not"):
+        regard.attention(query, query, query, bias=regard.biases.alibi(4), kernel="spans")

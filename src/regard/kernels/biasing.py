@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..biases import Bias, RelativeBias, diagonal_sums
+from .diagonals import bias_along, distances
 from .flat import Flat, Gradients
 
 
@@ -48,11 +49,8 @@ class DiagonalBiasing:
     """One number a diagonal: M + N - 1 of them a head are asked for, once, and get their gradient once."""
 
     def __init__(self, flat: Flat, bias: RelativeBias) -> None:
-        _, _, self.queries, keys = flat.shape
-        # Queries sit where the last keys do, so the last query's first key is N - 1 positions before it.
-        self.distances = torch.arange(1 - keys, self.queries, device=flat.value.device)
-        self.bias = bias
-        self.line = bias.along(self.distances)  # [H, M + N - 1]
+        self.queries, self.distances, self.bias = flat.shape[2], distances(flat.problem), bias
+        self.line = bias_along(flat.problem, bias)  # [H, M + N - 1]
         dtype = torch.promote_types(self.line.dtype, torch.float32)
         self.gradient = torch.zeros(flat.shape[1], len(self.distances), dtype=dtype, device=flat.value.device)
 
@@ -79,6 +77,5 @@ def biasing(flat: Flat) -> Biasing | None:
         return None
     in_place = problem.query_positions is None and problem.key_positions is None
     if isinstance(problem.bias, RelativeBias) and in_place and flat.shape[2] and flat.shape[3]:
-        problem.bias_values(flat.grid.tile(slice(0, 1), slice(0, 1)))  # says so if it does not fit
         return DiagonalBiasing(flat, problem.bias)
     return PairBiasing(flat, problem.bias)

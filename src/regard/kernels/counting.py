@@ -5,8 +5,6 @@ A pass is what an element-wise operator takes for a number in the cache: `rates`
 
 from __future__ import annotations
 
-import torch
-
 from ..problem import Problem
 
 EXPONENTIALS = 2.0
@@ -45,15 +43,9 @@ CACHE = 2**22
 """Bytes up to which keys and values may stay near the processor."""
 
 
-def asks_for_gradient(problem: Problem) -> bool:
-    """Whether autograd will ask for the gradient of query, key or value."""
-    tensors = problem.pairs.query, problem.pairs.key, problem.value
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-
-
 def operator_calls(problem: Problem) -> float:
     """Calls that an operator of our own takes beside its work; its backward takes more of them than others' does."""
-    return OPERATOR * (TRAINING if asks_for_gradient(problem) else 1.0)
+    return OPERATOR * (TRAINING if problem.asks_for_gradient() else 1.0)
 
 
 def width_of(problem: Problem) -> int:

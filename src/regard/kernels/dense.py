@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..masks.causal import Causal
 from ..pairs import DotPairs, at_least_float32, per_head, per_key_head
 from ..problem import Problem
 
@@ -36,6 +37,17 @@ def dense_reasons(problem: Problem) -> list[str]:
     if problem.bias_needs_gradient():
         reasons.append("its dense kernel gives no gradient to a bias")
     return reasons
+
+
+def is_square_causal(problem: Problem) -> bool:
+    """Whether the mask is what torch calls causal: aligned to the start, which is the end too where M = N."""
+    return (
+        isinstance(problem.mask, Causal)
+        and problem.bias is None
+        and problem.queries == problem.keys
+        and problem.query_positions is None
+        and problem.key_positions is None
+    )
 
 
 @dataclass(frozen=True, eq=False, slots=True)

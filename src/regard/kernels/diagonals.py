@@ -10,6 +10,20 @@ from ..problem import Problem
 from ..tiles import Grid
 
 
+def distances(problem: Problem) -> Tensor:
+    """The distances of key and query on the diagonals, from the last query's first key to the first query's last.
+
+    Shapes: (M + N - 1,). Queries sit where the last keys do: the last query's first key is N - 1 positions before it.
+    """
+    return torch.arange(1 - problem.keys, problem.queries, device=problem.value.device)
+
+
+def bias_along(problem: Problem, bias: RelativeBias) -> Tensor:
+    """The bias of a problem on each of its diagonals, (heads, M + N - 1), if it fits the problem."""
+    problem.bias_values(problem.grid().tile(slice(0, 1), slice(0, 1)))  # says so if it does not
+    return bias.along(distances(problem))
+
+
 class Diagonals:
     """What is added to the scores, -inf where nothing is kept: (1 or H, M + N - 1), from the last query's first key on.
 
@@ -19,15 +33,13 @@ class Diagonals:
 
     def __init__(self, problem: Problem) -> None:
         self.queries = problem.queries
-        queries, keys = problem.queries, problem.keys
         dtype = torch.promote_types(problem.value.dtype, torch.float32)
-        # Queries sit where the last keys do, so the last query's first key is N - 1 positions before it.
-        distances = torch.arange(1 - keys, queries, device=problem.value.device)
-        line = torch.zeros(1, len(distances), dtype=dtype, device=problem.value.device)
+        apart = distances(problem)
+        line = torch.zeros(1, len(apart), dtype=dtype, device=apart.device)
         if isinstance(problem.bias, RelativeBias):
-            line = problem.bias.along(distances).to(dtype)
+            line = bias_along(problem, problem.bias).to(dtype)
         if problem.mask is not None:
-            grid = Grid(torch.zeros(1, dtype=torch.int64, device=distances.device), distances, heads=False)
+            grid = Grid(torch.zeros(1, dtype=torch.int64, device=apart.device), apart, heads=False)
             line = line.masked_fill(~problem.mask.keep(grid).view(1, -1), float("-inf"))
         self.line = line.contiguous()
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from ..pairs import AdditivePairs, DotPairs, PairForm, at_least_float32
+from ..pairs import AdditivePairs, PairForm, at_least_float32
 from ..problem import Problem
 from ..tiles import WHOLE, Grid
 
@@ -160,10 +160,3 @@ class Flat:
         batch = self.problem.batch
         tensor = tensor.unflatten(0, batch) if len(batch) else tensor.squeeze(0)
         return tensor if self.problem.heads else tensor.squeeze(len(batch))
-
-
-def scaled(pairs: PairForm) -> PairForm:
-    """The same scores with the scale taken into the query, once instead of for each pair."""
-    if isinstance(pairs, DotPairs) and pairs.scale != 1.0:
-        return DotPairs(at_least_float32(pairs.query) * pairs.scale, pairs.key, 1.0)
-    return pairs

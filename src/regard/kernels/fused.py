@@ -8,13 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from ..masks.causal import Causal
 from ..pairs import DotPairs
 from ..problem import Problem
 from ..transforms import transformed
 from .base import Cost, Result
-from .counting import MASK, VALUE, WEIGHTS, asks_for_gradient, operator_calls, whole
-from .dense import EXPONENTIAL, NARROW, Rectangle
+from .counting import MASK, VALUE, WEIGHTS, operator_calls, whole
+from .dense import EXPONENTIAL, NARROW, Rectangle, is_square_causal
 from .flat import Flat, Gradients, Saved
 from .operator import attend, register
 from .shield import shielded
@@ -53,7 +52,7 @@ class Fused:
         Where torch's fast path refuses, it takes the formula's, with all weights in memory.
         """
         pairs = problem.weights_shape.numel()
-        causal, refusal = _is_torch_causal(problem), _slow_path(problem)
+        causal, refusal = is_square_causal(problem), _slow_path(problem)
         masks, biases = (0, 0) if causal else distinct(problem)
         one, size = problem.queries * problem.keys, problem.value.element_size()
         flops, passes, moved = whole(problem, causal=causal)
@@ -94,27 +93,30 @@ class Fused:
 def _by_operator(problem: Problem) -> bool:
     """Whether the operator's gradient takes the place of torch's own: a bias's has all weights in memory."""
     return (
-        asks_for_gradient(problem) and not problem.bias_needs_gradient() and problem.value.is_cpu and not transformed()
+        problem.asks_for_gradient() and not problem.bias_needs_gradient() and problem.value.is_cpu and not transformed()
     )
 
 
 def _rectangle(flat: Flat) -> Rectangle:
     pairs = cast(DotPairs, flat.pairs)
-    causal = _is_torch_causal(flat.problem)
+    causal = is_square_causal(flat.problem)
     added = None if causal else flat.added(slice(0, flat.shape[2]), slice(0, flat.shape[3]))
     return Rectangle(pairs.query, pairs.key, flat.value, pairs.scale, added, causal)
 
 
 def _attend(problem: Problem) -> Result:
     pairs = cast(DotPairs, problem.pairs)  # `why_not` lets nothing else through
-    causal = _is_torch_causal(problem)
+    causal = is_square_causal(problem)
     added = None if causal else _attn_mask(problem)
     grouped = problem.heads and pairs.key.shape[-3] != pairs.query.shape[-3]
     options = {"is_causal": causal, "scale": pairs.scale, "enable_gqa": grouped}
     if problem.value.ndim == 4:
         return Result(scaled_dot_product_attention(pairs.query, pairs.key, problem.value, added, **options))
-    output = scaled_dot_product_attention(*_four_dimensional(problem, added), **options)
-    return Result(output.reshape(*problem.weights_shape[:-1], output.shape[-1]))
+    flat = Flat.of(problem)
+    added = None if added is None else flat.four(added)
+    return Result(
+        flat.unfold(scaled_dot_product_attention(flat.pairs.query, flat.pairs.key, flat.value, added, **options))
+    )
 
 
 def _slow_path(problem: Problem) -> str:
@@ -134,17 +136,6 @@ def _waste(problem: Problem, causal: bool) -> str:
     return f"the mask keeps {kept:.0%} of {problem.queries:,} × {problem.keys:,} pairs, and this would compute all"
 
 
-def _is_torch_causal(problem: Problem) -> bool:
-    """Whether the mask is what torch calls causal: aligned to the start, which is the end too where M = N."""
-    return (
-        isinstance(problem.mask, Causal)
-        and problem.bias is None
-        and problem.queries == problem.keys
-        and problem.query_positions is None
-        and problem.key_positions is None
-    )
-
-
 def _attn_mask(problem: Problem) -> Tensor | None:
     """Mask and bias as the one tensor that torch takes: bool, or numbers with -inf where nothing is kept."""
     if problem.mask is None and problem.bias is None:
@@ -155,19 +146,3 @@ def _attn_mask(problem: Problem) -> Tensor | None:
         return keep
     bias = bias.to(problem.value.dtype)
     return bias if keep is None else torch.where(keep, bias, float("-inf"))
-
-
-def _four_dimensional(problem: Problem, added: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Any leading dims as one batch axis: (batch, heads, length, dim), the shape that torch's fast kernels take."""
-    pairs, shape = problem.pairs, problem.weights_shape
-    batch = shape[: -3 if problem.heads else -2]
-
-    def four(tensor: Tensor) -> Tensor:
-        if not problem.heads:
-            tensor = tensor.unsqueeze(-3)
-        return tensor.expand(*batch, *tensor.shape[-3:]).reshape(batch.numel(), *tensor.shape[-3:])
-
-    if added is not None:
-        heads = 1 if added.ndim < 3 else added.shape[-3]
-        added = four(added.expand(*batch, heads, *added.shape[-2:]) if problem.heads else added.expand(shape))
-    return four(pairs.query), four(pairs.key), four(problem.value), added

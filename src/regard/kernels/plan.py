@@ -13,7 +13,6 @@ from ..problem import Problem
 from ..transforms import transformed
 from .additive import Additive
 from .base import Cost, Kernel, OwnGradient, Result
-from .counting import asks_for_gradient
 from .flat import Flat, Gradients, Saved
 from .fused import Fused
 from .grouped import Grouped
@@ -116,7 +115,7 @@ def _fastest(problem: Problem) -> Kernel:
 
 def _is_plain(problem: Problem) -> bool:
     """Whether there is nothing to choose: torch's own kernel is made for it."""
-    plain = problem.mask is None and problem.bias is None and _is_even(problem) and not asks_for_gradient(problem)
+    plain = problem.mask is None and problem.bias is None and _is_even(problem) and not problem.asks_for_gradient()
     return plain and not KERNELS[0].why_not(problem)
 
 
@@ -136,7 +135,7 @@ def _signature(problem: Problem) -> tuple:
         *(type(problem.bias), problem.bias_needs_gradient()),
         *(problem.softcap is None, problem.sinks is None, problem.dropout is None, problem.wants_lse),
         *(problem.query_positions is None, problem.key_positions is None),
-        torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad),
+        problem.asks_for_gradient(),
         torch.get_num_threads(),
     )
 

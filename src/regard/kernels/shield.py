@@ -34,7 +34,7 @@ def shielded(problem: Problem, compute: Compute, *, shows_nan: bool = True) -> R
     if shows_nan or all_finite(problem.pairs.query, problem.pairs.key):
         if exists_all:
             return compute(problem)
-        if not _has_gradient(problem):
+        if not problem.asks_for_gradient():  # NaN may be in a gradient though not in the result
             result = compute(problem)
             if all_finite(result.output):
                 return result
@@ -67,14 +67,6 @@ def cleaned(problem: Problem) -> Problem:
 def _finite(problem: Problem) -> Problem:
     query, key, value = problem.pairs.query, problem.pairs.key, problem.value
     return replace(problem, pairs=replace(problem.pairs, query=finite(query), key=finite(key)), value=finite(value))
-
-
-def _has_gradient(problem: Problem) -> bool:
-    """Whether autograd will look at what is computed: then NaN may be in its gradient though not in the result."""
-    pairs = problem.pairs
-    return torch.is_grad_enabled() and (
-        pairs.query.requires_grad or pairs.key.requires_grad or problem.value.requires_grad
-    )
 
 
 def _in_sight(problem: Problem, marked: Tensor, compute: Compute) -> Tensor:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..masks.causal import Causal
 from ..problem import Problem
 from ..tiles import WHOLE
 from .base import Cost, Result
 from .counting import BLOCKWISE, MASK, RESULT, VALUE, beginnings, flash_width, operator_calls, read, whole
-from .dense import EXPONENTIAL, Rectangle, dense_reasons
+from .dense import EXPONENTIAL, Rectangle, dense_reasons, is_square_causal
 from .diagonals import Diagonals
 from .flat import Flat, Gradients, Saved
 from .layout import BlockRow, Layout, Run
@@ -44,7 +43,7 @@ class Spans:
     def cost(self, problem: Problem) -> Cost:
         """The pairs that lie in the spans are computed; a mask or a bias stands in memory for one span at a time."""
         numbers = problem.weights_shape[:-1].numel() * problem.value.shape[-1]
-        if _is_square_causal(problem):
+        if is_square_causal(problem):
             flops, passes, moved = whole(problem, causal=True)
             return Cost(flops, 4.0 * numbers, passes + RESULT * numbers, moved, calls=operator_calls(problem) + 20.0)
         found, heads = self._parts(problem), problem.weights_shape[-3] if problem.heads else 1
@@ -106,7 +105,7 @@ class Spans:
 
     def _parts(self, problem: Problem) -> tuple[Part, ...]:
         """The runs of columns of each block of rows, batch by batch where they differ."""
-        if _is_square_causal(problem):  # torch's dense kernel knows this one mask, and skips what it leaves out
+        if is_square_causal(problem):  # torch's dense kernel knows this one mask, and skips what it leaves out
             rows = BlockRow(slice(0, problem.queries), (Run(slice(0, problem.keys), masked=False),))
             layout = Layout((rows,), problem.queries * (problem.keys + 1) // 2, 0)
             return (Part(slice(0, problem.batch.numel()), layout),)
@@ -121,7 +120,7 @@ class _Rectangles:
 
     def __init__(self, flat: Flat) -> None:
         self.flat = flat
-        self.causal = _is_square_causal(flat.problem)
+        self.causal = is_square_causal(flat.problem)
         self.diagonals = None if self.causal else Diagonals.of(flat.problem)
 
     def of(self, query: Tensor, rows: slice, run: Run) -> Rectangle:
@@ -142,14 +141,3 @@ class _Rectangles:
     def in_order(self, rows: Tensor) -> Tensor:
         """Rows (B, H, m, ·) in the order of the problem, and back: where tiles are read by diagonals, last to first."""
         return rows if self.diagonals is None else rows.flip(2)
-
-
-def _is_square_causal(problem: Problem) -> bool:
-    """Whether the mask is what torch calls causal: aligned to the start, which is the end too where M = N."""
-    return (
-        isinstance(problem.mask, Causal)
-        and problem.bias is None
-        and problem.queries == problem.keys
-        and problem.query_positions is None
-        and problem.key_positions is None
-    )
