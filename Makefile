@@ -14,7 +14,7 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-b
 BENCHMARKS := $(sort $(wildcard benchmarks/[a-z]*.py))
 
 # Threads that wait asleep: where something else keeps the cores busy, waiting awake makes training many times slower.
-demo bench: export OMP_WAIT_POLICY ?= PASSIVE
+demo: export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -47,7 +47,7 @@ bench: $(DEV)  ## measure: prints tables in Markdown, about ten minutes on two q
 
 clean:  ## remove the environment and all that was built
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .benchmarks
-	rm -f src/regard/native/libadditive.so* src/regard/native/not_built.txt
+	rm -f src/regard/native/libregard.so* src/regard/native/not_built.txt
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(CREATED):

@@ -1,17 +1,10 @@
-"""Timing on a shared, noisy machine: the sides alternate in one run, and medians are compared.
-
-Imported before torch, for threads that wait asleep: where something else keeps the cores busy, others take many times
-as long, on whichever side they are.
-"""
+"""Timing on a shared, noisy machine: the sides alternate in one run, and medians are compared."""
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
-
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 Work = Callable[[], object]
 

@@ -13,8 +13,8 @@ from regard.kernels.tiled import Tiled
 from regard.testing import Case, assert_agrees, cases, long_cases, sampled, suite
 
 # Small tiles, so that few queries and keys lie in several of them.
-SMALL = (*KERNELS, Spans((3, 2), 3), Grouped(2), Additive(16), Tiled(16))
-MIDDLE = (*KERNELS, Spans((64, 64), 64), Grouped(64), Additive(2**12), Tiled(2**12))
+SMALL = (*KERNELS, Spans((3, 2), 3), Grouped(2), Grouped(long=1), Additive(16), Tiled(16))
+MIDDLE = (*KERNELS, Spans((64, 64), 64), Grouped(64), Grouped(long=1), Additive(2**12), Tiled(2**12))
 KERNEL_BY_NAME = {kernel.name: kernel for kernel in (*SMALL, *MIDDLE)}
 
 

@@ -21,8 +21,8 @@ COUNT, CHUNK, SEED = 10_000, 100, 20_170_612
 FEW = 1
 """Chunks in `make test`."""
 # Tiles so small that few queries and keys lie in several of them.
-SMALL = (*KERNELS, Spans((3, 2), 3), Grouped(2), Additive(16), Tiled(16))
-MIDDLE = (*KERNELS, Spans((8, 4), 8), Grouped(8), Additive(2**9), Tiled(2**9))
+SMALL = (*KERNELS, Spans((3, 2), 3), Grouped(2), Grouped(long=1), Additive(16), Tiled(16))
+MIDDLE = (*KERNELS, Spans((8, 4), 8), Grouped(8), Grouped(long=1), Additive(2**9), Tiled(2**9))
 
 
 @dataclass

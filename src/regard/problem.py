@@ -60,12 +60,11 @@ class Problem:
     @property
     def weights_shape(self) -> torch.Size:
         """The shape that the weights would have: (..., heads, M, N)."""
-        query, key, value = self.pairs.query, self.pairs.key, self.value
-        if query.ndim >= 4:
-            batch = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])
-            return torch.Size((*batch, query.shape[-3], self.queries, self.keys))
-        batch = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
-        return torch.Size((*batch, self.queries, self.keys))
+        query = self.pairs.query
+        last = -3 if query.ndim >= 4 else -2
+        batches = {tensor.shape[:last] for tensor in (query, self.pairs.key, self.value)}
+        batch = batches.pop() if len(batches) == 1 else torch.broadcast_shapes(*batches)
+        return torch.Size((*batch, *query.shape[last:-1], self.keys))
 
     def grid(self) -> Grid:
         """The pairs of this problem and their positions."""

@@ -11,6 +11,7 @@ import pytest
 
 from regard.native import build
 from regard.native.additive import STRIP, _Additive, _Sums, _Tile
+from regard.native.dots import CHUNK, MOST_ROWS, ROWS_AT_ONCE, _Dots
 
 ROOT = Path(__file__).parents[2]
 COMPILER = shutil.which("cc")
@@ -62,13 +63,18 @@ def test_without_a_compiler_the_reason_is_kept(monkeypatch, tmp_path, compiler, 
 
 @compiles
 def test_python_and_c_agree_on_the_layout(tmp_path):
-    lines = [f'printf("%d\\n", {STRIP} == STRIP);']
-    for name, structure in (("additive", _Additive), ("tile", _Tile), ("sums", _Sums)):
+    numbers = {"STRIP": STRIP, "MOST_ROWS": MOST_ROWS, "ROWS": ROWS_AT_ONCE, "CHUNK": CHUNK}
+    lines = [f'printf("%d\\n", {number} == {name});' for name, number in numbers.items()]
+    for name, structure in (("additive", _Additive), ("tile", _Tile), ("sums", _Sums), ("dots", _Dots)):
         lines.append(f'printf("%d\\n", sizeof(struct {name}) == {ctypes.sizeof(structure)});')
         for field, *_ in structure._fields_:
             here = getattr(structure, field).offset
             lines.append(f'printf("%d\\n", offsetof(struct {name}, {field}) == {here});')
-    source = '#include <stddef.h>\n#include <stdio.h>\n#include "additive.h"\nint main(void) {' + "\n".join(lines) + "}"
+    source = (
+        '#include <stddef.h>\n#include <stdio.h>\n#include "additive.h"\n#include "dots.h"\nint main(void) {'
+        + "\n".join(lines)
+        + "}"
+    )
     (tmp_path / "layout.c").write_text(source)
     program = tmp_path / "layout"
     subprocess.run(["cc", "-I", build.SOURCES, tmp_path / "layout.c", "-o", program], check=True)

@@ -17,21 +17,23 @@ class Saved:
     """What a backward pass knows: the forward's results, and the gradients that come from above.
 
     Shapes: output, grad_output (B, H, M, Dv); lse, grad_lse (B, H, M). lse is +inf where a row takes no part: its
-    weights, exp(score - lse), are then 0. `delta` is Σ grad_output · output - grad_lse for each row: the
-    gradient of a score is weight · (grad_weight - delta). wants_bias: whether the gradient of the bias is asked for.
+    weights, exp(score - lse), are then 0. wants_bias: whether the gradient of the bias is asked for.
     """
 
     output: Tensor
     lse: Tensor
     grad_output: Tensor
     grad_lse: Tensor
-    delta: Tensor
     wants_bias: bool = False
 
-    def part(self, batch: slice) -> Saved:
-        """Of some batches."""
-        tensors = (self.output, self.lse, self.grad_output, self.grad_lse, self.delta)
-        return Saved(*(tensor[batch] for tensor in tensors), wants_bias=self.wants_bias)
+    def part(self, batch: slice = WHOLE, rows: slice = WHOLE) -> Saved:
+        """Of some batches, and of some of their rows."""
+        tensors = (self.output, self.lse, self.grad_output, self.grad_lse)
+        return Saved(*(tensor[batch, :, rows] for tensor in tensors), wants_bias=self.wants_bias)
+
+    def delta(self) -> Tensor:
+        """Σ grad_output · output - grad_lse for each row: the gradient of a score is weight · (grad_weight - delta)."""
+        return (at_least_float32(self.grad_output) * at_least_float32(self.output)).sum(-1) - self.grad_lse
 
     @property
     def from_lse(self) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from .. import native
 from ..pairs import at_least_float32
 from ..problem import Problem
 from .base import Cost, Result
@@ -21,20 +22,23 @@ MOST_ROWS = 64
 """Queries of one key head, over all its query heads: above that, the products are large enough by themselves."""
 PART = 1024
 """Keys of a part: what two of them take fits into a core's own cache."""
+LONG = 1024
+"""From so many keys on native code, which reads them but once, makes up for what it takes to call it."""
 
 
 class Grouped:
     """The keys are read once for a whole group of query heads, and parts of them by all cores at once.
 
-    Query heads of a group become rows (Ainslie et al. 2023, arXiv 2305.13245, put to use); parts of the keys become
-    heads, merged by log-sum-exp (flash decoding: Dao, Haziza, Massa and Sizov 2023).
+    Query heads of a group become rows (Ainslie et al. 2023, arXiv 2305.13245, put to use); parts of the keys are
+    merged by log-sum-exp (flash decoding: Dao, Haziza, Massa and Sizov 2023). Native code, where it is there, takes
+    scores and values in one pass; torch's dense kernel has the parts as heads.
     """
 
     exponential = EXPONENTIAL
 
-    def __init__(self, part: int = PART) -> None:
-        self.name = "grouped" if part == PART else f"grouped({part})"
-        self.part = part
+    def __init__(self, part: int = PART, long: int = LONG) -> None:
+        self.name = "grouped" if (part, long) == (PART, LONG) else f"grouped({part}, {long})"
+        self.part, self.long = part, long
         register(self)
 
     def why_not(self, problem: Problem) -> list[str]:
@@ -75,10 +79,13 @@ class Grouped:
         keys = rectangle.key.shape[2]
         output, lse = flat.empty_results()
         merged = Merged()
-        if parts := keys // self.part:
-            merged.add(*_side_by_side(rectangle.columns(slice(0, parts * self.part)), parts))
-        if keys % self.part:
-            merged.add(*rectangle.columns(slice(parts * self.part, keys)).forward())
+        if keys >= self.long and _suits_native(rectangle):
+            merged.add(*_in_one_pass(rectangle))
+        else:
+            if parts := keys // self.part:
+                merged.add(*_side_by_side(rectangle.columns(slice(0, parts * self.part)), parts))
+            if keys % self.part:
+                merged.add(*rectangle.columns(slice(parts * self.part, keys)).forward())
         rows = rectangle.query.shape[:3]
         merged.write(output.view(*rows, output.shape[-1]), lse.view(rows))
         return output, lse
@@ -119,6 +126,25 @@ def _folded(flat: Flat) -> Rectangle:
     )
 
 
+def _suits_native(rectangle: Rectangle) -> bool:
+    """Whether it is on the CPU, in what native code reads."""
+    key = rectangle.key
+    return (
+        key.is_cpu
+        and key.dtype in (torch.float32, torch.bfloat16)
+        and rectangle.value.dtype == key.dtype
+        and native.available()
+    )
+
+
+def _in_one_pass(rectangle: Rectangle) -> tuple[Tensor, Tensor]:
+    """Native code reads each key and value once, for all rows."""
+    added = rectangle.added
+    if added is not None:
+        added = added.expand(*rectangle.query.shape[:2], -1, -1)
+    return _merged(*native.few_rows(rectangle.query, rectangle.key, rectangle.value, rectangle.scale, added))
+
+
 def _side_by_side(rectangle: Rectangle, parts: int) -> tuple[Tensor, Tensor]:
     """The keys in equal parts, each as a head of its own, and merged."""
     batch, heads, rows = rectangle.query.shape[:3]
@@ -137,7 +163,13 @@ def _side_by_side(rectangle: Rectangle, parts: int) -> tuple[Tensor, Tensor]:
         added=added,
     ).forward()
     output = at_least_float32(output).reshape(batch, heads, parts, rows, output.shape[-1])
-    lse = lse.reshape(batch, heads, parts, rows)
+    return _merged(output, lse.reshape(batch, heads, parts, rows))
+
+
+def _merged(output: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+    """Parts of the keys, (B, H, P, m, Dv) and (B, H, P, m), as one."""
+    if lse.shape[2] == 1:
+        return output.squeeze(2), lse.squeeze(2)
     total = lse.logsumexp(2, keepdim=True)
     shares = torch.exp(lse - total.masked_fill(total == float("-inf"), 0.0)).unsqueeze(-1)
     return (shares * output).sum(2), total.squeeze(2)
@@ -145,6 +177,8 @@ def _side_by_side(rectangle: Rectangle, parts: int) -> tuple[Tensor, Tensor]:
 
 def _columns(problem: Problem) -> slice:
     """From the first to the last key that a query may attend to."""
+    if problem.mask is None:
+        return slice(0, problem.keys)
     runs = [run.columns for row in layout(problem, (max(problem.queries, 1), PART // 8), 1).rows for run in row.runs]
     return slice(min(run.start for run in runs), max(run.stop for run in runs)) if runs else slice(0, 0)
 

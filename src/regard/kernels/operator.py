@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from ..errors import KernelError
-from ..pairs import AdditivePairs, all_finite, at_least_float32
+from ..pairs import AdditivePairs, all_finite
 from ..problem import Problem
 from ..structure import put_together, take_apart
+from ..transforms import transformed
 from .base import OwnGradient, Result
 from .flat import Flat, Gradients, Saved
 from .formula import formula
@@ -41,8 +42,10 @@ def attend(problem: Problem, computation: OwnGradient) -> Result:
     tensors, form = take_apart(problem)
     if torch.compiler.is_compiling():
         output, lse = torch.ops.regard.attend(tensors, form, computation.name)
-    else:
+    elif transformed() or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
         output, lse = _Attend.apply(problem, computation.name, *tensors)
+    else:
+        output, lse = _forward(problem, computation.name)
     return Result(output, lse if problem.wants_lse else None)
 
 
@@ -57,7 +60,7 @@ def _forward(problem: Problem, name: str) -> tuple[Tensor, Tensor]:
     problem = replace(problem, wants_lse=True)
     with torch.no_grad(), torch.autocast(problem.value.device.type, enabled=False):
         result = shielded(problem, lambda clean: _with_sinks(clean, _COMPUTATIONS[name]))
-    return result.output.contiguous(), wanted(result.lse).contiguous()
+    return result.output, wanted(result.lse)
 
 
 def wanted(lse: Tensor | None) -> Tensor:
@@ -99,7 +102,7 @@ def _backward(
             grad_lse, lse = grad_lse.masked_fill(bad, 0.0), lse.masked_fill(bad, float("inf"))
             gradients = compute(clean, output, lse, grad_output, grad_lse)
     return [
-        gradient.sum_to_size(tensor.shape).to(tensor.dtype).contiguous() if need else tensor.new_empty(0)
+        gradient.sum_to_size(tensor.shape).to(tensor.dtype) if need else tensor.new_empty(0)
         for gradient, tensor, need in zip(gradients, take_apart(problem)[0], needed, strict=True)
     ]
 
@@ -119,20 +122,19 @@ def _gradients(
     output, lse, grad_output, grad_lse = (flat.fold(tensor) for tensor in (output, lse, grad_output, grad_lse))
     lse, grad_lse = lse.masked_fill(lse == float("-inf"), float("inf")), grad_lse.to(lse.dtype)
     grad_lse = grad_lse.masked_fill(lse == float("inf"), 0.0)
-    delta = (at_least_float32(grad_output) * at_least_float32(output)).sum(-1) - grad_lse
     bias = problem.bias is not None and any(id(held) in wanted for held in problem.bias.parameters())
-    gradients = computation.backward(flat, Saved(output, lse, grad_output, grad_lse, delta, bias))
-    return take_apart(_like(problem, flat, gradients, lse, delta))[0]
+    saved = Saved(output, lse, grad_output, grad_lse, bias)
+    return take_apart(_like(problem, flat, computation.backward(flat, saved), saved))[0]
 
 
-def _like(problem: Problem, flat: Flat, gradients: Gradients, lse: Tensor, delta: Tensor) -> Problem:
+def _like(problem: Problem, flat: Flat, gradients: Gradients, saved: Saved) -> Problem:
     """The gradients, each where its tensor stands in the problem."""
     pairs = replace(problem.pairs, query=flat.unfold(gradients.query), key=flat.unfold(gradients.key))
     if isinstance(pairs, AdditivePairs):
         pairs = replace(pairs, weight=gradients.weight)
     sinks = problem.sinks
     if sinks is not None:
-        sinks = -(torch.exp(sinks.to(lse.dtype)[:, None] - lse) * delta).sum((0, 2))
+        sinks = -(torch.exp(sinks.to(saved.lse.dtype)[:, None] - saved.lse) * saved.delta()).sum((0, 2))
     bias = problem.bias.with_parameters(gradients.bias) if problem.bias is not None and gradients.bias else problem.bias
     return replace(problem, pairs=pairs, value=flat.unfold(gradients.value), bias=bias, sinks=sinks)
 
@@ -245,6 +247,11 @@ def _with_autograd() -> Iterator[None]:
         yield
 
 
+def _contiguous(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Tensors as the operator's shapes promise them: autograd alone would take them in any order of memory."""
+    return tuple(tensor.contiguous() for tensor in tensors)
+
+
 def _define() -> torch.library.Library:
     """The operators `regard::attend` and `regard::attend_backward`, their shapes, and the gradient of the first."""
     library = torch.library.Library("regard", "DEF")
@@ -254,16 +261,16 @@ def _define() -> torch.library.Library:
         "bool[] needed, str form, str name) -> Tensor[]"
     )
 
-    def forward_of(tensors: Sequence[Tensor], form: str, name: str) -> tuple[Tensor, Tensor]:
+    def forward_of(tensors: Sequence[Tensor], form: str, name: str) -> tuple[Tensor, ...]:
         with _with_autograd():
-            return _forward(put_together(form, tensors), name)
+            return _contiguous(_forward(put_together(form, tensors), name))
 
     def backward_of(
         grad_output: Tensor, grad_lse: Tensor, output: Tensor, lse: Tensor, tensors: Any, needed: Any, *form: str
     ) -> list[Tensor]:
         problem = put_together(form[0], tensors)
         with _with_autograd():
-            return _backward(grad_output, grad_lse, output, lse, problem, needed, form[1])
+            return list(_contiguous(_backward(grad_output, grad_lse, output, lse, problem, needed, form[1])))
 
     library.impl("attend", forward_of, "CompositeExplicitAutograd")
     library.impl("attend_backward", backward_of, "CompositeExplicitAutograd")

@@ -104,9 +104,11 @@ class Tilewise:
             softmax.write(tiles.kept_share)
 
     def _backward(self, tiles: _Tiles, rows: tuple[BlockRow, ...], saved: Saved, gradients: Gradients) -> None:
-        value, above = at_least_float32(tiles.flat.value), at_least_float32(saved.grad_output) / tiles.kept_share
+        value = at_least_float32(tiles.flat.value)
         for row in rows:
-            asked, lse, delta = (t[:, :, row.rows] for t in (above, saved.lse.unsqueeze(-1), saved.delta.unsqueeze(-1)))
+            here = saved.part(rows=row.rows)
+            lse, delta = here.lse.unsqueeze(-1), here.delta().unsqueeze(-1)
+            asked = at_least_float32(here.grad_output) / tiles.kept_share
             for columns, masked in tiles.of(row):
                 part = value[:, :, columns]
                 scores, slope = tiles.scores(row.rows, columns, masked)

@@ -1,4 +1,6 @@
-"""Native CPU code for additive scores: C, compiled when regard is installed, chosen by what the processor can do.
+"""Native CPU code for additive scores, and for few queries over many keys: C, compiled when regard is installed.
+
+Which variant runs is chosen by what the processor can do.
 
 It is never needed: without it `why_not()` says what is missing, and other kernels compute the same.
 """
@@ -9,6 +11,7 @@ from torch import Tensor
 
 from .additive import Gradients as Gradients
 from .additive import Prepared as Prepared
+from .dots import few_rows as few_rows
 from .library import available as available
 from .library import using as using
 from .library import variant as variant
@@ -21,6 +24,7 @@ __all__ = [
     "additive_gradient",
     "additive_scores",
     "available",
+    "few_rows",
     "using",
     "variant",
     "variants",

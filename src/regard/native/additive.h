@@ -5,6 +5,8 @@
 #ifndef REGARD_ADDITIVE_H
 #define REGARD_ADDITIVE_H
 
+#include "variants.h"
+
 #include <stdint.h>
 
 /* Keys go in strips of this many, transposed, whatever the number of lanes: all variants read the same preparation. */
@@ -64,9 +66,5 @@ static inline enum way way_of(const struct additive *of, int64_t query, int64_t 
     float larger = x > y ? x : y, smaller = x > y ? y : x;
     return larger <= HELD || smaller <= HELD - 10.0f ? BY_EXPONENTIALS : EACH_PAIR;
 }
-
-#define JOINED(name, variant) name##_##variant
-#define SUFFIXED(name, variant) JOINED(name, variant)
-#define EXPORTED(name) __attribute__((visibility("default"))) SUFFIXED(name, VARIANT)
 
 #endif

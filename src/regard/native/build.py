@@ -16,12 +16,12 @@ import tempfile
 from pathlib import Path
 
 SOURCES = Path(__file__).resolve().parent
-LIBRARY = "libadditive.so"  # whatever the system calls such files: it is opened by its name
+LIBRARY = "libregard.so"  # whatever the system calls such files: it is opened by its name
 REASON = "not_built.txt"
 
-KERNELS = ("scores.c", "gradient.c")
+KERNELS = ("scores.c", "gradient.c", "dots.c")
 DISPATCH = "dispatch.c"
-HEADERS = ("additive.h", "lanes.h")
+HEADERS = ("additive.h", "dots.h", "lanes.h", "variants.h")
 
 # -fwrapv: whole numbers are bits here. contract: x * y + z may be one instruction, rounded once.
 FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-fvisibility=hidden", "-fwrapv", "-ffp-contract=fast", "-Wall", "-Wextra")
@@ -90,7 +90,7 @@ def compiled(scratch: Path) -> Path:
         objects += parts
     objects.append(one_object(scratch, DISPATCH, "any", (f'-DDIGEST="{digest()}"', f'-DBASELINE="{baseline()}"')))
     library = scratch / LIBRARY
-    call("-shared", "-fPIC", "-o", str(library), *objects)
+    call("-shared", "-fPIC", "-o", str(library), *objects, "-lm")
     return library
 
 

@@ -31,6 +31,18 @@ typedef float unaligned_lanes __attribute__((vector_size(4 * LANES), aligned(4),
 #define UNROLLED _Pragma("GCC unroll 8")
 #endif
 
+#if defined(__clang__)
+#define SHUFFLED(first, second, from) shuffled(first, second, from)
+INLINE lanes shuffled(lanes first, lanes second, bits from) {
+    lanes result;
+    for (int lane = 0; lane < LANES; lane++)
+        result[lane] = from[lane] < LANES ? first[from[lane]] : second[from[lane] - LANES];
+    return result;
+}
+#else
+#define SHUFFLED(first, second, from) __builtin_shuffle(first, second, from)
+#endif
+
 INLINE lanes every(float value) { return value - (lanes){0}; }
 
 INLINE lanes load(const float *from) { return *(const unaligned_lanes *)from; }

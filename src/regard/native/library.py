@@ -34,6 +34,7 @@ class Library:
         self.scores = function("scores", c_void_p, c_void_p)
         self.gradient = function("gradient", c_void_p, c_void_p, c_void_p)
         self.scratch = function("scratch", c_int64, returns=c_int64)
+        self.dots = function("dots", c_void_p)
 
 
 class _Unusable(Exception):
@@ -45,7 +46,7 @@ _found: tuple[dict[str, Library], str] | str | None = None
 
 
 def available() -> bool:
-    """Whether additive scores can be computed by native code here."""
+    """Whether there is native code to call here."""
     return why_not() is None
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from functools import cache
 from itertools import pairwise
 from typing import TypeVar
 
@@ -36,6 +38,21 @@ def share(call: Callable[[int, Job], None], jobs: Sequence[Job], count: int) -> 
         other.result()
 
 
+def together(function: Callable, work: ctypes.Structure, count: int) -> None:
+    """The C function on the same work by `count` threads at once, each of which takes what no other has.
+
+    They are those that torch's own operators run on, where these are OpenMP's: its threads wait awake for a while, and
+    others would have to share the cores with them.
+    """
+    team = _team()
+    if count <= 1:
+        function(ctypes.byref(work))
+    elif team is not None:
+        team(ctypes.cast(function, ctypes.c_void_p), ctypes.byref(work), count, 0)
+    else:
+        share(lambda _, each: function(ctypes.byref(each)), [work] * count, count)
+
+
 def parts(begin: int, end: int, count: int, step: int = 1) -> list[tuple[int, int]]:
     """At most `count` parts of [begin, end), as even as can be, none empty, cut where `step` divides.
 
@@ -45,6 +62,17 @@ def parts(begin: int, end: int, count: int, step: int = 1) -> list[tuple[int, in
     even = (begin + (end - begin) * part // count for part in range(1, count))
     cuts = [begin, *(max(begin, cut // step * step) for cut in even), end]
     return [(low, high) for low, high in pairwise(cuts) if low < high]
+
+
+@cache
+def _team() -> Callable | None:
+    """OpenMP's way to start a team, as compilers call it, if torch has brought one along."""
+    try:
+        found = ctypes.CDLL(None).GOMP_parallel
+    except (AttributeError, OSError, TypeError):  # another OpenMP, none at all, or a system without such a list
+        return None
+    found.argtypes, found.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint), None
+    return found
 
 
 def _each(call: Callable[[int, Job], None], worker: int, jobs: Sequence[Job]) -> None:

@@ -1,0 +1,223 @@
+/* A few rows against many keys, read once: scores, the online softmax, and the sum of values, chunk by chunk.
+ *
+ * Source: Milakov and Gimelshein 2018 (arXiv 1805.02867) for the softmax, Dao, Haziza, Massa and Sizov 2023 (flash
+ * decoding) for the parts. */
+#include "dots.h"
+#include "lanes.h"
+
+#include <math.h>
+
+/* As many running sums as the processor has room for beside what is read. */
+enum { KEYS = LANES == 16 ? 4 : 2, VECTORS = LANES == 16 ? 4 : 2, TURNS = LANES == 16 ? 4 : LANES == 8 ? 3 : 2 };
+
+typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
+
+/* What the compiler makes code of its own for: keys and values in bfloat16, dims of whole groups of vectors, and how many
+ * rows go at once. */
+struct kind {
+    int narrow, whole, rows;
+};
+
+/* A row's entries from `at` on, where it has `dim`; 0 beyond. bfloat16 is the upper half of a float32. */
+INLINE lanes entries(const void *row, int64_t at, int64_t dim, const struct kind kind) {
+    int64_t count = kind.whole ? LANES : dim - at;
+    if (count <= 0) return every(0.0f);
+    if (!kind.narrow) return load_some((const float *)row + at, count);
+    halves half = {0};
+    memcpy(&half, (const uint16_t *)row + at, count >= LANES ? sizeof(half) : (size_t)count * sizeof(uint16_t));
+    return (lanes)(__builtin_convertvector(half, bits) << 16);
+}
+
+INLINE const void *row_of(const void *rows, int64_t number, int64_t stride, const struct kind kind) {
+    return (const char *)rows + number * stride * (kind.narrow ? 2 : 4);
+}
+
+/* Rows that are read next: they are fetched from memory while there is other work to do. None where `rows` is null. */
+struct next {
+    const void *rows;
+    int64_t stride, entries;
+};
+
+INLINE void fetch(const struct next next, int64_t number, const struct kind kind) {
+    if (!next.rows) return;
+    const char *bytes = row_of(next.rows, number, next.stride, kind);
+    for (int64_t at = 0; at < next.entries * (kind.narrow ? 2 : 4); at += 64) __builtin_prefetch(bytes + at, 0, 0);
+}
+
+INLINE float sum_of_one(lanes vector) {
+    float apart[LANES];
+    store(apart, vector);
+    return sum_of_lanes(apart);
+}
+
+/* Where the lower halves of blocks stand in two vectors, for blocks of LANES, half of it, and so on to 2. */
+static const bits LOWER[] = {
+#if defined(__AVX512F__)
+    {0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23},
+    {0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27},
+    {0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29},
+    {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30}
+#elif defined(__AVX__)
+    {0, 1, 2, 3, 8, 9, 10, 11},
+    {0, 1, 4, 5, 8, 9, 12, 13},
+    {0, 2, 4, 6, 8, 10, 12, 14}
+#else
+    {0, 1, 4, 5},
+    {0, 2, 4, 6}
+#endif
+};
+
+/* The sums over the lanes of as many vectors as there are lanes: one in each lane, in their order. Each turn adds the
+ * upper halves of all blocks to the lower, and packs two vectors into one. */
+INLINE lanes sums_of(lanes *vectors) {
+    UNROLLED for (int turn = 0, size = LANES; turn < TURNS; turn++, size /= 2)
+        UNROLLED for (int v = 0; v < size; v += 2) vectors[v / 2] =
+            SHUFFLED(vectors[v], vectors[v + 1], LOWER[turn]) + SHUFFLED(vectors[v], vectors[v + 1], LOWER[turn] + size / 2);
+    return vectors[0];
+}
+
+/* The scores of a group of queries with the `count` keys of a chunk: to[row][key]. */
+INLINE void scores_of(const struct dots *of, const float *query, const void *key, int64_t count, float (*to)[CHUNK],
+                      const struct next next, const struct kind kind) {
+    int64_t dim = of->dim, padded = of->padded;
+    for (int64_t j = 0; j < count; j += KEYS) {
+        lanes sum[ROWS][KEYS] = {{{0}}};
+        const void *rows[KEYS];
+        UNROLLED for (int i = 0; i < KEYS; i++) rows[i] =
+            row_of(key, j + i < count ? j + i : count - 1, of->key_row, kind);
+        for (int i = 0; i < KEYS; i++) fetch(next, j + i, kind);
+        for (int64_t a = 0; a < dim; a += LANES) {
+            lanes entry[KEYS];
+            UNROLLED for (int i = 0; i < KEYS; i++) entry[i] = entries(rows[i], a, dim, kind);
+            UNROLLED for (int r = 0; r < kind.rows; r++) {
+                lanes own = load(query + r * padded + a);
+                UNROLLED for (int i = 0; i < KEYS; i++) sum[r][i] += own * entry[i];
+            }
+        }
+        float sums[ROWS * KEYS];
+        if (kind.rows == 1)
+            UNROLLED for (int i = 0; i < KEYS; i++) sums[i] = sum_of_one(sum[0][i]);
+        else
+            UNROLLED for (int at = 0; at < ROWS * KEYS; at += LANES) store(sums + at, sums_of(&sum[0][0] + at));
+        UNROLLED for (int r = 0; r < kind.rows; r++) memcpy(to[r] + j, sums + r * KEYS, KEYS * sizeof(float));
+    }
+}
+
+/* What is left of e^x where x may be -infinity: 0 there, and NaN where x is. */
+INLINE lanes weight_of(lanes x) {
+    bits none = x < -87.0f;
+    return (lanes)(~none & (bits)exponential((lanes)((none & (bits)every(-87.0f)) | (~none & (bits)x))));
+}
+
+INLINE float largest_of(const float *scores, float largest) {
+    for (int j = 0; j < CHUNK; j++) largest = scores[j] > largest ? scores[j] : largest;
+    return largest;
+}
+
+/* One more chunk of a row's online softmax: scores become weights; what stands for the earlier chunks is scaled. */
+INLINE float softmax_of(float *scores, float *largest, float *total) {
+    float now = largest_of(scores, *largest), shift = now == -INFINITY ? 0.0f : now;
+    float kept = *largest == -INFINITY ? 0.0f : expf(*largest - shift);
+    lanes sum = {0};
+    for (int j = 0; j < CHUNK; j += LANES) {
+        lanes weight = weight_of(load(scores + j) - shift);
+        store(scores + j, weight);
+        sum += weight;
+    }
+    *total = *total * kept + sum_of_one(sum);
+    *largest = now;
+    return kept;
+}
+
+/* output = kept * output + weights . values, for a group of rows and the `count` values of a chunk. */
+INLINE void add_values(const struct dots *of, float (*weights)[CHUNK], const float *kept, const void *value,
+                       int64_t count, float *output, const struct next next, const struct kind kind) {
+    int64_t dim = of->value_dim;
+    for (int64_t a = 0; a < dim; a += VECTORS * LANES) {
+        lanes sum[ROWS][VECTORS];
+        UNROLLED for (int r = 0; r < kind.rows; r++) UNROLLED for (int v = 0; v < VECTORS; v++) {
+            int64_t at = a + v * LANES;
+            sum[r][v] = entries(output + r * dim, at, dim, (struct kind){0, kind.whole, ROWS}) * kept[r];
+        }
+        for (int64_t j = 0; j < count; j++) {
+            const void *row = row_of(value, j, of->value_row, kind);
+            if (a == 0) fetch(next, j, kind);
+            lanes entry[VECTORS];
+            UNROLLED for (int v = 0; v < VECTORS; v++) entry[v] = entries(row, a + v * LANES, dim, kind);
+            UNROLLED for (int r = 0; r < kind.rows; r++) UNROLLED for (int v = 0; v < VECTORS; v++) sum[r][v] +=
+                entry[v] * weights[r][j];
+        }
+        UNROLLED for (int r = 0; r < kind.rows; r++) UNROLLED for (int v = 0; v < VECTORS; v++) {
+            int64_t at = a + v * LANES;
+            if (at < dim) store_some(output + r * dim + at, sum[r][v], kind.whole ? LANES : dim - at);
+        }
+    }
+}
+
+INLINE void add_to_scores(const struct dots *of, const float *added, int64_t row, int64_t first, int64_t count,
+                          float *scores) {
+    if (added && row < of->added_rows)
+        for (int64_t j = 0; j < count; j++) scores[j] += added[row * of->added_row + first + j];
+    for (int64_t j = count; j < CHUNK; j++) scores[j] = -INFINITY;
+}
+
+/* All rows of one head with one part of its keys. */
+INLINE void part_of_head(const struct dots *of, int64_t head, int64_t part, const struct kind kind) {
+    int64_t batch = head / of->heads, own = head % of->heads, padded = of->padded;
+    int64_t first = part * of->part, end = first + of->part < of->columns ? first + of->part : of->columns;
+    const float *query = of->query + head * of->rows * padded;
+    const void *key = row_of(of->key, 1, batch * of->key_batch + own * of->key_head, kind);
+    const void *value = row_of(of->value, 1, batch * of->value_batch + own * of->value_head, kind);
+    const float *added = of->added ? of->added + batch * of->added_batch + own * of->added_head : 0;
+    float *output = of->output + (head * of->parts + part) * of->rows * of->value_dim;
+    float *lse = of->lse + (head * of->parts + part) * of->rows;
+    float largest[MOST_ROWS], total[MOST_ROWS] = {0};
+    for (int64_t r = 0; r < of->rows; r++) largest[r] = -INFINITY;
+    memset(output, 0, (size_t)(of->rows * of->value_dim) * sizeof(float));
+    for (; first < end; first += CHUNK) {
+        int64_t count = end - first < CHUNK ? end - first : CHUNK;
+        const void *keys = row_of(key, first, of->key_row, kind), *values = row_of(value, first, of->value_row, kind);
+        const void *later = end - first > CHUNK ? row_of(keys, CHUNK, of->key_row, kind) : 0;
+        for (int64_t row = 0; row < of->rows; row += kind.rows) {
+            float weights[ROWS][CHUNK], kept[ROWS];
+            struct next value_next = {row ? 0 : values, of->value_row, of->value_dim};
+            struct next key_next = {row + kind.rows < of->rows ? 0 : later, of->key_row, of->dim};
+            scores_of(of, query + row * padded, keys, count, weights, value_next, kind);
+            for (int64_t r = 0; r < kind.rows; r++) {
+                add_to_scores(of, added, row + r, first, count, weights[r]);
+                kept[r] = softmax_of(weights[r], largest + row + r, total + row + r);
+            }
+            add_values(of, weights, kept, values, count, output + row * of->value_dim, key_next, kind);
+        }
+    }
+    for (int64_t r = 0; r < of->rows; r++) {
+        float share = total[r] == 0.0f ? 0.0f : 1.0f / total[r];
+        for (int64_t a = 0; a < of->value_dim; a++) output[r * of->value_dim + a] *= share;
+        lse[r] = total[r] == 0.0f ? -INFINITY : largest[r] + logf(total[r]);
+    }
+}
+
+INLINE void unit_of(const struct dots *of, int64_t at, const int narrow, const int whole) {
+    int64_t head = at / of->parts, part = at % of->parts;
+    if (of->rows == 1)
+        part_of_head(of, head, part, (struct kind){narrow, whole, 1});
+    else
+        part_of_head(of, head, part, (struct kind){narrow, whole, ROWS});
+}
+
+/* Takes one part of one head after another, as long as any is left: for as many threads at once as like. */
+void EXPORTED(regard_dots)(struct dots *of) {
+    const int64_t group = VECTORS * LANES;
+    const int whole = of->dim % group == 0 && of->value_dim % group == 0;
+    int64_t at;
+    while ((at = __atomic_fetch_add(&of->taken, 1, __ATOMIC_RELAXED)) < of->units) {
+        if (of->narrow && whole)
+            unit_of(of, at, 1, 1);
+        else if (of->narrow)
+            unit_of(of, at, 1, 0);
+        else if (whole)
+            unit_of(of, at, 0, 1);
+        else
+            unit_of(of, at, 0, 0);
+    }
+}

@@ -1,0 +1,36 @@
+/* What the Python side and the C side agree on for a few rows of dot products against many keys.
+ *
+ * output = sum over j of exp(score(j) - lse) value[j], with score(j) = query . key[j] + added[j]
+ */
+#ifndef REGARD_DOTS_H
+#define REGARD_DOTS_H
+
+#include "variants.h"
+
+#include <stdint.h>
+
+/* Rows go in groups of this many, or alone, and there are no more of them than that: Python pads to the one and asks for
+ * the other. */
+enum { ROWS = 4, MOST_ROWS = 64 };
+
+/* Keys are met in chunks of this many. */
+enum { CHUNK = 64 };
+
+/* Strides are in elements; the last axes of key, value and added are contiguous. Key and value are float32, or bfloat16
+ * where `narrow`; all else is float32. */
+struct dots {
+    int64_t taken, units; /* how many of the parts of all heads some thread has taken, and how many there are */
+    int64_t heads, rows, columns, dim, padded, value_dim, narrow;
+    int64_t parts, part; /* the keys are cut in so many parts, each of `part` keys, the last of what is left */
+    const float *query;  /* (batch, heads, rows, padded), contiguous, scaled; 0 beyond dim and in rows of padding */
+    const void *key;     /* (batch, heads, columns, dim) */
+    int64_t key_batch, key_head, key_row;
+    const void *value; /* (batch, heads, columns, value_dim) */
+    int64_t value_batch, value_head, value_row;
+    const float *added; /* (batch, heads, added_rows, columns), or null; there are no rows of padding in it */
+    int64_t added_batch, added_head, added_row, added_rows;
+    float *output; /* (batch, heads, parts, rows, value_dim), contiguous */
+    float *lse;    /* (batch, heads, parts, rows) */
+};
+
+#endif

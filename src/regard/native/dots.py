@@ -1,0 +1,120 @@
+"""Dot-product attention of a few rows with many keys, which are read once, by the C functions of `library`.
+
+The layouts and what the fields of the structure mean are in dots.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_int64, c_void_p
+
+import torch
+from torch import Tensor
+
+from ..errors import DeviceError, DtypeError, ShapeError
+from . import library
+from .threads import together, workers
+
+MOST_ROWS = 64  # dots.h has the same, and the next two
+ROWS_AT_ONCE = 4
+CHUNK = 64
+ENTRIES_AT_ONCE = 16
+
+LEAST_WORK = 2**18
+"""Entries of keys and values that are worth a thread of their own: some 50 microseconds."""
+
+DOTS = (
+    *(("taken", c_int64), ("units", c_int64)),
+    *((name, c_int64) for name in ("heads", "rows", "columns", "dim", "padded", "value_dim", "narrow")),
+    *((name, c_int64) for name in ("parts", "part")),
+    *(("query", c_void_p), ("key", c_void_p), ("key_batch", c_int64), ("key_head", c_int64), ("key_row", c_int64)),
+    *(("value", c_void_p), ("value_batch", c_int64), ("value_head", c_int64), ("value_row", c_int64)),
+    *(("added", c_void_p), ("added_batch", c_int64), ("added_head", c_int64), ("added_row", c_int64)),
+    *(("added_rows", c_int64), ("output", c_void_p), ("lse", c_void_p)),
+)
+
+
+class _Dots(ctypes.Structure):
+    _fields_ = DOTS
+
+
+def few_rows(
+    query: Tensor, key: Tensor, value: Tensor, scale: float, added: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Attention by parts of the keys: s_ij = scale · q_i · k_j + a_ij, lse = log Σ exp(s_ij), Σ exp(s_ij - lse) · v_j.
+
+    The keys are cut in as many parts P as give each thread its share: outputs (B, H, P, R, Dv) and log-sum-exps
+    (B, H, P, R) in float32, to be merged over P; 0 and -inf where a part keeps nothing.
+
+    query (B, H, R, D) of any dtype, R at most 64; key (B, H, N, D), value (B, H, N, Dv), both float32 or both bfloat16;
+    added (B, H, R, N), float32, -inf where nothing is kept: on the CPU, of any strides but in the last axis, where what
+    is not contiguous is copied. Autograd does not see what is done here.
+
+    NaN or infinity in what a row meets gives NaN in its output, and so does NaN in a value of weight 0.
+
+    Raises:
+        KernelError: there is no native code to call (`regard.native.why_not`).
+        ShapeError, DtypeError, DeviceError: a tensor is not as above.
+    """
+    _check(query, key, value, added)
+    code = library.current()
+    (batch, heads, rows, dim), (columns, value_dim) = query.shape, value.shape[-2:]
+    count = workers(key.numel() + value.numel(), LEAST_WORK)
+    part, cut = _part(batch * heads, columns, count)
+    padded = rows if rows == 1 else -(-rows // ROWS_AT_ONCE) * ROWS_AT_ONCE
+    prepared = torch.zeros(batch, heads, padded, -(-dim // ENTRIES_AT_ONCE) * ENTRIES_AT_ONCE)
+    torch.mul(query.detach(), scale, out=prepared[:, :, :rows, :dim])
+    key, value = _last_contiguous(key.detach()), _last_contiguous(value.detach())
+    added = None if added is None else _last_contiguous(added.detach())
+    output, lse = torch.empty(batch, heads, cut, padded, value_dim), torch.empty(batch, heads, cut, padded)
+    beside = (None, 0, 0, 0, 0) if added is None else (added.data_ptr(), *added.stride()[:3], rows)
+    work = _Dots(
+        *(0, batch * heads * cut),
+        *(heads, padded, columns, dim, prepared.shape[-1], value_dim, key.dtype == torch.bfloat16, cut, part),
+        *(prepared.data_ptr(), key.data_ptr(), *key.stride()[:3], value.data_ptr(), *value.stride()[:3]),
+        *(*beside, output.data_ptr(), lse.data_ptr()),
+    )
+    together(code.dots, work, min(count, work.units))
+    return output[:, :, :, :rows], lse[..., :rows]
+
+
+def _part(heads: int, columns: int, threads: int) -> tuple[int, int]:
+    """The keys of a part, whole chunks, and how many parts there are: one where the heads themselves share out well."""
+    even = heads % threads == 0 or heads >= 8 * threads
+    wanted = 1 if even or not heads else -(-2 * threads // heads)
+    part = max(-(-columns // (wanted * CHUNK)) * CHUNK, CHUNK)
+    return part, max(-(-columns // part), 1)
+
+
+def _check(query: Tensor, key: Tensor, value: Tensor, added: Tensor | None) -> None:
+    named = {"query": query, "key": key, "value": value, "added": added}
+    for name, tensor in named.items():
+        if tensor is None:
+            continue
+        if tensor.device.type != "cpu":
+            raise DeviceError(f"{name} is on {tensor.device}; native code runs on the CPU: pass {name}.cpu()")
+        if tensor.ndim != 4:
+            raise ShapeError(f"{name} has shape {tuple(tensor.shape)}; it needs four axes: batch, heads, length, dim")
+    if key.dtype not in (torch.float32, torch.bfloat16) or value.dtype != key.dtype:
+        raise DtypeError(
+            f"key is {key.dtype} and value {value.dtype}; native code takes both as torch.float32 or both as "
+            "torch.bfloat16: pass key.float() and value.float()"
+        )
+    if added is not None and added.dtype != torch.float32:
+        raise DtypeError(f"added is {added.dtype}; native code takes torch.float32: pass added.float()")
+    batch, heads, rows, dim = query.shape
+    if rows > MOST_ROWS:
+        raise ShapeError(f"query has {rows} rows; native code takes at most {MOST_ROWS} at a time: pass fewer")
+    columns, value_dim = value.shape[-2:]
+    wanted = {"key": (columns, dim), "value": (columns, value_dim), "added": (rows, columns)}
+    for name, last in wanted.items():
+        tensor = named[name]
+        if tensor is not None and tuple(tensor.shape) != (batch, heads, *last):
+            raise ShapeError(
+                f"{name} has shape {tuple(tensor.shape)}; beside query {tuple(query.shape)} and value "
+                f"{tuple(value.shape)} it needs {(batch, heads, *last)}"
+            )
+
+
+def _last_contiguous(tensor: Tensor) -> Tensor:
+    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] <= 1 else tensor.contiguous()
