@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -56,14 +57,13 @@ class Gradients:
         return replace(self, query=self.query[batch], key=self.key[batch], value=self.value[batch])
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class Flat:
     """The tensors of a problem as (B, H, M, ·) and (B, Hk, N, ·); mask and bias are asked through it, and follow."""
 
     problem: Problem
     pairs: PairForm
     value: Tensor
-    grid: Grid
     batch: slice = field(default_factory=lambda: WHOLE)
 
     @classmethod
@@ -81,7 +81,12 @@ class Flat:
             return tensor.expand(*batch, *tensor.shape[-3:]).reshape(batch.numel(), *tensor.shape[-3:])
 
         pairs = replace(problem.pairs, query=four(problem.pairs.query), key=four(problem.pairs.key))
-        return cls(problem, pairs, four(problem.value), problem.grid())
+        return cls(problem, pairs, four(problem.value))
+
+    @cached_property
+    def grid(self) -> Grid:
+        """The pairs of the problem and their positions, made when they are first asked for."""
+        return self.problem.grid()
 
     def part(self, batch: slice) -> Flat:
         """Some of the batches."""

@@ -155,8 +155,12 @@ class _Attend(torch.autograd.Function):
     def backward(ctx: Any, grad_output: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
         needed = tuple(ctx.needs_input_grad[2:])
         output, lse, *tensors = ctx.saved_tensors
-        gradients = _Gradient.apply(ctx.problem, ctx.name, needed, grad_output, grad_lse, output, lse, *tensors)
-        return None, None, *_spread(gradients, needed)
+        if torch.is_grad_enabled():  # the gradient will be differentiated in turn
+            gradients = _Gradient.apply(ctx.problem, ctx.name, needed, grad_output, grad_lse, output, lse, *tensors)
+            return None, None, *_spread(gradients, needed)
+        problem = _over(ctx.problem, tensors)
+        gradients = _backward(grad_output, grad_lse, output, lse, problem, needed, ctx.name)
+        return None, None, *(gradient if need else None for gradient, need in zip(gradients, needed, strict=True))
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, problem: Problem, name: str, *tensors: Tensor) -> tuple:
