@@ -9,6 +9,15 @@ import torch
 from regard.native import threads
 
 
+@pytest.fixture(params=["OpenMP's threads", "threads of its own"], autouse=True)
+def team(request, monkeypatch) -> None:
+    """The threads that torch brought along, and those that serve where it brought none."""
+    if request.param == "threads of its own":
+        monkeypatch.setattr(threads, "_team", lambda: None)
+    elif threads._team() is None:
+        pytest.skip("torch has brought no OpenMP along")
+
+
 def test_parts_are_even_and_cover_all():
     for begin, end, count, step in (
         (0, 0, 3, 1),

@@ -22,6 +22,10 @@ MOST_ROWS = 64
 """Queries of one key head, over all its query heads: above that, the products are large enough by themselves."""
 PART = 1024
 """Keys of a part: what two of them take fits into a core's own cache."""
+FEW_PAIRS = 2**18
+"""Up to so many pairs, a mask is asked for each of them: with a key more at each call, there is nothing to remember."""
+ONE_PASS = 2.0
+"""What a pair costs in native code beside its products, in passes over a number."""
 LONG = 1024
 """From so many keys on native code, which reads them but once, makes up for what it takes to call it."""
 
@@ -58,11 +62,15 @@ class Grouped:
         leading, wide = problem.weights_shape[:-2].numel(), columns.stop - columns.start
         visited, group = problem.queries * wide, _group(problem)
         masks, biases = distinct(problem)
+        suits = wide >= self.long and _suits_native(problem.pairs.key, problem.value)
+        per_pair, begun = (
+            (ONE_PASS, 0.0) if suits else (BLOCKWISE, beginnings(group * problem.queries, leading / group))
+        )
         return Cost(
             flops=2.0 * leading * visited * flash_width(problem),
             bytes=4.0 * leading * problem.queries * problem.value.shape[-1] * (1 + visited / self.part),
-            passes=BLOCKWISE * leading * visited
-            + beginnings(group * problem.queries, leading / group)
+            passes=per_pair * leading * visited
+            + begun
             + RESULT * leading * problem.queries * problem.value.shape[-1]
             + visited * (MASK * masks + VALUE * biases),
             moved=read(problem, again=wide / max(problem.keys, 1)),
@@ -79,7 +87,7 @@ class Grouped:
         keys = rectangle.key.shape[2]
         output, lse = flat.empty_results()
         merged = Merged()
-        if keys >= self.long and _suits_native(rectangle):
+        if keys >= self.long and _suits_native(rectangle.key, rectangle.value):
             merged.add(*_in_one_pass(rectangle))
         else:
             if parts := keys // self.part:
@@ -92,7 +100,7 @@ class Grouped:
 
     def backward(self, flat: Flat, saved: Saved) -> Gradients:
         """One rectangle: the gradient of a group's key is a product over its rows."""
-        rectangle, columns = _folded(flat), _columns(flat.problem)
+        rectangle, columns = _folded(flat), _seen(flat)[0]
         rows = rectangle.query.shape[:3]
         output, grad_output = (t.reshape(*rows, t.shape[-1]) for t in (saved.output, saved.grad_output))
         lse, grad_lse = saved.lse.reshape(rows), saved.grad_lse.reshape(rows)
@@ -107,7 +115,7 @@ class Grouped:
 
 def _folded(flat: Flat) -> Rectangle:
     """The columns that the mask leaves, with the heads of each group as rows: query (B, Hk, G·M, D)."""
-    pairs, columns = flat.pairs, _columns(flat.problem)
+    pairs, (columns, masked) = flat.pairs, _seen(flat)
     batch, heads, queries, _ = flat.shape
     key_heads = pairs.key.shape[1]
     rows = key_heads, heads // key_heads * queries
@@ -116,7 +124,7 @@ def _folded(flat: Flat) -> Rectangle:
         added = added.expand(-1, heads, -1, -1)
         return added.reshape(added.shape[0], *rows, added.shape[-1])
 
-    added = flat.added(slice(0, queries), columns)
+    added = flat.added(slice(0, queries), columns, masked=masked)
     return Rectangle(
         pairs.query.reshape(batch, *rows, pairs.query.shape[-1]),
         pairs.key[:, :, columns],
@@ -126,15 +134,10 @@ def _folded(flat: Flat) -> Rectangle:
     )
 
 
-def _suits_native(rectangle: Rectangle) -> bool:
-    """Whether it is on the CPU, in what native code reads."""
-    key = rectangle.key
-    return (
-        key.is_cpu
-        and key.dtype in (torch.float32, torch.bfloat16)
-        and rectangle.value.dtype == key.dtype
-        and native.available()
-    )
+def _suits_native(key: Tensor, value: Tensor) -> bool:
+    """Whether keys and values are on the CPU, in what native code reads."""
+    read = key.dtype in (torch.float32, torch.bfloat16) and value.dtype == key.dtype
+    return read and key.is_cpu and native.available()
 
 
 def _in_one_pass(rectangle: Rectangle) -> tuple[Tensor, Tensor]:
@@ -173,6 +176,22 @@ def _merged(output: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
     total = lse.logsumexp(2, keepdim=True)
     shares = torch.exp(lse - total.masked_fill(total == float("-inf"), 0.0)).unsqueeze(-1)
     return (shares * output).sum(2), total.squeeze(2)
+
+
+def _seen(flat: Flat) -> tuple[slice, bool]:
+    """From the first to the last key that a query may attend to, and whether the mask leaves out any pair of these."""
+    _, _, queries, keys = flat.shape
+    if flat.problem.mask is None or queries * keys > FEW_PAIRS:
+        return _columns(flat.problem), flat.problem.mask is not None
+    keep = flat.keep()
+    if keep is None or not keep.numel():
+        return slice(0, keys), False
+    keep = keep.expand(*keep.shape[:2], queries, keys)
+    seen = keep.flatten(0, 2).any(0).nonzero()
+    if not len(seen):
+        return slice(0, 0), False
+    columns = slice(int(seen[0]), int(seen[-1]) + 1)
+    return columns, not keep[..., columns].all()
 
 
 def _columns(problem: Problem) -> slice:

@@ -39,14 +39,18 @@ def register(computation: OwnGradient) -> None:
 
 def attend(problem: Problem, computation: OwnGradient) -> Result:
     """A problem computed by a registered computation, differentiable twice."""
-    tensors, form = take_apart(problem)
     if torch.compiler.is_compiling():
-        output, lse = torch.ops.regard.attend(tensors, form, computation.name)
-    elif transformed() or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
-        output, lse = _Attend.apply(problem, computation.name, *tensors)
+        output, lse = torch.ops.regard.attend(*take_apart(problem), computation.name)
+    elif transformed() or _wants_gradient(problem):
+        output, lse = _Attend.apply(problem, computation.name, *take_apart(problem)[0])
     else:
         output, lse = _forward(problem, computation.name)
     return Result(output, lse if problem.wants_lse else None)
+
+
+def _wants_gradient(problem: Problem) -> bool:
+    """Whether autograd will ask for the gradient of any tensor of the problem."""
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in take_apart(problem)[0])
 
 
 def _over(problem: Problem, tensors: Sequence[Tensor]) -> Problem:

@@ -28,6 +28,9 @@ KERNELS: tuple[Kernel, ...] = (Fused(), Grouped(), Spans(), Additive(), Tiled(),
 REMEMBERED = 4096
 """How many choices are remembered before all are forgotten."""
 
+EXACT = 64
+"""Lengths up to this one make a difference of their own: kernels for few queries and few keys have theirs there."""
+
 _chosen: dict[tuple, Kernel] = {}
 
 
@@ -126,11 +129,17 @@ def _is_even(problem: Problem) -> bool:
 
 
 def _signature(problem: Problem) -> tuple:
-    """All that a choice depends on; a mask by its hash, for what is remembered of another is no wrong choice."""
+    """All that a choice depends on; a mask by its hash, for what is remembered of another is no wrong choice.
+
+    Lengths are taken roughly: while text is generated, each call has one key more than the last.
+    """
     query, key, value = problem.pairs.query, problem.pairs.key, problem.value
+    queries, keys = problem.queries, problem.keys
     return (
         type(problem.pairs),
-        *(query.shape, key.shape, value.shape, value.dtype, value.device.type, query.stride(-1)),
+        *(query.shape[:-2], key.shape[:-2], value.shape[:-2], query.shape[-1], value.shape[-1]),
+        *(_roughly(queries), _roughly(keys), queries == keys),
+        *(value.dtype, value.device.type, query.stride(-1)),
         hash(problem.mask),
         *(type(problem.bias), problem.bias_needs_gradient()),
         *(problem.softcap is None, problem.sinks is None, problem.dropout is None, problem.wants_lse),
@@ -138,6 +147,14 @@ def _signature(problem: Problem) -> tuple:
         problem.asks_for_gradient(),
         torch.get_num_threads(),
     )
+
+
+def _roughly(length: int) -> int:
+    """Up to EXACT as it is, and beyond it to within a sixteenth."""
+    if length <= EXACT:
+        return length
+    dropped = length.bit_length() - 5
+    return length >> dropped << dropped
 
 
 def _seconds(kernel: Kernel, problem: Problem) -> float:

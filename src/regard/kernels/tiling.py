@@ -20,6 +20,8 @@ IN_VAIN = 2**16
 """Pairs, of all heads, that a part may visit in vain: they take about as long as the calls that another part takes."""
 REMEMBERED = 128
 """How many masks without tensors are remembered; one with tensors is remembered as long as it is alive."""
+SIZES = 64
+"""For how many sizes each mask is remembered, before all of them are forgotten: a cache has another with each token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,8 @@ def parts(problem: Problem, size: tuple[int, int], apart: int) -> tuple[Part, ..
             _recent.append(mask)
     key = (shape, size, apart, tuple(tensor._version for tensor in tensors))
     if key not in known:
+        if len(known) >= SIZES:
+            known.clear()
         known[key] = _parts(problem, size, apart)
     return known[key]
 

@@ -14,7 +14,9 @@ import torch
 
 Job = TypeVar("Job")
 
+_WORK = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _pool: ThreadPoolExecutor | None = None
+_forked = False
 
 
 def workers(work: int, least: int) -> int:
@@ -23,32 +25,40 @@ def workers(work: int, least: int) -> int:
 
 
 def share(call: Callable[[int, Job], None], jobs: Sequence[Job], count: int) -> None:
-    """call(worker, job) for all jobs, by `count` workers that each do neighbouring ones; this thread is worker 0."""
+    """call(worker, job) for all jobs, by `count` workers that each do neighbouring ones; this thread is one of them."""
     count = min(count, len(jobs))
     if count <= 1:
         _each(call, 0, jobs)
         return
     shares = [jobs[begin:end] for begin, end in parts(0, len(jobs), count)]
-    others = [_threads().submit(_each, call, worker, shares[worker]) for worker in range(1, count)]
-    try:
-        _each(call, 0, shares[0])
-    finally:
+    left, errors = iter(range(count)), []
+
+    def work(_: object = None) -> None:
+        try:
+            for worker in left:
+                _each(call, worker, shares[worker])
+        except BaseException as error:  # it may not pass through what runs the threads
+            errors.append(error)
+
+    team = _team()
+    if team is not None:
+        callback = _WORK(work)
+        team(ctypes.cast(callback, ctypes.c_void_p), None, torch.get_num_threads(), 0)
+    else:
+        others = [_threads().submit(work) for _ in range(1, count)]
+        work()
         wait(others)  # they write into memory that the caller holds
-    for other in others:
-        other.result()
+    if errors:
+        raise errors[0]
 
 
 def together(function: Callable, work: ctypes.Structure, count: int) -> None:
-    """The C function on the same work by `count` threads at once, each of which takes what no other has.
-
-    They are those that torch's own operators run on, where these are OpenMP's: its threads wait awake for a while, and
-    others would have to share the cores with them.
-    """
+    """The C function on the same work by at most `count` threads at once, each of which takes what no other has."""
     team = _team()
     if count <= 1:
         function(ctypes.byref(work))
     elif team is not None:
-        team(ctypes.cast(function, ctypes.c_void_p), ctypes.byref(work), count, 0)
+        team(ctypes.cast(function, ctypes.c_void_p), ctypes.byref(work), torch.get_num_threads(), 0)
     else:
         share(lambda _, each: function(ctypes.byref(each)), [work] * count, count)
 
@@ -64,9 +74,18 @@ def parts(begin: int, end: int, count: int, step: int = 1) -> list[tuple[int, in
     return [(low, high) for low, high in pairwise(cuts) if low < high]
 
 
-@cache
 def _team() -> Callable | None:
-    """OpenMP's way to start a team, as compilers call it, if torch has brought one along."""
+    """What starts OpenMP's threads, where it can."""
+    return None if _forked else _openmp()
+
+
+@cache
+def _openmp() -> Callable | None:
+    """OpenMP's way to start its threads, as compilers call it, if torch has brought one along.
+
+    Torch's own operators run on these threads, and for a while after each they wait awake: other threads would have to
+    share the cores with them. Another number of them than torch's would end some, to be started again.
+    """
     try:
         found = ctypes.CDLL(None).GOMP_parallel
     except (AttributeError, OSError, TypeError):  # another OpenMP, none at all, or a system without such a list
@@ -81,7 +100,7 @@ def _each(call: Callable[[int, Job], None], worker: int, jobs: Sequence[Job]) ->
 
 
 def _threads() -> ThreadPoolExecutor:
-    """Made when first needed, of threads that start one by one; a forked process has none of its parent's."""
+    """Made when first needed, of threads that start one by one."""
     global _pool
     if _pool is None:
         _pool = ThreadPoolExecutor(max(32, os.cpu_count() or 1), thread_name_prefix="regard")
@@ -89,8 +108,9 @@ def _threads() -> ThreadPoolExecutor:
 
 
 def _forget() -> None:
-    global _pool
-    _pool = None
+    """In a forked process: it has none of its parent's threads, and OpenMP would wait for them."""
+    global _pool, _forked
+    _pool, _forked = None, True
 
 
 if hasattr(os, "register_at_fork"):
