@@ -62,8 +62,9 @@ class Problem:
         """The shape that the weights would have: (..., heads, M, N)."""
         query = self.pairs.query
         last = -3 if query.ndim >= 4 else -2
-        batches = {tensor.shape[:last] for tensor in (query, self.pairs.key, self.value)}
-        batch = batches.pop() if len(batches) == 1 else torch.broadcast_shapes(*batches)
+        batches = query.shape[:last], self.pairs.key.shape[:last], self.value.shape[:last]
+        alike = batches[0] == batches[1] == batches[2]  # the usual case, and much the faster to see
+        batch = batches[0] if alike else torch.broadcast_shapes(*batches)
         return torch.Size((*batch, *query.shape[last:-1], self.keys))
 
     def grid(self) -> Grid:
