@@ -12,15 +12,16 @@ import regard
 # packages of one line do not know each other. A new module has to be given its place here.
 LAYERS = (
     ("regard.cli",),
-    ("regard.translation",),
+    ("regard.translation", "regard.huggingface"),
     ("regard.models",),
+    ("regard.nn",),
     ("regard.testing",),
     ("regard",),
     ("regard.sdpa",),
     ("regard.attention",),
     ("regard.pose",),
     ("regard.kernels",),
-    ("regard.scores", "regard.masks", "regard.biases", "regard.lenses"),
+    ("regard.scores", "regard.masks", "regard.biases", "regard.lenses", "regard.positions"),
     ("regard.problem",),
     ("regard.pairs", "regard.dropout", "regard.blocks", "regard.structure", "regard.native"),
     ("regard.intervals",),

@@ -10,7 +10,7 @@ import pytest
 import regard
 
 FUNCTIONS = {"attention", "attention_with_lse", "explain", "merge", "observe", "scaled_dot_product_attention"}
-SUBMODULES = {"biases", "lenses", "masks", "plots", "scores"}
+SUBMODULES = {"biases", "lenses", "masks", "plots", "positions", "scores"}
 
 OPTIONAL = {
     "babel",

@@ -7,6 +7,7 @@ from . import biases as biases
 from . import lenses as lenses
 from . import masks as masks
 from . import plots as plots
+from . import positions as positions
 from . import scores as scores
 from .attention import attention as attention
 from .attention import attention_with_lse as attention_with_lse
@@ -25,13 +26,14 @@ __all__ = [
     "merge",
     "observe",
     "plots",
+    "positions",
     "scaled_dot_product_attention",
     "scores",
 ]
 
 __version__ = "0.1.0.dev0"
 
-_WHEN_ASKED_FOR = ("models", "testing", "translation")
+_WHEN_ASKED_FOR = ("huggingface", "models", "nn", "testing", "translation")
 
 
 def __getattr__(name: str) -> ModuleType:

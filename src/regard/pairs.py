@@ -31,7 +31,7 @@ class DotPairs:
     def scores(self) -> Tensor:
         """All scores, (..., heads, M, N), summed in float32 at least."""
         query, key = at_least_float32(self.query), at_least_float32(self.key)
-        return per_head(lambda folded: self.scale * (folded @ key.mT), query, key)
+        return per_head(lambda folded: (self.scale * folded) @ key.mT, query, key)
 
 
 @dataclass(frozen=True, eq=False, slots=True)

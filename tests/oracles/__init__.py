@@ -5,10 +5,10 @@ regard's way: an offset is added by hand, a mask over queries is a mask over pai
 
 What waits for the features that it belongs to, and has no test here yet:
 
-- positions: CTranslate2's relative positions and sinusoids, RoPE of keras-hub, burn and fairseq, its linear scaling;
+- positions: CTranslate2's relative positions;
 - biases: ALiBi slopes of CTranslate2 and keras-hub;
 - masks: ONNX's window, once there is `masks.window` (here it is written out as booleans);
-- layers: PyTorch's Transformer encoder and decoder layers, the projections of Keras's multi-head attention.
+- layers: the projections of Keras's multi-head attention.
 
 AllenNLP's cosine score is not one of regard's six.
 """

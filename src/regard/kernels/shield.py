@@ -60,8 +60,8 @@ def _careful(problem: Problem, clean: Problem, compute: Compute) -> Result:
 
 def cleaned(problem: Problem) -> Problem:
     """The problem with NaN and infinity set to 0, or the problem itself where there is neither."""
-    query, key, value = problem.pairs.query, problem.pairs.key, problem.value
-    return problem if all_finite(query, key, value) else _finite(problem)
+    tensors = problem.pairs.query, problem.pairs.key, problem.value
+    return problem if not transformed() and all_finite(*tensors) else _finite(problem)
 
 
 def _finite(problem: Problem) -> Problem:

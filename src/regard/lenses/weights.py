@@ -45,7 +45,7 @@ class Weights:
         with torch.autocast(problem.value.device.type, enabled=False):
             scores = problem.scores(self.rows, self.columns)
             lse = lse[..., self.rows, None]
-            return torch.exp(scores - lse.masked_fill(lse == float("-inf"), 0.0))
+            return (scores - lse.masked_fill(lse == float("-inf"), 0.0)).exp_()
 
     def __hash__(self) -> int:
         # Slices have no hash before Python 3.12.

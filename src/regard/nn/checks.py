@@ -1,0 +1,93 @@
+"""What layers check of their input: messages that name the argument, what it has, what it needs, and the mend."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ConfigurationError, DeviceError, DtypeError, ShapeError
+
+
+def check_input(name: str, tensor: object, dim: int, layer: nn.Module) -> None:
+    """(batch, length, dim) in the layer's own dtype, on its device; autocast casts for itself.
+
+    Raises:
+        ShapeError, DtypeError, DeviceError: it is not that.
+    """
+    if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+        has = tensor.dtype if isinstance(tensor, Tensor) else f"a {type(tensor).__name__}"
+        raise DtypeError(f"{name} needs a floating-point tensor (batch, length, {dim}); it is {has}")
+    if tensor.ndim != 3 or tensor.shape[-1] != dim:
+        hint = ": give tensor.unsqueeze(0) where there is no batch" if tensor.ndim == 2 else ""
+        raise ShapeError(f"{name} has the shape {tuple(tensor.shape)}; it needs (batch, length, {dim}){hint}")
+    weight = next(layer.parameters())
+    if tensor.device != weight.device:
+        raise DeviceError(
+            f"{name} is on {tensor.device}, but the layer's parameters are on {weight.device}: move one of them with "
+            ".to(device)"
+        )
+    if tensor.dtype != weight.dtype and not torch.is_autocast_enabled(tensor.device.type):
+        raise DtypeError(
+            f"{name} is {tensor.dtype}, but the layer's parameters are {weight.dtype}: convert one of them with "
+            ".to(dtype)"
+        )
+
+
+def check_positions(name: str, positions: object, batch: int, length: int) -> None:
+    """Whole numbers, (length,) or (batch, length).
+
+    Raises:
+        ShapeError, DtypeError: they are not that.
+
+    >>> import torch
+    >>> check_positions("positions", torch.arange(3), 2, 3)
+    """
+    if (
+        not isinstance(positions, Tensor)
+        or positions.is_floating_point()
+        or positions.is_complex()
+        or positions.dtype == torch.bool
+    ):
+        has = positions.dtype if isinstance(positions, Tensor) else f"a {type(positions).__name__}"
+        raise DtypeError(f"{name} needs a tensor of whole numbers; it is {has}")
+    if tuple(positions.shape) not in ((length,), (batch, length), (1, length)):
+        raise ShapeError(
+            f"{name} has the shape {tuple(positions.shape)}; it needs ({length},) or ({batch}, {length}): one position "
+            f"for each of the {length} tokens, the same in all {batch} sequences of the batch or in each its own"
+        )
+
+
+def whole_number(name: str, value: object, *, least: int = 1) -> int:
+    """A whole number of at least `least`.
+
+    Raises:
+        ConfigurationError: it is not that.
+
+    >>> whole_number("num_heads", 8)
+    8
+    """
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
+        raise ConfigurationError(f"{name} needs a whole number; it is {value!r}")
+    if number < least:
+        raise ConfigurationError(f"{name} is {number}; it needs at least {least}")
+    return number
+
+
+def probability(name: str, value: float) -> float:
+    """A probability with which something is dropped, in [0, 1).
+
+    Raises:
+        ConfigurationError: it is not that.
+
+    >>> probability("dropout", 0.1)
+    0.1
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value < 1.0:
+        raise ConfigurationError(f"{name} is {value!r}; it needs a probability in [0, 1)")
+    return float(value)

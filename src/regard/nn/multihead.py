@@ -1,0 +1,242 @@
+"""torch's MultiheadAttention to the letter, by regard's kernels: no weight is NaN, and no mask is lost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, pad
+
+from ..attention import attention, attention_with_lse, observe
+from ..errors import ConfigurationError, ShapeError
+from ..lenses import Weights
+from ..pairs import all_finite, finite
+from ..pose import pose
+from ..transforms import transformed
+from .torch_masks import check_masks, read_masks
+
+WEIGHTS = Weights()
+
+
+def _not_to_be_bypassed(module: nn.Module, arguments: tuple) -> None:
+    """A hook that does nothing. Where there is one, torch's encoder layer calls its attention.
+
+    Without any it computes attention by itself in evaluation, from the parameters, and never calls the module.
+    """
+
+
+class MultiheadAttention(nn.MultiheadAttention):
+    """concat(head_1, ..., head_H) · W_O, where head_h = softmax(Q W_h^Q (K W_h^K)ᵀ / √D + masks) · V W_h^V.
+
+    The twin of `torch.nn.MultiheadAttention`: its arguments, defaults and attributes, its parameters by name, first
+    value and `state_dict`, its meaning of every mask, and what it returns. It is a subclass, so that whatever asks for
+    torch's layer takes this one. `swap` puts it in its place in a whole model.
+
+    It differs where torch's own results are wrong or depend on which of its paths is taken:
+
+    - A row that may attend to nothing has weights 0, and as output the bias of the output projection; never NaN.
+    - `attn_mask` always holds. torch drops it for `is_causal` on some paths; here the tensor is looked at, and one
+      that is causal is computed as `masks.causal()`, with `is_causal` or without.
+    - NaN in keys or values that are masked reaches no other row, no weight, and no gradient.
+    - With dropout, the weights returned are those before it (torch returns what is left after it).
+    - Without `need_weights` no memory is taken for the weights, forward or backward.
+    - Wrong input raises errors of `regard.errors`, which are `ValueError`s and name the shapes.
+
+    Nested tensors are refused; torch's encoder makes them in evaluation, unless `use_nested_tensor` is False.
+
+    Args:
+        embed_dim: E, of queries and output: heads · D.
+        num_heads: H, which divides E.
+        dropout: the probability with which a weight is dropped in training, in [0, 1).
+        bias: whether the four projections have one.
+        add_bias_kv: whether a learned key and value come after those given.
+        add_zero_attn: whether a key and value of zeros come last.
+        kdim: the dim of keys, E unless given.
+        vdim: the dim of values, E unless given.
+        batch_first: whether tensors are (batch, length, dim), and not (length, batch, dim).
+        device: where the parameters are made.
+        dtype: of the parameters.
+
+    Raises:
+        ConfigurationError: numbers below 1, or heads that do not divide `embed_dim`.
+
+    Source: Vaswani et al. 2017, arXiv 1706.03762, section 3.2.2.
+
+    >>> import torch
+    >>> from regard.nn import MultiheadAttention
+    >>> layer = MultiheadAttention(8, 2, batch_first=True)
+    >>> x, padded = torch.randn(2, 3, 8), torch.tensor([[False, True, True], [True, True, True]])
+    >>> output, weights = layer(x, x, x, key_padding_mask=padded)
+    >>> weights.detach()
+    tensor([[[1., 0., 0.],
+             [1., 0., 0.],
+             [1., 0., 0.]],
+            [[0., 0., 0.],
+             [0., 0., 0.],
+             [0., 0., 0.]]])
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        if embed_dim < 1 or num_heads < 1 or embed_dim % num_heads:
+            raise ConfigurationError(
+                f"embed_dim is {embed_dim} and num_heads {num_heads}; both need to be at least 1, and heads share the "
+                "dim evenly: num_heads must divide embed_dim"
+            )
+        super().__init__(
+            embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
+        )
+        self.register_forward_pre_hook(_not_to_be_bypassed)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if _not_to_be_bypassed not in self._forward_pre_hooks.values():
+            self.register_forward_pre_hook(_not_to_be_bypassed)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The output, and the weights or None: the one place where what is asked for changes what comes back.
+
+        Shapes: query (batch, M, E), key (batch, N, kdim), value (batch, N, vdim) with `batch_first`, else with the
+        length in front; without a batch (M, E), (N, kdim), (N, vdim). The output is like the query. Weights are
+        (batch, M, N), or (batch, heads, M, N) if not averaged; N counts the keys that the layer adds.
+
+        Args:
+            query: what asks.
+            key: what is asked.
+            value: what is answered.
+            key_padding_mask: (batch, N), or (N,) without a batch: bool, where True = leave out, or floats that are
+                added to the scores.
+            need_weights: whether the weights are returned.
+            attn_mask: (M, N) or (batch · heads, M, N), likewise: True = leave out, floats are added.
+            average_attn_weights: whether the weights are the mean over the heads.
+            is_causal: a hint that `attn_mask` is causal, which has to be there too; it changes no result.
+
+        Raises:
+            ShapeError: query, key and value that do not fit the layer or each other, or are nested.
+            MaskError: a mask of another shape or type; `is_causal` without `attn_mask`.
+        """
+        self._check(query, key, value)
+        batch, queries, keys = self._sizes(query, key)
+        check_masks(attn_mask, key_padding_mask, (batch, self.num_heads, queries, keys), is_causal)
+        own = (self.bias_k is not None) + self.add_zero_attn
+        mask, bias = read_masks(attn_mask, key_padding_mask, self.num_heads, own)
+        # The gradient of a projection is a sum over all positions, the masked ones too, and 0 times NaN is NaN.
+        careful = mask is not None and torch.is_grad_enabled() and (transformed() or not all_finite(query, key, value))
+        q, k, v = (self._per_head(x) for x in self._project(query, key, value, careful))  # [B, H, M or N, D]
+        k, v = self._with_own(k, self.bias_k), self._with_own(v, self.bias_v)
+        options: dict[str, Any] = {"mask": mask, "bias": bias, "dropout_p": self.dropout if self.training else 0.0}
+        if not need_weights:
+            return self._output(attention(q, k, v, **options), query.ndim, careful), None
+        context, weights = _with_weights(q, k, v, options)
+        weights = (weights.mean(1) if average_attn_weights else weights).to(context.dtype)
+        return self._output(context, query.ndim, careful), weights if query.ndim == 3 else weights.squeeze(0)
+
+    def _project(self, query: Tensor, key: Tensor, value: Tensor, careful: bool) -> tuple[Tensor, ...]:
+        """Q W^Q, K W^K and V W^V, by as few products as the inputs are tensors."""
+        biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        if self.in_proj_weight is None:
+            weights = self.q_proj_weight, self.k_proj_weight, self.v_proj_weight
+        elif query is key and key is value:
+            return _linear(query, self.in_proj_weight, self.in_proj_bias, careful).chunk(3, -1)
+        else:
+            weights = self.in_proj_weight.chunk(3)
+        inputs = query, key, value
+        return tuple(_linear(x, w, b, careful) for x, w, b in zip(inputs, weights, biases, strict=True))
+
+    def _per_head(self, x: Tensor) -> Tensor:
+        """(batch, heads, length, D) from the layer's own layout, with a batch of 1 where there is none."""
+        x = x.unflatten(-1, (self.num_heads, self.head_dim))
+        if x.ndim == 3:
+            return x.transpose(0, 1).unsqueeze(0)
+        return x.transpose(1, 2) if self.batch_first else x.permute(1, 2, 0, 3)
+
+    def _with_own(self, x: Tensor, own: Tensor | None) -> Tensor:
+        """Keys or values (batch, heads, N, D) with those that the layer adds after them."""
+        if own is not None:
+            last = own.view(1, 1, self.num_heads, self.head_dim).transpose(1, 2)
+            x = torch.cat([x, last.expand(x.shape[0], -1, -1, -1).to(x.dtype)], dim=-2)
+        return pad(x, (0, 0, 0, 1)) if self.add_zero_attn else x
+
+    def _output(self, context: Tensor, axes: int, careful: bool) -> Tensor:
+        """(batch, heads, M, D) side by side in the layer's own layout, projected."""
+        if axes == 2:
+            context = context.squeeze(0).transpose(0, 1)
+        else:
+            context = context.transpose(1, 2) if self.batch_first else context.permute(2, 0, 1, 3)
+        context = context.flatten(-2)
+        return _of_finite(self.out_proj, context) if careful else self.out_proj(context)
+
+    def _sizes(self, query: Tensor, key: Tensor) -> tuple[int | None, int, int]:
+        """The batch, None where there is none, and how many queries and keys there are."""
+        if query.ndim == 2:
+            return None, query.shape[0], key.shape[0]
+        length = 1 if self.batch_first else 0
+        return query.shape[1 - length], query.shape[length], key.shape[length]
+
+    def _check(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+        """Three tensors of the layer's layout and dims."""
+        if query.is_nested or key.is_nested or value.is_nested:
+            raise ShapeError(
+                "MultiheadAttention got a nested tensor; it needs padded ones and key_padding_mask. If nn."
+                "TransformerEncoder made it, set encoder.use_nested_tensor = False, as regard.nn.swap(model) does"
+            )
+        shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
+        layout = "(batch, length, dim)" if self.batch_first else "(length, batch, dim)"
+        if not query.ndim == key.ndim == value.ndim or query.ndim not in (2, 3):
+            raise ShapeError(f"{shapes}: all three need to be {layout}, or all three (length, dim)")
+        dims = self.embed_dim, self.kdim, self.vdim
+        if (query.shape[-1], key.shape[-1], value.shape[-1]) != dims:
+            raise ShapeError(f"{shapes}: their last axes need to be embed_dim, kdim and vdim of the layer, {dims}")
+        if key.shape[:-1] != value.shape[:-1]:
+            raise ShapeError(f"{shapes}: each key needs one value, but they differ in length or batch")
+        batch, key_batch = self._sizes(query, key)[0], self._sizes(key, query)[0]
+        if batch != key_batch:
+            raise ShapeError(
+                f"{shapes}: with batch_first={self.batch_first} these are {layout}, and their batches differ, {batch} "
+                f"and {key_batch}"
+            )
+
+
+def _with_weights(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """What attention gives, and its weights before dropout, (batch, heads, M, N)."""
+    if not transformed():
+        seen = observe(q, k, v, WEIGHTS, **options)
+        return seen.output, seen[WEIGHTS]
+    # `observe` looks whether there is NaN, which a compiled call cannot: here it is taken out unseen.
+    context, lse = attention_with_lse(q, k, v, **options)
+    problem = pose(finite(q), finite(k), v, mask=options["mask"], bias=options["bias"])
+    return context, WEIGHTS.look(problem, lse)
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, careful: bool) -> Tensor:
+    return _of_finite(lambda clean: linear(clean, weight, bias), x) if careful else linear(x, weight, bias)
+
+
+def _of_finite(project: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """A projection of the rows that are finite; the others are NaN, and reach no gradient."""
+    return project(finite(x)).masked_fill(~x.isfinite().all(-1, keepdim=True), math.nan)

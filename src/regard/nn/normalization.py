@@ -1,0 +1,49 @@
+"""Root mean square norm, in float32 also where the rest is narrower."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ..errors import ConfigurationError
+from ..pairs import at_least_float32
+from .checks import whole_number
+
+
+class RMSNorm(nn.Module):
+    """(offset + g) · x / √(mean(x²) + eps), over the last axis: any shape (..., dim), the same shape and dtype.
+
+    It is computed in float32 at least and rounded once, under autocast too, where `torch.nn.RMSNorm` computes in the
+    narrow dtype. g starts so that the norm starts with a gain of 1.
+
+    Args:
+        dim: of the last axis.
+        eps: keeps vectors of nearly 0 from being blown up.
+        offset: 1.0 for checkpoints that hold g - 1, as Gemma's do.
+
+    Raises:
+        ConfigurationError: a dim below 1, an eps below 0.
+
+    Source: Zhang and Sennrich 2019 (arXiv 1910.07467), Eq. 4; eps is of their code.
+
+    >>> norm = RMSNorm(2, eps=0.0)
+    >>> norm(torch.tensor([1.0, 7.0])).detach()
+    tensor([0.2000, 1.4000])
+    """
+
+    def __init__(self, dim: int, eps: float = 1e-6, *, offset: float = 0.0) -> None:
+        super().__init__()
+        self.dim, self.eps, self.offset = whole_number("dim", dim), eps, offset
+        if not eps >= 0:
+            raise ConfigurationError(f"eps is {eps}; it needs a number of at least 0")
+        self.weight = nn.Parameter(torch.full((dim,), 1.0 - offset))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., dim) to (..., dim)."""
+        wide = at_least_float32(x)
+        gain = self.weight.to(wide.dtype) + self.offset if self.offset else self.weight.to(wide.dtype)
+        return functional.rms_norm(wide, (self.dim,), gain, self.eps).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.dim}, eps={self.eps}" + (f", offset={self.offset}" if self.offset else "")

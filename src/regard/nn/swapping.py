@@ -1,0 +1,145 @@
+"""Every torch.nn.MultiheadAttention inside a model replaced by regard's, with its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from torch import nn
+
+from ..errors import ConfigurationError
+from .multihead import MultiheadAttention
+
+# The tables of a module that its twin has as its own. All else is one for both: a hook's handle still removes it.
+_OWN_TABLES = ("_parameters", "_buffers", "_modules")
+
+
+@dataclass(frozen=True, eq=False)
+class Swapped:
+    """What `swap` did: `print` it.
+
+    model: the model that was given, now with regard's layers; where it was such a layer itself, the new one. replaced:
+    their names, as of `model.named_modules()`; '' is the model itself. left: by name, the layers that stay torch's or
+    others', and why. notes: what else is to be known, a sentence each.
+    """
+
+    model: nn.Module
+    replaced: tuple[str, ...]
+    left: Mapping[str, str]
+    notes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        count = len(self.replaced)
+        lines = [f"{count} of {count + len(self.left)} nn.MultiheadAttention replaced by regard.nn.MultiheadAttention"]
+        lines += [f"  replaced {_said(name)}" for name in self.replaced]
+        lines += [f"  left {_said(name)}: {why}" for name, why in self.left.items()]
+        lines += [f"  {note}" for note in self.notes]
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return (
+            f"Swapped(model=<{type(self.model).__name__}>, replaced={list(self.replaced)}, left={dict(self.left)}, "
+            f"notes={list(self.notes)})"
+        )
+
+
+def swap(model: nn.Module) -> Swapped:
+    """Replace every `torch.nn.MultiheadAttention` inside a model by `regard.nn.MultiheadAttention`, in place.
+
+    The new layers have the very parameters of the old ones, so optimisers go on as before; they have their names,
+    `training`, hooks and whatever else was set on them. A layer that the model has in several places stays one. A
+    second `swap` finds nothing to do.
+
+    torch's encoder layer computes attention by itself in evaluation; after `swap` it calls the new layer, as it does in
+    training. An `nn.TransformerEncoder` above them no longer turns padded batches into nested tensors: its
+    `use_nested_tensor` becomes False, and padded positions of its output are what the layers make of them, and not 0.
+
+    Left as they are, and told of: instances of subclasses, which have a meaning of their own; layers whose `forward`
+    was replaced on the instance; layers that are compiled. A layer that the model holds in a plain list or a closure
+    is one that torch does not know of, and is not found.
+
+    Raises:
+        ConfigurationError: the model is no `nn.Module`.
+
+    >>> import torch
+    >>> from regard.nn import swap
+    >>> model = torch.nn.TransformerDecoderLayer(8, 2)
+    >>> print(swap(model))
+    2 of 2 nn.MultiheadAttention replaced by regard.nn.MultiheadAttention
+      replaced self_attn
+      replaced multihead_attn
+    """
+    if not isinstance(model, nn.Module):
+        given = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
+        raise ConfigurationError(f"swap needs a torch.nn.Module, such as nn.Transformer(...); this is {given}")
+    twins: dict[nn.Module, MultiheadAttention] = {}
+    replaced: list[str] = []
+    left: dict[str, str] = {}
+    notes: list[str] = []
+    for name, module in list(model.named_modules(remove_duplicate=False)):
+        if not isinstance(module, nn.MultiheadAttention) or isinstance(module, MultiheadAttention):
+            continue
+        if reason := _why_not(module, name):
+            left[name] = reason
+            continue
+        if module not in twins:
+            if count := _hooks(module):
+                notes.append(f"{_said(name)}: {count} hook{'s' * (count > 1)} came along")
+            twins[module] = _twin(module)
+        model = _put(model, name, twins[module])
+        replaced.append(name)
+    notes += _without_nested(model)
+    return Swapped(model, tuple(replaced), MappingProxyType(left), tuple(notes))
+
+
+def _why_not(module: nn.MultiheadAttention, name: str) -> str:
+    """Why a layer cannot be replaced; empty if it can."""
+    kind = type(module)
+    if kind is not nn.MultiheadAttention:
+        return f"it is a {kind.__module__}.{kind.__qualname__}, a subclass with a meaning of its own"
+    if "forward" in vars(module):
+        return "its forward was replaced on the instance"
+    if vars(module).get("_compiled_call_impl") is not None or name.rpartition(".")[2] == "_orig_mod":
+        return "it is compiled: swap first, then compile"
+    if module._load_state_dict_pre_hooks:
+        return "it has hooks for load_state_dict, which know it as it is: swap first, then register them"
+    return ""
+
+
+def _twin(module: nn.MultiheadAttention) -> MultiheadAttention:
+    """A layer of regard's with all that the module holds, made as an unpickled one is."""
+    twin = MultiheadAttention.__new__(MultiheadAttention)
+    twin.__setstate__({name: held.copy() if name in _OWN_TABLES else held for name, held in vars(module).items()})
+    return twin
+
+
+def _put(model: nn.Module, name: str, module: nn.Module) -> nn.Module:
+    """The model with another module of that name: itself, or where the name is '' the module."""
+    if not name:
+        return module
+    parent, _, child = name.rpartition(".")
+    setattr(model.get_submodule(parent), child, module)
+    return model
+
+
+def _without_nested(model: nn.Module) -> list[str]:
+    """Encoders over regard's layers, kept from handing them nested tensors; a note on each that would have."""
+    notes = []
+    for name, encoder in model.named_modules():
+        if not isinstance(encoder, nn.TransformerEncoder) or not getattr(encoder, "use_nested_tensor", False):
+            continue
+        if any(isinstance(inner, MultiheadAttention) for inner in encoder.modules()):
+            encoder.use_nested_tensor = False
+            notes.append(f"{_said(name)}: use_nested_tensor is False now")
+    return notes
+
+
+def _hooks(module: nn.Module) -> int:
+    """How many hooks run where the module is called."""
+    tables = module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks
+    return sum(len(table) for table in tables)
+
+
+def _said(name: str) -> str:
+    return name or "the model itself"

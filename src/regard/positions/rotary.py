@@ -1,0 +1,164 @@
+"""Rotary positions: queries and keys are turned by angles that grow with their positions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import ConfigurationError, DeviceError, DtypeError, ShapeError, nearest
+from .angles import angles, check_base, check_dim, check_positions, geometric
+from .scaling import Scaling
+from .turning import LAYOUTS, Layout, turned
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """(x, y) -> (x cos a - y sin a, x sin a + y cos a), a = p · base^(-2i/dim): pair i of a vector at position p.
+
+    So that the product of a query and a key depends on the difference of their positions alone. A value without
+    parameters: any device, any floating-point dtype, any position, negative ones too.
+
+    - `dim`: how many features are turned, the first ones; those after them pass through unchanged.
+    - `layout`: which features make pair i. "half": i and i + dim/2, as in GPT-NeoX and in Llama's checkpoints of
+      transformers. "interleaved": 2i and 2i + 1, as in the paper, in GPT-J and in Meta's own Llama checkpoints.
+    - `scaling`: how frequencies change for sequences longer than those trained on: `Linear`, `NTK`, `DynamicNTK`,
+      `YaRN`, `Llama3`, `LongRoPE`.
+
+    Layers that share their positions share the work: `rotation(positions)` is computed once and turns many tensors.
+
+    Raises:
+        ConfigurationError: a dim that is odd or below 2, a base that is not above 1, an unknown layout, a scaling
+            that is none or does not fit the dim.
+
+    Source: Su et al. 2021 (arXiv 2104.09864), section 3.2.2.
+
+    >>> rotary = Rotary(dim=2)
+    >>> rotary.turn(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([0, 1]))
+    tensor([[1.0000, 0.0000],
+            [0.5403, 0.8415]])
+    """
+
+    dim: int
+    base: float = 10000.0
+    layout: Layout = "half"
+    scaling: Scaling | None = None
+
+    def __post_init__(self) -> None:
+        check_dim("Rotary", self.dim)
+        check_base("Rotary", self.base)
+        if self.layout not in LAYOUTS:
+            raise ConfigurationError(f"Rotary has no layout {self.layout!r}; {nearest(str(self.layout), LAYOUTS)}")
+        if self.scaling is not None:
+            if not isinstance(self.scaling, Scaling):
+                raise ConfigurationError(
+                    f"Rotary needs a scaling of regard.positions, Linear(factor=2.0) for instance; it is "
+                    f"{self.scaling!r}"
+                )
+            self.frequencies(torch.zeros(1, dtype=torch.int64, device="cpu"))  # a scaling may not fit every dim
+
+    def frequencies(self, positions: Tensor) -> Tensor:
+        """The angle from one position to the next of each pair, for a sequence that is at these: (dim/2,), radians.
+
+        Of the scalings `DynamicNTK` and `LongRoPE` alone read the positions, of which the largest says how long the
+        sequence is.
+
+        >>> Rotary(dim=4, base=100.0).frequencies(torch.arange(3))
+        tensor([1.0000, 0.1000], dtype=torch.float64)
+        """
+        if self.scaling is None:
+            return geometric(self.dim, self.base, positions.device)
+        return self.scaling.frequencies(self.dim, self.base, positions)
+
+    def rotation(self, positions: Tensor, *, dtype: torch.dtype = torch.float32) -> Rotation:
+        """The cosines and sines at some positions, to turn any number of tensors with.
+
+        Shapes: positions (length,), or (*batch, length) where sequences have their own. Angles are taken in double
+        precision, also under autocast. `dtype` is that of cosines and sines: float64 for tensors of float64, float32
+        for all others.
+
+        Raises:
+            DtypeError: positions that are no whole numbers, or a dtype other than these two.
+            ShapeError: positions without an axis.
+
+        >>> rotary = Rotary(dim=4)
+        >>> rotation = rotary.rotation(torch.arange(7))
+        >>> query, key = rotation.turn(torch.ones(2, 8, 7, 4)), rotation.turn(torch.ones(2, 2, 7, 4))
+        >>> query.shape, key.shape
+        (torch.Size([2, 8, 7, 4]), torch.Size([2, 2, 7, 4]))
+        """
+        check_positions(self, positions)
+        if not positions.ndim:
+            raise ShapeError(
+                f"{self} needs positions of the shape (length,) or (*batch, length); these have no axis: call "
+                ".unsqueeze(0)"
+            )
+        if dtype not in (torch.float32, torch.float64):
+            raise DtypeError(
+                f"a rotation needs cosines and sines in torch.float32 or torch.float64; dtype is {dtype}. What is "
+                "turned may be narrower, and keeps its dtype"
+            )
+        at = angles(positions, self.frequencies(positions))
+        magnitude = 1.0 if self.scaling is None else self.scaling.magnitude
+        return Rotation((magnitude * at.cos()).to(dtype), (magnitude * at.sin()).to(dtype), self.layout)
+
+    def turn(self, tensor: Tensor, positions: Tensor) -> Tensor:
+        """Queries or keys turned by their positions: `rotation(positions).turn(tensor)`, which says more."""
+        wide = isinstance(tensor, Tensor) and tensor.dtype == torch.float64
+        return self.rotation(positions, dtype=torch.float64 if wide else torch.float32).turn(tensor)
+
+
+@dataclass(frozen=True, eq=False)
+class Rotation:
+    """What a `Rotary` does at some positions: cosines and sines, each (*batch, length, dim/2), and which pairs."""
+
+    cos: Tensor
+    sin: Tensor
+    layout: Layout
+
+    def turn(self, tensor: Tensor) -> Tensor:
+        """Queries or keys turned; the same shape and dtype.
+
+        Shapes: (..., heads, length, head_dim), where heads share their positions, (batch, length, head_dim) or
+        (length, head_dim). The products are taken in float32 at least and rounded once.
+
+        Raises:
+            DtypeError: a tensor that is not floating point.
+            DeviceError: a tensor on another device than the positions were.
+            ShapeError: a head_dim below the dim of the rotation, or a shape that the positions do not fit.
+        """
+        self._check(tensor)
+        cos, sin = self.cos, self.sin
+        if cos.ndim > 2 and tensor.ndim >= 4:
+            cos, sin = cos.unsqueeze(-3), sin.unsqueeze(-3)  # the same for every head
+        return turned(tensor, cos, sin, self.layout)
+
+    def _check(self, tensor: Tensor) -> None:
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            has = tensor.dtype if isinstance(tensor, Tensor) else f"a {type(tensor).__name__}"
+            raise DtypeError(f"a rotation turns floating-point tensors; this is {has}")
+        if tensor.device != self.cos.device:
+            raise DeviceError(
+                f"the tensor to turn is on {tensor.device}, but the positions of the rotation are on "
+                f"{self.cos.device}: move one of them with .to(device)"
+            )
+        dim, shape = 2 * self.cos.shape[-1], tuple(tensor.shape)
+        if tensor.ndim < 2:
+            raise ShapeError(
+                f"a rotation turns (..., heads, length, head_dim), (batch, length, head_dim) or (length, head_dim); "
+                f"this tensor has the shape {shape}"
+            )
+        if shape[-1] < dim:
+            raise ShapeError(
+                f"a rotation of {dim} features cannot turn a tensor whose head_dim is {shape[-1]} (shape {shape}): "
+                f"give Rotary a dim of {shape[-1]} or less"
+            )
+        places = tuple(self.cos.shape[:-1])
+        axes = (*shape[:-3], shape[-2]) if tensor.ndim >= 4 else shape[:-1]
+        fitting = all(place in (1, axis) for place, axis in zip(places[-2::-1], axes[-2::-1], strict=False))
+        if len(places) > len(axes) or places[-1] != axes[-1] or not fitting:
+            raise ShapeError(
+                f"positions of the shape {places} do not fit a tensor of the shape {shape}: they need "
+                f"({axes[-1]},), one for each of its {axes[-1]} places, or {axes} where sequences have their own"
+            )
