@@ -63,6 +63,13 @@ def test_it_is_the_formula(variant, shape, dtype):
     assert agrees(query, key.to(dtype), value.to(dtype))
 
 
+def test_a_narrow_query_is_widened_before_it_is_scaled():
+    query, key, value = (tensor.bfloat16() for tensor in inputs(1, 2, 4, 131, 128, 128))
+    has = merged(*native.few_rows(query, key, value, 0.3))
+    wide = merged(*native.few_rows(query.float(), key, value, 0.3))
+    assert all(torch.equal(one, other) for one, other in zip(has, wide, strict=True))
+
+
 @pytest.mark.parametrize("shape", SIZES)
 def test_what_is_added_and_what_is_masked(variant, shape):
     query, key, value = inputs(*shape)

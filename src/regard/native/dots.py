@@ -63,7 +63,7 @@ def few_rows(
     part, cut = _part(batch * heads, columns, count)
     padded = rows if rows == 1 else -(-rows // ROWS_AT_ONCE) * ROWS_AT_ONCE
     prepared = torch.zeros(batch, heads, padded, -(-dim // ENTRIES_AT_ONCE) * ENTRIES_AT_ONCE)
-    torch.mul(query.detach(), scale, out=prepared[:, :, :rows, :dim])
+    prepared[:, :, :rows, :dim].copy_(query.detach()).mul_(scale)  # widened before it is scaled
     key, value = _last_contiguous(key.detach()), _last_contiguous(value.detach())
     added = None if added is None else _last_contiguous(added.detach())
     output, lse = torch.empty(batch, heads, cut, padded, value_dim), torch.empty(batch, heads, cut, padded)
