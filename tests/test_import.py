@@ -25,6 +25,7 @@ OPTIONAL = {
     "tensorboard",
     "tokenizers",
     "torchmetrics",
+    "transformers",
     "typer",
     "yaml",
 }

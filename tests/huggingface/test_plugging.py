@@ -1,0 +1,122 @@
+"""Registration, the choice for a loaded model, and what is said where transformers is missing."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import transformers
+from torch import nn
+from transformers import masking_utils, modeling_utils
+
+import regard.huggingface
+from regard.errors import ConfigurationError
+from regard.huggingface.attending import attend
+from regard.huggingface.symbolic import symbolic_mask
+
+
+def test_both_functions_are_known_under_one_name_also_twice():
+    regard.huggingface.register()
+    regard.huggingface.register()
+    assert regard.huggingface.NAME == "regard"
+    assert modeling_utils.ALL_ATTENTION_FUNCTIONS["regard"] is attend
+    assert masking_utils.ALL_MASK_ATTENTION_FUNCTIONS["regard"] is symbolic_mask
+    assert (
+        "regard" in masking_utils.AttentionMaskInterface._global_mapping
+    )  # where transformers looks whether it exists
+
+
+def test_without_a_mask_function_transformers_would_give_no_mask_and_we_would_still_be_causal(pair, ask, close):
+    eager, ours = pair("llama")
+    modeling_utils.AttentionInterface.register("no mask function", attend)
+    try:
+        ours.set_attn_implementation("no mask function")
+        inputs = ask("llama")
+        with torch.no_grad():
+            close(ours(**inputs), eager(**inputs))
+    finally:
+        del modeling_utils.AttentionInterface._global_mapping["no mask function"]
+
+
+def test_a_model_may_be_made_with_it(ask, close, pair):
+    regard.huggingface.register()
+    eager, _ = pair("qwen3")
+    made = type(eager)._from_config(eager.config.__class__(**eager.config.to_dict()), attn_implementation="regard")
+    made.load_state_dict(eager.state_dict())
+    inputs = ask("qwen3")
+    with torch.no_grad():
+        close(made.eval()(**inputs), eager(**inputs))
+
+
+def test_swap_says_what_it_did(pair):
+    eager, _ = pair("bart")
+    swapped = regard.huggingface.swap(eager)
+    assert len(swapped.plugged) == 6
+    assert "model.decoder.layers.0.encoder_attn" in swapped.plugged
+    assert not swapped.left
+    assert str(swapped) == "6 attention modules use 'regard', 0 do not"
+    assert eager.config._attn_implementation == "regard"
+    eager.set_attn_implementation("sdpa")
+    assert eager.config._attn_implementation == "sdpa"
+
+
+def test_swap_names_what_cannot_be_plugged():
+    config = transformers.GPTJConfig(vocab_size=7, n_embd=8, n_layer=2, n_head=2, rotary_dim=2, n_positions=16)
+    model = transformers.GPTJModel(config)
+    swapped = regard.huggingface.swap(model)
+    assert swapped.plugged == ()
+    assert swapped.left == {f"h.{layer}.attn": "GPTJAttention computes attention by itself" for layer in (0, 1)}
+    assert str(swapped).splitlines() == [
+        "0 attention modules use 'regard', 2 do not",
+        "  h.0.attn: GPTJAttention computes attention by itself",
+        "  h.1.attn: GPTJAttention computes attention by itself",
+    ]
+    assert model.config._attn_implementation != "regard"
+
+
+def test_swap_names_a_part_that_keeps_its_own_choice(pair):
+    _, ours = pair("llama")
+    attention = ours.model.layers[1].self_attn
+    attention.config = type(ours.config)(**ours.config.to_dict())
+    attention.config._attn_implementation = "eager"
+    swapped = regard.huggingface.swap(ours)
+    assert swapped.plugged == ("model.layers.0.self_attn",)
+    assert swapped.left == {
+        "model.layers.1.self_attn": "LlamaAttention has attn_implementation='eager' in its own configuration"
+    }
+
+
+def test_swap_takes_models_of_transformers_alone():
+    with pytest.raises(ConfigurationError, match=r"swap needs a model of transformers .* this is a Linear"):
+        regard.huggingface.swap(nn.Linear(2, 2))
+
+
+def test_an_unknown_keyword_reaches_the_user_by_name(pair, ask):
+    with pytest.raises(ConfigurationError, match="LlamaAttention gives its attention temperature=0.5"):
+        pair("llama")[1](**ask("llama"), temperature=0.5)
+
+
+def python(program):
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=os.environ | {"PYTHONIOENCODING": "utf-8"},
+        check=False,
+    )
+
+
+def test_importing_does_not_load_transformers():
+    done = python("import sys, regard, regard.huggingface; print('transformers' in sys.modules)")
+    assert done.stdout.strip() == "False", done.stderr
+
+
+@pytest.mark.parametrize("call", ["register()", "swap(None)"])
+def test_without_transformers_the_extra_is_named(call):
+    done = python(f"import sys; sys.modules['transformers'] = None; import regard.huggingface as h; h.{call}")
+    last = done.stderr.strip().splitlines()[-1]
+    assert (
+        "needs the package 'transformers', which is not installed; pip install 'regard[huggingface]' brings it" in last
+    )
