@@ -1,8 +1,8 @@
 """Models of transformers with "regard" plugged in, against its own "sdpa" and "eager", of the same weights.
 
 Goals: a Mistral-shaped model with a window of 512 at 8,192 tokens at least 5 times faster than "sdpa" at prefill, at a
-fourth of its peak memory; with output_attentions at 2,048 tokens at least 2 times faster than "eager". The limit is what
-stands around attention: projections and feed-forward.
+fourth of its peak memory; with output_attentions at 2,048 tokens at least 2 times faster than "eager". The limit is
+what stands around attention: projections and feed-forward.
 """
 
 import sys
