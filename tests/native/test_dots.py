@@ -25,14 +25,17 @@ def formula(query: Tensor, key: Tensor, value: Tensor, scale: float, added: Tens
     return weights @ value, lse
 
 
-def inputs(batch: int, heads: int, rows: int, columns: int, dim: int, value_dim: int) -> list[Tensor]:
-    return [torch.randn(batch, heads, length, d) for length, d in ((rows, dim), (columns, dim), (columns, value_dim))]
+def inputs(batch: int, heads: int, rows: int, columns: int, dim: int, value_dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    return (
+        torch.randn(batch, heads, rows, dim),
+        torch.randn(batch, heads, columns, dim),
+        torch.randn(batch, heads, columns, value_dim),
+    )
 
 
 def agrees(query: Tensor, key: Tensor, value: Tensor, added: Tensor | None = None, scale: float = 0.3) -> bool:
     """As near to the truth as the formula in float32 is, five times over, and two roundings."""
-    given = [tensor.double() if tensor is not None else None for tensor in (query, key, value, added)]
-    truth = formula(*given[:3], scale, given[3])
+    truth = formula(query.double(), key.double(), value.double(), scale, None if added is None else added.double())
     usual = formula(query.float(), key.float(), value.float(), scale, added)
     for has, true, plain in zip(merged(*native.few_rows(query, key, value, scale, added)), truth, usual, strict=True):
         finite = true.isfinite()

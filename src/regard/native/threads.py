@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -52,7 +52,7 @@ def share(call: Callable[[int, Job], None], jobs: Sequence[Job], count: int) -> 
         raise errors[0]
 
 
-def together(function: Callable, work: ctypes.Structure, count: int) -> None:
+def together(function: Any, work: ctypes.Structure, count: int) -> None:
     """The C function on the same work by at most `count` threads at once, each of which takes what no other has."""
     team = _team()
     if count <= 1:
