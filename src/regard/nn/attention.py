@@ -14,11 +14,11 @@ from ..errors import ConfigurationError, ShapeError
 from ..lenses import Lens
 from ..masks import Mask, as_mask
 from ..pose import HasPairs, Options
-from ..positions import Rotary
+from ..positions import Rotary, Rotation
 from ..scores import Score
 from .caches import KVCache, MemoryCache
 from .checks import check_positions, probability
-from .joining import HeldBias, check_cache, joined_bias, joined_mask, learned_sinks
+from .joining import HeldBias, check_cache, check_no_rotation, joined_bias, joined_mask, learned_sinks
 from .projections import Projections
 
 Heads = tuple[Tensor, Tensor, Tensor]
@@ -30,6 +30,7 @@ class Beside(TypedDict, total=False):
     mask: Mask | Tensor | None
     bias: Bias | Tensor | None
     positions: Tensor | None
+    rotation: Rotation | None
 
 
 class Attention(nn.Module):
@@ -102,6 +103,7 @@ class Attention(nn.Module):
         bias: Bias | Tensor | None = None,
         positions: Tensor | None = None,
         memory_positions: Tensor | None = None,
+        rotation: Rotation | None = None,
     ) -> Tensor:
         """The attention of a sequence to itself, or to a memory.
 
@@ -113,12 +115,14 @@ class Attention(nn.Module):
             bias: what is added, beside the layer's own: from `regard.biases`, or numbers that broadcast likewise.
             positions: of the query's tokens, whole numbers (M,) or (batch, M); without them 0..M-1.
             memory_positions: of the memory's, likewise; 0..N-1.
+            rotation: what `rotary.rotation(positions)` gave for the query's tokens, for layers that share it.
 
         Raises:
             ShapeError, DtypeError, DeviceError: tensors that do not fit; memory is missing.
+            ConfigurationError: a rotation for a layer that turns nothing.
             MaskError: a mask that does not fit.
         """
-        beside: Beside = {"mask": mask, "bias": bias, "positions": positions}
+        beside: Beside = {"mask": mask, "bias": bias, "positions": positions, "rotation": rotation}
         heads, options = self._whole(query, memory, memory_positions, beside)
         return self.projections.joined(attention(*heads, **options))
 
@@ -160,6 +164,7 @@ class Attention(nn.Module):
         mask: Mask | Tensor | None = None,
         bias: Bias | Tensor | None = None,
         positions: Tensor | None = None,
+        rotation: Rotation | None = None,
     ) -> tuple[Tensor, KVCache]:
         """The attention of the tokens that come next to themselves and to all before, and the cache with them in it.
 
@@ -173,12 +178,13 @@ class Attention(nn.Module):
             bias: beside the layer's own, likewise.
             positions: of the M tokens, (M,) or (batch, M); without them those that follow the cache's. Padding on the
                 left sits below 0, with `~prefix(0)` in the mask.
+            rotation: of the M tokens, as in `forward`.
 
         Raises:
             ShapeError, DtypeError, DeviceError: tensors that do not fit the layer, or the cache.
             ConfigurationError: a cache that drops by a mask which is not this layer's.
         """
-        beside: Beside = {"mask": mask, "bias": bias, "positions": positions}
+        beside: Beside = {"mask": mask, "bias": bias, "positions": positions, "rotation": rotation}
         heads, options, cache = self._next(query, cache, beside)
         return self.projections.joined(attention(*heads, **options)), cache.trimmed()
 
@@ -214,7 +220,7 @@ class Attention(nn.Module):
         if memory_positions is not None:
             raise ConfigurationError("memory_positions were given without memory: positions= are those of the query")
         keys, values = self.projections.keys_and_values(query)
-        queries, keys = self._turned(positions, queries, keys)
+        queries, keys = self._turned(positions, queries, keys, rotation=beside.get("rotation"))
         return (queries, keys, values), self._options(self.score, beside, positions, positions)
 
     def _cross(
@@ -226,7 +232,7 @@ class Attention(nn.Module):
         elif memory_positions is not None:
             raise ConfigurationError("memory_positions go to remember(memory, positions): this memory has its own")
         positions = beside.get("positions")
-        (queries,) = self._turned(positions, queries)
+        (queries,) = self._turned(positions, queries, rotation=beside.get("rotation"))
         length = queries.shape[2]
         if positions is None and (length != len(memory) or memory.positions is not None):
             positions = torch.arange(length, device=queries.device)
@@ -242,21 +248,23 @@ class Attention(nn.Module):
         positions = beside.get("positions")
         at = cache.following(query.shape[1], query.device) if positions is None else positions
         check_positions("positions", at, query.shape[0], query.shape[1])
-        queries, keys = self._turned(at, queries, keys)
+        queries, keys = self._turned(at, queries, keys, rotation=beside.get("rotation"))
         cache = cache.append(keys, values, positions)
         # Where keys sit at 0..N-1 nothing is said of positions: that is what they are without being told.
         places = (None, None) if cache.counted else (at, cache.positions)
         return (queries, cache.keys, cache.values), self._options(self.score, beside, *places), cache
 
-    def _turned(self, positions: Tensor | None, *heads: Tensor) -> tuple[Tensor, ...]:
+    def _turned(self, positions: Tensor | None, *heads: Tensor, rotation: Rotation | None = None) -> tuple[Tensor, ...]:
         """Heads of one sequence, turned by its positions."""
         if self.rotary is None:
+            check_no_rotation(rotation)
             return heads
         first = heads[0]
         if positions is None:
             positions = torch.arange(first.shape[2], device=first.device)
-        dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
-        rotation = self.rotary.rotation(positions, dtype=dtype)
+        if rotation is None:
+            dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
+            rotation = self.rotary.rotation(positions, dtype=dtype)
         return tuple(rotation.turn(tensor) for tensor in heads)
 
     def _options(

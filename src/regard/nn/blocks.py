@@ -13,6 +13,7 @@ from ..biases import Bias
 from ..errors import ConfigurationError, ShapeError
 from ..lenses import Lens
 from ..masks import Mask
+from ..positions import Rotation
 from .attention import Attention, Beside
 from .caches import KVCache, MemoryCache
 from .latent import LatentAttention
@@ -111,6 +112,7 @@ class TransformerBlock(nn.Module):
         bias: Bias | Tensor | None = None,
         positions: Tensor | None = None,
         memory_mask: Mask | Tensor | None = None,
+        rotation: Rotation | None = None,
     ) -> Tensor:
         """A whole sequence.
 
@@ -121,6 +123,7 @@ class TransformerBlock(nn.Module):
             bias: of the attention, beside its own.
             positions: of x, (length,) or (batch, length); without them 0..length-1.
             memory_mask: of the cross-attention, beside its own.
+            rotation: of the attention, as in `Attention.forward`.
 
         Raises:
             ShapeError: a memory that is missing, or is given to a block that has no use for it; what does not fit.
@@ -128,7 +131,7 @@ class TransformerBlock(nn.Module):
         self._check_memory(memory)
         return self._through(
             x,
-            lambda h: self.attention(h, mask=mask, bias=bias, positions=positions),
+            lambda h: self.attention(h, mask=mask, bias=bias, positions=positions, rotation=rotation),
             lambda cross, h: cross(h, memory, mask=memory_mask, positions=positions),
         )
 
@@ -174,6 +177,7 @@ class TransformerBlock(nn.Module):
         bias: Bias | Tensor | None = None,
         positions: Tensor | None = None,
         memory_mask: Mask | Tensor | None = None,
+        rotation: Rotation | None = None,
     ) -> tuple[Tensor, BlockCache]:
         """The tokens that come next, one or many, and the cache with them in it; arguments are those of `forward`.
 
@@ -185,7 +189,8 @@ class TransformerBlock(nn.Module):
         after: list[KVCache] = []
 
         def attend(h: Tensor) -> Tensor:
-            said, grown = self.attention.step(h, cache.attention, mask=mask, bias=bias, positions=positions)
+            beside: Beside = {"mask": mask, "bias": bias, "positions": positions, "rotation": rotation}
+            said, grown = self.attention.step(h, cache.attention, **beside)
             after.append(grown)
             return said
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ..biases import Bias, as_bias
 from ..errors import ConfigurationError, ShapeError
 from ..masks import Mask, where
+from ..positions import Rotation
 from .caches import KVCache
 
 
@@ -94,6 +95,18 @@ def check_cache(cache: object, mask: Mask | None) -> None:
         raise ConfigurationError(
             f"the cache drops keys by {cache.mask!r}, but the layer's own mask is {mask!r}: layer.make_cache() gives a "
             "cache for its mask, KVCache() one that keeps everything"
+        )
+
+
+def check_no_rotation(rotation: Rotation | None) -> None:
+    """Nothing to turn by, for a layer that turns nothing.
+
+    Raises:
+        ConfigurationError: there is a rotation.
+    """
+    if rotation is not None:
+        raise ConfigurationError(
+            "the layer was given a rotation, and turns nothing: make it with rotary=, or leave the rotation out"
         )
 
 

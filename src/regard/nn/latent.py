@@ -15,7 +15,7 @@ from ..errors import ConfigurationError
 from ..lenses import Lens
 from ..masks import Mask, as_mask
 from ..pose import Options
-from ..positions import Rotary
+from ..positions import Rotary, Rotation
 from .attention import Beside, Heads
 from .caches import KVCache
 from .checks import check_input, check_positions, probability, whole_number
@@ -177,9 +177,11 @@ class LatentAttention(nn.Module):
         mask: Mask | Tensor | None = None,
         bias: Bias | Tensor | None = None,
         positions: Tensor | None = None,
+        rotation: Rotation | None = None,
     ) -> Tensor:
         """The attention of a sequence to itself; arguments and errors are those of `Attention.forward`."""
-        heads, options = self._whole(query, {"mask": mask, "bias": bias, "positions": positions})
+        beside: Beside = {"mask": mask, "bias": bias, "positions": positions, "rotation": rotation}
+        heads, options = self._whole(query, beside)
         return self.projections.joined(attention(*heads, **options))
 
     def observe(self, query: Tensor, *lenses: Lens, **beside: Unpack[Beside]) -> Seen:
@@ -200,9 +202,11 @@ class LatentAttention(nn.Module):
         mask: Mask | Tensor | None = None,
         bias: Bias | Tensor | None = None,
         positions: Tensor | None = None,
+        rotation: Rotation | None = None,
     ) -> tuple[Tensor, KVCache]:
         """The tokens that come next, and the cache with them in it; arguments and errors as of `Attention.step`."""
-        heads, options, cache = self._next(query, cache, {"mask": mask, "bias": bias, "positions": positions})
+        beside: Beside = {"mask": mask, "bias": bias, "positions": positions, "rotation": rotation}
+        heads, options, cache = self._next(query, cache, beside)
         return self._released(attention(*heads, **options)), cache.trimmed()
 
     def observe_step(
@@ -220,7 +224,7 @@ class LatentAttention(nn.Module):
         latent, key = self.projections.latents(inputs)
         at = torch.arange(inputs.shape[1], device=inputs.device) if positions is None else positions
         check_positions("positions", at, inputs.shape[0], inputs.shape[1])
-        turned, key = self._turned(at, turned, key)
+        turned, key = self._turned(at, turned, key, rotation=beside.get("rotation"))
         keys, values = self.projections.keys_and_values(latent)
         shared = key.expand(-1, keys.shape[1], -1, -1)
         heads = torch.cat([plain, turned], -1), torch.cat([keys, shared], -1), values
@@ -234,7 +238,7 @@ class LatentAttention(nn.Module):
         positions = beside.get("positions")
         at = cache.following(inputs.shape[1], inputs.device) if positions is None else positions
         check_positions("positions", at, inputs.shape[0], inputs.shape[1])
-        turned, key = self._turned(at, turned, key)
+        turned, key = self._turned(at, turned, key, rotation=beside.get("rotation"))
         kept = torch.cat([latent, key], -1)
         cache = cache.append(kept, kept[..., :0], positions)
         places = (None, None) if cache.counted else (at, cache.positions)
@@ -242,9 +246,10 @@ class LatentAttention(nn.Module):
         heads = queries, cache.keys, cache.keys[..., : self.projections.latent_dim]
         return heads, self._options(beside, *places), cache
 
-    def _turned(self, positions: Tensor, *heads: Tensor) -> tuple[Tensor, ...]:
-        dtype = torch.float64 if heads[0].dtype == torch.float64 else torch.float32
-        rotation = self.rotary.rotation(positions, dtype=dtype)
+    def _turned(self, positions: Tensor, *heads: Tensor, rotation: Rotation | None) -> tuple[Tensor, ...]:
+        if rotation is None:
+            dtype = torch.float64 if heads[0].dtype == torch.float64 else torch.float32
+            rotation = self.rotary.rotation(positions, dtype=dtype)
         return tuple(rotation.turn(tensor) for tensor in heads)
 
     def _released(self, context: Tensor) -> Tensor:

@@ -1,0 +1,33 @@
+"""Language models: decoder-only Transformers of Llama's kind, from scratch or from a Hugging Face checkpoint."""
+
+from .config import AttentionConfig as AttentionConfig
+from .config import ExpertsConfig as ExpertsConfig
+from .config import FeedForwardConfig as FeedForwardConfig
+from .config import GatedFeedForwardConfig as GatedFeedForwardConfig
+from .config import LanguageModelConfig as LanguageModelConfig
+from .config import LayerConfig as LayerConfig
+from .config import LayerNormConfig as LayerNormConfig
+from .config import RMSNormConfig as RMSNormConfig
+from .experts import MixtureOfExperts as MixtureOfExperts
+from .generation import Sampling as Sampling
+from .loss import next_token_loss as next_token_loss
+from .model import LanguageModel as LanguageModel
+from .values import LanguageModelCache as LanguageModelCache
+from .values import SeenLanguageModel as SeenLanguageModel
+
+__all__ = [
+    "AttentionConfig",
+    "ExpertsConfig",
+    "FeedForwardConfig",
+    "GatedFeedForwardConfig",
+    "LanguageModel",
+    "LanguageModelCache",
+    "LanguageModelConfig",
+    "LayerConfig",
+    "LayerNormConfig",
+    "MixtureOfExperts",
+    "RMSNormConfig",
+    "Sampling",
+    "SeenLanguageModel",
+    "next_token_loss",
+]

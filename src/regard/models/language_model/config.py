@@ -1,0 +1,242 @@
+"""What a language model is made of, as values: they build the modules, and go to JSON and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ...errors import ConfigurationError, nearest
+from ...masks import Mask, causal, prefix, window
+from ...nn import (
+    Attention,
+    FeedForward,
+    GatedFeedForward,
+    PreNorm,
+    Projections,
+    Residual,
+    RMSNorm,
+    SandwichNorm,
+    TransformerBlock,
+)
+from ...positions import Rotary
+from ...scores import ScaledDot
+from .experts import MixtureOfExperts
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+    "relu": functional.relu,
+}
+"""By name, so that a configuration is data: with a gate, "silu" makes SwiGLU and the two gelus GeGLU."""
+
+
+@dataclass(frozen=True)
+class RMSNormConfig:
+    """`regard.nn.RMSNorm`; offset=1.0 is Gemma's."""
+
+    eps: float = 1e-6
+    offset: float = 0.0
+
+    def make(self, dim: int) -> nn.Module:
+        """The norm of vectors of this dim."""
+        return RMSNorm(dim, self.eps, offset=self.offset)
+
+
+@dataclass(frozen=True)
+class LayerNormConfig:
+    """`torch.nn.LayerNorm`."""
+
+    eps: float = 1e-5
+    bias: bool = True
+
+    def make(self, dim: int) -> nn.Module:
+        """The norm of vectors of this dim."""
+        return nn.LayerNorm(dim, self.eps, bias=self.bias)
+
+
+@dataclass(frozen=True)
+class FeedForwardConfig:
+    """`regard.nn.FeedForward`: W_2 a(W_1 x)."""
+
+    hidden_dim: int
+    activation: str = "gelu"
+    bias: bool = True
+
+    def make(self, dim: int, dropout: float) -> nn.Module:
+        """The part of one block."""
+        activation = _activation(self.activation)
+        return FeedForward(dim, self.hidden_dim, activation=activation, bias=self.bias, dropout=dropout)
+
+
+@dataclass(frozen=True)
+class GatedFeedForwardConfig:
+    """`regard.nn.GatedFeedForward`: SwiGLU with "silu", GeGLU with "gelu" or "gelu_tanh"."""
+
+    hidden_dim: int
+    activation: str = "silu"
+    bias: bool = False
+
+    def make(self, dim: int, dropout: float) -> nn.Module:
+        """The part of one block."""
+        activation = _activation(self.activation)
+        return GatedFeedForward(dim, self.hidden_dim, activation=activation, bias=self.bias, dropout=dropout)
+
+
+@dataclass(frozen=True)
+class ExpertsConfig:
+    """`MixtureOfExperts`: each token goes through `chosen` of `num_experts` feed-forward parts. It drops nothing."""
+
+    hidden_dim: int
+    num_experts: int
+    chosen: int
+    alpha: float = 1.702
+    limit: float = 7.0
+
+    def make(self, dim: int, dropout: float) -> nn.Module:
+        """The part of one block."""
+        return MixtureOfExperts(dim, self.hidden_dim, self.num_experts, self.chosen, alpha=self.alpha, limit=self.limit)
+
+
+NormConfig: TypeAlias = RMSNormConfig | LayerNormConfig
+AnyFeedForwardConfig: TypeAlias = FeedForwardConfig | GatedFeedForwardConfig | ExpertsConfig
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """What all layers' attention has in common; `Projections` and `Attention` of `regard.nn` say what each means.
+
+    - `bias`: whether query, key, value and output maps add one, or the names of those that do.
+    - `norm`: of each head's queries and keys, before they are turned.
+    - `scale`: of q · k, instead of 1/√head_dim.
+    - `softcap`: c · tanh(score / c).
+    - `sinks`: whether each head learns a logit that takes weight and gives no value.
+    - `dropout`: the probability with which a weight is dropped in training.
+    """
+
+    num_heads: int
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    bias: bool | tuple[str, ...] = False
+    norm: NormConfig | None = None
+    scale: float | None = None
+    softcap: float | None = None
+    sinks: bool = False
+    dropout: float = 0.0
+
+    def make(self, dim: int, layer: LayerConfig) -> Attention:
+        """The attention of one block."""
+        projections = Projections(
+            dim,
+            self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            bias=self.bias,
+            norm=None if self.norm is None else self.norm.make,
+        )
+        return Attention(
+            projections,
+            score=None if self.scale is None else ScaledDot(self.scale),
+            mask=layer.mask,
+            rotary=layer.rotary,
+            softcap=self.softcap,
+            sinks=torch.zeros(self.num_heads) if self.sinks else None,
+            dropout=self.dropout,
+        )
+
+
+@dataclass(frozen=True)
+class LayerConfig:
+    """What one layer attends to: itself and the `before` tokens before it (all without one), and the first `prefix`.
+
+    `before=511` is what Mistral calls a window of 512. `rotary` turns the layer's queries and keys; layers with equal
+    ones share the work.
+
+    >>> LayerConfig(before=511, prefix=4).mask
+    causal() & (window(before=511) | prefix(4))
+    """
+
+    before: int | None = None
+    prefix: int = 0
+    rotary: Rotary | None = None
+
+    @property
+    def mask(self) -> Mask:
+        """Which pairs exist."""
+        if self.before is None:
+            return causal()
+        near = window(before=self.before)
+        return causal() & (near | prefix(self.prefix) if self.prefix else near)
+
+
+@dataclass(frozen=True)
+class LanguageModelConfig:
+    """All that a `LanguageModel` is made of.
+
+    - `vocabulary_size`: tokens are 0..vocabulary_size - 1.
+    - `dim`: of the vectors that go through the blocks.
+    - `layers`: what each layer attends to, from the first to the last.
+    - `attention`, `feed_forward`, `norm`: of all layers.
+    - `sandwich`: a norm after each part too, as in Gemma 2; else before it alone.
+    - `tied`: the output layer is the embedding; else it has a matrix of its own.
+    - `embedding_scale`: what embeddings are multiplied by: √dim for Gemma.
+    - `logit_softcap`: c · tanh(logit / c) of the final logits.
+    - `dropout`: of embeddings, of what each part says and of hidden features, in training.
+
+    Raises:
+        ConfigurationError: no layers, or layers that are no `LayerConfig`s.
+
+    >>> from regard.positions import Rotary
+    >>> near, far = LayerConfig(before=511, rotary=Rotary(16)), LayerConfig(rotary=Rotary(16, base=1e6))
+    >>> config = LanguageModelConfig(
+    ...     vocabulary_size=100,
+    ...     dim=64,
+    ...     layers=(near, far) * 2,
+    ...     attention=AttentionConfig(num_heads=4, num_kv_heads=2),
+    ...     feed_forward=GatedFeedForwardConfig(172),
+    ... )
+    >>> len(config.layers), config.norm
+    (4, RMSNormConfig(eps=1e-06, offset=0.0))
+    """
+
+    vocabulary_size: int
+    dim: int
+    layers: tuple[LayerConfig, ...]
+    attention: AttentionConfig
+    feed_forward: AnyFeedForwardConfig
+    norm: NormConfig = field(default_factory=RMSNormConfig)
+    sandwich: bool = False
+    tied: bool = False
+    embedding_scale: float | None = None
+    logit_softcap: float | None = None
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", tuple(self.layers))
+        other = next((layer for layer in self.layers if not isinstance(layer, LayerConfig)), None)
+        if not self.layers or other is not None:
+            has = f"holds {other!r}" if self.layers else "is empty"
+            raise ConfigurationError(f"layers {has}; it needs a LayerConfig for each layer, one at least")
+
+    def make_block(self, layer: LayerConfig) -> TransformerBlock:
+        """One block."""
+        attention = self.attention.make(self.dim, layer)
+        return TransformerBlock(attention, self.feed_forward.make(self.dim, self.dropout), self._residual)
+
+    def _residual(self) -> Residual:
+        norm = self.norm.make(self.dim)
+        if self.sandwich:
+            return SandwichNorm(norm, self.norm.make(self.dim), self.dropout)
+        return PreNorm(norm, self.dropout)
+
+
+def _activation(name: str) -> Callable[[Tensor], Tensor]:
+    if name not in ACTIVATIONS:
+        raise ConfigurationError(f"there is no activation {name!r}; {nearest(str(name), ACTIVATIONS)}")
+    return ACTIVATIONS[name]

@@ -1,0 +1,152 @@
+"""Going on from a text, token by token: greedily, or by drawing from what the model expects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ...errors import ConfigurationError, ShapeError
+from ...masks import Mask, prefix
+from ...nn.checks import whole_number
+from .values import LanguageModelCache
+
+
+class Steps(Protocol):
+    """A model that goes on from a cache."""
+
+    def make_cache(self) -> LanguageModelCache: ...
+
+    def next_features(
+        self,
+        tokens: Tensor,
+        cache: LanguageModelCache,
+        *,
+        mask: Mask | Tensor | None = None,
+        positions: Tensor | None = None,
+    ) -> tuple[Tensor, LanguageModelCache]: ...
+
+    def logits(self, features: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Tokens drawn from softmax(logits / temperature), of the `top_k` likeliest and of the likeliest that make `top_p`.
+
+    `top_p` keeps the smallest set whose probability is at least top_p (Holtzman et al. 2020, arXiv 1904.09751, section
+    3.1), after `top_k` has left the others out. The likeliest token always stays.
+
+    Raises:
+        ConfigurationError: a number out of its range.
+
+    >>> drawn = Sampling(top_k=1)(torch.tensor([[0.0, 2.0, 1.0]]), torch.Generator().manual_seed(0))
+    >>> drawn
+    tensor([1])
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.temperature < float("inf"):
+            raise ConfigurationError(
+                f"temperature is {self.temperature}; it needs a finite number above 0. Without sampling= the likeliest "
+                "token is taken"
+            )
+        if self.top_k is not None:
+            whole_number("top_k", self.top_k)
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ConfigurationError(f"top_p is {self.top_p}; it needs a probability in (0, 1]")
+
+    def __call__(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Logits (batch, vocabulary) to tokens (batch,)."""
+        return torch.multinomial(self.probabilities(logits), 1, generator=generator).squeeze(-1)
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """What is drawn from: (batch, vocabulary), 0 for what is left out."""
+        logits = logits.float() / self.temperature
+        if self.top_k is not None and self.top_k < logits.shape[-1]:
+            least = logits.topk(self.top_k, dim=-1).values[..., -1:]
+            logits = logits.masked_fill(logits < least, float("-inf"))
+        if self.top_p is not None:
+            falling, order = logits.sort(dim=-1, descending=True, stable=True)
+            chances = falling.softmax(-1)
+            above = chances.cumsum(-1) - chances  # of all that is likelier
+            gone = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, above >= self.top_p)
+            logits = logits.masked_fill(gone, float("-inf"))
+        return logits.softmax(-1)
+
+
+def generated(
+    model: Steps,
+    tokens: Tensor,
+    max_new_tokens: int,
+    *,
+    sampling: Sampling | None = None,
+    stop: int | Collection[int] = (),
+    lengths: Tensor | None = None,
+    generator: torch.Generator | None = None,
+    chunk: int | None = None,
+) -> Iterator[Tensor]:
+    """See `LanguageModel.generate`; what can be checked is checked before the first token is asked for."""
+    if tokens.ndim != 2 or not tokens.shape[1]:
+        raise ShapeError(
+            f"tokens have the shape {tuple(tokens.shape)}; generate needs (batch, length) with one token at least to "
+            "go on from"
+        )
+    count = whole_number("max_new_tokens", max_new_tokens, least=0)
+    size = tokens.shape[1] if chunk is None else whole_number("chunk", chunk)
+    stops = torch.tensor([stop] if isinstance(stop, int) else sorted(stop), dtype=tokens.dtype, device=tokens.device)
+    mask, positions = _left_padded(tokens, lengths)
+    choose = _choosing(sampling, generator)
+
+    def stream() -> Iterator[Tensor]:
+        if not count:
+            return
+        with torch.no_grad():
+            features, cache = tokens.new_zeros(0), model.make_cache()
+            for begin in range(0, tokens.shape[1], size):
+                here = None if positions is None else positions[:, begin : begin + size]
+                part = tokens[:, begin : begin + size]
+                features, cache = model.next_features(part, cache, mask=mask, positions=here)
+            chosen = choose(model.logits(features[:, -1:])[:, 0])
+        done = torch.zeros_like(chosen, dtype=torch.bool)
+        for number in range(1, count + 1):
+            done = done | torch.isin(chosen, stops)
+            yield chosen
+            if number == count or bool(done.all()):
+                return
+            with torch.no_grad():
+                features, cache = model.next_features(chosen.unsqueeze(1), cache, mask=mask)
+                drawn = choose(model.logits(features)[:, 0])
+                chosen = torch.where(done, chosen, drawn)
+
+    return stream()
+
+
+def _choosing(sampling: Sampling | None, generator: torch.Generator | None) -> Callable[[Tensor], Tensor]:
+    if sampling is None:
+        return lambda logits: logits.argmax(-1)
+    return lambda logits: sampling(logits, generator)
+
+
+def _left_padded(tokens: Tensor, lengths: Tensor | None) -> tuple[Mask | None, Tensor | None]:
+    """Where sequences that end together begin: padding sits below position 0, and no token attends to it."""
+    if lengths is None:
+        return None, None
+    batch, length = tokens.shape
+    if lengths.shape != (batch,) or lengths.is_floating_point():
+        raise ShapeError(
+            f"lengths is {lengths.dtype} {tuple(lengths.shape)}; it needs a whole number for each of the {batch} "
+            "sequences: how many tokens at its right end are not padding"
+        )
+    if int(lengths.min()) < 1 or int(lengths.max()) > length:
+        raise ShapeError(f"lengths are {lengths.tolist()}; they need to be in 1..{length}, the length of the batch")
+    if bool((lengths == length).all()):
+        return None, None
+    ahead = torch.arange(length, device=tokens.device) - length
+    return ~prefix(0), ahead + lengths.to(tokens.device).unsqueeze(-1)

@@ -1,0 +1,269 @@
+"""Which architectures are known, and what the settings of each mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ....errors import CheckpointError, RegardError
+from ..config import (
+    AttentionConfig,
+    ExpertsConfig,
+    GatedFeedForwardConfig,
+    LanguageModelConfig,
+    LayerConfig,
+    RMSNormConfig,
+)
+from .rotary import rotaries_by_kind, rotary_of
+from .settings import Settings
+
+ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
+"""What transformers calls them, and what we do."""
+
+
+def configuration(given: Mapping[str, Any], ignore: Collection[str] = ()) -> LanguageModelConfig:
+    """The configuration that a config.json describes.
+
+    Raises:
+        CheckpointError: another architecture; a setting that is missing, unknown or not supported.
+    """
+    name = given.get("model_type")
+    if name not in ARCHITECTURES:
+        raise CheckpointError(
+            f"config.json is of a {name!r} model; LanguageModel reads {', '.join(map(repr, sorted(ARCHITECTURES)))}. "
+            "Others run with regard inside through regard.huggingface.swap(model)"
+        )
+    architecture = ARCHITECTURES[str(name)]
+    settings = Settings(given, architecture.defaults)
+    try:
+        config = architecture.read(settings)
+    except CheckpointError:
+        raise
+    except RegardError as error:
+        raise CheckpointError(f"config.json describes no {name!r} model: {error}") from None
+    settings.check_all_read(ignore)
+    return config
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """How settings are read, and what they are where config.json leaves them out."""
+
+    read: Callable[[Settings], LanguageModelConfig]
+    defaults: Mapping[str, Any]
+
+
+def _llama(settings: Settings) -> LanguageModelConfig:
+    settings.only("pretraining_tp", 1, None)
+    head_dim = _head_dim(settings)
+    layer = LayerConfig(rotary=rotary_of(settings, head_dim))
+    return _plain(settings, [layer] * settings.need("num_hidden_layers"), _attention(settings, head_dim))
+
+
+def _mistral(settings: Settings) -> LanguageModelConfig:
+    head_dim = _head_dim(settings)
+    rotary = rotary_of(settings, head_dim)
+    window = settings.get("sliding_window")
+    settings.only("layer_types", None)  # transformers reads them of Ministral alone
+    layer = LayerConfig(None if window is None else window - 1, rotary=rotary)
+    layers = [layer] * settings.need("num_hidden_layers")
+    return _plain(settings, layers, _attention(settings, head_dim))
+
+
+def _qwen3(settings: Settings) -> LanguageModelConfig:
+    head_dim = _head_dim(settings)
+    rotary = rotary_of(settings, head_dim)
+    slides, first = settings.get("use_sliding_window"), settings.get("max_window_layers")
+    if not slides:
+        settings.get("sliding_window")
+    layer = LayerConfig(rotary=rotary)
+    layers = _layers(settings, layer, layer, lambda number: bool(slides) and number >= first)
+    norm = RMSNormConfig(settings.need("rms_norm_eps"))
+    return _plain(settings, layers, _attention(settings, head_dim, norm=norm))
+
+
+def _gpt_oss(settings: Settings) -> LanguageModelConfig:
+    head_dim = _head_dim(settings)
+    layer = LayerConfig(rotary=rotary_of(settings, head_dim))
+    settings.only("hidden_act", "silu")
+    chosen = settings.need("num_experts_per_tok")
+    settings.only("experts_per_token", chosen, None)  # the same by the name in the first release
+    experts = ExpertsConfig(
+        settings.need("intermediate_size"),
+        settings.need("num_local_experts"),
+        chosen,
+        alpha=settings.need("swiglu_alpha"),
+        limit=settings.need("swiglu_limit"),
+    )
+    layers = _layers(settings, layer, layer, lambda number: number % 2 == 0)
+    return LanguageModelConfig(
+        **_common(settings, layers),
+        attention=_attention(settings, head_dim, sinks=True),
+        feed_forward=experts,
+        norm=RMSNormConfig(settings.need("rms_norm_eps")),
+    )
+
+
+def _gemma2(settings: Settings) -> LanguageModelConfig:
+    head_dim = _head_dim(settings)
+    layer = LayerConfig(rotary=rotary_of(settings, head_dim))
+    layers = _layers(settings, layer, layer, lambda number: number % 2 == 0)
+    return _gemma(settings, layers, head_dim, query_key_norm=False)
+
+
+def _gemma3(settings: Settings) -> LanguageModelConfig:
+    head_dim = _head_dim(settings)
+    near, far = rotaries_by_kind(settings, head_dim)
+    every = settings.get("sliding_window_pattern", settings.get("_sliding_window_pattern", 6))
+    layers = _layers(settings, LayerConfig(rotary=near), LayerConfig(rotary=far), lambda number: (number + 1) % every)
+    return _gemma(settings, layers, head_dim, query_key_norm=True)
+
+
+def _gemma(
+    settings: Settings, layers: list[LayerConfig], head_dim: int, *, query_key_norm: bool
+) -> LanguageModelConfig:
+    """What Gemma 2 and 3 have in common."""
+    settings.only("use_bidirectional_attention", None, False)
+    settings.get("hidden_act")  # an older name, which transformers does not read for them either
+    norm = RMSNormConfig(settings.need("rms_norm_eps"), offset=1.0)
+    attention = _attention(
+        settings,
+        head_dim,
+        norm=norm if query_key_norm else None,
+        scale=settings.need("query_pre_attn_scalar") ** -0.5,
+        softcap=settings.get("attn_logit_softcapping"),
+    )
+    common = _common(settings, layers)
+    return LanguageModelConfig(
+        **common,
+        attention=attention,
+        feed_forward=GatedFeedForwardConfig(
+            settings.need("intermediate_size"), _activation(settings, "hidden_activation")
+        ),
+        norm=norm,
+        sandwich=True,
+        embedding_scale=common["dim"] ** 0.5,
+        logit_softcap=settings.get("final_logit_softcapping"),
+    )
+
+
+def _plain(settings: Settings, layers: list[LayerConfig], attention: AttentionConfig) -> LanguageModelConfig:
+    """Llama, and what differs from it in its attention alone."""
+    feed_forward = GatedFeedForwardConfig(
+        settings.need("intermediate_size"), _activation(settings, "hidden_act"), bias=bool(settings.get("mlp_bias"))
+    )
+    return LanguageModelConfig(
+        **_common(settings, layers),
+        attention=attention,
+        feed_forward=feed_forward,
+        norm=RMSNormConfig(settings.need("rms_norm_eps")),
+    )
+
+
+def _common(settings: Settings, layers: list[LayerConfig]) -> dict[str, Any]:
+    quantization = settings.get("quantization_config")
+    if quantization is not None and quantization.get("quant_method") != "mxfp4":
+        raise _quantised(quantization)
+    return {
+        "vocabulary_size": settings.need("vocab_size"),
+        "dim": settings.need("hidden_size"),
+        "layers": tuple(layers),
+        "tied": bool(settings.get("tie_word_embeddings")),
+    }
+
+
+def _attention(settings: Settings, head_dim: int, **more: Any) -> AttentionConfig:
+    return AttentionConfig(
+        settings.need("num_attention_heads"),
+        settings.get("num_key_value_heads"),
+        head_dim,
+        bias=bool(settings.get("attention_bias")),
+        dropout=settings.get("attention_dropout") or 0.0,
+        **more,
+    )
+
+
+def _layers(
+    settings: Settings, near: LayerConfig, far: LayerConfig, slides: Callable[[int], object]
+) -> list[LayerConfig]:
+    """The layers by `layer_types`, or by the rule of the architecture where it is not said."""
+    count, kinds = settings.need("num_hidden_layers"), settings.get("layer_types")
+    if kinds is None:
+        kinds = ["sliding_attention" if slides(number) else "full_attention" for number in range(count)]
+    other = next((kind for kind in kinds if kind not in ("sliding_attention", "full_attention")), None)
+    if other is not None or len(kinds) != count:
+        said = f"has {other!r}" if other is not None else f"names {len(kinds)} layers"
+        raise CheckpointError(
+            f"config.json's layer_types {said}; it needs 'sliding_attention' or 'full_attention' for each of the "
+            f"{count} layers"
+        )
+    if "sliding_attention" in kinds:
+        near = LayerConfig(settings.need("sliding_window") - 1, rotary=near.rotary)
+    else:
+        settings.get("sliding_window")  # of no layer
+    return [near if kind == "sliding_attention" else far for kind in kinds]
+
+
+def _head_dim(settings: Settings) -> int:
+    return settings.get("head_dim") or settings.need("hidden_size") // settings.need("num_attention_heads")
+
+
+def _activation(settings: Settings, name: str) -> str:
+    return ACTIVATIONS[settings.only(name, *ACTIVATIONS)]
+
+
+def _quantised(quantization: Mapping[str, Any]) -> CheckpointError:
+    return CheckpointError(
+        f"the checkpoint is quantised, with quant_method={quantization.get('quant_method')!r}, which is not supported "
+        "here: load it in transformers, call model.dequantize() and save that with save_pretrained(folder)"
+    )
+
+
+LLAMA = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "pretraining_tp": 1, "tie_word_embeddings": False}
+GEMMA = {
+    "hidden_activation": "gelu_pytorch_tanh",
+    "rms_norm_eps": 1e-6,
+    "head_dim": 256,
+    "num_key_value_heads": 4,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+}
+ARCHITECTURES = {
+    "gemma2": Architecture(
+        _gemma2,
+        GEMMA | {"max_position_embeddings": 8192, "final_logit_softcapping": 30.0} | {"attn_logit_softcapping": 50.0},
+    ),
+    "gemma3_text": Architecture(_gemma3, GEMMA | {"max_position_embeddings": 131072}),
+    "gpt_oss": Architecture(
+        _gpt_oss,
+        {
+            "attention_bias": True,
+            "head_dim": 64,
+            "hidden_act": "silu",
+            "num_key_value_heads": 8,
+            "num_experts_per_tok": 4,
+            "num_local_experts": 128,
+            "rms_norm_eps": 1e-5,
+            "rope_parameters": {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096}
+            | {"truncate": False},
+            "rope_theta": 150000.0,
+            "sliding_window": 128,
+            "swiglu_alpha": 1.702,
+            "swiglu_limit": 7.0,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "llama": Architecture(_llama, LLAMA | {"max_position_embeddings": 2048}),
+    "mistral": Architecture(
+        _mistral,
+        LLAMA | {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
+    ),
+    "qwen3": Architecture(
+        _qwen3,
+        LLAMA
+        | {"head_dim": 128, "max_position_embeddings": 32768, "max_window_layers": 28, "sliding_window": 4096}
+        | {"num_key_value_heads": 32},
+    ),
+}

@@ -1,0 +1,51 @@
+"""What a language model passes along and returns: its cache, and what lenses saw."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...attention import Seen
+from ...lenses import Lens
+from ...nn import BlockCache
+
+
+@dataclass(frozen=True, eq=False)
+class LanguageModelCache:
+    """Keys and values of the tokens so far, of every layer, each as long as the layer's mask needs.
+
+    A value, as `regard.nn.KVCache` is: a step returns another one, and the old one stays as it was.
+    """
+
+    layers: tuple[BlockCache, ...]
+
+    @property
+    def next_position(self) -> int | Tensor:
+        """Where the next token sits unless told otherwise: a number, or of each sequence its own, (batch,)."""
+        return self.layers[0].attention.next_position
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that all layers take."""
+        return sum(layer.nbytes for layer in self.layers)
+
+    def following(self, count: int, device: torch.device) -> Tensor:
+        """The positions of the next `count` tokens: (count,) or (batch, count)."""
+        return self.layers[0].attention.following(count, device)
+
+    def select(self, rows: Tensor) -> LanguageModelCache:
+        """The cache of these rows of the batch, in this order; a row may come more than once."""
+        return LanguageModelCache(tuple(layer.select(rows) for layer in self.layers))
+
+
+@dataclass(frozen=True, eq=False)
+class SeenLanguageModel:
+    """Logits, and what lenses show of every layer: `seen[lens]` has one tensor for each, from the first to the last."""
+
+    logits: Tensor
+    layers: tuple[Seen, ...]
+
+    def __getitem__(self, lens: Lens) -> tuple[Tensor, ...]:
+        return tuple(layer[lens] for layer in self.layers)

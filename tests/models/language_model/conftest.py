@@ -1,0 +1,127 @@
+"""Small checkpoints of transformers with random weights, and small models of our own."""
+
+import pytest
+import torch
+
+from regard.models.language_model import (
+    AttentionConfig,
+    GatedFeedForwardConfig,
+    LanguageModel,
+    LanguageModelConfig,
+    LayerConfig,
+)
+from regard.positions import Rotary
+
+VOCABULARY, WINDOW = 61, 5
+
+# Weights large enough that attention is far from uniform, so that whatever is wrong with it shows in the logits; and
+# small enough that what float32 rounds off stays below 1e-5.
+COMMON = {
+    "vocab_size": VOCABULARY,
+    "initializer_range": 0.15,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "max_position_embeddings": 16,
+}
+ORIGINAL = {"original_max_position_embeddings": 8}
+ROTARIES = {
+    "linear": {"rope_type": "linear", "factor": 4.0},
+    "dynamic": {"rope_type": "dynamic", "factor": 2.0},
+    "yarn": {"rope_type": "yarn", "factor": 2.0} | ORIGINAL,
+    "llama3": {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0} | ORIGINAL,
+    "longrope": {"rope_type": "longrope", "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5]}
+    | {"long_factor": [2.0, 2.5, 3.0, 3.5, 4.0, 4.5]}
+    | ORIGINAL,
+}
+
+
+def scaled(name):
+    return {"rope_parameters": {"rope_theta": 10000.0} | ROTARIES[name]}
+
+
+# By name: the family, and what differs from COMMON.
+CHECKPOINTS = {
+    "llama": ("Llama", {}),
+    "llama, biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama, tied, all heads": ("Llama", {"tie_word_embeddings": True, "num_key_value_heads": 4}),
+    "llama, one key head": ("Llama", {"num_key_value_heads": 1, "hidden_act": "gelu"}),
+    **{f"llama, {name}": ("Llama", scaled(name)) for name in ROTARIES},
+    "mistral": ("Mistral", {"sliding_window": WINDOW}),
+    "mistral, no window": ("Mistral", {"sliding_window": None}),
+    "gemma2": ("Gemma2", {"sliding_window": WINDOW, "query_pre_attn_scalar": 20, "attn_logit_softcapping": 2.0}),
+    "gemma2, untied, no caps": (
+        "Gemma2",
+        {"sliding_window": WINDOW, "tie_word_embeddings": False, "attn_logit_softcapping": None}
+        | {"final_logit_softcapping": None},
+    ),
+    "gemma3": ("Gemma3", {"sliding_window": WINDOW, "query_pre_attn_scalar": 20}),
+    "gemma3, all kinds": (
+        "Gemma3",
+        {
+            "sliding_window": WINDOW,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+                "full_attention": {"rope_type": "linear", "factor": 3.0, "rope_theta": 5000.0},
+            },
+        },
+    ),
+    "gpt_oss": ("GptOss", {"sliding_window": WINDOW, "num_local_experts": 5, "num_experts_per_tok": 2}),
+    "gpt_oss, one expert": ("GptOss", {"sliding_window": WINDOW, "num_local_experts": 2, "num_experts_per_tok": 1}),
+    "qwen3": ("Qwen3", {}),
+    "qwen3, windows": ("Qwen3", {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}),
+}
+
+
+def theirs(name, **changes):
+    """A model of transformers, with eager attention and no weight at a value that hides a mistake."""
+    transformers = pytest.importorskip("transformers")
+    family, settings = CHECKPOINTS[name]
+    kind = getattr(transformers, f"{family}TextConfig" if family == "Gemma3" else f"{family}Config")
+    torch.manual_seed(1)
+    model = getattr(transformers, f"{family}ForCausalLM")._from_config(
+        kind(**COMMON | settings | changes), attn_implementation="eager"
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1 or "bias" in str(parameter.shape) or not parameter.any():
+                parameter.add_(0.3 * torch.randn_like(parameter))  # norms, biases and sinks begin all alike
+    return model.eval()
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """A function from a name to a model of transformers, and the folder that it was saved to."""
+
+    def save(name, **changes):
+        model = theirs(name, **changes)
+        folder = tmp_path / "theirs"
+        model.save_pretrained(folder)
+        return model, folder
+
+    return save
+
+
+def small(layers=None, **changes):
+    """A model of our own with windows, groups and everything else that is not asked for."""
+    rotary = Rotary(8)
+    settings = {
+        "vocabulary_size": VOCABULARY,
+        "dim": 32,
+        "layers": layers or (LayerConfig(before=4, rotary=rotary), LayerConfig(rotary=Rotary(8, base=500.0))),
+        "attention": AttentionConfig(num_heads=4, num_kv_heads=2, sinks=True, softcap=20.0),
+        "feed_forward": GatedFeedForwardConfig(48),
+    }
+    return LanguageModel(LanguageModelConfig(**settings | changes)).eval()
+
+
+@pytest.fixture
+def make():
+    return small

@@ -1,0 +1,229 @@
+"""transformers' own models, eager, with the same weights: the same logits, also with padding and a cache."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from regard import masks
+from regard.lenses import Weights
+from regard.models import LanguageModel
+
+from .conftest import CHECKPOINTS, ROTARIES, VOCABULARY
+
+LENGTH = 23  # longer than the windows, and than what the rotary scalings call the original length
+
+every = pytest.mark.parametrize("name", CHECKPOINTS)
+
+
+def close(ours, theirs):
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+def text(batch=2, length=LENGTH):
+    return torch.randint(3, VOCABULARY, (batch, length))
+
+
+@every
+@torch.no_grad()
+def test_logits_are_theirs(name, checkpoint):
+    model, folder = checkpoint(name)
+    tokens = text()
+    close(LanguageModel.from_huggingface(folder)(tokens), model(tokens).logits)
+
+
+@every
+@pytest.mark.parametrize("length", [1, 3])
+@torch.no_grad()
+def test_logits_of_short_texts_are_theirs(name, length, checkpoint):
+    model, folder = checkpoint(name)
+    tokens = text(length=length)
+    close(LanguageModel.from_huggingface(folder)(tokens), model(tokens).logits)
+
+
+@every
+@torch.no_grad()
+def test_prefill_and_decode_are_theirs(name, checkpoint):
+    model, folder = checkpoint(name)
+    ours, tokens = LanguageModel.from_huggingface(folder), text()
+    cache, past = ours.make_cache(), None
+    for part in tokens.split([11, 1, 1, 7, 1, 1, 1], dim=1):
+        logits, cache = ours.step(part, cache)
+        output = model(part, past_key_values=past, use_cache=True)
+        past = output.past_key_values
+        close(logits, output.logits)
+
+
+@pytest.mark.parametrize("name", [name for name in CHECKPOINTS if "dynamic" not in name and "longrope" not in name])
+@torch.no_grad()
+def test_steps_are_the_whole(name, checkpoint):
+    _, folder = checkpoint(name)
+    ours, tokens = LanguageModel.from_huggingface(folder), text()
+    cache, outputs = ours.make_cache(), []
+    for part in tokens.split([11, 1, 1, 7, 1, 1, 1], dim=1):
+        logits, cache = ours.step(part, cache)
+        outputs.append(logits)
+    close(torch.cat(outputs, 1), ours(tokens))
+
+
+# With padding on the left transformers counts positions from the padding on, we from the text on: scalings that read
+# how long the sequence is differ, and no other.
+@pytest.mark.parametrize("name", [name for name in CHECKPOINTS if "dynamic" not in name and "longrope" not in name])
+@pytest.mark.parametrize("side", ["left", "right"])
+@torch.no_grad()
+def test_padded_logits_are_theirs(name, side, checkpoint):
+    model, folder = checkpoint(name)
+    tokens, lengths = text(batch=3), torch.tensor([LENGTH, 9, 1])
+    at = torch.arange(LENGTH)
+    exists = at >= LENGTH - lengths[:, None] if side == "left" else at < lengths[:, None]
+    tokens = tokens.masked_fill(~exists, 0)
+    ours = LanguageModel.from_huggingface(folder)
+    if side == "left":
+        logits = ours(tokens, mask=~masks.prefix(0), positions=at - LENGTH + lengths[:, None])
+    else:
+        logits = ours(tokens, mask=masks.padding(lengths=lengths))
+    close(logits[exists], model(tokens, attention_mask=exists.long()).logits[exists])
+
+
+@every
+@torch.no_grad()
+def test_greedy_text_is_theirs(name, checkpoint):
+    model, folder = checkpoint(name)
+    tokens = text(length=7)
+    expected = model.generate(
+        tokens,
+        attention_mask=torch.ones_like(tokens),
+        max_new_tokens=12,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    ours = list(LanguageModel.from_huggingface(folder).generate(tokens, 12))
+    assert torch.stack(ours, 1).tolist() == expected[:, 7:].tolist()
+
+
+@torch.no_grad()
+def test_greedy_text_of_a_padded_batch_is_theirs(checkpoint):
+    model, folder = checkpoint("mistral")
+    tokens, lengths = text(batch=3, length=9), torch.tensor([9, 4, 1])
+    exists = torch.arange(9) >= 9 - lengths[:, None]
+    tokens = tokens.masked_fill(~exists, 0)
+    expected = model.generate(
+        tokens, attention_mask=exists.long(), max_new_tokens=10, do_sample=False, eos_token_id=None, pad_token_id=0
+    )
+    ours = list(LanguageModel.from_huggingface(folder).generate(tokens, 10, lengths=lengths))
+    assert torch.stack(ours, 1).tolist() == expected[:, 9:].tolist()
+
+
+@pytest.mark.parametrize("name", ["mistral", "gpt_oss", "gemma2"])
+@torch.no_grad()
+def test_weights_are_theirs(name, checkpoint):
+    model, folder = checkpoint(name)
+    tokens, weights = text(), Weights()
+    seen = LanguageModel.from_huggingface(folder).observe(tokens, weights)
+    expected = model(tokens, output_attentions=True)
+    close(seen.logits, expected.logits)
+    assert len(seen[weights]) == len(expected.attentions)
+    for ours, theirs in zip(seen[weights], expected.attentions, strict=True):
+        close(ours, theirs)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_oss"])
+@torch.no_grad()
+def test_parts_of_a_checkpoint_are_put_together(name, checkpoint, tmp_path):
+    model, _ = checkpoint(name)
+    model.save_pretrained(tmp_path / "parts", max_shard_size="20KB")
+    assert len(list((tmp_path / "parts").glob("*.safetensors"))) > 2
+    tokens = text()
+    close(LanguageModel.from_huggingface(tmp_path / "parts")(tokens), model(tokens).logits)
+
+
+@torch.no_grad()
+def test_numbers_keep_their_dtype_or_get_another(checkpoint):
+    model, folder = checkpoint("llama")
+    model.bfloat16().save_pretrained(folder)
+    model = type(model).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    tokens = text()
+    ours = LanguageModel.from_huggingface(folder)
+    assert {parameter.dtype for parameter in ours.parameters()} == {torch.bfloat16}
+    assert ours(tokens).isfinite().all()
+    wide = LanguageModel.from_huggingface(folder, dtype=torch.float32)
+    close(wide(tokens), model(tokens).logits)
+
+
+@pytest.mark.parametrize("name", ROTARIES)
+@torch.no_grad()
+def test_rotaries_in_the_words_of_transformers_4(name, checkpoint):
+    model, folder = checkpoint(f"llama, {name}")
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    told = config.pop("rope_parameters")
+    config |= {"rope_theta": told.pop("rope_theta"), "rope_scaling": {"type": told.pop("rope_type"), **told}}
+    path.write_text(json.dumps(config))
+    tokens = text()
+    close(LanguageModel.from_huggingface(folder)(tokens), model(tokens).logits)
+
+
+@torch.no_grad()
+def test_rotaries_in_the_words_of_the_first_gemma_3(checkpoint):
+    model, folder = checkpoint("gemma3, all kinds")
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    del config["rope_parameters"]
+    config |= {"rope_theta": 5000.0, "rope_local_base_freq": 100.0}
+    config |= {"rope_scaling": {"rope_type": "linear", "factor": 3.0}}
+    path.write_text(json.dumps(config))
+    tokens = text()
+    close(LanguageModel.from_huggingface(folder)(tokens), model(tokens).logits)
+
+
+@pytest.mark.parametrize(
+    ("name", "gone"),
+    [
+        ("llama", ["hidden_act", "rms_norm_eps", "attention_bias", "mlp_bias", "tie_word_embeddings"]),
+        ("gemma2, untied, no caps", ["hidden_activation", "layer_types", "rms_norm_eps"]),
+        ("gpt_oss", ["layer_types", "swiglu_alpha", "swiglu_limit", "attention_bias", "rope_parameters"]),
+        ("gemma3", ["layer_types", "hidden_activation", "tie_word_embeddings"]),
+        ("qwen3", ["layer_types", "tie_word_embeddings", "sliding_window", "use_sliding_window"]),
+    ],
+)
+@torch.no_grad()
+def test_what_config_json_leaves_out_is_what_transformers_takes(name, gone, checkpoint):
+    model, folder = checkpoint(name)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({key: value for key, value in config.items() if key not in gone}))
+    tokens = text()
+    close(LanguageModel.from_huggingface(folder)(tokens), model(tokens).logits)
+
+
+MXFP4 = {"quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}}
+
+
+@torch.no_grad()
+def test_experts_in_four_bits_are_their_numbers(checkpoint):
+    """Each packed number is exact in float32, so logits are those of transformers with the same numbers."""
+    unpack = pytest.importorskip("transformers.integrations.mxfp4").convert_moe_packed_tensors
+    safetensors = pytest.importorskip("safetensors.torch")
+    model, folder = checkpoint("gpt_oss", hidden_size=64, intermediate_size=32)
+    path = folder / "model.safetensors"
+    tensors = safetensors.load_file(path)
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, dim, out = tensors.pop(name).shape
+        blocks = torch.randint(0, 256, (experts, out, dim // 32, 16), dtype=torch.uint8)
+        scales = torch.randint(118, 124, (experts, out, dim // 32), dtype=torch.uint8)
+        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        model.get_parameter(name).copy_(unpack(blocks, scales, dtype=torch.float32))
+    safetensors.save_file(tensors, path)
+    config = json.loads((folder / "config.json").read_text()) | MXFP4
+    (folder / "config.json").write_text(json.dumps(config))
+    tokens = text()
+    close(LanguageModel.from_huggingface(folder)(tokens), model(tokens).logits)
+
+
+def test_what_drops_in_training_is_read(checkpoint):
+    _, folder = checkpoint("llama", attention_dropout=0.25)
+    ours: Any = LanguageModel.from_huggingface(folder)
+    assert [block.attention.dropout for block in ours.blocks] == [0.25] * 3
+    assert not ours.training

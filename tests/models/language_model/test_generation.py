@@ -1,0 +1,154 @@
+"""Text that goes on: the likeliest tokens, or what is drawn; in chunks, in batches, until it stops."""
+
+import pytest
+import torch
+
+from regard.errors import ConfigurationError, ShapeError
+from regard.models.language_model import Sampling
+
+
+def joined(stream):
+    return torch.stack(list(stream), 1)
+
+
+def naive(model, tokens, count):
+    """Without a cache: the whole text again for every token."""
+    for _ in range(count):
+        tokens = torch.cat([tokens, model(tokens)[:, -1:].argmax(-1)], 1)
+    return tokens[:, -count:]
+
+
+def prompt(batch=3, length=9):
+    return torch.randint(0, 61, (batch, length))
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 4, 9, 100])
+@torch.no_grad()
+def test_greedy_is_the_likeliest_token_of_the_whole(chunk, make):
+    model, tokens = make(), prompt()
+    assert torch.equal(joined(model.generate(tokens, 20, chunk=chunk)), naive(model, tokens, 20))
+
+
+@pytest.mark.parametrize("chunk", [None, 2, 5])
+@torch.no_grad()
+def test_a_padded_sentence_goes_on_as_if_alone(chunk, make):
+    model, tokens, lengths = make(), prompt(), torch.tensor([9, 4, 1])
+    together = joined(model.generate(tokens, 20, lengths=lengths, chunk=chunk))
+    for row, length in enumerate(lengths.tolist()):
+        assert torch.equal(together[row : row + 1], naive(model, tokens[row : row + 1, 9 - length :], 20))
+
+
+@torch.no_grad()
+def test_tokens_come_as_soon_as_they_are_known(make, monkeypatch):
+    model, calls = make(), []
+    real = model.next_features
+    monkeypatch.setattr(model, "next_features", lambda *args, **named: calls.append(1) or real(*args, **named))
+    stream = model.generate(prompt(), 1000)
+    assert calls == []
+    next(stream)
+    next(stream)
+    assert len(calls) == 2
+
+
+@torch.no_grad()
+def test_it_stops_where_all_have_stopped(make):
+    model, tokens = make(), prompt()
+    endless = naive(model, tokens, 30)
+    stops = {int(endless[0, 2]), int(endless[1, 5]), int(endless[2, 1])}
+    first = [next(at for at, token in enumerate(row.tolist()) if token in stops) for row in endless]
+    found = joined(model.generate(tokens, 30, stop=stops))
+    assert found.shape[1] == max(first) + 1
+    for row, at in enumerate(first):
+        assert torch.equal(found[row, : at + 1], endless[row, : at + 1])
+        assert (found[row, at:] == endless[row, at]).all()  # the last token again, until all have stopped
+
+
+@torch.no_grad()
+def test_one_stop_token(make):
+    model, tokens = make(), prompt(batch=1)
+    stop = int(naive(model, tokens, 1))
+    assert joined(model.generate(tokens, 30, stop=stop)).tolist() == [[stop]]
+
+
+def test_no_gradient_is_kept_and_none_is_switched_off(make):
+    model = make()
+    stream = model.generate(prompt(), 2)
+    assert not next(stream).requires_grad
+    assert torch.is_grad_enabled()
+    assert next(iter(model.parameters())).requires_grad
+
+
+def test_a_seed_draws_the_same_again(make):
+    model, tokens = make(), prompt()
+
+    def drawn(seed):
+        generator = torch.Generator().manual_seed(seed)
+        return joined(model.generate(tokens, 20, sampling=Sampling(1.5), generator=generator))
+
+    assert torch.equal(drawn(3), drawn(3))
+    assert not torch.equal(drawn(3), drawn(4))
+
+
+@torch.no_grad()
+def test_what_is_drawn_is_as_frequent_as_the_model_expects(make):
+    model, tokens = make(), prompt(batch=1)
+    sampling = Sampling(temperature=0.7, top_k=5)
+    drawn = joined(model.generate(tokens.expand(5_000, -1), 1, sampling=sampling)).flatten()
+    found = drawn.bincount(minlength=61) / len(drawn)
+    logits = model(tokens)[0, -1] / 0.7
+    expected = logits.masked_fill(logits < logits.topk(5).values[-1], -torch.inf).softmax(-1)
+    assert int((expected > 0).sum()) == 5
+    torch.testing.assert_close(found, expected, atol=0.03, rtol=0)
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.5])
+@pytest.mark.parametrize("top_k", [None, 1, 7, 100])
+@pytest.mark.parametrize("top_p", [None, 0.05, 0.5, 0.9, 1.0])
+def test_what_is_left_is_what_transformers_leaves(temperature, top_k, top_p):
+    process = pytest.importorskip("transformers.generation.logits_process")
+    logits = torch.randn(5, 61) * 2
+    expected = process.TemperatureLogitsWarper(temperature)(None, logits)
+    if top_k is not None:
+        expected = process.TopKLogitsWarper(top_k)(None, expected)
+    if top_p is not None:
+        expected = process.TopPLogitsWarper(top_p)(None, expected)
+    found = Sampling(temperature, top_k, top_p).probabilities(logits)
+    torch.testing.assert_close(found, expected.softmax(-1), atol=1e-6, rtol=0)
+
+
+def test_no_tokens_are_none(make):
+    assert list(make().generate(prompt(), 0)) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "arguments"),
+    [
+        (ShapeError, "one token at least to go on from", {"tokens": torch.zeros(2, 0, dtype=torch.int64)}),
+        (ShapeError, r"shape \(4,\)", {"tokens": torch.arange(4)}),
+        (ConfigurationError, "max_new_tokens is -1; it needs at least 0", {"max_new_tokens": -1}),
+        (ConfigurationError, "chunk is 0", {"chunk": 0}),
+        (ShapeError, r"lengths is torch.int64 \(2,\); it needs a whole number for each of the 3", {"lengths": [1, 2]}),
+        (ShapeError, r"lengths is torch.float32", {"lengths": [1.0, 2.0, 3.0]}),
+        (ShapeError, r"lengths are \[0, 2, 3\]; they need to be in 1..9", {"lengths": [0, 2, 3]}),
+        (ShapeError, r"lengths are \[10, 2, 3\]", {"lengths": [10, 2, 3]}),
+    ],
+)
+def test_what_does_not_fit_is_said_before_the_first_token(error, message, arguments, make):
+    if "lengths" in arguments:
+        arguments = {"lengths": torch.tensor(arguments["lengths"])}
+    with pytest.raises(error, match=message):
+        make().generate(**{"tokens": prompt(), "max_new_tokens": 3} | arguments)
+
+
+@pytest.mark.parametrize(
+    ("message", "arguments"),
+    [
+        ("temperature is 0; it needs a finite number above 0. Without sampling= the likeliest", {"temperature": 0}),
+        ("top_k is 0", {"top_k": 0}),
+        (r"top_p is 0.0; it needs a probability in \(0, 1\]", {"top_p": 0.0}),
+        ("top_p is 1.5", {"top_p": 1.5}),
+    ],
+)
+def test_sampling_out_of_range(message, arguments):
+    with pytest.raises(ConfigurationError, match=message):
+        Sampling(**arguments)

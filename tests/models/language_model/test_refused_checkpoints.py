@@ -1,0 +1,238 @@
+"""What from_huggingface cannot read exactly it refuses, and says what it is."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from regard.errors import CheckpointError, ConfigurationError, MissingExtra
+from regard.models import LanguageModel
+from regard.models.language_model.huggingface.architectures import configuration
+
+safetensors = pytest.importorskip("safetensors.torch")
+
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 11,
+    "hidden_size": 8,
+    "intermediate_size": 12,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+}
+
+
+def told(folder, **changes):
+    """A folder with a config.json of a small Llama."""
+    config = {name: value for name, value in (LLAMA | changes).items() if value is not ...}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def weights(**changes):
+    """The tensors of that Llama."""
+    square, shapes = (8, 8), {"gate": (12, 8), "up": (12, 8), "down": (8, 12)}
+    layer = "model.layers.0."
+    tensors = {
+        "model.embed_tokens.weight": torch.randn(11, 8),
+        "model.norm.weight": torch.ones(8),
+        "lm_head.weight": torch.randn(11, 8),
+        f"{layer}input_layernorm.weight": torch.ones(8),
+        f"{layer}post_attention_layernorm.weight": torch.ones(8),
+        **{f"{layer}self_attn.{name}_proj.weight": torch.randn(square) for name in "qkvo"},
+        **{f"{layer}mlp.{name}_proj.weight": torch.randn(shape) for name, shape in shapes.items()},
+    }
+    return {name: tensor for name, tensor in (tensors | changes).items() if tensor is not ...}
+
+
+def saved(folder, **changes):
+    safetensors.save_file(weights(**changes), folder / "model.safetensors")
+    return told(folder)
+
+
+def refuses(folder, message):
+    with pytest.raises(CheckpointError, match=message):
+        LanguageModel.from_huggingface(folder)
+
+
+def test_the_small_llama_itself_is_read(tmp_path):
+    assert LanguageModel.from_huggingface(saved(tmp_path))(torch.arange(5)[None]).shape == (1, 5, 11)
+
+
+def test_another_architecture_is_named(tmp_path):
+    message = "config.json is of a 'bert' model; LanguageModel reads 'gemma2', 'gemma3_text', 'gpt_oss', 'llama'"
+    refuses(told(tmp_path, model_type="bert"), message)
+
+
+def test_missing_tensors_are_named_and_counted(tmp_path):
+    gone = {f"model.layers.0.self_attn.{name}_proj.weight": ... for name in "qkvo"}
+    message = (
+        r"of the 12 tensors that the model needs 4 missing \(model.layers.0.self_attn.q_proj.weight, .*, \.\.\.\)$"
+    )
+    refuses(saved(tmp_path, **gone), message)
+
+
+def test_extra_tensors_are_named_and_counted(tmp_path):
+    extra = {"model.layers.1.mlp.gate_proj.weight": torch.zeros(1), "score.weight": torch.zeros(1)}
+    refuses(saved(tmp_path, **extra), r"2 extra \(model.layers.1.mlp.gate_proj.weight, score.weight\)")
+
+
+def test_misshapen_tensors_are_named_and_counted(tmp_path):
+    message = r"1 of another shape \(lm_head.weight: \[9, 8\] where \[11, 8\] is needed\)"
+    refuses(saved(tmp_path, **{"lm_head.weight": torch.zeros(9, 8)}), message)
+
+
+def test_what_old_versions_saved_beside_is_passed_over(tmp_path):
+    folder = saved(tmp_path, **{"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(2)})
+    LanguageModel.from_huggingface(folder)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth"])
+def test_a_pickle_is_refused_with_the_way_to_convert_it(name, tmp_path):
+    (told(tmp_path) / name).write_bytes(b"")
+    refuses(
+        tmp_path, rf"pickles \({name}\), which can run code.*save_pretrained\(new_folder\) of transformers converts"
+    )
+
+
+def test_no_weights_at_all(tmp_path):
+    refuses(told(tmp_path), "neither model.safetensors nor model.safetensors.index.json")
+
+
+def test_a_truncated_file(tmp_path):
+    path = saved(tmp_path) / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:100])
+    refuses(tmp_path, "model.safetensors is not a whole safetensors file")
+
+
+def test_a_part_that_is_not_there(tmp_path):
+    index = {"weight_map": {"lm_head.weight": "model-00001-of-00002.safetensors"}}
+    (told(tmp_path) / "model.safetensors.index.json").write_text(json.dumps(index))
+    refuses(tmp_path, "model-00001-of-00002.safetensors cannot be read")
+
+
+@pytest.mark.parametrize("name", ["../other.safetensors", "/etc/passwd"])
+def test_parts_are_beside_their_index(name, tmp_path):
+    (told(tmp_path) / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"lm_head.weight": name}}))
+    refuses(tmp_path, f"names '{name}', which is not a file beside it")
+
+
+def test_an_index_without_places(tmp_path):
+    (told(tmp_path) / "model.safetensors.index.json").write_text("{}")
+    refuses(tmp_path, "needs a weight_map from tensors to files")
+
+
+def test_no_folder(tmp_path):
+    refuses(tmp_path / "meta-llama", "is not a folder: from_huggingface reads a local one and downloads nothing")
+
+
+def test_no_configuration(tmp_path):
+    refuses(tmp_path, "config.json cannot be read")
+
+
+@pytest.mark.parametrize(("text", "message"), [("{", "is not JSON"), ("[]", "holds a JSON list")])
+def test_a_configuration_that_is_none(text, message, tmp_path):
+    (tmp_path / "config.json").write_text(text)
+    refuses(tmp_path, message)
+
+
+def test_what_regard_saved_is_for_load(tmp_path, make):
+    make().save(tmp_path)
+    refuses(tmp_path, r"names no model_type.*LanguageModel.load\(folder\) reads what regard saved")
+
+
+def test_an_output_layer_that_is_tied_and_another(tmp_path):
+    told(saved(tmp_path), tie_word_embeddings=True)
+    refuses(tmp_path, "the output layer is the embedding, but lm_head.weight holds other numbers")
+    both = torch.randn(11, 8)
+    changes = {"lm_head.weight": both, "model.embed_tokens.weight": both.clone()}
+    safetensors.save_file(weights(**changes), tmp_path / "model.safetensors")
+    LanguageModel.from_huggingface(tmp_path)
+
+
+def test_weights_that_are_whole_numbers(tmp_path):
+    names = weights()
+    whole = {name: tensor.to(torch.int8) for name, tensor in names.items()}
+    refuses(saved(tmp_path, **whole), "is torch.int8: it needs floating-point numbers")
+
+
+LONG = {"rope_theta": 10000.0, "original_max_position_embeddings": 8}
+WRONG = [
+    ({"hidden_act": "relu6"}, "says hidden_act='relu6', which changes what the model computes and is not supported"),
+    ({"pretraining_tp": 2}, "says pretraining_tp=2"),
+    ({"hidden_size": ...}, "says nothing of 'hidden_size', which a llama model needs"),
+    ({"sliding_window": 4}, r"1 settings that are unknown here.*sliding_window=4.*ignore=\('sliding_window',\)"),
+    ({"qk_norm": True, "clip": 8.0}, "2 settings that are unknown here for a llama model.*: clip=8.0, qk_norm=True"),
+    ({"quantization_config": {"quant_method": "gptq"}}, "quantised, with quant_method='gptq'.*dequantize"),
+    (
+        {"rope_parameters": {"rope_type": "mrope"}},
+        "rope_type='mrope', which is not supported here; supported: 'default'",
+    ),
+    ({"rope_parameters": {"rope_type": "linear"}}, "says nothing of 'factor', which a 'linear' rotary needs"),
+    ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5"),
+    ({"rope_scaling": {"type": "yarn", "factor": 2.0, "extrapolation": 2} | LONG}, "unknown here: extrapolation=2"),
+    ({"rope_parameters": {"rope_type": "linear", "factor": 0.5}}, "describes no 'llama' model: Linear needs a factor"),
+    (
+        {"rope_scaling": {"type": "dynamic", "factor": 2.0}, "max_position_embeddings": None},
+        "'max_position_embeddings'",
+    ),
+    ({"model_type": "mistral", "layer_types": ["full_attention"]}, r"says layer_types=\['full_attention'\]"),
+    ({"model_type": "gemma2", "use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
+    ({"model_type": "gemma2", "layer_types": ["full_attention"] * 2}, "names 2 layers; it needs"),
+    ({"model_type": "qwen3", "layer_types": ["linear_attention"]}, "has 'linear_attention'; it needs"),
+    ({"model_type": "gpt_oss", "hidden_act": "gelu"}, "hidden_act='gelu'"),
+    ({"model_type": "gpt_oss", "quantization_config": {"quant_method": "fp8"}}, "quant_method='fp8'"),
+    ({"model_type": "gpt_oss", "experts_per_token": 2}, "experts_per_token=2"),
+    (
+        {"model_type": "gemma3_text", "rope_parameters": {"full_attention": {}, "factor": 2.0}},
+        "rope_parameters have factor beside",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), WRONG, ids=lambda value: str(value)[:40])
+def test_settings_that_change_the_result_are_named(changes, message, tmp_path):
+    refuses(told(tmp_path, **changes), message)
+
+
+@pytest.mark.parametrize("quiet", [None, False])
+def test_unknown_settings_that_say_nothing_are_passed_over(quiet):
+    assert configuration(LLAMA | {"something_new": quiet}) == configuration(LLAMA)
+
+
+def test_what_the_caller_vouches_for_is_passed_over(tmp_path):
+    told(saved(tmp_path), unsloth_version="2026.1")
+    refuses(tmp_path, "unsloth_version='2026.1'")
+    LanguageModel.from_huggingface(tmp_path, ignore=("unsloth_version",))
+
+
+def test_heads_that_do_not_divide(tmp_path):
+    with pytest.raises(ConfigurationError, match="num_heads is 2 and num_kv_heads 3"):
+        LanguageModel.from_huggingface(told(saved(tmp_path), num_key_value_heads=3))
+
+
+def test_half_of_a_packed_parameter_is_missing(tmp_path):
+    name = "model.layers.0.mlp.experts.down_proj"
+    packed = {f"{name}_scales": torch.zeros(1, dtype=torch.uint8)}
+    refuses(saved(tmp_path, **packed), rf"1 extra \({name}_scales\)")
+
+
+def test_transformers_is_not_needed(tmp_path):
+    program = f"""
+import sys
+sys.modules["transformers"] = None
+from regard.models import LanguageModel
+print(LanguageModel.from_huggingface({str(saved(tmp_path))!r}).config.dim)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "8", done.stderr
+
+
+def test_without_safetensors_the_extra_is_named(tmp_path, monkeypatch, make):
+    saved(tmp_path)
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    for call in (LanguageModel.from_huggingface, lambda folder: make().save(folder / "new")):
+        with pytest.raises(MissingExtra, match=r"'safetensors', which is not installed; pip install 'regard\[transl"):
+            call(tmp_path)
