@@ -10,8 +10,8 @@ from regard.translation.encoding import encode
 from regard.translation.settings import (
     InverseSquareRoot,
     LuongDecoder,
-    ModelSettings,
     PlainScore,
+    RecurrentSettings,
     SearchSettings,
     TrainingSettings,
 )
@@ -31,7 +31,7 @@ def test_reversal_is_learned_and_looks_backwards():
     text = encode(ParallelText.pair(train, [line[::-1] for line in train]), vocabulary, vocabulary)
     torch.manual_seed(1)
     decoder = LuongDecoder(score=PlainScore(kind="general"), input_feeding=False)
-    settings = ModelSettings(cell="lstm", embedding_dim=32, hidden_dim=64, dropout=0.0, decoder=decoder)
+    settings = RecurrentSettings(cell="lstm", embedding_dim=32, hidden_dim=64, dropout=0.0, decoder=decoder)
     model = build_model(settings, len(vocabulary), len(vocabulary))
     fit(
         model,

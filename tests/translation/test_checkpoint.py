@@ -73,6 +73,21 @@ def test_tied_weights_are_saved_under_both_names(tmp_path: Path):
     assert torch.equal(tensors["0.weight"], tensors["1.weight"])
 
 
+def test_a_tensor_of_several_names_is_written_once(tmp_path: Path):
+    table, output = nn.Embedding(1000, 8), nn.Linear(8, 1000, bias=False)
+    output.weight = table.weight
+    tied = nn.Sequential(table, output)
+    save_weights(tied, tmp_path / "tied.safetensors", {"update": 7})
+    assert (tmp_path / "tied.safetensors").stat().st_size < 1.1 * table.weight.nbytes
+    tensors, header = load_weights(tmp_path / "tied.safetensors")
+    assert header == read_header(tmp_path / "tied.safetensors") == {"regard": regard.__version__, "update": 7}
+    assert tensors["0.weight"] is tensors["1.weight"]
+    other, apart = nn.Embedding(1000, 8), nn.Linear(8, 1000, bias=False)
+    restore(nn.Sequential(other, apart), tmp_path / "tied.safetensors")
+    assert torch.equal(other.weight, table.weight)
+    assert torch.equal(apart.weight, table.weight)
+
+
 def test_loaded_tensors_do_not_change_with_the_file(tmp_path: Path):
     path = tmp_path / "best.safetensors"
     save_weights(model(), path, {})

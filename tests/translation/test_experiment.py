@@ -8,8 +8,19 @@ from hypothesis import strategies as st
 
 from regard.errors import ConfigurationError
 from regard.translation import yamltext
+from regard.translation.building import build_model
 from regard.translation.experiment import Experiment
-from regard.translation.settings import HiddenScore, LocalWindow, LuongDecoder, PlainScore, Plateau, TextTable
+from regard.translation.settings import (
+    HiddenScore,
+    LearnedPositions,
+    LocalWindow,
+    LuongDecoder,
+    PlainScore,
+    Plateau,
+    RecurrentSettings,
+    TextTable,
+    TransformerSettings,
+)
 
 MINIMAL = """
 name: toy
@@ -30,13 +41,18 @@ def complaint(folder: Path, text: str, *overrides: str) -> str:
     return str(caught.value).replace(str(folder), "FOLDER")
 
 
+def decoder_of(experiment: Experiment) -> Any:
+    assert isinstance(experiment.model, RecurrentSettings)
+    return experiment.model.decoder
+
+
 def test_name_and_training_text_are_enough(tmp_path: Path):
     experiment = load(tmp_path, MINIMAL)
     assert experiment.seed == 1
     assert experiment.data.folder == Path()
     assert experiment.data.validation is None
-    assert experiment.model.decoder.kind == "bahdanau"
-    assert experiment.model.decoder.score.kind == "additive"
+    assert decoder_of(experiment).kind == "bahdanau"
+    assert decoder_of(experiment).score.kind == "additive"
     assert experiment.training.validate_every == 1.0
     assert experiment.search.beam == 5
 
@@ -45,10 +61,10 @@ def test_options_with_parameters_are_mappings_and_their_plain_names_are_shorthan
     text = (
         MINIMAL + "model: {decoder: {kind: luong, score: concat, window: {kind: local-p, radius: 3}, readout: linear}}"
     )
-    decoder = load(tmp_path, text).model.decoder
+    decoder = decoder_of(load(tmp_path, text))
     window = LocalWindow(kind="local-p", radius=3)
     assert decoder == LuongDecoder(score=HiddenScore(kind="concat"), window=window, readout="linear")
-    assert load(tmp_path, MINIMAL + "model: {decoder: luong}").model.decoder == LuongDecoder()
+    assert decoder_of(load(tmp_path, MINIMAL + "model: {decoder: luong}")) == LuongDecoder()
     assert load(tmp_path, MINIMAL + "training: {learning_rate: 1e-3}").training.learning_rate == 0.001
 
 
@@ -68,6 +84,10 @@ def test_text_can_be_two_columns_of_a_table(tmp_path: Path):
         ("vocabulary: {source: {sice: 3}, target: {}}", "vocabulary.source.sice: unknown key; did you mean 'size'?"),
         ("training: {beam: 3}", "training.beam: unknown key; it belongs elsewhere: write search.beam"),
         ("learning_rate: 1", "learning_rate: unknown key; it belongs elsewhere: write training.learning_rate"),
+        ("model: tranformer", "model: there is no kind 'tranformer'; did you mean 'transformer'?"),
+        ("model: {kind: transformer, heads: 4}", "model.heads: unknown key; did you mean 'num_heads'?"),
+        ("model: {kind: transformer, cell: gru}", "model.cell: unknown key; only the kind 'recurrent' has it"),
+        ("model: {kind: transformer, positions: rotery}", "model.positions: there is no kind 'rotery'; did you mean"),
         ("vocabulary: letters", "vocabulary: there is no kind 'letters'; Known: 'bpe', 'characters'"),
         ("vocabulary: {kind: word}", "vocabulary: there is no kind 'word'; did you mean 'words'?"),
     ],
@@ -123,6 +143,13 @@ def test_all_unknown_keys_are_told_at_once(tmp_path: Path):
         ("model: {cell: rnn}", "model.cell: has 'rnn', needs to be 'gru' or 'lstm'"),
         ("model: {decoder: {input_feeding: true}}", "model.decoder: has {'input_feeding': True}, needs the key 'kind'"),
         ("model: {decoder: 3}", "model.decoder: has 3, needs"),
+        ("model: 3", "model: has 3, needs"),
+        ("model: {num_heads: 4}", "model.num_heads: has 4, which only another kind has: write the 'kind' beside it"),
+        ("model: {kind: transformer, norm: both}", "model.norm: has 'both', needs to be 'post' or 'pre'"),
+        ("model: {kind: transformer, positions: {kind: learned, length: 0}}", "model.positions.length: has 0, needs"),
+        ("training: {betas: [0.9]}", "training.betas.1: is missing"),
+        ("training: {betas: [0.9, 1.0]}", "training.betas.1: has 1.0, needs to be less than 1"),
+        ("training: {max_updates: 0}", "training.max_updates: has 0, needs to be greater than or equal to 1"),
         ("vocabulary: {target: {kind: words}}", "vocabulary.source: is missing"),
     ],
 )
@@ -185,6 +212,27 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path: Path):
         Experiment.load(tmp_path / "latin.yaml")
 
 
+def test_the_model_is_chosen_by_its_name(tmp_path: Path):
+    assert load(tmp_path, MINIMAL + "model: transformer").model == TransformerSettings()
+    assert load(tmp_path, MINIMAL + "model: recurrent").model == RecurrentSettings()
+    text = MINIMAL + "model: {kind: transformer, positions: learned, norm: pre}\ntraining: {betas: [0.9, 0.98]}"
+    experiment = load(tmp_path, text, "model.dim=64")
+    assert experiment.model == TransformerSettings(dim=64, positions=LearnedPositions(), norm="pre")
+    assert experiment.training.betas == (0.9, 0.98)
+    experiment.save(tmp_path / "saved.yaml")
+    assert Experiment.load(tmp_path / "saved.yaml") == experiment
+
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+
+
+@pytest.mark.parametrize("recipe", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_recipe_is_an_experiment_of_its_name(recipe: Path):
+    experiment = Experiment.load(recipe)
+    assert experiment.name == recipe.stem
+    build_model(experiment.model, 50, 50)
+
+
 def test_overrides_are_put_in_before_anything_is_checked(tmp_path: Path):
     experiment = load(
         tmp_path,
@@ -200,10 +248,10 @@ def test_overrides_are_put_in_before_anything_is_checked(tmp_path: Path):
     assert experiment.data.folder == Path("/text")
     assert experiment.training.learning_rate == 1e-4
     assert experiment.training.decay.kind == "inverse-sqrt"
-    assert experiment.model.decoder.score == HiddenScore(kind="concat", hidden_dim=7)
+    assert decoder_of(experiment).score == HiddenScore(kind="concat", hidden_dim=7)
     assert experiment.data.source_language == "no"
     assert experiment.data.validation == TextTable(tsv=Path("a"))
-    assert load(tmp_path, MINIMAL, "model.decoder=luong").model.decoder == LuongDecoder()
+    assert decoder_of(load(tmp_path, MINIMAL, "model.decoder=luong")) == LuongDecoder()
 
 
 @pytest.mark.parametrize(
@@ -230,7 +278,7 @@ def test_an_experiment_survives_its_yaml(tmp_path: Path):
     )
     experiment = load(tmp_path, text)
     assert experiment.training.decay == Plateau(factor=0.3)
-    assert experiment.model.decoder.score == PlainScore(kind="location")
+    assert decoder_of(experiment).score == PlainScore(kind="location")
     experiment.save(tmp_path / "saved.yaml")
     again = Experiment.load(tmp_path / "saved.yaml")
     assert again == experiment

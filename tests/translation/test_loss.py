@@ -1,8 +1,13 @@
+import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from regard.translation.loss import smoothed_cross_entropy
+from regard.translation import loss as loss_module
+from regard.translation.building import build_model
+from regard.translation.encoding import EncodedText, IdSequences, collate
+from regard.translation.loss import projected_cross_entropy, smoothed_cross_entropy, training_loss
+from regard.translation.settings import RecurrentSettings, TransformerSettings
 from regard.translation.vocabulary import PAD
 
 
@@ -53,3 +58,59 @@ def test_padding_alone_costs_nothing():
     assert loss.item() == entropy.item() == 0.0
     assert logits.grad is not None
     assert torch.equal(logits.grad, torch.zeros(2, 3, 5))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.9])
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("rows_at_once", [1, 4, 99])
+def test_a_few_logits_at_a_time_are_all_of_them(
+    smoothing: float, biased: bool, rows_at_once: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(loss_module, "LOGITS_AT_ONCE", rows_at_once * 7)
+    features = torch.randn(11, 5, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(7, 5, dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(7, dtype=torch.float64, requires_grad=True) if biased else None
+    target, inputs = torch.randint(1, 7, (11,)), [features, weight, *([] if bias is None else [bias])]
+    expected = smoothed_cross_entropy(torch.nn.functional.linear(features, weight, bias), target, smoothing)
+    given = projected_cross_entropy(features, weight, bias, target, smoothing)
+    torch.testing.assert_close(given, expected)
+    assert not given[1].requires_grad
+    for one, other in zip(*(torch.autograd.grad(loss / 3, inputs) for loss, _ in (given, expected)), strict=True):
+        torch.testing.assert_close(one, other)
+    with torch.no_grad():
+        torch.testing.assert_close(projected_cross_entropy(features, weight, bias, target, smoothing), expected)
+
+
+def test_a_few_logits_at_a_time_under_autocast_are_as_near_as_all_of_them():
+    features = torch.randn(11, 16, requires_grad=True)
+    weight = torch.randn(70, 16, requires_grad=True)
+    target = torch.randint(1, 70, (11,))
+    exact, _ = projected_cross_entropy(features, weight, None, target, 0.1)
+    expected = torch.autograd.grad(exact, (features, weight))
+    with torch.autocast("cpu", torch.bfloat16):
+        loss, entropy = projected_cross_entropy(features, weight, None, target, 0.1)
+    assert loss.dtype == entropy.dtype == torch.float32
+    torch.testing.assert_close(loss, exact, rtol=1e-2, atol=0.0)
+    for gradient, near in zip(torch.autograd.grad(loss, (features, weight)), expected, strict=True):
+        assert gradient.dtype == torch.float32
+        assert 0 < (gradient - near).norm() < 0.02 * near.norm()
+
+
+def test_no_rows_cost_nothing():
+    weight = torch.randn(7, 5, requires_grad=True)
+    loss, entropy = projected_cross_entropy(torch.empty(0, 5), weight, None, torch.empty(0, dtype=torch.int64), 0.1)
+    loss.backward()
+    assert loss.item() == entropy.item() == 0.0
+    assert weight.grad is not None
+    assert not weight.grad.any()
+
+
+def test_a_model_that_shows_its_output_layer_has_the_loss_of_its_logits():
+    torch.manual_seed(1)
+    settings = TransformerSettings(dim=8, num_heads=2, hidden_dim=8, encoder_layers=1, decoder_layers=1)
+    ids = IdSequences.pack([[4, 5, 6], [7], [5, 5]])
+    for model in (build_model(settings, 9, 9), build_model(RecurrentSettings(embedding_dim=4, hidden_dim=6), 9, 9)):
+        batch = collate(EncodedText(ids, ids), np.arange(3))
+        logits = model.eval()(batch.source, batch.source_lengths, batch.target_input)
+        expected = smoothed_cross_entropy(logits, batch.target_output, 0.1)
+        torch.testing.assert_close(training_loss(model, batch, 0.1), expected)

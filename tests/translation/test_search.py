@@ -31,6 +31,7 @@ class Step:
     logits: Tensor
     state: Rows
     weights: Tensor
+    self_weights: Tensor | None = None
 
 
 class TableModel:
@@ -67,6 +68,11 @@ class TableModel:
         return Step(
             torch.stack(logits), Rows(prefixes, state.moves), torch.nn.functional.pad(weights, (0, padding), value=-1.0)
         )
+
+    max_target_length: int | None = None
+
+    def observe_step(self, tokens: Tensor, state: Rows, memory: Rows) -> Step:
+        return self.step(tokens, state, memory)
 
     def logits(self, name: int, prefix: list[int]) -> Tensor:
         key = (name, *prefix)

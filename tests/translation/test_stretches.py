@@ -74,3 +74,13 @@ def test_a_sweep_gives_everything_each_time_even_if_that_is_nothing():
     sweep = Sweep(words, OrderedBatches(words, batch_tokens=4))
     assert [len(batch) for batch in sweep] == [len(batch) for batch in sweep] == [2, 1]
     assert list(Sweep(words, OrderedBatches(words, batch_tokens=100, rank=1, world_size=2))) == []
+
+
+def test_a_run_ends_after_its_last_update_wherever_that_is_in_an_epoch():
+    stops = Stops(1.0, batches_per_epoch=5, max_epochs=3, max_updates=7)
+    places = [Position(epoch=1, batch=1, update=6), Position(epoch=1, batch=2, update=7)]
+    assert [stops.at(place) for place in places] == [False, True]
+    assert [stops.ends(place) for place in places] == [False, True]
+    assert not list(Stretches(text(9), TokenBatches(text(9), 4, seed=1), stops, lambda: places[1]))
+    rest = Stretches(text(9), TokenBatches(text(9), 4, seed=1), stops, lambda: Position(epoch=1, batch=1, update=6))
+    assert len(list(rest)) == 1

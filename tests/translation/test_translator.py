@@ -60,6 +60,7 @@ class Step:
     logits: Tensor
     state: Rows
     weights: Tensor
+    self_weights: Tensor | None = None
 
 
 class Reverser(nn.Module):
@@ -86,6 +87,9 @@ class Reverser(nn.Module):
         weights = 0.9 * nn.functional.one_hot(place, source.shape[1])
         weights[:, 0] += 0.1
         return Step(logits, Rows(state.values + 1), weights)
+
+    max_target_length = None
+    observe_step = step
 
     def attention_weights(self, source: Tensor, source_lengths: Tensor, target: Tensor) -> Tensor:
         memory, state, rows = self.encode(source, source_lengths), Rows(torch.zeros(len(source), dtype=torch.int64)), []
@@ -118,7 +122,9 @@ def test_the_last_weights_can_be_chosen(run):
 
 
 def test_weights_that_no_run_keeps_are_refused(run):
-    with pytest.raises(ConfigurationError, match=r"which is 'bets', .*; did you mean 'best'\? Known: 'best', 'last'"):
+    with pytest.raises(
+        ConfigurationError, match=r"which is 'bets', .*; did you mean 'best'\? Known: 'average', 'best', 'last'"
+    ):
         Translator.load(run, "bets")  # pyright: ignore[reportArgumentType]
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.options import BatchSize, Checkpoint, Device, Which
+from regard.cli.options import BatchSize, Checkpoint, Device, Head, Layer, Which
 from regard.cli.streams import emit
 from regard.errors import CorpusError
 
@@ -22,12 +22,15 @@ def align(
     which: Which = "best",
     device: Device = "cpu",
     batch_size: BatchSize = 64,
+    layer: Layer = None,
+    head: Head = None,
 ) -> None:
     """Link the words of sentences and translations.
 
     Prints the links of each pair in Pharaoh format: 1-2 links source word 1 with target word 2. Words are what white
     space separates, counted from 0. Each word of the translation is linked with the source word that the model looks at
-    most while it says it. A pair with an empty side gives an empty line.
+    most while it says it: of a Transformer by the mean over all layers and heads, unless one is chosen. A pair with an
+    empty side gives an empty line.
     """
     from regard.translation.alignment import format_pharaoh
     from regard.translation.corpus import read_lines
@@ -42,5 +45,7 @@ def align(
         )
     for start in range(0, len(sources), PAIRS_AT_ONCE):
         some = slice(start, start + PAIRS_AT_ONCE)
-        pairs = translator.align(sources[some], targets[some], batch_size=batch_size, first_line=start + 1)
+        pairs = translator.align(
+            sources[some], targets[some], batch_size=batch_size, first_line=start + 1, layer=layer, head=head
+        )
         emit(format_pharaoh(pair.links) for pair in pairs)

@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 import regard
 from regard.cli.align import align
+from regard.cli.average import average
 from regard.cli.bench import bench
 from regard.cli.demo import demo
 from regard.cli.evaluate import evaluate
@@ -69,6 +70,7 @@ for name, command in {
     "test": evaluate,
     "translate": translate,
     "align": align,
+    "average": average,
     "bench": bench,
 }.items():
     app.command(name)(command)

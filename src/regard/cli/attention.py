@@ -24,8 +24,8 @@ class AttentionFile(Protocol):
         ...
 
 
-def attention_file(path: Path | None) -> AttentionFile:
-    """What keeps attention in a file of this name.
+def attention_file(path: Path | None, layer: int | None = None, head: int | None = None) -> AttentionFile:
+    """What keeps attention in a file of this name; pictures are of a layer and head, or of the mean over them.
 
     Raises:
         ConfigurationError: the name ends in neither .png nor .npz.
@@ -33,12 +33,13 @@ def attention_file(path: Path | None) -> AttentionFile:
     """
     if path is None:
         return Nothing()
-    kinds = {".png": Pictures, ".npz": Arrays}
-    if path.suffix not in kinds:
+    if path.suffix == ".png":
+        return Pictures(path, layer, head)
+    if path.suffix != ".npz":
         raise ConfigurationError(
             f"--attention {path}: the name needs to end in .png, for pictures, or in .npz, for the weights as arrays"
         )
-    return kinds[path.suffix](path)
+    return Arrays(path)
 
 
 class Nothing:
@@ -54,9 +55,9 @@ class Nothing:
 class Pictures:
     """A heat map for each line: FILE.png for the first, FILE-2.png for the second."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, layer: int | None, head: int | None) -> None:
         require("matplotlib", extra="plots")  # now, and not after the first translation
-        self._path = path
+        self._path, self._layer, self._head = path, layer, head
 
     def add(self, line: int, translation: Translation) -> None:
         """Draw the line."""
@@ -64,14 +65,17 @@ class Pictures:
             return
         path = self._path if line == 1 else self._path.with_stem(f"{self._path.stem}-{line}")
         with atomic_write(path) as partial:
-            translation.heatmap().savefig(partial, format="png", dpi=150)
+            translation.heatmap(layer=self._layer, head=self._head).savefig(partial, format="png", dpi=150)
 
     def close(self) -> None:
         """Every picture is written already."""
 
 
 class Arrays:
-    """One file of NumPy arrays: for line 1 its weights [T, S] and its tokens, `1.weights`, `1.source`, `1.target`."""
+    """One file of NumPy arrays: for line 1 its weights [T, S] and its tokens, `1.weights`, `1.source`, `1.target`.
+
+    Of a model with layers and heads the weights are [T, layers, heads, S], and `1.self_weights` is beside them.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -83,6 +87,8 @@ class Arrays:
             return
         best = translation.candidates[0]
         self._arrays[f"{line}.weights"] = best.weights.float().numpy()
+        if best.self_weights.shape[1]:
+            self._arrays[f"{line}.self_weights"] = best.self_weights.float().numpy()
         self._arrays[f"{line}.source"] = np.array(translation.source_tokens)
         self._arrays[f"{line}.target"] = np.array(best.tokens)
 

@@ -52,7 +52,7 @@ def evaluate(
     if text.dropped_empty:
         typer.echo(f"{text.dropped_empty:,} pairs with an empty side are left out", err=True)
     start = time.perf_counter()
-    translations = translator.translate(text.sources, search=experiment.search, batch_size=batch_size)
+    translations = translator.translate(text.sources, search=experiment.search, batch_size=batch_size, observe=False)
     seconds = time.perf_counter() - start
     for warning in (warning for translation in translations for warning in translation.warnings):
         typer.echo(f"{text.source_name}, {warning}", err=True)

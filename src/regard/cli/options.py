@@ -17,7 +17,10 @@ Checkpoint = Annotated[
     ),
 ]
 Which = Annotated[
-    Literal["best", "last"], typer.Option("--which", help="The weights that validated best, or those of the last save.")
+    Literal["best", "last", "average"],
+    typer.Option(
+        "--which", help="The weights that validated best, those of the last save, or those that `regard average` made."
+    ),
 ]
 Device = Annotated[str, typer.Option("--device", help="Where to compute: cpu, cuda, cuda:1, mps.")]
 BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Sentences that are computed together.")]
@@ -25,3 +28,10 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Another value for one key of the experiment; may be repeated."),
 ]
+Layer = Annotated[
+    int | None,
+    typer.Option(
+        "--layer", min=0, help="Whose attention, of a model with several layers, from 0. [default: their mean]"
+    ),
+]
+Head = Annotated[int | None, typer.Option("--head", min=0, help="The same of heads.")]

@@ -90,6 +90,9 @@ def _parts(problem: Problem, size: tuple[int, int], apart: int) -> tuple[Part, .
 
 def _edges(verdicts: np.ndarray, problem: Problem, size: tuple[int, int]) -> list[int]:
     """Where one part ends and the next begins: neighbours go together unless that visits too many pairs in vain."""
+    taken = verdicts != EMPTY
+    if len(verdicts) and (taken == taken[0]).all():
+        return [0, len(verdicts)]  # all see the same tiles: the usual case of a padded batch
     heads = problem.weights_shape[-3] if problem.heads else 1
     areas = Blocks.of(problem.grid(), size).areas.cpu().numpy()
     seen = [int(areas[verdict != EMPTY].sum()) for verdict in verdicts]

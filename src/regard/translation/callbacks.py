@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Mapping
+from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
@@ -12,6 +13,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from torch import Tensor
 
+from regard.translation.averaging import forget
 from regard.translation.checkpoint import save_tensors
 from regard.translation.module import Training
 from regard.translation.runs import RunFolder
@@ -38,18 +40,24 @@ class Saving(Checkpoint):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         progress = ours(pl_module).progress
         if progress.best_update == progress.position.update:
-            self._save_weights(trainer, ours(pl_module), best=True)
+            self._write(trainer, ours(pl_module), self._folder.best)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.save(trainer, ours(pl_module))
+        training = ours(pl_module)
+        settings = training.settings
+        if settings.keep_last or settings.keep_best:
+            self._write(trainer, training, self._folder.kept_after(training.progress.position.update))
+            if trainer.is_global_zero:
+                forget(self._folder, settings.keep_last, settings.keep_best)
+        self.save(trainer, training)
 
     def save(self, trainer: Trainer, training: Training) -> None:
         """Write the last weights, then the state that goes on from them."""
-        self._save_weights(trainer, training, best=False)
+        self._write(trainer, training, self._folder.last)
         trainer.save_checkpoint(self._folder.state, weights_only=False)
         training.begin_lap()
 
-    def _save_weights(self, trainer: Trainer, training: Training, *, best: bool) -> None:
+    def _write(self, trainer: Trainer, training: Training, path: Path) -> None:
         state: dict[str, Any] = trainer.strategy.lightning_module_state_dict()
         prefix = "model."
         weights: dict[str, Tensor] = {
@@ -58,7 +66,8 @@ class Saving(Checkpoint):
         progress = training.progress
         header = {"update": progress.position.update, "epoch": progress.position.epoch, "scores": progress.scores}
         if trainer.is_global_zero:
-            save_tensors(weights, self._folder.best if best else self._folder.last, {**self._about, **header})
+            path.parent.mkdir(exist_ok=True)
+            save_tensors(weights, path, {**self._about, **header})
 
 
 class Interrupted(BaseException):

@@ -20,8 +20,8 @@ import regard
 from regard.errors import CheckpointError
 from regard.translation.files import atomic_write
 
-FORMAT = 1
-"""Version of the layout; raised when an older regard could not read the file."""
+FORMAT = 2
+"""Version of the layout; raised when an older regard could not read the file. 2: what is shared is written once."""
 
 NAMED_AT_MOST = 3
 
@@ -41,22 +41,31 @@ def save_tensors(tensors: Mapping[str, Tensor], path: str | Path, header: Mappin
     for name, value in tensors.items():
         if not isinstance(value, Tensor):
             raise CheckpointError(f"the model's state {name!r} is {type(value).__name__}; weights need to be tensors")
-    _write(Path(path), tensors, {"regard": regard.__version__, **header})
+    first: dict[tuple, str] = {}
+    shared = {
+        name: other for name, value in tensors.items() if (other := first.setdefault(_place(value), name)) != name
+    }
+    kept = {name: value for name, value in tensors.items() if name not in shared}
+    _write(Path(path), kept, {"regard": regard.__version__, **header, **({"shared": shared} if shared else {})})
 
 
 def load_weights(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors by name, on the CPU, and the header.
+    """The tensors by name, on the CPU, and the header; a tensor that has several names is one under all of them.
 
     Raises:
         CheckpointError: the file is missing, truncated, not safetensors, or was not written by regard.
     """
-    return _read(Path(path))
+    tensors, header = _read(Path(path))
+    tensors |= {name: tensors[other] for name, other in header.pop("shared", {}).items()}
+    return tensors, header
 
 
 def read_header(path: str | Path) -> dict[str, Any]:
     """The header alone, without reading the tensors; raises as `load_weights` does."""
     with _opened(Path(path)) as file:
-        return _header(Path(path), file.metadata())
+        header = _header(Path(path), file.metadata())
+    header.pop("shared", None)
+    return header
 
 
 def restore(model: nn.Module, path: str | Path) -> dict[str, Any]:
@@ -149,6 +158,13 @@ def _unflatten(skeleton: Any, tensors: Mapping[str, Tensor]) -> Any:
             return [_unflatten(item, tensors) for item in skeleton]
         case _:
             return skeleton
+
+
+def _place(tensor: Tensor) -> tuple:
+    """What two names of one tensor have in common, as those of a table that embeds words on both sides."""
+    if not tensor.numel() or tensor.layout is not torch.strided:
+        return (id(tensor),)
+    return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
 def _write(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:

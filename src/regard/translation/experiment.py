@@ -15,9 +15,11 @@ from regard.translation.files import atomic_write
 from regard.translation.settings import (
     DataSettings,
     ModelSettings,
+    RecurrentSettings,
     SearchSettings,
     Settings,
     TrainingSettings,
+    TransformerSettings,
     VocabularyChoice,
     WholeNumber,
 )
@@ -37,7 +39,7 @@ class Experiment(Settings):
     seed: WholeNumber = 1
     data: DataSettings
     vocabulary: VocabularyChoice = VocabularySettings()
-    model: ModelSettings = ModelSettings()
+    model: ModelSettings = RecurrentSettings()
     training: TrainingSettings = TrainingSettings()
     search: SearchSettings = SearchSettings()
 
@@ -48,6 +50,16 @@ class Experiment(Settings):
         if self.data.validation is None and self.training.decay.kind == "plateau":
             raise ValueError(
                 "training.decay plateau waits for validations and needs text for them: set data.validation"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_table_needs_one_vocabulary(self) -> Experiment:
+        shared = isinstance(self.vocabulary, VocabularySettings) and self.vocabulary.shared
+        if isinstance(self.model, TransformerSettings) and self.model.shared_embeddings == "all" and not shared:
+            raise ValueError(
+                "model.shared_embeddings 'all' is one table for the words of both sides and needs a vocabulary of "
+                "both: set vocabulary.shared, or write shared_embeddings: target"
             )
         return self
 

@@ -103,6 +103,8 @@ def _path_in(data: Any, detail: ErrorDetails) -> Path:
 def _need(detail: ErrorDetails) -> str:
     if detail["type"] == "missing":
         return "is missing"
+    if detail["type"] == "extra_forbidden":  # `unknown_keys` let it pass, so that another kind has it
+        return "which only another kind has: write the 'kind' beside it"
     if detail["type"] == "union_tag_not_found":
         return "needs the key 'kind'"
     message = detail["msg"].removeprefix("Value error, ")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from regard.errors import CheckpointError
 from regard.translation.batches import Batch, EncodedText, OrderedBatches, TokenBatches
-from regard.translation.loss import smoothed_cross_entropy
+from regard.translation.loss import training_loss
 from regard.translation.progress import Progress
 from regard.translation.schedules import learning_rate
 from regard.translation.settings import TrainingSettings
@@ -54,7 +54,9 @@ class Training(LightningModule):
 
     def setup(self, stage: str) -> None:
         self._plan = TokenBatches(self._text, self.settings.batch_tokens, self.seed, *self._place())
-        self.stops = Stops(self.settings.validate_every, len(self._plan), self.settings.max_epochs)
+        self.stops = Stops(
+            self.settings.validate_every, len(self._plan), self.settings.max_epochs, self.settings.max_updates
+        )
 
     def train_dataloader(self) -> Stretches:
         return Stretches(self._text, self.plan, self.stops, lambda: self.progress.position)
@@ -80,7 +82,9 @@ class Training(LightningModule):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         # Lightning clips no gradients for a fused optimiser under mixed precision, because it could unscale them.
         fused = self.settings.precision == "32-true" and self.device.type in ("cpu", "cuda")
-        return torch.optim.Adam(self.model.parameters(), lr=self.settings.learning_rate, fused=fused)
+        return torch.optim.Adam(
+            self.model.parameters(), lr=self.settings.learning_rate, betas=self.settings.betas, fused=fused
+        )
 
     def on_train_start(self) -> None:
         self._stop_if_ended()
@@ -124,8 +128,7 @@ class Training(LightningModule):
         return {"loss": loss / tokens, "perplexity": _perplexity(entropy / tokens)}
 
     def _losses(self, batch: Batch, smoothing: float) -> tuple[Tensor, Tensor]:
-        logits = self.model(batch.source, batch.source_lengths, batch.target_input)  # [B, T, V]
-        return smoothed_cross_entropy(logits, batch.target_output, smoothing)
+        return training_loss(self.model, batch, smoothing)
 
     def _stop_if_ended(self) -> None:
         if self.progress.has_ended(self.settings):

@@ -44,7 +44,12 @@ class Progress:
     def has_ended(self, settings: TrainingSettings) -> bool:
         """Whether there is nothing left to do, or no hope that more would help."""
         out_of_patience = settings.patience is not None and self.stale_validations >= settings.patience
-        return out_of_patience or self.position.epoch >= settings.max_epochs
+        most = settings.max_updates
+        return (
+            out_of_patience
+            or self.position.epoch >= settings.max_epochs
+            or (most is not None and self.position.update >= most)
+        )
 
     def state(self) -> dict[str, Any]:
         """Nested dicts of plain values."""

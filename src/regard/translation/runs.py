@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
+
+Which = Literal["best", "last", "average"]
+"""Weights of a run: those that validated best, those of the last save, those that `regard average` made."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,20 @@ class RunFolder:
     def last(self) -> Path:
         """The latest weights that were saved."""
         return self.path / "last.safetensors"
+
+    @property
+    def average(self) -> Path:
+        """The mean of several weights."""
+        return self.path / "average.safetensors"
+
+    @property
+    def kept(self) -> Path:
+        """The folder of the weights of single stops."""
+        return self.path / "weights"
+
+    def kept_after(self, update: int) -> Path:
+        """The weights of the stop after an update."""
+        return self.kept / f"update-{update:08}.safetensors"
 
     @property
     def state(self) -> Path:

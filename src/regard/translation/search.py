@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from regard.errors import RegardError
+from regard.translation.history import Looked, Moment, Traced, trace
+from regard.translation.searchable import Searchable
 from regard.translation.settings import SearchSettings
 from regard.translation.vocabulary import BEGIN, END, PAD
 
@@ -20,68 +22,28 @@ EXTRA_LENGTH = 10
 """Tokens that a hypothesis may have beyond `max_length_ratio` times its source: room for the shortest sources."""
 
 
-class Selectable(Protocol):
-    """What a model knows of its rows: one row per beam."""
-
-    def select(self, rows: Tensor) -> Any:
-        """The same, its rows reordered, repeated or dropped."""
-        ...
-
-
-class Step(Protocol):
-    """What one decoding step gives."""
-
-    @property
-    def logits(self) -> Tensor:
-        """[R, V]."""
-        ...
-
-    @property
-    def state(self) -> Any:
-        """What the next step starts from."""
-        ...
-
-    @property
-    def weights(self) -> Tensor:
-        """[R, ..., S], with any dims between."""
-        ...
-
-
-class Searchable(Protocol):
-    """A model that can be searched: state goes in and comes out, nothing is kept on the model."""
-
-    def encode(self, source: Tensor, source_lengths: Tensor) -> Any:
-        """What there is to know of the sources: a `Selectable`."""
-        ...
-
-    def start(self, memory: Any) -> Any:
-        """The state before BEGIN: a `Selectable`."""
-        ...
-
-    def step(self, tokens: Tensor, state: Any, memory: Any) -> Step:
-        """The next words behind one more token [R] of every row."""
-        ...
-
-
 @dataclass(frozen=True, eq=False)
 class Hypothesis:
     """One translation: its tokens without BEGIN and END, what it is worth, where each of its tokens looked.
 
     `weights` is [T, ..., S] on the CPU: a row for each token and, where `finished`, one more for END; S is the true
-    length of the source. `log_probability` is the model's own, END included; `score` is what `beam_search` ranks by. A
-    hypothesis that was cut at the longest length allowed is not `finished`.
+    length of the source. `self_weights` is [T, ..., T]: column t is the token that step t was given, BEGIN the first.
+    Both are empty, [T, 0, S] and [T, 0, T], where there is nothing to show: the search was not observed, or the model
+    does not look at the target. `log_probability` is the model's own, END included; `score` is what `beam_search` ranks
+    by. A hypothesis that was cut at the longest length allowed is not `finished`.
     """
 
     ids: tuple[int, ...]
     score: float
     log_probability: float
     weights: Tensor
+    self_weights: Tensor
     finished: bool
 
 
 @torch.no_grad()
 def beam_search(
-    model: Searchable, source: Tensor, source_lengths: Tensor, settings: SearchSettings
+    model: Searchable, source: Tensor, source_lengths: Tensor, settings: SearchSettings, *, observe: bool = True
 ) -> list[list[Hypothesis]]:
     """The n best Y of each source X by score(Y) = log P(Y | X) / ((5 + |Y|) / 6)^α, the best first.
 
@@ -89,8 +51,10 @@ def beam_search(
     other token is; α is `settings.length_penalty`, and 0 ranks by probability alone. A beam of 1 is greedy search. In
     each step the best K of all continuations of a sentence are kept: those that end leave the beam, the others go on.
     Stopping early changes no result: a sentence ends when nothing in its beam can still enter its n best. PAD and
-    BEGIN are never generated. At `max_length_ratio`·S + `EXTRA_LENGTH` tokens a hypothesis is cut; cut hypotheses fill
-    the places that finished ones leave, and so come last. The model should be in eval mode.
+    BEGIN are never generated. At `max_length_ratio`·S + `EXTRA_LENGTH` tokens, or as many as the model can say, a
+    hypothesis is cut; cut hypotheses fill the places that finished ones leave, and so come last. The model should be in
+    eval mode. Unless it is told not to `observe`, every hypothesis has the weights of all its steps, each the model's
+    own at that step, whatever beam it came from; it costs the time and memory that they take.
 
     Raises:
         RegardError: the model's logits hold NaN, or forbid every continuation.
@@ -102,11 +66,12 @@ def beam_search(
     >>> class Copy:  # says the source again and ends: token t of it is at position t
     ...     encode = staticmethod(lambda source, lengths: Rows(source))
     ...     start = staticmethod(lambda memory: Rows(torch.zeros(len(memory.values), dtype=torch.int64)))
-    ...     def step(self, tokens, state, memory):
+    ...     max_target_length = None
+    ...     def observe_step(self, tokens, state, memory):
     ...         now = torch.nn.functional.one_hot(state.values, memory.values.shape[1]).float()
     ...         said = memory.values.gather(1, state.values[:, None])[:, 0]
     ...         logits = 9 * torch.nn.functional.one_hot(said, 8).float()
-    ...         return SimpleNamespace(logits=logits, state=Rows(state.values + 1), weights=now)
+    ...         return SimpleNamespace(logits=logits, state=Rows(state.values + 1), weights=now, self_weights=None)
     >>> class Rows:
     ...     def __init__(self, values): self.values = values
     ...     def select(self, rows): return Rows(self.values[rows])
@@ -120,10 +85,14 @@ def beam_search(
     memory = model.encode(source, source_lengths)
     state = model.start(memory)
     live = _Live.begin(len(source), source.device)
-    record = _Record(source_lengths.to(source.device), settings)
+    record = _Record(source_lengths.to(source.device), settings, model.max_target_length)
     while True:
-        step = model.step(live.tokens, state, memory)
-        following = record.follow(live, _continuations(live, step.logits, settings.beam), step.weights)
+        if observe:
+            step = model.observe_step(live.tokens, state, memory)
+            looked = Looked(step.weights, step.self_weights)
+        else:
+            step, looked = model.step(live.tokens, state, memory), Looked()
+        following = record.follow(live, _continuations(live, step.logits, settings.beam), looked)
         if len(following.sentences) == 0:
             return record.hypotheses()
         # A greedy step in which no sentence ends moves nothing; and all beams of a sentence have the same memory.
@@ -186,15 +155,6 @@ def _continuations(live: _Live, logits: Tensor, beam: int) -> _Candidates:
     )
 
 
-@dataclass(frozen=True)
-class _Moment:
-    """One step of all beams: what went in, which row of the step before each came from, where each looked."""
-
-    tokens: Tensor  # [R]
-    parents: Tensor  # [R]
-    weights: Tensor  # [R, ..., S]
-
-
 class _Ending(NamedTuple):
     """A hypothesis that ended: its last token and the row that gave it; the tokens before are in the history."""
 
@@ -217,20 +177,21 @@ class _Record:
     pointers of the few hypotheses that are returned are followed back.
     """
 
-    def __init__(self, source_lengths: Tensor, settings: SearchSettings) -> None:
+    def __init__(self, source_lengths: Tensor, settings: SearchSettings, longest: int | None) -> None:
         self._n_best = settings.n_best
         self._source_lengths: list[int] = source_lengths.tolist()
         limits = [math.ceil(length * settings.max_length_ratio) + EXTRA_LENGTH for length in self._source_lengths]
+        limits = [limit if longest is None else min(limit, longest) for limit in limits]
         penalties = [length_penalty(length, settings.length_penalty) for length in range(max(limits) + 1)]
         self._limits = torch.tensor(limits, device=source_lengths.device)  # [N]
         self._penalties = torch.tensor(penalties, dtype=torch.float32, device=source_lengths.device)  # by length
         self._best_scores = self._penalties.new_full((len(limits), settings.n_best), -torch.inf)  # of what finished
         self._endings: list[list[_Ending]] = [[] for _ in limits]
-        self._history: list[_Moment] = []
+        self._history: list[Moment] = []
 
-    def follow(self, live: _Live, chosen: _Candidates, weights: Tensor) -> _Live:
+    def follow(self, live: _Live, chosen: _Candidates, looked: Looked) -> _Live:
         """Write down one step, and give the beams that go on."""
-        self._history.append(_Moment(live.tokens, live.parents, weights))
+        self._history.append(Moment(live.tokens, live.parents, looked))
         length, limits = len(self._history), self._limits[live.sentences]
         ends, at_limit = chosen.tokens == END, limits <= length
         scores = chosen.log_probabilities.float() / self._penalties[length]
@@ -268,33 +229,21 @@ class _Record:
                 f"sentence {best.index([])} of the batch has no translation: the model gives no continuation a "
                 "probability; its logits hold NaN or -inf, so look at its weights, which a diverged training ruins"
             )
-        tokens, weights = self._trace([ending for endings in best for ending in endings])
-        traced = zip(tokens, weights, strict=True)
+        traced = iter(trace(self._history, [(ending.length, ending.row) for endings in best for ending in endings]))
         return [
-            [self._hypothesis(ending, *next(traced), length) for ending in endings]
+            [self._hypothesis(ending, next(traced), length) for ending in endings]
             for endings, length in zip(best, self._source_lengths, strict=True)
         ]
 
-    def _trace(self, endings: list[_Ending]) -> tuple[list[list[int]], Tensor]:
-        """The tokens that went in (BEGIN first) [H, T] and the weights [H, T, ..., S] on the way to each ending."""
-        moments = self._history
-        ends = [(ending.length, ending.row) for ending in endings]
-        lengths, rows = torch.tensor(ends, device=moments[0].tokens.device).unbind(1)
-        tokens = moments[0].tokens.new_full((len(ends), len(moments)), PAD)
-        weights = moments[0].weights.new_zeros(len(ends), len(moments), *moments[0].weights.shape[1:])
-        for step in reversed(range(len(moments))):
-            there = lengths > step  # the others ended before this step
-            tokens[there, step] = moments[step].tokens[rows[there]]
-            weights[there, step] = moments[step].weights[rows[there]]
-            rows[there] = moments[step].parents[rows[there]]
-        return tokens.tolist(), weights.cpu()
-
-    def _hypothesis(self, ending: _Ending, tokens: list[int], weights: Tensor, source_length: int) -> Hypothesis:
-        last = () if ending.finished else (ending.token,)
+    def _hypothesis(self, ending: _Ending, way: Traced, source_length: int) -> Hypothesis:
+        last, length = () if ending.finished else (ending.token,), ending.length
+        weights = torch.zeros(length, 0, source_length) if way.weights is None else way.weights
+        self_weights = torch.zeros(length, 0, length) if way.self_weights is None else way.self_weights
         return Hypothesis(
-            ids=(*tokens[1 : ending.length], *last),
+            ids=(*way.tokens[1:length], *last),
             score=ending.score,
             log_probability=ending.log_probability,
-            weights=weights[: ending.length, ..., :source_length].clone(),  # not a view that holds all the others
+            weights=weights[:length, ..., :source_length].clone(),  # not a view that holds all the others
+            self_weights=self_weights[:length, ..., :length].clone(),
             finished=ending.finished,
         )

@@ -10,33 +10,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
+from regard.translation.architectures import BahdanauDecoder as BahdanauDecoder
+from regard.translation.architectures import ComputedPositions as ComputedPositions
+from regard.translation.architectures import GlobalWindow as GlobalWindow
+from regard.translation.architectures import HiddenScore as HiddenScore
+from regard.translation.architectures import LearnedPositions as LearnedPositions
+from regard.translation.architectures import LocalWindow as LocalWindow
+from regard.translation.architectures import LuongDecoder as LuongDecoder
+from regard.translation.architectures import ModelSettings as ModelSettings
+from regard.translation.architectures import PlainScore as PlainScore
+from regard.translation.architectures import RecurrentSettings as RecurrentSettings
+from regard.translation.architectures import TransformerSettings as TransformerSettings
+from regard.translation.section import Count, NotTruth, Positive, Settings, Share, Shorthand, WholeNumber
 from regard.translation.vocabulary import VocabularySettings
-
-
-def _refuse_truth_values(value: Any) -> Any:
-    if isinstance(value, bool):
-        raise ValueError("needs to be a number")
-    return value
-
-
-def _expand_shorthand(value: Any) -> Any:
-    return {"kind": value} if isinstance(value, str) else value
-
-
-NotTruth = BeforeValidator(_refuse_truth_values)
-Count = Annotated[int, NotTruth, Field(ge=1)]
-WholeNumber = Annotated[int, NotTruth, Field(ge=0)]
-Positive = Annotated[float, NotTruth, Field(gt=0)]
-Share = Annotated[float, NotTruth, Field(ge=0, lt=1)]
-Shorthand = BeforeValidator(_expand_shorthand)
-
-
-class Settings(BaseModel):
-    """A section: unknown keys are refused, values cannot change."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class TextFiles(Settings):
@@ -112,83 +100,6 @@ VocabularyChoice = Annotated[
 ]
 
 
-class PlainScore(Settings):
-    """A score without sizes of its own."""
-
-    kind: Literal["dot", "scaled_dot", "general", "location"]
-
-
-class HiddenScore(Settings):
-    """A score with a hidden layer."""
-
-    kind: Literal["additive", "concat"]
-    hidden_dim: Count | None = None
-    """Width of the score's tanh layer; None: as wide as the decoder."""
-
-
-ScoreSettings = Annotated[PlainScore | HiddenScore, Discriminator("kind"), Shorthand]
-
-
-class GlobalWindow(Settings):
-    """Every word of the source can be looked at."""
-
-    kind: Literal["global"] = "global"
-
-
-class LocalWindow(Settings):
-    """Only the words up to `radius` from a centre: the target's own place (local-m) or a predicted one (local-p)."""
-
-    kind: Literal["local-m", "local-p"]
-    radius: Count = 10
-
-
-WindowSettings = Annotated[GlobalWindow | LocalWindow, Discriminator("kind"), Shorthand]
-
-
-class BahdanauDecoder(Settings):
-    """The previous state asks, the context joins the input of the step."""
-
-    kind: Literal["bahdanau"] = "bahdanau"
-    score: ScoreSettings = HiddenScore(kind="additive")
-
-
-class LuongDecoder(Settings):
-    """The current state asks; tanh(W[context; state]), or the two as they are, predicts."""
-
-    kind: Literal["luong"] = "luong"
-    score: ScoreSettings = PlainScore(kind="general")
-    input_feeding: bool = True
-    window: WindowSettings = GlobalWindow()
-    readout: Literal["tanh", "linear"] = "tanh"
-    layers: Count = 1
-
-
-DecoderSettings = Annotated[BahdanauDecoder | LuongDecoder, Discriminator("kind"), Shorthand]
-
-
-class ModelSettings(Settings):
-    """The translator: a bidirectional recurrent encoder and a decoder that attends to it."""
-
-    kind: Literal["recurrent"] = "recurrent"
-    embedding_dim: Count = 256
-    hidden_dim: Count = 512
-    cell: Literal["gru", "lstm"] = "gru"
-    encoder_layers: Count = 1
-    dropout: Share = 0.2
-    decoder: DecoderSettings = BahdanauDecoder()
-    max_source_length: Count | None = None
-    """Tokens; needed by the score `location`, which has a row of weights for each position."""
-
-    @model_validator(mode="after")
-    def _location_knows_its_length(self) -> ModelSettings:
-        if self.decoder.score.kind == "location" and self.max_source_length is None:
-            raise ValueError(
-                "the score 'location' has one weight per source position and needs to know how many: "
-                "set model.max_source_length"
-            )
-        return self
-
-
 class Constant(Settings):
     """The learning rate stays as it is after the warm-up."""
 
@@ -217,9 +128,12 @@ class TrainingSettings(Settings):
 
     batch_tokens: Count = 4000
     max_epochs: Count = 30
+    max_updates: Count | None = None
     max_minutes: Positive | None = None
     learning_rate: Positive = 1e-3
     optimizer: Literal["adam"] = "adam"
+    betas: tuple[Share, Share] = (0.9, 0.999)
+    """Adam's: of the mean and of the square."""
     warmup_steps: WholeNumber = 0
     decay: DecaySettings = Constant()
     clip_norm: Positive | None = 1.0
@@ -235,6 +149,10 @@ class TrainingSettings(Settings):
     """A whole number of updates, or a part of an epoch: 1 is after every update, 1.0 after every epoch."""
     save_every: Count = 500
     """Updates between two saves of the whole state, beside those at every validation."""
+    keep_last: WholeNumber = 0
+    """Stops of which the weights are kept, the latest ones, for averaging."""
+    keep_best: WholeNumber = 0
+    """The same of those that validated best."""
 
     @model_validator(mode="after")
     def _half_precision_needs_an_accelerator(self) -> TrainingSettings:

@@ -44,12 +44,18 @@ class Stops:
     every: int | float
     batches_per_epoch: int
     max_epochs: int
+    max_updates: int | None = None
+
+    def ends(self, position: Position) -> bool:
+        """Whether a run that has come here has nothing left to do."""
+        within = self.max_updates is None or position.update < self.max_updates
+        return position.epoch >= self.max_epochs or not within
 
     def at(self, position: Position) -> bool:
         """Whether a run that has just arrived here stops."""
         if position.update == 0:
             return False
-        if position.epoch >= self.max_epochs:
+        if self.ends(position):
             return True
         if isinstance(self.every, int):
             return position.update % self.every == 0
@@ -71,7 +77,7 @@ class Stretches:
     def __iter__(self) -> Iterator[Batch]:
         position = self._position()
         batches = len(self._plan)
-        while position.epoch < self._stops.max_epochs:
+        while not self._stops.ends(position):
             for rows in self._plan.epoch(position.epoch)[position.batch :]:
                 yield collate(self._text, rows)
                 position = position.after_update(batches)

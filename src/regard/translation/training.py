@@ -37,6 +37,9 @@ from regard.translation.vocabulary import Vocabulary
 
 MAY_CHANGE = (
     "training.max_epochs",
+    "training.max_updates",
+    "training.keep_last",
+    "training.keep_best",
     "training.max_minutes",
     "training.patience",
     "data.folder",
@@ -83,15 +86,15 @@ def train(
     _open_run(run, experiment, resume)
     text = ParallelText.read(experiment.data.train, experiment.data.folder)
     source, target = _vocabularies(run, text, experiment.vocabulary)
-    longest = experiment.model.max_source_length
+    with isolate_rng():
+        torch.manual_seed(experiment.seed)
+        model = build_model(experiment.model, len(source), len(target))
+    longest = model.max_source_length
     shorter = min(experiment.data.max_length, longest or experiment.data.max_length)
     validation = None
     if experiment.data.validation is not None:
         read = ParallelText.read(experiment.data.validation, experiment.data.folder)
         validation = encode(read, source, target, longest)
-    with isolate_rng():
-        torch.manual_seed(experiment.seed)
-        model = build_model(experiment.model, len(source), len(target))
     return fit(
         model,
         encode(text, source, target, shorter),

@@ -8,21 +8,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.errors import CheckpointError, ConfigurationError, CorpusError, DeviceError, nearest
 from regard.plots import heatmap
-from regard.translation.alignment import Link, word_links
+from regard.translation.alignment import Link, one_map, word_links
 from regard.translation.building import build_model
 from regard.translation.checkpoint import restore
 from regard.translation.encoding import EncodedText, IdSequences, collate
 from regard.translation.experiment import Experiment
-from regard.translation.runs import RunFolder
-from regard.translation.search import Hypothesis, Searchable, beam_search
+from regard.translation.runs import RunFolder, Which
+from regard.translation.search import Hypothesis, beam_search
+from regard.translation.searchable import TranslationModel
 from regard.translation.settings import SearchSettings
 from regard.translation.vocabulary import END, UNKNOWN, Vocabulary
 
@@ -30,32 +31,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-class TranslationModel(Searchable, Protocol):
-    """A model that a `Translator` can use: it is searched, and gives the weights of a translation that is known."""
-
-    @property
-    def max_source_length(self) -> int | None:
-        """The most source tokens it takes; None: any number."""
-        ...
-
-    def attention_weights(self, source: Tensor, source_lengths: Tensor, target: Tensor) -> Tensor:
-        """[B, T, S]: where each step of target [B, T] (BEGIN y1 ...) looks in source [B, S]."""
-        ...
-
-    def eval(self) -> Self:
-        """The model without dropout."""
-        ...
-
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """Its weights; it computes where they are."""
-        ...
-
-
 @dataclass(frozen=True, eq=False)
 class Candidate:
     """One of the n best translations of a line: its text, and a row of `weights` [T, ..., S] for each of `tokens`.
 
-    The last token is "</s>" where the translation is `finished`; one that was cut at the longest length has none.
+    `weights` is [T, S], or [T, layers, heads, S] of a model that has several maps; `self_weights` [T, layers, heads, T]
+    is where each step looked at the words so far, BEGIN the first. What was not observed, or is not there, has no
+    layers. The last token is "</s>" where the translation is `finished`; one cut at the longest length has none.
     """
 
     text: str
@@ -63,6 +45,7 @@ class Candidate:
     score: float
     log_probability: float
     weights: Tensor
+    self_weights: Tensor
     finished: bool
 
 
@@ -80,11 +63,12 @@ class Translation:
         """The best translation; empty for an empty line."""
         return self.candidates[0].text if self.candidates else ""
 
-    def heatmap(self, rank: int = 0) -> Figure:
-        """Where one candidate looked, as a matplotlib figure; the mean over heads and layers where there are several.
+    def heatmap(self, rank: int = 0, *, layer: int | None = None, head: int | None = None) -> Figure:
+        """Where one candidate looked, as a matplotlib figure; the mean over layers or heads that are not chosen.
 
         Raises:
             CorpusError: there is no such candidate, as of an empty line.
+            ConfigurationError: there is no such layer or head, or the translation was not observed.
             MissingExtra: matplotlib is not installed.
         """
         if not 0 <= rank < len(self.candidates):
@@ -93,9 +77,7 @@ class Translation:
                 "counted from 0"
             )
         candidate = self.candidates[rank]
-        weights = candidate.weights.float()
-        mean = weights.reshape(weights.shape[0], -1, weights.shape[-1]).mean(dim=1)  # [T, S]
-        return heatmap(mean, candidate.tokens, self.source_tokens)
+        return heatmap(one_map(candidate.weights.float(), layer, head), candidate.tokens, self.source_tokens)
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,9 +109,7 @@ class Translator:
         self.search = search
 
     @classmethod
-    def load(
-        cls, folder: str | Path, which: Literal["best", "last"] = "best", device: str | torch.device = "cpu"
-    ) -> Self:
+    def load(cls, folder: str | Path, which: Which = "best", device: str | torch.device = "cpu") -> Self:
         """The translator that a training run left in a folder.
 
         Raises:
@@ -140,7 +120,7 @@ class Translator:
             VocabularyError: a vocabulary was damaged.
         """
         run = RunFolder(Path(folder))
-        kinds = {"best": run.best, "last": run.last}
+        kinds = {"best": run.best, "last": run.last, "average": run.average}
         if which not in kinds:
             raise ConfigurationError(f"which is {which!r}, but a run keeps no such weights; {nearest(which, kinds)}")
         _require_files(run, kinds[which])
@@ -151,12 +131,19 @@ class Translator:
         return cls(model.to(_device(device)), source, target, experiment.search)
 
     def translate(
-        self, lines: Sequence[str], *, search: SearchSettings | None = None, batch_size: int = 64, first_line: int = 1
+        self,
+        lines: Sequence[str],
+        *,
+        search: SearchSettings | None = None,
+        batch_size: int = 64,
+        first_line: int = 1,
+        observe: bool = True,
     ) -> list[Translation]:
         """Translate lines, in their order; sentences of like length are computed together.
 
         A line of white space has an empty translation. A line that the vocabulary knows nothing of is translated as
-        far as that goes, and its `warnings` say so. `first_line` is the number of the first line in messages.
+        far as that goes, and its `warnings` say so. `first_line` is the number of the first line in messages. Without
+        `observe` there are no weights, and a model of many layers and heads is faster.
 
         A source longer than the model allows is refused, not cut: the translation of half a sentence looks like that
         of a whole one.
@@ -169,7 +156,8 @@ class Translator:
         found: list[list[Hypothesis]] = [[] for _ in lines]
         for rows in _batches_by_length(sources, batch_size):
             source, lengths = (torch.from_numpy(array).to(self._device) for array in packed.pad(np.array(rows)))
-            for row, hypotheses in zip(rows, beam_search(self.model, source, lengths, settings), strict=True):
+            best = beam_search(self.model, source, lengths, settings, observe=observe)
+            for row, hypotheses in zip(rows, best, strict=True):
                 found[row] = hypotheses
         return [
             self._translation(*line, number)
@@ -178,14 +166,23 @@ class Translator:
 
     @torch.no_grad()
     def align(
-        self, source_lines: Sequence[str], target_lines: Sequence[str], *, batch_size: int = 64, first_line: int = 1
+        self,
+        source_lines: Sequence[str],
+        target_lines: Sequence[str],
+        *,
+        batch_size: int = 64,
+        first_line: int = 1,
+        layer: int | None = None,
+        head: int | None = None,
     ) -> list[AlignedPair]:
         """Where the model looks when it is made to say the given translations, and the word links that follow.
 
         The weights of a token are those of the step that says it, and have no row for END. A pair with an empty side
-        has no links.
+        has no links. Of several layers and heads the weights are those of the chosen ones, counted from 0, and the mean
+        over all where none is chosen.
 
         Raises:
+            ConfigurationError: there is no such layer or head.
             CorpusError: the sides differ in length, or a source has more tokens than the model allows.
         """
         if len(source_lines) != len(target_lines):
@@ -201,7 +198,7 @@ class Translator:
             batch = collate(text, np.array(rows)).to(self._device)
             seen = self.model.attention_weights(batch.source, batch.source_lengths, batch.target_input).cpu()
             for row, one in zip(rows, seen, strict=True):
-                weights[row] = one[: len(targets[row]), : len(sources[row])].clone()
+                weights[row] = one_map(one[: len(targets[row]), ..., : len(sources[row])], layer, head).clone()
         return [self._aligned_pair(*pair) for pair in zip(sources, targets, weights, strict=True)]
 
     @property
@@ -238,6 +235,7 @@ class Translator:
             score=hypothesis.score,
             log_probability=hypothesis.log_probability,
             weights=hypothesis.weights,
+            self_weights=hypothesis.self_weights,
             finished=hypothesis.finished,
         )
 
@@ -257,7 +255,7 @@ def _require_files(run: RunFolder, weights: Path) -> None:
     needed = (run.experiment, run.source_vocabulary, run.target_vocabulary, weights)
     missing = [path.name for path in needed if not path.is_file()]
     if missing == [weights.name]:
-        others = [path for path in (run.best, run.last) if path.is_file()]
+        others = [path for path in (run.best, run.last, run.average) if path.is_file()]
         mend = f"choose {others[0].stem!r}, which it has" if others else "the training has not saved any weights yet"
         raise CheckpointError(f"the folder {run.path} has no {weights.name}; {mend}")
     if missing:

@@ -76,6 +76,8 @@ class Step:
     logits: Tensor
     state: State
     weights: Tensor
+    self_weights: None = None
+    """It has no attention to its own words."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -43,6 +43,7 @@ class RecurrentTranslator(nn.Module):
     ) -> None:
         super().__init__()
         self.max_source_length = max_source_length
+        self.max_target_length = None
         self.source_embedding = nn.Embedding(source_size, embedding_dim, padding_idx=0)
         self.target_embedding = nn.Embedding(target_size, embedding_dim, padding_idx=0)
         for embedding in (self.source_embedding, self.target_embedding):
@@ -55,9 +56,13 @@ class RecurrentTranslator(nn.Module):
 
     def forward(self, source: Tensor, source_lengths: Tensor, target: Tensor) -> Tensor:
         """Logits [B, T, V] of each next word, for source [B, S], lengths [B] and the target so far [B, T]."""
+        return self.output(self.features(source, source_lengths, target))
+
+    def features(self, source: Tensor, source_lengths: Tensor, target: Tensor) -> Tensor:
+        """What the output layer turns into logits: [B, T, F]."""
         memory = self.encode(source, source_lengths)
         unrolled = self.decoder.unroll(self._embed_target(target), memory)
-        return self.output(self.dropout(unrolled.features))
+        return self.dropout(unrolled.features)
 
     def attention_weights(self, source: Tensor, source_lengths: Tensor, target: Tensor) -> Tensor:
         """The weights [B, T, S] with which each next word of a known target looks at the source."""
@@ -79,6 +84,10 @@ class RecurrentTranslator(nn.Module):
         """One word further: tokens [B] are the words that came last, at first the token that opens a sentence."""
         features, state, weights = self.decoder.step(self._embed_target(tokens), state, memory)
         return Step(self.output(self.dropout(features)), state, weights)
+
+    def observe_step(self, tokens: Tensor, state: State, memory: Memory) -> Step:
+        """`step`, which shows its weights in any case: there is one row of them."""
+        return self.step(tokens, state, memory)
 
     def _embed_target(self, tokens: Tensor) -> Tensor:
         return self.dropout(self.target_embedding(tokens))

@@ -1,0 +1,142 @@
+"""Blocks on top of one another: the encoder, and the decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import Tensor, nn
+
+from ...errors import ConfigurationError
+from ...lenses import Lens
+from ...masks import Mask
+from ...nn import BlockCache, KVCache, MemoryCache, SeenBlock, TransformerBlock
+
+
+class Encoder(nn.Module):
+    """x_n = block_n(x_{n-1}), and a norm at the end where there is one: [B, S, dim] to [B, S, dim].
+
+    Args:
+        blocks: blocks without cross-attention.
+        norm: of the last block's output; blocks with `PreNorm` need one, blocks with `PostNorm` have theirs.
+
+    Raises:
+        ConfigurationError: no block, or one that attends to a memory.
+
+    Source: Vaswani et al. 2017 (arXiv 1706.03762), section 3.1.
+    """
+
+    def __init__(self, blocks: Iterable[TransformerBlock], norm: nn.Module | None = None) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(_checked(blocks, memory=False))
+        self.norm = nn.Identity() if norm is None else norm
+
+    def forward(self, x: Tensor, mask: Mask | None = None) -> Tensor:
+        """The source through all blocks; the mask says which of its positions exist."""
+        for block in self.blocks:
+            x = block(x, mask=mask)
+        return self.norm(x)
+
+    def observe(self, x: Tensor, *lenses: Lens, mask: Mask | None = None) -> tuple[Tensor, tuple[SeenBlock, ...]]:
+        """`forward`, and what lenses show of each block."""
+        seen = []
+        for block in self.blocks:
+            seen.append(block.observe(x, *lenses, mask=mask))  # type: ignore[operator]
+            x = seen[-1].output
+        return self.norm(x), tuple(seen)
+
+
+class Decoder(nn.Module):
+    """The same over blocks that attend to a memory, too: [B, T, dim] to [B, T, dim].
+
+    The blocks' own attention needs a causal mask, `Attention(..., mask=causal())`: a stack gives them none.
+
+    Args:
+        blocks: blocks with cross-attention.
+        norm: of the last block's output, as for `Encoder`.
+
+    Raises:
+        ConfigurationError: no block, one without cross-attention, or one whose attention has no mask.
+
+    Source: Vaswani et al. 2017 (arXiv 1706.03762), section 3.1.
+    """
+
+    def __init__(self, blocks: Iterable[TransformerBlock], norm: nn.Module | None = None) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(_checked(blocks, memory=True))
+        self.norm = nn.Identity() if norm is None else norm
+
+    def remember(self, memory: Tensor) -> tuple[MemoryCache, ...]:
+        """The keys and values of a memory [B, S, dim] for each block, once for all steps."""
+        return tuple(block.cross_attention.remember(memory) for block in self._blocks)  # type: ignore[union-attr]
+
+    def make_caches(self) -> tuple[KVCache, ...]:
+        """What each block keeps of the target, before its first token."""
+        return tuple(block.attention.make_cache() for block in self._blocks)
+
+    def forward(self, x: Tensor, memory: tuple[MemoryCache, ...], mask: Mask | None = None) -> Tensor:
+        """A whole target; `memory` is what `remember` gave, and the mask says which of its positions exist."""
+        for block, remembered in zip(self._blocks, memory, strict=True):
+            x = block(x, remembered, memory_mask=mask)
+        return self.norm(x)
+
+    def observe(
+        self, x: Tensor, memory: tuple[MemoryCache, ...], *lenses: Lens, mask: Mask | None = None
+    ) -> tuple[Tensor, tuple[SeenBlock, ...]]:
+        """`forward`, and what lenses show of each block."""
+        seen = []
+        for block, remembered in zip(self._blocks, memory, strict=True):
+            seen.append(block.observe(x, *lenses, memory=remembered, memory_mask=mask))
+            x = seen[-1].output
+        return self.norm(x), tuple(seen)
+
+    def step(
+        self, x: Tensor, caches: tuple[KVCache, ...], memory: tuple[MemoryCache, ...], mask: Mask | None = None
+    ) -> tuple[Tensor, tuple[KVCache, ...]]:
+        """The tokens that come next, and the caches with them in it."""
+        after = []
+        for block, cache, remembered in zip(self._blocks, caches, memory, strict=True):
+            x, grown = block.step(x, BlockCache(cache, remembered), memory_mask=mask)
+            after.append(grown.attention)
+        return self.norm(x), tuple(after)
+
+    def observe_step(
+        self,
+        x: Tensor,
+        caches: tuple[KVCache, ...],
+        memory: tuple[MemoryCache, ...],
+        *lenses: Lens,
+        mask: Mask | None = None,
+    ) -> tuple[Tensor, tuple[SeenBlock, ...], tuple[KVCache, ...]]:
+        """`step`, and what lenses show of each block."""
+        seen, after = [], []
+        for block, cache, remembered in zip(self._blocks, caches, memory, strict=True):
+            looked, grown = block.observe_step(x, BlockCache(cache, remembered), *lenses, memory_mask=mask)
+            x = looked.output
+            seen.append(looked)
+            after.append(grown.attention)
+        return self.norm(x), tuple(seen), tuple(after)
+
+    @property
+    def _blocks(self) -> list[TransformerBlock]:
+        return list(self.blocks)  # type: ignore[arg-type]
+
+
+def _checked(blocks: Iterable[TransformerBlock], *, memory: bool) -> list[TransformerBlock]:
+    """Blocks that can stand in such a stack."""
+    blocks, name = list(blocks), "a decoder" if memory else "an encoder"
+    if not blocks:
+        raise ConfigurationError(f"{name} has no blocks; it needs at least one TransformerBlock")
+    for number, block in enumerate(blocks):
+        if not isinstance(block, TransformerBlock):
+            raise ConfigurationError(f"block {number} of {name} is a {type(block).__name__}, not a TransformerBlock")
+        if (block.cross_attention is not None) != memory:
+            raise ConfigurationError(
+                f"block {number} of {name} {'has no' if memory else 'has'} cross-attention: make it "
+                f"{'with' if memory else 'without'} cross_attention="
+            )
+        if memory and getattr(block.attention, "mask", None) is None:
+            raise ConfigurationError(
+                f"the attention of block {number} of {name} has no mask, and would look at the words that are to be "
+                "said: make it with mask=causal()"
+            )
+    return blocks
