@@ -19,7 +19,7 @@ LAYERS = (
     ("regard",),
     ("regard.sdpa",),
     ("regard.attention",),
-    ("regard.pose",),
+    ("regard.pose", "regard.observing"),
     ("regard.kernels",),
     ("regard.scores", "regard.masks", "regard.biases", "regard.lenses", "regard.positions"),
     ("regard.problem",),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -13,7 +13,9 @@ from .biases import Bias
 from .errors import ShapeError
 from .kernels import Plan, choose, cleaned
 from .lenses import Lens
+from .lenses.base import Shown
 from .masks import Mask
+from .observing import started, sweep
 from .pairs import at_least_float32
 from .pose import HasPairs, Options, pose
 from .problem import Problem
@@ -175,9 +177,9 @@ class Seen:
 
     output: Tensor
     lse: Tensor
-    shown: Mapping[Lens, Tensor]
+    shown: Mapping[Lens, Any]
 
-    def __getitem__(self, lens: Lens) -> Tensor:
+    def __getitem__(self, lens: Lens[Shown]) -> Shown:
         return self.shown[lens]
 
 
@@ -191,18 +193,27 @@ def observe(
 ) -> Seen:
     """`attention`, and what lenses from `regard.lenses` show of its weights: `seen.output`, `seen[lens]`.
 
-    With dropout the lenses show the weights before it. Arguments and errors are those of `attention`.
+    The weights are computed a second time, exp(scores - lse), tile by tile where the mask leaves any, and once for all
+    lenses together: memory is linear in the lengths, and what the lenses show. With dropout they show the weights
+    before it. `Weights` has gradients, the other lenses look without autograd.
+
+    Arguments and errors are those of `attention`, and:
+
+    Raises:
+        ConfigurationError: what is no lens; a lens that does not fit the problem, before anything is computed.
 
     >>> import torch, regard
-    >>> weights = regard.lenses.Weights()
-    >>> seen = regard.observe(torch.zeros(1, 4), torch.zeros(2, 4), torch.ones(2, 3), weights)
-    >>> seen[weights]
-    tensor([[0.5000, 0.5000]])
+    >>> weights, spread = regard.lenses.Weights(), regard.lenses.Entropy()
+    >>> seen = regard.observe(torch.zeros(1, 4), torch.zeros(2, 4), torch.ones(2, 3), weights, spread)
+    >>> seen[weights], seen[spread]
+    (tensor([[0.5000, 0.5000]]), tensor([0.6931]))
     """
     problem = pose(query, key, value, wants_lse=True, **options)
+    looks = started(problem, lenses)
     output, lse = _run_with_lse(problem, kernel)
     problem = cleaned(problem)  # rows that attend to NaN show it through their log-sum-exp
-    return Seen(output, lse, {lens: lens.look(problem, lse) for lens in lenses})
+    sweep(problem, lse, looks.values())
+    return Seen(output, lse, {lens: look.finish(problem, lse) for lens, look in looks.items()})
 
 
 def _run_with_lse(problem: Problem, kernel: str | None) -> tuple[Tensor, Tensor]:

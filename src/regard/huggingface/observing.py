@@ -6,15 +6,16 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from ..errors import ConfigurationError
 from ..lenses import Lens
 
-Shown = Mapping[Lens, Tensor]
+Shown = Mapping[Lens, Any]
 Views = Mapping[str, list[Shown]]
-"""By the name of the attention module: one entry a call, in the order of the calls; each has one tensor a lens."""
+"""By the name of the attention module: one entry a call, in the order of the calls; each has what each lens shows."""
 
 
 class Watch:
@@ -59,7 +60,7 @@ def observing(model: nn.Module, *lenses: Lens) -> Iterator[Views]:
     >>> [(name, calls[0][first].shape) for name, calls in views.items()]
     [('encoder.layer.0.attention.self', torch.Size([1, 2, 1, 5]))]
     """
-    if not lenses or not all(hasattr(lens, "look") and not isinstance(lens, type) for lens in lenses):
+    if not lenses or not all(isinstance(lens, Lens) for lens in lenses):
         raise ConfigurationError(
             f"observing needs a model and at least one lens, such as regard.lenses.Weights(); the lenses are {lenses!r}"
         )

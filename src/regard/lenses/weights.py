@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ..errors import ConfigurationError
 from ..problem import Problem
+from ..structure import take_apart
 from ..tiles import WHOLE
+from ..transforms import transformed
 
-
-class Lens(Protocol):
-    """A reduction over the weights of a problem, exact, from its scores and the log-sum-exp of its rows."""
-
-    def look(self, problem: Problem, lse: Tensor) -> Tensor:
-        """What this lens shows."""
-        ...
+BLOCK = 2**21
+"""The most weights that are made at a time, where there is no gradient."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +23,18 @@ class Weights:
     """exp(scores - lse) on rows × columns: softmax weights, (..., heads, rows, columns), before any dropout.
 
     Each row is normed over all its keys, also where only some columns are shown; a row with nothing to attend to
-    shows zeros.
+    shows zeros, one that attends to NaN shows NaN. Only what is shown is computed, and what is computed beside it is of
+    constant size, unless a gradient is asked for: it flows through the weights, with every step in memory.
 
     Raises:
-        ConfigurationError: rows or columns that are not a slice.
+        ConfigurationError: rows or columns that are not a slice; when used, rows or columns that are not there, or a
+            rectangle that takes more memory than the device has.
+
+    >>> import torch, regard
+    >>> corner = regard.lenses.Weights(slice(0, 2), slice(0, 3))
+    >>> regard.observe(torch.zeros(4, 8), torch.zeros(4, 8), torch.zeros(4, 8), corner)[corner]
+    tensor([[0.2500, 0.2500, 0.2500],
+            [0.2500, 0.2500, 0.2500]])
     """
 
     rows: slice = field(default_factory=lambda: WHOLE)
@@ -40,13 +45,103 @@ class Weights:
             if not isinstance(choice, slice):
                 raise ConfigurationError(f"Weights needs {name} as a slice, such as slice(0, 5); it is {choice!r}")
 
+    def start(self, problem: Problem) -> _Rectangle:
+        """Begin to look: nothing is computed, but what does not fit is said."""
+        sizes = [
+            _chosen(name, choice, length)
+            for name, choice, length in zip(
+                ("rows", "columns"), (self.rows, self.columns), problem.weights_shape[-2:], strict=True
+            )
+        ]
+        check_memory("Weights", problem, sizes[0], sizes[1])
+        return _Rectangle(self)
+
     def look(self, problem: Problem, lse: Tensor) -> Tensor:
-        """The weights of the rectangle."""
+        """The weights of the rectangle, of a problem without NaN."""
         with torch.autocast(problem.value.device.type, enabled=False):
-            scores = problem.scores(self.rows, self.columns)
-            lse = lse[..., self.rows, None]
-            return (scores - lse.masked_fill(lse == float("-inf"), 0.0)).exp_()
+            if transformed() or (torch.is_grad_enabled() and _differentiable(problem, lse)):
+                return self._whole(problem, lse)
+            return self._by_rows(problem, lse)
+
+    def _whole(self, problem: Problem, lse: Tensor) -> Tensor:
+        """At once, with a gradient."""
+        lse = lse[..., self.rows, None]
+        scores = problem.scores(self.rows, self.columns)
+        return (scores - lse.masked_fill(lse == float("-inf"), 0.0)).exp_()
+
+    def _by_rows(self, problem: Problem, lse: Tensor) -> Tensor:
+        """Some rows at a time."""
+        rows = range(problem.queries)[self.rows]
+        columns = len(range(problem.keys)[self.columns])
+        shown = lse.new_empty(*problem.weights_shape[:-2], len(rows), columns)
+        most = max(BLOCK // max(problem.weights_shape[:-2].numel() * columns, 1), 1)
+        for start in range(0, len(rows), most):
+            block = _slice(rows[start : start + most])
+            part = lse[..., block, None]
+            scores = problem.scores(block, self.columns).sub_(part.masked_fill(part == float("-inf"), 0.0))
+            torch.exp(scores, out=shown[..., start : start + most, :])
+        return shown
 
     def __hash__(self) -> int:
         # Slices have no hash before Python 3.12.
         return hash((repr(self.rows), repr(self.columns)))
+
+
+class _Rectangle:
+    """Weights that are read from the problem, without tiles."""
+
+    tiles = terms = False
+
+    def __init__(self, lens: Weights) -> None:
+        self.lens = lens
+
+    def add(self, tile: object) -> None:
+        """Nothing: it is given none."""
+
+    def finish(self, problem: Problem, lse: Tensor) -> Tensor:
+        return self.lens.look(problem, lse)
+
+
+def check_memory(lens: str, problem: Problem, rows: int, columns: int, *, beside: int = 0) -> None:
+    """Say so where rows × columns weights of every head, and `beside` bytes, take more memory than the device has.
+
+    Raises:
+        ConfigurationError: they do.
+    """
+    leading, size = problem.weights_shape[:-2].numel(), max(problem.value.element_size(), 4)
+    needed, there = leading * rows * columns * size + beside, memory(problem.value.device)
+    if there is not None and needed > there:
+        raise ConfigurationError(
+            f"{lens} of {rows:,} × {columns:,} pairs and {leading:,} heads in all needs {needed / 1e9:,.1f} GB, and "
+            f"{problem.value.device} has {there / 1e9:,.1f} GB: look at a smaller rectangle, such as "
+            "Weights(slice(0, 256), slice(0, 256)), at Pooled((256, 256)), or at TopK(8)"
+        )
+
+
+def memory(device: torch.device) -> int | None:
+    """How many bytes a device has in all, if that can be known."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if device.type == "cpu" else None
+    except (AttributeError, ValueError, OSError):
+        return None  # no POSIX system
+
+
+def _chosen(name: str, choice: slice, length: int) -> int:
+    """How many of the rows or columns a slice chooses; its ends are within -length and length."""
+    if any(end is not None and not -length <= end <= length for end in (choice.start, choice.stop)):
+        raise ConfigurationError(
+            f"Weights was asked for {name} {choice.start} to {choice.stop}, and there are {length:,}: the ends of the "
+            f"slice need to lie in {-length:,} to {length:,}"
+        )
+    return len(range(length)[choice])
+
+
+def _differentiable(problem: Problem, lse: Tensor) -> bool:
+    return lse.requires_grad or any(tensor.requires_grad for tensor in take_apart(problem)[0])
+
+
+def _slice(rows: range) -> slice:
+    """The slice that chooses these rows."""
+    return slice(rows.start, rows.stop if rows.stop >= 0 else None, rows.step)

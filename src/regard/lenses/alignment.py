@@ -1,0 +1,136 @@
+"""Which key each query is aligned to: by its largest weight, and by the monotone path that costs the least."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..problem import Problem
+from .weights import Weights, check_memory
+
+
+class Aligned(NamedTuple):
+    """columns (..., heads, M): the key with the largest weight; path (..., heads, M + N - 1, 2): rows and columns."""
+
+    columns: Tensor
+    path: Tensor
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """The key with the largest weight of each query, and the dynamic-time-warping path: `Aligned(columns, path)`.
+
+    columns: argmax_j w_ij, int64; -1 for a row that attends to nothing or to NaN. path: `warping_path` of each head's
+    weights. With dropout: of the weights before it. It has all weights of its rectangle in memory, with one byte for
+    each pair of M and M + N: for longer texts TopK(1) has the columns, in O(M).
+
+    Raises:
+        ConfigurationError: when used, all this takes more memory than the device has.
+
+    >>> import torch, regard
+    >>> alignment = regard.lenses.Alignment()
+    >>> q = torch.eye(3)
+    >>> seen = regard.observe(q, q[[0, 0, 1, 2]], torch.zeros(4, 1), alignment, scale=9.0)[alignment]
+    >>> seen.columns
+    tensor([0, 2, 3])
+    >>> seen.path.mT
+    tensor([[ 0,  0,  1,  2, -1, -1],
+            [ 0,  1,  2,  3, -1, -1]])
+    """
+
+    def start(self, problem: Problem) -> _Path:
+        """Begin to look."""
+        queries, keys = problem.weights_shape[-2:]
+        steps = problem.weights_shape[:-2].numel() * queries * (queries + keys)
+        check_memory("Alignment", problem, queries, keys, beside=steps)
+        return _Path()
+
+
+class _Path:
+    """An alignment that is read from the weights, without tiles."""
+
+    tiles = terms = False
+
+    def add(self, tile: object) -> None:
+        """Nothing: it is given none."""
+
+    def finish(self, problem: Problem, lse: Tensor) -> Aligned:
+        with torch.no_grad():
+            weights = Weights().look(problem, lse)
+            return Aligned(_largest(weights), warping_path(weights))
+
+
+def _largest(weights: Tensor) -> Tensor:
+    """The column of the largest weight of each row, or -1."""
+    if not weights.shape[-1]:
+        return torch.full(weights.shape[:-1], -1, device=weights.device)
+    largest = weights.max(-1)
+    return largest.indices.masked_fill((largest.values == 0) | largest.values.isnan(), -1)
+
+
+def warping_path(weights: Tensor) -> Tensor:
+    """The path from (0, 0) to (M - 1, N - 1) along which Σ (1 - w) is least, in steps of (1, 1), (1, 0) and (0, 1).
+
+    Of equal paths that with the diagonal step, then that down the rows. Weights of several heads can be put together
+    first, such as their mean.
+
+    Shapes: weights (..., M, N), NaN counting as 0; the path is (..., M + N - 1, 2), rows and columns, int64, filled up
+    with -1 after its end.
+
+    Source: Sakoe and Chiba 1978 (dynamic time warping); on attention, with cost -w, Radford et al. 2022
+    (arXiv 2212.04356) for the times of words, after a filter and a norm of each head, which are left to the caller.
+    With 1 - w in its place a path does not grow longer by what little weight lies beside it.
+
+    >>> import torch
+    >>> warping_path(torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])).mT
+    tensor([[ 0,  0,  1, -1],
+            [ 0,  1,  2, -1]])
+    """
+    *leading, queries, keys = weights.shape
+    longest = max(queries + keys - 1, 0) if queries and keys else 0
+    if not longest or 0 in leading:
+        return torch.full((*leading, longest, 2), -1, device=weights.device)
+    steps = _steps(weights.detach().reshape(-1, queries, keys))
+    path = torch.full((steps.shape[1], longest, 2), -1, device=weights.device)
+    row = torch.full((steps.shape[1],), queries - 1, device=weights.device)
+    column, every = torch.full_like(row, keys - 1), torch.arange(len(row), device=row.device)
+    for at in range(longest):
+        path[:, at, 0], path[:, at, 1] = row, column
+        step = steps[(row + column).clamp(min=0), every, row.clamp(min=0)]
+        ended = (row <= 0) & (column <= 0)
+        row, column = row - (step != _RIGHT).long(), column - (step != _DOWN).long()
+        row, column = row.masked_fill(ended, -1), column.masked_fill(ended, -1)
+    # It was walked from its end: turned round, each path is moved to the front.
+    lengths = (path[..., 0] >= 0).sum(-1, keepdim=True)
+    order = torch.arange(longest, device=path.device)
+    turned = path.gather(1, (lengths - 1 - order).clamp(min=0)[..., None].expand_as(path))
+    return turned.masked_fill((order >= lengths)[..., None], -1).view(*leading, longest, 2)
+
+
+_DIAGONAL, _DOWN, _RIGHT = 0, 1, 2
+
+
+def _steps(weights: Tensor) -> Tensor:
+    """By which step the best path enters each pair: int8, (M + N - 1, paths, M), the pair (i, j) at [i + j, :, i].
+
+    All pairs of one diagonal are known from the two before it.
+    """
+    paths, queries, keys = weights.shape
+    steps = weights.new_zeros(queries + keys - 1, paths, queries, dtype=torch.int8)
+    exact = torch.float32 if weights.device.type == "mps" else torch.float64
+    before = weights.new_full((paths, queries + 1), float("inf"), dtype=exact)  # the sum at [:, i + 1]
+    last = before.clone()
+    for diagonal in range(queries + keys - 1):
+        rows = torch.arange(max(0, diagonal - keys + 1), min(queries - 1, diagonal) + 1, device=weights.device)
+        candidates = torch.stack([before[:, rows], last[:, rows], last[:, rows + 1]])  # diagonal, down, right
+        least, step = candidates.min(0)
+        if diagonal == 0:
+            least = torch.zeros_like(least)
+        steps[diagonal][:, rows] = step.to(torch.int8)
+        sums = torch.full_like(last, float("inf"))
+        sums[:, rows + 1] = least + 1.0 - weights[:, rows, diagonal - rows].nan_to_num(nan=0.0)
+        before, last = last, sums
+    return steps

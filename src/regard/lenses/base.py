@@ -1,0 +1,115 @@
+"""What a lens is: a reduction over the weights that is started, given one tile after another, and finished."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, TypeVar, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from ..problem import Problem
+
+Shown = TypeVar("Shown")
+Shown_co = TypeVar("Shown_co", covariant=True)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Tile:
+    """The weights of some batches and rows, of all heads, on some columns. Looks read it and write nothing into it.
+
+    Shapes: weights (b, H, m, n), in float32 at least, 0 where a pair is masked; terms, weights · log₂ weights, is
+    likewise, and is there only where some look asks for it. All leading axes together are the batches, a missing head
+    axis is one head.
+    """
+
+    weights: Tensor
+    terms: Tensor | None
+    batch: slice
+    rows: slice
+    columns: slice
+
+
+class Look(Protocol[Shown_co]):
+    """A lens at work on one problem.
+
+    tiles: whether it is given tiles: those that the mask leaves, each once, row by row and in a row from left to right.
+    terms: whether it reads `Tile.terms`.
+    """
+
+    tiles: bool
+    terms: bool
+
+    def add(self, tile: Tile) -> None:
+        """Take in one more tile. A row that attends to NaN is not in it: its weights are 0 here."""
+        ...
+
+    def finish(self, problem: Problem, lse: Tensor) -> Shown_co:
+        """What is shown, after the last tile; the problem has no NaN any more, a row that attends to it the lse NaN."""
+        ...
+
+
+@runtime_checkable
+class Lens(Protocol[Shown_co]):
+    """A reduction over the weights of a problem, exact, from its scores and the log-sum-exp of its rows."""
+
+    def start(self, problem: Problem) -> Look[Shown_co]:
+        """Begin to look; what does not fit the problem is said here, before anything is computed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The sizes (B, H, M, N) of a problem's weights as tiles have them, and the way back to its own axes."""
+
+    leading: torch.Size
+    batch: int
+    heads: int
+    queries: int
+    keys: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, problem: Problem) -> Frame:
+        """The frame of a problem."""
+        leading = problem.weights_shape[:-2]
+        return cls(
+            leading=leading,
+            batch=problem.batch.numel(),
+            heads=leading[-1] if problem.heads else 1,
+            queries=problem.queries,
+            keys=problem.keys,
+            dtype=torch.promote_types(problem.value.dtype, torch.float32),
+            device=problem.value.device,
+        )
+
+    def zeros(self, *sizes: int) -> Tensor:
+        """Sums of nothing yet, (B, H, *sizes), in float64 where the device has it."""
+        dtype = self.dtype if self.device.type == "mps" else torch.float64
+        return torch.zeros(self.batch, self.heads, *sizes, dtype=dtype, device=self.device)
+
+    def shown(self, tensor: Tensor) -> Tensor:
+        """(B, H, ...) as the problem has its axes, (..., heads, ...), in float32 at least."""
+        tensor = tensor.to(self.dtype) if tensor.is_floating_point() else tensor
+        return tensor.reshape(*self.leading, *tensor.shape[2:])
+
+    def broken(self, lse: Tensor) -> Tensor:
+        """Which rows attend to NaN or infinity, so that all their weights are NaN: (B, H, M)."""
+        return (lse.isnan() | lse.isposinf()).reshape(self.batch, self.heads, self.queries)
+
+    def positions(self, problem: Problem) -> tuple[Tensor, Tensor]:
+        """Where queries and keys sit: (B or 1, M) and (B or 1, N), int64."""
+        grid, batch = problem.grid(), problem.batch
+
+        def flat(positions: Tensor) -> Tensor:
+            if positions.ndim == 1:
+                return positions.long()[None]
+            return positions.long().expand(*batch, positions.shape[-1]).reshape(self.batch, -1)
+
+        return flat(grid.query_positions), flat(grid.key_positions)
+
+
+def of_batch(tensor: Tensor, batch: slice) -> Tensor:
+    """Some batches of a tensor (B or 1, ...)."""
+    return tensor if tensor.shape[0] == 1 else tensor[batch]

@@ -1,0 +1,116 @@
+"""How far away the keys are that a query attends to."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import ConfigurationError
+from ..problem import Problem
+from .base import Frame, Tile, of_batch
+
+
+class Distances(NamedTuple):
+    """mean (..., heads, M), histogram (..., heads, bins), and edges (bins - 1,): where bins but the first begin."""
+
+    mean: Tensor
+    histogram: Tensor
+    edges: Tensor
+
+
+@dataclass(frozen=True)
+class Distance:
+    """How far the weights reach, of |query position - key position|: `Distances(mean, histogram, edges)`.
+
+    mean: Σ_j w_ij · d_ij / Σ_j w_ij for each row i; 0 for a row that attends to nothing. histogram: Σ w_ij over all
+    pairs of a head whose distance is in a bin, so that its sum is the number of rows that attend to something, less
+    what a sink takes. Bins are closed intervals: 0 to e₁ - 1, e₁ to e₂ - 1, ..., and all from the last edge on.
+
+    Args:
+        edges: e₁ < e₂ < ..., whole numbers of at least 1. Without them powers of two as far as the positions reach:
+            bins 0, 1, 2 to 3, 4 to 7, 8 to 15 and so on.
+
+    Positions are those of the call, where `query_positions` and `key_positions` are given too. A row that attends to
+    NaN has the mean NaN, and its head the histogram. With dropout: of the weights before it. Computed without autograd.
+
+    Raises:
+        ConfigurationError: edges that do not grow, or are not whole numbers of at least 1.
+
+    Source: the mean attention distance of Dosovitskiy et al. 2021 (arXiv 2010.11929, section 4.5), in tokens.
+
+    >>> import torch, regard
+    >>> far = regard.lenses.Distance()
+    >>> q = torch.zeros(4, 8)
+    >>> seen = regard.observe(q, q, q, far, mask=regard.masks.causal())[far]
+    >>> seen.mean
+    tensor([0.0000, 0.5000, 1.0000, 1.5000])
+    >>> seen.histogram, seen.edges
+    (tensor([2.0833, 1.0833, 0.8333]), tensor([1, 2]))
+    """
+
+    edges: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.edges is None:
+            return
+        edges = tuple(self.edges)
+        whole = all(isinstance(edge, int) and not isinstance(edge, bool) and edge >= 1 for edge in edges)
+        if not edges or not whole or any(later <= edge for edge, later in pairwise(edges)):
+            raise ConfigurationError(
+                "Distance needs edges as whole numbers of at least 1, each larger than the one before, such as "
+                f"(1, 2, 4, 8); they are {self.edges!r}"
+            )
+        object.__setattr__(self, "edges", edges)
+
+    def start(self, problem: Problem) -> _Reach:
+        """Begin to look."""
+        frame = Frame.of(problem)
+        queries, keys = frame.positions(problem)
+        edges = self.edges if self.edges is not None else _powers(queries, keys)
+        return _Reach(frame, queries, keys, torch.tensor(edges, dtype=torch.long, device=frame.device))
+
+
+def _powers(queries: Tensor, keys: Tensor) -> tuple[int, ...]:
+    """Powers of two up to the largest distance there is."""
+    if not queries.numel() or not keys.numel():
+        return ()
+    farthest = max(int(queries.max() - keys.min()), int(keys.max() - queries.min()))
+    return tuple(2**power for power in range(farthest.bit_length()))
+
+
+class _Reach:
+    """What the means and the histograms are made of."""
+
+    tiles, terms = True, False
+
+    def __init__(self, frame: Frame, queries: Tensor, keys: Tensor, edges: Tensor) -> None:
+        self.frame, self.queries, self.keys, self.edges = frame, queries, keys, edges
+        self.mass, self.moment = frame.zeros(frame.queries), frame.zeros(frame.queries)
+        self.histogram = frame.zeros(len(edges) + 1)
+
+    def add(self, tile: Tile) -> None:
+        queries = of_batch(self.queries, tile.batch)[:, tile.rows]
+        keys = of_batch(self.keys, tile.batch)[:, tile.columns]
+        distances = (queries.unsqueeze(-1) - keys.unsqueeze(-2)).abs_().unsqueeze(1)  # [b or 1, 1, m, n]
+        mass = tile.weights.sum(-1)
+        self.mass[tile.batch, :, tile.rows].add_(mass)
+        self.moment[tile.batch, :, tile.rows].add_((tile.weights * distances).sum(-1))
+        histogram = self.histogram[tile.batch]
+        nearest, farthest = torch.bucketize(torch.stack(distances.aminmax()), self.edges, right=True).tolist()
+        if nearest == farthest:
+            histogram[..., nearest] += mass.sum(-1)
+            return
+        bins = torch.bucketize(distances, self.edges, right=True)
+        for number in range(nearest, farthest + 1):
+            histogram[..., number] += (tile.weights * (bins == number)).sum((-2, -1))
+
+    def finish(self, problem: Problem, lse: Tensor) -> Distances:
+        broken = self.frame.broken(lse)
+        mean = self.moment / self.mass.masked_fill(self.mass == 0, 1.0)
+        histogram = self.histogram.masked_fill(broken.any(-1, keepdim=True), math.nan)
+        return Distances(self.frame.shown(mean.masked_fill(broken, math.nan)), self.frame.shown(histogram), self.edges)

@@ -1,0 +1,150 @@
+"""Every lens shows the same reduction of the reference's weights, for every kernel that gives a log-sum-exp."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard import lenses, observing
+from regard.kernels import KERNELS, Kernel, cleaned, tiling
+from regard.kernels.formula import softmax
+from regard.kernels.tiled import Tiled
+from regard.lenses import top
+from regard.problem import Problem
+from regard.testing import Case, cases, long_cases, make_inputs, suite
+
+Shown = dict[lenses.Lens, object]
+KERNEL_BY_NAME = {kernel.name: kernel for kernel in (*KERNELS, Tiled(16), Tiled(2**12))}
+
+
+def with_lse(kernels: Sequence[Kernel], among: Sequence[Case]) -> list:
+    found = []
+    for kernel, case in suite(kernels, among=among):
+        if not kernel.why_not(make_inputs(case).problem(wants_lse=True)):
+            found.append(pytest.param(kernel.name, case, id=f"{kernel.name}-{case.id}"))
+    return found
+
+
+def look(problem: Problem, lse: Tensor, *wanted: lenses.Lens) -> Shown:
+    """What `observe` does after the kernel has run."""
+    looks, clean = observing.started(problem, wanted), cleaned(problem)
+    observing.sweep(clean, lse, looks.values())
+    return {lens: seen.finish(clean, lse) for lens, seen in looks.items()}
+
+
+def dense(problem: Problem, lse: Tensor) -> Tensor:
+    """The reference's weights in float64; a row that attends to NaN is NaN."""
+    clean = cleaned(problem)
+    pairs = replace(clean.pairs, query=clean.pairs.query.double(), key=clean.pairs.key.double())
+    clean = replace(clean, pairs=pairs, value=clean.value.double())
+    with torch.no_grad():
+        weights = softmax(clean.scores().double(), clean.sinks)[0]
+    return weights.masked_fill((lse.isnan() | lse.isposinf()).unsqueeze(-1), math.nan)
+
+
+def edges(length: int, cells: int) -> list[int]:
+    return [cell * length // cells for cell in range(cells + 1)]
+
+
+def pooled(weights: Tensor, rows: int, columns: int, reduce: str) -> Tensor:
+    def cell(above: int, below: int, left: int, right: int) -> Tensor:
+        part = weights[..., above:below, left:right]
+        return {"mean": part.mean, "max": part.amax, "sum": part.sum}[reduce]((-2, -1))
+
+    down, across = (itertools.pairwise(edges(*of)) for of in ((weights.shape[-2], rows), (weights.shape[-1], columns)))
+    across = list(across)
+    return torch.stack([torch.stack([cell(*row, *column) for column in across], -1) for row in down], -2)
+
+
+def masses(weights: Tensor, of_queries: Tensor, of_keys: Tensor) -> Tensor:
+    queries, keys = (
+        torch.nn.functional.one_hot(ids + 1, 6)[..., 1:].double() for ids in (of_queries, of_keys)
+    )  # -1 is none
+    return torch.einsum("...mn,ma,nb->...ab", weights, queries, keys)
+
+
+def assert_near(shown: object, true: Tensor, case: Case, size: float = 1.0) -> None:
+    assert isinstance(shown, Tensor)
+    assert shown.shape == true.shape
+    assert shown.dtype == (torch.float64 if case.dtype == "float64" else torch.float32)
+    rtol, atol = (1e-9, 1e-10 * size) if case.dtype == "float64" else (2e-4, 1e-5 * size)
+    torch.testing.assert_close(shown.double(), true, equal_nan=True, rtol=rtol, atol=atol)
+
+
+def assert_top(shown: object, weights: Tensor, k: int, case: Case) -> None:
+    assert isinstance(shown, lenses.Top)
+    true = torch.cat([weights, weights.new_zeros(*weights.shape[:-1], k)], -1)
+    true = true.sort(-1, descending=True).values[..., :k].masked_fill(weights.isnan().any(-1, keepdim=True), math.nan)
+    assert_near(shown.weights, true, case)
+    columns = shown.columns
+    filled = columns >= 0
+    assert filled.equal(shown.weights > 0)
+    if weights.shape[-1]:
+        there = weights.gather(-1, columns.clamp(min=0)).masked_fill(~filled, 0.0)
+        assert_near(shown.weights.masked_fill(~filled, 0.0), there, case)
+    each = columns.masked_fill(~filled, -1).sort(-1).values
+    assert not ((each.diff(dim=-1) == 0) & (each[..., 1:] >= 0)).any()
+
+
+def check(kernel: str, case: Case) -> None:
+    inputs = make_inputs(case)
+    problem = inputs.problem(wants_lse=True)
+    with torch.no_grad():
+        lse = KERNEL_BY_NAME[kernel].run(problem).lse
+    assert lse is not None
+    weights = dense(problem, lse)
+    queries, keys = weights.shape[-2:]
+    draw = torch.Generator().manual_seed(case.seed)
+    of_queries, of_keys = (torch.randint(-1, 5, (size,), generator=draw) for size in (queries, keys))
+    of_queries, of_keys = (
+        torch.cat([ids[:-1], ids.new_tensor([4])]) if len(ids) else ids for ids in (of_queries, of_keys)
+    )
+    mass, entropy, received = lenses.Mass(of_queries, of_keys), lenses.Entropy(), lenses.Received()
+    distance, few, many = lenses.Distance((1, 3)), lenses.TopK(2), lenses.TopK(keys + 2)
+    cells = min(queries, 3), min(keys, 2)
+    maps = [lenses.Pooled(cells, reduce) for reduce in ("mean", "max", "sum")] if all(cells) else []  # type: ignore[arg-type]
+    whole = lenses.Weights()
+    seen = look(problem, lse, mass, entropy, received, distance, few, many, whole, *maps)
+    total = max(queries, 1)
+    assert_near(seen[whole], weights, case)
+    assert_near(seen[entropy], torch.special.entr(weights).sum(-1), case, 4.0)
+    assert_near(seen[received], weights.sum(-2), case, total)
+    for lens in maps:
+        assert_near(seen[lens], pooled(weights, *cells, lens.reduce), case, total)
+    if queries and keys:
+        there = masses(weights.nan_to_num(), of_queries, of_keys)
+        broken = masses(weights.isnan().double(), of_queries, torch.zeros_like(of_keys))[..., :1] > 0
+        assert_near(seen[mass], there.masked_fill(broken, math.nan), case, total)
+    grid = problem.grid()
+    far = (grid.query - grid.key).abs()
+    reach = seen[distance]
+    assert isinstance(reach, lenses.Distances)
+    sums = weights.sum(-1)
+    mean = (weights * far).sum(-1) / sums.masked_fill(sums == 0, 1.0)
+    # Where a sink leaves the keys next to nothing, the quotient is less exact.
+    assert_near(reach.mean * sums.to(reach.mean.dtype), mean * sums, case, float(far.max()) if far.numel() else 1.0)
+    bins = (far < 1, (far >= 1) & (far < 3), far >= 3)
+    assert_near(reach.histogram, torch.stack([(weights * each).sum((-2, -1)) for each in bins], -1), case, total)
+    assert_top(seen[few], weights, 2, case)
+    assert_top(seen[many], weights, keys + 2, case)
+
+
+@pytest.mark.parametrize(("kernel", "case"), with_lse((*KERNELS, Tiled(16)), cases(2)))
+def test_a_lens_shows_the_reduction_of_the_weights(kernel: str, case: Case, monkeypatch):
+    monkeypatch.setattr(tiling, "IN_VAIN", 0)  # batches that differ are visited apart, however small
+    monkeypatch.setattr(observing, "TILE", 16)
+    monkeypatch.setattr(top, "GROUP", 2)
+    monkeypatch.setattr(top, "LANES", 2)
+    monkeypatch.setattr(top, "HELD", 16)
+    check(kernel, case)
+
+
+@pytest.mark.parametrize(("kernel", "case"), with_lse((*KERNELS, Tiled(2**12)), long_cases()))
+def test_a_lens_shows_the_reduction_over_many_tiles(kernel: str, case: Case, monkeypatch):
+    monkeypatch.setattr(observing, "TILE", 2**13)
+    monkeypatch.setattr(top, "HELD", 2**12)
+    check(kernel, case)
