@@ -60,7 +60,7 @@ def observing(model: nn.Module, *lenses: Lens) -> Iterator[Views]:
     >>> [(name, calls[0][first].shape) for name, calls in views.items()]
     [('encoder.layer.0.attention.self', torch.Size([1, 2, 1, 5]))]
     """
-    if not lenses or not all(isinstance(lens, Lens) for lens in lenses):
+    if not lenses or not all(isinstance(lens, Lens) and not isinstance(lens, type) for lens in lenses):
         raise ConfigurationError(
             f"observing needs a model and at least one lens, such as regard.lenses.Weights(); the lenses are {lenses!r}"
         )
