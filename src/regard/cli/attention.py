@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from regard.errors import ConfigurationError, require
-from regard.translation.files import atomic_write
+from regard.files import atomic_write
 from regard.translation.translator import Translation
 
 

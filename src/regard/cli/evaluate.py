@@ -40,8 +40,8 @@ def evaluate(
     Prints BLEU and chrF with their signatures, and writes the translations to a file. Of an experiment's keys only
     those of data and search can be set here, for instance --set search.beam=10.
     """
+    from regard.files import atomic_write
     from regard.translation.corpus import ParallelText
-    from regard.translation.files import atomic_write
     from regard.translation.runs import RunFolder
     from regard.translation.scoring import score
     from regard.translation.translator import Translator

@@ -17,10 +17,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from regard.files import atomic_write
 from regard.translation.corpus import ParallelText
 from regard.translation.dates import LOCALES, date_corpus, examples
 from regard.translation.experiment import Experiment
-from regard.translation.files import atomic_write
 from regard.translation.scoring import exact_match
 from regard.translation.settings import SearchSettings
 from regard.translation.terminal import alignment_table

@@ -10,8 +10,8 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from regard.errors import ConfigurationError
+from regard.files import atomic_write
 from regard.translation import keys, yamltext
-from regard.translation.files import atomic_write
 from regard.translation.settings import (
     DataSettings,
     ModelSettings,

@@ -14,7 +14,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from regard.errors import VocabularyError
-from regard.translation.files import atomic_write
+from regard.files import atomic_write
 from regard.translation.spelling import CharacterSpelling, Spelling, SubwordSpelling, WordSpelling
 from regard.translation.subwords import (
     Segmenter,

@@ -81,7 +81,7 @@ def test_a_folder_holds_two_files_however_often_it_is_saved_to(make, tmp_path):
         assert torch.equal(LanguageModel.load(tmp_path).embedding.weight, model.embedding.weight)
 
 
-@pytest.mark.parametrize("place", ["write_tensors", "replace_file"])
+@pytest.mark.parametrize("place", ["write_tensors", "write_json"])
 def test_a_failure_leaves_what_was_there(place, make, tmp_path, monkeypatch):
     before = make()
     before.save(tmp_path)
@@ -112,14 +112,14 @@ small(tied=True).save({folder!r})
 """
 
 
-@pytest.mark.parametrize(("place", "after"), [("write_tensors", True), ("replace_file", False), ("replace_file", True)])
+@pytest.mark.parametrize(("place", "after"), [("write_tensors", True), ("write_json", False), ("write_json", True)])
 def test_a_killed_process_leaves_a_whole_model(place, after, make, tmp_path, request):
     make().save(tmp_path)
     tests = str(request.path.parents[2])
     program = KILLED.format(tests=tests, place=place, after=after, folder=str(tmp_path))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 9, done.stderr
-    assert LanguageModel.load(tmp_path).config.tied == (place == "replace_file" and after)
+    assert LanguageModel.load(tmp_path).config.tied == (place == "write_json" and after)
 
 
 def test_a_folder_of_something_else_is_not_written_to(make, tmp_path):

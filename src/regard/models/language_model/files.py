@@ -1,17 +1,16 @@
-"""Safetensors files, read a tensor at a time, and files that are either the old one or the new one."""
+"""Safetensors files, read a tensor at a time, and JSON."""
 
 from __future__ import annotations
 
 import json
-import os
-import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from ...errors import CheckpointError, require
+from ...files import atomic_write
 
 EXTRA = "translation"
 """Which extra of regard brings safetensors."""
@@ -35,34 +34,18 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def replace_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Write beside `path`, force it to the disk, and let it take the place of `path`.
-
-    Raises:
-        CheckpointError: it cannot be written; what was at `path` is untouched.
-    """
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
-    try:
-        partial.touch()
-        mode = partial.stat().st_mode
-        write(partial)
-        partial.chmod(mode)  # safetensors makes files that only their owner can read
-        with partial.open("rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except Exception as error:
-        if not isinstance(error, OSError) and "(os error " not in str(error):
-            raise
-        raise CheckpointError(f"cannot write {path}: {error}. What the file held before is untouched") from error
-    finally:
-        partial.unlink(missing_ok=True)
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Replace a file by a JSON object, in one step."""
+    with atomic_write(path) as partial:
+        partial.write_text(json.dumps(value, indent=1), "utf-8")
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Replace a safetensors file."""
+    """Replace a safetensors file, in one step."""
     torch_io = require("safetensors.torch", extra=EXTRA)
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    replace_file(path, lambda partial: torch_io.save_file(plain, partial, metadata={"format": "pt"}))
+    with atomic_write(path) as partial:
+        torch_io.save_file(plain, partial, metadata={"format": "pt"})
 
 
 class Tensors:

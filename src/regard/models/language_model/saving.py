@@ -6,7 +6,6 @@ weights that are whole and belong to it. Those that it named before are removed 
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from torch import Tensor
 from ...errors import CheckpointError
 from .coding import decoded, encoded
 from .config import LanguageModelConfig
-from .files import Tensors, check_same, read_json, replace_file, write_tensors
+from .files import Tensors, check_same, read_json, write_json, write_tensors
 
 FORMAT = 1
 """Version of the layout; raised when an older regard could not read it."""
@@ -44,8 +43,7 @@ def save(folder: str | os.PathLike[str], config: LanguageModelConfig, state: Map
     weights_path = folder / name
     try:
         write_tensors(weights_path, state)
-        text = json.dumps({"kind": KIND, "format": FORMAT, "weights": name, **told}, indent=1)
-        replace_file(path, lambda partial: partial.write_text(text, "utf-8"))
+        write_json(path, {"kind": KIND, "format": FORMAT, "weights": name, **told})
     except BaseException:
         weights_path.unlink(missing_ok=True)
         raise

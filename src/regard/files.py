@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from regard.errors import CheckpointError
+from .errors import CheckpointError
 
 
 @contextmanager

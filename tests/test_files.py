@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import save_file
 
 from regard.errors import CheckpointError
-from regard.translation.files import atomic_write
+from regard.files import atomic_write
 
 
 def names(folder: Path) -> list[str]:
