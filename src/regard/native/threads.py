@@ -34,11 +34,11 @@ def share(call: Callable[[int, Job], None], jobs: Sequence[Job], count: int) -> 
     left, errors = iter(range(count)), []
 
     def work(_: object = None) -> None:
-        try:
-            for worker in left:
+        for worker in left:
+            try:
                 _each(call, worker, shares[worker])
-        except BaseException as error:  # it may not pass through what runs the threads
-            errors.append(error)
+            except BaseException as error:  # it may not pass through what runs the threads
+                errors.append(error)
 
     team = _team()
     if team is not None:
