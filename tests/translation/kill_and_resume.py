@@ -22,7 +22,7 @@ warnings.simplefilter("error")
 import torch  # noqa: E402 (a warning at import is an error, too)
 from small_runs import experiment, write_text  # noqa: E402 (beside this script)
 
-from regard.translation import files  # noqa: E402
+from regard import files  # noqa: E402
 from regard.translation.checkpoint import load_state, load_weights  # noqa: E402
 from regard.translation.module import Training  # noqa: E402
 from regard.translation.training import train  # noqa: E402

@@ -13,8 +13,8 @@ import pytest
 import torch
 from small_runs import experiment, write_text
 
+from regard import files
 from regard.errors import CheckpointError, ConfigurationError
-from regard.translation import files
 from regard.translation.checkpoint import load_state, load_weights
 from regard.translation.module import Training
 from regard.translation.training import TrainingResult, train
