@@ -83,7 +83,7 @@ class Grouped:
 
     def forward(self, flat: Flat) -> tuple[Tensor, Tensor]:
         """The parts side by side, and what is left over as one more."""
-        rectangle = _folded(flat)
+        rectangle = _folded(flat, *_seen(flat))
         keys = rectangle.key.shape[2]
         output, lse = flat.empty_results()
         merged = Merged()
@@ -100,7 +100,8 @@ class Grouped:
 
     def backward(self, flat: Flat, saved: Saved) -> Gradients:
         """One rectangle: the gradient of a group's key is a product over its rows."""
-        rectangle, columns = _folded(flat), _seen(flat)[0]
+        columns, masked = _seen(flat)
+        rectangle = _folded(flat, columns, masked)
         rows = rectangle.query.shape[:3]
         output, grad_output = (t.reshape(*rows, t.shape[-1]) for t in (saved.output, saved.grad_output))
         lse, grad_lse = saved.lse.reshape(rows), saved.grad_lse.reshape(rows)
@@ -113,9 +114,9 @@ class Grouped:
         return gradients
 
 
-def _folded(flat: Flat) -> Rectangle:
-    """The columns that the mask leaves, with the heads of each group as rows: query (B, Hk, G·M, D)."""
-    pairs, (columns, masked) = flat.pairs, _seen(flat)
+def _folded(flat: Flat, columns: slice, masked: bool) -> Rectangle:
+    """Some columns, masked or not, with the heads of each group as rows: query (B, Hk, G·M, D)."""
+    pairs = flat.pairs
     batch, heads, queries, _ = flat.shape
     key_heads = pairs.key.shape[1]
     rows = key_heads, heads // key_heads * queries

@@ -11,8 +11,9 @@ from ctypes import c_float, c_int64, c_void_p
 import torch
 from torch import Tensor
 
-from ..errors import DeviceError, DtypeError, ShapeError
+from ..errors import DtypeError, ShapeError
 from . import library
+from .inputs import check_cpu, last_contiguous
 from .threads import parts, share, workers
 
 STRIP = 64  # additive.h has the same
@@ -75,7 +76,7 @@ class Prepared:
     def __init__(self, query: Tensor, key: Tensor, weight: Tensor) -> None:
         _check(query, key, weight)
         self._library = library.current()
-        self.query, self.key = _last_contiguous(query.detach()), _last_contiguous(key.detach())
+        self.query, self.key = last_contiguous(query.detach()), last_contiguous(key.detach())
         self.heads, self.rows, self.features = query.shape
         self.key_heads, self.columns = key.shape[:2]
         self.group = self.heads // max(self.key_heads, 1)
@@ -186,7 +187,7 @@ class Gradients:
         _check_pairs("upstream", upstream, (of.heads, bottom - top, right - left))
         if not upstream.numel() or not of.features:
             return
-        upstream = _last_contiguous(upstream.detach())
+        upstream = last_contiguous(upstream.detach())
         pairs = (upstream.data_ptr(), upstream.stride(0), upstream.stride(1))
 
         def call(worker: int, job: tuple[int, int, int]) -> None:
@@ -242,18 +243,13 @@ def _check(query: Tensor, key: Tensor, weight: Tensor) -> None:
 def _check_kind(name: str, tensor: Tensor) -> None:
     if tensor.dtype != torch.float32:
         raise DtypeError(f"{name} is {tensor.dtype}; native code takes torch.float32: pass {name}.float()")
-    if tensor.device.type != "cpu":
-        raise DeviceError(f"{name} is on {tensor.device}; native code runs on the CPU: pass {name}.cpu()")
+    check_cpu(name, tensor)
 
 
 def _check_pairs(name: str, tensor: Tensor, shape: tuple[int, int, int]) -> None:
     _check_kind(name, tensor)
     if tuple(tensor.shape) != shape:
         raise ShapeError(f"{name} has shape {tuple(tensor.shape)}; the tile needs {shape}: heads, rows, columns")
-
-
-def _last_contiguous(tensor: Tensor) -> Tensor:
-    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] <= 1 else tensor.contiguous()
 
 
 def _interval(part: slice, length: int) -> tuple[int, int]:

@@ -11,8 +11,9 @@ from ctypes import c_int64, c_void_p
 import torch
 from torch import Tensor
 
-from ..errors import DeviceError, DtypeError, ShapeError
+from ..errors import DtypeError, ShapeError
 from . import library
+from .inputs import check_cpu, last_contiguous
 from .threads import together, workers
 
 MOST_ROWS = 64  # dots.h has the same, and the next two
@@ -64,8 +65,8 @@ def few_rows(
     padded = rows if rows == 1 else -(-rows // ROWS_AT_ONCE) * ROWS_AT_ONCE
     prepared = torch.zeros(batch, heads, padded, -(-dim // ENTRIES_AT_ONCE) * ENTRIES_AT_ONCE)
     prepared[:, :, :rows, :dim].copy_(query.detach()).mul_(scale)  # widened before it is scaled
-    key, value = _last_contiguous(key.detach()), _last_contiguous(value.detach())
-    added = None if added is None else _last_contiguous(added.detach())
+    key, value = last_contiguous(key.detach()), last_contiguous(value.detach())
+    added = None if added is None else last_contiguous(added.detach())
     output, lse = torch.empty(batch, heads, cut, padded, value_dim), torch.empty(batch, heads, cut, padded)
     beside = (None, 0, 0, 0, 0) if added is None else (added.data_ptr(), *added.stride()[:3], rows)
     work = _Dots(
@@ -91,8 +92,7 @@ def _check(query: Tensor, key: Tensor, value: Tensor, added: Tensor | None) -> N
     for name, tensor in named.items():
         if tensor is None:
             continue
-        if tensor.device.type != "cpu":
-            raise DeviceError(f"{name} is on {tensor.device}; native code runs on the CPU: pass {name}.cpu()")
+        check_cpu(name, tensor)
         if tensor.ndim != 4:
             raise ShapeError(f"{name} has shape {tuple(tensor.shape)}; it needs four axes: batch, heads, length, dim")
     if key.dtype not in (torch.float32, torch.bfloat16) or value.dtype != key.dtype:
@@ -114,7 +114,3 @@ def _check(query: Tensor, key: Tensor, value: Tensor, added: Tensor | None) -> N
                 f"{name} has shape {tuple(tensor.shape)}; beside query {tuple(query.shape)} and value "
                 f"{tuple(value.shape)} it needs {(batch, heads, *last)}"
             )
-
-
-def _last_contiguous(tensor: Tensor) -> Tensor:
-    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] <= 1 else tensor.contiguous()
