@@ -42,7 +42,7 @@ format: $(DEV)  ## put the code into its standard form
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-bench: $(DEV)  ## measure: prints tables in Markdown, about ten minutes on two quiet cores
+bench: $(DEV)  ## measure: prints tables in Markdown, half an hour or more on two quiet cores
 	@for file in $(BENCHMARKS); do printf '\n## %s\n\n' "$$file"; $(BIN)/python "$$file" || exit 1; done
 
 clean:  ## remove the environment and all that was built
