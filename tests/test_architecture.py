@@ -25,7 +25,7 @@ LAYERS = (
     ("regard.problem",),
     ("regard.pairs", "regard.dropout", "regard.blocks", "regard.structure", "regard.native"),
     ("regard.intervals",),
-    ("regard.tiles", "regard.plots", "regard.files"),
+    ("regard.tiles", "regard.plots", "regard.files", "regard.whole"),
     ("regard.errors", "regard.tables", "regard.transforms", "regard.reading"),
 )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MaskError
+from ..whole import whole_number
 
 if TYPE_CHECKING:
     from .base import Mask, Pairs
@@ -18,15 +18,7 @@ from ..transforms import transformed
 
 def count(name: str, value: object, *, least: int = 0) -> int:
     """A whole number of at least `least`; `name` is the mask and its argument, such as "window's before"."""
-    try:
-        number = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool):
-        raise MaskError(f"{name} needs a whole number; it is {value!r}")
-    if number < least:
-        raise MaskError(f"{name} is {number}; it needs at least {least}")
-    return number
+    return whole_number(name, value, least=least, error=MaskError)
 
 
 def whole_numbers(mask: str, name: str, values: Tensor | Sequence, *, instead: str = "") -> Tensor:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import operator
-
 import torch
 from torch import Tensor, nn
 
@@ -57,26 +55,6 @@ def check_positions(name: str, positions: object, batch: int, length: int) -> No
             f"{name} has the shape {tuple(positions.shape)}; it needs ({length},) or ({batch}, {length}): one position "
             f"for each of the {length} tokens, the same in all {batch} sequences of the batch or in each its own"
         )
-
-
-def whole_number(name: str, value: object, *, least: int = 1) -> int:
-    """A whole number of at least `least`.
-
-    Raises:
-        ConfigurationError: it is not that.
-
-    >>> whole_number("num_heads", 8)
-    8
-    """
-    try:
-        number = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool):
-        raise ConfigurationError(f"{name} needs a whole number; it is {value!r}")
-    if number < least:
-        raise ConfigurationError(f"{name} is {number}; it needs at least {least}")
-    return number
 
 
 def probability(name: str, value: float) -> float:

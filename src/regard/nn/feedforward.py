@@ -7,7 +7,8 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .checks import check_input, probability, whole_number
+from ..whole import whole_number
+from .checks import check_input, probability
 from .projections import xavier
 
 Activation = Callable[[Tensor], Tensor]

@@ -16,9 +16,10 @@ from ..lenses import Lens
 from ..masks import Mask, as_mask
 from ..pose import Options
 from ..positions import Rotary, Rotation
+from ..whole import whole_number
 from .attention import Beside, Heads
 from .caches import KVCache
-from .checks import check_input, check_positions, probability, whole_number
+from .checks import check_input, check_positions, probability
 from .joining import HeldBias, check_cache, joined_bias, joined_mask
 from .normalization import RMSNorm
 from .projections import xavier

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from ..errors import ConfigurationError
 from ..pairs import at_least_float32
-from .checks import whole_number
+from ..whole import whole_number
 
 
 class RMSNorm(nn.Module):

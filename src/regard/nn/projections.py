@@ -7,7 +7,8 @@ from collections.abc import Callable, Collection
 from torch import Tensor, nn
 
 from ..errors import ConfigurationError
-from .checks import check_input, whole_number
+from ..whole import whole_number
+from .checks import check_input
 
 NAMES = ("query", "key", "value", "output")
 

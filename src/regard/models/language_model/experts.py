@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import ConfigurationError
-from ...nn.checks import check_input, whole_number
+from ...nn.checks import check_input
+from ...whole import whole_number
 
 
 class MixtureOfExperts(nn.Module):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...errors import ConfigurationError, ShapeError
 from ...masks import Mask, prefix
-from ...nn.checks import whole_number
+from ...whole import whole_number
 from .values import LanguageModelCache
 
 

@@ -13,9 +13,10 @@ from ...attention import Seen
 from ...lenses import Lens
 from ...masks import Mask
 from ...nn import BlockCache, TransformerBlock
-from ...nn.checks import probability, whole_number
+from ...nn.checks import probability
 from ...nn.projections import xavier
 from ...positions import Rotation
+from ...whole import whole_number
 from . import saving
 from .config import LanguageModelConfig
 from .entering import check_cache, check_tokens, places, shared_rotations

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from ...errors import ConfigurationError
 from ...masks import Mask, as_mask
-from ..checks import check_positions, whole_number
+from ...whole import whole_number
+from ..checks import check_positions
 from .buffers import Buffers, check_fits
 from .rooms import Growing, Rolling, Room, Static, roomy
 
