@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import inspect
 import unicodedata
 import warnings
 from pathlib import Path
@@ -44,9 +45,16 @@ def _boxes(missing: set[int], manager) -> list[str]:
     warnings.warn(
         f"no font has {characters}{more}: boxes are drawn instead. Install a font that has them, for instance "
         "Noto Sans CJK (Debian and Ubuntu: apt-get install fonts-noto-cjk); for Korean pip install 'regard[plots]'",
-        stacklevel=4,
+        stacklevel=_callers_level(),
     )
     return [font.name for font in manager.fontManager.ttflist if font.name.startswith("Last Resort")][:1]
+
+
+def _callers_level() -> int:
+    """How many calls lie between the warning and the code that asked for a picture."""
+    frames = inspect.stack(context=0)[1:]
+    own = (frame.frame.f_globals.get("__name__", "").startswith("regard.plots") for frame in frames)
+    return next((level for level, within in enumerate(own, start=1) if not within), 1)
 
 
 def _best(candidates: dict[str, frozenset[int]], missing: set[int]) -> str | None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import unicodedata
+import warnings
 from collections.abc import Sequence
 
+import numpy
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
@@ -12,6 +14,7 @@ from torch import Tensor
 from regard.errors import ShapeError
 
 _SIGNS = {" ": "␣", "\n": "↵", "\r": "↵", "\t": "⇥"}
+_LONGEST = 24
 
 
 def labelled(weights: ArrayLike | Tensor, rows: Sequence[str], columns: Sequence[str]) -> Tensor:
@@ -23,15 +26,8 @@ def labelled(weights: ArrayLike | Tensor, rows: Sequence[str], columns: Sequence
     >>> labelled([[0.25, 0.75]], ["Haus"], ["the", "house"]).shape
     torch.Size([1, 2])
     """
-    values = torch.as_tensor(weights).detach().to("cpu", torch.float64)
-    if values.ndim != 2:
-        raise ShapeError(
-            f"weights has {values.ndim} dims {list(values.shape)}; it needs two, [rows, columns]: "
-            "choose one sentence and one head, for instance weights[0, 0]"
-        )
-    for name, tokens in (("rows", rows), ("columns", columns)):
-        if isinstance(tokens, str):
-            raise ShapeError(f"{name} is one text, {tokens!r}; it needs to be a list of tokens, as list({name}) gives")
+    values = matrix(weights).to(torch.float64)
+    listed(rows=rows, columns=columns)
     if values.shape != (len(rows), len(columns)):
         raise ShapeError(
             f"weights is {values.shape[0]} × {values.shape[1]}, but there are {len(rows)} rows and {len(columns)} "
@@ -40,6 +36,97 @@ def labelled(weights: ArrayLike | Tensor, rows: Sequence[str], columns: Sequence
     if not values.numel():
         raise ShapeError(f"weights is {len(rows)} × {len(columns)}: there is nothing to draw")
     return values
+
+
+def matrix(weights: ArrayLike | Tensor) -> Tensor:
+    """The weights as a matrix on the CPU, of the type that they have.
+
+    Raises:
+        ShapeError: the weights are no matrix.
+
+    >>> matrix([[0.25, 0.75]])
+    tensor([[0.2500, 0.7500]], dtype=torch.float64)
+    """
+    values = numbers(weights)
+    if values.ndim != 2:
+        raise ShapeError(
+            f"weights has {values.ndim} dims {list(values.shape)}; it needs two, [rows, columns]: "
+            "choose one sentence and one head, for instance weights[0, 0]"
+        )
+    return values
+
+
+def numbers(weights: object, name: str = "weights") -> Tensor:
+    """A tensor on the CPU of what a caller gave as numbers.
+
+    Raises:
+        ShapeError: it is no rectangular array of real numbers.
+
+    >>> numbers([[1, 2], [3]])
+    Traceback (most recent call last):
+    regard.errors.ShapeError: weights needs to be a tensor or rectangular array of real numbers; it is a list
+    """
+    try:
+        values = weights if isinstance(weights, Tensor) else _from_array(numpy.asarray(weights))
+    except (TypeError, ValueError, RuntimeError):
+        values = None
+    if values is None or values.is_complex():
+        raise ShapeError(
+            f"{name} needs to be a tensor or rectangular array of real numbers; it is a {type(weights).__name__}"
+        )
+    return values.detach().cpu()
+
+
+def _from_array(array: numpy.ndarray) -> Tensor:
+    """Without a copy where torch can do so: it takes no turned-round axes and no foreign byte order."""
+    if min(array.strides, default=0) < 0 or not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="), order="C")
+    with warnings.catch_warnings():
+        # Nothing here writes to the weights, so an array that is read-only, such as a memory map, is as good.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.as_tensor(array)
+
+
+def listed(**sides: Sequence[str]) -> None:
+    """Check that the tokens of each side, called as the argument is, are a list and not one text.
+
+    Raises:
+        ShapeError: tokens are one text.
+
+    >>> listed(rows=["the"])
+    """
+    for name, tokens in sides.items():
+        if isinstance(tokens, str):
+            shown = repr(shortened(tokens))
+            raise ShapeError(f"{name} is one text, {shown}; it needs to be a list of tokens, as list({name}) gives")
+
+
+def shown(token: str, longest: int = _LONGEST) -> str:
+    r"""The token made visible, and cut where it is longer than what a label has room for.
+
+    >>> shown("\u202eabc"), shown("a" * 1_000_000, longest=4)
+    ('U+202Eabc', 'aaa…')
+    """
+    # Cut first: a token may be megabytes long.
+    return shortened(visible(token[: longest + 1]), longest)
+
+
+def phrase(text: str, longest: int = _LONGEST) -> str:
+    """As `shown`, for a name of several words: spaces between them stay spaces.
+
+    >>> phrase("previous  token")
+    'previous token'
+    """
+    return shortened(" ".join(shown(word, longest) for word in text[: 10 * longest].split()), longest)
+
+
+def shortened(text: str, longest: int = _LONGEST) -> str:
+    """At most so many characters, the last one an ellipsis where some are missing.
+
+    >>> shortened("Aufmerksamkeit", 6)
+    'Aufme…'
+    """
+    return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
 def visible(token: str) -> str:
