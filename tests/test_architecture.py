@@ -12,6 +12,8 @@ import regard
 # packages of one line do not know each other. A new module has to be given its place here.
 LAYERS = (
     ("regard.cli",),
+    ("regard.explorer",),
+    ("regard.heads",),
     ("regard.translation", "regard.huggingface"),
     ("regard.models",),
     ("regard.nn",),
@@ -19,7 +21,7 @@ LAYERS = (
     ("regard",),
     ("regard.sdpa",),
     ("regard.attention",),
-    ("regard.pose", "regard.observing"),
+    ("regard.pose", "regard.observing", "regard.listening"),
     ("regard.kernels",),
     ("regard.scores", "regard.masks", "regard.biases", "regard.lenses", "regard.positions"),
     ("regard.problem",),
@@ -34,7 +36,9 @@ TYPES_ONLY = {("regard.problem", "regard.biases"), ("regard.problem", "regard.ma
 
 # Within regard.kernels: the kernels, and who knows them all. Any other module there is shared: a kernel knows what is
 # shared and no other kernel, and what is shared knows no kernel.
-KERNELS = {f"regard.kernels.{name}" for name in ("fused", "grouped", "spans", "additive", "tiled", "reference")}
+KERNELS = {
+    f"regard.kernels.{name}" for name in ("fused", "grouped", "flash", "spans", "additive", "tiled", "reference")
+}
 KNOW_ALL_KERNELS = {"regard.kernels", "regard.kernels.plan"}
 
 MOST_LINES = 350

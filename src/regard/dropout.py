@@ -31,13 +31,27 @@ class Dropout:
 
         shape: (batch, heads, M, N), of which `batch`, `rows` and `columns` choose the tile.
         """
+        row, column = self.noise(shape, batch, rows, columns)
+        bits = _mixed32(row.unsqueeze(-1) + column)
+        # Written back as numbers: a comparison that makes booleans, and a product with them, take five times as long.
+        return torch.ge(bits, self.threshold, out=bits).float()
+
+    def noise(
+        self, shape: tuple[int, int, int, int], batch: slice, rows: slice, columns: slice
+    ) -> tuple[Tensor, Tensor]:
+        """What rows and columns bring along, int32, (b, heads, m) and (n,): a weight is kept where mixed32 of their
+        sum is at least `threshold`.
+        """
         device, (batches, heads, queries, keys) = self.seed.device, shape
         lead = torch.arange(batches * heads, device=device).view(batches, heads, 1)[batch]
         row = _mixed(_mixed(self.seed + lead) + torch.arange(queries, device=device)[rows])  # [B, H, m]
         column = _mixed(self.seed - 1 - torch.arange(keys, device=device)[columns])  # [n]
-        bits = _mixed32(row.int().unsqueeze(-1) + column.int())
-        # Written back as numbers: a comparison that makes booleans, and a product with them, take five times as long.
-        return torch.ge(bits, round(self.probability * 2**32) - 2**31, out=bits).float()
+        return row.int(), column.int()
+
+    @property
+    def threshold(self) -> int:
+        """Where the kept ones of all whole numbers of 32 bits begin."""
+        return round(self.probability * 2**32) - 2**31
 
 
 def _mixed(number: Tensor) -> Tensor:

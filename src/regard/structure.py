@@ -15,7 +15,7 @@ import secrets
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -36,6 +36,26 @@ def take_apart(value: Any) -> tuple[list[Tensor], str]:
     return tensors, _form(value, tensors)
 
 
+def tensors_of(value: Any) -> list[Tensor]:
+    """The tensors of a value alone, as `take_apart` gives them.
+
+    >>> import torch
+    >>> tensors_of((torch.zeros(2), None, 0.5))
+    [tensor([0., 0.])]
+    """
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, tuple):
+        return [tensor for part in value for tensor in tensors_of(part)]
+    return [tensor for name in _parts(type(value)) for tensor in tensors_of(getattr(value, name))]
+
+
+@cache
+def _parts(kind: type) -> tuple[str, ...]:
+    """The names of what a value of a dataclass is made from; none of any other value's."""
+    return tuple(field.name for field in fields(kind) if field.init) if is_dataclass(kind) else ()
+
+
 def put_together(form: str, tensors: Sequence[Tensor]) -> Any:
     """The value of a form over other tensors, or the same ones.
 
@@ -51,7 +71,7 @@ def _form(value: Any, tensors: list[Tensor]) -> str:
         return f"_{len(tensors) - 1}"
     if is_dataclass(value):
         kind = type(value)
-        parts = [_form(getattr(value, field.name), tensors) for field in fields(value) if field.init]
+        parts = [_form(getattr(value, name), tensors) for name in _parts(kind)]
         return f"{kind.__module__}.{kind.__qualname__}({', '.join(parts)})"
     if isinstance(value, tuple):
         return "(" + "".join(_form(part, tensors) + ", " for part in value)[: -2 if len(value) > 1 else None] + ")"

@@ -10,7 +10,7 @@ from regard.cli import trials
 from regard.kernels import calibration, rates
 from regard.kernels.rates import Rates, cache_file, write
 
-MEASURED = Rates(flops=4e10, passes=5e9, moved=2e10, fresh=3e9, call=4e-6)
+MEASURED = Rates(flops=4e10, native=6e10, passes=5e9, moved=2e10, fresh=3e9, call=4e-6)
 
 
 @pytest.fixture(autouse=True)
@@ -42,9 +42,9 @@ def test_defaults_and_how_well_they_predict(regard):
     lines = result.stdout.splitlines()
     assert lines[0] == "defaults: nothing was measured here; `regard bench --calibrate` measures them"
     assert f"threads: {torch.get_num_threads()}, torch {torch.__version__}" in lines[1]
-    assert lines[6].split() == ["a", "call", "2.50", "µs"]
-    assert lines[8].split() == ["problem", "kernel", "predicted", "measured", "ratio"]
-    rows = [re.fullmatch(r"(a small one)? +(-> )?(\w+) +[\d.]+ ms +[\d.]+ ms +[\d.]+", line) for line in lines[9:]]
+    assert lines[7].split() == ["a", "call", "2.50", "µs"]
+    assert lines[9].split() == ["problem", "kernel", "predicted", "measured", "ratio"]
+    rows = [re.fullmatch(r"(a small one)? +(-> )?(\w+) +[\d.]+ ms +[\d.]+ ms +[\d.]+", line) for line in lines[10:]]
     assert all(rows)
     assert "fused" in {row[3] for row in rows if row}
     assert sum(bool(row[2]) for row in rows if row) == 1

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import regard
-from regard import masks, scores
+from regard import masks, native, scores
 from regard.errors import KernelError
 
 
@@ -31,7 +31,7 @@ class TestExplain:
             "  score: DotPairs   mask: causal()   bias: None",
         ]
         assert [line[:13].strip() for line in lines[2:]] == [
-            *("fused", "grouped", "spans", "additive", "tiled"),
+            *("fused", "grouped", "flash", "spans", "additive", "tiled"),
             "-> reference",
         ]
         assert re.fullmatch(
@@ -49,9 +49,10 @@ class TestExplain:
         mask = masks.causal() & masks.window(before=511)
         query = torch.zeros(1, 1, 1, 8).expand(1, 8, 16384, 8)
         lines = str(regard.explain(query, query, query, mask=mask)).splitlines()
-        fused, spans = (next(line for line in lines if name in line) for name in ("fused", "spans"))
+        best = "flash" if native.available() else "spans"
+        fused, chosen = (next(line for line in lines if name in line) for name in ("fused", best))
         assert "not chosen: the mask keeps 4% of 16,384 × 16,384 pairs, and this would compute all" in fused
-        assert spans.startswith("-> spans      chosen: takes the least time")
+        assert chosen.startswith(f"-> {best}      chosen: takes the least time")
 
     def test_why_there_is_no_native_code(self, monkeypatch):
         monkeypatch.setattr("regard.native.why_not", lambda: "it was never built")
@@ -124,7 +125,8 @@ class TestKernelByName:
 
     def test_unknown_name(self):
         with pytest.raises(
-            KernelError, match=r"there is no kernel 'fussed'; did you mean 'fused'\? Known: 'additive', 'fused', "
+            KernelError,
+            match=r"there is no kernel 'fussed'; did you mean 'fused'\? Known: 'additive', 'flash', 'fused', ",
         ):
             regard.attention(*whole(), kernel="fussed")
 

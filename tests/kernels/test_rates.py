@@ -12,7 +12,7 @@ from regard.errors import ConfigurationError
 from regard.kernels import Cost, calibration, rates
 from regard.kernels.rates import KEPT, Machine, Rates, cache_file, folder_for, in_use, read, write
 
-MEASURED = Rates(flops=4e10, passes=5e9, moved=2e10, fresh=3e9, call=4e-6)
+MEASURED = Rates(flops=4e10, native=6e10, passes=5e9, moved=2e10, fresh=3e9, call=4e-6)
 
 
 @pytest.fixture(autouse=True)
@@ -34,10 +34,10 @@ def changed(path: Path, part: str, **values: object) -> None:
 class TestSeconds:
     def test_each_kind_of_work_takes_its_time(self):
         threads = torch.get_num_threads()
-        unit = Rates(flops=100.0, passes=10.0, moved=4.0, fresh=2.0, call=0.5)
-        cost = Cost(flops=200.0 * threads, bytes=1.0, passes=30.0 * threads, moved=8.0, calls=3.0)
-        assert unit.seconds(cost, torch.float32) == pytest.approx(2 + 3 + 2 + 1.5)
-        assert unit.seconds(cost, torch.float64) == pytest.approx(4 + 3 + 2 + 1.5)
+        unit = Rates(flops=100.0, native=50.0, passes=10.0, moved=4.0, fresh=2.0, call=0.5)
+        cost = Cost(200.0 * threads, bytes=1.0, passes=30.0 * threads, moved=8.0, calls=3.0, native=250.0 * threads)
+        assert unit.seconds(cost, torch.float32) == pytest.approx(2 + 5 + 3 + 2 + 1.5)
+        assert unit.seconds(cost, torch.float64) == pytest.approx(4 + 5 + 3 + 2 + 1.5)
 
     def test_memory_takes_time_where_the_system_has_to_hand_it_out(self):
         within, beyond = (MEASURED.seconds(Cost(0.0, size, calls=0), torch.float32) for size in (KEPT, 2.0 * KEPT))
@@ -118,7 +118,9 @@ class TestFile:
     def test_each_rate_needs_to_be_a_number_above_0(self, tmp_path, name, value):
         write(MEASURED, tmp_path / "kept.json")
         changed(tmp_path / "kept.json", "rates", **{name: value})
-        with pytest.raises(ConfigurationError, match=r"kept.json holds no calibration: .* for each of flops, passes, "):
+        with pytest.raises(
+            ConfigurationError, match=r"kept.json holds no calibration: .* for each of flops, native, passes, "
+        ):
             read(tmp_path / "kept.json")
 
     def test_a_file_where_the_folder_should_be(self, tmp_path):

@@ -59,6 +59,7 @@ def _lines(rates: Rates) -> list[str]:
     return [
         f"  {machine.processor}, threads: {machine.threads}, torch {machine.torch}",
         f"  matrix products  {rates.flops / 1e9:10,.1f} GFLOP/s a thread, float32",
+        f"  in native code   {rates.native / 1e9:10,.1f} GFLOP/s a thread",
         f"  passes in cache  {rates.passes / 1e9:10,.2f} G numbers/s a thread",
         f"  main memory      {rates.moved / 1e9:10,.1f} GB/s read",
         f"  new memory       {rates.fresh / 1e9:10,.1f} GB/s handed out",

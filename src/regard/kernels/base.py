@@ -25,10 +25,10 @@ class Result:
 class Cost:
     """What a kernel will spend on a problem, forward.
 
-    flops: of matrix products. bytes: of memory above inputs and outputs. passes: numbers that are looked at one by one
-    beside the products (scores that are exponentiated, masked, summed), each time. moved: bytes that come from main
-    memory, where that is what takes the time. calls: of torch's operators. note: why it costs that much, where that
-    is no matter of course.
+    flops: of matrix products by torch. native: of those by native code, in float32. bytes: of memory above inputs and
+    outputs. passes: numbers that are looked at one by one beside the products (scores that are exponentiated, masked,
+    summed), each time. moved: bytes that come from main memory, where that is what takes the time. calls: of torch's
+    operators. note: why it costs that much, where that is no matter of course.
     """
 
     flops: float
@@ -36,6 +36,7 @@ class Cost:
     passes: float = 0.0
     moved: float = 0.0
     calls: float = 1.0
+    native: float = 0.0
     note: str = ""
 
 

@@ -6,8 +6,10 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 
+from .. import native
 from .rates import Rates
 
 Work = Callable[[], object]
@@ -29,12 +31,14 @@ def measure(budget: float = BUDGET, large: int = LARGE) -> Rates:
     threads = torch.get_num_threads()
     with torch.no_grad():
         (product, flops), (softmax, passes), (decoding, moved) = _products(), _passes(), _moved(large)
+        (attending, attended) = _native()
         new, again = _fresh(large)
-        products, softmaxes, decoded, taken, written, calls = in_turn(
-            [_times(product, 16), _times(softmax, 16), decoding, new, again, _times(_call(), 1000)], budget
+        products, softmaxes, natively, decoded, taken, written, calls = in_turn(
+            [_times(product, 16), _times(softmax, 16), attending, decoding, new, again, _times(_call(), 1000)], budget
         )
     return Rates(
         flops=16 * flops / products / threads,
+        native=attended / natively / threads,
         passes=16 * passes / softmaxes / threads,
         moved=moved / decoded,
         fresh=4.0 * large / max(taken - written, written / 100),  # where it costs nothing, noise would make it negative
@@ -74,6 +78,16 @@ def _products() -> tuple[Work, float]:
     query, key = torch.rand(8, 128, 64), torch.rand(8, 512, 64)
     scores = torch.empty(8, 128, 512)
     return lambda: torch.matmul(query, key.mT, out=scores), 2.0 * scores.numel() * query.shape[-1]
+
+
+def _native() -> tuple[Work, float]:
+    """Attention of eight heads in native code, and its flops; products of torch's where there is no such code."""
+    if not native.available():
+        return _products()
+    query, key, value = torch.rand(3, 1, 8, 1024, 64).unbind()
+    first, runs = np.arange(17), np.tile(np.array([[0, 1024, -1]]), (16, 1))
+    tiles = native.Tiles(first, runs, np.zeros((1, 1, 1, 64), dtype=np.uint64))
+    return native.FlashProblem(query, key, value, 0.125, tiles).forward, 4.0 * 8 * 1024 * 1024 * 64
 
 
 def _passes() -> tuple[Work, float]:

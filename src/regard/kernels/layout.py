@@ -53,6 +53,14 @@ class Layout:
         visited = [_count(row, masked_only=False) for row in rows], [_count(row, masked_only=True) for row in rows]
         return cls(tuple(rows), sum(visited[0]), sum(visited[1]))
 
+    @classmethod
+    def whole(cls, height: int, shape: tuple[int, int]) -> Layout:
+        """The layout of blocks of so many rows where every pair exists."""
+        queries, keys = shape
+        runs = (Run(slice(0, keys), masked=False),) if keys else ()
+        rows = (BlockRow(slice(start, min(start + height, queries)), runs) for start in range(0, queries, height))
+        return cls(tuple(rows), queries * keys, 0)
+
 
 def cut(columns: slice, width: int) -> Iterator[slice]:
     """Columns in stretches of at most `width`."""

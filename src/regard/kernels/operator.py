@@ -19,7 +19,7 @@ from torch import Tensor
 from ..errors import KernelError
 from ..pairs import AdditivePairs, all_finite
 from ..problem import Problem
-from ..structure import put_together, take_apart
+from ..structure import put_together, take_apart, tensors_of
 from ..transforms import transformed
 from .base import OwnGradient, Result
 from .flat import Flat, Gradients, Saved
@@ -42,7 +42,7 @@ def attend(problem: Problem, computation: OwnGradient) -> Result:
     if torch.compiler.is_compiling():
         output, lse = torch.ops.regard.attend(*take_apart(problem), computation.name)
     elif transformed() or _wants_gradient(problem):
-        output, lse = _Attend.apply(problem, computation.name, *take_apart(problem)[0])
+        output, lse = _Attend.apply(problem, computation.name, *tensors_of(problem))
     else:
         output, lse = _forward(problem, computation.name)
     return Result(output, lse if problem.wants_lse else None)
@@ -50,7 +50,7 @@ def attend(problem: Problem, computation: OwnGradient) -> Result:
 
 def _wants_gradient(problem: Problem) -> bool:
     """Whether autograd will ask for the gradient of any tensor of the problem."""
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in take_apart(problem)[0])
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors_of(problem))
 
 
 def _over(problem: Problem, tensors: Sequence[Tensor]) -> Problem:
@@ -95,7 +95,7 @@ def _backward(
 ) -> list[Tensor]:
     """The gradient of each tensor that needs one, in its shape and dtype; an empty tensor for each other."""
     with torch.no_grad(), torch.autocast(problem.value.device.type, enabled=False):
-        asked = {id(tensor) for tensor, need in zip(take_apart(problem)[0], needed, strict=True) if need}
+        asked = {id(tensor) for tensor, need in zip(tensors_of(problem), needed, strict=True) if need}
         compute = partial(_gradients, computation=_COMPUTATIONS[name], wanted=asked)
         gradients = compute(problem, output, lse, grad_output, grad_lse)
         if not all_finite(*gradients) and (clean := cleaned(problem)) is not problem:
@@ -107,7 +107,7 @@ def _backward(
             gradients = compute(clean, output, lse, grad_output, grad_lse)
     return [
         gradient.sum_to_size(tensor.shape).to(tensor.dtype) if need else tensor.new_empty(0)
-        for gradient, tensor, need in zip(gradients, take_apart(problem)[0], needed, strict=True)
+        for gradient, tensor, need in zip(gradients, tensors_of(problem), needed, strict=True)
     ]
 
 
@@ -121,14 +121,14 @@ def _gradients(
     computation: OwnGradient,
     wanted: set[int],
 ) -> list[Tensor]:
-    """The gradients of a problem's tensors in the order of `take_apart`; anything for those that want none."""
+    """The gradients of a problem's tensors in the order of `tensors_of`; anything for those that want none."""
     flat = Flat.of(problem)
     output, lse, grad_output, grad_lse = (flat.fold(tensor) for tensor in (output, lse, grad_output, grad_lse))
     lse, grad_lse = lse.masked_fill(lse == float("-inf"), float("inf")), grad_lse.to(lse.dtype)
     grad_lse = grad_lse.masked_fill(lse == float("inf"), 0.0)
     bias = problem.bias is not None and any(id(held) in wanted for held in problem.bias.parameters())
     saved = Saved(output, lse, grad_output, grad_lse, bias)
-    return take_apart(_like(problem, flat, computation.backward(flat, saved), saved))[0]
+    return tensors_of(_like(problem, flat, computation.backward(flat, saved), saved))
 
 
 def _like(problem: Problem, flat: Flat, gradients: Gradients, saved: Saved) -> Problem:

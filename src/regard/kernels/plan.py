@@ -13,6 +13,7 @@ from ..problem import Problem
 from ..transforms import transformed
 from .additive import Additive
 from .base import Cost, Kernel, OwnGradient, Result
+from .flash import Flash
 from .flat import Flat, Gradients, Saved
 from .fused import Fused
 from .grouped import Grouped
@@ -22,7 +23,7 @@ from .reference import Reference
 from .spans import Spans
 from .tiled import Tiled
 
-KERNELS: tuple[Kernel, ...] = (Fused(), Grouped(), Spans(), Additive(), Tiled(), Reference())
+KERNELS: tuple[Kernel, ...] = (Fused(), Grouped(), Flash(), Spans(), Additive(), Tiled(), Reference())
 """All kernels. Of those that can, the one is chosen that takes the least time by its cost."""
 
 REMEMBERED = 4096
@@ -30,6 +31,9 @@ REMEMBERED = 4096
 
 EXACT = 64
 """Lengths up to this one make a difference of their own: kernels for few queries and few keys have theirs there."""
+
+FEW_PAIRS = 2**16
+"""Up to so many pairs without mask and bias, torch's own kernel is done before others have begun."""
 
 _chosen: dict[tuple, Kernel] = {}
 
@@ -105,7 +109,7 @@ def choose(problem: Problem, name: str | None = None) -> Plan:
 
 def _fastest(problem: Problem) -> Kernel:
     """The kernel that takes the least time, remembered for problems of the same sizes and the same mask."""
-    if _is_plain(problem):
+    if _is_plain(problem) and (problem.weights_shape.numel() <= FEW_PAIRS or not problem.value.is_cpu):
         return KERNELS[0]
     key = _signature(problem)
     if (kernel := _chosen.get(key)) is None:
@@ -185,13 +189,14 @@ class _Later:
         """The fastest of the kernels that bring their own gradient."""
         dot = not isinstance(problem.pairs, AdditivePairs)
         able = [
-            kernel for kernel in _OWN if not kernel.why_not(problem) and not (bias and dot and kernel is not _TILED)
+            kernel
+            for kernel in _OWN
+            if not kernel.why_not(problem) and not (bias and dot and not isinstance(kernel, Flash | Tiled))
         ]
         return min(able, key=lambda kernel: _seconds(kernel, problem))
 
 
-_OWN = [kernel for kernel in KERNELS if isinstance(kernel, Grouped | Spans | Additive | Tiled)]
-_TILED = _OWN[-1]
+_OWN = [kernel for kernel in KERNELS if isinstance(kernel, Grouped | Flash | Spans | Additive | Tiled)]
 _LATER = _Later()
 register(_LATER)
 

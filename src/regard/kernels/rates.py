@@ -23,13 +23,15 @@ MEASURE = "`regard bench --calibrate` measures them"
 class Rates:
     """What a thread does in a second, and what a call costs.
 
-    flops: of matrix products in float32; other dtypes by their share in `DTYPES`. passes: numbers that an element-wise
+    flops: of torch's matrix products in float32; other dtypes by their share in `DTYPES`. native: of those in native
+    code, whatever the dtype. passes: numbers that an element-wise
     operator reads and writes in the cache. moved: bytes of keys and values that are read from main memory, all threads
     together. fresh: bytes of new memory that the system hands out, all threads together. call: seconds that an operator
     of torch takes beside its work.
     """
 
     flops: float = 8e10
+    native: float = 1e11
     passes: float = 1e10
     moved: float = 1e10
     fresh: float = 2.5e9
@@ -41,6 +43,7 @@ class Rates:
         flops = self.flops * DTYPES.get(dtype, 1.0) * threads
         return (
             cost.flops / flops
+            + cost.native / (self.native * threads)
             + cost.passes / (self.passes * threads)
             + cost.moved / self.moved
             + (cost.bytes / self.fresh if cost.bytes > KEPT else 0.0)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any, TypeVar
 
 import numpy as np
 
 from ..blocks import Blocks
 from ..masks import Mask
 from ..problem import Problem
-from ..structure import take_apart
+from ..structure import tensors_of
 from ..tiles import EMPTY, FULL, PARTIAL
 from .layout import Layout
 
@@ -24,6 +26,9 @@ SIZES = 64
 """For how many sizes each mask is remembered, before all of them are forgotten: a cache has another with each token."""
 
 
+Found = TypeVar("Found")
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """Some neighbouring batches, of all leading axes together, that see the same tiles."""
@@ -32,29 +37,38 @@ class Part:
     layout: Layout
 
 
-_known: weakref.WeakKeyDictionary[Mask, dict[tuple, tuple[Part, ...]]] = weakref.WeakKeyDictionary()
+_known: weakref.WeakKeyDictionary[Mask, dict[tuple, Any]] = weakref.WeakKeyDictionary()
 _recent: deque[Mask] = deque(maxlen=REMEMBERED)
+_without_mask: dict[tuple, Any] = {}
 
 
 def parts(problem: Problem, size: tuple[int, int], apart: int) -> tuple[Part, ...]:
     """The tiles of `size` that the problem's mask leaves, batch by batch where these differ; all heads together."""
+    return remembered(problem, (size, apart), lambda: _parts(problem, size, apart))
+
+
+def remembered(
+    problem: Problem, what: Hashable, compute: Callable[[], Found], when: Callable[[Found], bool] = lambda _: True
+) -> Found:
+    """What follows from the problem's mask and sizes alone, worked out once; `when` says whether it is to be kept."""
     mask, shape = problem.mask, (problem.batch.numel(), problem.queries, problem.keys)
-    tensors = take_apart(mask)[0] if mask is not None else []
+    tensors = tensors_of(mask)
     placed = problem.query_positions is not None or problem.key_positions is not None
-    if mask is None or placed or any(tensor.is_inference() for tensor in tensors):
+    if placed or any(tensor.is_inference() for tensor in tensors):
         # Nothing to remember it by: inference tensors do not tell when they are written to.
-        return _parts(problem, size, apart)
-    known = _known.get(mask)
-    if known is None:
-        known = _known[mask] = {}
-        if not tensors:
-            _recent.append(mask)
-    key = (shape, size, apart, tuple(tensor._version for tensor in tensors))
-    if key not in known:
+        return compute()
+    known = _without_mask if mask is None else _known.setdefault(mask, {})
+    if mask is not None and not known and not tensors:
+        _recent.append(mask)
+    key = (what, shape, tuple(tensor._version for tensor in tensors))
+    if key in known:
+        return known[key]
+    found = compute()
+    if when(found):
         if len(known) >= SIZES:
             known.clear()
-        known[key] = _parts(problem, size, apart)
-    return known[key]
+        known[key] = found
+    return found
 
 
 def layout(problem: Problem, size: tuple[int, int], apart: int) -> Layout:
@@ -79,6 +93,9 @@ def distinct(problem: Problem) -> tuple[int, int]:
 
 
 def _parts(problem: Problem, size: tuple[int, int], apart: int) -> tuple[Part, ...]:
+    if problem.mask is None:
+        whole = Layout.whole(size[0], (problem.queries, problem.keys))
+        return (Part(slice(0, problem.batch.numel()), whole),)
     verdicts, batches = _verdicts(problem, size), problem.batch.numel()
     if len(verdicts) != batches:
         return (Part(slice(0, batches), _layout(verdicts, problem, size, apart)),)

@@ -1,4 +1,4 @@
-"""Native CPU code for additive scores, and for few queries over many keys: C, compiled when regard is installed.
+"""Native CPU code for dot products, many or few queries, and for additive scores: C, compiled at installation.
 
 Which variant runs is chosen by what the processor can do.
 
@@ -12,6 +12,9 @@ from torch import Tensor
 from .additive import Gradients as Gradients
 from .additive import Prepared as Prepared
 from .dots import few_rows as few_rows
+from .flash import Drops as Drops
+from .flash import FlashProblem as FlashProblem
+from .flash import Tiles as Tiles
 from .library import available as available
 from .library import using as using
 from .library import variant as variant
@@ -19,8 +22,11 @@ from .library import variants as variants
 from .library import why_not as why_not
 
 __all__ = [
+    "Drops",
+    "FlashProblem",
     "Gradients",
     "Prepared",
+    "Tiles",
     "additive_gradient",
     "additive_scores",
     "available",

@@ -19,9 +19,19 @@ SOURCES = Path(__file__).resolve().parent
 LIBRARY = "libregard.so"  # whatever the system calls such files: it is opened by its name
 REASON = "not_built.txt"
 
-KERNELS = ("scores.c", "gradient.c", "dots.c")
+KERNELS = ("scores.c", "gradient.c", "dots.c", "flash.c", "flash_backward.c")
 DISPATCH = "dispatch.c"
-HEADERS = ("additive.h", "dots.h", "lanes.h", "variants.h")
+HEADERS = (
+    "additive.h",
+    "blocks.h",
+    "dots.h",
+    "flash.h",
+    "lanes.h",
+    "products.h",
+    "rows.h",
+    "transpose.h",
+    "variants.h",
+)
 
 # -fwrapv: whole numbers are bits here. contract: x * y + z may be one instruction, rounded once.
 FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-fvisibility=hidden", "-fwrapv", "-ffp-contract=fast", "-Wall", "-Wextra")

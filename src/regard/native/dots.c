@@ -3,34 +3,18 @@
  * Source: Milakov and Gimelshein 2018 (arXiv 1805.02867) for the softmax, Dao, Haziza, Massa and Sizov 2023 (flash
  * decoding) for the parts. */
 #include "dots.h"
-#include "lanes.h"
+#include "rows.h"
 
 #include <math.h>
 
 /* As many running sums as the processor has room for beside what is read. */
 enum { KEYS = LANES == 16 ? 4 : 2, VECTORS = LANES == 16 ? 4 : 2, TURNS = LANES == 16 ? 4 : LANES == 8 ? 3 : 2 };
 
-typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
-
 /* What the compiler makes code of its own for: keys and values in bfloat16, dims of whole groups of vectors, and how many
  * rows go at once. */
 struct kind {
     int narrow, whole, rows;
 };
-
-/* A row's entries from `at` on, where it has `dim`; 0 beyond. bfloat16 is the upper half of a float32. */
-INLINE lanes entries(const void *row, int64_t at, int64_t dim, const struct kind kind) {
-    int64_t count = kind.whole ? LANES : dim - at;
-    if (count <= 0) return every(0.0f);
-    if (!kind.narrow) return load_some((const float *)row + at, count);
-    halves half = {0};
-    memcpy(&half, (const uint16_t *)row + at, count >= LANES ? sizeof(half) : (size_t)count * sizeof(uint16_t));
-    return (lanes)(__builtin_convertvector(half, bits) << 16);
-}
-
-INLINE const void *row_of(const void *rows, int64_t number, int64_t stride, const struct kind kind) {
-    return (const char *)rows + number * stride * (kind.narrow ? 2 : 4);
-}
 
 /* Rows that are read next: they are fetched from memory while there is other work to do. None where `rows` is null. */
 struct next {
@@ -40,7 +24,7 @@ struct next {
 
 INLINE void fetch(const struct next next, int64_t number, const struct kind kind) {
     if (!next.rows) return;
-    const char *bytes = row_of(next.rows, number, next.stride, kind);
+    const char *bytes = row_of(next.rows, number, next.stride, kind.narrow);
     for (int64_t at = 0; at < next.entries * (kind.narrow ? 2 : 4); at += 64) __builtin_prefetch(bytes + at, 0, 0);
 }
 
@@ -84,11 +68,11 @@ INLINE void scores_of(const struct dots *of, const float *query, const void *key
         lanes sum[ROWS][KEYS] = {{{0}}};
         const void *rows[KEYS];
         UNROLLED for (int i = 0; i < KEYS; i++) rows[i] =
-            row_of(key, j + i < count ? j + i : count - 1, of->key_row, kind);
+            row_of(key, j + i < count ? j + i : count - 1, of->key_row, kind.narrow);
         for (int i = 0; i < KEYS; i++) fetch(next, j + i, kind);
         for (int64_t a = 0; a < dim; a += LANES) {
             lanes entry[KEYS];
-            UNROLLED for (int i = 0; i < KEYS; i++) entry[i] = entries(rows[i], a, dim, kind);
+            UNROLLED for (int i = 0; i < KEYS; i++) entry[i] = entries(rows[i], a, dim, kind.narrow, kind.whole);
             UNROLLED for (int r = 0; r < kind.rows; r++) {
                 lanes own = load(query + r * padded + a);
                 UNROLLED for (int i = 0; i < KEYS; i++) sum[r][i] += own * entry[i];
@@ -137,13 +121,13 @@ INLINE void add_values(const struct dots *of, float (*weights)[CHUNK], const flo
         lanes sum[ROWS][VECTORS];
         UNROLLED for (int r = 0; r < kind.rows; r++) UNROLLED for (int v = 0; v < VECTORS; v++) {
             int64_t at = a + v * LANES;
-            sum[r][v] = entries(output + r * dim, at, dim, (struct kind){0, kind.whole, ROWS}) * kept[r];
+            sum[r][v] = entries(output + r * dim, at, dim, 0, kind.whole) * kept[r];
         }
         for (int64_t j = 0; j < count; j++) {
-            const void *row = row_of(value, j, of->value_row, kind);
+            const void *row = row_of(value, j, of->value_row, kind.narrow);
             if (a == 0) fetch(next, j, kind);
             lanes entry[VECTORS];
-            UNROLLED for (int v = 0; v < VECTORS; v++) entry[v] = entries(row, a + v * LANES, dim, kind);
+            UNROLLED for (int v = 0; v < VECTORS; v++) entry[v] = entries(row, a + v * LANES, dim, kind.narrow, kind.whole);
             UNROLLED for (int r = 0; r < kind.rows; r++) UNROLLED for (int v = 0; v < VECTORS; v++) sum[r][v] +=
                 entry[v] * weights[r][j];
         }
@@ -166,8 +150,8 @@ INLINE void part_of_head(const struct dots *of, int64_t head, int64_t part, cons
     int64_t batch = head / of->heads, own = head % of->heads, padded = of->padded;
     int64_t first = part * of->part, end = first + of->part < of->columns ? first + of->part : of->columns;
     const float *query = of->query + head * of->rows * padded;
-    const void *key = row_of(of->key, 1, batch * of->key_batch + own * of->key_head, kind);
-    const void *value = row_of(of->value, 1, batch * of->value_batch + own * of->value_head, kind);
+    const void *key = row_of(of->key, 1, batch * of->key_batch + own * of->key_head, kind.narrow);
+    const void *value = row_of(of->value, 1, batch * of->value_batch + own * of->value_head, kind.narrow);
     const float *added = of->added ? of->added + batch * of->added_batch + own * of->added_head : 0;
     float *output = of->output + (head * of->parts + part) * of->rows * of->value_dim;
     float *lse = of->lse + (head * of->parts + part) * of->rows;
@@ -176,8 +160,8 @@ INLINE void part_of_head(const struct dots *of, int64_t head, int64_t part, cons
     memset(output, 0, (size_t)(of->rows * of->value_dim) * sizeof(float));
     for (; first < end; first += CHUNK) {
         int64_t count = end - first < CHUNK ? end - first : CHUNK;
-        const void *keys = row_of(key, first, of->key_row, kind), *values = row_of(value, first, of->value_row, kind);
-        const void *later = end - first > CHUNK ? row_of(keys, CHUNK, of->key_row, kind) : 0;
+        const void *keys = row_of(key, first, of->key_row, kind.narrow), *values = row_of(value, first, of->value_row, kind.narrow);
+        const void *later = end - first > CHUNK ? row_of(keys, CHUNK, of->key_row, kind.narrow) : 0;
         for (int64_t row = 0; row < of->rows; row += kind.rows) {
             float weights[ROWS][CHUNK], kept[ROWS];
             struct next value_next = {row ? 0 : values, of->value_row, of->value_dim};

@@ -35,6 +35,8 @@ class Library:
         self.gradient = function("gradient", c_void_p, c_void_p, c_void_p)
         self.scratch = function("scratch", c_int64, returns=c_int64)
         self.dots = function("dots", c_void_p)
+        self.flash = function("flash", c_void_p)
+        self.flash_backward = function("flash_backward", c_void_p)
 
 
 class _Unusable(Exception):

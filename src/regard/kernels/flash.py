@@ -1,0 +1,139 @@
+"""Dot products by native code: the tiles that the mask leaves, their weights never in memory, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from .. import native
+from ..biases import RelativeBias
+from ..native.flash import DTYPES
+from ..pairs import DotPairs
+from ..problem import Problem
+from ..tiles import WHOLE
+from .base import Cost, Result
+from .bits import APART, SIZE, masked_pairs, tiles_of
+from .counting import RESULT, operator_calls, read, width_of
+from .diagonals import bias_along, distances
+from .flat import Flat, Gradients, Saved
+from .operator import attend, register
+from .tiling import distinct, parts
+
+MOST_BITS = 2**31
+"""Masked pairs for which bits are kept: 256 MiB of them."""
+PAIR = 1.5
+"""What a pair costs beside its products, in passes over a number."""
+LAID = 2.0
+"""What a number of a key or value costs to be laid out for a block of rows, in passes."""
+CALLS = 40.0
+"""What it takes to call it, in calls of torch's operators."""
+
+
+class Flash:
+    """All in one pass over the tiles (Dao et al. 2022, arXiv 2205.14135): products, the online softmax, values.
+
+    In float32, whatever comes in: bfloat16 is widened as it is read. A mask is read as a bit for each pair of the tiles
+    that it cuts; a bias by distance and its gradient as one number for each diagonal.
+    """
+
+    name = "flash"
+
+    def __init__(self) -> None:
+        register(self)
+
+    def why_not(self, problem: Problem) -> list[str]:
+        """Other scores, other numbers, other processors, and what its code has no word for."""
+        reasons, value = [], problem.value
+        if not isinstance(problem.pairs, DotPairs):
+            reasons.append("its code computes dot products; this score is additive")
+        if value.dtype not in DTYPES:
+            reasons.append(f"its code reads float32 and bfloat16; this is {str(value.dtype).removeprefix('torch.')}")
+        if not value.is_cpu:
+            reasons.append(f"its code runs on the CPU; this is on {value.device}")
+        if problem.bias is not None and not _along(problem):
+            reasons.append(
+                "of all biases its code adds those by distance alone, of queries and keys in their usual places"
+            )
+        if reason := native.why_not():
+            reasons.append(f"there is no native code: {reason}")
+        if not reasons and problem.mask is not None and (pairs := masked_pairs(problem)) > MOST_BITS:
+            reasons.append(f"the mask cuts tiles of {pairs:,} pairs, each of which would be kept as a bit")
+        return reasons
+
+    def cost(self, problem: Problem) -> Cost:
+        """The tiles that the mask leaves."""
+        found, heads = parts(problem, SIZE, APART), problem.weights_shape[-3] if problem.heads else 1
+        batches = [part.batch.stop - part.batch.start for part in found]
+        pairs = sum(heads * many * part.layout.visited for part, many in zip(found, batches, strict=True))
+        numbers = problem.weights_shape[:-1].numel() * problem.value.shape[-1]
+        rows = min(problem.queries, 4 * SIZE[0])
+        laid = pairs / max(rows, 1) * width_of(problem)
+        extras = 2.0 * (problem.softcap is not None) + (problem.dropout is not None) + (problem.bias is not None)
+        return Cost(
+            flops=0.0,
+            native=2.0 * pairs * width_of(problem),
+            bytes=sum(part.layout.masked for part in found) / 8 * max(distinct(problem)[0], 1),
+            passes=(PAIR + extras) * pairs + LAID * laid + RESULT * numbers,
+            moved=read(problem, heads=problem.weights_shape[:-2].numel()),
+            calls=CALLS + operator_calls(problem) * problem.asks_for_gradient(),
+        )
+
+    def run(self, problem: Problem) -> Result:
+        """Output and log-sum-exp."""
+        return attend(problem, self)
+
+    def forward(self, flat: Flat) -> tuple[Tensor, Tensor]:
+        """Output and log-sum-exp of a flat problem, batches that see the same tiles at a time."""
+        results = [(batch, part.forward()) for batch, part in _parts(flat)]
+        if len(results) == 1:
+            return results[0][1]
+        output, lse = flat.empty_results()
+        for batch, (own_output, own_lse) in results:
+            output[batch], lse[batch] = own_output, own_lse
+        return output, lse
+
+    def backward(self, flat: Flat, saved: Saved) -> Gradients:
+        """The gradients of a flat problem."""
+        grad_lse = saved.grad_lse if saved.from_lse else None
+        gradients, line = flat.zero_gradients(bias=saved.wants_bias), None
+        for batch, part in _parts(flat):
+            own = part.backward(
+                saved.output[batch],
+                saved.lse[batch],
+                saved.grad_output[batch],
+                None if grad_lse is None else grad_lse[batch],
+                wants_line=saved.wants_bias,
+            )
+            gradients.query[batch], gradients.key[batch], gradients.value[batch] = own[:3]
+            if own[3] is not None:
+                line = own[3] if line is None else line + own[3]
+        if line is not None and isinstance(flat.problem.bias, RelativeBias):
+            flat.problem.bias.accumulate_along(distances(flat.problem), line, gradients.bias)
+        return gradients
+
+
+def _parts(flat: Flat) -> Iterator[tuple[slice, native.FlashProblem]]:
+    """Batches that see the same tiles, as native code takes them."""
+    pairs, problem = flat.pairs, flat.problem
+    if not isinstance(pairs, DotPairs):
+        raise TypeError("flash computes dot products")
+    line = bias_along(problem, problem.bias).float() if isinstance(problem.bias, RelativeBias) else None
+    for batch, tiles in tiles_of(flat):
+        own = pairs.query[batch], pairs.key[batch], flat.value[batch]
+        yield batch, native.FlashProblem(*own, pairs.scale, tiles, problem.softcap, line, _drops(flat, batch))
+
+
+def _drops(flat: Flat, batch: slice) -> native.Drops | None:
+    """Which weights of some batches are dropped."""
+    dropout = flat.problem.dropout
+    if dropout is None:
+        return None
+    rows, columns = dropout.noise(flat.shape, batch, WHOLE, WHOLE)
+    return native.Drops(rows, columns, dropout.threshold, 1.0 - dropout.probability)
+
+
+def _along(problem: Problem) -> bool:
+    """Whether the bias is one by distance, of queries and keys in their usual places."""
+    placed = problem.query_positions is not None or problem.key_positions is not None
+    return isinstance(problem.bias, RelativeBias) and not placed and problem.queries > 0 and problem.keys > 0

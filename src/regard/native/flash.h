@@ -1,0 +1,55 @@
+/* What the Python side and the C side agree on for dot-product attention over the tiles that a mask leaves.
+ *
+ * score(i, j) = scale query[i] . key[j], through softcap tanh(. / softcap) where there is one, + line[j - i + rows - 1];
+ * output[i] = sum over j of weight(i, j) value[j], weight(i, j) = exp(score(i, j) - lse[i])
+ *
+ * Source: Dao et al. 2022 (arXiv 2205.14135), algorithms 1, 2 and 4; Milakov and Gimelshein 2018 (arXiv 1805.02867) for
+ * the online softmax. Powers are of 2 here: what the softmax is of is multiplied by log2(e) beforehand. */
+#ifndef REGARD_FLASH_H
+#define REGARD_FLASH_H
+
+#include "variants.h"
+
+#include <stdint.h>
+
+/* Tiles have so many rows and columns: a row of one is a word of bits, a bit for each column, 1 where the pair exists. */
+enum { BLOCK = 64 };
+
+/* The forward pass takes so many blocks of rows at once: each block of keys is laid out once for them. */
+enum { MOST_BLOCKS = 8 };
+
+/* Entries of the query, key, value, output and its gradient, (batch, heads, length, dim), are float32, or bfloat16 where
+ * `narrow`; all else is float32. Strides are in entries, of batch, head and row; the last axis is contiguous. */
+struct rows {
+    const void *at;
+    int64_t batch, head, row;
+};
+
+struct flash {
+    int64_t taken, units; /* how many units of work some thread has taken, and how many there are */
+    int64_t failed;       /* whether there was no memory */
+    int64_t heads, group, rows, columns, dim, value_dim, narrow;
+    int64_t segment; /* forward: blocks of rows in a unit; backward: parts that the blocks of columns are cut in */
+    float scale, softcap; /* softcap: 0 for none */
+    struct rows query, key, value;
+    const int64_t *first, *runs; /* runs of a block of rows: numbers first[block] to first[block + 1]. A run has three
+                                    numbers: its first column, the column after its last one, and the first of its
+                                    tiles among those with bits, or -1 where all pairs exist */
+    const uint64_t *bits;        /* (batch, heads, tiles, BLOCK); the strides of the first two in words */
+    int64_t bits_batch, bits_head;
+    const float *line; /* (heads, rows + columns - 1), times log2(e), or null; the stride of the first */
+    int64_t line_head;
+    const int32_t *row_noise; /* (batch, heads, rows), or null: no weights are dropped; see kept_of */
+    const int32_t *column_noise; /* (columns) */
+    int64_t threshold;
+    float kept_share;
+    void *result; /* forward: (batch, heads, rows, value_dim), contiguous, and the log-sum-exp (batch, heads, rows) */
+    float *lse;   /* backward: it is read, +infinity for rows that take no part */
+    struct rows output, grad_output; /* backward */
+    const float *grad_lse;           /* like lse, or null for 0 */
+    float *grad_query;               /* (batch, heads, parts, rows, dim), to be added up over the parts; 0 before */
+    float *grad_key, *grad_value;    /* (batch, key heads, columns, dim or value_dim) */
+    float *grad_line;                /* (batch, heads, parts, rows + columns - 1), or null; 0 before */
+};
+
+#endif

@@ -1,0 +1,48 @@
+/* As many vectors as they have lanes, transposed. */
+#ifndef REGARD_TRANSPOSE_H
+#define REGARD_TRANSPOSE_H
+
+#include "lanes.h"
+
+#if defined(__clang__)
+#define FOR_ALL_LANES _Pragma("unroll")
+#else
+#define FOR_ALL_LANES _Pragma("GCC unroll 16")
+#endif
+
+/* One turn: of two vectors whose numbers differ in the bit `step` alone, the lower one's lanes that have that bit change
+ * places with the higher one's that have it not. */
+#define TURNED(block, step)                                                                   \
+    FOR_ALL_LANES for (int i = 0; i < LANES; i++) if (!(i & (step))) {                        \
+        lanes low = (block)[i], high = (block)[i + (step)];                                   \
+        (block)[i] = SHUFFLED(low, high, ALL_LANES(LOWER_LANE, step));                        \
+        (block)[i + (step)] = SHUFFLED(low, high, ALL_LANES(HIGHER_LANE, step));              \
+    }
+
+/* Where lane l comes from, of two vectors side by side. */
+#define LOWER_LANE(l, step) ((l) & (step) ? (l) - (step) + LANES : (l))
+#define HIGHER_LANE(l, step) ((l) & (step) ? (l) + LANES : (l) + (step))
+
+#define FOUR(LANE, l, step) LANE(l, step), LANE(l + 1, step), LANE(l + 2, step), LANE(l + 3, step)
+#if defined(__AVX512F__)
+#define ALL_LANES(LANE, step) \
+    ((bits){FOUR(LANE, 0, step), FOUR(LANE, 4, step), FOUR(LANE, 8, step), FOUR(LANE, 12, step)})
+#elif defined(__AVX__)
+#define ALL_LANES(LANE, step) ((bits){FOUR(LANE, 0, step), FOUR(LANE, 4, step)})
+#else
+#define ALL_LANES(LANE, step) ((bits){FOUR(LANE, 0, step)})
+#endif
+
+/* Entry i of vector j becomes entry j of vector i. */
+INLINE void transpose(lanes *block) {
+    TURNED(block, 1)
+    TURNED(block, 2)
+#if defined(__AVX__)
+    TURNED(block, 4)
+#endif
+#if defined(__AVX512F__)
+    TURNED(block, 8)
+#endif
+}
+
+#endif

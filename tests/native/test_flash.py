@@ -1,0 +1,328 @@
+import ctypes
+import math
+import mmap
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from regard import native
+from regard.dropout import Dropout
+from regard.errors import DeviceError, DtypeError, ShapeError
+from regard.native import flash
+from regard.native.flash import BLOCK, FlashProblem, Tiles
+
+pytestmark = pytest.mark.usefixtures("built")
+
+
+def tiles_of(keep: np.ndarray) -> Tiles:
+    """The tiles of (B or 1, H or 1, M, N) pairs: one without any pair is left out, one with all has no bits."""
+    queries, keys = keep.shape[-2:]
+    padded = np.pad(keep, ((0, 0), (0, 0), (0, -queries % BLOCK), (0, -keys % BLOCK)))
+    exists = np.pad(np.ones((queries, keys), dtype=bool), ((0, -queries % BLOCK), (0, -keys % BLOCK)))
+    first, runs, bits = [0], [], []
+    for row in range(0, queries, BLOCK):
+        for column in range(0, keys, BLOCK):
+            here = np.s_[row : row + BLOCK, column : column + BLOCK]
+            tile, there = padded[(..., *here)], exists[here]
+            if not tile.any():
+                continue
+            whole = tile[..., there].all()
+            runs.append((column, min(column + BLOCK, keys), -1 if whole else len(bits)))
+            if not whole:
+                bits.append(np.packbits(tile, axis=-1, bitorder="little").view("<u8")[..., 0])
+        first.append(len(runs))
+    words = np.stack(bits, axis=2) if bits else np.zeros((1, 1, 1, BLOCK), dtype=np.uint64)
+    return Tiles(np.array(first), np.array(runs, dtype=np.int64).reshape(-1, 3), np.ascontiguousarray(words))
+
+
+def everything(queries: int, keys: int) -> np.ndarray:
+    return np.ones((1, 1, queries, keys), dtype=bool)
+
+
+def formula(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    keep: np.ndarray,
+    softcap: float | None = None,
+    line: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    group = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+    scores = 0.3 * (query @ key.mT)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if line is not None:
+        scores = scores + line.unfold(-1, keep.shape[-1], 1).flip(-2)
+    scores = scores.masked_fill(~torch.from_numpy(keep), -math.inf)
+    lse = scores.logsumexp(-1)
+    weights = torch.exp(scores - lse.masked_fill(lse == -math.inf, 0.0).unsqueeze(-1))
+    return weights @ value, lse
+
+
+def inputs(
+    batch: int, heads: int, shared: int, queries: int, keys: int, dim: int, value_dim: int, dtype=torch.float32
+) -> tuple[Tensor, Tensor, Tensor]:
+    sizes = (heads, queries, dim), (shared, keys, dim), (shared, keys, value_dim)
+    query, key, value = (torch.randn(batch, *size).to(dtype) for size in sizes)
+    return query, key, value
+
+
+def near(has: Tensor, true: Tensor, plain: Tensor, *, times: float = 5.0) -> bool:
+    """As near to the truth as the formula in float32 is, some times over, and a few roundings of what it adds up."""
+    assert has.shape == true.shape
+    finite = true.isfinite()
+    assert torch.equal(has[~finite].double(), true[~finite])
+    if finite.any():
+        error = (plain[finite] - true[finite]).abs().amax()
+        rounding = 4 * torch.finfo(has.dtype).eps * true[finite].abs().amax().clamp(min=1.0)
+        assert (has[finite].double() - true[finite]).abs().le(times * error + rounding).all()
+    return True
+
+
+def agrees(
+    tensors: tuple[Tensor, Tensor, Tensor],
+    keep: np.ndarray,
+    *,
+    line: Tensor | None = None,
+    softcap: float | None = None,
+) -> bool:
+    """Output, log-sum-exp and all gradients."""
+    problem = FlashProblem(*tensors, 0.3, tiles_of(keep), softcap, line)
+    output, lse = problem.forward()
+    above = torch.randn(output.shape).to(output.dtype)
+    above_lse = torch.randn(lse.shape)
+    asked = (*tensors, *([] if line is None else [line]))
+
+    def by_formula(dtype: torch.dtype) -> list[Tensor]:
+        held = [tensor.to(dtype).requires_grad_() for tensor in asked]
+        query, key, value, *added = held
+        found = formula(query, key, value, keep, softcap, added[0] if added else None)
+        kept = found[1].isfinite()
+        total = (found[0] * above.to(dtype)).sum() + (found[1][kept] * above_lse.to(dtype)[kept]).sum()
+        return [*(tensor.detach() for tensor in found), *torch.autograd.grad(total, held)]
+
+    true, plain = by_formula(torch.float64), by_formula(torch.float32)
+    assert near(output, true[0], plain[0])
+    assert near(lse, true[1], plain[1])
+    taking_part = lse.masked_fill(lse == -math.inf, math.inf)
+    above_lse = above_lse.masked_fill(lse == -math.inf, 0.0)
+    rounded = true[0].to(output.dtype)  # what is asked here is the gradient, not how the output was rounded
+    gradients = problem.backward(rounded, taking_part, above, above_lse, wants_line=line is not None)
+    for has, one, other in zip(gradients, true[2:], plain[2:], strict=False):
+        assert has is not None
+        assert near(has, one, other, times=8.0 if output.dtype == torch.float32 else 2e5)
+    return True
+
+
+SIZES = [  # batch, heads, key heads, queries, keys, dim, value dim
+    (1, 2, 2, 64, 64, 64, 64),
+    (2, 4, 2, 131, 257, 32, 32),
+    (1, 3, 1, 67, 61, 23, 37),
+    (2, 2, 2, 1, 130, 16, 3),
+    (1, 1, 1, 200, 3, 5, 129),
+    (1, 2, 1, 513, 97, 80, 48),
+    (3, 1, 1, 1, 1, 1, 1),
+]
+
+
+@pytest.mark.parametrize("shape", SIZES)
+def test_it_is_the_formula(variant, shape):
+    assert agrees(inputs(*shape), everything(shape[3], shape[4]))
+
+
+@pytest.mark.parametrize("shape", SIZES)
+def test_bfloat16_is_read_and_written(variant, shape):
+    assert agrees(inputs(*shape, dtype=torch.bfloat16), everything(shape[3], shape[4]))
+
+
+@pytest.mark.parametrize("shape", SIZES)
+@pytest.mark.parametrize("leading", ["alike", "each batch", "each head"])
+def test_a_mask(variant, shape, leading):
+    batch, heads = shape[0] if leading == "each batch" else 1, shape[1] if leading == "each head" else 1
+    keep = torch.rand(batch, heads, shape[3], shape[4]) < 0.4
+    keep[..., ::5, :] = False  # rows that attend to nothing
+    assert agrees(inputs(*shape), keep.numpy())
+
+
+def test_tiles_without_pairs_and_groups_of_rows_without_any(variant):
+    keep = np.zeros((1, 1, 300, 300), dtype=bool)
+    for at in range(0, 300, 7):
+        keep[..., at, max(at - 90, 0) : at - 3] = True
+    assert agrees(inputs(1, 2, 2, 300, 300, 32, 32), keep)
+
+
+@pytest.mark.parametrize("shape", SIZES)
+def test_a_line_and_a_softcap(variant, shape):
+    _, heads, _, queries, keys, *_ = shape
+    keep = (torch.rand(1, 1, queries, keys) < 0.7).numpy()
+    line = torch.randn(heads, queries + keys - 1)
+    assert agrees(inputs(*shape), keep, line=line)
+    assert agrees(inputs(*shape), keep, line=line[:1], softcap=1.5)
+
+
+@pytest.mark.parametrize("shape", SIZES)
+def test_dropped_weights(variant, shape):
+    """Those that the dropout itself names, forward and backward."""
+    batch, heads, _, queries, keys, *_ = shape
+    tensors, dropout = inputs(*shape), Dropout(0.3, torch.tensor(7))
+    whole = (batch, heads, queries, keys), slice(None), slice(None), slice(None)
+    keep = (torch.rand(1, 1, queries, keys) < 0.7).numpy()
+    problem = FlashProblem(
+        *tensors, 0.3, tiles_of(keep), drops=native.Drops(*dropout.noise(*whole), dropout.threshold, 0.7)
+    )
+    output, lse = problem.forward()
+    above = torch.randn(output.shape)
+    found = problem.backward(output, lse.masked_fill(lse == -math.inf, math.inf), above, None)
+
+    def by_formula(dtype: torch.dtype) -> list[Tensor]:
+        query, key, value = held = [tensor.to(dtype).requires_grad_() for tensor in tensors]
+        each = torch.eye(keys, dtype=dtype).expand(batch, key.shape[1], -1, -1)
+        weights, true_lse = formula(query, key, each, keep)
+        used = weights * dropout.kept(*whole).to(dtype) / (1 - 0.3)
+        true = used @ value.repeat_interleave(heads // key.shape[1], 1)
+        return [true.detach(), true_lse.detach(), *torch.autograd.grad(true, held, above.to(dtype))]
+
+    for has, true, plain in zip(
+        (output, lse, *found), by_formula(torch.float64), by_formula(torch.float32), strict=False
+    ):
+        assert has is not None
+        assert near(has, true, plain, times=8.0)
+
+
+def test_scores_far_apart(variant):
+    query, key, value = inputs(1, 1, 1, 70, 200, 16, 16)
+    assert agrees((query * 60, key, value), everything(70, 200))
+    keep = everything(70, 200)
+    output, lse = FlashProblem(query * 1e4, key, value, 0.3, tiles_of(keep)).forward()
+    true, true_lse = formula(query.double() * 1e4, key.double(), value.double(), keep)
+    assert torch.allclose(output.double(), true, atol=2e-2)
+    assert torch.allclose(lse.double(), true_lse, rtol=1e-6)
+
+
+def test_what_is_not_a_number_shows():
+    keep = everything(70, 200)
+    for number, place in ((0, (0, 0, 3, 1)), (1, (0, 0, 150, 1)), (2, (0, 0, 150, 1))):
+        tensors = inputs(1, 1, 1, 70, 200, 16, 16)
+        tensors[number][place] = math.nan
+        output, lse = FlashProblem(*tensors, 0.3, tiles_of(keep)).forward()
+        assert output[0, 0, 3].isnan().any()
+        assert lse[0, 0, 3].isnan() == (number < 2)
+        assert output.isnan().any(-1).sum() == (1 if number == 0 else 70)
+
+
+def test_masked_numbers_reach_no_score():
+    keep = everything(70, 200)
+    keep[..., 150] = False
+    query, key, value = inputs(1, 1, 1, 70, 200, 16, 16)
+    tiles = tiles_of(keep)
+    expected = FlashProblem(query, key, value, 0.3, tiles).forward()
+    key[:, :, 150] = math.nan
+    for has, before in zip(FlashProblem(query, key, value, 0.3, tiles).forward(), expected, strict=True):
+        assert torch.equal(has, before)
+
+
+def test_strides(variant):
+    shape = (2, 4, 2, 70, 130, 32, 32)
+    query, key, value = inputs(*shape)
+    apart = tuple(tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in (query, key, value))
+    turned = tuple(tensor.mT.contiguous().mT for tensor in (query, key, value))
+    tiles = tiles_of(everything(70, 130))
+    expected = FlashProblem(query, key, value, 0.3, tiles).forward()
+    for other in (apart, turned):
+        found = FlashProblem(other[0], other[1], other[2], 0.3, tiles).forward()
+        for has, before in zip(found, expected, strict=True):
+            assert torch.equal(has, before)
+    shared = key[:, :1].expand(-1, 2, -1, -1)
+    one = FlashProblem(query, shared, value, 0.3, tiles).forward()
+    assert torch.equal(one[0], FlashProblem(query, shared.contiguous(), value, 0.3, tiles).forward()[0])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_threads_share_the_work(threads, monkeypatch):
+    """One head for several threads: parts of the keys add up; the forward pass is the same to the bit."""
+    monkeypatch.setattr(flash, "LEAST_WORK", 1)
+    monkeypatch.setattr("torch.get_num_threads", lambda: threads)
+    keep = (torch.rand(1, 1, 300, 500) < 0.5).numpy()
+    torch.manual_seed(0)
+    assert agrees(inputs(1, 2, 1, 300, 500, 16, 16), keep, line=torch.randn(2, 799))
+
+
+def test_nothing_is_read_or_written_beyond_the_tensors(variant):
+    """Each tensor ends where memory that may not be touched begins."""
+    page = mmap.PAGESIZE
+    kept = []
+
+    def at_the_end(tensor: Tensor) -> Tensor:
+        size = tensor.numel() * 4
+        pages = -(-size // page) + 1
+        area = mmap.mmap(-1, pages * page)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(area))
+        protect = ctypes.CDLL(None).mprotect
+        assert protect(ctypes.c_void_p(address + (pages - 1) * page), page, 0) == 0
+        kept.append((area, address + (pages - 1) * page, protect))
+        there = torch.frombuffer(area, dtype=torch.float32, count=tensor.numel(), offset=(pages - 1) * page - size)
+        return there.view(tensor.shape).copy_(tensor)
+
+    query, key, value = (at_the_end(tensor) for tensor in inputs(1, 2, 1, 67, 131, 19, 21))
+    line = at_the_end(torch.randn(2, 67 + 131 - 1))
+    problem = FlashProblem(query, key, value, 0.3, tiles_of(everything(67, 131)), None, line)
+    output, lse = problem.forward()
+    above = at_the_end(torch.randn(output.shape))
+    found = problem.backward(at_the_end(output), at_the_end(lse), above, None, wants_line=True)
+    assert all(tensor is not None and tensor.isfinite().all() for tensor in found)
+    for _, address, protect in kept:
+        protect(ctypes.c_void_p(address), page, mmap.PROT_READ | mmap.PROT_WRITE)
+
+
+def test_nothing_at_all():
+    empty = Tiles(np.zeros(2, dtype=np.int64), np.zeros((0, 3), dtype=np.int64), np.zeros((1, 1, 1, BLOCK), np.uint64))
+    query, key, value = inputs(1, 2, 2, 5, 0, 4, 3)
+    output, lse = FlashProblem(query, key, value, 1.0, empty).forward()
+    assert torch.equal(output, torch.zeros(1, 2, 5, 3))
+    assert (lse == -math.inf).all()
+    none = inputs(0, 2, 2, 5, 4, 4, 3)
+    assert FlashProblem(*none, 1.0, tiles_of(everything(5, 4))).forward()[0].shape == (0, 2, 5, 3)
+
+
+class TestErrors:
+    def test_shapes(self):
+        query, key, value = inputs(1, 4, 2, 5, 7, 8, 6)
+        tiles = tiles_of(everything(5, 7))
+        with pytest.raises(ShapeError, match="needs four axes: batch, heads, length, dim"):
+            FlashProblem(query[0], key, value, 1.0, tiles)
+        with pytest.raises(ShapeError, match=r"key has shape \(1, 2, 6, 8\); beside query .* it needs \(1, 2, 7, 8\)"):
+            FlashProblem(query, key[:, :, 1:], value, 1.0, tiles)
+        with pytest.raises(ShapeError, match="with key heads that divide the 3 query heads"):
+            FlashProblem(query[:, 1:], key, value, 1.0, tiles)
+        with pytest.raises(ShapeError, match=r"line has shape \(4, 10\); 5 queries and 7 keys need \(4, 11\)"):
+            FlashProblem(query, key, value, 1.0, tiles, line=torch.zeros(4, 10))
+
+    def test_dtypes(self):
+        query, key, value = inputs(1, 2, 2, 5, 7, 8, 6)
+        with pytest.raises(DtypeError, match="native code takes all as torch.float32 or all as torch.bfloat16"):
+            FlashProblem(query, key.bfloat16(), value, 1.0, tiles_of(everything(5, 7)))
+
+    def test_devices(self):
+        query, key, value = inputs(1, 2, 2, 5, 7, 8, 6)
+        with pytest.raises(DeviceError, match=r"key is on meta; native code runs on the CPU: pass key.cpu\(\)"):
+            FlashProblem(query, key.to("meta"), value, 1.0, tiles_of(everything(5, 7)))
+
+    def test_no_memory_is_an_error(self, monkeypatch):
+        class Failing:
+            @staticmethod
+            def flash(work: object) -> None:
+                work._obj.failed = 1  # type: ignore[attr-defined]
+
+        monkeypatch.setattr("regard.native.library.current", lambda: Failing)
+        with pytest.raises(MemoryError, match="found no memory for the blocks"):
+            FlashProblem(*inputs(1, 1, 1, 2, 2, 2, 2), 1.0, tiles_of(everything(2, 2))).forward()
+
+
+def test_the_library_knows_its_blocks():
+    assert native.available()
+    text = (flash.library.FOLDER / "flash.h").read_text()
+    assert f"BLOCK = {BLOCK} " in text
+    assert f"MOST_BLOCKS = {flash.MOST_BLOCKS} " in text
