@@ -72,7 +72,7 @@ def _by_distance(problem: Problem, first: np.ndarray, runs: np.ndarray) -> np.nd
     ]
     row, column = np.array(columns, dtype=np.int64).T
     at = BLOCK + queries - 1 - (row[:, None] + np.arange(BLOCK)) + column[:, None]
-    return np.where(row[:, None] + np.arange(BLOCK) < queries, words[np.maximum(at, 0)], np.uint64(0))[None, None]
+    return np.where(row[:, None] + np.arange(BLOCK) < queries, words[at], np.uint64(0))[None, None]
 
 
 def _pair_by_pair(flat: Flat, layout: Layout, count: int) -> np.ndarray:
