@@ -1,5 +1,7 @@
 """The bits of tiles say what the mask says of each pair, and cover each pair that exists once."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -14,10 +16,8 @@ from regard.pairs import DotPairs
 from regard.problem import Problem
 
 
-def problem(
-    mask: Mask | None, queries: int, keys: int, batch: tuple[int, ...] = (2,), **placed: torch.Tensor
-) -> Problem:
-    query, key = torch.zeros(*batch, 3, queries, 4), torch.zeros(*batch, 3, keys, 4)
+def problem(mask: Mask | None, queries: int, keys: int, **placed: Any) -> Problem:
+    query, key = torch.zeros(2, 3, queries, 4), torch.zeros(2, 3, keys, 4)
     return Problem(DotPairs(query, key, 1.0), key, mask, **placed)
 
 
@@ -54,7 +54,7 @@ MASKS = [
 def test_each_pair(mask, queries, keys):
     posed = problem(mask, queries, keys)
     try:
-        expected = torch.ones(queries, keys, dtype=torch.bool) if mask is None else posed.mask.dense(queries, keys)
+        expected = torch.ones(queries, keys, dtype=torch.bool) if mask is None else mask.dense(queries, keys)
         posed.keep(posed.grid())
     except ValueError:
         pytest.skip("the mask is of other lengths")
