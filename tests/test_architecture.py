@@ -13,9 +13,9 @@ import regard
 LAYERS = (
     ("regard.cli",),
     ("regard.explorer",),
-    ("regard.heads",),
     ("regard.translation", "regard.huggingface"),
     ("regard.models",),
+    ("regard.heads",),
     ("regard.nn",),
     ("regard.testing",),
     ("regard",),

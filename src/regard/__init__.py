@@ -33,7 +33,7 @@ __all__ = [
 
 __version__ = "0.1.0.dev0"
 
-_WHEN_ASKED_FOR = ("huggingface", "models", "nn", "testing", "translation")
+_WHEN_ASKED_FOR = ("explorer", "heads", "huggingface", "models", "nn", "testing", "translation")
 
 
 def __getattr__(name: str) -> ModuleType:

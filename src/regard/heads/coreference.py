@@ -1,0 +1,112 @@
+"""Heads that find what a mention refers to, against the nearest mention before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import ConfigurationError, ShapeError
+from .looking import checked
+
+Span = tuple[int, int]
+"""The first and the last word of a mention, from 0: a closed interval."""
+
+
+@dataclass(frozen=True, eq=False)
+class CoreferenceEvidence:
+    """Counts of mentions: n, how many each head gets right, how many the nearest mention is right for, and chance.
+
+    Evidence of several texts adds up by `CoreferenceEvidence.total(parts)`.
+    """
+
+    right: Tensor
+    n: int
+    nearest: int
+    chance: float
+
+    @classmethod
+    def of(cls, between: Tensor, clusters: Sequence[Sequence[Span]]) -> CoreferenceEvidence:
+        """From the weights between the words of a text, (..., W, W), as `word_weights` gives them.
+
+        A mention's candidates are all mentions that end before it begins; it predicts the one that it gives the most
+        weight, summed over the candidate's words, the mean over its own, the first of equals. It is right where that is
+        of its own cluster. Counted are mentions that have a choice: an antecedent among their candidates, and another
+        mention. The baseline predicts the candidate that ends last, chance any of them.
+
+        Args:
+            between: weights between words.
+            clusters: mentions that refer to the same; one that is mentioned once is a cluster of one.
+
+        Raises:
+            ShapeError: weights that are not square, or mentions that are not among the words.
+
+        Source: Clark et al. 2019 (arXiv 1906.04341), section 4.3, who attend from one head word to another.
+
+        >>> import torch
+        >>> between = torch.tensor([[[0.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.7, 0.2, 0.1]]])
+        >>> found = CoreferenceEvidence.of(between, [[(0, 0), (2, 2)], [(1, 1)]])
+        >>> found.n, found.accuracies, found.nearest
+        (1, tensor([1.]), 0)
+        """
+        between = checked(between)
+        words = between.shape[-1]
+        spans = [(span, number) for number, cluster in enumerate(clusters) for span in cluster]
+        if between.shape[-2] != words or any(not 0 <= first <= last < words for (first, last), _ in spans):
+            raise ShapeError(
+                f"the weights between words have the shape {tuple(between.shape)}, and the mentions are "
+                f"{[span for span, _ in spans]}: they need a square of words, and each mention its first and last word "
+                f"in 0 to {words - 1}"
+            )
+        right = torch.zeros(between.shape[:-2], dtype=torch.int64)
+        n, nearest, chance = 0, 0, 0.0
+        for (first, last), cluster in spans:
+            before = [(span, number) for span, number in spans if span[1] < first]
+            same = [number == cluster for _, number in before]
+            if not any(same) or all(same):
+                continue
+            row = between[..., first : last + 1, :].mean(-2)
+            weights = torch.stack([row[..., start : end + 1].sum(-1) for (start, end), _ in before], -1)
+            best = weights.max(-1)
+            right += torch.tensor(same)[best.indices] & (best.values > 0)
+            closest = max(range(len(before)), key=lambda number: before[number][0][::-1])
+            n, nearest, chance = n + 1, nearest + same[closest], chance + sum(same) / len(same)
+        return cls(right, n, nearest, chance)
+
+    @staticmethod
+    def total(parts: Iterable[CoreferenceEvidence]) -> CoreferenceEvidence:
+        """All evidence together.
+
+        Raises:
+            ConfigurationError: there is none.
+            ShapeError: it is not of the same heads.
+        """
+        parts = list(parts)
+        if not parts:
+            raise ConfigurationError("there is no evidence to add up: give at least one part")
+        shapes = {tuple(part.right.shape) for part in parts}
+        if len(shapes) > 1:
+            raise ShapeError(f"evidence of heads of the shapes {sorted(shapes)} does not add up: they need to be one")
+        return CoreferenceEvidence(
+            torch.stack([part.right for part in parts]).sum(0),
+            sum(part.n for part in parts),
+            sum(part.nearest for part in parts),
+            sum(part.chance for part in parts),
+        )
+
+    @property
+    def accuracies(self) -> Tensor:
+        """The share of mentions that each head gets right; NaN where none was counted."""
+        return self.right / self.n if self.n else torch.full(self.right.shape, float("nan"))
+
+    def __str__(self) -> str:
+        if not self.n or not self.right.numel():
+            return "no mention with a choice was counted"
+        best = int(self.right.argmax())
+        index = torch.unravel_index(torch.tensor(best), self.right.shape)
+        return (
+            f"head {'-'.join(str(int(number)) for number in index)}: {int(self.right.flatten()[best]) / self.n:.1%} of "
+            f"{self.n:,} mentions, nearest mention {self.nearest / self.n:.1%}, by chance {self.chance / self.n:.1%}"
+        )

@@ -1,0 +1,124 @@
+"""Numbers that say of each head how it attends: how spread out, how far, how much to the first key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..lenses import Distance, Entropy, Look, Received, Tile, TopK
+from ..lenses.base import Lens
+from ..masks import Mask
+from ..problem import Problem
+from ..whole import whole_number
+from .looking import look
+
+
+class HeadMetrics(NamedTuple):
+    """One number for each head, (..., heads): means over the rows that attend to something; NaN where none does."""
+
+    entropy: Tensor
+    """-Σ_j w_ij · ln w_ij, in nats."""
+    effective_keys: Tensor
+    """The exponential of each row's entropy: as many keys with equal weights would have it."""
+    distance: Tensor
+    """Σ_j w_ij · |query position - key position| / Σ_j w_ij, in tokens."""
+    sink: Tensor
+    """The weight of the first key."""
+    top1: Tensor
+    """The largest weight of a row."""
+    local: Tensor
+    """The weight of the keys at most `local` positions away."""
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """The lens that shows `HeadMetrics`: entropy, effective keys, distance, sink, top1 and local, means over rows.
+
+    It is made of `Entropy`, `Distance`, `Received` and `TopK(1)`, and has their memory, linear in the lengths: it looks
+    at a whole model through `regard.huggingface.observing`, and at weights as numbers through `head_metrics`. A head
+    with a row that attends to NaN has NaN.
+
+    Args:
+        local: how far away a key may be to be local; the closed interval of 0 to `local` positions.
+
+    Raises:
+        ConfigurationError: `local` is no whole number of at least 0.
+
+    Source: the entropy and the weight on the first key as in Clark et al. 2019 (arXiv 1906.04341, sections 3.2 and
+    3.3), the distance of Dosovitskiy et al. 2021 (arXiv 2010.11929, section 4.5).
+
+    >>> import torch, regard
+    >>> lens, q = regard.heads.Metrics(local=1), torch.zeros(1, 2, 4, 8)
+    >>> shown = regard.observe(q, q, q, lens, mask=regard.masks.causal())[lens]
+    >>> shown.effective_keys, shown.distance, shown.sink
+    (tensor([[2.5000, 2.5000]]), tensor([[0.7500, 0.7500]]), tensor([[0.5208, 0.5208]]))
+    """
+
+    local: int = 8
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "local", whole_number("local", self.local, least=0))
+
+    def start(self, problem: Problem) -> _Looks:
+        """Begin to look."""
+        parts: dict[str, Lens[Any]] = {
+            "entropy": Entropy(),
+            "reach": Distance((self.local + 1,)),
+            "received": Received(),
+            "top": TopK(1),
+        }
+        return _Looks({name: lens.start(problem) for name, lens in parts.items()})
+
+
+class _Looks:
+    """Other lenses at work together."""
+
+    tiles = terms = True
+
+    def __init__(self, parts: dict[str, Look[Any]]) -> None:
+        self.parts = parts
+
+    def add(self, tile: Tile) -> None:
+        for part in self.parts.values():
+            part.add(tile)
+
+    def finish(self, problem: Problem, lse: Tensor) -> HeadMetrics:
+        shown = {name: part.finish(problem, lse) for name, part in self.parts.items()}
+        attends = lse != float("-inf")
+        rows = attends.sum(-1)
+
+        def mean(of_rows: Tensor) -> Tensor:
+            return of_rows.where(attends, 0.0).sum(-1) / rows
+
+        none = torch.zeros_like(rows, dtype=shown["entropy"].dtype)
+        return HeadMetrics(
+            entropy=mean(shown["entropy"]),
+            effective_keys=mean(shown["entropy"].exp()),
+            distance=mean(shown["reach"].mean),
+            sink=(shown["received"][..., 0] if problem.keys else none) / rows,
+            top1=mean(shown["top"].weights[..., 0]),
+            local=shown["reach"].histogram[..., 0] / rows,
+        )
+
+
+def head_metrics(
+    weights: Tensor,
+    *,
+    local: int = 8,
+    mask: Mask | Tensor | None = None,
+    query_positions: Tensor | None = None,
+    key_positions: Tensor | None = None,
+) -> HeadMetrics:
+    """The `HeadMetrics` of weights (..., heads, M, N) that are there as numbers, as the lens `Metrics` has them.
+
+    Arguments and errors are those of `look`, and of `Metrics`.
+
+    >>> import torch
+    >>> head_metrics(torch.eye(5)[None, [0, 0, 1, 2, 3]]).distance  # each token attends to the one before it
+    tensor([0.8000])
+    """
+    lens = Metrics(local)
+    return look(weights, lens, mask=mask, query_positions=query_positions, key_positions=key_positions)[lens]

@@ -1,0 +1,191 @@
+"""Heads that follow the dependencies of a sentence, against the best that a fixed offset does."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from ..errors import ConfigurationError, ShapeError
+from .conllu import Sentence
+from .looking import checked
+
+Direction = Literal["dependent to head", "head to dependent"]
+Key = tuple[str, Direction]
+
+
+@dataclass(frozen=True)
+class Tracked:
+    """How well a head follows a relation in one direction, and how well the best fixed offset does.
+
+    head: its index, along all axes in front of the weights', such as (layer, head). accuracy: the share of n words
+    whose most attended other word is right; baseline: that of always choosing the word at `offset`.
+    """
+
+    relation: str
+    direction: Direction
+    head: tuple[int, ...]
+    accuracy: float
+    n: int
+    offset: int
+    baseline: float
+
+    def __str__(self) -> str:
+        head = "-".join(map(str, self.head))
+        return (
+            f"{self.relation:<14} {self.direction:<17} {head:>6} {self.accuracy:>8.1%} {self.offset:>+7d} "
+            f"{self.baseline:>8.1%} {self.accuracy - self.baseline:>+7.1%} {self.n:>6,}"
+        )
+
+
+class SyntaxTable(tuple[Tracked, ...]):
+    """What `SyntaxEvidence.table` gives: it prints as a table."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        title = f"{'relation':<14} {'direction':<17} {'head':>6} {'accuracy':>8} {'offset':>7} {'baseline':>8} "
+        return "\n".join([title + f"{'gain':>7} {'n':>6}", *map(str, self)])
+
+
+@dataclass(frozen=True, eq=False)
+class SyntaxEvidence:
+    """Counts for each relation and direction: of words, of those that each head gets right, and each fixed offset.
+
+    Evidence of several sentences adds up, `first + second`, or all at once by `SyntaxEvidence.total(parts)`.
+    """
+
+    shape: tuple[int, ...]
+    n: Mapping[Key, int]
+    right: Mapping[Key, Tensor]
+    offsets: Mapping[Key, Counter[int]]
+
+    @classmethod
+    def of(cls, between: Tensor, sentence: Sentence) -> SyntaxEvidence:
+        """From the weights between the words of a sentence, (..., W, W), as `word_weights` gives them.
+
+        Each word's prediction is the other word with the most weight, the first of equals: no word is its own head, and
+        tokens of no word have been left out. "dependent to head": one row for each word that has a head, right where it
+        predicts it. "head to dependent": one row for each word that has dependents of the relation, right where it
+        predicts one of them.
+
+        Raises:
+            ShapeError: not one row and column for each word.
+
+        Source: Clark et al. 2019 (arXiv 1906.04341), section 4.2.
+
+        >>> import torch
+        >>> sentence = Sentence(("She", "sings", "songs"), (1, -1, 1), ("nsubj", "root", "obj"))
+        >>> back = torch.tensor([[[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]])
+        >>> print(SyntaxEvidence.of(back, sentence).table())
+        relation       direction           head accuracy  offset baseline    gain      n
+        nsubj          dependent to head      0   100.0%      +1   100.0%   +0.0%      1
+        nsubj          head to dependent      0   100.0%      -1   100.0%   +0.0%      1
+        obj            dependent to head      0   100.0%      -1   100.0%   +0.0%      1
+        obj            head to dependent      0     0.0%      +1   100.0% -100.0%      1
+        """
+        between, words = checked(between), len(sentence.words)
+        if between.shape[-2:] != (words, words):
+            raise ShapeError(
+                f"the weights between words have the shape {tuple(between.shape)} for {words} words; they need (..., "
+                f"{words}, {words}), as word_weights(weights, word_numbers) gives them"
+            )
+        chosen = _predictions(between.reshape(-1, words, words))
+        n: Counter[Key] = Counter()
+        right: dict[Key, Tensor] = {}
+        offsets: dict[Key, Counter[int]] = {}
+        for key, row, answers in _questions(sentence):
+            n[key] += 1
+            found = torch.isin(chosen[:, row], torch.tensor(answers))
+            right[key] = right[key] + found if key in right else found.long()
+            offsets.setdefault(key, Counter()).update(answer - row for answer in answers)
+        return cls(tuple(between.shape[:-2]), n, right, offsets)
+
+    def __add__(self, other: SyntaxEvidence) -> SyntaxEvidence:
+        return SyntaxEvidence.total([self, other])
+
+    @staticmethod
+    def total(parts: Iterable[SyntaxEvidence]) -> SyntaxEvidence:
+        """All evidence together.
+
+        Raises:
+            ConfigurationError: there is none.
+            ShapeError: it is not of the same heads.
+        """
+        parts = list(parts)
+        if not parts:
+            raise ConfigurationError("there is no evidence to add up: give at least one part")
+        shapes = {part.shape for part in parts}
+        if len(shapes) > 1:
+            raise ShapeError(f"evidence of heads of the shapes {sorted(shapes)} does not add up: they need to be one")
+        n: Counter[Key] = Counter()
+        right: dict[Key, Tensor] = {}
+        offsets: dict[Key, Counter[int]] = {}
+        for part in parts:
+            n.update(part.n)
+            for key, counts in part.right.items():
+                right[key] = right[key] + counts if key in right else counts
+                offsets.setdefault(key, Counter()).update(part.offsets[key])
+        return SyntaxEvidence(parts[0].shape, n, right, offsets)
+
+    def table(self, *, least: int = 1, chosen_on: SyntaxEvidence | None = None) -> SyntaxTable:
+        """The best head and the best offset for each relation and direction of at least `least` words, by relation.
+
+        Both are the best of many, chosen after the fact, unless `chosen_on` has evidence of other sentences to choose
+        them on: then the numbers are what they keep on these.
+
+        >>> import torch
+        >>> sentence = Sentence(("a", "b"), (1, -1), ("det", "root"))
+        >>> heads = torch.tensor([[[1.0, 0.0], [1.0, 0.0]], [[0.1, 0.9], [0.5, 0.5]]])
+        >>> SyntaxEvidence.of(heads, sentence).table()[0].head
+        (1,)
+        """
+        rows = []
+        for key in sorted(self.n):
+            judge = self if chosen_on is None else chosen_on
+            if self.n[key] < least or key not in judge.n:
+                continue
+            head = int(judge.right[key].argmax())
+            offset = min(judge.offsets[key], key=lambda far: (-judge.offsets[key][far], abs(far), far))
+            n, index = self.n[key], torch.unravel_index(torch.tensor(head), self.shape)
+            accuracy, baseline = int(self.right[key][head]) / n, self.offsets[key][offset] / n
+            rows.append(Tracked(*key, tuple(map(int, index)), accuracy, n, offset, baseline))
+        return SyntaxTable(rows)
+
+    def accuracies(self, relation: str, direction: Direction) -> Tensor:
+        """Of each head, in the shape of the heads.
+
+        Raises:
+            ConfigurationError: the relation did not occur, or the direction is none.
+        """
+        if direction not in get_args(Direction) or (relation, direction) not in self.n:
+            known = ", ".join(sorted({relation for relation, _ in self.n}))
+            raise ConfigurationError(
+                f"there is no evidence on {relation!r}, {direction!r}: relations are {known}; directions are "
+                f"{' and '.join(map(repr, get_args(Direction)))}"
+            )
+        return (self.right[relation, direction] / self.n[relation, direction]).reshape(self.shape)
+
+
+def _predictions(between: Tensor) -> Tensor:
+    """The other word that each word gives the most weight, (heads, W); -1 where it gives none any."""
+    words = torch.arange(between.shape[-1])
+    others = between.clone()
+    others[:, words, words] = 0.0
+    best = others.max(-1)
+    return best.indices.masked_fill(~(best.values > 0), -1)
+
+
+def _questions(sentence: Sentence) -> Iterator[tuple[Key, int, list[int]]]:
+    """Which words a row should predict, for each relation and direction."""
+    dependents: dict[tuple[str, int], list[int]] = {}
+    for word, (head, relation) in enumerate(zip(sentence.heads, sentence.relations, strict=True)):
+        if head >= 0:
+            yield (relation, "dependent to head"), word, [head]
+            dependents.setdefault((relation, head), []).append(word)
+    for (relation, head), words in dependents.items():
+        yield (relation, "head to dependent"), head, words

@@ -1,0 +1,62 @@
+"""Lenses over weights as numbers show what they show over queries and keys."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+import regard
+from regard import heads, lenses, masks
+from regard.errors import ConfigurationError, DtypeError, ShapeError
+from regard.heads import looking
+
+EVERY = (lenses.Entropy(), lenses.Received(), lenses.Distance(), lenses.TopK(3), lenses.Pooled(3), lenses.Mass([0] * 9))
+
+
+def flat(shown):
+    return shown if isinstance(shown, tuple) else (shown,)
+
+
+@pytest.mark.parametrize("tile", [looking.TILE, 40])
+@pytest.mark.parametrize("sinks", [None, torch.tensor([0.5, -1.0, 2.0])])
+def test_what_is_there_looks_like_what_is_computed(monkeypatch, tile, sinks):
+    monkeypatch.setattr(looking, "TILE", tile)
+    query, key = torch.randn(2, 3, 7, 4), torch.randn(2, 3, 9, 4)
+    whole = lenses.Weights()
+    places: dict[str, Any] = {"query_positions": torch.arange(7) * 2, "key_positions": torch.arange(9)}
+    seen = regard.observe(query, key, key, whole, *EVERY, mask=masks.causal(), sinks=sinks, **places)
+    shown = heads.look(seen[whole], *EVERY, **places)
+    for lens in EVERY:
+        for ours, theirs in zip(flat(shown[lens]), flat(seen[lens]), strict=True):
+            torch.testing.assert_close(ours, theirs)
+
+
+def test_rows_of_nothing_and_of_nan():
+    weights = torch.tensor([[[1.0, 0.0], [0.0, 0.0], [math.nan, 0.5]], [[0.5, 0.5], [0.2, 0.8], [0.0, 1.0]]])
+    entropy, top = lenses.Entropy(), lenses.TopK(1)
+    shown = heads.look(weights, entropy, top)
+    torch.testing.assert_close(shown[entropy][0], torch.tensor([0.0, 0.0, math.nan]), equal_nan=True)
+    assert shown[top].columns[0].squeeze(-1).tolist() == [0, -1, -1]
+    assert shown[entropy][1].isfinite().all()
+
+
+@pytest.mark.parametrize("lens", [lenses.Weights(), lenses.Alignment()])
+def test_lenses_that_compute_weights_are_refused(lens):
+    with pytest.raises(ConfigurationError, match="computes weights and looks at none that are there"):
+        heads.look(torch.eye(3), lens)
+    with pytest.raises(ConfigurationError, match="observe needs lenses"):
+        heads.look(torch.eye(3), "entropy")  # type: ignore[arg-type]
+
+
+def test_weights_are_numbers_of_at_least_0():
+    with pytest.raises(
+        DtypeError, match="weights need to be a torch.Tensor of floating-point numbers; they are of torch"
+    ):
+        heads.look(torch.eye(3).long(), lenses.Entropy())
+    with pytest.raises(DtypeError, match="they are a list"):
+        heads.look([[1.0]], lenses.Entropy())  # type: ignore[arg-type]
+    with pytest.raises(ShapeError, match=r"weights have the shape \(3,\); they need \(..., heads, queries, keys\)"):
+        heads.look(torch.ones(3), lenses.Entropy())
+    with pytest.raises(ShapeError, match="numbers of at least 0, as a softmax gives them; the least is -0.25"):
+        heads.look(torch.tensor([[-0.25, 1.25]]), lenses.Entropy())
