@@ -14,6 +14,7 @@ from .errors import ShapeError
 from .kernels import Plan, choose, cleaned
 from .lenses import Lens
 from .lenses.base import Shown
+from .listening import run
 from .masks import Mask
 from .observing import started, sweep
 from .pairs import at_least_float32
@@ -95,7 +96,7 @@ def attention(
         query_positions=query_positions,
         key_positions=key_positions,
     )
-    return choose(problem, kernel).run().output
+    return run(choose(problem, kernel)).output
 
 
 def attention_with_lse(
@@ -218,7 +219,7 @@ def observe(
 
 def _run_with_lse(problem: Problem, kernel: str | None) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp of a problem that wants both."""
-    result = choose(problem, kernel).run()
+    result = run(choose(problem, kernel))
     if result.lse is None:
         raise AssertionError("a kernel chosen for a problem that wants the log-sum-exp gave none")
     return result.output, result.lse

@@ -51,6 +51,10 @@ class CheckpointError(RegardError):
     """A saved model that is truncated, of another model, or cannot be written."""
 
 
+class AtlasError(RegardError):
+    """An atlas that cannot be made, written or read: what was recorded has no place in one, or the file is wrong."""
+
+
 class MissingExtra(RegardError, ImportError):
     """An optional package that this feature needs is not installed."""
 

@@ -71,7 +71,7 @@ def _form(value: Any, tensors: list[Tensor]) -> str:
         return f"_{len(tensors) - 1}"
     if is_dataclass(value):
         kind = type(value)
-        parts = [_form(getattr(value, name), tensors) for name in _parts(kind)]
+        parts = [_form(getattr(value, field.name), tensors) for field in fields(value) if field.init]
         return f"{kind.__module__}.{kind.__qualname__}({', '.join(parts)})"
     if isinstance(value, tuple):
         return "(" + "".join(_form(part, tensors) + ", " for part in value)[: -2 if len(value) > 1 else None] + ")"

@@ -20,6 +20,7 @@ from .library import using as using
 from .library import variant as variant
 from .library import variants as variants
 from .library import why_not as why_not
+from .weights import write_weights as write_weights
 
 __all__ = [
     "Drops",
@@ -35,6 +36,7 @@ __all__ = [
     "variant",
     "variants",
     "why_not",
+    "write_weights",
 ]
 
 

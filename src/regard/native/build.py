@@ -19,7 +19,7 @@ SOURCES = Path(__file__).resolve().parent
 LIBRARY = "libregard.so"  # whatever the system calls such files: it is opened by its name
 REASON = "not_built.txt"
 
-KERNELS = ("scores.c", "gradient.c", "dots.c", "flash.c", "flash_backward.c")
+KERNELS = ("scores.c", "gradient.c", "dots.c", "flash.c", "flash_backward.c", "flash_weights.c")
 DISPATCH = "dispatch.c"
 HEADERS = (
     "additive.h",

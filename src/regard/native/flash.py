@@ -35,7 +35,9 @@ class _Rows(ctypes.Structure):
     _fields_ = (("at", c_void_p), ("batch", c_int64), ("head", c_int64), ("row", c_int64))
 
 
-class _Flash(ctypes.Structure):
+class FlashWork(ctypes.Structure):
+    """The structure of flash.h."""
+
     _fields_ = (
         *((name, c_int64) for name in ("taken", "units", "failed")),
         *((name, c_int64) for name in ("heads", "group", "rows", "columns", "dim", "value_dim", "narrow", "segment")),
@@ -45,6 +47,7 @@ class _Flash(ctypes.Structure):
         *(("row_noise", c_void_p), ("column_noise", c_void_p), ("threshold", c_int64), ("kept_share", c_float)),
         *(("result", c_void_p), ("lse", c_void_p), ("output", _Rows), ("grad_output", _Rows)),
         *((name, c_void_p) for name in ("grad_lse", "grad_query", "grad_key", "grad_value", "grad_line")),
+        *((name, _Rows) for name in ("keep", "weights", "terms")),
     )
 
 
@@ -118,7 +121,8 @@ class FlashProblem:
         threads = workers(self._work(), LEAST_WORK)
         segment = max(min(BLOCKS, batch * heads * blocks // (4 * threads)), 1)
         units = batch * heads * -(-blocks // segment)
-        _call(code.flash, self._arguments(units, segment, result=output.data_ptr(), lse=lse.data_ptr()), threads)
+        work, _held = self._arguments(units, segment, result=output.data_ptr(), lse=lse.data_ptr())
+        call(code.flash, work, threads)
         return output, lse
 
     def backward(
@@ -140,19 +144,19 @@ class FlashProblem:
         line = torch.zeros(batch, heads, parts, rows + columns - 1) if wants_line and self.line is not None else None
         output, grad_output = last_contiguous(output), last_contiguous(grad_output.to(self.value.dtype))
         lse, grad_lse = lse.contiguous(), None if grad_lse is None else grad_lse.contiguous()
-        arguments = self._arguments(
+        work, _held = self._arguments(
             batch * shared * parts,
             parts,
             lse=lse.data_ptr(),
-            output=_rows(output),
-            grad_output=_rows(grad_output),
+            output=place(output),
+            grad_output=place(grad_output),
             grad_lse=None if grad_lse is None else grad_lse.data_ptr(),
             grad_query=query.data_ptr(),
             grad_key=key.data_ptr(),
             grad_value=value.data_ptr(),
             grad_line=None if line is None else line.data_ptr(),
         )
-        _call(code.flash_backward, arguments, threads)
+        call(code.flash_backward, work, threads)
         if line is not None and self.line is not None:
             line = line.sum((0, 2)).sum_to_size(self.line.shape)
         return query.sum(2) if parts > 1 else query.squeeze(2), key, value, line
@@ -163,13 +167,13 @@ class FlashProblem:
         pairs = int((runs[:, 1] - runs[:, 0]).sum()) * BLOCK * self.query.shape[0] * self.query.shape[1]
         return 2 * pairs * (self.query.shape[-1] + self.value.shape[-1])
 
-    def _arguments(self, units: int, segment: int, **given: Any) -> tuple[_Flash, list[Any]]:
+    def _arguments(self, units: int, segment: int, **given: Any) -> tuple[FlashWork, list[Any]]:
         """The structure, and what has to live as long as it is used."""
         query, key, value = (last_contiguous(tensor.detach()) for tensor in (self.query, self.key, self.value))
         line = None if self.line is None else (self.line.detach() * math.log2(math.e)).contiguous()
         tiles, noise = self.tiles, self._noise()
         (batches, bit_heads, count, _), words = tiles.bits.shape, BLOCK
-        work = _Flash(
+        work = FlashWork(
             taken=0,
             units=units,
             failed=0,
@@ -183,9 +187,9 @@ class FlashProblem:
             segment=segment,
             scale=self.scale,
             softcap=self.softcap or 0.0,
-            query=_rows(query),
-            key=_rows(key),
-            value=_rows(value),
+            query=place(query),
+            key=place(key),
+            value=place(value),
             first=tiles.first.ctypes.data,
             runs=tiles.runs.ctypes.data,
             bits=tiles.bits.ctypes.data,
@@ -208,12 +212,17 @@ class FlashProblem:
         return self.drops.rows.contiguous(), torch.nn.functional.pad(self.drops.columns, (0, BLOCK))
 
 
-def _rows(tensor: Tensor) -> _Rows:
+def place(tensor: Tensor) -> _Rows:
+    """Where a tensor (B, H, ·, ·) lies."""
     return _Rows(tensor.data_ptr(), *tensor.stride()[:3])
 
 
-def _call(function: Any, arguments: tuple[_Flash, list[Any]], threads: int) -> None:
-    work, _ = arguments
+def call(function: Any, work: FlashWork, threads: int) -> None:
+    """The C function on the work, by at most so many threads.
+
+    Raises:
+        MemoryError: there was none for what it lays out.
+    """
     if work.units:
         together(function, work, min(threads, work.units))
     if work.failed:

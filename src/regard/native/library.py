@@ -37,6 +37,7 @@ class Library:
         self.dots = function("dots", c_void_p)
         self.flash = function("flash", c_void_p)
         self.flash_backward = function("flash_backward", c_void_p)
+        self.flash_weights = function("flash_weights", c_void_p)
 
 
 class _Unusable(Exception):

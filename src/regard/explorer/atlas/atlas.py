@@ -1,0 +1,115 @@
+"""An atlas: maps of attention, in memory or in a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from .given import records_of
+from .maps import AttentionMap
+from .reading import opened
+from .roles import checked_roles
+from .tokens import Words
+from .writing import save
+
+
+class Atlas:
+    """What every attention of a model computed: one map for each module, call, and sequence of the batch.
+
+    It is made by `regard.explorer.record`, by `Atlas.open` from a file, or by `Atlas.from_weights` from other tools'
+    arrays. Of each call it holds queries and keys, one log-sum-exp a row, and which pairs exist: any tile of the exact
+    weights is computed from these when it is asked for. Beside them are a pyramid of cells, the largest and the mean
+    weight of each, entropies, column sums, and metrics. It grows with the lengths, not with their product: the pyramid
+    takes at most one and a half times the bytes of queries and keys, or 1024 × 1024 cells a head.
+
+    The file is in the safetensors format, one JSON text and raw arrays that are mapped into memory. Nothing in it is
+    code, and all of it is checked when it is opened.
+
+    title: what it is called. maps: in the order of modules, calls and sequences.
+    """
+
+    def __init__(self, records: Sequence[Mapping[str, Any]], arrays: Mapping[str, Tensor], title: str = "") -> None:
+        self.title = title
+        self._records, self._arrays = tuple(records), arrays
+        self.maps: tuple[AttentionMap, ...] = tuple(
+            AttentionMap(record, arrays, sequence) for record in records for sequence in range(sequences(record))
+        )
+
+    @classmethod
+    def open(cls, path: str | Path) -> Atlas:
+        """The atlas in a file, of which nothing is read but what is asked for; the file must not change meanwhile.
+
+        Raises:
+            AtlasError: the file is missing, truncated, of a newer version, no atlas, or inconsistent in any part.
+            MissingExtra: safetensors is not installed.
+        """
+        title, records, arrays = opened(Path(path))
+        return cls(records, arrays, title)
+
+    @classmethod
+    def from_weights(
+        cls, maps: Mapping[str, Any] | Sequence[Any], *, tokens: Any = None, title: str = "", tolerance: float = 0.02
+    ) -> Atlas:
+        """An atlas of weights that another tool computed; they are kept whole, in half precision.
+
+        Args:
+            maps: by name, or in a list (which is then "layers.0", "layers.1", ...): tensors or arrays (heads, M, N) or
+                (batch, heads, M, N), such as transformers' `attentions`.
+            tokens: as of `Recording.atlas`; maps whose M and N differ are cross-attention.
+            title: what the atlas is called.
+            tolerance: by how much a row may sum to more than 1, as half precision makes it.
+
+        Raises:
+            AtlasError: something else than such arrays; weights that are negative or not finite, or rows over 1.
+
+        >>> import torch
+        >>> from regard.explorer import Atlas
+        >>> atlas = Atlas.from_weights({"head": torch.tensor([[[1.0, 0.0], [0.25, 0.75]]])}, tokens=["a", "b"])
+        >>> atlas.maps[0].weights(0, slice(1, 2), slice(0, 2)).tolist(), atlas.maps[0].key_tokens
+        ([[0.25, 0.75]], ('a', 'b'))
+        """
+        words = Words()
+        records, arrays = records_of(maps, tokens, tolerance, words)
+        return cls(records, {**arrays, **words.arrays()}, title)
+
+    def save(self, path: str | Path) -> None:
+        """Write the atlas to one file, which is the old one or the new one, never half of each.
+
+        Raises:
+            AtlasError: it cannot be written.
+            MissingExtra: safetensors is not installed.
+        """
+        save(Path(path), self.title, self._records, self._arrays)
+
+    def with_roles(self, roles: Sequence[Sequence[Sequence[Mapping[str, Any]]]]) -> Atlas:
+        """The same atlas with roles: for each of `maps` one list a head of {"name", "score", "n", "rule"}.
+
+        name and rule are words, score a number, n how many cases it was counted on.
+
+        Raises:
+            AtlasError: roles that are not that.
+        """
+        lists = checked_roles(roles, [(of.name, of.heads) for of in self.maps])
+        records, at = [], 0
+        for record in self._records:
+            count = sequences(record)
+            records.append({**record, "roles": lists[at : at + count]})
+            at += count
+        return Atlas(records, self._arrays, self.title)
+
+    def __repr__(self) -> str:
+        title = f" {self.title!r}" if self.title else ""
+        modules = len({of.name for of in self.maps})
+        return f"<atlas{title}: {len(self.maps)} maps of {modules} attention modules>"
+
+
+def sequences(record: Mapping[str, Any]) -> int:
+    """How many sequences a record has."""
+    leading = record["leading"][:-1] if record["head_axis"] else record["leading"]
+    count = 1
+    for size in leading:
+        count *= size
+    return count

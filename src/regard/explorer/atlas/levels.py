@@ -1,0 +1,110 @@
+"""The levels of a pyramid over a map: how large their cells are, and how a level is kept in one byte a cell."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import max_pool2d
+
+COARSEST = 64
+"""The last level has at most so many rows and columns of cells."""
+FINEST = 1024
+"""The first level has at most so many."""
+SHARE = 1.5
+"""The pyramid takes at most so many times the bytes of q and k, or what a level of COARSEST² takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """Cells of rows · 2^l × columns · 2^l pairs at level l, the finest being level 0, over `queries` × `keys` pairs."""
+
+    queries: int
+    keys: int
+    rows: int
+    columns: int
+
+    @classmethod
+    def of(cls, queries: int, keys: int, room: float) -> Levels:
+        """The finest levels that fit into `room` bytes for each head.
+
+        Cells are powers of two. A map of at most 64 rows or columns has cells of 1 there; others have 2 at least.
+        """
+        rows, columns = (_least(length) for length in (queries, keys))
+        while 8 / 3 * _cells(queries, rows) * _cells(keys, columns) > room:
+            down, across = _cells(queries, rows), _cells(keys, columns)
+            if max(down, across) <= COARSEST:
+                break
+            rows *= 1 + (down >= across)
+            columns *= 1 + (across >= down)
+        return cls(queries, keys, rows, columns)
+
+    @property
+    def shapes(self) -> tuple[tuple[int, int], ...]:
+        """Rows and columns of cells of each level, the finest first: each halves the one before, rounded up."""
+        shapes = [(_cells(self.queries, self.rows), _cells(self.keys, self.columns))]
+        while max(shapes[-1]) > COARSEST:
+            shapes.append((-(-shapes[-1][0] // 2), -(-shapes[-1][1] // 2)))
+        return tuple(shapes)
+
+    def cell(self, level: int) -> tuple[int, int]:
+        """Queries and keys in one cell of a level; the last cells may have fewer."""
+        return self.rows << level, self.columns << level
+
+    def pairs(self, level: int) -> Tensor:
+        """How many pairs each cell has, (rows, columns), float32."""
+        sizes = [
+            (length - torch.arange(cells) * cell).clamp(max=cell)
+            for length, cells, cell in zip((self.queries, self.keys), self.shapes[level], self.cell(level), strict=True)
+        ]
+        return (sizes[0][:, None] * sizes[1]).float()
+
+
+def _least(length: int) -> int:
+    """The smallest cell that a length may have."""
+    if length <= COARSEST:
+        return 1
+    cell = 2
+    while _cells(length, cell) > FINEST:
+        cell *= 2
+    return cell
+
+
+def _cells(length: int, cell: int) -> int:
+    return -(-length // cell)
+
+
+def pyramid(finest: Tensor, levels: Levels, reduce: str) -> list[Tensor]:
+    """Each level of sums or maxima (B, H, R, C), the finest first; "mean" turns sums into means of their cells."""
+    found = [finest]
+    for rows, columns in levels.shapes[1:]:
+        below = found[-1]
+        # Zeros are neutral: no sum and no maximum here is below 0.
+        below = torch.nn.functional.pad(below, (0, 2 * columns - below.shape[-1], 0, 2 * rows - below.shape[-2]))
+        pooled = max_pool2d(below, 2) if reduce == "max" else below.unflatten(-1, (columns, 2)).sum(-1)
+        found.append(pooled if reduce == "max" else pooled.unflatten(-2, (rows, 2)).sum(-2))
+    if reduce == "max":
+        return found
+    return [sums / levels.pairs(level).to(sums.device) for level, sums in enumerate(found)]
+
+
+def packed(level: Tensor) -> tuple[Tensor, Tensor]:
+    """Numbers of at least 0, (B, H, R, C), as bytes, and the largest of each head, (B, H).
+
+    A number v of a head whose largest is t is kept as b = round(255 · √(v/t)) and read as t · (b/255)²: it is off by at
+    most t · (√(v/t)/255 + 1/510²), so that small numbers keep more digits than in equal steps.
+
+    >>> import torch
+    >>> bytes_, top = packed(torch.tensor([[[[0.0, 0.25, 1.0]]]]))
+    >>> bytes_.tolist(), unpacked(bytes_, top).tolist()[0][0][0][2]
+    ([[[[0, 128, 255]]]], 1.0)
+    """
+    top = level.amax((-2, -1))
+    root = (level / top.masked_fill(top == 0, 1.0)[..., None, None]).sqrt_().mul_(255.0).round_()
+    return root.clamp_(0, 255).to(torch.uint8), top.float()
+
+
+def unpacked(bytes_: Tensor, top: Tensor) -> Tensor:
+    """What was packed, as float32, within the error that `packed` states."""
+    return (bytes_.float() / 255.0).square_() * top[..., None, None]

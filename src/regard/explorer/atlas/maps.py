@@ -1,0 +1,275 @@
+"""One map of an atlas: the weights of all heads of one call on one sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...biases import Bias
+from ...errors import AtlasError
+from ...lenses import Weights
+from ...masks import Mask
+from ...pairs import AdditivePairs, DotPairs
+from ...problem import Problem
+from .forms import read_bias, read_mask
+from .levels import Levels, unpacked
+from .one import Axes, Faults, OneBias, OneMask
+from .tokens import read_words
+
+Record = Mapping[str, Any]
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AttentionMap:
+    """The weights of one call of an attention module on one sequence of the batch, all heads, at any length.
+
+    name: of the module in its model. call: which of its calls; where several are rows of one map, the first of them.
+    sequence: which of the batch. kind: "self", or "cross" to another sequence.
+    """
+
+    record: Record
+    arrays: Mapping[str, Tensor]
+    sequence: int
+
+    @property
+    def name(self) -> str:
+        """The name of the module in its model."""
+        return self.record["name"]
+
+    @property
+    def call(self) -> int:
+        """Which of the module's calls it is, from 0; the first of them where several are rows of one map."""
+        return self.record["call"]
+
+    @property
+    def steps(self) -> int:
+        """How many calls it is made of."""
+        return self.record["steps"]
+
+    @property
+    def kind(self) -> Literal["self", "cross"]:
+        """What the queries attend to: their own sequence, or another."""
+        return self.record["kind"]
+
+    @property
+    def heads(self) -> int:
+        """How many heads there are."""
+        return self.record["heads"]
+
+    @property
+    def queries(self) -> int:
+        """M, how many queries there are."""
+        return self.record["queries"]
+
+    @property
+    def keys(self) -> int:
+        """N, how many keys there are."""
+        return self.record["keys"]
+
+    @property
+    def rounding(self) -> float:
+        """By how much a weight may differ, for its size, from that of the model; 0 where q and k are kept as they were.
+
+        A bound on what rounding q and k to half precision does: most weights are several times nearer.
+        """
+        return self.record["rounding"]
+
+    @cached_property
+    def query_tokens(self) -> tuple[str, ...]:
+        """The words that ask; their positions where none were given."""
+        return self._words("query", self.query_positions)
+
+    @cached_property
+    def key_tokens(self) -> tuple[str, ...]:
+        """The words that are asked; their positions where none were given."""
+        return self._words("key", self.key_positions)
+
+    @cached_property
+    def query_positions(self) -> NDArray[np.int64]:
+        """(M,): where the queries sit."""
+        return self._positions("query", self.queries)
+
+    @cached_property
+    def key_positions(self) -> NDArray[np.int64]:
+        """(N,): where the keys sit."""
+        return self._positions("key", self.keys)
+
+    def weights(self, head: int, rows: slice, columns: slice) -> Floats:
+        """The weights of a head on rows × columns, (m, n); 0 where a pair does not exist.
+
+        They are computed from what is kept, by the library's formula, and are those of the model up to `rounding`,
+        each row normed over all its keys.
+
+        Raises:
+            AtlasError: there is no such head; rows or columns that are not there, or not a plain slice; more of them
+                than there is memory for.
+        """
+        rows, columns = self._stretches(head, rows, columns)
+        if self.record["score"] == "weights":
+            return self._array("weights")[self.sequence, head, rows, columns].float().numpy()
+        with torch.no_grad(), self._faults():
+            problem, lens = self._problem(head), Weights(rows, columns)
+            lse = self._array("lse")[self.sequence, head]
+            return lens.start(problem).finish(problem, lse).float().numpy()
+
+    def exists(self, head: int, rows: slice, columns: slice) -> NDArray[np.bool_]:
+        """Which pairs of a head exist, (m, n), True = attend; all do, as far as is known, of arrays that were given.
+
+        Raises:
+            AtlasError: as `weights`.
+        """
+        rows, columns = self._stretches(head, rows, columns)
+        shape = rows.stop - rows.start, columns.stop - columns.start
+        if self.record["score"] == "weights":
+            return np.ones(shape, dtype=np.bool_)
+        with torch.no_grad(), self._faults():
+            problem = self._problem(head)
+            keep = problem.keep(problem.grid().tile(rows, columns))
+            return np.ones(shape, dtype=np.bool_) if keep is None else keep.expand(shape).numpy().copy()
+
+    @property
+    def levels(self) -> tuple[tuple[int, int], ...]:
+        """Rows and columns of cells of each level of the pyramid, the finest first; the last fits in 64 × 64."""
+        return self._levels.shapes
+
+    def cell(self, level: int) -> tuple[int, int]:
+        """How many queries and keys one cell of a level has; the last ones may have fewer."""
+        self._check("level", level, len(self.levels))
+        return self._levels.cell(level)
+
+    def pooled(self, head: int, level: int, reduce: Literal["mean", "max"] = "mean") -> Floats:
+        """The mean or largest weight of each cell of a level, (rows, columns), over all pairs, masked ones as 0.
+
+        Kept in one byte a cell: for a head whose largest cell is t, a cell v is off by at most t · (√(v/t)/255 + 4e-6).
+
+        Raises:
+            AtlasError: there is no such head, level or way to reduce.
+        """
+        self._check("head", head, self.heads)
+        self._check("level", level, len(self.levels))
+        if reduce not in ("mean", "max"):
+            raise AtlasError(f"a map has the cells' 'mean' and 'max'; there is no {reduce!r}")
+        column = level + (len(self.levels) if reduce == "mean" else 0)
+        top = self._kept("tops")[self.sequence, head, column]
+        return unpacked(self._kept(f"{reduce}.{level}")[self.sequence, head], top).numpy()
+
+    @cached_property
+    def metrics(self) -> Mapping[str, Floats]:
+        """One number for each head, (heads,), under the name of what it measures, over rows that attend to something.
+
+        entropy: mean over rows, in nats. effective_keys: mean exp(entropy). top1: mean largest weight. sink: mean
+        weight on the first key that anything attends to. Of self-attention too, in positions: distance, the mean of
+        |query - key|; local, the weight within 8 positions; self, previous, next: that on distance 0, 1 and -1.
+        """
+        kept = self._kept("metrics")[self.sequence]
+        return MappingProxyType({name: kept[:, at].numpy() for at, name in enumerate(self.record["metrics"])})
+
+    def entropy(self, head: int) -> Floats:
+        """-Σ_j w_ij · ln w_ij of each row, (M,), in nats."""
+        self._check("head", head, self.heads)
+        return self._kept("entropy")[self.sequence, head].numpy()
+
+    def received(self, head: int) -> Floats:
+        """Σ_i w_ij of each key, (N,)."""
+        self._check("head", head, self.heads)
+        return self._kept("received")[self.sequence, head].numpy()
+
+    @property
+    def roles(self) -> tuple[tuple[Mapping[str, Any], ...], ...]:
+        """The roles of each head, {"name", "score", "n", "rule"}; none unless `Atlas.with_roles` gave some."""
+        roles = self.record.get("roles")
+        return tuple(tuple(of) for of in roles[self.sequence]) if roles else ((),) * self.heads
+
+    def __repr__(self) -> str:
+        at = f", call {self.call}" * bool(self.call) + f", sequence {self.sequence}" * bool(self.sequence)
+        return f"<{self.kind} attention {self.name!r}{at}: {self.heads} heads, {self.queries} × {self.keys}>"
+
+    @cached_property
+    def _levels(self) -> Levels:
+        return Levels(self.queries, self.keys, *self.record["cell"])
+
+    def _array(self, name: str) -> Tensor:
+        return self.arrays[self.record["arrays"][name]]
+
+    def _kept(self, name: str) -> Tensor:
+        return self.arrays[self.record["prefix"] + name]
+
+    def _words(self, side: str, positions: NDArray[np.int64]) -> tuple[str, ...]:
+        lists = self.record["tokens"][side]
+        if lists is None:
+            return tuple(map(str, positions.tolist()))
+        name = f"words.{lists[self.sequence]}"
+        return read_words(self.arrays[name], self.arrays[f"{name}.ends"])
+
+    def _positions(self, side: str, count: int) -> NDArray[np.int64]:
+        if f"{side}_positions" not in self.record["arrays"]:
+            return np.arange(count, dtype=np.int64)
+        return self._of_sequence(f"{side}_positions").numpy()
+
+    def _of_sequence(self, name: str) -> Tensor:
+        held = self._array(name)
+        return held[self.sequence if len(held) > 1 else 0]
+
+    def _problem(self, head: int) -> Problem:
+        """One head on this sequence as a problem of its own, over all rows and columns, in no memory but the file's."""
+        query = self._array("query")[self.sequence, head]
+        key = self._array("key")[self.sequence, head // (self.heads // self.record["key_heads"])]
+        additive = self.record["score"] == "additive"
+        placed = "query_positions" in self.record["arrays"]
+        mask, bias = self._rules
+        return Problem(
+            pairs=AdditivePairs(query, key, self._array("weight"))
+            if additive
+            else DotPairs(query, key, self.record["scale"]),
+            value=key[:, :0],
+            mask=None if mask is None else OneMask(mask, self._axes, (self.sequence, head)),
+            bias=None if bias is None else OneBias(bias, self._axes, (self.sequence, head)),
+            softcap=self.record["softcap"],
+            query_positions=self._of_sequence("query_positions") if placed else None,
+            key_positions=self._of_sequence("key_positions") if placed else None,
+        )
+
+    @cached_property
+    def _rules(self) -> tuple[Mask | None, Bias | None]:
+        mask, bias = self.record["mask"], self.record["bias"]
+        return (
+            None if mask is None else read_mask(mask, self.arrays),
+            None if bias is None else read_bias(bias, self.arrays),
+        )
+
+    @property
+    def _axes(self) -> Axes:
+        return Axes(tuple(self.record["leading"]), self.record["head_axis"], self.heads)
+
+    def _stretches(self, head: int, rows: slice, columns: slice) -> tuple[slice, slice]:
+        self._check("head", head, self.heads)
+        return _stretch("rows", rows, self.queries), _stretch("columns", columns, self.keys)
+
+    def _check(self, what: str, number: int, count: int) -> None:
+        if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < count:
+            raise AtlasError(f"the map {self.name!r} has the {what}s 0 to {count - 1}; there is no {what} {number!r}")
+
+    def _faults(self) -> Faults:
+        return Faults(self.name)
+
+
+def _stretch(name: str, stretch: slice, count: int) -> slice:
+    """A plain slice within 0..count, its ends written out."""
+    if not isinstance(stretch, slice) or stretch.step not in (None, 1):
+        raise AtlasError(f"weights need {name} as a slice without a step, such as slice(0, 256); they are {stretch!r}")
+    ends = [0 if stretch.start is None else stretch.start, count if stretch.stop is None else stretch.stop]
+    if (
+        not all(isinstance(end, int) and not isinstance(end, bool) for end in ends)
+        or not 0 <= ends[0] <= ends[1] <= count
+    ):
+        raise AtlasError(f"there are {count:,} {name}; they were asked for from {stretch.start} to {stretch.stop}")
+    return slice(*ends)

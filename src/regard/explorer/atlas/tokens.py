@@ -1,0 +1,139 @@
+"""The words of an atlas: which belong to which map, and how they are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...errors import AtlasError, nearest
+
+Lists = list[tuple[str, ...]]  # the words of each sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What words have to fit: a call by its name, its sizes, and the positions (B or 1, M) and (B or 1, N)."""
+
+    name: str
+    kind: str
+    sequences: int
+    queries: int
+    keys: int
+    steps: int
+    positions: tuple[Tensor, Tensor]
+
+
+class Words:
+    """Lists of words, each kept once, as bytes of UTF-8 and where each word begins."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[str, ...], int] = {}
+
+    def add(self, lists: Lists | None) -> list[int] | None:
+        """The numbers of the lists."""
+        return None if lists is None else [self._numbers.setdefault(words, len(self._numbers)) for words in lists]
+
+    def arrays(self) -> dict[str, Tensor]:
+        """What is kept of them."""
+        held = {}
+        for words, number in self._numbers.items():
+            parts = [word.encode("utf-8", "replace") for word in words]
+            ends = np.cumsum([0, *map(len, parts)], dtype=np.int64)
+            held[f"words.{number}"] = torch.from_numpy(np.frombuffer(b"".join(parts), dtype=np.uint8).copy())
+            held[f"words.{number}.ends"] = torch.from_numpy(ends)
+        return held
+
+
+def read_words(held: Tensor, ends: Tensor) -> tuple[str, ...]:
+    """The words again; bytes that are no UTF-8 are marked as such."""
+    data = held.numpy().tobytes()
+    return tuple(data[start:stop].decode("utf-8", "replace") for start, stop in pairwise(ends.tolist()))
+
+
+def words_for(call: Place, tokens: Any) -> dict[str, Lists | None]:
+    """The words of a call's queries and keys, one list for each sequence; None where none are given.
+
+    Raises:
+        AtlasError: they are not words, or not as many as there are positions.
+    """
+    tokens = _chosen(call.name, tokens)
+    if tokens is None:
+        return {"query": None, "key": None}
+    is_pair = isinstance(tokens, tuple) and len(tokens) == 2 and not any(isinstance(side, str) for side in tokens)
+    of_queries, of_keys = tokens if is_pair else (tokens, tokens)
+    if call.kind == "cross":
+        return {
+            "query": _fitted(call, "query", _lists(call, of_queries), call.queries),
+            "key": _fitted(call, "key", _lists(call, of_keys), call.keys),
+        }
+    both = [_lists(call, side) for side in (of_queries, of_keys)]
+    fits = [all(_fits(words, call.keys, call.steps) for words in lists) for lists in both]
+    side = both[1] if fits[1] and (not fits[0] or "encoder" in call.name) else both[0]
+    of_keys = _fitted(call, "key", side, call.keys)
+    return {"query": [_of_queries(call, words, number) for number, words in enumerate(of_keys)], "key": of_keys}
+
+
+def _chosen(name: str, tokens: Any) -> Any:
+    """What a mapping has for a module: under its name, or the longest beginning of it."""
+    if not isinstance(tokens, Mapping):
+        return tokens
+    fitting = [key for key in tokens if name == key or name.startswith(f"{key}.") or not key]
+    if not fitting:
+        raise AtlasError(
+            f"tokens has no word list for {name!r}; {nearest(name, tokens)}. Give it one, under its name or the "
+            "beginning of it, or None"
+        )
+    return tokens[max(fitting, key=len)]
+
+
+def _lists(call: Place, tokens: Any) -> Lists:
+    """One list for all sequences, or one for each, as tuples."""
+    if _are_words(tokens):
+        return [tuple(tokens)] * call.sequences
+    if not isinstance(tokens, Sequence) or isinstance(tokens, str) or not all(map(_are_words, tokens)):
+        raise AtlasError(
+            f"tokens needs lists of words, str, for {call.name!r}; it has {str(tokens)[:80]!r}: give a list, one list "
+            "for each sequence, or a pair of these for cross-attention"
+        )
+    if len(tokens) != call.sequences:
+        raise AtlasError(
+            f"tokens has {len(tokens)} lists, but {call.name!r} has {call.sequences} sequences: give one list for "
+            "each, or one list for all"
+        )
+    return [tuple(words) for words in tokens]
+
+
+def _are_words(words: Any) -> bool:
+    return isinstance(words, Sequence) and not isinstance(words, str) and all(isinstance(word, str) for word in words)
+
+
+def _fits(words: tuple[str, ...], count: int, steps: int) -> bool:
+    """Whether there is a word for each position; a generated text has one more, which was not asked."""
+    return len(words) == count or (steps > 1 and len(words) == count + 1)
+
+
+def _fitted(call: Place, side: str, lists: Lists, count: int) -> Lists:
+    wrong = next((words for words in lists if not _fits(words, count, call.steps)), None)
+    if wrong is not None:
+        where = "keys" if side == "key" else "queries"
+        raise AtlasError(
+            f"tokens has {len(wrong)} words, but {call.name!r} has {count} {where}: give one for each position, "
+            "padding included; of cross-attention those of the queries and of the keys as a pair, and words for "
+            "some modules by a mapping from their names"
+        )
+    return [words[:count] for words in lists]
+
+
+def _of_queries(call: Place, words: tuple[str, ...], sequence: int) -> tuple[str, ...]:
+    """The words at which a sequence that looks at itself asks: those of the keys at the same positions."""
+    if call.queries == call.keys:
+        return words
+    queries, keys = (of[sequence % len(of)].tolist() for of in call.positions)
+    at = {position: index for index, position in enumerate(keys)}
+    return tuple(words[at[position]] if position in at else "" for position in queries)

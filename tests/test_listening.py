@@ -1,0 +1,142 @@
+"""Whoever listens to attention hears of every call, and changes no bit of any result."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+import regard
+from regard import biases, masks, scores
+from regard.kernels import KERNELS
+from regard.lenses import Entropy, Weights
+from regard.listening import listening
+from regard.pose import pose
+
+
+class Ear:
+    """A listener that keeps what it hears."""
+
+    def __init__(self):
+        self.heard = []
+
+    def hear(self, problem, lse):
+        self.heard.append((problem, lse))
+
+
+SIZES = [(1, 1, 1, 1, 1, 4, 4), (2, 4, 2, 7, 9, 16, 16), (2, 4, 2, 7, 90, 16, 16), (1, 2, 2, 1, 300, 32, 32)]
+SIZES += [(1, 3, 3, 130, 130, 24, 24), (1, 2, 2, 5, 500, 8, 12), (2, 4, 4, 33, 2, 64, 64), (1, 8, 2, 70, 190, 16, 16)]
+OPTIONS = {
+    "nothing": lambda m, n: {},
+    "causal": lambda m, n: {"mask": masks.causal()},
+    "padding": lambda m, n: {"mask": masks.padding(lengths=torch.tensor([n // 2]))},
+    "window": lambda m, n: {"mask": masks.causal() & masks.window(before=5)},
+    "bias": lambda m, n: {"bias": torch.randn(m, n)},
+    "softcap": lambda m, n: {"softcap": 2.0},
+    "dropout": lambda m, n: {"dropout_p": 0.4},
+}
+LAYOUTS = ("heads first", "heads last", "no heads")
+
+
+def tensors(size, dtype, layout, grad):
+    batch, heads, key_heads, m, n, dim, value_dim = size
+
+    def one(count, length, width):
+        made = torch.randn(batch, length, count, width).to(dtype).transpose(1, 2)
+        made = made if layout == "heads last" else made.contiguous()
+        return (made[:, 0] if layout == "no heads" else made).detach().requires_grad_(grad)
+
+    return one(heads, m, dim), one(key_heads, n, dim), one(key_heads, n, value_dim)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("grad", [False, True])
+def test_no_bit_changes(dtype, name, grad):
+    for size, layout in itertools.product(SIZES if dtype == torch.float32 else SIZES[2:5], LAYOUTS):
+        query, key, value = tensors(size, dtype, layout, grad)
+        options = OPTIONS[name](*size[3:5])
+        options = {of: part.to(dtype) if of == "bias" else part for of, part in options.items()}
+        torch.manual_seed(3)
+        plain = regard.attention(query, key, value, **options), torch.rand(2)
+        torch.manual_seed(3)
+        ear = Ear()
+        with listening(ear):
+            heard = regard.attention(query, key, value, **options), torch.rand(2)
+        assert all(torch.equal(a, b) for a, b in zip(plain, heard, strict=True)), (size, layout)
+        ((_, lse),) = ear.heard
+        options.pop("dropout_p", None)
+        expected = regard.attention_with_lse(query, key, value, **options)[1]
+        rough = dtype in (torch.float16, torch.bfloat16)
+        torch.testing.assert_close(lse, expected.detach(), rtol=0, atol=2e-2 if rough else 1e-4)
+        assert not lse.requires_grad
+
+
+@pytest.mark.parametrize("kernel", [kernel.name for kernel in KERNELS])
+def test_no_kernel_changes_a_bit(kernel):
+    query = torch.randn(1, 4, 1 if kernel == "grouped" else 70, 16)
+    key = torch.randn(1, 2 if kernel == "grouped" else 4, 90, 16)
+    options: dict[str, Any] = (
+        {"score": scores.Additive(16, 16, 5)} if kernel == "additive" else {"mask": masks.window(before=20)}
+    )
+    own = next(of for of in KERNELS if of.name == kernel)
+    if reasons := own.why_not(pose(query, key, key, **options)):
+        pytest.skip("; ".join(reasons))
+    plain = regard.attention(query, key, key, kernel=kernel, **options)
+    ear = Ear()
+    with listening(ear):
+        assert torch.equal(regard.attention(query, key, key, kernel=kernel, **options), plain)
+    assert len(ear.heard) == 1
+
+
+def test_gradients_are_the_same():
+    tensors_ = [torch.randn(1, 2, 70, 16, requires_grad=True) for _ in range(3)]
+    plain = torch.autograd.grad(regard.attention(*tensors_, mask=masks.causal()).sum(), tensors_)
+    with listening(Ear()):
+        output = regard.attention(*tensors_, mask=masks.causal())
+    heard = torch.autograd.grad(output.sum(), tensors_)
+    assert all(torch.equal(a, b) for a, b in zip(plain, heard, strict=True))
+
+
+def test_every_function_tells():
+    query = torch.randn(2, 5, 8)
+    ear, whole = Ear(), Weights()
+    with listening(ear):
+        regard.attention(query, query, query)
+        regard.attention_with_lse(query, query, query, bias=biases.tensor(torch.zeros(5)))
+        seen = regard.observe(query, query, query, Entropy(), whole)
+        regard.scaled_dot_product_attention(query, query, query, is_causal=True)
+        regard.explain(query, query, query)
+    assert len(ear.heard) == 4
+    problem, lse = ear.heard[2]
+    torch.testing.assert_close((problem.scores() - lse[..., None]).exp(), seen[whole])
+
+
+def test_nan_is_cleaned_away_and_shows_in_the_log_sum_exp():
+    query, key = torch.randn(1, 1, 4, 8), torch.randn(1, 1, 4, 8)
+    key[..., 3, :] = float("nan")
+    ear = Ear()
+    with listening(ear):
+        regard.attention(query, key, query, mask=masks.causal())
+    ((problem, lse),) = ear.heard
+    assert problem.pairs.key.isfinite().all()
+    assert lse[0, 0].isnan().tolist() == [False, False, False, True]
+
+
+def test_nobody_listens_under_compile_and_func():
+    query = torch.randn(1, 2, 70, 16)
+    ear = Ear()
+    with listening(ear):
+        compiled = torch.compile(regard.attention, backend="eager", fullgraph=True)(query, query, query)
+        mapped = torch.func.vmap(lambda x: regard.attention(x, x, x, softcap=2.0))(query[None])
+    assert ear.heard == []
+    torch.testing.assert_close(compiled, regard.attention(query, query, query))
+    torch.testing.assert_close(mapped[0], regard.attention(query, query, query, softcap=2.0))
+
+
+def test_afterwards_nobody_listens():
+    query, ear = torch.randn(1, 2, 5, 4), Ear()
+    with pytest.raises(KeyError), listening(ear):
+        raise KeyError
+    regard.attention(query, query, query)
+    assert ear.heard == []
