@@ -87,6 +87,14 @@ def test_rows_that_take_no_part(variant):
     assert (terms[..., 3, :] == 0).all()
 
 
+def test_rows_that_attend_to_nan(variant):
+    query, key, lse = inputs((1, 2, 2, 70, 130, 16))
+    lse[..., 3] = math.nan
+    weights = native.write_weights(query, key, 0.3, lse, room(query, key), keep=torch.rand(70, 130)[None, None] < 0.5)
+    assert weights[..., 3, :].isnan().all()
+    assert weights.isnan().any(-1).sum() == 2
+
+
 def test_strides():
     query, key, lse = inputs((2, 4, 2, 70, 130, 32))
     expected = native.write_weights(query, key, 0.3, lse, room(query, key))

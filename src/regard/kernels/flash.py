@@ -8,7 +8,6 @@ from torch import Tensor
 
 from .. import native
 from ..biases import RelativeBias
-from ..native.flash import DTYPES
 from ..pairs import DotPairs
 from ..problem import Problem
 from ..tiles import WHOLE
@@ -47,7 +46,7 @@ class Flash:
         reasons, value = [], problem.value
         if not isinstance(problem.pairs, DotPairs):
             reasons.append("its code computes dot products; this score is additive")
-        if value.dtype not in DTYPES:
+        if value.dtype not in native.DTYPES:
             reasons.append(f"its code reads float32 and bfloat16; this is {str(value.dtype).removeprefix('torch.')}")
         if not value.is_cpu:
             reasons.append(f"its code runs on the CPU; this is on {value.device}")
@@ -94,23 +93,24 @@ class Flash:
         return output, lse
 
     def backward(self, flat: Flat, saved: Saved) -> Gradients:
-        """The gradients of a flat problem."""
-        grad_lse = saved.grad_lse if saved.from_lse else None
-        gradients, line = flat.zero_gradients(bias=saved.wants_bias), None
-        for batch, part in _parts(flat):
-            own = part.backward(
-                saved.output[batch],
-                saved.lse[batch],
-                saved.grad_output[batch],
-                None if grad_lse is None else grad_lse[batch],
-                wants_line=saved.wants_bias,
-            )
-            gradients.query[batch], gradients.key[batch], gradients.value[batch] = own[:3]
-            if own[3] is not None:
-                line = own[3] if line is None else line + own[3]
+        """The gradients of a flat problem, batches that see the same tiles at a time."""
+        results = [(batch, _backward(part, saved.part(batch))) for batch, part in _parts(flat)]
+        if len(results) == 1:
+            (query, key, value, line) = results[0][1]
+            gradients = Gradients(query, key, value, bias=flat.zero_bias_gradients() if saved.wants_bias else ())
+        else:
+            gradients, line = flat.zero_gradients(bias=saved.wants_bias), None
+            for batch, (query, key, value, own_line) in results:
+                gradients.query[batch], gradients.key[batch], gradients.value[batch] = query, key, value
+                line = own_line if line is None or own_line is None else line + own_line
         if line is not None and isinstance(flat.problem.bias, RelativeBias):
             flat.problem.bias.accumulate_along(distances(flat.problem), line, gradients.bias)
         return gradients
+
+
+def _backward(part: native.FlashProblem, saved: Saved) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    grad_lse = saved.grad_lse if saved.from_lse else None
+    return part.backward(saved.output, saved.lse, saved.grad_output, grad_lse, wants_line=saved.wants_bias)
 
 
 def _parts(flat: Flat) -> Iterator[tuple[slice, native.FlashProblem]]:

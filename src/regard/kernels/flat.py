@@ -136,12 +136,18 @@ class Flat:
 
     def zero_gradients(self, *, bias: bool = False) -> Gradients:
         """Zeros to add gradients to, in float32 at least; of the bias only if that is wanted."""
-        pairs, held = self.pairs, self.problem.bias.parameters() if bias and self.problem.bias is not None else ()
+        pairs = self.pairs
         return Gradients(
             *(torch.zeros_like(at_least_float32(tensor)) for tensor in (pairs.query, pairs.key, self.value)),
             weight=torch.zeros_like(at_least_float32(pairs.weight)) if isinstance(pairs, AdditivePairs) else None,
-            bias=tuple(torch.zeros_like(at_least_float32(tensor)) for tensor in held),
+            bias=self.zero_bias_gradients() if bias else (),
         )
+
+    def zero_bias_gradients(self) -> tuple[Tensor, ...]:
+        """Zeros to add the gradients of the bias to, one for each parameter."""
+        bias = self.problem.bias
+        held = () if bias is None else bias.parameters()
+        return tuple(torch.zeros_like(at_least_float32(tensor)) for tensor in held)
 
     def four(self, pairs: Tensor) -> Tensor:
         """A tensor over the weights' axes, in their order, as (B or 1, H or 1, m, n), of the batches of this part."""

@@ -62,7 +62,7 @@ class Grouped:
         leading, wide = problem.weights_shape[:-2].numel(), columns.stop - columns.start
         visited, group = problem.queries * wide, _group(problem)
         masks, biases = distinct(problem)
-        suits = wide >= self.long and _suits_native(problem.pairs.key, problem.value)
+        suits = wide >= self.long and native.reads(problem.pairs.key, problem.value)
         per_pair, begun = (
             (ONE_PASS, 0.0) if suits else (BLOCKWISE, beginnings(group * problem.queries, leading / group))
         )
@@ -87,7 +87,7 @@ class Grouped:
         keys = rectangle.key.shape[2]
         output, lse = flat.empty_results()
         merged = Merged()
-        if keys >= self.long and _suits_native(rectangle.key, rectangle.value):
+        if keys >= self.long and native.reads(rectangle.key, rectangle.value):
             merged.add(*_in_one_pass(rectangle))
         else:
             if parts := keys // self.part:
@@ -133,12 +133,6 @@ def _folded(flat: Flat, columns: slice, masked: bool) -> Rectangle:
         pairs.scale,  # type: ignore[union-attr]  # `why_not` lets dot products alone through
         None if added is None else folded(added),
     )
-
-
-def _suits_native(key: Tensor, value: Tensor) -> bool:
-    """Whether keys and values are on the CPU, in what native code reads."""
-    read = key.dtype in (torch.float32, torch.bfloat16) and value.dtype == key.dtype
-    return read and key.is_cpu and native.available()
 
 
 def _in_one_pass(rectangle: Rectangle) -> tuple[Tensor, Tensor]:

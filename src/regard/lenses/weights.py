@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from .. import native
 from ..errors import ConfigurationError
+from ..pairs import DotPairs
 from ..problem import Problem
 from ..structure import take_apart
 from ..tiles import WHOLE
@@ -77,14 +79,51 @@ class Weights:
         most = max(BLOCK // max(problem.weights_shape[:-2].numel() * columns, 1), 1)
         for start in range(0, len(rows), most):
             block = _slice(rows[start : start + most])
-            part = lse[..., block, None]
+            part, into = lse[..., block], shown[..., start : start + most, :]
+            if _suits_native(problem):
+                _write_natively(problem, part, block, self.columns, into)
+                continue
+            part = part[..., None]
             scores = problem.scores(block, self.columns).sub_(part.masked_fill(part == float("-inf"), 0.0))
-            torch.exp(scores, out=shown[..., start : start + most, :])
+            torch.exp(scores, out=into)
         return shown
 
     def __hash__(self) -> int:
         # Slices have no hash before Python 3.12.
         return hash((repr(self.rows), repr(self.columns)))
+
+
+def _suits_native(problem: Problem) -> bool:
+    pairs = problem.pairs
+    return isinstance(pairs, DotPairs) and problem.bias is None and native.reads(pairs.query, pairs.key)
+
+
+def _write_natively(problem: Problem, lse: Tensor, rows: slice, columns: slice, into: Tensor) -> None:
+    """Some rows in one pass, without their scores in memory."""
+    batch, pairs = problem.batch, problem.pairs
+    keep = problem.keep(problem.grid().tile(rows, columns))
+
+    def four(tensor: Tensor, axes: int) -> Tensor:
+        """The leading axes as batch and heads, where it has any, before so many more."""
+        tensor = tensor if problem.heads or tensor.ndim <= axes else tensor.unsqueeze(-1 - axes)
+        if tensor.ndim <= axes + 1:
+            return tensor[(None,) * (axes + 2 - tensor.ndim)]
+        return tensor.expand(*batch, *tensor.shape[-1 - axes :]).reshape(batch.numel(), *tensor.shape[-1 - axes :])
+
+    def whole(tensor: Tensor, axes: int) -> Tensor:
+        tensor = four(tensor, axes)
+        return tensor.expand(batch.numel(), *tensor.shape[1:])
+
+    leading = batch.numel(), problem.weights_shape[-3] if problem.heads else 1
+    native.write_weights(
+        whole(pairs.query[..., rows, :], 2),
+        whole(pairs.key[..., columns, :], 2),
+        pairs.scale,  # type: ignore[union-attr]  # `_suits_native` lets dot products alone through
+        lse.masked_fill(lse == float("-inf"), float("inf")).reshape(*leading, -1),
+        into.view(*leading, *into.shape[-2:]),
+        keep=None if keep is None else four(keep, 2),
+        softcap=problem.softcap,
+    )
 
 
 class _Rectangle:

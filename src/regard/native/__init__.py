@@ -15,6 +15,8 @@ from .dots import few_rows as few_rows
 from .flash import Drops as Drops
 from .flash import FlashProblem as FlashProblem
 from .flash import Tiles as Tiles
+from .inputs import DTYPES as DTYPES
+from .inputs import reads as reads
 from .library import available as available
 from .library import using as using
 from .library import variant as variant
@@ -23,6 +25,7 @@ from .library import why_not as why_not
 from .weights import write_weights as write_weights
 
 __all__ = [
+    "DTYPES",
     "Drops",
     "FlashProblem",
     "Gradients",
@@ -32,6 +35,7 @@ __all__ = [
     "additive_scores",
     "available",
     "few_rows",
+    "reads",
     "using",
     "variant",
     "variants",

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..errors import DtypeError, ShapeError
 from . import library
-from .inputs import check_cpu, last_contiguous
+from .inputs import DTYPES, check_cpu, last_contiguous
 from .threads import together, workers
 
 BLOCK = 64  # flash.h has the same, and the next one
@@ -27,8 +27,6 @@ BLOCKS = 4
 
 LEAST_WORK = 2**21
 """Flops that are worth a thread of their own: some 10 microseconds."""
-
-DTYPES = (torch.float32, torch.bfloat16)
 
 
 class _Rows(ctypes.Structure):

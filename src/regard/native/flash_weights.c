@@ -27,6 +27,7 @@ INLINE void write_weights(const struct flash *of, const struct panel *at, int64_
                                       : 0;
     const float *line = line_of(of, at->head, row, column);
     float lse = LOG2_E * of->lse[(at->batch * of->heads + at->head) * of->rows + row];
+    float none = lse != lse ? lse : 0.0f; /* all of a row that attends to NaN is NaN */
     float *weights = place_of(&of->weights, at, row, column);
     float *terms = of->terms.at ? place_of(&of->terms, at, row, column) : 0;
     for (int64_t j = 0; j < count; j += LANES) {
@@ -36,7 +37,7 @@ INLINE void write_weights(const struct flash *of, const struct panel *at, int64_
         lanes weight = power_of_two(exponent), term = weight * larger(every(-127.0f), exponent);
         if (keep) {
             bits exists = exist(keep + j, count - j);
-            weight = where(exists, weight), term = where(exists, term);
+            weight = where(exists, weight) + none, term = where(exists, term) + none;
         }
         store_some(weights + j, weight, count - j);
         if (terms) store_some(terms + j, term, count - j);

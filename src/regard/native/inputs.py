@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from ..errors import DeviceError
+from . import library
+
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+def reads(*tensors: Tensor) -> bool:
+    """Whether there is native code for dot products of these tensors: on the CPU, all float32 or all bfloat16."""
+    dtype = tensors[0].dtype
+    return dtype in DTYPES and all(t.is_cpu and t.dtype == dtype for t in tensors) and library.available()
 
 
 def check_cpu(name: str, tensor: Tensor) -> None:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ..errors import DtypeError, ShapeError
 from . import library
-from .flash import BLOCK, BLOCKS, DTYPES, LEAST_WORK, FlashWork, call, place
-from .inputs import check_cpu, last_contiguous
+from .flash import BLOCK, BLOCKS, LEAST_WORK, FlashWork, call, place
+from .inputs import DTYPES, check_cpu, last_contiguous
 from .threads import workers
 
 

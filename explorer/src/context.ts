@@ -1,0 +1,55 @@
+/** What all parts of one explorer share. */
+
+import type { Loader, Need } from "./loader.ts";
+import type { Palette } from "./palette.ts";
+import type { Raster } from "./raster.ts";
+import type { Bounded } from "./rendering/painter.ts";
+import type { Picture } from "./shapes.ts";
+import type { State } from "./state.ts";
+import type { Tokens } from "./tokens.ts";
+import type { Meta, Source } from "./types.ts";
+
+export interface Context {
+  readonly source: Source;
+  readonly meta: Meta;
+  readonly loader: Loader;
+  readonly tokens: Tokens;
+  /** Rasters computed from what the loader holds. */
+  readonly derived: Bounded<Raster>;
+  /** Names of the maps without what all have in common. */
+  readonly names: string[];
+  /** "webgl" or "canvas" to insist, "auto" to let the machine decide. */
+  readonly renderer: string;
+  state(): State;
+  update(patch: Partial<State>): void;
+  palette(): Palette;
+  /** Says something to those who cannot see the picture, and in the status line. */
+  announce(text: string): void;
+  offers(map: number, head: number, level: number): boolean;
+}
+
+/** One of the explorer's views. */
+export interface ViewPart {
+  readonly element: HTMLElement;
+  /** Called after every change of the state. */
+  update(): void;
+  /** Called when something arrived or the window changed its size. */
+  redraw(): void;
+  /** Whether the view has used the key. */
+  key?(event: KeyboardEvent): boolean;
+  picture?(): Picture;
+  csv?(): Promise<string>;
+  destroy(): void;
+}
+
+export function headTitle(context: Context, map: number, head: number): string {
+  const of = context.meta.maps[map];
+  const call = context.meta.maps.some((other) => other.call > 0) ? ` · call ${of.call}` : "";
+  const sequence = context.meta.maps.some((other) => other.sequence > 0) ? ` · sequence ${of.sequence}` : "";
+  return `${context.names[map]} · head ${head}${call}${sequence}`;
+}
+
+/** What is there, asking for nothing. */
+export function present(loader: Loader): Need {
+  return (key) => loader.peek(key);
+}

@@ -1,0 +1,55 @@
+/** Native dialogs, and the help: focus stays inside, Escape closes. */
+
+import { button, make } from "./dom.ts";
+
+const KEYS: [string, string][] = [
+  ["← →", "previous, next head"],
+  ["↑ ↓", "previous, next layer"],
+  ["Shift + arrows", "move the map"],
+  ["+ −", "zoom in, out"],
+  ["0", "the whole map"],
+  ["g", "go to an index or a token"],
+  ["/", "search tokens; in the grid: layers"],
+  ["Enter", "open the head that has the focus"],
+  ["Esc", "back to the grid"],
+  ["h l c t", "heat map, lines, compare, table"],
+  ["p", "pin or unpin for comparison"],
+  ["d", "difference of the first two pins"],
+  ["a", "alignment: the greatest weight of each row"],
+  ["s", "next scale: linear, square root, logarithm"],
+  ["r", "pooled by max or mean"],
+  ["n", "divide each row by its greatest weight"],
+  ["x", "clip the greatest hundredth"],
+  ["?", "this help"],
+];
+
+export function openHelp(root: HTMLElement): void {
+  const rows = KEYS.map(([keys, words]) =>
+    make("tr", {}, make("th", { set: { scope: "row" } }, make("kbd", {}, keys)), make("td", {}, words)),
+  );
+  openDialog(
+    root,
+    "Keys",
+    make("table", { class: "keys" }, make("tbody", {}, ...rows)),
+    make(
+      "p",
+      { class: "muted" },
+      "Drag or pinch to move, turn the wheel to zoom, click a cell to keep the crosshair there. " +
+        "Every view has its own address: copy it to share what you see.",
+    ),
+  );
+}
+
+/** A dialog that removes itself when it closes, and gives the focus back to the explorer. */
+export function openDialog(root: HTMLElement, title: string, ...children: Node[]): HTMLDialogElement {
+  const dialog = make("dialog", { set: { "aria-label": title } });
+  const close = button("×", () => dialog.close(), { class: "square quiet", set: { "aria-label": "close" } });
+  dialog.append(make("header", {}, make("h2", {}, title), close), ...children);
+  dialog.addEventListener("close", () => {
+    dialog.remove();
+    root.focus({ preventScroll: true });
+  });
+  root.append(dialog);
+  dialog.showModal();
+  return dialog;
+}

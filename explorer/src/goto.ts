@@ -1,0 +1,110 @@
+/** The way to an index, a cell or a token. */
+
+import { type Context, present } from "./context.ts";
+import { openDialog } from "./dialogs.ts";
+import { button, make, replace, select } from "./dom.ts";
+import { visible, whole } from "./text.ts";
+import type { Side } from "./types.ts";
+
+type Target = { cell: [number, number] } | { index: number } | { find: string };
+
+/** What a text asks for: a cell, an index, or tokens that hold it. */
+export function parseGoTo(text: string): Target | undefined {
+  const pair = /^\s*(\d+)\s*[, ]\s*(\d+)\s*$/.exec(text);
+  if (pair) return { cell: [Number(pair[1]), Number(pair[2])] };
+  if (/^\s*\d+\s*$/.test(text)) return { index: Number(text) };
+  return text === "" ? undefined : { find: text };
+}
+
+const PAUSE = 120;
+
+const SIDES = [
+  { value: "query", label: "queries" },
+  { value: "key", label: "keys" },
+];
+
+export class GoTo {
+  private side: Side = "query";
+  private search = new AbortController();
+  private timer = 0;
+  private readonly map: number;
+  private readonly results = make("ol", { class: "results", set: { "aria-label": "matches" } });
+  private readonly told = make(
+    "p",
+    { class: "muted", set: { role: "status" } },
+    "An index, “query, key”, or a part of a token.",
+  );
+  private readonly input = make("input", {
+    set: { type: "text", "aria-label": "index or token", spellcheck: "false", autofocus: true },
+    on: { input: () => this.later() },
+  });
+  private readonly dialog: HTMLDialogElement;
+
+  /** `go` is told a query, a key, or both. */
+  constructor(
+    private readonly context: Context,
+    root: HTMLElement,
+    private readonly go: (row: number | undefined, column: number | undefined) => void,
+  ) {
+    this.map = context.state().map;
+    const sides = select("in", SIDES, this.side, (side) => {
+      this.side = side as Side;
+      void this.look();
+    });
+    const submit = (event: Event) => {
+      event.preventDefault();
+      this.submit();
+    };
+    const form = make("form", { on: { submit } }, this.input, sides, make("button", { set: { type: "submit" } }, "Go"));
+    this.dialog = openDialog(root, "Go to", form, this.told, this.results);
+    this.dialog.addEventListener("close", () => this.search.abort());
+  }
+
+  private later(): void {
+    clearTimeout(this.timer);
+    this.timer = window.setTimeout(() => void this.look(), PAUSE);
+  }
+
+  private async look(): Promise<void> {
+    this.search.abort();
+    this.search = new AbortController();
+    const { signal } = this.search;
+    const wanted = parseGoTo(this.input.value);
+    replace(this.results);
+    if (!wanted || !("find" in wanted)) return;
+    this.told.textContent = "searching …";
+    const found = await this.context.tokens.find(this.map, this.side, wanted.find, signal).catch(() => undefined);
+    if (!found || signal.aborted) return;
+    const count = `${found.indices.length} ${found.indices.length === 1 ? "match" : "matches"}`;
+    this.told.textContent = found.indices.length
+      ? `${found.more ? "the first " : ""}${count}`
+      : "no token holds this text";
+    replace(this.results, ...found.indices.map((index) => this.match(index)));
+  }
+
+  private match(index: number): HTMLElement {
+    const token = this.context.tokens.at(present(this.context.loader), this.map, this.side, index) ?? "";
+    return make(
+      "li",
+      {},
+      button(`${whole(index)}  ${visible(token)}`, () => this.take(index)),
+    );
+  }
+
+  private take(index: number): void {
+    this.dialog.close();
+    this.go(this.side === "query" ? index : undefined, this.side === "key" ? index : undefined);
+  }
+
+  private submit(): void {
+    const wanted = parseGoTo(this.input.value);
+    const { queries, keys } = this.context.meta.maps[this.map];
+    if (wanted && "cell" in wanted && wanted.cell[0] < queries && wanted.cell[1] < keys) {
+      this.dialog.close();
+      this.go(...wanted.cell);
+    } else if (wanted && "index" in wanted && wanted.index < (this.side === "query" ? queries : keys)) {
+      this.take(wanted.index);
+    } else if (wanted && "find" in wanted) this.results.querySelector("button")?.click();
+    else this.told.textContent = `There are ${whole(queries)} queries and ${whole(keys)} keys; the first is 0.`;
+  }
+}

@@ -1,0 +1,101 @@
+/** The one module of page, static file and notebook. */
+
+import { make, replace } from "./dom.ts";
+import { Explorer, type Options } from "./explorer.ts";
+import { EmbeddedSource } from "./sources/embedded.ts";
+import { HttpSource } from "./sources/http.ts";
+import { type Answer, MessageSource } from "./sources/messages.ts";
+import { decode, encode, type State } from "./state.ts";
+import type { Source } from "./types.ts";
+
+export { decode, EmbeddedSource, encode, Explorer, HttpSource, MessageSource };
+
+/** Shows what a source has inside an element; `state` is as after # of a permalink, or what `decode` gave. */
+export async function mount(
+  element: Element,
+  source: Source,
+  state: string | State = "",
+  options: Options = {},
+): Promise<Explorer> {
+  const from = typeof state === "string" ? decode(state) : state;
+  try {
+    const meta = await source.meta();
+    if (meta.maps.length === 0) throw new Error("there is no attention map in it");
+    return new Explorer(element, source, meta, from, options);
+  } catch (error) {
+    const words = error instanceof Error ? error.message : String(error);
+    replace(element, make("p", { class: "regard-failure", set: { role: "alert" } }, `Nothing to show: ${words}`));
+    throw error;
+  }
+}
+
+const HISTORY_PAUSE = 250;
+
+/** A whole page: the state is kept in the address, and back and forward lead through its steps. */
+async function page(root: HTMLElement): Promise<void> {
+  const embedded = document.getElementById("regard-data");
+  const source = embedded ? EmbeddedSource.from(embedded) : new HttpSource(new URL("./", location.href).href);
+  const renderer = new URLSearchParams(location.search).get("renderer") ?? "auto";
+  const explorer = await mount(root, source, location.hash, { renderer });
+  let timer = 0;
+  let unwritten: State | undefined;
+  const write = (state: State, step: boolean) => {
+    const hash = `#${encode(state)}`;
+    if (hash === location.hash || (hash === "#" && location.hash === "")) return;
+    try {
+      if (step) history.pushState(null, "", hash);
+      else history.replaceState(null, "", hash);
+    } catch {
+      // A frame in a sandbox, as in a notebook, has no address of its own to keep it in.
+    }
+  };
+  explorer.listen((state, step) => {
+    clearTimeout(timer);
+    if (step) {
+      if (unwritten) write(unwritten, false);
+      unwritten = undefined;
+      write(state, true);
+      return;
+    }
+    // Browsers limit how often the address may change.
+    unwritten = state;
+    timer = window.setTimeout(() => {
+      unwritten = undefined;
+      write(state, false);
+    }, HISTORY_PAUSE);
+  });
+  window.addEventListener("popstate", () => {
+    clearTimeout(timer);
+    unwritten = undefined;
+    explorer.restore(decode(location.hash));
+  });
+  Object.assign(root, { explorer });
+}
+
+/** A notebook's model, as anywidget hands it over. */
+interface WidgetModel {
+  get(name: string): unknown;
+  send(message: unknown): void;
+  on(event: "msg:custom", listener: (message: Answer, buffers: readonly DataView[]) => void): void;
+}
+
+/** For anywidget: `export default { render }`. */
+export default {
+  async render({ model, el }: { model: WidgetModel; el: HTMLElement }): Promise<() => void> {
+    const channel = {
+      send: (message: unknown) => model.send(message),
+      listen: (listener: (message: Answer, buffers: readonly DataView[]) => void) => model.on("msg:custom", listener),
+    };
+    const root = make("div", { class: "regard-cell" });
+    el.append(root);
+    const explorer = await mount(
+      root,
+      new MessageSource(channel, model.get("can_rerun") === true),
+      String(model.get("state") ?? ""),
+    );
+    return () => explorer.destroy();
+  },
+};
+
+const root = typeof document === "undefined" ? null : document.getElementById("regard-explorer");
+if (root) void page(root).catch(() => undefined);

@@ -1,0 +1,77 @@
+/** Which heads are shown, and in which order. */
+
+import type { State } from "./state.ts";
+import type { AttentionMap, Meta, Role } from "./types.ts";
+
+export interface Head {
+  map: number;
+  head: number;
+}
+
+/** The names of all metrics, and of all roles, that any map has. */
+export function metricNames(meta: Meta): string[] {
+  return [...new Set(meta.maps.flatMap((map) => Object.keys(map.metrics)))];
+}
+
+export function roleNames(meta: Meta): string[] {
+  const names = meta.maps.flatMap((map) => map.roles.flatMap((roles) => (roles ?? []).map((role) => role.name)));
+  return [...new Set(names)].sort();
+}
+
+export function rolesOf(map: AttentionMap, head: number): Role[] {
+  return map.roles[head] ?? [];
+}
+
+/** A metric, or the score of a role, NaN where a head has none. */
+export function valueOf(map: AttentionMap, head: number, name: string): number {
+  if (Object.hasOwn(map.metrics, name)) return map.metrics[name][head] ?? NaN;
+  return rolesOf(map, head).find((role) => role.name === name)?.score ?? NaN;
+}
+
+export interface Condition {
+  metric: string;
+  above: boolean;
+  bound: number;
+}
+
+/** "entropy > 1.5" or "entropy<1.5"; undefined where it is neither. */
+export function condition(text: string): Condition | undefined {
+  const found = /^\s*([\w. -]+?)\s*([<>])=?\s*(-?[\d.]+(?:e-?\d+)?)\s*$/i.exec(text);
+  return found ? { metric: found[1], above: found[2] === ">", bound: Number(found[3]) } : undefined;
+}
+
+export function heads(meta: Meta, names: string[], state: Pick<State, "order" | "role" | "metric" | "find">): Head[] {
+  const wanted = condition(state.metric);
+  const find = state.find.trim().toLowerCase();
+  const found: Head[] = [];
+  meta.maps.forEach((map, at) => {
+    if (find && !`${map.name} ${names[at]}`.toLowerCase().includes(find)) return;
+    for (let head = 0; head < map.heads; head += 1) {
+      if (state.role && !rolesOf(map, head).some((role) => role.name === state.role)) continue;
+      if (wanted && !holds(valueOf(map, head, wanted.metric), wanted)) continue;
+      found.push({ map: at, head });
+    }
+  });
+  return sorted(found, meta, state.order);
+}
+
+function holds(value: number, { above, bound }: Condition): boolean {
+  return above ? value >= bound : value <= bound;
+}
+
+function sorted(found: Head[], meta: Meta, order: string): Head[] {
+  if (order === "layer") return found;
+  const falling = order.startsWith("-");
+  const name = falling ? order.slice(1) : order;
+  const value = ({ map, head }: Head) => valueOf(meta.maps[map], head, name);
+  // Heads without a value come last, whichever the direction.
+  return found
+    .map((head) => ({ head, value: value(head) }))
+    .sort(
+      (a, b) =>
+        Number(Number.isNaN(a.value)) - Number(Number.isNaN(b.value)) ||
+        (falling ? b.value - a.value : a.value - b.value) ||
+        0,
+    )
+    .map(({ head }) => head);
+}

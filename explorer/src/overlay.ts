@@ -1,0 +1,219 @@
+/** What lies over and around the raster of a panel, as shapes. */
+
+import type { Mark } from "./alignment.ts";
+import type { Context } from "./context.ts";
+import type { Field } from "./field.ts";
+import type { Need } from "./loader.ts";
+import type { Palette } from "./palette.ts";
+import { profileShapes } from "./profiles.ts";
+import { type Ruler, rulerShapes } from "./rulers.ts";
+import { FONT, type Shape, TEXT_SIZE } from "./shapes.ts";
+import type { Side, Size } from "./types.ts";
+import type { Viewport } from "./viewport.ts";
+
+export interface Insets {
+  left: number;
+  top: number;
+  right: number;
+  bottom: number;
+}
+
+export interface Decoration {
+  viewport: Viewport;
+  size: Size;
+  insets: Insets;
+  /** Whether there is room for profiles. */
+  wide: boolean;
+  hovered?: [number, number];
+  chosen?: [number, number];
+  marks: Mark[];
+}
+
+const MOST_MARKS = 3000;
+const ROOM = 132;
+
+let measuring: CanvasRenderingContext2D | null = null;
+
+/** The width of a label, as bold as it can be. */
+function width(text: string): number {
+  measuring ??= document.createElement("canvas").getContext("2d");
+  if (!measuring) return 7 * text.length;
+  measuring.font = `600 ${TEXT_SIZE}px ${FONT}`;
+  return measuring.measureText(text).width;
+}
+
+/** Rulers, border, crosshair, marks and profiles; (0, 0) is the corner of the panel. */
+export function decorationShapes(need: Need, context: Context, field: Field, on: Decoration): Shape[] {
+  const palette = context.palette();
+  const { size, insets } = on;
+  const inside: Shape[] = [...markShapes(on, palette)];
+  if (on.hovered) inside.push(...crossShapes(on, on.hovered, palette, [3, 3]));
+  if (on.chosen) inside.push(...crossShapes(on, on.chosen, palette));
+  const clip = { x: 0, y: 0, width: size.width, height: size.height };
+  return [
+    { kind: "group", x: insets.left, y: insets.top, clip, shapes: inside },
+    {
+      kind: "box",
+      x: insets.left - 0.5,
+      y: insets.top - 0.5,
+      width: size.width + 1,
+      height: size.height + 1,
+      stroke: palette.line,
+    },
+    ...rulers(need, context, field, on, palette),
+    ...names(field, on, palette),
+    ...(on.wide ? profiles(need, field, on, palette) : []),
+  ];
+}
+
+function rulers(need: Need, context: Context, field: Field, on: Decoration, palette: Palette): Shape[] {
+  const { viewport, size, insets } = on;
+  const cells = [on.chosen, on.hovered].filter((cell) => cell !== undefined);
+  const token = (side: Side) => (index: number) => context.tokens.at(need, field.mapIndex, side, index);
+  const common = { scale: viewport.scale, width };
+  const left: Ruler = {
+    ...common,
+    side: "left",
+    start: viewport.row,
+    length: size.height,
+    count: field.map.queries,
+    token: token("query"),
+    strong: cells.map(([row]) => row),
+    room: Math.min(insets.left, ROOM) - 12,
+  };
+  const top: Ruler = {
+    ...common,
+    side: "top",
+    start: viewport.column,
+    length: size.width,
+    count: field.map.keys,
+    token: token("key"),
+    strong: cells.map(([, column]) => column),
+    room: insets.top - 12,
+  };
+  const beside = { x: 4 - insets.left, y: -8, width: insets.left, height: size.height + 16 };
+  const above = { x: -8, y: 4 - insets.top, width: size.width + 16, height: insets.top };
+  const at = { kind: "group", x: insets.left, y: insets.top } as const;
+  return [
+    { ...at, clip: beside, shapes: rulerShapes(left, palette) },
+    { ...at, clip: above, shapes: rulerShapes(top, palette) },
+  ];
+}
+
+function names(field: Field, { insets, wide }: Decoration, palette: Palette): Shape[] {
+  const cross = field.map.kind === "cross";
+  const [query, key] = cross ? ["target ↓", "source →"] : ["query ↓", "key →"];
+  const style = { kind: "text", colour: palette.muted, size: 11 } as const;
+  return [
+    { ...style, x: insets.left - 8, y: insets.top - (wide ? 38 : 32), text: key, anchor: "end" },
+    { ...style, x: insets.left - 8, y: insets.top - (wide ? 22 : 18), text: query, anchor: "end" },
+  ];
+}
+
+function profiles(need: Need, field: Field, on: Decoration, palette: Palette): Shape[] {
+  const { viewport, size, insets } = on;
+  const shapes: Shape[] = [];
+  const head = field.heads[0];
+  if (field.heads.length > 1) return shapes;
+  const entropy = head.profile(need, "entropy");
+  const received = head.profile(need, "received");
+  const right = insets.left + size.width + 6;
+  const below = insets.top + size.height + 6;
+  const { scale } = viewport;
+  if (entropy) {
+    const curve = profileShapes(
+      { values: entropy, start: viewport.row, scale, length: size.height, reach: 56, side: "right" },
+      palette,
+    );
+    shapes.push({ kind: "group", x: right, y: insets.top, shapes: curve });
+    shapes.push({ kind: "text", x: right, y: insets.top - 12, text: "entropy", colour: palette.muted, size: 11 });
+  }
+  if (received) {
+    const curve = profileShapes(
+      { values: received, start: viewport.column, scale, length: size.width, reach: 26, side: "below" },
+      palette,
+    );
+    shapes.push({ kind: "group", x: insets.left, y: below, shapes: curve });
+    shapes.push({
+      kind: "text",
+      x: insets.left - 8,
+      y: below + 6,
+      text: "received",
+      colour: palette.muted,
+      size: 11,
+      anchor: "end",
+    });
+  }
+  return shapes;
+}
+
+function crossShapes(
+  { viewport, size }: Decoration,
+  [row, column]: [number, number],
+  palette: Palette,
+  dash?: number[],
+): Shape[] {
+  const side = viewport.scale;
+  const x = (column - viewport.column) * side;
+  const y = (row - viewport.row) * side;
+  const line = (points: number[]): Shape[] => [
+    // Light under dark, to be seen on any colour.
+    { kind: "path", points, stroke: palette.paper, width: 2.5, opacity: 0.55 },
+    { kind: "path", points, stroke: palette.ink, width: 1, opacity: 0.9, dash },
+  ];
+  const [middleX, middleY] = [x + side / 2, y + side / 2];
+  if (side < 6) return [...line([0, middleY, size.width, middleY]), ...line([middleX, 0, middleX, size.height])];
+  return [
+    ...line([0, middleY, x, middleY]),
+    ...line([x + side, middleY, size.width, middleY]),
+    ...line([middleX, 0, middleX, y]),
+    ...line([middleX, y + side, middleX, size.height]),
+    { kind: "box", x, y, width: side, height: side, stroke: palette.paper, line: 4 },
+    { kind: "box", x, y, width: side, height: side, stroke: palette.accent, line: 2 },
+  ];
+}
+
+/** Outlines with a light and a dark line; dots where cells are too small for outlines. */
+function markShapes({ viewport, marks }: Decoration, palette: Palette): Shape[] {
+  const shapes: Shape[] = [];
+  const every = Math.ceil(marks.length / MOST_MARKS);
+  for (let i = 0; i < marks.length; i += every) {
+    const mark = marks[i];
+    const width = mark.columns * viewport.scale;
+    const height = mark.rows * viewport.scale;
+    const x = (mark.column - viewport.column) * viewport.scale;
+    const y = (mark.row - viewport.row) * viewport.scale;
+    if (Math.min(width, height) < 5) {
+      shapes.push({
+        kind: "box",
+        x: x + width / 2 - 1.5,
+        y: y + height / 2 - 1.5,
+        width: 3,
+        height: 3,
+        fill: palette.paper,
+        stroke: palette.ink,
+      });
+      continue;
+    }
+    shapes.push({
+      kind: "box",
+      x: x + 1.5,
+      y: y + 1.5,
+      width: width - 3,
+      height: height - 3,
+      stroke: "#000000",
+      line: 3,
+      opacity: 0.6,
+    });
+    shapes.push({
+      kind: "box",
+      x: x + 1.5,
+      y: y + 1.5,
+      width: width - 3,
+      height: height - 3,
+      stroke: "#ffffff",
+      line: 1.5,
+    });
+  }
+  return shapes;
+}

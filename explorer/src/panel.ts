@@ -1,0 +1,298 @@
+/** One map with deep zoom: its raster, rulers, profiles, crosshair and what they say. */
+
+import { alignment } from "./alignment.ts";
+import { type Context, present } from "./context.ts";
+import { make } from "./dom.ts";
+import type { Field } from "./field.ts";
+import { listen } from "./gestures.ts";
+import { Hover } from "./hover.ts";
+import { legendShapes } from "./legend.ts";
+import { type Decoration, decorationShapes, type Insets } from "./overlay.ts";
+import { type Choice, words } from "./pyramid.ts";
+import type { Painter } from "./rendering/painter.ts";
+import { resize } from "./rendering/painter.ts";
+import { painter } from "./rendering/choose.ts";
+import { scene } from "./scene.ts";
+import { drawShapes, type Picture, type Shape } from "./shapes.ts";
+import { EXACT, type Size } from "./types.ts";
+import {
+  between,
+  cellAt,
+  clamp,
+  type Extent,
+  fit,
+  fromFrame,
+  pan,
+  toFrame,
+  type Viewport,
+  visible,
+  zoomAt,
+} from "./viewport.ts";
+
+const ZOOM_TIME = 160;
+const WIDE: Insets = { left: 124, top: 116, right: 80, bottom: 64 };
+const NARROW: Insets = { left: 100, top: 92, right: 16, bottom: 30 };
+
+export class Panel {
+  readonly element: HTMLElement;
+  private painter: Painter;
+  private readonly overlay = make("canvas", { class: "overlay", set: { "aria-hidden": "true" } });
+  private readonly plot = make("div", { class: "plot", set: { role: "img", tabindex: 0 } });
+  private readonly hover: Hover;
+  private readonly watcher: ResizeObserver;
+  private size: Size = { width: 0, height: 0 };
+  private shown: Choice = { level: 0, factor: 1 };
+  private pending = 0;
+  private animation = 0;
+  private placed = "";
+  /** The last level shown in words, for the status line. */
+  said = "";
+  onsaid?: (words: string) => void;
+
+  constructor(
+    private readonly context: Context,
+    private field: Field,
+    private readonly wide: boolean,
+  ) {
+    this.painter = painter(context.renderer, () => this.repaint());
+    this.plot.append(this.painter.canvas);
+    this.hover = new Hover(
+      context,
+      () => this.field,
+      () => this.draw(),
+    );
+    this.element = make("div", { class: "panel" }, this.overlay, this.plot, this.hover.element);
+    listen(this.plot, {
+      zoom: (factor, x, y) => this.move(zoomAt(this.viewport(), factor, x, y)),
+      pan: (dx, dy) => this.move(pan(this.viewport(), dx, dy)),
+      tap: (x, y) => this.choose(x, y),
+      hover: (x, y) => this.hover.at(cellAt(this.viewport(), this.extent(), x, y), this.inElement(x, y), this.size),
+      leave: () => this.hover.leave(),
+    });
+    this.watcher = new ResizeObserver(() => this.draw());
+    this.watcher.observe(this.element);
+  }
+
+  show(field: Field): void {
+    this.field = field;
+    this.hover.leave();
+    this.draw();
+  }
+
+  /** Draws before the next frame of the screen. */
+  draw(): void {
+    if (!this.pending) this.pending = requestAnimationFrame(() => this.drawNow());
+  }
+
+  /** Larger or smaller about the chosen cell, else the middle. */
+  zoom(factor: number): void {
+    const from = this.viewport();
+    const at = this.context.state().at;
+    const size = this.inner();
+    const x = at ? (at[1] + 0.5 - from.column) * from.scale : -1;
+    const y = at ? (at[0] + 0.5 - from.row) * from.scale : -1;
+    const seen = x >= 0 && y >= 0 && x <= size.width && y <= size.height;
+    this.glide(zoomAt(from, factor, seen ? x : size.width / 2, seen ? y : size.height / 2));
+  }
+
+  fit(): void {
+    this.glide(fit(this.extent(), this.inner()), true);
+  }
+
+  panBy(columns: number, rows: number): void {
+    const { width, height } = this.inner();
+    this.glide(pan(this.viewport(), -columns * width, -rows * height));
+  }
+
+  /** Brings a cell to the middle, close enough to read its tokens. */
+  goTo(row: number, column: number): void {
+    const from = this.viewport();
+    const size = this.inner();
+    const scale = Math.max(from.scale, 22);
+    this.glide({ row: row + 0.5 - size.height / scale / 2, column: column + 0.5 - size.width / scale / 2, scale });
+  }
+
+  picture(): Picture {
+    this.drawNow();
+    const { width, height } = this.size;
+    return { title: `${this.field.title}, ${this.said}`, width, height, shapes: [this.raster(), ...this.shapes()] };
+  }
+
+  viewport(): Viewport {
+    const { frame } = this.context.state();
+    const size = this.inner();
+    return frame ? clamp(fromFrame(frame, size), this.extent(), size) : fit(this.extent(), size);
+  }
+
+  extent(): Extent {
+    return { rows: this.field.map.queries, columns: this.field.map.keys };
+  }
+
+  inner(): Size {
+    const { left, top, right, bottom } = this.insets();
+    return {
+      width: Math.max(this.size.width - left - right, 40),
+      height: Math.max(this.size.height - top - bottom, 40),
+    };
+  }
+
+  destroy(): void {
+    cancelAnimationFrame(this.pending);
+    cancelAnimationFrame(this.animation);
+    this.watcher.disconnect();
+    this.hover.destroy();
+    this.context.loader.release(this);
+    this.painter.destroy();
+  }
+
+  private insets(): Insets {
+    const wide = this.wide && this.size.width > 520;
+    if (wide) return WIDE;
+    // In a narrow panel what the map does not need is left free on both sides.
+    const { rows, columns } = this.extent();
+    const { left, top, right, bottom } = NARROW;
+    const needed = ((this.size.height - top - bottom) * columns) / rows;
+    const spare = Math.max(0, Math.floor((this.size.width - left - right - needed) / 2));
+    return { ...NARROW, left: left + spare, right: right + spare };
+  }
+
+  /** As wide as the whole map needs at this height, so that nothing empty lies between map and rulers. */
+  private takeWidth(): void {
+    if (!this.wide) return;
+    const { rows, columns } = this.extent();
+    const { left, top, right, bottom } = WIDE;
+    const height = Math.max(this.element.clientHeight - top - bottom, 40);
+    const basis = `${Math.ceil(left + (height * columns) / rows + right)}px`;
+    if (this.element.style.flexBasis !== basis) this.element.style.flexBasis = basis;
+  }
+
+  private move(viewport: Viewport): void {
+    cancelAnimationFrame(this.animation);
+    const size = this.inner();
+    this.context.update({ frame: toFrame(clamp(viewport, this.extent(), size), size) });
+  }
+
+  private glide(target: Viewport, whole = false): void {
+    cancelAnimationFrame(this.animation);
+    const size = this.inner();
+    const from = this.viewport();
+    const to = clamp(target, this.extent(), size);
+    const started = performance.now();
+    const time = matchMedia("(prefers-reduced-motion: reduce)").matches ? 0 : ZOOM_TIME;
+    const step = () => {
+      const part = time ? Math.min((performance.now() - started) / time, 1) : 1;
+      const at = between(from, to, part * (2 - part), size);
+      this.context.update({ frame: part === 1 && whole ? undefined : toFrame(part === 1 ? to : at, size) });
+      if (part < 1) this.animation = requestAnimationFrame(step);
+    };
+    step();
+  }
+
+  private choose(x: number, y: number): void {
+    const cell = cellAt(this.viewport(), this.extent(), x, y);
+    const before = this.context.state().at;
+    const same = cell && before && cell[0] === before[0] && cell[1] === before[1];
+    this.context.update({ at: same ? undefined : cell });
+  }
+
+  private inElement(x: number, y: number): { x: number; y: number } {
+    const { left, top } = this.insets();
+    return { x: x + left, y: y + top };
+  }
+
+  private drawNow(): void {
+    cancelAnimationFrame(this.pending);
+    this.pending = 0;
+    this.takeWidth();
+    this.size = { width: this.element.clientWidth, height: this.element.clientHeight };
+    if (!this.size.width || !this.size.height) return;
+    const insets = this.insets();
+    const inner = this.inner();
+    this.place({ left: insets.left, top: insets.top, ...inner });
+    const state = this.context.state();
+    const palette = this.context.palette();
+    const ratio = devicePixelRatio || 1;
+    const peek = present(this.context.loader);
+    const drawn = this.context.loader.frame(this, (need) =>
+      scene({ need, peek }, this.field, this.viewport(), inner, ratio, state),
+    );
+    this.shown = drawn.choice;
+    const device = { width: Math.round(inner.width * ratio), height: Math.round(inner.height * ratio) };
+    const colouring = { colours: state.colours, scale: state.scale, signed: this.field.signed };
+    this.painter.draw(device, drawn.quads, colouring, { paper: palette.hatchPaper, line: palette.hatchLine });
+    this.say(this.level() + (drawn.complete ? "" : ", loading"));
+    resize(this.overlay, { width: Math.round(this.size.width * ratio), height: Math.round(this.size.height * ratio) });
+    const context = this.overlay.getContext("2d") as CanvasRenderingContext2D;
+    context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    context.clearRect(0, 0, this.size.width, this.size.height);
+    drawShapes(context, this.shapes());
+  }
+
+  /** Where the plot lies; the style is touched only when that changes. */
+  private place(box: { left: number; top: number; width: number; height: number }): void {
+    const name = Object.values(box).join(" ");
+    if (name === this.placed) return;
+    this.placed = name;
+    for (const [property, value] of Object.entries(box)) this.plot.style.setProperty(property, `${value}px`);
+  }
+
+  private level(): string {
+    return words(this.field.map, this.shown, this.context.state().reduce, this.context.meta.exact);
+  }
+
+  private say(text: string): void {
+    const label = `${this.field.title}: heat map, ${text}. The table view lists its metrics.`;
+    if (this.plot.getAttribute("aria-label") !== label) this.plot.setAttribute("aria-label", label);
+    if (text === this.said) return;
+    this.said = text;
+    this.onsaid?.(text);
+  }
+
+  private shapes(): Shape[] {
+    const state = this.context.state();
+    const viewport = this.viewport();
+    const size = this.inner();
+    const seen = visible(viewport, this.extent(), size);
+    // Another owner than the panel itself, so that the two do not drop each other's wishes.
+    return this.context.loader.frame(this.hover, (need) => {
+      const decoration: Decoration = {
+        viewport,
+        size,
+        insets: this.insets(),
+        wide: this.insets() === WIDE,
+        hovered: this.hover.cell,
+        chosen: state.at,
+        marks: state.alignment ? alignment(need, this.field, seen) : [],
+      };
+      const { left, top } = this.insets();
+      const legend = {
+        maximum: this.field.maximum(need, this.shown.level, state),
+        signed: this.field.signed,
+        divisor: this.field.divisor(this.shown.level),
+        room: this.size.width - left,
+      };
+      this.hover.look(need, this.shown.level === EXACT && this.shown.factor === 1 ? undefined : this.level());
+      return [
+        ...decorationShapes(need, this.context, this.field, decoration),
+        {
+          kind: "group",
+          x: left,
+          y: top + size.height + (this.insets() === WIDE ? 42 : 10),
+          shapes: legendShapes(legend, state, this.context.palette()),
+        },
+      ];
+    });
+  }
+
+  private raster(): Shape {
+    const { left, top } = this.insets();
+    return { kind: "image", image: this.painter.canvas, x: left, y: top, ...this.inner() };
+  }
+
+  /** The GPU has gone: the 2D canvas takes its place. */
+  private repaint(): void {
+    this.painter = painter("canvas", () => undefined);
+    this.plot.replaceChildren(this.painter.canvas);
+    this.draw();
+  }
+}

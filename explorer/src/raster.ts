@@ -1,0 +1,99 @@
+/** Arrays of weights made ready to be drawn: pooled, divided by the maximum of the row, subtracted. */
+
+import type { Reduce } from "./types.ts";
+
+/** A row-major array with a name that is the same only for the same content. */
+export interface Raster {
+  id: string;
+  rows: number;
+  columns: number;
+  data: Float32Array;
+}
+
+/** Pooled by `factor` × `factor`; a cell without any pair stays NaN. The mean is over the pairs that exist. */
+export function pool(raster: Raster, factor: number, reduce: Reduce): Raster {
+  const rows = Math.ceil(raster.rows / factor);
+  const columns = Math.ceil(raster.columns / factor);
+  const result = new Float32Array(rows * columns).fill(NaN);
+  const counts = new Uint32Array(rows * columns);
+  for (let row = 0; row < raster.rows; row += 1) {
+    for (let column = 0; column < raster.columns; column += 1) {
+      const value = raster.data[row * raster.columns + column];
+      if (value !== value) continue;
+      const cell = Math.floor(row / factor) * columns + Math.floor(column / factor);
+      if (counts[cell] === 0) result[cell] = value;
+      else if (reduce === "max") result[cell] = Math.max(result[cell], value);
+      else result[cell] += value;
+      counts[cell] += 1;
+    }
+  }
+  if (reduce === "mean") for (let cell = 0; cell < result.length; cell += 1) result[cell] /= counts[cell] || 1;
+  return { id: `${raster.id} ${reduce} ${factor}`, rows, columns, data: result };
+}
+
+/** The greatest value of each row, 0 where there is none. */
+export function rowMaxima(raster: Raster): Float32Array {
+  const maxima = new Float32Array(raster.rows);
+  for (let row = 0; row < raster.rows; row += 1) {
+    let best = 0;
+    for (let i = row * raster.columns; i < (row + 1) * raster.columns; i += 1)
+      if (raster.data[i] > best) best = raster.data[i];
+    maxima[row] = best;
+  }
+  return maxima;
+}
+
+/** Every row divided by its maximum, which `maxima` tells. */
+export function normalised(raster: Raster, maxima: (row: number) => number): Raster {
+  const data = new Float32Array(raster.data.length);
+  for (let row = 0; row < raster.rows; row += 1) {
+    const most = maxima(row) || 1;
+    for (let i = row * raster.columns; i < (row + 1) * raster.columns; i += 1) data[i] = raster.data[i] / most;
+  }
+  return { ...raster, id: `${raster.id} rows`, data };
+}
+
+export function difference(a: Raster, b: Raster): Raster {
+  const data = new Float32Array(a.data.length);
+  for (let i = 0; i < data.length; i += 1) data[i] = a.data[i] - b.data[i];
+  return { ...a, id: `${a.id} - ${b.id}`, data };
+}
+
+export function greatest(data: Float32Array): number {
+  let best = 0;
+  for (let i = 0; i < data.length; i += 1) {
+    const size = Math.abs(data[i]);
+    if (size > best) best = size;
+  }
+  return best;
+}
+
+const MOST_SORTED = 1 << 14;
+
+/** The size that a part of all sizes above 0 does not exceed, from an even choice of at most 16,384 of them. */
+export function quantile(data: Float32Array, part: number): number {
+  const every = Math.ceil(data.length / MOST_SORTED);
+  const sizes: number[] = [];
+  for (let i = 0; i < data.length; i += every) {
+    const size = Math.abs(data[i]);
+    if (size > 0) sizes.push(size);
+  }
+  sizes.sort((a, b) => a - b);
+  return sizes.length ? sizes[Math.min(Math.floor(part * sizes.length), sizes.length - 1)] : 0;
+}
+
+/** The column of the greatest value of each row, -1 where a row has no pair. */
+export function argmaxima(raster: Raster): Int32Array {
+  const found = new Int32Array(raster.rows).fill(-1);
+  for (let row = 0; row < raster.rows; row += 1) {
+    let best = -Infinity;
+    for (let column = 0; column < raster.columns; column += 1) {
+      const value = raster.data[row * raster.columns + column];
+      if (value > best) {
+        best = value;
+        found[row] = column;
+      }
+    }
+  }
+  return found;
+}

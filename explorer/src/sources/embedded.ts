@@ -1,0 +1,76 @@
+/** The source of a static page: everything that was written into it, and nothing more. */
+
+import { checkedMeta, EXACT, type Meta, type Reduce, type Region, type Side, type Source, TILE } from "../types.ts";
+import { floats, type WrittenArray } from "./arrays.ts";
+
+/**
+ * What a static page holds as JSON. Keys: pooled "map/head/level/reduce", tiles "map/head/tile row/tile column" of
+ * 256 × 256 weights cut at the edges of the map, profiles "map/head/which". `tokens[map].key` is left out where
+ * the keys are the queries.
+ */
+export interface Embedded {
+  meta: Meta;
+  tokens: { query: string[]; key?: string[] }[];
+  pooled: Record<string, WrittenArray>;
+  tiles: Record<string, WrittenArray>;
+  profiles: Record<string, WrittenArray>;
+}
+
+export class EmbeddedSource implements Source {
+  private readonly checked: Meta;
+  private readonly whole: Set<string>;
+
+  constructor(private readonly held: Embedded) {
+    this.checked = checkedMeta(held.meta);
+    this.whole = new Set(Object.keys(held.tiles ?? {}).map((key) => key.split("/").slice(0, 2).join("/")));
+  }
+
+  static from(element: Element): EmbeddedSource {
+    return new EmbeddedSource(JSON.parse(element.textContent ?? "") as Embedded);
+  }
+
+  async meta(): Promise<Meta> {
+    return this.checked;
+  }
+
+  async tokens(map: number, side: Side, start: number, stop: number): Promise<string[]> {
+    const tokens = this.held.tokens[map];
+    return ((side === "key" && tokens.key) || tokens.query).slice(start, stop);
+  }
+
+  pooled(map: number, head: number, level: number, reduce: Reduce): Promise<Float32Array> {
+    return this.array(this.held.pooled, `${map}/${head}/${level}/${reduce}`);
+  }
+
+  profile(map: number, head: number, which: string): Promise<Float32Array> {
+    return this.array(this.held.profiles, `${map}/${head}/${which}`);
+  }
+
+  async weights(map: number, head: number, region: Region): Promise<Float32Array> {
+    const width = region.column1 - region.column0;
+    const result = new Float32Array((region.row1 - region.row0) * width);
+    for (let top = Math.floor(region.row0 / TILE) * TILE; top < region.row1; top += TILE) {
+      for (let left = Math.floor(region.column0 / TILE) * TILE; left < region.column1; left += TILE) {
+        const tile = await this.array(this.held.tiles, `${map}/${head}/${top / TILE}/${left / TILE}`);
+        const columns = Math.min(TILE, this.checked.maps[map].keys - left);
+        const first = Math.max(left, region.column0);
+        const last = Math.min(left + columns, region.column1);
+        for (let row = Math.max(top, region.row0); row < Math.min(top + TILE, region.row1); row += 1) {
+          const start = (row - top) * columns - left;
+          result.set(tile.subarray(start + first, start + last), (row - region.row0) * width + first - region.column0);
+        }
+      }
+    }
+    return result;
+  }
+
+  offers(map: number, head: number, level: number): boolean {
+    if (level === EXACT) return this.whole.has(`${map}/${head}`);
+    return `${map}/${head}/${level}/max` in this.held.pooled || `${map}/${head}/${level}/mean` in this.held.pooled;
+  }
+
+  private async array(arrays: Record<string, WrittenArray>, key: string): Promise<Float32Array> {
+    if (!Object.hasOwn(arrays ?? {}, key)) throw new Error("this part was not written into the page");
+    return floats(arrays[key]);
+  }
+}

@@ -1,0 +1,165 @@
+/** All that a permalink keeps: what is shown and how. */
+
+import { COLOUR_MAPS, type ColourMap, SCALES, type Scale } from "./colour.ts";
+import type { Meta, Reduce, Side } from "./types.ts";
+import type { Frame } from "./viewport.ts";
+
+export const VIEWS = ["grid", "head", "lines", "compare", "table"] as const;
+export const THEMES = ["auto", "light", "dark"] as const;
+export const REDUCES: readonly Reduce[] = ["max", "mean"];
+export const MOST_PINS = 4;
+
+export type View = (typeof VIEWS)[number];
+export type Theme = (typeof THEMES)[number];
+export type Pin = [map: number, head: number];
+
+export interface State {
+  view: View;
+  map: number;
+  head: number;
+  /** undefined: the whole map. */
+  frame?: Frame;
+  /** The chosen cell: query, key. */
+  at?: [number, number];
+  scale: Scale;
+  reduce: Reduce;
+  normalise: boolean;
+  clip: boolean;
+  colours: ColourMap;
+  theme: Theme;
+  alignment: boolean;
+  pins: Pin[];
+  difference: boolean;
+  /** "layer", or a metric or role to sort by, with a minus before it for the greatest first. */
+  order: string;
+  role: string;
+  /** A condition on a metric: "entropy>1.5". */
+  metric: string;
+  find: string;
+  threshold: number;
+  top: number;
+  direction: Side;
+  /** First query and first key of the lines view. */
+  window: [number, number];
+}
+
+export const DEFAULT: State = {
+  view: "grid",
+  map: 0,
+  head: 0,
+  frame: undefined,
+  at: undefined,
+  scale: "sqrt",
+  reduce: "max",
+  normalise: false,
+  clip: true,
+  colours: "viridis",
+  theme: "auto",
+  alignment: false,
+  pins: [],
+  difference: false,
+  order: "layer",
+  role: "",
+  metric: "",
+  find: "",
+  threshold: 0.05,
+  top: 3,
+  direction: "query",
+  window: [0, 0],
+};
+
+/** The text after # of a permalink: only what is not as by default. */
+export function encode(state: State): string {
+  const pairs: string[] = [];
+  const put = (name: string, value: string) => pairs.push(`${name}=${encodeURIComponent(value).replace(/%2C/g, ",")}`);
+  for (const name of Object.keys(DEFAULT) as (keyof State)[]) {
+    const text = written(name, state);
+    if (text !== written(name, DEFAULT)) put(name, text);
+  }
+  return pairs.join("&");
+}
+
+function written(name: keyof State, state: State): string {
+  const value = state[name];
+  if (value === undefined) return "";
+  if (name === "frame") {
+    const frame = state.frame as Frame;
+    return [frame.row, frame.column, frame.span].map((number) => Number(number.toPrecision(8))).join(",");
+  }
+  if (name === "pins") return state.pins.map(([map, head]) => `${map}.${head}`).join(",");
+  if (typeof value === "boolean") return value ? "1" : "0";
+  return Array.isArray(value) ? value.join(",") : String(value);
+}
+
+/** The state that a permalink tells; what cannot be read is as by default. */
+export function decode(hash: string): State {
+  const state: State = { ...DEFAULT, pins: [] };
+  for (const pair of hash.replace(/^#/, "").split("&")) {
+    const cut = pair.indexOf("=");
+    if (cut < 0) continue;
+    try {
+      read(state, pair.slice(0, cut), decodeURIComponent(pair.slice(cut + 1)));
+    } catch {
+      // A broken escape: that part is left as by default.
+    }
+  }
+  return state;
+}
+
+function read(state: State, name: string, text: string): void {
+  const numbers = text.split(",").map(Number);
+  const finite = text !== "" && numbers.every(Number.isFinite);
+  const natural = finite && numbers.every((number) => Number.isInteger(number) && number >= 0);
+  const one = <T extends string>(choices: readonly T[], otherwise: T): T =>
+    choices.includes(text as T) ? (text as T) : otherwise;
+  if (name === "view") state.view = one(VIEWS, DEFAULT.view);
+  else if (name === "scale") state.scale = one(SCALES, DEFAULT.scale);
+  else if (name === "reduce") state.reduce = one(REDUCES, DEFAULT.reduce);
+  else if (name === "colours") state.colours = one(COLOUR_MAPS, DEFAULT.colours);
+  else if (name === "theme") state.theme = one(THEMES, DEFAULT.theme);
+  else if (name === "direction") state.direction = one(["query", "key"], DEFAULT.direction);
+  else if (name === "normalise" || name === "clip" || name === "alignment" || name === "difference")
+    state[name] = text === "1";
+  else if (name === "order" || name === "role" || name === "metric" || name === "find")
+    state[name] = text.slice(0, 200);
+  else if ((name === "map" || name === "head" || name === "top") && natural) state[name] = numbers[0];
+  else if (name === "threshold" && finite) state.threshold = Math.min(Math.max(numbers[0], 0), 1);
+  else if ((name === "at" || name === "window") && natural && numbers.length === 2)
+    state[name] = [numbers[0], numbers[1]];
+  else if (name === "frame" && finite && numbers.length === 3 && numbers[2] > 0) {
+    state.frame = { row: numbers[0], column: numbers[1], span: numbers[2] };
+  } else if (name === "pins") state.pins = pins(text);
+}
+
+function pins(text: string): Pin[] {
+  const found = text.split(",").map((pin) => pin.split(".").map(Number));
+  const good = found.filter(
+    (pin) => pin.length === 2 && pin.every((number) => Number.isInteger(number) && number >= 0),
+  );
+  return good.slice(0, MOST_PINS) as Pin[];
+}
+
+/** The state with maps, heads and cells that the source does have. */
+export function within(state: State, meta: Meta): State {
+  const map = Math.min(state.map, meta.maps.length - 1);
+  const chosen = meta.maps[map];
+  const exists = ([at, head]: Pin) => at < meta.maps.length && head < meta.maps[at].heads;
+  return {
+    ...state,
+    map,
+    head: Math.min(state.head, chosen.heads - 1),
+    at: state.at && state.at[0] < chosen.queries && state.at[1] < chosen.keys ? state.at : undefined,
+    pins: state.pins.filter(exists),
+  };
+}
+
+/** Pinned if it was not, else no longer; the oldest pin goes when there are too many. */
+export function pinned(pins: Pin[], pin: Pin): Pin[] {
+  const others = pins.filter(([map, head]) => map !== pin[0] || head !== pin[1]);
+  return others.length < pins.length ? others : [...others, pin].slice(-MOST_PINS);
+}
+
+/** Whether going from one state to another is worth an entry in the browser's history. */
+export function isStep(from: State, to: State): boolean {
+  return from.view !== to.view || from.map !== to.map || from.head !== to.head || from.pins.length !== to.pins.length;
+}

@@ -1,0 +1,95 @@
+/** What the explorer knows of attention, and what it asks of its source. */
+
+export type Reduce = "max" | "mean";
+export type Side = "query" | "key";
+
+/** One role of one head, with the evidence for it. */
+export interface Role {
+  name: string;
+  score: number;
+  n: number;
+  rule: string;
+}
+
+/** One attention module × call × sequence of the batch. */
+export interface AttentionMap {
+  name: string;
+  call: number;
+  sequence: number;
+  kind: "self" | "cross";
+  heads: number;
+  queries: number;
+  keys: number;
+  /** (rows, columns) of each pooled level, the finest first. */
+  levels: [number, number][];
+  /** (query rows, key columns) in one cell of each pooled level. */
+  cells: [number, number][];
+  metrics: Record<string, (number | null)[]>;
+  roles: Role[][];
+}
+
+export interface Meta {
+  version: number;
+  title: string;
+  maps: AttentionMap[];
+  /** Names that `profile` answers; "entropy" and "received" where absent. */
+  profiles?: string[];
+  /** What single weights are called; "exact weights" where absent, else such as "weights to within 0.4 %". */
+  exact?: string;
+  /** Whether `overview` may be asked; many thumbnails then take one request. */
+  overview?: boolean;
+}
+
+/** The level of single weights, beside the pooled levels 0, 1, 2, ... */
+export const EXACT = -1;
+
+/** The side of a tile of exact weights. */
+export const TILE = 256;
+
+/** Where maps, tokens and weights come from. Arrays are row-major; NaN where a pair does not exist. */
+export interface Source {
+  meta(): Promise<Meta>;
+  tokens(map: number, side: Side, start: number, stop: number, signal?: AbortSignal): Promise<string[]>;
+  pooled(map: number, head: number, level: number, reduce: Reduce, signal?: AbortSignal): Promise<Float32Array>;
+  weights(map: number, head: number, region: Region, signal?: AbortSignal): Promise<Float32Array>;
+  profile(map: number, head: number, which: string, signal?: AbortSignal): Promise<Float32Array>;
+  /** The coarsest level of all heads of a map: (heads, rows, columns). */
+  overview?(map: number, reduce: Reduce, signal?: AbortSignal): Promise<Float32Array>;
+  /** Whether it can give this level (or EXACT); a source without the method gives all. */
+  offers?(map: number, head: number, level: number): boolean;
+  /** Runs the model on another text; `meta` then tells of the new run. */
+  rerun?(text: string): Promise<void>;
+}
+
+/** Rows row0 .. row1 - 1 and columns column0 .. column1 - 1. */
+export interface Region {
+  row0: number;
+  row1: number;
+  column0: number;
+  column1: number;
+}
+
+export interface Size {
+  width: number;
+  height: number;
+}
+
+/** The meta data of a source, checked as far as the explorer relies on them. */
+export function checkedMeta(value: unknown): Meta {
+  const meta = value as Meta;
+  if (!meta || typeof meta !== "object" || !Array.isArray(meta.maps))
+    throw new Error("the source gave no list of maps");
+  for (const map of meta.maps) {
+    const counts = [map.heads, map.queries, map.keys];
+    if (!counts.every((count) => Number.isInteger(count) && count > 0)) {
+      throw new Error(
+        `map ${String(map.name)} has heads, queries, keys ${counts.join(", ")}; it needs whole numbers above 0`,
+      );
+    }
+    map.levels ??= [];
+    map.cells ??= map.levels.map(([rows, columns]) => [Math.ceil(map.queries / rows), Math.ceil(map.keys / columns)]);
+    map.metrics ??= {};
+    map.roles ??= [];
+  }
+  return meta;
+}

@@ -1,0 +1,58 @@
+/** The controls over the grid and the table: order, role, metric, name. */
+
+import type { Context } from "../context.ts";
+import { make, select } from "../dom.ts";
+import { condition, metricNames, roleNames } from "../ordering.ts";
+
+export function filters(context: Context): HTMLElement[] {
+  const { meta } = context;
+  const state = context.state();
+  const metrics = metricNames(meta);
+  const roles = roleNames(meta);
+  const orders = [{ value: "layer", label: "layer" }];
+  for (const name of [...metrics, ...roles]) {
+    orders.push(
+      { value: `-${name}`, label: `${name}, greatest first` },
+      { value: name, label: `${name}, least first` },
+    );
+  }
+  const parts: HTMLElement[] = [select("Order", orders, state.order, (order) => context.update({ order }))];
+  if (roles.length) {
+    const choices = [{ value: "", label: "any" }, ...roles.map((name) => ({ value: name, label: name }))];
+    parts.push(select("Role", choices, state.role, (role) => context.update({ role })));
+  }
+  if (metrics.length) parts.push(metricBox(context, metrics));
+  parts.push(nameBox(context));
+  return parts;
+}
+
+function metricBox(context: Context, metrics: string[]): HTMLElement {
+  const input = make("input", {
+    class: "short",
+    set: {
+      type: "text",
+      placeholder: `${metrics[0]} > 1`,
+      spellcheck: "false",
+      title: `One condition, such as ${metrics[0]} > 1. Metrics: ${metrics.join(", ")}`,
+    },
+    on: {
+      input: () => {
+        const good = input.value.trim() === "" || condition(input.value) !== undefined;
+        input.setAttribute("aria-invalid", String(!good));
+        if (good) context.update({ metric: input.value.trim() });
+      },
+    },
+  });
+  input.value = context.state().metric;
+  return make("label", { class: "field" }, make("span", {}, "Metric"), input);
+}
+
+function nameBox(context: Context): HTMLElement {
+  const input = make("input", {
+    class: "short",
+    set: { type: "search", placeholder: "layer name", spellcheck: "false" },
+    on: { input: () => context.update({ find: input.value }) },
+  });
+  input.value = context.state().find;
+  return make("label", { class: "field" }, make("span", {}, "Find"), input);
+}

@@ -1,0 +1,219 @@
+/** All heads as thumbnails: layers × heads, or in the order of a metric. */
+
+import { badge, roleWords } from "../badges.ts";
+import { type Context, headTitle, type ViewPart } from "../context.ts";
+import { make, replace } from "../dom.ts";
+import { type Head, heads, rolesOf, valueOf } from "../ordering.ts";
+import type { Picture, Shape } from "../shapes.ts";
+import { pinned, type State } from "../state.ts";
+import { figure, plain, whole } from "../text.ts";
+import { Thumbnail } from "../thumbnail.ts";
+import { looks } from "./controls.ts";
+import { filters } from "./filters.ts";
+
+const MOST_THUMBNAILS = 4096;
+const FIRST = 144;
+
+export class GridView implements ViewPart {
+  readonly element = make("div", { class: "grid-view" });
+  private readonly bar = make("div", { class: "bar" });
+  private readonly count = make("p", { class: "muted count", set: { role: "status" } });
+  private readonly cells = make("div", { class: "cells" });
+  private readonly thumbnails = new Map<Element, Thumbnail>();
+  private readonly seen = new Set<Thumbnail>();
+  private readonly watcher: IntersectionObserver;
+  private readonly looks = make("span", { class: "looks" });
+  private built = "";
+  private looked = "";
+  private pending = 0;
+
+  constructor(private readonly context: Context) {
+    this.bar.append(...filters(context), this.looks);
+    this.element.append(this.bar, this.count, this.cells);
+    this.watcher = new IntersectionObserver((entries) => this.watch(entries), { rootMargin: "200px" });
+  }
+
+  update(): void {
+    const state = this.context.state();
+    const looked = JSON.stringify([state.scale, state.reduce, state.normalise, state.clip]);
+    if (looked !== this.looked) {
+      this.looked = looked;
+      replace(this.looks, ...looks(this.context));
+    }
+    const made = JSON.stringify([state.order, state.role, state.metric, state.find, state.pins]);
+    if (made !== this.built) {
+      this.built = made;
+      this.build(state);
+    }
+    this.redraw();
+  }
+
+  redraw(): void {
+    if (!this.pending) this.pending = requestAnimationFrame(() => this.draw());
+  }
+
+  key(event: KeyboardEvent): boolean {
+    if (event.key === "/") {
+      this.bar.querySelector<HTMLInputElement>("input[type=search]")?.focus();
+      return true;
+    }
+    const focused = this.thumbnails.get(document.activeElement as Element)?.field;
+    if (event.key === "p" && focused) {
+      this.context.update({ pins: pinned(this.context.state().pins, [focused.mapIndex, focused.head]) });
+      return true;
+    }
+    const step = this.step(event.key);
+    if (!step) return false;
+    const all = [...this.cells.querySelectorAll<HTMLButtonElement>("button.thumb")];
+    const now = all.indexOf(document.activeElement as HTMLButtonElement);
+    const next = now < 0 ? 0 : Math.min(Math.max(now + step, 0), all.length - 1);
+    all[next]?.focus();
+    return true;
+  }
+
+  picture(): Picture {
+    const origin = this.element.getBoundingClientRect();
+    const palette = this.context.palette();
+    const shapes: Shape[] = [];
+    let bottom = 0;
+    for (const node of this.cells.querySelectorAll<HTMLElement>(".layer-name, .thumb")) {
+      const box = node.getBoundingClientRect();
+      const [x, y] = [box.left - origin.left, box.top - origin.top + this.element.scrollTop];
+      bottom = Math.max(bottom, y + box.height);
+      const thumbnail = this.thumbnails.get(node);
+      if (!thumbnail) {
+        shapes.push({
+          kind: "text",
+          x,
+          y: y + box.height / 2,
+          text: node.textContent ?? "",
+          colour: palette.muted,
+          size: 11,
+        });
+        continue;
+      }
+      const canvas = thumbnail.canvas.getBoundingClientRect();
+      const at = { x: canvas.left - origin.left, y: canvas.top - origin.top + this.element.scrollTop };
+      shapes.push({ kind: "image", image: thumbnail.canvas, ...at, width: canvas.width, height: canvas.height });
+      shapes.push({
+        kind: "text",
+        x,
+        y: y + box.height - 8,
+        text: String(thumbnail.field.head),
+        colour: palette.muted,
+        size: 10,
+      });
+    }
+    return { title: `${this.context.meta.title}: layers × heads`, width: origin.width, height: bottom + 16, shapes };
+  }
+
+  destroy(): void {
+    cancelAnimationFrame(this.pending);
+    this.watcher.disconnect();
+    this.context.loader.release(this);
+  }
+
+  private step(key: string): number {
+    if (key === "ArrowRight") return 1;
+    if (key === "ArrowLeft") return -1;
+    // A row of the picture, which need not be a layer where heads are sorted or wrapped.
+    const all = [...this.cells.querySelectorAll<HTMLElement>("button.thumb")];
+    const first = all[0]?.getBoundingClientRect().top;
+    const row = all.findIndex((thumb) => thumb.getBoundingClientRect().top !== first);
+    const width = row < 0 ? all.length : row;
+    return key === "ArrowDown" ? width : key === "ArrowUp" ? -width : 0;
+  }
+
+  private build(state: State): void {
+    const found = heads(this.context.meta, this.context.names, state);
+    const all = this.context.meta.maps.reduce((sum, map) => sum + map.heads, 0);
+    const shown = found.slice(0, MOST_THUMBNAILS);
+    const more =
+      found.length > shown.length
+        ? ` The first ${whole(shown.length)} are shown; narrow the choice to see others.`
+        : "";
+    this.count.textContent = `${whole(found.length)} of ${whole(all)} heads.${more}`;
+    const focused = this.thumbnails.get(document.activeElement as Element)?.field;
+    this.watcher.disconnect();
+    this.thumbnails.clear();
+    this.seen.clear();
+    const byLayer = state.order === "layer";
+    this.cells.classList.toggle("sorted", !byLayer);
+    this.cells.classList.toggle("few", all <= 24);
+    const children: Node[] = [];
+    if (byLayer) {
+      const layers = new Map<number, Head[]>();
+      for (const head of shown) layers.set(head.map, [...(layers.get(head.map) ?? []), head]);
+      for (const [map, members] of layers) children.push(this.layer(map, members, state));
+    } else children.push(make("div", { class: "row" }, ...shown.map((head) => this.thumb(head, state))));
+    replace(this.cells, ...children);
+    // What is in sight is known only after the next frame; a first screen is asked for at once.
+    for (const thumbnail of [...this.thumbnails.values()].slice(0, FIRST)) this.seen.add(thumbnail);
+    for (const [node, { field }] of this.thumbnails) {
+      this.watcher.observe(node);
+      if (focused && field.title === focused.title) (node as HTMLElement).focus();
+    }
+  }
+
+  private layer(map: number, members: Head[], state: State): HTMLElement {
+    const name = this.context.names[map];
+    const of = this.context.meta.maps[map];
+    const size = `${whole(of.queries)} × ${whole(of.keys)}`;
+    const detail = `${plain(of.name, 120)}, ${of.kind}, ${size}, call ${of.call}, sequence ${of.sequence}`;
+    const several = this.context.meta.maps.filter((other) => other.name === of.name).length > 1;
+    const label = several ? `${name} #${of.call}.${of.sequence}` : name;
+    return make(
+      "section",
+      { class: "layer", set: { "aria-label": detail } },
+      make("h2", { class: "layer-name", set: { title: detail } }, label),
+      make("div", { class: "row" }, ...members.map((head) => this.thumb(head, state))),
+    );
+  }
+
+  private thumb({ map, head }: Head, state: State): HTMLButtonElement {
+    const thumbnail = new Thumbnail(this.context, map, head);
+    const of = this.context.meta.maps[map];
+    const roles = rolesOf(of, head);
+    const name = state.order.replace(/^-/, "");
+    const sortedBy = state.order === "layer" ? "" : `${name} ${figure(valueOf(of, head, name))}`;
+    const pinned = state.pins.some((pin) => pin[0] === map && pin[1] === head);
+    const told = [headTitle(this.context, map, head), sortedBy, pinned ? "pinned" : "", ...roles.map(roleWords)];
+    const box = make(
+      "button",
+      {
+        class: "thumb",
+        set: { type: "button", "aria-label": told.filter(Boolean).join(". "), "data-map": map, "data-head": head },
+        on: { click: () => this.context.update({ view: "head", map, head, frame: undefined, at: undefined }) },
+      },
+      thumbnail.canvas,
+      make(
+        "span",
+        { class: "caption" },
+        make("span", { class: "number" }, sortedBy ? `${this.context.names[map]}·${head}` : String(head)),
+        pinned && make("span", { class: "pin", set: { title: "pinned for comparison" } }, "◆"),
+        ...roles.slice(0, 2).map((role) => badge(role, true)),
+      ),
+      sortedBy ? make("span", { class: "muted value" }, sortedBy) : undefined,
+    );
+    box.title = told.filter(Boolean).join("\n");
+    this.thumbnails.set(box, thumbnail);
+    return box;
+  }
+
+  private watch(entries: IntersectionObserverEntry[]): void {
+    for (const entry of entries) {
+      const thumbnail = this.thumbnails.get(entry.target);
+      if (!thumbnail) continue;
+      if (entry.isIntersecting) this.seen.add(thumbnail);
+      else this.seen.delete(thumbnail);
+    }
+    this.redraw();
+  }
+
+  private draw(): void {
+    this.pending = 0;
+    this.context.loader.frame(this, (need) => {
+      for (const thumbnail of this.seen) thumbnail.draw(need);
+    });
+  }
+}

@@ -1,0 +1,78 @@
+/** One head: its heat map with everything that is known of the head above it. */
+
+import type { Context, ViewPart } from "../context.ts";
+import { make, replace } from "../dom.ts";
+import { HeadField } from "../field.ts";
+import { Panel } from "../panel.ts";
+import { regionCsv } from "../region.ts";
+import type { Picture } from "../shapes.ts";
+import { EXACT } from "../types.ts";
+import { visible } from "../viewport.ts";
+import { Aside } from "./aside.ts";
+import { heatControls } from "./controls.ts";
+
+export class HeadView implements ViewPart {
+  readonly element = make("div", { class: "head-view" });
+  readonly panel: Panel;
+  private readonly aside: Aside;
+  private readonly bar = make("div", { class: "bar" });
+  private readonly level = make("span", { class: "level", set: { role: "status" } });
+  private field: HeadField;
+  private built = "";
+
+  constructor(private readonly context: Context) {
+    const { map, head } = context.state();
+    this.field = new HeadField(context, map, head);
+    this.panel = new Panel(context, this.field, true);
+    this.panel.onsaid = (words) => {
+      this.level.textContent = words;
+    };
+    this.aside = new Aside(context);
+    this.element.append(this.bar, make("div", { class: "head-body" }, this.panel.element, this.aside.element));
+  }
+
+  update(): void {
+    const state = this.context.state();
+    if (state.map !== this.field.mapIndex || state.head !== this.field.head) {
+      this.field = new HeadField(this.context, state.map, state.head);
+      this.panel.show(this.field);
+    }
+    const made = JSON.stringify([
+      state.map,
+      state.head,
+      state.scale,
+      state.reduce,
+      state.normalise,
+      state.clip,
+      state.alignment,
+      state.pins,
+    ]);
+    if (made !== this.built) {
+      this.built = made;
+      const focused = [...this.bar.querySelectorAll("button, select")].indexOf(document.activeElement as Element);
+      replace(this.bar, ...heatControls(this.context, () => [this.panel], true), this.level);
+      if (focused >= 0) (this.bar.querySelectorAll("button, select")[focused] as HTMLElement | undefined)?.focus();
+    }
+    this.redraw();
+  }
+
+  redraw(): void {
+    this.aside.update(this.field);
+    this.panel.draw();
+  }
+
+  picture(): Picture {
+    return this.panel.picture();
+  }
+
+  csv(): Promise<string> {
+    if (!this.field.offers(EXACT))
+      return Promise.reject(new Error("the exact weights of this head are not in this page"));
+    return regionCsv(this.context, this.field, visible(this.panel.viewport(), this.panel.extent(), this.panel.inner()));
+  }
+
+  destroy(): void {
+    this.panel.destroy();
+    this.aside.destroy();
+  }
+}

@@ -1,0 +1,280 @@
+/** Lines between tokens: queries on the left, keys on the right, a window of each. */
+
+import { type Link, links, share } from "../bipartite.ts";
+import { type Context, headTitle, type ViewPart } from "../context.ts";
+import { make, replace, select, slider } from "../dom.ts";
+import { HeadField } from "../field.ts";
+import { csvOf } from "../exports.ts";
+import { regionCsv, regionWords } from "../region.ts";
+import { drawShapes, type Picture, type Shape } from "../shapes.ts";
+import { resize } from "../rendering/painter.ts";
+import { figure, visible, whole } from "../text.ts";
+import { EXACT, type Region, type Side } from "../types.ts";
+
+const LINE_HEIGHT = 21;
+const TOP = 34;
+const LABEL = 172;
+const WIDEST = 880;
+
+export class LinesView implements ViewPart {
+  readonly element = make("div", { class: "lines-view" });
+  private readonly canvas = make("canvas", { set: { role: "img", tabindex: 0 } });
+  private readonly bar = make("div", { class: "bar" });
+  private readonly about = make("div", { class: "about" });
+  private readonly told = make("span", { class: "level", set: { role: "status" } });
+  private readonly stage = make("div", { class: "stage" }, this.canvas);
+  private readonly watcher = new ResizeObserver(() => this.redraw());
+  private size = { width: 0, height: 0 };
+  private pending = 0;
+  private hovered?: { side: Side; index: number };
+
+  constructor(private readonly context: Context) {
+    this.element.append(this.about, this.bar, this.stage);
+    this.watcher.observe(this.stage);
+    this.controls();
+    this.canvas.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
+    this.canvas.addEventListener("pointermove", (event) => this.hover(this.tokenAt(event)));
+    this.canvas.addEventListener("pointerleave", () => this.hover(undefined));
+  }
+
+  update(): void {
+    const { map, head } = this.context.state();
+    replace(
+      this.about,
+      make("h2", {}, headTitle(this.context, map, head)),
+      make("span", { class: "muted" }, "queries left, keys right; hover a token to see its lines alone"),
+    );
+    this.redraw();
+  }
+
+  redraw(): void {
+    if (!this.pending) this.pending = requestAnimationFrame(() => this.draw());
+  }
+
+  key(event: KeyboardEvent): boolean {
+    const page = this.lines() - 2;
+    if (event.key !== "PageDown" && event.key !== "PageUp") return false;
+    this.scroll(event.key === "PageDown" ? page : -page, "both");
+    return true;
+  }
+
+  picture(): Picture {
+    this.draw();
+    const { map, head } = this.context.state();
+    return { title: `${headTitle(this.context, map, head)}: lines`, ...this.size, shapes: this.shapes() };
+  }
+
+  async csv(): Promise<string> {
+    const field = this.field();
+    return field.offers(EXACT)
+      ? regionCsv(this.context, field, this.window())
+      : csvOf([["exact weights are not in this page"]]);
+  }
+
+  destroy(): void {
+    cancelAnimationFrame(this.pending);
+    this.watcher.disconnect();
+    this.context.loader.release(this);
+  }
+
+  private field(): HeadField {
+    const { map, head } = this.context.state();
+    return new HeadField(this.context, map, head);
+  }
+
+  private controls(): void {
+    const state = this.context.state();
+    const directions = [
+      { value: "query", label: "of each query" },
+      { value: "key", label: "of each key" },
+    ];
+    replace(
+      this.bar,
+      slider("Threshold", { min: 0, max: 0.5, step: 0.005, value: state.threshold }, (threshold) =>
+        this.context.update({ threshold }),
+      ),
+      slider("Greatest", { min: 1, max: 20, step: 1, value: state.top }, (top) => this.context.update({ top })),
+      select("Lines", directions, state.direction, (direction) =>
+        this.context.update({ direction: direction as Side }),
+      ),
+      this.told,
+    );
+  }
+
+  /** How many tokens fit. */
+  private lines(): number {
+    return Math.max(4, Math.min(256, Math.floor((this.stage.clientHeight - TOP - 8) / LINE_HEIGHT)));
+  }
+
+  private window(): Region {
+    const { map, window } = this.context.state();
+    const { queries, keys } = this.context.meta.maps[map];
+    const count = this.lines();
+    const row0 = Math.min(window[0], Math.max(queries - count, 0));
+    const column0 = Math.min(window[1], Math.max(keys - count, 0));
+    return { row0, row1: Math.min(row0 + count, queries), column0, column1: Math.min(column0 + count, keys) };
+  }
+
+  private wheel(event: WheelEvent): void {
+    event.preventDefault();
+    const lines = Math.sign(event.deltaY) * Math.max(1, Math.round(Math.abs(event.deltaY) / 40));
+    const [left, right] = this.columns();
+    const { offsetX } = event;
+    this.scroll(
+      lines,
+      event.shiftKey
+        ? offsetX < (left + right) / 2
+          ? "query"
+          : "key"
+        : offsetX < left
+          ? "query"
+          : offsetX > right
+            ? "key"
+            : "both",
+    );
+  }
+
+  private scroll(lines: number, side: Side | "both"): void {
+    const { row0, column0 } = this.window();
+    const { map } = this.context.state();
+    const { queries, keys } = this.context.meta.maps[map];
+    const held = (start: number, count: number) =>
+      Math.min(Math.max(start + lines, 0), Math.max(count - this.lines(), 0));
+    this.context.update({
+      window: [side === "key" ? row0 : held(row0, queries), side === "query" ? column0 : held(column0, keys)],
+    });
+  }
+
+  private columns(): [number, number] {
+    const spare = Math.max(0, this.size.width - WIDEST) / 2;
+    return [spare + LABEL, this.size.width - spare - LABEL];
+  }
+
+  private tokenAt(event: PointerEvent): { side: Side; index: number } | undefined {
+    const [left, right] = this.columns();
+    const line = Math.floor((event.offsetY - TOP) / LINE_HEIGHT);
+    const region = this.window();
+    if (line < 0) return undefined;
+    if (event.offsetX <= left && line < region.row1 - region.row0) return { side: "query", index: region.row0 + line };
+    if (event.offsetX >= right && line < region.column1 - region.column0)
+      return { side: "key", index: region.column0 + line };
+    return undefined;
+  }
+
+  private hover(token: { side: Side; index: number } | undefined): void {
+    if (token?.side === this.hovered?.side && token?.index === this.hovered?.index) return;
+    this.hovered = token;
+    this.redraw();
+  }
+
+  private draw(): void {
+    cancelAnimationFrame(this.pending);
+    this.pending = 0;
+    this.size = { width: this.stage.clientWidth, height: this.stage.clientHeight };
+    if (!this.size.width) return;
+    const ratio = devicePixelRatio || 1;
+    resize(this.canvas, { width: Math.round(this.size.width * ratio), height: Math.round(this.size.height * ratio) });
+    const context = this.canvas.getContext("2d") as CanvasRenderingContext2D;
+    context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    context.clearRect(0, 0, this.size.width, this.size.height);
+    drawShapes(context, this.shapes());
+  }
+
+  private shapes(): Shape[] {
+    const field = this.field();
+    const region = this.window();
+    const [rows, columns] = [region.row1 - region.row0, region.column1 - region.column0];
+    return this.context.loader.frame(this, (need) => {
+      const token = (side: Side, index: number) => this.context.tokens.at(need, field.mapIndex, side, index);
+      const shapes: Shape[] = [];
+      if (!field.offers(EXACT)) {
+        this.say("the exact weights of this head are not in this page");
+      } else {
+        const key = `lines ${field.mapIndex}/${field.head}/${Object.values(region).join("/")}`;
+        const weights = need(key, (signal) => this.context.source.weights(field.mapIndex, field.head, region, signal));
+        if (weights) {
+          const found = links(weights, rows, columns, this.context.state());
+          shapes.push(...this.curves(found, region));
+          const part = (100 * share(weights, rows, columns)).toFixed(0);
+          const inside = `${part} % of the weight of these queries lies in this window`;
+          this.say(`${whole(found.length)} lines · ${regionWords(region)} · ${inside}`);
+        }
+      }
+      return [...shapes, ...this.labels(region, token)];
+    });
+  }
+
+  private curves(found: Link[], region: Region): Shape[] {
+    const [left, right] = this.columns();
+    const palette = this.context.palette();
+    const most = found[0]?.weight || 1;
+    const y = (line: number) => TOP + (line + 0.5) * LINE_HEIGHT;
+    const shapes: Shape[] = [];
+    for (const link of found.reverse()) {
+      const own = this.isOwn(link, region);
+      const part = Math.sqrt(link.weight / most);
+      shapes.push({
+        kind: "curve",
+        from: [left + 4, y(link.row)],
+        to: [right - 4, y(link.column)],
+        stroke: palette.accent,
+        width: 0.75 + 3 * part,
+        opacity: own ? 0.15 + 0.85 * part : 0.04,
+      });
+      if (!own || !this.hovered) continue;
+      const at =
+        this.hovered.side === "query" ? { x: right - 12, y: y(link.column) } : { x: left + 12, y: y(link.row) };
+      shapes.push({
+        kind: "text",
+        ...at,
+        y: at.y - 7,
+        text: figure(link.weight),
+        colour: palette.ink,
+        size: 11,
+        anchor: this.hovered.side === "query" ? "end" : "start",
+      });
+    }
+    return shapes;
+  }
+
+  private isOwn(link: Link, region: Region): boolean {
+    if (!this.hovered) return true;
+    const index = this.hovered.side === "query" ? region.row0 + link.row : region.column0 + link.column;
+    return index === this.hovered.index;
+  }
+
+  private labels(region: Region, token: (side: Side, index: number) => string | undefined): Shape[] {
+    const palette = this.context.palette();
+    const shapes: Shape[] = [];
+    const [left, right] = this.columns();
+    const cross = this.context.meta.maps[this.context.state().map].kind === "cross";
+    const put = (side: Side, first: number, last: number, x: number, anchor: "start" | "end") => {
+      const name = side === "query" ? (cross ? "target (query)" : "query") : cross ? "source (key)" : "key";
+      shapes.push({ kind: "text", x, y: 16, text: name, anchor, colour: palette.muted, size: 11 });
+      for (let index = first; index < last; index += 1) {
+        const y = TOP + (index - first + 0.5) * LINE_HEIGHT;
+        const bold = this.hovered?.side === side && this.hovered.index === index;
+        const text = token(side, index);
+        shapes.push({
+          kind: "text",
+          x,
+          y,
+          text: text === undefined ? "…" : visible(text, 16),
+          anchor,
+          bold,
+          colour: bold ? palette.accent : palette.ink,
+        });
+        const away = anchor === "end" ? x - 122 : x + 122;
+        shapes.push({ kind: "text", x: away, y, text: whole(index), anchor, colour: palette.muted, size: 10 });
+      }
+    };
+    put("query", region.row0, region.row1, left - 6, "end");
+    put("key", region.column0, region.column1, right + 6, "start");
+    return shapes;
+  }
+
+  private say(text: string): void {
+    if (this.told.textContent !== text) this.told.textContent = text;
+    this.canvas.setAttribute("aria-label", `lines between tokens: ${text}`);
+  }
+}

@@ -1,0 +1,273 @@
+import assert from "node:assert/strict";
+import { after, before, test } from "node:test";
+import { figure } from "../src/text.ts";
+import { type Bench, hashOf, open, plotBox, plotPixels, type Root, settled, start } from "./harness.ts";
+
+let bench: Bench;
+before(async () => {
+  bench = await start();
+});
+after(() => bench.close());
+
+test("the grid shows all heads; a click opens one", async () => {
+  const { page, quiet } = await open(bench, "small/");
+  await settled(page);
+  assert.equal(await page.locator("button.thumb").count(), 8);
+  assert.equal(await page.locator("canvas.drawn").count(), 8);
+  const label = await page.locator("button.thumb").nth(5).getAttribute("aria-label");
+  assert.match(label ?? "", /^h\.1 · head 1/);
+  await page.locator("button.thumb").nth(5).click();
+  await settled(page);
+  assert.equal(hashOf(page), "#view=head&map=1&head=1");
+  assert.equal(await page.locator("aside h2").textContent(), "h.1 · head 1");
+  quiet();
+});
+
+test("heads are filtered by role and metric and sorted", async () => {
+  const { page, quiet } = await open(bench, "small/#order=-entropy");
+  await settled(page);
+  const values = (await page.locator(".thumb .value").allTextContents()).map((text) => Number(text.split(" ")[1]));
+  assert.deepEqual(
+    values,
+    [...values].sort((a, b) => b - a),
+  );
+  await page.getByLabel("Metric").fill(`entropy > ${values[2] - 1e-4}`);
+  assert.equal(await page.locator("button.thumb").count(), 3);
+  await page.getByLabel("Metric").fill("entropy >");
+  assert.equal(await page.getByLabel("Metric").getAttribute("aria-invalid"), "true");
+  await page.getByLabel("Metric").fill("");
+  const role = (await page.getByLabel("Role").locator("option").nth(1).getAttribute("value")) ?? "";
+  await page.getByLabel("Role").selectOption(role);
+  const shown = await page.locator("button.thumb").count();
+  assert.ok(shown > 0 && shown < 8);
+  assert.match(
+    (await page.locator("button.thumb").first().getAttribute("aria-label")) ?? "",
+    new RegExp(`${role}: score .* n = 95\\. Rule: mean weight`),
+  );
+  quiet();
+});
+
+test("from 100,000 tokens down to one weight", async () => {
+  const { page, quiet } = await open(bench, "long/#view=head");
+  await settled(page);
+  assert.match((await page.locator(".level").textContent()) ?? "", /^max of \d+ × \d+ cells$/);
+  const box = await plotBox(page);
+  const [x, y] = [box.x + box.width * 0.4, box.y + box.height * 0.6];
+  await page.mouse.move(x, y);
+  await page.waitForFunction(() => /^0\.\d{4}$/.test(document.querySelector(".tip strong")?.textContent ?? ""));
+  assert.match((await page.locator(".tip").textContent()) ?? "", /exact weight; shown: max of/);
+  for (let turn = 0; turn < 26; turn += 1) await page.mouse.wheel(0, -400);
+  await settled(page);
+  assert.equal(await page.locator(".level").textContent(), "exact weights");
+  await page.mouse.click(x, y);
+  await settled(page);
+  const at = /at=(\d+),(\d+)/.exec(
+    await page.evaluate(() => new Promise<string>((resolve) => setTimeout(() => resolve(location.hash), 400))),
+  );
+  assert.ok(at);
+  const [row, column] = [Number(at[1]), Number(at[2])];
+  assert.ok(Math.abs(row - 60_000) < 300 && Math.abs(column - 40_000) < 300, `${row}, ${column}`);
+  const weight = Math.fround(bench.served.atlas("long").maps[0].weight(0, row, column));
+  assert.equal(await page.locator(".tip strong").textContent(), figure(weight));
+  assert.match(
+    (await page.locator(".status").textContent()) ?? "",
+    new RegExp(`${figure(weight).replace(".", "\\.")}$`),
+  );
+  quiet();
+});
+
+test("tiles out of sight are dropped, and no more is held than allowed", async () => {
+  const slow = await start(80);
+  const { page, quiet } = await open(slow, "long/#view=head&frame=50000,50000,1200");
+  const box = await plotBox(page);
+  await page.mouse.move(box.x + 200, box.y + 200);
+  for (let step = 0; step < 12; step += 1) {
+    await page.mouse.down();
+    await page.mouse.move(box.x + 200 - 190, box.y + 200 - 190, { steps: 4 });
+    await page.mouse.up();
+    await page.mouse.move(box.x + 200, box.y + 200);
+  }
+  await settled(page);
+  const { dropped, held } = await page.evaluate(() => {
+    const { loading } = (document.getElementById("regard-explorer") as unknown as Root).explorer;
+    return { dropped: loading.counts.dropped, held: loading.held };
+  });
+  assert.ok(dropped > 0, "nothing was dropped");
+  assert.ok(held <= 64e6, `${held} bytes are held`);
+  assert.ok(await page.locator(".level").textContent(), "exact weights");
+  quiet();
+  await slow.close();
+});
+
+test("the keyboard alone", async () => {
+  const { page, quiet } = await open(bench, "small/");
+  await settled(page);
+  await page.keyboard.press("ArrowRight");
+  await page.keyboard.press("ArrowRight");
+  await page.keyboard.press("Enter");
+  await page.waitForSelector(".head-view");
+  assert.equal(hashOf(page), "#view=head&head=1");
+  await page.keyboard.press("ArrowRight");
+  await page.keyboard.press("ArrowDown");
+  assert.equal(hashOf(page), "#view=head&map=1&head=2");
+  await page.keyboard.press("+");
+  await page.waitForFunction(() => location.hash.includes("frame="));
+  await page.keyboard.press("0");
+  await page.waitForFunction(() => !location.hash.includes("frame="));
+  await page.keyboard.press("g");
+  await page.keyboard.type("20, 4");
+  await page.keyboard.press("Enter");
+  await page.waitForFunction(() => location.hash.includes("at=20,4"));
+  await settled(page);
+  const weight = Math.fround(bench.served.atlas("small").maps[1].weight(2, 20, 4));
+  assert.match(
+    (await page.locator(".status").textContent()) ?? "",
+    new RegExp(`query 20 .* key 4 .* ${figure(weight)}$`),
+  );
+  for (const [key, view] of [
+    ["l", "lines"],
+    ["c", "compare"],
+    ["t", "table"],
+    ["Escape", ""],
+    ["h", "head"],
+  ]) {
+    await page.keyboard.press(key);
+    assert.equal(/view=(\w+)/.exec(hashOf(page))?.[1] ?? "", view);
+  }
+  await page.keyboard.press("?");
+  assert.ok(await page.locator("dialog[open]").isVisible());
+  await page.keyboard.press("Escape");
+  await page.waitForFunction(() => !document.querySelector("dialog"));
+  assert.match(hashOf(page), /view=head/);
+  quiet();
+});
+
+test("search finds tokens", async () => {
+  const { page, quiet } = await open(bench, "cross/#view=head");
+  await page.keyboard.press("/");
+  await page.keyboard.type("HAUS");
+  await page.locator(".results button").first().click();
+  await page.waitForFunction(() => location.hash.includes("at=4,0"));
+  quiet();
+});
+
+test("permalinks come back, and so do the steps before", async () => {
+  const { page, quiet } = await open(
+    bench,
+    "small/#view=head&map=1&head=2&scale=log&colours=magma&theme=dark&frame=20,20,30&at=21,20",
+  );
+  await settled(page);
+  assert.equal(await page.getByLabel("Scale").inputValue(), "log");
+  assert.equal(await page.locator(".regard-explorer").getAttribute("data-theme"), "dark");
+  const first = await plotPixels(page);
+  await page.keyboard.press("t");
+  await page.keyboard.press("Escape");
+  assert.match(hashOf(page), /^#map=1/);
+  await page.goBack();
+  await page.waitForSelector(".table-view");
+  await page.goBack();
+  await page.waitForSelector(".head-view");
+  await settled(page);
+  assert.deepEqual((await plotPixels(page)).data, first.data);
+  await page.goForward();
+  await page.waitForSelector(".table-view");
+  quiet();
+});
+
+test("lines follow threshold, count and direction, and tokens isolate", async () => {
+  const { page, quiet } = await open(bench, "cross/#view=lines&top=1&threshold=0");
+  await settled(page);
+  const told = () => page.locator(".level").textContent();
+  assert.match((await told()) ?? "", /^17 lines · queries 0–16, keys 0–16 · 100 % of the weight/);
+  await page.getByLabel("Greatest").fill("2");
+  await settled(page);
+  assert.match((await told()) ?? "", /^34 lines/);
+  await page.getByLabel("Threshold").fill("0.5");
+  await settled(page);
+  assert.match((await told()) ?? "", /^\d lines/);
+  await page.locator("[aria-label^='lines between']").hover({ position: { x: 360, y: 34 + 21 * 3.5 } });
+  await settled(page);
+  const shapes = await page.evaluate(() =>
+    JSON.stringify((document.getElementById("regard-explorer") as unknown as Root).explorer.view.picture().shapes),
+  );
+  assert.match(shapes, /"bold":true[^}]*/);
+  quiet();
+});
+
+test("compared heads move together; the difference is one minus the other", async () => {
+  const { page, quiet } = await open(bench, "small/#view=head&map=0&head=1");
+  await page.keyboard.press("p");
+  await page.keyboard.press("ArrowRight");
+  await page.keyboard.press("p");
+  await page.keyboard.press("c");
+  await page.keyboard.press("d");
+  await settled(page);
+  assert.equal(await page.locator(".pane").count(), 3);
+  const box = await plotBox(page);
+  await page.mouse.move(box.x + box.width / 2, box.y + box.height / 2);
+  for (let turn = 0; turn < 6; turn += 1) await page.mouse.wheel(0, -400);
+  await settled(page);
+  const last = await page.locator(".plot").nth(2).boundingBox();
+  assert.ok(last);
+  await page.mouse.move(last.x + last.width / 2 - 30, last.y + last.height / 2 + 2);
+  await page.waitForFunction(() =>
+    /\d/.test(document.querySelector(".pane:nth-child(3) .tip strong")?.textContent ?? ""),
+  );
+  const words = (await page.locator(".tip").nth(2).textContent()) ?? "";
+  const [row, column] = [Number(/query (\d+)/.exec(words)?.[1]), Number(/key (\d+)/.exec(words)?.[1])];
+  const { weight } = bench.served.atlas("small").maps[0];
+  const wanted = Math.fround(weight(1, row, column)) - Math.fround(weight(2, row, column));
+  assert.equal(await page.locator(".pane:nth-child(3) .tip strong").textContent(), figure(wanted));
+  quiet();
+});
+
+test("the table sorts, and says so", async () => {
+  const { page, quiet } = await open(bench, "small/#view=table");
+  await page.getByRole("button", { name: "sink", exact: true }).click();
+  assert.equal(await page.locator("th[aria-sort=descending]").textContent(), "sink ↓");
+  const column = () => page.locator("tbody tr td:nth-child(6)").allTextContents();
+  const falling = (await column()).map(Number);
+  assert.deepEqual(
+    falling,
+    [...falling].sort((a, b) => b - a),
+  );
+  await page.getByRole("button", { name: "sink ↓" }).click();
+  const rising = (await column()).map(Number);
+  assert.deepEqual(rising, [...falling].reverse());
+  await page.locator("tbody .link").first().click();
+  await page.waitForSelector(".head-view");
+  quiet();
+});
+
+test("every control has a name", async () => {
+  for (const view of ["grid", "head", "lines", "compare", "table"]) {
+    const { page, quiet } = await open(bench, `small/#view=${view}&pins=0.0,0.1`);
+    await settled(page);
+    const nameless = await page.evaluate(() =>
+      [...document.querySelectorAll("button, select, input, [role=img]")]
+        .filter((node) => {
+          const text = node.tagName === "BUTTON" ? node.textContent : "";
+          const label = (node as HTMLInputElement).labels?.[0]?.textContent;
+          return !(node.getAttribute("aria-label") || label || text?.trim());
+        })
+        .map((node) => node.outerHTML.slice(0, 120)),
+    );
+    assert.deepEqual(nameless, []);
+    assert.equal(await page.locator("[tabindex]:not([tabindex='0']):not([tabindex='-1'])").count(), 0);
+    quiet();
+    await page.close();
+  }
+});
+
+test("light, dark and what the system prefers", async () => {
+  const paper = (page: import("playwright-core").Page) =>
+    page.locator(".regard-explorer").evaluate((node) => getComputedStyle(node).backgroundColor);
+  const { page, quiet } = await open(bench, "small/", { scheme: "dark" });
+  assert.equal(await paper(page), "rgb(20, 23, 27)");
+  await page.emulateMedia({ colorScheme: "light" });
+  await page.waitForFunction(() => document.querySelector<HTMLElement>(".regard-explorer")?.dataset.theme === "light");
+  assert.equal(await paper(page), "rgb(255, 255, 255)");
+  await page.getByTitle("Theme").selectOption("dark");
+  assert.equal(await paper(page), "rgb(20, 23, 27)");
+  quiet();
+});

@@ -1,0 +1,115 @@
+/** Serves synthetic atlases as the Python server serves real ones: /NAME/..., with the same strict policy. */
+
+import { readFileSync } from "node:fs";
+import { createServer, type IncomingMessage, type Server, type ServerResponse } from "node:http";
+import { join } from "node:path";
+import type { AddressInfo } from "node:net";
+import type { Reduce, Side } from "../src/types.ts";
+import { cross, hostile, long, profileOf, short, type SyntheticAtlas, weightsOf } from "./synthetic.ts";
+
+export const POLICY =
+  "default-src 'none'; script-src 'self'; style-src 'self'; img-src data: blob:; connect-src 'self'; " +
+  "base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+const MAKERS: Record<string, () => SyntheticAtlas> = {
+  short: () => short(12, 12, 512),
+  small: () => short(2, 4, 96),
+  long: () => long(100_000),
+  cross,
+  hostile,
+};
+
+const TYPES: Record<string, string> = { js: "text/javascript", css: "text/css", html: "text/html; charset=utf-8" };
+
+export interface Served {
+  address: string;
+  server: Server;
+  /** Every request that came. */
+  asked: string[];
+  atlas(name: string): SyntheticAtlas;
+}
+
+/** Serves the built page in folder `web` and all atlases; a request waits `delay` ms, as an exact tile may. */
+export async function serve(web: string, port = 0, delay = 0): Promise<Served> {
+  const made = new Map<string, SyntheticAtlas>();
+  const asked: string[] = [];
+  const atlas = (name: string) => {
+    if (!made.has(name)) made.set(name, MAKERS[name]());
+    return made.get(name) as SyntheticAtlas;
+  };
+  const server = createServer((request, response) => {
+    asked.push(request.url ?? "");
+    try {
+      answer(request, response, web, atlas, delay);
+    } catch (error) {
+      response.writeHead(400, { "content-type": "application/json" }).end(JSON.stringify({ error: String(error) }));
+    }
+  });
+  await new Promise<void>((resolve) => server.listen(port, "127.0.0.1", resolve));
+  const { port: bound } = server.address() as AddressInfo;
+  return { address: `http://127.0.0.1:${bound}`, server, asked, atlas };
+}
+
+function answer(
+  request: IncomingMessage,
+  response: ServerResponse,
+  web: string,
+  atlas: (name: string) => SyntheticAtlas,
+  delay: number,
+): void {
+  const url = new URL(request.url ?? "/", "http://127.0.0.1");
+  const [, name, what = ""] = url.pathname.split("/");
+  const headers = { "content-security-policy": POLICY, "cache-control": "no-store" };
+  if (!Object.hasOwn(MAKERS, name)) {
+    response.writeHead(404, headers).end();
+    return;
+  }
+  const file = what === "" ? "index.html" : what;
+  if (["index.html", "explorer.js", "explorer.css"].includes(file)) {
+    response
+      .writeHead(200, { ...headers, "content-type": TYPES[file.split(".").pop() as string] })
+      .end(readFileSync(join(web, file)));
+    return;
+  }
+  const body = data(atlas(name), what, url.searchParams);
+  const send = () => {
+    if (body instanceof Float32Array)
+      response.writeHead(200, { ...headers, "content-type": "application/octet-stream" }).end(Buffer.from(body.buffer));
+    else response.writeHead(200, { ...headers, "content-type": "application/json" }).end(JSON.stringify(body));
+  };
+  if (delay && what === "weights") setTimeout(send, delay);
+  else send();
+}
+
+function data(atlas: SyntheticAtlas, what: string, query: URLSearchParams): unknown {
+  if (what === "meta") return atlas.meta;
+  const map = atlas.maps[Number(query.get("map"))];
+  const head = Number(query.get("head"));
+  const range = (name: string) => (query.get(name) ?? "").split("-").map(Number);
+  if (what === "tokens") {
+    const [start, stop] = [Number(query.get("start")), Number(query.get("stop"))];
+    return Array.from({ length: stop - start }, (_, i) => map.token(query.get("side") as Side, start + i));
+  }
+  if (what === "pooled") return map.pooled(head, Number(query.get("level")), query.get("reduce") as Reduce);
+  if (what === "overview") {
+    const [rows, columns] = map.map.levels[map.map.levels.length - 1];
+    const all = new Float32Array(map.map.heads * rows * columns);
+    for (let at = 0; at < map.map.heads; at += 1) {
+      const one = map.pooled(at, map.map.levels.length - 1, query.get("reduce") as Reduce);
+      all.set(one, at * rows * columns);
+    }
+    return all;
+  }
+  if (what === "profile") return profileOf(map, head, query.get("which") ?? "");
+  if (what === "weights") {
+    const [[row0, row1], [column0, column1]] = [range("rows"), range("columns")];
+    if (row1 - row0 > 256 || column1 - column0 > 256) throw new Error("at most 256 × 256 weights");
+    return weightsOf(map, head, { row0, row1, column0, column1 });
+  }
+  throw new Error(`there is no ${what}`);
+}
+
+if (process.argv[2] === "serve") {
+  const served = await serve(process.argv[3], Number(process.argv[4] ?? 8000));
+  for (const name of Object.keys(MAKERS)) console.log(`${served.address}/${name}/`);
+}

@@ -1,0 +1,234 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { parseGoTo } from "../src/goto.ts";
+import { keyChange } from "../src/keyboard.ts";
+import { Loader } from "../src/loader.ts";
+import { Bounded } from "../src/rendering/painter.ts";
+import { floats } from "../src/sources/arrays.ts";
+import { EmbeddedSource } from "../src/sources/embedded.ts";
+import { type Answer, MessageSource } from "../src/sources/messages.ts";
+import { decode, DEFAULT, encode, isStep, pinned, type Pin, type State, within } from "../src/state.ts";
+import { short, weightsOf } from "./synthetic.ts";
+
+test("a state survives its permalink", () => {
+  const state: State = {
+    ...DEFAULT,
+    view: "head",
+    map: 3,
+    head: 11,
+    frame: { row: 12.5, column: 99.25, span: 40 },
+    at: [12, 99],
+    scale: "log",
+    reduce: "mean",
+    normalise: true,
+    clip: false,
+    colours: "magma",
+    theme: "dark",
+    alignment: true,
+    pins: [
+      [0, 1],
+      [2, 3],
+    ],
+    difference: true,
+    order: "-entropy",
+    role: "induction & more=",
+    metric: "entropy>1",
+    find: "#a,b",
+    threshold: 0.25,
+    top: 9,
+    direction: "key",
+    window: [5, 6],
+  };
+  assert.deepEqual(decode(`#${encode(state)}`), state);
+  assert.equal(encode(DEFAULT), "");
+});
+
+test("broken permalinks are read as far as they go", () => {
+  assert.deepEqual(
+    decode("#view=none&map=-1&head=x&at=1&frame=1,2,0&pins=1,a.b&scale=%E0%A4%A&theme=__proto__&junk"),
+    DEFAULT,
+  );
+  assert.equal(decode("#head=4&constructor=1").head, 4);
+});
+
+test("a state is held within what there is", () => {
+  const { meta } = short(2, 4, 32);
+  const state = within(
+    {
+      ...DEFAULT,
+      map: 9,
+      head: 9,
+      at: [40, 2],
+      pins: [
+        [0, 3],
+        [0, 4],
+        [2, 0],
+      ],
+    },
+    meta,
+  );
+  assert.deepEqual([state.map, state.head, state.at, state.pins], [1, 3, undefined, [[0, 3]]]);
+});
+
+test("pins come and go", () => {
+  let pins: Pin[] = [];
+  for (let head = 0; head < 5; head += 1) pins = pinned(pins, [0, head]);
+  assert.deepEqual(pins, [
+    [0, 1],
+    [0, 2],
+    [0, 3],
+    [0, 4],
+  ]);
+  assert.deepEqual(pinned(pins, [0, 2]), [
+    [0, 1],
+    [0, 3],
+    [0, 4],
+  ]);
+});
+
+test("keys", () => {
+  const { meta } = short(2, 4, 32);
+  const state: State = { ...DEFAULT, view: "head", map: 0, head: 3 };
+  assert.deepEqual(keyChange("ArrowRight", state, meta), { head: 0 });
+  assert.deepEqual(keyChange("ArrowDown", state, meta), { map: 1, head: 3 });
+  assert.deepEqual(keyChange("Escape", state, meta), { view: "grid" });
+  assert.equal(keyChange("toString", state, meta), undefined);
+  assert.equal(keyChange("ArrowRight", DEFAULT, meta), undefined);
+  assert.ok(isStep(state, { ...state, head: 1 }) && !isStep(state, { ...state, scale: "log" }));
+});
+
+test("where to go", () => {
+  assert.deepEqual(parseGoTo("12, 7"), { cell: [12, 7] });
+  assert.deepEqual(parseGoTo(" 12 "), { index: 12 });
+  assert.deepEqual(parseGoTo("the 1"), { find: "the 1" });
+  assert.equal(parseGoTo(""), undefined);
+});
+
+const turn = () => new Promise((resolve) => setTimeout(resolve, 0));
+
+test("what is no longer in sight is dropped, what two want is not", async () => {
+  const loader = new Loader(1e6, 2);
+  const aborted: string[] = [];
+  const load = (key: string) => (signal: AbortSignal) =>
+    new Promise<Float32Array>((resolve) => {
+      signal.addEventListener("abort", () => aborted.push(key));
+      setTimeout(() => resolve(new Float32Array(4)), 20);
+    });
+  const [one, two] = [{}, {}];
+  const ask = (owner: object, keys: string[]) =>
+    loader.frame(owner, (need) => keys.forEach((key) => need(key, load(key))));
+  ask(one, ["a", "b", "c"]);
+  ask(two, ["b"]);
+  ask(one, ["d"]);
+  assert.deepEqual(aborted, ["a"]);
+  assert.equal(loader.counts.dropped, 2);
+  await new Promise((resolve) => setTimeout(resolve, 60));
+  assert.equal(loader.peek("a"), undefined);
+  assert.equal(loader.peek("c"), undefined);
+  assert.ok(loader.peek("b") && loader.peek("d"));
+});
+
+test("the cache has an upper bound, and keeps what was used last", async () => {
+  const loader = new Loader(1000, 9);
+  const owner = {};
+  const ask = (key: string) => loader.frame(owner, (need) => need(key, async () => new Float32Array(50)));
+  for (const key of ["a", "b", "c"]) {
+    ask(key);
+    await turn();
+  }
+  loader.peek("a");
+  ask("d");
+  await turn();
+  assert.deepEqual(
+    ["a", "b", "c", "d"].map((key) => loader.peek(key) !== undefined),
+    [true, false, true, true],
+  );
+  assert.ok(loader.held <= 1000);
+});
+
+test("a failure is told and not asked again at once", async () => {
+  const loader = new Loader();
+  let asked = 0;
+  const ask = () =>
+    loader.frame(loader, (need) =>
+      need("x", async () => {
+        asked += 1;
+        throw new Error("head 7 is not there");
+      }),
+    );
+  ask();
+  await turn();
+  ask();
+  await turn();
+  assert.equal(asked, 1);
+  assert.equal(loader.error, "head 7 is not there");
+});
+
+test("bounded things are thrown away", () => {
+  const gone: string[] = [];
+  const bounded = new Bounded<string>(10, (value) => gone.push(value));
+  for (const name of ["a", "b", "a", "c"]) bounded.get(name, 4, () => name);
+  assert.deepEqual(gone, ["b"]);
+});
+
+const base64 = (array: Float32Array | Uint8Array | Uint16Array) =>
+  Buffer.from(array.buffer, array.byteOffset, array.byteLength).toString("base64");
+
+test("written arrays of every type", async () => {
+  assert.deepEqual([...(await floats({ type: "f4", data: base64(Float32Array.of(0.5, NaN)) }))], [0.5, NaN]);
+  const halves = Uint16Array.of(0x3800, 0x7e00, 0xc000, 0x0001, 0x7c00);
+  assert.deepEqual([...(await floats({ type: "f2", data: base64(halves) }))], [0.5, NaN, -2, 2 ** -24, Infinity]);
+  assert.deepEqual(
+    [...(await floats({ type: "u1", data: base64(Uint8Array.of(0, 2, 255)), scale: 0.25 }))],
+    [0, 0.5, NaN],
+  );
+  const { gzipSync } = await import("node:zlib");
+  const packed = gzipSync(Buffer.from(Float32Array.of(1, 2).buffer)).toString("base64");
+  assert.deepEqual([...(await floats({ type: "f4", data: packed, gzip: true }))], [1, 2]);
+});
+
+test("an embedded source puts regions together from tiles", async () => {
+  const { meta, maps } = short(1, 1, 300);
+  const tiles: Record<string, { type: "f4"; data: string }> = {};
+  for (const [row, column] of [
+    [0, 0],
+    [0, 1],
+    [1, 0],
+    [1, 1],
+  ]) {
+    const region = {
+      row0: 256 * row,
+      row1: Math.min(256 * row + 256, 300),
+      column0: 256 * column,
+      column1: Math.min(256 * column + 256, 300),
+    };
+    tiles[`0/0/${row}/${column}`] = { type: "f4", data: base64(weightsOf(maps[0], 0, region)) };
+  }
+  const source = new EmbeddedSource({ meta, tokens: [{ query: ["a", "b"] }], pooled: {}, tiles, profiles: {} });
+  const region = { row0: 250, row1: 262, column0: 240, column1: 259 };
+  assert.deepEqual(await source.weights(0, 0, region), weightsOf(maps[0], 0, region));
+  assert.deepEqual(await source.tokens(0, "key", 1, 9), ["b"]);
+  assert.ok(source.offers(0, 0, -1) && !source.offers(0, 0, 0));
+  await assert.rejects(source.pooled(0, 0, 0, "max"), /not written into the page/);
+});
+
+test("messages find their answers", async () => {
+  let answer: (message: Answer, buffers: ArrayBufferView[]) => void = () => undefined;
+  const sent: { id: number; method: string; arguments: Record<string, unknown> }[] = [];
+  const source = new MessageSource({
+    send: (message) => sent.push(message),
+    listen: (listener) => (answer = listener),
+  });
+  const first = source.profile(0, 1, "entropy");
+  const second = source.tokens(0, "key", 0, 2);
+  const third = source.pooled(9, 0, 0, "max");
+  answer({ id: sent[1].id, result: ["a", "b"] }, []);
+  const bytes = new Uint8Array([9, ...new Uint8Array(Float32Array.of(1, 2).buffer)]);
+  answer({ id: sent[0].id }, [new DataView(bytes.buffer, 1)]);
+  answer({ id: sent[2].id, error: "there is no map 9" }, []);
+  assert.deepEqual([...(await first)], [1, 2]);
+  assert.deepEqual(await second, ["a", "b"]);
+  await assert.rejects(third, /no map 9/);
+  assert.equal(source.rerun, undefined);
+  assert.deepEqual(sent[2].arguments, { map: 9, head: 0, level: 0, reduce: "max" });
+});
