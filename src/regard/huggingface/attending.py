@@ -79,7 +79,7 @@ def attend(
     seen = observe(*within, *dict.fromkeys((*looked_for, whole) if wanted else looked_for), **options)
     if watch is not None:
         watch.note(module, {lens: seen[lens] for lens in looked_for})
-    weights = pad(seen[whole].to(query.dtype), (0, key.shape[-2] - pairs.reach)) if wanted else None
+    weights = _beyond_reach(seen[whole].to(query.dtype), key.shape[-2]) if wanted else None
     return seen.output.transpose(1, 2).contiguous(), weights
 
 
@@ -173,6 +173,12 @@ def _added(first: Tensor | None, second: Tensor | None, reach: int) -> Tensor | 
     """What is added to the scores, over the keys within reach."""
     parts = [part if part.shape[-1] == 1 else part[..., :reach] for part in (first, second) if part is not None]
     return reduce(add, parts) if parts else None
+
+
+def _beyond_reach(weights: Tensor, keys: int) -> Tensor:
+    """Zeros for the keys that lie beyond those within reach; no copy where none do."""
+    missing = keys - weights.shape[-1]
+    return pad(weights, (0, missing)) if missing else weights
 
 
 def _wants_weights(keywords: Mapping[str, Any]) -> bool:
