@@ -24,7 +24,7 @@ demo: export OMP_WAIT_POLICY ?= PASSIVE
 help:  ## say what can be made
 	@sed -n 's/^\([a-z]*\): .*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
 
-demo: $(DEMO)  ## train a few small translators on dates and draw what they attend to
+demo: $(DEMO)  ## translate a few sentences, train small translators of dates, and draw what they attend to
 	$(BIN)/regard demo
 
 test: $(DEV)  ## run every test and every example of the documentation

@@ -45,7 +45,7 @@ def test_help_loads_none_of_what_the_commands_need():
     ("arguments", "message"),
     [
         (["fly"], "No such command 'fly'"),
-        (["translate"], "Missing option '--checkpoint'"),
+        (["test"], "Missing option '--checkpoint'"),
         (["translate", "--checkpoint", "x", "--speed", "9"], "No such option: --speed"),
         (["translate", "--checkpoint", "x", "--beam", "0"], "Invalid value for '--beam'"),
         (["translate", "--checkpoint", "x", "--length-penalty", "-1"], "Invalid value for '--length-penalty'"),

@@ -1,4 +1,10 @@
 import re
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from regard.cli.app import app
 
 
 def test_the_test_set_is_translated_and_scored(regard, run, corpus):
@@ -75,3 +81,62 @@ def test_a_name_given_in_the_current_folder_is_found_there(regard, run, tmp_path
     result = regard("test", "--checkpoint", run, "--source", "source", "--target", "target", "--output", "out.txt")
     assert result.exit_code == 0
     assert (tmp_path / "out.txt").read_text(encoding="utf-8") == "eins\n"
+
+
+def test_the_tokens_of_moses_are_scored_beside_the_text(regard, run, tmp_path):
+    (tmp_path / "source").write_text("1 2 3 4\n5 6 7 8\n", encoding="utf-8")
+    (tmp_path / "target").write_text("EINS ZWEI DREI VIER\nFÜNF SECHS SIEBEN ACHT\n", encoding="utf-8")
+    files = ["--source", tmp_path / "source", "--target", tmp_path / "target", "--output", tmp_path / "out.txt"]
+    told = [*files, "--tokenised", "--set", "data.target_language=de"]
+    cased, lower = (regard("test", "--checkpoint", run, *told, *more) for more in ([], ["--lowercase"]))
+    assert [line.split()[0] for line in cased.stdout.splitlines()] == ["BLEU", "chrF", "BLEU"]
+    assert cased.stdout.splitlines()[2].startswith("BLEU  0.00  nrefs:1|case:mixed|eff:no|tok:moses-de|smooth:none|")
+    assert lower.stdout.splitlines()[2].startswith("BLEU 100.00  nrefs:1|case:lc|eff:no|tok:moses-de|smooth:none|")
+
+
+def test_tokens_need_a_language(regard, run, tmp_path):
+    result = regard("test", "--checkpoint", run, "--tokenised", "--output", tmp_path / "out.txt")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "--tokenised: each language has tokens of its own, and the experiment does not say which" in result.stderr
+    assert not (tmp_path / "out.txt").exists()
+
+
+def test_tokens_need_their_extra_before_anything_is_translated(regard, run, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sacremoses", None)
+    told = ["--tokenised", "--set", "data.target_language=de", "--output", tmp_path / "out.txt"]
+    result = regard("test", "--checkpoint", run, *told)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert (
+        "needs the package 'sacremoses', which is not installed; pip install 'regard[moses]' brings it" in result.stderr
+    )
+    assert not (tmp_path / "out.txt").exists()
+
+
+@pytest.fixture(scope="module")
+def parted(corpus, tmp_path_factory):
+    """A run whose test text is a part of its training text."""
+    folder = tmp_path_factory.mktemp("runs") / "parted"
+    options = [
+        "data.validation=null",
+        "data.test=null",
+        "data.split={test: 25, validation: 10}",
+        "training.max_epochs=1",
+        "data.target_language=de",
+    ]
+    told = [argument for option in options for argument in ("--set", option)]
+    result = CliRunner().invoke(app, ["train", str(corpus / "digits.yaml"), "--folder", str(folder), *told])
+    assert result.exit_code == 0, result.stderr
+    return folder
+
+
+def test_what_a_split_holds_out_is_found_again(regard, parted):
+    result = regard("test", "--checkpoint", parted)
+    assert result.exit_code == 0, result.stderr
+    assert len((parted / "test.hypotheses.txt").read_text(encoding="utf-8").splitlines()) == 25
+
+
+@pytest.mark.parametrize("other", ["data.split.seed=2", "data.split.test=30", "data.split={test: 3}"])
+def test_another_split_is_refused(regard, parted, other):
+    result = regard("test", "--checkpoint", parted, "--set", other)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert re.search(r"--set data\.split\.\w+: the training has settled this; .* the split of the data", result.stderr)

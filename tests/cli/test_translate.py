@@ -11,9 +11,50 @@ def test_lines_in_give_lines_out(regard, run):
     assert result.stderr == ""
 
 
-def test_one_line_can_be_an_argument(regard, run):
+def test_sentences_can_be_arguments(regard, run):
     assert regard("translate", "--checkpoint", run, "7 8").stdout == "sieben acht\n"
-    assert regard("translate", "--checkpoint", run, "").stdout == "\n"
+    several = regard("translate", "--checkpoint", run, "7 8", "1", "5 5", input="not read")
+    assert (several.stdout, several.stderr) == ("sieben acht\neins\nfünf fünf\n", "")
+
+
+@pytest.mark.parametrize("empty", ["", "  ", "\t\n"])
+def test_an_empty_sentence_is_refused(regard, run, empty):
+    result = regard("translate", "--checkpoint", run, "1", empty)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("regard: sentence 2 of 2 is empty; give text to translate, or give no sentence")
+
+
+def test_without_a_checkpoint_it_is_english_to_french_and_says_so_once(regard):
+    result = regard("translate", "I am very tired.", "Thank you.")
+    assert result.exit_code == 0
+    first, second = result.stdout.splitlines()
+    assert "fatigué" in first
+    assert "erci" in second
+    assert result.stderr == "English to French, by the model that regard comes with; --checkpoint names another\n"
+    lines = regard("translate", input="I am very tired.\n\nThank you.\n")
+    assert lines.stdout == f"{first}\n\n{second}\n"
+    assert lines.stderr == result.stderr
+
+
+def test_the_model_of_the_package_has_one_set_of_weights(regard):
+    result = regard("translate", "--which", "last", "Hello.")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "english_french has no last.safetensors; choose 'best', which it has" in result.stderr
+
+
+def test_its_attention_is_kept_too(regard, tmp_path):
+    file = tmp_path / "look.npz"
+    assert regard("translate", "--attention", file, "I am very tired.").exit_code == 0
+    with np.load(file) as arrays:
+        assert arrays["1.weights"].shape == (len(arrays["1.target"]), 3, 6, len(arrays["1.source"]))
+
+
+@pytest.mark.parametrize("options", [[], ["--attention", "look.npz"]])
+@pytest.mark.parametrize("name", ["--layer", "--head"])
+def test_what_chooses_a_picture_needs_one(regard, run, options, name):
+    result = regard("translate", "--checkpoint", run, name, 0, *options, "1")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"{name} chooses what is drawn, and no picture was asked for: add --attention FILE.png" in result.stderr
 
 
 def test_no_lines_give_no_lines(regard, run):

@@ -149,6 +149,8 @@ def test_all_unknown_keys_are_told_at_once(tmp_path: Path):
         ("model: {kind: transformer, positions: {kind: learned, length: 0}}", "model.positions.length: has 0, needs"),
         ("training: {betas: [0.9]}", "training.betas.1: is missing"),
         ("training: {betas: [0.9, 1.0]}", "training.betas.1: has 1.0, needs to be less than 1"),
+        ("  split: {test: -1}", "data.split.test: has -1, needs to be greater than or equal to 0"),
+        ("  casual_copies: 1.0", "data.casual_copies: has 1.0, needs to be less than 1"),
         ("training: {max_updates: 0}", "training.max_updates: has 0, needs to be greater than or equal to 1"),
         ("vocabulary: {target: {kind: words}}", "vocabulary.source: is missing"),
     ],
@@ -165,6 +167,10 @@ def test_a_mistyped_value_is_named_with_what_it_needs(tmp_path: Path, addition: 
         ("name: toy\ndata: {train: {source: a}}", "data.train.target: is missing"),
         ("name: toy\ndata: {train: {tsv: a, target_column: 0}}",
          "data.train: source_column and target_column are both 0; they need to differ"),
+        ("name: toy\ndata: {train: {tsv: a}, split: {}}",
+         "data.split: holds nothing out; set data.split.validation or data.split.test to a number of pairs"),
+        ("name: toy\ndata: {train: {tsv: a}, test: {tsv: b}, split: {test: 5}}",
+         "data: data.test and data.split.test both say what the test text is; leave one out"),
     ],
 )  # fmt: skip
 def test_what_is_missing_is_named(tmp_path: Path, text: str, message: str):
@@ -231,6 +237,12 @@ def test_every_recipe_is_an_experiment_of_its_name(recipe: Path):
     experiment = Experiment.load(recipe)
     assert experiment.name == recipe.stem
     build_model(experiment.model, 50, 50)
+
+
+def test_a_split_gives_the_text_to_validate_on(tmp_path: Path):
+    load(tmp_path, MINIMAL + "  split: {validation: 9}\ntraining: {patience: 3, decay: plateau}")
+    said = complaint(tmp_path, MINIMAL + "  split: {test: 9}\ntraining: {patience: 3}")
+    assert said.endswith("needs text for them: set data.validation or data.split")
 
 
 def test_overrides_are_put_in_before_anything_is_checked(tmp_path: Path):

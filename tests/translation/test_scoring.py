@@ -1,8 +1,11 @@
+import math
+import sys
+
 import pytest
 import sacrebleu
 
-from regard.errors import ConfigurationError, CorpusError
-from regard.translation.scoring import Scores, exact_match, score
+from regard.errors import ConfigurationError, CorpusError, MissingExtra
+from regard.translation.scoring import Scores, exact_match, score, tokenised_bleu
 
 HYPOTHESES = ["The dog runs through the snow .", "Two men are sitting on a bench.", "A girl is singing."]
 REFERENCES = ["A dog runs through the snow.", "Two men sit on a bench.", "A girl sings a song."]
@@ -84,3 +87,46 @@ def test_a_tokeniser_whose_package_is_missing(monkeypatch, error):
     monkeypatch.setattr("regard.translation.scoring.BLEU", fail)
     with pytest.raises(ConfigurationError, match="tokenize='ja-mecab' cannot be used here: Please install mecab"):
         score(HYPOTHESES, REFERENCES, tokenize="ja-mecab")
+
+
+# What multi-bleu.perl and fairseq count: n-grams of tokens, the geometric mean of four precisions, no smoothing.
+PAIR = (["Das ist gut, z.B. hier & dort."], ["Das ist gut, z.B. dort & hier."])
+
+
+def test_tokenised_bleu_is_of_the_tokens_of_moses():
+    # Das ist gut , z.B. hier & dort .
+    # Das ist gut , z.B. dort & hier . have 9 of 9 words, the first 4 of 8 pairs, 3 of 7 triples, 2 of 6 quadruples.
+    score, signature = tokenised_bleu(*PAIR, language="de")
+    assert score == pytest.approx(100 * (9 / 9 * 4 / 8 * 3 / 7 * 2 / 6) ** (1 / 4))
+    assert signature.startswith("nrefs:1|case:mixed|eff:no|tok:moses-de|smooth:none|version:")
+    assert "|sacremoses:" in signature
+
+
+def test_tokenised_bleu_has_the_brevity_penalty_and_no_smoothing():
+    score, _ = tokenised_bleu(["Er geht nach Hause"], ["Er geht nach Hause."], language="de")
+    assert score == pytest.approx(100 * math.exp(1 - 5 / 4))
+    assert tokenised_bleu(["Er geht heim."], ["Er geht nach Hause."], language="de")[0] == 0
+
+
+def test_tokenised_bleu_without_regard_to_case():
+    loud = [line.upper() for line in PAIR[1]]
+    score, signature = tokenised_bleu(loud, PAIR[1], language="de", lowercase=True)
+    assert score == pytest.approx(100)
+    assert "|case:lc|" in signature
+
+
+def test_the_language_decides_where_a_full_stop_is_one():
+    said, meant = ["Gestern kam er mit ihr am 3. Mai an"], ["Gestern kam er mit ihr am 4. Mai an"]
+    german, english = (tokenised_bleu(said, meant, language=language)[0] for language in ("de", "en"))
+    assert german == pytest.approx(100 * (8 / 9 * 6 / 8 * 4 / 7 * 3 / 6) ** (1 / 4))  # 3. is one token of nine
+    assert english == pytest.approx(100 * (9 / 10 * 7 / 9 * 5 / 8 * 3 / 7) ** (1 / 4))  # 3 and . are two of ten
+
+
+def test_tokenised_bleu_needs_lines_and_its_extra(monkeypatch):
+    with pytest.raises(CorpusError, match="there are 3 hypotheses and 2 references; line i of one needs to belong"):
+        tokenised_bleu(HYPOTHESES, REFERENCES[:2], language="en")
+    monkeypatch.setitem(sys.modules, "sacremoses", None)
+    with pytest.raises(
+        MissingExtra, match=r"needs the package 'sacremoses', .* pip install 'regard\[moses\]' brings it"
+    ):
+        tokenised_bleu(HYPOTHESES, REFERENCES, language="en")

@@ -1,4 +1,4 @@
-"""`regard demo`: everything at once, on made data."""
+"""`regard demo`: everything at once, without a download."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ def demo(
         "demo"
     ),
 ) -> None:
-    """Train, compare and draw, on made data.
+    """Translate, train, compare and draw.
 
-    Trains translators of dates with every score, prints how good and how fast they are, and draws where they look.
+    Translates everyday sentences with the model that regard comes with, then trains translators of dates, which it
+    makes, with every score, prints how good and how fast they are, and draws where they look.
     """
     from regard.translation.demo import run
 

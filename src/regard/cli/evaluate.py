@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,11 +11,11 @@ import typer
 
 from regard.cli.options import BatchSize, Checkpoint, Device, Overrides, Which
 from regard.cli.streams import emit
-from regard.errors import ConfigurationError
+from regard.errors import ConfigurationError, require
 
 if TYPE_CHECKING:
+    from regard.translation.corpus import ParallelText
     from regard.translation.experiment import Experiment
-    from regard.translation.settings import TextFiles, TextTable
 
 
 def evaluate(
@@ -30,6 +31,9 @@ def evaluate(
         ),
     ] = None,
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Score without regard to case.")] = False,
+    tokenised: Annotated[
+        bool, typer.Option("--tokenised", help="Score text in the tokens of Moses, too, as fairseq does.")
+    ] = False,
     which: Which = "best",
     device: Device = "cpu",
     batch_size: BatchSize = 64,
@@ -39,16 +43,18 @@ def evaluate(
 
     Prints BLEU and chrF with their signatures, and writes the translations to a file. Of an experiment's keys only
     those of data and search can be set here, for instance --set search.beam=10.
+
+    With --tokenised there is a third score: BLEU of the text in the tokens of Moses for data.target_language, not
+    smoothed, for comparison with publications that scored so; those that lower-cased their text need --lowercase, too.
     """
     from regard.files import atomic_write
-    from regard.translation.corpus import ParallelText
     from regard.translation.runs import RunFolder
-    from regard.translation.scoring import score
     from regard.translation.translator import Translator
 
     translator = Translator.load(checkpoint, which, device)
     experiment = _experiment(RunFolder(checkpoint).experiment, overrides or [])
-    text = ParallelText.read(_files(experiment, source, target), experiment.data.folder)
+    language = _language(experiment) if tokenised else None
+    text = _text(experiment, source, target)
     if text.dropped_empty:
         typer.echo(f"{text.dropped_empty:,} pairs with an empty side are left out", err=True)
     start = time.perf_counter()
@@ -62,7 +68,16 @@ def evaluate(
         partial.write_text("".join(f"{line}\n" for line in hypotheses), encoding="utf-8")
     speed = sum(len(line.split()) for line in hypotheses) / seconds
     typer.echo(f"{len(hypotheses):,} sentences in {seconds:.1f} s, {speed:,.0f} words a second: {path}", err=True)
-    emit([str(score(hypotheses, text.targets, lowercase=lowercase))])
+    emit(_scores(hypotheses, text.targets, language, lowercase))
+
+
+def _scores(hypotheses: list[str], references: list[str], language: str | None, lowercase: bool) -> Iterator[str]:
+    from regard.translation.scoring import score, tokenised_bleu
+
+    yield str(score(hypotheses, references, lowercase=lowercase))
+    if language is not None:
+        bleu, signature = tokenised_bleu(hypotheses, references, language=language, lowercase=lowercase)
+        yield f"BLEU {bleu:5.2f}  {signature}"
 
 
 def _experiment(path: Path, overrides: list[str]) -> Experiment:
@@ -71,26 +86,44 @@ def _experiment(path: Path, overrides: list[str]) -> Experiment:
 
     experiment = Experiment.load(path, overrides)
     settled = [
-        key for key in experiment.differences(Experiment.load(path)) if key.split(".")[0] not in ("data", "search")
+        key
+        for key in experiment.differences(Experiment.load(path))
+        # Another split would test on sentences of the training.
+        if key.split(".")[0] not in ("data", "search") or key.startswith("data.split")
     ]
     if settled:
         raise ConfigurationError(
-            f"--set {settled[0]}: the training has settled this; now only keys of data and search can be set"
+            f"--set {settled[0]}: the training has settled this; now only keys of data and search can be set, "
+            "and the split of the data cannot"
         )
     return experiment
 
 
-def _files(experiment: Experiment, source: Path | None, target: Path | None) -> TextFiles | TextTable:
+def _language(experiment: Experiment) -> str:
+    """The language whose tokens are scored; what that needs is asked for before anything is translated."""
+    require("sacremoses", extra="moses")
+    if experiment.data.target_language is None:
+        raise ConfigurationError(
+            "--tokenised: each language has tokens of its own, and the experiment does not say which it is; name it, "
+            "for instance --set data.target_language=de"
+        )
+    return experiment.data.target_language
+
+
+def _text(experiment: Experiment, source: Path | None, target: Path | None) -> ParallelText:
+    from regard.translation.corpus import ParallelText
     from regard.translation.settings import TextFiles
+    from regard.translation.splitting import evaluation_text
 
     if source and target:
         # Files named on the command line are relative to where it is given, not to data.folder.
-        return TextFiles(source=source.absolute(), target=target.absolute())
+        return ParallelText.read(TextFiles(source=source.absolute(), target=target.absolute()))
     if source or target:
         given, missing = ("--source", "--target") if source else ("--target", "--source")
         raise ConfigurationError(f"{given} needs {missing} beside it: line i of one translates line i of the other")
-    if experiment.data.test is None:
+    text = evaluation_text(experiment.data)
+    if text is None:
         raise ConfigurationError(
             f"the experiment {experiment.name!r} has no data.test; name two files with --source and --target"
         )
-    return experiment.data.test
+    return text

@@ -1,4 +1,4 @@
-"""`regard translate`: lines in, lines out, as they come."""
+"""`regard translate`: sentences in, sentences out; from standard input as they come."""
 
 from __future__ import annotations
 
@@ -8,17 +8,25 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from regard.cli.options import BatchSize, Checkpoint, Device, Head, Layer, Which
+from regard.cli.options import BatchSize, Device, Head, Layer, Which
 from regard.cli.streams import arriving_lines, emit, standard_input
+from regard.errors import ConfigurationError, CorpusError
 
 if TYPE_CHECKING:
     from regard.translation.translator import Translation
 
 
 def translate(
-    checkpoint: Checkpoint,
-    text: Annotated[
-        str | None, typer.Argument(metavar="TEXT", help="One line to translate; without it, standard input is.")
+    sentences: Annotated[
+        list[str] | None, typer.Argument(metavar="SENTENCE", help="To translate; without any, standard input is.")
+    ] = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(
+            "--checkpoint",
+            metavar="FOLDER",
+            help="Folder of a training run, as `regard train` made it. [default: English to French, as installed]",
+        ),
     ] = None,
     n_best: Annotated[
         int | None, typer.Option(min=1, help="Print so many translations of a line, as LINE ||| TEXT ||| SCORE.")
@@ -40,9 +48,11 @@ def translate(
     layer: Layer = None,
     head: Head = None,
 ) -> None:
-    """Translate one line, or standard input.
+    """Translate sentences, or standard input line by line.
 
     Lines are translated as they arrive: one that is typed is answered at once. An empty line gives an empty line.
+    Without --checkpoint it is the small model for everyday sentences, English to French, that regard comes with.
+
     LINE of --n-best counts from 0. Of several lines, --attention FILE.png draws the first to FILE.png and the others to
     FILE-2.png, FILE-3.png and so on; FILE.npz has all, as 1.weights, 1.source, 1.target, 2.weights and so on.
 
@@ -52,15 +62,20 @@ def translate(
     from regard.cli.attention import attention_file
     from regard.translation.experiment import Experiment
     from regard.translation.runs import RunFolder
+    from regard.translation.shipped import ENGLISH_FRENCH
     from regard.translation.translator import Translator
 
+    _check(sentences, attention, layer=layer, head=head)
     kept = attention_file(attention, layer, head)
-    translator = Translator.load(checkpoint, which, device)
+    folder = checkpoint or ENGLISH_FRENCH
+    translator = Translator.load(folder, which, device)
     told = {"n_best": n_best or 1, "beam": beam, "length_penalty": length_penalty}
     overrides = [f"search.{key}={value}" for key, value in told.items() if value is not None]
-    search = Experiment.load(RunFolder(checkpoint).experiment, overrides).search
+    search = Experiment.load(RunFolder(folder).experiment, overrides).search
+    if checkpoint is None:
+        typer.echo("English to French, by the model that regard comes with; --checkpoint names another", err=True)
     number = 1
-    for lines in [[text]] if text is not None else arriving_lines(standard_input()):
+    for lines in [sentences] if sentences else arriving_lines(standard_input()):
         translations = translator.translate(
             lines, search=search, batch_size=batch_size, first_line=number, observe=attention is not None
         )
@@ -71,6 +86,22 @@ def translate(
             kept.add(line, translation)
         number += len(lines)
     kept.close()
+
+
+def _check(sentences: list[str] | None, attention: Path | None, **chosen: int | None) -> None:
+    """Refuse what was surely not meant, before anything is loaded."""
+    for number, sentence in enumerate(sentences or [], start=1):
+        if not sentence.strip():
+            raise CorpusError(
+                f"sentence {number} of {len(sentences or [])} is empty; give text to translate, or give no sentence "
+                "and let standard input have the lines"
+            )
+    for name, value in chosen.items():
+        if value is not None and (attention is None or attention.suffix == ".npz"):
+            raise ConfigurationError(
+                f"--{name} chooses what is drawn, and no picture was asked for: add --attention FILE.png, or leave it "
+                "out; FILE.npz has all layers and heads"
+            )
 
 
 def _plain(translations: Iterable[Translation]) -> Iterator[str]:

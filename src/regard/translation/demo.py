@@ -1,6 +1,7 @@
-"""The demo: a translator of dates for every score, trained here and now, on a corpus that needs no download.
+"""The demo: the translator that regard comes with, and one of dates for every score, trained here and now.
 
-Everything goes the way that a user's own text would: files, an experiment, `train`, a run folder, a `Translator`.
+Nothing is downloaded. The dates go the way that a user's own text would: files, an experiment, `train`, a run folder, a
+`Translator`.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from rich.console import Console
 from rich.table import Table
 
 from regard.files import atomic_write
+from regard.translation.alignment import one_map
 from regard.translation.corpus import ParallelText
 from regard.translation.dates import LOCALES, date_corpus, examples
 from regard.translation.experiment import Experiment
 from regard.translation.scoring import exact_match
 from regard.translation.settings import SearchSettings
+from regard.translation.shipped import ENGLISH_FRENCH, LANGUAGES
 from regard.translation.terminal import alignment_table
 from regard.translation.training import train
 from regard.translation.translator import Translator
@@ -37,6 +40,7 @@ DECODERS = (
     {"kind": "luong", "score": "location"},
 )
 SHOWN = "luong-general"
+SENTENCES = ("I am very tired.", "Where is the station?", "She doesn't like to cook.", "Can I help you?")
 GREEDY = SearchSettings(beam=1)
 
 
@@ -53,12 +57,13 @@ class Trained:
 
 
 def run(folder: str | Path, console: Console | None = None) -> None:
-    """Train, compare and draw: `regard demo`. Run again, it shows what the folder holds already.
+    """Translate, then train, compare and draw: `regard demo`. Run again, it shows what the folder holds already.
 
     The folder gets the corpus as `dates/*.tsv`, and for each translator a run folder with `attention.png`. Models this
     small gain nothing from a second thread, so each is trained by one, as many at once as there are cores.
     """
     folder, console = Path(folder), console or Console()
+    show_translations(console)
     corpus = _write_corpus(folder / "dates")
     experiments = list(_experiments(folder / "dates"))
     console.print(
@@ -72,6 +77,20 @@ def run(folder: str | Path, console: Console | None = None) -> None:
     console.print()
     console.print(_comparison([trained[experiment.name] for experiment in experiments]))
     _show(experiments, folder, console)
+
+
+def show_translations(console: Console) -> None:
+    """Print what the model that regard comes with makes of everyday sentences, and where it looks for one."""
+    translations = Translator.load(ENGLISH_FRENCH).translate(SENTENCES)
+    console.print(f"{' to '.join(LANGUAGES)}, by the small Transformer that regard comes with:")
+    for translation in translations:
+        console.print(f"  {translation.source} → {translation.text}")
+    shown = translations[2]
+    best = shown.candidates[0]
+    console.print("\nand looks, for each piece that it writes (the mean over the heads of its last layer), at:")
+    last = best.weights.shape[1] - 1  # [T, layers, heads, S]
+    console.print(alignment_table(one_map(best.weights, layer=last), best.tokens, shown.source_tokens))
+    console.print('\nYours: regard translate "I am very tired."\n')
 
 
 def _train_all(experiments: list[Experiment], folder: Path, corpus: dict[str, ParallelText]) -> Iterator[Trained]:

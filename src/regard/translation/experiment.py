@@ -45,11 +45,14 @@ class Experiment(Settings):
 
     @model_validator(mode="after")
     def _scores_need_validation_text(self) -> Experiment:
-        if self.data.validation is None and self.training.patience is not None:
-            raise ValueError("training.patience counts validations and needs text for them: set data.validation")
-        if self.data.validation is None and self.training.decay.kind == "plateau":
+        if not self.data.validates and self.training.patience is not None:
             raise ValueError(
-                "training.decay plateau waits for validations and needs text for them: set data.validation"
+                "training.patience counts validations and needs text for them: set data.validation or data.split"
+            )
+        if not self.data.validates and self.training.decay.kind == "plateau":
+            raise ValueError(
+                "training.decay plateau waits for validations and needs text for them: "
+                "set data.validation or data.split"
             )
         return self
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
+
+from regard.errors import CheckpointError, ConfigurationError, nearest
 
 Which = Literal["best", "last", "average"]
 """Weights of a run: those that validated best, those of the last save, those that `regard average` made."""
+
+_NEEDED = "it needs to be the folder of a run of `regard train`"
 
 
 @dataclass(frozen=True)
@@ -62,3 +66,28 @@ class RunFolder:
     def logs(self) -> Path:
         """What TensorBoard shows."""
         return self.path / "logs"
+
+    def weights(self, which: Which) -> Path:
+        """Some weights of the run, in a folder that has all else that translating needs.
+
+        Raises:
+            CheckpointError: the folder or one of its files is missing.
+            ConfigurationError: no run keeps weights of that name.
+        """
+        if which not in get_args(Which):
+            known = nearest(which, get_args(Which))
+            raise ConfigurationError(f"which is {which!r}, but a run keeps no such weights; {known}")
+        if not self.path.is_dir():
+            raise CheckpointError(f"there is no folder {self.path}; {_NEEDED}")
+        weights = getattr(self, which)
+        needed = (self.experiment, self.source_vocabulary, self.target_vocabulary, weights)
+        missing = [path.name for path in needed if not path.is_file()]
+        if missing == [weights.name]:
+            others = [path for path in (self.best, self.last, self.average) if path.is_file()]
+            mend = (
+                f"choose {others[0].stem!r}, which it has" if others else "the training has not saved any weights yet"
+            )
+            raise CheckpointError(f"the folder {self.path} has no {weights.name}; {mend}")
+        if missing:
+            raise CheckpointError(f"the folder {self.path} has no {', '.join(missing)}; {_NEEDED}")
+        return weights

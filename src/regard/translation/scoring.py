@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
-from regard.errors import ConfigurationError, CorpusError, nearest
+from regard.errors import ConfigurationError, CorpusError, nearest, require
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,34 @@ def score(
         bleu_signature=str(bleu.get_signature()),
         chrf_signature=str(chrf.get_signature()),
     )
+
+
+def tokenised_bleu(
+    hypotheses: Sequence[str], references: Sequence[str], *, language: str, lowercase: bool = False
+) -> tuple[float, str]:
+    """BLEU of tokenised text as multi-bleu.perl and fairseq score it, in percent, and its signature.
+
+    Both sides are raw text; they are brought to lower case if `lowercase` is true, then tokenised by the rules of Moses
+    for `language` ("de"), and nothing is smoothed. For comparison with publications that scored text in such tokens:
+    between ways to tokenise, scores differ. What those tokens were lower-cased needs `lowercase` here.
+
+    Raises:
+        CorpusError: as `score`.
+        MissingExtra: sacremoses is not installed.
+    """
+    _check(hypotheses, references)
+    sacremoses = require("sacremoses", extra="moses")
+    tokenise = sacremoses.MosesTokenizer(language).tokenize
+    tokenised = [
+        [" ".join(tokenise(line.lower() if lowercase else line, escape=False)) for line in side]
+        for side in (hypotheses, references)
+    ]
+    bleu = BLEU(tokenize="none", smooth_method="none", force=True)
+    score = bleu.corpus_score(tokenised[0], [tokenised[1]]).score
+    said = {"case": "lc" if lowercase else "mixed", "tok": f"moses-{language}"}
+    parts = (part.partition(":") for part in str(bleu.get_signature()).split("|"))
+    signature = [f"{name}:{said.get(name, value)}" for name, _, value in parts]
+    return score, "|".join([*signature, f"sacremoses:{sacremoses.__version__}"])
 
 
 def exact_match(hypotheses: Sequence[str], references: Sequence[str]) -> float:

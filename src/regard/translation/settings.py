@@ -58,6 +58,21 @@ TextSettings = Annotated[
 ]
 
 
+class SplitSettings(Settings):
+    """How many pairs of `data.train` are held out of it; pairs that share a sentence stay on one side."""
+
+    validation: WholeNumber = 0
+    test: WholeNumber = 0
+    seed: WholeNumber = 1
+    """Of the split alone: trainings with other seeds are tested on the same pairs."""
+
+    @model_validator(mode="after")
+    def _something_is_held_out(self) -> SplitSettings:
+        if not self.validation + self.test:
+            raise ValueError("holds nothing out; set data.split.validation or data.split.test to a number of pairs")
+        return self
+
+
 class DataSettings(Settings):
     """Where the text is. Files are relative to `folder`, which is relative to the current directory."""
 
@@ -65,10 +80,26 @@ class DataSettings(Settings):
     train: TextSettings
     validation: TextSettings | None = None
     test: TextSettings | None = None
+    split: SplitSettings | None = None
+    """In place of files for validation or test, or of both."""
+    casual_copies: Share = 0.0
+    """Of how many training pairs there is a copy without the source's final mark, in lower case, or both."""
     source_language: str | None = None
     target_language: str | None = None
     max_length: Count = 100
     """Tokens; training pairs with a longer side are dropped."""
+
+    @property
+    def validates(self) -> bool:
+        """Whether there is text to validate on."""
+        return self.validation is not None or (self.split is not None and self.split.validation > 0)
+
+    @model_validator(mode="after")
+    def _each_part_is_told_once(self) -> DataSettings:
+        for part in ("validation", "test"):
+            if self.split is not None and getattr(self.split, part) and getattr(self, part) is not None:
+                raise ValueError(f"data.{part} and data.split.{part} both say what the {part} text is; leave one out")
+        return self
 
 
 class VocabularySides(Settings):

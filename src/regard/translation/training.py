@@ -33,6 +33,7 @@ from regard.translation.module import Training
 from regard.translation.runs import RunFolder
 from regard.translation.safetensors_io import SafetensorsIO
 from regard.translation.settings import TrainingSettings, VocabularySettings, VocabularySides
+from regard.translation.splitting import training_text
 from regard.translation.vocabulary import Vocabulary
 
 MAY_CHANGE = (
@@ -84,17 +85,14 @@ def train(
     """
     run = RunFolder(Path(folder))
     _open_run(run, experiment, resume)
-    text = ParallelText.read(experiment.data.train, experiment.data.folder)
+    text, held_out = training_text(experiment.data)
     source, target = _vocabularies(run, text, experiment.vocabulary)
     with isolate_rng():
         torch.manual_seed(experiment.seed)
         model = build_model(experiment.model, len(source), len(target))
     longest = model.max_source_length
     shorter = min(experiment.data.max_length, longest or experiment.data.max_length)
-    validation = None
-    if experiment.data.validation is not None:
-        read = ParallelText.read(experiment.data.validation, experiment.data.folder)
-        validation = encode(read, source, target, longest)
+    validation = None if held_out is None else encode(held_out, source, target, longest)
     return fit(
         model,
         encode(text, source, target, shorter),

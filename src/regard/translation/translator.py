@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.errors import CheckpointError, ConfigurationError, CorpusError, DeviceError, nearest
+from regard.errors import CorpusError, DeviceError
 from regard.plots import heatmap
 from regard.translation.alignment import Link, one_map, word_links
 from regard.translation.building import build_model
@@ -110,7 +110,7 @@ class Translator:
 
     @classmethod
     def load(cls, folder: str | Path, which: Which = "best", device: str | torch.device = "cpu") -> Self:
-        """The translator that a training run left in a folder.
+        """The translator that a training run, or `export`, left in a folder; it computes in single precision.
 
         Raises:
             CheckpointError: the folder or one of its files is missing, or the weights are truncated or of another
@@ -120,14 +120,11 @@ class Translator:
             VocabularyError: a vocabulary was damaged.
         """
         run = RunFolder(Path(folder))
-        kinds = {"best": run.best, "last": run.last, "average": run.average}
-        if which not in kinds:
-            raise ConfigurationError(f"which is {which!r}, but a run keeps no such weights; {nearest(which, kinds)}")
-        _require_files(run, kinds[which])
+        weights = run.weights(which)
         experiment = Experiment.load(run.experiment)
         source, target = Vocabulary.load(run.source_vocabulary), Vocabulary.load(run.target_vocabulary)
         model = build_model(experiment.model, len(source), len(target))
-        restore(model, kinds[which])
+        restore(model, weights)
         return cls(model.to(_device(device)), source, target, experiment.search)
 
     def translate(
@@ -246,21 +243,6 @@ class Translator:
             target_tokens=tuple(self.target_vocabulary.tokens(target)),
             weights=weights,
             links=tuple(word_links(weights, *words)),
-        )
-
-
-def _require_files(run: RunFolder, weights: Path) -> None:
-    if not run.path.is_dir():
-        raise CheckpointError(f"there is no folder {run.path}; it needs to be the folder of a run of `regard train`")
-    needed = (run.experiment, run.source_vocabulary, run.target_vocabulary, weights)
-    missing = [path.name for path in needed if not path.is_file()]
-    if missing == [weights.name]:
-        others = [path for path in (run.best, run.last, run.average) if path.is_file()]
-        mend = f"choose {others[0].stem!r}, which it has" if others else "the training has not saved any weights yet"
-        raise CheckpointError(f"the folder {run.path} has no {weights.name}; {mend}")
-    if missing:
-        raise CheckpointError(
-            f"the folder {run.path} has no {', '.join(missing)}; it needs to be the folder of a run of `regard train`"
         )
 
 

@@ -1,0 +1,95 @@
+"""Put the translator that regard is installed with in its place, from a run of `tatoeba-english-french.yaml`.
+
+    python recipes/ship_english_french.py --data DIR
+
+Averages the weights of the run, exports them in bfloat16 to src/regard/translation/english_french, translates the
+held-out sentences with what was exported, and writes the scores into the model card there. DIR has the table of pairs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from string import Template
+
+from regard.errors import CheckpointError, ConfigurationError
+from regard.files import atomic_write
+from regard.translation.averaging import average
+from regard.translation.checkpoint import load_state, load_weights
+from regard.translation.corpus import ParallelText
+from regard.translation.experiment import Experiment
+from regard.translation.exporting import export
+from regard.translation.runs import RunFolder
+from regard.translation.scoring import score
+from regard.translation.settings import SplitSettings
+from regard.translation.shipped import ENGLISH_FRENCH
+from regard.translation.splitting import evaluation_text, split
+from regard.translation.translator import Translator
+
+CARD = Path(__file__).with_name("english_french.md")
+MOST_BYTES = 10_000_000
+
+
+def main() -> None:
+    """Average, export, score, and write the card."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", type=Path, default=Path("runs/tatoeba-english-french"), help="folder of the run")
+    parser.add_argument("--data", type=Path, required=True, help="folder of the table of pairs")
+    parser.add_argument("--last", type=int, default=5, help="how many of the last weights are averaged")
+    told = parser.parse_args()
+    run = RunFolder(told.run)
+    average(run.path, last=told.last)
+    export(run.path, ENGLISH_FRENCH, which="average")
+    experiment = Experiment.load(run.experiment, [f"data.folder={told.data}"])
+    card = Template(CARD.read_text("utf-8")).substitute(facts(run, experiment) | scores(experiment))
+    with atomic_write(ENGLISH_FRENCH / "README.md") as partial:
+        partial.write_text(card, encoding="utf-8")
+    size = sum(path.stat().st_size for path in ENGLISH_FRENCH.iterdir())
+    sys.stdout.write(f"{card}\n{ENGLISH_FRENCH}: {size / 1e6:.2f} MB\n")
+    if size > MOST_BYTES:
+        raise CheckpointError(f"the folder has {size:,} bytes; it may have {MOST_BYTES:,}")
+
+
+def facts(run: RunFolder, experiment: Experiment) -> dict[str, object]:
+    """What the card says of the model, the data and the training."""
+    model, training, data = experiment.model, experiment.training, experiment.data
+    weights, header = load_weights(RunFolder(ENGLISH_FRENCH).best)
+    progress = load_state(run.state)["state_dict"]["_extra_state"]["progress"]
+    text = ParallelText.read(data.train, data.folder)
+    parts = split(text, data.split or SplitSettings())
+    return {
+        **{name: getattr(model, name) for name in ("encoder_layers", "decoder_layers", "dim", "num_heads")},
+        "parameters": f"{sum(tensor.numel() for tensor in {id(one): one for one in weights.values()}.values()):,}",
+        "vocabulary": f"{header['source_vocabulary']:,}",
+        "averaged": len(header["averaged_updates"]),
+        "size": f"{sum(path.stat().st_size for path in ENGLISH_FRENCH.iterdir()) / 1e6:.1f} MB with the vocabulary",
+        "pairs": f"{len(text):,}",
+        **{name: f"{len(part):,}" for name, part in parts.items()},
+        "casual": f"{data.casual_copies:.0%}",
+        "seed": experiment.seed,
+        "updates": f"{progress['position']['update']:,}",
+        "epochs": progress["position"]["epoch"],
+        "minutes": round(progress["seconds"] / 60),
+        "batch_tokens": f"{training.batch_tokens:,}",
+        "beam": experiment.search.beam,
+    }
+
+
+def scores(experiment: Experiment) -> dict[str, object]:
+    """How good the exported weights are on the held-out sentences."""
+    text = evaluation_text(experiment.data)
+    if text is None:
+        raise ConfigurationError(f"{experiment.name} holds nothing out: set data.split.test")
+    translations = Translator.load(ENGLISH_FRENCH).translate(text.sources, observe=False)
+    scored = score([translation.text for translation in translations], text.targets)
+    return {
+        "bleu": f"{scored.bleu:.2f}",
+        "chrf": f"{scored.chrf:.2f}",
+        "bleu_signature": scored.bleu_signature,
+        "chrf_signature": scored.chrf_signature,
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""The parts of an experiment's text: files of their own, or parts that are held out of one text, sentence by sentence.
+
+A sentence with several translations is in several pairs. Split by pair, its other translations would be in the training
+text; so pairs that share a sentence, directly or through others, stay together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import unicodedata
+from collections.abc import Iterable, Sequence
+
+from regard.errors import CorpusError
+from regard.translation.corpus import ParallelText
+from regard.translation.settings import DataSettings, SplitSettings
+
+_FINAL_MARKS = ".!?…。！？"
+
+
+def training_text(data: DataSettings) -> tuple[ParallelText, ParallelText | None]:
+    """The text to train on, with its casual copies, and the text to validate on, if there is one.
+
+    Raises:
+        CorpusError: a file cannot be read, or holds too little for the split.
+    """
+    text = ParallelText.read(data.train, data.folder)
+    validation = None if data.validation is None else ParallelText.read(data.validation, data.folder)
+    if data.split is not None:
+        parts = split(text, data.split)
+        text, validation = parts["train"], parts.get("validation", validation)
+    return with_casual_copies(text, data.casual_copies) if data.casual_copies else text, validation
+
+
+def evaluation_text(data: DataSettings) -> ParallelText | None:
+    """The text to test on: `data.test`, or what the split holds out for it; None where there is neither.
+
+    Raises:
+        CorpusError: as `training_text`.
+    """
+    if data.test is not None:
+        return ParallelText.read(data.test, data.folder)
+    if data.split is None or not data.split.test:
+        return None
+    return split(ParallelText.read(data.train, data.folder), data.split)["test"]
+
+
+def split(text: ParallelText, settings: SplitSettings) -> dict[str, ParallelText]:
+    """The parts "train", "validation" and "test" of a text, of which no two share a sentence of either language.
+
+    Sentences that differ in nothing but case, punctuation and white space are taken for one. Pairs that share a
+    sentence make a group, also through pairs between them, and a group stays whole. Groups come in the order of a hash
+    of the seed and of their first pair by alphabet: each is as likely as any other to be held out, and no order of the
+    lines matters. The first that fit fill the test text to its number of pairs, the next the validation text, and
+    training has the rest. Within a part the lines keep their order. A part of no pairs is not there.
+
+    Raises:
+        CorpusError: there are too few pairs, or the groups are too large to come out at those numbers.
+
+    >>> text = ParallelText.pair(["Go.", "Go!", "Hi.", "Run."], ["Va !", "Allez !", "Salut !", "allez"])
+    >>> parts = split(text, SplitSettings(test=1))
+    >>> parts["test"].sources, parts["train"].sources
+    (['Hi.'], ['Go.', 'Go!', 'Run.'])
+    """
+    held_out = {name: pairs for name, pairs in (("test", settings.test), ("validation", settings.validation)) if pairs}
+    if sum(held_out.values()) >= len(text):
+        raise CorpusError(
+            f"data.split holds out {sum(held_out.values()):,} pairs, and {text.source_name} has {len(text):,}: "
+            "lower split.validation or split.test, or give more text"
+        )
+    pairs_of = list(zip(text.sources, text.targets, strict=True))
+    groups = sorted(_groups(text), key=lambda rows: _hash(min(pairs_of[row] for row in rows), settings.seed))
+    parts: dict[str, ParallelText] = {}
+    for name, pairs in held_out.items():
+        chosen, groups = _fill(groups, pairs, name, text)
+        parts[name] = _part(text, chosen, name)
+    return {**parts, "train": _part(text, groups, "training")}
+
+
+def with_casual_copies(text: ParallelText, share: float) -> ParallelText:
+    """A text and, of a share of its pairs, a copy as people type in haste: the translation stays what it was.
+
+    In a third of the copies the source has no final mark, in a third it is in lower case, in a third both. A hash of
+    the pair decides, so that the same pairs have the same copies in any text.
+
+    >>> with_casual_copies(ParallelText.pair(["It's Tom."], ["C'est Tom."]), 0.99).sources
+    ["It's Tom.", "it's tom"]
+    """
+    copied = [pair for pair in zip(text.sources, text.targets, strict=True) if _hash(pair, "copied") < share]
+    copies = [(_hasty(pair[0], int(_hash(pair, "kind") * 3)), pair) for pair in copied]
+    new = [(source, target) for source, (original, target) in copies if source != original]
+    return ParallelText(
+        sources=[*text.sources, *(source for source, _ in new)],
+        targets=[*text.targets, *(target for _, target in new)],
+        source_name=text.source_name,
+        target_name=text.target_name,
+        dropped_empty=text.dropped_empty,
+    )
+
+
+def _hasty(source: str, kind: int) -> str:
+    line = source if kind == 0 else source.lower()
+    return (line if kind == 1 else line.rstrip().rstrip(_FINAL_MARKS).rstrip()) or source
+
+
+def _groups(text: ParallelText) -> Iterable[list[int]]:
+    """The rows of the pairs that hang together: the connected components of a graph whose edges are the pairs."""
+    parents: dict[tuple[int, str], tuple[int, str]] = {}
+
+    def root(sentence: tuple[int, str]) -> tuple[int, str]:
+        parents.setdefault(sentence, sentence)
+        while parents[sentence] != sentence:
+            parents[sentence] = parents[parents[sentence]]
+            sentence = parents[sentence]
+        return sentence
+
+    ends = [((0, _bare(source)), (1, _bare(target))) for source, target in zip(text.sources, text.targets, strict=True)]
+    for source, target in ends:
+        parents[root(source)] = root(target)
+    groups: dict[tuple[int, str], list[int]] = {}
+    for row, (source, _) in enumerate(ends):
+        groups.setdefault(root(source), []).append(row)
+    return groups.values()
+
+
+def _bare(sentence: str) -> str:
+    """What two spellings of one sentence have in common: its letters, their marks, and digits, without case."""
+    folded = unicodedata.normalize("NFKC", sentence).casefold()
+    return "".join(sign for sign in folded if unicodedata.category(sign)[0] in "LMN") or sentence
+
+
+def _hash(pair: tuple[str, str], seed: object) -> float:
+    """A number in [0, 1) that a pair and a seed decide, on every machine."""
+    digest = hashlib.blake2b("\t".join([str(seed), *pair]).encode(), digest_size=6).digest()
+    return int.from_bytes(digest, "big") / 2**48
+
+
+def _fill(
+    groups: Sequence[list[int]], pairs: int, name: str, text: ParallelText
+) -> tuple[list[list[int]], list[list[int]]]:
+    """The first groups that fit into so many pairs, and the others."""
+    chosen, others, missing = [], [], pairs
+    for rows in groups:
+        fits = len(rows) <= missing
+        (chosen if fits else others).append(rows)
+        missing -= len(rows) * fits
+    if missing:
+        raise CorpusError(
+            f"split.{name} asks for {pairs:,} pairs, and what shares a sentence stays together: no set of groups of "
+            f"{text.source_name} was found that comes out at that number, the nearest has {pairs - missing:,}: ask for "
+            "that many"
+        )
+    return chosen, others
+
+
+def _part(text: ParallelText, groups: Sequence[list[int]], name: str) -> ParallelText:
+    rows = sorted(row for group in groups for row in group)
+    return ParallelText(
+        sources=[text.sources[row] for row in rows],
+        targets=[text.targets[row] for row in rows],
+        source_name=f"{text.source_name} ({name} part)",
+        target_name=f"{text.target_name} ({name} part)",
+        dropped_empty=text.dropped_empty if name == "training" else 0,
+    )
