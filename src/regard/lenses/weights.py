@@ -10,7 +10,6 @@ from torch import Tensor
 
 from .. import native
 from ..errors import ConfigurationError
-from ..native.memory import empty
 from ..pairs import DotPairs
 from ..problem import Problem
 from ..structure import take_apart
@@ -76,8 +75,7 @@ class Weights:
         """Some rows at a time."""
         rows = range(problem.queries)[self.rows]
         columns = len(range(problem.keys)[self.columns])
-        sizes = *problem.weights_shape[:-2], len(rows), columns
-        shown = empty(*sizes, dtype=lse.dtype) if lse.is_cpu else lse.new_empty(*sizes)
+        shown = lse.new_empty(*problem.weights_shape[:-2], len(rows), columns)
         most = max(BLOCK // max(problem.weights_shape[:-2].numel() * columns, 1), 1)
         for start in range(0, len(rows), most):
             block = _slice(rows[start : start + most])

@@ -18,7 +18,6 @@ from torch import Tensor
 from ..errors import DtypeError, ShapeError
 from . import library
 from .inputs import DTYPES, check_cpu, last_contiguous
-from .memory import empty
 from .threads import together, workers
 
 BLOCK = 64  # flash.h has the same, and the next one
@@ -114,7 +113,8 @@ class FlashProblem:
         """
         code = library.current()
         batch, heads, rows, _ = self.query.shape
-        output, lse = empty(batch, heads, rows, self.value.shape[-1], dtype=self.value.dtype), empty(batch, heads, rows)
+        output = self.value.new_empty(batch, heads, rows, self.value.shape[-1])
+        lse = self.value.new_empty(batch, heads, rows, dtype=torch.float32)
         blocks = -(-rows // BLOCK)
         threads = workers(self._work(), LEAST_WORK)
         segment = max(min(BLOCKS, batch * heads * blocks // (4 * threads)), 1)
@@ -137,8 +137,8 @@ class FlashProblem:
         blocks = max(-(-columns // BLOCK), 1)
         # Parts of the keys each sum up gradients of all queries: only where the heads alone keep too few threads busy.
         parts = min(blocks, max(1, -(-2 * threads // max(batch * shared, 1)))) if batch * shared < threads else 1
-        query = empty(batch, heads, parts, rows, dim).zero_()
-        key, value = empty(batch, shared, columns, dim), empty(batch, shared, columns, value_dim)
+        query = torch.zeros(batch, heads, parts, rows, dim)
+        key, value = torch.empty(batch, shared, columns, dim), torch.empty(batch, shared, columns, value_dim)
         line = torch.zeros(batch, heads, parts, rows + columns - 1) if wants_line and self.line is not None else None
         output, grad_output = last_contiguous(output), last_contiguous(grad_output.to(self.value.dtype))
         lse, grad_lse = lse.contiguous(), None if grad_lse is None else grad_lse.contiguous()
