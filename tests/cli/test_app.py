@@ -8,7 +8,7 @@ import regard as package
 from regard.cli.extras import EXTRAS, naming_the_extra
 from regard.errors import CheckpointError, MissingExtra
 
-COMMANDS = ("demo", "train", "test", "translate", "align", "bench")
+COMMANDS = ("demo", "train", "test", "translate", "align", "average", "bench", "explore", "export")
 
 
 def test_help_names_every_command(regard):

@@ -17,6 +17,8 @@ from regard.cli.average import average
 from regard.cli.bench import bench
 from regard.cli.demo import demo
 from regard.cli.evaluate import evaluate
+from regard.cli.explore import explore
+from regard.cli.export import export
 from regard.cli.extras import naming_the_extra
 from regard.cli.train import train
 from regard.cli.translate import translate
@@ -72,5 +74,7 @@ for name, command in {
     "align": align,
     "average": average,
     "bench": bench,
+    "explore": explore,
+    "export": export,
 }.items():
     app.command(name)(command)

@@ -15,9 +15,11 @@ EXTRAS = {
     "rich": "translation",
     "sacrebleu": "translation",
     "safetensors": "translation",
+    "starlette": "explorer",
     "tensorboard": "translation",
     "tokenizers": "translation",
     "typer": "translation",
+    "uvicorn": "explorer",
     "yaml": "translation",
 }
 """By the name that is imported."""

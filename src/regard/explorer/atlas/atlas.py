@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -14,6 +14,9 @@ from .reading import opened
 from .roles import checked_roles
 from .tokens import Words
 from .writing import save
+
+if TYPE_CHECKING:
+    from ..notebook import Shown
 
 
 class Atlas:
@@ -74,6 +77,12 @@ class Atlas:
         words = Words()
         records, arrays = records_of(maps, tokens, tolerance, words)
         return cls(records, {**arrays, **words.arrays()}, title)
+
+    def show(self, *, height: int = 640) -> Shown:
+        """The explorer in a notebook: a page of its own in a frame, as far as `static_page` can hold the atlas."""
+        from ..notebook import show
+
+        return show(self, height=height)
 
     def save(self, path: str | Path) -> None:
         """Write the atlas to one file, which is the old one or the new one, never half of each.

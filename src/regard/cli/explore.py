@@ -1,0 +1,146 @@
+"""`regard explore`: attention of any length, looked at in a browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from regard.cli.options import Which
+from regard.cli.streams import arriving_lines, emit, standard_input
+from regard.errors import AtlasError, ConfigurationError
+
+if TYPE_CHECKING:
+    from regard.explorer import Atlas
+
+
+def explore(
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[ATLAS | SENTENCE]",
+            help="File of an atlas; with --translate a sentence, and without one the first line of standard input.",
+            show_default=False,
+        ),
+    ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Record this model of transformers, as `save_pretrained` left it, on --text."
+        ),
+    ] = None,
+    text: Annotated[Path | None, typer.Option(metavar="FILE", help="What --model reads, in UTF-8.")] = None,
+    translate: Annotated[bool, typer.Option("--translate", help="Record a translator on a sentence.")] = False,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Which translator, a run of `regard train`. [default: English to French, as installed]",
+        ),
+    ] = None,
+    which: Which = "best",
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write one page that works without a server, and end.")
+    ] = None,
+    save: Annotated[Path | None, typer.Option(metavar="ATLAS", help="Keep what was recorded as an atlas.")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Of 127.0.0.1. [default: any that is free]")
+    ] = None,
+    no_open: Annotated[bool, typer.Option("--no-open", help="Print the address, and open no browser.")] = False,
+) -> None:
+    """Look at attention in a browser: every head of every layer, from the whole map down to a single weight.
+
+    Serves a page on this machine alone until Ctrl-C, and prints its address. What it shows is an atlas that
+    regard.explorer.record made, or what a model attends to in a text, or a translator in a sentence.
+    """
+    _check(what, model, text, translate, checkpoint, html=html, save=save, port=port, no_open=no_open)
+    atlas = _atlas(what, model, text, translate, checkpoint, which)
+    if save is not None:
+        atlas.save(save)
+        typer.echo(f"{save}: {save.stat().st_size / 1e6:.1f} MB", err=True)
+    if html is not None:
+        _write(atlas, html)
+    else:
+        _serve(atlas, port or 0, no_open)
+
+
+def _atlas(
+    what: str | None, model: Path | None, text: Path | None, translate: bool, checkpoint: Path | None, which: Which
+) -> Atlas:
+    if model is not None and text is not None:
+        from regard.explorer.findings import with_roles_found
+        from regard.explorer.texts import atlas_of_text, read_text
+
+        return with_roles_found(atlas_of_text(model, read_text(text)))
+    if translate:
+        from regard.explorer.findings import with_roles_found
+        from regard.explorer.texts import atlas_of_translation
+        from regard.translation.shipped import ENGLISH_FRENCH
+        from regard.translation.translator import Translator
+
+        translator = Translator.load(checkpoint or ENGLISH_FRENCH, which)
+        sentence = what if what is not None else next(iter(next(arriving_lines(standard_input()), [])), "")
+        return with_roles_found(atlas_of_translation(translator, sentence))
+    from regard.explorer import Atlas
+
+    return Atlas.open(what or "")
+
+
+def _write(atlas: Atlas, path: Path) -> None:
+    from regard.explorer.page import static_page
+
+    page = static_page(atlas)
+    page.save(path)
+    typer.echo(f"{page.size / 1e6:.1f} MB: {page.contents}", err=True)
+    emit([str(path)])
+
+
+def _serve(atlas: Atlas, port: int, no_open: bool) -> None:
+    from regard.explorer.opening import opened
+    from regard.explorer.serving import Serving
+
+    serving = Serving(atlas, port)
+
+    def ready() -> None:
+        emit([serving.address])
+        if not no_open and not opened(serving.address):
+            typer.echo("There is no display or browser here: open the address above in one on this machine.", err=True)
+        typer.echo("Ctrl-C ends it.", err=True)
+
+    serving.run(ready)
+
+
+def _check(
+    what: str | None,
+    model: Path | None,
+    text: Path | None,
+    translate: bool,
+    checkpoint: Path | None,
+    *,
+    html: Path | None,
+    save: Path | None,
+    port: int | None,
+    no_open: bool,
+) -> None:
+    """That the options go together."""
+    if translate and (model or text):
+        raise ConfigurationError("--translate and --model record two different things: leave one of them out")
+    if checkpoint is not None and not translate:
+        raise ConfigurationError("--checkpoint chooses a translator, and none was asked for: add --translate")
+    if (model is None) != (text is None):
+        has, needs = ("--model", "--text FILE") if text is None else ("--text", "--model FOLDER")
+        raise ConfigurationError(f"{has} is there without the other: a model needs a text to read; add {needs}")
+    if model is not None and what is not None:
+        raise ConfigurationError(f"there are both an atlas, {what}, and --model: leave one of them out")
+    if not (translate or model or what):
+        raise AtlasError(
+            "there is nothing to explore: give the file of an atlas, or --model FOLDER --text FILE, or --translate"
+        )
+    if save is not None and not (translate or model):
+        raise ConfigurationError(f"--save keeps what is recorded, and {what} is an atlas already: leave --save out")
+    if html is not None and (port is not None or no_open):
+        wrong = "--port" if port is not None else "--no-open"
+        raise ConfigurationError(f"--html writes a file and serves nothing: leave {wrong} out, or leave --html out")
+    if html is not None and html in (save, None if translate or what is None else Path(what)):
+        raise ConfigurationError(f"--html {html} would write the page over the atlas: give it a name of its own")

@@ -1,0 +1,94 @@
+"""What a request asks, read strictly: whatever is unknown, missing, twice there or no plain number is refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import parse_qsl
+
+from ..errors import ConfigurationError
+
+MOST_BYTES = 500
+"""The longest query that is read."""
+
+Reader = Callable[[str, str], Any]
+
+_NUMBER = r"(?:0|[1-9][0-9]{0,11})"
+_WHOLE = re.compile(_NUMBER, re.ASCII)
+_STRETCH = re.compile(f"({_NUMBER})-({_NUMBER})", re.ASCII)
+
+
+def number(name: str, text: str) -> int:
+    """A whole number of at least 0, in plain digits.
+
+    >>> number("head", "3")
+    3
+    """
+    if not _WHOLE.fullmatch(text):
+        raise ConfigurationError(
+            f"{name} is {text[:40]!r}; it needs a whole number of at least 0, in digits without leading zeros"
+        )
+    return int(text)
+
+
+def stretch(name: str, text: str) -> tuple[int, int]:
+    """A start and a stop.
+
+    >>> stretch("rows", "0-256")
+    (0, 256)
+    """
+    found = _STRETCH.fullmatch(text)
+    if found is None:
+        raise ConfigurationError(f"{name} is {text[:40]!r}; it needs a start and a stop, such as {name}=0-256")
+    return int(found[1]), int(found[2])
+
+
+def word(name: str, text: str) -> str:
+    """A word that the atlas will know, or not.
+
+    >>> word("side", "key")
+    'key'
+    """
+    if not text:
+        raise ConfigurationError(f"{name} is empty; it needs a word")
+    return text
+
+
+def read_query(query: bytes, readers: Mapping[str, Reader]) -> dict[str, Any]:
+    """What the part of an address behind "?" asks, by the readers of the names that it needs to have, each once.
+
+    Raises:
+        ConfigurationError: it asks for anything else.
+
+    >>> read_query(b"map=0&rows=0-16", {"map": number, "rows": stretch})
+    {'map': 0, 'rows': (0, 16)}
+    """
+    found = _pairs(query)
+    needs = f"it needs {', '.join(readers)}" if readers else "it needs none"
+    for name in found:
+        if name not in readers:
+            raise ConfigurationError(f"there is no parameter {name[:40]!r}; {needs}")
+    missing = [name for name in readers if name not in found]
+    if missing:
+        raise ConfigurationError(f"the parameter {missing[0]!r} is missing; {needs}")
+    return {name: reader(name, found[name]) for name, reader in readers.items()}
+
+
+def _pairs(query: bytes) -> dict[str, str]:
+    if not query:
+        return {}
+    if len(query) > MOST_BYTES:
+        raise ConfigurationError(f"the query has {len(query):,} bytes; at most {MOST_BYTES} are read")
+    try:
+        pairs = parse_qsl(
+            query.decode("ascii"), keep_blank_values=True, strict_parsing=True, errors="strict", max_num_fields=16
+        )
+    except ValueError:  # no UTF-8, no "=", or too many
+        raise ConfigurationError("the query cannot be read; it needs to be NAME=VALUE&NAME=VALUE, in UTF-8") from None
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ConfigurationError(f"the parameter {twice[:40]!r} is there more than once; it needs to be there once")
+    return found

@@ -1,0 +1,99 @@
+"""The explorer served: a socket of this machine alone, and the server on it until Ctrl-C."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import ConfigurationError, require
+from .answers import Answers
+from .atlas import Atlas
+from .bundle import Bundle
+
+HOST = "127.0.0.1"
+SETTINGS: dict[str, Any] = {
+    "http": "h11",
+    "ws": "none",
+    "lifespan": "off",
+    "log_config": None,
+    "access_log": False,
+    "server_header": False,
+    "proxy_headers": False,
+    "limit_concurrency": 64,  # connections that may be open; more are told to come back
+    "timeout_keep_alive": 30,
+    "timeout_graceful_shutdown": 1,
+}
+"""Of uvicorn."""
+
+
+class Serving:
+    """An atlas about to be served: `address` is where, and `run` serves it.
+
+    The address has a random token in it: without it the server says nothing. It listens on the loopback interface
+    alone, and only reads.
+
+    Args:
+        atlas: what is served.
+        port: where, or 0 for any port that is free.
+
+    Raises:
+        AtlasError: there is no map in the atlas.
+        ConfigurationError: the port is taken, or is none.
+        MissingExtra: starlette or uvicorn is not installed.
+    """
+
+    def __init__(self, atlas: Atlas, port: int = 0) -> None:
+        require("starlette", extra="explorer")
+        uvicorn = require("uvicorn", extra="explorer")
+        from .server import application
+
+        answers, bundle = Answers(atlas), Bundle.read()
+        self._socket = _bound(port)
+        self.port: int = self._socket.getsockname()[1]
+        token = secrets.token_urlsafe(24)
+        self.address = f"http://{HOST}:{self.port}/{token}/"
+        config = uvicorn.Config(application(answers, bundle, token=token, port=self.port), **SETTINGS)
+        self._server = uvicorn.Server(config)
+
+    def run(self, ready: Callable[[], None] = lambda: None) -> None:
+        """Serve until Ctrl-C or `stop`; `ready` is called before, when the socket takes connections already."""
+        try:
+            ready()
+            self._server.run(sockets=[self._socket])
+        except KeyboardInterrupt:
+            pass  # that is how one ends it
+        finally:
+            self.close()
+
+    def stop(self) -> None:
+        """End what runs in another thread."""
+        self._server.should_exit = True
+
+    def close(self) -> None:
+        """Give the port back."""
+        self._socket.close()
+
+
+def _bound(port: int) -> socket.socket:
+    """A socket that takes connections from this machine.
+
+    Raises:
+        ConfigurationError: the port is taken, or is none.
+    """
+    if not 0 <= port <= 65535:
+        raise ConfigurationError(f"port is {port}; it needs to be between 0, for any that is free, and 65535")
+    # By its protocol too: asyncio sends at once, without waiting for more, only on what says that it is TCP.
+    taken = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        taken.bind((HOST, port))
+        taken.listen(128)
+    except OSError as error:
+        taken.close()
+        raise ConfigurationError(
+            f"the port {port} of {HOST} cannot be used: {error.strerror or error}. Choose another port, or leave it "
+            "out: then one that is free is taken"
+        ) from None
+    return taken

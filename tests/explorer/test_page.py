@@ -1,0 +1,188 @@
+"""The static page: what is in it, that it is what the atlas has, and that it can run nothing else."""
+
+import base64
+import gzip
+import hashlib
+import html
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+
+import regard
+from regard.errors import AtlasError, CheckpointError, ConfigurationError
+from regard.explorer import Atlas, record
+from regard.explorer.bundle import Bundle
+from regard.explorer.notebook import show
+from regard.explorer.page import static_page
+from regard.explorer.written import rounded, written
+
+HOSTILE = ["</script><script>alert(1)</script>", "<!--", "]]>", "‮abc", "\ud800", "x" * 5000, "&lt;", "\u2028"]
+
+
+def random_weights(heads, queries, keys):
+    return torch.softmax(3 * torch.randn(heads, queries, keys), -1)
+
+
+def held(text):
+    found = re.findall(r'<script type="application/json" id="regard-data">(.*?)</script>', text, re.DOTALL)
+    assert len(found) == 1
+    return json.loads(found[0])
+
+
+def read(array, shape):
+    data = gzip.decompress(base64.b64decode(array["data"]))
+    return np.frombuffer(data, {"f2": "<f2", "f4": "<f4"}[array["type"]]).astype(np.float32).reshape(shape)
+
+
+@pytest.fixture(scope="module")
+def causal():
+    torch.manual_seed(0)
+    layer = regard.nn.Attention(regard.nn.Projections(8, num_heads=2), mask=regard.masks.causal())
+    with torch.no_grad(), record(torch.nn.Sequential(layer)) as recording:
+        recording.model(torch.randn(1, 300, 8))
+    return recording.atlas(title="a & <b>")
+
+
+def test_short_maps_are_in_it_weight_by_weight(causal):
+    page = static_page(causal)
+    data, of = held(page.text), causal.maps[0]
+    assert page.contents == "whole weights of 1 map, to within 0.4% of each"
+    assert sorted(data["tiles"]) == [f"0/{h}/{r}/{c}" for h in range(2) for r in range(2) for c in range(2)]
+    whole = np.block([[read(data["tiles"][f"0/1/{r}/{c}"], (height, width)) for c, width in ((0, 256), (1, 44))]
+                      for r, height in ((0, 256), (1, 44))])  # fmt: skip
+    expected = of.weights(1, slice(0, 300), slice(0, 300))
+    exists = np.tril(np.ones((300, 300), dtype=bool))
+    np.testing.assert_array_equal(np.isnan(whole), ~exists)
+    np.testing.assert_allclose(whole[exists], expected[exists], rtol=2**-8, atol=2**-22)
+    np.testing.assert_allclose(read(data["profiles"]["0/1/entropy"], 300), of.entropy(1), rtol=2**-8, atol=2**-22)
+    last = len(of.levels) - 1
+    assert sorted(data["pooled"]) == [f"0/{h}/{last}/{reduce}" for h in range(2) for reduce in ("max", "mean")]
+    shown = read(data["pooled"][f"0/0/{last}/max"], of.levels[last])
+    np.testing.assert_allclose(shown, of.pooled(0, last, "max"), rtol=2**-8)
+
+
+def test_a_map_of_one_tile_needs_no_pyramid():
+    data = held(
+        static_page(Atlas.from_weights([random_weights(1, 5, 7)], tokens=(list("abcde"), list("ABCDEFG")))).text
+    )
+    assert data["pooled"] == {}
+    assert data["tokens"] == [{"query": list("abcde"), "key": list("ABCDEFG")}]
+    assert data["meta"]["maps"][0]["kind"] == "cross"
+
+
+def test_twelve_layers_of_twelve_heads_take_less_than_five_megabytes():
+    atlas = Atlas.from_weights({f"layer.{i}": random_weights(12, 128, 128) for i in range(12)})
+    page = static_page(atlas)
+    assert page.contents == "whole weights of 12 maps, to within 0.4% of each"
+    assert page.size < 5e6
+
+
+def test_long_maps_are_in_it_as_fine_as_there_is_room():
+    atlas = Atlas.from_weights({"short": random_weights(1, 20, 20), "long": random_weights(1, 700, 700)})
+    sizes = []
+    for most, contents in (
+        (3_000_000, "whole weights of 1 map, to within 0.4% of each; 1 map in cells of 2 × 2 weights and more"),
+        (450_000, "whole weights of 1 map, to within 0.4% of each; 1 map in cells of 4 × 4 weights and more"),
+        (200_000, "whole weights of 1 map, to within 0.4% of each; 1 map in cells of 8 × 8 weights and more"),
+    ):
+        page = static_page(atlas, most=most)
+        assert page.contents == contents
+        assert page.size <= most
+        sizes.append(page.size)
+        data = held(page.text)
+        assert [key for key in data["tiles"] if key.startswith("1/")] == []
+        assert f"1/0/{len(atlas.maps[1].levels) - 1}/mean" in data["pooled"]
+    assert sizes == sorted(sizes, reverse=True)
+    with pytest.raises(AtlasError, match="2 maps with 2 heads in all, and even their overviews take more than 0 MB"):
+        static_page(atlas, most=120_000)
+    with pytest.raises(AtlasError, match="no map of attention"):
+        static_page(Atlas([], {}))
+
+
+def test_its_policy_lets_its_own_script_run_and_nothing_else(causal):
+    text = static_page(causal).text
+    policy = re.findall(r'<meta http-equiv="Content-Security-Policy" content="(.*?)">', text)
+    assert len(policy) == 1
+    assert text.index("Content-Security-Policy") < min(text.index("<style"), text.index("<script"))
+    said = dict(part.split(" ", 1) for part in policy[0].split("; "))
+    bundle = Bundle.read()
+    for name, part in (("script-src", bundle.script), ("style-src", bundle.styles)):
+        assert said[name] == f"'sha256-{base64.b64encode(hashlib.sha256(part.encode()).digest()).decode()}'"
+        assert part in text
+    assert said["default-src"] == said["base-uri"] == said["form-action"] == "'none'"
+    assert "connect-src" not in said
+    assert "unsafe" not in policy[0]
+    markup = text.replace(bundle.script, "").replace(bundle.styles, "")
+    assert not re.search(r'(?:src|href)="(?!data:)', markup)
+    assert "//" not in re.sub(r"<script type=.application/json.*?</script>", "", markup, flags=re.DOTALL).replace(
+        policy[0], ""
+    )
+
+
+def test_words_of_a_stranger_are_data(causal):
+    plain = static_page(Atlas.from_weights({"a": random_weights(1, 8, 8)}, tokens=list("abcdefgh"), title="t")).text
+    title = "</title><script>alert(1)</script>‮" + "x" * 1000
+    atlas = Atlas.from_weights({"</script><img src=x>": random_weights(1, 8, 8)}, tokens=HOSTILE, title=title)
+    text = static_page(atlas).text
+    for markup in ("<script", "</script", "<!--", "<img", "<title", "</title", "<b"):
+        assert text.lower().count(markup) == plain.lower().count(markup)
+    data = held(text)
+    shown = [word.encode("utf-8", "replace").decode() for word in HOSTILE]
+    assert data["tokens"][0]["query"][:5] == shown[:5]
+    assert len(data["tokens"][0]["query"][5]) == 1000
+    assert data["meta"]["maps"][0]["name"] == "</script><img src=x>"
+    assert "‮" not in text
+    assert "<title>a &amp; &lt;b&gt;</title>" in static_page(causal).text
+
+
+def test_it_is_written_whole_or_not_at_all(causal, tmp_path):
+    page = static_page(causal)
+    page.save(tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == page.text
+    assert (tmp_path / "page.html").stat().st_size == page.size
+    with pytest.raises(CheckpointError, match="the folder .* does not exist"):
+        page.save(tmp_path / "nowhere" / "page.html")
+
+
+def test_a_notebook_gets_it_in_a_sandbox(causal):
+    shown = show(causal, height=500)
+    markup = shown._repr_html_()
+    found = re.fullmatch(
+        r'<iframe srcdoc="([^"]*)" sandbox="([^"]*)" style="([^"]*)" title="regard explorer"></iframe>', markup
+    )
+    assert found
+    assert html.unescape(found[1]) == static_page(causal).text
+    assert found[2] == "allow-scripts allow-downloads"
+    assert "height: 500px" in found[3]
+    assert repr(shown).startswith("<explorer, ")
+    assert show(causal, most=200_000).page.size <= 200_000
+
+
+@pytest.mark.parametrize("digits", [3, 8, 10, 11])
+def test_numbers_are_rounded_to_the_nearest(digits):
+    values = np.concatenate([np.logspace(-4, 0, 500), [0.0, 1.0]]).astype(np.float32)
+    kept = rounded(values, digits).astype(np.float32)
+    assert (np.abs(kept - values) <= np.maximum(2.0**-digits * values, 2.0 ** (-14 - digits))).all()
+    assert len(np.unique(kept)) <= 14 * 2 ** (digits - 1) + 2
+    assert (np.diff(kept[:-2]) >= 0).all()
+    assert np.isnan(rounded(np.array([np.nan], np.float32), digits)).all()
+
+
+def test_large_numbers_keep_single_precision():
+    values = np.array([1e5, 0.25], np.float32)
+    assert read(written(values), 2).tolist() == [1e5, 0.25]
+
+
+def test_a_page_that_is_not_there_is_told(tmp_path, monkeypatch, causal):
+    with pytest.raises(ConfigurationError, match="install regard anew, or, in a checkout, run `npm ci"):
+        Bundle.read(tmp_path)
+    broken = Bundle("<html></html>", "", "")
+    monkeypatch.setattr(Bundle, "read", classmethod(lambda cls: broken))
+    with pytest.raises(ConfigurationError, match='needs <meta charset="utf-8"> once; it has it 0 times'):
+        static_page(causal)
+    monkeypatch.setattr(Bundle, "read", classmethod(lambda cls: Bundle("", "</SCRIPT>", "")))
+    with pytest.raises(ConfigurationError, match="cannot stand inside a page"):
+        static_page(causal)

@@ -1,0 +1,71 @@
+"""Where the explorer's server listens, and that it does no work for nobody."""
+
+import asyncio
+import socket
+import sys
+
+import pytest
+import torch
+
+from regard.errors import AtlasError, ConfigurationError, MissingExtra
+from regard.explorer import Atlas
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+from regard.explorer.answers import Answers
+from regard.explorer.bundle import Bundle
+from regard.explorer.server import application
+from regard.explorer.serving import Serving
+
+
+@pytest.fixture
+def atlas():
+    return Atlas.from_weights([torch.full((1, 2, 2), 0.5)])
+
+
+def test_a_port_that_is_taken_is_told(atlas):
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(ConfigurationError, match=f"the port {port} of 127.0.0.1 cannot be used: .* Choose another"):
+            Serving(atlas, port)
+    with pytest.raises(ConfigurationError, match="port is 70000; it needs to be between 0"):
+        Serving(atlas, 70000)
+
+
+def test_a_port_may_be_chosen_and_is_given_back(atlas):
+    first = Serving(atlas)
+    first.close()
+    again = Serving(atlas, first.port)
+    assert f":{first.port}/" in again.address
+    again.close()
+
+
+def test_without_maps_or_without_the_extra_nothing_is_served(atlas, monkeypatch):
+    with pytest.raises(AtlasError, match="no map of attention"):
+        Serving(Atlas([], {}))
+    monkeypatch.setitem(sys.modules, "starlette", None)
+    with pytest.raises(MissingExtra, match=r"pip install 'regard\[explorer\]'"):
+        Serving(atlas)
+
+
+def test_what_nobody_waits_for_any_more_is_not_computed(atlas, monkeypatch):
+    computed = []
+    monkeypatch.setattr("regard.explorer.answers.shown_weights", lambda *of: computed.append(of))
+    app = application(Answers(atlas), Bundle.read(), token="t", port=1)
+    query = b"map=0&head=0&rows=0-1&columns=0-2"
+    scope = {"type": "http", "method": "GET", "path": "/t/weights", "query_string": query, "http_version": "1.1"}
+    sent = []
+
+    async def receive():
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        sent.append(message)
+
+    async def run():
+        await app({**scope, "headers": [(b"host", b"127.0.0.1:1")]}, receive, send)
+
+    asyncio.run(run())
+    assert (sent[0]["status"], computed) == (499, [])
