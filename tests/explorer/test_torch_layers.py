@@ -171,3 +171,10 @@ def test_a_swapped_model_has_the_same_names_and_kinds():
     for one, other in zip(before.atlas().maps, after.atlas().maps, strict=True):
         assert (one.name, one.kind) == (other.name, other.kind)
         np.testing.assert_allclose(whole(one), whole(other), atol=1e-5)
+
+
+def test_no_hook_is_left_behind():
+    model = torch.nn.MultiheadAttention(8, 2)
+    with record(model):
+        model(*[torch.rand(3, 1, 8)] * 3)
+    assert not torch.nn.modules.module._has_any_global_hook()

@@ -35,6 +35,8 @@ class TorchLayers:
             yield
         finally:
             handle.remove()
+            # torch forgets the hook, but not that it took keywords; to torch.compile it would look as if it were there.
+            getattr(torch.nn.modules.module, "_global_forward_hooks_with_kwargs", {}).pop(handle.id, None)
 
     def _after(self, module: nn.Module, arguments: tuple, keywords: dict[str, Any], output: Any) -> None:
         if module not in self.names or torch.compiler.is_compiling():
