@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from regard import native
+
 README = Path(__file__).parent.parent / "README.md"
 TEXT = README.read_text("utf-8")
 BLOCK = re.compile(r"^```python\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
@@ -14,6 +16,8 @@ BLOCKS = [(TEXT.count("\n", 0, match.start(1)), match.group(1)) for match in BLO
 
 @pytest.mark.parametrize(("line", "block"), BLOCKS, ids=[f"line {line + 1}" for line, _ in BLOCKS])
 def test_block_prints_what_it_says(line, block, tmp_path, monkeypatch):
+    if "# native code" in block and not native.available():
+        pytest.skip(str(native.why_not()))
     monkeypatch.chdir(tmp_path)
     example = doctest.DocTestParser().get_doctest(block, {}, f"README.md:{line + 1}", str(README), line)
     report: list[str] = []

@@ -25,9 +25,10 @@ def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
 
 class TestExplain:
     def test_text(self):
-        lines = str(regard.explain(*whole(), mask=masks.causal(), softcap=3.0)).splitlines()
+        tensors = (tensor.double() for tensor in whole())
+        lines = str(regard.explain(*tensors, mask=masks.causal(), softcap=3.0)).splitlines()
         assert lines[:2] == [
-            "attention of 5 queries over 7 keys, weights (2, 3, 5, 7), float32 on cpu",
+            "attention of 5 queries over 7 keys, weights (2, 3, 5, 7), float64 on cpu",
             "  score: DotPairs   mask: causal()   bias: None",
         ]
         assert [line[:13].strip() for line in lines[2:]] == [
