@@ -12,7 +12,7 @@ from .. import native
 from ..errors import ConfigurationError
 from ..pairs import DotPairs
 from ..problem import Problem
-from ..structure import take_apart
+from ..structure import tensors_of
 from ..tiles import WHOLE
 from ..transforms import transformed
 
@@ -103,25 +103,25 @@ def _write_natively(problem: Problem, lse: Tensor, rows: slice, columns: slice, 
     batch, pairs = problem.batch, problem.pairs
     keep = problem.keep(problem.grid().tile(rows, columns))
 
-    def four(tensor: Tensor, axes: int) -> Tensor:
-        """The leading axes as batch and heads, where it has any, before so many more."""
-        tensor = tensor if problem.heads or tensor.ndim <= axes else tensor.unsqueeze(-1 - axes)
-        if tensor.ndim <= axes + 1:
-            return tensor[(None,) * (axes + 2 - tensor.ndim)]
-        return tensor.expand(*batch, *tensor.shape[-1 - axes :]).reshape(batch.numel(), *tensor.shape[-1 - axes :])
+    def four(tensor: Tensor) -> Tensor:
+        """The leading axes as batch and heads, where it has any, before the last two."""
+        tensor = tensor if problem.heads or tensor.ndim <= 2 else tensor.unsqueeze(-3)
+        if tensor.ndim <= 3:
+            return tensor[(None,) * (4 - tensor.ndim)]
+        return tensor.expand(*batch, *tensor.shape[-3:]).reshape(batch.numel(), *tensor.shape[-3:])
 
-    def whole(tensor: Tensor, axes: int) -> Tensor:
-        tensor = four(tensor, axes)
+    def whole(tensor: Tensor) -> Tensor:
+        tensor = four(tensor)
         return tensor.expand(batch.numel(), *tensor.shape[1:])
 
     leading = batch.numel(), problem.weights_shape[-3] if problem.heads else 1
     native.write_weights(
-        whole(pairs.query[..., rows, :], 2),
-        whole(pairs.key[..., columns, :], 2),
+        whole(pairs.query[..., rows, :]),
+        whole(pairs.key[..., columns, :]),
         pairs.scale,  # type: ignore[union-attr]  # `_suits_native` lets dot products alone through
         lse.masked_fill(lse == float("-inf"), float("inf")).reshape(*leading, -1),
         into.view(*leading, *into.shape[-2:]),
-        keep=None if keep is None else four(keep, 2),
+        keep=None if keep is None else four(keep),
         softcap=problem.softcap,
     )
 
@@ -178,7 +178,7 @@ def _chosen(name: str, choice: slice, length: int) -> int:
 
 
 def _differentiable(problem: Problem, lse: Tensor) -> bool:
-    return lse.requires_grad or any(tensor.requires_grad for tensor in take_apart(problem)[0])
+    return lse.requires_grad or any(tensor.requires_grad for tensor in tensors_of(problem))
 
 
 def _slice(rows: range) -> slice:

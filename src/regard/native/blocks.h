@@ -30,13 +30,6 @@ INLINE const void *rows_of(const struct rows *rows, int64_t batch, int64_t head,
     return row_of(rows->at, 1, batch * rows->batch + head * rows->head + first * rows->row, narrow);
 }
 
-/* The sum over all lanes. */
-INLINE float sum_of(lanes vector) {
-    float apart[LANES];
-    store(apart, vector);
-    return sum_of_lanes(apart);
-}
-
 /* The larger of each two; NaN where the second is. */
 INLINE lanes larger(lanes first, lanes second) {
 #if defined(__AVX512F__)

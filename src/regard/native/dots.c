@@ -28,12 +28,6 @@ INLINE void fetch(const struct next next, int64_t number, const struct kind kind
     for (int64_t at = 0; at < next.entries * (kind.narrow ? 2 : 4); at += 64) __builtin_prefetch(bytes + at, 0, 0);
 }
 
-INLINE float sum_of_one(lanes vector) {
-    float apart[LANES];
-    store(apart, vector);
-    return sum_of_lanes(apart);
-}
-
 /* Where the lower halves of blocks stand in two vectors, for blocks of LANES, half of it, and so on to 2. */
 static const bits LOWER[] = {
 #if defined(__AVX512F__)
@@ -80,7 +74,7 @@ INLINE void scores_of(const struct dots *of, const float *query, const void *key
         }
         float sums[ROWS * KEYS];
         if (kind.rows == 1)
-            UNROLLED for (int i = 0; i < KEYS; i++) sums[i] = sum_of_one(sum[0][i]);
+            UNROLLED for (int i = 0; i < KEYS; i++) sums[i] = sum_of(sum[0][i]);
         else
             UNROLLED for (int at = 0; at < ROWS * KEYS; at += LANES) store(sums + at, sums_of(&sum[0][0] + at));
         UNROLLED for (int r = 0; r < kind.rows; r++) memcpy(to[r] + j, sums + r * KEYS, KEYS * sizeof(float));
@@ -108,7 +102,7 @@ INLINE float softmax_of(float *scores, float *largest, float *total) {
         store(scores + j, weight);
         sum += weight;
     }
-    *total = *total * kept + sum_of_one(sum);
+    *total = *total * kept + sum_of(sum);
     *largest = now;
     return kept;
 }

@@ -72,6 +72,13 @@ INLINE float sum_of_lanes(const float *entries) {
     return (sum[0] + sum[2]) + (sum[1] + sum[3]);
 }
 
+/* The sum over all lanes. */
+INLINE float sum_of(lanes vector) {
+    float apart[LANES];
+    store(apart, vector);
+    return sum_of_lanes(apart);
+}
+
 INLINE lanes magnitude(lanes x) { return (lanes)((bits)x & 0x7fffffff); }
 
 /* The smaller of a number and a value; NaN where the value is. */
