@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..errors import ConfigurationError, ShapeError
+from ..errors import ShapeError
+from .adding import of_the_same_heads
 from .looking import checked
 
 Span = tuple[int, int]
@@ -83,12 +84,7 @@ class CoreferenceEvidence:
             ConfigurationError: there is none.
             ShapeError: it is not of the same heads.
         """
-        parts = list(parts)
-        if not parts:
-            raise ConfigurationError("there is no evidence to add up: give at least one part")
-        shapes = {tuple(part.right.shape) for part in parts}
-        if len(shapes) > 1:
-            raise ShapeError(f"evidence of heads of the shapes {sorted(shapes)} does not add up: they need to be one")
+        parts = of_the_same_heads(parts, lambda part: tuple(part.right.shape))
         return CoreferenceEvidence(
             torch.stack([part.right for part in parts]).sum(0),
             sum(part.n for part in parts),

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigurationError, ShapeError
+from .adding import of_the_same_heads
 from .conllu import Sentence
 from .looking import checked
 
@@ -116,12 +117,7 @@ class SyntaxEvidence:
             ConfigurationError: there is none.
             ShapeError: it is not of the same heads.
         """
-        parts = list(parts)
-        if not parts:
-            raise ConfigurationError("there is no evidence to add up: give at least one part")
-        shapes = {part.shape for part in parts}
-        if len(shapes) > 1:
-            raise ShapeError(f"evidence of heads of the shapes {sorted(shapes)} does not add up: they need to be one")
+        parts = of_the_same_heads(parts, lambda part: part.shape)
         n: Counter[Key] = Counter()
         right: dict[Key, Tensor] = {}
         offsets: dict[Key, Counter[int]] = {}
