@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import _timing
+import _without
 import torch
 from _memory import answer, peak
 from _report import agree, mebibytes, met, milliseconds, table, times
@@ -141,18 +142,19 @@ def decode() -> None:
     )
 
 
-def mistral(window: int = WINDOW) -> MistralForCausalLM:
+def mistral(way: str = "sdpa") -> MistralForCausalLM:
+    _without.register()
     torch.manual_seed(0)
-    config = MistralConfig(num_hidden_layers=2, sliding_window=window, **MISTRAL, **SMALL)
-    return MistralForCausalLM._from_config(config, attn_implementation="sdpa").eval()
+    config = MistralConfig(num_hidden_layers=2, sliding_window=WINDOW, **MISTRAL, **SMALL)
+    return MistralForCausalLM._from_config(config, attn_implementation=way).eval()
 
 
 def prompt(length: int) -> Tensor:
     return torch.randint(0, SMALL["vocab_size"], (1, length), generator=torch.Generator().manual_seed(1))
 
 
-def their_prefill(length: int) -> Work:
-    model, tokens = mistral(), prompt(length)
+def their_prefill(length: int, way: str = "sdpa") -> Work:
+    model, tokens = mistral(way), prompt(length)
     return lambda: model(tokens, use_cache=True, logits_to_keep=1).logits[:, -1]
 
 
@@ -178,15 +180,17 @@ def quiet(make: Callable[[int], Work]) -> Callable[[int], Work]:
     return made
 
 
+NOTHING = "the limit: transformers without attention"
 PREFILLS = {
     "transformers, sdpa": quiet(their_prefill),
     "regard": quiet(our_prefill),
     f"regard, {CHUNK:,} at a time": quiet(lambda length: our_prefill(length, CHUNK)),
+    NOTHING: quiet(lambda length: their_prefill(length, _without.NOTHING)),
 }
 
 
 def prefill() -> None:
-    theirs, *ours = PREFILLS
+    theirs, *ours, _ = PREFILLS
     expected = PREFILLS[theirs](3 * CHUNK)()
     for name in ours:
         agree(name, [PREFILLS[name](3 * CHUNK)()], [expected])
@@ -200,6 +204,8 @@ def prefill() -> None:
         row = [name, milliseconds(spent[name]), mebibytes(taken[name])]
         if name == theirs:
             rows.append([*row, "", "", "", ""])
+        elif name == NOTHING:
+            rows.append([*row, times(faster), "", times(smaller), ""])
         else:
             rows.append([*row, times(faster), met(faster, 5), times(smaller), met(smaller, 4)])
     columns = ["", "time", "peak memory", "times faster", "goal", "times less memory", "goal"]

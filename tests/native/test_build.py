@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 
 from regard.native import build
-from regard.native.additive import STRIP, _Additive, _Sums, _Tile
-from regard.native.dots import CHUNK, MOST_ROWS, ROWS_AT_ONCE, _Dots
+from regard.native.additive import STRIP, AdditiveWork, Tile
+from regard.native.additive_gradient import Sums
+from regard.native.attended import BAND, AttendedWork
+from regard.native.dots import CHUNK, MOST_ROWS, _Dots
+from regard.native.linear import _Linear
 
 ROOT = Path(__file__).parents[2]
 COMPILER = shutil.which("cc")
@@ -63,15 +66,24 @@ def test_without_a_compiler_the_reason_is_kept(monkeypatch, tmp_path, compiler, 
 
 @compiles
 def test_python_and_c_agree_on_the_layout(tmp_path):
-    numbers = {"STRIP": STRIP, "MOST_ROWS": MOST_ROWS, "ROWS": ROWS_AT_ONCE, "CHUNK": CHUNK}
+    numbers = {"STRIP": STRIP, "BAND": BAND, "MOST_ROWS": MOST_ROWS, "CHUNK": CHUNK}
     lines = [f'printf("%d\\n", {number} == {name});' for name, number in numbers.items()]
-    for name, structure in (("additive", _Additive), ("tile", _Tile), ("sums", _Sums), ("dots", _Dots)):
+    for name, structure in (
+        ("additive", AdditiveWork),
+        ("attended", AttendedWork),
+        ("tile", Tile),
+        ("sums", Sums),
+        ("dots", _Dots),
+        ("linear", _Linear),
+    ):
         lines.append(f'printf("%d\\n", sizeof(struct {name}) == {ctypes.sizeof(structure)});')
         for field, *_ in structure._fields_:
             here = getattr(structure, field).offset
             lines.append(f'printf("%d\\n", offsetof(struct {name}, {field}) == {here});')
+    layouts = ('"additive.h"', '"dots.h"', '"linear.h"')
     source = (
-        '#include <stddef.h>\n#include <stdio.h>\n#include "additive.h"\n#include "dots.h"\nint main(void) {'
+        "".join(f"#include {header}\n" for header in ("<stddef.h>", "<stdio.h>", *layouts))
+        + "int main(void) {"
         + "\n".join(lines)
         + "}"
     )

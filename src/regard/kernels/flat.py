@@ -102,11 +102,15 @@ class Flat:
 
     def keep(self, rows: slice = WHOLE, columns: slice = WHOLE) -> Tensor | None:
         """Which pairs of a tile exist, (B or 1, H or 1, m, n); None means all."""
+        if self.problem.mask is None:
+            return None
         keep = self.problem.keep(self.grid.tile(rows, columns))
         return None if keep is None else self.four(keep)
 
     def bias(self, rows: slice = WHOLE, columns: slice = WHOLE) -> Tensor | None:
         """What is added to the scores of a tile, (B or 1, H or 1, m or 1, n or 1); None means nothing."""
+        if self.problem.bias is None:
+            return None
         values = self.problem.bias_values(self.grid.tile(rows, columns))
         return None if values is None else self.four(values)
 

@@ -84,16 +84,16 @@ class Grouped:
     def forward(self, flat: Flat) -> tuple[Tensor, Tensor]:
         """The parts side by side, and what is left over as one more."""
         rectangle = _folded(flat, *_seen(flat))
-        keys = rectangle.key.shape[2]
+        if rectangle.key.shape[2] >= self.long and native.reads(rectangle.key, rectangle.value):
+            output, lse = _in_one_pass(rectangle)
+            rows = flat.shape[:3]
+            return output.reshape(*rows, output.shape[-1]), lse.reshape(rows)
+        merged, keys = Merged(), rectangle.key.shape[2]
+        if parts := keys // self.part:
+            merged.add(*_side_by_side(rectangle.columns(slice(0, parts * self.part)), parts))
+        if keys % self.part:
+            merged.add(*rectangle.columns(slice(parts * self.part, keys)).forward())
         output, lse = flat.empty_results()
-        merged = Merged()
-        if keys >= self.long and native.reads(rectangle.key, rectangle.value):
-            merged.add(*_in_one_pass(rectangle))
-        else:
-            if parts := keys // self.part:
-                merged.add(*_side_by_side(rectangle.columns(slice(0, parts * self.part)), parts))
-            if keys % self.part:
-                merged.add(*rectangle.columns(slice(parts * self.part, keys)).forward())
         rows = rectangle.query.shape[:3]
         merged.write(output.view(*rows, output.shape[-1]), lse.view(rows))
         return output, lse
@@ -126,13 +126,16 @@ def _folded(flat: Flat, columns: slice, masked: bool) -> Rectangle:
         return added.reshape(added.shape[0], *rows, added.shape[-1])
 
     added = flat.added(slice(0, queries), columns, masked=masked)
-    return Rectangle(
+    rectangle = Rectangle(
         pairs.query.reshape(batch, *rows, pairs.query.shape[-1]),
-        pairs.key[:, :, columns],
-        flat.value[:, :, columns],
+        pairs.key,
+        flat.value,
         pairs.scale,  # type: ignore[union-attr]  # `why_not` lets dot products alone through
         None if added is None else folded(added),
     )
+    if columns == slice(0, flat.shape[3]):
+        return rectangle
+    return replace(rectangle, key=pairs.key[:, :, columns], value=flat.value[:, :, columns])
 
 
 def _in_one_pass(rectangle: Rectangle) -> tuple[Tensor, Tensor]:

@@ -22,6 +22,7 @@ from .library import using as using
 from .library import variant as variant
 from .library import variants as variants
 from .library import why_not as why_not
+from .linear import times_matrix as times_matrix
 from .weights import write_weights as write_weights
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "available",
     "few_rows",
     "reads",
+    "times_matrix",
     "using",
     "variant",
     "variants",

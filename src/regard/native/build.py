@@ -19,7 +19,7 @@ SOURCES = Path(__file__).resolve().parent
 LIBRARY = "libregard.so"  # whatever the system calls such files: it is opened by its name
 REASON = "not_built.txt"
 
-KERNELS = ("scores.c", "gradient.c", "dots.c", "flash.c", "flash_backward.c", "flash_weights.c")
+KERNELS = ("scores.c", "gradient.c", "dots.c", "flash.c", "flash_backward.c", "flash_weights.c", "linear.c")
 DISPATCH = "dispatch.c"
 HEADERS = (
     "additive.h",
@@ -27,6 +27,7 @@ HEADERS = (
     "dots.h",
     "flash.h",
     "lanes.h",
+    "linear.h",
     "products.h",
     "rows.h",
     "transpose.h",

@@ -9,28 +9,30 @@
 
 #include <stdint.h>
 
-/* Rows go in groups of this many, or alone, and there are no more of them than that: Python pads to the one and asks for
- * the other. */
+/* Rows go in groups of the first number, or alone; there are no more of them than the second. */
 enum { ROWS = 4, MOST_ROWS = 64 };
 
 /* Keys are met in chunks of this many. */
 enum { CHUNK = 64 };
 
-/* Strides are in elements; the last axes of key, value and added are contiguous. Key and value are float32, or bfloat16
- * where `narrow`; all else is float32. */
+/* Strides are in elements, of batch, head and row; the last axes of query, key, value and added are contiguous. Key and
+ * value are float32, or bfloat16 where `narrow`, the query likewise where `narrow_query`; all else is float32. */
 struct dots {
     int64_t taken, units; /* how many of the parts of all heads some thread has taken, and how many there are */
-    int64_t heads, rows, columns, dim, padded, value_dim, narrow;
+    int64_t failed;       /* whether there was no memory */
+    int64_t heads, rows, columns, dim, value_dim, narrow, narrow_query;
     int64_t parts, part; /* the keys are cut in so many parts, each of `part` keys, the last of what is left */
-    const float *query;  /* (batch, heads, rows, padded), contiguous, scaled; 0 beyond dim and in rows of padding */
-    const void *key;     /* (batch, heads, columns, dim) */
+    float scale;         /* of the query */
+    const void *query;   /* (batch, heads, rows, dim) */
+    int64_t query_batch, query_head, query_row;
+    const void *key; /* (batch, heads, columns, dim) */
     int64_t key_batch, key_head, key_row;
     const void *value; /* (batch, heads, columns, value_dim) */
     int64_t value_batch, value_head, value_row;
-    const float *added; /* (batch, heads, added_rows, columns), or null; there are no rows of padding in it */
-    int64_t added_batch, added_head, added_row, added_rows;
+    const float *added; /* (batch, heads, rows, columns), or null */
+    int64_t added_batch, added_head, added_row;
     float *output; /* (batch, heads, parts, rows, value_dim), contiguous */
-    float *lse;    /* (batch, heads, parts, rows) */
+    float *lse;    /* (batch, heads, parts, rows), contiguous */
 };
 
 #endif

@@ -6,7 +6,7 @@ The layouts and what the fields of the structure mean are in dots.h.
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_int64, c_void_p
+from ctypes import c_float, c_int64, c_void_p
 
 import torch
 from torch import Tensor
@@ -16,27 +16,24 @@ from . import library
 from .inputs import check_cpu, last_contiguous
 from .threads import together, workers
 
-MOST_ROWS = 64  # dots.h has the same, and the next two
-ROWS_AT_ONCE = 4
+MOST_ROWS = 64  # dots.h has the same, and the next one
 CHUNK = 64
-ENTRIES_AT_ONCE = 16
 
 LEAST_WORK = 2**18
 """Entries of keys and values that are worth a thread of their own: some 50 microseconds."""
 
-DOTS = (
-    *(("taken", c_int64), ("units", c_int64)),
-    *((name, c_int64) for name in ("heads", "rows", "columns", "dim", "padded", "value_dim", "narrow")),
-    *((name, c_int64) for name in ("parts", "part")),
-    *(("query", c_void_p), ("key", c_void_p), ("key_batch", c_int64), ("key_head", c_int64), ("key_row", c_int64)),
-    *(("value", c_void_p), ("value_batch", c_int64), ("value_head", c_int64), ("value_row", c_int64)),
-    *(("added", c_void_p), ("added_batch", c_int64), ("added_head", c_int64), ("added_row", c_int64)),
-    *(("added_rows", c_int64), ("output", c_void_p), ("lse", c_void_p)),
-)
-
 
 class _Dots(ctypes.Structure):
-    _fields_ = DOTS
+    _fields_ = (
+        *((name, c_int64) for name in ("taken", "units", "failed")),
+        *((name, c_int64) for name in ("heads", "rows", "columns", "dim", "value_dim", "narrow", "narrow_query")),
+        *(("parts", c_int64), ("part", c_int64), ("scale", c_float)),
+        *(("query", c_void_p), ("query_batch", c_int64), ("query_head", c_int64), ("query_row", c_int64)),
+        *(("key", c_void_p), ("key_batch", c_int64), ("key_head", c_int64), ("key_row", c_int64)),
+        *(("value", c_void_p), ("value_batch", c_int64), ("value_head", c_int64), ("value_row", c_int64)),
+        *(("added", c_void_p), ("added_batch", c_int64), ("added_head", c_int64), ("added_row", c_int64)),
+        *(("output", c_void_p), ("lse", c_void_p)),
+    )
 
 
 def few_rows(
@@ -62,21 +59,21 @@ def few_rows(
     (batch, heads, rows, dim), (columns, value_dim) = query.shape, value.shape[-2:]
     count = workers(key.numel() + value.numel(), LEAST_WORK)
     part, cut = _part(batch * heads, columns, count)
-    padded = rows if rows == 1 else -(-rows // ROWS_AT_ONCE) * ROWS_AT_ONCE
-    prepared = torch.zeros(batch, heads, padded, -(-dim // ENTRIES_AT_ONCE) * ENTRIES_AT_ONCE)
-    prepared[:, :, :rows, :dim].copy_(query.detach()).mul_(scale)  # widened before it is scaled
-    key, value = last_contiguous(key.detach()), last_contiguous(value.detach())
+    if query.dtype != torch.bfloat16:
+        query = query.float()
+    read = [last_contiguous(tensor.detach()) for tensor in (query, key, value)]
     added = None if added is None else last_contiguous(added.detach())
-    output, lse = torch.empty(batch, heads, cut, padded, value_dim), torch.empty(batch, heads, cut, padded)
-    beside = (None, 0, 0, 0, 0) if added is None else (added.data_ptr(), *added.stride()[:3], rows)
+    output, lse = torch.empty(batch, heads, cut, rows, value_dim), torch.empty(batch, heads, cut, rows)
+    narrow, narrow_query = (tensor.dtype == torch.bfloat16 for tensor in (key, query))
     work = _Dots(
-        *(0, batch * heads * cut),
-        *(heads, padded, columns, dim, prepared.shape[-1], value_dim, key.dtype == torch.bfloat16, cut, part),
-        *(prepared.data_ptr(), key.data_ptr(), *key.stride()[:3], value.data_ptr(), *value.stride()[:3]),
-        *(*beside, output.data_ptr(), lse.data_ptr()),
+        *(0, batch * heads * cut, 0),
+        *(heads, rows, columns, dim, value_dim, narrow, narrow_query, cut, part, scale),
+        *(number for tensor in read for number in (tensor.data_ptr(), *tensor.stride()[:3])),
+        *((None, 0, 0, 0) if added is None else (added.data_ptr(), *added.stride()[:3])),
+        *(output.data_ptr(), lse.data_ptr()),
     )
     together(code.dots, work, min(count, work.units))
-    return output[:, :, :, :rows], lse[..., :rows]
+    return output, lse
 
 
 def _part(heads: int, columns: int, threads: int) -> tuple[int, int]:

@@ -35,6 +35,7 @@ class Library:
         self.gradient = function("gradient", c_void_p, c_void_p, c_void_p)
         self.scratch = function("scratch", c_int64, returns=c_int64)
         self.dots = function("dots", c_void_p)
+        self.linear = function("linear", c_void_p)
         self.flash = function("flash", c_void_p)
         self.flash_backward = function("flash_backward", c_void_p)
         self.flash_weights = function("flash_weights", c_void_p)

@@ -53,7 +53,11 @@ def share(call: Callable[[int, Job], None], jobs: Sequence[Job], count: int) -> 
 
 
 def together(function: Any, work: ctypes.Structure, count: int) -> None:
-    """The C function on the same work by at most `count` threads at once, each of which takes what no other has."""
+    """The C function on the same work by at most `count` threads at once, each of which takes what no other has.
+
+    Raises:
+        MemoryError: one of them found none for what it keeps, and has set `failed`.
+    """
     team = _team()
     if count <= 1:
         function(ctypes.byref(work))
@@ -61,6 +65,8 @@ def together(function: Any, work: ctypes.Structure, count: int) -> None:
         team(ctypes.cast(function, ctypes.c_void_p), ctypes.byref(work), torch.get_num_threads(), 0)
     else:
         share(lambda _, each: function(ctypes.byref(each)), [work] * count, count)
+    if getattr(work, "failed", 0):
+        raise MemoryError("native code found no memory for the blocks that it lays out")
 
 
 def parts(begin: int, end: int, count: int, step: int = 1) -> list[tuple[int, int]]:

@@ -10,6 +10,7 @@ from .feedforward import FeedForward as FeedForward
 from .feedforward import GatedFeedForward as GatedFeedForward
 from .latent import LatentAttention as LatentAttention
 from .latent import LatentProjections as LatentProjections
+from .linear import Linear as Linear
 from .multihead import MultiheadAttention as MultiheadAttention
 from .normalization import RMSNorm as RMSNorm
 from .projections import Projections as Projections
@@ -28,6 +29,7 @@ __all__ = [
     "KVCache",
     "LatentAttention",
     "LatentProjections",
+    "Linear",
     "MemoryCache",
     "MultiheadAttention",
     "PostNorm",

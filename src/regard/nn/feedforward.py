@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from ..whole import whole_number
 from .checks import check_input, probability
+from .linear import Linear
 from .projections import xavier
 
 Activation = Callable[[Tensor], Tensor]
@@ -47,8 +48,8 @@ class FeedForward(nn.Module):
     ) -> None:
         super().__init__()
         self.dim, self.hidden_dim = whole_number("dim", dim), whole_number("hidden_dim", hidden_dim)
-        self.up = nn.Linear(dim, hidden_dim, bias)
-        self.down = nn.Linear(hidden_dim, dim, bias)
+        self.up = Linear(dim, hidden_dim, bias)
+        self.down = Linear(hidden_dim, dim, bias)
         self.activation = activation
         self.dropout = nn.Dropout(probability("dropout", dropout))
         for linear in (self.up, self.down):
@@ -95,9 +96,9 @@ class GatedFeedForward(nn.Module):
     ) -> None:
         super().__init__()
         self.dim, self.hidden_dim = whole_number("dim", dim), whole_number("hidden_dim", hidden_dim)
-        self.gate = nn.Linear(dim, hidden_dim, bias)
-        self.up = nn.Linear(dim, hidden_dim, bias)
-        self.down = nn.Linear(hidden_dim, dim, bias)
+        self.gate = Linear(dim, hidden_dim, bias)
+        self.up = Linear(dim, hidden_dim, bias)
+        self.down = Linear(hidden_dim, dim, bias)
         self.activation = activation
         self.dropout = nn.Dropout(probability("dropout", dropout))
         for linear in (self.gate, self.up, self.down):

@@ -21,6 +21,7 @@ from .attention import Beside, Heads
 from .caches import KVCache
 from .checks import check_input, check_positions, probability
 from .joining import HeldBias, check_cache, joined_bias, joined_mask
+from .linear import Linear
 from .normalization import RMSNorm
 from .projections import xavier
 
@@ -73,14 +74,14 @@ class LatentProjections(nn.Module):
         self.head_dim = whole_number("head_dim", dim // num_heads if head_dim is None else head_dim)
         self.value_dim = self.head_dim if value_dim is None else whole_number("value_dim", value_dim)
         source = dim if query_latent_dim is None else whole_number("query_latent_dim", query_latent_dim)
-        self.query_down = None if query_latent_dim is None else nn.Linear(dim, source, bias=False)
+        self.query_down = None if query_latent_dim is None else Linear(dim, source, bias=False)
         self.query_norm = nn.Identity() if query_latent_dim is None else norm(source)
-        self.query = nn.Linear(source, num_heads * (self.head_dim + rotary_dim), bias=False)
-        self.down = nn.Linear(dim, latent_dim + rotary_dim, bias=False)
+        self.query = Linear(source, num_heads * (self.head_dim + rotary_dim), bias=False)
+        self.down = Linear(dim, latent_dim + rotary_dim, bias=False)
         self.norm = norm(latent_dim)
-        self.key = nn.Linear(latent_dim, num_heads * self.head_dim, bias=False)
-        self.value = nn.Linear(latent_dim, num_heads * self.value_dim, bias=False)
-        self.output = nn.Linear(num_heads * self.value_dim, dim, bias=False)
+        self.key = Linear(latent_dim, num_heads * self.head_dim, bias=False)
+        self.value = Linear(latent_dim, num_heads * self.value_dim, bias=False)
+        self.output = Linear(num_heads * self.value_dim, dim, bias=False)
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 xavier(module)

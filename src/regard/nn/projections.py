@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from ..errors import ConfigurationError
 from ..whole import whole_number
 from .checks import check_input
+from .linear import Linear
 
 NAMES = ("query", "key", "value", "output")
 
@@ -66,10 +67,10 @@ class Projections(nn.Module):
         self.value_dim = self.head_dim if value_dim is None else whole_number("value_dim", value_dim)
         self.memory_dim = None if memory_dim is None else whole_number("memory_dim", memory_dim)
         source, biased = self.dim if memory_dim is None else memory_dim, _biased(bias)
-        self.query = nn.Linear(self.dim, self.num_heads * self.head_dim, "query" in biased)
-        self.key = nn.Linear(source, self.num_kv_heads * self.head_dim, "key" in biased)
-        self.value = nn.Linear(source, self.num_kv_heads * self.value_dim, "value" in biased)
-        self.output = nn.Linear(self.num_heads * self.value_dim, self.dim, "output" in biased)
+        self.query = Linear(self.dim, self.num_heads * self.head_dim, "query" in biased)
+        self.key = Linear(source, self.num_kv_heads * self.head_dim, "key" in biased)
+        self.value = Linear(source, self.num_kv_heads * self.value_dim, "value" in biased)
+        self.output = Linear(self.num_heads * self.value_dim, self.dim, "output" in biased)
         self.query_norm = nn.Identity() if norm is None else norm(self.head_dim)
         self.key_norm = nn.Identity() if norm is None else norm(self.head_dim)
         self.reset_parameters()

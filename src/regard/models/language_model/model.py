@@ -7,13 +7,13 @@ from collections.abc import Collection, Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from ...attention import Seen
 from ...lenses import Lens
 from ...masks import Mask
 from ...nn import BlockCache, TransformerBlock
 from ...nn.checks import probability
+from ...nn.linear import Linear, linear
 from ...nn.projections import xavier
 from ...positions import Rotation
 from ...whole import whole_number
@@ -69,7 +69,7 @@ class LanguageModel(nn.Module):
         self.dropout = nn.Dropout(probability("dropout", config.dropout))
         self.blocks = nn.ModuleList(config.make_block(layer) for layer in config.layers)
         self.norm = config.norm.make(dim)
-        self.output = None if config.tied else nn.Linear(dim, size, bias=False)
+        self.output = None if config.tied else Linear(dim, size, bias=False)
         if self.output is not None:
             xavier(self.output)
 
@@ -102,7 +102,7 @@ class LanguageModel(nn.Module):
     def logits(self, features: Tensor) -> Tensor:
         """(..., dim) to (..., vocabulary_size)."""
         weight = self.embedding.weight if self.output is None else self.output.weight
-        logits, cap = functional.linear(features, weight), self.config.logit_softcap
+        logits, cap = linear(features, weight), self.config.logit_softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def observe(

@@ -6,8 +6,8 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
+from ...nn.linear import linear
 from ...positions import Learned
 
 
@@ -75,4 +75,4 @@ class TiedOutput(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits."""
-        return functional.linear(x, self.weight)
+        return linear(x, self.weight)

@@ -1,0 +1,72 @@
+"""A few rows times a matrix that is read once, by the C function of `library`. What the fields mean is in linear.h."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_int64, c_void_p
+
+import torch
+from torch import Tensor
+
+from ..errors import DtypeError, ShapeError
+from . import library
+from .inputs import DTYPES, check_cpu, last_contiguous
+from .threads import together, workers
+
+UNIT = 2**18
+"""Bytes of the matrix that a thread takes at once."""
+
+LEAST_WORK = 2**18
+"""Entries of the matrix that are worth a thread of their own: some 50 microseconds."""
+
+
+class _Linear(ctypes.Structure):
+    _fields_ = (
+        *((name, c_int64) for name in ("taken", "units", "unit", "rows", "columns", "dim", "narrow")),
+        *(("input", c_void_p), ("input_row", c_int64), ("matrix", c_void_p), ("matrix_row", c_int64)),
+        *(("bias", c_void_p), ("output", c_void_p)),
+    )
+
+
+def times_matrix(rows: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
+    """y_rj = Σ_a rows_ra · matrix_ja + bias_j, (R, N) in the dtype of the rows, summed in float32.
+
+    rows (R, D), matrix (N, D) and bias (N,), all float32 or all bfloat16, on the CPU, of any strides. The matrix is
+    read once for all rows: it is for few of them. Autograd sees nothing of it.
+
+    Raises:
+        KernelError: there is no native code to call (`regard.native.why_not`).
+        ShapeError, DtypeError, DeviceError: a tensor is not as above.
+    """
+    _check(rows, matrix, bias)
+    code = library.current()
+    (count, dim), columns = rows.shape, matrix.shape[0]
+    given, matrix = last_contiguous(rows.detach().float()), last_contiguous(matrix.detach())
+    bias = None if bias is None else bias.detach().float().contiguous()
+    output = torch.empty(count, columns)
+    unit = max(UNIT // max(dim * matrix.element_size(), 1), 1)
+    work = _Linear(
+        *(0, -(-columns // unit), unit, count, columns, dim, matrix.dtype == torch.bfloat16),
+        *(given.data_ptr(), given.stride(0), matrix.data_ptr(), matrix.stride(0)),
+        *(None if bias is None else bias.data_ptr(), output.data_ptr()),
+    )
+    together(code.linear, work, min(workers(matrix.numel(), LEAST_WORK), work.units))
+    return output.to(rows.dtype)
+
+
+def _check(rows: Tensor, matrix: Tensor, bias: Tensor | None) -> None:
+    named = {"rows": rows, "matrix": matrix} | ({} if bias is None else {"bias": bias})
+    for name, tensor in named.items():
+        check_cpu(name, tensor)
+        if tensor.dtype not in DTYPES or tensor.dtype != rows.dtype:
+            raise DtypeError(
+                f"rows are {rows.dtype} and {name} is {tensor.dtype}; native code takes all as torch.float32 or all as "
+                "torch.bfloat16"
+            )
+    if rows.ndim != 2 or matrix.ndim != 2 or rows.shape[1] != matrix.shape[1]:
+        raise ShapeError(
+            f"rows have the shape {tuple(rows.shape)} and matrix {tuple(matrix.shape)}; they need (rows, dim) and "
+            "(columns, dim), with the same dim"
+        )
+    if bias is not None and tuple(bias.shape) != (matrix.shape[0],):
+        raise ShapeError(f"bias has the shape {tuple(bias.shape)}; it needs ({matrix.shape[0]},)")

@@ -1,0 +1,60 @@
+"""x Wᵀ + b, where a few positions at a time are read as fast as memory gives the weights."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from .. import native
+from ..transforms import transformed
+
+MOST_ROWS = {torch.float32: 64, torch.bfloat16: 8}
+"""Positions, of all sequences together, up to which torch's products take longer."""
+
+LEAST_WEIGHTS = 2**20
+"""Fewer weights are done before native code has begun."""
+
+
+class Linear(nn.Linear):
+    """`torch.nn.Linear`, the same weights and the same result: y = x Wᵀ + b, x (..., in), y (..., out).
+
+    While text is generated, each step reads all weights for a few positions, and takes as long as that. Torch's matrix
+    products are made for many positions; for few, on a CPU and without gradient, native code reads the weights at the
+    rate of memory. Everything else is torch's own.
+
+    >>> import torch
+    >>> layer = Linear(4, 2)
+    >>> layer(torch.ones(3, 4)).shape
+    torch.Size([3, 2])
+    """
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (torch calls it so)
+        """The product of the positions with the weights."""
+        return linear(input, self.weight, self.bias)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The product x Wᵀ + b, x (..., in), W (out, in), b (out,): `torch.nn.functional.linear`, as `Linear` computes it.
+
+    >>> import torch
+    >>> linear(torch.ones(1, 2), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    tensor([[3., 7.]])
+    """
+    if not _reads_fast(x, weight):
+        return functional.linear(x, weight, bias)
+    rows = native.times_matrix(x.reshape(-1, x.shape[-1]), weight, bias)
+    return rows.view(*x.shape[:-1], weight.shape[0])
+
+
+def _reads_fast(x: Tensor, weight: Tensor) -> bool:
+    """Whether it is a matter of reading the weights, and native code can."""
+    return (
+        weight.numel() >= LEAST_WEIGHTS
+        and 0 < x.numel() <= MOST_ROWS.get(x.dtype, 0) * weight.shape[-1]
+        and x.shape[-1] == weight.shape[-1]
+        and not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad))
+        and not torch.is_autocast_enabled("cpu")
+        and not transformed()
+        and native.reads(x, weight)
+    )
