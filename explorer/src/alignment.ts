@@ -6,12 +6,16 @@ import { tilesOf } from "./pyramid.ts";
 import { argmaxima } from "./raster.ts";
 import { EXACT, type Region, TILE } from "./types.ts";
 
+export type Sign = "link" | "right" | "wrong" | "outside";
+
 /** A cell, or a block of cells where only pooled levels are known. */
 export interface Mark {
   row: number;
   column: number;
   rows: number;
   columns: number;
+  /** How it is drawn, an outline where nothing is said; "outside" is a link of tokens that gold links say nothing of. */
+  sign?: Sign;
 }
 
 /** Rows of more keys are aligned by the finest pooled level. */

@@ -18,6 +18,10 @@ export interface Context {
   readonly derived: Bounded<Raster>;
   /** Names of the maps without what all have in common. */
   readonly names: string[];
+  /** Which atlas of those that are shown it is about, and what that is called; "" where there is one only. */
+  readonly atlas: { number: number; label: string };
+  /** The context of the atlas that this one is compared with. */
+  beside(): Context | undefined;
   /** "webgl" or "canvas" to insist, "auto" to let the machine decide. */
   readonly renderer: string;
   state(): State;
@@ -43,10 +47,18 @@ export interface ViewPart {
 }
 
 export function headTitle(context: Context, map: number, head: number): string {
+  const { label } = context.atlas;
+  return label ? `${label} · ${headName(context, map, head)}` : headName(context, map, head);
+}
+
+/** Without the atlas that it is of. */
+export function headName(context: Context, map: number, head: number): string {
   const of = context.meta.maps[map];
-  const call = context.meta.maps.some((other) => other.call > 0) ? ` · call ${of.call}` : "";
+  const calls = context.meta.maps.some((other) => other.call > 0 && !other.hypothesis);
+  const call = calls && !of.hypothesis ? ` · call ${of.call}` : "";
+  const hypothesis = of.hypothesis ? ` · translation ${of.hypothesis.rank + 1}` : "";
   const sequence = context.meta.maps.some((other) => other.sequence > 0) ? ` · sequence ${of.sequence}` : "";
-  return `${context.names[map]} · head ${head}${call}${sequence}`;
+  return `${context.names[map]} · head ${head}${hypothesis}${call}${sequence}`;
 }
 
 /** What is there, asking for nothing. */

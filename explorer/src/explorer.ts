@@ -1,27 +1,28 @@
 /** The explorer in an element: its state, its views, and what connects them. */
 
+import { Beam } from "./beam.ts";
+import { among, atlasKey, carried, compared, type Metas, metasOf } from "./atlases.ts";
 import type { Context, ViewPart } from "./context.ts";
+import { contextOf, type Shared } from "./contexts.ts";
 import { openHelp } from "./dialogs.ts";
 import { make, replace } from "./dom.ts";
-import { pngOf, save, svgOf } from "./exports.ts";
+import { type Kind, saveView } from "./exports.ts";
 import { GoTo } from "./goto.ts";
-import { Header, rerunBox } from "./header.ts";
-import { isTyping, keyChange } from "./keyboard.ts";
-import { Loader } from "./loader.ts";
+import { Header } from "./header.ts";
+import { isTyping, keyChange, moves } from "./keyboard.ts";
+import type { Loader } from "./loader.ts";
 import { type Palette, paletteOf } from "./palette.ts";
 import type { Panel } from "./panel.ts";
-import { Bounded } from "./rendering/painter.ts";
+import { partWords } from "./part.ts";
+import { ShelfBar, shortLabels } from "./shelf.ts";
 import { isStep, type State, type View, within } from "./state.ts";
-import { shortNames } from "./text.ts";
-import { Tokens } from "./tokens.ts";
-import type { Meta, Source } from "./types.ts";
+import type { Meta, Shelf } from "./types.ts";
 import { CompareView } from "./views/compare.ts";
 import { GridView } from "./views/grid.ts";
 import { HeadView } from "./views/head.ts";
 import { LinesView } from "./views/lines.ts";
 import { TableView } from "./views/table.ts";
-
-const DERIVED_BYTES = 24e6;
+import { byWords, otherCell } from "./words.ts";
 
 const VIEW_PARTS: Record<View, new (context: Context) => ViewPart> = {
   grid: GridView,
@@ -43,10 +44,24 @@ export class Explorer {
   private readonly element = make("div", { class: "regard-explorer", set: { tabindex: -1 } });
   private readonly main = make("main", {});
   private readonly status = make("footer", { class: "status", set: { role: "status" } });
+  private readonly above = make("div", { class: "slot" });
+  private readonly below = make("div", { class: "slot" });
+  private readonly bar = new ShelfBar({
+    run: (text, signal) => this.run(text, signal),
+    choose: (atlas) => this.update({ atlas }),
+    compare: (against) => this.update(compared(against)),
+    leave: () => this.element.focus({ preventScroll: true }),
+  });
+  private readonly shared: Shared;
   private readonly listeners = new Set<Listener>();
   private readonly dark = matchMedia("(prefers-color-scheme: dark)");
   private context!: Context;
+  /** Of the atlas that the shown one is compared with. */
+  private other?: Context;
   private header!: Header;
+  private beam!: Beam;
+  /** Of the sources themselves; the contexts' are by words where these are chosen. */
+  private metas!: Metas;
   private now: State;
   private view!: ViewPart;
   private shown!: View;
@@ -55,16 +70,27 @@ export class Explorer {
 
   constructor(
     parent: Element,
-    private readonly source: Source,
-    meta: Meta,
+    private shelf: Shelf,
+    metas: Metas,
     state: State,
-    private readonly options: Options = {},
+    options: Options = {},
   ) {
-    this.now = state;
+    this.now = among(state, shelf.atlases.length);
+    this.shared = {
+      beside: () => this.other,
+      renderer: options.renderer ?? "auto",
+      state: () => this.now,
+      update: (patch) => this.update(patch),
+      palette: () => (this.colours ??= paletteOf(this.element)),
+      announce: (text) => {
+        this.status.textContent = text;
+      },
+    };
     replace(parent, this.element);
+    replace(this.element, this.above, this.bar.element, this.below, this.main, this.status);
     this.element.addEventListener("keydown", (event) => this.key(event));
     this.dark.addEventListener("change", this.themed);
-    this.start(meta);
+    this.start(metas);
     this.element.focus({ preventScroll: true });
   }
 
@@ -83,80 +109,114 @@ export class Explorer {
   }
 
   /** Another state as a whole, as from a permalink; listeners are not told. */
-  restore(state: State): void {
+  restore(given: State): void {
+    const merged = this.now.words;
+    const state = among(given, this.shelf.atlases.length);
+    if (state.atlas !== this.now.atlas || state.against !== this.now.against) {
+      this.now = state;
+      void this.turn(false);
+      return;
+    }
     this.now = within(state, this.context.meta);
+    if (this.now.words !== merged) {
+      this.stop();
+      this.start(this.metas);
+    }
     this.applyTheme();
     this.refresh();
   }
 
   destroy(): void {
     this.stop();
+    this.bar.destroy();
     this.dark.removeEventListener("change", this.themed);
     this.element.remove();
   }
 
-  private start(meta: Meta): void {
+  private start(metas: Metas): void {
+    this.metas = metas;
+    const { atlas, against } = this.now;
+    this.context = this.connect(metas.shown, atlas);
+    if (against === atlas) this.other = this.context;
+    else this.other = metas.other && against !== undefined ? this.connect(metas.other, against) : undefined;
+    const { meta } = this.context;
     this.now = within(this.now, meta);
-    this.context = this.connect(meta);
+    this.beam = new Beam(this.context);
     this.header = new Header(this.context, {
       help: () => openHelp(this.element),
       goTo: () => this.goTo(),
       save: (kind) => void this.save(kind),
     });
-    const { source } = this;
-    const rerun = source.rerun && rerunBox((text) => void this.rerun(text));
-    replace(this.element, this.header.element, rerun, this.main, this.status);
-    this.unlisten = this.context.loader.listen(() => this.arrived());
+    const part = partWords(meta, this.context.offers);
+    const told = part ? make("p", { class: "part" }, part) : undefined;
+    const focused = this.element.contains(document.activeElement);
+    replace(this.above, this.header.element);
+    replace(this.below, told, this.beam.element);
+    const loaders = new Set([this.context.loader, ...(this.other ? [this.other.loader] : [])]);
+    const unlisten = [...loaders].map((loader) => loader.listen(() => this.arrived()));
+    this.unlisten = () => unlisten.forEach((end) => end());
     this.applyTheme();
     this.shown = this.now.view;
     this.view = new VIEW_PARTS[this.shown](this.context);
     replace(this.main, this.view.element);
     this.refresh();
+    // What had the focus may have gone; without it no key would be heard.
+    if (focused && !this.element.contains(document.activeElement)) this.element.focus({ preventScroll: true });
   }
 
   private stop(): void {
     this.unlisten();
     this.view.destroy();
     this.context.loader.clear();
+    this.other?.loader.clear();
   }
 
-  /** The model runs on another text; what was kept of the run before is thrown away. */
-  private async rerun(text: string): Promise<void> {
-    this.status.textContent = "running the model …";
+  /** The model runs on another text; its atlas is shown, and where two were compared, beside the one before. */
+  private async run(text: string, signal: AbortSignal): Promise<void> {
+    const shelf = await this.shelf.rerun?.(text, signal);
+    if (!shelf) return;
+    const against = this.now.against === undefined || shelf.atlases.length < 2 ? undefined : 1;
+    const metas = await metasOf(shelf, { atlas: 0, against });
+    this.stop();
+    this.shelf = shelf;
+    const nowhere = { frame: undefined, at: undefined, window: [0, 0] as [number, number] };
+    this.now = { ...carried(this.now, this.metas.shown, metas.shown), ...nowhere, atlas: 0, against };
+    this.start(metas);
+    this.tell(false);
+  }
+
+  /** Shows the atlases that the state names, once it is known what they have; `carry` if all else is of the old one. */
+  private async turn(carry: boolean): Promise<void> {
+    const { shelf } = this;
+    const { atlas, against } = this.now;
+    this.bar.update(shelf, this.now);
+    const overtaken = () => shelf !== this.shelf || atlas !== this.now.atlas || against !== this.now.against;
     try {
-      await this.source.rerun?.(text);
-      const meta = await this.source.meta();
+      const metas = await metasOf(shelf, this.now);
+      if (overtaken()) return;
+      const scrolled = this.view.element.scrollTop;
       this.stop();
-      this.now = { ...this.now, frame: undefined, at: undefined, window: [0, 0] };
-      this.start(meta);
-      this.status.textContent = "";
+      if (carry) this.now = carried(this.now, this.metas.shown, metas.shown);
+      this.start(metas);
+      this.view.element.scrollTop = scrolled;
+      this.tell(false);
     } catch (error) {
+      if (overtaken()) return;
+      this.now = { ...this.now, atlas: this.context.atlas.number, against: this.other?.atlas.number };
+      this.refresh();
       this.status.textContent = `The source says: ${error instanceof Error ? error.message : String(error)}`;
     }
   }
 
-  private connect(meta: Meta): Context {
-    const { source, options } = this;
-    const loader = new Loader();
-    return {
-      source,
-      meta,
-      loader,
-      tokens: new Tokens(source, meta, loader),
-      derived: new Bounded(DERIVED_BYTES, () => undefined),
-      names: shortNames(meta.maps.map((map) => map.name)),
-      renderer: options.renderer ?? "auto",
-      state: () => this.now,
-      update: (patch) => this.update(patch),
-      palette: () => (this.colours ??= paletteOf(this.element)),
-      announce: (text) => {
-        this.status.textContent = text;
-      },
-      offers: (map, head, level) => source.offers?.(map, head, level) ?? true,
-    };
+  private connect(given: Meta, atlas: number): Context {
+    const own = this.shelf.atlases[atlas].source;
+    const { source, meta } = this.now.words ? byWords(own, given) : { source: own, meta: given };
+    const label = shortLabels(this.shelf)[atlas];
+    return contextOf(source, meta, { number: atlas, label }, this.shared);
   }
 
   private update(patch: Partial<State>): void {
+    if (patch.words !== undefined && patch.words !== this.now.words) return this.merge(patch);
     const before = this.now;
     this.now = within({ ...before, ...patch }, this.context.meta);
     const shape = this.context.meta.maps[this.now.map];
@@ -164,9 +224,27 @@ export class Explorer {
     // The same place in another map makes sense only where the maps have the same shape.
     if (shape.queries !== old.queries || shape.keys !== old.keys)
       this.now = { ...this.now, frame: patch.frame, at: patch.at };
+    this.now = among(this.now, this.shelf.atlases.length);
     if (before.theme !== this.now.theme) this.applyTheme();
-    this.refresh();
-    for (const listener of [...this.listeners]) listener(this.now, isStep(before, this.now));
+    if (this.now.atlas === before.atlas && this.now.against === before.against) this.refresh();
+    else void this.turn(true);
+    this.tell(isStep(before, this.now));
+  }
+
+  /** All maps anew, by words or by tokens; the chosen cell goes along, and so does the focus. */
+  private merge(patch: Partial<State>): void {
+    const before = this.now;
+    const focused = (document.activeElement as HTMLElement | null)?.dataset.control;
+    const at = otherCell(this.metas.shown.maps[before.map], before.at, patch.words === true);
+    this.stop();
+    this.now = { ...before, ...patch, at, frame: undefined, window: [0, 0] };
+    this.start(this.metas);
+    if (focused) this.element.querySelector<HTMLElement>(`[data-control="${CSS.escape(focused)}"]`)?.focus();
+    this.tell(isStep(before, this.now));
+  }
+
+  private tell(step: boolean): void {
+    for (const listener of [...this.listeners]) listener(this.now, step);
   }
 
   private refresh(): void {
@@ -179,11 +257,14 @@ export class Explorer {
       if (!this.element.contains(document.activeElement)) this.element.focus({ preventScroll: true });
     }
     this.header.update();
+    this.bar.update(this.shelf, this.now);
+    this.beam.update();
     this.view.update();
   }
 
   private arrived(): void {
-    if (this.context.loader.error) this.status.textContent = `The source says: ${this.context.loader.error}`;
+    const error = this.context.loader.error || this.other?.loader.error;
+    if (error) this.status.textContent = `The source says: ${error}`;
     this.view.redraw();
   }
 
@@ -200,33 +281,21 @@ export class Explorer {
 
   private key(event: KeyboardEvent): void {
     if (isTyping(event) || event.defaultPrevented) return;
-    if (this.panelKey(event) || this.view.key?.(event) || this.ownKey(event.key)) {
+    const { panel } = this.view as { panel?: Panel };
+    if ((panel && moves(panel, event)) || this.view.key?.(event) || this.ownKey(event.key)) {
       event.preventDefault();
       return;
     }
-    const change = keyChange(event.key, this.now, this.context.meta);
+    const change =
+      atlasKey(event.key, this.now, this.shelf.atlases.length) ?? keyChange(event.key, this.now, this.context.meta);
     if (!change) return;
     event.preventDefault();
     this.update(change);
   }
 
-  private panelKey(event: KeyboardEvent): boolean {
-    const panel = (this.view as { panel?: Panel }).panel;
-    if (!panel) return false;
-    const { key, shiftKey } = event;
-    if (key === "+" || key === "=") panel.zoom(2);
-    else if (key === "-" || key === "_") panel.zoom(0.5);
-    else if (key === "0") panel.fit();
-    else if (shiftKey && key === "ArrowLeft") panel.panBy(-0.25, 0);
-    else if (shiftKey && key === "ArrowRight") panel.panBy(0.25, 0);
-    else if (shiftKey && key === "ArrowUp") panel.panBy(0, -0.25);
-    else if (shiftKey && key === "ArrowDown") panel.panBy(0, 0.25);
-    else return false;
-    return true;
-  }
-
   private ownKey(key: string): boolean {
     if (key === "?") openHelp(this.element);
+    else if (key === "e") return this.bar.edit();
     else if ((key === "g" || key === "/") && this.now.view !== "table" && this.now.view !== "grid") this.goTo();
     else return false;
     return true;
@@ -251,14 +320,10 @@ export class Explorer {
     });
   }
 
-  private async save(kind: "png" | "svg" | "csv"): Promise<void> {
+  private async save(kind: Kind): Promise<void> {
     const name = `attention-${this.now.view}-${this.now.map}-${this.now.head}.${kind}`;
-    const { paper } = this.context.palette();
     try {
-      if (kind === "csv" && this.view.csv) save(new Blob([await this.view.csv()], { type: "text/csv" }), name);
-      else if (this.view.picture && kind === "svg")
-        save(new Blob([svgOf(this.view.picture(), paper)], { type: "image/svg+xml" }), name);
-      else if (this.view.picture && kind === "png") save(await pngOf(this.view.picture(), paper), name);
+      await saveView(this.view, kind, name, this.context.palette().paper);
     } catch (error) {
       this.status.textContent = `Not saved: ${error instanceof Error ? error.message : String(error)}`;
     }

@@ -1,5 +1,6 @@
 /** Pictures and tables to take away. */
 
+import type { ViewPart } from "./context.ts";
 import { drawShapes, FONT, type Picture, type Shape, TEXT_SIZE } from "./shapes.ts";
 
 const PNG_RATIO = 2;
@@ -63,7 +64,8 @@ function svgShape(shape: Shape, clips: string[]): string {
     const middle = round((shape.from[0] + shape.to[0]) / 2);
     return (
       `<path d="M${x0} ${y0}C${middle} ${y0} ${middle} ${y1} ${x1} ${y1}" fill="none" stroke="${shape.stroke}"` +
-      ` stroke-width="${round(shape.width)}" stroke-linecap="round"${opacity(shape.opacity)}/>`
+      ` stroke-width="${round(shape.width)}" stroke-linecap="${shape.dash ? "butt" : "round"}"` +
+      `${shape.dash ? ` stroke-dasharray="${shape.dash.join(" ")}"` : ""}${opacity(shape.opacity)}/>`
     );
   }
   if (shape.kind === "image") {
@@ -125,4 +127,14 @@ export function save(blob: Blob, name: string): void {
   link.download = name.replace(/[^\w.-]+/g, "-").slice(0, 120);
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+}
+
+export type Kind = "png" | "svg" | "csv";
+
+/** Saves what a view shows, if it can be told in that kind of file. */
+export async function saveView(view: ViewPart, kind: Kind, name: string, paper: string): Promise<void> {
+  if (kind === "csv" && view.csv) save(new Blob([await view.csv()], { type: "text/csv" }), name);
+  else if (view.picture && kind === "svg")
+    save(new Blob([svgOf(view.picture(), paper)], { type: "image/svg+xml" }), name);
+  else if (view.picture && kind === "png") save(await pngOf(view.picture(), paper), name);
 }

@@ -1,12 +1,15 @@
 /** What a panel shows: the weights of a head, or the difference of two. */
 
-import { type Context, headTitle } from "./context.ts";
+import { type Context, headName, headTitle } from "./context.ts";
 import type { Need } from "./loader.ts";
 import { coarsest, type TileIndex, tileRegion } from "./pyramid.ts";
 import { difference, greatest, normalised, pool, quantile, type Raster, rowMaxima } from "./raster.ts";
 import { type AttentionMap, EXACT, type Reduce, TILE } from "./types.ts";
 
 const CLIPPED = 0.99;
+
+/** Entropy and greatest weight of each row, what each key receives. */
+export type Profile = "entropy" | "largest" | "received";
 
 export interface Settings {
   reduce: Reduce;
@@ -30,7 +33,7 @@ export interface Field {
   /** One exact weight. */
   value(need: Need, row: number, column: number): number | undefined;
   /** By what rows are divided where they are, in words. */
-  divisor(level: number): string;
+  divisor(level: number, reduce: Reduce): string;
 }
 
 export class HeadField implements Field {
@@ -39,7 +42,7 @@ export class HeadField implements Field {
   readonly title: string;
 
   constructor(
-    private readonly context: Context,
+    readonly context: Context,
     readonly mapIndex: number,
     readonly head: number,
   ) {
@@ -101,18 +104,24 @@ export class HeadField implements Field {
     return need(key, (signal) => this.context.source.weights(this.mapIndex, this.head, region, signal))?.[0];
   }
 
-  divisor(level: number): string {
-    const whole = level !== EXACT || this.map.keys <= TILE || this.context.meta.profiles?.includes("maximum");
-    const finest = this.map.levels.findIndex((_, at) => this.offers(at));
-    return whole || finest < 0 ? "row maximum" : `maximum of ${this.map.cells[finest][0]} rows`;
+  divisor(level: number, reduce: Reduce): string {
+    const whole = level === EXACT && (this.map.keys <= TILE || this.tells("largest"));
+    const from = level === EXACT ? this.map.levels.findIndex((_, at) => this.offers(at)) : level;
+    if (whole || from < 0) return "row maximum";
+    const rows = this.map.cells[from][0];
+    if (level !== EXACT && reduce === "mean") return "greatest mean of the row";
+    return rows === 1 ? "row maximum" : `maximum of ${rows} rows`;
   }
 
-  profile(need: Need, which: "entropy" | "received" | "maximum"): Float32Array | undefined {
-    const known = this.context.meta.profiles ?? ["entropy", "received"];
-    if (!known.includes(which)) return undefined;
+  profile(need: Need, which: Profile): Float32Array | undefined {
+    if (!this.tells(which)) return undefined;
     return need(`profile ${this.mapIndex}/${this.head}/${which}`, (signal) =>
       this.context.source.profile(this.mapIndex, this.head, which, signal),
     );
+  }
+
+  private tells(which: Profile): boolean {
+    return (this.context.meta.profiles ?? ["entropy", "received"]).includes(which);
   }
 
   private level(need: Need, level: number, reduce: Reduce): Raster | undefined {
@@ -158,8 +167,8 @@ export class HeadField implements Field {
       const own = rowMaxima(raster);
       return (row) => own[row];
     }
-    if (this.context.meta.profiles?.includes("maximum")) {
-      const whole = this.profile(need, "maximum");
+    if (this.tells("largest")) {
+      const whole = this.profile(need, "largest");
       return whole && ((row) => whole[tile.row * TILE + row]);
     }
     const finest = this.map.levels.findIndex((_, level) => this.offers(level));
@@ -187,10 +196,12 @@ export class HeadField implements Field {
   }
 }
 
-/** First minus second; both of the same shape. */
+/** First minus second, of one atlas or of two; both of the same shape. */
 export class DifferenceField implements Field {
   readonly signed = true;
   readonly heads: readonly HeadField[];
+  /** Before the names of what the second needs, where that is of another atlas. */
+  private readonly before: string;
 
   constructor(
     private readonly context: Context,
@@ -198,6 +209,7 @@ export class DifferenceField implements Field {
     private readonly second: HeadField,
   ) {
     this.heads = [first, second];
+    this.before = first.context === second.context ? "" : `atlas ${second.context.atlas.number} `;
   }
 
   get map(): AttentionMap {
@@ -209,7 +221,10 @@ export class DifferenceField implements Field {
   }
 
   get title(): string {
-    return `${this.first.title}  −  ${this.second.title}`;
+    const { first, second } = this;
+    if (!this.before) return `${first.title}  −  ${second.title}`;
+    const name = headName(first.context, first.mapIndex, first.head);
+    return `${first.context.atlas.label} − ${second.context.atlas.label} · ${name}`;
   }
 
   offers(level: number): boolean {
@@ -217,32 +232,36 @@ export class DifferenceField implements Field {
   }
 
   pooled(need: Need, level: number, settings: Settings): Raster | undefined {
-    return this.less(this.first.pooled(need, level, settings), this.second.pooled(need, level, settings));
+    return this.less(this.first.pooled(need, level, settings), this.second.pooled(this.its(need), level, settings));
   }
 
   exact(need: Need, tile: TileIndex, factor: number, settings: Settings): Raster | undefined {
-    return this.less(this.first.exact(need, tile, factor, settings), this.second.exact(need, tile, factor, settings));
+    return this.less(this.first.exact(need, tile, factor, settings), this.second.exact(this.its(need), tile, factor, settings));
   }
 
   maximum(need: Need, level: number, settings: Settings): number | undefined {
     const a = this.first.maximum(need, level, settings);
-    const b = this.second.maximum(need, level, settings);
+    const b = this.second.maximum(this.its(need), level, settings);
     return a === undefined || b === undefined ? undefined : Math.max(a, b);
   }
 
   value(need: Need, row: number, column: number): number | undefined {
     const a = this.first.value(need, row, column);
-    const b = this.second.value(need, row, column);
+    const b = this.second.value(this.its(need), row, column);
     return a === undefined || b === undefined ? undefined : a - b;
   }
 
-  divisor(level: number): string {
-    return this.first.divisor(level);
+  divisor(level: number, reduce: Reduce): string {
+    return this.first.divisor(level, reduce);
+  }
+
+  private its(need: Need): Need {
+    return this.before ? (key, load) => need(this.before + key, load) : need;
   }
 
   private less(a: Raster | undefined, b: Raster | undefined): Raster | undefined {
     if (!a || !b) return undefined;
-    return this.context.derived.get(`${a.id} - ${b.id}`, a.data.byteLength, () => difference(a, b));
+    return this.context.derived.get(`${a.id} - ${this.before}${b.id}`, a.data.byteLength, () => difference(a, b));
   }
 }
 

@@ -3,7 +3,8 @@
 import { COLOUR_MAPS, type ColourMap } from "./colour.ts";
 import type { Context } from "./context.ts";
 import { button, make, replace, select } from "./dom.ts";
-import { THEMES, type Theme, type View, VIEWS } from "./state.ts";
+import { mapsOf } from "./hypotheses.ts";
+import { showsOneHead, THEMES, type Theme, type View, VIEWS } from "./state.ts";
 import { plain } from "./text.ts";
 
 const LABELS: Record<View, string> = {
@@ -18,7 +19,6 @@ export interface Actions {
   help(): void;
   goTo(): void;
   save(kind: "png" | "svg" | "csv"): void;
-  rerun?: (text: string) => void;
 }
 
 export class Header {
@@ -32,7 +32,7 @@ export class Header {
 
   update(): void {
     const state = this.context.state();
-    const made = JSON.stringify([state.view, state.map, state.head, state.colours, state.theme, state.pins.length]);
+    const made = JSON.stringify([state.view, state.map, state.head, state.colours, state.theme, state.pins.length, state.against]);
     if (made === this.built) return;
     this.built = made;
     // The same control keeps the focus when the bar is built anew.
@@ -69,10 +69,12 @@ export class Header {
 
   private heads(): HTMLElement | undefined {
     const state = this.context.state();
-    if (state.view !== "head" && state.view !== "lines") return undefined;
+    if (!showsOneHead(state)) return undefined;
     const { meta, names } = this.context;
-    const maps = meta.maps.map((map, at) => {
-      const several = meta.maps.some((other, index) => index !== at && other.name === map.name);
+    const places = mapsOf(meta, state.hypothesis);
+    const maps = places.map((at) => {
+      const map = meta.maps[at];
+      const several = places.some((other) => other !== at && meta.maps[other].name === map.name);
       return { value: String(at), label: several ? `${names[at]} #${map.call}.${map.sequence}` : names[at] };
     });
     const heads = Array.from({ length: meta.maps[state.map].heads }, (_, head) => ({
@@ -118,25 +120,4 @@ export class Header {
       button("?", () => this.actions.help(), { class: "square", set: { "aria-label": "help", title: "keys (?)" } }),
     ];
   }
-}
-
-/** A box for another text, where the source can run the model again. */
-export function rerunBox(run: (text: string) => void): HTMLElement {
-  const input = make("input", {
-    set: { type: "text", placeholder: "another sentence", "aria-label": "text to run the model on" },
-  });
-  return make(
-    "form",
-    {
-      class: "rerun bar",
-      on: {
-        submit: (event) => {
-          event.preventDefault();
-          if (input.value) run(input.value);
-        },
-      },
-    },
-    input,
-    make("button", { set: { type: "submit" } }, "Run"),
-  );
 }

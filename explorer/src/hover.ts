@@ -1,11 +1,11 @@
 /** The cell under the pointer, and what is said of it: both tokens and the exact weight, fetched where it is pooled. */
 
-import type { Context } from "./context.ts";
+import { type Context, present } from "./context.ts";
 import { make, replace } from "./dom.ts";
 import type { Field } from "./field.ts";
 import type { Need } from "./loader.ts";
 import { figure, visible, whole } from "./text.ts";
-import { EXACT, type Size } from "./types.ts";
+import { EXACT, type Side, type Size } from "./types.ts";
 
 /** A weight is asked for once the pointer has rested so long. */
 const REST = 70;
@@ -94,14 +94,21 @@ export function describe(
   weightNeed: Need,
   tokenNeed: Need,
 ): { query: string; key: string; value: string } {
-  const query = context.tokens.at(tokenNeed, field.mapIndex, "query", row);
-  const key = context.tokens.at(tokenNeed, field.mapIndex, "key", column);
+  const token = (side: Side, index: number): string => {
+    const own = context.tokens.at(tokenNeed, field.mapIndex, side, index);
+    // Of the other atlas it is there where its own map is shown beside.
+    const [, second] = field.heads;
+    const beside = second && second.context !== context;
+    const other = beside && second.context.tokens.at(present(second.context.loader), second.mapIndex, side, index);
+    if (own === undefined) return "…";
+    return other && other !== own ? `${visible(own, 20)} | ${visible(other, 20)}` : visible(own, 28);
+  };
   const weight = field.offers(EXACT) ? field.value(weightNeed, row, column) : undefined;
   const unknown = field.offers(EXACT) ? "…" : "not in this page";
   const said = weight === undefined ? unknown : Number.isNaN(weight) ? "no pair: the mask forbids it" : figure(weight);
   return {
-    query: `query ${whole(row)}  ${query === undefined ? "…" : visible(query, 28)}`,
-    key: `key ${whole(column)}  ${key === undefined ? "…" : visible(key, 28)}`,
+    query: `query ${whole(row)}  ${token("query", row)}`,
+    key: `key ${whole(column)}  ${token("key", column)}`,
     value: said,
   };
 }

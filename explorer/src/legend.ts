@@ -7,6 +7,11 @@ import type { State } from "./state.ts";
 import { figure } from "./text.ts";
 
 const WIDTH = 140;
+const LEAST_WIDTH = 40;
+
+/** About as wide as a character is. */
+const CHARACTER = 6.2;
+
 const HEIGHT = 8;
 
 const bars = new Map<string, HTMLCanvasElement>();
@@ -16,11 +21,13 @@ export interface Legend {
   signed: boolean;
   /** By what rows are divided, in words. */
   divisor: string;
+  /** Whether colours stand for means of cells. */
+  mean: boolean;
   /** How many pixels there are. */
   room: number;
 }
 
-export function legendShapes({ maximum, signed, divisor, room }: Legend, state: State, palette: Palette): Shape[] {
+export function legendShapes({ maximum, signed, divisor, mean, room }: Legend, state: State, palette: Palette): Shape[] {
   const unit = state.normalise ? ` × ${divisor}` : "";
   const beyond = state.clip && !state.normalise ? "≥ " : "";
   const most = maximum === undefined ? "…" : beyond + figure(maximum) + unit;
@@ -31,19 +38,18 @@ export function legendShapes({ maximum, signed, divisor, room }: Legend, state: 
       : "0";
   const shapes: Shape[] = [{ kind: "text", x: 0, y: HEIGHT / 2, text: least, colour: palette.muted, size: 11 }];
   // Room for the number before the bar, by its count of characters.
-  const start = 8 + 6.4 * least.length;
-  shapes.push({ kind: "image", image: bar(state.colours, signed), x: start, y: 0, width: WIDTH, height: HEIGHT });
+  const start = 8 + CHARACTER * least.length;
   const scale = state.scale === "linear" ? "linear" : state.scale === "sqrt" ? "square root" : "logarithmic";
-  shapes.push({
-    kind: "text",
-    x: start + WIDTH + 8,
-    y: HEIGHT / 2,
-    text: `${most}  ·  ${scale}`,
-    colour: palette.muted,
-    size: 11,
-  });
-  const next = start + WIDTH + 70 + 6.4 * most.length + 30;
-  if (room < next + 70) return shapes;
+  const words = `${most}  ·  ${scale}`;
+  const width = Math.max(Math.min(WIDTH, room - start - 8 - CHARACTER * words.length), LEAST_WIDTH);
+  shapes.push({ kind: "image", image: bar(state.colours, signed), x: start, y: 0, width, height: HEIGHT });
+  shapes.push({ kind: "text", x: start + width + 8, y: HEIGHT / 2, text: words, colour: palette.muted, size: 11 });
+  const next = start + width + 8 + CHARACTER * words.length + 14;
+  // A mean is over all pairs of its cell.
+  const absent = [mean ? "no pair, 0 in a mean" : "", "no pair"].find(
+    (text) => text && next + 18 + CHARACTER * text.length <= room,
+  );
+  if (!absent) return shapes;
   shapes.push({ kind: "box", x: next, y: -1, width: 12, height: 10, fill: palette.hatchPaper, stroke: palette.line });
   shapes.push({
     kind: "path",
@@ -51,7 +57,7 @@ export function legendShapes({ maximum, signed, divisor, room }: Legend, state: 
     width: 1,
     points: [next + 1, 8, next + 11, 0],
   });
-  shapes.push({ kind: "text", x: next + 18, y: HEIGHT / 2, text: "no pair", colour: palette.muted, size: 11 });
+  shapes.push({ kind: "text", x: next + 18, y: HEIGHT / 2, text: absent, colour: palette.muted, size: 11 });
   return shapes;
 }
 

@@ -1,27 +1,31 @@
 /** The one module of page, static file and notebook. */
 
+import { among, metasOf } from "./atlases.ts";
 import { make, replace } from "./dom.ts";
 import { Explorer, type Options } from "./explorer.ts";
 import { EmbeddedSource } from "./sources/embedded.ts";
-import { HttpSource } from "./sources/http.ts";
-import { type Answer, MessageSource } from "./sources/messages.ts";
+import { HttpSource, served } from "./sources/http.ts";
+import { type Answer, Messages, MessageSource, told } from "./sources/messages.ts";
 import { decode, encode, type State } from "./state.ts";
-import type { Source } from "./types.ts";
+import type { Shelf, Source } from "./types.ts";
 
-export { decode, EmbeddedSource, encode, Explorer, HttpSource, MessageSource };
+export { decode, EmbeddedSource, encode, Explorer, HttpSource, Messages, MessageSource, served, told };
 
-/** Shows what a source has inside an element; `state` is as after # of a permalink, or what `decode` gave. */
+/** Shows one atlas or several inside an element; `state` is as after # of a permalink, or what `decode` gave. */
 export async function mount(
   element: Element,
-  source: Source,
+  given: Source | Shelf | Promise<Shelf>,
   state: string | State = "",
   options: Options = {},
 ): Promise<Explorer> {
   const from = typeof state === "string" ? decode(state) : state;
   try {
-    const meta = await source.meta();
-    if (meta.maps.length === 0) throw new Error("there is no attention map in it");
-    return new Explorer(element, source, meta, from, options);
+    const ready = await given;
+    const shelf = "atlases" in ready ? ready : { atlases: [{ name: "", source: ready }] };
+    if (!shelf.atlases.length) throw new Error("there is no atlas");
+    const metas = await metasOf(shelf, among(from, shelf.atlases.length));
+    if (metas.shown.maps.length === 0) throw new Error("there is no attention map in it");
+    return new Explorer(element, shelf, metas, from, options);
   } catch (error) {
     const words = error instanceof Error ? error.message : String(error);
     replace(element, make("p", { class: "regard-failure", set: { role: "alert" } }, `Nothing to show: ${words}`));
@@ -34,7 +38,7 @@ const HISTORY_PAUSE = 250;
 /** A whole page: the state is kept in the address, and back and forward lead through its steps. */
 async function page(root: HTMLElement): Promise<void> {
   const embedded = document.getElementById("regard-data");
-  const source = embedded ? EmbeddedSource.from(embedded) : new HttpSource(new URL("./", location.href).href);
+  const source = embedded ? EmbeddedSource.from(embedded) : served(new URL("./", location.href).href);
   const renderer = new URLSearchParams(location.search).get("renderer") ?? "auto";
   const explorer = await mount(root, source, location.hash, { renderer });
   let timer = 0;
@@ -76,24 +80,29 @@ async function page(root: HTMLElement): Promise<void> {
 interface WidgetModel {
   get(name: string): unknown;
   send(message: unknown): void;
-  on(event: "msg:custom", listener: (message: Answer, buffers: readonly DataView[]) => void): void;
+  on(event: "msg:custom", listener: Listener): void;
+  off?(event: "msg:custom", listener: Listener): void;
 }
+
+type Listener = (message: Answer, buffers: readonly DataView[]) => void;
 
 /** For anywidget: `export default { render }`. */
 export default {
   async render({ model, el }: { model: WidgetModel; el: HTMLElement }): Promise<() => void> {
+    let heard: Listener = () => undefined;
     const channel = {
       send: (message: unknown) => model.send(message),
-      listen: (listener: (message: Answer, buffers: readonly DataView[]) => void) => model.on("msg:custom", listener),
+      listen: (listener: Listener) => model.on("msg:custom", (heard = listener)),
     };
     const root = make("div", { class: "regard-cell" });
+    const height = Number(model.get("height"));
+    if (height > 0) root.style.height = `${height}px`;
     el.append(root);
-    const explorer = await mount(
-      root,
-      new MessageSource(channel, model.get("can_rerun") === true),
-      String(model.get("state") ?? ""),
-    );
-    return () => explorer.destroy();
+    const explorer = await mount(root, told(new Messages(channel)), String(model.get("state") ?? ""));
+    return () => {
+      model.off?.("msg:custom", heard);
+      explorer.destroy();
+    };
   },
 };
 

@@ -1,7 +1,11 @@
 /** Which heads are shown, and in which order. */
 
+import { belongs } from "./hypotheses.ts";
 import type { State } from "./state.ts";
 import type { AttentionMap, Meta, Role } from "./types.ts";
+
+/** The order in which heads that are alike stand together; it needs their weights, and is made by the grid. */
+export const SIMILAR = "similar";
 
 export interface Head {
   map: number;
@@ -40,11 +44,14 @@ export function condition(text: string): Condition | undefined {
   return found ? { metric: found[1], above: found[2] === ">", bound: Number(found[3]) } : undefined;
 }
 
-export function heads(meta: Meta, names: string[], state: Pick<State, "order" | "role" | "metric" | "find">): Head[] {
+type Choice = Pick<State, "order" | "role" | "metric" | "find" | "hypothesis">;
+
+export function heads(meta: Meta, names: string[], state: Choice): Head[] {
   const wanted = condition(state.metric);
   const find = state.find.trim().toLowerCase();
   const found: Head[] = [];
   meta.maps.forEach((map, at) => {
+    if (!belongs(map, state.hypothesis)) return;
     if (find && !`${map.name} ${names[at]}`.toLowerCase().includes(find)) return;
     for (let head = 0; head < map.heads; head += 1) {
       if (state.role && !rolesOf(map, head).some((role) => role.name === state.role)) continue;
@@ -60,7 +67,7 @@ function holds(value: number, { above, bound }: Condition): boolean {
 }
 
 function sorted(found: Head[], meta: Meta, order: string): Head[] {
-  if (order === "layer") return found;
+  if (order === "layer" || order === SIMILAR) return found;
   const falling = order.startsWith("-");
   const name = falling ? order.slice(1) : order;
   const value = ({ map, head }: Head) => valueOf(meta.maps[map], head, name);

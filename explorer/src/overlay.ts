@@ -4,10 +4,13 @@ import type { Mark } from "./alignment.ts";
 import type { Context } from "./context.ts";
 import type { Field } from "./field.ts";
 import type { Need } from "./loader.ts";
+import { goldShapes, markShapes } from "./marks.ts";
+import type { GoldMark } from "./matching.ts";
 import type { Palette } from "./palette.ts";
-import { profileShapes } from "./profiles.ts";
+import { greatestOf, profileShapes } from "./profiles.ts";
 import { type Ruler, rulerShapes } from "./rulers.ts";
 import { FONT, type Shape, TEXT_SIZE } from "./shapes.ts";
+import { figure } from "./text.ts";
 import type { Side, Size } from "./types.ts";
 import type { Viewport } from "./viewport.ts";
 
@@ -27,9 +30,9 @@ export interface Decoration {
   hovered?: [number, number];
   chosen?: [number, number];
   marks: Mark[];
+  gold: GoldMark[];
 }
 
-const MOST_MARKS = 3000;
 const ROOM = 132;
 
 let measuring: CanvasRenderingContext2D | null = null;
@@ -46,7 +49,7 @@ function width(text: string): number {
 export function decorationShapes(need: Need, context: Context, field: Field, on: Decoration): Shape[] {
   const palette = context.palette();
   const { size, insets } = on;
-  const inside: Shape[] = [...markShapes(on, palette)];
+  const inside: Shape[] = [...goldShapes(on.viewport, on.gold), ...markShapes(on.viewport, on.marks, palette)];
   if (on.hovered) inside.push(...crossShapes(on, on.hovered, palette, [3, 3]));
   if (on.chosen) inside.push(...crossShapes(on, on.chosen, palette));
   const clip = { x: 0, y: 0, width: size.width, height: size.height };
@@ -115,18 +118,25 @@ function profiles(need: Need, field: Field, on: Decoration, palette: Palette): S
   const shapes: Shape[] = [];
   const head = field.heads[0];
   if (field.heads.length > 1) return shapes;
-  const entropy = head.profile(need, "entropy");
   const received = head.profile(need, "received");
   const right = insets.left + size.width + 6;
   const below = insets.top + size.height + 6;
   const { scale } = viewport;
-  if (entropy) {
+  const ofRows = [
+    { which: "entropy", x: right },
+    { which: "largest", x: right + 62 },
+  ] as const;
+  for (const { which, x } of ofRows) {
+    const values = head.profile(need, which);
+    if (!values) continue;
     const curve = profileShapes(
-      { values: entropy, start: viewport.row, scale, length: size.height, reach: 56, side: "right" },
+      { values, start: viewport.row, scale, length: size.height, reach: 48, side: "right" },
       palette,
     );
-    shapes.push({ kind: "group", x: right, y: insets.top, shapes: curve });
-    shapes.push({ kind: "text", x: right, y: insets.top - 12, text: "entropy", colour: palette.muted, size: 11 });
+    shapes.push({ kind: "group", x, y: insets.top, shapes: curve });
+    const end = { kind: "text", x, colour: palette.muted, size: 10 } as const;
+    shapes.push({ kind: "text", x, y: insets.top - 12, text: which, colour: palette.muted, size: 11 });
+    shapes.push({ ...end, y: insets.top + size.height + 10, text: `≤ ${figure(greatestOf(values))}` });
   }
   if (received) {
     const curve = profileShapes(
@@ -138,11 +148,13 @@ function profiles(need: Need, field: Field, on: Decoration, palette: Palette): S
       kind: "text",
       x: insets.left - 8,
       y: below + 6,
-      text: "received",
+      text: field.map.kind === "cross" ? "coverage" : "received",
       colour: palette.muted,
       size: 11,
       anchor: "end",
     });
+    const most = `≤ ${figure(greatestOf(received))}`;
+    shapes.push({ kind: "text", x: insets.left - 8, y: below + 20, text: most, colour: palette.muted, size: 10, anchor: "end" });
   }
   return shapes;
 }
@@ -171,49 +183,4 @@ function crossShapes(
     { kind: "box", x, y, width: side, height: side, stroke: palette.paper, line: 4 },
     { kind: "box", x, y, width: side, height: side, stroke: palette.accent, line: 2 },
   ];
-}
-
-/** Outlines with a light and a dark line; dots where cells are too small for outlines. */
-function markShapes({ viewport, marks }: Decoration, palette: Palette): Shape[] {
-  const shapes: Shape[] = [];
-  const every = Math.ceil(marks.length / MOST_MARKS);
-  for (let i = 0; i < marks.length; i += every) {
-    const mark = marks[i];
-    const width = mark.columns * viewport.scale;
-    const height = mark.rows * viewport.scale;
-    const x = (mark.column - viewport.column) * viewport.scale;
-    const y = (mark.row - viewport.row) * viewport.scale;
-    if (Math.min(width, height) < 5) {
-      shapes.push({
-        kind: "box",
-        x: x + width / 2 - 1.5,
-        y: y + height / 2 - 1.5,
-        width: 3,
-        height: 3,
-        fill: palette.paper,
-        stroke: palette.ink,
-      });
-      continue;
-    }
-    shapes.push({
-      kind: "box",
-      x: x + 1.5,
-      y: y + 1.5,
-      width: width - 3,
-      height: height - 3,
-      stroke: "#000000",
-      line: 3,
-      opacity: 0.6,
-    });
-    shapes.push({
-      kind: "box",
-      x: x + 1.5,
-      y: y + 1.5,
-      width: width - 3,
-      height: height - 3,
-      stroke: "#ffffff",
-      line: 1.5,
-    });
-  }
-  return shapes;
 }

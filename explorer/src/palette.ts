@@ -6,6 +6,7 @@ export interface Palette {
   muted: string;
   line: string;
   accent: string;
+  gold: string;
   hatchPaper: string;
   hatchLine: string;
 }
@@ -16,6 +17,7 @@ const NAMES: Record<keyof Palette, string> = {
   muted: "--muted",
   line: "--line",
   accent: "--accent",
+  gold: "--gold",
   hatchPaper: "--hatch-paper",
   hatchLine: "--hatch-line",
 };

@@ -1,12 +1,12 @@
 /** One map with deep zoom: its raster, rulers, profiles, crosshair and what they say. */
 
-import { alignment } from "./alignment.ts";
 import { type Context, present } from "./context.ts";
 import { make } from "./dom.ts";
 import type { Field } from "./field.ts";
 import { listen } from "./gestures.ts";
 import { Hover } from "./hover.ts";
 import { legendShapes } from "./legend.ts";
+import { goldMarks, type Matched, Matcher } from "./matching.ts";
 import { type Decoration, decorationShapes, type Insets } from "./overlay.ts";
 import { type Choice, words } from "./pyramid.ts";
 import type { Painter } from "./rendering/painter.ts";
@@ -30,11 +30,12 @@ import {
 } from "./viewport.ts";
 
 const ZOOM_TIME = 160;
-const WIDE: Insets = { left: 124, top: 116, right: 80, bottom: 64 };
+const WIDE: Insets = { left: 124, top: 116, right: 128, bottom: 64 };
 const NARROW: Insets = { left: 100, top: 92, right: 16, bottom: 30 };
 
 export class Panel {
   readonly element: HTMLElement;
+  private readonly matcher: Matcher;
   private painter: Painter;
   private readonly overlay = make("canvas", { class: "overlay", set: { "aria-hidden": "true" } });
   private readonly plot = make("div", { class: "plot", set: { role: "img", tabindex: 0 } });
@@ -48,12 +49,15 @@ export class Panel {
   /** The last level shown in words, for the status line. */
   said = "";
   onsaid?: (words: string) => void;
+  /** Told with every drawing what the links are worth. */
+  onmatched?: (found: Matched | undefined) => void;
 
   constructor(
     private readonly context: Context,
     private field: Field,
     private readonly wide: boolean,
   ) {
+    this.matcher = new Matcher(context);
     this.painter = painter(context.renderer, () => this.repaint());
     this.plot.append(this.painter.canvas);
     this.hover = new Hover(
@@ -262,15 +266,18 @@ export class Panel {
         wide: this.insets() === WIDE,
         hovered: this.hover.cell,
         chosen: state.at,
-        marks: state.alignment ? alignment(need, this.field, seen) : [],
+        marks: this.matcher.marks(need, this.field, seen),
+        gold: state.gold && this.field.heads.length === 1 ? goldMarks(this.field.map) : [],
       };
       const { left, top } = this.insets();
       const legend = {
         maximum: this.field.maximum(need, this.shown.level, state),
         signed: this.field.signed,
-        divisor: this.field.divisor(this.shown.level),
+        divisor: this.field.divisor(this.shown.level, state.reduce),
+        mean: state.reduce === "mean" && (this.shown.level !== EXACT || this.shown.factor > 1),
         room: this.size.width - left,
       };
+      this.onmatched?.(this.matcher.look(need, this.field));
       this.hover.look(need, this.shown.level === EXACT && this.shown.factor === 1 ? undefined : this.level());
       return [
         ...decorationShapes(need, this.context, this.field, decoration),

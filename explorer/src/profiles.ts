@@ -1,4 +1,4 @@
-/** Curves beside a map: entropy of each row, what each column receives. */
+/** Curves beside a map: entropy and greatest weight of each row, what each column receives. */
 
 import type { Palette } from "./palette.ts";
 import type { Shape } from "./shapes.ts";
@@ -32,7 +32,7 @@ export function sampled(values: Float32Array, start: number, scale: number, leng
 
 const greatestKnown = new WeakMap<Float32Array, number>();
 
-function greatestOf(values: Float32Array): number {
+export function greatestOf(values: Float32Array): number {
   let most = greatestKnown.get(values);
   if (most === undefined) {
     most = 0;

@@ -10,7 +10,10 @@ export interface Raster {
   data: Float32Array;
 }
 
-/** Pooled by `factor` × `factor`; a cell without any pair stays NaN. The mean is over the pairs that exist. */
+/**
+ * Pooled by `factor` × `factor`; a cell without any pair stays NaN. The mean is over all pairs of a cell, those that do
+ * not exist with the weight 0, as the means of pooled levels are.
+ */
 export function pool(raster: Raster, factor: number, reduce: Reduce): Raster {
   const rows = Math.ceil(raster.rows / factor);
   const columns = Math.ceil(raster.columns / factor);
@@ -19,15 +22,15 @@ export function pool(raster: Raster, factor: number, reduce: Reduce): Raster {
   for (let row = 0; row < raster.rows; row += 1) {
     for (let column = 0; column < raster.columns; column += 1) {
       const value = raster.data[row * raster.columns + column];
-      if (value !== value) continue;
       const cell = Math.floor(row / factor) * columns + Math.floor(column / factor);
-      if (counts[cell] === 0) result[cell] = value;
+      counts[cell] += 1;
+      if (value !== value) continue;
+      if (result[cell] !== result[cell]) result[cell] = value;
       else if (reduce === "max") result[cell] = Math.max(result[cell], value);
       else result[cell] += value;
-      counts[cell] += 1;
     }
   }
-  if (reduce === "mean") for (let cell = 0; cell < result.length; cell += 1) result[cell] /= counts[cell] || 1;
+  if (reduce === "mean") for (let cell = 0; cell < result.length; cell += 1) result[cell] /= counts[cell];
   return { id: `${raster.id} ${reduce} ${factor}`, rows, columns, data: result };
 }
 

@@ -5,34 +5,19 @@ import { csvOf } from "./exports.ts";
 import type { HeadField } from "./field.ts";
 import { visible as shown, whole } from "./text.ts";
 import { type Region, TILE } from "./types.ts";
+import { weightsIn } from "./whole.ts";
 
 /** At most so many rows and columns are written into a CSV. */
 export const MOST_CSV = 512;
 
 /** The weights of a region, fetched in pieces of at most 256 × 256. */
-export async function weightsOf(context: Context, field: HeadField, region: Region): Promise<Float32Array> {
-  const width = region.column1 - region.column0;
-  const result = new Float32Array((region.row1 - region.row0) * width);
-  for (let row0 = region.row0; row0 < region.row1; row0 += TILE) {
-    for (let column0 = region.column0; column0 < region.column1; column0 += TILE) {
-      const piece = {
-        row0,
-        column0,
-        row1: Math.min(row0 + TILE, region.row1),
-        column1: Math.min(column0 + TILE, region.column1),
-      };
-      const key = `region ${field.mapIndex}/${field.head}/${Object.values(piece).join("/")}`;
-      const part = await context.loader.once(key, (signal) =>
-        context.source.weights(field.mapIndex, field.head, piece, signal),
-      );
-      const across = piece.column1 - column0;
-      for (let row = row0; row < piece.row1; row += 1) {
-        const start = (row - row0) * across;
-        result.set(part.subarray(start, start + across), (row - region.row0) * width + column0 - region.column0);
-      }
-    }
-  }
-  return result;
+export function weightsOf(context: Context, field: HeadField, region: Region): Promise<Float32Array> {
+  return weightsIn(region, TILE, (piece) => {
+    const key = `region ${field.mapIndex}/${field.head}/${Object.values(piece).join("/")}`;
+    return context.loader.once(key, (signal) =>
+      context.source.weights(field.mapIndex, field.head, piece, signal),
+    );
+  });
 }
 
 export function regionWords({ row0, row1, column0, column1 }: Region): string {

@@ -32,7 +32,7 @@ export type Shape =
       line?: number;
       opacity?: number;
     }
-  | { kind: "curve"; from: [number, number]; to: [number, number]; stroke: string; width: number; opacity: number }
+  | { kind: "curve"; from: [number, number]; to: [number, number]; stroke: string; width: number; opacity: number; dash?: number[] }
   | { kind: "image"; image: HTMLCanvasElement; x: number; y: number; width: number; height: number }
   | {
       kind: "group";
@@ -128,6 +128,8 @@ function drawCurve(context: CanvasRenderingContext2D, shape: Extract<Shape, { ki
   context.bezierCurveTo(middle, y0, middle, y1, x1, y1);
   context.strokeStyle = shape.stroke;
   context.lineWidth = shape.width;
-  context.lineCap = "round";
+  context.lineCap = shape.dash ? "butt" : "round";
+  context.setLineDash(shape.dash ?? []);
   context.stroke();
+  context.setLineDash([]);
 }

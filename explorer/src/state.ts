@@ -1,6 +1,8 @@
 /** All that a permalink keeps: what is shown and how. */
 
 import { COLOUR_MAPS, type ColourMap, SCALES, type Scale } from "./colour.ts";
+import { counterpart, hypothesesOf } from "./hypotheses.ts";
+import { METHODS, type Method } from "./links.ts";
 import type { Meta, Reduce, Side } from "./types.ts";
 import type { Frame } from "./viewport.ts";
 
@@ -27,7 +29,21 @@ export interface State {
   clip: boolean;
   colours: ColourMap;
   theme: Theme;
-  alignment: boolean;
+  /** How weights become links; "" where none are marked. */
+  alignment: Method | "";
+  /** The least weight of a link of the method "threshold". */
+  least: number;
+  /** Whether links that people made are shown, where there are any. */
+  gold: boolean;
+  /** Whether the tokens of a word are one row and one column. */
+  words: boolean;
+  /** The rank of the translation that is shown, of several. */
+  hypothesis: number;
+  /** Whether all translations are listed. */
+  listed: boolean;
+  /** Which atlas is shown, of several; and with which it is compared. */
+  atlas: number;
+  against?: number;
   pins: Pin[];
   difference: boolean;
   /** "layer", or a metric or role to sort by, with a minus before it for the greatest first. */
@@ -55,7 +71,14 @@ export const DEFAULT: State = {
   clip: true,
   colours: "viridis",
   theme: "auto",
-  alignment: false,
+  alignment: "",
+  least: 0.2,
+  gold: true,
+  words: false,
+  hypothesis: 0,
+  listed: false,
+  atlas: 0,
+  against: undefined,
   pins: [],
   difference: false,
   order: "layer",
@@ -118,18 +141,24 @@ function read(state: State, name: string, text: string): void {
   else if (name === "colours") state.colours = one(COLOUR_MAPS, DEFAULT.colours);
   else if (name === "theme") state.theme = one(THEMES, DEFAULT.theme);
   else if (name === "direction") state.direction = one(["query", "key"], DEFAULT.direction);
-  else if (name === "normalise" || name === "clip" || name === "alignment" || name === "difference")
-    state[name] = text === "1";
+  else if (name === "alignment") state.alignment = one(METHODS, "");
+  else if (isSwitch(name)) state[name] = text === "1";
   else if (name === "order" || name === "role" || name === "metric" || name === "find")
     state[name] = text.slice(0, 200);
-  else if ((name === "map" || name === "head" || name === "top") && natural) state[name] = numbers[0];
-  else if (name === "threshold" && finite) state.threshold = Math.min(Math.max(numbers[0], 0), 1);
+  else if (isCount(name) && natural) state[name] = numbers[0];
+  else if ((name === "threshold" || name === "least") && finite) state[name] = Math.min(Math.max(numbers[0], 0), 1);
   else if ((name === "at" || name === "window") && natural && numbers.length === 2)
     state[name] = [numbers[0], numbers[1]];
   else if (name === "frame" && finite && numbers.length === 3 && numbers[2] > 0) {
     state.frame = { row: numbers[0], column: numbers[1], span: numbers[2] };
   } else if (name === "pins") state.pins = pins(text);
 }
+
+const SWITCHES = ["normalise", "clip", "difference", "gold", "words", "listed"] as const;
+const COUNTS = ["map", "head", "top", "hypothesis", "atlas", "against"] as const;
+
+const isSwitch = (name: string): name is (typeof SWITCHES)[number] => (SWITCHES as readonly string[]).includes(name);
+const isCount = (name: string): name is (typeof COUNTS)[number] => (COUNTS as readonly string[]).includes(name);
 
 function pins(text: string): Pin[] {
   const found = text.split(",").map((pin) => pin.split(".").map(Number));
@@ -148,9 +177,21 @@ export function within(state: State, meta: Meta): State {
     ...state,
     map,
     head: Math.min(state.head, chosen.heads - 1),
+    // A map that is of a translation says which is shown.
+    hypothesis: chosen.hypothesis?.rank ?? rankIn(state.hypothesis, meta),
     at: state.at && state.at[0] < chosen.queries && state.at[1] < chosen.keys ? state.at : undefined,
     pins: state.pins.filter(exists),
   };
+}
+
+function rankIn(rank: number, meta: Meta): number {
+  const all = hypothesesOf(meta);
+  return all.some((hypothesis) => hypothesis.rank === rank) ? rank : (all[0]?.rank ?? 0);
+}
+
+/** The same map, or its counterpart, of another translation. */
+export function ofHypothesis(state: State, meta: Meta, rank: number): Partial<State> {
+  return { hypothesis: rank, map: counterpart(meta, state.map, rank) };
 }
 
 /** Pinned if it was not, else no longer; the oldest pin goes when there are too many. */
@@ -159,7 +200,13 @@ export function pinned(pins: Pin[], pin: Pin): Pin[] {
   return others.length < pins.length ? others : [...others, pin].slice(-MOST_PINS);
 }
 
+/** Whether the chosen head is what is shown, and arrow keys lead to others. */
+export function showsOneHead({ view, against }: State): boolean {
+  return view === "head" || view === "lines" || (view === "compare" && against !== undefined);
+}
+
 /** Whether going from one state to another is worth an entry in the browser's history. */
 export function isStep(from: State, to: State): boolean {
-  return from.view !== to.view || from.map !== to.map || from.head !== to.head || from.pins.length !== to.pins.length;
+  return from.view !== to.view || from.map !== to.map || from.head !== to.head ||
+    from.hypothesis !== to.hypothesis || from.pins.length !== to.pins.length;
 }

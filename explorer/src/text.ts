@@ -44,6 +44,12 @@ export function whole(value: number): string {
   return value.toLocaleString("en-GB");
 }
 
+/** A dotted name of few letters: "dec.0.cro" of "decoder.blocks.0.cross_attention". */
+export function abbreviated(name: string): string {
+  const parts = name.split(".").filter((part, at, all) => !/^(blocks?|layers?|h)$/.test(part) || !/^\d/.test(all[at + 1] ?? ""));
+  return parts.length > 1 ? parts.map((part) => part.slice(0, 3)).join(".") : name;
+}
+
 /** Names with the dotted parts that all share left out: layer.0, layer.1, ... */
 export function shortNames(names: string[]): string[] {
   const parts = names.map((name) => plain(name, 200).split("."));

@@ -11,6 +11,19 @@ export interface Role {
   rule: string;
 }
 
+/** One of the n best translations of a sentence; ranks count from 0, the best. */
+export interface Hypothesis {
+  rank: number;
+  text: string;
+  score: number;
+}
+
+/** Links that people made, (source word, target word); what is sure is not repeated among the possible ones. */
+export interface Gold {
+  sure: [number, number][];
+  possible: [number, number][];
+}
+
 /** One attention module × call × sequence of the batch. */
 export interface AttentionMap {
   name: string;
@@ -26,16 +39,24 @@ export interface AttentionMap {
   cells: [number, number][];
   metrics: Record<string, (number | null)[]>;
   roles: Role[][];
+  hypothesis?: Hypothesis;
+  /** Of queries and keys the number of each token's word, below 0 for none; null where each is a word. */
+  words?: [query: readonly number[] | null, key: readonly number[] | null];
+  gold?: Gold;
 }
 
 export interface Meta {
   version: number;
   title: string;
   maps: AttentionMap[];
-  /** Names that `profile` answers; "entropy" and "received" where absent. */
+  /** Names that `profile` answers, of "entropy", "received" and "largest"; the first two where absent. */
   profiles?: string[];
+  /** Where all weights are served, in words; for a page that holds only a part of them. */
+  all?: string;
   /** What single weights are called; "exact weights" where absent, else such as "weights to within 0.4 %". */
   exact?: string;
+  /** The lists of numbers that a source's own meta data names by their places here, in the `words` of maps. */
+  words?: number[][];
   /** Whether `overview` may be asked; many thumbnails then take one request. */
   overview?: boolean;
 }
@@ -57,8 +78,18 @@ export interface Source {
   overview?(map: number, reduce: Reduce, signal?: AbortSignal): Promise<Float32Array>;
   /** Whether it can give this level (or EXACT); a source without the method gives all. */
   offers?(map: number, head: number, level: number): boolean;
-  /** Runs the model on another text; `meta` then tells of the new run. */
-  rerun?(text: string): Promise<void>;
+}
+
+/** One atlas or several, by their names, such as the steps of a training. */
+export interface Shelf {
+  readonly atlases: readonly { name: string; source: Source }[];
+  /**
+   * Runs the model on another text, and gives what there is then: the new atlas first, the one before it behind. The
+   * name of the first atlas is the text that it shows.
+   */
+  rerun?(text: string, signal: AbortSignal): Promise<Shelf>;
+  /** Whether aborting `rerun` ends the run. */
+  readonly cancels?: boolean;
 }
 
 /** Rows row0 .. row1 - 1 and columns column0 .. column1 - 1. */
@@ -90,6 +121,10 @@ export function checkedMeta(value: unknown): Meta {
     map.cells ??= map.levels.map(([rows, columns]) => [Math.ceil(map.queries / rows), Math.ceil(map.keys / columns)]);
     map.metrics ??= {};
     map.roles ??= [];
+    const words = map.words?.map((list) => (typeof list === "number" ? meta.words?.[list] : list));
+    const fits = (list: unknown, count: number) => list === null || (Array.isArray(list) && list.length === count);
+    if (words && fits(words[0], map.queries) && fits(words[1], map.keys)) map.words = words as AttentionMap["words"];
+    else delete map.words;
   }
   return meta;
 }

@@ -5,8 +5,9 @@ import { COLOUR_MAPS, SCALES, entry, paint, position, table } from "../src/colou
 import { csvOf, escaped, svgOf } from "../src/exports.ts";
 import { condition, heads } from "../src/ordering.ts";
 import { argmaxima, difference, greatest, normalised, pool, quantile, rowMaxima } from "../src/raster.ts";
+import { counted, partWords } from "../src/part.ts";
 import { figure, shortNames, visible } from "../src/text.ts";
-import { checkedMeta } from "../src/types.ts";
+import { checkedMeta, EXACT } from "../src/types.ts";
 import { HOSTILE, short } from "./synthetic.ts";
 
 const raster = (rows: number, columns: number, values: number[]) => ({
@@ -65,10 +66,30 @@ test("what does not exist is clear", () => {
   assert.deepEqual([...pixels], [0, 0, 0, 0, 68, 1, 84, 255, 253, 231, 37, 255]);
 });
 
-test("pooling leaves out pairs that do not exist", () => {
+test("a cell without a pair stays so; in a mean the others count as 0", () => {
   const from = raster(3, 3, [1, NaN, NaN, 3, 2, NaN, 5, 6, 7]);
   assert.deepEqual([...pool(from, 2, "max").data], [3, NaN, 6, 7]);
-  assert.deepEqual([...pool(from, 2, "mean").data], [2, NaN, 5.5, 7]);
+  assert.deepEqual([...pool(from, 2, "mean").data], [1.5, NaN, 5.5, 7]);
+});
+
+test("a page that holds a part of an atlas says which", () => {
+  const { meta } = short(2, 3, 96);
+  const held = (whole: string[], level: number) => (map: number, head: number, asked: number) =>
+    asked === EXACT ? whole.includes(`${map}/${head}`) : asked >= level;
+  assert.deepEqual(counted(meta, held(["0/0", "1/2"], 0)), { heads: 6, whole: 2 });
+  assert.equal(partWords(meta, () => true), "");
+  assert.equal(
+    partWords(meta, held(["0/0", "0/1", "0/2"], 0)),
+    "Exact weights of 3 of 6 heads are in this page, of the others cells of 2 × 2 weights and more.",
+  );
+  meta.all = "regard explore ATLAS serves all";
+  assert.equal(
+    partWords(meta, held([], 0)),
+    "No single weights are in this page: of all 6 heads it has cells of 2 × 2 weights and more; " +
+      "regard explore ATLAS serves all.",
+  );
+  meta.exact = "weights to within 0.4 %";
+  assert.match(partWords(meta, held(["1/1"], 1)), /^Weights to within 0\.4 % of 1 of 6 heads .* cells of many weights/);
 });
 
 test("rows, differences, greatest", () => {
@@ -141,7 +162,7 @@ test("figures and names", () => {
 test("heads are found and sorted", () => {
   const { meta } = short(2, 4, 32);
   const names = shortNames(meta.maps.map(({ name }) => name));
-  const plain = { order: "layer", role: "", metric: "", find: "" };
+  const plain = { order: "layer", role: "", metric: "", find: "", hypothesis: 0 };
   assert.equal(heads(meta, names, plain).length, 8);
   const values = heads(meta, names, { ...plain, order: "-entropy" }).map(
     ({ map, head }) => meta.maps[map].metrics.entropy[head] as number,

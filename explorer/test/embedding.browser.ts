@@ -1,5 +1,6 @@
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
+import type { Page } from "playwright-core";
 import { type Bench, open, start } from "./harness.ts";
 import { staticPage } from "./static.ts";
 
@@ -16,76 +17,101 @@ interface Module {
   default: { render(widget: { model: unknown; el: HTMLElement }): Promise<() => void> };
 }
 
-test("a notebook's messages", async () => {
-  const { page, quiet } = await open(bench, "small/");
-  const told = await page.evaluate(async () => {
+/** A model of anywidget in the page: it answers from the server, and keeps two atlases after each run. */
+async function widget(page: Page, settings: { state: string; rerun: number }): Promise<void> {
+  await page.evaluate(async ({ state, rerun }) => {
     const module = (await import(new URL("explorer.js", location.href).href)) as Module;
-    const source = new module.HttpSource(new URL("./", location.href).href);
+    const source = new module.HttpSource(new URL("0/", location.href).href);
+    const names = ["first"];
+    const numbers = [0];
     const asked: string[] = [];
     let answer: (message: unknown, buffers: DataView[]) => void = () => undefined;
+    const listed = () => ({ atlases: numbers.map((number, at) => ({ number, name: names[at] })), rerun });
+    const own: Record<string, (named: Record<string, never>) => unknown> = {
+      atlases: listed,
+      rerun: ({ text }) => {
+        if (text === "fail") throw new Error("the model <b>fails</b>");
+        names.unshift(text);
+        numbers.unshift(numbers[0] + 1);
+        names.length = numbers.length = 2;
+        return listed();
+      },
+    };
+    const order: Record<string, string[]> = {
+      meta: [],
+      tokens: ["map", "side", "start", "stop"],
+      pooled: ["map", "head", "level", "reduce"],
+      profile: ["map", "head", "which"],
+    };
     const model = {
-      get: (name: string) => ({ state: "view=head&head=2&at=9,4" })[name],
+      get: (name: string) => ({ state, height: 800 })[name],
       on: (_: string, listener: typeof answer) => {
         answer = listener;
       },
-      send: async ({
-        id,
-        method,
-        arguments: named,
-      }: {
-        id: number;
-        method: string;
-        arguments: Record<string, number>;
-      }) => {
+      off: () => {
+        answer = () => undefined;
+      },
+      send: async (message: { id: string; method: string; arguments: Record<string, never> }) => {
+        const { id, method, arguments: named } = message;
         asked.push(method);
-        const { map, head, row0, row1, column0, column1, side, start, stop, level, reduce, which } = named;
-        const args: Record<string, unknown[]> = {
-          meta: [],
-          tokens: [map, side, start, stop],
-          pooled: [map, head, level, reduce],
-          profile: [map, head, which],
-          weights: [map, head, { row0, row1, column0, column1 }],
-        };
-        const result = await source[method](...args[method]);
-        if (result instanceof Float32Array) answer({ id }, [new DataView(result.buffer)]);
-        else answer({ id, result }, []);
+        try {
+          const { rows, columns, map, head } = named as unknown as Record<string, number[]>;
+          let result: unknown;
+          if (method in own) result = own[method](named);
+          else if (!numbers.includes(named.atlas)) throw new Error(`there is no atlas ${named.atlas}`);
+          else if (method === "weights") {
+            const region = { row0: rows[0], row1: rows[1], column0: columns[0], column1: columns[1] };
+            result = await source.weights(map, head, region);
+          } else result = await source[method](...order[method].map((name) => named[name]));
+          // Behind a byte of something else, as in a message of many buffers.
+          if (result instanceof Float32Array) {
+            const bytes = new Uint8Array([9, ...new Uint8Array(result.buffer)]);
+            answer({ id }, [new DataView(bytes.buffer, 1)]);
+          } else answer({ id, result: JSON.parse(JSON.stringify(result)) }, []);
+        } catch (error) {
+          answer({ id, error: String((error as Error).message) }, []);
+        }
       },
     };
     const el = document.createElement("div");
-    document.body.append(el);
-    const destroy = await module.default.render({ model, el });
-    const ready = () => /0\.\d{4}$/.test(el.querySelector(".status")?.textContent ?? "");
-    while (!ready()) await new Promise((resolve) => setTimeout(resolve, 30));
-    const heading = el.querySelector("aside h2")?.textContent;
-    destroy();
-    return { heading, asked: [...new Set(asked)].sort(), left: el.querySelectorAll("canvas").length };
+    el.id = "cell";
+    document.body.replaceChildren(el);
+    Object.assign(window, { asked, destroy: await module.default.render({ model, el }) });
+  }, settings);
+}
+
+test("a notebook's messages", async () => {
+  const { page, quiet } = await open(bench, "small/");
+  await widget(page, { state: "view=head&head=2&at=9,4", rerun: 0 });
+  await page.waitForFunction(() => /0\.\d{4}$/.test(document.querySelector("#cell .status")?.textContent ?? ""));
+  assert.equal(await page.locator("#cell aside h2").textContent(), "h.0 · head 2");
+  assert.equal(await page.locator("#cell .shelf").isVisible(), false);
+  assert.equal((await page.locator("#cell .regard-explorer").boundingBox())?.height, 800);
+  await page.waitForFunction(() => {
+    const { asked } = window as unknown as { asked: string[] };
+    return ["atlases", "meta", "profile", "tokens", "weights"].every((method) => asked.includes(method));
   });
-  assert.deepEqual(told, {
-    heading: "h.0 · head 2",
-    asked: ["meta", "profile", "tokens", "weights"].concat(told.asked.includes("pooled") ? ["pooled"] : []).sort(),
-    left: 0,
-  });
+  await page.evaluate(() => (window as unknown as { destroy: () => void }).destroy());
+  assert.equal(await page.locator("#cell canvas").count(), 0);
   quiet();
 });
 
-test("another sentence, where the source can run the model", async () => {
+test("another sentence in a notebook", async () => {
   const { page, quiet } = await open(bench, "small/");
-  assert.equal(await page.locator(".rerun").count(), 0);
-  await page.evaluate(async () => {
-    const module = (await import(new URL("explorer.js", location.href).href)) as Module;
-    const source = new module.HttpSource(new URL("./", location.href).href);
-    const first = (await source.meta()) as { title: string };
-    source.meta = async () => first;
-    source.rerun = async (text) => {
-      first.title = String(text);
-    };
-    const root = document.getElementById("regard-explorer") as HTMLElement;
-    await module.mount(root, source, "view=head&head=1&frame=4,4,9");
-  });
-  await page.locator(".rerun input").fill("It was <i>tired</i>.");
-  await page.locator(".rerun button").click();
-  await page.waitForFunction(() => document.querySelector("h1")?.textContent === "It was <i>tired</i>.");
-  assert.equal(await page.locator(".head-view").count(), 1);
+  await widget(page, { state: "view=head&head=1&frame=4,4,9", rerun: 1000 });
+  const box = page.locator("#cell .rerun textarea");
+  assert.equal(await box.inputValue(), "first");
+  await box.fill("It was <i>tired</i>.");
+  await box.press("Enter");
+  await page.getByText("Compare with before").waitFor();
+  assert.equal(await page.locator("#cell .head-view").count(), 1);
+  await box.fill("fail");
+  await box.press("Enter");
+  await page.getByRole("alert").getByText("the model <b>fails</b>").waitFor();
+  await page.getByText("Compare with before").click();
+  await page.getByText("now − before · h.0 · head 1").waitFor();
+  const labels = await page.locator("#cell .chooser option").allTextContents();
+  assert.deepEqual(labels, ["now · It was <i>tired</i>.", "before · first"]);
   quiet();
 });
 

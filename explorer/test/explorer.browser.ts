@@ -26,7 +26,7 @@ test("the grid shows all heads; a click opens one", async () => {
 test("heads are filtered by role and metric and sorted", async () => {
   const { page, quiet } = await open(bench, "small/#order=-entropy");
   await settled(page);
-  const values = (await page.locator(".thumb .value").allTextContents()).map((text) => Number(text.split(" ")[1]));
+  const values = (await page.locator(".thumb .value").allTextContents()).map((text) => Number(text.split(" ")[0]));
   assert.deepEqual(
     values,
     [...values].sort((a, b) => b - a),
@@ -218,6 +218,67 @@ test("compared heads move together; the difference is one minus the other", asyn
   const { weight } = bench.served.atlas("small").maps[0];
   const wanted = Math.fround(weight(1, row, column)) - Math.fround(weight(2, row, column));
   assert.equal(await page.locator(".pane:nth-child(3) .tip strong").textContent(), figure(wanted));
+  quiet();
+});
+
+/** Everything that is written into the picture of the view. */
+async function written(page: import("playwright-core").Page): Promise<string[]> {
+  await settled(page);
+  const shapes = await page.evaluate(() =>
+    JSON.stringify((document.getElementById("regard-explorer") as unknown as Root).explorer.view.picture().shapes),
+  );
+  return [...shapes.matchAll(/"text":"([^"]*)"/g)].map(([, text]) => text);
+}
+
+test("rows divided by their greatest weight, and by what where that is not known", async () => {
+  const near = await open(bench, "short/#view=head&head=3&normalise=1&frame=400,380,40&scale=linear");
+  const told = await written(near.page);
+  assert.ok(told.includes("1.0000 × row maximum  ·  linear"), told.join("\n"));
+  assert.ok(told.includes("largest") && told.includes("entropy"));
+  // Each row of the tile at the right is divided by a weight that lies in the tile at the left.
+  const { weight } = bench.served.atlas("short").maps[0];
+  const greatest = Math.max(...Array.from({ length: 401 }, (_, column) => weight(3, 400, column)));
+  await near.page.evaluate(() => new Promise((resolve) => setTimeout(resolve, 50)));
+  const seen = await near.page.evaluate(() => {
+    const root = document.getElementById("regard-explorer") as unknown as Root;
+    const { field, context } = root.explorer.view.panel as unknown as {
+      field: { exact(...given: unknown[]): { data: Float32Array } };
+      context: { loader: { peek(key: string): unknown } };
+    };
+    const need = (key: string) => context.loader.peek(key);
+    const settings = { reduce: "max", normalise: true, clip: false };
+    return field.exact(need, { row: 1, column: 1 }, 1, settings).data[(400 - 256) * 256 + 300 - 256];
+  });
+  assert.ok(Math.abs(seen - weight(3, 400, 300) / greatest) < 1e-5, `${seen}`);
+  near.quiet();
+  const far = await open(bench, "long/#view=head&normalise=1&scale=linear");
+  const whole = await written(far.page);
+  assert.ok(
+    whole.some((text) => /^1\.0000 × maximum of \d+ rows {2}· {2}linear$/.test(text)),
+    whole.join("\n"),
+  );
+  assert.ok(whole.includes("no pair"));
+  far.quiet();
+  const mean = await open(bench, "long/#view=head&normalise=1&reduce=mean&scale=linear");
+  const means = await written(mean.page);
+  assert.ok(means.includes("1.0000 × greatest mean of the row  ·  linear"), means.join("\n"));
+  assert.ok(means.includes("no pair, 0 in a mean"));
+  mean.quiet();
+});
+
+test("cells of a level that have no pair are hatched", async () => {
+  const { page, quiet } = await open(bench, "long/#view=head&reduce=mean");
+  await settled(page);
+  assert.match((await page.locator(".level").textContent()) ?? "", /^mean of \d+ × \d+ cells$/);
+  const { width, height, data } = await plotPixels(page);
+  const colour = (x: number, y: number) => data.subarray(4 * (y * width + x), 4 * (y * width + x) + 3).toString("hex");
+  const [above, below] = [new Set<string>(), new Set<string>()];
+  for (let step = 0; step < 16; step += 1) {
+    above.add(colour(Math.floor(width * 0.9) + step, Math.floor(height * 0.1)));
+    below.add(colour(Math.floor(width * 0.1) + step, Math.floor(height * 0.9)));
+  }
+  assert.deepEqual([...above].sort(), ["c9ced4", "eef0f2"]);
+  assert.ok(!below.has("c9ced4") && !below.has("eef0f2"));
   quiet();
 });
 

@@ -139,7 +139,13 @@ test("one self-contained file works from the disk", async () => {
   await page.waitForSelector(".head-view");
   await settled(page);
   assert.match((await page.locator(".level").textContent()) ?? "", /^max of 2 × 2 cells/);
-  assert.match((await page.locator("aside").textContent()) ?? "", /Click a cell/);
+  const aside = (await page.locator("aside").textContent()) ?? "";
+  assert.match(aside, /Of this head the page has cells of 2 × 2 weights and more, and no single weights/);
+  assert.match(aside, /Click a cell/);
+  assert.equal(
+    await page.locator(".part").textContent(),
+    "Exact weights of 7 of 8 heads are in this page, of the others cells of 2 × 2 weights and more.",
+  );
   quiet();
   rmSync(folder, { recursive: true });
 });
@@ -161,6 +167,21 @@ test("a source that fails is told of in words", async () => {
   await page.goto(`${bench.served.address}/small/?renderer=canvas&third`);
   await page.waitForSelector(".regard-failure");
   assert.match((await page.locator(".regard-failure").textContent()) ?? "", /no attention map/);
+});
+
+test("hostile texts and names of atlases are shown as text", async () => {
+  const { page, quiet } = await open(bench, "live/");
+  const text = "<img src=x onerror=window.harmed=1> </textarea><script>window.harmed=1</script> \u202eabc it";
+  await page.locator(".rerun textarea").fill(text);
+  await page.keyboard.press("Enter");
+  await page.getByRole("button", { name: "Compare with before" }).click();
+  await page.waitForSelector(".pane");
+  await settled(page);
+  assert.equal(await page.locator(".rerun textarea").inputValue(), text);
+  assert.equal(await page.evaluate(() => (window as unknown as { harmed?: number }).harmed), undefined);
+  assert.equal(await page.locator(".regard-explorer :is(img, script, iframe)").count(), 0);
+  assert.match((await page.locator(".chooser option").first().textContent()) ?? "", /^now · <img src=x/);
+  quiet();
 });
 
 test("nothing in the page needs a policy less strict", async () => {

@@ -1,10 +1,15 @@
-/** Serves synthetic atlases as the Python server serves real ones: /NAME/..., with the same strict policy. */
+/**
+ * Serves synthetic atlases as the Python server serves real ones, with the same strict policy: the page at /NAME/, its
+ * atlases at /NAME/0/..., and below /live/ a model that reads what is sent to /live/rerun.
+ */
 
 import { readFileSync } from "node:fs";
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from "node:http";
 import { join } from "node:path";
 import type { AddressInfo } from "node:net";
 import type { Reduce, Side } from "../src/types.ts";
+import { MOST_BYTES, type Named, read, steps } from "./shelves.ts";
+import { translation } from "./translation.ts";
 import { cross, hostile, long, profileOf, short, type SyntheticAtlas, weightsOf } from "./synthetic.ts";
 
 export const POLICY =
@@ -17,6 +22,12 @@ const MAKERS: Record<string, () => SyntheticAtlas> = {
   long: () => long(100_000),
   cross,
   hostile,
+  translation,
+};
+
+const SHELVES: Record<string, () => Named[]> = {
+  steps: () => steps(4),
+  live: () => [read("it was late .")],
 };
 
 const TYPES: Record<string, string> = { js: "text/javascript", css: "text/css", html: "text/html; charset=utf-8" };
@@ -27,51 +38,98 @@ export interface Served {
   /** Every request that came. */
   asked: string[];
   atlas(name: string): SyntheticAtlas;
+  /** What waits to be done by the model; `undefined` lets it be done at once. */
+  hold: Promise<void> | undefined;
+}
+
+/** The atlases of one address. Numbers are not used again. */
+class Kept {
+  next: number;
+  entries: { number: number; name: string; atlas: SyntheticAtlas }[];
+
+  constructor(named: Named[]) {
+    this.entries = named.map((one, number) => ({ number, ...one }));
+    this.next = named.length;
+  }
+
+  add(named: Named): void {
+    this.entries = [{ number: this.next, ...named }, ...this.entries.slice(0, 1)];
+    this.next += 1;
+  }
+
+  listed(rerun: boolean): unknown {
+    const atlases = this.entries.map(({ number, name }) => ({ number, name }));
+    return { atlases, rerun: rerun ? MOST_BYTES : 0 };
+  }
 }
 
 /** Serves the built page in folder `web` and all atlases; a request waits `delay` ms, as an exact tile may. */
 export async function serve(web: string, port = 0, delay = 0): Promise<Served> {
-  const made = new Map<string, SyntheticAtlas>();
+  const made = new Map<string, Kept>();
   const asked: string[] = [];
-  const atlas = (name: string) => {
-    if (!made.has(name)) made.set(name, MAKERS[name]());
-    return made.get(name) as SyntheticAtlas;
+  const kept = (name: string) => {
+    const named = () => SHELVES[name]?.() ?? [{ name: "", atlas: MAKERS[name]() }];
+    if (!made.has(name)) made.set(name, new Kept(named()));
+    return made.get(name) as Kept;
   };
-  const server = createServer((request, response) => {
+  const server: Server = createServer((request, response) => {
     asked.push(request.url ?? "");
     try {
-      answer(request, response, web, atlas, delay);
+      if (request.method === "POST") void rerun(request, response, kept, served);
+      else answer(request, response, web, kept, delay);
     } catch (error) {
       response.writeHead(400, { "content-type": "application/json" }).end(JSON.stringify({ error: String(error) }));
     }
   });
   await new Promise<void>((resolve) => server.listen(port, "127.0.0.1", resolve));
   const { port: bound } = server.address() as AddressInfo;
-  return { address: `http://127.0.0.1:${bound}`, server, asked, atlas };
+  const atlas = (name: string) => kept(name).entries[0].atlas;
+  const served: Served = { address: `http://127.0.0.1:${bound}`, server, asked, atlas, hold: undefined };
+  return served;
+}
+
+async function rerun(
+  request: IncomingMessage,
+  response: ServerResponse,
+  kept: (name: string) => Kept,
+  served: Served,
+): Promise<void> {
+  let text = "";
+  for await (const chunk of request.setEncoding("utf8")) text += chunk;
+  await served.hold;
+  const tell = (status: number, body: unknown) =>
+    response.writeHead(status, { "content-type": "application/json" }).end(JSON.stringify(body));
+  const own = request.url === "/live/rerun" && request.headers.origin === served.address;
+  if (!own || request.headers["content-type"] !== "text/plain;charset=UTF-8") return void tell(403, { error: "no" });
+  if (text.includes("fail")) return void tell(400, { error: "the model cannot <b>read</b> this" });
+  kept("live").add(read(text));
+  tell(200, kept("live").listed(true));
 }
 
 function answer(
   request: IncomingMessage,
   response: ServerResponse,
   web: string,
-  atlas: (name: string) => SyntheticAtlas,
+  kept: (name: string) => Kept,
   delay: number,
 ): void {
   const url = new URL(request.url ?? "/", "http://127.0.0.1");
-  const [, name, what = ""] = url.pathname.split("/");
+  const [, name, first = "", what = ""] = url.pathname.split("/");
   const headers = { "content-security-policy": POLICY, "cache-control": "no-store" };
-  if (!Object.hasOwn(MAKERS, name)) {
+  if (!Object.hasOwn(MAKERS, name) && !Object.hasOwn(SHELVES, name)) {
     response.writeHead(404, headers).end();
     return;
   }
-  const file = what === "" ? "index.html" : what;
+  const file = first === "" ? "index.html" : first;
   if (["index.html", "explorer.js", "explorer.css"].includes(file)) {
     response
       .writeHead(200, { ...headers, "content-type": TYPES[file.split(".").pop() as string] })
       .end(readFileSync(join(web, file)));
     return;
   }
-  const body = data(atlas(name), what, url.searchParams);
+  const entry = kept(name).entries.find(({ number }) => String(number) === first);
+  if (first !== "atlases" && !entry) throw new Error("this atlas is not kept any more");
+  const body = entry ? data(entry.atlas, what, url.searchParams) : kept(name).listed(name === "live");
   const send = () => {
     if (body instanceof Float32Array)
       response.writeHead(200, { ...headers, "content-type": "application/octet-stream" }).end(Buffer.from(body.buffer));
@@ -111,5 +169,5 @@ function data(atlas: SyntheticAtlas, what: string, query: URLSearchParams): unkn
 
 if (process.argv[2] === "serve") {
   const served = await serve(process.argv[3], Number(process.argv[4] ?? 8000));
-  for (const name of Object.keys(MAKERS)) console.log(`${served.address}/${name}/`);
+  for (const name of [...Object.keys(MAKERS), ...Object.keys(SHELVES)]) console.log(`${served.address}/${name}/`);
 }

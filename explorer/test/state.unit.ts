@@ -6,7 +6,7 @@ import { Loader } from "../src/loader.ts";
 import { Bounded } from "../src/rendering/painter.ts";
 import { floats } from "../src/sources/arrays.ts";
 import { EmbeddedSource } from "../src/sources/embedded.ts";
-import { type Answer, MessageSource } from "../src/sources/messages.ts";
+import { type Answer, Messages, MessageSource, told } from "../src/sources/messages.ts";
 import { decode, DEFAULT, encode, isStep, pinned, type Pin, type State, within } from "../src/state.ts";
 import { short, weightsOf } from "./synthetic.ts";
 
@@ -24,7 +24,12 @@ test("a state survives its permalink", () => {
     clip: false,
     colours: "magma",
     theme: "dark",
-    alignment: true,
+    alignment: "grow-diag",
+    least: 0.35,
+    gold: false,
+    words: true,
+    hypothesis: 2,
+    listed: true,
     pins: [
       [0, 1],
       [2, 3],
@@ -214,11 +219,12 @@ test("an embedded source puts regions together from tiles", async () => {
 
 test("messages find their answers", async () => {
   let answer: (message: Answer, buffers: ArrayBufferView[]) => void = () => undefined;
-  const sent: { id: number; method: string; arguments: Record<string, unknown> }[] = [];
-  const source = new MessageSource({
+  const sent: { id: string; method: string; arguments: Record<string, unknown> }[] = [];
+  const messages = new Messages({
     send: (message) => sent.push(message),
     listen: (listener) => (answer = listener),
   });
+  const source = new MessageSource(messages, 7);
   const first = source.profile(0, 1, "entropy");
   const second = source.tokens(0, "key", 0, 2);
   const third = source.pooled(9, 0, 0, "max");
@@ -229,6 +235,36 @@ test("messages find their answers", async () => {
   assert.deepEqual([...(await first)], [1, 2]);
   assert.deepEqual(await second, ["a", "b"]);
   await assert.rejects(third, /no map 9/);
-  assert.equal(source.rerun, undefined);
-  assert.deepEqual(sent[2].arguments, { map: 9, head: 0, level: 0, reduce: "max" });
+  assert.deepEqual(sent[2].arguments, { atlas: 7, map: 9, head: 0, level: 0, reduce: "max" });
+});
+
+test("a run that is asked for in messages gives what there is then", async () => {
+  let answer: (message: Answer, buffers: ArrayBufferView[]) => void = () => undefined;
+  const sent: { id: string; method: string; arguments: Record<string, unknown> }[] = [];
+  const messages = new Messages({
+    send: (message) => sent.push(message),
+    listen: (listener) => (answer = listener),
+  });
+  const asked = told(messages);
+  answer({ id: sent[0].id, result: { atlases: [{ number: 0, name: "one" }], rerun: 9 } }, []);
+  const shelf = await asked;
+  assert.equal(shelf.cancels, undefined);
+  const { signal } = new AbortController();
+  const long = shelf.rerun?.("more than nine", signal) ?? Promise.resolve();
+  await assert.rejects(long, /has 14 bytes; at most 9 are read/);
+  const run = shelf.rerun?.("two", signal);
+  assert.deepEqual([sent[1].method, sent[1].arguments], ["rerun", { text: "two" }]);
+  assert.notEqual(sent[1].id, sent[0].id);
+  const atlases = [
+    { number: 1, name: "two" },
+    { number: 0, name: "one" },
+  ];
+  answer({ id: sent[1].id, result: { atlases, rerun: 9 } }, []);
+  const then = await run;
+  assert.deepEqual(
+    then?.atlases.map(({ name }) => name),
+    ["two", "one"],
+  );
+  void then?.atlases[0].source.tokens(0, "key", 0, 1);
+  assert.equal(sent[2].arguments.atlas, 1);
 });

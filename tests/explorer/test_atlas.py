@@ -148,6 +148,7 @@ def test_a_dtype_that_is_not_known():
         (lambda m: m.cell("0"), "there is no level '0'"),
         (lambda m: m.entropy(9), "there is no head 9"),
         (lambda m: m.received(True), "there is no head True"),
+        (lambda m: m.largest(4), "there is no head 4"),
     ],
 )
 def test_what_is_not_there(ask, message):
@@ -310,7 +311,7 @@ def test_the_file_says_what_it_holds(tmp_path):
     data = (tmp_path / "a.atlas").read_bytes()
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     head = json.loads(header["__metadata__"]["atlas"])
-    assert (head["format"], head["version"], head["title"]) == ("regard-atlas", 1, "a title")
+    assert (head["format"], head["version"], head["title"]) == ("regard-atlas", 2, "a title")
     assert head["records"][0]["mask"] == {"is": "causal"}
 
 

@@ -12,7 +12,7 @@ from torch import nn
 import regard
 from regard import biases, masks
 from regard.errors import AtlasError
-from regard.explorer import Atlas, record
+from regard.explorer import Atlas, Hypothesis, Pieces, record
 
 ROOM = 2**31
 """How much more address space the tests may take than before; a header that is believed asks for far more."""
@@ -59,12 +59,16 @@ def files(tmp_path_factory):
     spread = torch.randn(2, 3, 20, 20).softmax(-1)
     role = {"name": "a", "score": 1.0, "n": 2, "rule": "b"}
     atlas = Atlas.from_weights({"a": spread}).with_roles([[[role], [], []]] * 2)
+    pieces = Pieces([str(n) for n in range(20)], [n // 2 for n in range(20)]), Pieces(["a", "b", "c"])
+    pair = Atlas.from_weights({"cross": torch.full((2, 1, 20, 3), 1 / 3)}, tokens=pieces)
+    pair = pair.with_hypotheses([Hypothesis(0, "a", -1.5), Hypothesis(1, "b", -2.0)]).with_gold("0-0 2?9")
     return [
         recorded(path, 20, [str(n) for n in range(20)], mask=masks.causal() & documents, bias=biases.alibi(4)),
         recorded(path, 150, mask=masks.where(keep=torch.rand(2, 1, 150, 150) > 0.4), softcap=2.0),
         recorded(path, 20, mask=masks.random_blocks(20, 4, 2) | masks.padding(lengths=torch.tensor([3, 9]))),
         recorded(path, 20, bias=torch.randn(4, 20, 20), query_positions=torch.arange(20) + 3),
         saved(path, atlas),
+        saved(path, pair),
     ]
 
 
@@ -89,9 +93,10 @@ def behaves(path, data):
     for shown in atlas.maps[:3]:
         asks = [
             lambda shown=shown: (shown.query_tokens, shown.key_tokens, shown.query_positions, shown.key_positions),
+            lambda shown=shown: (shown.query_words, shown.key_words, shown.gold, shown.hypothesis),
             lambda shown=shown: (shown.metrics, shown.roles, shown.rounding, repr(shown)),
             lambda shown=shown: [shown.pooled(0, level, "max") for level in range(len(shown.levels))],
-            lambda shown=shown: (shown.entropy(shown.heads - 1), shown.received(0)),
+            lambda shown=shown: (shown.entropy(shown.heads - 1), shown.received(0), shown.largest(0)),
             lambda shown=shown: shown.weights(0, slice(0, min(shown.queries, 256)), slice(0, min(shown.keys, 256))),
             lambda shown=shown: shown.exists(shown.heads - 1, slice(shown.queries - 1, shown.queries), slice(0, 1)),
         ]
@@ -200,8 +205,8 @@ def test_sizes_of_arrays_edited(files, tmp_path):
         ('{"format": NaN}', "NaN is no number"),
         ('{"format": "another"}', "its entry 'atlas' is of another format"),
         ("3", "its entry 'atlas' is of another format"),
-        ('{"format": "regard-atlas", "version": "1"}', "its version is '1', and needs to be 1"),
-        ('{"format": "regard-atlas", "version": 2}', "is an atlas of version 2; this regard reads 1: install a newer"),
+        ('{"format": "regard-atlas", "version": "1"}', "its version is '1', and needs to be 2"),
+        ('{"format": "regard-atlas", "version": 3}', "is an atlas of version 3; this regard reads 2: install a newer"),
         ('{"format": "regard-atlas", "version": 1}', "it needs a title and a list of records"),
         ('{"format": "regard-atlas", "version": 1, "title": "", "records": []}', "it has no records"),
     ],
@@ -216,6 +221,9 @@ def test_what_the_text_has_to_be(head, message, files, tmp_path):
 CHANGES = {
     r"record 0: it has \['arrays'.*; it needs": (("records", 0, "name"), ...),
     r"record 0: 'queries' is '-1'; it needs a whole number": (("records", 0, "queries"), -1),
+    r"record 0: its revision is '2'; it needs a whole number from 1 to 2": (("records", 0, "revision"), "2"),
+    r"record 0: its revision is '3'; it needs a whole number from 1 to 2": (("records", 0, "revision"), 3),
+    r"record 0: its revision is 'False'": (("records", 0, "revision"), False),
     r"record 0: 'name' is '3'; it needs a word": (("records", 0, "name"), 3),
     r"record 0: its kind 'x' or its score": (("records", 0, "kind"), "x"),
     r"record 0: 'scale' is '\[\]'; it needs a finite number": (("records", 0, "scale"), []),
@@ -230,6 +238,8 @@ CHANGES = {
     r"record 0: 'metrics' needs different words": (("records", 0, "metrics"), ["a", "a"]),
     r"record 0: the words of its key need 2 numbers of lists": (("records", 0, "tokens", "key"), [0]),
     r"record 0: roles need one entry for each of the 2 maps": (("records", 0, "roles"), []),
+    r"record 0: its gold links need to be those of cross-attention": (("records", 0, "gold"), [None, None]),
+    r"record 0: hypotheses need one entry for each of the 2 maps; they are 1": (("records", 0, "hypotheses"), [None]),
     r"has a mask or bias 'ceasal', which is not known here": (("records", 0, "mask"), {"is": "ceasal"}),
     r"'causal' in the atlas has \['a', 'is'\]; it needs": (("records", 0, "mask"), {"is": "causal", "a": 1}),
     r"'prefix' in the atlas cannot|whole numbers, arrays": (("records", 0, "mask"), {"is": "prefix", "length": 0.5}),

@@ -64,8 +64,10 @@ def test_cells_are_the_mean_and_the_largest_of_their_weights(case, m, n):
                         expected = expected / np.outer(*sizes)
                     cells = shown.pooled(head, level, reduce)
                     top = expected.max() or 1.0
-                    error = top * (np.sqrt(expected / top) / 255 + 4e-6)
-                    assert (np.abs(cells - expected) <= error * 1.01 + 1e-7).all()
+                    error = top * (np.sqrt(expected / top) / 254 + 4e-6)
+                    known = np.isfinite(cells)
+                    assert (np.abs(cells - expected)[known] <= error[known] * 1.01 + 1e-7).all()
+                    assert (expected[~known] == 0).all()
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -136,7 +138,7 @@ def test_a_byte_keeps_small_numbers_well():
     bytes_, top = packed(numbers)
     read = unpacked(bytes_, top)
     largest = numbers.amax((-2, -1), keepdim=True)
-    assert ((read - numbers).abs() <= largest * ((numbers / largest).sqrt() / 255 + 1 / 510**2) + 1e-7).all()
+    assert ((read - numbers).abs() <= largest * ((numbers / largest).sqrt() / 254 + 1 / 508**2) + 1e-7).all()
     assert unpacked(*packed(torch.zeros(1, 1, 2, 2))).sum() == 0
 
 

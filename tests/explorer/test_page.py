@@ -15,7 +15,8 @@ import regard
 from regard.errors import AtlasError, CheckpointError, ConfigurationError
 from regard.explorer import Atlas, record
 from regard.explorer.bundle import Bundle
-from regard.explorer.notebook import show
+from regard.explorer.contents import contents_of
+from regard.explorer.notebook import framed
 from regard.explorer.page import static_page
 from regard.explorer.written import rounded, written
 
@@ -62,6 +63,11 @@ def test_short_maps_are_in_it_weight_by_weight(causal):
     assert sorted(data["pooled"]) == [f"0/{h}/{last}/{reduce}" for h in range(2) for reduce in ("max", "mean")]
     shown = read(data["pooled"][f"0/0/{last}/max"], of.levels[last])
     np.testing.assert_allclose(shown, of.pooled(0, last, "max"), rtol=2**-8)
+    np.testing.assert_array_equal(np.isnan(shown), ~np.tri(*of.levels[last], dtype=bool))
+    np.testing.assert_allclose(read(data["profiles"]["0/1/largest"], 300), of.largest(1), rtol=2**-8, atol=2**-22)
+    assert data["meta"]["profiles"] == ["entropy", "received", "largest"]
+    assert data["meta"]["exact"] == "weights to within 0.4 %"
+    assert data["meta"]["all"] == "regard explore ATLAS serves all"
 
 
 def test_a_map_of_one_tile_needs_no_pyramid():
@@ -100,6 +106,30 @@ def test_long_maps_are_in_it_as_fine_as_there_is_room():
         static_page(atlas, most=120_000)
     with pytest.raises(AtlasError, match="no map of attention"):
         static_page(Atlas([], {}))
+
+
+def test_the_heads_with_the_clearest_roles_are_in_it_as_far_as_there_is_room():
+    atlas = Atlas.from_weights({"first": random_weights(2, 300, 300), "second": random_weights(3, 300, 300)})
+    role = {"name": "sink", "n": 300, "rule": "r"}
+    roles = [[[], [role | {"score": 0.6}]], [[], [role | {"score": 0.5}, role | {"score": 0.9}], []]]
+    order = [(1, 1), (0, 1), (0, 0), (1, 0), (1, 2)]
+    for most, count, said in (
+        (2_000_000, 5, "whole weights of 2 maps, to within 0.4% of each"),
+        (820_000, 2, "2 maps in cells of 2 × 2 weights and more, with whole weights of 2 heads of them"),
+        (680_000, 1, "2 maps in cells of 2 × 2 weights and more, with whole weights of 1 head of them"),
+        (500_000, 0, "2 maps in cells of 2 × 2 weights and more"),
+        (370_000, 1, "2 maps in cells of 4 × 4 weights and more, with whole weights of 1 head of them"),
+    ):
+        contents = contents_of(atlas.with_roles(roles), most)
+        data = contents.held
+        assert contents.said() == said
+        assert len(json.dumps(data)) < contents.size + 5000 < most + 5000  # beside the names of what there is
+        expected = [f"{n}/{h}/{r}/{c}" for n, h in order[:count] for r in range(2) for c in range(2)]
+        assert sorted(data["tiles"]) == sorted(expected)
+        for number, head in order[:count]:
+            row = [read(data["tiles"][f"{number}/{head}/0/{c}"], (256, width)) for c, width in ((0, 256), (1, 44))]
+            weights = atlas.maps[number].weights(head, slice(0, 256), slice(0, 300))
+            np.testing.assert_allclose(np.hstack(row), weights, rtol=2**-8, atol=2**-22)
 
 
 def test_its_policy_lets_its_own_script_run_and_nothing_else(causal):
@@ -148,7 +178,7 @@ def test_it_is_written_whole_or_not_at_all(causal, tmp_path):
 
 
 def test_a_notebook_gets_it_in_a_sandbox(causal):
-    shown = show(causal, height=500)
+    shown = framed(causal, height=500)
     markup = shown._repr_html_()
     found = re.fullmatch(
         r'<iframe srcdoc="([^"]*)" sandbox="([^"]*)" style="([^"]*)" title="regard explorer"></iframe>', markup
@@ -158,7 +188,7 @@ def test_a_notebook_gets_it_in_a_sandbox(causal):
     assert found[2] == "allow-scripts allow-downloads"
     assert "height: 500px" in found[3]
     assert repr(shown).startswith("<explorer, ")
-    assert show(causal, most=200_000).page.size <= 200_000
+    assert framed(causal, most=200_000).page.size <= 200_000
 
 
 @pytest.mark.parametrize("digits", [3, 8, 10, 11])

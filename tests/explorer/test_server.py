@@ -23,28 +23,28 @@ from regard.explorer.serving import Serving
 
 LENGTH = 300
 GOOD = (
-    "meta",
-    "tokens?map=0&side=key&start=0&stop=300",
-    "pooled?map=0&head=1&level=0&reduce=mean",
-    "overview?map=0&reduce=max",
-    "weights?map=0&head=0&rows=0-256&columns=44-300",
-    "profile?map=0&head=1&which=received",
+    "0/meta",
+    "0/tokens?map=0&side=key&start=0&stop=300",
+    "0/pooled?map=0&head=1&level=0&reduce=mean",
+    "0/overview?map=0&reduce=max",
+    "0/weights?map=0&head=0&rows=0-256&columns=44-300",
+    "0/profile?map=0&head=1&which=received",
 )
 BAD = {
-    "meta?map=0": 400,
-    "tokens?map=0&side=key&start=5&stop=5": 400,
-    "tokens?map=0&side=key&start=0&stop=301": 400,
-    "pooled?map=0&head=2&level=0&reduce=mean": 400,
-    "pooled?map=0&head=0&level=0&reduce=__class__": 400,
-    "overview?map=1&reduce=max": 400,
-    "weights?map=0&head=0&rows=0-257&columns=0-1": 400,
-    "weights?map=0&head=0&rows=0-1&columns=0-99999999999": 400,
-    "weights?map=0&head=0&rows=0-1": 400,
-    "weights?map=0&head=0&rows=0-1&columns=0-1&columns=0-1": 400,
-    "weights?map=0&head=0&rows=NaN-1&columns=0-1": 400,
-    "weights?map=-1&head=0&rows=0-1&columns=0-1": 400,
-    "profile?map=0&head=%D9%A1&which=entropy": 400,
-    "profile?map=0&head=1&which=" + "x" * 5000: 400,
+    "0/meta?map=0": 400,
+    "0/tokens?map=0&side=key&start=5&stop=5": 400,
+    "0/tokens?map=0&side=key&start=0&stop=301": 400,
+    "0/pooled?map=0&head=2&level=0&reduce=mean": 400,
+    "0/pooled?map=0&head=0&level=0&reduce=__class__": 400,
+    "0/overview?map=1&reduce=max": 400,
+    "0/weights?map=0&head=0&rows=0-257&columns=0-1": 400,
+    "0/weights?map=0&head=0&rows=0-1&columns=0-99999999999": 400,
+    "0/weights?map=0&head=0&rows=0-1": 400,
+    "0/weights?map=0&head=0&rows=0-1&columns=0-1&columns=0-1": 400,
+    "0/weights?map=0&head=0&rows=NaN-1&columns=0-1": 400,
+    "0/weights?map=-1&head=0&rows=0-1&columns=0-1": 400,
+    "0/profile?map=0&head=%D9%A1&which=entropy": 400,
+    "0/profile?map=0&head=1&which=" + "x" * 5000: 400,
     "..": 404,
     "%2e%2e/%2e%2e/etc/passwd": 404,
     "explorer.js/": 404,
@@ -125,21 +125,21 @@ def test_the_page_comes_with_a_strict_policy(ask):
 
 
 def test_numbers_are_the_atlas_s(ask, atlas):
-    status, headers, body = ask("weights?map=0&head=1&rows=20-276&columns=0-256")
+    status, headers, body = ask("0/weights?map=0&head=1&rows=20-276&columns=0-256")
     assert (status, headers["content-type"]) == (200, "application/octet-stream")
     told = np.frombuffer(body, "<f4").reshape(256, 256)
     exists = np.tril(np.ones((LENGTH, LENGTH), dtype=bool))[20:276, :256]
     np.testing.assert_array_equal(np.isnan(told), ~exists)
     np.testing.assert_array_equal(told[exists], atlas.maps[0].weights(1, slice(20, 276), slice(0, 256))[exists])
-    pooled = np.frombuffer(ask("pooled?map=0&head=1&level=0&reduce=mean")[2], "<f4")
+    pooled = np.frombuffer(ask("0/pooled?map=0&head=1&level=0&reduce=mean")[2], "<f4")
     np.testing.assert_array_equal(pooled, atlas.maps[0].pooled(1, 0, "mean").ravel())
-    assert json.loads(ask("tokens?map=0&side=query&start=7&stop=9")[2]) == ["<b>7", "<b>8"]
-    meta = json.loads(ask("meta")[2])
+    assert json.loads(ask("0/tokens?map=0&side=query&start=7&stop=9")[2]) == ["<b>7", "<b>8"]
+    meta = json.loads(ask("0/meta")[2])
     assert (meta["maps"][0]["heads"], meta["maps"][0]["queries"]) == (2, LENGTH)
 
 
 def test_an_answer_that_is_known_is_neither_computed_nor_sent_again(ask, monkeypatch):
-    path = "weights?map=0&head=1&rows=0-9&columns=0-9"
+    path = "0/weights?map=0&head=1&rows=0-9&columns=0-9"
     _, headers, _ = ask(path)
     assert headers["cache-control"] == "private, max-age=3600, immutable"
     monkeypatch.setattr("regard.explorer.answers.shown_weights", None)
@@ -148,7 +148,7 @@ def test_an_answer_that_is_known_is_neither_computed_nor_sent_again(ask, monkeyp
     monkeypatch.setattr("regard.explorer.answers.shown_weights", lambda *_: np.zeros((9, 9), np.float32))
     assert ask(path.replace("head=1", "head=0"), If_None_Match=headers["etag"])[::2] == (200, bytes(4 * 81))
     assert ask(path, If_None_Match='"else"')[::2] == (200, bytes(4 * 81))
-    assert ask("meta")[1]["cache-control"] == "no-store"
+    assert ask("0/meta")[1]["cache-control"] == "no-store"
 
 
 @pytest.mark.parametrize("path", GOOD)
@@ -188,12 +188,12 @@ def test_what_is_asked_badly_is_refused_in_words(ask, path):
 )
 def test_only_its_own_page_on_this_machine_is_answered(ask, serving, host, origin, status):
     headers = {} if origin is None else {"Origin": origin.format(port=serving.port)}
-    assert ask("meta", host=[of.format(port=serving.port) for of in host], **headers)[0] == status
+    assert ask("0/meta", host=[of.format(port=serving.port) for of in host], **headers)[0] == status
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH", "TRACE"])
 def test_it_is_asked_by_get_alone(ask, method):
-    status, headers, body = ask("meta", method=method)
+    status, headers, body = ask("0/meta", method=method)
     assert (status, headers["allow"]) == (405, "GET")
     assert method == "HEAD" or "is asked by GET" in json.loads(body)["error"]
     assert "access-control-allow-origin" not in headers
@@ -213,7 +213,7 @@ def test_what_fails_inside_tells_nothing(ask, monkeypatch, caplog):
         raise RuntimeError("a secret")
 
     monkeypatch.setattr("regard.explorer.answers.shown_weights", fail)
-    status, _, body = ask("weights?map=0&head=0&rows=0-1&columns=0-1")
+    status, _, body = ask("0/weights?map=0&head=0&rows=0-1&columns=0-1")
     assert status == 500
     assert json.loads(body) == {"error": "the server failed at this; where it runs it has said more"}
     assert "a secret" in caplog.text
@@ -228,13 +228,13 @@ def test_it_listens_while_it_computes(ask, monkeypatch):
         return np.zeros((rows.stop - rows.start, columns.stop - columns.start), np.float32)
 
     monkeypatch.setattr("regard.explorer.answers.shown_weights", wait)
-    path = "weights?map=0&head=0&rows=0-1&columns=0-2"
+    path = "0/weights?map=0&head=0&rows=0-1&columns=0-2"
     with ThreadPoolExecutor(5) as pool:
         waiting = [pool.submit(ask, path) for _ in range(5)]
         try:
             assert begun.acquire(timeout=60)
             assert begun.acquire(timeout=60)
-            assert ask("meta")[0] == 200
+            assert ask("0/meta")[0] == 200
             assert ask("nothing")[0] == 404
             assert not begun.acquire(timeout=0.2)  # two at a time
         finally:
@@ -252,7 +252,7 @@ def test_what_is_no_http_is_turned_away(serving, ask):
             except OSError:  # it was closed before all was sent
                 told = b""
         assert told == b"" or told.startswith(b"HTTP/1.1 400")
-    assert ask("meta")[0] == 200
+    assert ask("0/meta")[0] == 200
 
 
 def crowd(ask, count, seed):

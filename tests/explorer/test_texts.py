@@ -81,7 +81,7 @@ def test_a_model_with_encoder_and_decoder_writes_its_own_answer(small):
 def test_a_translation_has_rows_for_what_is_said():
     translator = Translator.load(ENGLISH_FRENCH)
     sentence = "I am very tired."
-    atlas, found = atlas_of_translation(translator, sentence), translator.translate([sentence])[0]
+    atlas, found = atlas_of_translation(translator, sentence, n_best=1), translator.translate([sentence])[0]
     best = found.candidates[0]
     assert atlas.title == f"{sentence} → {found.text}"
     cross = [of for of in atlas.maps if of.kind == "cross"]

@@ -1,7 +1,26 @@
-/** The source of a served page: GET requests below the page's own address. */
+/** The source of a served page: requests below the page's own address, all by GET but the one that runs a model. */
 
-import { checkedMeta, type Meta, type Reduce, type Region, type Side, type Source } from "../types.ts";
+import { checkedMeta, type Meta, type Reduce, type Region, type Shelf, type Side, type Source } from "../types.ts";
+import { checkLength, type Listed } from "./listed.ts";
 
+/** Everything below the address of a page: atlases at 0/, 1/, ..., and what can be done with them. */
+export async function served(base: string, ready?: Listed): Promise<Shelf> {
+  const listed = ready ?? ((await (await asked(new URL("atlases", base))).json()) as Listed);
+  const atlases = listed.atlases.map(({ number, name }) => ({
+    name,
+    source: new HttpSource(new URL(`${number}/`, base).href),
+  }));
+  if (!listed.rerun) return { atlases };
+  const rerun = async (text: string, signal: AbortSignal): Promise<Shelf> => {
+    checkLength(text, listed.rerun);
+    // The origin is sent with it by all browsers only where the page may be named as the referrer, too.
+    const settings = { method: "POST", body: text, signal, referrerPolicy: "same-origin" } as const;
+    return served(base, (await (await asked(new URL("rerun", base), settings)).json()) as Listed);
+  };
+  return { atlases, rerun, cancels: true };
+}
+
+/** One atlas. */
 export class HttpSource implements Source {
   constructor(private readonly base: string) {}
 
@@ -34,14 +53,20 @@ export class HttpSource implements Source {
     return new Float32Array(await (await this.fetch(name, query, signal)).arrayBuffer());
   }
 
-  private async fetch(name: string, query: Query, signal?: AbortSignal): Promise<Response> {
+  private fetch(name: string, query: Query, signal?: AbortSignal): Promise<Response> {
     const address = new URL(name, this.base);
     for (const [key, value] of Object.entries(query)) address.searchParams.set(key, String(value));
-    const response = await fetch(address, { signal, credentials: "omit", referrerPolicy: "no-referrer" });
-    if (response.ok) return response;
-    const told = (await response.json().catch(() => ({}))) as { error?: unknown };
-    throw new Error(typeof told.error === "string" ? told.error : `${name}: status ${response.status}`);
+    return asked(address, { signal });
   }
 }
 
 type Query = Record<string, string | number>;
+
+/** The response, if it is a good one. */
+async function asked(address: URL, settings: RequestInit = {}): Promise<Response> {
+  const response = await fetch(address, { credentials: "omit", referrerPolicy: "no-referrer", ...settings });
+  if (response.ok) return response;
+  const told = (await response.json().catch(() => ({}))) as { error?: unknown };
+  const name = address.pathname.split("/").pop();
+  throw new Error(typeof told.error === "string" ? told.error : `${name}: status ${response.status}`);
+}

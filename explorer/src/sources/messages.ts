@@ -1,36 +1,81 @@
 /** The source of a notebook: requests and answers as messages, numbers as binary buffers. */
 
-import { checkedMeta, type Meta, type Reduce, type Region, type Side, type Source } from "../types.ts";
+import { checkedMeta, type Meta, type Reduce, type Region, type Shelf, type Side, type Source } from "../types.ts";
+import { checkLength, type Listed } from "./listed.ts";
 
-/** {id, method, arguments} goes out; {id, result} or {id, error} comes back; numbers come as one buffer. */
+/**
+ * {id, method, arguments} goes out; {id, result} or {id, error} comes back; numbers come as one buffer. The answers to
+ * all views of one model come to each of them.
+ */
 export interface Channel {
-  send(message: { id: number; method: string; arguments: Record<string, unknown> }): void;
+  send(message: { id: string; method: string; arguments: Arguments }): void;
   listen(listener: (message: Answer, buffers: readonly (ArrayBuffer | ArrayBufferView)[]) => void): void;
 }
 
 export interface Answer {
-  id: number;
+  id: string;
   result?: unknown;
   error?: string;
 }
+
+type Arguments = Record<string, unknown>;
 
 interface Waiting {
   resolve(value: unknown): void;
   reject(error: Error): void;
 }
 
-export class MessageSource implements Source {
-  private readonly waiting = new Map<number, Waiting>();
+/** Questions with their answers, which come in any order. */
+export class Messages {
+  private readonly waiting = new Map<string, Waiting>();
+  /** Of this view alone. */
+  private readonly name = Math.random().toString(36).slice(2);
   private next = 1;
-  rerun?: (text: string) => Promise<void>;
 
-  constructor(
-    private readonly channel: Channel,
-    canRerun = false,
-  ) {
+  constructor(private readonly channel: Channel) {
     channel.listen((answer, buffers) => this.settle(answer, buffers));
-    if (canRerun) this.rerun = async (text) => void (await this.ask("rerun", { text }));
   }
+
+  ask(method: string, args: Arguments, signal?: AbortSignal): Promise<unknown> {
+    const id = `${this.name}.${this.next}`;
+    this.next += 1;
+    return new Promise((resolve, reject) => {
+      this.waiting.set(id, { resolve, reject });
+      signal?.addEventListener("abort", () => {
+        this.waiting.delete(id);
+        reject(new Error("no longer wanted"));
+      });
+      this.channel.send({ id, method, arguments: args });
+    });
+  }
+
+  private settle(answer: Answer, buffers: readonly (ArrayBuffer | ArrayBufferView)[]): void {
+    const waiting = this.waiting.get(answer?.id);
+    if (!waiting) return;
+    this.waiting.delete(answer.id);
+    if (answer.error !== undefined) waiting.reject(new Error(answer.error));
+    else waiting.resolve(buffers.length ? float32(buffers[0]) : answer.result);
+  }
+}
+
+/** All atlases that the other end has. A run cannot be cancelled from here: the notebook interrupts its kernel. */
+export async function told(messages: Messages, ready?: Listed): Promise<Shelf> {
+  const listed = ready ?? ((await messages.ask("atlases", {})) as Listed);
+  const atlases = listed.atlases.map(({ number, name }) => ({ name, source: new MessageSource(messages, number) }));
+  if (!listed.rerun) return { atlases };
+  const rerun = async (text: string): Promise<Shelf> => {
+    checkLength(text, listed.rerun);
+    return told(messages, (await messages.ask("rerun", { text })) as Listed);
+  };
+  return { atlases, rerun };
+}
+
+/** One atlas. */
+export class MessageSource implements Source {
+  constructor(
+    private readonly messages: Messages,
+    private readonly atlas: number,
+  ) {}
 
   async meta(): Promise<Meta> {
     return checkedMeta(await this.ask("meta", {}));
@@ -49,33 +94,17 @@ export class MessageSource implements Source {
   }
 
   weights(map: number, head: number, region: Region, signal?: AbortSignal): Promise<Float32Array> {
-    const { row0, row1, column0, column1 } = region;
-    return this.ask("weights", { map, head, row0, row1, column0, column1 }, signal) as Promise<Float32Array>;
+    const rows = [region.row0, region.row1];
+    const columns = [region.column0, region.column1];
+    return this.ask("weights", { map, head, rows, columns }, signal) as Promise<Float32Array>;
   }
 
   profile(map: number, head: number, which: string, signal?: AbortSignal): Promise<Float32Array> {
     return this.ask("profile", { map, head, which }, signal) as Promise<Float32Array>;
   }
 
-  private ask(method: string, args: Record<string, unknown>, signal?: AbortSignal): Promise<unknown> {
-    const id = this.next;
-    this.next += 1;
-    return new Promise((resolve, reject) => {
-      this.waiting.set(id, { resolve, reject });
-      signal?.addEventListener("abort", () => {
-        this.waiting.delete(id);
-        reject(new Error("no longer wanted"));
-      });
-      this.channel.send({ id, method, arguments: args });
-    });
-  }
-
-  private settle(answer: Answer, buffers: readonly (ArrayBuffer | ArrayBufferView)[]): void {
-    const waiting = this.waiting.get(answer.id);
-    if (!waiting) return;
-    this.waiting.delete(answer.id);
-    if (answer.error !== undefined) waiting.reject(new Error(answer.error));
-    else waiting.resolve(buffers.length ? float32(buffers[0]) : answer.result);
+  private ask(method: string, args: Arguments, signal?: AbortSignal): Promise<unknown> {
+    return this.messages.ask(method, { atlas: this.atlas, ...args }, signal);
   }
 }
 

@@ -6,6 +6,7 @@ import { button, make, replace } from "../dom.ts";
 import type { HeadField } from "../field.ts";
 import type { Need } from "../loader.ts";
 import { rolesOf } from "../ordering.ts";
+import { finestCell } from "../part.ts";
 import { figure, plain, visible, whole } from "../text.ts";
 import { EXACT, TILE } from "../types.ts";
 
@@ -58,6 +59,7 @@ export class Aside {
         { class: "muted" },
         `${plain(map.name, 120)}, ${map.kind} attention, ${whole(map.queries)} × ${whole(map.keys)}`,
       ),
+      !field.offers(EXACT) && make("p", { class: "muted" }, this.heldWords(field)),
       roles.length > 0 && make("h3", {}, "Roles"),
       ...roles.map((role) =>
         make(
@@ -72,15 +74,24 @@ export class Aside {
           make("p", { class: "muted" }, plain(String(role.rule), 300)),
         ),
       ),
-      metrics.length > 0 && make("h3", {}, "Metrics"),
+      metrics.length > 0 && make("h3", {}, this.context.state().words ? "Metrics, of tokens" : "Metrics"),
       make("dl", {}, ...metrics),
     );
+  }
+
+  private heldWords(field: HeadField): string {
+    const cell = finestCell(field.map, (level) => field.offers(level)) ?? "many";
+    return `Of this head the page has cells of ${cell} weights and more, and no single weights.`;
   }
 
   private greatest(need: Need, field: HeadField): void {
     const { at } = this.context.state();
     const { map } = field;
-    if (!at || !field.offers(EXACT)) {
+    if (!field.offers(EXACT)) {
+      this.list("not here", make("p", { class: "muted" }, "Click a cell to keep the crosshair there."));
+      return;
+    }
+    if (!at) {
       this.list(
         "none",
         make("p", { class: "muted" }, "Click a cell to keep the crosshair there and to see where its query looks."),

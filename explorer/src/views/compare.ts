@@ -1,5 +1,6 @@
-/** Up to four heads side by side, moved together; and the difference of the first two. */
+/** Up to four heads, or one of two atlases, side by side and moved together; and the difference of the first two. */
 
+import { sameHead } from "../atlases.ts";
 import type { Context, ViewPart } from "../context.ts";
 import { button, make, replace, toggle } from "../dom.ts";
 import { DifferenceField, type Field, HeadField, sameShape } from "../field.ts";
@@ -7,6 +8,7 @@ import { Panel } from "../panel.ts";
 import type { Picture, Shape } from "../shapes.ts";
 import { pinned, type Pin } from "../state.ts";
 import { heatControls } from "./controls.ts";
+import { Differing } from "./differing.ts";
 
 interface Pane {
   name: string;
@@ -18,11 +20,12 @@ export class CompareView implements ViewPart {
   readonly element = make("div", { class: "compare-view" });
   private readonly bar = make("div", { class: "bar" });
   private readonly body = make("div", { class: "panes" });
+  private readonly differing = new Differing();
   private panes: Pane[] = [];
   private built = "";
 
   constructor(private readonly context: Context) {
-    this.element.append(this.bar, this.body);
+    this.element.append(this.bar, this.differing.element, this.body);
   }
 
   get panel(): Panel | undefined {
@@ -32,13 +35,14 @@ export class CompareView implements ViewPart {
   update(): void {
     const state = this.context.state();
     const made = JSON.stringify([
-      state.pins,
+      state.against === undefined ? state.pins : [state.against, state.map, state.head],
       state.difference,
       state.scale,
       state.reduce,
       state.normalise,
       state.clip,
       state.alignment,
+      state.words,
     ]);
     if (made !== this.built) {
       this.built = made;
@@ -67,18 +71,20 @@ export class CompareView implements ViewPart {
 
   destroy(): void {
     for (const { panel } of this.panes) panel.destroy();
+    this.differing.destroy();
   }
 
   /** The panels that are wanted; those that are there already are kept with all they have drawn. */
   private build(): void {
     const state = this.context.state();
-    const wanted = new Map<string, () => Field>();
-    for (const [map, head] of state.pins) wanted.set(`${map}.${head}`, () => new HeadField(this.context, map, head));
-    const pair = this.pair(state.pins);
-    if (state.difference && pair) wanted.set(`${state.pins[0]}-${state.pins[1]}`, () => pair);
+    const heads = this.heads();
+    const wanted = new Map<string, Field>(heads.map((field) => [field.title, field]));
+    const pair = this.pair(heads);
+    if (state.difference && pair) wanted.set(pair.title, pair);
+    this.differing.update(heads);
     for (const pane of this.panes) if (!wanted.has(pane.name)) pane.panel.destroy();
     const kept = new Map(this.panes.map((pane) => [pane.name, pane]));
-    this.panes = [...wanted].map(([name, field]) => kept.get(name) ?? this.pane(name, field()));
+    this.panes = [...wanted].map(([name, field]) => kept.get(name) ?? this.pane(name, field));
     this.body.dataset.count = String(this.panes.length);
     replace(this.body, ...this.panes.map(({ element }) => element), this.panes.length === 0 && this.empty());
     const focused = [...this.bar.querySelectorAll("button, select")].indexOf(document.activeElement as Element);
@@ -90,16 +96,23 @@ export class CompareView implements ViewPart {
     if (focused >= 0) (this.bar.querySelectorAll("button, select")[focused] as HTMLElement | undefined)?.focus();
   }
 
-  private pair(pins: Pin[]): Field | undefined {
-    const maps = this.context.meta.maps;
-    if (pins.length < 2 || !sameShape(maps[pins[0][0]], maps[pins[1][0]])) return undefined;
-    const [first, second] = pins.map(([map, head]) => new HeadField(this.context, map, head));
+  /** The chosen head in both atlases where two are compared, else the pinned ones. */
+  private heads(): HeadField[] {
+    const { map, head, pins } = this.context.state();
+    const other = this.context.beside();
+    if (!other) return pins.map((pin) => new HeadField(this.context, ...pin));
+    const same = sameHead(this.context.meta, [map, head], other.meta);
+    return [new HeadField(this.context, map, head), new HeadField(other, ...same)];
+  }
+
+  private pair([first, second]: HeadField[]): Field | undefined {
+    if (!first || !second || !sameShape(first.map, second.map)) return undefined;
     return new DifferenceField(this.context, first, second);
   }
 
   private differenceControl(possible: boolean): HTMLElement {
     const { difference } = this.context.state();
-    const why = possible ? "the first pinned head minus the second" : "needs two pinned heads of the same shape";
+    const why = possible ? "the first minus the second (d)" : "needs two heads of the same shape";
     const control = toggle(
       "A − B",
       difference && possible,
@@ -111,14 +124,17 @@ export class CompareView implements ViewPart {
   }
 
   private pane(name: string, field: Field): Pane {
-    const panel = new Panel(this.context, field, false);
+    const panel = new Panel(field.heads[0].context, field, false);
     const level = make("span", { class: "muted" });
     panel.onsaid = (words) => {
       level.textContent = words;
     };
-    const pin: Pin = [field.mapIndex, (field.heads[0] as HeadField).head];
-    const remove = () =>
-      this.context.update(field.signed ? { difference: false } : { pins: pinned(this.context.state().pins, pin) });
+    const pin: Pin = [field.mapIndex, field.heads[0].head];
+    const remove = () => {
+      const { pins, against } = this.context.state();
+      if (field.signed) this.context.update({ difference: false });
+      else this.context.update(against === undefined ? { pins: pinned(pins, pin) } : { against: undefined });
+    };
     const close = button("×", remove, { class: "square quiet", set: { "aria-label": `remove ${field.title}` } });
     const element = make(
       "section",

@@ -2,22 +2,20 @@
 
 import { SCALES } from "../colour.ts";
 import type { Context } from "../context.ts";
-import { button, select, toggle } from "../dom.ts";
+import { button, select, slider, toggle } from "../dom.ts";
+import { type Method, METHODS } from "../links.ts";
 import type { Panel } from "../panel.ts";
 import { pinned, REDUCES } from "../state.ts";
 import type { Reduce } from "../types.ts";
+import { hasWords } from "../words.ts";
 
 export function heatControls(context: Context, panels: () => Panel[], pin: boolean): HTMLElement[] {
   const state = context.state();
   const parts = [
     ...looks(context),
-    toggle(
-      "Alignment",
-      state.alignment,
-      () => context.update({ alignment: !context.state().alignment }),
-      "mark the greatest weight of each row (a)",
-    ),
-  ];
+    ...linkControls(context),
+    wordToggle(context),
+  ].filter((part) => part !== undefined);
   const zoom = [
     button("−", () => panels()[0]?.zoom(0.5), {
       class: "square",
@@ -36,6 +34,36 @@ export function heatControls(context: Context, panels: () => Panel[], pin: boole
     context.update({ pins: pinned(now.pins, [now.map, now.head]) });
   };
   return [...parts, ...zoom, toggle(isPinned ? "◆ Pinned" : "◇ Pin", isPinned, press, "keep for comparison (p)")];
+}
+
+const METHOD_WORDS: Record<Method, string> = {
+  argmax: "argmax",
+  mutual: "mutual",
+  "grow-diag": "grow-diag",
+  threshold: "above a weight",
+};
+
+/** How weights become links, and the least weight where that is asked for. */
+export function linkControls(context: Context): HTMLElement[] {
+  const state = context.state();
+  const choices = [{ value: "", label: "none" }, ...METHODS.map((value) => ({ value, label: METHOD_WORDS[value] }))];
+  const method = select("Alignment", choices, state.alignment, (alignment) =>
+    context.update({ alignment: alignment as Method | "" }),
+  );
+  method.title = "argmax: the greatest weight of each row; mutual: of its column too; grow-diag: and their neighbours (a)";
+  if (state.alignment !== "threshold") return [method];
+  const range = { min: 0.01, max: 1, step: 0.01, value: state.least };
+  return [method, slider("at least", range, (least) => context.update({ least }))];
+}
+
+/** Words or their tokens, where it is known which make which. */
+export function wordToggle(context: Context): HTMLElement | undefined {
+  const { words } = context.state();
+  if (!words && !hasWords(context.meta)) return undefined;
+  const why = "the tokens of a word as one row, their mean, and one column, their sum (w)";
+  const press = toggle("Words", words, () => context.update({ words: !context.state().words }), why);
+  press.dataset.control = "words";
+  return press;
 }
 
 /** How weights become colours: for heat maps and thumbnails. */

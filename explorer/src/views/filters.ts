@@ -2,14 +2,16 @@
 
 import type { Context } from "../context.ts";
 import { make, select } from "../dom.ts";
-import { condition, metricNames, roleNames } from "../ordering.ts";
+import { condition, metricNames, roleNames, SIMILAR } from "../ordering.ts";
 
-export function filters(context: Context): HTMLElement[] {
+/** `similar`: whether heads that are alike can be put together. */
+export function filters(context: Context, similar = false): HTMLElement[] {
   const { meta } = context;
   const state = context.state();
   const metrics = metricNames(meta);
   const roles = roleNames(meta);
   const orders = [{ value: "layer", label: "layer" }];
+  if (similar) orders.push({ value: SIMILAR, label: "similar heads together" });
   for (const name of [...metrics, ...roles]) {
     orders.push(
       { value: `-${name}`, label: `${name}, greatest first` },

@@ -3,16 +3,26 @@
 import { badge, roleWords } from "../badges.ts";
 import { type Context, headTitle, type ViewPart } from "../context.ts";
 import { make, replace } from "../dom.ts";
-import { type Head, heads, rolesOf, valueOf } from "../ordering.ts";
+import { mapsOf } from "../hypotheses.ts";
+import { MOST_HEADS } from "../clustering.ts";
+import type { Need } from "../loader.ts";
+import { type Head, heads, rolesOf, SIMILAR, valueOf } from "../ordering.ts";
+import { bySimilarity, type Ordered } from "../similar.ts";
 import type { Picture, Shape } from "../shapes.ts";
 import { pinned, type State } from "../state.ts";
-import { figure, plain, whole } from "../text.ts";
+import { abbreviated, figure, plain, whole } from "../text.ts";
 import { Thumbnail } from "../thumbnail.ts";
 import { looks } from "./controls.ts";
 import { filters } from "./filters.ts";
 
 const MOST_THUMBNAILS = 4096;
 const FIRST = 144;
+const LONG_NAME = 8;
+
+/** A dotted name that may go on in the next line behind each of its parts. */
+function breakable(name: string): Node[] {
+  return name.split(/(?<=[._])/).flatMap((part) => [document.createTextNode(part), make("wbr")]);
+}
 
 export class GridView implements ViewPart {
   readonly element = make("div", { class: "grid-view" });
@@ -23,12 +33,15 @@ export class GridView implements ViewPart {
   private readonly seen = new Set<Thumbnail>();
   private readonly watcher: IntersectionObserver;
   private readonly looks = make("span", { class: "looks" });
+  /** The order of some heads by likeness, once it is known. */
+  private ordered?: { name: string; by?: Ordered };
+  private apart = new Map<string, number>();
   private built = "";
   private looked = "";
   private pending = 0;
 
   constructor(private readonly context: Context) {
-    this.bar.append(...filters(context), this.looks);
+    this.bar.append(...filters(context, true), this.looks);
     this.element.append(this.bar, this.count, this.cells);
     this.watcher = new IntersectionObserver((entries) => this.watch(entries), { rootMargin: "200px" });
   }
@@ -40,7 +53,7 @@ export class GridView implements ViewPart {
       this.looked = looked;
       replace(this.looks, ...looks(this.context));
     }
-    const made = JSON.stringify([state.order, state.role, state.metric, state.find, state.pins]);
+    const made = JSON.stringify([state.order, state.role, state.metric, state.find, state.pins, state.hypothesis]);
     if (made !== this.built) {
       this.built = made;
       this.build(state);
@@ -125,19 +138,26 @@ export class GridView implements ViewPart {
   }
 
   private build(state: State): void {
-    const found = heads(this.context.meta, this.context.names, state);
-    const all = this.context.meta.maps.reduce((sum, map) => sum + map.heads, 0);
+    const chosen = heads(this.context.meta, this.context.names, state);
+    const similar = state.order === SIMILAR;
+    const name = JSON.stringify(chosen);
+    if (similar && this.ordered?.name !== name) this.ordered = { name };
+    const ordered = similar ? this.ordered?.by : undefined;
+    const found = ordered?.heads ?? chosen;
+    this.apart = new Map(ordered?.heads.map(({ map, head }, at) => [`${map}/${head}`, ordered.divergences[at]]));
+    const places = mapsOf(this.context.meta, state.hypothesis);
+    const all = places.reduce((sum, at) => sum + this.context.meta.maps[at].heads, 0);
     const shown = found.slice(0, MOST_THUMBNAILS);
     const more =
       found.length > shown.length
         ? ` The first ${whole(shown.length)} are shown; narrow the choice to see others.`
         : "";
-    this.count.textContent = `${whole(found.length)} of ${whole(all)} heads.${more}`;
+    this.count.textContent = `${whole(found.length)} of ${whole(all)} heads.${more}${similar ? this.said(found.length) : ""}`;
     const focused = this.thumbnails.get(document.activeElement as Element)?.field;
     this.watcher.disconnect();
     this.thumbnails.clear();
     this.seen.clear();
-    const byLayer = state.order === "layer";
+    const byLayer = state.order === "layer" || (similar && !ordered);
     this.cells.classList.toggle("sorted", !byLayer);
     this.cells.classList.toggle("few", all <= 24);
     const children: Node[] = [];
@@ -155,17 +175,35 @@ export class GridView implements ViewPart {
     }
   }
 
+  /** Puts heads that are alike together, as soon as all of their coarsest levels are there. */
+  private order(need: Need): void {
+    const state = this.context.state();
+    if (state.order !== SIMILAR || !this.ordered || this.ordered.by) return;
+    this.ordered.by = bySimilarity(need, this.context, heads(this.context.meta, this.context.names, state));
+    if (!this.ordered.by) return;
+    this.built = "";
+    this.update();
+  }
+
+  private said(count: number): string {
+    if (count > MOST_HEADS) return ` More than ${whole(MOST_HEADS)} are not compared; narrow the choice.`;
+    return this.ordered?.by
+      ? " Under each: its Jensen-Shannon divergence from the one before, in nats: 0 alike, 0.69 nothing in common."
+      : " Comparing …";
+  }
+
   private layer(map: number, members: Head[], state: State): HTMLElement {
     const name = this.context.names[map];
     const of = this.context.meta.maps[map];
     const size = `${whole(of.queries)} × ${whole(of.keys)}`;
     const detail = `${plain(of.name, 120)}, ${of.kind}, ${size}, call ${of.call}, sequence ${of.sequence}`;
-    const several = this.context.meta.maps.filter((other) => other.name === of.name).length > 1;
+    const beside = mapsOf(this.context.meta, state.hypothesis).map((at) => this.context.meta.maps[at]);
+    const several = beside.filter((other) => other.name === of.name).length > 1;
     const label = several ? `${name} #${of.call}.${of.sequence}` : name;
     return make(
       "section",
       { class: "layer", set: { "aria-label": detail } },
-      make("h2", { class: "layer-name", set: { title: detail } }, label),
+      make("h2", { class: "layer-name", set: { title: detail } }, ...breakable(label)),
       make("div", { class: "row" }, ...members.map((head) => this.thumb(head, state))),
     );
   }
@@ -174,8 +212,11 @@ export class GridView implements ViewPart {
     const thumbnail = new Thumbnail(this.context, map, head);
     const of = this.context.meta.maps[map];
     const roles = rolesOf(of, head);
-    const name = state.order.replace(/^-/, "");
-    const sortedBy = state.order === "layer" ? "" : `${name} ${figure(valueOf(of, head, name))}`;
+    const order = state.order.replace(/^-/, "");
+    const apart = this.apart.get(`${map}/${head}`);
+    const value = state.order === SIMILAR ? "" : `${figure(valueOf(of, head, order))} ${order}`;
+    const sortedBy = state.order === "layer" ? "" : apart === undefined ? value : Number.isNaN(apart) ? "first" : `← ${figure(apart)}`;
+    const name = sortedBy ? `${abbreviated(this.context.names[map])}·${head}` : String(head);
     const pinned = state.pins.some((pin) => pin[0] === map && pin[1] === head);
     const told = [headTitle(this.context, map, head), sortedBy, pinned ? "pinned" : "", ...roles.map(roleWords)];
     const box = make(
@@ -189,9 +230,10 @@ export class GridView implements ViewPart {
       make(
         "span",
         { class: "caption" },
-        make("span", { class: "number" }, sortedBy ? `${this.context.names[map]}·${head}` : String(head)),
+        make("span", { class: "number" }, name),
         pinned && make("span", { class: "pin", set: { title: "pinned for comparison" } }, "◆"),
-        ...roles.slice(0, 2).map((role) => badge(role, true)),
+        // Beside a long name there is no room for them; the title tells them.
+        ...(name.length > LONG_NAME ? [] : roles.slice(0, 2)).map((role) => badge(role, true)),
       ),
       sortedBy ? make("span", { class: "muted value" }, sortedBy) : undefined,
     );
@@ -214,6 +256,7 @@ export class GridView implements ViewPart {
     this.pending = 0;
     this.context.loader.frame(this, (need) => {
       for (const thumbnail of this.seen) thumbnail.draw(need);
+      this.order(need);
     });
   }
 }

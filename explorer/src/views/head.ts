@@ -10,11 +10,13 @@ import { EXACT } from "../types.ts";
 import { visible } from "../viewport.ts";
 import { Aside } from "./aside.ts";
 import { heatControls } from "./controls.ts";
+import { ScoreLine } from "./scores.ts";
 
 export class HeadView implements ViewPart {
   readonly element = make("div", { class: "head-view" });
   readonly panel: Panel;
   private readonly aside: Aside;
+  private readonly scores: ScoreLine;
   private readonly bar = make("div", { class: "bar" });
   private readonly level = make("span", { class: "level", set: { role: "status" } });
   private field: HeadField;
@@ -27,8 +29,10 @@ export class HeadView implements ViewPart {
     this.panel.onsaid = (words) => {
       this.level.textContent = words;
     };
+    this.panel.onmatched = (found) => this.scores.show(this.field, found);
+    this.scores = new ScoreLine(context);
     this.aside = new Aside(context);
-    this.element.append(this.bar, make("div", { class: "head-body" }, this.panel.element, this.aside.element));
+    this.element.append(this.bar, this.scores.element, make("div", { class: "head-body" }, this.panel.element, this.aside.element));
   }
 
   update(): void {
@@ -45,6 +49,7 @@ export class HeadView implements ViewPart {
       state.normalise,
       state.clip,
       state.alignment,
+      state.words,
       state.pins,
     ]);
     if (made !== this.built) {

@@ -1,18 +1,20 @@
 /** Lines between tokens: queries on the left, keys on the right, a window of each. */
 
-import { type Link, links, share } from "../bipartite.ts";
+import { links, share } from "../bipartite.ts";
 import { type Context, headTitle, type ViewPart } from "../context.ts";
 import { make, replace, select, slider } from "../dom.ts";
 import { HeadField } from "../field.ts";
+import { goldMarks, Matcher } from "../matching.ts";
 import { csvOf } from "../exports.ts";
 import { regionCsv, regionWords } from "../region.ts";
 import { drawShapes, type Picture, type Shape } from "../shapes.ts";
 import { resize } from "../rendering/painter.ts";
-import { figure, visible, whole } from "../text.ts";
+import { goldCurves, LINE_HEIGHT, linkCurves, type Place, tokenLabels, TOP, weightCurves } from "../strands.ts";
+import { whole } from "../text.ts";
 import { EXACT, type Region, type Side } from "../types.ts";
+import { linkControls, wordToggle } from "./controls.ts";
+import { ScoreLine } from "./scores.ts";
 
-const LINE_HEIGHT = 21;
-const TOP = 34;
 const LABEL = 172;
 const WIDEST = 880;
 
@@ -27,11 +29,15 @@ export class LinesView implements ViewPart {
   private size = { width: 0, height: 0 };
   private pending = 0;
   private hovered?: { side: Side; index: number };
+  private readonly matcher: Matcher;
+  private readonly scores: ScoreLine;
+  private built = "";
 
   constructor(private readonly context: Context) {
-    this.element.append(this.about, this.bar, this.stage);
+    this.matcher = new Matcher(context);
+    this.scores = new ScoreLine(context, true);
+    this.element.append(this.about, this.bar, this.scores.element, this.stage);
     this.watcher.observe(this.stage);
-    this.controls();
     this.canvas.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
     this.canvas.addEventListener("pointermove", (event) => this.hover(this.tokenAt(event)));
     this.canvas.addEventListener("pointerleave", () => this.hover(undefined));
@@ -39,6 +45,7 @@ export class LinesView implements ViewPart {
 
   update(): void {
     const { map, head } = this.context.state();
+    this.controls();
     replace(
       this.about,
       make("h2", {}, headTitle(this.context, map, head)),
@@ -82,8 +89,14 @@ export class LinesView implements ViewPart {
     return new HeadField(this.context, map, head);
   }
 
+  /** Built anew where another method asks for other controls; the one with the focus keeps it. */
   private controls(): void {
     const state = this.context.state();
+    const made = JSON.stringify([state.alignment, state.words]);
+    if (made === this.built) return;
+    this.built = made;
+    const all = "button, select, input";
+    const focused = [...this.bar.querySelectorAll(all)].indexOf(document.activeElement as Element);
     const directions = [
       { value: "query", label: "of each query" },
       { value: "key", label: "of each key" },
@@ -97,8 +110,11 @@ export class LinesView implements ViewPart {
       select("Lines", directions, state.direction, (direction) =>
         this.context.update({ direction: direction as Side }),
       ),
+      ...linkControls(this.context),
+      wordToggle(this.context),
       this.told,
     );
+    if (focused >= 0) (this.bar.querySelectorAll(all)[focused] as HTMLElement | undefined)?.focus();
   }
 
   /** How many tokens fit. */
@@ -184,6 +200,8 @@ export class LinesView implements ViewPart {
     const field = this.field();
     const region = this.window();
     const [rows, columns] = [region.row1 - region.row0, region.column1 - region.column0];
+    const [left, right] = this.columns();
+    const place: Place = { left, right, region, hovered: this.hovered, palette: this.context.palette() };
     return this.context.loader.frame(this, (need) => {
       const token = (side: Side, index: number) => this.context.tokens.at(need, field.mapIndex, side, index);
       const shapes: Shape[] = [];
@@ -192,85 +210,20 @@ export class LinesView implements ViewPart {
       } else {
         const key = `lines ${field.mapIndex}/${field.head}/${Object.values(region).join("/")}`;
         const weights = need(key, (signal) => this.context.source.weights(field.mapIndex, field.head, region, signal));
+        const matched = this.matcher.look(need, field);
+        this.scores.show(field, matched);
         if (weights) {
           const found = links(weights, rows, columns, this.context.state());
-          shapes.push(...this.curves(found, region));
+          shapes.push(...weightCurves(found, place, matched !== undefined));
+          if (this.context.state().gold) shapes.push(...goldCurves(goldMarks(field.map), place));
+          if (matched) shapes.push(...linkCurves(matched.marks, place));
           const part = (100 * share(weights, rows, columns)).toFixed(0);
           const inside = `${part} % of the weight of these queries lies in this window`;
           this.say(`${whole(found.length)} lines · ${regionWords(region)} · ${inside}`);
         }
       }
-      return [...shapes, ...this.labels(region, token)];
+      return [...shapes, ...tokenLabels(field.map.kind === "cross", place, token)];
     });
-  }
-
-  private curves(found: Link[], region: Region): Shape[] {
-    const [left, right] = this.columns();
-    const palette = this.context.palette();
-    const most = found[0]?.weight || 1;
-    const y = (line: number) => TOP + (line + 0.5) * LINE_HEIGHT;
-    const shapes: Shape[] = [];
-    for (const link of found.reverse()) {
-      const own = this.isOwn(link, region);
-      const part = Math.sqrt(link.weight / most);
-      shapes.push({
-        kind: "curve",
-        from: [left + 4, y(link.row)],
-        to: [right - 4, y(link.column)],
-        stroke: palette.accent,
-        width: 0.75 + 3 * part,
-        opacity: own ? 0.15 + 0.85 * part : 0.04,
-      });
-      if (!own || !this.hovered) continue;
-      const at =
-        this.hovered.side === "query" ? { x: right - 12, y: y(link.column) } : { x: left + 12, y: y(link.row) };
-      shapes.push({
-        kind: "text",
-        ...at,
-        y: at.y - 7,
-        text: figure(link.weight),
-        colour: palette.ink,
-        size: 11,
-        anchor: this.hovered.side === "query" ? "end" : "start",
-      });
-    }
-    return shapes;
-  }
-
-  private isOwn(link: Link, region: Region): boolean {
-    if (!this.hovered) return true;
-    const index = this.hovered.side === "query" ? region.row0 + link.row : region.column0 + link.column;
-    return index === this.hovered.index;
-  }
-
-  private labels(region: Region, token: (side: Side, index: number) => string | undefined): Shape[] {
-    const palette = this.context.palette();
-    const shapes: Shape[] = [];
-    const [left, right] = this.columns();
-    const cross = this.context.meta.maps[this.context.state().map].kind === "cross";
-    const put = (side: Side, first: number, last: number, x: number, anchor: "start" | "end") => {
-      const name = side === "query" ? (cross ? "target (query)" : "query") : cross ? "source (key)" : "key";
-      shapes.push({ kind: "text", x, y: 16, text: name, anchor, colour: palette.muted, size: 11 });
-      for (let index = first; index < last; index += 1) {
-        const y = TOP + (index - first + 0.5) * LINE_HEIGHT;
-        const bold = this.hovered?.side === side && this.hovered.index === index;
-        const text = token(side, index);
-        shapes.push({
-          kind: "text",
-          x,
-          y,
-          text: text === undefined ? "…" : visible(text, 16),
-          anchor,
-          bold,
-          colour: bold ? palette.accent : palette.ink,
-        });
-        const away = anchor === "end" ? x - 122 : x + 122;
-        shapes.push({ kind: "text", x: away, y, text: whole(index), anchor, colour: palette.muted, size: 10 });
-      }
-    };
-    put("query", region.row0, region.row1, left - 6, "end");
-    put("key", region.column0, region.column1, right + 6, "start");
-    return shapes;
   }
 
   private say(text: string): void {

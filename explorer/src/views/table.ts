@@ -25,7 +25,7 @@ export class TableView implements ViewPart {
 
   update(): void {
     const state = this.context.state();
-    const made = JSON.stringify([state.order, state.role, state.metric, state.find, this.shown, state.map, state.head]);
+    const made = JSON.stringify([state.order, state.role, state.metric, state.find, state.hypothesis, this.shown, state.map, state.head]);
     if (made === this.built) return;
     this.built = made;
     this.build();

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from regard.translation.translator import Translator
 
 
 def demo(
@@ -16,8 +19,27 @@ def demo(
     """Translate, train, compare and draw.
 
     Translates everyday sentences with the model that regard comes with, then trains translators of dates, which it
-    makes, with every score, prints how good and how fast they are, and draws where they look.
+    makes, with every score, prints how good and how fast they are, and draws where they look. Last it writes two pages
+    for a browser: everything that a translator of dates, and the one that regard comes with, attends to.
     """
-    from regard.translation.demo import run
+    from regard.translation.dates import examples
+    from regard.translation.demo import SENTENCES, SHOWN, run
+    from regard.translation.shipped import ENGLISH_FRENCH
+    from regard.translation.translator import Translator
 
     run(folder)
+    typer.echo("\nWhat they attend to, to look into with a browser; no server is needed:")
+    in_latin_letters = examples().sources[1]  # which every browser has a font for
+    _write(Translator.load(folder / SHOWN, which="last"), in_latin_letters, folder / SHOWN / "attention.html")
+    _write(Translator.load(ENGLISH_FRENCH), SENTENCES[2], folder / "english-french.html")
+    typer.echo('Yours: regard explore --translate "Where is the station?"')
+
+
+def _write(translator: Translator, sentence: str, path: Path) -> None:
+    """Write an explorer page of a translation and say what is in it."""
+    from regard.explorer import static_page, with_roles_found
+    from regard.explorer.translating import atlas_of_translation
+
+    page = static_page(with_roles_found(atlas_of_translation(translator, sentence, n_best=1)))
+    page.save(path)
+    typer.echo(f"  {path}  {page.size / 1e6:.1f} MB: {sentence}")

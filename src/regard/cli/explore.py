@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,14 +14,16 @@ from regard.errors import AtlasError, ConfigurationError
 
 if TYPE_CHECKING:
     from regard.explorer import Atlas
+    from regard.explorer.shelf import Rerun
 
 
 def explore(
     what: Annotated[
-        str | None,
+        list[str] | None,
         typer.Argument(
-            metavar="[ATLAS | SENTENCE]",
-            help="File of an atlas; with --translate a sentence, and without one the first line of standard input.",
+            metavar="ATLAS | SENTENCE",
+            help="File of an atlas, or of several to compare, as of the steps of a training; with --translate a "
+            "sentence, and without one the first line of standard input.",
             show_default=False,
         ),
     ] = None,
@@ -53,38 +56,54 @@ def explore(
 
     Serves a page on this machine alone until Ctrl-C, and prints its address. What it shows is an atlas that
     regard.explorer.record made, or what a model attends to in a text, or a translator in a sentence.
+
+    With --model and --translate the page lets you edit the text and run the model again, and compare the two; with
+    several atlases it leads through them by a slider, and shows what one has more than another.
     """
-    _check(what, model, text, translate, checkpoint, html=html, save=save, port=port, no_open=no_open)
-    atlas = _atlas(what, model, text, translate, checkpoint, which)
+    given = what or []
+    _check(given, model, text, translate, checkpoint, html=html, save=save, port=port, no_open=no_open)
+    atlases, rerun = _atlases(given, model, text, translate, checkpoint, which)
+    first = next(iter(atlases.values()))
     if save is not None:
-        atlas.save(save)
+        first.save(save)
         typer.echo(f"{save}: {save.stat().st_size / 1e6:.1f} MB", err=True)
     if html is not None:
-        _write(atlas, html)
+        _write(first, html)
     else:
-        _serve(atlas, port or 0, no_open)
+        _serve(atlases, rerun, port or 0, no_open)
 
 
-def _atlas(
-    what: str | None, model: Path | None, text: Path | None, translate: bool, checkpoint: Path | None, which: Which
-) -> Atlas:
+def _atlases(
+    what: list[str], model: Path | None, text: Path | None, translate: bool, checkpoint: Path | None, which: Which
+) -> tuple[dict[str, Atlas], Rerun | None]:
+    """What to show by its names; and, where a model made it of the text that is its name, how to run that again."""
+    if not (translate or model):
+        from regard.explorer import Atlas
+
+        return {name: Atlas.open(path) for name, path in _named(what).items()}, None
     if model is not None and text is not None:
-        from regard.explorer.findings import with_roles_found
-        from regard.explorer.texts import atlas_of_text, read_text
+        from regard.explorer.texts import read_text, reader_of
 
-        return with_roles_found(atlas_of_text(model, read_text(text)))
-    if translate:
-        from regard.explorer.findings import with_roles_found
+        said, look = read_text(text), reader_of(model)
+    else:
         from regard.explorer.texts import atlas_of_translation
         from regard.translation.shipped import ENGLISH_FRENCH
         from regard.translation.translator import Translator
 
-        translator = Translator.load(checkpoint or ENGLISH_FRENCH, which)
-        sentence = what if what is not None else next(iter(next(arriving_lines(standard_input()), [])), "")
-        return with_roles_found(atlas_of_translation(translator, sentence))
-    from regard.explorer import Atlas
+        look = partial(atlas_of_translation, Translator.load(checkpoint or ENGLISH_FRENCH, which))
+        said = what[0] if what else next(iter(next(arriving_lines(standard_input()), [])), "")
+    from regard.explorer.findings import with_roles_found
 
-    return Atlas.open(what or "")
+    def rerun(text: str) -> Atlas:
+        return with_roles_found(look(text))
+
+    return {said: rerun(said)}, rerun
+
+
+def _named(paths: list[str]) -> dict[str, str]:
+    """Files by names that tell them apart: those without folder and ending, where these differ."""
+    stems = [Path(path).stem for path in paths]
+    return dict(zip(stems if len(set(stems)) == len(stems) else paths, paths, strict=True))
 
 
 def _write(atlas: Atlas, path: Path) -> None:
@@ -96,11 +115,11 @@ def _write(atlas: Atlas, path: Path) -> None:
     emit([str(path)])
 
 
-def _serve(atlas: Atlas, port: int, no_open: bool) -> None:
+def _serve(atlases: dict[str, Atlas], rerun: Rerun | None, port: int, no_open: bool) -> None:
     from regard.explorer.opening import opened
     from regard.explorer.serving import Serving
 
-    serving = Serving(atlas, port)
+    serving = Serving(atlases, port, rerun=rerun)
 
     def ready() -> None:
         emit([serving.address])
@@ -112,7 +131,7 @@ def _serve(atlas: Atlas, port: int, no_open: bool) -> None:
 
 
 def _check(
-    what: str | None,
+    what: list[str],
     model: Path | None,
     text: Path | None,
     translate: bool,
@@ -131,16 +150,28 @@ def _check(
     if (model is None) != (text is None):
         has, needs = ("--model", "--text FILE") if text is None else ("--text", "--model FOLDER")
         raise ConfigurationError(f"{has} is there without the other: a model needs a text to read; add {needs}")
-    if model is not None and what is not None:
-        raise ConfigurationError(f"there are both an atlas, {what}, and --model: leave one of them out")
+    if model is not None and what:
+        raise ConfigurationError(f"there are both an atlas, {what[0]}, and --model: leave one of them out")
     if not (translate or model or what):
         raise AtlasError(
             "there is nothing to explore: give the file of an atlas, or --model FOLDER --text FILE, or --translate"
         )
     if save is not None and not (translate or model):
-        raise ConfigurationError(f"--save keeps what is recorded, and {what} is an atlas already: leave --save out")
+        raise ConfigurationError(f"--save keeps what is recorded, and {what[0]} is an atlas already: leave --save out")
     if html is not None and (port is not None or no_open):
         wrong = "--port" if port is not None else "--no-open"
         raise ConfigurationError(f"--html writes a file and serves nothing: leave {wrong} out, or leave --html out")
-    if html is not None and html in (save, None if translate or what is None else Path(what)):
+    _check_several(what, translate, html)
+    if html is not None and html in (save, *([] if translate else map(Path, what))):
         raise ConfigurationError(f"--html {html} would write the page over the atlas: give it a name of its own")
+
+
+def _check_several(what: list[str], translate: bool, html: Path | None) -> None:
+    """That there are no more sentences or atlases than one can show."""
+    if translate and len(what) > 1:
+        raise ConfigurationError(f"--translate takes one sentence, and there are {len(what)}: put it into quotes")
+    twice = next((path for path in what if what.count(path) > 1), None)
+    if twice is not None:
+        raise ConfigurationError(f"the atlas {twice} is there more than once: leave it out but once")
+    if html is not None and len(what) > 1:
+        raise ConfigurationError(f"--html writes a page of one atlas, and there are {len(what)}: write one at a time")

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from regard.errors import require
 
 EXTRAS = {
+    "anywidget": "notebook",
     "babel": "demo",
     "lightning": "translation",
     "matplotlib": "plots",

@@ -2,10 +2,22 @@
 
 from .atlas import Atlas as Atlas
 from .atlas import AttentionMap as AttentionMap
+from .atlas import Hypothesis as Hypothesis
+from .atlas import Pieces as Pieces
 from .findings import with_roles_found as with_roles_found
 from .notebook import show as show
 from .page import static_page as static_page
 from .recording import Recording as Recording
 from .recording import record as record
 
-__all__ = ["Atlas", "AttentionMap", "Recording", "record", "show", "static_page", "with_roles_found"]
+__all__ = [
+    "Atlas",
+    "AttentionMap",
+    "Hypothesis",
+    "Pieces",
+    "Recording",
+    "record",
+    "show",
+    "static_page",
+    "with_roles_found",
+]

@@ -6,7 +6,7 @@ Numbers are float32, row by row. Whatever is asked is checked against the atlas 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ..errors import AtlasError
 from .atlas import Atlas, AttentionMap
+from .wording import Wording
 
 Floats = NDArray[np.float32]
 Reduce = Literal["mean", "max"]
@@ -27,7 +28,6 @@ MOST_CHARACTERS = 1000
 """A token is cut behind so many."""
 MOST_CELLS = 2**22
 """Cells of a pyramid that are told at a time: 16 MB."""
-PROFILES = ("entropy", "received")
 
 
 class Answers:
@@ -47,15 +47,21 @@ class Answers:
             raise AtlasError("the atlas has no map of attention in it, so there is nothing to show")
         self._maps = atlas.maps
         self._title = atlas.title
+        self._profiles = [which for which in atlas.maps[0].profiles if all(which in of.profiles for of in atlas.maps)]
 
     def meta(self) -> dict[str, Any]:
         """What there is, ready for JSON: the title, and of each map its sizes, levels, metrics and roles."""
+        wording = Wording(self._maps, MOST_CHARACTERS)
         return {
             "version": VERSION,
             "title": self._title,
             "overview": True,
-            "profiles": list(PROFILES),
-            "maps": [_described(of) for of in self._maps],
+            "profiles": self._profiles,
+            "words": wording.lists,
+            "maps": [
+                {**_described(of, more), **told}
+                for of, told, more in zip(self._maps, wording.maps, wording.metrics, strict=True)
+            ],
         }
 
     def tokens(self, map: int, side: str, start: int, stop: int) -> list[str]:  # noqa: A002
@@ -73,7 +79,7 @@ class Answers:
         return [shortened(word) for word in words[start:stop]]
 
     def pooled(self, map: int, head: int, level: int, reduce: str) -> Floats:  # noqa: A002
-        """One whole level of the pyramid of a head, (rows, columns).
+        """One whole level of the pyramid of a head, (rows, columns); NaN where a cell has no pair that exists.
 
         Raises:
             AtlasError: there is no such map, head, level or way to reduce; the level has too many cells.
@@ -84,7 +90,7 @@ class Answers:
         return np.asarray(of.pooled(head, level, _reduce(reduce)), dtype=np.float32)
 
     def overview(self, map: int, reduce: str) -> Floats:  # noqa: A002
-        """The coarsest level of all heads of a map, (heads, rows, columns).
+        """The coarsest level of all heads of a map, (heads, rows, columns); NaN as in `pooled`.
 
         Raises:
             AtlasError: there is no such map or way to reduce; there are too many cells.
@@ -107,15 +113,16 @@ class Answers:
         return shown_weights(of, head, slice(*rows), slice(*columns))
 
     def profile(self, map: int, head: int, which: str) -> Floats:  # noqa: A002
-        """The "entropy" of each row, (M,), in nats, or what each key "received", (N,).
+        """The "entropy" of each row, (M,), in nats, its "largest" weight, or what each key "received", (N,).
 
         Raises:
             AtlasError: there is no such map, head or profile.
         """
         of = self._map(map)
-        if which not in PROFILES:
-            raise AtlasError(f"a map has the profiles 'entropy' and 'received'; there is no {which[:40]!r}")
-        return np.asarray(of.entropy(head) if which == "entropy" else of.received(head), dtype=np.float32)
+        if which not in self._profiles:
+            known = ", ".join(repr(name) for name in self._profiles)
+            raise AtlasError(f"a map has the profiles {known}; there is no {which[:40]!r}")
+        return profile_of(of, head, which)
 
     def _map(self, number: int) -> AttentionMap:
         if not 0 <= number < len(self._maps):
@@ -130,6 +137,12 @@ def shown_weights(of: AttentionMap, head: int, rows: slice, columns: slice) -> F
     return weights if exists.all() else np.where(exists, weights, np.float32(np.nan))
 
 
+def profile_of(of: AttentionMap, head: int, which: str) -> Floats:
+    """One of the `profiles` of a map."""
+    tell = {"entropy": of.entropy, "received": of.received, "largest": of.largest}[which]
+    return np.asarray(tell(head), dtype=np.float32)
+
+
 def shortened(word: str) -> str:
     """A token of at most MOST_CHARACTERS: a page shows no more, and one may have a million.
 
@@ -139,7 +152,7 @@ def shortened(word: str) -> str:
     return word if len(word) <= MOST_CHARACTERS else word[: MOST_CHARACTERS - 1] + "…"
 
 
-def _described(of: AttentionMap) -> dict[str, Any]:
+def _described(of: AttentionMap, more: Mapping[str, Sequence[float | None]]) -> dict[str, Any]:
     return {
         "name": of.name,
         "call": of.call,
@@ -150,7 +163,7 @@ def _described(of: AttentionMap) -> dict[str, Any]:
         "keys": of.keys,
         "levels": [list(shape) for shape in of.levels],
         "cells": [list(of.cell(level)) for level in range(len(of.levels))],
-        "metrics": {name: _numbers(values.tolist()) for name, values in of.metrics.items()},
+        "metrics": {**{name: _numbers(values.tolist()) for name, values in of.metrics.items()}, **more},
         "roles": [[dict(role) for role in roles] for roles in of.roles],
     }
 

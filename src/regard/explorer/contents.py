@@ -1,5 +1,7 @@
 """What of an atlas goes into a static page: whole weights of short maps, cells of long ones, as much as there is room.
 
+Where there is room for the whole weights of some heads alone, they are of those whose roles are clearest.
+
 The keys are those that `explorer/src/sources/embedded.ts` reads.
 """
 
@@ -10,10 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import AtlasError
-from .answers import PROFILES, TILE, Answers, Floats, shortened, shown_weights
+from .answers import TILE, Answers, Floats, profile_of, shortened, shown_weights
 from .atlas import Atlas, AttentionMap
 from .written import DIGITS, written
 
+ALL = "regard explore ATLAS serves all"
+"""Where a page that does not hold all weights says that they are."""
 LEAST_BYTES = 0.3
 """Bytes that a weight takes in a page, however well it is compressed: what would be too much is not tried."""
 
@@ -52,25 +56,37 @@ class Contents:
     held: dict[str, Any]
     size: int = 0
     whole: int = 0
+    heads: int = 0
     cells: set[tuple[int, int]] = field(default_factory=set)
 
     def add(self, part: str, key: str, values: Floats) -> None:
         """Write one array."""
         text = written(values)
         self.held[part][key] = text
-        self.size += len(text["data"]) + len(key) + 60
+        self.size += _size(key, text)
         if self.size > self.most:
             raise TooMuch
+
+    def add_if_they_fit(self, part: str, arrays: dict[str, Floats]) -> bool:
+        """Write all of some arrays, or none of them."""
+        texts = {key: written(values) for key, values in arrays.items()}
+        size = sum(_size(key, text) for key, text in texts.items())
+        if self.size + size > self.most:
+            return False
+        self.held[part].update(texts)
+        self.size += size
+        return True
 
     def said(self) -> str:
         """What it is, in words."""
         others = len(self.held["meta"]["maps"]) - self.whole
         parts = []
         if self.whole:
-            parts.append(f"whole weights of {_maps(self.whole)}, to within {2.0**-DIGITS:.1%} of each")
+            parts.append(f"whole weights of {_some(self.whole, 'map')}, to within {2.0**-DIGITS:.1%} of each")
         if others:
             finest = " and ".join(f"{rows} × {columns}" for rows, columns in sorted(self.cells))
-            parts.append(f"{_maps(others)} in cells of {finest} weights and more")
+            more = f", with whole weights of {_some(self.heads, 'head')} of them" if self.heads else ""
+            parts.append(f"{_some(others, 'map')} in cells of {finest} weights and more{more}")
         return "; ".join(parts)
 
 
@@ -80,7 +96,7 @@ def contents_of(atlas: Atlas, most: int) -> Contents:
     Raises:
         AtlasError: not even the least fits; there is no map in the atlas.
     """
-    meta = Answers(atlas).meta()
+    meta = Answers(atlas).meta() | {"exact": f"weights to within {100 * 2.0**-DIGITS:.1f} %", "all": ALL}
     del meta["overview"]
     for depth in DEPTHS:
         weights = sum(of.heads * of.queries * of.keys for of in atlas.maps if depth.takes_whole(of))
@@ -93,6 +109,7 @@ def contents_of(atlas: Atlas, most: int) -> Contents:
                 _write(contents, depth, number, of)
         except TooMuch:
             continue
+        _fill(contents, depth, atlas)
         return contents
     heads = sum(of.heads for of in atlas.maps)
     raise AtlasError(
@@ -113,18 +130,36 @@ def _write(contents: Contents, depth: Depth, number: int, of: AttentionMap) -> N
             for reduce in ("max", "mean"):
                 contents.add("pooled", f"{number}/{head}/{level}/{reduce}", of.pooled(head, level, reduce))
         if depth.takes_whole(of):
-            for row, column, rows, columns in _tiles(of):
-                contents.add("tiles", f"{number}/{head}/{row}/{column}", shown_weights(of, head, rows, columns))
-        for which in PROFILES:
-            values = of.entropy(head) if which == "entropy" else of.received(head)
-            contents.add("profiles", f"{number}/{head}/{which}", values)
+            for key, values in _tiles(of, number, head):
+                contents.add("tiles", key, values)
+        for which in contents.held["meta"]["profiles"]:
+            contents.add("profiles", f"{number}/{head}/{which}", profile_of(of, head, which))
 
 
-def _tiles(of: AttentionMap) -> Iterator[tuple[int, int, slice, slice]]:
+def _fill(contents: Contents, depth: Depth, atlas: Atlas) -> None:
+    """Add the whole weights of single heads while there is room, those whose roles are clearest first."""
+    heads = [
+        (-max((float(role["score"]) for role in of.roles[head]), default=0.0), number, head)
+        for number, of in enumerate(atlas.maps)
+        if not depth.takes_whole(of) and DEPTHS[0].takes_whole(of)
+        for head in range(of.heads)
+    ]
+    for _, number, head in sorted(heads):
+        if not contents.add_if_they_fit("tiles", dict(_tiles(atlas.maps[number], number, head))):
+            return
+        contents.heads += 1
+
+
+def _tiles(of: AttentionMap, number: int, head: int) -> Iterator[tuple[str, Floats]]:
     for row in range(-(-of.queries // TILE)):
         for column in range(-(-of.keys // TILE)):
             rows = slice(row * TILE, min((row + 1) * TILE, of.queries))
-            yield row, column, rows, slice(column * TILE, min((column + 1) * TILE, of.keys))
+            columns = slice(column * TILE, min((column + 1) * TILE, of.keys))
+            yield f"{number}/{head}/{row}/{column}", shown_weights(of, head, rows, columns)
+
+
+def _size(key: str, text: dict[str, Any]) -> int:
+    return len(text["data"]) + len(key) + 60
 
 
 def _tokens(contents: Contents, of: AttentionMap) -> dict[str, list[str]]:
@@ -138,5 +173,5 @@ def _tokens(contents: Contents, of: AttentionMap) -> dict[str, list[str]]:
     return tokens
 
 
-def _maps(count: int) -> str:
-    return "1 map" if count == 1 else f"{count} maps"
+def _some(count: int, what: str) -> str:
+    return f"1 {what}" if count == 1 else f"{count} {what}s"

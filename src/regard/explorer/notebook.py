@@ -1,23 +1,36 @@
-"""The explorer in a notebook: the static page inside a frame of its own."""
+"""The explorer in a notebook: live where anywidget is installed, else the static page inside a frame of its own."""
 
 from __future__ import annotations
 
 import html
+from base64 import b64encode
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from ..errors import MissingExtra, require
 from .atlas import Atlas
 from .page import StaticPage, static_page
+from .picture import picture
+from .shelf import Rerun, Shelf
 
 MOST_BYTES = 8_000_000
 """The largest page in a notebook, which keeps it with its outputs."""
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """What a notebook displays where it is the last value of a cell."""
+class Framed:
+    """What a notebook displays where it is the last value of a cell: a page in a frame, `height` pixels high.
 
+    Beside the page there is a picture of all heads: that is for who shows a saved notebook and no frames.
+    """
+
+    atlas: Atlas
     page: StaticPage
     height: int
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        return {**_still(self.atlas, repr(self)), "text/html": self._repr_html_()}
 
     def _repr_html_(self) -> str:
         return (
@@ -29,8 +42,56 @@ class Shown:
         return f"<explorer, {self.page.size / 1e6:.1f} MB: {self.page.contents}>"
 
 
-def show(atlas: Atlas, *, height: int = 640, most: int = MOST_BYTES) -> Shown:
-    """An atlas as a notebook displays it, with the contents of `static_page`, `height` pixels high.
+@dataclass(frozen=True, slots=True)
+class Live:
+    """What a notebook displays where it is the last value of a cell: a widget that the kernel answers.
+
+    Beside the widget there is a picture of all heads: that is what a saved notebook shows where no kernel runs.
+    """
+
+    atlas: Atlas
+    widget: Any
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+        view = {"version_major": 2, "version_minor": 1, "model_id": self.widget.model_id}
+        return {**_still(self.atlas, repr(self)), "application/vnd.jupyter.widget-view+json": view}
+
+    def __repr__(self) -> str:
+        return f"<explorer, live: {self.atlas!r}>"
+
+
+def _still(atlas: Atlas, words: str) -> dict[str, str]:
+    """What is seen where nothing runs."""
+    return {"text/plain": words, "image/png": b64encode(picture(atlas)).decode()}
+
+
+def show(atlases: Atlas | Mapping[str, Atlas], *, rerun: Rerun | None = None, height: int = 640) -> Framed | Live:
+    """Atlases as a notebook displays them, `height` pixels high.
+
+    With anywidget the kernel answers the page: every tile is exact and computed as it is looked at. Several atlases by
+    their names are shown with a slider, and `rerun`, which gives the atlas of another text, adds a box for one; while
+    it runs, so does the kernel, which may be interrupted. Without anywidget it is one atlas, as `framed` shows it.
+
+    Raises:
+        AtlasError: there is no atlas, or one without a map; without anywidget, one that is too large.
+        ConfigurationError: `rerun` with several atlases.
+        MissingExtra: anywidget is not installed, and there are several atlases, or `rerun`.
+    """
+    shelf = Shelf(atlases, rerun)
+    first = atlases if isinstance(atlases, Atlas) else next(iter(atlases.values()))
+    try:
+        require("anywidget", extra="notebook")
+    except MissingExtra:
+        if rerun is not None or len(shelf.entries) > 1:
+            raise
+        return framed(first, height=height)
+    from .widget import widget
+
+    return Live(first, widget(shelf, height))
+
+
+def framed(atlas: Atlas, *, height: int = 640, most: int = MOST_BYTES) -> Framed:
+    """An atlas as a page in a frame, which needs no kernel, with the contents of `static_page`.
 
     The page is in a sandbox: it has neither the notebook's origin nor its cookies.
 
@@ -38,7 +99,7 @@ def show(atlas: Atlas, *, height: int = 640, most: int = MOST_BYTES) -> Shown:
         AtlasError: there is no map in the atlas, or it is too large even in the coarsest form.
 
     >>> import torch
-    >>> show(Atlas.from_weights([torch.full((1, 2, 2), 0.5)]))
+    >>> framed(Atlas.from_weights([torch.full((1, 2, 2), 0.5)]))
     <explorer, 0.1 MB: whole weights of 1 map, to within 0.4% of each>
     """
-    return Shown(static_page(atlas, most=most), height)
+    return Framed(atlas, static_page(atlas, most=most), height)

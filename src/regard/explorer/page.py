@@ -46,8 +46,9 @@ def static_page(atlas: Atlas, *, most: int = MOST_BYTES) -> StaticPage:
     """An atlas as a page of its own, of at most so many bytes.
 
     Maps of at most 512 rows and columns are in it weight by weight, each to within 0.4 %; longer ones, or all where
-    that is too much, by the levels of their pyramids, as fine as there is room. Its policy lets it run the script that
-    is in it and nothing else, and load nothing; tokens and names are data to it, never markup.
+    that is too much, by the levels of their pyramids, as fine as there is room, and then as many heads as there is room
+    for weight by weight, those whose roles are clearest first. The page says what it does not hold. Its policy lets it
+    run the script that is in it and nothing else, and load nothing; tokens and names are data to it, never markup.
 
     Raises:
         AtlasError: there is no map in the atlas, or it is too large even in the coarsest form.
@@ -59,7 +60,7 @@ def static_page(atlas: Atlas, *, most: int = MOST_BYTES) -> StaticPage:
     """
     bundle = Bundle.read()
     fixed = sum(len(part.encode()) for part in (bundle.markup, bundle.script, bundle.styles)) + 1000
-    contents = contents_of(atlas, most - fixed)
+    contents = contents_of(atlas, max(most - fixed, 0))
     return StaticPage(_put_together(bundle, contents.held, atlas.title), contents.said())
 
 

@@ -55,6 +55,17 @@ def word(name: str, text: str) -> str:
     return text
 
 
+ASKED: dict[str, dict[str, Reader]] = {
+    "meta": {},
+    "tokens": {"map": number, "side": word, "start": number, "stop": number},
+    "pooled": {"map": number, "head": number, "level": number, "reduce": word},
+    "overview": {"map": number, "reduce": word},
+    "weights": {"map": number, "head": number, "rows": stretch, "columns": stretch},
+    "profile": {"map": number, "head": number, "which": word},
+}
+"""By the name of an answer: what it is asked with."""
+
+
 def read_query(query: bytes, readers: Mapping[str, Reader]) -> dict[str, Any]:
     """What the part of an address behind "?" asks, by the readers of the names that it needs to have, each once.
 
@@ -64,7 +75,18 @@ def read_query(query: bytes, readers: Mapping[str, Reader]) -> dict[str, Any]:
     >>> read_query(b"map=0&rows=0-16", {"map": number, "rows": stretch})
     {'map': 0, 'rows': (0, 16)}
     """
-    found = _pairs(query)
+    return read_pairs(_pairs(query), readers)
+
+
+def read_pairs(found: Mapping[str, str], readers: Mapping[str, Reader]) -> dict[str, Any]:
+    """What names and their texts ask, by the readers of all the names that it needs to have.
+
+    Raises:
+        ConfigurationError: it asks for anything else.
+
+    >>> read_pairs({"map": "0"}, {"map": number})
+    {'map': 0}
+    """
     needs = f"it needs {', '.join(readers)}" if readers else "it needs none"
     for name in found:
         if name not in readers:

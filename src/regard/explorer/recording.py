@@ -14,11 +14,12 @@ from ..listening import listening
 from ..problem import Problem
 from .atlas import Atlas
 from .atlas.making import records_of
+from .atlas.tokens import Pieces
 from .calls import Call, Snapshots, continued, kept
 from .naming import caller, kind_of
 from .torch_layers import TorchLayers
 
-Tokens = Sequence[Any] | Mapping[str, Any]
+Tokens = Sequence[Any] | Mapping[str, Any] | Pieces
 
 
 class Recording:
@@ -68,7 +69,8 @@ class Recording:
         cache that drops keys, and of a beam whose hypotheses change places, where a sequence is a place in the beam.
 
         Args:
-            tokens: a list of words, one for each position; or a list of such lists, one for each sequence of the batch;
+            tokens: a list of words, one for each position, or `Pieces`, which also tell which of them make which word;
+                or a list of such lists, one for each sequence of the batch;
                 or a pair of either, those of the queries' side and those of the keys', for cross-attention: there maps
                 of self-attention take the side whose length is theirs, the keys' side in modules called "encoder"; or
                 a mapping from names of modules, or their beginnings, to any of these. A generated text may have one
@@ -81,7 +83,8 @@ class Recording:
         if not self.calls:
             raise AtlasError(_nothing_caught(self.model))
         order = {name: at for at, name in enumerate(self._numbers)}
-        records, arrays = records_of(sorted(self.calls, key=lambda call: order[call.name]), tokens)
+        calls = sorted(self.calls, key=lambda call: order[call.name])
+        records, arrays = records_of(calls, [tokens] * len(calls))
         return Atlas(records, arrays, title)
 
     @contextmanager

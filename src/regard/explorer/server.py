@@ -1,16 +1,16 @@
-"""The explorer's server: an atlas told to a page on the same machine, and to nobody else.
+"""The explorer's server: atlases told to a page on the same machine, and to nobody else.
 
 Requests are GET, below a random token, for this host and from this page. No part of a request is ever a path of the
-file system, and every answer is a function of the atlas and the checked query.
+file system, and every answer is a function of one atlas, named by its number, and the checked query. Where a model can
+be run again, one more is taken, by POST: `running` has it.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -21,14 +21,16 @@ from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import RegardError
-from .answers import Answers
 from .bundle import Bundle
-from .queries import Reader, number, read_query, stretch, word
+from .queries import ASKED, number, read_query
+from .replies import refusal, told
+from .running import GONE, Running
+from .shelf import Entry, Shelf
 
 WORKERS = 2
 """Answers that are computed at the same time; others wait, and the server goes on listening."""
@@ -44,21 +46,14 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
-ASKED: dict[str, dict[str, Reader]] = {
-    "tokens": {"map": number, "side": word, "start": number, "stop": number},
-    "pooled": {"map": number, "head": number, "level": number, "reduce": word},
-    "overview": {"map": number, "reduce": word},
-    "weights": {"map": number, "head": number, "rows": stretch, "columns": stretch},
-    "profile": {"map": number, "head": number, "which": word},
-}
-"""By the name of an answer: what it is asked with."""
-
 log = logging.getLogger("regard.explorer")
 
 
-def application(answers: Answers, bundle: Bundle, *, token: str, port: int) -> ASGIApp:
-    """The server's application, for 127.0.0.1 at a port, below /TOKEN/."""
-    answering = Answering(answers)
+def application(shelf: Shelf, bundle: Bundle, *, token: str, port: int) -> ASGIApp:
+    """The server's application, for 127.0.0.1 at a port, below /TOKEN/.
+
+    /TOKEN/atlases lists the shelf; /TOKEN/NUMBER/meta and the like ask about one atlas; /TOKEN/rerun takes a text.
+    """
     files = {
         "": (bundle.markup, "text/html; charset=utf-8"),
         "explorer.js": (bundle.script, "text/javascript; charset=utf-8"),
@@ -66,19 +61,24 @@ def application(answers: Answers, bundle: Bundle, *, token: str, port: int) -> A
     }
     routes = [
         *(Route(f"/{name}", partial(_file, text=text, kind=kind)) for name, (text, kind) in files.items()),
-        Route("/meta", partial(_meta, text=json.dumps(answers.meta(), allow_nan=False))),
-        *(Route(f"/{name}", partial(answering.answer, name=name)) for name in ASKED),
+        Route("/atlases", partial(_listed, shelf=shelf)),
+        Route("/{number}/{name}", Answering(shelf).answer),
     ]
+    if shelf.rerun is not None:
+        routes.append(Route("/rerun", Running(shelf).answer, methods=["POST"]))
     inner = Starlette(routes=routes, exception_handlers={HTTPException: _refused, Exception: _failed})
     inner.router.redirect_slashes = False
-    return Guard(inner, token, port)
+    return Guard(inner, token, port, posts={"rerun"} if shelf.rerun is not None else set())
 
 
 class Guard:
-    """Lets through what asks this host, from its own page, by GET, below the token; says no to all else."""
+    """Lets through what asks this host, from its own page, by GET, below the token; says no to all else.
 
-    def __init__(self, inner: ASGIApp, token: str, port: int) -> None:
-        self._inner, self._token = inner, token.encode()
+    What is in `posts` is asked by POST instead, and then only by a page that says to be this server's.
+    """
+
+    def __init__(self, inner: ASGIApp, token: str, port: int, posts: set[str]) -> None:
+        self._inner, self._token, self._posts = inner, token.encode(), posts
         self._hosts = {f"127.0.0.1:{port}".encode(), f"localhost:{port}".encode()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -97,45 +97,72 @@ class Guard:
     def _refusal(self, scope: Scope) -> Response | None:
         hosts = [value for name, value in scope["headers"] if name == b"host"]
         if len(hosts) != 1 or hosts[0].lower() not in self._hosts:
-            return _no(403, "this server answers for its own address alone: open the address that it printed")
+            return refusal(403, "this server answers for its own address alone: open the address that it printed")
         origins = [value for name, value in scope["headers"] if name == b"origin"]
         if any(origin.lower() != b"http://" + hosts[0].lower() for origin in origins):
-            return _no(403, "this server answers its own page alone")
-        if scope["method"] != "GET":
-            return _no(405, f"the method is {scope['method'][:20]}; this server is asked by GET", {"allow": "GET"})
+            return refusal(403, "this server answers its own page alone")
         parts = scope["path"].split("/", 2)
+        method = "POST" if len(parts) == 3 and parts[2] in self._posts else "GET"
+        if scope["method"] != method:
+            words = f"the method is {scope['method'][:20]}; this server is asked by {method}"
+            return refusal(405, words, {"allow": method})
+        if method == "POST" and len(origins) != 1:
+            return refusal(403, "this server runs the model for its own page alone")
         given = parts[1].encode("utf-8", "replace") if len(parts) > 1 else b""
         if not secrets.compare_digest(given, self._token) or len(parts) < 3:
-            return _no(404, "there is nothing here: open the address that the server printed, with all that is in it")
+            return refusal(
+                404, "there is nothing here: open the address that the server printed, with all that is in it"
+            )
         return None
 
 
 class Answering:
     """Computes answers on a few threads; one that nobody waits for any more is left out."""
 
-    def __init__(self, answers: Answers) -> None:
-        self._answers = answers
+    def __init__(self, shelf: Shelf) -> None:
+        self._shelf = shelf
         self._limiter: CapacityLimiter | None = None
-        # The atlas does not change while it is served: the query says which answer it is, and the run whose.
+        # An atlas does not change, nor does another get its number: number and query say which answer it is, and the
+        # run of the server whose.
         self._run = secrets.token_bytes(16)
 
-    async def answer(self, request: Request, name: str) -> Response:
-        """One answer: numbers as float32 in little-endian order, words as JSON."""
+    async def answer(self, request: Request) -> Response:
+        """One answer about one atlas: numbers as float32 in little-endian order, words as JSON."""
+        name, entry = request.path_params["name"], self._entry(request)
+        if isinstance(entry, Response):
+            return entry
         try:
             asked = read_query(request.scope["query_string"], ASKED[name])
-            tag = self._tag(name, request.scope["query_string"])
+            if name == "meta":
+                return told(entry.meta)
+            tag = self._tag(f"{entry.number}/{name}", request.scope["query_string"])
             headers = {"etag": tag, "cache-control": "private, max-age=3600, immutable"}
             if request.headers.get("if-none-match") == tag:  # nobody can know it whom it was not given
                 return Response(status_code=304, headers=headers)
-            found = await self._compute(request, partial(getattr(self._answers, name), **asked))
+            found = await self._compute(request, partial(getattr(entry.answers, name), **asked))
         except RegardError as error:
-            return _no(400, str(error))
+            return refusal(400, str(error))
         if found is None:
-            return Response(status_code=499)
+            return Response(status_code=GONE)
         if not isinstance(found, np.ndarray):
-            return JSONResponse(found, headers={"cache-control": "no-store"})
+            return told(found)
         body = np.ascontiguousarray(found, dtype="<f4").tobytes()
         return Response(body, media_type="application/octet-stream", headers=headers)
+
+    def _entry(self, request: Request) -> Entry | Response:
+        """The atlas that the address names."""
+        try:
+            which = number("atlas", request.path_params["number"])
+        except RegardError:
+            raise HTTPException(404) from None
+        if request.path_params["name"] not in ASKED:
+            raise HTTPException(404)
+        entry = self._shelf.entry(which)
+        if entry is not None:
+            return entry
+        if self._shelf.had(which):
+            return refusal(410, "this atlas is not kept any more, since the model was run again: load the page anew")
+        return refusal(404, f"there is no atlas {which} here")
 
     async def _compute(self, request: Request, work: Callable[[], Any]) -> Any:
         """What the work gives; None if who asked has gone away before it began."""
@@ -154,27 +181,24 @@ async def _file(request: Request, text: str, kind: str) -> Response:
     return Response(text, headers={"content-type": kind, "cache-control": "no-store"})
 
 
-async def _meta(request: Request, text: str) -> Response:
+async def _listed(request: Request, shelf: Shelf) -> Response:
     try:
         read_query(request.scope["query_string"], {})
     except RegardError as error:
-        return _no(400, str(error))
-    return Response(text, media_type="application/json", headers={"cache-control": "no-store"})
+        return refusal(400, str(error))
+    return told(shelf.listed())
 
 
 async def _refused(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
-    known = ", ".join(["meta", *ASKED])
-    return _no(status, f"there is no {request.scope['path'][1:41]!r} here; there are {known}")
+    known = ", ".join(ASKED)
+    words = f"there is no {request.scope['path'][1:41]!r} here; there are atlases, and of each, as in 0/meta, {known}"
+    return refusal(status, words)
 
 
 async def _failed(request: Request, error: Exception) -> Response:
     log.error("a request failed", exc_info=error)
-    return _no(500, "the server failed at this; where it runs it has said more")
-
-
-def _no(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
-    return JSONResponse({"error": message}, status, headers={"cache-control": "no-store", **(headers or {})})
+    return refusal(500, "the server failed at this; where it runs it has said more")
 
 
 def _with_headers(send: Send) -> Callable[[Message], Awaitable[None]]:
@@ -183,6 +207,7 @@ def _with_headers(send: Send) -> Callable[[Message], Awaitable[None]]:
             headers = MutableHeaders(scope=message)
             for name, value in HEADERS.items():
                 headers[name] = value
-        await send(message)
+        with suppress(Exception):  # what came behind the request was no HTTP: nobody can be told any more
+            await send(message)
 
     return sending

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..errors import ConfigurationError, require
-from .answers import Answers
 from .atlas import Atlas
 from .bundle import Bundle
+from .shelf import Rerun, Shelf
 
 HOST = "127.0.0.1"
 SETTINGS: dict[str, Any] = {
@@ -29,33 +29,38 @@ SETTINGS: dict[str, Any] = {
 
 
 class Serving:
-    """An atlas about to be served: `address` is where, and `run` serves it.
+    """Atlases about to be served: `address` is where, and `run` serves them.
 
     The address has a random token in it: without it the server says nothing. It listens on the loopback interface
-    alone, and only reads.
+    alone, and only reads, unless there is a model to run again.
 
     Args:
-        atlas: what is served.
+        atlases: one atlas, or several by their names: the page compares them.
         port: where, or 0 for any port that is free.
+        rerun: what the model that made the one atlas attends to in another text; the page then asks for texts. It is
+            called on a thread of its own, for one text at a time, and its atlas is kept with the one before it.
+            Errors of `regard.errors` are told to the page, and so is that any other was raised.
 
     Raises:
-        AtlasError: there is no map in the atlas.
-        ConfigurationError: the port is taken, or is none.
+        AtlasError: there is no atlas, or one without a map.
+        ConfigurationError: the port is taken, or is none; or `rerun` with several atlases.
         MissingExtra: starlette or uvicorn is not installed.
     """
 
-    def __init__(self, atlas: Atlas, port: int = 0) -> None:
+    def __init__(self, atlases: Atlas | Mapping[str, Atlas], port: int = 0, *, rerun: Rerun | None = None) -> None:
         require("starlette", extra="explorer")
         uvicorn = require("uvicorn", extra="explorer")
         from .server import application
 
-        answers, bundle = Answers(atlas), Bundle.read()
+        self._shelf, bundle = Shelf(atlases, rerun), Bundle.read()
         self._socket = _bound(port)
         self.port: int = self._socket.getsockname()[1]
         token = secrets.token_urlsafe(24)
         self.address = f"http://{HOST}:{self.port}/{token}/"
-        config = uvicorn.Config(application(answers, bundle, token=token, port=self.port), **SETTINGS)
+        config = uvicorn.Config(application(self._shelf, bundle, token=token, port=self.port), **SETTINGS)
         self._server = uvicorn.Server(config)
+        self._handle_exit = self._server.handle_exit
+        self._server.handle_exit = self._interrupted
 
     def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until Ctrl-C or `stop`; `ready` is called before, when the socket takes connections already."""
@@ -69,7 +74,13 @@ class Serving:
 
     def stop(self) -> None:
         """End what runs in another thread."""
+        self._shelf.end()
         self._server.should_exit = True
+
+    def _interrupted(self, *signal: Any) -> None:
+        """Ctrl-C ends the model's run, too: the server would wait for it."""
+        self._shelf.end()
+        self._handle_exit(*signal)
 
     def close(self) -> None:
         """Give the port back."""

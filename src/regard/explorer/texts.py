@@ -1,19 +1,19 @@
-"""Atlases of a text that a model reads: a model of transformers from a local folder, or one of our translators."""
+"""Atlases of a text that a model of transformers from a local folder reads."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ..errors import CheckpointError, CorpusError, require
 from .atlas import Atlas
+from .atlas.tokens import Pieces
 from .recording import Recording, record
-
-if TYPE_CHECKING:
-    from ..translation.translator import Translator
+from .translating import atlas_of_translation as atlas_of_translation
 
 MOST_GENERATED = 256
 """Tokens that a model which writes a text of its own, such as T5, is let write."""
@@ -53,12 +53,25 @@ def atlas_of_text(folder: str | Path, text: str, *, title: str = "") -> Atlas:
         CorpusError: the text has more tokens than the model takes, or none.
         MissingExtra: transformers is not installed.
     """
-    folder = Path(folder)
-    model, tokenizer = _loaded(folder)
+    return _read(*_loaded(Path(folder)), text, title or f"{text[:80]} · {Path(folder).name}")
+
+
+def reader_of(folder: str | Path) -> Callable[[str], Atlas]:
+    """`atlas_of_text` for text after text: the model is loaded once, now.
+
+    Raises:
+        CheckpointError: there is no such model, or transformers cannot read it.
+        MissingExtra: transformers is not installed.
+    """
+    model, tokenizer = _loaded(Path(folder))
+    return lambda text: _read(model, tokenizer, text, f"{text[:80]} · {Path(folder).name}")
+
+
+def _read(model: Any, tokenizer: Any, text: str, title: str) -> Atlas:
     encoded = tokenizer(text, return_tensors="pt", verbose=False)
     ids = encoded["input_ids"][0].tolist()
     _check_length(len(ids), model)
-    words = _words(tokenizer, ids)
+    words = Pieces(_words(tokenizer, ids), encoded.word_ids() if tokenizer.is_fast else None)
     read = {name: encoded[name] for name in encoded if name in signature(model.forward).parameters}
     try:
         with torch.no_grad(), record(model) as recording:
@@ -69,41 +82,12 @@ def atlas_of_text(folder: str | Path, text: str, *, title: str = "") -> Atlas:
                 model(**read)
                 said = []
     except (RuntimeError, IndexError, TypeError, ValueError) as error:
-        raise CheckpointError(f"the model in {folder} cannot read the text: {_line(error)}") from error
+        raise CheckpointError(f"{type(model).__name__} cannot read the text: {_line(error)}") from error
     tokens = _by_module(recording, said[:-1], said[1:], words) if said and recording.calls else words
-    return recording.atlas(tokens=tokens, title=title or f"{text[:80]} · {folder.name}")
+    return recording.atlas(tokens=tokens, title=title)
 
 
-def atlas_of_translation(translator: Translator, sentence: str, *, title: str = "") -> Atlas:
-    """What a translator attends to while it says its own best translation of a sentence.
-
-    Rows of cross-attention are named by the tokens that are said there, END the last; rows of the decoder's
-    self-attention by the tokens that it was given, BEGIN the first.
-
-    Raises:
-        CorpusError: the sentence is empty, or has more tokens than the model takes.
-    """
-    from ..translation.search import beam_search
-    from ..translation.vocabulary import BEGIN, END
-
-    found = translator.translate([sentence], observe=False)[0]
-    if not found.candidates:
-        raise CorpusError("the sentence is empty; it needs at least one word to translate")
-    model: Any = translator.model
-    source = torch.tensor([translator.source_vocabulary.encode(sentence)])
-    source = source.to(next(model.parameters()).device)
-    lengths = torch.tensor([source.shape[1]], device=source.device)
-    best = beam_search(model, source, lengths, translator.search, observe=False)[0][0]
-    said = [*best.ids, END] if best.finished else list(best.ids)
-    read = [BEGIN, *said[:-1]]
-    with torch.no_grad(), record(model) as recording:
-        model(source, lengths, torch.tensor([read], device=source.device))
-    spelled = translator.target_vocabulary.tokens
-    tokens = _by_module(recording, spelled(read), spelled(said), list(found.source_tokens))
-    return recording.atlas(tokens=tokens, title=title or f"{found.source} → {found.text}")
-
-
-def _by_module(recording: Recording, read: list[str], said: list[str], source: list[str]) -> dict[str, Any]:
+def _by_module(recording: Recording, read: list[str], said: list[str], source: Pieces) -> dict[str, Any]:
     """The words of each module of a model with encoder and decoder."""
     tokens: dict[str, Any] = {}
     for call in recording.calls:

@@ -2,5 +2,7 @@
 
 from .atlas import Atlas as Atlas
 from .maps import AttentionMap as AttentionMap
+from .tokens import Pieces as Pieces
+from .translations import Hypothesis as Hypothesis
 
-__all__ = ["Atlas", "AttentionMap"]
+__all__ = ["Atlas", "AttentionMap", "Hypothesis", "Pieces"]

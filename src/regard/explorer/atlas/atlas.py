@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from ...errors import AtlasError
 from .given import records_of
 from .maps import AttentionMap
 from .reading import opened
 from .roles import checked_roles
 from .tokens import Words
+from .translations import Hypothesis, check_fit, checked_hypotheses, links_of, to_json, word_count
 from .writing import save
 
 if TYPE_CHECKING:
-    from ..notebook import Shown
+    from ..notebook import Framed, Live
 
 
 class Atlas:
@@ -25,8 +27,8 @@ class Atlas:
     It is made by `regard.explorer.record`, by `Atlas.open` from a file, or by `Atlas.from_weights` from other tools'
     arrays. Of each call it holds queries and keys, one log-sum-exp a row, and which pairs exist: any tile of the exact
     weights is computed from these when it is asked for. Beside them are a pyramid of cells, the largest and the mean
-    weight of each, entropies, column sums, and metrics. It grows with the lengths, not with their product: the pyramid
-    takes at most one and a half times the bytes of queries and keys, or 1024 × 1024 cells a head.
+    weight of each, entropies, row maxima, column sums, and metrics. It grows with the lengths, not with their product:
+    the pyramid takes at most one and a half times the bytes of queries and keys, or 1024 × 1024 cells a head.
 
     The file is in the safetensors format, one JSON text and raw arrays that are mapped into memory. Nothing in it is
     code, and all of it is checked when it is opened.
@@ -78,11 +80,11 @@ class Atlas:
         records, arrays = records_of(maps, tokens, tolerance, words)
         return cls(records, {**arrays, **words.arrays()}, title)
 
-    def show(self, *, height: int = 640) -> Shown:
-        """The explorer in a notebook: a page of its own in a frame, as far as `static_page` can hold the atlas."""
+    def show(self, *, rerun: Callable[[str], Atlas] | None = None, height: int = 640) -> Framed | Live:
+        """The explorer in a notebook: live with anywidget, else a page in a frame; `regard.explorer.show` says more."""
         from ..notebook import show
 
-        return show(self, height=height)
+        return show(self, rerun=rerun, height=height)
 
     def save(self, path: str | Path) -> None:
         """Write the atlas to one file, which is the old one or the new one, never half of each.
@@ -101,12 +103,61 @@ class Atlas:
         Raises:
             AtlasError: roles that are not that.
         """
-        lists = checked_roles(roles, [(of.name, of.heads) for of in self.maps])
+        return self._with("roles", checked_roles(roles, [(of.name, of.heads) for of in self.maps]))
+
+    def with_gold(self, gold: Any, *, sequence: int = 0, hypothesis: int | None = None) -> Atlas:
+        """The same atlas with the links that people made between the words of a sentence and its translation.
+
+        They belong to the maps of cross-attention of one sequence of the batch, and of one hypothesis where the maps
+        are of several. Words are those that `Pieces` told; where they told none, each token is a word.
+
+        Args:
+            gold: "0-0 1-2 2?3", source word first, with ? or p for a link that is only possible; pairs, which are
+                sure; or what has `sure` and `possible`, such as `regard.heads.links.SentenceLinks`.
+            sequence: of the batch.
+            hypothesis: the rank of the hypothesis; without it maps of all hypotheses get the links.
+
+        Raises:
+            AtlasError: what is given is no links; a link of a word that is not there; no such map of cross-attention.
+
+        >>> import torch
+        >>> atlas = Atlas.from_weights([torch.full((1, 2, 3), 1 / 3)], tokens=(["le", "chat"], ["the", "cat", "."]))
+        >>> sorted(atlas.with_gold("0-0 1?1").maps[0].gold.sure)
+        [(0, 0)]
+        """
+        links = links_of(gold)
+        held: list[Any] = [of.record.get("gold") and of.record["gold"][of.sequence] for of in self.maps]
+        fitting = [
+            at
+            for at, of in enumerate(self.maps)
+            if of.kind == "cross"
+            and of.sequence == sequence
+            and (hypothesis is None or (of.hypothesis is not None and of.hypothesis.rank == hypothesis))
+        ]
+        if not fitting:
+            which = "" if hypothesis is None else f" and hypothesis {hypothesis}"
+            raise AtlasError(f"there is no map of cross-attention of sequence {sequence}{which} to have gold links")
+        for at in fitting:
+            of = self.maps[at]
+            check_fit(links, word_count(of.key_words, of.keys), word_count(of.query_words, of.queries))
+            held[at] = to_json(links)
+        return self._with("gold", held)
+
+    def with_hypotheses(self, hypotheses: Sequence[Hypothesis | None]) -> Atlas:
+        """The same atlas, told for each of `maps` which of the n best translations it is of; None: of none.
+
+        Raises:
+            AtlasError: not one entry for each map.
+        """
+        return self._with("hypotheses", checked_hypotheses(hypotheses, len(self.maps)))
+
+    def _with(self, name: str, entries: Sequence[Any]) -> Atlas:
+        """The same atlas with something told of each of its maps; of records of which nothing is, nothing is kept."""
         records, at = [], 0
         for record in self._records:
-            count = sequences(record)
-            records.append({**record, "roles": lists[at : at + count]})
-            at += count
+            own = list(entries[at : (at := at + sequences(record))])
+            rest = {key: value for key, value in record.items() if key != name}
+            records.append({**rest, name: own} if any(entry is not None for entry in own) else rest)
         return Atlas(records, self._arrays, self.title)
 
     def __repr__(self) -> str:

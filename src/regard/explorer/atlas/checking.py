@@ -9,9 +9,11 @@ from typing import Any, NoReturn, TypeAlias
 from torch import Tensor
 
 from ...errors import AtlasError
+from .keeping import REVISION
 from .levels import Levels
 from .maps import AttentionMap
 from .roles import checked_roles
+from .translations import check_told, check_words
 
 Sizes: TypeAlias = dict[str, tuple[str, tuple[int, ...]]]
 FLOATS = ("F16", "BF16", "F32", "F64")
@@ -21,6 +23,7 @@ FIELDS = {
     *(*COUNTS, *WORDS, "leading", "head_axis", "scale", "softcap", "mask", "bias", "rounding"),
     *("arrays", "cell", "metrics", "tokens"),
 }
+OPTIONAL = {"roles", "revision", "gold", "hypotheses"}
 MOST = 2**48
 """No count is larger: products of a few of them are still exact."""
 MOST_MAPS = 2**20
@@ -57,6 +60,7 @@ def check_rules(records: list[dict[str, Any]], arrays: Mapping[str, Tensor]) -> 
             for name in {f"words.{number}" for number in numbers or ()} - checked:
                 _check_ends(name, arrays)
                 checked.add(name)
+        check_words(record, arrays)
         if record["score"] == "weights" or (record["mask"] is None and record["bias"] is None):
             continue
         one = slice(0, 1)
@@ -66,12 +70,14 @@ def check_rules(records: list[dict[str, Any]], arrays: Mapping[str, Tensor]) -> 
 
 
 def _check_fields(record: Any) -> None:
-    if not isinstance(record, dict) or not FIELDS <= set(record) <= FIELDS | {"roles"}:
+    if not isinstance(record, dict) or not FIELDS <= set(record) <= FIELDS | OPTIONAL:
         given = sorted(map(str, record))[:30] if isinstance(record, dict) else type(record).__name__
         _fail(f"it has {given}; it needs {sorted(FIELDS)}")
     for name in COUNTS:
         if not _is_count(record[name], least=0 if name == "call" else 1):
             _fail(f"{name!r} is {str(record[name])[:80]!r}; it needs a whole number")
+    if not _is_count(record.get("revision", 1)) or record.get("revision", 1) > REVISION:
+        _fail(f"its revision is {str(record['revision'])[:80]!r}; it needs a whole number from 1 to {REVISION}")
     for name in WORDS:
         if not isinstance(record[name], str):
             _fail(f"{name!r} is {str(record[name])[:80]!r}; it needs a word")
@@ -140,6 +146,7 @@ def _check_kept(record: dict[str, Any], shape: tuple[int, int, int, int], sizes:
         ("entropy", queries),
         ("received", keys),
         ("metrics", len(names)),
+        *([("largest", queries)] if record.get("revision", 1) > 1 else []),
     ):
         _check_size(prefix + name, ("F32",), (batch, heads, last), sizes)
 
@@ -158,8 +165,11 @@ def _check_words(record: dict[str, Any], sizes: Sizes) -> None:
         for number in set(numbers):
             _check_size(f"words.{number}.ends", ("I64",), (count + 1,), sizes)
             _check_size(f"words.{number}", ("U8",), _shape(f"words.{number}", sizes)[:1], sizes)
+            if f"words.{number}.numbers" in sizes:
+                _check_size(f"words.{number}.numbers", ("I32",), (count,), sizes)
     if "roles" in record:
         checked_roles(record["roles"], [(record["name"][:80], record["heads"])] * batch)
+    check_told(record, batch)
 
 
 def _check_ends(name: str, arrays: Mapping[str, Tensor]) -> None:

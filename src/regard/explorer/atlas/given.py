@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...errors import AtlasError
 from ...lenses.base import Frame, Tile
+from .existing import Existing
 from .keeping import Arrays, summary
 from .levels import SHARE, Levels
 from .survey import Survey
@@ -103,7 +104,7 @@ def _record(name: str, weights: Tensor, arrays: Arrays, prefix: str) -> dict[str
         "bias": None,
         "rounding": 0.0,
         "arrays": {"weights": arrays.add(prefix + "weights", weights)},
-        **summary(seen, levels, seen.mass > 0, kind, arrays, prefix),
+        **summary(seen, levels, Existing.everywhere(), seen.mass > 0, kind, arrays, prefix),
     }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .existing import Existing
 from .levels import Levels, packed, pyramid
 from .survey import Surveyed
 
@@ -33,22 +34,27 @@ class Arrays:
         return self._names[id(tensor)]
 
 
+REVISION = 2
+"""Of what is kept beside queries and keys. 1 had no row maxima, and could not tell cells without a pair from 0."""
+
+
 def summary(
-    seen: Surveyed, levels: Levels, attending: Tensor, kind: str, arrays: Arrays, prefix: str
+    seen: Surveyed, levels: Levels, exists: Existing, attending: Tensor, kind: str, arrays: Arrays, prefix: str
 ) -> dict[str, Any]:
     """The pyramid, the profiles and the metrics of what was seen, over rows that attend to something: (B, H, M)."""
     tops = []
     for reduce, finest in (("max", seen.largest), ("mean", seen.sums)):
         for level, cells in enumerate(pyramid(finest.float(), levels, reduce)):
-            bytes_, top = packed(cells)
+            bytes_, top = packed(cells, exists.of(level, cells.shape))
             arrays.add(f"{prefix}{reduce}.{level}", bytes_)
             tops.append(top)
     metrics = _metrics(seen, attending, kind)
     arrays.add(prefix + "tops", torch.stack(tops, -1))
     arrays.add(prefix + "entropy", seen.entropy.float())
     arrays.add(prefix + "received", seen.received.float())
+    arrays.add(prefix + "largest", seen.top.float())
     arrays.add(prefix + "metrics", torch.stack(list(metrics.values()), -1).float())
-    return {"cell": [levels.rows, levels.columns], "metrics": list(metrics), "prefix": prefix}
+    return {"revision": REVISION, "cell": [levels.rows, levels.columns], "metrics": list(metrics), "prefix": prefix}
 
 
 def _metrics(seen: Surveyed, attending: Tensor, kind: str) -> Mapping[str, Tensor]:

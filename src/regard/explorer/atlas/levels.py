@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -89,22 +90,30 @@ def pyramid(finest: Tensor, levels: Levels, reduce: str) -> list[Tensor]:
     return [sums / levels.pairs(level).to(sums.device) for level, sums in enumerate(found)]
 
 
-def packed(level: Tensor) -> tuple[Tensor, Tensor]:
+def packed(level: Tensor, exists: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Numbers of at least 0, (B, H, R, C), as bytes, and the largest of each head, (B, H).
 
-    A number v of a head whose largest is t is kept as b = round(255 · √(v/t)) and read as t · (b/255)²: it is off by at
-    most t · (√(v/t)/255 + 1/510²), so that small numbers keep more digits than in equal steps.
+    A number v of a head whose largest is t is kept as b = 1 + round(254 · √(v/t)) and read as t · ((b - 1)/254)²: it is
+    off by at most t · (√(v/t)/254 + 1/508²), so that small numbers keep more digits than in equal steps. 0 is kept for
+    cells that have no pair, where `exists` is False, and read as NaN.
 
     >>> import torch
-    >>> bytes_, top = packed(torch.tensor([[[[0.0, 0.25, 1.0]]]]))
-    >>> bytes_.tolist(), unpacked(bytes_, top).tolist()[0][0][0][2]
-    ([[[[0, 128, 255]]]], 1.0)
+    >>> bytes_, top = packed(torch.tensor([[[[0.0, 0.25, 1.0, 0.0]]]]), torch.tensor([True, True, True, False]))
+    >>> bytes_.tolist(), unpacked(bytes_, top).tolist()
+    ([[[[1, 128, 255, 0]]]], [[[[0.0, 0.25, 1.0, nan]]]])
     """
     top = level.amax((-2, -1))
-    root = (level / top.masked_fill(top == 0, 1.0)[..., None, None]).sqrt_().mul_(255.0).round_()
-    return root.clamp_(0, 255).to(torch.uint8), top.float()
+    root = (level / top.masked_fill(top == 0, 1.0)[..., None, None]).sqrt_().mul_(254.0).round_()
+    bytes_ = root.clamp_(0, 254).add_(1).to(torch.uint8)
+    return bytes_ if exists is None else bytes_.mul_(exists), top.float()
 
 
 def unpacked(bytes_: Tensor, top: Tensor) -> Tensor:
-    """What was packed, as float32, within the error that `packed` states."""
+    """What was packed, as float32, within the error that `packed` states; NaN where there is no pair."""
+    values = ((bytes_.float() - 1.0) / 254.0).square_() * top[..., None, None]
+    return values.masked_fill_(bytes_ == 0, math.nan)
+
+
+def unpacked_of_revision_1(bytes_: Tensor, top: Tensor) -> Tensor:
+    """What files of version 1 keep as t · (b/255)², which cannot tell a cell without a pair from one of weight 0."""
     return (bytes_.float() / 255.0).square_() * top[..., None, None]

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ...lenses.base import Frame
 from ...observing import sweep
-from .forms import by_rows, written
+from .existing import Existing
+from .forms import by_rows, read_mask, written
 from .keeping import Arrays, summary
 from .levels import SHARE, Levels
 from .survey import Survey, Surveyed
@@ -20,16 +21,15 @@ if TYPE_CHECKING:
     from ..calls import Call
 
 
-def records_of(calls: Sequence[Call], tokens: Any) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
-    """The records of some calls, and the arrays that they have.
+def records_of(calls: Sequence[Call], tokens: Sequence[Any]) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+    """The records of some calls, each with its own tokens, and the arrays that they have.
 
     Raises:
         AtlasError: tokens do not fit; a mask or a bias that an atlas cannot hold.
     """
     arrays, words = Arrays(), Words()
-    chosen = [
-        words_for(_place(call), tokens) for call in calls
-    ]  # what does not fit is said before anything is computed
+    # What does not fit is said before anything is computed.
+    chosen = [words_for(_place(call), own) for call, own in zip(calls, tokens, strict=True)]
     records = []
     with torch.no_grad():
         for number, (call, sides) in enumerate(zip(calls, chosen, strict=True)):
@@ -59,6 +59,12 @@ def _record(call: Call, arrays: Arrays, prefix: str) -> dict[str, Any]:
     if _placed(call):
         held |= {"query_positions": call.positions[0], "key_positions": call.positions[1]}
     grid = problem.grid()
+    mask = None if call.mask is None else written(call.mask, grid, arrays.shared)
+    exists = Existing.everywhere()
+    if mask is not None:  # as the atlas has it, so that cells and tiles say the same
+        exists = Existing.by(
+            read_mask(mask, arrays.held), grid, levels, seen.largest.view(*call.leading, *levels.shapes[0])
+        )
     return {
         "name": call.name,
         "call": call.number,
@@ -73,11 +79,11 @@ def _record(call: Call, arrays: Arrays, prefix: str) -> dict[str, Any]:
         "score": "dot" if call.weight is None else "additive",
         "scale": call.scale,
         "softcap": call.softcap,
-        "mask": None if call.mask is None else written(call.mask, grid, arrays.shared),
+        "mask": mask,
         "bias": None if call.bias is None else written(call.bias, grid, arrays.shared),
         "rounding": call.rounding,
         "arrays": {name: arrays.add(prefix + name, tensor) for name, tensor in held.items()},
-        **summary(seen, levels, attending, call.kind, arrays, prefix),
+        **summary(seen, levels, exists, attending, call.kind, arrays, prefix),
     }
 
 

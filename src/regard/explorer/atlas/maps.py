@@ -15,14 +15,16 @@ from torch import Tensor
 
 from ...biases import Bias
 from ...errors import AtlasError
+from ...heads.links import SentenceLinks
 from ...lenses import Weights
 from ...masks import Mask
 from ...pairs import AdditivePairs, DotPairs
 from ...problem import Problem
 from .forms import read_bias, read_mask
-from .levels import Levels, unpacked
+from .levels import Levels, unpacked, unpacked_of_revision_1
 from .one import Axes, Faults, OneBias, OneMask
 from .tokens import read_words
+from .translations import Hypothesis, Numbers, from_json, read_numbers
 
 Record = Mapping[str, Any]
 Floats = NDArray[np.float32]
@@ -103,6 +105,28 @@ class AttentionMap:
         """(N,): where the keys sit."""
         return self._positions("key", self.keys)
 
+    @cached_property
+    def query_words(self) -> Numbers | None:
+        """(M,): the number of the word that each query belongs to, -1 for none; None where `Pieces` told nothing."""
+        return self._word_numbers("query")
+
+    @cached_property
+    def key_words(self) -> Numbers | None:
+        """(N,): the same of the keys."""
+        return self._word_numbers("key")
+
+    @property
+    def hypothesis(self) -> Hypothesis | None:
+        """Which of the n best translations it is of; None where `Atlas.with_hypotheses` told nothing."""
+        told = self.record.get("hypotheses")
+        return Hypothesis(**told[self.sequence]) if told and told[self.sequence] else None
+
+    @property
+    def gold(self) -> SentenceLinks | None:
+        """The links between words that people made, source word first; None unless `Atlas.with_gold` gave some."""
+        told = self.record.get("gold")
+        return from_json(told[self.sequence]) if told and told[self.sequence] else None
+
     def weights(self, head: int, rows: slice, columns: slice) -> Floats:
         """The weights of a head on rows × columns, (m, n); 0 where a pair does not exist.
 
@@ -147,9 +171,11 @@ class AttentionMap:
         return self._levels.cell(level)
 
     def pooled(self, head: int, level: int, reduce: Literal["mean", "max"] = "mean") -> Floats:
-        """The mean or largest weight of each cell of a level, (rows, columns), over all pairs, masked ones as 0.
+        """The mean or largest weight of each cell of a level, (rows, columns); NaN where no pair of the cell exists.
 
-        Kept in one byte a cell: for a head whose largest cell is t, a cell v is off by at most t · (√(v/t)/255 + 4e-6).
+        A mean is over all pairs of its cell, those that do not exist with the weight 0: means times the sizes of their
+        cells sum to the sum of all weights. Kept in one byte a cell: for a head whose largest cell is t, a cell v is
+        off by at most t · (√(v/t)/254 + 4e-6). Files of version 1 do not tell where no pair exists: there it is 0.
 
         Raises:
             AtlasError: there is no such head, level or way to reduce.
@@ -160,7 +186,8 @@ class AttentionMap:
             raise AtlasError(f"a map has the cells' 'mean' and 'max'; there is no {reduce!r}")
         column = level + (len(self.levels) if reduce == "mean" else 0)
         top = self._kept("tops")[self.sequence, head, column]
-        return unpacked(self._kept(f"{reduce}.{level}")[self.sequence, head], top).numpy()
+        read = unpacked if self.record.get("revision", 1) > 1 else unpacked_of_revision_1
+        return read(self._kept(f"{reduce}.{level}")[self.sequence, head], top).numpy()
 
     @cached_property
     def metrics(self) -> Mapping[str, Floats]:
@@ -182,6 +209,25 @@ class AttentionMap:
         """Σ_i w_ij of each key, (N,)."""
         self._check("head", head, self.heads)
         return self._kept("received")[self.sequence, head].numpy()
+
+    def largest(self, head: int) -> Floats:
+        """max_j w_ij of each row, (M,); 0 of a row that attends to nothing.
+
+        Raises:
+            AtlasError: there is no such head; the atlas is of version 1, which does not keep them.
+        """
+        self._check("head", head, self.heads)
+        if "largest" not in self.profiles:
+            raise AtlasError(
+                f"the atlas that {self.name!r} is in was written by an older regard, which kept no largest weight of "
+                "each row: record the model again"
+            )
+        return self._kept("largest")[self.sequence, head].numpy()
+
+    @property
+    def profiles(self) -> tuple[Literal["entropy", "received", "largest"], ...]:
+        """The names of the methods that tell one number for each row or key."""
+        return ("entropy", "received", "largest") if self.record.get("revision", 1) > 1 else ("entropy", "received")
 
     @property
     def roles(self) -> tuple[tuple[Mapping[str, Any], ...], ...]:
@@ -209,6 +255,10 @@ class AttentionMap:
             return tuple(map(str, positions.tolist()))
         name = f"words.{lists[self.sequence]}"
         return read_words(self.arrays[name], self.arrays[f"{name}.ends"])
+
+    def _word_numbers(self, side: str) -> Numbers | None:
+        lists = self.record["tokens"][side]
+        return None if lists is None else read_numbers(self.arrays, f"words.{lists[self.sequence]}")
 
     def _positions(self, side: str, count: int) -> NDArray[np.int64]:
         if f"{side}_positions" not in self.record["arrays"]:

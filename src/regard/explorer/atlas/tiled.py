@@ -8,16 +8,19 @@ from functools import cached_property
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ...blocks import Blocks
 from ...errors import AtlasError
 from ...intervals import Ternary
 from ...masks import Mask
 from ...masks.base import Kept, Pairs
-from ...tiles import FULL, PARTIAL, Grid
+from ...tiles import EMPTY, FULL, PARTIAL, Grid
 
 SIDE = 128
 """Rows and columns of a tile."""
+AT_ONCE = 1024
+"""Tiles whose bits are unpacked together: 16 MB."""
 MOST_BITS = 2**26
 """The most bytes that the bits of one mask may take."""
 
@@ -41,19 +44,46 @@ class TiledMask(Mask):
 
     def keep(self, grid: Pairs) -> Kept:
         if isinstance(grid, Blocks):
-            known = torch.zeros(grid.shape, dtype=torch.bool)
-            return Ternary.between(known, ~known)
-        queries, keys = grid.query_positions.shape[-1], grid.key_positions.shape[-1]
-        rows, columns = range(queries)[grid.rows], range(keys)[grid.columns]
+            return self._known(grid)
+        rows, columns = _stretches(grid)
+        shown = self._shown(rows, columns, (1, 1))[0]
+        above, left = rows.start % SIDE, columns.start % SIDE
+        return shown[..., above : above + len(rows), left : left + len(columns)]
+
+    def _known(self, blocks: Blocks) -> Ternary:
+        """What holds for whole blocks; nothing where they do not lie within tiles, or tiles within them."""
+        rows, columns = _stretches(blocks.grid)
+        sizes = blocks.rows, blocks.columns
+        within = min(sizes[0], SIDE), min(sizes[1], SIDE)
+        fit = all(SIDE % part == size % part == 0 for size, part in zip(sizes, within, strict=True))
+        if not fit or rows.start % SIDE or columns.start % SIDE:
+            return Ternary(torch.full((*self.marks.shape[:-2], *blocks.shape), PARTIAL, dtype=torch.int8))
+        some, every = self._shown(rows, columns, within)
+        # Beyond the last row or column there is nothing: no block exists as a whole because of it, nor less than whole.
+        for axis, length, size, part in zip((-2, -1), (len(rows), len(columns)), sizes, within, strict=True):
+            some, every = (of.narrow(axis, 0, -(-length // part)) for of in (some, every))
+            some = _joined(some, axis, size // part, False).any(axis)
+            every = _joined(every, axis, size // part, True).all(axis)
+        return Ternary.between(every, some)
+
+    def _shown(self, rows: range, columns: range, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
+        """Whether some and whether every pair exists, of all parts of the tiles met, each of `size` rows and columns.
+
+        Bits beyond the last row or column do not exist: a part that reaches there does not exist as a whole.
+        """
         down, across = _tiles(rows), _tiles(columns)
         verdicts, numbers = (of[..., down, across] for of in (self.marks, self.numbers))
-        shown = (verdicts == FULL)[..., None, None].repeat(*[1] * verdicts.ndim, SIDE, SIDE)
-        partial = verdicts == PARTIAL
-        bits = self.bits[numbers[partial]]
-        shown[partial] = torch.from_numpy(np.unpackbits(bits.numpy(), axis=-1)).bool()
-        shown = shown.transpose(-3, -2).flatten(-4, -3).flatten(-2)
-        above, left = down.start * SIDE, across.start * SIDE
-        return shown[..., rows.start - above : rows.stop - above, columns.start - left : columns.stop - left]
+        parts = SIDE // size[0], SIDE // size[1]
+        some, every = (
+            of[..., None, None].repeat(*[1] * verdicts.ndim, *parts) for of in (verdicts != EMPTY, verdicts == FULL)
+        )
+        partial = (verdicts == PARTIAL).nonzero()
+        for few in partial.split(AT_ONCE):
+            at = tuple(few.T)
+            bits = torch.from_numpy(np.unpackbits(self.bits[numbers[at]].numpy(), axis=-1)).bool()
+            bits = bits.view(-1, parts[0], size[0], parts[1], size[1])
+            some[at], every[at] = bits.any(-1).any(2), bits.all(-1).all(2)
+        return tuple(of.transpose(-3, -2).flatten(-4, -3).flatten(-2) for of in (some, every))  # type: ignore[return-value]
 
     def __repr__(self) -> str:
         return f"tiles(<{tuple(self.marks.shape)} of {SIDE} × {SIDE}>)"
@@ -86,6 +116,18 @@ def tiled(mask: Mask, grid: Grid) -> TiledMask:
         bits[numbers[..., row, column][mixed], :height, :width] = kept.expand(*leading, height, width).cpu()[mixed]
     packed = np.packbits(bits.numpy(), axis=-1) if count else np.zeros((0, SIDE, SIDE // 8), dtype=np.uint8)
     return TiledMask(verdicts.to(torch.uint8).cpu().contiguous(), torch.from_numpy(packed))
+
+
+def _joined(parts: Tensor, axis: int, count: int, filling: bool) -> Tensor:
+    """Parts along an axis in groups of so many, the axis of the groups in front; the last one is filled up."""
+    short = -parts.shape[axis] % count
+    parts = pad(parts, (0, short) if axis == -1 else (0, 0, 0, short), value=filling)
+    return parts.unflatten(axis, (-1, count))
+
+
+def _stretches(grid: Grid) -> tuple[range, range]:
+    queries, keys = grid.query_positions.shape[-1], grid.key_positions.shape[-1]
+    return range(queries)[grid.rows], range(keys)[grid.columns]
 
 
 def _tiles(stretch: range) -> slice:

@@ -13,7 +13,58 @@ from torch import Tensor
 
 from ...errors import AtlasError, nearest
 
-Lists = list[tuple[str, ...]]  # the words of each sequence
+
+@dataclass(frozen=True)
+class Pieces:
+    """Tokens, and which of them make which word: what `Recording.atlas` takes in place of a list of tokens.
+
+    tokens: one for each position. words: the number of each token's word, from 0; None or below 0 for tokens of no
+    word, such as [CLS]. It is what `word_ids()` of a tokenizer of transformers and `Vocabulary.words` give.
+
+    Raises:
+        AtlasError: tokens that are no words; not one whole number for each token.
+
+    >>> Pieces(["[CLS]", "un", "##seen", "cat"], [None, 0, 0, 1]).words
+    (-1, 0, 0, 1)
+    """
+
+    tokens: Sequence[str]
+    words: Sequence[int | None] | None = None
+
+    def __post_init__(self) -> None:
+        if not _are_words(self.tokens):
+            raise AtlasError(f"the tokens of Pieces need to be a list of str; they are {str(self.tokens)[:80]!r}")
+        object.__setattr__(self, "tokens", tuple(self.tokens))
+        if self.words is None:
+            return
+        numbers = [-1 if number is None else number for number in self.words]
+        if len(numbers) != len(self.tokens) or not all(map(_is_number, numbers)):
+            raise AtlasError(
+                f"Pieces has {len(self.tokens)} tokens, and the words {str(list(self.words))[:80]}; it needs the "
+                "number of a word for each token, or None"
+            )
+        object.__setattr__(self, "words", tuple(max(int(number), -1) for number in numbers))
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def at(self, indices: Sequence[int | None]) -> Pieces:
+        """Those at some positions; nothing, of no word, where there is None."""
+        tokens = ["" if index is None else self.tokens[index] for index in indices]
+        if self.words is None:
+            return Pieces(tokens)
+        return Pieces(tokens, [None if index is None else self.words[index] for index in indices])
+
+
+Lists = list[Pieces]  # the words of each sequence
+
+
+def _are_words(words: Any) -> bool:
+    return isinstance(words, Sequence) and not isinstance(words, str) and all(isinstance(word, str) for word in words)
+
+
+def _is_number(number: Any) -> bool:
+    return hasattr(number, "__index__") and not isinstance(number, bool) and int(number) < 2**31
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +84,7 @@ class Words:
     """Lists of words, each kept once, as bytes of UTF-8 and where each word begins."""
 
     def __init__(self) -> None:
-        self._numbers: dict[tuple[str, ...], int] = {}
+        self._numbers: dict[Pieces, int] = {}
 
     def add(self, lists: Lists | None) -> list[int] | None:
         """The numbers of the lists."""
@@ -42,9 +93,11 @@ class Words:
     def arrays(self) -> dict[str, Tensor]:
         """What is kept of them."""
         held = {}
-        for words, number in self._numbers.items():
-            parts = [word.encode("utf-8", "replace") for word in words]
+        for pieces, number in self._numbers.items():
+            parts = [word.encode("utf-8", "replace") for word in pieces.tokens]
             ends = np.cumsum([0, *map(len, parts)], dtype=np.int64)
+            if pieces.words is not None:
+                held[f"words.{number}.numbers"] = torch.tensor(pieces.words, dtype=torch.int32)
             held[f"words.{number}"] = torch.from_numpy(np.frombuffer(b"".join(parts), dtype=np.uint8).copy())
             held[f"words.{number}.ends"] = torch.from_numpy(ends)
         return held
@@ -94,26 +147,30 @@ def _chosen(name: str, tokens: Any) -> Any:
 
 def _lists(call: Place, tokens: Any) -> Lists:
     """One list for all sequences, or one for each, as tuples."""
-    if _are_words(tokens):
-        return [tuple(tokens)] * call.sequences
-    if not isinstance(tokens, Sequence) or isinstance(tokens, str) or not all(map(_are_words, tokens)):
+    if _are_list(tokens):
+        return [_pieces(tokens)] * call.sequences
+    if not isinstance(tokens, Sequence) or isinstance(tokens, str) or not all(map(_are_list, tokens)):
         raise AtlasError(
-            f"tokens needs lists of words, str, for {call.name!r}; it has {str(tokens)[:80]!r}: give a list, one list "
-            "for each sequence, or a pair of these for cross-attention"
+            f"tokens needs lists of words, str, for {call.name!r}; it has {str(tokens)[:80]!r}: give a list or Pieces, "
+            "one of these for each sequence, or a pair of these for cross-attention"
         )
     if len(tokens) != call.sequences:
         raise AtlasError(
             f"tokens has {len(tokens)} lists, but {call.name!r} has {call.sequences} sequences: give one list for "
             "each, or one list for all"
         )
-    return [tuple(words) for words in tokens]
+    return [_pieces(words) for words in tokens]
 
 
-def _are_words(words: Any) -> bool:
-    return isinstance(words, Sequence) and not isinstance(words, str) and all(isinstance(word, str) for word in words)
+def _are_list(tokens: Any) -> bool:
+    return isinstance(tokens, Pieces) or _are_words(tokens)
 
 
-def _fits(words: tuple[str, ...], count: int, steps: int) -> bool:
+def _pieces(tokens: Any) -> Pieces:
+    return tokens if isinstance(tokens, Pieces) else Pieces(tokens)
+
+
+def _fits(words: Pieces, count: int, steps: int) -> bool:
     """Whether there is a word for each position; a generated text has one more, which was not asked."""
     return len(words) == count or (steps > 1 and len(words) == count + 1)
 
@@ -127,13 +184,13 @@ def _fitted(call: Place, side: str, lists: Lists, count: int) -> Lists:
             "padding included; of cross-attention those of the queries and of the keys as a pair, and words for "
             "some modules by a mapping from their names"
         )
-    return [words[:count] for words in lists]
+    return [words if len(words) == count else words.at(range(count)) for words in lists]
 
 
-def _of_queries(call: Place, words: tuple[str, ...], sequence: int) -> tuple[str, ...]:
+def _of_queries(call: Place, words: Pieces, sequence: int) -> Pieces:
     """The words at which a sequence that looks at itself asks: those of the keys at the same positions."""
     if call.queries == call.keys:
         return words
     queries, keys = (of[sequence % len(of)].tolist() for of in call.positions)
     at = {position: index for index, position in enumerate(keys)}
-    return tuple(words[at[position]] if position in at else "" for position in queries)
+    return words.at([at.get(position) for position in queries])

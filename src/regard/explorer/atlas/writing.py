@@ -13,8 +13,8 @@ from ...errors import AtlasError, CheckpointError, require
 from ...files import atomic_write
 
 FORMAT = "regard-atlas"
-VERSION = 1
-"""Of the layout; raised when an older regard could not read the file."""
+VERSION = 2
+"""Of the layout; raised when an older regard could not read the file. Files of version 1 are read too."""
 ENTRY = "atlas"
 """The entry of the file's metadata that holds the JSON text."""
 

@@ -1,0 +1,29 @@
+/** A context made: an atlas, with what an explorer keeps of it. */
+
+import type { Context } from "./context.ts";
+import { Loader } from "./loader.ts";
+import type { Raster } from "./raster.ts";
+import { Bounded } from "./rendering/painter.ts";
+import { shortNames } from "./text.ts";
+import { Tokens } from "./tokens.ts";
+import type { Meta, Source } from "./types.ts";
+
+const DERIVED_BYTES = 24e6;
+
+/** What is the same for all atlases of an explorer. */
+export type Shared = Pick<Context, "beside" | "renderer" | "state" | "update" | "palette" | "announce">;
+
+export function contextOf(source: Source, meta: Meta, atlas: Context["atlas"], shared: Shared): Context {
+  const loader = new Loader();
+  return {
+    ...shared,
+    source,
+    meta,
+    atlas,
+    loader,
+    tokens: new Tokens(source, meta, loader),
+    derived: new Bounded<Raster>(DERIVED_BYTES, () => undefined),
+    names: shortNames(meta.maps.map((map) => map.name)),
+    offers: (map, head, level) => source.offers?.(map, head, level) ?? true,
+  };
+}

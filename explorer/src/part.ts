@@ -1,0 +1,39 @@
+/** What a page that holds only a part of an atlas says of it. */
+
+import { type AttentionMap, EXACT, type Meta } from "./types.ts";
+
+type Offers = (map: number, head: number, level: number) => boolean;
+
+/** How many heads there are, and of how many the single weights are there. */
+export function counted(meta: Meta, offers: Offers): { heads: number; whole: number } {
+  let [heads, whole] = [0, 0];
+  meta.maps.forEach((map, at) => {
+    heads += map.heads;
+    for (let head = 0; head < map.heads; head += 1) if (offers(at, head, EXACT)) whole += 1;
+  });
+  return { heads, whole };
+}
+
+/** "exact weights of 12 of 144 heads are in this page, of the others cells of ...", or "" where nothing is left out. */
+export function partWords(meta: Meta, offers: Offers): string {
+  const { heads, whole } = counted(meta, offers);
+  if (whole === heads) return "";
+  const finest = meta.maps.map((map, at) => (offers(at, 0, EXACT) ? undefined : finestCell(map, (level) => offers(at, 0, level))));
+  const sizes = [...new Set(finest.filter((cell) => cell !== undefined))];
+  const cells = sizes.length ? `cells of ${sizes.slice(0, 3).join(", ")} weights and more` : "cells of many weights";
+  const exact = meta.exact ?? "exact weights";
+  const held = whole
+    ? `${capital(exact)} of ${whole} of ${heads} heads are in this page, of the others ${cells}`
+    : `No single weights are in this page: of all ${heads} heads it has ${cells}`;
+  return `${held}${meta.all ? `; ${meta.all}` : ""}.`;
+}
+
+/** "8 × 8", the smallest cells of a map that are there. */
+export function finestCell(map: AttentionMap, offers: (level: number) => boolean): string | undefined {
+  const level = map.levels.findIndex((_, at) => offers(at));
+  return level < 0 ? undefined : map.cells[level].join(" × ");
+}
+
+function capital(words: string): string {
+  return words.charAt(0).toUpperCase() + words.slice(1);
+}

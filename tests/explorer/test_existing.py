@@ -1,0 +1,207 @@
+"""Which cells have a pair: against all pairs of the mask, one by one."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import regard
+from regard import masks
+from regard.blocks import Blocks
+from regard.errors import AtlasError
+from regard.explorer import Atlas, record
+from regard.explorer.atlas import existing
+from regard.explorer.atlas.existing import Existing
+from regard.explorer.atlas.levels import Levels
+from regard.explorer.atlas.tiled import tiled
+from regard.tiles import EMPTY, FULL, Grid
+
+B, H, D = 2, 3, 8
+
+
+class Asker(nn.Module):
+    def forward(self, *tensors, **options):
+        return regard.attention(*tensors, **options)
+
+
+def each_head(n):
+    """Pairs that each head of each sequence has for itself."""
+    return torch.rand(B, H, n, n) < torch.tensor([0.001, 0.02, 0.5])[:, None, None]
+
+
+MASKS = {
+    "everything": lambda n: None,
+    "causal": lambda n: masks.causal(),
+    "window": lambda n: masks.window(before=5, after=3),
+    "not causal": lambda n: ~masks.causal(),
+    "documents": lambda n: masks.documents(ids=torch.arange(n) // 37) & masks.causal(),
+    "padded": lambda n: masks.padding(lengths=torch.tensor([n, n // 3])) & masks.causal(),
+    "stripes": lambda n: masks.dilated(3, step=7),
+    "two halves that do not meet": lambda n: (
+        masks.from_mod(lambda b, h, q, k: (q + k) % 2 == 0) & masks.from_mod(lambda b, h, q, k: (q + k) % 2 == 1)
+    ),
+    "a function": lambda n: masks.from_mod(lambda b, h, q, k: (q * q - 3 * k) % 61 == 0),
+    "pairs of their own": lambda n: masks.where(keep=each_head(n)),
+    "nothing": lambda n: masks.causal() & masks.window(before=0, after=9) & ~masks.window(before=0, after=0),
+}
+SIZES = [9, 64, 65, 150, 700]
+
+
+def dense(mask, n):
+    return torch.ones(B, H, n, n).bool() if mask is None else mask.dense(n, n).expand(B, H, n, n)
+
+
+def cells_that_exist(pairs, cell):
+    high, wide = cell
+    m, n = pairs.shape
+    padded = np.zeros((-(-m // high) * high, -(-n // wide) * wide), dtype=bool)
+    padded[:m, :n] = pairs
+    return padded.reshape(padded.shape[0] // high, high, -1, wide).any((1, 3))
+
+
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("sharpness", [1.0, 300.0])  # of the second nearly all weights are too small to be told from 0
+def test_a_cell_without_a_pair_is_no_number_and_others_are(name, n, sharpness, tmp_path):
+    mask = MASKS[name](n)
+    query = sharpness * torch.randn(B, H, n, D)
+    with record(Asker(), dtype="keep") as recording:
+        recording.model(query, query, query, mask=mask)
+    recording.atlas().save(tmp_path / "a.atlas")
+    pairs = dense(mask, n).numpy()
+    for shown in Atlas.open(tmp_path / "a.atlas").maps:
+        for head in range(H):
+            of_head = pairs[shown.sequence, head]
+            for level in range(len(shown.levels)):
+                expected = cells_that_exist(of_head, shown.cell(level))
+                for reduce in ("max", "mean"):
+                    cells = shown.pooled(head, level, reduce)
+                    np.testing.assert_array_equal(np.isfinite(cells), expected)
+            everything = slice(0, n), slice(0, n)
+            np.testing.assert_array_equal(shown.exists(head, *everything), of_head)
+
+
+@pytest.mark.parametrize("cells", [1, 4096])
+@pytest.mark.parametrize("pairs", [1, 3000])
+def test_strips_make_no_difference(cells, pairs, monkeypatch):
+    monkeypatch.setattr(existing, "CELLS", cells)
+    monkeypatch.setattr(existing, "PAIRS", pairs)
+    mask, n = MASKS["pairs of their own"](310), 310
+    grid, levels = Grid.of(n, n), Levels.of(n, n, 1e9)
+    nothing_shown = torch.zeros(B, H, *levels.shapes[0])
+    found = Existing.by(mask, grid, levels, nothing_shown)
+    for level, shape in enumerate(levels.shapes):
+        told = found.of(level, torch.Size((B, H, *shape)))
+        assert told is not None
+        for sequence in range(B):
+            for head in range(H):
+                expected = cells_that_exist(dense(mask, n)[sequence, head].numpy(), levels.cell(level))
+                np.testing.assert_array_equal(told[sequence, head], expected)
+
+
+def test_a_mask_that_knows_is_not_looked_into(monkeypatch):
+    monkeypatch.setattr(
+        existing, "_look", lambda mask, grid, levels, start, exists, unknown: unknown.sum() == 0 or 1 / 0
+    )
+    n = 4096
+    levels = Levels.of(n, n, 1e9)
+    shown = torch.zeros(1, 1, *levels.shapes[0])
+    shown[..., torch.arange(1024), torch.arange(1024)] = 1e-30  # on the diagonal cells, of which causal() has a part
+    found = Existing.by(masks.causal(), Grid.of(n, n), levels, shown)
+    assert int(found.levels[0].sum()) == 1024 * 1025 // 2
+
+
+@pytest.mark.parametrize("size", [(1, 4), (2, 8), (32, 128), (128, 64), (256, 512), (1024, 2), (3, 3), (200, 128)])
+@pytest.mark.parametrize("name", ["a function", "causal", "pairs of their own", "nothing"])
+def test_tiles_of_a_mask_that_is_made_of_tiles(name, size):
+    n = 300
+    mask, grid = MASKS[name](n), Grid.of(n, n)
+    made = tiled(mask, grid)
+    verdicts = made.verdicts(Blocks.of(grid, size))
+    pairs = mask.dense(n, n)
+    for at in np.ndindex(*verdicts.shape):
+        *leading, row, column = at
+        of = pairs[
+            (*leading, slice(row * size[0], (row + 1) * size[0]), slice(column * size[1], (column + 1) * size[1]))
+        ]
+        told = int(verdicts[at])
+        assert told != EMPTY or not bool(of.any())
+        assert told != FULL or bool(of.all())
+        if size not in [(3, 3), (200, 128)]:  # sizes of levels are powers of two: of these EMPTY is always told
+            assert (told == EMPTY) == (not bool(of.any()))
+
+
+def test_tiles_of_a_part_of_it():
+    n = 700
+    mask, grid = MASKS["a function"](n), Grid.of(n, n)
+    made = tiled(mask, grid)
+    part = grid.tile(slice(256, 600), slice(None))
+    whole = made.verdicts(Blocks.of(grid, 64))
+    assert torch.equal(made.verdicts(Blocks.of(part, 64))[:5], whole[4:9])
+    assert (made.verdicts(Blocks.of(grid.tile(slice(100, 600), slice(None)), 64)) == 1).all()  # begins within a tile
+
+
+def test_given_weights_have_all_pairs():
+    atlas = Atlas.from_weights([torch.eye(90)[None]])
+    assert np.isfinite(atlas.maps[0].pooled(0, 0)).all()
+    assert atlas.maps[0].pooled(0, 0, "max")[0, 3] == 0
+
+
+def rows(largest):
+    return [float(value) for value in largest]
+
+
+def test_the_largest_weight_of_each_row(tmp_path):
+    n = 300
+    query = torch.randn(B, H, n, D)
+    mask = masks.causal() & ~masks.prefix(20)  # the first rows attend to nothing
+    with record(Asker(), dtype="keep") as recording:
+        recording.model(query, query, query, mask=mask)
+    recording.atlas().save(tmp_path / "a.atlas")
+    for shown in Atlas.open(tmp_path / "a.atlas").maps:
+        assert shown.profiles == ("entropy", "received", "largest")
+        for head in range(H):
+            weights = shown.weights(head, slice(0, n), slice(0, n))
+            np.testing.assert_allclose(shown.largest(head), weights.max(1), rtol=1e-5)
+            assert rows(shown.largest(head)[:20]) == [0.0] * 20
+            assert shown.largest(head).mean() * n / (n - 20) == pytest.approx(shown.metrics["top1"][head], rel=1e-4)
+    with pytest.raises(AtlasError, match="there is no head 3"):
+        shown.largest(3)
+
+
+def test_an_atlas_of_the_first_version(tmp_path):
+    """As it was written before: no row maxima, bytes that go down to 0, and nothing that says so."""
+    query = torch.randn(1, H, 90, D)
+    with record(Asker()) as recording:
+        recording.model(query, query, query, mask=masks.causal())
+    atlas = recording.atlas(title="old")
+    (of,) = atlas.maps
+    record_ = {name: value for name, value in of.record.items() if name != "revision"}
+    arrays = {name: array for name, array in of.arrays.items() if name != "0.largest"}
+    values = {}
+    for reduce in ("max", "mean"):
+        cells = np.nan_to_num(np.stack([of.pooled(head, 0, reduce) for head in range(H)]))
+        top = cells.max((1, 2), keepdims=True)
+        arrays[f"0.{reduce}.0"] = torch.from_numpy(np.rint(255 * np.sqrt(cells / top)).astype(np.uint8))[None]
+        values[reduce] = cells, top
+    path = tmp_path / "old.atlas"
+    Atlas([record_], arrays, "old").save(path)
+    data = path.read_bytes()
+    assert data.count(b'\\"version\\": 2') == 1
+    path.write_bytes(data.replace(b'\\"version\\": 2', b'\\"version\\": 1'))
+    (old,) = Atlas.open(path).maps
+    for reduce, (cells, top) in values.items():
+        for head in range(H):
+            found = old.pooled(head, 0, reduce)
+            assert np.abs(found - cells[head]).max() <= top[head].item() / 255
+            assert found[0, 1] == 0  # above the diagonal: it cannot be told from a weight of 0
+    assert old.profiles == ("entropy", "received")
+    with pytest.raises(AtlasError, match="'Asker' is in was written by an older regard, .* record the model again"):
+        old.largest(0)
+    np.testing.assert_array_equal(old.entropy(1), of.entropy(1))
+    np.testing.assert_array_equal(old.weights(1, slice(0, 9), slice(0, 9)), of.weights(1, slice(0, 9), slice(0, 9)))
+    Atlas.open(path).save(tmp_path / "again.atlas")
+    np.testing.assert_array_equal(Atlas.open(tmp_path / "again.atlas").maps[0].pooled(2, 0), old.pooled(2, 0))
+    assert not math.isnan(float(old.pooled(2, 0).sum()))
