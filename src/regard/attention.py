@@ -213,7 +213,7 @@ def observe(
     looks = started(problem, lenses)
     output, lse = _run_with_lse(problem, kernel)
     problem = cleaned(problem)  # rows that attend to NaN show it through their log-sum-exp
-    sweep(problem, lse, looks.values())
+    sweep(problem, lse, (reduction for look in looks.values() for reduction in look.reductions))
     return Seen(output, lse, {lens: look.finish(problem, lse) for lens, look in looks.items()})
 
 

@@ -1,8 +1,9 @@
 """The second pass: the weights of a problem, computed again tile by tile from its log-sum-exp, for lenses to look at.
 
 The weights of a tile are exp(scores - lse) (Dao et al. 2022, arXiv 2205.14135, section 3.1, does so backward). One pass
-serves all lenses, over the tiles that the mask leaves, of all heads at once. It takes the products of queries and keys
-once more, half of what the forward pass multiplies, and one exponential a pair.
+serves all lenses, over the tiles that the mask leaves. It takes the products of queries and keys once more, half of
+what the forward pass multiplies, and one exponential a pair. Where native code can weigh the problem, it makes those
+reductions that it has a word for, without a tile in memory; the others get tiles, of all heads at once.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import native
 from .errors import ConfigurationError
 from .kernels.flat import Flat
 from .kernels.layout import cut
+from .kernels.natively import native_parts, why_not
 from .kernels.tilewise import LEAST, batches_at_once, tile_size
 from .kernels.tiling import parts
 from .kernels.weighing import FAR, weighing_of
-from .lenses import Lens, Look, Tile
+from .lenses import Lens, Look, NativeReduction, Reduction, Tile
 from .problem import Problem
 from .transforms import transformed
 
@@ -42,24 +45,40 @@ def started(problem: Problem, lenses: Iterable[Lens]) -> dict[Lens, Look[Any]]:
     return looks
 
 
-def sweep(problem: Problem, lse: Tensor, looks: Iterable[Look[Any]]) -> None:
-    """Give looks the tiles of a problem without NaN: each that the mask leaves, once, row by row from left to right.
+def sweep(problem: Problem, lse: Tensor, reductions: Iterable[Reduction]) -> None:
+    """Add the weights of a problem without NaN to reductions: by native code where it can, else tile by tile.
 
     Raises:
         ConfigurationError: under torch.compile or torch.func.
     """
-    looks = [look for look in looks if look.tiles]
-    if not looks:
+    reductions = list(reductions)
+    if not reductions:
         return
     if transformed():
         raise ConfigurationError(
             "of all lenses only Weights can be looked through under torch.compile and torch.func: call observe outside"
         )
-    terms = any(look.terms for look in looks)
     with torch.no_grad(), torch.autocast(problem.value.device.type, enabled=False):
-        for tile in _tiles(problem, lse, terms=terms):
-            for look in looks:
-                look.add(tile)
+        reductions = _natively(problem, lse, reductions)
+        if not reductions:
+            return
+        for tile in _tiles(problem, lse, terms=any(reduction.terms for reduction in reductions)):
+            for reduction in reductions:
+                reduction.add(tile)
+
+
+def _natively(problem: Problem, lse: Tensor, reductions: list[Reduction]) -> list[Reduction]:
+    """Those reductions that native code can do, in one pass of its own; what is left for the tiles."""
+    able = [reduction for reduction in reductions if isinstance(reduction, NativeReduction)]
+    if not able or why_not(problem):
+        return reductions
+    asked = {reduction: form for reduction in able if (form := reduction.native()) is not None}
+    if asked:
+        flat = Flat.of(problem)
+        lse = lse.reshape(flat.shape[:3])
+        for batch, part in native_parts(flat):
+            native.reduce_weights(part, lse[batch], [form.part(batch) for form in asked.values()])
+    return [reduction for reduction in reductions if reduction not in asked]
 
 
 def _tiles(problem: Problem, lse: Tensor, *, terms: bool) -> Iterator[Tile]:

@@ -1,12 +1,16 @@
 """The additive kernel: what `tiled` computes, by native code."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 import regard
 from regard import biases, masks, native, scores
 from regard.kernels.additive import Additive
 from regard.kernels.tiled import Tiled
+from regard.pose import pose
 
 pytestmark = pytest.mark.skipif(bool(native.why_not()), reason=f"there is no native code: {native.why_not()}")
 
@@ -29,6 +33,13 @@ def run(kernel: Additive | Tiled, score: scores.Score, **options) -> list[torch.
     return [output.detach(), *torch.autograd.grad(output.sin().sum(), leaves)]
 
 
+def largest_allocation(work: Callable[[], object]) -> int:
+    """Bytes of the largest tensor that is made by a function."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as made:
+        work()
+    return max(event.self_cpu_memory_usage for event in made.events() or ())
+
+
 @pytest.mark.parametrize("score", SCORES, ids=lambda score: type(score).__name__)
 @pytest.mark.parametrize("tile", [2**12, 2**15, 2**18])
 @pytest.mark.parametrize(
@@ -39,13 +50,35 @@ def run(kernel: Additive | Tiled, score: scores.Score, **options) -> list[torch.
         {"mask": masks.window(before=9) & masks.padding(lengths=[80, 33])},
         {"mask": masks.causal(), "bias": biases.alibi(4), "softcap": 1.5},
         {"bias": biases.relative(torch.randn(4, 8).requires_grad_(), max_distance=20), "dropout_p": 0.2},
+        {"mask": masks.padding(lengths=[80, 0]), "softcap": 2.0, "dropout_p": 0.3},
         {"sinks": torch.zeros(4)},
+        {"sinks": torch.zeros(4), "mask": masks.padding(lengths=[0, 5])},
     ],
     ids=lambda options: "-".join(options) or "plain",
 )
 def test_the_same_as_tiled(score, tile, options):
     expected = run(Tiled(), score, **options)
     torch.testing.assert_close(run(Additive(tile), score, **options), expected, atol=2e-4, rtol=2e-4)
+
+
+@pytest.mark.parametrize("mask", [None, masks.causal(), masks.padding(lengths=[61, 0, 3])], ids=repr)
+def test_batches_by_themselves_and_together(mask):
+    """Each batch alone fills a tile of this size; the results are those of all batches at once."""
+    query, key, value = (torch.randn(3, 2, 61, width) for width in (5, 7, 6))
+    score = scores.Additive(5, 7, 11).requires_grad_(False)
+    problem = pose(query, key, value, score=score, mask=mask, wants_lse=True)
+    few, all_at_once = (Additive(tile).run(problem) for tile in (2**12, 2**22))
+    torch.testing.assert_close((few.output, few.lse), (all_at_once.output, all_at_once.lse))
+    expected = Tiled().run(problem)
+    torch.testing.assert_close((few.output, few.lse), (expected.output, expected.lse), atol=1e-5, rtol=1e-5)
+
+
+def test_memory_is_linear_in_the_lengths():
+    """Scores of all pairs would be 64 MiB; what is allocated at once is far less."""
+    query, key, value = torch.randn(3, 1, 4096, 4).unbind()
+    score = scores.Additive(4, 4, 4).requires_grad_(False)
+    most = largest_allocation(lambda: regard.attention(query, key, value, score=score, kernel="additive"))
+    assert 4 * 4 * 4096 <= most < 2**20
 
 
 def test_it_is_chosen_where_it_can():

@@ -32,7 +32,7 @@ def with_lse(kernels: Sequence[Kernel], among: Sequence[Case]) -> list:
 def look(problem: Problem, lse: Tensor, *wanted: lenses.Lens) -> Shown:
     """What `observe` does after the kernel has run."""
     looks, clean = observing.started(problem, wanted), cleaned(problem)
-    observing.sweep(clean, lse, looks.values())
+    observing.sweep(clean, lse, (reduction for seen in looks.values() for reduction in seen.reductions))
     return {lens: seen.finish(clean, lse) for lens, seen in looks.items()}
 
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from regard import native
 from regard.errors import ShapeError
-from regard.native.additive import _ways
+from regard.native.additive_gradient import _ways
 
 pytestmark = pytest.mark.usefixtures("built")
 
@@ -77,6 +77,9 @@ def test_no_features(variant):
 @pytest.mark.parametrize(
     ("x", "y"),
     [
+        (5.0, 5.0),
+        (8.0, 8.0),
+        (12.0, 9.0),
         (15.0, -14.0),
         (21.0, 21.0),
         (43.1, -42.9),
@@ -128,7 +131,7 @@ def test_nan_stays_with_what_it_meets(variant, size):
 @pytest.mark.parametrize("rows", [1, 41])
 def test_tiles_add_up(variant, rows):
     query, key, weight, upstream = inputs(4, 2, rows, 311, 23, 3.0)
-    gradients = native.Prepared(query, key, weight).gradients()
+    gradients = native.Gradients(native.Prepared(query, key, weight))
     for top, bottom in ((0, 1), (1, 18), (18, rows)):
         for left, right in ((0, 64), (64, 135), (135, 311)):
             gradients.add(upstream[:, top:bottom, left:right], slice(top, bottom), slice(left, right))
@@ -168,7 +171,7 @@ def test_key_heads_are_cut_as_the_threads_need():
 
 def test_upstream_that_does_not_fit():
     query, key, weight, upstream = inputs(2, 2, 3, 5, 4)
-    gradients = native.Prepared(query, key, weight).gradients()
+    gradients = native.Gradients(native.Prepared(query, key, weight))
     with pytest.raises(ShapeError, match=r"upstream has shape \(2, 3, 4\); the tile needs \(2, 3, 5\)"):
         gradients.add(upstream[..., :4])
     with pytest.raises(ShapeError, match=r"upstream has shape \(2, 3, 5\); the tile needs \(2, 1, 5\)"):

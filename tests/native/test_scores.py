@@ -62,7 +62,7 @@ def test_nothing_at_all(variant, shape):
 def test_each_form_is_taken(variant):
     def form(rows: int, size: float) -> int:
         query, key = torch.full((1, rows, 3), size), torch.full((1, 9, 3), -size)
-        return native.Prepared(query, key, torch.ones(3))._c.form
+        return native.Prepared(query, key, torch.ones(3)).work.form
 
     assert form(FEW_QUERIES, 1.0) == DIRECT
     assert form(FEW_QUERIES + 1, 1.0) == TANGENTS
@@ -91,6 +91,14 @@ def test_each_form_is_taken(variant):
 def test_the_sum_decides_and_not_its_parts(variant, rows, x, y):
     query, key, weight = torch.full((1, rows, 7), x), torch.full((1, 70, 7), y), torch.arange(7.0) - 2.5
     query[:, :, 1::2], key[:, ::3] = 0.25, 0.5
+    assert near(native.additive_scores(query, key, weight), query, key, weight)
+
+
+@pytest.mark.parametrize(("x", "y"), [(5.0, 5.0), (5.01, 5.0), (8.0, 8.0), (12.0, 9.0), (21.0, 21.0), (15.0, -14.0)])
+def test_the_same_in_all_features(variant, x, y):
+    """Products of four powers are as large as they come: from x + y = 11 on they would overflow."""
+    query, key, weight = torch.full((1, 5, 9), x), torch.full((1, 70, 9), y), torch.randn(9)
+    key[:, ::3] = -y
     assert near(native.additive_scores(query, key, weight), query, key, weight)
 
 

@@ -87,12 +87,9 @@ class Values:
 
 
 class _Values:
-    """Values that are read from the problem, without tiles."""
+    """Values that are read from the problem."""
 
-    tiles = terms = False
-
-    def add(self, tile: object) -> None:
-        """Nothing: it is given none."""
+    reductions = ()
 
     def finish(self, problem: Problem, lse: Tensor) -> Tensor:
         return problem.value.detach()

@@ -54,7 +54,7 @@ def look(
     problem = _problem(weights, mask, query_positions, key_positions)
     looks = started(problem, lenses)
     for lens, eye in looks.items():
-        if not eye.tiles:
+        if not eye.reductions:
             raise ConfigurationError(
                 f"{lens!r} computes weights and looks at none that are there: look(weights, ...) needs lenses such as "
                 "Entropy(), Received() or TopK(8)"
@@ -63,9 +63,10 @@ def look(
     broken = sums.isnan() | sums.isinf()
     lse = torch.zeros_like(sums).masked_fill(sums == 0, -math.inf).masked_fill(broken, math.nan)
     with torch.no_grad():
-        for tile in _tiles(problem, weights, broken, terms=any(eye.terms for eye in looks.values())):
-            for eye in looks.values():
-                eye.add(tile)
+        reductions = [reduction for eye in looks.values() for reduction in eye.reductions]
+        for tile in _tiles(problem, weights, broken, terms=any(reduction.terms for reduction in reductions)):
+            for reduction in reductions:
+                reduction.add(tile)
         return {lens: eye.finish(problem, lse) for lens, eye in looks.items()}
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..lenses import Distance, Entropy, Look, Received, Tile, TopK
+from ..lenses import Distance, Entropy, Look, Received, TopK
 from ..lenses.base import Lens
 from ..masks import Mask
 from ..problem import Problem
@@ -76,14 +76,9 @@ class Metrics:
 class _Looks:
     """Other lenses at work together."""
 
-    tiles = terms = True
-
     def __init__(self, parts: dict[str, Look[Any]]) -> None:
         self.parts = parts
-
-    def add(self, tile: Tile) -> None:
-        for part in self.parts.values():
-            part.add(tile)
+        self.reductions = [reduction for part in parts.values() for reduction in part.reductions]
 
     def finish(self, problem: Problem, lse: Tensor) -> HeadMetrics:
         shown = {name: part.finish(problem, lse) for name, part in self.parts.items()}

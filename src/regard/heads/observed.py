@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..errors import ConfigurationError, ShapeError
 from ..kernels.flat import Flat
-from ..lenses import Tile
+from ..lenses import Reduction, Tile
 from ..lenses.base import Frame, of_batch
 from ..masks import Mask
 from ..problem import Problem
@@ -74,8 +74,6 @@ class Roles:
 class _Gathering:
     """What the sums are made of."""
 
-    tiles = True
-
     def __init__(self, frame: Frame, problem: Problem, tokens: Tokens, roles: tuple[AnyRole, ...]) -> None:
         self.frame, self.roles = frame, roles
         self.whole = _whole(frame, problem, tokens)
@@ -93,6 +91,10 @@ class _Gathering:
         # How many keys each row has, and how many of them each role counts; all heads alike but for masks of heads.
         self.keys: Tensor | None = None
         self.counted: Tensor | None = None
+
+    @property
+    def reductions(self) -> tuple[Reduction]:
+        return (self,)
 
     def add(self, tile: Tile) -> None:
         pairs = _cut(self.whole, tile)

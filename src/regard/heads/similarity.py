@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ShapeError
-from ..lenses import Tile
+from ..lenses import Reduction, Tile
 from ..lenses.base import Frame
 from ..masks import Mask
 from ..problem import Problem
@@ -47,12 +47,16 @@ class JensenShannon:
 class _Divergences:
     """Σ -m · log₂ m of the mean m of each two heads so far, and the mass of each row."""
 
-    tiles = terms = True
+    terms = True
 
     def __init__(self, frame: Frame) -> None:
         self.frame = frame
         self.entropies = frame.zeros(frame.heads)
         self.mass = frame.zeros(frame.queries)
+
+    @property
+    def reductions(self) -> tuple[Reduction]:
+        return (self,)
 
     def add(self, tile: Tile) -> None:
         self.mass[tile.batch, :, tile.rows].add_(tile.weights.sum(-1))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -9,23 +11,27 @@ from .. import native
 from ..pairs import AdditivePairs, PairForm
 from ..problem import Problem
 from .base import Cost, Result
+from .biasing import biasing
 from .flat import Flat, Gradients, Saved
+from .layout import BlockRow, cut
 from .operator import attend, register
-from .tilewise import TILE, Tilewise, with_features
+from .tilewise import LEAST, TILE, Tilewise, batches_at_once, tile_size, with_features
+from .tiling import parts
 
-FEATURE = 0.5
-"""What a feature of a pair costs, in passes over a number: some five operations on 16 of them at once."""
+FEATURE = 0.25
+"""What a feature of a pair costs, in passes over a number: some four operations on 16 of them at once."""
 
 
 class Additive:
-    """Tile by tile, as `tiled`, with the scores weight · tanh(q + k) and their gradient from compiled code.
+    """In compiled code: the scores weight · tanh(q + k), the online softmax and the sum of values in one pass, and the
+    gradient of the scores. It goes tile by tile where mask, bias or dropout give a number for each pair, and backward.
 
     tanh(x + y) = 1 - 2 / (1 + e^2x · e^2y): the exponentials are taken once for each token, not for each pair.
     """
 
     def __init__(self, tile: int = TILE) -> None:
         self.name = "additive" if tile == TILE else f"additive({tile})"
-        self._tilewise = Tilewise(_NativeScoring, tile)
+        self.tile, self._tilewise = tile, Tilewise(_NativeScoring, tile)
         register(self)
 
     def why_not(self, problem: Problem) -> list[str]:
@@ -50,23 +56,73 @@ class Additive:
         return attend(problem, self)
 
     def forward(self, flat: Flat) -> tuple[Tensor, Tensor]:
-        """Output and log-sum-exp of a flat problem."""
-        return self._tilewise.forward(flat)
+        """Output and log-sum-exp of a flat problem, some batches at a time."""
+        results = [(batch, self._forward(flat.part(batch), rows)) for batch, rows in self._parts(flat.problem)]
+        if len(results) == 1:
+            return results[0][1]
+        output, lse = flat.empty_results()
+        for batch, (own_output, own_lse) in results:
+            output[batch], lse[batch] = own_output, own_lse
+        return output, lse
 
     def backward(self, flat: Flat, saved: Saved) -> Gradients:
         """The gradients of a flat problem."""
         return self._tilewise.backward(flat, saved)
+
+    def _parts(self, problem: Problem) -> Iterator[tuple[slice, tuple[BlockRow, ...]]]:
+        """Batches that see the same tiles, and these; all rows together where nothing is given for each pair."""
+        plain = problem.mask is None and problem.bias is None and problem.dropout is None
+        height = max(problem.queries, 1) if plain else tile_size(problem, self.tile)[0]
+        for part in parts(problem, (height, LEAST), 1):
+            for batch in cut(part.batch, batches_at_once(problem, self.tile)):
+                yield batch, part.layout.rows
+
+    def _forward(self, flat: Flat, rows: tuple[BlockRow, ...]) -> tuple[Tensor, Tensor]:
+        problem, given = flat.problem, _Given(flat)
+        attended = native.Attended(_prepared(flat.pairs), flat.value.flatten(0, 1), problem.softcap)
+        for row in rows:
+            for run in row.runs:
+                width = tile_size(problem, self.tile)[1] if given.for_all or run.masked else problem.keys
+                for columns in cut(run.columns, width):
+                    added, kept = given.added(row.rows, columns, run.masked), given.kept(row.rows, columns)
+                    attended.add(row.rows, columns, added, kept)
+        if problem.dropout is not None:
+            attended.output.div_(1.0 - problem.dropout.probability)
+        return attended.output.unflatten(0, flat.shape[:2]), attended.lse.unflatten(0, flat.shape[:2])
+
+
+class _Given:
+    """What is given for each pair of a tile, as numbers (B, H, m, n)."""
+
+    def __init__(self, flat: Flat) -> None:
+        self.flat, self.biasing, self.dropout = flat, biasing(flat), flat.problem.dropout
+        self.for_all = self.biasing is not None or self.dropout is not None
+
+    def added(self, rows: slice, columns: slice, masked: bool) -> Tensor | None:
+        """Bias, and -inf where there is no pair; None for neither."""
+        added = None if self.biasing is None else self.biasing.values(rows, columns).float()
+        if masked and (keep := self.flat.keep(rows, columns)) is not None:
+            absent = torch.zeros(keep.shape).masked_fill_(~keep, float("-inf"))
+            added = absent if added is None else added + absent
+        if added is None:
+            return None
+        return added.expand(*self.flat.shape[:2], rows.stop - rows.start, columns.stop - columns.start)
+
+    def kept(self, rows: slice, columns: slice) -> Tensor | None:
+        """1 for weights that are kept, 0 for those that are dropped; None without dropout."""
+        if self.dropout is None:
+            return None
+        shape = self.flat.problem.batch.numel(), *self.flat.shape[1:]
+        return self.dropout.kept(shape, self.flat.batch, rows, columns)
 
 
 class _NativeScoring:
     """weight · tanh(q + k) by `regard.native`, all batches and heads at once."""
 
     def __init__(self, pairs: PairForm) -> None:
-        if not isinstance(pairs, AdditivePairs):
-            raise TypeError("native code scores additive pairs")
         self.leading = pairs.query.shape[:2]
-        self.prepared = native.Prepared(pairs.query.flatten(0, 1), pairs.key.flatten(0, 1), pairs.weight.float())
-        self.gradients = self.prepared.gradients()
+        self.prepared = _prepared(pairs)
+        self.gradients = native.Gradients(self.prepared)
 
     def scores(self, rows: slice, columns: slice) -> Tensor:
         return self.prepared.scores(rows, columns).unflatten(0, self.leading)
@@ -80,3 +136,10 @@ class _NativeScoring:
         into.key.add_(key.view_as(into.key))
         if into.weight is not None:
             into.weight.add_(weight)
+
+
+def _prepared(pairs: PairForm) -> native.Prepared:
+    """All batches and heads at once."""
+    if not isinstance(pairs, AdditivePairs):
+        raise TypeError("native code scores additive pairs")
+    return native.Prepared(pairs.query.flatten(0, 1), pairs.key.flatten(0, 1), pairs.weight.float())

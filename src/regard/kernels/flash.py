@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from torch import Tensor
 
 from .. import native
 from ..biases import RelativeBias
-from ..pairs import DotPairs
 from ..problem import Problem
-from ..tiles import WHOLE
 from .base import Cost, Result
-from .bits import APART, SIZE, masked_pairs, tiles_of
+from .bits import APART, SIZE
 from .counting import RESULT, operator_calls, read, width_of
-from .diagonals import bias_along, distances
+from .diagonals import distances
 from .flat import Flat, Gradients, Saved
+from .natively import native_parts, why_not
 from .operator import attend, register
 from .tiling import distinct, parts
 
-MOST_BITS = 2**31
-"""Masked pairs for which bits are kept: 256 MiB of them."""
 PAIR = 1.5
 """What a pair costs beside its products, in passes over a number."""
 LAID = 2.0
@@ -43,22 +38,7 @@ class Flash:
 
     def why_not(self, problem: Problem) -> list[str]:
         """Other scores, other numbers, other processors, and what its code has no word for."""
-        reasons, value = [], problem.value
-        if not isinstance(problem.pairs, DotPairs):
-            reasons.append("its code computes dot products; this score is additive")
-        if value.dtype not in native.DTYPES:
-            reasons.append(f"its code reads float32 and bfloat16; this is {str(value.dtype).removeprefix('torch.')}")
-        if not value.is_cpu:
-            reasons.append(f"its code runs on the CPU; this is on {value.device}")
-        if problem.bias is not None and not _along(problem):
-            reasons.append(
-                "of all biases its code adds those by distance alone, of queries and keys in their usual places"
-            )
-        if reason := native.why_not():
-            reasons.append(f"there is no native code: {reason}")
-        if not reasons and problem.mask is not None and (pairs := masked_pairs(problem)) > MOST_BITS:
-            reasons.append(f"the mask cuts tiles of {pairs:,} pairs, each of which would be kept as a bit")
-        return reasons
+        return why_not(problem)
 
     def cost(self, problem: Problem) -> Cost:
         """The tiles that the mask leaves."""
@@ -84,7 +64,7 @@ class Flash:
 
     def forward(self, flat: Flat) -> tuple[Tensor, Tensor]:
         """Output and log-sum-exp of a flat problem, batches that see the same tiles at a time."""
-        results = [(batch, part.forward()) for batch, part in _parts(flat)]
+        results = [(batch, part.forward()) for batch, part in native_parts(flat)]
         if len(results) == 1:
             return results[0][1]
         output, lse = flat.empty_results()
@@ -94,7 +74,7 @@ class Flash:
 
     def backward(self, flat: Flat, saved: Saved) -> Gradients:
         """The gradients of a flat problem, batches that see the same tiles at a time."""
-        results = [(batch, _backward(part, saved.part(batch))) for batch, part in _parts(flat)]
+        results = [(batch, _backward(part, saved.part(batch))) for batch, part in native_parts(flat)]
         if len(results) == 1:
             (query, key, value, line) = results[0][1]
             gradients = Gradients(query, key, value, bias=flat.zero_bias_gradients() if saved.wants_bias else ())
@@ -111,29 +91,3 @@ class Flash:
 def _backward(part: native.FlashProblem, saved: Saved) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     grad_lse = saved.grad_lse if saved.from_lse else None
     return part.backward(saved.output, saved.lse, saved.grad_output, grad_lse, wants_line=saved.wants_bias)
-
-
-def _parts(flat: Flat) -> Iterator[tuple[slice, native.FlashProblem]]:
-    """Batches that see the same tiles, as native code takes them."""
-    pairs, problem = flat.pairs, flat.problem
-    if not isinstance(pairs, DotPairs):
-        raise TypeError("flash computes dot products")
-    line = bias_along(problem, problem.bias).float() if isinstance(problem.bias, RelativeBias) else None
-    for batch, tiles in tiles_of(flat):
-        own = pairs.query[batch], pairs.key[batch], flat.value[batch]
-        yield batch, native.FlashProblem(*own, pairs.scale, tiles, problem.softcap, line, _drops(flat, batch))
-
-
-def _drops(flat: Flat, batch: slice) -> native.Drops | None:
-    """Which weights of some batches are dropped."""
-    dropout = flat.problem.dropout
-    if dropout is None:
-        return None
-    rows, columns = dropout.noise(flat.shape, batch, WHOLE, WHOLE)
-    return native.Drops(rows, columns, dropout.threshold, 1.0 - dropout.probability)
-
-
-def _along(problem: Problem) -> bool:
-    """Whether the bias is one by distance, of queries and keys in their usual places."""
-    placed = problem.query_positions is not None or problem.key_positions is not None
-    return isinstance(problem.bias, RelativeBias) and not placed and problem.queries > 0 and problem.keys > 0

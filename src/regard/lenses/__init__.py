@@ -5,6 +5,8 @@ from .alignment import Alignment as Alignment
 from .alignment import warping_path as warping_path
 from .base import Lens as Lens
 from .base import Look as Look
+from .base import NativeReduction as NativeReduction
+from .base import Reduction as Reduction
 from .base import Tile as Tile
 from .distance import Distance as Distance
 from .distance import Distances as Distances
@@ -25,8 +27,10 @@ __all__ = [
     "Lens",
     "Look",
     "Mass",
+    "NativeReduction",
     "Pooled",
     "Received",
+    "Reduction",
     "Tile",
     "Top",
     "TopK",

@@ -50,12 +50,9 @@ class Alignment:
 
 
 class _Path:
-    """An alignment that is read from the weights, without tiles."""
+    """An alignment that is read from the weights."""
 
-    tiles = terms = False
-
-    def add(self, tile: object) -> None:
-        """Nothing: it is given none."""
+    reductions = ()
 
     def finish(self, problem: Problem, lse: Tensor) -> Aligned:
         with torch.no_grad():

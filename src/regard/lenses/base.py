@@ -1,13 +1,15 @@
-"""What a lens is: a reduction over the weights that is started, given one tile after another, and finished."""
+"""What a lens is: reductions of the weights that are started, filled by tiles or by native code, and shown."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from .. import native
 from ..problem import Problem
 
 Shown = TypeVar("Shown")
@@ -16,11 +18,11 @@ Shown_co = TypeVar("Shown_co", covariant=True)
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Tile:
-    """The weights of some batches and rows, of all heads, on some columns. Looks read it and write nothing into it.
+    """The weights of some batches and rows, of all heads, on some columns; reductions write nothing into it.
 
     Shapes: weights (b, H, m, n), in float32 at least, 0 where a pair is masked; terms, weights · log₂ weights, is
-    likewise, and is there only where some look asks for it. All leading axes together are the batches, a missing head
-    axis is one head.
+    likewise, and is there only where some reduction asks for it. All leading axes together are the batches, a missing
+    head axis is one head.
     """
 
     weights: Tensor
@@ -30,28 +32,49 @@ class Tile:
     columns: slice
 
 
-class Look(Protocol[Shown_co]):
-    """A lens at work on one problem.
+class Reduction(Protocol):
+    """Numbers that all weights of a problem are added to.
 
-    tiles: whether it is given tiles: those that the mask leaves, each once, row by row and in a row from left to right.
     terms: whether it reads `Tile.terms`.
     """
 
-    tiles: bool
-    terms: bool
+    @property
+    def terms(self) -> bool: ...
 
     def add(self, tile: Tile) -> None:
-        """Take in one more tile. A row that attends to NaN is not in it: its weights are 0 here."""
+        """Take in one more tile. A row that attends to NaN is not in it: its weights are 0 here.
+
+        They are the tiles that the mask leaves, each once, row by row and in a row from left to right.
+        """
         ...
 
+
+@runtime_checkable
+class NativeReduction(Reduction, Protocol):
+    """One that native code can do as well, where it can weigh the problem."""
+
+    def native(self) -> native.Reduction | None:
+        """The numbers as native code adds to them; None where it has no word for how these are asked for."""
+        ...
+
+
+class Look(Protocol[Shown_co]):
+    """A lens at work on one problem: what it needs of the weights, if anything, and how it is shown."""
+
+    @property
+    def reductions(self) -> Sequence[Reduction]: ...
+
     def finish(self, problem: Problem, lse: Tensor) -> Shown_co:
-        """What is shown, after the last tile; the problem has no NaN any more, a row that attends to it the lse NaN."""
+        """What is shown, once all weights are in the reductions.
+
+        The problem has no NaN any more, a row that attends to it the lse NaN.
+        """
         ...
 
 
 @runtime_checkable
 class Lens(Protocol[Shown_co]):
-    """A reduction over the weights of a problem, exact, from its scores and the log-sum-exp of its rows."""
+    """What is shown of the weights of a problem, exact, from its scores and the log-sum-exp of its rows."""
 
     def start(self, problem: Problem) -> Look[Shown_co]:
         """Begin to look; what does not fit the problem is said here, before anything is computed."""

@@ -10,9 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .. import native
 from ..errors import ConfigurationError
 from ..problem import Problem
-from .base import Frame, Tile, of_batch
+from .base import Frame, Reduction, Tile, of_batch
 
 
 class Distances(NamedTuple):
@@ -86,12 +87,16 @@ def _powers(queries: Tensor, keys: Tensor) -> tuple[int, ...]:
 class _Reach:
     """What the means and the histograms are made of."""
 
-    tiles, terms = True, False
+    terms = False
 
     def __init__(self, frame: Frame, queries: Tensor, keys: Tensor, edges: Tensor) -> None:
         self.frame, self.queries, self.keys, self.edges = frame, queries, keys, edges
         self.mass, self.moment = frame.zeros(frame.queries), frame.zeros(frame.queries)
         self.histogram = frame.zeros(len(edges) + 1)
+
+    @property
+    def reductions(self) -> tuple[Reduction]:
+        return (self,)
 
     def add(self, tile: Tile) -> None:
         queries = of_batch(self.queries, tile.batch)[:, tile.rows]
@@ -108,6 +113,12 @@ class _Reach:
         bins = torch.bucketize(distances, self.edges, right=True)
         for number in range(nearest, farthest + 1):
             histogram[..., number] += (tile.weights * (bins == number)).sum((-2, -1))
+
+    def native(self) -> native.Reach | None:
+        """Where all batches have the same positions, not too far apart."""
+        if len(self.queries) != 1 or len(self.keys) != 1 or not native.near(self.queries[0], self.keys[0]):
+            return None
+        return native.Reach(self.queries[0], self.keys[0], self.edges, self.mass, self.moment, self.histogram)
 
     def finish(self, problem: Problem, lse: Tensor) -> Distances:
         broken = self.frame.broken(lse)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..problem import Problem
-from .base import Frame, Tile
+from .base import Frame
+from .sums import RowTerms
 
 
 @dataclass(frozen=True)
@@ -28,24 +29,19 @@ class Entropy:
     tensor([3., 3.])
     """
 
-    def start(self, problem: Problem) -> _Sum:
+    def start(self, problem: Problem) -> _Spread:
         """Begin to look."""
-        return _Sum(Frame.of(problem))
+        return _Spread(Frame.of(problem))
 
 
-class _Sum:
-    """Σ w · log₂ w of each row so far."""
-
-    tiles = terms = True
+class _Spread:
+    """-Σ w · log w of each row."""
 
     def __init__(self, frame: Frame) -> None:
-        self.frame, self.sums = frame, frame.zeros(frame.queries)
-
-    def add(self, tile: Tile) -> None:
-        if tile.terms is not None:
-            self.sums[tile.batch, :, tile.rows].add_(tile.terms.sum(-1))
+        self.frame, self.terms = frame, RowTerms(frame)
+        self.reductions = (self.terms,)
 
     def finish(self, problem: Problem, lse: Tensor) -> Tensor:
         # A weight of 1 may be 1 and a bit, and its term then below 0.
-        entropy = (-math.log(2) * self.sums).clamp_(min=0.0)
+        entropy = (-math.log(2) * self.terms.sums).clamp_(min=0.0)
         return self.frame.shown(entropy.masked_fill_(self.frame.broken(lse), math.nan))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .. import native
 from .base import Frame, Tile, of_batch
 
 
@@ -30,7 +31,7 @@ class GroupSums:
     of rows and of columns there are.
     """
 
-    tiles, terms = True, False
+    terms = False
 
     def __init__(self, frame: Frame, rows: Tensor, columns: Tensor, sizes: tuple[int, int]) -> None:
         self.frame, self.rows, self.columns = frame, rows, columns
@@ -49,6 +50,12 @@ class GroupSums:
             sums[:, :, above, columns.groups].add_(together)
         else:
             sums[:, :, above, columns.groups] += together
+
+    def native(self) -> native.Cells | None:
+        """Where all batches have the same groups, and those of rows come one after another."""
+        if len(self.rows) != 1 or len(self.columns) != 1 or not native.grow(self.rows[0]):
+            return None
+        return native.Cells(self.rows[0], self.columns[0], self.sums)
 
     def broken(self, lse: Tensor) -> Tensor:
         """Which groups of rows have one that attends to NaN: (B, H, groups, 1)."""

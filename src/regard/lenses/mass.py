@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..errors import ConfigurationError, ShapeError
 from ..problem import Problem
-from .base import Frame, Tile
+from .base import Frame
 from .groups import GroupSums
 
 MOST_SEGMENTS = 2**13
@@ -77,13 +77,8 @@ class Mass:
 class _Sums:
     """Sums over segments."""
 
-    tiles, terms = True, False
-
     def __init__(self, groups: GroupSums) -> None:
-        self.groups = groups
-
-    def add(self, tile: Tile) -> None:
-        self.groups.add(tile)
+        self.groups, self.reductions = groups, (groups,)
 
     def finish(self, problem: Problem, lse: Tensor) -> Tensor:
         return self.groups.frame.shown(self.groups.sums.masked_fill(self.groups.broken(lse), math.nan))

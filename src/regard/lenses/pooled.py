@@ -11,9 +11,10 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from .. import native
 from ..errors import ConfigurationError
 from ..problem import Problem
-from .base import Frame, Look, Tile
+from .base import Frame, Look, Reduction, Tile
 from .groups import GroupSums
 
 Reduce = Literal["mean", "max", "sum"]
@@ -85,18 +86,12 @@ def _edges(name: str, length: int, cells: int) -> list[int]:
 class _Sums:
     """Sums over cells, and what they are divided by."""
 
-    tiles, terms = True, False
-
     def __init__(self, frame: Frame, rows: list[int], columns: list[int], *, mean: bool) -> None:
         heights, widths = (torch.tensor(edges, device=frame.device).diff() for edges in (rows, columns))
-        of_rows, of_columns = (
-            torch.arange(len(sizes), device=frame.device).repeat_interleave(sizes)[None] for sizes in (heights, widths)
-        )
-        self.groups = GroupSums(frame, of_rows, of_columns, (len(heights), len(widths)))
+        cells = _cells(rows, frame)[None], _cells(columns, frame)[None]
+        self.groups = GroupSums(frame, *cells, (len(heights), len(widths)))
         self.areas = heights[:, None] * widths if mean else None
-
-    def add(self, tile: Tile) -> None:
-        self.groups.add(tile)
+        self.reductions = (self.groups,)
 
     def finish(self, problem: Problem, lse: Tensor) -> Tensor:
         sums = self.groups.sums if self.areas is None else self.groups.sums / self.areas
@@ -106,12 +101,16 @@ class _Sums:
 class _Maxima:
     """The largest weight of each cell so far."""
 
-    tiles, terms = True, False
+    terms = False
 
     def __init__(self, frame: Frame, rows: list[int], columns: list[int]) -> None:
         self.frame, self.rows, self.columns = frame, rows, columns
         sizes = frame.batch, frame.heads, len(rows) - 1, len(columns) - 1
         self.largest = torch.zeros(sizes, dtype=frame.dtype, device=frame.device)
+
+    @property
+    def reductions(self) -> tuple[Reduction]:
+        return (self,)
 
     def add(self, tile: Tile) -> None:
         rows, heights = _pieces(self.rows, tile.rows)
@@ -120,10 +119,19 @@ class _Maxima:
         cells = self.largest[tile.batch, :, rows, columns]
         torch.maximum(cells, largest, out=cells)
 
+    def native(self) -> native.Cells:
+        return native.Cells(_cells(self.rows, self.frame), _cells(self.columns, self.frame), self.largest)
+
     def finish(self, problem: Problem, lse: Tensor) -> Tensor:
         broken = self.frame.broken(lse)
         broken = torch.stack([broken[..., above:below].any(-1) for above, below in pairwise(self.rows)], -1)
         return self.frame.shown(self.largest.masked_fill_(broken[..., None], math.nan))
+
+
+def _cells(edges: list[int], frame: Frame) -> Tensor:
+    """The cell of each row or column."""
+    sizes = torch.tensor(edges, device=frame.device).diff()
+    return torch.arange(len(sizes), device=frame.device).repeat_interleave(sizes)
 
 
 def _pieces(edges: list[int], stretch: slice) -> tuple[slice, list[int]]:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..problem import Problem
-from .base import Frame, Tile
+from .base import Frame
+from .sums import ColumnSums
 
 
 @dataclass(frozen=True)
@@ -28,22 +29,18 @@ class Received:
     tensor([1.8333, 0.8333, 0.3333])
     """
 
-    def start(self, problem: Problem) -> _Sum:
+    def start(self, problem: Problem) -> _Shares:
         """Begin to look."""
-        return _Sum(Frame.of(problem))
+        return _Shares(Frame.of(problem))
 
 
-class _Sum:
-    """Σ w of each column so far."""
-
-    tiles, terms = True, False
+class _Shares:
+    """Σ w of each column."""
 
     def __init__(self, frame: Frame) -> None:
-        self.frame, self.sums = frame, frame.zeros(frame.keys)
-
-    def add(self, tile: Tile) -> None:
-        self.sums[tile.batch, :, tile.columns].add_(tile.weights.sum(-2))
+        self.frame, self.columns = frame, ColumnSums(frame)
+        self.reductions = (self.columns,)
 
     def finish(self, problem: Problem, lse: Tensor) -> Tensor:
         broken = self.frame.broken(lse).any(-1, keepdim=True)  # [B, H, 1]
-        return self.frame.shown(self.sums.masked_fill_(broken, math.nan))
+        return self.frame.shown(self.columns.sums.masked_fill(broken, math.nan))

@@ -9,9 +9,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .. import native
 from ..errors import ConfigurationError
 from ..problem import Problem
-from .base import Frame, Tile
+from .base import Frame, Reduction, Tile
 
 GROUP, LANES = 16, 32
 """Of GROUP · LANES columns in a row those that are LANES apart are a group: its largest stands for it at first, since a
@@ -19,6 +20,8 @@ row's k largest lie in the k groups that lead, and a maximum takes far less time
 """
 HELD = 2**24
 """The most weights that wait at once for their row's largest to be chosen."""
+SORTED = 1024
+"""The most that native code chooses: it keeps them sorted, which takes time in proportion to how many they are."""
 
 
 class Top(NamedTuple):
@@ -65,7 +68,7 @@ class TopK:
 class _Largest:
     """The k largest of each row so far, and the weights of the present rows that have not been looked at yet."""
 
-    tiles, terms = True, False
+    terms = False
 
     def __init__(self, frame: Frame, k: int) -> None:
         self.frame, self.k = frame, k
@@ -74,6 +77,10 @@ class _Largest:
         self.columns = torch.full(sizes, -1, device=frame.device)
         self.waiting: _Waiting | None = None
 
+    @property
+    def reductions(self) -> tuple[Reduction]:
+        return (self,)
+
     def add(self, tile: Tile) -> None:
         if self.waiting is not None and not self.waiting.takes(tile):
             self._choose(self.waiting)
@@ -81,6 +88,10 @@ class _Largest:
         if self.waiting is None:
             self.waiting = _Waiting(tile)
         self.waiting.add(tile)
+
+    def native(self) -> native.Largest | None:
+        """Where they are few enough to be kept sorted."""
+        return native.Largest(self.weights, self.columns) if self.k <= SORTED else None
 
     def finish(self, problem: Problem, lse: Tensor) -> Top:
         if self.waiting is not None:

@@ -127,15 +127,12 @@ def _write_natively(problem: Problem, lse: Tensor, rows: slice, columns: slice, 
 
 
 class _Rectangle:
-    """Weights that are read from the problem, without tiles."""
+    """Weights that are read from the problem."""
 
-    tiles = terms = False
+    reductions = ()
 
     def __init__(self, lens: Weights) -> None:
         self.lens = lens
-
-    def add(self, tile: object) -> None:
-        """Nothing: it is given none."""
 
     def finish(self, problem: Problem, lse: Tensor) -> Tensor:
         return self.lens.look(problem, lse)

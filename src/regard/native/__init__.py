@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .additive import Gradients as Gradients
 from .additive import Prepared as Prepared
+from .additive_gradient import Gradients as Gradients
+from .attended import Attended as Attended
 from .dots import few_rows as few_rows
 from .flash import Drops as Drops
 from .flash import FlashProblem as FlashProblem
@@ -23,20 +24,39 @@ from .library import variant as variant
 from .library import variants as variants
 from .library import why_not as why_not
 from .linear import times_matrix as times_matrix
+from .reducing import reduce_weights as reduce_weights
+from .reductions import Cells as Cells
+from .reductions import ColumnSums as ColumnSums
+from .reductions import Largest as Largest
+from .reductions import Reach as Reach
+from .reductions import Reduction as Reduction
+from .reductions import RowTerms as RowTerms
+from .reductions import grow as grow
+from .reductions import near as near
 from .weights import write_weights as write_weights
 
 __all__ = [
     "DTYPES",
+    "Attended",
+    "Cells",
+    "ColumnSums",
     "Drops",
     "FlashProblem",
     "Gradients",
+    "Largest",
     "Prepared",
+    "Reach",
+    "Reduction",
+    "RowTerms",
     "Tiles",
     "additive_gradient",
     "additive_scores",
     "available",
     "few_rows",
+    "grow",
+    "near",
     "reads",
+    "reduce_weights",
     "times_matrix",
     "using",
     "variant",
@@ -65,6 +85,6 @@ def additive_gradient(query: Tensor, key: Tensor, weight: Tensor, upstream: Tens
     Raises:
         KernelError: there is no native code to call (`why_not`).
     """
-    gradients = Prepared(query, key, weight).gradients()
+    gradients = Gradients(Prepared(query, key, weight))
     gradients.add(upstream)
     return gradients.result()

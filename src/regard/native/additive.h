@@ -12,6 +12,9 @@
 /* Keys go in strips of this many, transposed, whatever the number of lanes: all variants read the same preparation. */
 enum { STRIP = 64 };
 
+/* Attention takes at most so many rows at once. */
+enum { BAND = 32 };
+
 /* What has been prepared, for the whole of a problem. */
 enum form {
     EXPONENTIALS, /* exp(2x) of each entry: tanh(x + y) = 1 - 2 / (1 + exp(2x) exp(2y)) */
@@ -21,6 +24,7 @@ enum form {
 
 /* Strides are in elements. `padded` is the features rounded up to whole groups of 16, where weight is 0. */
 struct additive {
+    int64_t taken, units; /* strips to be prepared: how many some thread has taken, and all */
     int64_t heads, key_heads, rows, columns, features, padded, form;
     const float *query; /* (heads, rows, features) */
     int64_t query_head, query_row;
@@ -43,6 +47,30 @@ struct tile {
     int64_t pairs_head, pairs_row;
 };
 
+/* What is given for each pair of a tile, (batches, heads of a batch, rows, columns), or null. */
+struct pairs {
+    const float *at;
+    int64_t heads, batch, head, row;
+};
+
+/* Attention to a tile, and what its rows have from all tiles so far. */
+struct attended {
+    int64_t taken, units; /* bands of rows: how many some thread has taken, and all */
+    int64_t failed;       /* whether there was no memory */
+    const struct additive *of;
+    int64_t row_begin, row_end, column_begin, column_end;
+    int64_t band;       /* rows that are taken at once, at most BAND */
+    struct pairs added; /* to the scores, -infinity where there is no pair */
+    struct pairs kept;  /* factors of the weights */
+    float softcap;      /* the score becomes softcap tanh(score / softcap); 0 for none */
+    const float *value; /* (key_heads, columns, value_dim) */
+    int64_t value_head, value_row, value_dim;
+    float *output;  /* (heads, rows, value_dim): the sum of exp(score - lse) kept value */
+    float *lse;     /* (heads, rows): log of the sum of exp(score), -infinity where there was none */
+    float *largest; /* (heads, rows): the largest score, likewise */
+    float *total;   /* (heads, rows): the sum of exp(score - largest) */
+};
+
 /* Where a gradient is added. The weight is left out: Python multiplies by it, once, at the end. */
 struct sums {
     float *query;   /* (heads, rows, features) */
@@ -51,8 +79,13 @@ struct sums {
     float *scratch; /* as many floats as regard_scratch says */
 };
 
-/* How one query meets one strip. */
-enum way { BY_TANGENTS, BY_EXPONENTIALS, EACH_PAIR };
+/* How one query meets one strip; of the exponentials' ways the later is right where the earlier is. */
+enum way { BY_TANGENTS, BY_EXPONENTIALS, BY_CAPPED_EXPONENTIALS, EACH_PAIR };
+
+/* Products of exponentials are capped here: that of four is still finite, and 1 - tanh is below the precision of 1.
+ * exp(2 * 10) is below it. */
+#define CAP 0x1p30f
+#define NEVER_CAPPED 10.0f
 
 /* exp(2 * 43) and its reciprocal are still finite, normal numbers: entries beyond are taken as this. */
 #define HELD 43.0f
@@ -64,7 +97,8 @@ static inline enum way way_of(const struct additive *of, int64_t query, int64_t 
     if (of->form == TANGENTS) return BY_TANGENTS;
     float x = of->query_bound[query], y = of->key_bound[strip];
     float larger = x > y ? x : y, smaller = x > y ? y : x;
-    return larger <= HELD || smaller <= HELD - 10.0f ? BY_EXPONENTIALS : EACH_PAIR;
+    if (x + y <= NEVER_CAPPED) return BY_EXPONENTIALS;
+    return larger <= HELD || smaller <= HELD - 10.0f ? BY_CAPPED_EXPONENTIALS : EACH_PAIR;
 }
 
 #endif

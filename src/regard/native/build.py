@@ -19,7 +19,17 @@ SOURCES = Path(__file__).resolve().parent
 LIBRARY = "libregard.so"  # whatever the system calls such files: it is opened by its name
 REASON = "not_built.txt"
 
-KERNELS = ("scores.c", "gradient.c", "dots.c", "flash.c", "flash_backward.c", "flash_weights.c", "linear.c")
+KERNELS = (
+    "scores.c",
+    "gradient.c",
+    "attend.c",
+    "dots.c",
+    "flash.c",
+    "flash_backward.c",
+    "flash_reductions.c",
+    "flash_weights.c",
+    "linear.c",
+)
 DISPATCH = "dispatch.c"
 HEADERS = (
     "additive.h",
@@ -27,9 +37,13 @@ HEADERS = (
     "dots.h",
     "flash.h",
     "lanes.h",
+    "leading.h",
     "linear.h",
+    "panel.h",
     "products.h",
+    "reductions.h",
     "rows.h",
+    "scores.h",
     "transpose.h",
     "variants.h",
 )

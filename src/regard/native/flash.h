@@ -25,11 +25,14 @@ struct rows {
     int64_t batch, head, row;
 };
 
+struct reductions;
+
 struct flash {
     int64_t taken, units; /* how many units of work some thread has taken, and how many there are */
     int64_t failed;       /* whether there was no memory */
     int64_t heads, group, rows, columns, dim, value_dim, narrow;
-    int64_t segment; /* forward: blocks of rows in a unit; backward: parts that the blocks of columns are cut in */
+    int64_t segment; /* forward: blocks of rows in a unit; reductions: those that are taken at once; backward: parts that
+                        the blocks of columns are cut in */
     float scale, softcap; /* softcap: 0 for none */
     struct rows query, key, value;
     const int64_t *first, *runs; /* runs of a block of rows: numbers first[block] to first[block + 1]. A run has three
@@ -53,6 +56,7 @@ struct flash {
     struct rows keep;           /* weights: bytes (batch, heads, rows, columns), 0 where there is no pair; or null */
     struct rows weights, terms; /* weights: float32 (batch, heads, rows, columns), to be written; the latter, weight times
                                    its logarithm to the base 2, or null */
+    const struct reductions *reductions; /* reductions: see reductions.h */
 };
 
 #endif

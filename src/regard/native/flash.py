@@ -46,6 +46,7 @@ class FlashWork(ctypes.Structure):
         *(("result", c_void_p), ("lse", c_void_p), ("output", _Rows), ("grad_output", _Rows)),
         *((name, c_void_p) for name in ("grad_lse", "grad_query", "grad_key", "grad_value", "grad_line")),
         *((name, _Rows) for name in ("keep", "weights", "terms")),
+        ("reductions", c_void_p),
     )
 
 
@@ -116,10 +117,10 @@ class FlashProblem:
         output = self.value.new_empty(batch, heads, rows, self.value.shape[-1])
         lse = self.value.new_empty(batch, heads, rows, dtype=torch.float32)
         blocks = -(-rows // BLOCK)
-        threads = workers(self._work(), LEAST_WORK)
+        threads = workers(self.flops(), LEAST_WORK)
         segment = max(min(BLOCKS, batch * heads * blocks // (4 * threads)), 1)
         units = batch * heads * -(-blocks // segment)
-        work, _held = self._arguments(units, segment, result=output.data_ptr(), lse=lse.data_ptr())
+        work, _held = self.arguments(units, segment, result=output.data_ptr(), lse=lse.data_ptr())
         call(code.flash, work, threads)
         return output, lse
 
@@ -133,7 +134,7 @@ class FlashProblem:
         """
         code = library.current()
         (batch, heads, rows, dim), (shared, columns, value_dim) = self.query.shape, self.value.shape[1:]
-        threads = workers(self._work(), LEAST_WORK)
+        threads = workers(self.flops(), LEAST_WORK)
         blocks = max(-(-columns // BLOCK), 1)
         # Parts of the keys each sum up gradients of all queries: only where the heads alone keep too few threads busy.
         parts = min(blocks, max(1, -(-2 * threads // max(batch * shared, 1)))) if batch * shared < threads else 1
@@ -142,7 +143,7 @@ class FlashProblem:
         line = torch.zeros(batch, heads, parts, rows + columns - 1) if wants_line and self.line is not None else None
         output, grad_output = last_contiguous(output), last_contiguous(grad_output.to(self.value.dtype))
         lse, grad_lse = lse.contiguous(), None if grad_lse is None else grad_lse.contiguous()
-        work, _held = self._arguments(
+        work, _held = self.arguments(
             batch * shared * parts,
             parts,
             lse=lse.data_ptr(),
@@ -159,13 +160,13 @@ class FlashProblem:
             line = line.sum((0, 2)).sum_to_size(self.line.shape)
         return query.sum(2) if parts > 1 else query.squeeze(2), key, value, line
 
-    def _work(self) -> int:
-        """Flops, about."""
+    def flops(self) -> int:
+        """About how many a forward pass takes."""
         runs = self.tiles.runs
         pairs = int((runs[:, 1] - runs[:, 0]).sum()) * BLOCK * self.query.shape[0] * self.query.shape[1]
         return 2 * pairs * (self.query.shape[-1] + self.value.shape[-1])
 
-    def _arguments(self, units: int, segment: int, **given: Any) -> tuple[FlashWork, list[Any]]:
+    def arguments(self, units: int, segment: int, **given: Any) -> tuple[FlashWork, list[Any]]:
         """The structure, and what has to live as long as it is used."""
         query, key, value = (last_contiguous(tensor.detach()) for tensor in (self.query, self.key, self.value))
         line = None if self.line is None else (self.line.detach() * math.log2(math.e)).contiguous()
@@ -223,8 +224,6 @@ def call(function: Any, work: FlashWork, threads: int) -> None:
     """
     if work.units:
         together(function, work, min(threads, work.units))
-    if work.failed:
-        raise MemoryError("native code found no memory for the blocks that it lays out")
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, line: Tensor | None) -> None:

@@ -24,20 +24,21 @@ int64_t EXPORTED(regard_scratch)(int64_t padded) { return padded * (LANES * (BLO
  * P = exp(2x) exp(2y) and r = 2 / (1 + P): t = 1 - r and 1 - t^2 = r^2 P, whose error is relative also where t is -1.
  * What P is capped at is taken off r, so that r, and with it the slope, is 0 there. */
 INLINE void four_slopes(const float *query, const lanes *key, lanes upstream, lanes *products, lanes *slopes,
-                        const int form) {
-    const float cap = 0x1p30f, rest = form == TANGENTS ? 0.0f : 2.0f / cap;
+                        const enum way way) {
+    const float rest = way == BY_CAPPED_EXPONENTIALS ? 2.0f / CAP : 0.0f;
     lanes joint[GROUP], under[GROUP];
     UNROLLED for (int a = 0; a < GROUP; a++) {
-        joint[a] = form == TANGENTS ? key[a] * query[a] : at_most(cap, key[a] * query[a]);
+        joint[a] = key[a] * query[a];
+        if (way == BY_CAPPED_EXPONENTIALS) joint[a] = at_most(CAP, joint[a]);
         under[a] = joint[a] + 1.0f;
     }
     lanes low = under[0] * under[1], high = under[2] * under[3];
-    lanes inverse = (form == TANGENTS ? 1.0f : 2.0f) / (low * high);
+    lanes inverse = (way == BY_TANGENTS ? 1.0f : 2.0f) / (low * high);
     lanes of_low = inverse * high, of_high = inverse * low;
     lanes each[GROUP] = {of_low * under[1] - rest, of_low * under[0] - rest, of_high * under[3] - rest,
                          of_high * under[2] - rest};
     UNROLLED for (int a = 0; a < GROUP; a++) {
-        if (form == TANGENTS) {
+        if (way == BY_TANGENTS) {
             lanes tangent = (key[a] + query[a]) * each[a];
             products[a] = upstream * tangent;
             slopes[a] = upstream - products[a] * tangent;
@@ -51,7 +52,7 @@ INLINE void four_slopes(const float *query, const lanes *key, lanes upstream, la
 
 /* Two queries and one strip, for the features from `begin` to `end` - 1. */
 INLINE void pair_of_rows(struct block *block, int first, const float *key, int64_t begin, int64_t end, int64_t padded,
-                         const int form) {
+                         const enum way way) {
     for (int64_t a = begin; a < end; a += GROUP) {
         lanes query_sums[PAIR][GROUP] = {{{0}}}, weight_sums[GROUP] = {{0}};
         for (int v = 0; v < VECTORS; v++) {
@@ -63,7 +64,7 @@ INLINE void pair_of_rows(struct block *block, int first, const float *key, int64
             }
             UNROLLED for (int row = 0; row < PAIR; row++) {
                 lanes products[GROUP], slopes[GROUP], upstream = load(block->upstream[first + row] + v * LANES);
-                four_slopes(block->query[first + row] + a, entries, upstream, products, slopes, form);
+                four_slopes(block->query[first + row] + a, entries, upstream, products, slopes, way);
                 UNROLLED for (int b = 0; b < GROUP; b++) {
                     weight_sums[b] += products[b];
                     query_sums[row][b] += slopes[b];
@@ -83,25 +84,25 @@ INLINE void pair_of_rows(struct block *block, int first, const float *key, int64
     }
 }
 
-/* One function for each form, so that neither is decided within. */
-static void pair_by_exponentials(struct block *block, int row, const float *key, int64_t begin, int64_t end,
-                                 int64_t padded) {
-    pair_of_rows(block, row, key, begin, end, padded, EXPONENTIALS);
-}
+/* One function for each way, so that it is not decided within. */
+#define PAIR_OF_ROWS(name, way)                                                                                      \
+    static void name(struct block *block, int row, const float *key, int64_t begin, int64_t end, int64_t padded) {   \
+        pair_of_rows(block, row, key, begin, end, padded, way);                                                      \
+    }
+PAIR_OF_ROWS(by_tangents, BY_TANGENTS)
+PAIR_OF_ROWS(by_exponentials, BY_EXPONENTIALS)
+PAIR_OF_ROWS(by_capped_exponentials, BY_CAPPED_EXPONENTIALS)
 
-static void pair_by_tangents(struct block *block, int row, const float *key, int64_t begin, int64_t end,
-                             int64_t padded) {
-    pair_of_rows(block, row, key, begin, end, padded, TANGENTS);
-}
-
-/* All rows of a block and one strip; the sums of the keys go on to `key_sums`. */
-static void strip_of_block(const struct additive *of, struct block *block, int rows, const float *key,
-                           float *key_sums) {
+/* All rows of a block and one strip, in a way that is right for each; the sums of the keys go on to `key_sums`. */
+static void strip_of_block(const struct additive *of, struct block *block, int rows, const float *key, float *key_sums,
+                           enum way way) {
+    void (*const pair)(struct block *, int, const float *, int64_t, int64_t, int64_t) =
+        way == BY_TANGENTS ? by_tangents : way == BY_EXPONENTIALS ? by_exponentials : by_capped_exponentials;
     for (int64_t begin = 0; begin < of->features; begin += CHUNK) {
         int64_t end = begin + CHUNK < of->padded ? begin + CHUNK : of->padded;
         memset(block->key, 0, sizeof(block->key));
         for (int row = 0; row < rows; row += PAIR)
-            (of->form == TANGENTS ? pair_by_tangents : pair_by_exponentials)(block, row, key, begin, end, of->padded);
+            pair(block, row, key, begin, end, of->padded);
         for (int64_t at = 0; at < (end - begin) * STRIP; at += LANES)
             store(key_sums + begin * STRIP + at, load(key_sums + begin * STRIP + at) + load(block->key + at));
     }
@@ -141,13 +142,15 @@ static void block_of_rows(const struct additive *of, const struct tile *tile, co
         int64_t count = (first + STRIP < tile->column_end ? first + STRIP : tile->column_end) - from;
         float *key_to = sums->key + at * padded * STRIP;
         int by_strips = 0;
+        enum way widest = BY_TANGENTS;
         memset(block->upstream, 0, sizeof(block->upstream));
         for (int row = 0; row < BLOCK; row++) {
             block->query[row] = zeros;
             if (begin + row >= end) continue;
             const float *upstream = pairs + row * tile->pairs_row + from - tile->column_begin;
             int64_t query = head * of->rows + first_row + row;
-            if (way_of(of, query, at) == EACH_PAIR) {
+            enum way way = way_of(of, query, at);
+            if (way == EACH_PAIR) {
                 direct_gradient(of, of->query + head * of->query_head + (first_row + row) * of->query_row,
                                 of->key + key_head * of->key_head + from * of->key_row, upstream, count,
                                 query_to + row * of->features, key_to + from - first, block->weight_sums);
@@ -156,8 +159,9 @@ static void block_of_rows(const struct additive *of, const struct tile *tile, co
             block->query[row] = of->prepared_query + query * padded;
             memcpy(block->upstream[row] + from - first, upstream, (size_t)count * sizeof(float));
             by_strips = row + 1;
+            if (way > widest) widest = way;
         }
-        if (by_strips) strip_of_block(of, block, by_strips, of->prepared_key + at * padded * STRIP, key_to);
+        if (by_strips) strip_of_block(of, block, by_strips, of->prepared_key + at * padded * STRIP, key_to, widest);
     }
     for (int64_t a = 0; a < of->features; a++) {
         sums->weight[a] += sum_of_lanes(block->weight_sums + a * LANES);

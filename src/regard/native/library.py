@@ -27,17 +27,17 @@ class Library:
             return found
 
         self.variant = variant
-        self.query_bounds = function("query_bounds", c_void_p, c_int64, c_int64)
-        self.key_bounds = function("key_bounds", c_void_p, c_int64, c_int64)
-        self.prepare_query = function("prepare_query", c_void_p, c_int64, c_int64)
-        self.prepare_key = function("prepare_key", c_void_p, c_int64, c_int64)
+        self.bounds = function("bounds", c_void_p)
+        self.prepare = function("prepare", c_void_p)
         self.scores = function("scores", c_void_p, c_void_p)
+        self.attend = function("attend", c_void_p)
         self.gradient = function("gradient", c_void_p, c_void_p, c_void_p)
         self.scratch = function("scratch", c_int64, returns=c_int64)
         self.dots = function("dots", c_void_p)
         self.linear = function("linear", c_void_p)
         self.flash = function("flash", c_void_p)
         self.flash_backward = function("flash_backward", c_void_p)
+        self.flash_reductions = function("flash_reductions", c_void_p)
         self.flash_weights = function("flash_weights", c_void_p)
 
 
