@@ -224,6 +224,6 @@ test("heads that are alike stand together", async () => {
   );
   assert.deepEqual(found, expected);
   assert.match((await thumbs.nth(1).textContent()) ?? "", /← 0\.\d{4}/);
-  assert.equal(hashOf(page), "#order=similar");
+  await page.waitForFunction(() => location.hash === "#order=similar"); // it is written when the page has come to rest
   quiet();
 });

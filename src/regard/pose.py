@@ -122,22 +122,23 @@ def _same_kind(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tenso
 
 def _check_shapes(query: Tensor, key: Tensor, value: Tensor) -> None:
     """(..., heads, length, dim) for four dimensions and more, (batch, length, dim), or (length, dim)."""
-    shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
+    tensors = query, key, value
     if not query.ndim == key.ndim == value.ndim or query.ndim < 2:
         raise ShapeError(
-            f"{shapes}: they need the same number of dimensions, two at least: (length, dim), (batch, length, dim) or "
-            "(..., heads, length, dim)"
+            f"{_shapes(*tensors)}: they need the same number of dimensions, two at least: (length, dim), "
+            "(batch, length, dim) or (..., heads, length, dim)"
         )
     if key.shape[-2] != value.shape[-2]:
         raise ShapeError(
-            f"key has {key.shape[-2]} positions and value {value.shape[-2]} ({shapes}): each key needs one value"
+            f"key has {key.shape[-2]} positions and value {value.shape[-2]} ({_shapes(*tensors)}): each key needs one "
+            "value"
         )
     if query.ndim >= 4:
         heads, key_heads, value_heads = query.shape[-3], key.shape[-3], value.shape[-3]
         if key_heads != value_heads or (heads % key_heads if key_heads else heads):
             raise ShapeError(
-                f"query has {heads} heads, key {key_heads}, value {value_heads} ({shapes}; heads are the third "
-                "dimension from the end): key and value need the same number, and it must divide the query's"
+                f"query has {heads} heads, key {key_heads}, value {value_heads} ({_shapes(*tensors)}; heads are the "
+                "third dimension from the end): key and value need the same number, and it must divide the query's"
             )
     batch = -3 if query.ndim >= 4 else -2
     batches = query.shape[:batch], key.shape[:batch], value.shape[:batch]
@@ -146,7 +147,12 @@ def _check_shapes(query: Tensor, key: Tensor, value: Tensor) -> None:
             torch.broadcast_shapes(*batches)
         except RuntimeError:
             hint = " Three-dimensional input is (batch, length, dim); heads need a fourth." if query.ndim == 3 else ""
-            raise ShapeError(f"{shapes}: the batch dimensions do not broadcast.{hint}") from None
+            raise ShapeError(f"{_shapes(*tensors)}: the batch dimensions do not broadcast.{hint}") from None
+
+
+def _shapes(query: Tensor, key: Tensor, value: Tensor) -> str:
+    """All three, for messages."""
+    return f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
 
 
 def _scaled_dot(query: Tensor, key: Tensor, scale: float | None) -> DotPairs:

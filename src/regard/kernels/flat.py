@@ -175,5 +175,6 @@ class Flat:
     def unfold(self, tensor: Tensor) -> Tensor:
         """(B, H, ...) with the leading axes of the problem again: (*batch, heads, ...)."""
         batch = self.problem.batch
-        tensor = tensor.unflatten(0, batch) if len(batch) else tensor.squeeze(0)
+        if len(batch) != 1:
+            tensor = tensor.unflatten(0, batch) if len(batch) else tensor.squeeze(0)
         return tensor if self.problem.heads else tensor.squeeze(len(batch))

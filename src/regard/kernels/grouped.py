@@ -168,9 +168,9 @@ def _side_by_side(rectangle: Rectangle, parts: int) -> tuple[Tensor, Tensor]:
 
 
 def _merged(output: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Parts of the keys, (B, H, P, m, Dv) and (B, H, P, m), as one."""
-    if lse.shape[2] == 1:
-        return output.squeeze(2), lse.squeeze(2)
+    """Parts of the keys, (B, H, P, m, Dv) and (B, H, P, m), as one, (B, H, m, Dv) or (B, H, 1, m, Dv), and so on."""
+    if lse.shape[2] == 1:  # it is as it is, but for an axis
+        return output, lse
     total = lse.logsumexp(2, keepdim=True)
     shares = torch.exp(lse - total.masked_fill(total == float("-inf"), 0.0)).unsqueeze(-1)
     return (shares * output).sum(2), total.squeeze(2)

@@ -20,7 +20,7 @@ from ..errors import KernelError
 from ..pairs import AdditivePairs, all_finite
 from ..problem import Problem
 from ..structure import put_together, take_apart, tensors_of
-from ..transforms import transformed
+from ..transforms import transformed, without_autocast
 from .base import OwnGradient, Result
 from .flat import Flat, Gradients, Saved
 from .formula import formula
@@ -62,7 +62,7 @@ def _over(problem: Problem, tensors: Sequence[Tensor]) -> Problem:
 def _forward(problem: Problem, name: str) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp, in the problem's own shapes."""
     problem = replace(problem, wants_lse=True)
-    with torch.no_grad(), torch.autocast(problem.value.device.type, enabled=False):
+    with torch.no_grad(), without_autocast(problem.value.device.type):
         result = shielded(problem, lambda clean: _with_sinks(clean, _COMPUTATIONS[name]))
     return result.output, wanted(result.lse)
 
@@ -94,7 +94,7 @@ def _backward(
     name: str,
 ) -> list[Tensor]:
     """The gradient of each tensor that needs one, in its shape and dtype; an empty tensor for each other."""
-    with torch.no_grad(), torch.autocast(problem.value.device.type, enabled=False):
+    with torch.no_grad(), without_autocast(problem.value.device.type):
         asked = {id(tensor) for tensor, need in zip(tensors_of(problem), needed, strict=True) if need}
         compute = partial(_gradients, computation=_COMPUTATIONS[name], wanted=asked)
         gradients = compute(problem, output, lse, grad_output, grad_lse)

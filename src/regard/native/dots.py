@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..errors import DtypeError, ShapeError
 from . import library
-from .inputs import check_cpu, last_contiguous
+from .inputs import DTYPES, check_cpu, last_contiguous
 from .threads import together, workers
 
 MOST_ROWS = 64  # dots.h has the same, and the next one
@@ -59,10 +59,10 @@ def few_rows(
     (batch, heads, rows, dim), (columns, value_dim) = query.shape, value.shape[-2:]
     count = workers(key.numel() + value.numel(), LEAST_WORK)
     part, cut = _part(batch * heads, columns, count)
-    if query.dtype != torch.bfloat16:
+    if query.dtype not in DTYPES:
         query = query.float()
-    read = [last_contiguous(tensor.detach()) for tensor in (query, key, value)]
-    added = None if added is None else last_contiguous(added.detach())
+    read = [last_contiguous(tensor) for tensor in (query, key, value)]
+    added = None if added is None else last_contiguous(added)
     output, lse = torch.empty(batch, heads, cut, rows, value_dim), torch.empty(batch, heads, cut, rows)
     narrow, narrow_query = (tensor.dtype == torch.bfloat16 for tensor in (key, query))
     work = _Dots(
