@@ -13,8 +13,10 @@ FUNCTIONS = {"attention", "attention_with_lse", "explain", "merge", "observe", "
 SUBMODULES = {"biases", "lenses", "masks", "plots", "positions", "scores"}
 
 OPTIONAL = {
+    "anywidget",
     "babel",
     "koreanize_matplotlib",
+    "ipywidgets",
     "lightning",
     "matplotlib",
     "pydantic",
@@ -22,11 +24,14 @@ OPTIONAL = {
     "rich",
     "sacrebleu",
     "safetensors",
+    "starlette",
     "tensorboard",
     "tokenizers",
     "torchmetrics",
+    "traitlets",
     "transformers",
     "typer",
+    "uvicorn",
     "yaml",
 }
 

@@ -10,12 +10,12 @@ import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 
 const here = fileURLToPath(new URL(".", import.meta.url));
-const output = join(here, "../node_modules/.tests");
+const output = join(here, `../node_modules/.tests/${process.pid}`); // two runs at once leave each other alone
 const web = join(here, "../../src/regard/explorer/web");
 const kind = process.argv[2] ?? "all";
 
-rmSync(output, { recursive: true, force: true });
 mkdirSync(output, { recursive: true });
+process.on("exit", () => rmSync(output, { recursive: true, force: true }));
 const names = readdirSync(here).filter((name) => name.endsWith(".ts"));
 await build({
   entryPoints: names.map((name) => join(here, name)),

@@ -31,6 +31,7 @@ def test_a_gradient_many_positions_and_transforms_are_torchs(counted):
     layer, x = Linear(24, 17), torch.randn(3, 24)
     layer(x).sum().backward()
     expected = torch.ones(3, 17).T @ x
+    assert layer.weight.grad is not None
     assert torch.allclose(layer.weight.grad, expected)
     with torch.no_grad():
         layer(torch.randn(module.MOST_ROWS[torch.float32] + 1, 24))
@@ -47,6 +48,7 @@ def test_a_gradient_many_positions_and_transforms_are_torchs(counted):
 def test_frozen_weights_let_a_gradient_through(counted):
     layer, x = Linear(24, 17).requires_grad_(False), torch.randn(3, 24, requires_grad=True)
     layer(x).sum().backward()
+    assert x.grad is not None
     assert torch.allclose(x.grad, layer.weight.sum(0).expand(3, 24), atol=1e-6)
 
 
