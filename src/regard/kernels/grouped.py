@@ -139,11 +139,12 @@ def _folded(flat: Flat, columns: slice, masked: bool) -> Rectangle:
 
 
 def _in_one_pass(rectangle: Rectangle) -> tuple[Tensor, Tensor]:
-    """Native code reads each key and value once, for all rows."""
+    """Native code reads each key and value once, for all rows: outputs (B, Hk, R, Dv), or (B, Hk, 1, R, Dv)."""
     added = rectangle.added
     if added is not None:
         added = added.expand(*rectangle.query.shape[:2], -1, -1)
-    return _merged(*native.few_rows(rectangle.query, rectangle.key, rectangle.value, rectangle.scale, added))
+    output, lse = native.few_rows(rectangle.query, rectangle.key, rectangle.value, rectangle.scale, added)
+    return (output, lse) if lse.shape[2] == 1 else _merged(output, lse)
 
 
 def _side_by_side(rectangle: Rectangle, parts: int) -> tuple[Tensor, Tensor]:
@@ -168,9 +169,9 @@ def _side_by_side(rectangle: Rectangle, parts: int) -> tuple[Tensor, Tensor]:
 
 
 def _merged(output: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Parts of the keys, (B, H, P, m, Dv) and (B, H, P, m), as one, (B, H, m, Dv) or (B, H, 1, m, Dv), and so on."""
-    if lse.shape[2] == 1:  # it is as it is, but for an axis
-        return output, lse
+    """Parts of the keys, (B, H, P, m, Dv) and (B, H, P, m), as one."""
+    if lse.shape[2] == 1:
+        return output.squeeze(2), lse.squeeze(2)
     total = lse.logsumexp(2, keepdim=True)
     shares = torch.exp(lse - total.masked_fill(total == float("-inf"), 0.0)).unsqueeze(-1)
     return (shares * output).sum(2), total.squeeze(2)
