@@ -24,7 +24,7 @@ from .kernels.tiling import parts
 from .kernels.weighing import FAR, weighing_of
 from .lenses import Lens, Look, NativeReduction, Reduction, Tile
 from .problem import Problem
-from .transforms import transformed
+from .transforms import transformed, without_autocast
 
 TILE = 2**19
 """Weights in a tile, over all batches and heads: more of them would leave the processor's caches."""
@@ -58,7 +58,7 @@ def sweep(problem: Problem, lse: Tensor, reductions: Iterable[Reduction]) -> Non
         raise ConfigurationError(
             "of all lenses only Weights can be looked through under torch.compile and torch.func: call observe outside"
         )
-    with torch.no_grad(), torch.autocast(problem.value.device.type, enabled=False):
+    with torch.no_grad(), without_autocast(problem.value.device.type):
         reductions = _natively(problem, lse, reductions)
         if not reductions:
             return

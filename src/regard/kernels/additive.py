@@ -57,13 +57,7 @@ class Additive:
 
     def forward(self, flat: Flat) -> tuple[Tensor, Tensor]:
         """Output and log-sum-exp of a flat problem, some batches at a time."""
-        results = [(batch, self._forward(flat.part(batch), rows)) for batch, rows in self._parts(flat.problem)]
-        if len(results) == 1:
-            return results[0][1]
-        output, lse = flat.empty_results()
-        for batch, (own_output, own_lse) in results:
-            output[batch], lse[batch] = own_output, own_lse
-        return output, lse
+        return flat.joined((batch, self._forward(flat.part(batch), rows)) for batch, rows in self._parts(flat.problem))
 
     def backward(self, flat: Flat, saved: Saved) -> Gradients:
         """The gradients of a flat problem."""

@@ -64,13 +64,7 @@ class Flash:
 
     def forward(self, flat: Flat) -> tuple[Tensor, Tensor]:
         """Output and log-sum-exp of a flat problem, batches that see the same tiles at a time."""
-        results = [(batch, part.forward()) for batch, part in native_parts(flat)]
-        if len(results) == 1:
-            return results[0][1]
-        output, lse = flat.empty_results()
-        for batch, (own_output, own_lse) in results:
-            output[batch], lse[batch] = own_output, own_lse
-        return output, lse
+        return flat.joined((batch, part.forward()) for batch, part in native_parts(flat))
 
     def backward(self, flat: Flat, saved: Saved) -> Gradients:
         """The gradients of a flat problem, batches that see the same tiles at a time."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -137,6 +138,16 @@ class Flat:
             self.value.new_empty(batch, heads, queries, self.value.shape[-1]),
             self.value.new_empty(batch, heads, queries, dtype=lse),
         )
+
+    def joined(self, parts: Iterable[tuple[slice, tuple[Tensor, Tensor]]]) -> tuple[Tensor, Tensor]:
+        """Outputs and log-sum-exps of some batches after others, together as those of all."""
+        parts = list(parts)
+        if len(parts) == 1:
+            return parts[0][1]
+        output, lse = self.empty_results()
+        for batch, (own_output, own_lse) in parts:
+            output[batch], lse[batch] = own_output, own_lse
+        return output, lse
 
     def zero_gradients(self, *, bias: bool = False) -> Gradients:
         """Zeros to add gradients to, in float32 at least; of the bias only if that is wanted."""

@@ -126,16 +126,16 @@ def _folded(flat: Flat, columns: slice, masked: bool) -> Rectangle:
         return added.reshape(added.shape[0], *rows, added.shape[-1])
 
     added = flat.added(slice(0, queries), columns, masked=masked)
-    rectangle = Rectangle(
+    key, value = pairs.key, flat.value
+    if columns != slice(0, flat.shape[3]):
+        key, value = key[:, :, columns], value[:, :, columns]
+    return Rectangle(
         pairs.query.reshape(batch, *rows, pairs.query.shape[-1]),
-        pairs.key,
-        flat.value,
+        key,
+        value,
         pairs.scale,  # type: ignore[union-attr]  # `why_not` lets dot products alone through
         None if added is None else folded(added),
     )
-    if columns == slice(0, flat.shape[3]):
-        return rectangle
-    return replace(rectangle, key=pairs.key[:, :, columns], value=flat.value[:, :, columns])
 
 
 def _in_one_pass(rectangle: Rectangle) -> tuple[Tensor, Tensor]:

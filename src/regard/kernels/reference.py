@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
-
 from ..pairs import AdditivePairs
 from ..problem import Problem
+from ..transforms import without_autocast
 from .base import Cost, Result
 from .counting import CAP, DROP, FEATURE, MASK, SELECT, VALUE, WEIGHTS, read
 from .formula import formula
@@ -47,5 +46,5 @@ class Reference:
 
     def run(self, problem: Problem) -> Result:
         """The output, and the log-sum-exp where it is wanted."""
-        with torch.autocast(problem.value.device.type, enabled=False):
+        with without_autocast(problem.value.device.type):
             return shielded(problem, formula)

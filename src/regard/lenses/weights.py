@@ -14,7 +14,7 @@ from ..pairs import DotPairs
 from ..problem import Problem
 from ..structure import tensors_of
 from ..tiles import WHOLE
-from ..transforms import transformed
+from ..transforms import transformed, without_autocast
 
 BLOCK = 2**21
 """The most weights that are made at a time, where there is no gradient."""
@@ -60,7 +60,7 @@ class Weights:
 
     def look(self, problem: Problem, lse: Tensor) -> Tensor:
         """The weights of the rectangle, of a problem without NaN."""
-        with torch.autocast(problem.value.device.type, enabled=False):
+        with without_autocast(problem.value.device.type):
             if transformed() or (torch.is_grad_enabled() and _differentiable(problem, lse)):
                 return self._whole(problem, lse)
             return self._by_rows(problem, lse)

@@ -92,7 +92,7 @@ class Attended:
             *(_place(added), _place(kept), self.softcap, value.data_ptr(), *value.stride()[:2], value.shape[-1]),
             *(tensor.data_ptr() for tensor in (self.output, self.lse, self._largest, self._total)),
         )
-        together(of.library.attend, work, min(threads, work.units))
+        together(of.library.attend, work, threads)
 
     def _laid(self, name: str, tensor: Tensor | None, size: tuple[int, int]) -> Tensor | None:
         if tensor is None:

@@ -8,8 +8,6 @@
 #include <math.h>
 #include <stdlib.h>
 
-INLINE int64_t whole_lanes(int64_t entries) { return (entries + LANES - 1) / LANES * LANES; }
-
 /* As many running sums as the processor has room for beside what is read. */
 enum { KEYS = LANES == 16 ? 4 : 2, VECTORS = LANES == 16 ? 4 : 2, TURNS = LANES == 16 ? 4 : LANES == 8 ? 3 : 2 };
 
@@ -65,7 +63,7 @@ INLINE lanes sums_of(lanes *vectors) {
 /* The scores of a group of queries with the `count` keys of a chunk: to[row][key]. */
 INLINE void scores_of(const struct dots *of, const float *query, const void *key, int64_t count, float (*to)[CHUNK],
                       const struct next next, const struct kind kind) {
-    int64_t dim = of->dim, padded = whole_lanes(dim);
+    int64_t dim = of->dim, padded = whole_vectors(dim);
     for (int64_t j = 0; j < count; j += KEYS) {
         lanes sum[ROWS][KEYS] = {{{0}}};
         const void *rows[KEYS];
@@ -155,7 +153,7 @@ struct room {
 };
 
 INLINE void lay_query(const struct dots *of, int64_t batch, int64_t own, const struct room *at) {
-    int64_t padded = whole_lanes(of->dim);
+    int64_t padded = whole_vectors(of->dim);
     const void *query = row_of(of->query, 1, batch * of->query_batch + own * of->query_head, of->narrow_query);
     for (int64_t r = 0; r < at->rows; r++)
         for (int64_t a = 0; a < padded; a += LANES)
@@ -178,7 +176,7 @@ INLINE void finish(const struct dots *of, const struct room *at, const float *la
 /* All rows of one head with one part of its keys. */
 INLINE void part_of_head(const struct dots *of, const struct room *at, int64_t head, int64_t part,
                          const struct kind kind) {
-    int64_t batch = head / of->heads, own = head % of->heads, padded = whole_lanes(of->dim);
+    int64_t batch = head / of->heads, own = head % of->heads, padded = whole_vectors(of->dim);
     int64_t first = part * of->part, end = first + of->part < of->columns ? first + of->part : of->columns;
     const void *key = row_of(of->key, 1, batch * of->key_batch + own * of->key_head, kind.narrow);
     const void *value = row_of(of->value, 1, batch * of->value_batch + own * of->value_head, kind.narrow);
@@ -219,7 +217,7 @@ INLINE void unit_of(const struct dots *of, const struct room *room, int64_t unit
 void EXPORTED(regard_dots)(struct dots *of) {
     const int64_t group = VECTORS * LANES;
     const int whole = of->dim % group == 0 && of->value_dim % group == 0;
-    int64_t rows = of->rows == 1 ? 1 : (of->rows + ROWS - 1) / ROWS * ROWS, query = rows * whole_lanes(of->dim), unit;
+    int64_t rows = of->rows == 1 ? 1 : (of->rows + ROWS - 1) / ROWS * ROWS, query = rows * whole_vectors(of->dim), unit;
     float *numbers = aligned_alloc(64, (size_t)((query + rows * of->value_dim) * 4 + 64) / 64 * 64);
     if (!numbers) {
         of->failed = 1;

@@ -72,7 +72,7 @@ def few_rows(
         *((None, 0, 0, 0) if added is None else (added.data_ptr(), *added.stride()[:3])),
         *(output.data_ptr(), lse.data_ptr()),
     )
-    together(code.dots, work, min(count, work.units))
+    together(code.dots, work, count)
     return output, lse
 
 

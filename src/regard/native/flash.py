@@ -121,7 +121,7 @@ class FlashProblem:
         segment = max(min(BLOCKS, batch * heads * blocks // (4 * threads)), 1)
         units = batch * heads * -(-blocks // segment)
         work, _held = self.arguments(units, segment, result=output.data_ptr(), lse=lse.data_ptr())
-        call(code.flash, work, threads)
+        together(code.flash, work, threads)
         return output, lse
 
     def backward(
@@ -155,7 +155,7 @@ class FlashProblem:
             grad_value=value.data_ptr(),
             grad_line=None if line is None else line.data_ptr(),
         )
-        call(code.flash_backward, work, threads)
+        together(code.flash_backward, work, threads)
         if line is not None and self.line is not None:
             line = line.sum((0, 2)).sum_to_size(self.line.shape)
         return query.sum(2) if parts > 1 else query.squeeze(2), key, value, line
@@ -214,16 +214,6 @@ class FlashProblem:
 def place(tensor: Tensor) -> _Rows:
     """Where a tensor (B, H, ·, ·) lies."""
     return _Rows(tensor.data_ptr(), *tensor.stride()[:3])
-
-
-def call(function: Any, work: FlashWork, threads: int) -> None:
-    """The C function on the work, by at most so many threads.
-
-    Raises:
-        MemoryError: there was none for what it lays out.
-    """
-    if work.units:
-        together(function, work, min(threads, work.units))
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, line: Tensor | None) -> None:

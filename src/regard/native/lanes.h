@@ -43,6 +43,9 @@ INLINE lanes shuffled(lanes first, lanes second, bits from) {
 #define SHUFFLED(first, second, from) __builtin_shuffle(first, second, from)
 #endif
 
+/* So many entries, and as many more as make whole vectors of them. */
+INLINE int64_t whole_vectors(int64_t entries) { return (entries + LANES - 1) / LANES * LANES; }
+
 INLINE lanes every(float value) { return value - (lanes){0}; }
 
 INLINE lanes load(const float *from) { return *(const unaligned_lanes *)from; }

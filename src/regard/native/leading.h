@@ -11,8 +11,6 @@ struct leading {
     int64_t count;
 };
 
-INLINE int64_t whole_vectors(int64_t most) { return (most + LANES - 1) / LANES * LANES; }
-
 INLINE struct leading leading_of(const struct leading *first, int64_t row) {
     return (struct leading){first->exponents + row * first->count, first->columns + row * first->count, first->count};
 }

@@ -50,7 +50,7 @@ def times_matrix(rows: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Te
         *(given.data_ptr(), given.stride(0), matrix.data_ptr(), matrix.stride(0)),
         *(None if bias is None else bias.data_ptr(), output.data_ptr()),
     )
-    together(code.linear, work, min(workers(matrix.numel(), LEAST_WORK), work.units))
+    together(code.linear, work, workers(matrix.numel(), LEAST_WORK))
     return output.to(rows.dtype)
 
 

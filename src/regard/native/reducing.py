@@ -15,9 +15,9 @@ from torch import Tensor
 
 from ..errors import ShapeError
 from . import library
-from .flash import BLOCK, BLOCKS, LEAST_WORK, FlashProblem, Tiles, call
+from .flash import BLOCK, BLOCKS, LEAST_WORK, FlashProblem, Tiles
 from .reductions import Cells, ColumnSums, Largest, Reach, Reduction, RowTerms, check
-from .threads import workers
+from .threads import together, workers
 
 UNITS = 64
 """Strips of all heads together, at least, where there are rows enough: for many threads, and never by their number."""
@@ -104,7 +104,7 @@ def reduce_weights(problem: FlashProblem, lse: Tensor, reductions: Sequence[Redu
     work, _held = problem.arguments(
         batch * heads * count, BLOCKS, lse=lse.data_ptr(), reductions=ctypes.addressof(asked)
     )
-    call(library.current().flash_reductions, work, workers(problem.flops(), LEAST_WORK))
+    together(library.current().flash_reductions, work, workers(problem.flops(), LEAST_WORK))
     for each in (terms, sums, *maps, *([] if reach is None else [reach])):
         each.finish()
 

@@ -52,14 +52,16 @@ def share(call: Callable[[int, Job], None], jobs: Sequence[Job], count: int) -> 
         raise errors[0]
 
 
-def together(function: Any, work: ctypes.Structure, count: int) -> None:
-    """The C function on the same work by at most `count` threads at once, each of which takes what no other has.
+def together(function: Any, work: Any, count: int) -> None:
+    """The C function on the same work by at most `count` threads at once, each of which takes units that no other has.
 
     Raises:
         MemoryError: one of them found none for what it keeps, and has set `failed`.
     """
-    team = _team()
-    if count <= 1:
+    team, count = _team(), min(count, work.units)
+    if count <= 0:
+        return
+    if count == 1:
         function(ctypes.byref(work))
     elif team is not None:
         team(ctypes.cast(function, ctypes.c_void_p), ctypes.byref(work), torch.get_num_threads(), 0)

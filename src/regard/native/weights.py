@@ -9,9 +9,9 @@ from torch import Tensor
 
 from ..errors import DtypeError, ShapeError
 from . import library
-from .flash import BLOCK, BLOCKS, LEAST_WORK, FlashWork, call, place
+from .flash import BLOCK, BLOCKS, LEAST_WORK, FlashWork, place
 from .inputs import DTYPES, check_cpu, last_contiguous
-from .threads import workers
+from .threads import together, workers
 
 
 def write_weights(
@@ -61,7 +61,7 @@ def write_weights(
         weights=place(weights),
         **(given if terms is None else given | {"terms": place(terms)}),
     )
-    call(library.current().flash_weights, work, threads)
+    together(library.current().flash_weights, work, threads)
     return weights
 
 
