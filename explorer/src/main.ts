@@ -38,13 +38,16 @@ const HISTORY_PAUSE = 250;
 /** A whole page: the state is kept in the address, and back and forward lead through its steps. */
 async function page(root: HTMLElement): Promise<void> {
   const embedded = document.getElementById("regard-data");
-  const source = embedded ? EmbeddedSource.from(embedded) : served(new URL("./", location.href).href);
+  const held = embedded && EmbeddedSource.from(embedded);
+  const source = held ?? served(new URL("./", location.href).href);
+  const start = held?.state ?? "";
   const renderer = new URLSearchParams(location.search).get("renderer") ?? "auto";
-  const explorer = await mount(root, source, location.hash, { renderer });
+  const explorer = await mount(root, source, location.hash || start, { renderer });
   let timer = 0;
   let unwritten: State | undefined;
   const write = (state: State, step: boolean) => {
-    const hash = `#${encode(state)}`;
+    // What is all as by default needs a word where a page opens otherwise.
+    const hash = `#${encode(state) || (start && "view=grid")}`;
     if (hash === location.hash || (hash === "#" && location.hash === "")) return;
     try {
       if (step) history.pushState(null, "", hash);
@@ -71,7 +74,7 @@ async function page(root: HTMLElement): Promise<void> {
   window.addEventListener("popstate", () => {
     clearTimeout(timer);
     unwritten = undefined;
-    explorer.restore(decode(location.hash));
+    explorer.restore(decode(location.hash || start));
   });
   Object.assign(root, { explorer });
 }

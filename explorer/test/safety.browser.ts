@@ -150,6 +150,30 @@ test("one self-contained file works from the disk", async () => {
   rmSync(folder, { recursive: true });
 });
 
+test("one file opens as it was told to, and leads back there", async () => {
+  const folder = mkdtempSync(join(tmpdir(), "regard-"));
+  const file = join(folder, "page.html");
+  writeFileSync(file, staticPage(bench.served.atlas("small"), "view=head&map=1&head=2"));
+  const address = pathToFileURL(file).href;
+  const { page, quiet } = await open(bench, address);
+  const heading = page.locator("aside h2");
+  assert.equal(await heading.textContent(), "h.1 · head 2");
+  await page.locator(".plot").press("ArrowRight");
+  await page.getByText("h.1 · head 3").first().waitFor();
+  assert.equal(new URL(page.url()).hash, "#view=head&map=1&head=3");
+  await page.goBack();
+  await page.getByText("h.1 · head 2").first().waitFor();
+  await page.locator(".plot").press("Escape");
+  await page.waitForSelector(".grid-view");
+  await page.goto(`${address}#view=grid`);
+  await page.reload();
+  await page.waitForSelector(".grid-view");
+  await page.goto(`${address}?#head=1&view=head`);
+  assert.equal(await heading.textContent(), "h.0 · head 1");
+  quiet();
+  rmSync(folder, { recursive: true });
+});
+
 test("a source that fails is told of in words", async () => {
   const { page } = await open(bench, "small/");
   await page.route("**/pooled?*", (route) =>

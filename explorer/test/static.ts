@@ -7,8 +7,8 @@ import { TILE } from "../src/types.ts";
 import { WEB } from "./harness.ts";
 import { profileOf, type SyntheticAtlas, weightsOf } from "./synthetic.ts";
 
-/** The exact weights of all heads but the first, which has only its levels. */
-export function staticPage(atlas: SyntheticAtlas): string {
+/** The exact weights of all heads but the first, which has only its levels; opened as a permalink tells. */
+export function staticPage(atlas: SyntheticAtlas, state = ""): string {
   const written = (array: Float32Array) => ({
     type: "f4",
     data: Buffer.from(array.buffer, array.byteOffset, array.byteLength).toString("base64"),
@@ -31,7 +31,7 @@ export function staticPage(atlas: SyntheticAtlas): string {
   const tokens = atlas.maps.map((map) => ({
     query: Array.from({ length: map.map.queries }, (_, i) => map.token("query", i)),
   }));
-  const json = JSON.stringify({ meta: atlas.meta, tokens, ...data }).replace(/</g, "\\u003c");
+  const json = JSON.stringify({ meta: atlas.meta, tokens, ...data, state }).replace(/</g, "\\u003c");
   const script = readFileSync(join(WEB, "explorer.js"), "utf8");
   const style = readFileSync(join(WEB, "explorer.css"), "utf8");
   const sum = (text: string) => `'sha256-${createHash("sha256").update(text).digest("base64")}'`;

@@ -31,6 +31,19 @@ def test_a_page_is_written_and_its_size_said(regard, atlas, tmp_path):
     assert "regard-data" in (tmp_path / "out.html").read_text(encoding="utf-8")
 
 
+def test_a_page_opens_as_a_permalink_tells(regard, atlas, tmp_path):
+    page = tmp_path / "out.html"
+    result = regard("explore", atlas, "--html", page, "--state", "http://127.0.0.1:1/token/#view=head&at=1,0")
+    assert result.exit_code == 0, result.stderr
+    assert '"state":"view=head&at=1,0"' in page.read_text(encoding="utf-8")
+    result = regard("explore", atlas, "--html", tmp_path / "other.html", "--state", "view=head&map=head")
+    assert result.exit_code == 0, result.stderr
+    result = regard("explore", atlas, "--html", tmp_path / "none.html", "--state", "map=3")
+    assert result.exit_code == 2
+    assert "the state's map is 3; there are 1, and the first is 0" in result.stderr
+    assert not (tmp_path / "none.html").exists()
+
+
 def test_it_serves_until_ctrl_c(shell, atlas):
     serving = shell("explore", atlas, "--no-open")
     address = serving.hear().decode().strip()

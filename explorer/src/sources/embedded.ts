@@ -14,6 +14,8 @@ export interface Embedded {
   pooled: Record<string, WrittenArray>;
   tiles: Record<string, WrittenArray>;
   profiles: Record<string, WrittenArray>;
+  /** What is shown where the address tells nothing, as after # of a permalink. */
+  state?: string;
 }
 
 export class EmbeddedSource implements Source {
@@ -23,6 +25,10 @@ export class EmbeddedSource implements Source {
   constructor(private readonly held: Embedded) {
     this.checked = checkedMeta(held.meta);
     this.whole = new Set(Object.keys(held.tiles ?? {}).map((key) => key.split("/").slice(0, 2).join("/")));
+  }
+
+  get state(): string {
+    return this.held.state ?? "";
   }
 
   static from(element: Element): EmbeddedSource {

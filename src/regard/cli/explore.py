@@ -14,6 +14,7 @@ from regard.errors import AtlasError, ConfigurationError
 
 if TYPE_CHECKING:
     from regard.explorer import Atlas
+    from regard.explorer.serving import Serving
     from regard.explorer.shelf import Rerun
 
 
@@ -50,6 +51,12 @@ def explore(
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Of 127.0.0.1. [default: any that is free]")
     ] = None,
+    state: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PERMALINK", help='How the page opens: an address of it, or what is behind its "#" there.'
+        ),
+    ] = None,
     no_open: Annotated[bool, typer.Option("--no-open", help="Print the address, and open no browser.")] = False,
 ) -> None:
     """Look at attention in a browser: every head of every layer, from the whole map down to a single weight.
@@ -68,9 +75,11 @@ def explore(
         first.save(save)
         typer.echo(f"{save}: {save.stat().st_size / 1e6:.1f} MB", err=True)
     if html is not None:
-        _write(first, html)
+        _write(first, html, state)
     else:
-        _serve(atlases, rerun, port or 0, no_open)
+        from regard.explorer.serving import Serving
+
+        _serve(Serving(atlases, port or 0, state=state, rerun=rerun), no_open)
 
 
 def _atlases(
@@ -106,20 +115,17 @@ def _named(paths: list[str]) -> dict[str, str]:
     return dict(zip(stems if len(set(stems)) == len(stems) else paths, paths, strict=True))
 
 
-def _write(atlas: Atlas, path: Path) -> None:
+def _write(atlas: Atlas, path: Path, state: str | None) -> None:
     from regard.explorer.page import static_page
 
-    page = static_page(atlas)
+    page = static_page(atlas, state=state)
     page.save(path)
     typer.echo(f"{page.size / 1e6:.1f} MB: {page.contents}", err=True)
     emit([str(path)])
 
 
-def _serve(atlases: dict[str, Atlas], rerun: Rerun | None, port: int, no_open: bool) -> None:
+def _serve(serving: Serving, no_open: bool) -> None:
     from regard.explorer.opening import opened
-    from regard.explorer.serving import Serving
-
-    serving = Serving(atlases, port, rerun=rerun)
 
     def ready() -> None:
         emit([serving.address])

@@ -9,6 +9,7 @@ from .notebook import show as show
 from .page import static_page as static_page
 from .recording import Recording as Recording
 from .recording import record as record
+from .state import State as State
 
 __all__ = [
     "Atlas",
@@ -16,6 +17,7 @@ __all__ = [
     "Hypothesis",
     "Pieces",
     "Recording",
+    "State",
     "record",
     "show",
     "static_page",

@@ -13,6 +13,7 @@ from .atlas import Atlas
 from .page import StaticPage, static_page
 from .picture import picture
 from .shelf import Rerun, Shelf
+from .state import State, start
 
 MOST_BYTES = 8_000_000
 """The largest page in a notebook, which keeps it with its outputs."""
@@ -65,8 +66,14 @@ def _still(atlas: Atlas, words: str) -> dict[str, str]:
     return {"text/plain": words, "image/png": b64encode(picture(atlas)).decode()}
 
 
-def show(atlases: Atlas | Mapping[str, Atlas], *, rerun: Rerun | None = None, height: int = 640) -> Framed | Live:
-    """Atlases as a notebook displays them, `height` pixels high.
+def show(
+    atlases: Atlas | Mapping[str, Atlas],
+    *,
+    state: State | str | None = None,
+    rerun: Rerun | None = None,
+    height: int = 640,
+) -> Framed | Live:
+    """Atlases as a notebook displays them, `height` pixels high, with a state or as a permalink tells.
 
     With anywidget the kernel answers the page: every tile is exact and computed as it is looked at. Several atlases by
     their names are shown with a slider, and `rerun`, which gives the atlas of another text, adds a box for one; while
@@ -74,32 +81,34 @@ def show(atlases: Atlas | Mapping[str, Atlas], *, rerun: Rerun | None = None, he
 
     Raises:
         AtlasError: there is no atlas, or one without a map; without anywidget, one that is too large.
-        ConfigurationError: `rerun` with several atlases.
+        ConfigurationError: `rerun` with several atlases; a state that is none, or of something that is not there.
         MissingExtra: anywidget is not installed, and there are several atlases, or `rerun`.
     """
     shelf = Shelf(atlases, rerun)
-    first = atlases if isinstance(atlases, Atlas) else next(iter(atlases.values()))
+    shown = [atlases] if isinstance(atlases, Atlas) else list(atlases.values())
+    opening = start(state, shown)
     try:
         require("anywidget", extra="notebook")
     except MissingExtra:
         if rerun is not None or len(shelf.entries) > 1:
             raise
-        return framed(first, height=height)
+        return framed(shown[0], state=opening, height=height)
     from .widget import widget
 
-    return Live(first, widget(shelf, height))
+    return Live(shown[0], widget(shelf, opening, height))
 
 
-def framed(atlas: Atlas, *, height: int = 640, most: int = MOST_BYTES) -> Framed:
+def framed(atlas: Atlas, *, state: State | str | None = None, height: int = 640, most: int = MOST_BYTES) -> Framed:
     """An atlas as a page in a frame, which needs no kernel, with the contents of `static_page`.
 
     The page is in a sandbox: it has neither the notebook's origin nor its cookies.
 
     Raises:
         AtlasError: there is no map in the atlas, or it is too large even in the coarsest form.
+        ConfigurationError: a state that is none, or of something that the atlas does not have.
 
     >>> import torch
     >>> framed(Atlas.from_weights([torch.full((1, 2, 2), 0.5)]))
     <explorer, 0.1 MB: whole weights of 1 map, to within 0.4% of each>
     """
-    return Framed(atlas, static_page(atlas, most=most), height)
+    return Framed(atlas, static_page(atlas, state=state, most=most), height)

@@ -15,6 +15,7 @@ from ..files import atomic_write
 from .atlas import Atlas
 from .bundle import Bundle
 from .contents import contents_of
+from .state import State, start
 
 MOST_BYTES = 32_000_000
 """The largest page that is made unless another size is asked for."""
@@ -42,16 +43,18 @@ class StaticPage:
             partial.write_text(self.text, encoding="utf-8")
 
 
-def static_page(atlas: Atlas, *, most: int = MOST_BYTES) -> StaticPage:
+def static_page(atlas: Atlas, *, state: State | str | None = None, most: int = MOST_BYTES) -> StaticPage:
     """An atlas as a page of its own, of at most so many bytes.
 
     Maps of at most 512 rows and columns are in it weight by weight, each to within 0.4 %; longer ones, or all where
     that is too much, by the levels of their pyramids, as fine as there is room, and then as many heads as there is room
     for weight by weight, those whose roles are clearest first. The page says what it does not hold. Its policy lets it
     run the script that is in it and nothing else, and load nothing; tokens and names are data to it, never markup.
+    It opens with a state, or as a permalink tells, unless there is another permalink in its address.
 
     Raises:
         AtlasError: there is no map in the atlas, or it is too large even in the coarsest form.
+        ConfigurationError: a state that is none, or of something that the atlas does not have.
 
     >>> import torch
     >>> page = static_page(Atlas.from_weights([torch.full((1, 2, 2), 0.5)], tokens=["<b>", "a"]))
@@ -60,8 +63,10 @@ def static_page(atlas: Atlas, *, most: int = MOST_BYTES) -> StaticPage:
     """
     bundle = Bundle.read()
     fixed = sum(len(part.encode()) for part in (bundle.markup, bundle.script, bundle.styles)) + 1000
+    opening = start(state, [atlas])
     contents = contents_of(atlas, max(most - fixed, 0))
-    return StaticPage(_put_together(bundle, contents.held, atlas.title), contents.said())
+    held = {**contents.held, "state": opening} if opening else contents.held
+    return StaticPage(_put_together(bundle, held, atlas.title), contents.said())
 
 
 def _put_together(bundle: Bundle, held: dict[str, Any], title: str) -> str:

@@ -11,6 +11,7 @@ from ..errors import ConfigurationError, require
 from .atlas import Atlas
 from .bundle import Bundle
 from .shelf import Rerun, Shelf
+from .state import State, start
 
 HOST = "127.0.0.1"
 SETTINGS: dict[str, Any] = {
@@ -37,26 +38,36 @@ class Serving:
     Args:
         atlases: one atlas, or several by their names: the page compares them.
         port: where, or 0 for any port that is free.
+        state: what the page shows when it opens, or a permalink; it is in the address.
         rerun: what the model that made the one atlas attends to in another text; the page then asks for texts. It is
             called on a thread of its own, for one text at a time, and its atlas is kept with the one before it.
             Errors of `regard.errors` are told to the page, and so is that any other was raised.
 
     Raises:
         AtlasError: there is no atlas, or one without a map.
-        ConfigurationError: the port is taken, or is none; or `rerun` with several atlases.
+        ConfigurationError: the port is taken, or is none; `rerun` with several atlases; or a state that is none, or of
+            something that is not there.
         MissingExtra: starlette or uvicorn is not installed.
     """
 
-    def __init__(self, atlases: Atlas | Mapping[str, Atlas], port: int = 0, *, rerun: Rerun | None = None) -> None:
+    def __init__(
+        self,
+        atlases: Atlas | Mapping[str, Atlas],
+        port: int = 0,
+        *,
+        state: State | str | None = None,
+        rerun: Rerun | None = None,
+    ) -> None:
         require("starlette", extra="explorer")
         uvicorn = require("uvicorn", extra="explorer")
         from .server import application
 
         self._shelf, bundle = Shelf(atlases, rerun), Bundle.read()
+        opening = start(state, [atlases] if isinstance(atlases, Atlas) else list(atlases.values()))
         self._socket = _bound(port)
         self.port: int = self._socket.getsockname()[1]
         token = secrets.token_urlsafe(24)
-        self.address = f"http://{HOST}:{self.port}/{token}/"
+        self.address = f"http://{HOST}:{self.port}/{token}/" + (f"#{opening}" if opening else "")
         config = uvicorn.Config(application(self._shelf, bundle, token=token, port=self.port), **SETTINGS)
         self._server = uvicorn.Server(config)
         self._handle_exit = self._server.handle_exit

@@ -19,8 +19,8 @@ from .shelf import Shelf
 Send = Callable[[dict[str, Any], list[bytes]], None]
 
 
-def widget(shelf: Shelf, height: int) -> Any:
-    """A widget that shows what is on a shelf.
+def widget(shelf: Shelf, opening: str, height: int) -> Any:
+    """A widget that shows what is on a shelf; it opens with a state, told as in a permalink.
 
     Raises:
         MissingExtra: anywidget is not installed.
@@ -36,7 +36,7 @@ def widget(shelf: Shelf, height: int) -> Any:
         height = traitlets.Int().tag(sync=True)
         state = traitlets.Unicode().tag(sync=True)
 
-    made = Explorer(height=height, state="")
+    made = Explorer(height=height, state=opening)
     made.on_msg(lambda widget, message, _: answer(shelf, message, widget.send))
     return made
 

@@ -19,6 +19,7 @@ from .writing import save
 
 if TYPE_CHECKING:
     from ..notebook import Framed, Live
+    from ..state import State
 
 
 class Atlas:
@@ -80,11 +81,13 @@ class Atlas:
         records, arrays = records_of(maps, tokens, tolerance, words)
         return cls(records, {**arrays, **words.arrays()}, title)
 
-    def show(self, *, rerun: Callable[[str], Atlas] | None = None, height: int = 640) -> Framed | Live:
+    def show(
+        self, *, state: State | str | None = None, rerun: Callable[[str], Atlas] | None = None, height: int = 640
+    ) -> Framed | Live:
         """The explorer in a notebook: live with anywidget, else a page in a frame; `regard.explorer.show` says more."""
         from ..notebook import show
 
-        return show(self, rerun=rerun, height=height)
+        return show(self, state=state, rerun=rerun, height=height)
 
     def save(self, path: str | Path) -> None:
         """Write the atlas to one file, which is the old one or the new one, never half of each.

@@ -1,0 +1,263 @@
+"""What the explorer shows and how, as a permalink keeps it: the same names in Python, and behind "#" of the address.
+
+`explorer/src/state.ts` is the same list for the page; `explorer/test/permalinks.json` holds the two together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+from urllib.parse import quote, unquote
+
+from ..errors import ConfigurationError
+from .atlas import Atlas
+
+MOST_PINS = 4
+MOST_TEXT = 200
+UNQUOTED = "!~*'(),"
+"""What JavaScript's encodeURIComponent leaves as it is, beside letters, digits and "-_."; and commas."""
+
+View = Literal["grid", "head", "lines", "compare", "table"]
+Scale = Literal["linear", "sqrt", "log"]
+Reduce = Literal["max", "mean"]
+Colours = Literal["viridis", "cividis", "magma"]
+Theme = Literal["auto", "light", "dark"]
+Alignment = Literal["", "argmax", "mutual", "grow-diag", "threshold"]
+Direction = Literal["query", "key"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """What the page shows when it opens. All counts are from 0, and all positions are those of rows and columns.
+
+    Args:
+        view: all heads, one head, its lines between tokens, pinned heads beside each other, or a table.
+        map: the number of a map of the atlas, or its name; of several of one name it is the first.
+        head: of that map.
+        frame: (row, column, span) in the middle of the view, and the cells across its shorter side; None: the whole.
+        at: the chosen weight, (query, key).
+        scale: of weights to colours.
+        reduce: what a pooled cell shows of its weights.
+        normalise: each row by its largest.
+        clip: the largest hundredth of the weights gets one colour.
+        colours: the colour map.
+        theme: "auto" is that of the browser.
+        alignment: how weights of a translation become links between words; "": no links are marked.
+        least: the least weight of a link, with alignment "threshold".
+        gold: the links that people made are shown, where there are any.
+        words: the tokens of a word are one row and one column.
+        hypothesis: the rank of the translation that is shown, of several.
+        listed: all translations are listed.
+        atlas: which atlas, of several.
+        against: the atlas that it is compared with; None: with none.
+        pins: heads to compare, up to four, (map, head).
+        difference: of two pinned heads the difference is shown.
+        order: "layer", or a metric or role to sort by; with a minus before it the greatest first.
+        role: only heads that have it; "": all.
+        metric: only heads for which this is true, such as "entropy>1.5"; "": all.
+        find: tokens that are marked.
+        threshold: the least weight that gets a line.
+        top: the most lines of a token.
+        direction: whether lines are chosen by query or by key.
+        window: the first query and the first key of the lines.
+
+    Raises:
+        ConfigurationError: a value that is none of these.
+
+    >>> State(view="head", map=2, head=1, frame=(50_000, 49_900, 200)).permalink()
+    'view=head&map=2&head=1&frame=50000,49900,200'
+    >>> State.from_permalink("http://127.0.0.1:8000/token/#view=lines&top=5").top
+    5
+    """
+
+    view: View = "grid"
+    map: int | str = 0
+    head: int = 0
+    frame: tuple[float, float, float] | None = None
+    at: tuple[int, int] | None = None
+    scale: Scale = "sqrt"
+    reduce: Reduce = "max"
+    normalise: bool = False
+    clip: bool = True
+    colours: Colours = "viridis"
+    theme: Theme = "auto"
+    alignment: Alignment = ""
+    least: float = 0.2
+    gold: bool = True
+    words: bool = False
+    hypothesis: int = 0
+    listed: bool = False
+    atlas: int = 0
+    against: int | None = None
+    pins: tuple[tuple[int, int], ...] = ()
+    difference: bool = False
+    order: str = "layer"
+    role: str = ""
+    metric: str = ""
+    find: str = ""
+    threshold: float = 0.05
+    top: int = 3
+    direction: Direction = "query"
+    window: tuple[int, int] = (0, 0)
+
+    def __post_init__(self) -> None:
+        for name, (needs, holds) in _rules().items():
+            value = getattr(self, name)
+            if not holds(value):
+                raise ConfigurationError(f"the state's {name} is {value!r}; it needs {needs}")
+
+    @classmethod
+    def from_permalink(cls, text: str) -> State:
+        """The state that an address of the page tells, or what stands behind its "#".
+
+        Raises:
+            ConfigurationError: it is none.
+        """
+        texts: dict[str, str] = {}
+        address, sharp, told = text.partition("#")
+        if not sharp:
+            told = "" if "://" in address else address
+        for pair in filter(None, told.split("&")):
+            name, equals, value = pair.partition("=")
+            if not equals or name not in _rules():
+                raise ConfigurationError(
+                    f"a permalink has {pair[:40]!r} in it; it needs name=value, of the names {', '.join(_rules())}"
+                )
+            texts[name] = unquote(value)
+        return cls(**{name: _read(name, value) for name, value in texts.items()})
+
+    def permalink(self) -> str:
+        """What stands behind "#" in the page's address: whatever is not as it is without being told."""
+        told = [(of.name, getattr(self, of.name)) for of in fields(self) if getattr(self, of.name) != of.default]
+        return "&".join(f"{name}={quote(_written(value), safe=UNQUOTED)}" for name, value in told)
+
+    def within(self, atlas: Atlas) -> State:
+        """The same state with the map's number for its name, of an atlas that has what it shows.
+
+        Raises:
+            ConfigurationError: a map, head, row or column that the atlas does not have.
+        """
+        names = [of.name for of in atlas.maps]
+        if isinstance(self.map, str) and self.map not in names:
+            known = ", ".join(dict.fromkeys(names))
+            raise ConfigurationError(f"the state's map is {self.map!r}; the atlas has {known[:300]}")
+        chosen = names.index(self.map) if isinstance(self.map, str) else self.map
+        for of, head in [(chosen, self.head), *self.pins]:
+            _check_count("map", of, len(names))
+            _check_count(f"head of map {of}", head, atlas.maps[of].heads)
+        if self.at is not None:
+            _check_count("chosen query", self.at[0], atlas.maps[chosen].queries)
+            _check_count("chosen key", self.at[1], atlas.maps[chosen].keys)
+        return replace(self, map=chosen)
+
+
+def start(state: State | str | None, atlases: list[Atlas]) -> str:
+    """What a page of these atlases reads behind "#" to open with a state, which may be a permalink.
+
+    Raises:
+        ConfigurationError: a state that is none, or of something that the atlases do not have.
+    """
+    if state is None:
+        return ""
+    state = State.from_permalink(state) if isinstance(state, str) else state
+    for which in (state.atlas, state.against or 0):
+        _check_count("atlas", which, len(atlases))
+    return state.within(atlases[state.atlas]).permalink()
+
+
+def _check_count(what: str, number: int, count: int) -> None:
+    if number >= count:
+        raise ConfigurationError(f"the state's {what} is {number}; there are {count}, and the first is 0")
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and all(map(_is_count, value))
+
+
+def _is_frame(value: Any) -> bool:
+    return isinstance(value, tuple) and len(value) == 3 and all(map(_is_number, value)) and value[2] > 0
+
+
+def _is_share(value: Any) -> bool:
+    return _is_number(value) and 0 <= value <= 1
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= MOST_TEXT
+
+
+_COUNT = "a whole number of at least 0"
+_KINDS: dict[Any, tuple[str, Callable[[Any], bool]]] = {
+    bool: ("True or False", lambda value: isinstance(value, bool)),
+    int: (_COUNT, _is_count),
+    int | None: (f"{_COUNT}, or None", lambda value: value is None or _is_count(value)),
+    int | str: (f"{_COUNT}, or a name", lambda value: isinstance(value, str) or _is_count(value)),
+    str: (f"a text of at most {MOST_TEXT} letters", _is_text),
+    float: ("a number between 0 and 1", _is_share),
+    tuple[int, int]: ("two whole numbers of at least 0", _is_pair),
+    tuple[int, int] | None: (
+        "two whole numbers of at least 0, or None",
+        lambda value: value is None or _is_pair(value),
+    ),
+    tuple[float, float, float] | None: (
+        "three numbers, row, column and a span above 0, or None",
+        lambda value: value is None or _is_frame(value),
+    ),
+    tuple[tuple[int, int], ...]: (
+        f"at most {MOST_PINS} pairs of a map and a head",
+        lambda value: isinstance(value, tuple) and len(value) <= MOST_PINS and all(map(_is_pair, value)),
+    ),
+}
+"""By the type of a value: what it needs to be, in words, and whether one is that."""
+
+
+@cache
+def _rules() -> dict[str, tuple[str, Callable[[Any], bool]]]:
+    return {name: _KINDS.get(kind) or _one_of(get_args(kind)) for name, kind in get_type_hints(State).items()}
+
+
+def _one_of(choices: tuple[str, ...]) -> tuple[str, Callable[[Any], bool]]:
+    return f"one of {', '.join(map(repr, choices))}", lambda value: isinstance(value, str) and value in choices
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, bool):
+        return "1" if value else "0"
+    if isinstance(value, tuple):
+        return ",".join(".".join(map(str, part)) if isinstance(part, tuple) else _written(part) for part in value)
+    return f"{value:.8g}" if isinstance(value, float) else str(value)
+
+
+def _read(name: str, text: str) -> Any:
+    """The value of a text in a permalink, by the type that its name has; a text that is none is left for the rules."""
+    kind = get_type_hints(State)[name]
+    if kind is str or get_origin(kind) is Literal:
+        return text
+    if kind is bool:
+        return {"0": False, "1": True}.get(text, text)
+    if name == "pins":
+        return tuple(tuple(map(_number, pin.split("."))) for pin in text.split(",") if pin)
+    if name == "map":
+        return _number(text)
+    numbers = tuple(_number(part) for part in text.split(","))
+    return numbers[0] if len(numbers) == 1 else numbers
+
+
+def _number(text: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text
