@@ -80,11 +80,14 @@ class Asked:
             torch.tensor([1, 3, 64, 70]),
             *(torch.zeros(batch, heads, size, dtype=torch.float64) for size in (queries, queries, 5)),
         )
+        self.weights = native.AllWeights(torch.zeros(sizes))
         self.all: list[native.Reduction] = [self.terms, self.received, self.sums, self.maxima, self.reach, self.top]
+        self.all.append(self.weights)
 
     def found(self) -> list[Tensor]:
         reach = self.reach.mass, self.reach.moments, self.reach.histogram
-        return [self.terms.into, self.received.into, self.sums.into, *reach, self.maxima.into, self.top.weights]
+        sums = self.terms.into, self.received.into, self.sums.into, *reach
+        return [*sums, self.maxima.into, self.weights.into, self.top.weights]
 
     def formula(self, weights: Tensor) -> list[Tensor]:
         of_rows, of_columns = (
@@ -105,7 +108,7 @@ class Asked:
         histogram = torch.stack([(weights * each).sum((-2, -1)) for each in bins], -1)
         reach = weights.sum(-1), (weights * far).sum(-1), histogram
         terms = torch.xlogy(weights, weights).sum(-1) / math.log(2)
-        return [terms, weights.sum(-2), sums, *reach, maxima, top]
+        return [terms, weights.sum(-2), sums, *reach, maxima, weights, top]
 
     def agrees(self, true: Tensor, plain: Tensor) -> bool:
         """As near as the formula in float32, some times over, and a few roundings of what is added up."""
@@ -252,7 +255,7 @@ def test_what_is_there_is_added_to():
     reduce(query, key, lse, once.all)
     for _ in range(2):
         reduce(query, key, lse, twice.all)
-    for one, two, times in zip(once.found(), twice.found(), (2,) * 6 + (1, 1), strict=True):
+    for one, two, times in zip(once.found(), twice.found(), (2,) * 6 + (1, 1, 1), strict=True):
         assert torch.equal(one * times, two)
 
 
@@ -336,12 +339,12 @@ def test_nothing_is_written_beyond_the_tensors(variant):
         return around[100:-100].view_as(tensor).copy_(tensor)
 
     asked = Asked((1, 1, 67, 131), edges(67, 5), edges(131, 7), 3)
-    for name in ("terms", "received", "sums", "maxima"):
+    for name in ("terms", "received", "sums", "maxima", "weights"):
         each = getattr(asked, name)
         setattr(asked, name, replace(each, into=inside(each.into)))
     asked.top = native.Largest(inside(asked.top.weights), inside(asked.top.columns))
     asked.reach = replace(asked.reach, **{name: inside(getattr(asked.reach, name)) for name in SUMS})
-    everything = [asked.terms, asked.received, asked.sums, asked.maxima, asked.reach, asked.top]
+    everything = [asked.terms, asked.received, asked.sums, asked.maxima, asked.weights, asked.reach, asked.top]
     reduce(query, key, lse_of(query, key), everything)
     assert asked.agrees(*(weights_of(query, key, dtype) for dtype in (torch.float64, torch.float32)))
     assert all((around[:100] == 77).all() and (around[-100:] == 77).all() for around in kept)

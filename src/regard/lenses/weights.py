@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +17,7 @@ from ..problem import Problem
 from ..structure import tensors_of
 from ..tiles import WHOLE
 from ..transforms import transformed, without_autocast
+from .base import Frame, Reduction, Tile
 
 BLOCK = 2**21
 """The most weights that are made at a time, where there is no gradient."""
@@ -47,7 +50,7 @@ class Weights:
             if not isinstance(choice, slice):
                 raise ConfigurationError(f"Weights needs {name} as a slice, such as slice(0, 5); it is {choice!r}")
 
-    def start(self, problem: Problem) -> _Rectangle:
+    def start(self, problem: Problem) -> _Rectangle | _Map:
         """Begin to look: nothing is computed, but what does not fit is said."""
         sizes = [
             _chosen(name, choice, length)
@@ -56,12 +59,15 @@ class Weights:
             )
         ]
         check_memory("Weights", problem, sizes[0], sizes[1])
-        return _Rectangle(self)
+        whole = range(problem.queries)[self.rows], range(problem.keys)[self.columns]
+        if whole != (range(problem.queries), range(problem.keys)) or not _goes_by_tiles(problem):
+            return _Rectangle(self)
+        return _Map(problem)
 
     def look(self, problem: Problem, lse: Tensor) -> Tensor:
         """The weights of the rectangle, of a problem without NaN."""
         with without_autocast(problem.value.device.type):
-            if transformed() or (torch.is_grad_enabled() and _differentiable(problem, lse)):
+            if transformed() or _differentiable(problem, lse):
                 return self._whole(problem, lse)
             return self._by_rows(problem, lse)
 
@@ -138,6 +144,41 @@ class _Rectangle:
         return self.lens.look(problem, lse)
 
 
+class _Map:
+    """All weights, put together of the tiles that the mask leaves; what lies between them is never touched."""
+
+    terms = False
+
+    def __init__(self, problem: Problem) -> None:
+        self.frame = Frame.of(problem)
+        self.into = _zeros((self.frame.batch, self.frame.heads, problem.queries, problem.keys), self.frame.dtype)
+
+    @property
+    def reductions(self) -> Sequence[Reduction]:
+        return (self,)
+
+    def add(self, tile: Tile) -> None:
+        self.into[tile.batch, :, tile.rows, tile.columns] = tile.weights
+
+    def native(self) -> native.AllWeights | None:
+        return native.AllWeights(self.into) if self.into.dtype == torch.float32 else None
+
+    def finish(self, problem: Problem, lse: Tensor) -> Tensor:
+        broken = self.frame.broken(lse)
+        if broken.any():
+            self.into[broken] = float("nan")
+        return self.frame.shown(self.into)
+
+
+def _zeros(sizes: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros on the CPU that take memory as they are written to.
+
+    NumPy gets them from the system, in huge pages where it has any: torch would write each of them, and first meet a
+    page of 4 KiB at a time, which takes longer than the weights themselves.
+    """
+    return torch.from_numpy(np.zeros(sizes, dtype=torch.empty(0, dtype=dtype).numpy().dtype))
+
+
 def check_memory(lens: str, problem: Problem, rows: int, columns: int, *, beside: int = 0) -> None:
     """Say so where rows × columns weights of every head, and `beside` bytes, take more memory than the device has.
 
@@ -174,8 +215,13 @@ def _chosen(name: str, choice: slice, length: int) -> int:
     return len(range(length)[choice])
 
 
-def _differentiable(problem: Problem, lse: Tensor) -> bool:
-    return lse.requires_grad or any(tensor.requires_grad for tensor in tensors_of(problem))
+def _goes_by_tiles(problem: Problem) -> bool:
+    return problem.value.is_cpu and not transformed() and not _differentiable(problem)
+
+
+def _differentiable(problem: Problem, lse: Tensor | None = None) -> bool:
+    read = [*tensors_of(problem), *([] if lse is None else [lse])]
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in read)
 
 
 def _slice(rows: range) -> slice:

@@ -25,6 +25,7 @@ from .library import variants as variants
 from .library import why_not as why_not
 from .linear import times_matrix as times_matrix
 from .reducing import reduce_weights as reduce_weights
+from .reductions import AllWeights as AllWeights
 from .reductions import Cells as Cells
 from .reductions import ColumnSums as ColumnSums
 from .reductions import Largest as Largest
@@ -37,6 +38,7 @@ from .weights import write_weights as write_weights
 
 __all__ = [
     "DTYPES",
+    "AllWeights",
     "Attended",
     "Cells",
     "ColumnSums",

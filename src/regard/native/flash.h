@@ -53,7 +53,8 @@ struct flash {
     float *grad_query;               /* (batch, heads, parts, rows, dim), to be added up over the parts; 0 before */
     float *grad_key, *grad_value;    /* (batch, key heads, columns, dim or value_dim) */
     float *grad_line;                /* (batch, heads, parts, rows + columns - 1), or null; 0 before */
-    struct rows keep;           /* weights: bytes (batch, heads, rows, columns), 0 where there is no pair; or null */
+    struct rows keep;           /* weights, where first is null: bytes (batch, heads, rows, columns), 0 where there is no
+                                   pair; or null */
     struct rows weights, terms; /* weights: float32 (batch, heads, rows, columns), to be written; the latter, weight times
                                    its logarithm to the base 2, or null */
     const struct reductions *reductions; /* reductions: see reductions.h */

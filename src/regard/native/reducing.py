@@ -16,8 +16,9 @@ from torch import Tensor
 from ..errors import ShapeError
 from . import library
 from .flash import BLOCK, BLOCKS, LEAST_WORK, FlashProblem, Tiles
-from .reductions import Cells, ColumnSums, Largest, Reach, Reduction, RowTerms, check
+from .reductions import AllWeights, Cells, ColumnSums, Largest, Reach, Reduction, RowTerms, check
 from .threads import together, workers
+from .weights import write_all
 
 UNITS = 64
 """Strips of all heads together, at least, where there are rows enough: for many threads, and never by their number."""
@@ -59,7 +60,7 @@ class ReductionsWork(ctypes.Structure):
 
 
 def reduce_weights(problem: FlashProblem, lse: Tensor, reductions: Sequence[Reduction]) -> None:
-    """Reductions of w_ij = exp(s_ij - lse_i) over the pairs of the problem's tiles, in one pass over these.
+    """Reductions of w_ij = exp(s_ij - lse_i) over the pairs of its tiles: one pass for all sums, one for each map.
 
     lse (B, H, M) float32: rows where it is no finite number have weights 0. All tensors are on the CPU, those that are
     written to contiguous. What comes out does not depend on the number of threads. Autograd sees nothing of it.
@@ -74,6 +75,15 @@ def reduce_weights(problem: FlashProblem, lse: Tensor, reductions: Sequence[Redu
         raise ShapeError(f"lse has shape {tuple(lse.shape)}; it needs {(batch, heads, rows)}")
     for each in reductions:
         check(each, (batch, heads, rows, columns))
+        if isinstance(each, AllWeights):
+            write_all(problem, lse, each.into)
+    if not all(isinstance(each, AllWeights) for each in reductions):
+        _add_up(problem, lse, reductions)
+
+
+def _add_up(problem: FlashProblem, lse: Tensor, reductions: Sequence[Reduction]) -> None:
+    """Those that are sums, or the largest, of weights that are not kept."""
+    (batch, heads, rows, _), columns = problem.query.shape, problem.key.shape[2]
     strips = _strips(problem.tiles, batch * heads)
     count = len(strips) - 1
     terms = _Sums([each.into for each in reductions if isinstance(each, RowTerms)], (batch, heads, 1, rows))

@@ -130,7 +130,22 @@ class Reach:
         return self.mass, self.moments, self.histogram
 
 
-Reduction: TypeAlias = RowTerms | ColumnSums | Cells | Largest | Reach
+@dataclass(frozen=True, eq=False, slots=True)
+class AllWeights:
+    """w_ij is written to `into`, (B, H, M, N) float32, zeros before: where no pair exists nothing is touched."""
+
+    into: Tensor
+
+    def part(self, batch: slice) -> AllWeights:
+        """Of some batches."""
+        return AllWeights(self.into[batch])
+
+    def wanted(self, sizes: Sizes) -> Wanted:
+        """What the tensors need to be."""
+        return {"into": (sizes, torch.float32)}
+
+
+Reduction: TypeAlias = RowTerms | ColumnSums | Cells | Largest | Reach | AllWeights
 
 
 def check(reduction: Reduction, sizes: Sizes) -> None:

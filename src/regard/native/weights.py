@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..errors import DtypeError, ShapeError
 from . import library
-from .flash import BLOCK, BLOCKS, LEAST_WORK, FlashWork, place
+from .flash import BLOCK, BLOCKS, LEAST_WORK, FlashProblem, FlashWork, place
 from .inputs import DTYPES, check_cpu, last_contiguous
 from .threads import together, workers
 
@@ -63,6 +63,20 @@ def write_weights(
     )
     together(library.current().flash_weights, work, threads)
     return weights
+
+
+def write_all(problem: FlashProblem, lse: Tensor, weights: Tensor) -> None:
+    """w_ij = exp(s_ij - lse_i) for the pairs of the problem's tiles, written into zeros.
+
+    lse (B, H, M) float32: rows where it is no finite number have weights 0. weights (B, H, M, N) float32, contiguous.
+    """
+    batch, heads, rows, _ = problem.query.shape
+    lse = torch.where(lse.isfinite(), lse, float("inf")).contiguous()
+    blocks, threads = -(-rows // BLOCK), workers(problem.flops(), LEAST_WORK)
+    segment = max(min(BLOCKS, batch * heads * blocks // (2 * threads)), 1)
+    units = batch * heads * -(-blocks // segment)
+    work, _held = problem.arguments(units, segment, lse=lse.data_ptr(), weights=place(weights))
+    together(library.current().flash_weights, work, threads)
 
 
 def _check(query: Tensor, key: Tensor, lse: Tensor, weights: Tensor, terms: Tensor | None) -> None:
