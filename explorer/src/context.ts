@@ -43,6 +43,7 @@ export interface ViewPart {
   key?(event: KeyboardEvent): boolean;
   picture?(): Picture;
   csv?(): Promise<string>;
+  npz?(): Promise<Uint8Array<ArrayBuffer>>;
   destroy(): void;
 }
 

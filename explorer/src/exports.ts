@@ -129,11 +129,12 @@ export function save(blob: Blob, name: string): void {
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
-export type Kind = "png" | "svg" | "csv";
+export type Kind = "png" | "svg" | "csv" | "npz";
 
 /** Saves what a view shows, if it can be told in that kind of file. */
 export async function saveView(view: ViewPart, kind: Kind, name: string, paper: string): Promise<void> {
   if (kind === "csv" && view.csv) save(new Blob([await view.csv()], { type: "text/csv" }), name);
+  else if (kind === "npz" && view.npz) save(new Blob([await view.npz()], { type: "application/zip" }), name);
   else if (view.picture && kind === "svg")
     save(new Blob([svgOf(view.picture(), paper)], { type: "image/svg+xml" }), name);
   else if (view.picture && kind === "png") save(await pngOf(view.picture(), paper), name);

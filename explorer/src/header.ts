@@ -3,6 +3,7 @@
 import { COLOUR_MAPS, type ColourMap } from "./colour.ts";
 import type { Context } from "./context.ts";
 import { button, make, replace, select } from "./dom.ts";
+import type { Kind } from "./exports.ts";
 import { mapsOf } from "./hypotheses.ts";
 import { showsOneHead, THEMES, type Theme, type View, VIEWS } from "./state.ts";
 import { plain } from "./text.ts";
@@ -15,10 +16,19 @@ const LABELS: Record<View, string> = {
   table: "Table",
 };
 
+/** What each view can be saved as. */
+const KINDS: Record<View, readonly Kind[]> = {
+  grid: ["png", "svg"],
+  head: ["png", "svg", "csv", "npz"],
+  lines: ["png", "svg", "csv", "npz"],
+  compare: ["png", "svg"],
+  table: ["csv"],
+};
+
 export interface Actions {
   help(): void;
   goTo(): void;
-  save(kind: "png" | "svg" | "csv"): void;
+  save(kind: Kind): void;
 }
 
 export class Header {
@@ -102,10 +112,7 @@ export class Header {
 
   private tools(): (HTMLElement | undefined)[] {
     const { view } = this.context.state();
-    const kinds = (
-      view === "table" ? ["csv"] : view === "grid" || view === "compare" ? ["png", "svg"] : ["png", "svg", "csv"]
-    ) as ("png" | "svg" | "csv")[];
-    const saves = kinds.map((kind) =>
+    const saves = KINDS[view].map((kind) =>
       button(kind.toUpperCase(), () => this.actions.save(kind), {
         set: { "data-save": kind, title: `save this view as ${kind.toUpperCase()}` },
       }),

@@ -1,14 +1,15 @@
-/** Exact weights of any region, and their table. */
+/** Exact weights of any region, and files of them. */
 
 import type { Context } from "./context.ts";
 import { csvOf } from "./exports.ts";
 import type { HeadField } from "./field.ts";
+import { npzOf } from "./npz.ts";
 import { visible as shown, whole } from "./text.ts";
-import { type Region, TILE } from "./types.ts";
+import { EXACT, type Region, TILE } from "./types.ts";
 import { weightsIn } from "./whole.ts";
 
-/** At most so many rows and columns are written into a CSV. */
-export const MOST_CSV = 512;
+/** At most so many rows and columns are written into a file. */
+export const MOST_WRITTEN = 512;
 
 /** The weights of a region, fetched in pieces of at most 256 × 256. */
 export function weightsOf(context: Context, field: HeadField, region: Region): Promise<Float32Array> {
@@ -24,19 +25,35 @@ export function regionWords({ row0, row1, column0, column1 }: Region): string {
   return `queries ${whole(row0)}–${whole(row1 - 1)}, keys ${whole(column0)}–${whole(column1 - 1)}`;
 }
 
-/** A line for each query, a column for each key; empty where a pair does not exist. */
-export async function regionCsv(context: Context, field: HeadField, seen: Region): Promise<string> {
+interface Taken {
+  region: Region;
+  weights: Float32Array;
+  queries: string[];
+  keys: string[];
+}
+
+/** What goes into a file of a region: its first rows and columns, where it is larger than that. */
+async function taken(context: Context, field: HeadField, seen: Region, kind: string): Promise<Taken> {
+  if (!field.offers(EXACT)) throw new Error("the exact weights of this head are not in this page");
   const region = {
     ...seen,
-    row1: Math.min(seen.row1, seen.row0 + MOST_CSV),
-    column1: Math.min(seen.column1, seen.column0 + MOST_CSV),
+    row1: Math.min(seen.row1, seen.row0 + MOST_WRITTEN),
+    column1: Math.min(seen.column1, seen.column0 + MOST_WRITTEN),
   };
   const cut = region.row1 < seen.row1 || region.column1 < seen.column1;
-  const words = `${context.meta.exact ?? "exact weights"} of ${regionWords(region)}`;
-  context.announce(cut ? `CSV: ${words}; at most ${MOST_CSV} × ${MOST_CSV} are written` : `CSV: ${words}`);
-  const weights = await weightsOf(context, field, region);
-  const queries = await context.tokens.range(field.mapIndex, "query", region.row0, region.row1);
-  const keys = await context.tokens.range(field.mapIndex, "key", region.column0, region.column1);
+  const words = `${kind}: ${context.meta.exact ?? "exact weights"} of ${regionWords(region)}`;
+  context.announce(cut ? `${words}; at most ${MOST_WRITTEN} × ${MOST_WRITTEN} are written` : words);
+  return {
+    region,
+    weights: await weightsOf(context, field, region),
+    queries: await context.tokens.range(field.mapIndex, "query", region.row0, region.row1),
+    keys: await context.tokens.range(field.mapIndex, "key", region.column0, region.column1),
+  };
+}
+
+/** A line for each query, a column for each key; empty where a pair does not exist. */
+export async function regionCsv(context: Context, field: HeadField, seen: Region): Promise<string> {
+  const { region, weights, queries, keys } = await taken(context, field, seen, "CSV");
   const name = (index: number, token: string) => `${index} ${shown(token)}`;
   const rows: (string | number)[][] = [["query \\ key", ...keys.map((token, i) => name(region.column0 + i, token))]];
   queries.forEach((token, i) => {
@@ -44,4 +61,24 @@ export async function regionCsv(context: Context, field: HeadField, seen: Region
     rows.push([name(region.row0 + i, token), ...values]);
   });
   return csvOf(rows);
+}
+
+/** For NumPy: weights, NaN where a pair does not exist, the numbers of queries and keys, and their tokens. */
+export async function regionNpz(
+  context: Context,
+  field: HeadField,
+  seen: Region,
+): Promise<Uint8Array<ArrayBuffer>> {
+  const { region, weights, queries, keys } = await taken(context, field, seen, "NPZ");
+  const from = (start: number, count: number) => ({
+    shape: [count],
+    data: Int32Array.from({ length: count }, (_, i) => start + i),
+  });
+  return npzOf({
+    weights: { shape: [queries.length, keys.length], data: weights },
+    queries: from(region.row0, queries.length),
+    keys: from(region.column0, keys.length),
+    query_tokens: queries,
+    key_tokens: keys,
+  });
 }

@@ -110,6 +110,10 @@ test("pictures and tables to take away", async () => {
   const weight = Math.fround(bench.served.atlas("hostile").maps[0].weight(0, 15, 3));
   assert.equal(Number(csv[16].split('",')[1].split(",")[3]), weight);
   assert.ok(csv[1].endsWith(",,"), "pairs that do not exist are empty");
+  const npz = await saved("npz");
+  assert.equal(npz.toString("latin1", 0, 4), "PK\x03\x04");
+  const weights = npz.indexOf("weights.npy") + 128 + "weights.npy".length;
+  assert.equal(npz.readFloatLE(weights + 4 * (15 * (csv.length - 1) + 3)), weight);
   quiet();
   await page.goto(`${bench.served.address}/small/?renderer=canvas#view=table`);
   await page.waitForSelector(".table-view");

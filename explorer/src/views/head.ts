@@ -4,9 +4,9 @@ import type { Context, ViewPart } from "../context.ts";
 import { make, replace } from "../dom.ts";
 import { HeadField } from "../field.ts";
 import { Panel } from "../panel.ts";
-import { regionCsv } from "../region.ts";
+import { regionCsv, regionNpz } from "../region.ts";
 import type { Picture } from "../shapes.ts";
-import { EXACT } from "../types.ts";
+import type { Region } from "../types.ts";
 import { visible } from "../viewport.ts";
 import { Aside } from "./aside.ts";
 import { heatControls } from "./controls.ts";
@@ -70,10 +70,16 @@ export class HeadView implements ViewPart {
     return this.panel.picture();
   }
 
-  csv(): Promise<string> {
-    if (!this.field.offers(EXACT))
-      return Promise.reject(new Error("the exact weights of this head are not in this page"));
-    return regionCsv(this.context, this.field, visible(this.panel.viewport(), this.panel.extent(), this.panel.inner()));
+  async csv(): Promise<string> {
+    return regionCsv(this.context, this.field, this.region());
+  }
+
+  async npz(): Promise<Uint8Array<ArrayBuffer>> {
+    return regionNpz(this.context, this.field, this.region());
+  }
+
+  private region(): Region {
+    return visible(this.panel.viewport(), this.panel.extent(), this.panel.inner());
   }
 
   destroy(): void {

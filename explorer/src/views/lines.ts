@@ -5,8 +5,7 @@ import { type Context, headTitle, type ViewPart } from "../context.ts";
 import { make, replace, select, slider } from "../dom.ts";
 import { HeadField } from "../field.ts";
 import { goldMarks, Matcher } from "../matching.ts";
-import { csvOf } from "../exports.ts";
-import { regionCsv, regionWords } from "../region.ts";
+import { regionCsv, regionNpz, regionWords } from "../region.ts";
 import { drawShapes, type Picture, type Shape } from "../shapes.ts";
 import { resize } from "../rendering/painter.ts";
 import { goldCurves, LINE_HEIGHT, linkCurves, type Place, tokenLabels, TOP, weightCurves } from "../strands.ts";
@@ -72,10 +71,11 @@ export class LinesView implements ViewPart {
   }
 
   async csv(): Promise<string> {
-    const field = this.field();
-    return field.offers(EXACT)
-      ? regionCsv(this.context, field, this.window())
-      : csvOf([["exact weights are not in this page"]]);
+    return regionCsv(this.context, this.field(), this.window());
+  }
+
+  async npz(): Promise<Uint8Array<ArrayBuffer>> {
+    return regionNpz(this.context, this.field(), this.window());
   }
 
   destroy(): void {
