@@ -30,8 +30,8 @@ def look(
     """What lenses show of weights (..., heads, M, N) that are given as numbers: `look(weights, lens)[lens]`.
 
     A row may sum to less than 1, where a sink took a part; one of zeros attends to nothing, one with a NaN to NaN.
-    Weights of two axes are one head. Of the lenses of `regard.lenses`, `Weights` and `Alignment` have nothing to look
-    at here: they compute weights.
+    Weights of two axes are one head. Of the lenses of `regard.lenses`, a rectangle of `Weights` and `Alignment` have
+    nothing to look at here: they compute weights.
 
     Args:
         weights: numbers of at least 0; what a mask leaves out has 0.

@@ -52,6 +52,18 @@ class Weights:
 
     def start(self, problem: Problem) -> _Rectangle | _Map:
         """Begin to look: nothing is computed, but what does not fit is said."""
+        self.check(problem)
+        whole = range(problem.queries)[self.rows], range(problem.keys)[self.columns]
+        if whole != (range(problem.queries), range(problem.keys)) or not _goes_by_tiles(problem):
+            return _Rectangle(self)
+        return _Map(problem)
+
+    def check(self, problem: Problem) -> None:
+        """Say so where the problem has no such rows or columns, or the device no room.
+
+        Raises:
+            ConfigurationError: it does not.
+        """
         sizes = [
             _chosen(name, choice, length)
             for name, choice, length in zip(
@@ -59,10 +71,6 @@ class Weights:
             )
         ]
         check_memory("Weights", problem, sizes[0], sizes[1])
-        whole = range(problem.queries)[self.rows], range(problem.keys)[self.columns]
-        if whole != (range(problem.queries), range(problem.keys)) or not _goes_by_tiles(problem):
-            return _Rectangle(self)
-        return _Map(problem)
 
     def look(self, problem: Problem, lse: Tensor) -> Tensor:
         """The weights of the rectangle, of a problem without NaN."""

@@ -143,7 +143,8 @@ class AttentionMap:
         with torch.no_grad(), self._faults():
             problem, lens = self._problem(head), Weights(rows, columns)
             lse = self._array("lse")[self.sequence, head]
-            return lens.start(problem).finish(problem, lse).float().numpy()
+            lens.check(problem)
+            return lens.look(problem, lse).float().numpy()
 
     def exists(self, head: int, rows: slice, columns: slice) -> NDArray[np.bool_]:
         """Which pairs of a head exist, (m, n), True = attend; all do, as far as is known, of arrays that were given.
