@@ -29,7 +29,7 @@ const KEYS: [string, string][] = [
   ["?", "this help"],
 ];
 
-export function openHelp(root: HTMLElement): void {
+export function openHelp(root: HTMLElement, sharing: string): void {
   const rows = KEYS.map(([keys, words]) =>
     make("tr", {}, make("th", { set: { scope: "row" } }, make("kbd", {}, keys)), make("td", {}, words)),
   );
@@ -40,8 +40,7 @@ export function openHelp(root: HTMLElement): void {
     make(
       "p",
       { class: "muted" },
-      "Drag or pinch to move, turn the wheel to zoom, click a cell to keep the crosshair there. " +
-        "Every view has its own address: copy it to share what you see.",
+      `Drag or pinch to move, turn the wheel to zoom, click a cell to keep the crosshair there. ${sharing}`.trim(),
     ),
   );
 }

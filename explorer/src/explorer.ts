@@ -15,6 +15,7 @@ import { type Palette, paletteOf } from "./palette.ts";
 import type { Panel } from "./panel.ts";
 import { partWords } from "./part.ts";
 import { ShelfBar, shortLabels } from "./shelf.ts";
+import { browserScheme, type Scheme } from "./scheme.ts";
 import { isStep, type State, type View, within } from "./state.ts";
 import type { Meta, Shelf } from "./types.ts";
 import { CompareView } from "./views/compare.ts";
@@ -35,6 +36,10 @@ const VIEW_PARTS: Record<View, new (context: Context) => ViewPart> = {
 export interface Options {
   /** "webgl", "canvas" or "auto". */
   renderer?: string;
+  /** What is dark around it; the browser's where absent. */
+  scheme?: Scheme;
+  /** How to share what is shown, in words. */
+  sharing?: string;
 }
 
 /** Told of each change; `step` where going back to the state before makes sense. */
@@ -50,11 +55,13 @@ export class Explorer {
     run: (text, signal) => this.run(text, signal),
     choose: (atlas) => this.update({ atlas }),
     compare: (against) => this.update(compared(against)),
-    leave: () => this.element.focus({ preventScroll: true }),
+    leave: () => this.focus(),
   });
   private readonly shared: Shared;
   private readonly listeners = new Set<Listener>();
-  private readonly dark = matchMedia("(prefers-color-scheme: dark)");
+  private readonly scheme: Scheme;
+  private readonly sharing: string;
+  private readonly unwatch: () => void;
   private context!: Context;
   /** Of the atlas that the shown one is compared with. */
   private other?: Context;
@@ -76,6 +83,8 @@ export class Explorer {
     options: Options = {},
   ) {
     this.now = among(state, shelf.atlases.length);
+    this.scheme = options.scheme ?? browserScheme();
+    this.sharing = options.sharing ?? "";
     this.shared = {
       beside: () => this.other,
       renderer: options.renderer ?? "auto",
@@ -89,8 +98,12 @@ export class Explorer {
     replace(parent, this.element);
     replace(this.element, this.above, this.bar.element, this.below, this.main, this.status);
     this.element.addEventListener("keydown", (event) => this.key(event));
-    this.dark.addEventListener("change", this.themed);
+    this.unwatch = this.scheme.watch(() => this.themed());
     this.start(metas);
+  }
+
+  /** From here on its keys are heard. */
+  focus(): void {
     this.element.focus({ preventScroll: true });
   }
 
@@ -129,7 +142,7 @@ export class Explorer {
   destroy(): void {
     this.stop();
     this.bar.destroy();
-    this.dark.removeEventListener("change", this.themed);
+    this.unwatch();
     this.element.remove();
   }
 
@@ -143,7 +156,7 @@ export class Explorer {
     this.now = within(this.now, meta);
     this.beam = new Beam(this.context);
     this.header = new Header(this.context, {
-      help: () => openHelp(this.element),
+      help: () => openHelp(this.element, this.sharing),
       goTo: () => this.goTo(),
       save: (kind) => void this.save(kind),
     });
@@ -161,7 +174,7 @@ export class Explorer {
     replace(this.main, this.view.element);
     this.refresh();
     // What had the focus may have gone; without it no key would be heard.
-    if (focused && !this.element.contains(document.activeElement)) this.element.focus({ preventScroll: true });
+    if (focused && !this.element.contains(document.activeElement)) this.focus();
   }
 
   private stop(): void {
@@ -249,12 +262,13 @@ export class Explorer {
 
   private refresh(): void {
     if (this.now.view !== this.shown) {
+      const focused = this.element.contains(document.activeElement);
       this.view.destroy();
       this.shown = this.now.view;
       this.view = new VIEW_PARTS[this.shown](this.context);
       replace(this.main, this.view.element);
       this.status.textContent = "";
-      if (!this.element.contains(document.activeElement)) this.element.focus({ preventScroll: true });
+      if (focused && !this.element.contains(document.activeElement)) this.focus();
     }
     this.header.update();
     this.bar.update(this.shelf, this.now);
@@ -268,13 +282,13 @@ export class Explorer {
     this.view.redraw();
   }
 
-  private readonly themed = (): void => {
+  private themed(): void {
     this.applyTheme();
     this.view.redraw();
-  };
+  }
 
   private applyTheme(): void {
-    const dark = this.now.theme === "auto" ? this.dark.matches : this.now.theme === "dark";
+    const dark = this.now.theme === "auto" ? this.scheme.dark() : this.now.theme === "dark";
     this.element.dataset.theme = dark ? "dark" : "light";
     this.colours = undefined;
   }
@@ -294,7 +308,7 @@ export class Explorer {
   }
 
   private ownKey(key: string): boolean {
-    if (key === "?") openHelp(this.element);
+    if (key === "?") openHelp(this.element, this.sharing);
     else if (key === "e") return this.bar.edit();
     else if ((key === "g" || key === "/") && this.now.view !== "table" && this.now.view !== "grid") this.goTo();
     else return false;

@@ -35,7 +35,7 @@ export class GoTo {
     "An index, “query, key”, or a part of a token.",
   );
   private readonly input = make("input", {
-    set: { type: "text", "aria-label": "index or token", spellcheck: "false", autofocus: true },
+    set: { type: "text", "aria-label": "index or token", spellcheck: "false" },
     on: { input: () => this.later() },
   });
   private readonly dialog: HTMLDialogElement;
@@ -58,6 +58,7 @@ export class GoTo {
     const form = make("form", { on: { submit } }, this.input, sides, make("button", { set: { type: "submit" } }, "Go"));
     this.dialog = openDialog(root, "Go to", form, this.told, this.results);
     this.dialog.addEventListener("close", () => this.search.abort());
+    this.input.focus();
   }
 
   private later(): void {

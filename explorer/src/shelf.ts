@@ -95,7 +95,6 @@ export class ShelfBar {
       if (this.running) this.cancel();
       else this.actions.leave();
     }
-    event.stopPropagation();
   }
 
   private cancel(): void {

@@ -10,6 +10,7 @@ export const VIEWS = ["grid", "head", "lines", "compare", "table"] as const;
 export const THEMES = ["auto", "light", "dark"] as const;
 export const REDUCES: readonly Reduce[] = ["max", "mean"];
 export const MOST_PINS = 4;
+export const MOST_TEXT = 200;
 
 export type View = (typeof VIEWS)[number];
 export type Theme = (typeof THEMES)[number];
@@ -144,7 +145,7 @@ function read(state: State, name: string, text: string): void {
   else if (name === "alignment") state.alignment = one(METHODS, "");
   else if (isSwitch(name)) state[name] = text === "1";
   else if (name === "order" || name === "role" || name === "metric" || name === "find")
-    state[name] = text.slice(0, 200);
+    state[name] = text.slice(0, MOST_TEXT);
   else if (isCount(name) && natural) state[name] = numbers[0];
   else if ((name === "threshold" || name === "least") && finite) state[name] = Math.min(Math.max(numbers[0], 0), 1);
   else if ((name === "at" || name === "window") && natural && numbers.length === 2)

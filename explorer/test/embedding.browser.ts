@@ -18,8 +18,8 @@ interface Module {
 }
 
 /** A model of anywidget in the page: it answers from the server, and keeps two atlases after each run. */
-async function widget(page: Page, settings: { state: string; rerun: number }): Promise<void> {
-  await page.evaluate(async ({ state, rerun }) => {
+async function widget(page: Page, settings: { state: string; rerun: number; hides?: string }): Promise<void> {
+  await page.evaluate(async ({ state, rerun, hides = "" }) => {
     const module = (await import(new URL("explorer.js", location.href).href)) as Module;
     const source = new module.HttpSource(new URL("0/", location.href).href);
     const names = ["first"];
@@ -43,15 +43,30 @@ async function widget(page: Page, settings: { state: string; rerun: number }): P
       pooled: ["map", "head", "level", "reduce"],
       profile: ["map", "head", "which"],
     };
+    const traits: Record<string, unknown> = { state, hides, height: 800 };
+    const changed = new Set<() => void>();
     const model = {
-      get: (name: string) => ({ state, height: 800 })[name],
-      on: (_: string, listener: typeof answer) => {
-        answer = listener;
+      traits,
+      dead: false,
+      get: (name: string) => traits[name],
+      set: (name: string, value: unknown) => {
+        traits[name] = value;
+        for (const listener of changed) listener();
       },
-      off: () => {
-        answer = () => undefined;
+      save_changes: () => undefined,
+      on: (event: string, listener: typeof answer) => {
+        if (event === "change:state") changed.add(listener as unknown as () => void);
+        else answer = listener;
       },
-      send: async (message: { id: string; method: string; arguments: Record<string, never> }) => {
+      off: (event: string) => {
+        if (event === "change:state") changed.clear();
+        else answer = () => undefined;
+      },
+      send: (message: { id: string; method: string; arguments: Record<string, never> }) => {
+        if (model.dead) throw new Error("Cannot send");
+        void model.answer(message);
+      },
+      answer: async (message: { id: string; method: string; arguments: Record<string, never> }) => {
         const { id, method, arguments: named } = message;
         asked.push(method);
         try {
@@ -75,8 +90,11 @@ async function widget(page: Page, settings: { state: string; rerun: number }): P
     };
     const el = document.createElement("div");
     el.id = "cell";
-    document.body.replaceChildren(el);
-    Object.assign(window, { asked, destroy: await module.default.render({ model, el }) });
+    // A notebook: cells, of which one shows a picture and the widget behind it.
+    const output = document.createElement("div");
+    output.append(...[...document.querySelectorAll("img")], el);
+    document.body.replaceChildren(...[...document.querySelectorAll("textarea.next")], output);
+    Object.assign(window, { asked, model, destroy: await module.default.render({ model, el }) });
   }, settings);
 }
 
@@ -94,6 +112,100 @@ test("a notebook's messages", async () => {
   await page.evaluate(() => (window as unknown as { destroy: () => void }).destroy());
   assert.equal(await page.locator("#cell canvas").count(), 0);
   quiet();
+});
+
+/** What a test hands to the page's own model and reads from it. */
+interface Notebook {
+  model: { traits: Record<string, unknown>; dead: boolean; set(name: string, value: unknown): void };
+  pressed: string[];
+}
+
+test("a notebook keeps its focus, and its keys", async () => {
+  const { page, quiet } = await open(bench, "small/");
+  await page.evaluate(() => {
+    const next = document.createElement("textarea");
+    next.className = "next";
+    document.body.append(next);
+    next.focus();
+    const pressed: string[] = [];
+    document.addEventListener("keydown", ({ key, ctrlKey }) => pressed.push(`${ctrlKey ? "Control+" : ""}${key}`));
+    Object.assign(window, { pressed });
+  });
+  await widget(page, { state: "view=grid", rerun: 1000 });
+  await page.evaluate(() => document.querySelector<HTMLElement>(".next")?.focus());
+  await page.evaluate(() => (window as unknown as Notebook).model.set("state", "view=head&head=1"));
+  await page.locator("#cell .head-view").waitFor();
+  assert.equal(await page.evaluate(() => document.activeElement?.className), "next");
+  await page.locator("#cell .plot").press("m");
+  await page.locator("#cell select").first().press("x");
+  await page.locator("#cell .rerun textarea").press("d");
+  await page.locator("#cell .plot").press("?");
+  await page.keyboard.press("b");
+  await page.keyboard.press("Control+s");
+  await page.keyboard.press("Shift+Enter");
+  assert.deepEqual(await page.evaluate(() => (window as unknown as Notebook).pressed), [
+    "Control+Control",
+    "Control+s",
+    "Enter",
+  ]);
+  quiet();
+});
+
+test("a notebook's state is that of the page, both ways", async () => {
+  const { page, quiet } = await open(bench, "small/");
+  await widget(page, { state: "view=head&head=2", rerun: 0 });
+  await page.locator("#cell .plot").press("ArrowRight");
+  await page.getByText("h.0 · head 3").first().waitFor();
+  const state = () => page.evaluate(() => (window as unknown as Notebook).model.traits.state);
+  assert.equal(await state(), "view=head&head=3");
+  await page.evaluate(() => (window as unknown as Notebook).model.set("state", "view=lines&map=1&top=5"));
+  await page.locator("#cell .lines-view").waitFor();
+  assert.equal(await state(), "view=lines&map=1&top=5");
+  await page.locator("#cell [aria-label=help]").click();
+  assert.match((await page.locator("#cell dialog").textContent()) ?? "", /`shown\.state`\.$/);
+  quiet();
+});
+
+test("a notebook's theme is the explorer's", async () => {
+  const { page, quiet } = await open(bench, "small/");
+  await page.evaluate(() => {
+    document.body.dataset.jpThemeLight = "false";
+  });
+  await widget(page, { state: "", rerun: 0 });
+  const theme = () => page.locator("#cell .regard-explorer").getAttribute("data-theme");
+  assert.equal(await theme(), "dark");
+  await page.evaluate(() => {
+    document.body.dataset.jpThemeLight = "true";
+  });
+  await page.waitForSelector("#cell .regard-explorer[data-theme=light]");
+  quiet();
+});
+
+test("the picture of a saved notebook is hidden where the widget lives", async () => {
+  const { page, quiet } = await open(bench, "small/");
+  const data = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg==";
+  await page.evaluate((data) => {
+    const still = document.createElement("img");
+    still.src = `data:image/png;base64,${data}\n`;
+    document.body.append(still);
+  }, data);
+  await widget(page, { state: "", rerun: 0, hides: data.slice(-60) });
+  await page.locator("#cell button.thumb").first().waitFor();
+  assert.equal(await page.locator("img").isVisible(), false);
+  quiet();
+});
+
+test("a kernel that is gone is told", async () => {
+  const { page } = await open(bench, "small/");
+  await widget(page, { state: "", rerun: 1000 });
+  await page.locator("#cell button.thumb").first().waitFor();
+  await page.evaluate(() => {
+    (window as unknown as Notebook).model.dead = true;
+  });
+  await page.locator("#cell .rerun textarea").fill("It was late.");
+  await page.locator("#cell .rerun textarea").press("Enter");
+  await page.getByRole("alert").getByText("the kernel that made this is gone; run the cell again").waitFor();
+  await page.close();
 });
 
 test("another sentence in a notebook", async () => {
@@ -134,7 +246,7 @@ test("the page in a frame without an origin, as in a notebook", async () => {
   await frames.goto("data:text/html,<!doctype html><title>notebook</title>");
   await frames.evaluate((text) => {
     const frame = document.createElement("iframe");
-    frame.setAttribute("sandbox", "allow-scripts allow-downloads");
+    frame.setAttribute("sandbox", "allow-scripts allow-downloads allow-forms");
     Object.assign(frame, { srcdoc: text, width: "900", height: "640" });
     document.body.append(frame);
   }, text);
@@ -143,6 +255,11 @@ test("the page in a frame without an origin, as in a notebook", async () => {
   await inside.locator(".head-view").waitFor();
   await inside.locator(".plot").press("ArrowRight");
   await inside.getByText("h.0 · head 3").first().waitFor();
+  await inside.locator(".plot").press("g");
+  await inside.getByLabel("index or token").fill("3, 2");
+  await inside.getByLabel("index or token").press("Enter");
+  await inside.locator("dialog").waitFor({ state: "detached" });
+  await inside.getByText("query 3").first().waitFor();
   assert.deepEqual(errors, []);
   await page.close();
 });

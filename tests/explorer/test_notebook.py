@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from regard.errors import AtlasError, ConfigurationError, MissingExtra
-from regard.explorer import Atlas, show
+from regard.explorer import Atlas, State, show
 from regard.explorer.bundle import Bundle
 from regard.explorer.notebook import Framed, Live
 from regard.explorer.picture import COLOURS, NO_PAIR, PAPER, picture
@@ -102,22 +102,34 @@ def test_a_bad_message_is_answered_in_words(ask, message, error):
     assert (content["id"], buffers) == (message.get("id") if isinstance(message, dict) else None, [])
 
 
-def test_a_notebook_shows_a_widget_where_there_is_anywidget():
+def test_a_notebook_shows_a_widget_where_there_is_anywidget(monkeypatch):
     pytest.importorskip("anywidget")
     shown = show({"a": made("it was late"), "b": made("it is late")}, height=500)
     assert isinstance(shown, Live)
-    bundle = shown._repr_mimebundle_(include=None, exclude=None)
-    view = bundle["application/vnd.jupyter.widget-view+json"]
-    assert view["model_id"] == shown.widget.model_id
     assert (shown.widget.height, shown.widget.state) == (500, "")
     assert shown.widget._esm == Bundle.read().script
     assert "export{" in shown.widget._esm
-    assert base64.b64decode(bundle["image/png"]) == picture(made("it was late"))
-    assert bundle["text/plain"] == "<explorer, live: <atlas 'it was late': 1 maps of 1 attention modules>>"
+    outputs = []
+    monkeypatch.setattr("IPython.display.display", lambda output, raw: outputs.append(output))
+    shown._ipython_display_()
+    still, live = outputs
+    assert base64.b64decode(still["image/png"]) == picture(made("it was late"))
+    assert still["image/png"].endswith(shown.widget.hides)
+    assert len(shown.widget.hides) == 60
+    assert live["application/vnd.jupyter.widget-view+json"]["model_id"] == shown.widget.model_id
+    assert live["text/plain"] == "<explorer, live: <atlas 'it was late': 1 maps of 1 attention modules>>"
     sent = []
     shown.widget.send = lambda content, buffers=None: sent.append(content)
     shown.widget._handle_custom_msg({"id": "x.1", "method": "atlases", "arguments": {}}, [])
     assert [of["name"] for of in sent[0]["result"]["atlases"]] == ["a", "b"]
+
+
+def test_what_is_shown_is_told():
+    pytest.importorskip("anywidget")
+    shown = made("it was late").show(state=State(view="head"))
+    assert shown.state == State(view="head")
+    shown.widget.state = "view=lines&top=5"  # as the page sets it
+    assert shown.state == State(view="lines", top=5)
 
 
 def test_an_atlas_shows_itself_with_its_model():
@@ -135,7 +147,11 @@ def test_without_anywidget_it_is_a_page_in_a_frame(monkeypatch):
     shown = made("it was late").show()
     assert isinstance(shown, Framed)
     bundle = shown._repr_mimebundle_()
-    assert bundle["text/html"].startswith('<iframe srcdoc="')
+    still = f'<img src="data:image/png;base64,{bundle["image/png"]}"'
+    # A frame over the picture, which is all that is left of it where a notebook is not trusted.
+    assert bundle["text/html"].startswith(f'<div style="display: grid">{still}')
+    assert bundle["text/html"].count("grid-area: 1 / 1") == 2
+    assert '<iframe srcdoc="' in bundle["text/html"]
     assert base64.b64decode(bundle["image/png"]).startswith(b"\x89PNG")
     assert bundle["text/plain"] == repr(shown)
     missing = r"'anywidget', which is not installed; pip install 'regard\[notebook\]'"
@@ -155,9 +171,9 @@ def pixels(png):
         found[kind] = data
         at += 12 + length
     width, height = struct.unpack(">II", found[b"IHDR"][:8])
-    lines = np.frombuffer(zlib.decompress(found[b"IDAT"]), np.uint8).reshape(height, 1 + 3 * width)
+    lines = np.frombuffer(zlib.decompress(found[b"IDAT"]), np.uint8).reshape(height, 1 + width)
     assert (lines[:, 0] == 0).all()
-    return lines[:, 1:].reshape(height, width, 3)
+    return np.frombuffer(found[b"PLTE"], np.uint8).reshape(-1, 3)[lines[:, 1:]]
 
 
 def test_the_picture_has_all_heads():

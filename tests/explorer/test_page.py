@@ -181,11 +181,11 @@ def test_a_notebook_gets_it_in_a_sandbox(causal):
     shown = framed(causal, height=500)
     markup = shown._repr_html_()
     found = re.fullmatch(
-        r'<iframe srcdoc="([^"]*)" sandbox="([^"]*)" style="([^"]*)" title="regard explorer"></iframe>', markup
+        r'<iframe srcdoc="([^"]*)" sandbox="([^"]*)" title="regard explorer" style="([^"]*)"></iframe>', markup
     )
     assert found
     assert html.unescape(found[1]) == static_page(causal).text
-    assert found[2] == "allow-scripts allow-downloads"
+    assert found[2] == "allow-scripts allow-downloads allow-forms"
     assert "height: 500px" in found[3]
     assert repr(shown).startswith("<explorer, ")
     assert framed(causal, most=200_000).page.size <= 200_000

@@ -45,7 +45,12 @@ export class Messages {
         this.waiting.delete(id);
         reject(new Error("no longer wanted"));
       });
-      this.channel.send({ id, method, arguments: args });
+      try {
+        this.channel.send({ id, method, arguments: args });
+      } catch {
+        this.waiting.delete(id);
+        reject(new Error("the kernel that made this is gone; run the cell again"));
+      }
     });
   }
 

@@ -3,6 +3,7 @@
 import type { Context } from "../context.ts";
 import { make, select } from "../dom.ts";
 import { condition, metricNames, roleNames, SIMILAR } from "../ordering.ts";
+import { MOST_TEXT } from "../state.ts";
 
 /** `similar`: whether heads that are alike can be put together. */
 export function filters(context: Context, similar = false): HTMLElement[] {
@@ -41,7 +42,7 @@ function metricBox(context: Context, metrics: string[]): HTMLElement {
       input: () => {
         const good = input.value.trim() === "" || condition(input.value) !== undefined;
         input.setAttribute("aria-invalid", String(!good));
-        if (good) context.update({ metric: input.value.trim() });
+        if (good) context.update({ metric: input.value.trim().slice(0, MOST_TEXT) });
       },
     },
   });
@@ -53,7 +54,7 @@ function nameBox(context: Context): HTMLElement {
   const input = make("input", {
     class: "short",
     set: { type: "search", placeholder: "layer name", spellcheck: "false" },
-    on: { input: () => context.update({ find: input.value }) },
+    on: { input: () => context.update({ find: input.value.slice(0, MOST_TEXT) }) },
   });
   input.value = context.state().find;
   return make("label", { class: "field" }, make("span", {}, "Find"), input);

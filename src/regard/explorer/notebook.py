@@ -17,13 +17,17 @@ from .state import State, start
 
 MOST_BYTES = 8_000_000
 """The largest page in a notebook, which keeps it with its outputs."""
+ENDING = 60
+"""Characters by which the page knows its picture: a checksum, and the last of the data."""
+IN_PLACE = "grid-area: 1 / 1"
+"""One over the other."""
 
 
 @dataclass(frozen=True, slots=True)
 class Framed:
     """What a notebook displays where it is the last value of a cell: a page in a frame, `height` pixels high.
 
-    Beside the page there is a picture of all heads: that is for who shows a saved notebook and no frames.
+    Behind the page there is a picture of all heads: that is for who shows a saved notebook and no frames.
     """
 
     atlas: Atlas
@@ -31,12 +35,19 @@ class Framed:
     height: int
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        return {**_still(self.atlas, repr(self)), "text/html": self._repr_html_()}
+        still = _still(self.atlas)
+        # What shows a notebook without trusting it takes the frame away, and shows no other form of the output.
+        markup = (
+            f'<div style="display: grid"><img src="data:image/png;base64,{still}" alt="all heads" style="{IN_PLACE}">'
+            f"{self._repr_html_()}</div>"
+        )
+        return {"text/plain": repr(self), "image/png": still, "text/html": markup}
 
     def _repr_html_(self) -> str:
         return (
-            f'<iframe srcdoc="{html.escape(self.page.text, quote=True)}" sandbox="allow-scripts allow-downloads" '
-            f'style="width: 100%; height: {self.height}px; border: 0" title="regard explorer"></iframe>'
+            f'<iframe srcdoc="{html.escape(self.page.text, quote=True)}" '
+            'sandbox="allow-scripts allow-downloads allow-forms" title="regard explorer" '
+            f'style="{IN_PLACE}; width: 100%; height: {self.height}px; border: 0; background: white"></iframe>'
         )
 
     def __repr__(self) -> str:
@@ -47,23 +58,34 @@ class Framed:
 class Live:
     """What a notebook displays where it is the last value of a cell: a widget that the kernel answers.
 
-    Beside the widget there is a picture of all heads: that is what a saved notebook shows where no kernel runs.
+    Before the widget there is a picture of all heads, which the widget hides: that is what a saved notebook shows where
+    no kernel runs.
     """
 
     atlas: Atlas
+    still: str
     widget: Any
 
-    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+    @property
+    def state(self) -> State:
+        """What the widget shows now, as it was turned by hand; `atlas.show(state=...)` opens another with it."""
+        return State.from_permalink(self.widget.state)
+
+    def _ipython_display_(self) -> None:
+        from IPython.display import display
+
+        # Two outputs: of the forms of one, a notebook takes the widget even where there is no kernel to answer it.
+        display({"text/plain": repr(self), "image/png": self.still}, raw=True)
         view = {"version_major": 2, "version_minor": 1, "model_id": self.widget.model_id}
-        return {**_still(self.atlas, repr(self)), "application/vnd.jupyter.widget-view+json": view}
+        display({"text/plain": repr(self), "application/vnd.jupyter.widget-view+json": view}, raw=True)
 
     def __repr__(self) -> str:
         return f"<explorer, live: {self.atlas!r}>"
 
 
-def _still(atlas: Atlas, words: str) -> dict[str, str]:
-    """What is seen where nothing runs."""
-    return {"text/plain": words, "image/png": b64encode(picture(atlas)).decode()}
+def _still(atlas: Atlas) -> str:
+    """The picture that is seen where nothing runs."""
+    return b64encode(picture(atlas)).decode()
 
 
 def show(
@@ -95,7 +117,8 @@ def show(
         return framed(shown[0], state=opening, height=height)
     from .widget import widget
 
-    return Live(shown[0], widget(shelf, opening, height))
+    still = _still(shown[0])
+    return Live(shown[0], still, widget(shelf, state=opening, height=height, hides=still[-ENDING:]))
 
 
 def framed(atlas: Atlas, *, state: State | str | None = None, height: int = 640, most: int = MOST_BYTES) -> Framed:

@@ -22,6 +22,8 @@ COLOURS = np.array(
     ]
 )
 """Points of viridis, at equal distances; between them colours are mixed."""
+SHADES = 62
+"""So few make the file a third as large as all that a screen can show."""
 
 
 def picture(atlas: Atlas) -> bytes:
@@ -36,33 +38,38 @@ def picture(atlas: Atlas) -> bytes:
     maps = [of for of in atlas.maps if of.hypothesis is None or of.hypothesis.rank == 0][:MOST_MAPS] or atlas.maps[:1]
     across = min(max(of.heads for of in maps), MOST_HEADS)
     step = SIDE + GAP
-    whole = np.full((len(maps) * step + GAP, across * step + GAP, 3), PAPER, dtype=np.uint8)
+    whole = np.zeros((len(maps) * step + GAP, across * step + GAP), dtype=np.uint8)
     for row, of in enumerate(maps):
         for head in range(min(of.heads, across)):
             top, left = GAP + row * step, GAP + head * step
             whole[top : top + SIDE, left : left + SIDE] = _drawn(of, head)
-    return png(whole)
+    return png(whole, _palette())
+
+
+def _palette() -> NDArray[np.uint8]:
+    """Paper, no pair, and the shades from 0 to the greatest."""
+    at = np.linspace(0, len(COLOURS) - 1, SHADES)
+    shades = np.stack([np.interp(at, range(len(COLOURS)), COLOURS[:, channel]) for channel in range(3)], axis=-1)
+    return np.concatenate([[PAPER, NO_PAIR], shades.round()]).astype(np.uint8)
 
 
 def _drawn(of: AttentionMap, head: int) -> NDArray[np.uint8]:
-    """SIDE × SIDE pixels of a head."""
+    """SIDE × SIDE pixels of a head, as numbers of the palette."""
     weights = np.asarray(of.pooled(head, len(of.levels) - 1, "max"), dtype=np.float64)
     greatest = np.nanmax(weights, initial=0.0)
     part = np.sqrt(np.clip(weights / greatest, 0, 1)) if greatest > 0 else np.where(np.isnan(weights), weights, 0.0)
-    at = np.nan_to_num(part) * (len(COLOURS) - 1)
-    coloured = np.stack([np.interp(at, range(len(COLOURS)), COLOURS[:, channel]) for channel in range(3)], axis=-1)
-    coloured[np.isnan(part)] = NO_PAIR
+    shades = np.where(np.isnan(part), 1, 2 + (np.nan_to_num(part) * (SHADES - 1)).round()).astype(np.uint8)
     rows, columns = (np.arange(SIDE) * size // SIDE for size in weights.shape)
-    return coloured[rows][:, columns].round().astype(np.uint8)
+    return shades[rows][:, columns]
 
 
-def png(pixels: NDArray[np.uint8]) -> bytes:
-    """(height, width, 3) red, green and blue in the PNG format (ISO/IEC 15948, section 5)."""
-    height, width, _ = pixels.shape
-    lines = np.concatenate([np.zeros((height, 1), np.uint8), pixels.reshape(height, -1)], axis=1)
+def png(pixels: NDArray[np.uint8], palette: NDArray[np.uint8]) -> bytes:
+    """(height, width) numbers of a palette (colours, 3) in the PNG format (ISO/IEC 15948, section 5)."""
+    height, width = pixels.shape
+    lines = np.concatenate([np.zeros((height, 1), np.uint8), pixels], axis=1)
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)) + chunk(b"PLTE", palette.tobytes())
     return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(lines.tobytes(), 9)) + chunk(b"IEND", b"")

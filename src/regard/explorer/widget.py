@@ -19,8 +19,10 @@ from .shelf import Shelf
 Send = Callable[[dict[str, Any], list[bytes]], None]
 
 
-def widget(shelf: Shelf, opening: str, height: int) -> Any:
+def widget(shelf: Shelf, *, state: str, height: int, hides: str) -> Any:
     """A widget that shows what is on a shelf; it opens with a state, told as in a permalink.
+
+    hides: the end of the data of the picture that stands in for it where it cannot be shown.
 
     Raises:
         MissingExtra: anywidget is not installed.
@@ -35,8 +37,9 @@ def widget(shelf: Shelf, opening: str, height: int) -> Any:
         _css = bundle.styles
         height = traitlets.Int().tag(sync=True)
         state = traitlets.Unicode().tag(sync=True)
+        hides = traitlets.Unicode().tag(sync=True)
 
-    made = Explorer(height=height, state=opening)
+    made = Explorer(height=height, state=state, hides=hides)
     made.on_msg(lambda widget, message, _: answer(shelf, message, widget.send))
     return made
 

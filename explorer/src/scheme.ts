@@ -1,0 +1,41 @@
+/** Whether what is around the explorer is dark. */
+
+export interface Scheme {
+  dark(): boolean;
+  /** `changed` is called after each change, until what comes back is called. */
+  watch(changed: () => void): () => void;
+}
+
+/** What the browser, or the system, prefers. */
+export function browserScheme(): Scheme {
+  const query = matchMedia("(prefers-color-scheme: dark)");
+  return {
+    dark: () => query.matches,
+    watch(changed) {
+      query.addEventListener("change", changed);
+      return () => query.removeEventListener("change", changed);
+    },
+  };
+}
+
+/** The theme of JupyterLab or VS Code, which their page's body tells; else that of the browser. */
+export function notebookScheme(): Scheme {
+  const browser = browserScheme();
+  const { body } = document;
+  return {
+    dark() {
+      const { jpThemeLight, vscodeThemeKind } = body.dataset;
+      if (jpThemeLight) return jpThemeLight === "false";
+      return vscodeThemeKind ? /dark|high-contrast$/.test(vscodeThemeKind) : browser.dark();
+    },
+    watch(changed) {
+      const unwatch = browser.watch(changed);
+      const observer = new MutationObserver(changed);
+      observer.observe(body, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-vscode-theme-kind"] });
+      return () => {
+        unwatch();
+        observer.disconnect();
+      };
+    },
+  };
+}
