@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import regard
-from regard import masks, scores
+from regard import biases, masks, scores
 from regard.errors import ConfigurationError, DeviceError, DtypeError, MaskError, ShapeError
+from regard.lenses import Weights
 
 
 def rand(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -46,8 +47,9 @@ NO = torch.zeros(5, 7)
         (ShapeError, "query has 3 heads, key 3, value 1 .*the same number", {"value": torch.zeros(2, 1, 7, 13)}, {}),
         (ShapeError, "query has 3 heads, key 0, value 0",
          {"key": torch.zeros(2, 0, 7, 11), "value": torch.zeros(2, 0, 7, 13)}, {}),
-        (ShapeError, r"the batch dimensions do not broadcast\.$", {"query": torch.zeros(4, 3, 5, 11)}, {}),
-        (ShapeError, r"do not broadcast. Three-dimensional input is \(batch, length, dim\); heads need a fourth",
+        (ShapeError, r"do not broadcast\. Each needs to be the same in all three, or 1: repeat .*\(times, 0\)\.$",
+         {"query": torch.zeros(4, 3, 5, 11)}, {}),
+        (ShapeError, r"do not broadcast.*Three-dimensional input is \(batch, length, dim\); heads need a fourth",
          {"query": torch.zeros(4, 5, 11), "key": torch.zeros(2, 7, 11), "value": torch.zeros(2, 7, 13)}, {}),
         (ShapeError, r"query has the dim 9 and key 11 .*score=scores.General\(9, 11\)",
          {"query": torch.zeros(2, 3, 5, 9)}, {}),
@@ -101,6 +103,11 @@ def test_bad_input(error, match, arguments, options):
         regard.attention(**tensors, **options)
 
 
+def test_tensors_without_numbers():
+    with pytest.raises(DeviceError, match=r"are on meta, where there are no numbers .*: give the model numbers with"):
+        regard.attention(*(tensor.to("meta") for tensor in whole()))
+
+
 def test_sinks_need_heads():
     with pytest.raises(ShapeError, match=r"sinks is .* and input with a head axis"):
         regard.attention(rand(2, 5, 4), rand(2, 7, 4), rand(2, 7, 4), sinks=torch.zeros(2))
@@ -109,3 +116,19 @@ def test_sinks_need_heads():
 def test_more_queries_than_placed_keys():
     with pytest.raises(ShapeError, match=r"5 queries cannot sit where the last of the 3 keys sit.*query_positions too"):
         regard.attention(*whole(5, 3), mask=masks.causal(), key_positions=torch.arange(3))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.parametrize("options", [{}, {"mask": masks.causal()}, {"bias": biases.alibi(2)}, {"softcap": 3.0}])
+def test_a_trace_is_refused_for_it_holds_for_one_length_only(options):
+    q = rand(1, 2, 5, 8)
+    for function in (
+        lambda q: regard.attention(q, q, q, **options),
+        lambda q: regard.attention_with_lse(q, q, q, **options)[1],
+        lambda q: regard.observe(q, q, q, Weights(), **options).output,
+    ):
+        with pytest.raises(
+            ConfigurationError, match=r"torch\.jit\.trace, which would keep the mask.*: use torch\.export"
+        ):
+            torch.jit.trace(function, q)
+    assert regard.attention(q, q, q, **options).shape == q.shape  # afterwards all is as it was

@@ -72,7 +72,8 @@ def attention(
     Raises:
         ShapeError, DtypeError, DeviceError: tensors that do not fit; the message has their shapes and the mend.
         MaskError: a mask that is not bool, or does not broadcast to the weights.
-        ConfigurationError: a number out of its range.
+        ConfigurationError: a number out of its range; a call under `torch.jit.trace`, which keeps what was chosen for
+            one input.
         KernelError: the kernel asked for cannot compute this.
 
     >>> import torch, regard

@@ -63,6 +63,11 @@ def pose(
     wants_lse: bool = False,
 ) -> Problem:
     """The Problem that the arguments of `regard.attention` stand for, or the error that names what does not fit."""
+    if torch._C._get_tracing_state() is not None:
+        raise ConfigurationError(
+            "attention is traced by torch.jit.trace, which would keep the mask, the bias and the kernel of this one "
+            "input, and compute others wrongly: use torch.export.export or torch.compile, which are right for all"
+        )
     query, key, value = _same_kind(query, key, value)
     if not query.shape == key.shape == value.shape or query.ndim < 2:  # what is all alike fits
         _check_shapes(query, key, value)
@@ -93,6 +98,7 @@ def _same_kind(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tenso
         and query.dtype is key.dtype is value.dtype
         and query.dtype in FLOATING
         and query.device == key.device == value.device
+        and not query.is_meta
         and not torch.is_autocast_enabled(query.device.type)
     ):
         return query, key, value  # as nearly every call has it: nothing to refuse, nothing to cast
@@ -108,6 +114,11 @@ def _same_kind(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tenso
         raise DeviceError(
             f"query is on {query.device}, key on {key.device}, value on {device}: they need one device; "
             "move them with .to(device)"
+        )
+    if value.is_meta:
+        raise DeviceError(
+            "query, key and value are on meta, where there are no numbers to attend with: give the model numbers with "
+            ".to_empty(device=...) and load_state_dict, or take shapes from a FakeTensorMode"
         )
     if torch.is_autocast_enabled(device.type) and value.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(device.type)
@@ -147,7 +158,10 @@ def _check_shapes(query: Tensor, key: Tensor, value: Tensor) -> None:
             torch.broadcast_shapes(*batches)
         except RuntimeError:
             hint = " Three-dimensional input is (batch, length, dim); heads need a fourth." if query.ndim == 3 else ""
-            raise ShapeError(f"{_shapes(*tensors)}: the batch dimensions do not broadcast.{hint}") from None
+            raise ShapeError(
+                f"{_shapes(*tensors)}: the batch dimensions do not broadcast. Each needs to be the same in all three, "
+                f"or 1: repeat what several share with .repeat_interleave(times, 0).{hint}"
+            ) from None
 
 
 def _shapes(query: Tensor, key: Tensor, value: Tensor) -> str:

@@ -101,6 +101,36 @@ def test_unknown_words_are_translated_with_a_warning_on_stderr(regard, run):
     assert "line 2: the source vocabulary knows nothing of 'zehn elf'" in result.stderr
 
 
+def test_what_the_model_of_the_package_does_not_know_is_told_once_a_line(regard):
+    lines = ["I am very tired ❤️😊❤️.", "Привет", "I am very tired.", "I am (very) tired.", "I am Ж.", "😊"]
+    plain = regard("translate", "I am very tired.").stdout
+    result = regard("translate", input="\n".join(lines))
+    assert result.exit_code == 0
+    translated = result.stdout.splitlines(keepends=True)
+    assert [translated[0], translated[2], translated[3]] == [plain] * 3
+    assert translated[5] == "\n"
+    assert result.stderr.splitlines()[1:] == [
+        "line 1: the source vocabulary does not know '❤', '😊', which it leaves out",
+        "line 2: the source vocabulary knows nothing of 'Привет'; the translation is a guess",
+        "line 4: the source vocabulary does not know '(', ')', which it leaves out",
+        "line 5: the source vocabulary does not know 'Ж'; what the translation says there is a guess",
+        "line 6: the source vocabulary does not know '😊', which it leaves out",
+    ]
+
+
+def test_a_line_longer_than_any_that_was_trained_on_is_told(regard, run):
+    long = "I am very tired and I have to go home now. " * 3
+    result = regard("translate", "--beam", 1, "I am very tired.", long)
+    assert result.exit_code == 0
+    assert result.stderr.splitlines()[1:] == [
+        "line 2: it has 36 tokens, and the model was trained on sentences of 17 at most: the translation may leave out "
+        "much of it; give one sentence a line"
+    ]
+    result = regard("translate", "--checkpoint", run, "--beam", 1, input="1\n" + "1 " * 101)
+    assert "line 2: it has 101 tokens, and the model was trained on sentences of 100 at most" in result.stderr
+    assert "line 1" not in result.stderr
+
+
 def test_what_is_not_utf_8_ends_it_with_the_line(regard, run):
     result = regard("translate", "--checkpoint", run, input=b"1\n2\n\xff\n")
     assert result.exit_code == 2

@@ -13,7 +13,7 @@ from torch import nn
 from regard import biases, masks, scores
 from regard.errors import ConfigurationError, DeviceError, DtypeError, MaskError, ShapeError
 from regard.masks import Mask
-from regard.nn import Attention, KVCache, Projections
+from regard.nn import Attention, KVCache, MemoryCache, Projections
 from regard.nn.caches import rooms
 from regard.nn.caches.future import needed
 from regard.positions import Rotary
@@ -488,3 +488,33 @@ class TestErrors:
 def test_room_to_grow():
     assert [rooms.roomy(length) for length in (0, 10, 1000)] == [32, 47, 1532]
     assert math.log(2000 / 32, 1.5) < 15  # how often a cache of 2,000 grows
+
+    @pytest.mark.parametrize(
+        ("rows", "error", "text"),
+        [
+            ([5], ShapeError, "rows are in 5..5, but the cache has the batch 2: they need to be in 0..1"),
+            ([0, -1], ShapeError, "rows are in -1..0, but the cache has the batch 2"),
+            ([[0, 1]], ShapeError, "rows have the shape (1, 2); torch.int64 rows need (count,)"),
+            ([True], ShapeError, "rows have the shape (1,); torch.bool rows need (2,), as the cache has the batch 2"),
+            ([0.0], DtypeError, "rows need a tensor of whole numbers, torch.int64 for instance, or of bool; this is"),
+            (None, DtypeError, "this is a NoneType"),
+        ],
+    )
+    @pytest.mark.parametrize("kind", ["growing", "static", "rolling", "memory", "positions"])
+    def test_rows(self, rows, error, text, kind):
+        caches = {
+            "growing": KVCache().append(*token(2)),
+            "static": KVCache.static(4).append(*token(2)),
+            "rolling": KVCache.rolling(masks.window(2, 0)).append(*token(2)),
+            "memory": MemoryCache(*token(2)),
+            "positions": MemoryCache(*token(2), torch.arange(4).view(2, 2)),
+        }
+        with pytest.raises(error, match=message(text)):
+            caches[kind].select(rows if rows is None else torch.tensor(rows))
+
+    @pytest.mark.parametrize("rows", [torch.tensor([True, False]), torch.tensor([0], dtype=torch.int32)])
+    def test_rows_of_other_kinds(self, rows):
+        keys, values = token(2)
+        for cache in (KVCache().append(keys, values), MemoryCache(keys, values)):
+            assert cache.select(rows).keys.equal(keys[:1])
+            assert len(cache.select(torch.zeros(0, dtype=torch.int64)).values) == 0

@@ -15,7 +15,7 @@ from torch import nn
 
 import regard
 from regard import masks
-from regard.errors import ConfigurationError, MaskError, ShapeError
+from regard.errors import ConfigurationError, DeviceError, DtypeError, MaskError, ShapeError
 from regard.nn import MultiheadAttention, multihead
 
 BATCH, QUERIES, KEYS = 2, 5, 7
@@ -385,6 +385,21 @@ class TestHowItIsComputed:
         ours.eval()(x, x, x, need_weights=False)
         assert [call["dropout_p"] for call in asked] == [0.4, 0.0]
 
+    @pytest.mark.parametrize("need_weights", [False, True])
+    def test_all_dropped(self, need_weights):
+        theirs, ours = pair(dropout=1.0)
+        tensors = inputs(theirs)
+        output, weights, *gradients = results(ours, tensors, [], need_weights=need_weights)
+        expected = results(theirs, tensors, [], need_weights=need_weights)
+        agree([output], [expected[0]], 0)
+        assert output.eq(ours.out_proj.bias).all()
+        if need_weights:
+            agree([weights], [theirs.eval()(*tensors)[1]])  # before dropout, as ever
+        else:
+            agree(gradients, expected[2:], 0)
+        theirs.eval()
+        agree([ours.eval()(*tensors)[0]], [theirs(*tensors)[0]])
+
     def test_weights_are_those_before_dropout(self):
         theirs, ours = pair(dropout=0.5)
         tensors = inputs(theirs)
@@ -468,6 +483,43 @@ class TestErrors:
         with pytest.raises(ConfigurationError, match=match):
             MultiheadAttention(*numbers)
 
+    @pytest.mark.parametrize("dropout", [1.5, -0.1, math.nan, "a", None])
+    def test_dropout(self, dropout):
+        with pytest.raises(ConfigurationError, match=rf"dropout is {dropout!r}; it needs a probability in \[0, 1\]"):
+            anything(6, 2, dropout=dropout)
+
+    @pytest.mark.parametrize(
+        ("name", "wrong", "error", "match"),
+        [
+            ("query", "a", DtypeError, "query needs a torch.Tensor; it is a str"),
+            ("value", None, DtypeError, "value needs a torch.Tensor; it is a NoneType"),
+            (
+                "key",
+                torch.int64,
+                DtypeError,
+                r"key needs floating-point numbers; it is torch.int64: call key.float\(\)",
+            ),
+            ("query", torch.float64, DtypeError, r"query is torch.float64, but the layer's .* are torch.float32: conv"),
+            ("value", torch.bfloat16, DtypeError, r"value is torch.bfloat16, but .* with \.to\(dtype\)"),
+            ("key", "meta", DeviceError, r"key is on meta, but the layer's parameters are on cpu: move one of them"),
+        ],
+    )
+    @pytest.mark.parametrize("options", [{}, {"kdim": 5}])
+    def test_tensors(self, name, wrong, error, match, options):
+        ours = MultiheadAttention(6, 2, **options)
+        given = dict(zip(("query", "key", "value"), inputs(ours), strict=True))
+        given[name] = given[name].to(wrong) if wrong == "meta" or isinstance(wrong, torch.dtype) else wrong
+        with pytest.raises(error, match=match):
+            ours(**given)
+
+    def test_other_dtypes_under_autocast(self):
+        ours = MultiheadAttention(6, 2)
+        query, key, value = inputs(ours)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert ours(query, key.bfloat16(), value.half())[0].dtype == torch.bfloat16
+            with pytest.raises(DtypeError, match="key needs floating-point numbers"):
+                ours(query, key.long(), value)
+
     @pytest.mark.parametrize(
         ("shapes", "match"),
         [
@@ -504,6 +556,8 @@ class TestErrors:
             ({"key_padding_mask": torch.zeros(2, 5)}, r"key_padding_mask has the shape \(2, 5\); .*keys\) \(2, 7\)"),
             ({"key_padding_mask": torch.zeros(7)}, r"key_padding_mask has the shape \(7,\); .*keys\) \(2, 7\)"),
             ({"key_padding_mask": torch.zeros(2, 7, dtype=torch.uint8)}, r"key_padding_mask is torch.uint8"),
+            ({"attn_mask": [[1]]}, r"attn_mask is a list; it needs a tensor: bool, where True = leave out, or floats"),
+            ({"key_padding_mask": "a"}, r"key_padding_mask is a str; it needs a tensor"),
             ({"is_causal": True}, r"is_causal is a hint that attn_mask is causal, and needs attn_mask"),
         ],
     )
@@ -511,6 +565,13 @@ class TestErrors:
         ours = MultiheadAttention(6, 2)
         with pytest.raises(MaskError, match=match):
             ours(*inputs(ours), **call)
+
+    @pytest.mark.parametrize("call", [{"attn_mask": torch.zeros(5, 7)}, {"key_padding_mask": torch.zeros(2, 7)}])
+    def test_masks_on_another_device(self, call):
+        ours = MultiheadAttention(6, 2)
+        (name, mask), *_ = call.items()
+        with pytest.raises(DeviceError, match=rf"{name} is on meta, but query, key and value are on cpu: move it with"):
+            ours(*inputs(ours), **{name: mask.to("meta")})
 
     def test_a_batch_of_padding_for_one_sequence(self):
         ours = MultiheadAttention(6, 2)

@@ -53,6 +53,9 @@ def translate(
     Lines are translated as they arrive: one that is typed is answered at once. An empty line gives an empty line.
     Without --checkpoint it is the small model for everyday sentences, English to French, that regard comes with.
 
+    Signs that the model has never seen, such as emoji, are left out. Standard error says so, by the number of the line,
+    and also which letters it does not know, and which lines are longer than any that it was trained on.
+
     LINE of --n-best counts from 0. Of several lines, --attention FILE.png draws the first to FILE.png and the others to
     FILE-2.png, FILE-3.png and so on; FILE.npz has all, as 1.weights, 1.source, 1.target, 2.weights and so on.
 
@@ -62,7 +65,7 @@ def translate(
     from regard.cli.attention import attention_file
     from regard.translation.experiment import Experiment
     from regard.translation.runs import RunFolder
-    from regard.translation.shipped import ENGLISH_FRENCH
+    from regard.translation.shipped import ENGLISH_FRENCH, LONGEST_TRAINED
     from regard.translation.translator import Translator
 
     _check(sentences, attention, layer=layer, head=head)
@@ -73,6 +76,7 @@ def translate(
     overrides = [f"search.{key}={value}" for key, value in told.items() if value is not None]
     search = Experiment.load(RunFolder(folder).experiment, overrides).search
     if checkpoint is None:
+        translator.longest_trained = LONGEST_TRAINED
         typer.echo("English to French, by the model that regard comes with; --checkpoint names another", err=True)
     number = 1
     for lines in [sentences] if sentences else arriving_lines(standard_input()):

@@ -22,15 +22,44 @@ def check_input(name: str, tensor: object, dim: int, layer: nn.Module) -> None:
         raise ShapeError(f"{name} has the shape {tuple(tensor.shape)}; it needs (batch, length, {dim}){hint}")
     weight = next(layer.parameters())
     if tensor.device != weight.device:
-        raise DeviceError(
-            f"{name} is on {tensor.device}, but the layer's parameters are on {weight.device}: move one of them with "
-            ".to(device)"
-        )
-    if tensor.dtype != weight.dtype and not torch.is_autocast_enabled(tensor.device.type):
+        _wrong_device(name, tensor, weight.device)
+    if tensor.dtype != weight.dtype:
+        _check_dtype(name, tensor, weight.dtype)
+
+
+def check_tensors(query: object, key: object, value: object, weight: Tensor) -> None:
+    """Three floating-point tensors in the dtype of a layer's weight, on its device; autocast casts for itself.
+
+    Raises:
+        DtypeError, DeviceError: they are not that.
+
+    >>> import torch
+    >>> check_tensors(torch.zeros(3), torch.zeros(3), torch.zeros(3), torch.ones(2))
+    """
+    dtype, device = weight.dtype, weight.device
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(tensor, Tensor):
+            raise DtypeError(f"{name} needs a torch.Tensor; it is a {type(tensor).__name__}")
+        if tensor.dtype is not dtype:
+            _check_dtype(name, tensor, dtype)
+        if tensor.device != device:
+            _wrong_device(name, tensor, device)
+
+
+def _check_dtype(name: str, tensor: Tensor, dtype: torch.dtype) -> None:
+    """The dtype of the layer; under autocast any floating-point one."""
+    if not tensor.is_floating_point():
+        raise DtypeError(f"{name} needs floating-point numbers; it is {tensor.dtype}: call {name}.float()")
+    if tensor.is_meta or not torch.is_autocast_enabled(tensor.device.type):
         raise DtypeError(
-            f"{name} is {tensor.dtype}, but the layer's parameters are {weight.dtype}: convert one of them with "
-            ".to(dtype)"
+            f"{name} is {tensor.dtype}, but the layer's parameters are {dtype}: convert one of them with .to(dtype)"
         )
+
+
+def _wrong_device(name: str, tensor: Tensor, device: torch.device) -> None:
+    raise DeviceError(
+        f"{name} is on {tensor.device}, but the layer's parameters are on {device}: move one of them with .to(device)"
+    )
 
 
 def check_positions(name: str, positions: object, batch: int, length: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from numbers import Real
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from ..lenses import Weights
 from ..pairs import all_finite, finite
 from ..pose import pose
 from ..transforms import transformed
+from .checks import check_tensors
 from .torch_masks import check_masks, read_masks
 
 WEIGHTS = Weights()
@@ -50,7 +52,7 @@ class MultiheadAttention(nn.MultiheadAttention):
     Args:
         embed_dim: E, of queries and output: heads · D.
         num_heads: H, which divides E.
-        dropout: the probability with which a weight is dropped in training, in [0, 1).
+        dropout: the probability with which a weight is dropped in training, in [0, 1]; with 1 attention gives 0.
         bias: whether the four projections have one.
         add_bias_kv: whether a learned key and value come after those given.
         add_zero_attn: whether a key and value of zeros come last.
@@ -61,7 +63,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         dtype: of the parameters.
 
     Raises:
-        ConfigurationError: numbers below 1, or heads that do not divide `embed_dim`.
+        ConfigurationError: numbers below 1, heads that do not divide `embed_dim`, a dropout that is no probability.
 
     Source: Vaswani et al. 2017, arXiv 1706.03762, section 3.2.2.
 
@@ -98,6 +100,8 @@ class MultiheadAttention(nn.MultiheadAttention):
                 f"embed_dim is {embed_dim} and num_heads {num_heads}; both need to be at least 1, and heads share the "
                 "dim evenly: num_heads must divide embed_dim"
             )
+        if not isinstance(dropout, Real) or not 0.0 <= dropout <= 1.0:
+            raise ConfigurationError(f"dropout is {dropout!r}; it needs a probability in [0, 1]")
         super().__init__(
             embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
         )
@@ -138,21 +142,25 @@ class MultiheadAttention(nn.MultiheadAttention):
 
         Raises:
             ShapeError: query, key and value that do not fit the layer or each other, or are nested.
+            DtypeError, DeviceError: tensors of another dtype than the layer's, but under autocast; on another device.
             MaskError: a mask of another shape or type; `is_causal` without `attn_mask`.
         """
         self._check(query, key, value)
         batch, queries, keys = self._sizes(query, key)
-        check_masks(attn_mask, key_padding_mask, (batch, self.num_heads, queries, keys), is_causal)
+        check_masks(attn_mask, key_padding_mask, (batch, self.num_heads, queries, keys), is_causal, query.device)
         own = (self.bias_k is not None) + self.add_zero_attn
         mask, bias = read_masks(attn_mask, key_padding_mask, self.num_heads, own)
         # The gradient of a projection is a sum over all positions, the masked ones too, and 0 times NaN is NaN.
         careful = mask is not None and torch.is_grad_enabled() and (transformed() or not all_finite(query, key, value))
         q, k, v = (self._per_head(x) for x in self._project(query, key, value, careful))  # [B, H, M or N, D]
         k, v = self._with_own(k, self.bias_k), self._with_own(v, self.bias_v)
-        options: dict[str, Any] = {"mask": mask, "bias": bias, "dropout_p": self.dropout if self.training else 0.0}
-        if not need_weights:
-            return self._output(attention(q, k, v, **options), query.ndim, careful), None
-        context, weights = _with_weights(q, k, v, options)
+        dropped = self.dropout if self.training else 0.0
+        options: dict[str, Any] = {"mask": mask, "bias": bias, "dropout_p": dropped if dropped != 1 else 0.0}
+        context, weights = _with_weights(q, k, v, options) if need_weights else (attention(q, k, v, **options), None)
+        if dropped == 1:  # every weight: no kernel computes that, and NaN that is attended to still shows
+            context = context * 0.0
+        if weights is None:
+            return self._output(context, query.ndim, careful), None
         weights = (weights.mean(1) if average_attn_weights else weights).to(context.dtype)
         return self._output(context, query.ndim, careful), weights if query.ndim == 3 else weights.squeeze(0)
 
@@ -199,7 +207,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         return query.shape[1 - length], query.shape[length], key.shape[length]
 
     def _check(self, query: Tensor, key: Tensor, value: Tensor) -> None:
-        """Three tensors of the layer's layout and dims."""
+        """Three tensors of the layer's dtype, on its device, of its layout and dims."""
+        check_tensors(query, key, value, self.q_proj_weight if self.in_proj_weight is None else self.in_proj_weight)
         if query.is_nested or key.is_nested or value.is_nested:
             raise ShapeError(
                 "MultiheadAttention got a nested tensor; it needs padded ones and key_padding_mask. If nn."

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..biases import Bias, tensor
-from ..errors import MaskError
+from ..errors import DeviceError, MaskError
 from ..masks import Mask, causal, from_multihead, where
 from ..transforms import transformed
 
@@ -20,11 +20,13 @@ def check_masks(
     key_padding_mask: Tensor | None,
     sizes: tuple[int | None, int, int, int],
     is_causal: bool,
+    device: torch.device,
 ) -> None:
     """Masks of bool or floats, of the shapes that torch takes; sizes are batch or None, heads, queries and keys.
 
     Raises:
         MaskError: they are not that; `is_causal` without `attn_mask`.
+        DeviceError: one is not on the device of the queries.
     """
     batch, heads, queries, keys = sizes
     if is_causal and attn_mask is None:
@@ -34,11 +36,11 @@ def check_masks(
         )
     if key_padding_mask is not None:
         shapes = {"(keys,)": (keys,)} if batch is None else {"(batch, keys)": (batch, keys)}
-        _check_mask("key_padding_mask", key_padding_mask, shapes)
+        _check_mask("key_padding_mask", key_padding_mask, shapes, device)
     if attn_mask is not None:
         per_head = (1 if batch is None else batch) * heads, queries, keys
         shapes = {"(queries, keys)": (queries, keys), "(batch · heads, queries, keys)": per_head}
-        _check_mask("attn_mask", attn_mask, shapes)
+        _check_mask("attn_mask", attn_mask, shapes, device)
 
 
 def read_masks(
@@ -62,7 +64,12 @@ def read_masks(
     return reduce(and_, kept) if kept else None, reduce(add, added) if added else None
 
 
-def _check_mask(name: str, mask: Tensor, shapes: dict[str, tuple[int, ...]]) -> None:
+def _check_mask(name: str, mask: object, shapes: dict[str, tuple[int, ...]], device: torch.device) -> None:
+    if not isinstance(mask, Tensor):
+        raise MaskError(
+            f"{name} is a {type(mask).__name__}; it needs a tensor: bool, where True = leave out, or floats that are "
+            "added to the scores"
+        )
     if mask.dtype != torch.bool and not mask.is_floating_point():
         raise MaskError(
             f"{name} is {mask.dtype}, whose polarity is not clear; it needs bool, where True = leave out, or floats "
@@ -71,6 +78,10 @@ def _check_mask(name: str, mask: Tensor, shapes: dict[str, tuple[int, ...]]) -> 
     if tuple(mask.shape) not in shapes.values():
         needs = " or ".join(f"{word} {shape}" for word, shape in shapes.items())
         raise MaskError(f"{name} has the shape {tuple(mask.shape)}; it needs {needs}")
+    if mask.device != device:
+        raise DeviceError(
+            f"{name} is on {mask.device}, but query, key and value are on {device}: move it with .to({str(device)!r})"
+        )
 
 
 def _taken_apart(mask: Tensor | None, own: int) -> tuple[Tensor | None, Tensor | None]:

@@ -11,18 +11,19 @@ import functools
 import itertools
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 SPACE = "▁"
 JOINER = "￭"
+WHITE_SPACE = " \t\n\r\f\v"
 
 # Text may hold the marks themselves. They are swapped with noncharacters, which Unicode sets aside for use inside a
 # program and which no text should hold; one that does, or holds half a surrogate pair, gets the replacement character.
 _ESCAPES = str.maketrans(
     {SPACE: "\ufdd0", JOINER: "\ufdd1"}
     | dict.fromkeys(map(chr, [*range(0xFDD0, 0xFDF0), *range(0xD800, 0xE000)]), "\ufffd")
-    | dict.fromkeys("\t\n\r\f\v", " ")
+    | dict.fromkeys(WHITE_SPACE[1:], " ")
 )
 _NEEDS_ESCAPE = re.compile(f"[{''.join(map(chr, _ESCAPES))}]")
 _UNESCAPES = str.maketrans({SPACE: " ", "\ufdd0": SPACE, "\ufdd1": JOINER})
@@ -159,6 +160,16 @@ class WordSpelling:
     def label(self, piece: str) -> str:
         """The word or the punctuation without joiners."""
         return piece.replace(JOINER, "").translate(_READABLE)
+
+
+def spelled_with(pieces: Iterable[str]) -> set[str]:
+    """The characters of text that pieces hold, of whatever spelling; and white space, which marks stand for.
+
+    >>> sorted(spelled_with(["▁ab", "￭,"]))[-3:]
+    [',', 'a', 'b']
+    """
+    characters = set().union(*pieces) - {SPACE, JOINER}
+    return {character.translate(_READABLE) for character in characters}.union(WHITE_SPACE)
 
 
 def _words(line: str) -> list[str]:

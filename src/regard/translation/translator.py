@@ -25,6 +25,7 @@ from regard.translation.runs import RunFolder, Which
 from regard.translation.search import Hypothesis, beam_search
 from regard.translation.searchable import TranslationModel
 from regard.translation.settings import SearchSettings
+from regard.translation.unknown import Readable, readable
 from regard.translation.vocabulary import END, UNKNOWN, Vocabulary
 
 if TYPE_CHECKING:
@@ -94,6 +95,9 @@ class Translator:
     """A trained model with its vocabularies: translates lines, and aligns lines with their translations.
 
     Made with `load` from the folder of a training run, or from the parts. The model is put into eval mode.
+
+    longest_trained: how many tokens the longest sentences had that the model was trained on, at most; None where that
+    is not known.
     """
 
     def __init__(
@@ -102,11 +106,14 @@ class Translator:
         source_vocabulary: Vocabulary,
         target_vocabulary: Vocabulary,
         search: SearchSettings,
+        *,
+        longest_trained: int | None = None,
     ) -> None:
         self.model = model.eval()
         self.source_vocabulary = source_vocabulary
         self.target_vocabulary = target_vocabulary
         self.search = search
+        self.longest_trained = longest_trained
 
     @classmethod
     def load(cls, folder: str | Path, which: Which = "best", device: str | torch.device = "cpu") -> Self:
@@ -125,7 +132,8 @@ class Translator:
         source, target = Vocabulary.load(run.source_vocabulary), Vocabulary.load(run.target_vocabulary)
         model = build_model(experiment.model, len(source), len(target))
         restore(model, weights)
-        return cls(model.to(_device(device)), source, target, experiment.search)
+        longest = experiment.data.max_length
+        return cls(model.to(_device(device)), source, target, experiment.search, longest_trained=longest)
 
     def translate(
         self,
@@ -138,9 +146,11 @@ class Translator:
     ) -> list[Translation]:
         """Translate lines, in their order; sentences of like length are computed together.
 
-        A line of white space has an empty translation. A line that the vocabulary knows nothing of is translated as
-        far as that goes, and its `warnings` say so. `first_line` is the number of the first line in messages. Without
-        `observe` there are no weights, and a model of many layers and heads is faster.
+        A line of white space has an empty translation. Signs that the vocabulary does not know, such as emoji, are
+        made plain or left out, and words of unknown letters are translated as far as that goes; the `warnings` of the
+        line say so, and also where it has more tokens than any that the model was trained on. `first_line` is the
+        number of the first line in messages. Without `observe` there are no weights, and a model of many layers and
+        heads is faster.
 
         A source longer than the model allows is refused, not cut: the translation of half a sentence looks like that
         of a whole one.
@@ -148,7 +158,8 @@ class Translator:
         Raises:
             CorpusError: a line has more tokens than the model allows.
         """
-        sources = self._encode(lines, first_line)
+        read = [readable(line, self.source_vocabulary) for line in _several(lines)]
+        sources = self._encode([line.text for line in read], first_line)
         packed, settings = IdSequences.pack(sources), search or self.search
         found: list[list[Hypothesis]] = [[] for _ in lines]
         for rows in _batches_by_length(sources, batch_size):
@@ -158,7 +169,7 @@ class Translator:
                 found[row] = hypotheses
         return [
             self._translation(*line, number)
-            for number, line in enumerate(zip(lines, sources, found, strict=True), start=first_line)
+            for number, line in enumerate(zip(lines, read, sources, found, strict=True), start=first_line)
         ]
 
     @torch.no_grad()
@@ -204,9 +215,7 @@ class Translator:
 
     def _encode(self, lines: Sequence[str], first_line: int) -> list[list[int]]:
         """The ids of each line, all short enough for the model; none for a line of white space."""
-        if isinstance(lines, str):
-            raise CorpusError(f"lines is one text, {lines[:40]!r}; it needs to be a list of lines")
-        sources = [self.source_vocabulary.encode(line) for line in lines]
+        sources = [self.source_vocabulary.encode(line) for line in _several(lines)]
         most = self.model.max_source_length
         for number, ids in enumerate(sources, start=first_line):
             if most is not None and len(ids) > most:
@@ -216,12 +225,15 @@ class Translator:
                 )
         return sources
 
-    def _translation(self, line: str, ids: list[int], hypotheses: list[Hypothesis], number: int) -> Translation:
+    def _translation(
+        self, line: str, read: Readable, ids: list[int], hypotheses: list[Hypothesis], number: int
+    ) -> Translation:
+        warnings = _warnings(line, read, ids, hypotheses, self.longest_trained)
         return Translation(
             source=line,
             source_tokens=tuple(self.source_vocabulary.tokens(ids)),
             candidates=tuple(map(self._candidate, hypotheses)),
-            warnings=tuple(f"line {number}: {warning}" for warning in _warnings(line, ids, hypotheses)),
+            warnings=tuple(f"line {number}: {warning}" for warning in warnings),
         )
 
     def _candidate(self, hypothesis: Hypothesis) -> Candidate:
@@ -246,9 +258,25 @@ class Translator:
         )
 
 
-def _warnings(line: str, ids: list[int], hypotheses: list[Hypothesis]) -> Iterator[str]:
-    if ids and set(ids) == {UNKNOWN}:
+def _several(lines: Sequence[str]) -> Sequence[str]:
+    if isinstance(lines, str):
+        raise CorpusError(f"lines is one text, {lines[:40]!r}; it needs to be a list of lines")
+    return lines
+
+
+def _warnings(
+    line: str, read: Readable, ids: list[int], hypotheses: list[Hypothesis], longest_trained: int | None
+) -> Iterator[str]:
+    """What is to be known of a line's translation, a sentence each."""
+    if ids and (set(ids) == {UNKNOWN} or set("".join(read.text.split())) == set(read.guessed)):
         yield f"the source vocabulary knows nothing of {line.strip()!r}; the translation is a guess"
+    else:
+        yield from read.warnings()
+    if longest_trained is not None and len(ids) > longest_trained:
+        yield (
+            f"it has {len(ids):,} tokens, and the model was trained on sentences of {longest_trained:,} at most: the "
+            "translation may leave out much of it; give one sentence a line"
+        )
     if hypotheses and not hypotheses[0].finished:
         yield f"the translation did not end within {len(hypotheses[0].ids)} tokens and was cut"
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from regard.errors import VocabularyError
 from regard.files import atomic_write
-from regard.translation.spelling import CharacterSpelling, Spelling, SubwordSpelling, WordSpelling
+from regard.translation.spelling import CharacterSpelling, Spelling, SubwordSpelling, WordSpelling, spelled_with
 from regard.translation.subwords import (
     Segmenter,
     Subwords,
@@ -133,8 +133,19 @@ class Vocabulary:
 
     def encode(self, line: str) -> list[int]:
         """The ids of a line, without BEGIN and END; what the vocabulary does not know is UNKNOWN."""
-        chunks = self._spelling.chunks(_normalise(line, self.settings))
+        chunks = self._spelling.chunks(self.normalised(line))
         return list(itertools.chain.from_iterable(map(self._chunk_ids, chunks)))
+
+    def normalised(self, line: str) -> str:
+        """The line as it is cut: in NFC, and in lower case where the settings say so."""
+        return _normalise(line, self.settings)
+
+    def unknown_characters(self, line: str) -> list[str]:
+        """The characters of a line that are in no piece, each once, in their order; white space is always known."""
+        text = self.normalised(line)
+        if self._characters.issuperset(text):
+            return []
+        return [character for character in dict.fromkeys(text) if character not in self._characters]
 
     def encode_batch(self, lines: Iterable[str]) -> list[list[int]]:
         """The ids of each line."""
@@ -201,6 +212,11 @@ class Vocabulary:
             raise VocabularyError(
                 f"{path} is truncated or not a vocabulary of regard: it is not JSON in UTF-8 ({error})"
             ) from None
+
+    @functools.cached_property
+    def _characters(self) -> frozenset[str]:
+        """All that pieces are spelled with, and white space."""
+        return frozenset(spelled_with(self._saved.pieces))
 
     def _encode_chunk(self, chunk: str) -> list[int]:
         return self._segment(self._spelling.pieces(chunk))

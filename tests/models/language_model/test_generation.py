@@ -67,7 +67,8 @@ def test_it_stops_where_all_have_stopped(make):
 def test_one_stop_token(make):
     model, tokens = make(), prompt(batch=1)
     stop = int(naive(model, tokens, 1))
-    assert joined(model.generate(tokens, 30, stop=stop)).tolist() == [[stop]]
+    for said in (stop, [stop], torch.tensor([stop])):
+        assert joined(model.generate(tokens, 30, stop=said)).tolist() == [[stop]]
 
 
 def test_no_gradient_is_kept_and_none_is_switched_off(make):
@@ -127,6 +128,11 @@ def test_no_tokens_are_none(make):
         (ShapeError, r"shape \(4,\)", {"tokens": torch.arange(4)}),
         (ConfigurationError, "max_new_tokens is -1; it needs at least 0", {"max_new_tokens": -1}),
         (ConfigurationError, "chunk is 0", {"chunk": 0}),
+        (ConfigurationError, r"stop has the token 999, but the vocabulary has 61, 0\.\.60: it would", {"stop": 999}),
+        (ConfigurationError, "stop has the token -1, but", {"stop": [3, -1]}),
+        (ConfigurationError, r"stop is 'a'; it needs a token, or several: whole numbers in 0\.\.60", {"stop": "a"}),
+        (ConfigurationError, r"stop is 2\.0; it needs", {"stop": 2.0}),
+        (ConfigurationError, r"stop is None; it needs", {"stop": None}),
         (ShapeError, r"lengths is torch.int64 \(2,\); it needs a whole number for each of the 3", {"lengths": [1, 2]}),
         (ShapeError, r"lengths is torch.float32", {"lengths": [1.0, 2.0, 3.0]}),
         (ShapeError, r"lengths are \[0, 2, 3\]; they need to be in 1..9", {"lengths": [0, 2, 3]}),

@@ -265,11 +265,16 @@ def test_caches_that_do_not_fit(make):
     model, tokens = make(), text()
     with pytest.raises(ConfigurationError, match="LanguageModelCache of 2 layers.*it was given a tuple"):
         model.step(tokens, ())
+    for step in (model.step, model.next_features, model.observe_step):
+        with pytest.raises(ConfigurationError, match="LanguageModelCache of 2 layers.*it was given a NoneType"):
+            step(tokens, None)
     with pytest.raises(ConfigurationError, match="given a LanguageModelCache of 1 layers"):
         model.step(tokens, LanguageModelCache(model.make_cache().layers[:1]))
     _, cache = model.step(tokens, model.make_cache())
     with pytest.raises(ShapeError, match="the cache has the batch 3, and what comes 2"):
         model.step(tokens[:2], cache)
+    with pytest.raises(ShapeError, match=r"rows are in 3\.\.3, but the cache has the batch 3"):
+        cache.select(torch.tensor([3]))
     with pytest.raises(ConfigurationError, match="the cache drops keys by"):
         make([LayerConfig(before=9)] * 2).step(tokens, cache)
 

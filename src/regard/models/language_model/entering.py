@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import operator
+from collections.abc import Collection, Iterable
 
 import torch
 from torch import Tensor
@@ -37,6 +38,29 @@ def check_tokens(tokens: Tensor, vocabulary_size: int, device: torch.device) -> 
                 f"tokens are in {least}..{most}, but the vocabulary has {vocabulary_size}: they need to be in "
                 f"0..{vocabulary_size - 1}; these come from another tokenizer, or mark what does not count in a loss"
             )
+
+
+def stop_tokens(stop: int | Collection[int], vocabulary_size: int) -> tuple[int, ...]:
+    """The tokens that end a sequence, each of the vocabulary: one that is not would never come.
+
+    Raises:
+        ConfigurationError: they are not that.
+
+    >>> stop_tokens({7, 2}, vocabulary_size=9)
+    (2, 7)
+    """
+    try:
+        tokens = sorted({operator.index(token) for token in (stop if isinstance(stop, Collection) else (stop,))})
+    except TypeError:
+        raise ConfigurationError(
+            f"stop is {stop!r}; it needs a token, or several: whole numbers in 0..{vocabulary_size - 1}"
+        ) from None
+    if outside := [token for token in tokens if not 0 <= token < vocabulary_size]:
+        raise ConfigurationError(
+            f"stop has the token {outside[0]}, but the vocabulary has {vocabulary_size}, 0..{vocabulary_size - 1}: it "
+            "would never come; this one is from another tokenizer"
+        )
+    return tuple(tokens)
 
 
 def check_cache(cache: object, layers: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -87,7 +87,7 @@ def generated(
     max_new_tokens: int,
     *,
     sampling: Sampling | None = None,
-    stop: int | Collection[int] = (),
+    stop: Sequence[int] = (),
     lengths: Tensor | None = None,
     generator: torch.Generator | None = None,
     chunk: int | None = None,
@@ -100,7 +100,7 @@ def generated(
         )
     count = whole_number("max_new_tokens", max_new_tokens, least=0)
     size = tokens.shape[1] if chunk is None else whole_number("chunk", chunk)
-    stops = torch.tensor([stop] if isinstance(stop, int) else sorted(stop), dtype=tokens.dtype, device=tokens.device)
+    stops = torch.tensor(stop, dtype=tokens.dtype, device=tokens.device)
     mask, positions = _left_padded(tokens, lengths)
     choose = _choosing(sampling, generator)
 

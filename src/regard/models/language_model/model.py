@@ -19,7 +19,7 @@ from ...positions import Rotation
 from ...whole import whole_number
 from . import saving
 from .config import LanguageModelConfig
-from .entering import check_cache, check_tokens, places, shared_rotations
+from .entering import check_cache, check_tokens, places, shared_rotations, stop_tokens
 from .generation import Sampling, generated
 from .huggingface import read_checkpoint
 from .values import LanguageModelCache, SeenLanguageModel
@@ -152,6 +152,7 @@ class LanguageModel(nn.Module):
         positions: Tensor | None = None,
     ) -> tuple[Tensor, LanguageModelCache]:
         """What `step` makes logits of, and the cache; see `features`."""
+        check_cache(cache, len(self.blocks))
         x, rotations = self._begin(tokens, positions, cache)
         grown: list[BlockCache] = []
         for block, rotation, held in zip(self._blocks(), rotations, cache.layers, strict=True):
@@ -168,6 +169,7 @@ class LanguageModel(nn.Module):
         positions: Tensor | None = None,
     ) -> tuple[SeenLanguageModel, LanguageModelCache]:
         """`step`, and what lenses show; the columns of a layer are the keys that its cache has kept."""
+        check_cache(cache, len(self.blocks))
         x, rotations = self._begin(tokens, positions, cache)
         grown: list[BlockCache] = []
         layers: list[Seen] = []
@@ -205,7 +207,7 @@ class LanguageModel(nn.Module):
 
         Raises:
             ShapeError: no tokens to go on from, lengths that do not fit.
-            ConfigurationError: numbers out of their range.
+            ConfigurationError: numbers out of their range, a token to stop at that is none of the vocabulary.
 
         >>> from regard.models import language_model as lm
         >>> attention, feed_forward = lm.AttentionConfig(num_heads=2), lm.FeedForwardConfig(16)
@@ -219,7 +221,7 @@ class LanguageModel(nn.Module):
             tokens,
             max_new_tokens,
             sampling=sampling,
-            stop=stop,
+            stop=stop_tokens(stop, self.config.vocabulary_size),
             lengths=lengths,
             generator=generator,
             chunk=chunk,
@@ -284,8 +286,6 @@ class LanguageModel(nn.Module):
     ) -> tuple[Tensor, list[Rotation | None]]:
         """Embedded tokens, and what turns the queries and keys of each layer: made once for all equal ones."""
         check_tokens(tokens, self.config.vocabulary_size, self.embedding.weight.device)
-        if cache is not None:
-            check_cache(cache, len(self.blocks))
         embedded = self.embedding(tokens)
         if self.config.embedding_scale is not None:
             # Rounded to the dtype of the weights before it multiplies, as Gemma was trained.

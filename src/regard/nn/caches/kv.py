@@ -13,6 +13,7 @@ from ...whole import whole_number
 from ..checks import check_positions
 from .buffers import Buffers, check_fits
 from .rooms import Growing, Rolling, Room, Static, roomy
+from .rows import check_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,9 +167,16 @@ class KVCache:
         return replace(self, held=replace(held, buffers=buffers, length=count, counted=False, look_again=roomy(count)))
 
     def select(self, rows: Tensor) -> KVCache:
-        """The cache of these rows of the batch, in this order; a row may come more than once, as in a beam search."""
+        """The cache of these rows of the batch, in this order; a row may come more than once, as in a beam search.
+
+        Shapes: rows (count,), whole numbers in 0..batch-1, or bool (batch,). An empty cache is of any batch.
+
+        Raises:
+            ShapeError, DtypeError: rows that are not that.
+        """
         if self.held is None:
             return self
+        check_rows(rows, self.held.buffers.keys.shape[0])
         held, room = self.held, self.held.buffers.keys.shape[2]
         buffers, ahead = held.buffers.chosen(rows, held.length, room), held.next_position
         if isinstance(ahead, Tensor) and ahead.ndim:

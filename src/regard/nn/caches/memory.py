@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from .rows import check_rows
+
 
 @dataclass(frozen=True, eq=False)
 class MemoryCache:
@@ -31,7 +33,12 @@ class MemoryCache:
         return self.keys.nbytes + self.values.nbytes
 
     def select(self, rows: Tensor) -> MemoryCache:
-        """The memory of these rows of the batch, in this order; a row may come more than once."""
+        """The memory of these rows of the batch, in this order; a row may come more than once.
+
+        Raises:
+            ShapeError, DtypeError: rows that are not whole numbers in 0..batch-1, or bool for each of the batch.
+        """
+        check_rows(rows, self.values.shape[0])
         positions = self.positions
         if positions is not None and positions.ndim == 2 and len(positions) > 1:
             positions = positions[rows]
