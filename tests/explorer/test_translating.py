@@ -53,6 +53,12 @@ def test_the_n_best_of_a_translation_each_have_their_maps(translator):
     assert all(of.hypothesis is None for of in encoder)
 
 
+def test_signs_that_the_translator_does_not_know_are_left_out(translator):
+    plain, signs = (atlas_of_translation(translator, text, n_best=1) for text in ("I am happy.", "I am happy 😊."))
+    assert signs.title.startswith("I am happy 😊. → ")
+    assert [of.key_tokens for of in signs.maps] == [of.key_tokens for of in plain.maps]
+
+
 def test_without_a_number_there_are_as_many_as_the_beam_is_wide(translator):
     atlas = atlas_of_translation(translator, "I am very tired.")
     assert {of.hypothesis.rank for of in atlas.maps if of.hypothesis} == set(range(translator.search.beam))

@@ -25,7 +25,8 @@ def atlas_of_translation(translator: Translator, sentence: str, *, n_best: int |
 
     Maps of the decoder are there once for each of them, and `AttentionMap.hypothesis` has its text and score; those of
     the encoder are there once. Rows of cross-attention are named by the tokens that are said there, END the last; rows
-    of the decoder's self-attention by the tokens that it was given, BEGIN the first.
+    of the decoder's self-attention by the tokens that it was given, BEGIN the first. Signs that the translator does not
+    know are left out, as when it translates.
 
     Args:
         translator: the translator, which searches by its own settings.
@@ -37,6 +38,7 @@ def atlas_of_translation(translator: Translator, sentence: str, *, n_best: int |
         ConfigurationError: `n_best` is not at least 1.
         CorpusError: the sentence is empty, or has more tokens than the model takes.
     """
+    from ..translation.unknown import readable
     from ..translation.vocabulary import END
 
     settings = translator.search
@@ -44,12 +46,13 @@ def atlas_of_translation(translator: Translator, sentence: str, *, n_best: int |
     if count < 1:
         raise ConfigurationError(f"n_best is {n_best}; it needs to be at least 1")
     search = settings.model_copy(update={"n_best": count, "beam": max(settings.beam, count)})
-    found = _searched(translator, sentence, search)
+    read = readable(sentence, translator.source_vocabulary).text
+    found = _searched(translator, read, search)
     said = [[*of.ids, END] if of.finished else list(of.ids) for of in found]
     hypotheses = [
         Hypothesis(rank, translator.target_vocabulary.decode(of.ids), of.score) for rank, of in enumerate(found)
     ]
-    return _recorded(translator, sentence, said, hypotheses, title or f"{sentence} → {hypotheses[0].text}")
+    return _recorded(translator, read, said, hypotheses, title or f"{sentence} → {hypotheses[0].text}")
 
 
 def atlas_of_pair(
