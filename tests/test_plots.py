@@ -272,6 +272,14 @@ def test_the_picture_is_written(tmp_path):
         (torch.rand(2, 3), list("abc"), list("de"), "transpose it, or swap rows and columns"),
         (torch.rand(4, 2, 3), list("ab"), list("cde"), r"weights has 3 dims \[4, 2, 3\]; .* weights\[0, 0\]"),
         (torch.rand(0, 3), [], list("abc"), "weights is 0 × 3: there is nothing to draw"),
+        (
+            torch.rand(2, 3),
+            ["a", 1],
+            list("cde"),
+            r"rows needs tokens as texts, and one is 1: give list\(map\(str, rows",
+        ),
+        (torch.rand(2, 3), ["a", "b"], range(3), "columns needs tokens as texts, and one is 0"),
+        (torch.rand(2, 3), 2, list("cde"), r"rows needs to be a list of tokens, such as \['the', 'house'\]; it is 2"),
     ],
 )
 def test_weights_that_do_not_fit(weights, rows, columns, message):

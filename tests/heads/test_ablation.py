@@ -178,12 +178,16 @@ def test_a_projection_can_be_told():
         ({"layer.projections": [0]}, {}, "does not say which is its output projection: name one of layer"),
         ({"layer": [0]}, {"outputs": {"layer": nn.Linear(7, 3)}}, "has 4 heads, and its output projection, a Linear, "
          "takes 7 features: heads need to divide them"),
+        ({"layer": 0}, {}, r"heads of 'layer' need to be a list of numbers, such as \[0\]; they are 0"),
+        (["layer"], {}, r"heads needs the numbers of heads by the name of their module, .*; it is \['layer'\]"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_ablated(chosen, options, message):
     model = Called(attention())
     with pytest.raises(ConfigurationError, match=message), heads.ablating(model, chosen, **options):
         pass
+    with pytest.raises(ConfigurationError, match=message):
+        heads.head_effects(model, lambda: 0.0, chosen, **options)
 
 
 def test_torchs_own_layer_never_calls_its_projection():

@@ -41,7 +41,51 @@ def test_rows_of_nothing_and_of_nan():
     assert shown[entropy][1].isfinite().all()
 
 
-@pytest.mark.parametrize("lens", [lenses.Weights(), lenses.Alignment()])
+LEADING = {
+    **dict.fromkeys(EVERY, 1),
+    lenses.Pooled((2, 3), "max"): 1,
+    lenses.Distance((3,)): 1,
+    lenses.Weights(): 1,
+    heads.Metrics(): 1,
+    heads.JensenShannon(): 1,
+}
+
+
+@pytest.mark.parametrize("lens", LEADING, ids=lambda lens: repr(lens)[:24])
+@pytest.mark.parametrize("number", [1, 4])
+def test_three_axes_are_the_heads_of_one_sequence(lens, number):
+    """Shown as of a batch of one, without its axis."""
+    weights = torch.randn(number, 7, 9).softmax(-1)
+    mask = masks.padding(lengths=[8])
+    batch, one = heads.look(weights[None], lens, mask=mask)[lens], heads.look(weights, lens, mask=mask)[lens]
+    assert type(one) is type(batch)
+    for whole, part in zip(flat(batch), flat(one), strict=True):
+        if whole.ndim == 1:  # the edges of bins have no heads
+            assert part.equal(whole)
+            continue
+        assert whole.shape[:2] == (1, number)
+        assert part.equal(whole[0])
+
+
+def test_three_axes_are_not_added_up():
+    weights = torch.eye(5).repeat(2, 1, 1)
+    weights[1] = torch.tensor([1.0, 0, 0, 0, 0])
+    tokens = ["the", "cat", "sat", "on", "mats"]
+    lens = heads.Roles(tokens)
+    shown = heads.look(weights, lens)[lens].holding()
+    assert [[finding.name for finding in found] for found in shown] == [["self"], ["sink"]]
+    assert shown == heads.roles_of(weights, tokens)
+
+
+def test_weights_as_they_are_are_the_whole_lens():
+    weights = torch.rand(3, 4, 5)
+    weights[1, 2, 3] = math.nan
+    expected = weights.clone()
+    expected[1, 2] = math.nan
+    torch.testing.assert_close(heads.look(weights, lenses.Weights())[lenses.Weights()], expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("lens", [lenses.Weights(slice(0, 2)), lenses.Alignment()])
 def test_lenses_that_compute_weights_are_refused(lens):
     with pytest.raises(ConfigurationError, match="computes weights and looks at none that are there"):
         heads.look(torch.eye(3), lens)

@@ -32,6 +32,7 @@ def test_it_is_the_mean_divergence_from_the_middle():
     batch = heads.head_divergence(torch.stack([weights, weights.flip(0)]))
     torch.testing.assert_close(batch[0], shown)
     torch.testing.assert_close(batch[1], shown.flip(0, 1))
+    torch.testing.assert_close(heads.head_divergence(weights[None]), shown[None])
 
 
 def test_heads_that_never_meet_are_ln_2_apart():

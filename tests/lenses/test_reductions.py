@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import regard
-from regard import lenses, masks
+from regard import lenses, masks, observing
 from regard.errors import ConfigurationError, ShapeError
 from regard.lenses import weights as weights_module
 from regard.nn import Attention, Projections
@@ -91,6 +91,16 @@ def test_k_is_a_whole_number(k):
 # Entropy
 
 
+@pytest.mark.parametrize("using", ["native", "tiles"])
+def test_no_entropy_is_minus_zero(monkeypatch, using):
+    if using == "tiles":
+        monkeypatch.setattr(observing, "why_not", lambda problem: ["as a test"])
+    entropy = show(lenses.Entropy(), 5, mask=torch.eye(5, dtype=torch.bool))
+    assert entropy.eq(0).all()
+    assert not entropy.signbit().any()
+    assert not show(lenses.Entropy(), 5, mask=torch.zeros(5, 5, dtype=torch.bool)).signbit().any()
+
+
 def test_entropy_is_of_no_key_one_key_and_all_keys():
     keep = torch.tensor([[False, False], [True, False], [True, True]])
     torch.testing.assert_close(show(lenses.Entropy(), 3, 2, mask=keep), torch.tensor([0, 0, math.log(2)]))
@@ -148,6 +158,33 @@ def test_segments_are_whole_numbers_and_not_too_many():
         lenses.Mass([0], torch.tensor(3))
     with pytest.raises(ConfigurationError, match="at most 8,192 segments, and the largest of segments is 8,192"):
         lenses.Mass([8192])
+    for given in (["a"] * 7, [[0], [0, 1]], "abc", [None]):
+        with pytest.raises(ConfigurationError, match=r"Mass needs segments as whole numbers, .* which is no such list"):
+            lenses.Mass(given)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="Mass needs segments as whole numbers.*they are None"):
+        lenses.Mass(None)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"Mass needs key_segments as whole numbers.*they are \['a'\]"):
+        lenses.Mass([0], ["a"])  # type: ignore[list-item]
+
+
+def test_equal_segments_are_equal_lenses():
+    given = torch.tensor([0, 1, 1, 0])
+    one = lenses.Mass(given)
+    assert one == lenses.Mass([0, 1, 1, 0])
+    assert show(one).equal(show(lenses.Mass((0, 1, 1, 0))))
+    query = torch.zeros(4, 4)
+    seen = regard.observe(query, query, query, one, lenses.Mass([0, 1, 1, 0]))
+    assert len(seen.shown) == 1
+    assert seen[lenses.Mass([0, 1, 1, 0])].equal(seen[one])
+    others = [
+        lenses.Mass([0, 1, 1, 1]),
+        lenses.Mass(torch.tensor([[0, 1, 1, 0]])),
+        lenses.Mass([0, 1, 1, 0], [0, 1, 1, 0]),
+    ]
+    assert len({one, *others}) == 4
+    given[0] = 5  # which is no longer the lens's
+    assert one == lenses.Mass([0, 1, 1, 0])
+    assert show(one).shape == (2, 2)
 
 
 # Distance
@@ -215,8 +252,9 @@ def test_an_alignment_of_nothing():
     ("rectangle", "said"),
     [
         ((slice(3, 9), slice(None)), "rows 3 to 9, and there are 4"),
-        ((slice(-5, None), slice(None)), "rows -5 to None, and there are 4"),
-        ((slice(None), slice(7, None)), "columns 7 to None, and there are 6"),
+        ((slice(-5, None), slice(None)), "rows -5 to the end, and there are 4"),
+        ((slice(None), slice(7, None)), "columns 7 to the end, and there are 6"),
+        ((slice(None, 9), slice(None)), "rows up to 9, and there are 4"),
     ],
 )
 def test_rows_and_columns_are_there(rectangle, said):
@@ -231,24 +269,6 @@ def test_steps_are_taken_in_blocks_too(monkeypatch):
     seen = regard.observe(query, key, key, whole, part, mask=CAUSAL)
     torch.testing.assert_close(seen[part], seen[whole][..., 9::3, ::2])
     torch.testing.assert_close(seen[whole] @ key, seen.output)
-
-
-@pytest.mark.parametrize("lens", [lenses.Weights(), lenses.Alignment()])
-def test_what_cannot_fit_says_what_it_needs_and_what_fits(lens):
-    """Before anything is computed: the attention itself would take hours."""
-    many = torch.zeros(1, 1, 8).expand(16, 2_000_003, 8)
-    with pytest.raises(ConfigurationError, match=f"{type(lens).__name__} of 2,000,003 × 2,000,003 pairs and 16 heads"):
-        regard.observe(many, many, many, lens)
-
-
-def test_the_message_of_what_cannot_fit(monkeypatch):
-    monkeypatch.setattr(weights_module, "memory", lambda device: 10**9)
-    with pytest.raises(
-        ConfigurationError,
-        match=r"Weights of 20,000 × 20,000 pairs and 1 heads in all needs 1\.6 GB, and cpu has 1\.0 GB: look at a "
-        r"smaller rectangle, such as Weights\(slice\(0, 256\), slice\(0, 256\)\), at Pooled\(\(256, 256\)\), or at",
-    ):
-        show(lenses.Weights(), 20_000)
 
 
 # All of them

@@ -1,13 +1,19 @@
 """`regard.observe`, and what the Weights lens shows."""
 
+import gc
 import math
+import subprocess
+import sys
+import weakref
 
+import numpy as np
 import pytest
 import torch
 
 import regard
-from regard import lenses, masks, scores
+from regard import biases, lenses, masks, scores
 from regard.errors import ConfigurationError
+from regard.lenses import weights as weights_module
 
 
 def tensors(m: int = 4, n: int = 6) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -126,3 +132,104 @@ def test_slices_only():
         lenses.Weights(3)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="Weights needs columns as a slice"):
         lenses.Weights(columns=[1])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("choice", "said"),
+    [
+        (
+            slice(None, None, -1),
+            r"with a step of at least 1, such as slice\(0, 5\); .* turn what is shown round, as with",
+        ),
+        (slice(None, None, 0), r"with a step of at least 1, .*it is slice\(None, None, 0\)"),
+        (slice(0.0, 3), r"of whole numbers, such as slice\(0, 5\); it is slice\(0\.0, 3, None\)"),
+        (slice("a"), "of whole numbers"),
+    ],
+)
+@pytest.mark.parametrize("name", ["rows", "columns"])
+def test_slices_of_whole_numbers_forwards(name, choice, said):
+    with pytest.raises(ConfigurationError, match=f"Weights needs {name} as a slice {said}"):
+        lenses.Weights(**{name: choice})
+
+
+def test_other_whole_numbers_are_equal_lenses():
+    others = lenses.Weights(slice(np.int64(1), torch.tensor(3)), slice(True, 3))
+    assert others == lenses.Weights(slice(1, 3), slice(1, 3))
+    assert len({others, lenses.Weights(slice(1, 3), slice(1, 3))}) == 1
+
+
+@pytest.mark.parametrize("shape", [(0, 2, 3, 4), (0, 3, 4), (2, 0, 2, 3, 4)])
+@pytest.mark.parametrize(
+    "lens", [lenses.Weights(), lenses.Weights(slice(0, 2)), lenses.Weights(columns=slice(0, 0)), lenses.Alignment()]
+)
+def test_an_empty_batch(shape, lens):
+    empty = torch.zeros(shape)
+    shown = regard.observe(empty, empty, empty, lens, mask=masks.causal())[lens]
+    if isinstance(shown, torch.Tensor):
+        assert shown.shape == torch.randn(*shape[:-2], 3, 3)[..., lens.rows, lens.columns].shape
+    else:
+        assert [part.shape for part in shown] == [(*shape[:-2], 3), (*shape[:-2], 5, 2)]
+
+
+class Own(biases.Bias):
+    """A bias that is no dataclass, and so says itself what its parameters are."""
+
+    def __init__(self, table: torch.Tensor) -> None:
+        self.table = table
+
+    def values(self, grid):
+        return grid.cut(self.table)
+
+    def parameters(self):
+        return (self.table,)
+
+    def with_parameters(self, tensors):
+        return Own(*tensors)
+
+
+@pytest.mark.parametrize("lens", [lenses.Weights(), lenses.Weights(slice(0, 3))])
+def test_gradients_flow_to_a_bias_of_the_callers_own(lens):
+    query, key, value = (tensor.double() for tensor in tensors())
+    table = torch.randn(4, 6, dtype=torch.float64, requires_grad=True)
+    seen = regard.observe(query, key, value, lens, bias=Own(table))
+    (got,) = torch.autograd.grad(seen[lens].square().sum(), table)
+    logits = query @ key.repeat_interleave(2, -3).mT / math.sqrt(5) + table
+    (expected,) = torch.autograd.grad(logits.softmax(-1)[..., lens.rows, :].square().sum(), table)
+    torch.testing.assert_close(got, expected)
+
+
+def test_the_default_device_is_not_asked():
+    """In a process of its own: the allocations that tests poison do not follow the default device."""
+    script = (
+        "import torch, regard; q, whole = torch.zeros(2, 4), regard.lenses.Weights(); torch.set_default_device('meta');"
+        "seen = regard.observe(q, q, q, whole); assert seen[whole].tolist() == [[0.5, 0.5]] * 2"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("differentiable", [False, True])
+def test_a_row_whose_only_score_is_minus_infinity_has_no_weight(dtype, differentiable):
+    """As part or whole: the infinite key is 0 by then, and its score finite."""
+    query = torch.tensor([[-1.0], [1.0]], dtype=dtype, requires_grad=differentiable)
+    key, value = torch.tensor([[math.inf]], dtype=dtype), torch.ones(1, 1, dtype=dtype)
+    whole, part = lenses.Weights(), lenses.Weights(slice(0, 1))
+    seen = regard.observe(query, key, value, whole, part)
+    assert seen.lse[0].item() == -math.inf
+    assert seen[whole][0].tolist() == seen[part][0].tolist() == [0.0]
+
+
+def test_what_is_shown_lives_no_longer_than_it_is_held(monkeypatch):
+    """Not even until the next collection of garbage: all weights of a long text are many."""
+    made = []
+    zeros = weights_module._zeros
+    monkeypatch.setattr(weights_module, "_zeros", lambda *sizes: made.append(weakref.ref(it := zeros(*sizes))) or it)
+    gc.disable()
+    try:
+        seen = regard.observe(*tensors(), lenses.Weights())
+        assert made[0]() is not None
+        del seen
+        assert made[0]() is None
+    finally:
+        gc.enable()

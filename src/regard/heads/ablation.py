@@ -37,8 +37,8 @@ def ablating(
         outputs: the output projection of attention modules that do not show which it is, the module or its name.
 
     Raises:
-        ConfigurationError: a module or a head that is not there, an output projection that cannot be told, another
-            `replace`.
+        ConfigurationError: a module or a head that is not there, heads that are no lists by module, an output
+            projection that cannot be told, another `replace`.
 
     >>> import torch, regard
     >>> layer = regard.nn.Attention(regard.nn.Projections(4, num_heads=2, bias=False))
@@ -50,7 +50,7 @@ def ablating(
     if replace not in get_args(Replace):
         raise ConfigurationError(f"replace needs 'zero' or 'mean'; it is {replace!r}")
     with ExitStack() as hooks:
-        for name, chosen in heads.items():
+        for name, chosen in _by_module(heads).items():
             projection = head_projection(model, name, outputs)
             hook = _Replacing(projection, _checked(name, chosen, projection.heads), replace)
             hooks.callback(projection.module.register_forward_pre_hook(hook).remove)
@@ -87,6 +87,7 @@ def head_effects(
     """
     if heads is None:
         heads = {name: range(found.heads) for name, found in head_projections(model, outputs).items()}
+    heads = _by_module(heads)
     effects: dict[str, dict[int, float]] = {}
     with torch.no_grad():
         whole = float(measure())
@@ -166,6 +167,20 @@ class _Keeping:
         tensor = inputs[0] if inputs[0].requires_grad else inputs[0].detach().requires_grad_()
         self.kept.append(tensor)
         return (tensor, *inputs[1:])
+
+
+def _by_module(heads: Mapping[str, Iterable[int]]) -> Mapping[str, Iterable[int]]:
+    """The heads as they are given, if they are lists of numbers by the names of modules."""
+    if not isinstance(heads, Mapping):
+        raise ConfigurationError(
+            f"heads needs the numbers of heads by the name of their module, such as {{'name': [0, 1]}}; it is {heads!r}"
+        )
+    for name, chosen in heads.items():
+        if not isinstance(chosen, Iterable):
+            raise ConfigurationError(
+                f"heads of {name!r} need to be a list of numbers, such as [0]; they are {chosen!r}"
+            )
+    return heads
 
 
 def _checked(name: str, chosen: Iterable[int], heads: int) -> list[int]:

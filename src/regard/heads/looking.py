@@ -30,8 +30,9 @@ def look(
     """What lenses show of weights (..., heads, M, N) that are given as numbers: `look(weights, lens)[lens]`.
 
     A row may sum to less than 1, where a sink took a part; one of zeros attends to nothing, one with a NaN to NaN.
-    Weights of two axes are one head. Of the lenses of `regard.lenses`, a rectangle of `Weights` and `Alignment` have
-    nothing to look at here: they compute weights.
+    Weights of three axes are the heads of one sequence, those of two are one head: what is shown has no axis that they
+    do not have. Of the lenses of `regard.lenses`, a rectangle of `Weights` and `Alignment` have nothing to look at
+    here: they compute weights.
 
     Args:
         weights: numbers of at least 0; what a mask leaves out has 0.
@@ -51,6 +52,12 @@ def look(
     tensor([1.5000, 0.5000])
     """
     weights = checked(weights)
+    if weights.ndim == 3:
+        # Attention has three axes as (batch, length, dim), without heads: these have a batch of one.
+        weights = weights.unsqueeze(0)
+        beside: dict[str, Any] = {"query_positions": query_positions, "key_positions": key_positions}
+        seen = look(weights, *lenses, mask=mask, **beside)
+        return {lens: _without_batch(shown, weights.shape[:2]) for lens, shown in seen.items()}
     problem = _problem(weights, mask, query_positions, key_positions)
     looks = started(problem, lenses)
     for lens, eye in looks.items():
@@ -88,6 +95,15 @@ def checked(weights: Tensor) -> Tensor:
             f"weights need numbers of at least 0, as a softmax gives them; the least is {float(weights.min()):.3g}"
         )
     return weights
+
+
+def _without_batch(shown: Any, leading: torch.Size) -> Any:
+    """What is shown of a batch of one, (1, heads), without its axis; what has none, such as a sum over it, as it is."""
+    if isinstance(shown, Tensor):
+        return shown.squeeze(0) if shown.shape[:2] == leading else shown
+    if isinstance(shown, tuple) and hasattr(shown, "_fields"):
+        return type(shown)(*(_without_batch(part, leading) for part in shown))
+    return shown
 
 
 def _problem(

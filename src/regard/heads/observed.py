@@ -241,7 +241,7 @@ def evidence_of(
     >>> print(whole.holding()[0][0])
     self 1.00 (n = 7): mean weight on the token itself, at least 0.5
     """
-    if isinstance(weights, Tensor) and weights.ndim in (2, 3):
-        weights = weights[(None,) * (4 - weights.ndim)]
+    if isinstance(weights, Tensor) and weights.ndim == 2:
+        weights = weights.unsqueeze(0)
     lens = Roles(tokens) if roles is None else Roles(tokens, roles)
     return look(weights, lens, mask=mask, **positions)[lens]

@@ -96,9 +96,7 @@ def head_divergence(weights: Tensor, *, mask: Mask | Tensor | None = None) -> Te
             [0.6931, 0.6931, 0.0000]])
     """
     lens = JensenShannon()
-    weights = weights.unsqueeze(0) if isinstance(weights, Tensor) and weights.ndim == 3 else weights
-    shown = look(weights, lens, mask=mask)[lens]
-    return shown.squeeze(0) if weights.ndim == 4 and len(weights) == 1 else shown
+    return look(weights, lens, mask=mask)[lens]
 
 
 def similar_order(divergence: Tensor) -> list[int]:

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from ..problem import Problem
-from .weights import Weights, check_memory
+from .base import Frame
+from .memory import check_memory
+from .weights import Weights
 
 
 class Aligned(NamedTuple):
@@ -45,7 +47,7 @@ class Alignment:
         """Begin to look."""
         queries, keys = problem.weights_shape[-2:]
         steps = problem.weights_shape[:-2].numel() * queries * (queries + keys)
-        check_memory("Alignment", problem, queries, keys, beside=steps)
+        check_memory("Alignment of {} pairs", problem, (queries, keys), each=Frame.of(problem).itemsize, beside=steps)
         return _Path()
 
 

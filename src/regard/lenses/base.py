@@ -107,10 +107,23 @@ class Frame:
             device=problem.value.device,
         )
 
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a number as it is shown."""
+        return self.dtype.itemsize
+
+    @property
+    def itemsize_of_sums(self) -> int:
+        """Bytes of a number of `zeros`, and of what is shown of it beside."""
+        return self._of_sums.itemsize + (self.itemsize if self._of_sums != self.dtype else 0)
+
+    @property
+    def _of_sums(self) -> torch.dtype:
+        return self.dtype if self.device.type == "mps" else torch.float64
+
     def zeros(self, *sizes: int) -> Tensor:
         """Sums of nothing yet, (B, H, *sizes), in float64 where the device has it."""
-        dtype = self.dtype if self.device.type == "mps" else torch.float64
-        return torch.zeros(self.batch, self.heads, *sizes, dtype=dtype, device=self.device)
+        return torch.zeros(self.batch, self.heads, *sizes, dtype=self._of_sums, device=self.device)
 
     def shown(self, tensor: Tensor) -> Tensor:
         """(B, H, ...) as the problem has its axes, (..., heads, ...), in float32 at least."""

@@ -42,6 +42,6 @@ class _Spread:
         self.reductions = (self.terms,)
 
     def finish(self, problem: Problem, lse: Tensor) -> Tensor:
-        # A weight of 1 may be 1 and a bit, and its term then below 0.
-        entropy = (-math.log(2) * self.terms.sums).clamp_(min=0.0)
+        # A weight of 1 may be 1 and a bit, and its term then below 0; taken from 0, no term gives no -0.
+        entropy = (0.0 - math.log(2) * self.terms.sums).clamp_(min=0.0)
         return self.frame.shown(entropy.masked_fill_(self.frame.broken(lse), math.nan))

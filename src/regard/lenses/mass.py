@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -13,12 +14,13 @@ from ..errors import ConfigurationError, ShapeError
 from ..problem import Problem
 from .base import Frame
 from .groups import GroupSums
+from .memory import check_memory
 
 MOST_SEGMENTS = 2**13
 """The answer has as many rows, and as many columns."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Mass:
     """Σ w_ij over the queries i of segment a and the keys j of segment b: (..., heads, segments, segments).
 
@@ -32,10 +34,11 @@ class Mass:
             queries are the last M of them, as their positions are.
 
     A query that attends to NaN makes the row of its segment NaN. With dropout: of the weights before it. Computed
-    without autograd.
+    without autograd. Lenses of equal segments are equal: the segments are copied.
 
     Raises:
-        ConfigurationError: segments that are not whole numbers, or more than 8,192 of them.
+        ConfigurationError: segments that are not whole numbers, or more than 8,192 of them; when used, more than the
+            device has memory for.
         ShapeError: when used, not one segment for each query or key, or another batch.
 
     >>> import torch, regard
@@ -46,13 +49,19 @@ class Mass:
             [1.1667, 0.8333]])
     """
 
-    segments: Tensor | Sequence[int]
-    key_segments: Tensor | Sequence[int] | None = None
+    segments: Tensor | Sequence[int] = field(compare=False)
+    key_segments: Tensor | Sequence[int] | None = field(default=None, compare=False)
+    # Tensors have no equality of their own; bytes do, and keep their hash.
+    _compared: tuple[tuple[tuple[int, ...], bytes] | None, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        compared = []
         for name in ("segments", "key_segments"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, _whole_numbers(name, getattr(self, name)))
+            given = getattr(self, name)
+            ids = None if given is None and name == "key_segments" else _whole_numbers(name, given)
+            object.__setattr__(self, name, ids)
+            compared.append(None if ids is None else (tuple(ids.shape), ids.cpu().numpy().tobytes()))
+        object.__setattr__(self, "_compared", tuple(compared))
 
     def start(self, problem: Problem) -> _Sums:
         """Begin to look."""
@@ -70,6 +79,13 @@ class Mass:
         else:
             of_keys = torch.as_tensor(of_keys)
             sizes = _count(of_queries), _count(of_keys)
+        check_memory(
+            "Mass of {} segments",
+            problem,
+            sizes,
+            each=frame.itemsize_of_sums,
+            instead="make the segments larger, or look at Pooled((256, 256))",
+        )
         rows = _fitted("segments", "queries", of_queries, frame.queries, problem)
         return _Sums(GroupSums(frame, rows, _fitted("key_segments", "keys", of_keys, frame.keys, problem), sizes))
 
@@ -81,12 +97,18 @@ class _Sums:
         self.groups, self.reductions = groups, (groups,)
 
     def finish(self, problem: Problem, lse: Tensor) -> Tensor:
-        return self.groups.frame.shown(self.groups.sums.masked_fill(self.groups.broken(lse), math.nan))
+        return self.groups.frame.shown(self.groups.sums.masked_fill_(self.groups.broken(lse), math.nan))
 
 
-def _whole_numbers(name: str, given: Tensor | Sequence[int]) -> Tensor:
+def _whole_numbers(name: str, given: object) -> Tensor:
     """The segments as a tensor of int64 with at least one axis."""
-    ids = torch.as_tensor(given)
+    try:
+        ids = torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError):
+        raise ConfigurationError(
+            f"Mass needs {name} as whole numbers, one for each position, such as [0, 0, 1]; they are "
+            f"{reprlib.repr(given)}, which is no such list"
+        ) from None
     if ids.numel() == 0 and not isinstance(given, Tensor):
         ids = ids.long()
     if ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype == torch.bool or ids.ndim == 0:
@@ -99,7 +121,7 @@ def _whole_numbers(name: str, given: Tensor | Sequence[int]) -> Tensor:
             f"Mass shows at most {MOST_SEGMENTS:,} segments, and the largest of {name} is {int(ids.max()):,}: number "
             "them from 0, or make them larger"
         )
-    return ids.long()
+    return ids.to(torch.int64, copy=True)
 
 
 def _count(ids: Tensor) -> int:

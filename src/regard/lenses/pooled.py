@@ -16,6 +16,7 @@ from ..errors import ConfigurationError
 from ..problem import Problem
 from .base import Frame, Look, Reduction, Tile
 from .groups import GroupSums
+from .memory import check_memory
 
 Reduce = Literal["mean", "max", "sum"]
 
@@ -34,7 +35,7 @@ class Pooled:
 
     Raises:
         ConfigurationError: cells that are no two whole numbers of at least 1; another `reduce`; when used, more cells
-            than there are rows or columns.
+            than there are rows or columns, or than the device has memory for.
 
     >>> import torch, regard
     >>> coarse = regard.lenses.Pooled(2, reduce="sum")
@@ -65,6 +66,13 @@ class Pooled:
             _edges(name, length, cells)
             for name, length, cells in zip(("rows", "columns"), (frame.queries, frame.keys), self._both(), strict=True)
         )
+        check_memory(
+            "Pooled of {} cells",
+            problem,
+            self._both(),
+            each=frame.itemsize if self.reduce == "max" else frame.itemsize_of_sums,
+            instead="ask for fewer cells, such as Pooled((256, 256))",
+        )
         if self.reduce == "max":
             return _Maxima(frame, rows, columns)
         return _Sums(frame, rows, columns, mean=self.reduce == "mean")
@@ -94,8 +102,8 @@ class _Sums:
         self.reductions = (self.groups,)
 
     def finish(self, problem: Problem, lse: Tensor) -> Tensor:
-        sums = self.groups.sums if self.areas is None else self.groups.sums / self.areas
-        return self.groups.frame.shown(sums.masked_fill(self.groups.broken(lse), math.nan))
+        sums = self.groups.sums if self.areas is None else self.groups.sums.div_(self.areas)
+        return self.groups.frame.shown(sums.masked_fill_(self.groups.broken(lse), math.nan))
 
 
 class _Maxima:

@@ -13,6 +13,7 @@ from .. import native
 from ..errors import ConfigurationError
 from ..problem import Problem
 from .base import Frame, Reduction, Tile
+from .memory import check_memory
 
 GROUP, LANES = 16, 32
 """Of GROUP · LANES columns in a row those that are LANES apart are a group: its largest stands for it at first, since a
@@ -43,7 +44,7 @@ class TopK:
     autograd.
 
     Raises:
-        ConfigurationError: k is no whole number of at least 1.
+        ConfigurationError: k is no whole number of at least 1; when used, one that the device has no memory for.
 
     >>> import torch, regard
     >>> top = regard.lenses.TopK(2)
@@ -62,7 +63,15 @@ class TopK:
 
     def start(self, problem: Problem) -> _Largest:
         """Begin to look."""
-        return _Largest(Frame.of(problem), self.k)
+        frame = Frame.of(problem)
+        check_memory(
+            "TopK of {} weights",
+            problem,
+            (frame.queries, self.k),
+            each=frame.itemsize + torch.int64.itemsize,
+            instead="ask for fewer of each row, such as TopK(8)",
+        )
+        return _Largest(frame, self.k)
 
 
 class _Largest:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -18,6 +18,7 @@ from ..structure import tensors_of
 from ..tiles import WHOLE
 from ..transforms import transformed, without_autocast
 from .base import Frame, Reduction, Tile
+from .memory import check_memory
 
 BLOCK = 2**21
 """The most weights that are made at a time, where there is no gradient."""
@@ -32,8 +33,8 @@ class Weights:
     constant size, unless a gradient is asked for: it flows through the weights, with every step in memory.
 
     Raises:
-        ConfigurationError: rows or columns that are not a slice; when used, rows or columns that are not there, or a
-            rectangle that takes more memory than the device has.
+        ConfigurationError: rows or columns that are no slice of whole numbers with a step of at least 1; when used,
+            rows or columns that are not there, or a rectangle that takes more memory than the device has.
 
     >>> import torch, regard
     >>> corner = regard.lenses.Weights(slice(0, 2), slice(0, 3))
@@ -47,8 +48,7 @@ class Weights:
 
     def __post_init__(self) -> None:
         for name, choice in (("rows", self.rows), ("columns", self.columns)):
-            if not isinstance(choice, slice):
-                raise ConfigurationError(f"Weights needs {name} as a slice, such as slice(0, 5); it is {choice!r}")
+            object.__setattr__(self, name, _read(name, choice))
 
     def start(self, problem: Problem) -> _Rectangle | _Map:
         """Begin to look: nothing is computed, but what does not fit is said."""
@@ -70,7 +70,7 @@ class Weights:
                 ("rows", "columns"), (self.rows, self.columns), problem.weights_shape[-2:], strict=True
             )
         ]
-        check_memory("Weights", problem, sizes[0], sizes[1])
+        check_memory("Weights of {} pairs", problem, (sizes[0], sizes[1]), each=Frame.of(problem).itemsize)
 
     def look(self, problem: Problem, lse: Tensor) -> Tensor:
         """The weights of the rectangle, of a problem without NaN."""
@@ -83,7 +83,7 @@ class Weights:
         """At once, with a gradient."""
         lse = lse[..., self.rows, None]
         scores = problem.scores(self.rows, self.columns)
-        return (scores - lse.masked_fill(lse == float("-inf"), 0.0)).exp_()
+        return (scores - _no_weight(lse)).exp_()
 
     def _by_rows(self, problem: Problem, lse: Tensor) -> Tensor:
         """Some rows at a time."""
@@ -97,14 +97,18 @@ class Weights:
             if _suits_native(problem):
                 _write_natively(problem, part, block, self.columns, into)
                 continue
-            part = part[..., None]
-            scores = problem.scores(block, self.columns).sub_(part.masked_fill(part == float("-inf"), 0.0))
+            scores = problem.scores(block, self.columns).sub_(_no_weight(part[..., None]))
             torch.exp(scores, out=into)
         return shown
 
     def __hash__(self) -> int:
         # Slices have no hash before Python 3.12.
         return hash((repr(self.rows), repr(self.columns)))
+
+
+def _no_weight(lse: Tensor) -> Tensor:
+    """+inf for rows that attend to nothing, also where the problem has finite scores since what was infinite is 0."""
+    return lse.masked_fill(lse == float("-inf"), float("inf"))
 
 
 def _suits_native(problem: Problem) -> bool:
@@ -133,7 +137,7 @@ def _write_natively(problem: Problem, lse: Tensor, rows: slice, columns: slice, 
         whole(pairs.query[..., rows, :]),
         whole(pairs.key[..., columns, :]),
         pairs.scale,  # type: ignore[union-attr]  # `_suits_native` lets dot products alone through
-        lse.masked_fill(lse == float("-inf"), float("inf")).reshape(*leading, -1),
+        _no_weight(lse).reshape(*leading, lse.shape[-1]),
         into.view(*leading, *into.shape[-2:]),
         keep=None if keep is None else four(keep),
         softcap=problem.softcap,
@@ -182,43 +186,40 @@ def _zeros(sizes: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Zeros on the CPU that take memory as they are written to.
 
     NumPy gets them from the system, in huge pages where it has any: torch would write each of them, and first meet a
-    page of 4 KiB at a time, which takes longer than the weights themselves.
+    page of 4 KiB at a time, which takes longer than the weights themselves. A huge page that is written to is taken
+    whole: where each row has a few weights, as in a narrow window, all of the memory is.
     """
-    return torch.from_numpy(np.zeros(sizes, dtype=torch.empty(0, dtype=dtype).numpy().dtype))
+    return torch.from_numpy(np.zeros(sizes, np.float64 if dtype == torch.float64 else np.float32))
 
 
-def check_memory(lens: str, problem: Problem, rows: int, columns: int, *, beside: int = 0) -> None:
-    """Say so where rows × columns weights of every head, and `beside` bytes, take more memory than the device has.
-
-    Raises:
-        ConfigurationError: they do.
-    """
-    leading, size = problem.weights_shape[:-2].numel(), max(problem.value.element_size(), 4)
-    needed, there = leading * rows * columns * size + beside, memory(problem.value.device)
-    if there is not None and needed > there:
-        raise ConfigurationError(
-            f"{lens} of {rows:,} × {columns:,} pairs and {leading:,} heads in all needs {needed / 1e9:,.1f} GB, and "
-            f"{problem.value.device} has {there / 1e9:,.1f} GB: look at a smaller rectangle, such as "
-            "Weights(slice(0, 256), slice(0, 256)), at Pooled((256, 256)), or at TopK(8)"
-        )
-
-
-def memory(device: torch.device) -> int | None:
-    """How many bytes a device has in all, if that can be known."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
+def _read(name: str, choice: slice) -> slice:
+    """The slice with plain numbers, so that those that are equal have the same hash."""
+    if not isinstance(choice, slice):
+        raise ConfigurationError(f"Weights needs {name} as a slice, such as slice(0, 5); it is {choice!r}")
     try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if device.type == "cpu" else None
-    except (AttributeError, ValueError, OSError):
-        return None  # no POSIX system
+        start, stop, step = (
+            None if end is None else int(operator.index(end)) for end in (choice.start, choice.stop, choice.step)
+        )
+    except TypeError:
+        raise ConfigurationError(
+            f"Weights needs {name} as a slice of whole numbers, such as slice(0, 5); it is {choice!r}"
+        ) from None
+    if step is not None and step < 1:
+        raise ConfigurationError(
+            f"Weights needs {name} as a slice with a step of at least 1, such as slice(0, 5); it is {choice!r}: turn "
+            "what is shown round, as with .flip(-2) for rows"
+        )
+    return slice(start, stop, step)
 
 
 def _chosen(name: str, choice: slice, length: int) -> int:
     """How many of the rows or columns a slice chooses; its ends are within -length and length."""
     if any(end is not None and not -length <= end <= length for end in (choice.start, choice.stop)):
+        start = "up" if choice.start is None else choice.start
+        stop = "the end" if choice.stop is None else choice.stop
         raise ConfigurationError(
-            f"Weights was asked for {name} {choice.start} to {choice.stop}, and there are {length:,}: the ends of the "
-            f"slice need to lie in {-length:,} to {length:,}"
+            f"Weights was asked for {name} {start} to {stop}, and there are {length:,}: the ends of the slice need to "
+            f"lie in {-length:,} to {length:,}"
         )
     return len(range(length)[choice])
 
@@ -229,9 +230,11 @@ def _goes_by_tiles(problem: Problem) -> bool:
 
 def _differentiable(problem: Problem, lse: Tensor | None = None) -> bool:
     read = [*tensors_of(problem), *([] if lse is None else [lse])]
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in read)
+    # A bias of the caller's own may hold its parameters where `tensors_of` does not look.
+    asked = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in read)
+    return asked or problem.bias_needs_gradient()
 
 
 def _slice(rows: range) -> slice:
     """The slice that chooses these rows."""
-    return slice(rows.start, rows.stop if rows.stop >= 0 else None, rows.step)
+    return slice(rows.start, rows.stop, rows.step)

@@ -88,10 +88,10 @@ def _from_array(array: numpy.ndarray) -> Tensor:
 
 
 def listed(**sides: Sequence[str]) -> None:
-    """Check that the tokens of each side, called as the argument is, are a list and not one text.
+    """Check that the tokens of each side, called as the argument is, are a list of texts and not one text.
 
     Raises:
-        ShapeError: tokens are one text.
+        ShapeError: tokens are one text, no list, or no texts.
 
     >>> listed(rows=["the"])
     """
@@ -99,6 +99,14 @@ def listed(**sides: Sequence[str]) -> None:
         if isinstance(tokens, str):
             shown = repr(shortened(tokens))
             raise ShapeError(f"{name} is one text, {shown}; it needs to be a list of tokens, as list({name}) gives")
+        if not hasattr(tokens, "__len__") or not hasattr(tokens, "__getitem__"):
+            raise ShapeError(f"{name} needs to be a list of tokens, such as ['the', 'house']; it is {tokens!r}")
+        other = next((token for token in tokens if not isinstance(token, str)), None)
+        if other is not None:
+            raise ShapeError(
+                f"{name} needs tokens as texts, and one is {other!r}: give list(map(str, {name})), or what a "
+                "tokenizer's convert_ids_to_tokens gives"
+            )
 
 
 def shown(token: str, longest: int = _LONGEST) -> str:
