@@ -66,6 +66,12 @@ MODELS = {
         | {"num_experts_per_tok": 1, "n_group": 1, "topk_group": 1},
     ),
     "qwen3": ("Qwen3", "ForCausalLM", DECODER),
+    "granite_swa": ("GraniteSWA", "ForCausalLM", DECODER | {"sliding_window": WINDOW}),
+    "granitemoe_swa": (
+        "GraniteMoeSWA",
+        "ForCausalLM",
+        DECODER | {"sliding_window": WINDOW, "num_local_experts": 2, "num_experts_per_tok": 1},
+    ),
     "bert": (
         "Bert",
         "Model",

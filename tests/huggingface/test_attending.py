@@ -206,15 +206,23 @@ def test_what_is_not_clear_is_not_guessed(module, queries, keys, keywords, why):
 
 
 MASKS = {
-    "of tokens": (torch.ones(B, N, dtype=torch.bool), r"a torch.bool tensor \(2, 7\)"),
-    "of whole numbers": (torch.ones(B, 1, M, N, dtype=torch.long), r"a torch.int64 tensor \(2, 1, 5, 7\)"),
-    "no tensor": ("causal", "a str"),
+    "of tokens": (
+        torch.ones(B, N, dtype=torch.bool),
+        r"a torch.bool tensor \(2, 7\)",
+        ", which are added to the scores$",
+    ),
+    "of whole numbers": (
+        torch.ones(B, 1, M, N, dtype=torch.long),
+        r"a torch.int64 tensor \(2, 1, 5, 7\)",
+        r", which are added to the scores. Where 1 = attend, give mask.bool\(\)$",
+    ),
+    "no tensor": ("causal", "a str", ", which are added to the scores$"),
 }
 
 
-@pytest.mark.parametrize(("mask", "has"), MASKS.values(), ids=MASKS)
-def test_other_masks_are_refused(mask, has):
-    with pytest.raises(MaskError, match=f"gives its attention {has} as attention_mask; it needs .* 5, 7"):
+@pytest.mark.parametrize(("mask", "has", "end"), MASKS.values(), ids=MASKS)
+def test_other_masks_are_refused(mask, has, end):
+    with pytest.raises(MaskError, match=f"gives its attention {has} as attention_mask; it needs .* 5, 7.*{end}"):
         attend(Attention(True), *tensors(), mask)
 
 

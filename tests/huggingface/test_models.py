@@ -226,6 +226,33 @@ def test_gradient_checkpointing(pair, ask):
     )
 
 
+def test_with_padding_on_the_left_one_label_is_predicted_from_padding(pair, ask):
+    eager, ours = pair("llama")
+    inputs = ask("llama") | {"attention_mask": LEFT}
+    labels = inputs["input_ids"].masked_fill(LEFT == 0, -100)
+    with torch.no_grad():
+        mine, theirs = (model(**inputs, labels=labels).loss for model in (ours, eager))
+        eager.set_attn_implementation("sdpa")
+        torch.testing.assert_close(mine, eager(**inputs, labels=labels).loss)
+        assert (mine - theirs).abs() > 1e-3
+        eager.set_attn_implementation("eager")
+        labels[1, 4] = -100  # the first token
+        torch.testing.assert_close(ours(**inputs, labels=labels).loss, eager(**inputs, labels=labels).loss)
+
+
+@pytest.mark.parametrize("name", ["granite_swa", "granitemoe_swa"])
+def test_granites_weights_are_those_that_multiply_the_values(pair, ask, close, name):
+    eager, ours = pair(name)
+    inputs = ask(name)
+    with torch.no_grad():
+        mine, theirs = (model(**inputs, output_attentions=True) for model in (ours, eager))
+    close(mine, theirs)
+    for weights, expected in zip(mine.attentions, theirs.attentions, strict=True):
+        torch.testing.assert_close(expected.sum(-1), torch.ones(2, 4, 13))
+        assert (weights.sum(-1) < 0.99).any()
+        torch.testing.assert_close(weights / weights.sum(-1, keepdim=True), expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.slow
 def test_compiled(pair, ask, close):
     eager, ours = pair("gemma3")

@@ -55,6 +55,7 @@ def test_swap_says_what_it_did(pair):
     assert len(swapped.plugged) == 6
     assert "model.decoder.layers.0.encoder_attn" in swapped.plugged
     assert not swapped.left
+    assert not swapped.doubtful
     assert str(swapped) == "6 attention modules use 'regard', 0 do not"
     assert eager.config._attn_implementation == "regard"
     eager.set_attn_implementation("sdpa")
@@ -85,6 +86,40 @@ def test_swap_names_a_part_that_keeps_its_own_choice(pair):
     assert swapped.left == {
         "model.layers.1.self_attn": "LlamaAttention has attn_implementation='eager' in its own configuration"
     }
+
+
+def test_swap_names_what_may_raise_when_it_is_called():
+    config = transformers.HYV4Config(
+        vocab_size=61,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        q_lora_rank=16,
+        kv_lora_rank=16,
+        qk_rope_head_dim=8,
+        qk_nope_head_dim=8,
+        v_head_dim=8,
+        moe_intermediate_size=16,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        index_topk=4,
+        index_n_heads=2,
+        index_head_dim=16,
+        pad_token_id=0,
+    )
+    model = transformers.HYV4ForCausalLM(config).eval()
+    swapped = regard.huggingface.swap(model)
+    names = [f"model.layers.{layer}.self_attn" for layer in (0, 1)]
+    reason = "HYV4Attention raises where it hands over indices, not known here"
+    assert swapped.doubtful == dict.fromkeys(names, reason)
+    assert str(swapped).splitlines() == [
+        "2 attention modules use 'regard', 0 do not",
+        *(f"  {name}: {reason}" for name in names),
+    ]
+    with pytest.raises(ConfigurationError, match="HYV4Attention gives its attention indices="):
+        model(torch.arange(3, 9)[None])
 
 
 def test_swap_takes_models_of_transformers_alone():

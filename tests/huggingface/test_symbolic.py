@@ -53,7 +53,7 @@ def test_handed_on_it_stays_a_symbol(mask, hand_on):
     after = hand_on(mask)
     assert isinstance(after, SymbolicMask)
     assert repr(after.symbol) == "causal()"
-    assert after.held.booleans is None
+    assert after.held.elements is None
     assert after.device == after.held.frame.device == after.held.reached.device
 
 
@@ -162,7 +162,7 @@ def test_transformers_takes_it_for_a_finished_mask(pair, ask, close):
     mask = made(batch_size=2, q_length=13, kv_length=13, mask_function=function)
     with torch.no_grad():
         close(ours(**inputs, attention_mask=mask), eager(**inputs))
-    assert mask.held.booleans is None
+    assert mask.held.elements is None
     mask[..., 0] = True  # everyone sees the first token
     with torch.no_grad():
         close(ours(**inputs, attention_mask=mask), eager(**inputs, attention_mask=_added(mask.dense())))

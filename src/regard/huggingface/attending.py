@@ -29,7 +29,7 @@ class Pairs:
     """Which pairs exist and what is added to their scores; no query attends to a key from `reach` on."""
 
     reach: int
-    mask: Mask = EVERYTHING
+    mask: Mask
     bias: Tensor | None = None
     query_positions: Tensor | None = None
 
@@ -61,17 +61,17 @@ def attend(
     refuse_unknown(module, keywords)
     pairs = _pairs(module, query, key, attention_mask, keywords)
     sinks = keywords.get("s_aux")
-    options = Options(
-        mask=None if pairs.mask == EVERYTHING else pairs.mask,
-        bias=_added(pairs.bias, keywords.get("position_bias"), pairs.reach),
-        scale=scaling,
-        softcap=keywords.get("softcap"),
-        sinks=None if sinks is None else sinks.reshape(-1),
-        dropout_p=dropout if module.training else 0.0,
-        query_positions=pairs.query_positions,
-    )
+    options: Options = {  # a literal, for torch.compile does not trace a call of it
+        "mask": None if pairs.mask == EVERYTHING else pairs.mask,
+        "bias": _added(pairs.bias, keywords.get("position_bias"), pairs.reach),
+        "scale": scaling,
+        "softcap": keywords.get("softcap"),
+        "sinks": None if sinks is None else sinks.reshape(-1),
+        "dropout_p": dropout if module.training else 0.0,
+        "query_positions": pairs.query_positions,
+    }
     within = query, key[..., : pairs.reach, :], value[..., : pairs.reach, :]
-    watch, wanted = watched(module), _wants_weights(keywords)
+    watch, wanted = watched(module), _wants_weights(module, keywords)
     if watch is None and not wanted:
         return attention(*within, **options).transpose(1, 2).contiguous(), None
     whole = Weights()
@@ -108,14 +108,15 @@ def _given(module: nn.Module, mask: Any, queries: int, keys: int) -> Pairs:
     if isinstance(mask, Tensor) and mask.ndim == 4 and mask.dtype == torch.bool:
         return Pairs(keys, masks.where(keep=mask))
     if isinstance(mask, Tensor) and mask.ndim == 4 and mask.is_floating_point():
-        return Pairs(keys, bias=mask)
+        return Pairs(keys, EVERYTHING, mask)
     if type(mask).__name__ == "BlockMask":
         blocks: Any = mask
         return Pairs(keys, masks.from_block_mask(blocks))
     has = f"a {mask.dtype} tensor {tuple(mask.shape)}" if isinstance(mask, Tensor) else f"a {type(mask).__name__}"
+    mend = ". Where 1 = attend, give mask.bool()" if isinstance(mask, Tensor) and mask.ndim == 4 else ""
     raise MaskError(
         f"{type(module).__name__} gives its attention {has} as attention_mask; it needs (batch, heads or 1, {queries}, "
-        f"{keys}) of bool, where True = attend, or of floats, which are added to the scores"
+        f"{keys}) of bool, where True = attend, or of floats, which are added to the scores{mend}"
     )
 
 
@@ -181,12 +182,14 @@ def _beyond_reach(weights: Tensor, keys: int) -> Tensor:
     return pad(weights, (0, missing)) if missing else weights
 
 
-def _wants_weights(keywords: Mapping[str, Any]) -> bool:
+def _wants_weights(module: nn.Module, keywords: Mapping[str, Any]) -> bool:
     """Whether the model is to return its weights: it says so to its attention, or collects what that returns."""
     if keywords.get("output_attentions"):
         return True
     from transformers.utils import output_capturing
 
     collector = getattr(output_capturing, "_active_collector", None)
+    if torch.compiler.is_compiling() and not getattr(collector, "compiling", False) and not module._forward_hooks:
+        return False  # a part alone is compiled: who collects from outside cannot be asked, but collects by hooks
     collected = collector.get() if collector is not None else None
     return any("attentions" in name for name in collected or ())

@@ -53,6 +53,16 @@ WITHOUT_EFFECT = frozenset(
 )
 """What changes nothing once query, keys, values and mask are there."""
 
+NOT_KNOWN = frozenset(
+    (
+        "block_indices",  # keys that an indexer chose, in blocks
+        "indices",  # keys that an indexer chose
+        "sinks",  # a sink of its own for each query
+    )
+)
+"""What modules of transformers hand over that changes the result and is not read here: so it is refused, if it is not
+None."""
+
 
 def refuse_unknown(module: nn.Module, keywords: Mapping[str, Any]) -> None:
     """Raise for a keyword that may change the result in a way that is not known here; None and False ask for nothing.

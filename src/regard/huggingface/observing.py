@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+import torch
 from torch import nn
 
 from ..errors import ConfigurationError
@@ -36,6 +37,8 @@ class Watch:
 
 
 _watching: ContextVar[Watch | None] = ContextVar("watching", default=None)
+_watches: list[Watch] = []
+"""Those of every thread. torch.compile cannot trace a ContextVar, but it compiles anew once this is not empty."""
 
 
 @contextmanager
@@ -66,13 +69,17 @@ def observing(model: nn.Module, *lenses: Lens) -> Iterator[Views]:
         )
     watch = Watch(model, lenses)
     token = _watching.set(watch)
+    _watches.append(watch)
     try:
         yield watch.views
     finally:
+        _watches.remove(watch)
         _watching.reset(token)
 
 
 def watched(module: nn.Module) -> Watch | None:
     """Who looks at a module now, if anyone."""
+    if torch.compiler.is_compiling() and not _watches:
+        return None
     watch = _watching.get()
     return watch if watch is not None and watch.wants(module) else None

@@ -5,11 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import CodeType
 
 from torch import nn
 
 from ..errors import ConfigurationError, require
 from .attending import attend
+from .keywords import NOT_KNOWN
 from .symbolic import symbolic_mask
 
 NAME = "regard"
@@ -23,12 +25,20 @@ def register() -> None:
     attn_implementation="regard")`, or later by `swap`.
 
     What it computes is what `attn_implementation="eager"` does: windows, softcap, sinks, packed sequences, grouped
-    heads, every cache, position biases, cross-attention, dropout. It differs in two things: a row that may attend to
-    nothing gives 0 (eager: the mean of all values), which concerns padded positions alone; and `output_attentions`
-    gives weights before dropout (eager: after). A keyword that changes the result and is not known raises.
+    heads, every cache, position biases, cross-attention, dropout. A keyword that changes the result and is not known
+    raises. It differs from eager attention in three things:
+
+    - A row that may attend to nothing gives 0 (eager: the mean of all values). Such rows are padded positions, whose
+      outputs no one reads but one: with padding on the left, the loss that transformers computes from `labels`
+      predicts the first token from the last padded position. There it differs from eager's, as with sdpa; where the
+      label of the first token is -100, as those of the padding are, it does not.
+    - `output_attentions` gives weights before dropout (eager: after).
+    - With sinks it gives the weights that multiply the values, which sum to less than 1. Eager attention of Granite SWA
+      and GraniteMoe SWA gives those before the sink is taken into account.
 
     Weights are asked for by the call, `model(..., output_attentions=True)`; transformers itself refuses to have it in
-    the configuration of any but eager attention.
+    the configuration of any but eager attention. torch.compile takes a model as one graph, `fullgraph=True`, in
+    evaluation and in training; weights and lenses, where they are asked for, break that graph.
 
     Raises:
         MissingExtra: transformers is not installed.
@@ -45,14 +55,18 @@ def register() -> None:
 
 @dataclass(frozen=True)
 class Swapped:
-    """What `swap` did: the names of the attention modules that now use "regard", and why each other does not."""
+    """What `swap` did: the names of the attention modules that now use "regard", and why each other does not.
+
+    `doubtful` names those of the former that may raise when they are called, and why.
+    """
 
     plugged: tuple[str, ...]
     left: Mapping[str, str]
+    doubtful: Mapping[str, str]
 
     def __str__(self) -> str:
         lines = [f"{len(self.plugged)} attention modules use {NAME!r}, {len(self.left)} do not"]
-        return "\n".join(lines + [f"  {name}: {reason}" for name, reason in self.left.items()])
+        return "\n".join(lines + [f"  {name}: {reason}" for name, reason in {**self.left, **self.doubtful}.items()])
 
 
 def swap(model: nn.Module) -> Swapped:
@@ -81,23 +95,38 @@ def swap(model: nn.Module) -> Swapped:
         )
     register()
     model.set_attn_implementation(NAME)  # it leaves out what cannot be plugged, and warns
-    plugged, left = [], {}
+    plugged, left, doubtful = [], {}, {}
     for name, module in model.named_modules():
         if _uses_the_interface(module):
             chosen = getattr(getattr(module, "config", None), "_attn_implementation", None)
             if chosen == NAME:
                 plugged.append(name)
+                if handed := _not_known(module):
+                    doubtful[name] = f"{type(module).__name__} raises where it hands over {handed}, not known here"
             else:
                 left[name] = f"{type(module).__name__} has attn_implementation={chosen!r} in its own configuration"
         elif _is_attention(module) and not any(map(_is_attention, _inside(module))):
             left[name] = f"{type(module).__name__} computes attention by itself"
-    return Swapped(tuple(plugged), left)
+    return Swapped(tuple(plugged), left, doubtful)
 
 
 def _uses_the_interface(module: nn.Module) -> bool:
     """Whether a module looks its attention function up by name."""
-    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    code = _code(module)
     return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
+
+
+def _not_known(module: nn.Module) -> str:
+    """The keywords in the code of a module that its attention refuses: the names in a call are constants there."""
+    code = _code(module)
+    constants = () if code is None else code.co_consts
+    names = {name for part in constants for name in (part if isinstance(part, tuple) else (part,))}
+    return ", ".join(sorted(NOT_KNOWN & names))
+
+
+def _code(module: nn.Module) -> CodeType | None:
+    """That of its forward."""
+    return getattr(inspect.unwrap(type(module).forward), "__code__", None)
 
 
 def _is_attention(module: nn.Module) -> bool:

@@ -177,6 +177,14 @@ WRONG = [
         {"rope_scaling": {"type": "dynamic", "factor": 2.0}, "max_position_embeddings": None},
         "'max_position_embeddings'",
     ),
+    ({"is_causal": False}, "says is_causal=False, which changes what the model computes and is not supported"),
+    ({"is_causal": None}, "says is_causal=None"),
+    ({"model_type": "gemma2", "is_causal": False}, "says is_causal=False"),
+    ({"use_rotary": False}, r"1 settings that are unknown here.*use_rotary=False.*ignore=\('use_rotary',\)"),
+    ({"rotary_dim": 0}, "rotary_dim=0"),
+    ({"model_type": "mistral", "sliding_window": 0}, "sliding_window=0; it needs a whole number of at least 1"),
+    ({"model_type": "mistral", "sliding_window": True}, "sliding_window=True; it needs a whole number"),
+    ({"model_type": "gemma2", "sliding_window": -1, "head_dim": 4}, "sliding_window=-1; it needs a whole number"),
     ({"model_type": "mistral", "layer_types": ["full_attention"]}, r"says layer_types=\['full_attention'\]"),
     ({"model_type": "gemma2", "use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
     ({"model_type": "gemma2", "layer_types": ["full_attention"] * 2}, "names 2 layers; it needs"),
@@ -196,9 +204,15 @@ def test_settings_that_change_the_result_are_named(changes, message, tmp_path):
     refuses(told(tmp_path, **changes), message)
 
 
-@pytest.mark.parametrize("quiet", [None, False])
-def test_unknown_settings_that_say_nothing_are_passed_over(quiet):
-    assert configuration(LLAMA | {"something_new": quiet}) == configuration(LLAMA)
+@pytest.mark.parametrize("quiet", [{"something_new": None}, {"torchscript": False}, {"is_causal": True}], ids=str)
+def test_settings_that_say_nothing_are_passed_over(quiet):
+    assert configuration(LLAMA | quiet) == configuration(LLAMA)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gemma3_text", "gpt_oss", "qwen3"])
+def test_attention_both_ways_is_refused_of_every_architecture(name):
+    with pytest.raises(CheckpointError, match="says is_causal=False"):
+        configuration({"model_type": name, "is_causal": False})
 
 
 def test_what_the_caller_vouches_for_is_passed_over(tmp_path):

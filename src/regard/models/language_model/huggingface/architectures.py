@@ -37,6 +37,7 @@ def configuration(given: Mapping[str, Any], ignore: Collection[str] = ()) -> Lan
     architecture = ARCHITECTURES[str(name)]
     settings = Settings(given, architecture.defaults)
     try:
+        settings.only("is_causal", True, default=True)  # of each: transformers attends both ways else, also for null
         config = architecture.read(settings)
     except CheckpointError:
         raise
@@ -64,9 +65,9 @@ def _llama(settings: Settings) -> LanguageModelConfig:
 def _mistral(settings: Settings) -> LanguageModelConfig:
     head_dim = _head_dim(settings)
     rotary = rotary_of(settings, head_dim)
-    window = settings.get("sliding_window")
+    window = None if settings.get("sliding_window") is None else _window(settings)
     settings.only("layer_types", None)  # transformers reads them of Ministral alone
-    layer = LayerConfig(None if window is None else window - 1, rotary=rotary)
+    layer = LayerConfig(window, rotary=rotary)
     layers = [layer] * settings.need("num_hidden_layers")
     return _plain(settings, layers, _attention(settings, head_dim))
 
@@ -199,10 +200,21 @@ def _layers(
             f"{count} layers"
         )
     if "sliding_attention" in kinds:
-        near = LayerConfig(settings.need("sliding_window") - 1, rotary=near.rotary)
+        near = LayerConfig(_window(settings), rotary=near.rotary)
     else:
         settings.get("sliding_window")  # of no layer
     return [near if kind == "sliding_attention" else far for kind in kinds]
+
+
+def _window(settings: Settings) -> int:
+    """How many keys before its own a query attends to; `sliding_window` counts that one too."""
+    window = settings.need("sliding_window")
+    if type(window) is not int or window < 1:
+        raise CheckpointError(
+            f"config.json says sliding_window={window!r}; it needs a whole number of at least 1, for it counts the "
+            "query's own key, or to be null where no layer has a window"
+        )
+    return window - 1
 
 
 def _head_dim(settings: Settings) -> int:

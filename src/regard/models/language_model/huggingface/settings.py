@@ -39,6 +39,29 @@ HARMLESS = {
 }
 
 
+# Switches that are off in every architecture known here, or say nothing of what a model computes. Another one that is
+# off may be on by default, and then off changes the result.
+OFF_BY_DEFAULT = {
+    "add_cross_attention",
+    "do_sample",
+    "is_decoder",
+    "mlp_bias",
+    "output_scores",
+    "qkv_bias",
+    "remove_invalid_values",
+    "return_dict_in_generate",
+    "rope_interleaved",
+    "tf_legacy_loss",
+    "tie_encoder_decoder",
+    "torchscript",
+    "use_bfloat16",
+    "use_bidirectional_attention",
+    "use_mrope",
+    "use_qk_norm",
+    "use_sliding_window",
+}
+
+
 class Settings:
     """The settings of a checkpoint, and below them the defaults of its architecture."""
 
@@ -78,13 +101,14 @@ class Settings:
         return value
 
     def check_all_read(self, ignore: Collection[str]) -> None:
-        """Refuse settings that nobody has read, and that say something.
+        """Refuse settings that nobody has read, and that say something: not None, nor a known switch that is off.
 
         Raises:
             CheckpointError: there are some.
         """
         unread = self.given.keys() - self.read - HARMLESS - set(ignore)
-        unknown = sorted(name for name in unread if self.given[name] not in (None, False))
+        off = {name for name in unread & OFF_BY_DEFAULT if self.given[name] is False}
+        unknown = sorted(name for name in unread - off if self.given[name] is not None)
         if unknown:
             said = ", ".join(f"{name}={self.given[name]!r}" for name in unknown)
             raise CheckpointError(
