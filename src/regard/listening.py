@@ -54,6 +54,11 @@ def listening(listener: Listener) -> Iterator[None]:
         _listener.reset(token)
 
 
+def current() -> Listener | None:
+    """Who is told of attention that is computed here and now, in this thread."""
+    return _listener.get()
+
+
 def run(plan: Plan) -> Result:
     """Compute a problem, and tell of it where someone listens."""
     # Without a listener one look costs some tens of nanoseconds. torch.compile cannot take it, and sees none.

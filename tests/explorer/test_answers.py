@@ -41,7 +41,7 @@ def test_meta_is_json_and_says_what_there_is(atlas, answers):
     assert first["levels"] == [list(shape) for shape in atlas.maps[0].levels]
     assert first["cells"][0] == list(atlas.maps[0].cell(0))
     assert first["metrics"]["entropy"] == pytest.approx(atlas.maps[0].metrics["entropy"].tolist())
-    assert first["roles"] == [[], [], []]
+    assert first["roles"] == [[dict(role) for role in of_head] for of_head in atlas.maps[0].roles]
 
 
 def test_a_metric_that_is_no_number_is_null():
@@ -173,7 +173,12 @@ def test_roles_are_found_where_the_truth_is_known(atlas):
     assert [len(of.roles) for of in with_roles_found(atlas).maps] == [3, 3]
 
 
-def test_roles_of_cross_attention_and_of_long_maps_stay():
-    maps = {"cross": torch.full((1, 4, 7), 1 / 7), "long": torch.full((1, 1030, 1030), 1 / 1030)}
-    found = with_roles_found(Atlas.from_weights(maps))
-    assert [of.roles for of in found.maps] == [((),), ((),)]
+def test_roles_of_cross_attention_stay():
+    found = with_roles_found(Atlas.from_weights({"cross": torch.full((1, 4, 7), 1 / 7)}))
+    assert found.maps[0].roles == ((),)
+
+
+def test_roles_that_were_told_stay():
+    told = [[[{"name": "mine", "score": 0.5, "n": 3, "rule": "as I like it"}]]]
+    found = with_roles_found(Atlas.from_weights([torch.eye(9)[None]]).with_roles(told))
+    assert [role["name"] for role in found.maps[0].roles[0]] == ["mine"]

@@ -80,14 +80,14 @@ def test_words_of_all_kinds(tmp_path):
 
 def test_without_words_positions_stand_for_them():
     assert recording_of(n=4).atlas().maps[0].query_tokens == ("0", "1", "2", "3")
-    shown = recording_of(n=2, keys=5).atlas().maps[0]
+    shown = recording_of(n=2, keys=5, mask=masks.causal()).atlas().maps[0]
     assert (shown.query_tokens, shown.key_tokens) == (("3", "4"), ("0", "1", "2", "3", "4"))
 
 
 def test_words_by_sequence_side_and_name():
     each = [["a", "b", "c"], ["d", "e", "f"]]
     assert [m.key_tokens for m in recording_of(n=3).atlas(tokens=each).maps] == [("a", "b", "c"), ("d", "e", "f")]
-    atlas = recording_of(n=3, keys=5).atlas(tokens={"Asker": list("vwxyz"), "Other": ["x"]})
+    atlas = recording_of(n=3, keys=5, mask=masks.causal()).atlas(tokens={"Asker": list("vwxyz"), "Other": ["x"]})
     assert (atlas.maps[0].query_tokens, atlas.maps[0].key_tokens) == (("x", "y", "z"), tuple("vwxyz"))
     atlas = recording_of(n=5, keys=3).atlas(tokens=(list("vwxyz"), each))
     assert (atlas.maps[1].query_tokens, atlas.maps[1].key_tokens) == (tuple("vwxyz"), ("d", "e", "f"))
@@ -237,6 +237,17 @@ def test_given_arrays_and_a_round_trip(tmp_path):
 def test_weights_that_are_none(maps, message):
     with pytest.raises(AtlasError, match=message):
         Atlas.from_weights(maps)
+
+
+@pytest.mark.parametrize("title", [5, None, b"run"])
+def test_a_title_that_is_none_is_refused_at_once(title, tmp_path):
+    for make in (lambda: Atlas.from_weights([spread(1, 3, 3)], title=title), lambda: recording_of().atlas(title=title)):
+        with pytest.raises(AtlasError, match="the title of an atlas needs to be a str; it is "):
+            make()
+    atlas = atlas_of()
+    atlas.title = title
+    with pytest.raises(AtlasError, match="the title of an atlas needs to be a str"):
+        atlas.save(tmp_path / "a.atlas")
 
 
 def test_given_words_that_do_not_fit():

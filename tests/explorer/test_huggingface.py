@@ -152,6 +152,57 @@ def test_translated_text_is_one_cross_map(pair):
         np.testing.assert_allclose(one.weights(2, *whole), other.weights(2, *whole), atol=1e-5)
 
 
+def test_two_translations_of_one_source_are_two_maps(pair):
+    _, ours = pair("Bart")
+    source = torch.randint(3, 60, (1, 7))
+    options = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False, "num_beams": 1}
+    encoded = ours.get_encoder()(source)
+    for given in ({"inputs": source}, {"inputs": source, "encoder_outputs": encoded}):
+        with record(ours) as recording:
+            ours.generate(**given, **options)
+            ours.generate(**given, **options)
+        maps = [shown for shown in recording.atlas().maps if shown.name.startswith("model.decoder.layers.1")]
+        assert [(shown.kind, shown.call, shown.queries, shown.keys) for shown in maps] == [
+            ("self", 0, 5, 5),
+            ("self", 5, 5, 5),
+            ("cross", 0, 5, 7),
+            ("cross", 5, 5, 7),
+        ]
+
+
+def test_a_bias_that_is_given_row_by_row_is_that_of_one_map(pair):
+    """T5 adds a tensor to the scores of each step: a column longer every time."""
+    theirs, ours = pair("T5")
+    source, real = torch.randint(3, 60, (2, 7)), torch.arange(7) < torch.tensor([[5], [7]])
+    options = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "num_beams": 1}
+    with torch.no_grad():
+        plain = ours.generate(source, attention_mask=real, **options)
+        with record(ours, dtype="keep") as recording:
+            text = ours.generate(source, attention_mask=real, **options)
+        expected = theirs(source, real, decoder_input_ids=text[:, :-1], output_attentions=True)
+    assert torch.equal(plain, text)
+    maps = [shown for shown in recording.atlas().maps if shown.name.startswith("decoder")]
+    assert [(shown.kind, shown.steps) for shown in maps] == [("self", 6), ("self", 6), ("cross", 6), ("cross", 6)] * 2
+    for shown in maps:
+        weights = expected.decoder_attentions if shown.kind == "self" else expected.cross_attentions
+        whole = slice(0, shown.queries), slice(0, shown.keys)
+        every = np.stack([shown.weights(head, *whole) for head in range(4)])
+        np.testing.assert_allclose(every, weights[int(shown.name.split(".")[2])][shown.sequence], atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["Llama", "Bart", "T5"])
+def test_a_text_of_one_new_token(family, pair):
+    _, ours = pair(family)
+    prompt = torch.randint(3, 60, (1, 7))
+    with record(ours) as recording:
+        text = ours.generate(prompt, max_new_tokens=1, min_new_tokens=1, do_sample=False, num_beams=1)[0]
+    words, source = ([str(int(token)) for token in of] for of in (text, prompt[0]))
+    atlas = recording.atlas(tokens=words if family == "Llama" else (words, source))
+    last = atlas.maps[-1]
+    assert last.query_tokens == tuple(words[:-1])
+    assert last.key_tokens == tuple(words[:-1] if family == "Llama" else source)
+
+
 def test_beams_are_sequences(pair):
     _, ours = pair("Bart")
     options = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "num_beams": 3}

@@ -243,6 +243,48 @@ def test_a_second_pass_is_a_second_call():
     ]
 
 
+def test_steps_of_a_second_pass_are_a_second_map():
+    """The source is the same, and so are the keys of every step."""
+    model = translator(
+        BahdanauDecoder(EMBEDDING, 2 * ENCODER, HIDDEN, score=SCORES["additive"](), cell="gru", readout_dim=17)
+    )
+    source, lengths, target = sentences()
+    with record(model) as recording:
+        model(source, lengths, target)
+        model(source, lengths, target)
+    assert [(shown.call, shown.steps) for shown in recording.atlas().maps[::3]] == [(0, 5), (5, 5)]
+
+
+def test_a_second_pass_with_a_cache_is_a_second_map():
+    settings = {"dim": 12, "num_heads": 3, "hidden_dim": 17, "encoder_layers": 1, "decoder_layers": 2}
+    model: Any = build_model(TransformerSettings.model_validate(settings), 19, 23).eval()
+    source, lengths, target = sentences()
+    with record(model) as recording:
+        memory = model.encode(source, lengths)
+        for _ in range(2):
+            state = model.start(memory)
+            for tokens in target.unbind(1):
+                state = model.step(tokens, state, memory).state
+    cross = [shown for shown in recording.atlas().maps if shown.kind == "cross" and shown.sequence == 0]
+    assert [(shown.call, shown.steps) for shown in cross] == [(0, 5), (5, 5)] * 2
+
+
+def test_pooling_twice_is_two_maps():
+    class Pooling(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.query, self.attention = torch.randn(1, 1, 8), torch.nn.MultiheadAttention(8, 2, batch_first=True)
+
+        def forward(self, x):
+            return self.attention(self.query, x, x)[0]
+
+    model, x = Pooling(), torch.randn(1, 5, 8)
+    with torch.no_grad(), record(model) as recording:
+        model(x)
+        model(x)
+    assert [(shown.call, shown.queries) for shown in recording.atlas().maps] == [(0, 1), (1, 1)]
+
+
 def test_the_places_of_a_beam_are_sequences():
     settings = {"dim": 12, "num_heads": 3, "hidden_dim": 17, "encoder_layers": 1, "decoder_layers": 1}
     model: Any = build_model(TransformerSettings.model_validate(settings), 19, 23).eval()

@@ -11,6 +11,7 @@ import regard
 from regard import biases, masks, scores
 from regard.errors import AtlasError
 from regard.explorer import Atlas, record
+from regard.explorer.answers import Answers
 from regard.lenses import Weights
 
 B, H, M, N, D = 2, 4, 150, 170, 8
@@ -197,8 +198,33 @@ def test_rows_that_attend_to_nan_are_nan(tmp_path):
     tile = shown.weights(1, slice(0, 30), slice(0, 30))
     assert np.isnan(tile[20, :21]).all()
     assert np.isfinite(np.delete(tile, 20, 0)).all()
-    assert np.isfinite(shown.metrics["entropy"]).all()
-    np.testing.assert_array_equal(np.isfinite(shown.pooled(1, 0, "max")), np.tri(30))  # NaN says that no pair exists
+    broken = np.arange(H) == 1
+    for name, values in shown.metrics.items():
+        np.testing.assert_array_equal(np.isnan(values), broken, err_msg=name)
+    of_row = np.arange(30) == 20
+    for rows in (shown.entropy(1), shown.largest(1)):
+        np.testing.assert_array_equal(np.isnan(rows), of_row)
+    assert np.isnan(shown.received(1)).all()
+    for reduce in ("max", "mean"):
+        known = np.isfinite(shown.pooled(1, 0, reduce))
+        np.testing.assert_array_equal(known, np.tri(30) * ~of_row[:, None])  # elsewhere NaN says that no pair exists
+    for rows in (shown.entropy(0), shown.largest(0), shown.received(0)):
+        assert np.isfinite(rows).all()
+    np.testing.assert_array_equal(np.isfinite(shown.pooled(0, 0, "max")), np.tri(30))
+
+
+def test_metrics_are_nan_where_those_of_heads_are(tmp_path):
+    query, key = heads(H, 30), heads(H, 30)
+    key[0, 0, 7] = float("nan")
+    query[0, 2, 29] = float("nan")
+    shown = recorded(tmp_path, query, key, {"mask": masks.window(before=4, after=0)}, "keep")[0]
+    lens = regard.heads.Metrics()
+    expected = regard.observe(query, key, key, lens, mask=masks.window(before=4, after=0))[lens]
+    for name in ("entropy", "effective_keys", "distance", "top1", "local"):
+        np.testing.assert_allclose(shown.metrics[name], getattr(expected, name)[0], rtol=1e-4, err_msg=name)
+    assert np.isnan(shown.metrics["entropy"]).tolist() == [True, False, True, False]
+    metrics = Answers(Atlas.open(tmp_path / "a.atlas")).meta()["maps"][0]["metrics"]
+    assert [value is None for value in metrics["entropy"]] == [True, False, True, False]
 
 
 def test_a_bias_of_a_function_has_no_place(tmp_path):

@@ -1,5 +1,6 @@
 """torch's own attention recorded: results unchanged by a bit on every path that torch takes."""
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -171,6 +172,24 @@ def test_a_swapped_model_has_the_same_names_and_kinds():
     for one, other in zip(before.atlas().maps, after.atlas().maps, strict=True):
         assert (one.name, one.kind) == (other.name, other.kind)
         np.testing.assert_allclose(whole(one), whole(other), atol=1e-5)
+
+
+def test_words_of_padding_that_torch_took_away():
+    """Its encoder makes nested tensors of padded batches: maps are of the lengths that the batch had."""
+    model, x, pad = encoder().eval(), torch.randn(2, 7, 16), torch.arange(7) >= torch.tensor([[2], [4]])
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, of nested tensors
+        plain = model(x, src_key_padding_mask=pad)
+        with record(model, dtype="keep") as recording:
+            assert torch.equal(model(x, src_key_padding_mask=pad), plain)
+    maps = recording.atlas(tokens=[list("abcdefg"), list("hijklmn")]).maps
+    assert [(shown.queries, shown.keys) for shown in maps] == [(7, 7)] * 4
+    assert maps[1].key_tokens == tuple("hijklmn")
+    assert not maps[1].exists(0, slice(0, 7), slice(4, 7)).any()
+    first: Any = model.layers[0]
+    expected = first.self_attn(x, x, x, average_attn_weights=False, key_padding_mask=pad)[1].detach()
+    for shown, real in zip(maps[:2], (2, 4), strict=True):
+        np.testing.assert_allclose(whole(shown)[:, :real], expected[shown.sequence, :, :real], atol=1e-6)
 
 
 def test_no_hook_is_left_behind():

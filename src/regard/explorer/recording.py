@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
+from threading import Lock
 from typing import Any, Literal
 
 from torch import Tensor, nn
 
 from ..errors import AtlasError, ConfigurationError
-from ..listening import listening
+from ..listening import current, listening
 from ..problem import Problem
 from .atlas import Atlas
+from .atlas.checking import check_title
 from .atlas.making import records_of
 from .atlas.tokens import Pieces
-from .calls import Call, Snapshots, continued, kept
+from .calls import Call, Snapshots, kept
 from .naming import caller, kind_of
+from .series import Passes, continued
 from .torch_layers import TorchLayers
 
 Tokens = Sequence[Any] | Mapping[str, Any] | Pieces
+_within: ContextVar[tuple[str, str] | None] = ContextVar("within", default=None)
+"""The name and kind of what is heard, where it comes from no module of the model."""
 
 
 class Recording:
@@ -32,33 +39,43 @@ class Recording:
         self._numbers: Counter[str] = Counter()
         self._last: dict[str, int] = {}
         self._snapshots = Snapshots()
-        self._within: tuple[str, str] | None = None
+        self._passes = Passes()
+        self._layers = TorchLayers(self._names, within=_named, hears=self._hears, ended=self._ended)
+        self._lock = Lock()  # more than one thread may run in the context of the block
 
     def hear(self, problem: Problem, lse: Tensor) -> None:
         """Keep one call; what comes from no module of the model, or has no pairs, is left out."""
-        if self._within is not None:
-            name, kind = self._within
+        within, with_cache = _within.get(), False
+        if within is not None:
+            name, kind = within[0], (within[1], False)
         else:
-            name, variables = caller(self._names)
-            kind = kind_of(problem, variables)
+            work = caller(self._names)
+            name, with_cache = work.name, work.with_cache
+            kind = kind_of(problem, work) if name else ("self", True)
         if not name or not problem.weights_shape.numel():
             return
-        call = kept(
-            problem,
-            lse,
-            name=name,
-            number=self._numbers[name],
-            kind=kind,
-            snapshots=self._snapshots,
-            half=self.dtype == "float16",
-        )
-        self._numbers[name] += 1
-        last = self._last.get(name)
-        more = None if last is None else continued(self.calls[last], call)
-        if last is not None and more is not None:  # at once: a cache would be kept anew with each of its steps
+        with self._lock:
+            call = kept(
+                problem,
+                lse,
+                name=name,
+                number=self._numbers[name],
+                kind=kind,
+                snapshots=self._snapshots,
+                half=self.dtype == "float16",
+            )
+            self._keep(call, with_cache)
+
+    def _keep(self, call: Call, with_cache: bool) -> None:
+        """Put a call beside the others, or together with the one before at once: a cache would be kept every step."""
+        self._numbers[call.name] += 1
+        last = self._last.get(call.name)
+        goes_on = self._passes.goes_on(call, with_cache=with_cache)
+        more = continued(self.calls[last], call) if last is not None and goes_on else None
+        if last is not None and more is not None:
             self.calls[last] = more
             return
-        self._last[name] = len(self.calls)
+        self._last[call.name] = len(self.calls)
         self.calls.append(call)
 
     def atlas(self, *, tokens: Tokens | None = None, title: str = "") -> Atlas:
@@ -74,27 +91,55 @@ class Recording:
                 or a pair of either, those of the queries' side and those of the keys', for cross-attention: there maps
                 of self-attention take the side whose length is theirs, the keys' side in modules called "encoder"; or
                 a mapping from names of modules, or their beginnings, to any of these. A generated text may have one
-                token more than it has keys: the last one was never asked.
+                token more than it has keys: the last one was never asked. A module of one's own that was given two
+                sequences of one length looks from one to the other where a pair of different words is given; so does
+                any map whose whole name a mapping gives such a pair.
             title: what the atlas is called.
+
+        Where tokens are given, heads of self-attention have the `roles` of `regard.heads.text_roles` that they meet.
+
+        Warns:
+            UserWarning: some layers of torch's could not be heard; which, and why.
 
         Raises:
             AtlasError: nothing was caught; tokens do not fit; a mask or a bias that an atlas cannot hold.
         """
+        check_title(title)
+        missed = self._missed()
         if not self.calls:
-            raise AtlasError(_nothing_caught(self.model))
+            raise AtlasError(_nothing_caught(self.model) + (f". Not heard: {missed}" if missed else ""))
+        if missed:
+            warnings.warn(f"the atlas has not all of the model's attention. Not heard: {missed}", stacklevel=2)
         order = {name: at for at, name in enumerate(self._numbers)}
         calls = sorted(self.calls, key=lambda call: order[call.name])
         records, arrays = records_of(calls, [tokens] * len(calls))
         return Atlas(records, arrays, title)
 
-    @contextmanager
-    def _named(self, name: str, kind: str) -> Iterator[None]:
-        """Whatever is heard in the block has this name and kind."""
-        before, self._within = self._within, (name, kind)
-        try:
-            yield
-        finally:
-            self._within = before
+    def _missed(self) -> str:
+        """Which layers were called and could not be heard; a layer that calls regard.attention itself could."""
+        heard = {*self._numbers}
+        missed = [
+            f"{name!r}, {why}"
+            for name, why in self._layers.missed.items()
+            if not heard & {name, name.rpartition(".")[0]}
+        ]
+        return "; ".join(missed[:5]) + " …" * (len(missed) > 5)
+
+    def _hears(self) -> bool:
+        return current() is self
+
+    def _ended(self) -> None:
+        self._passes.ended += 1
+
+
+@contextmanager
+def _named(name: str, kind: str) -> Iterator[None]:
+    """Whatever is heard in the block has this name and kind."""
+    token = _within.set((name, kind))
+    try:
+        yield
+    finally:
+        _within.reset(token)
 
 
 @contextmanager
@@ -105,6 +150,10 @@ def record(model: nn.Module, *, dtype: Literal["float16", "keep"] = "float16") -
     `attn_implementation="regard"` (`regard.huggingface.swap` chooses it); and `torch.nn.MultiheadAttention`, by its
     inputs: its attention is computed a second time, with the rounding of ours, whichever path torch takes itself.
     Kept are queries, keys and log-sum-exp: memory grows with the lengths, not with their product.
+
+    The block's own thread is listened to, and what runs in its context, as `asyncio.to_thread` does: a model called in
+    another thread is not heard, nor is what a record within this one hears. Subclasses of torch's layers with a
+    `forward` of their own are left out, since their inputs do not tell what they hand on; `Recording.atlas` names them.
 
     Args:
         model: the model, or the part of it, whose calls are caught; it may be called more than once.
@@ -130,8 +179,7 @@ def record(model: nn.Module, *, dtype: Literal["float16", "keep"] = "float16") -
     if dtype not in ("float16", "keep"):
         raise ConfigurationError(f"record keeps queries and keys as dtype 'float16' or 'keep'; it is {dtype!r}")
     recording = Recording(model, dtype=dtype)
-    layers = TorchLayers(recording._names, recording._named)
-    with listening(recording), layers.heard():
+    with listening(recording), recording._layers.heard():
         yield recording
 
 

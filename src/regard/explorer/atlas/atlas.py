@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from ...errors import AtlasError
+from .checking import check_title
 from .given import records_of
 from .maps import AttentionMap
 from .reading import opened
@@ -69,7 +70,8 @@ class Atlas:
             tolerance: by how much a row may sum to more than 1, as half precision makes it.
 
         Raises:
-            AtlasError: something else than such arrays; weights that are negative or not finite, or rows over 1.
+            AtlasError: something else than such arrays; weights that are negative or not finite, or rows over 1; words
+                that do not fit, or a title that is none.
 
         >>> import torch
         >>> from regard.explorer import Atlas
@@ -77,6 +79,7 @@ class Atlas:
         >>> atlas.maps[0].weights(0, slice(1, 2), slice(0, 2)).tolist(), atlas.maps[0].key_tokens
         ([[0.25, 0.75]], ('a', 'b'))
         """
+        check_title(title)
         words = Words()
         records, arrays = records_of(maps, tokens, tolerance, words)
         return cls(records, {**arrays, **words.arrays()}, title)
@@ -93,9 +96,10 @@ class Atlas:
         """Write the atlas to one file, which is the old one or the new one, never half of each.
 
         Raises:
-            AtlasError: it cannot be written.
+            AtlasError: it cannot be written, or its title is none.
             MissingExtra: safetensors is not installed.
         """
+        check_title(self.title)
         save(Path(path), self.title, self._records, self._arrays)
 
     def with_roles(self, roles: Sequence[Sequence[Sequence[Mapping[str, Any]]]]) -> Atlas:

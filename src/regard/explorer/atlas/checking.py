@@ -29,6 +29,16 @@ MOST = 2**48
 MOST_MAPS = 2**20
 
 
+def check_title(title: Any) -> None:
+    """What an atlas is called.
+
+    Raises:
+        AtlasError: it is no word.
+    """
+    if not isinstance(title, str):
+        _fail(f"the title of an atlas needs to be a str; it is {str(title)[:80]!r}, a {type(title).__name__}")
+
+
 def check_records(records: list[Any], sizes: Sizes) -> None:
     """Names, counts and shapes of all records.
 

@@ -29,10 +29,11 @@ def records_of(
     with torch.no_grad():
         for number, (name, given) in enumerate(named.items()):
             weights = _checked(name, given, tolerance)
-            record = _record(name, weights, arrays, f"{number}.")
             batch, _, queries, keys = weights.shape
             positions = torch.arange(queries)[None], torch.arange(keys)[None]
-            sides = words_for(Place(name, record["kind"], batch, queries, keys, 1, positions), tokens)
+            shape_says = "self" if queries == keys else "cross"
+            kind, sides = words_for(Place(name, shape_says, batch, queries, keys, 1, positions), tokens)
+            record = _record(name, weights, kind, arrays, f"{number}.")
             record["tokens"] = {side: words.add(lists) for side, lists in sides.items()}
             records.append(record)
     return records, arrays.held
@@ -77,15 +78,14 @@ def _checked(name: str, given: Any, tolerance: float) -> Tensor:
     return (weights if weights.ndim == 4 else weights[None]).to(torch.float16)
 
 
-def _record(name: str, weights: Tensor, arrays: Arrays, prefix: str) -> dict[str, Any]:
+def _record(name: str, weights: Tensor, kind: str, arrays: Arrays, prefix: str) -> dict[str, Any]:
     batch, heads, queries, keys = weights.shape
-    kind = "self" if queries == keys else "cross"
     levels = Levels.of(queries, keys, SHARE * weights[0, 0].numel() * weights.element_size())
     frame = Frame(weights.shape[:2], batch, heads, queries, keys, torch.float32, weights.device)
     survey = Survey(frame, levels, (torch.arange(queries)[None], torch.arange(keys)[None]))
     for tile in _tiles(weights):
         survey.add(tile)
-    seen = survey.finish(None, None)
+    seen = survey.finish(None)
     return {
         "name": name,
         "call": 0,

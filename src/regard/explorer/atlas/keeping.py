@@ -45,7 +45,7 @@ def summary(
     tops = []
     for reduce, finest in (("max", seen.largest), ("mean", seen.sums)):
         for level, cells in enumerate(pyramid(finest.float(), levels, reduce)):
-            bytes_, top = packed(cells, exists.of(level, cells.shape))
+            bytes_, top = packed(cells, _known(exists.of(level, cells.shape), seen.broken, levels.cell(level)[0]))
             arrays.add(f"{prefix}{reduce}.{level}", bytes_)
             tops.append(top)
     metrics = _metrics(seen, attending, kind)
@@ -57,9 +57,18 @@ def summary(
     return {"revision": REVISION, "cell": [levels.rows, levels.columns], "metrics": list(metrics), "prefix": prefix}
 
 
+def _known(exists: Tensor | None, broken: Tensor, high: int) -> Tensor | None:
+    """Which cells have a number: those with a pair, (B, H, R, C), but where one of their rows attends to NaN."""
+    if not bool(broken.any()):
+        return exists
+    rows = torch.nn.functional.pad(broken, (0, -broken.shape[-1] % high)).unflatten(-1, (-1, high))
+    known = ~rows.any(-1, keepdim=True)
+    return known if exists is None else exists & known
+
+
 def _metrics(seen: Surveyed, attending: Tensor, kind: str) -> Mapping[str, Tensor]:
-    """Numbers for each head, (B, H), over its rows that attend to something."""
-    count = attending.sum(-1).clamp(min=1)
+    """Numbers for each head, (B, H), over its rows that attend to something; NaN where none does, or one to NaN."""
+    count = attending.sum(-1)
 
     def mean(rows: Tensor) -> Tensor:
         return (rows * attending).sum(-1) / count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,12 +11,14 @@ from torch import Tensor
 
 from ...lenses.base import Frame
 from ...observing import sweep
+from .backwards import looks_back
 from .existing import Existing
+from .finding import RolesOf
 from .forms import by_rows, read_mask, written
 from .keeping import Arrays, summary
 from .levels import SHARE, Levels
 from .survey import Survey, Surveyed
-from .tokens import Place, Words, words_for
+from .tokens import Lists, Place, Words, words_for
 
 if TYPE_CHECKING:
     from ..calls import Call
@@ -29,11 +32,11 @@ def records_of(calls: Sequence[Call], tokens: Sequence[Any]) -> tuple[list[dict[
     """
     arrays, words = Arrays(), Words()
     # What does not fit is said before anything is computed.
-    chosen = [words_for(_place(call), own) for call, own in zip(calls, tokens, strict=True)]
-    records = []
     with torch.no_grad():
-        for number, (call, sides) in enumerate(zip(calls, chosen, strict=True)):
-            record = _record(call, arrays, f"{number}.")
+        chosen = [words_for(_place(call), own) for call, own in zip(calls, tokens, strict=True)]
+        records = []
+        for number, (call, (kind, sides)) in enumerate(zip(calls, chosen, strict=True)):
+            record = _record(replace(call, kind=kind), sides["key"], arrays, f"{number}.")
             record["tokens"] = {side: words.add(lists) for side, lists in sides.items()}
             records.append(record)
     return records, {**arrays.held, **words.arrays()}
@@ -41,18 +44,19 @@ def records_of(calls: Sequence[Call], tokens: Sequence[Any]) -> tuple[list[dict[
 
 def _place(call: Call) -> Place:
     sizes = len(call.query), call.query.shape[2], call.key.shape[2]
-    return Place(call.name, call.kind, *sizes, call.steps, call.positions)
+    looking = call.kind == "self" and looks_back(call.problem())
+    return Place(call.name, call.kind, *sizes, call.steps, call.positions, call.guessed, looking)
 
 
-def _record(call: Call, arrays: Arrays, prefix: str) -> dict[str, Any]:
+def _record(call: Call, words: Lists | None, arrays: Arrays, prefix: str) -> dict[str, Any]:
     problem = call.problem()
     levels = levels_of(call)
     frame = Frame.of(problem)
-    survey = Survey(frame, levels, call.positions)
-    sweep(problem, call.lse.view(problem.weights_shape[:-1]), [survey])
-    seen = survey.finish(None, None)
+    survey, roles = Survey(frame, levels, call.positions), RolesOf.call(call, words)
+    sweep(problem, call.lse.view(problem.weights_shape[:-1]), [survey, *roles.reductions])
+    seen = survey.finish(call.lse)
     lse = call.lse if call.errors is None else _matched(call, seen)
-    attending = call.lse.isfinite()
+    attending = ~call.lse.isneginf()
     held = {"query": call.query, "key": call.key, "lse": lse}
     if call.weight is not None:
         held["weight"] = call.weight
@@ -84,6 +88,7 @@ def _record(call: Call, arrays: Arrays, prefix: str) -> dict[str, Any]:
         "rounding": call.rounding,
         "arrays": {name: arrays.add(prefix + name, tensor) for name, tensor in held.items()},
         **summary(seen, levels, exists, attending, call.kind, arrays, prefix),
+        **roles.found(),
     }
 
 

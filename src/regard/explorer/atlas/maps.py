@@ -13,16 +13,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...biases import Bias
 from ...errors import AtlasError
 from ...heads.links import SentenceLinks
 from ...lenses import Weights
-from ...masks import Mask
-from ...pairs import AdditivePairs, DotPairs
-from ...problem import Problem
-from .forms import read_bias, read_mask
 from .levels import Levels, unpacked, unpacked_of_revision_1
-from .one import Axes, Faults, OneBias, OneMask
+from .one import Faults
+from .posed import Posed
 from .tokens import read_words
 from .translations import Hypothesis, Numbers, from_json, read_numbers
 
@@ -141,10 +137,9 @@ class AttentionMap:
         if self.record["score"] == "weights":
             return self._array("weights")[self.sequence, head, rows, columns].float().numpy()
         with torch.no_grad(), self._faults():
-            problem, lens = self._problem(head), Weights(rows, columns)
-            lse = self._array("lse")[self.sequence, head]
+            problem, lens = self.posed.head(head), Weights(rows, columns)
             lens.check(problem)
-            return lens.look(problem, lse).float().numpy()
+            return lens.look(problem, self.posed.lse[head]).float().numpy()
 
     def exists(self, head: int, rows: slice, columns: slice) -> NDArray[np.bool_]:
         """Which pairs of a head exist, (m, n), True = attend; all do, as far as is known, of arrays that were given.
@@ -157,7 +152,7 @@ class AttentionMap:
         if self.record["score"] == "weights":
             return np.ones(shape, dtype=np.bool_)
         with torch.no_grad(), self._faults():
-            problem = self._problem(head)
+            problem = self.posed.head(head)
             keep = problem.keep(problem.grid().tile(rows, columns))
             return np.ones(shape, dtype=np.bool_) if keep is None else keep.expand(shape).numpy().copy()
 
@@ -173,6 +168,8 @@ class AttentionMap:
 
     def pooled(self, head: int, level: int, reduce: Literal["mean", "max"] = "mean") -> Floats:
         """The mean or largest weight of each cell of a level, (rows, columns); NaN where no pair of the cell exists.
+
+        So have all cells of a row that attends to NaN.
 
         A mean is over all pairs of its cell, those that do not exist with the weight 0: means times the sizes of their
         cells sum to the sum of all weights. Kept in one byte a cell: for a head whose largest cell is t, a cell v is
@@ -194,6 +191,8 @@ class AttentionMap:
     def metrics(self) -> Mapping[str, Floats]:
         """One number for each head, (heads,), under the name of what it measures, over rows that attend to something.
 
+        NaN of a head without such a row, or with one that attends to NaN.
+
         entropy: mean over rows, in nats. effective_keys: mean exp(entropy). top1: mean largest weight. sink: mean
         weight on the first key that anything attends to. Of self-attention too, in positions: distance, the mean of
         |query - key|; local, the weight within 8 positions; self, previous, next: that on distance 0, 1 and -1.
@@ -202,17 +201,17 @@ class AttentionMap:
         return MappingProxyType({name: kept[:, at].numpy() for at, name in enumerate(self.record["metrics"])})
 
     def entropy(self, head: int) -> Floats:
-        """-Σ_j w_ij · ln w_ij of each row, (M,), in nats."""
+        """-Σ_j w_ij · ln w_ij of each row, (M,), in nats; NaN of a row that attends to NaN."""
         self._check("head", head, self.heads)
         return self._kept("entropy")[self.sequence, head].numpy()
 
     def received(self, head: int) -> Floats:
-        """Σ_i w_ij of each key, (N,)."""
+        """Σ_i w_ij of each key, (N,); NaN of a head with a row that attends to NaN."""
         self._check("head", head, self.heads)
         return self._kept("received")[self.sequence, head].numpy()
 
     def largest(self, head: int) -> Floats:
-        """max_j w_ij of each row, (M,); 0 of a row that attends to nothing.
+        """max_j w_ij of each row, (M,); 0 of a row that attends to nothing, NaN of one that attends to NaN.
 
         Raises:
             AtlasError: there is no such head; the atlas is of version 1, which does not keep them.
@@ -232,7 +231,7 @@ class AttentionMap:
 
     @property
     def roles(self) -> tuple[tuple[Mapping[str, Any], ...], ...]:
-        """The roles of each head, {"name", "score", "n", "rule"}; none unless `Atlas.with_roles` gave some."""
+        """The roles of each head, {"name", "score", "n", "rule"}: found where tokens were given, or told."""
         roles = self.record.get("roles")
         return tuple(tuple(of) for of in roles[self.sequence]) if roles else ((),) * self.heads
 
@@ -264,42 +263,12 @@ class AttentionMap:
     def _positions(self, side: str, count: int) -> NDArray[np.int64]:
         if f"{side}_positions" not in self.record["arrays"]:
             return np.arange(count, dtype=np.int64)
-        return self._of_sequence(f"{side}_positions").numpy()
-
-    def _of_sequence(self, name: str) -> Tensor:
-        held = self._array(name)
-        return held[self.sequence if len(held) > 1 else 0]
-
-    def _problem(self, head: int) -> Problem:
-        """One head on this sequence as a problem of its own, over all rows and columns, in no memory but the file's."""
-        query = self._array("query")[self.sequence, head]
-        key = self._array("key")[self.sequence, head // (self.heads // self.record["key_heads"])]
-        additive = self.record["score"] == "additive"
-        placed = "query_positions" in self.record["arrays"]
-        mask, bias = self._rules
-        return Problem(
-            pairs=AdditivePairs(query, key, self._array("weight"))
-            if additive
-            else DotPairs(query, key, self.record["scale"]),
-            value=key[:, :0],
-            mask=None if mask is None else OneMask(mask, self._axes, (self.sequence, head)),
-            bias=None if bias is None else OneBias(bias, self._axes, (self.sequence, head)),
-            softcap=self.record["softcap"],
-            query_positions=self._of_sequence("query_positions") if placed else None,
-            key_positions=self._of_sequence("key_positions") if placed else None,
-        )
+        return self.posed.of_sequence(f"{side}_positions").numpy()
 
     @cached_property
-    def _rules(self) -> tuple[Mask | None, Bias | None]:
-        mask, bias = self.record["mask"], self.record["bias"]
-        return (
-            None if mask is None else read_mask(mask, self.arrays),
-            None if bias is None else read_bias(bias, self.arrays),
-        )
-
-    @property
-    def _axes(self) -> Axes:
-        return Axes(tuple(self.record["leading"]), self.record["head_axis"], self.heads)
+    def posed(self) -> Posed:
+        """What is kept of queries and keys, as problems; a map of weights that were given has none."""
+        return Posed(self.record, self.arrays, self.sequence)
 
     def _stretches(self, head: int, rows: slice, columns: slice) -> tuple[slice, slice]:
         self._check("head", head, self.heads)

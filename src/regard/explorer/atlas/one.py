@@ -1,4 +1,4 @@
-"""What a record says of many heads and sequences, said of one."""
+"""What a record says of many heads and sequences, said of one head or one sequence."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...biases import Bias
 from ...errors import AtlasError, ConfigurationError
+from ...intervals import Ternary
 from ...masks import Mask
 from ...masks.base import Kept, Pairs
 from ...tiles import Grid
@@ -54,6 +55,19 @@ class Axes:
         pairs = pairs.expand(*self.leading, *pairs.shape[-2:])
         return pairs[tuple(int(at) for at in np.unravel_index(index, self.leading))] if self.leading else pairs
 
+    def of(self, tensor: Tensor, sequence: int) -> Tensor:
+        """One sequence of (B, heads, ...), a batch of one: (1, heads, ...), or (1, ...) without an axis for heads."""
+        return tensor[sequence : sequence + 1] if self.has_heads else tensor[sequence]
+
+    def all_heads(self, pairs: Tensor, sequence: int) -> Tensor:
+        """What (..., m, n) has for the heads of a sequence: (heads or 1, m, n), or (m, n) where all have the same."""
+        batch = self.leading[:-1] if self.has_heads else self.leading
+        if pairs.ndim <= 2 + self.has_heads:
+            return pairs
+        pairs = pairs[(None,) * (len(self.leading) + 2 - pairs.ndim)]
+        at = zip(np.unravel_index(sequence, batch), pairs.shape, strict=False)
+        return pairs[tuple(int(place) if size > 1 else 0 for place, size in at)]
+
 
 @dataclass(frozen=True, eq=False)
 class OneMask(Mask):
@@ -77,3 +91,30 @@ class OneBias(Bias):
 
     def values(self, grid: Grid) -> Tensor:
         return self.axes.one(self.bias.values(self.axes.grid(grid)), self.which)
+
+
+@dataclass(frozen=True, eq=False)
+class SequenceMask(Mask):
+    """A record's mask for all heads of one sequence."""
+
+    mask: Mask
+    axes: Axes
+    sequence: int
+
+    def keep(self, grid: Pairs) -> Kept:
+        kept = self.mask.keep(self.axes.grid(grid))
+        if isinstance(kept, Ternary):
+            return Ternary(self.axes.all_heads(kept.verdicts, self.sequence))
+        return self.axes.all_heads(kept, self.sequence)
+
+
+@dataclass(frozen=True, eq=False)
+class SequenceBias(Bias):
+    """A record's bias for all heads of one sequence."""
+
+    bias: Bias
+    axes: Axes
+    sequence: int
+
+    def values(self, grid: Grid) -> Tensor:
+        return self.axes.all_heads(self.bias.values(self.axes.grid(grid)), self.sequence)

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ...lenses.base import Frame, Tile, of_batch
-from ...problem import Problem
 from .levels import Levels
 
 NEAR = 8
@@ -23,12 +22,14 @@ AT_ONCE = 64
 class Surveyed:
     """What was seen: largest and sums of the finest cells (B, H, R, C); per row (B, H, M) and per key (B, H, N).
 
-    mass: what each row gives in all. entropy: in nats. top: its largest weight. reach: its mean distance, in positions.
+    broken: which rows attend to NaN. mass: what each row gives in all, 0 where it is broken.
+    entropy: in nats. top: its largest weight. reach: its mean distance, in positions.
     received: what each key is given. near: Σ of weights (B, H, 4), within NEAR positions, and at distance 0, 1 and -1.
     """
 
     largest: Tensor
     sums: Tensor
+    broken: Tensor
     mass: Tensor
     entropy: Tensor
     top: Tensor
@@ -75,19 +76,25 @@ class Survey:
         if near is not None:
             self.near[batch] += near
 
-    def finish(self, problem: Problem | None, lse: Tensor | None) -> Surveyed:
-        """All that was seen; rows that attend to nothing, or to NaN, have 0 everywhere."""
+    def finish(self, lse: Tensor | None) -> Surveyed:
+        """All that was seen; rows that attend to nothing have 0 everywhere.
+
+        A row that attends to NaN, whose log-sum-exp (B, H, M) says so, has NaN, and so has whatever sums over all rows.
+        """
         mass, moment, terms, top = self.rows.unbind(2)
+        broken = torch.zeros_like(mass, dtype=torch.bool) if lse is None else lse.isnan() | lse.isposinf()
+        of_heads = broken.any(-1, keepdim=True)
         # Rounded queries and keys may make a weight of 1 a little more.
         return Surveyed(
             largest=self.largest.clamp(max=1.0),
             sums=self.sums,
+            broken=broken,
             mass=mass,
-            entropy=(-math.log(2) * terms).clamp(min=0.0),
-            top=top.clamp(max=1.0),
-            reach=moment / mass.masked_fill(mass == 0, 1.0),
-            received=self.received,
-            near=self.near,
+            entropy=(-math.log(2) * terms).clamp(min=0.0).masked_fill(broken, math.nan),
+            top=top.clamp(max=1.0).masked_fill(broken, math.nan),
+            reach=(moment / mass.masked_fill(mass == 0, 1.0)).masked_fill(broken, math.nan),
+            received=self.received.masked_fill(of_heads, math.nan),
+            near=self.near.masked_fill(of_heads, math.nan),
         )
 
 

@@ -69,7 +69,11 @@ def _is_number(number: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What words have to fit: a call by its name, its sizes, and the positions (B or 1, M) and (B or 1, N)."""
+    """What words have to fit: a call by its name, its sizes, and the positions (B or 1, M) and (B or 1, N).
+
+    guessed: whether nothing but its sizes said that it is of the kind "self". looks_back: whether no row attends to
+    a later key, as where a text is generated.
+    """
 
     name: str
     kind: str
@@ -78,6 +82,8 @@ class Place:
     keys: int
     steps: int
     positions: tuple[Tensor, Tensor]
+    guessed: bool = False
+    looks_back: bool = False
 
 
 class Words:
@@ -109,27 +115,41 @@ def read_words(held: Tensor, ends: Tensor) -> tuple[str, ...]:
     return tuple(data[start:stop].decode("utf-8", "replace") for start, stop in pairwise(ends.tolist()))
 
 
-def words_for(call: Place, tokens: Any) -> dict[str, Lists | None]:
-    """The words of a call's queries and keys, one list for each sequence; None where none are given.
+def words_for(call: Place, tokens: Any) -> tuple[str, dict[str, Lists | None]]:
+    """The kind of a call, and the words of its queries and keys, one list for each sequence; None where none are given.
+
+    A pair of different words, one for each query and each key, says "cross" where "self" was guessed.
 
     Raises:
         AtlasError: they are not words, or not as many as there are positions.
     """
+    is_named = isinstance(tokens, Mapping) and call.name in tokens
     tokens = _chosen(call.name, tokens)
     if tokens is None:
-        return {"query": None, "key": None}
+        return call.kind, {"query": None, "key": None}
     is_pair = isinstance(tokens, tuple) and len(tokens) == 2 and not any(isinstance(side, str) for side in tokens)
-    of_queries, of_keys = tokens if is_pair else (tokens, tokens)
+    of_queries, of_keys = (_lists(call, side) for side in (tokens if is_pair else (tokens, tokens)))
     if call.kind == "cross":
-        return {
-            "query": _fitted(call, "query", _lists(call, of_queries), call.queries),
-            "key": _fitted(call, "key", _lists(call, of_keys), call.keys),
+        return "cross", {
+            "query": _fitted(call, "query", of_queries, call.queries),
+            "key": _fitted(call, "key", of_keys, call.keys),
         }
-    both = [_lists(call, side) for side in (of_queries, of_keys)]
-    fits = [all(_fits(words, call.keys, call.steps) for words in lists) for lists in both]
-    side = both[1] if fits[1] and (not fits[0] or "encoder" in call.name) else both[0]
+    told = call.guessed or (is_named and call.queries == call.keys)
+    if is_pair and (told or call.queries != call.keys) and _are_pair(call, of_queries, of_keys):
+        return "cross" if told else "self", {"query": of_queries, "key": of_keys}
+    fits = [all(_fits(call, "key", words, call.keys) for words in lists) for lists in (of_queries, of_keys)]
+    side = of_keys if fits[1] and (not fits[0] or "encoder" in call.name) else of_queries
     of_keys = _fitted(call, "key", side, call.keys)
-    return {"query": [_of_queries(call, words, number) for number, words in enumerate(of_keys)], "key": of_keys}
+    return "self", {"query": [_of_queries(call, words, number) for number, words in enumerate(of_keys)], "key": of_keys}
+
+
+def _are_pair(call: Place, of_queries: Lists, of_keys: Lists) -> bool:
+    """Whether lists are one for the queries and another one for the keys, word by word."""
+    return (
+        all(len(words) == call.queries for words in of_queries)
+        and all(len(words) == call.keys for words in of_keys)
+        and of_queries != of_keys
+    )
 
 
 def _chosen(name: str, tokens: Any) -> Any:
@@ -170,13 +190,17 @@ def _pieces(tokens: Any) -> Pieces:
     return tokens if isinstance(tokens, Pieces) else Pieces(tokens)
 
 
-def _fits(words: Pieces, count: int, steps: int) -> bool:
-    """Whether there is a word for each position; a generated text has one more, which was not asked."""
-    return len(words) == count or (steps > 1 and len(words) == count + 1)
+def _fits(call: Place, side: str, words: Pieces, count: int) -> bool:
+    """Whether there is a word for each position; a generated text has one more, which was not asked.
+
+    One step is enough for that: rows that look back, or a single row over a source, may be the last of a text.
+    """
+    grows = call.steps > 1 or (call.looks_back if call.kind == "self" else side == "query" and count == 1)
+    return len(words) == count or (grows and len(words) == count + 1)
 
 
 def _fitted(call: Place, side: str, lists: Lists, count: int) -> Lists:
-    wrong = next((words for words in lists if not _fits(words, count, call.steps)), None)
+    wrong = next((words for words in lists if not _fits(call, side, words, count)), None)
     if wrong is not None:
         where = "keys" if side == "key" else "queries"
         raise AtlasError(
