@@ -27,7 +27,7 @@ LAYERS = (
     ("regard.problem",),
     ("regard.pairs", "regard.dropout", "regard.blocks", "regard.structure", "regard.native"),
     ("regard.intervals",),
-    ("regard.tiles", "regard.plots", "regard.files", "regard.whole"),
+    ("regard.tiles", "regard.plots", "regard.files", "regard.whole", "regard.pages"),
     ("regard.errors", "regard.tables", "regard.transforms", "regard.reading"),
 )
 

@@ -14,6 +14,7 @@ import regard
 from regard import biases, lenses, masks, scores
 from regard.errors import ConfigurationError
 from regard.lenses import weights as weights_module
+from regard.pages import zeros_as_written
 
 
 def tensors(m: int = 4, n: int = 6) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -223,8 +224,13 @@ def test_a_row_whose_only_score_is_minus_infinity_has_no_weight(dtype, different
 def test_what_is_shown_lives_no_longer_than_it_is_held(monkeypatch):
     """Not even until the next collection of garbage: all weights of a long text are many."""
     made = []
-    zeros = weights_module._zeros
-    monkeypatch.setattr(weights_module, "_zeros", lambda *sizes: made.append(weakref.ref(it := zeros(*sizes))) or it)
+
+    def kept(*sizes, **options):
+        zeros = zeros_as_written(*sizes, **options)
+        made.append(weakref.ref(zeros.untyped_storage()))
+        return zeros
+
+    monkeypatch.setattr(weights_module, "zeros_as_written", kept)
     gc.disable()
     try:
         seen = regard.observe(*tensors(), lenses.Weights())

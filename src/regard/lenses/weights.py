@@ -6,12 +6,12 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from .. import native
 from ..errors import ConfigurationError
+from ..pages import zeros_as_written
 from ..pairs import DotPairs
 from ..problem import Problem
 from ..structure import tensors_of
@@ -22,6 +22,9 @@ from .memory import check_memory
 
 BLOCK = 2**21
 """The most weights that are made at a time, where there is no gradient."""
+SOME_ROWS = 8
+WORTH_HUGE_PAGES = 0.25
+"""Of all pairs: a huge page is taken whole, also where a narrow window writes a few weights of each row."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +166,8 @@ class _Map:
 
     def __init__(self, problem: Problem) -> None:
         self.frame = Frame.of(problem)
-        self.into = _zeros((self.frame.batch, self.frame.heads, problem.queries, problem.keys), self.frame.dtype)
+        sizes = self.frame.batch, self.frame.heads, problem.queries, problem.keys
+        self.into = zeros_as_written(sizes, self.frame.dtype, huge=_fills(problem))
 
     @property
     def reductions(self) -> Sequence[Reduction]:
@@ -182,14 +186,13 @@ class _Map:
         return self.frame.shown(self.into)
 
 
-def _zeros(sizes: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros on the CPU that take memory as they are written to.
-
-    NumPy gets them from the system, in huge pages where it has any: torch would write each of them, and first meet a
-    page of 4 KiB at a time, which takes longer than the weights themselves. A huge page that is written to is taken
-    whole: where each row has a few weights, as in a narrow window, all of the memory is.
-    """
-    return torch.from_numpy(np.zeros(sizes, np.float64 if dtype == torch.float64 else np.float32))
+def _fills(problem: Problem) -> bool:
+    """Whether the mask leaves a good part of the pairs, by the look of some rows."""
+    if problem.mask is None:
+        return True
+    rows = slice(0, None, max(problem.queries // SOME_ROWS, 1))
+    keep = problem.keep(problem.grid().tile(rows, WHOLE))
+    return keep is None or bool(keep.float().mean() >= WORTH_HUGE_PAGES)
 
 
 def _read(name: str, choice: slice) -> slice:
