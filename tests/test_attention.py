@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import regard
-from regard import biases, masks, scores
+from regard import biases, lenses, masks, scores
 from regard.pose import Options
 
 KERNELS = ["reference", "fused", "spans", "tiled"]
@@ -259,3 +259,15 @@ def test_the_number_of_results_never_changes():
     for options in calls:
         assert isinstance(regard.attention(*tensors, **options), torch.Tensor)
         assert len(regard.attention_with_lse(*tensors, **options)) == 2
+
+
+@pytest.mark.parametrize("sizes", [(2, 0, 3, 4), (0, 2, 3, 4), (0, 2, 0, 5), (0, 2, 4, 0), (0, 0, 0, 0), (2, 2, 3, 0)])
+@pytest.mark.parametrize("masked", [False, True])
+def test_nothing_can_be_looked_at(sizes, masked):
+    batch, heads, queries, keys = sizes
+    weights, spread = lenses.Weights(), lenses.Entropy()
+    mask = masks.padding(lengths=torch.ones(batch, dtype=torch.int64)) & masks.window(2, 2) if masked else None
+    tensors = rand(batch, heads, queries, 4), rand(batch, heads, keys, 4), rand(batch, heads, keys, 3)
+    seen = regard.observe(*tensors, weights, spread, mask=mask)
+    assert (seen.output.shape, seen[weights].shape) == ((batch, heads, queries, 3), sizes)
+    assert (seen[spread] == 0).all()

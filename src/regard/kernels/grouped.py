@@ -64,7 +64,7 @@ class Grouped:
         masks, biases = distinct(problem)
         suits = wide >= self.long and native.reads(problem.pairs.key, problem.value)
         per_pair, begun = (
-            (ONE_PASS, 0.0) if suits else (BLOCKWISE, beginnings(group * problem.queries, leading / group))
+            (ONE_PASS, 0.0) if suits else (BLOCKWISE, beginnings(group * problem.queries, leading / max(group, 1)))
         )
         return Cost(
             flops=2.0 * leading * visited * flash_width(problem),

@@ -76,7 +76,7 @@ def layout(problem: Problem, size: tuple[int, int], apart: int) -> Layout:
     found = parts(problem, size, apart)
     if len(found) == 1:
         return found[0].layout
-    return _layout(_verdicts(problem, size).reshape(-1, *Blocks.of(problem.grid(), size).shape), problem, size, apart)
+    return _layout(_verdicts(problem, size), problem, size, apart)
 
 
 def visited(problem: Problem, size: tuple[int, int] = (128, 64), apart: int = 1) -> int:
@@ -146,7 +146,8 @@ def _verdicts(problem: Problem, size: tuple[int, int]) -> np.ndarray:
     else:
         verdicts = verdicts.expand(*problem.batch, *verdicts.shape[-2:])
     each = verdicts.reshape(verdicts.shape[: -3 if problem.heads else -2].numel(), heads, *blocks.shape).numpy()
-    return each[:, 0] if heads == 1 else np.stack([_together(batch) for batch in each])
+    together = [_together(batch) for batch in each]  # of no batch there is nothing to stack
+    return each[:, 0] if heads == 1 else np.array(together, dtype=np.int8).reshape(len(each), *blocks.shape)
 
 
 def _together(verdicts: np.ndarray) -> np.ndarray:

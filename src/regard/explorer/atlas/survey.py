@@ -90,7 +90,7 @@ class Survey:
             sums=self.sums,
             broken=broken,
             mass=mass,
-            entropy=(-math.log(2) * terms).clamp(min=0.0).masked_fill(broken, math.nan),
+            entropy=(0.0 - math.log(2) * terms).clamp(min=0.0).masked_fill(broken, math.nan),
             top=top.clamp(max=1.0).masked_fill(broken, math.nan),
             reach=(moment / mass.masked_fill(mass == 0, 1.0)).masked_fill(broken, math.nan),
             received=self.received.masked_fill(of_heads, math.nan),
