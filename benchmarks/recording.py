@@ -34,6 +34,7 @@ def main(length: int = LENGTH) -> None:
         )
     ).eval()
     tokens = torch.randint(0, 1000, (1, length))
+    words = [str(token) for token in tokens[0].tolist()]
     with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "record.atlas"
         spent: dict[str, list[float]] = {"plain": [], "recorded": []}
@@ -44,7 +45,7 @@ def main(length: int = LENGTH) -> None:
             between = time.perf_counter()
             with record(model) as recording:
                 model.features(tokens)
-            recording.atlas().save(path)
+            recording.atlas(tokens=words).save(path)
             spent["plain"].append(between - began)
             spent["recorded"].append(time.perf_counter() - between)
         size, kept = path.stat().st_size, 2 * LAYERS * HEADS * length * HEAD_DIM * 2

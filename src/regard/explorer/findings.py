@@ -11,8 +11,8 @@ def with_roles_found(atlas: Atlas) -> Atlas:
 
     The rules are those of `regard.heads.text_roles`, each with its score and how many rows were counted. Maps that have
     been told roles, as a record does where it is given tokens, keep what they have; so do those of cross-attention, and
-    those whose queries are not the last of the keys. Time is about that of three forward passes through the attention,
-    memory linear in the lengths, of `Atlas.from_weights` that of one head's weights.
+    those whose queries are not the last of the keys. Of long texts some 512 rows are looked at, in strips all along
+    them. Memory is linear in the lengths, of `Atlas.from_weights` that of one head's weights.
 
     >>> import torch
     >>> weights = torch.eye(40)[torch.arange(40).sub(1).clamp(min=0)]

@@ -96,7 +96,8 @@ class Recording:
                 any map whose whole name a mapping gives such a pair.
             title: what the atlas is called.
 
-        Where tokens are given, heads of self-attention have the `roles` of `regard.heads.text_roles` that they meet.
+        Where tokens are given, heads of self-attention have the `roles` of `regard.heads.text_roles` that they meet; of
+        long texts some 512 rows are looked at, in strips all along them.
 
         Warns:
             UserWarning: some layers of torch's could not be heard; which, and why.

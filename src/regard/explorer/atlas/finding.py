@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 Found = list[list[dict[str, Any]]]
 """The roles of each head of a map."""
+MOST_ROWS = 512
+"""Of a longer text so many rows are looked at, in strips all along it: what a role says is a mean over rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +69,35 @@ class RolesOf:
     @property
     def reductions(self) -> list[Reduction]:
         """What takes in the tiles of all sequences."""
-        return [_OfSequence(of, at) for at, one in enumerate(self._sequences) for of in one.look.reductions]
+        return [
+            _OfSequence(_Sampled(of, one.problem.queries), at)
+            for at, one in enumerate(self._sequences)
+            for of in one.look.reductions
+        ]
 
     def found(self) -> dict[str, list[Found]]:
         """What a record says of roles, once all weights are in: nothing where nothing was looked for."""
         roles = [_told(one.look.finish(one.problem, one.lse)) for one in self._sequences]
         return {"roles": roles} if roles else {}
+
+
+class _Sampled:
+    """A reduction of some strips of rows: of those that are left out nothing is counted."""
+
+    def __init__(self, reduction: Reduction, queries: int) -> None:
+        self.reduction, self.queries = reduction, queries
+
+    @property
+    def terms(self) -> bool:
+        return self.reduction.terms
+
+    def add(self, tile: Tile) -> None:
+        """Take in a tile, if one of as many middles as there are to be strips of its height falls on its rows."""
+        start, stop = tile.rows.start, tile.rows.stop
+        strips = -(-MOST_ROWS // (stop - start))
+        first = -(-(2 * start * strips - self.queries) // (2 * self.queries))  # (first + 1/2) queries / strips >= start
+        if self.queries <= MOST_ROWS or (2 * first + 1) * self.queries < 2 * stop * strips:
+            self.reduction.add(tile)
 
 
 class _OfSequence:
@@ -103,7 +128,7 @@ def roles_of_map(of: AttentionMap) -> Found | None:
         with torch.no_grad(), Faults(of.name):
             problem, lse = of.posed.whole(), of.posed.lse
             found = lens.start(problem)
-            sweep(problem, lse, found.reductions)
+            sweep(problem, lse, [_Sampled(reduction, of.queries) for reduction in found.reductions])
             return _told(found.finish(problem, lse))
     everything = slice(0, of.queries), slice(0, of.keys)
     heads = (torch.from_numpy(of.weights(head, *everything))[None, None] for head in range(of.heads))
