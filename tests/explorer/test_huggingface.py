@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import regard.huggingface
-from regard.explorer import Atlas, record
+from regard.explorer import Atlas, Hypothesis, record
 
 transformers = pytest.importorskip("transformers")
 
@@ -212,6 +212,29 @@ def test_beams_are_sequences(pair):
         assert torch.equal(ours.generate(source, **options), plain)
     cross = [shown for shown in recording.atlas().maps if shown.name == "model.decoder.layers.0.encoder_attn"]
     assert [shown.sequence for shown in cross] == [0, 1, 2]
+
+
+def test_the_translations_of_a_beam_have_their_maps(pair):
+    """As docs/looking.md says: the model says each of them once more."""
+    theirs, ours = pair("Bart")
+    ids = torch.randint(3, 60, (1, 7))
+    options = {"num_beams": 3, "num_return_sequences": 3, "max_new_tokens": 4, "min_new_tokens": 4}
+    found = ours.generate(ids, output_scores=True, return_dict_in_generate=True, **options)
+    said = found.sequences
+    with torch.no_grad(), record(ours, dtype="keep") as recording:
+        ours(ids.expand(len(said), -1), decoder_input_ids=said[:, :-1], use_cache=False)
+    given = [[f"{rank}.{place}" for place in range(said.shape[1] - 1)] for rank in range(3)]
+    hypotheses = [Hypothesis(rank, f"text {rank}", float(found.sequences_scores[rank])) for rank in range(3)]
+    atlas = recording.atlas(tokens=(given, [f"s{place}" for place in range(7)]))
+    atlas = atlas.with_hypotheses([hypotheses[of.sequence] for of in atlas.maps])
+    cross = [of for of in atlas.maps if of.name == "model.decoder.layers.0.encoder_attn"]
+    assert [of.hypothesis for of in cross] == hypotheses
+    for rank, of in enumerate(cross):
+        assert of.query_tokens == tuple(given[rank])
+        with torch.no_grad():
+            eager = theirs(ids, decoder_input_ids=said[rank : rank + 1, :-1], output_attentions=True)
+        expected = eager.cross_attentions[0][0, 1].numpy()
+        np.testing.assert_allclose(of.weights(1, slice(None), slice(None)), expected, atol=1e-5)
 
 
 def test_what_was_not_swapped_is_not_caught(pair):
