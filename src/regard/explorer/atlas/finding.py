@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -63,7 +64,7 @@ class RolesOf:
                 query_positions=_of(call.positions[0], at),
                 key_positions=_of(call.positions[1], at),
             )
-            sequences.append(_At(problem, call.lse[at], Roles(list(pieces.tokens)).start(problem)))
+            sequences.append(_At(problem, call.lse[at], _lens(tuple(pieces.tokens)).start(problem)))
         return cls(sequences)
 
     @property
@@ -79,6 +80,12 @@ class RolesOf:
         """What a record says of roles, once all weights are in: nothing where nothing was looked for."""
         roles = [_told(one.look.finish(one.problem, one.lse)) for one in self._sequences]
         return {"roles": roles} if roles else {}
+
+
+@lru_cache(maxsize=4)
+def _lens(words: tuple[str, ...]) -> Roles:
+    """The lens of a text, which is read once for all layers."""
+    return Roles(list(words))
 
 
 class _Sampled:
@@ -123,7 +130,7 @@ def roles_of_map(of: AttentionMap) -> Found | None:
     placed = (torch.from_numpy(positions)[None] for positions in (of.query_positions, of.key_positions))
     if of.kind != "self" or not are_last(*placed):
         return None
-    lens = Roles(list(of.key_tokens))
+    lens = _lens(tuple(of.key_tokens))
     if of.record["score"] != "weights":
         with torch.no_grad(), Faults(of.name):
             problem, lse = of.posed.whole(), of.posed.lse
