@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 
-def zeros_as_written(sizes: Sequence[int], dtype: torch.dtype, *, huge: bool) -> Tensor:
+def zeros_as_written(sizes: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Zeros that take no memory until they are written to, and then page by page.
 
-    torch would write each zero, and meet its memory in pages of 4 KiB, which takes four times as long as the writing
-    itself. huge: in pages of 2 MiB where the system has such, which are taken whole: for what is mostly written.
+    torch would write each zero, and so take all of the memory, which takes longer than what is put into it. Pages are
+    the system's small ones: huge ones are faster where there are some free, but are taken whole, and where the system
+    has to move others out of the way for them they take several times as long.
 
-    >>> zeros_as_written((2, 3), torch.float32, huge=True)
+    >>> zeros_as_written((2, 3), torch.float32)
     tensor([[0., 0., 0.],
             [0., 0., 0.]])
     """
@@ -28,6 +29,4 @@ def zeros_as_written(sizes: Sequence[int], dtype: torch.dtype, *, huge: bool) ->
     if hasattr(mmap, "MAP_PRIVATE"):  # else no POSIX system, where it is private as it is
         private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
     memory = mmap.mmap(-1, count * dtype.itemsize, **private)
-    if huge and hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype).view(tuple(sizes))

@@ -22,9 +22,6 @@ from .memory import check_memory
 
 BLOCK = 2**21
 """The most weights that are made at a time, where there is no gradient."""
-SOME_ROWS = 8
-WORTH_HUGE_PAGES = 0.25
-"""Of all pairs: a huge page is taken whole, also where a narrow window writes a few weights of each row."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +164,7 @@ class _Map:
     def __init__(self, problem: Problem) -> None:
         self.frame = Frame.of(problem)
         sizes = self.frame.batch, self.frame.heads, problem.queries, problem.keys
-        self.into = zeros_as_written(sizes, self.frame.dtype, huge=_fills(problem))
+        self.into = zeros_as_written(sizes, self.frame.dtype)
 
     @property
     def reductions(self) -> Sequence[Reduction]:
@@ -184,15 +181,6 @@ class _Map:
         if broken.any():
             self.into[broken] = float("nan")
         return self.frame.shown(self.into)
-
-
-def _fills(problem: Problem) -> bool:
-    """Whether the mask leaves a good part of the pairs, by the look of some rows."""
-    if problem.mask is None:
-        return True
-    rows = slice(0, None, max(problem.queries // SOME_ROWS, 1))
-    keep = problem.keep(problem.grid().tile(rows, WHOLE))
-    return keep is None or bool(keep.float().mean() >= WORTH_HUGE_PAGES)
 
 
 def _read(name: str, choice: slice) -> slice:
