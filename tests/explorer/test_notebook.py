@@ -127,6 +127,7 @@ def test_a_notebook_shows_a_widget_where_there_is_anywidget(monkeypatch):
 def test_what_is_shown_is_told():
     pytest.importorskip("anywidget")
     shown = made("it was late").show(state=State(view="head"))
+    assert isinstance(shown, Live)
     assert shown.state == State(view="head")
     shown.widget.state = "view=lines&top=5"  # as the page sets it
     assert shown.state == State(view="lines", top=5)

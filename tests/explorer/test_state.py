@@ -4,19 +4,21 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from regard.errors import ConfigurationError
 from regard.explorer import Atlas, State, show, static_page
+from regard.explorer.notebook import Framed, Live
 
 PERMALINKS = json.loads(
     (Path(__file__).parents[2] / "explorer" / "test" / "permalinks.json").read_text(encoding="utf-8")
 )
 
 
-def tupled(value):
+def tupled(value: Any) -> Any:
     return tuple(map(tupled, value)) if isinstance(value, list) else value
 
 
@@ -28,7 +30,8 @@ def atlas():
 
 @pytest.mark.parametrize("case", PERMALINKS, ids=lambda case: case["permalink"][:20])
 def test_permalinks_are_those_of_the_page(case):
-    state = State(**{name: tupled(value) for name, value in case["state"].items()})
+    told: dict[str, Any] = {name: tupled(value) for name, value in case["state"].items()}
+    state = State(**told)
     assert state.permalink() == case["permalink"]
     assert State.from_permalink(case["permalink"]) == state
     assert State.from_permalink(f"http://127.0.0.1:1/token/#{case['permalink']}") == state
@@ -94,13 +97,18 @@ def test_a_page_opens_with_it(atlas):
 
 def test_a_notebook_opens_with_it(atlas, monkeypatch):
     pytest.importorskip("anywidget")
-    assert atlas.show(state="view=head&head=1").widget.state == "view=head&head=1"
+    one = atlas.show(state="view=head&head=1")
     several = show({"a": atlas, "b": atlas}, state=State(atlas=1, map="second", against=0))
+    assert isinstance(one, Live)
+    assert isinstance(several, Live)
+    assert one.widget.state == "view=head&head=1"
     assert several.widget.state == "map=1&atlas=1&against=0"
     with pytest.raises(ConfigurationError, match="the state's atlas is 2"):
         show({"a": atlas, "b": atlas}, state=State(atlas=2))
     monkeypatch.setitem(sys.modules, "anywidget", None)
-    assert "view=table" in atlas.show(state=State(view="table")).page.text
+    framed = atlas.show(state=State(view="table"))
+    assert isinstance(framed, Framed)
+    assert "view=table" in framed.page.text
 
 
 def test_an_address_opens_with_it(atlas):
