@@ -216,3 +216,11 @@ def test_a_page_that_is_not_there_is_told(tmp_path, monkeypatch, causal):
     monkeypatch.setattr(Bundle, "read", classmethod(lambda cls: Bundle("", "</SCRIPT>", "")))
     with pytest.raises(ConfigurationError, match="cannot stand inside a page"):
         static_page(causal)
+
+
+def test_twelve_times_twelve_heads_fit_into_five_megabytes():
+    """Also of noise, which nothing compresses."""
+    weights = torch.softmax(3 * torch.randn(12, 12, 128, 128, generator=torch.Generator().manual_seed(0)), -1)
+    page = static_page(Atlas.from_weights(list(weights), tokens=[f"token{i}" for i in range(128)]))
+    assert page.contents == "whole weights of 12 maps, to within 0.4% of each"
+    assert page.size < 5_000_000
