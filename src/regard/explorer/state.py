@@ -224,7 +224,12 @@ _KINDS: dict[Any, tuple[str, Callable[[Any], bool]]] = {
 
 @cache
 def _rules() -> dict[str, tuple[str, Callable[[Any], bool]]]:
-    return {name: _KINDS.get(kind) or _one_of(get_args(kind)) for name, kind in get_type_hints(State).items()}
+    return {name: _KINDS.get(kind) or _one_of(get_args(kind)) for name, kind in _types().items()}
+
+
+@cache
+def _types() -> dict[str, Any]:
+    return get_type_hints(State)
 
 
 def _one_of(choices: tuple[str, ...]) -> tuple[str, Callable[[Any], bool]]:
@@ -241,7 +246,7 @@ def _written(value: Any) -> str:
 
 def _read(name: str, text: str) -> Any:
     """The value of a text in a permalink, by the type that its name has; a text that is none is left for the rules."""
-    kind = get_type_hints(State)[name]
+    kind = _types()[name]
     if kind is str or get_origin(kind) is Literal:
         return text
     if kind is bool:

@@ -116,10 +116,8 @@ class FlashProblem:
         batch, heads, rows, _ = self.query.shape
         output = self.value.new_empty(batch, heads, rows, self.value.shape[-1])
         lse = self.value.new_empty(batch, heads, rows, dtype=torch.float32)
-        blocks = -(-rows // BLOCK)
         threads = workers(self.flops(), LEAST_WORK)
-        segment = max(min(BLOCKS, batch * heads * blocks // (4 * threads)), 1)
-        units = batch * heads * -(-blocks // segment)
+        units, segment = shares(batch * heads, rows, 4 * threads)
         work, _held = self.arguments(units, segment, result=output.data_ptr(), lse=lse.data_ptr())
         together(code.flash, work, threads)
         return output, lse
@@ -209,6 +207,13 @@ class FlashProblem:
         if self.drops is None:
             return None
         return self.drops.rows.contiguous(), torch.nn.functional.pad(self.drops.columns, (0, BLOCK))
+
+
+def shares(heads: int, rows: int, wanted: int) -> tuple[int, int]:
+    """The units that the rows of all heads make, and the blocks in each: BLOCKS, or fewer for as many as wanted."""
+    blocks = -(-rows // BLOCK)
+    segment = max(min(BLOCKS, heads * blocks // wanted), 1)
+    return heads * -(-blocks // segment), segment
 
 
 def place(tensor: Tensor) -> _Rows:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..errors import DtypeError, ShapeError
 from . import library
-from .flash import BLOCK, BLOCKS, LEAST_WORK, FlashProblem, FlashWork, place
+from .flash import LEAST_WORK, FlashProblem, FlashWork, place, shares
 from .inputs import DTYPES, check_cpu, last_contiguous
 from .threads import together, workers
 
@@ -41,11 +41,10 @@ def write_weights(
     if keep is not None:
         keep = last_contiguous(keep.expand(*keep.shape[:3], columns)).expand(batch, heads, rows, columns)
     threads = workers(2 * batch * heads * rows * columns * dim, LEAST_WORK)
-    blocks = -(-rows // BLOCK)
-    segment = max(min(BLOCKS, batch * heads * blocks // (2 * threads)), 1)
+    units, segment = shares(batch * heads, rows, 2 * threads)
     given: dict[str, Any] = {} if keep is None else {"keep": place(keep)}
     work = FlashWork(
-        units=batch * heads * -(-blocks // segment) if columns else 0,
+        units=units if columns else 0,
         heads=heads,
         group=heads // max(shared, 1),
         rows=rows,
@@ -72,9 +71,8 @@ def write_all(problem: FlashProblem, lse: Tensor, weights: Tensor) -> None:
     """
     batch, heads, rows, _ = problem.query.shape
     lse = torch.where(lse.isfinite(), lse, float("inf")).contiguous()
-    blocks, threads = -(-rows // BLOCK), workers(problem.flops(), LEAST_WORK)
-    segment = max(min(BLOCKS, batch * heads * blocks // (2 * threads)), 1)
-    units = batch * heads * -(-blocks // segment)
+    threads = workers(problem.flops(), LEAST_WORK)
+    units, segment = shares(batch * heads, rows, 2 * threads)
     work, _held = problem.arguments(units, segment, lse=lse.data_ptr(), weights=place(weights))
     together(library.current().flash_weights, work, threads)
 
