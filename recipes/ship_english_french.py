@@ -16,7 +16,7 @@ from string import Template
 from regard.errors import CheckpointError, ConfigurationError
 from regard.files import atomic_write
 from regard.translation.averaging import average
-from regard.translation.checkpoint import load_state, load_weights
+from regard.translation.checkpoint import LONGEST_SOURCE, load_state, load_weights
 from regard.translation.corpus import ParallelText
 from regard.translation.experiment import Experiment
 from regard.translation.exporting import export
@@ -62,6 +62,7 @@ def facts(run: RunFolder, experiment: Experiment) -> dict[str, object]:
         **{name: getattr(model, name) for name in ("encoder_layers", "decoder_layers", "dim", "num_heads")},
         "parameters": f"{sum(tensor.numel() for tensor in {id(one): one for one in weights.values()}.values()):,}",
         "vocabulary": f"{header['source_vocabulary']:,}",
+        "longest": header[LONGEST_SOURCE],
         "averaged": len(header["averaged_updates"]),
         "size": f"{sum(path.stat().st_size for path in ENGLISH_FRENCH.iterdir()) / 1e6:.1f} MB with the vocabulary",
         "pairs": f"{len(text):,}",

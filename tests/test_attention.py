@@ -7,6 +7,7 @@ import torch
 
 import regard
 from regard import biases, lenses, masks, scores
+from regard.errors import ConfigurationError
 from regard.pose import Options
 
 KERNELS = ["reference", "fused", "spans", "tiled"]
@@ -271,3 +272,12 @@ def test_nothing_can_be_looked_at(sizes, masked):
     seen = regard.observe(*tensors, weights, spread, mask=mask)
     assert (seen.output.shape, seen[weights].shape) == ((batch, heads, queries, 3), sizes)
     assert (seen[spread] == 0).all()
+
+
+def test_a_lens_that_was_not_looked_through_shows_nothing():
+    seen = regard.observe(rand(3, 4), rand(3, 4), rand(3, 4), lenses.Entropy())
+    assert torch.equal(seen[lenses.Entropy()], next(iter(seen.shown.values())))  # one that equals it is it
+    with pytest.raises(ConfigurationError, match=r"Received\(\) was not looked through, but Entropy\(\): give it"):
+        seen[lenses.Received()]
+    with pytest.raises(ConfigurationError, match="was not looked through, but no lens"):
+        regard.observe(rand(3, 4), rand(3, 4), rand(3, 4))[lenses.Entropy()]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .biases import Bias
-from .errors import ShapeError
+from .errors import ConfigurationError, ShapeError
 from .kernels import Plan, choose, cleaned
 from .lenses import Lens
 from .lenses.base import Shown
@@ -182,6 +182,14 @@ class Seen:
     shown: Mapping[Lens, Any]
 
     def __getitem__(self, lens: Lens[Shown]) -> Shown:
+        """What the lens shows, or one that equals it.
+
+        Raises:
+            ConfigurationError: nothing was looked at through it.
+        """
+        if lens not in self.shown:
+            had = ", ".join(map(repr, self.shown)) or "no lens"
+            raise ConfigurationError(f"{lens!r} was not looked through, but {had}: give it where it is observed")
         return self.shown[lens]
 
 

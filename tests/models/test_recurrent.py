@@ -137,6 +137,17 @@ def test_memory_and_state_can_be_reordered(decoder):
     assert not torch.equal(moved.logits, plain.logits)
 
 
+@pytest.mark.parametrize("part", ["memory", "state"])
+def test_rows_that_are_not_there_are_refused(part):
+    model, (source, lengths, _) = translator(bahdanau()).eval(), batch()
+    memory = model.encode(source, lengths)
+    held = memory if part == "memory" else model.start(memory)
+    with pytest.raises(ShapeError, match="rows are in 0..3, but the batch has the size 3: they need to be in 0..2"):
+        held.select(torch.tensor([0, 3]))
+    with pytest.raises(ShapeError, match=r"rows are in -1\.\.0"):
+        held.select(torch.tensor([0, -1]))
+
+
 def test_bahdanau_asks_with_the_state_before_the_word_and_luong_with_the_one_after():
     source, lengths, target = batch()
     other = target.clone()

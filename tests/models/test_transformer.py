@@ -197,6 +197,15 @@ def test_rows_can_be_chosen_between_steps(options):
     assert torch.equal(again.logits, plain.logits)
 
 
+@torch.no_grad()
+def test_rows_that_are_not_there_are_refused():
+    model, (source, lengths, target) = transformer(), batch()
+    memory = model.encode(source, lengths)
+    for held in (memory, model.step(target[:, 0], model.start(memory), memory).state):
+        with pytest.raises(ShapeError, match="rows are in 0..3, but the batch has the size 3: they need to be in 0..2"):
+            held.select(torch.tensor([0, 3]))
+
+
 @by_settings
 def test_every_parameter_learns(options):
     model = transformer(**options).train()

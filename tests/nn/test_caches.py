@@ -492,10 +492,10 @@ def test_room_to_grow():
     @pytest.mark.parametrize(
         ("rows", "error", "text"),
         [
-            ([5], ShapeError, "rows are in 5..5, but the cache has the batch 2: they need to be in 0..1"),
-            ([0, -1], ShapeError, "rows are in -1..0, but the cache has the batch 2"),
+            ([5], ShapeError, "rows are in 5..5, but the batch has the size 2: they need to be in 0..1"),
+            ([0, -1], ShapeError, "rows are in -1..0, but the batch has the size 2"),
             ([[0, 1]], ShapeError, "rows have the shape (1, 2); torch.int64 rows need (count,)"),
-            ([True], ShapeError, "rows have the shape (1,); torch.bool rows need (2,), as the cache has the batch 2"),
+            ([True], ShapeError, "rows have the shape (1,); torch.bool rows need (2,), as the batch has the size 2"),
             ([0.0], DtypeError, "rows need a tensor of whole numbers, torch.int64 for instance, or of bool; this is"),
             (None, DtypeError, "this is a NoneType"),
         ],

@@ -50,6 +50,16 @@ def test_the_card_names_data_licence_split_scores_and_limits():
     assert "$" not in card
 
 
+def test_the_card_says_all_that_its_template_says():
+    card = (ENGLISH_FRENCH / "README.md").read_text(encoding="utf-8")
+    template = (Path(__file__).parents[2] / "recipes" / "english_french.md").read_text(encoding="utf-8")
+    assert [line for line in template.splitlines() if "$" not in line and line not in card] == []
+
+
+def test_it_knows_how_long_the_sentences_of_its_training_were(translator):
+    assert translator.longest_trained == 17
+
+
 @pytest.mark.parametrize(
     ("sentence", "word"),
     [

@@ -26,7 +26,9 @@ from regard.translation.checkpoint import load_weights, restore
 from regard.translation.experiment import Experiment
 from regard.translation.module import Training
 from regard.translation.settings import InverseSquareRoot, Plateau, TrainingSettings
+from regard.translation.splitting import training_text
 from regard.translation.training import fit, train
+from regard.translation.translator import Translator
 from regard.translation.vocabulary import PAD, Vocabulary
 
 
@@ -229,6 +231,8 @@ def test_a_run_folder_holds_all_of_the_run(finished: Path):
     assert header["regard"] == regard.__version__
     assert header["source_vocabulary"] == len(source) == 10
     assert header["model"]["hidden_dim"] == 8
+    sources = (len(source.encode(line)) for line in training_text(experiment(finished).data)[0].sources)
+    assert header["longest_source"] == max(sources) == Translator.load(folder).longest_trained
     assert (header["update"], header["epoch"]) == (56, 8)
     assert header["scores"].keys() == {"validation_loss", "validation_perplexity"}
     assert header["scores"]["validation_perplexity"] == pytest.approx(math.exp(header["scores"]["validation_loss"]))

@@ -65,7 +65,7 @@ def translate(
     from regard.cli.attention import attention_file
     from regard.translation.experiment import Experiment
     from regard.translation.runs import RunFolder
-    from regard.translation.shipped import ENGLISH_FRENCH, LONGEST_TRAINED
+    from regard.translation.shipped import ENGLISH_FRENCH
     from regard.translation.translator import Translator
 
     _check(sentences, attention, layer=layer, head=head)
@@ -76,7 +76,6 @@ def translate(
     overrides = [f"search.{key}={value}" for key, value in told.items() if value is not None]
     search = Experiment.load(RunFolder(folder).experiment, overrides).search
     if checkpoint is None:
-        translator.longest_trained = LONGEST_TRAINED
         typer.echo("English to French, by the model that regard comes with; --checkpoint names another", err=True)
     number = 1
     for lines in [sentences] if sentences else arriving_lines(standard_input()):

@@ -23,6 +23,9 @@ from regard.files import atomic_write
 FORMAT = 2
 """Version of the layout; raised when an older regard could not read the file. 2: what is shared is written once."""
 
+LONGEST_SOURCE = "longest_source"
+"""The entry of a translator's header that tells how many tokens the longest source has that it was trained on."""
+
 NAMED_AT_MOST = 3
 
 

@@ -10,6 +10,3 @@ ENGLISH_FRENCH = Path(__file__).parent / "english_french"
 
 LANGUAGES = ("English", "French")
 """From and to."""
-
-LONGEST_TRAINED = 17
-"""The tokens of the longest English sentence that it was trained on: it leaves out parts of longer ones."""

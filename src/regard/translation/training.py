@@ -27,6 +27,7 @@ from regard.translation.bar import Bar
 from regard.translation.batches import EncodedText, encode
 from regard.translation.building import build_model
 from regard.translation.callbacks import Interrupt, Interrupted, Interruptible, Logging, Saving
+from regard.translation.checkpoint import LONGEST_SOURCE
 from regard.translation.corpus import ParallelText
 from regard.translation.experiment import Experiment
 from regard.translation.module import Training
@@ -93,9 +94,10 @@ def train(
     longest = model.max_source_length
     shorter = min(experiment.data.max_length, longest or experiment.data.max_length)
     validation = None if held_out is None else encode(held_out, source, target, longest)
+    encoded = encode(text, source, target, shorter)
     return fit(
         model,
-        encode(text, source, target, shorter),
+        encoded,
         experiment.training,
         validation=validation,
         seed=experiment.seed,
@@ -104,6 +106,7 @@ def train(
             "model": experiment.model.model_dump(mode="json"),
             "source_vocabulary": len(source),
             "target_vocabulary": len(target),
+            LONGEST_SOURCE: int(encoded.sources.lengths.max()),
         },
         callbacks=[Bar(Console(file=sys.stdout))] if sys.stdout.isatty() and rank_zero_only.rank == 0 else [],
     )

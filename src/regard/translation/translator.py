@@ -18,7 +18,7 @@ from regard.errors import CorpusError, DeviceError
 from regard.plots import heatmap
 from regard.translation.alignment import Link, one_map, word_links
 from regard.translation.building import build_model
-from regard.translation.checkpoint import restore
+from regard.translation.checkpoint import LONGEST_SOURCE, restore
 from regard.translation.encoding import EncodedText, IdSequences, collate
 from regard.translation.experiment import Experiment
 from regard.translation.runs import RunFolder, Which
@@ -131,8 +131,7 @@ class Translator:
         experiment = Experiment.load(run.experiment)
         source, target = Vocabulary.load(run.source_vocabulary), Vocabulary.load(run.target_vocabulary)
         model = build_model(experiment.model, len(source), len(target))
-        restore(model, weights)
-        longest = experiment.data.max_length
+        longest = restore(model, weights).get(LONGEST_SOURCE, experiment.data.max_length)
         return cls(model.to(_device(device)), source, target, experiment.search, longest_trained=longest)
 
     def translate(

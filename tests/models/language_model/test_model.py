@@ -273,7 +273,7 @@ def test_caches_that_do_not_fit(make):
     _, cache = model.step(tokens, model.make_cache())
     with pytest.raises(ShapeError, match="the cache has the batch 3, and what comes 2"):
         model.step(tokens[:2], cache)
-    with pytest.raises(ShapeError, match=r"rows are in 3\.\.3, but the cache has the batch 3"):
+    with pytest.raises(ShapeError, match=r"rows are in 3\.\.3, but the batch has the size 3"):
         cache.select(torch.tensor([3]))
     with pytest.raises(ConfigurationError, match="the cache drops keys by"):
         make([LayerConfig(before=9)] * 2).step(tokens, cache)

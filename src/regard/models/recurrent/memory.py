@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from ...masks import Mask, padding
+from ...nn.caches.rows import check_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +46,12 @@ class Memory:
         return self.encoded.lengths
 
     def select(self, rows: Tensor) -> Memory:
-        """The memory of these rows of the batch, in this order; a row may come more than once."""
+        """The memory of these rows of the batch, in this order; a row may come more than once.
+
+        Raises:
+            ShapeError, DtypeError: rows are not rows of the batch.
+        """
+        check_rows(rows, len(self.lengths))
         encoded = self.encoded
         chosen = Encoded(encoded.annotations[rows], encoded.lengths[rows], encoded.last[rows])
         return Memory.of(chosen, self.keys[rows])
@@ -64,7 +70,12 @@ class State:
     step: int = 0
 
     def select(self, rows: Tensor) -> State:
-        """The state of these rows of the batch, in this order; a row may come more than once."""
+        """The state of these rows of the batch, in this order; a row may come more than once.
+
+        Raises:
+            ShapeError, DtypeError: rows are not rows of the batch.
+        """
+        check_rows(rows, len(self.hidden[0]))
         fed = None if self.fed is None else self.fed[rows]
         return replace(self, hidden=tuple(part[rows] for part in self.hidden), fed=fed)
 

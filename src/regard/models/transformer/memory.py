@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...masks import Mask, padding
 from ...nn import KVCache, MemoryCache, SeenBlock
+from ...nn.caches.rows import check_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +23,12 @@ class Memory:
     mask: Mask
 
     def select(self, rows: Tensor) -> Memory:
-        """The memory of these rows of the batch, in this order; a row may come more than once."""
+        """The memory of these rows of the batch, in this order; a row may come more than once.
+
+        Raises:
+            ShapeError, DtypeError: rows are not rows of the batch.
+        """
+        check_rows(rows, len(self.lengths))
         lengths = self.lengths[rows]
         return Memory(tuple(layer.select(rows) for layer in self.layers), lengths, padding(lengths=lengths))
 

@@ -1,4 +1,4 @@
-"""Rows of a batch, for the caches that are asked for some of them."""
+"""Rows of a batch, for what is asked for some of them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def check_rows(rows: object, batch: int) -> None:
         has = rows.dtype if isinstance(rows, Tensor) else f"a {type(rows).__name__}"
         raise DtypeError(f"rows need a tensor of whole numbers, torch.int64 for instance, or of bool; this is {has}")
     if rows.ndim != 1 or (rows.dtype == torch.bool and len(rows) != batch):
-        needs = f"({batch},), as the cache has the batch {batch}" if rows.dtype == torch.bool else "(count,)"
+        needs = f"({batch},), as the batch has the size {batch}" if rows.dtype == torch.bool else "(count,)"
         raise ShapeError(f"rows have the shape {tuple(rows.shape)}; {rows.dtype} rows need {needs}")
     if rows.dtype == torch.bool or not rows.is_cpu or not len(rows) or transformed():
         return
     least, most = (int(end) for end in rows.aminmax())
     if least < 0 or most >= batch:
         raise ShapeError(
-            f"rows are in {least}..{most}, but the cache has the batch {batch}: they need to be in 0..{batch - 1}"
+            f"rows are in {least}..{most}, but the batch has the size {batch}: they need to be in 0..{batch - 1}"
         )
