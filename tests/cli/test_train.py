@@ -1,4 +1,7 @@
+import signal
 import time
+
+import pytest
 
 from regard.translation.experiment import Experiment
 
@@ -47,7 +50,8 @@ def test_mistakes_leave_nothing_behind(regard, corpus, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_ctrl_c_saves_the_state_and_the_same_command_goes_on(shell, regard, corpus, tmp_path):
+@pytest.mark.parametrize(("sent", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_the_state_and_the_same_command_goes_on(shell, regard, corpus, tmp_path, sent, status):
     folder = tmp_path / "run"
     command = ["train", corpus / "digits.yaml", "--folder", folder, "--set"]
     training = shell(*command, "training.max_epochs=100000")
@@ -56,9 +60,9 @@ def test_ctrl_c_saves_the_state_and_the_same_command_goes_on(shell, regard, corp
         assert training.process.poll() is None, training.end()
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    training.interrupt()
+    training.process.send_signal(sent)
     code, stdout, stderr = training.end()
-    assert (code, stdout) == (130, b"")
+    assert (code, stdout) == (status, b"")
     assert f"interrupted; {folder} has the state, and the same command goes on from there" in stderr.decode()
     assert "Traceback" not in stderr.decode()
     result = regard(*command, "training.max_epochs=1")

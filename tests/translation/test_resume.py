@@ -62,43 +62,48 @@ def home(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def interrupt_at(monkeypatch: pytest.MonkeyPatch, step: str, number: int) -> None:
-    """Press Ctrl-C in the middle of a training or validation step."""
+SIGNALS = [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)]
+
+
+def interrupt_at(monkeypatch: pytest.MonkeyPatch, step: str, number: int, sent: signal.Signals) -> None:
+    """Press Ctrl-C, or send another signal, in the middle of a training or validation step."""
     original, count = getattr(Training, step), iter(range(1, 999))
 
     def interrupted(self: Training, batch: Any, batch_idx: int) -> Any:
         if next(count) == number:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), sent)
         return original(self, batch, batch_idx)
 
     monkeypatch.setattr(Training, step, interrupted)
 
 
+@pytest.mark.parametrize(("sent", "ends"), SIGNALS)
 @pytest.mark.parametrize(("step", "number", "saved"), [("training_step", 3, 3), ("validation_step", 1, 4)])
-def test_ctrl_c_saves_the_last_state_and_resuming_changes_nothing(
-    home: Path, monkeypatch: pytest.MonkeyPatch, step: str, number: int, saved: int
+def test_a_signal_saves_the_last_state_and_resuming_changes_nothing(
+    home: Path, monkeypatch: pytest.MonkeyPatch, step: str, number: int, saved: int, sent: signal.Signals, ends: type
 ):
     settings = experiment(home, validate_every=4)
     train(settings, home / "unbroken")
-    handler = signal.getsignal(signal.SIGINT)
+    handler = signal.getsignal(sent)
     with monkeypatch.context() as patch:
-        interrupt_at(patch, step, number)
-        with pytest.raises(KeyboardInterrupt):
+        interrupt_at(patch, step, number, sent)
+        with pytest.raises(ends):
             train(settings, home / "run")
-    assert signal.getsignal(signal.SIGINT) is handler
+    assert signal.getsignal(sent) is handler
     assert load_weights(home / "run" / "last.safetensors")[1]["update"] == saved
     train(settings, home / "run", resume="must")
     assert_same_weights(home / "run", home / "unbroken")
 
 
-def test_ctrl_c_twice_ends_at_once(home: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(("sent", "ends"), SIGNALS)
+def test_a_second_signal_ends_at_once(home: Path, monkeypatch: pytest.MonkeyPatch, sent: signal.Signals, ends: type):
     def interrupted(self: Training, batch: Any, batch_idx: int) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), sent)
+        os.kill(os.getpid(), sent)
         pytest.fail("the second one should have ended this step")
 
     monkeypatch.setattr(Training, "training_step", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(ends):
         train(experiment(home), home / "run")
     assert not (home / "run" / "state").exists()
 

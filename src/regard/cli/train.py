@@ -25,6 +25,7 @@ def train(
     """Train a translator, or resume a training.
 
     Prints the settings in effect first, and at the end the folder, which the other commands take as --checkpoint.
+    Ctrl-C, and the SIGTERM of a cluster, end it after the current update with its state saved.
     """
     from regard.translation.experiment import Experiment
     from regard.translation.runs import RunFolder
@@ -36,7 +37,7 @@ def train(
     try:
         with redirect_stdout(sys.stderr):  # progress bars are for the person, not for the pipe
             result = run(settings, folder)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):
         if RunFolder(folder).state.exists():
             typer.echo(f"interrupted; {folder} has the state, and the same command goes on from there", err=True)
         raise

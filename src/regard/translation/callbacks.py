@@ -71,43 +71,65 @@ class Saving(Checkpoint):
 
 
 class Interrupted(BaseException):
-    """The person pressed Ctrl-C, and the run is at a place where it can end."""
+    """Someone wants the run to end, and it is at a place where it can."""
 
 
 class Interrupt:
-    """Ctrl-C as a wish to be granted after the current update; pressed again, it is granted at once.
+    """Ctrl-C and SIGTERM as a wish to be granted after the current update; a second one is granted at once.
 
     An exception in the middle of an optimiser's step would leave weights that no unbroken run ever has.
     """
 
+    SIGNALS = (signal.SIGINT, signal.SIGTERM)
+    """What a person sends, and what a cluster sends before it takes the machine away."""
+
     def __init__(self) -> None:
-        self.wished = False
-        self._handles = False
-        self._previous: Any = None
+        self._received: int | None = None
+        self._previous: dict[int, Any] = {}
+
+    @property
+    def wished(self) -> bool:
+        """Whether someone wants the run to end."""
+        return self._received is not None
+
+    def error(self) -> BaseException:
+        """What ends the caller, too, unless it knows better: as Python has it for Ctrl-C, and as shells for SIGTERM."""
+        return SystemExit(128 + signal.SIGTERM) if self._received == signal.SIGTERM else KeyboardInterrupt()
 
     def __enter__(self) -> Self:
         # Python lets only the main thread handle signals, and a process in the background may be told to ignore them.
-        in_main_thread = threading.current_thread() is threading.main_thread()
-        if in_main_thread and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-            self._previous = signal.signal(signal.SIGINT, self._handle)
-            self._handles = True
+        if threading.current_thread() is threading.main_thread():
+            handlers = {number: signal.getsignal(number) for number in self.SIGNALS}
+            self._previous = {
+                number: handler for number, handler in handlers.items() if handler not in (signal.SIG_IGN, None)
+            }
+        self.listen()
         return self
 
+    def listen(self) -> None:
+        """Take the signals, also from whoever has taken them since."""
+        for number in self._previous:
+            signal.signal(number, self._handle)
+
     def __exit__(self, *_: object) -> None:
-        if self._handles:
-            signal.signal(signal.SIGINT, self._previous)
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.wished:
             raise Interrupted
-        self.wished = True
+        self._received = number
 
 
 class Interruptible(Callback):
-    """Ends the run after the update, or the validation, in which Ctrl-C was pressed, with its state saved."""
+    """Ends the run after the update, or the validation, in which someone wished it, with its state saved."""
 
     def __init__(self, interrupt: Interrupt, saving: Saving | None):
         self._interrupt, self._saving = interrupt, saving
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # Lightning answers SIGTERM by leaving without a state, and with the exit status of success.
+        self._interrupt.listen()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         training = ours(pl_module)

@@ -83,6 +83,7 @@ def train(
         CorpusError, VocabularyError: the text cannot be read or used.
         CheckpointError: there is nothing to resume, the state is damaged or of other text, or the disk is full.
         KeyboardInterrupt: Ctrl-C; the state after the last update has been saved.
+        SystemExit: the same for SIGTERM, which clusters send before they take a machine away; its code is 143.
     """
     run = RunFolder(Path(folder))
     _open_run(run, experiment, resume)
@@ -130,7 +131,7 @@ def fit(
     header of the saved weights. The state of the random generators is as before when it returns.
 
     Raises:
-        ConfigurationError, CheckpointError, KeyboardInterrupt: as for `train`.
+        ConfigurationError, CheckpointError, KeyboardInterrupt, SystemExit: as for `train`.
     """
     run = RunFolder(Path(folder)) if folder is not None else None
     training = Training(model, text, validation, settings, seed=seed)
@@ -145,7 +146,7 @@ def fit(
         try:
             trainer.fit(training, ckpt_path=state)
         except Interrupted:
-            raise KeyboardInterrupt from None
+            raise interrupt.error() from None
     progress = training.progress
     return TrainingResult(
         folder=run.path if run else None,
