@@ -10,7 +10,7 @@ const WIDTH = 140;
 const LEAST_WIDTH = 40;
 
 /** About as wide as a character is. */
-const CHARACTER = 6.2;
+const CHARACTER = 6.8;
 
 const HEIGHT = 8;
 
@@ -40,7 +40,9 @@ export function legendShapes({ maximum, signed, divisor, mean, room }: Legend, s
   // Room for the number before the bar, by its count of characters.
   const start = 8 + CHARACTER * least.length;
   const scale = state.scale === "linear" ? "linear" : state.scale === "sqrt" ? "square root" : "logarithmic";
-  const words = `${most}  ·  ${scale}`;
+  // The scale stands among the controls, too; the number stands here alone.
+  const both = `${most}  ·  ${scale}`;
+  const words = start + LEAST_WIDTH + 8 + CHARACTER * both.length <= room ? both : most;
   const width = Math.max(Math.min(WIDTH, room - start - 8 - CHARACTER * words.length), LEAST_WIDTH);
   shapes.push({ kind: "image", image: bar(state.colours, signed), x: start, y: 0, width, height: HEIGHT });
   shapes.push({ kind: "text", x: start + width + 8, y: HEIGHT / 2, text: words, colour: palette.muted, size: 11 });
