@@ -1,9 +1,9 @@
-"""Put the translator that regard is installed with in its place, from a run of `tatoeba-english-french.yaml`.
+"""Put the translator that regard is installed with in its place, from a run of `english-french-everyday.yaml`.
 
-    python recipes/ship_english_french.py --data DIR
+    python recipes/ship_english_french.py --data FILE
 
 Averages the weights of the run, exports them in bfloat16 to src/regard/translation/english_french, translates the
-held-out sentences with what was exported, and writes the scores into the model card there. DIR has the table of pairs.
+held-out sentences with what was exported, and writes the scores into the model card there. FILE is the table of pairs.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ MOST_BYTES = 10_000_000
 def main() -> None:
     """Average, export, score, and write the card."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", type=Path, default=Path("runs/tatoeba-english-french"), help="folder of the run")
-    parser.add_argument("--data", type=Path, required=True, help="folder of the table of pairs")
-    parser.add_argument("--last", type=int, default=5, help="how many of the last weights are averaged")
+    parser.add_argument("--run", type=Path, default=Path("runs/english-french-everyday"), help="folder of the run")
+    parser.add_argument("--data", type=Path, required=True, help="the table of pairs")
+    parser.add_argument("--last", type=int, default=4, help="how many of the last weights are averaged")
     told = parser.parse_args()
     run = RunFolder(told.run)
     average(run.path, last=told.last)
     export(run.path, ENGLISH_FRENCH, which="average")
-    experiment = Experiment.load(run.experiment, [f"data.folder={told.data}"])
+    experiment = Experiment.load(run.experiment, [f"data.train.tsv={told.data}"])
     card = Template(CARD.read_text("utf-8")).substitute(facts(run, experiment) | scores(experiment))
     with atomic_write(ENGLISH_FRENCH / "README.md") as partial:
         partial.write_text(card, encoding="utf-8")
@@ -54,8 +54,10 @@ def main() -> None:
 def facts(run: RunFolder, experiment: Experiment) -> dict[str, object]:
     """What the card says of the model, the data and the training."""
     model, training, data = experiment.model, experiment.training, experiment.data
+    if training.start_from is None or data.extra is None:
+        raise ConfigurationError(f"{run.path} is no run of recipes/english-french-everyday.yaml")
     weights, header = load_weights(RunFolder(ENGLISH_FRENCH).best)
-    progress = load_state(run.state)["state_dict"]["_extra_state"]["progress"]
+    first = RunFolder(training.start_from.parent)
     text = ParallelText.read(data.train, data.folder)
     parts = split(text, data.split or SplitSettings())
     return {
@@ -68,12 +70,23 @@ def facts(run: RunFolder, experiment: Experiment) -> dict[str, object]:
         "pairs": f"{len(text):,}",
         **{name: f"{len(part):,}" for name, part in parts.items()},
         "casual": f"{data.casual_copies:.0%}",
+        "extra": len(ParallelText.read(data.extra, data.folder)),
+        "extra_times": data.extra_times,
         "seed": experiment.seed,
-        "updates": f"{progress['position']['update']:,}",
-        "epochs": progress["position"]["epoch"],
-        "minutes": round(progress["seconds"] / 60),
+        **progress(first, "first_"),
+        **progress(run, ""),
         "batch_tokens": f"{training.batch_tokens:,}",
         "beam": experiment.search.beam,
+    }
+
+
+def progress(run: RunFolder, name: str) -> dict[str, object]:
+    """How long a run took."""
+    made = load_state(run.state)["state_dict"]["_extra_state"]["progress"]
+    return {
+        f"{name}updates": f"{made['position']['update']:,}",
+        f"{name}epochs": made["position"]["epoch"],
+        f"{name}minutes": round(made["seconds"] / 60),
     }
 
 

@@ -126,8 +126,8 @@ def test_a_line_longer_than_any_that_was_trained_on_is_told(regard, run):
         "line 2: it has 36 tokens, and the model was trained on sentences of 17 at most: the translation may leave out "
         "much of it; give one sentence a line"
     ]
-    result = regard("translate", "--checkpoint", run, "--beam", 1, input="1\n" + "1 " * 101)
-    assert "line 2: it has 101 tokens, and the model was trained on sentences of 100 at most" in result.stderr
+    result = regard("translate", "--checkpoint", run, "--beam", 1, input="1\n" + "1 " * 5)
+    assert "line 2: it has 5 tokens, and the model was trained on sentences of 4 at most" in result.stderr
     assert "line 1" not in result.stderr
 
 

@@ -192,6 +192,34 @@ def test_the_share_of_copies_is_none_unless_told(tmp_path: Path):
     assert len(training_text(DataSettings(folder=tmp_path, train=TABLE, casual_copies=0.99))[0]) == 4
 
 
+def test_extra_pairs_are_trained_on_as_often_as_told(tmp_path: Path):
+    write_table(tmp_path, distinct(20))
+    (tmp_path / "extra.tsv").write_text("Hello!\tBonjour !\nBye.\tAu revoir.\n")
+    extra = TextTable(tsv=Path("extra.tsv"))
+    text, held_out = training_text(DataSettings(folder=tmp_path, train=TABLE, extra=extra, extra_times=3))
+    assert pairs_of(text) == distinct(20) + 3 * [("Hello!", "Bonjour !"), ("Bye.", "Au revoir.")]
+    assert held_out is None
+
+
+@pytest.mark.parametrize("part", ["validation", "test", "file"])
+def test_extra_pairs_have_nothing_that_is_held_out(tmp_path: Path, part: str):
+    write_table(tmp_path, distinct(20))
+    extra = {"extra": {"tsv": "extra.tsv"}, "train": {"tsv": "pairs.tsv.gz"}, "folder": str(tmp_path)}
+    if part == "file":
+        (tmp_path / "dev.tsv").write_text("Sentence 40\tphrase 40\n")
+        data = DataSettings.model_validate(extra | {"validation": {"tsv": "dev.tsv"}})
+        source, target = "sentence 40", "phrase 40"
+    else:
+        data = DataSettings.model_validate(extra | {"split": {part: 1}})
+        [(source, target)] = pairs_of(split(text_of(distinct(20)), SplitSettings.model_validate({part: 1}))[part])
+    rows = [(f"{source.upper()}!", "mot"), ("mot", f"{target}."), ("own", "à soi")]
+    (tmp_path / "extra.tsv").write_text("".join(f"{one}\t{other}\n" for one, other in rows))
+    assert [pair for pair in pairs_of(training_text(data)[0]) if pair in rows] == [("own", "à soi")]
+    (tmp_path / "extra.tsv").write_text(f"{source}?\tmot\n")
+    with pytest.raises(CorpusError, match="each of the 1 pairs of .*extra.tsv column 0 shares a sentence with what is"):
+        training_text(data)
+
+
 def test_a_run_trains_on_its_part_and_is_resumed_with_no_other(tmp_path: Path):
     letters = random.Random(1)
     words = ["".join(letters.choices("abcdef", k=letters.randrange(3, 9))) for _ in range(80)]

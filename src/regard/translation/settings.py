@@ -84,6 +84,10 @@ class DataSettings(Settings):
     """In place of files for validation or test, or of both."""
     casual_copies: Share = 0.0
     """Of how many training pairs there is a copy without the source's final mark, in lower case, or both."""
+    extra: TextSettings | None = None
+    """More to train on, of which nothing is held out; without pairs that share a sentence with what is held out."""
+    extra_times: Count = 1
+    """How often each of these pairs is in the training text: few that matter are lost among many."""
     source_language: str | None = None
     target_language: str | None = None
     max_length: Count = 100
@@ -157,6 +161,11 @@ DecaySettings = Annotated[Constant | InverseSquareRoot | Plateau, Discriminator(
 class TrainingSettings(Settings):
     """How to train. An update is one step of the optimiser on one batch."""
 
+    start_from: Path | None = None
+    """Weights of another run, such as runs/NAME/best.safetensors, with its vocabularies beside it: fine-tuning.
+
+    Where text is split, the other run has to have split it alike, or what is held out here was trained on there.
+    """
     batch_tokens: Count = 4000
     max_epochs: Count = 30
     max_updates: Count | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import unicodedata
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from regard.errors import CorpusError
 from regard.translation.corpus import ParallelText
@@ -18,17 +19,24 @@ _FINAL_MARKS = ".!?…。！？"
 
 
 def training_text(data: DataSettings) -> tuple[ParallelText, ParallelText | None]:
-    """The text to train on, with its casual copies, and the text to validate on, if there is one.
+    """The text to train on, with its casual copies and what is extra, and the text to validate on, if there is one.
 
     Raises:
         CorpusError: a file cannot be read, or holds too little for the split.
     """
     text = ParallelText.read(data.train, data.folder)
-    validation = None if data.validation is None else ParallelText.read(data.validation, data.folder)
+    held_out: dict[str, ParallelText] = {}
+    if data.validation is not None:
+        held_out["validation"] = ParallelText.read(data.validation, data.folder)
     if data.split is not None:
-        parts = split(text, data.split)
-        text, validation = parts["train"], parts.get("validation", validation)
-    return with_casual_copies(text, data.casual_copies) if data.casual_copies else text, validation
+        held_out |= split(text, data.split)
+        text = held_out.pop("train")
+    if data.casual_copies:
+        text = with_casual_copies(text, data.casual_copies)
+    if data.extra is not None:
+        extra = _unseen(ParallelText.read(data.extra, data.folder), held_out.values())
+        text = _joined(text, extra * data.extra_times)
+    return text, held_out.get("validation")
 
 
 def evaluation_text(data: DataSettings) -> ParallelText | None:
@@ -87,14 +95,32 @@ def with_casual_copies(text: ParallelText, share: float) -> ParallelText:
     """
     copied = [pair for pair in zip(text.sources, text.targets, strict=True) if _hash(pair, "copied") < share]
     copies = [(_hasty(pair[0], int(_hash(pair, "kind") * 3)), pair) for pair in copied]
-    new = [(source, target) for source, (original, target) in copies if source != original]
-    return ParallelText(
-        sources=[*text.sources, *(source for source, _ in new)],
-        targets=[*text.targets, *(target for _, target in new)],
-        source_name=text.source_name,
-        target_name=text.target_name,
-        dropped_empty=text.dropped_empty,
-    )
+    return _joined(text, [(source, target) for source, (original, target) in copies if source != original])
+
+
+def _joined(text: ParallelText, pairs: Sequence[tuple[str, str]]) -> ParallelText:
+    """A text with pairs behind its own."""
+    sources, targets = [source for source, _ in pairs], [target for _, target in pairs]
+    return replace(text, sources=[*text.sources, *sources], targets=[*text.targets, *targets])
+
+
+def _unseen(text: ParallelText, held_out: Iterable[ParallelText]) -> list[tuple[str, str]]:
+    """The pairs of a text that share no sentence with what is held out, whatever its case and punctuation.
+
+    Raises:
+        CorpusError: none is left.
+    """
+    parts = list(held_out)
+    sources = {_bare(line) for part in parts for line in part.sources}
+    targets = {_bare(line) for part in parts for line in part.targets}
+    pairs = list(zip(text.sources, text.targets, strict=True))
+    pairs = [pair for pair in pairs if _bare(pair[0]) not in sources and _bare(pair[1]) not in targets]
+    if not pairs:
+        raise CorpusError(
+            f"each of the {len(text):,} pairs of {text.source_name} shares a sentence with what is held out, and none "
+            "is left to train on: leave out data.extra, or give it pairs of its own"
+        )
+    return pairs
 
 
 def _hasty(source: str, kind: int) -> str:

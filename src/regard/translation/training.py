@@ -27,7 +27,7 @@ from regard.translation.bar import Bar
 from regard.translation.batches import EncodedText, encode
 from regard.translation.building import build_model
 from regard.translation.callbacks import Interrupt, Interrupted, Interruptible, Logging, Saving
-from regard.translation.checkpoint import LONGEST_SOURCE
+from regard.translation.checkpoint import LONGEST_SOURCE, read_header
 from regard.translation.corpus import ParallelText
 from regard.translation.experiment import Experiment
 from regard.translation.module import Training
@@ -35,6 +35,7 @@ from regard.translation.runs import RunFolder
 from regard.translation.safetensors_io import SafetensorsIO
 from regard.translation.settings import TrainingSettings, VocabularySettings, VocabularySides
 from regard.translation.splitting import training_text
+from regard.translation.starting import Start
 from regard.translation.vocabulary import Vocabulary
 
 MAY_CHANGE = (
@@ -81,17 +82,21 @@ def train(
         ConfigurationError: the folder holds a run of other settings (their keys are named), or the settings cannot be
             met on this machine.
         CorpusError, VocabularyError: the text cannot be read or used.
-        CheckpointError: there is nothing to resume, the state is damaged or of other text, or the disk is full.
+        CheckpointError: there is nothing to resume or to start from, the state is damaged or of other text, or the
+            disk is full.
         KeyboardInterrupt: Ctrl-C; the state after the last update has been saved.
         SystemExit: the same for SIGTERM, which clusters send before they take a machine away; its code is 143.
     """
     run = RunFolder(Path(folder))
+    start = None if run.state.exists() else Start.of(experiment)
     _open_run(run, experiment, resume)
     text, held_out = training_text(experiment.data)
-    source, target = _vocabularies(run, text, experiment.vocabulary)
+    source, target = _vocabularies(run, text, experiment.vocabulary, start)
     with isolate_rng():
         torch.manual_seed(experiment.seed)
         model = build_model(experiment.model, len(source), len(target))
+    if start is not None:
+        start.put_into(model)
     longest = model.max_source_length
     shorter = min(experiment.data.max_length, longest or experiment.data.max_length)
     validation = None if held_out is None else encode(held_out, source, target, longest)
@@ -107,7 +112,7 @@ def train(
             "model": experiment.model.model_dump(mode="json"),
             "source_vocabulary": len(source),
             "target_vocabulary": len(target),
-            LONGEST_SOURCE: int(encoded.sources.lengths.max()),
+            LONGEST_SOURCE: max(int(encoded.sources.lengths.max()), _longest_before(run, start)),
         },
         callbacks=[Bar(Console(file=sys.stdout))] if sys.stdout.isatty() and rank_zero_only.rank == 0 else [],
     )
@@ -233,15 +238,20 @@ def _open_run(run: RunFolder, experiment: Experiment, resume: str) -> None:
 
 
 def _vocabularies(
-    run: RunFolder, text: ParallelText, settings: VocabularySettings | VocabularySides
+    run: RunFolder, text: ParallelText, settings: VocabularySettings | VocabularySides, start: Start | None
 ) -> tuple[Vocabulary, Vocabulary]:
-    """The vocabularies in the folder, learned from the training text if they are not there."""
+    """The vocabularies in the folder; if they are not there, those of the start, or learned from the training text."""
     if not (run.source_vocabulary.exists() and run.target_vocabulary.exists()):
-        for path, vocabulary in zip(
-            (run.source_vocabulary, run.target_vocabulary), _learn_vocabularies(text, settings), strict=True
-        ):
+        made = start.vocabularies() if start else _learn_vocabularies(text, settings)
+        for path, vocabulary in zip((run.source_vocabulary, run.target_vocabulary), made, strict=True):
             vocabulary.save(path)
     return Vocabulary.load(run.source_vocabulary), Vocabulary.load(run.target_vocabulary)
+
+
+def _longest_before(run: RunFolder, start: Start | None) -> int:
+    """How many tokens the longest source has that the weights have seen already; 0 where that is not known."""
+    before = start.weights if start else run.last
+    return read_header(before).get(LONGEST_SOURCE, 0) if before.is_file() else 0
 
 
 def _learn_vocabularies(

@@ -1,0 +1,108 @@
+"""A run that starts from the weights of another has its vocabularies too, and is refused what does not fit them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_runs import experiment, write_text
+
+from regard.errors import CheckpointError, ConfigurationError
+from regard.translation.checkpoint import LONGEST_SOURCE, load_weights
+from regard.translation.experiment import Experiment
+from regard.translation.exporting import export
+from regard.translation.training import train
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("starting")
+    write_text(home)
+    train(experiment(home, max_epochs=1), home / "first")
+    return home
+
+
+def again(home: Path, weights: Path, **changes: dict[str, Any]) -> Experiment:
+    """The experiment, starting from weights, with these changes to its sections."""
+    told = experiment(home, max_epochs=1, start_from=str(weights)).model_dump(mode="json")
+    return Experiment.from_mapping(
+        {key: value | changes[key] if key in changes else value for key, value in told.items()}
+    )
+
+
+def small_steps(home: Path, weights: Path) -> Experiment:
+    return again(home, weights, training={"learning_rate": 1e-12})
+
+
+@pytest.mark.parametrize("exported", [False, True])
+def test_it_has_the_weights_and_the_vocabularies(home: Path, tmp_path: Path, exported: bool):
+    weights = export(home / "first", tmp_path / "small", dtype="float32") / "best.safetensors" if exported else None
+    train(small_steps(home, weights or home / "first" / "best.safetensors"), tmp_path / "second")
+    before, after = (load_weights(folder / "best.safetensors")[0] for folder in (home / "first", tmp_path / "second"))
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        torch.testing.assert_close(after[name], tensor, rtol=0, atol=1e-9)
+    for side in ("source", "target"):
+        kept = (home / "first" / f"{side}.vocabulary.json").read_bytes()
+        assert (tmp_path / "second" / f"{side}.vocabulary.json").read_bytes() == kept
+
+
+def test_it_is_resumed_where_the_first_run_is_gone(home: Path, tmp_path: Path):
+    first = export(home / "first", tmp_path / "first", dtype="float32")
+    settings = again(home, first / "best.safetensors", training={"max_epochs": 2})
+    unbroken = train(settings, tmp_path / "unbroken")
+    train(again(home, first / "best.safetensors"), tmp_path / "run")
+    for file in first.iterdir():
+        file.unlink()
+    assert train(settings, tmp_path / "run").updates == unbroken.updates
+    ours, theirs = (load_weights(tmp_path / run / "last.safetensors") for run in ("run", "unbroken"))
+    assert ours[1] == theirs[1]
+    assert all(torch.equal(ours[0][name], theirs[0][name]) for name in ours[0])
+
+
+def test_it_knows_of_the_longest_sentence_that_either_run_saw(home: Path, tmp_path: Path):
+    longest = load_weights(home / "first" / "best.safetensors")[1][LONGEST_SOURCE]
+    short = tmp_path / "short"
+    short.mkdir()
+    for name in ("train.src", "train.trg", "dev.src", "dev.trg"):
+        (short / name).write_text("ab\nba\nabc\n")
+    train(again(short, home / "first" / "best.safetensors"), tmp_path / "second")
+    assert longest > 3
+    assert load_weights(tmp_path / "second" / "last.safetensors")[1][LONGEST_SOURCE] == longest
+
+
+def test_another_dropout_is_no_other_model(home: Path, tmp_path: Path):
+    train(again(home, home / "first" / "best.safetensors", model={"dropout": 0.0}), tmp_path / "second")
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"model": {"hidden_dim": 10}}, "model.hidden_dim"),
+        ({"vocabulary": {"kind": "words"}}, "vocabulary.kind"),
+        ({"model": {"cell": "lstm"}, "vocabulary": {"lowercase": True}}, "vocabulary.lowercase, model.cell"),
+    ],
+)
+def test_a_run_of_another_model_is_refused_before_anything_is_written(
+    home: Path, tmp_path: Path, changes: dict[str, Any], named: str
+):
+    weights = home / "first" / "best.safetensors"
+    message = f"best.safetensors is of a run with other settings: {named}; write these as they are in .*experiment.yaml"
+    with pytest.raises(ConfigurationError, match=message):
+        train(again(home, weights, **changes), tmp_path / "second")
+    assert not (tmp_path / "second").exists()
+
+
+@pytest.mark.parametrize(("name", "message"), [("first", "first is a folder"), ("none.safetensors", "is not there")])
+def test_weights_that_are_not_there_are_named(home: Path, tmp_path: Path, name: str, message: str):
+    with pytest.raises(CheckpointError, match=f"{message}; it needs to be a file of weights in the folder of a run"):
+        train(again(home, home / name), tmp_path / "second")
+    assert not (tmp_path / "second").exists()
+
+
+def test_weights_without_their_run_are_refused(home: Path, tmp_path: Path):
+    alone = tmp_path / "best.safetensors"
+    alone.write_bytes((home / "first" / "best.safetensors").read_bytes())
+    message = "has no experiment.yaml, source.vocabulary.json, target.vocabulary.json; weights need to lie beside what"
+    with pytest.raises(CheckpointError, match=message):
+        train(again(home, alone), tmp_path / "second")
