@@ -2,15 +2,14 @@
 
 import { DECADES, table } from "./colour.ts";
 import type { Palette } from "./palette.ts";
-import type { Shape } from "./shapes.ts";
+import { type Shape, textWidth } from "./shapes.ts";
 import type { State } from "./state.ts";
 import { figure } from "./text.ts";
 
 const WIDTH = 140;
 const LEAST_WIDTH = 40;
 
-/** About as wide as a character is. */
-const CHARACTER = 6.8;
+const SIZE = 11;
 
 const HEIGHT = 8;
 
@@ -36,20 +35,21 @@ export function legendShapes({ maximum, signed, divisor, mean, room }: Legend, s
     : state.scale === "log"
       ? `≤ ${figure((maximum ?? 0) / 10 ** DECADES)}`
       : "0";
-  const shapes: Shape[] = [{ kind: "text", x: 0, y: HEIGHT / 2, text: least, colour: palette.muted, size: 11 }];
-  // Room for the number before the bar, by its count of characters.
-  const start = 8 + CHARACTER * least.length;
+  const style = { kind: "text", y: HEIGHT / 2, colour: palette.muted, size: SIZE } as const;
+  const wide = (text: string) => textWidth(text, style);
+  const shapes: Shape[] = [{ ...style, x: 0, text: least }];
+  const start = 8 + wide(least);
   const scale = state.scale === "linear" ? "linear" : state.scale === "sqrt" ? "square root" : "logarithmic";
   // The scale stands among the controls, too; the number stands here alone.
   const both = `${most}  ·  ${scale}`;
-  const words = start + LEAST_WIDTH + 8 + CHARACTER * both.length <= room ? both : most;
-  const width = Math.max(Math.min(WIDTH, room - start - 8 - CHARACTER * words.length), LEAST_WIDTH);
+  const words = start + LEAST_WIDTH + 8 + wide(both) <= room ? both : most;
+  const width = Math.max(Math.min(WIDTH, room - start - 8 - wide(words)), LEAST_WIDTH);
   shapes.push({ kind: "image", image: bar(state.colours, signed), x: start, y: 0, width, height: HEIGHT });
-  shapes.push({ kind: "text", x: start + width + 8, y: HEIGHT / 2, text: words, colour: palette.muted, size: 11 });
-  const next = start + width + 8 + CHARACTER * words.length + 14;
+  shapes.push({ ...style, x: start + width + 8, text: words });
+  const next = start + width + 8 + wide(words) + 14;
   // A mean is over all pairs of its cell.
   const absent = [mean ? "no pair, 0 in a mean" : "", "no pair"].find(
-    (text) => text && next + 18 + CHARACTER * text.length <= room,
+    (text) => text && next + 18 + wide(text) <= room,
   );
   if (!absent) return shapes;
   shapes.push({ kind: "box", x: next, y: -1, width: 12, height: 10, fill: palette.hatchPaper, stroke: palette.line });
@@ -59,7 +59,7 @@ export function legendShapes({ maximum, signed, divisor, mean, room }: Legend, s
     width: 1,
     points: [next + 1, 8, next + 11, 0],
   });
-  shapes.push({ kind: "text", x: next + 18, y: HEIGHT / 2, text: absent, colour: palette.muted, size: 11 });
+  shapes.push({ ...style, x: next + 18, text: absent });
   return shapes;
 }
 

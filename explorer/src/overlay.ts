@@ -9,7 +9,7 @@ import type { GoldMark } from "./matching.ts";
 import type { Palette } from "./palette.ts";
 import { greatestOf, profileShapes } from "./profiles.ts";
 import { type Ruler, rulerShapes } from "./rulers.ts";
-import { FONT, type Shape, TEXT_SIZE } from "./shapes.ts";
+import { type Shape, textWidth } from "./shapes.ts";
 import { figure } from "./text.ts";
 import type { Side, Size } from "./types.ts";
 import type { Viewport } from "./viewport.ts";
@@ -34,16 +34,6 @@ export interface Decoration {
 }
 
 const ROOM = 132;
-
-let measuring: CanvasRenderingContext2D | null = null;
-
-/** The width of a label, as bold as it can be. */
-function width(text: string): number {
-  measuring ??= document.createElement("canvas").getContext("2d");
-  if (!measuring) return 7 * text.length;
-  measuring.font = `600 ${TEXT_SIZE}px ${FONT}`;
-  return measuring.measureText(text).width;
-}
 
 /** Rulers, border, crosshair, marks and profiles; (0, 0) is the corner of the panel. */
 export function decorationShapes(need: Need, context: Context, field: Field, on: Decoration): Shape[] {
@@ -73,7 +63,7 @@ function rulers(need: Need, context: Context, field: Field, on: Decoration, pale
   const { viewport, size, insets } = on;
   const cells = [on.chosen, on.hovered].filter((cell) => cell !== undefined);
   const token = (side: Side) => (index: number) => context.tokens.at(need, field.mapIndex, side, index);
-  const common = { scale: viewport.scale, width };
+  const common = { scale: viewport.scale, width: (label: string) => textWidth(label, { bold: true }) };
   const left: Ruler = {
     ...common,
     side: "left",

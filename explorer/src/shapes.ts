@@ -91,11 +91,25 @@ function drawShape(context: CanvasRenderingContext2D, shape: Shape): void {
   context.globalAlpha = 1;
 }
 
+function font({ size = TEXT_SIZE, bold }: { size?: number; bold?: boolean }): string {
+  return `${bold ? "600 " : ""}${size}px ${FONT}`;
+}
+
+let measuring: CanvasRenderingContext2D | null = null;
+
+/** How many pixels a text takes. */
+export function textWidth(text: string, style: { size?: number; bold?: boolean }): number {
+  measuring ??= document.createElement("canvas").getContext("2d");
+  if (!measuring) return 7 * text.length;
+  measuring.font = font(style);
+  return measuring.measureText(text).width;
+}
+
 function drawText(context: CanvasRenderingContext2D, shape: Extract<Shape, { kind: "text" }>): void {
   context.save();
   context.translate(shape.x, shape.y);
   if (shape.turn) context.rotate(-Math.PI / 2);
-  context.font = `${shape.bold ? "600 " : ""}${shape.size ?? TEXT_SIZE}px ${FONT}`;
+  context.font = font(shape);
   context.textAlign = shape.anchor === "middle" ? "center" : (shape.anchor ?? "start");
   context.textBaseline = "middle";
   context.direction = "ltr";

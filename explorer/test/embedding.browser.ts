@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
 import type { Page } from "playwright-core";
-import { type Bench, open, start } from "./harness.ts";
+import { type Bench, hashOf, open, start } from "./harness.ts";
 import { staticPage } from "./static.ts";
 
 let bench: Bench;
@@ -233,7 +233,7 @@ test("a pin is set from the grid, and the focus stays", async () => {
   await page.keyboard.press("p");
   assert.equal(await page.evaluate(() => (document.activeElement as HTMLElement).dataset.head), "3");
   assert.equal(await page.locator(".pin").count(), 1);
-  assert.equal(new URL(page.url()).hash, "#pins=0.3");
+  assert.equal(await hashOf(page), "#pins=0.3");
   quiet();
 });
 

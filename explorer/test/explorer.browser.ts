@@ -18,7 +18,7 @@ test("the grid shows all heads; a click opens one", async () => {
   assert.match(label ?? "", /^h\.1 · head 1/);
   await page.locator("button.thumb").nth(5).click();
   await settled(page);
-  assert.equal(hashOf(page), "#view=head&map=1&head=1");
+  assert.equal(await hashOf(page), "#view=head&map=1&head=1");
   assert.equal(await page.locator("aside h2").textContent(), "h.1 · head 1");
   quiet();
 });
@@ -106,10 +106,10 @@ test("the keyboard alone", async () => {
   await page.keyboard.press("ArrowRight");
   await page.keyboard.press("Enter");
   await page.waitForSelector(".head-view");
-  assert.equal(hashOf(page), "#view=head&head=1");
+  assert.equal(await hashOf(page), "#view=head&head=1");
   await page.keyboard.press("ArrowRight");
   await page.keyboard.press("ArrowDown");
-  assert.equal(hashOf(page), "#view=head&map=1&head=2");
+  assert.equal(await hashOf(page), "#view=head&map=1&head=2");
   await page.keyboard.press("+");
   await page.waitForFunction(() => location.hash.includes("frame="));
   await page.keyboard.press("0");
@@ -132,13 +132,13 @@ test("the keyboard alone", async () => {
     ["h", "head"],
   ]) {
     await page.keyboard.press(key);
-    assert.equal(/view=(\w+)/.exec(hashOf(page))?.[1] ?? "", view);
+    assert.equal(/view=(\w+)/.exec(await hashOf(page))?.[1] ?? "", view);
   }
   await page.keyboard.press("?");
   assert.ok(await page.locator("dialog[open]").isVisible());
   await page.keyboard.press("Escape");
   await page.waitForFunction(() => !document.querySelector("dialog"));
-  assert.match(hashOf(page), /view=head/);
+  assert.match(await hashOf(page), /view=head/);
   quiet();
 });
 
@@ -162,7 +162,7 @@ test("permalinks come back, and so do the steps before", async () => {
   const first = await plotPixels(page);
   await page.keyboard.press("t");
   await page.keyboard.press("Escape");
-  assert.match(hashOf(page), /^#map=1/);
+  assert.match(await hashOf(page), /^#map=1/);
   await page.goBack();
   await page.waitForSelector(".table-view");
   await page.goBack();

@@ -101,8 +101,9 @@ export async function plotPixels(page: Page): Promise<{ width: number; height: n
   return { width, height, data: Buffer.from(text, "base64") };
 }
 
-export function hashOf(page: Page): string {
-  return new URL(page.url()).hash;
+/** Asked of the page: what the driver knows of its address comes later. */
+export function hashOf(page: Page): Promise<string> {
+  return page.evaluate(() => location.hash);
 }
 
 export async function plotBox(page: Page): Promise<{ x: number; y: number; width: number; height: number }> {

@@ -5,7 +5,7 @@ import { join } from "node:path";
 import { after, before, test } from "node:test";
 import { pathToFileURL } from "node:url";
 import { figure } from "../src/text.ts";
-import { type Bench, open, plotBox, plotPixels, type Root, settled, start, WEB } from "./harness.ts";
+import { type Bench, hashOf, open, plotBox, plotPixels, type Root, settled, start, WEB } from "./harness.ts";
 import { staticPage } from "./static.ts";
 import { HOSTILE } from "./synthetic.ts";
 
@@ -164,7 +164,7 @@ test("one file opens as it was told to, and leads back there", async () => {
   assert.equal(await heading.textContent(), "h.1 · head 2");
   await page.locator(".plot").press("ArrowRight");
   await page.getByText("h.1 · head 3").first().waitFor();
-  assert.equal(new URL(page.url()).hash, "#view=head&map=1&head=3");
+  assert.equal(await hashOf(page), "#view=head&map=1&head=3");
   await page.goBack();
   await page.getByText("h.1 · head 2").first().waitFor();
   await page.locator(".plot").press("Escape");

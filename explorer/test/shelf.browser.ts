@@ -30,7 +30,7 @@ test("another sentence is read, and compared with the one before", async () => {
   assert.equal(await page.locator(".chooser *").count(), 0);
   await page.locator(".plot").press("e");
   await run(page, "it is late .");
-  assert.equal(hashOf(page), "#view=head&map=1&head=2");
+  assert.equal(await hashOf(page), "#view=head&map=1&head=2");
   assert.equal(await page.evaluate(() => document.activeElement?.tagName), "TEXTAREA");
   await page.keyboard.press("Escape");
   await page.keyboard.press("b");
@@ -45,7 +45,7 @@ test("another sentence is read, and compared with the one before", async () => {
   await page.keyboard.press("ArrowRight");
   await settled(page);
   assert.equal((await panes(page))[1], "before · h.1 · head 3");
-  assert.match(hashOf(page), /head=3.*against=1/);
+  assert.match(await hashOf(page), /head=3.*against=1/);
   await run(page, "it is late , is it not ?");
   assert.deepEqual(await panes(page), ["now · h.1 · head 3", "before · h.1 · head 3"]);
   assert.match((await page.locator(".differing").textContent()) ?? "", /The sizes differ, 8 × 8 and 4 × 4/);

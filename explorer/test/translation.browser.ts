@@ -55,20 +55,20 @@ test("translations of a beam: one is shown, and how it differs", async () => {
   const bar = page.locator(".beam-bar");
   assert.match((await bar.textContent()) ?? "", /1 of 3score -0\.4000Le chat noir dort sur la chaise\./);
   await page.keyboard.press("]");
-  assert.equal(hashOf(page), "#view=head&map=5&head=2&hypothesis=1");
+  assert.equal(await hashOf(page), "#view=head&map=5&head=2&hypothesis=1");
   assert.deepEqual(await bar.locator("ins").allTextContents(), ["dans", "chaise noire."]);
   assert.deepEqual(await bar.locator("del").allTextContents(), ["noir", "sur", "chaise."]);
   assert.match((await page.locator("aside h2").textContent()) ?? "", /translation 2$/);
   await page.getByRole("button", { name: "All 3" }).click();
   await page.locator(".beam-row").nth(2).click();
   await settled(page);
-  assert.match(hashOf(page), /map=6&.*hypothesis=2&listed=1/);
+  assert.match(await hashOf(page), /map=6&.*hypothesis=2&listed=1/);
   assert.equal(await page.locator(".beam-row[aria-current]").count(), 1);
   assert.match((await page.locator(".plot").getAttribute("aria-label")) ?? "", /translation 3/);
   // The layers that can be chosen are those of this translation.
   assert.equal(await page.getByTitle("Layer").locator("option").count(), 3);
   await page.keyboard.press("ArrowUp");
-  assert.match(hashOf(page), /map=3&/);
+  assert.match(await hashOf(page), /map=3&/);
   await page.goBack();
   await page.waitForFunction(() => location.hash.includes("map=6"));
   await page.keyboard.press("Escape");
