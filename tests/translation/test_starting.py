@@ -1,5 +1,6 @@
 """A run that starts from the weights of another has its vocabularies too, and is refused what does not fit them."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from regard.translation.checkpoint import LONGEST_SOURCE, load_weights
 from regard.translation.experiment import Experiment
 from regard.translation.exporting import export
 from regard.translation.training import train
+from regard.translation.vocabulary import VocabularySettings
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +71,30 @@ def test_it_knows_of_the_longest_sentence_that_either_run_saw(home: Path, tmp_pa
     train(again(short, home / "first" / "best.safetensors"), tmp_path / "second")
     assert longest > 3
     assert load_weights(tmp_path / "second" / "last.safetensors")[1][LONGEST_SOURCE] == longest
+
+
+def test_what_is_not_told_of_vocabulary_and_model_is_as_before(home: Path, tmp_path: Path):
+    told = experiment(home, max_epochs=1).model_dump(mode="json")
+    told["training"] |= {"start_from": str(home / "first" / "best.safetensors"), "learning_rate": 1e-12}
+    del told["vocabulary"], told["model"]
+    tuned = Experiment.from_mapping(told)
+    before = Experiment.load(home / "first" / "experiment.yaml")
+    assert (tuned.vocabulary, tuned.model) == (before.vocabulary, before.model)
+    assert before.model.hidden_dim == 8
+    train(tuned, tmp_path / "second")
+    path = tmp_path / "tuned.yaml"
+    path.write_text(json.dumps(told))
+    assert Experiment.load(path, ["training.max_epochs=2"]).model == before.model
+    assert Experiment.load(path, ["model.dropout=0.0"]).model == before.model.model_copy(update={"dropout": 0.0})
+    assert Experiment.load(path, ["model.kind=transformer"]).model.kind == "transformer"
+    assert Experiment.load(path, ["vocabulary=words"]).vocabulary == VocabularySettings(kind="words")
+    for wrong in ("", ".", "nowhere/best.safetensors", 3, None):
+        told["training"]["start_from"] = wrong
+        if wrong == 3:
+            with pytest.raises(ConfigurationError, match="training.start_from: has 3"):
+                Experiment.from_mapping(told)
+        else:
+            assert Experiment.from_mapping(told).model.hidden_dim != 8
 
 
 def test_another_dropout_is_no_other_model(home: Path, tmp_path: Path):

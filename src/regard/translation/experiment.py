@@ -86,6 +86,7 @@ class Experiment(Settings):
         Raises:
             ConfigurationError: as for `load`.
         """
+        data = _as_where_it_starts(data)
         problems = list(keys.unknown_keys(data, cls, root=cls))
         if not problems:
             try:
@@ -119,6 +120,24 @@ class Experiment(Settings):
         """
         ours, theirs = (_flat(experiment.model_dump(mode="json")) for experiment in (self, other))
         return [key for key in ours | theirs if ours.get(key, ...) != theirs.get(key, ...)]
+
+
+def _as_where_it_starts(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The mappings, with what they do not tell of vocabulary and model from the run that training starts from."""
+    training = data.get("training")
+    start = training.get("start_from") if isinstance(training, Mapping) else None
+    before = Path(start).with_name("experiment.yaml") if isinstance(start, str) and Path(start).name else None
+    if before is None or not before.is_file():
+        return data
+    there = _read_mapping(before)
+    return {**data, **{key: _filled(data.get(key, {}), there.get(key, {})) for key in ("vocabulary", "model")}}
+
+
+def _filled(told: Any, before: Any) -> Any:
+    """A section, with what it does not tell from another of its kind."""
+    if not (isinstance(told, Mapping) and isinstance(before, Mapping)):
+        return told
+    return {**before, **told} if told.get("kind", before.get("kind")) == before.get("kind") else told
 
 
 def _read_mapping(path: Path) -> dict[str, Any]:
