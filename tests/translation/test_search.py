@@ -1,6 +1,7 @@
 import itertools
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -111,8 +112,15 @@ def facts(hypotheses: list[Hypothesis]) -> list[tuple[tuple[int, ...], float, bo
     return [(one.ids, round(one.score, 5), one.finished) for one in hypotheses]
 
 
-def settings_of(beam: int = 1, n_best: int = 1, length_penalty: float = 0.0, max_length_ratio: float = 1.0):
-    return SearchSettings(beam=beam, n_best=n_best, length_penalty=length_penalty, max_length_ratio=max_length_ratio)
+def settings_of(beam: int = 1, n_best: int = 1, length_penalty: float = 0.0, **others: Any):
+    told: dict[str, Any] = {"max_length_ratio": 1.0, **others}
+    return SearchSettings(beam=beam, n_best=n_best, length_penalty=length_penalty, **told)
+
+
+def worth(total: float, length: int, settings: SearchSettings) -> float:
+    """The score of log P = total and a length."""
+    base = (5 + length) / 6 if settings.penalty_form == "gnmt" else length
+    return total / base**settings.length_penalty
 
 
 def by_hand(model: TableModel, name: int, settings: SearchSettings, limit: int) -> tuple[list, int]:
@@ -130,25 +138,28 @@ def by_hand(model: TableModel, name: int, settings: SearchSettings, limit: int) 
             ),
             reverse=True,
         )[: settings.beam]
-        penalty = ((5 + length) / 6) ** settings.length_penalty
-        finished += [(total / penalty, ids[:-1], True) for total, ids in grown if ids[-1] == END]
+        finished += [(worth(total, length, settings), ids[:-1], True) for total, ids in grown if ids[-1] == END]
         beams = [(total, ids) for total, ids in grown if ids[-1] != END]
         best = sorted(finished, reverse=True)[: settings.n_best]
-        ceiling = max((total for total, _ in beams), default=-math.inf) / ((5 + limit) / 6) ** settings.length_penalty
+        ceiling = worth(max((total for total, _ in beams), default=-math.inf), limit, settings)
         if (len(best) == settings.n_best and ceiling <= best[-1][0]) or not beams:
             enough = min(enough, length)
-    cut = [(total / ((5 + limit) / 6) ** settings.length_penalty, ids, False) for total, ids in beams]
+    cut = [(worth(total, limit, settings), ids, False) for total, ids in beams]
     return (sorted(finished, reverse=True) + sorted(cut, reverse=True))[: settings.n_best], enough
 
 
+FORMS = pytest.mark.parametrize("form", ["gnmt", "length"])
+
+
+@FORMS
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
-def test_a_beam_as_large_as_the_space_finds_the_exact_optimum(alpha):
+def test_a_beam_as_large_as_the_space_finds_the_exact_optimum(alpha, form):
     model = TableModel(seed=9)
     source, lengths = sources((4, 3), (9, 4))
     everything = [ids for length in range(6) for ids in itertools.product(BODY, repeat=length)]
-    settings = settings_of(beam=len(everything) * len(BODY), n_best=5, length_penalty=alpha)
+    settings = settings_of(beam=len(everything) * len(BODY), n_best=5, length_penalty=alpha, penalty_form=form)
     for name, found in zip((4, 9), beam_search(model, source, lengths, settings), strict=True):
-        scored = [(model.log_probability(name, ids) / ((5 + len(ids) + 1) / 6) ** alpha, ids) for ids in everything]
+        scored = [(worth(model.log_probability(name, ids), len(ids) + 1, settings), ids) for ids in everything]
         best = sorted(scored, reverse=True)[:5]
         assert [one.ids for one in found] == [ids for _, ids in best]
         assert [one.score for one in found] == pytest.approx([score for score, _ in best], abs=1e-5)
@@ -197,10 +208,11 @@ def test_greedy_search_runs_one_row_per_unfinished_sentence_and_moves_rows_only_
     assert len(model.memory_moves) == len(model.state_moves) == len(set(sizes)) - 1
 
 
+@FORMS
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0, 2.5])
 @pytest.mark.parametrize(("beam", "n_best"), [(1, 1), (2, 1), (3, 3), (5, 2)])
-def test_it_finds_what_a_search_without_early_stopping_finds_and_stops_as_early_as_it_may(alpha, beam, n_best):
-    settings = settings_of(beam=beam, n_best=n_best, length_penalty=alpha)
+def test_it_finds_what_a_search_without_early_stopping_finds_and_stops_as_early_as_it_may(alpha, beam, n_best, form):
+    settings = settings_of(beam=beam, n_best=n_best, length_penalty=alpha, penalty_form=form)
     for seed in range(6):
         model = TableModel(seed=seed, longest=9, sharpness=2.0)
         source, lengths = sources((4, 3))
@@ -366,3 +378,9 @@ def test_a_model_of_nan_is_named():
 def test_the_length_penalty_is_that_of_wu_et_al():
     assert [length_penalty(length, 0.0) for length in (1, 9, 59)] == [1.0, 1.0, 1.0]
     assert length_penalty(20, 0.6) == pytest.approx((25 / 6) ** 0.6)
+
+
+def test_the_length_alone_is_that_of_other_toolkits():
+    assert [length_penalty(length, 1.0, "length") for length in (1, 9, 59)] == [1.0, 9.0, 59.0]
+    assert length_penalty(20, 0.6, "length") == pytest.approx(20**0.6)
+    assert length_penalty(20, 0.0, "length") == 1.0

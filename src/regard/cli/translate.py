@@ -36,7 +36,10 @@ def translate(
     ] = None,
     length_penalty: Annotated[
         float | None,
-        typer.Option(min=0.0, help="α of log P / ((5 + length) / 6)^α. [default: the experiment's]"),
+        typer.Option(
+            min=0.0,
+            help="α of log P / penalty(length)^α: a greater one favours longer ones. [default: the experiment's]",
+        ),
     ] = None,
     attention: Annotated[
         Path | None,

@@ -15,7 +15,7 @@ from torch import Tensor
 from regard.errors import RegardError
 from regard.translation.history import Looked, Moment, Traced, trace
 from regard.translation.searchable import Searchable
-from regard.translation.settings import SearchSettings
+from regard.translation.settings import PenaltyForm, SearchSettings
 from regard.translation.vocabulary import BEGIN, END, PAD
 
 EXTRA_LENGTH = 10
@@ -48,13 +48,14 @@ def beam_search(
     """The n best Y of each source X by score(Y) = log P(Y | X) / ((5 + |Y|) / 6)^α, the best first.
 
     Shapes: source [N, S] int64, padded behind; source_lengths [N]. |Y| counts END, which is a factor of P as every
-    other token is; α is `settings.length_penalty`, and 0 ranks by probability alone. A beam of 1 is greedy search. In
-    each step the best K of all continuations of a sentence are kept: those that end leave the beam, the others go on.
-    Stopping early changes no result: a sentence ends when nothing in its beam can still enter its n best. PAD and
-    BEGIN are never generated. At `max_length_ratio`·S + `EXTRA_LENGTH` tokens, or as many as the model can say, a
-    hypothesis is cut; cut hypotheses fill the places that finished ones leave, and so come last. The model should be in
-    eval mode. Unless it is told not to `observe`, every hypothesis has the weights of all its steps, each the model's
-    own at that step, whatever beam it came from; it costs the time and memory that they take.
+    other token is; α is `settings.length_penalty`, and 0 ranks by probability alone. Where `settings.penalty_form` is
+    "length", the score is log P(Y | X) / |Y|^α. A beam of 1 is greedy search. In each step the best K of all
+    continuations of a sentence are kept: those that end leave the beam, the others go on. Stopping early changes no
+    result: a sentence ends when nothing in its beam can still enter its n best. PAD and BEGIN are never generated. At
+    `max_length_ratio`·S + `EXTRA_LENGTH` tokens, or as many as the model can say, a hypothesis is cut; cut hypotheses
+    fill the places that finished ones leave, and so come last. The model should be in eval mode. Unless it is told not
+    to `observe`, every hypothesis has the weights of all its steps, each the model's own at that step, whatever beam it
+    came from; it costs the time and memory that they take.
 
     Raises:
         RegardError: the model's logits hold NaN, or forbid every continuation.
@@ -103,13 +104,13 @@ def beam_search(
         live = following
 
 
-def length_penalty(length: int, alpha: float) -> float:
-    """((5 + length) / 6)^alpha (Wu et al. 2016, Eq. 14).
+def length_penalty(length: int, alpha: float, form: PenaltyForm = "gnmt") -> float:
+    """((5 + length) / 6)^alpha (Wu et al. 2016, Eq. 14), or length^alpha.
 
-    >>> length_penalty(1, 1.0), length_penalty(7, 1.0), length_penalty(7, 0.0)
-    (1.0, 2.0, 1.0)
+    >>> length_penalty(1, 1.0), length_penalty(7, 1.0), length_penalty(7, 0.0), length_penalty(7, 1.0, "length")
+    (1.0, 2.0, 1.0, 7.0)
     """
-    return ((5 + length) / 6) ** alpha
+    return ((5 + length) / 6 if form == "gnmt" else float(length)) ** alpha
 
 
 @dataclass(frozen=True)
@@ -182,7 +183,8 @@ class _Record:
         self._source_lengths: list[int] = source_lengths.tolist()
         limits = [math.ceil(length * settings.max_length_ratio) + EXTRA_LENGTH for length in self._source_lengths]
         limits = [limit if longest is None else min(limit, longest) for limit in limits]
-        penalties = [length_penalty(length, settings.length_penalty) for length in range(max(limits) + 1)]
+        alpha, form = settings.length_penalty, settings.penalty_form
+        penalties = [length_penalty(length, alpha, form) for length in range(max(limits) + 1)]
         self._limits = torch.tensor(limits, device=source_lengths.device)  # [N]
         self._penalties = torch.tensor(penalties, dtype=torch.float32, device=source_lengths.device)  # by length
         self._best_scores = self._penalties.new_full((len(limits), settings.n_best), -torch.inf)  # of what finished

@@ -202,11 +202,17 @@ class TrainingSettings(Settings):
         return self
 
 
+PenaltyForm = Literal["gnmt", "length"]
+"""What of a length is raised to the power of the length penalty: (5 + length) / 6, or the length itself."""
+
+
 class SearchSettings(Settings):
-    """How to translate: beam search, ranked by log P / ((5 + length) / 6)^length_penalty."""
+    """How to translate: beam search, ranked by log P / ((5 + length) / 6)^length_penalty, or another form of it."""
 
     beam: Count = 5
     length_penalty: Annotated[float, NotTruth, Field(ge=0)] = 1.0
+    penalty_form: PenaltyForm = "gnmt"
+    """gnmt: Wu et al. (2016). length: log P / length^length_penalty, as fairseq, Marian and Hugging Face have it."""
     max_length_ratio: Positive = 2.0
     n_best: Count = 1
 
