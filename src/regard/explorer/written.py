@@ -14,7 +14,6 @@ Floats = NDArray[np.float32]
 DIGITS = 8
 """Binary digits of a weight that are written, of the 11 that half precision has: to within 0.4 % of it."""
 
-
 GZIP = 31
 """For zlib: in the frame of gzip, without a time in it."""
 
@@ -55,7 +54,7 @@ def rounded(values: Floats, digits: int = DIGITS) -> NDArray[np.float16]:
 
 
 def _text(kind: str, data: bytes) -> dict[str, Any]:
-    # In the frame of gzip (31). Digits repeat by chance alone, so that what matches for a few bytes is no gain.
-    packer = zlib.compressobj(9, zlib.DEFLATED, 31, 9, zlib.Z_FILTERED)
+    # Digits repeat by chance alone, so that what matches for a few bytes is no gain.
+    packer = zlib.compressobj(9, zlib.DEFLATED, GZIP, 9, zlib.Z_FILTERED)
     packed = packer.compress(data) + packer.flush()
     return {"type": kind, "gzip": True, "data": base64.b64encode(packed).decode("ascii")}
