@@ -97,6 +97,17 @@ def test_what_is_not_told_of_vocabulary_and_model_is_as_before(home: Path, tmp_p
             assert Experiment.from_mapping(told).model.hidden_dim != 8
 
 
+def test_what_tells_all_reads_no_other_run(home: Path, tmp_path: Path):
+    first = export(home / "first", tmp_path / "first", dtype="float32")
+    whole = again(home, first / "best.safetensors")
+    (first / "experiment.yaml").write_text("{")
+    whole.save(tmp_path / "whole.yaml")
+    assert Experiment.load(tmp_path / "whole.yaml") == whole
+    sides = {"source": {"kind": "words"}, "target": {"kind": "words"}}
+    told = whole.model_dump(mode="json") | {"vocabulary": sides}
+    assert Experiment.from_mapping(told).vocabulary != whole.vocabulary
+
+
 def test_another_dropout_is_no_other_model(home: Path, tmp_path: Path):
     train(again(home, home / "first" / "best.safetensors", model={"dropout": 0.0}), tmp_path / "second")
 

@@ -123,21 +123,22 @@ class Experiment(Settings):
 
 
 def _as_where_it_starts(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The mappings, with what they do not tell of vocabulary and model from the run that training starts from."""
+    """The mappings, with what they do not tell of vocabulary and model from the run that training starts from.
+
+    A section that tells its kind stands for itself. So the file of a run, which tells all, needs no other run.
+    """
+    sections = [key for key in ("vocabulary", "model") if not _stands_alone(data.get(key, {}))]
     training = data.get("training")
     start = training.get("start_from") if isinstance(training, Mapping) else None
     before = Path(start).with_name("experiment.yaml") if isinstance(start, str) and Path(start).name else None
-    if before is None or not before.is_file():
+    if not sections or before is None or not before.is_file():
         return data
     there = _read_mapping(before)
-    return {**data, **{key: _filled(data.get(key, {}), there.get(key, {})) for key in ("vocabulary", "model")}}
+    return {**data, **{key: {**there.get(key, {}), **data.get(key, {})} for key in sections}}
 
 
-def _filled(told: Any, before: Any) -> Any:
-    """A section, with what it does not tell from another of its kind."""
-    if not (isinstance(told, Mapping) and isinstance(before, Mapping)):
-        return told
-    return {**before, **told} if told.get("kind", before.get("kind")) == before.get("kind") else told
+def _stands_alone(section: Any) -> bool:
+    return not isinstance(section, Mapping) or not section.keys().isdisjoint({"kind", "source", "target"})
 
 
 def _read_mapping(path: Path) -> dict[str, Any]:

@@ -164,7 +164,7 @@ class TrainingSettings(Settings):
     start_from: Path | None = None
     """Weights of another run, such as runs/NAME/best.safetensors, with its vocabularies beside it: fine-tuning.
 
-    What the experiment does not tell of its vocabulary and model is as in that run; what it tells is, too, but dropout.
+    Vocabulary and model are as in that run, but for dropout: what a section without a kind does not tell is from there.
     Where text is split, the other run has to have split it alike, or what is held out here was trained on there.
     """
     batch_tokens: Count = 4000
