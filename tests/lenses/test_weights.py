@@ -123,11 +123,6 @@ def test_equal_lenses_are_one():
     assert seen[lenses.Weights(slice(1, 2))].shape == (2, 6, 1, 6)
 
 
-def test_a_lens_that_was_not_given():
-    with pytest.raises(KeyError):
-        regard.observe(*tensors())[lenses.Weights()]
-
-
 def test_slices_only():
     with pytest.raises(ConfigurationError, match=r"Weights needs rows as a slice, such as slice\(0, 5\); it is 3"):
         lenses.Weights(3)  # type: ignore[arg-type]
