@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from regard.errors import CheckpointError, ConfigurationError, nearest
+from regard.translation.vocabulary import Vocabulary
 
 Which = Literal["best", "last", "average"]
 """Weights of a run: those that validated best, those of the last save, those that `regard average` made."""
@@ -67,6 +68,19 @@ class RunFolder:
         """What TensorBoard shows."""
         return self.path / "logs"
 
+    def vocabularies(self) -> tuple[Vocabulary, Vocabulary]:
+        """Of the source and of the target, read anew.
+
+        Raises:
+            VocabularyError: one is not there, or was damaged.
+        """
+        return Vocabulary.load(self.source_vocabulary), Vocabulary.load(self.target_vocabulary)
+
+    def missing_beside_weights(self) -> list[str]:
+        """The names of the files that weights are of no use without, and that are not there."""
+        needed = (self.experiment, self.source_vocabulary, self.target_vocabulary)
+        return [path.name for path in needed if not path.is_file()]
+
     def weights(self, which: Which) -> Path:
         """Some weights of the run, in a folder that has all else that translating needs.
 
@@ -80,14 +94,14 @@ class RunFolder:
         if not self.path.is_dir():
             raise CheckpointError(f"there is no folder {self.path}; {_NEEDED}")
         weights = getattr(self, which)
-        needed = (self.experiment, self.source_vocabulary, self.target_vocabulary, weights)
-        missing = [path.name for path in needed if not path.is_file()]
-        if missing == [weights.name]:
+        missing = self.missing_beside_weights()
+        if missing:
+            missing += [] if weights.is_file() else [weights.name]
+            raise CheckpointError(f"the folder {self.path} has no {', '.join(missing)}; {_NEEDED}")
+        if not weights.is_file():
             others = [path for path in (self.best, self.last, self.average) if path.is_file()]
             mend = (
                 f"choose {others[0].stem!r}, which it has" if others else "the training has not saved any weights yet"
             )
             raise CheckpointError(f"the folder {self.path} has no {weights.name}; {mend}")
-        if missing:
-            raise CheckpointError(f"the folder {self.path} has no {', '.join(missing)}; {_NEEDED}")
         return weights

@@ -11,7 +11,6 @@ from regard.errors import CheckpointError, ConfigurationError
 from regard.translation.checkpoint import restore
 from regard.translation.experiment import Experiment
 from regard.translation.runs import RunFolder
-from regard.translation.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)
@@ -37,8 +36,7 @@ class Start:
                 f"training.start_from: {start.weights} {state}; it needs to be a file of weights in the folder of a "
                 "run, such as runs/NAME/best.safetensors"
             )
-        needed = (start.run.experiment, start.run.source_vocabulary, start.run.target_vocabulary)
-        if missing := [path.name for path in needed if not path.is_file()]:
+        if missing := start.run.missing_beside_weights():
             raise CheckpointError(
                 f"training.start_from: the folder {start.run.path} has no {', '.join(missing)}; weights need to lie "
                 "beside what `regard train` or `regard export` wrote with them"
@@ -60,10 +58,6 @@ class Start:
     def run(self) -> RunFolder:
         """The folder that the weights are in."""
         return RunFolder(self.weights.parent)
-
-    def vocabularies(self) -> tuple[Vocabulary, Vocabulary]:
-        """Of the source and of the target."""
-        return Vocabulary.load(self.run.source_vocabulary), Vocabulary.load(self.run.target_vocabulary)
 
     def put_into(self, model: nn.Module) -> None:
         """Give a model these weights, in its own precision."""

@@ -242,10 +242,10 @@ def _vocabularies(
 ) -> tuple[Vocabulary, Vocabulary]:
     """The vocabularies in the folder; if they are not there, those of the start, or learned from the training text."""
     if not (run.source_vocabulary.exists() and run.target_vocabulary.exists()):
-        made = start.vocabularies() if start else _learn_vocabularies(text, settings)
+        made = start.run.vocabularies() if start else _learn_vocabularies(text, settings)
         for path, vocabulary in zip((run.source_vocabulary, run.target_vocabulary), made, strict=True):
             vocabulary.save(path)
-    return Vocabulary.load(run.source_vocabulary), Vocabulary.load(run.target_vocabulary)
+    return run.vocabularies()
 
 
 def _longest_before(run: RunFolder, start: Start | None) -> int:

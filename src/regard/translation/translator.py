@@ -129,7 +129,7 @@ class Translator:
         run = RunFolder(Path(folder))
         weights = run.weights(which)
         experiment = Experiment.load(run.experiment)
-        source, target = Vocabulary.load(run.source_vocabulary), Vocabulary.load(run.target_vocabulary)
+        source, target = run.vocabularies()
         model = build_model(experiment.model, len(source), len(target))
         longest = restore(model, weights).get(LONGEST_SOURCE, experiment.data.max_length)
         return cls(model.to(_device(device)), source, target, experiment.search, longest_trained=longest)
