@@ -17,7 +17,7 @@ from ...observing import sweep
 from ...pairs import AdditivePairs, DotPairs
 from ...problem import Problem
 from .maps import AttentionMap
-from .one import Axes, Faults, SequenceMask
+from .one import Axes, Faults, MaskOf, OneSequence
 from .tokens import Lists
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class RolesOf:
                 if call.weight is None
                 else AdditivePairs(query, key, call.weight),
                 value=key[..., :0],
-                mask=None if call.mask is None else SequenceMask(call.mask, axes, at),
+                mask=None if call.mask is None else MaskOf(call.mask, OneSequence(axes, at)),
                 query_positions=_of(call.positions[0], at),
                 key_positions=_of(call.positions[1], at),
             )

@@ -37,7 +37,7 @@ class Faults:
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """The leading axes that a record's mask and bias know, and the way to one head of one sequence."""
+    """The leading axes that a record's mask and bias know."""
 
     leading: tuple[int, ...]
     has_heads: bool
@@ -49,72 +49,63 @@ class Axes:
             return replace(grid, grid=replace(grid.grid, heads=self.has_heads))
         return replace(grid, heads=self.has_heads)
 
-    def one(self, pairs: Tensor, which: tuple[int, int]) -> Tensor:
-        """What (..., m, n) has for a sequence and a head."""
-        index = which[0] * self.heads + which[1] if self.has_heads else which[0]
-        pairs = pairs.expand(*self.leading, *pairs.shape[-2:])
-        return pairs[tuple(int(at) for at in np.unravel_index(index, self.leading))] if self.leading else pairs
-
     def of(self, tensor: Tensor, sequence: int) -> Tensor:
         """One sequence of (B, heads, ...), a batch of one: (1, heads, ...), or (1, ...) without an axis for heads."""
         return tensor[sequence : sequence + 1] if self.has_heads else tensor[sequence]
 
-    def all_heads(self, pairs: Tensor, sequence: int) -> Tensor:
-        """What (..., m, n) has for the heads of a sequence: (heads or 1, m, n), or (m, n) where all have the same."""
-        batch = self.leading[:-1] if self.has_heads else self.leading
-        if pairs.ndim <= 2 + self.has_heads:
+
+@dataclass(frozen=True, slots=True)
+class OneHead:
+    """One head of one sequence."""
+
+    axes: Axes
+    sequence: int
+    head: int
+
+    def of(self, pairs: Tensor) -> Tensor:
+        """What (..., m, n) has for it: (m, n)."""
+        leading = self.axes.leading
+        index = self.sequence * self.axes.heads + self.head if self.axes.has_heads else self.sequence
+        pairs = pairs.expand(*leading, *pairs.shape[-2:])
+        return pairs[tuple(int(at) for at in np.unravel_index(index, leading))] if leading else pairs
+
+
+@dataclass(frozen=True, slots=True)
+class OneSequence:
+    """All heads of one sequence."""
+
+    axes: Axes
+    sequence: int
+
+    def of(self, pairs: Tensor) -> Tensor:
+        """What (..., m, n) has for them: (heads or 1, m, n), or (m, n) where all have the same."""
+        leading, has_heads = self.axes.leading, self.axes.has_heads
+        batch = leading[:-1] if has_heads else leading
+        if pairs.ndim <= 2 + has_heads:
             return pairs
-        pairs = pairs[(None,) * (len(self.leading) + 2 - pairs.ndim)]
-        at = zip(np.unravel_index(sequence, batch), pairs.shape, strict=False)
+        pairs = pairs[(None,) * (len(leading) + 2 - pairs.ndim)]
+        at = zip(np.unravel_index(self.sequence, batch), pairs.shape, strict=False)
         return pairs[tuple(int(place) if size > 1 else 0 for place, size in at)]
 
 
 @dataclass(frozen=True, eq=False)
-class OneMask(Mask):
-    """A record's mask for one head of one sequence."""
+class MaskOf(Mask):
+    """A record's mask for a part of the record."""
 
     mask: Mask
-    axes: Axes
-    which: tuple[int, int]
+    part: OneHead | OneSequence
 
     def keep(self, grid: Pairs) -> Kept:
-        return self.axes.one(self.mask.keep(self.axes.grid(grid)), self.which)
+        kept = self.mask.keep(self.part.axes.grid(grid))
+        return Ternary(self.part.of(kept.verdicts)) if isinstance(kept, Ternary) else self.part.of(kept)
 
 
 @dataclass(frozen=True, eq=False)
-class OneBias(Bias):
-    """A record's bias for one head of one sequence."""
+class BiasOf(Bias):
+    """A record's bias for a part of the record."""
 
     bias: Bias
-    axes: Axes
-    which: tuple[int, int]
+    part: OneHead | OneSequence
 
     def values(self, grid: Grid) -> Tensor:
-        return self.axes.one(self.bias.values(self.axes.grid(grid)), self.which)
-
-
-@dataclass(frozen=True, eq=False)
-class SequenceMask(Mask):
-    """A record's mask for all heads of one sequence."""
-
-    mask: Mask
-    axes: Axes
-    sequence: int
-
-    def keep(self, grid: Pairs) -> Kept:
-        kept = self.mask.keep(self.axes.grid(grid))
-        if isinstance(kept, Ternary):
-            return Ternary(self.axes.all_heads(kept.verdicts, self.sequence))
-        return self.axes.all_heads(kept, self.sequence)
-
-
-@dataclass(frozen=True, eq=False)
-class SequenceBias(Bias):
-    """A record's bias for all heads of one sequence."""
-
-    bias: Bias
-    axes: Axes
-    sequence: int
-
-    def values(self, grid: Grid) -> Tensor:
-        return self.axes.all_heads(self.bias.values(self.axes.grid(grid)), self.sequence)
+        return self.part.of(self.bias.values(self.part.axes.grid(grid)))

@@ -14,7 +14,7 @@ from ...masks import Mask
 from ...pairs import AdditivePairs, DotPairs
 from ...problem import Problem
 from .forms import read_bias, read_mask
-from .one import Axes, OneBias, OneMask, SequenceBias, SequenceMask
+from .one import Axes, BiasOf, MaskOf, OneHead, OneSequence
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,23 +28,18 @@ class Posed:
     def head(self, head: int) -> Problem:
         """One head as a problem of its own, over all rows and columns."""
         group = self.record["heads"] // self.record["key_heads"]
-        mask, bias = self._rules
-        which = self.sequence, head
         return self._problem(
             self._array("query")[self.sequence, head],
             self._array("key")[self.sequence, head // group],
-            None if mask is None else OneMask(mask, self._axes, which),
-            None if bias is None else OneBias(bias, self._axes, which),
+            OneHead(self._axes, self.sequence, head),
         )
 
     def whole(self) -> Problem:
         """All heads together."""
-        mask, bias = self._rules
         return self._problem(
             self._axes.of(self._array("query"), self.sequence),
             self._axes.of(self._array("key"), self.sequence),
-            None if mask is None else SequenceMask(mask, self._axes, self.sequence),
-            None if bias is None else SequenceBias(bias, self._axes, self.sequence),
+            OneSequence(self._axes, self.sequence),
         )
 
     @property
@@ -57,7 +52,8 @@ class Posed:
         held = self._array(name)
         return held[self.sequence if len(held) > 1 else 0]
 
-    def _problem(self, query: Tensor, key: Tensor, mask: Mask | None, bias: Bias | None) -> Problem:
+    def _problem(self, query: Tensor, key: Tensor, part: OneHead | OneSequence) -> Problem:
+        mask, bias = self._rules
         additive = self.record["score"] == "additive"
         placed = "query_positions" in self.record["arrays"]
         return Problem(
@@ -65,8 +61,8 @@ class Posed:
             if additive
             else DotPairs(query, key, self.record["scale"]),
             value=key[..., :0],
-            mask=mask,
-            bias=bias,
+            mask=None if mask is None else MaskOf(mask, part),
+            bias=None if bias is None else BiasOf(bias, part),
             softcap=self.record["softcap"],
             query_positions=self.of_sequence("query_positions") if placed else None,
             key_positions=self.of_sequence("key_positions") if placed else None,
