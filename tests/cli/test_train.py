@@ -1,4 +1,7 @@
+import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -24,6 +27,21 @@ def test_without_a_folder_the_run_is_kept_by_its_name(regard, corpus, tmp_path, 
     result = regard("train", corpus / "digits.yaml", "--set", "training.max_epochs=1", "--set", "name=short")
     assert result.stdout == "runs/short\n"
     assert (tmp_path / "runs" / "short" / "best.safetensors").is_file()
+
+
+def test_one_of_two_processes_speaks_for_both(corpus, tmp_path):
+    script, folder = tmp_path / "command.py", tmp_path / "run"
+    script.write_text("from regard.cli import main; main()")  # each process starts the command by its file
+    two = ["training.max_epochs=1", "training.devices=2", "training.strategy=ddp", "training.accelerator=cpu"]
+    overrides = [word for override in two for word in ("--set", override)]
+    done = subprocess.run(
+        [sys.executable, script, "train", corpus / "digits.yaml", "--folder", folder, *overrides],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert (done.returncode, done.stdout) == (0, f"{folder}\n"), done.stderr
+    assert done.stderr.count("max_epochs: 1\n") == done.stderr.count("1 epochs, ") == 1
 
 
 def test_a_run_that_has_ended_is_not_trained_again(regard, corpus, run):

@@ -15,6 +15,7 @@ from small_runs import experiment, write_text
 
 from regard import files
 from regard.errors import CheckpointError, ConfigurationError
+from regard.translation.callbacks import Saving
 from regard.translation.checkpoint import load_state, load_weights
 from regard.translation.module import Training
 from regard.translation.training import TrainingResult, train
@@ -95,17 +96,87 @@ def test_a_signal_saves_the_last_state_and_resuming_changes_nothing(
     assert_same_weights(home / "run", home / "unbroken")
 
 
-@pytest.mark.parametrize(("sent", "ends"), SIGNALS)
-def test_a_second_signal_ends_at_once(home: Path, monkeypatch: pytest.MonkeyPatch, sent: signal.Signals, ends: type):
+@pytest.mark.parametrize(("first", "ends"), SIGNALS)
+def test_ctrl_c_after_a_signal_ends_at_once(
+    home: Path, monkeypatch: pytest.MonkeyPatch, first: signal.Signals, ends: type
+):
     def interrupted(self: Training, batch: Any, batch_idx: int) -> None:
-        os.kill(os.getpid(), sent)
-        os.kill(os.getpid(), sent)
+        os.kill(os.getpid(), first)
+        os.kill(os.getpid(), signal.SIGINT)
         pytest.fail("the second one should have ended this step")
 
     monkeypatch.setattr(Training, "training_step", interrupted)
     with pytest.raises(ends):
         train(experiment(home), home / "run")
     assert not (home / "run" / "state").exists()
+
+
+@pytest.mark.parametrize(("first", "ends"), SIGNALS)
+def test_sigterm_after_a_signal_changes_nothing(
+    home: Path, monkeypatch: pytest.MonkeyPatch, first: signal.Signals, ends: type
+):
+    step = Training.training_step
+
+    def interrupted(self: Training, batch: Any, batch_idx: int) -> Any:
+        os.kill(os.getpid(), first)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return step(self, batch, batch_idx)
+
+    monkeypatch.setattr(Training, "training_step", interrupted)
+    with pytest.raises(ends):
+        train(experiment(home), home / "run")
+    assert load_weights(home / "run" / "last.safetensors")[1]["update"] == 1
+
+
+@pytest.mark.parametrize(("sent", "ends"), SIGNALS)
+def test_a_signal_in_the_last_save_ends_the_caller_too(
+    home: Path, monkeypatch: pytest.MonkeyPatch, sent: signal.Signals, ends: type
+):
+    settings, save = experiment(home, max_epochs=1), Saving.save
+
+    def interrupted(self: Saving, trainer: Any, training: Training) -> None:
+        os.kill(os.getpid(), sent)
+        save(self, trainer, training)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Saving, "save", interrupted)
+        with pytest.raises(ends):
+            train(settings, home / "run")
+    assert without_updates(monkeypatch, lambda: train(settings, home / "run")).epochs == 1
+
+
+TWO_PROCESSES = """
+import os, signal, sys
+from pathlib import Path
+from regard.translation.experiment import Experiment
+from regard.translation.module import Training
+from regard.translation.training import train
+
+step, home = Training.training_step, Path(sys.argv[1])
+
+def interrupted(self, batch, batch_idx):
+    if self.trainer.global_rank == int(sys.argv[2]) and self.progress.position.update == 3:
+        os.kill(os.getpid(), getattr(signal, sys.argv[3]))
+    return step(self, batch, batch_idx)
+
+Training.training_step = interrupted
+try:
+    train(Experiment.load(home / "two.yaml"), home / "run")
+except BaseException as error:
+    rank = os.environ.get("LOCAL_RANK", "0")
+    (home / f"ended-{rank}").write_text(repr(error))
+"""
+
+
+@pytest.mark.parametrize(
+    ("rank", "sent", "said"), [("0", "SIGTERM", "SystemExit(143)"), ("1", "SIGINT", "KeyboardInterrupt()")]
+)
+def test_a_signal_to_one_process_ends_all_in_the_same_way(home: Path, rank: str, sent: str, said: str):
+    experiment(home, devices=2, strategy="ddp").save(home / "two.yaml")
+    (home / "script.py").write_text(TWO_PROCESSES)
+    subprocess.run([sys.executable, home / "script.py", home, rank, sent], env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert [(home / f"ended-{one}").read_text() for one in (0, 1)] == [said, said]
+    assert load_weights(home / "run" / "last.safetensors")[1]["update"] == 4
 
 
 def assert_same_weights(one: Path, other: Path) -> None:

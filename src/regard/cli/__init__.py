@@ -12,7 +12,10 @@ from regard.errors import MissingExtra
 
 
 def main() -> None:
-    """Run the command in `sys.argv` and exit: 0 when all went well, 2 for what the user can mend, 130 for Ctrl-C."""
+    """Run the command in `sys.argv` and exit.
+
+    With 0 when all went well, 2 for what the user can mend, 130 for Ctrl-C, 143 for a training that SIGTERM ended.
+    """
     try:
         with naming_the_extra():
             from regard.cli.app import app

@@ -27,20 +27,26 @@ def train(
     Prints the settings in effect first, and at the end the folder, which the other commands take as --checkpoint.
     Ctrl-C, and the SIGTERM of a cluster, end it after the current update with its state saved.
     """
+    from lightning.pytorch.utilities import rank_zero_only
+
     from regard.translation.experiment import Experiment
     from regard.translation.runs import RunFolder
     from regard.translation.training import train as run
 
     settings = Experiment.load(experiment, overrides or ())
     folder = folder or Path("runs") / settings.name
-    typer.echo(settings.dump(), err=True)
+    speaks = rank_zero_only.rank == 0  # one for all the processes of a run, each of which runs this command
+    if speaks:
+        typer.echo(settings.dump(), err=True)
     try:
         with redirect_stdout(sys.stderr):  # progress bars are for the person, not for the pipe
             result = run(settings, folder)
     except (KeyboardInterrupt, SystemExit):
-        if RunFolder(folder).state.exists():
+        if speaks and RunFolder(folder).state.exists():
             typer.echo(f"interrupted; {folder} has the state, and the same command goes on from there", err=True)
         raise
+    if not speaks:
+        return
     typer.echo(
         f"{result.epochs:,} epochs, {result.updates:,} updates in {result.seconds:,.0f} s, "
         f"{result.target_tokens_per_second:,.0f} target tokens a second",

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from torch import Tensor
@@ -75,26 +76,23 @@ class Interrupted(BaseException):
 
 
 class Interrupt:
-    """Ctrl-C and SIGTERM as a wish to be granted after the current update; a second one is granted at once.
+    """Ctrl-C and SIGTERM as a wish to be granted after the current update; a second Ctrl-C is granted at once.
 
-    An exception in the middle of an optimiser's step would leave weights that no unbroken run ever has.
+    An exception in the middle of an optimiser's step would leave weights that no unbroken run ever has. A second
+    SIGTERM changes nothing: launchers send it to a process and to its group, and SIGKILL to who does not end.
     """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
     """What a person sends, and what a cluster sends before it takes the machine away."""
 
     def __init__(self) -> None:
-        self._received: int | None = None
+        self.received: int | None = None
+        """The number of the signal, here or at another process of the run."""
         self._previous: dict[int, Any] = {}
 
-    @property
-    def wished(self) -> bool:
-        """Whether someone wants the run to end."""
-        return self._received is not None
-
     def error(self) -> BaseException:
-        """What ends the caller, too, unless it knows better: as Python has it for Ctrl-C, and as shells for SIGTERM."""
-        return SystemExit(128 + signal.SIGTERM) if self._received == signal.SIGTERM else KeyboardInterrupt()
+        """What ends the caller, too, unless it is caught: SystemExit(143) for SIGTERM, else KeyboardInterrupt."""
+        return SystemExit(128 + signal.SIGTERM) if self.received == signal.SIGTERM else KeyboardInterrupt()
 
     def __enter__(self) -> Self:
         # Python lets only the main thread handle signals, and a process in the background may be told to ignore them.
@@ -116,9 +114,10 @@ class Interrupt:
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.wished:
+        if self.received is None:
+            self.received = number
+        elif number == signal.SIGINT:
             raise Interrupted
-        self._received = number
 
 
 class Interruptible(Callback):
@@ -141,8 +140,12 @@ class Interruptible(Callback):
             self._end(trainer, ours(pl_module))
 
     def _is_wished(self, trainer: Trainer) -> bool:
-        # All processes have to end after the same update, or the others would wait for ever.
-        return trainer.strategy.reduce_boolean_decision(self._interrupt.wished, all=False)
+        # All processes have to end after the same update, and in the same way: the others would wait for ever.
+        here = torch.tensor(self._interrupt.received or 0, device=trainer.strategy.root_device)
+        received = int(trainer.strategy.reduce(here, reduce_op="max"))
+        if received:  # what was not received so far may be by now, and is not to be forgotten
+            self._interrupt.received = received
+        return bool(received)
 
     def _end(self, trainer: Trainer, training: Training) -> None:
         if self._saving:

@@ -25,7 +25,8 @@ class Start:
 
         Raises:
             CheckpointError: there are no such weights, or what belongs to them is not beside them.
-            ConfigurationError: they are of another model, or their run had another vocabulary; the keys are named.
+            ConfigurationError: they are of another model, or their run had another vocabulary (the keys are named), or
+                what stands beside them as experiment.yaml is not one.
         """
         if experiment.training.start_from is None:
             return None
@@ -60,5 +61,9 @@ class Start:
         return RunFolder(self.weights.parent)
 
     def put_into(self, model: nn.Module) -> None:
-        """Give a model these weights, in its own precision."""
+        """Give a model these weights, in its own precision.
+
+        Raises:
+            CheckpointError: they are damaged, or of another model.
+        """
         restore(model, self.weights)

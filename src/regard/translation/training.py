@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import Timer
@@ -22,34 +21,16 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from rich.console import Console
 from torch import nn
 
-from regard.errors import CheckpointError, ConfigurationError
+from regard.errors import ConfigurationError
 from regard.translation.bar import Bar
-from regard.translation.batches import EncodedText, encode
-from regard.translation.building import build_model
+from regard.translation.batches import EncodedText
 from regard.translation.callbacks import Interrupt, Interrupted, Interruptible, Logging, Saving
-from regard.translation.checkpoint import LONGEST_SOURCE, read_header
-from regard.translation.corpus import ParallelText
 from regard.translation.experiment import Experiment
 from regard.translation.module import Training
+from regard.translation.preparing import Resume, prepare
 from regard.translation.runs import RunFolder
 from regard.translation.safetensors_io import SafetensorsIO
-from regard.translation.settings import TrainingSettings, VocabularySettings, VocabularySides
-from regard.translation.splitting import training_text
-from regard.translation.starting import Start
-from regard.translation.vocabulary import Vocabulary
-
-MAY_CHANGE = (
-    "training.max_epochs",
-    "training.max_updates",
-    "training.keep_last",
-    "training.keep_best",
-    "training.max_minutes",
-    "training.patience",
-    "data.folder",
-    "data.test.",
-    "search.",
-)
-"""Keys, and sections, whose value does not touch an update: a run that is resumed may have others."""
+from regard.translation.settings import TrainingSettings
 
 
 @dataclass(frozen=True)
@@ -67,9 +48,7 @@ class TrainingResult:
     target_tokens_per_second: float
 
 
-def train(
-    experiment: Experiment, folder: str | Path, *, resume: Literal["auto", "never", "must"] = "auto"
-) -> TrainingResult:
+def train(experiment: Experiment, folder: str | Path, *, resume: Resume = "auto") -> TrainingResult:
     """Train what an experiment describes, in a folder that holds all of the run.
 
     The folder gets experiment.yaml, both vocabularies (learned from the training text), best.safetensors and
@@ -88,32 +67,16 @@ def train(
         SystemExit: the same for SIGTERM, which clusters send before they take a machine away; its code is 143.
     """
     run = RunFolder(Path(folder))
-    start = None if run.state.exists() else Start.of(experiment)
-    _open_run(run, experiment, resume)
-    text, held_out = training_text(experiment.data)
-    source, target = _vocabularies(run, text, experiment.vocabulary, start)
-    with isolate_rng():
-        torch.manual_seed(experiment.seed)
-        model = build_model(experiment.model, len(source), len(target))
-    if start is not None:
-        start.put_into(model)
-    longest = model.max_source_length
-    shorter = min(experiment.data.max_length, longest or experiment.data.max_length)
-    validation = None if held_out is None else encode(held_out, source, target, longest)
-    encoded = encode(text, source, target, shorter)
+    prepared = prepare(experiment, run, resume)
+    prepared.write(run, experiment)
     return fit(
-        model,
-        encoded,
+        prepared.model,
+        prepared.text,
         experiment.training,
-        validation=validation,
+        validation=prepared.validation,
         seed=experiment.seed,
         folder=run.path,
-        about={
-            "model": experiment.model.model_dump(mode="json"),
-            "source_vocabulary": len(source),
-            "target_vocabulary": len(target),
-            LONGEST_SOURCE: max(int(encoded.sources.lengths.max()), _longest_before(run, start)),
-        },
+        about=prepared.about,
         callbacks=[Bar(Console(file=sys.stdout))] if sys.stdout.isatty() and rank_zero_only.rank == 0 else [],
     )
 
@@ -152,6 +115,8 @@ def fit(
             trainer.fit(training, ckpt_path=state)
         except Interrupted:
             raise interrupt.error() from None
+        if interrupt.received:  # while the last of it was saved: the run has ended, the wish was that the caller ends
+            raise interrupt.error()
     progress = training.progress
     return TrainingResult(
         folder=run.path if run else None,
@@ -213,53 +178,3 @@ def _quiet_lightning() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-
-
-def _open_run(run: RunFolder, experiment: Experiment, resume: str) -> None:
-    """Make sure that the folder holds this run and no other, and write down the settings in effect."""
-    if run.experiment.exists():
-        if resume == "never" and rank_zero_only.rank == 0:
-            raise ConfigurationError(f"{run.path} already holds a run; choose another folder, or let it be resumed")
-        changed = [
-            key for key in Experiment.load(run.experiment).differences(experiment) if not key.startswith(MAY_CHANGE)
-        ]
-        if changed:
-            raise ConfigurationError(
-                f"{run.path} holds a run with other settings: {', '.join(changed)}; "
-                "give this one another folder, or the settings that the run began with"
-            )
-    if resume == "must" and not run.state.exists():
-        raise CheckpointError(f"{run.path} has no state to resume from: {run.state} does not exist")
-    try:
-        run.path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CheckpointError(f"cannot make the folder {run.path} ({error.strerror})") from None
-    experiment.save(run.experiment)
-
-
-def _vocabularies(
-    run: RunFolder, text: ParallelText, settings: VocabularySettings | VocabularySides, start: Start | None
-) -> tuple[Vocabulary, Vocabulary]:
-    """The vocabularies in the folder; if they are not there, those of the start, or learned from the training text."""
-    if not (run.source_vocabulary.exists() and run.target_vocabulary.exists()):
-        made = start.run.vocabularies() if start else _learn_vocabularies(text, settings)
-        for path, vocabulary in zip((run.source_vocabulary, run.target_vocabulary), made, strict=True):
-            vocabulary.save(path)
-    return run.vocabularies()
-
-
-def _longest_before(run: RunFolder, start: Start | None) -> int:
-    """How many tokens the longest source has that the weights have seen already; 0 where that is not known."""
-    before = start.weights if start else run.last
-    return read_header(before).get(LONGEST_SOURCE, 0) if before.is_file() else 0
-
-
-def _learn_vocabularies(
-    text: ParallelText, settings: VocabularySettings | VocabularySides
-) -> tuple[Vocabulary, Vocabulary]:
-    if isinstance(settings, VocabularySides):
-        return Vocabulary.train(text.sources, settings.source), Vocabulary.train(text.targets, settings.target)
-    if settings.shared:
-        shared = Vocabulary.train([*text.sources, *text.targets], settings)
-        return shared, shared
-    return Vocabulary.train(text.sources, settings), Vocabulary.train(text.targets, settings)
