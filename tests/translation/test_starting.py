@@ -8,7 +8,7 @@ import pytest
 import torch
 from small_runs import experiment, write_text
 
-from regard.errors import CheckpointError, ConfigurationError
+from regard.errors import CheckpointError, ConfigurationError, CorpusError
 from regard.translation.checkpoint import LONGEST_SOURCE, load_weights
 from regard.translation.experiment import Experiment
 from regard.translation.exporting import export
@@ -26,7 +26,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def again(home: Path, weights: Path, **changes: dict[str, Any]) -> Experiment:
     """The experiment, starting from weights, with these changes to its sections."""
-    told = experiment(home, max_epochs=1, start_from=str(weights)).model_dump(mode="json")
+    told = experiment(home, max_epochs=1).model_dump(mode="json")
+    told["training"]["start_from"] = str(weights)
     return Experiment.from_mapping(
         {key: value | changes[key] if key in changes else value for key, value in told.items()}
     )
@@ -88,13 +89,57 @@ def test_what_is_not_told_of_vocabulary_and_model_is_as_before(home: Path, tmp_p
     assert Experiment.load(path, ["model.dropout=0.0"]).model == before.model.model_copy(update={"dropout": 0.0})
     assert Experiment.load(path, ["model.kind=transformer"]).model.kind == "transformer"
     assert Experiment.load(path, ["vocabulary=words"]).vocabulary == VocabularySettings(kind="words")
-    for wrong in ("", ".", "nowhere/best.safetensors", 3, None):
-        told["training"]["start_from"] = wrong
-        if wrong == 3:
-            with pytest.raises(ConfigurationError, match="training.start_from: has 3"):
-                Experiment.from_mapping(told)
-        else:
-            assert Experiment.from_mapping(told).model.hidden_dim != 8
+    told["training"]["start_from"] = home / "first" / "best.safetensors"
+    assert Experiment.from_mapping(told).model == before.model
+    told["training"]["start_from"] = None
+    assert Experiment.from_mapping(told).model.hidden_dim != 8
+
+
+@pytest.mark.parametrize(
+    ("start", "message"),
+    [
+        ("", "file.yaml: training.start_from: there is no experiment.yaml, which has what is not told of vocabulary"),
+        (
+            "nowhere/best.safetensors",
+            "there is no nowhere/experiment.yaml, which has what is not told of vocabulary and model: name weights in "
+            "the folder of their run, or write these sections whole",
+        ),
+        (3, "training.start_from: has 3"),
+    ],
+)
+def test_what_is_not_told_and_not_there_is_told(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: object, message: str
+):
+    monkeypatch.chdir(tmp_path)
+    told = experiment(home).model_dump(mode="json")
+    told["training"]["start_from"] = start
+    del told["vocabulary"], told["model"]
+    with pytest.raises(ConfigurationError, match=message):
+        Experiment.from_mapping(told, origin="file.yaml")
+
+
+def test_a_file_that_leaves_out_the_model_cannot_be_resumed_without_the_first_run(home: Path, tmp_path: Path):
+    first = export(home / "first", tmp_path / "first", dtype="float32")
+    told = again(home, first / "best.safetensors").model_dump(mode="json")
+    told["model"] = {"dropout": 0.0}
+    path = tmp_path / "tuned.yaml"
+    path.write_text(json.dumps(told))
+    train(Experiment.load(path), tmp_path / "run")
+    (first / "experiment.yaml").unlink()
+    with pytest.raises(ConfigurationError, match="what is not told of model: .* in the experiment.yaml of a run that"):
+        Experiment.load(path)
+    train(Experiment.load(tmp_path / "run" / "experiment.yaml"), tmp_path / "run", resume="must")
+
+
+@pytest.mark.parametrize(
+    ("section", "kind"), [("transformer", "transformer"), ({"kind": "transformer"}, "transformer"), ([], "recurrent")]
+)
+def test_the_other_run_may_tell_its_kind_alone(home: Path, tmp_path: Path, section: object, kind: str):
+    (tmp_path / "experiment.yaml").write_text(json.dumps({"model": section}))
+    told = experiment(home).model_dump(mode="json")
+    told["training"]["start_from"] = str(tmp_path / "best.safetensors")
+    del told["model"]
+    assert Experiment.from_mapping(told).model.kind == kind
 
 
 def test_what_tells_all_reads_no_other_run(home: Path, tmp_path: Path):
@@ -143,3 +188,18 @@ def test_weights_without_their_run_are_refused(home: Path, tmp_path: Path):
     message = "has no experiment.yaml, source.vocabulary.json, target.vocabulary.json; weights need to lie beside what"
     with pytest.raises(CheckpointError, match=message):
         train(again(home, alone), tmp_path / "second")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"training": {"start_from": "source.vocabulary.json"}}, "source.vocabulary.json is not a whole safetensors"),
+        ({"data": {"extra": {"tsv": "nowhere.tsv"}}}, "there is no file .*nowhere.tsv"),
+    ],
+)
+def test_what_cannot_be_read_leaves_nothing_behind(home: Path, tmp_path: Path, changes: dict[str, Any], message: str):
+    start = changes.get("training", {}).get("start_from", "best.safetensors")
+    settings = again(home, home / "first" / start, data=changes.get("data", {}))
+    with pytest.raises((CheckpointError, CorpusError), match=message):
+        train(settings, tmp_path / "second")
+    assert not (tmp_path / "second").exists()

@@ -70,9 +70,13 @@ class Experiment(Settings):
     def load(cls, path: str | Path, overrides: Iterable[str] = ()) -> Experiment:
         """The experiment that a YAML file holds, with overrides such as `training.max_epochs=3` put in.
 
+        What a file with `training.start_from` does not tell of `vocabulary` and `model` is read from the
+        experiment.yaml beside those weights.
+
         Raises:
             ConfigurationError: the file is missing, is not YAML or not a mapping, or holds a key twice; a key is
-                unknown; a value is missing, mistyped or impossible; an override is not `key=value`.
+                unknown; a value is missing, mistyped or impossible; an override is not `key=value`; the file beside
+                `training.start_from` is needed, and missing or no YAML.
         """
         data = _read_mapping(Path(path))
         for override in overrides:
@@ -86,7 +90,7 @@ class Experiment(Settings):
         Raises:
             ConfigurationError: as for `load`.
         """
-        data = _as_where_it_starts(data)
+        data = _as_where_it_starts(data, origin)
         problems = list(keys.unknown_keys(data, cls, root=cls))
         if not problems:
             try:
@@ -122,7 +126,7 @@ class Experiment(Settings):
         return [key for key in ours | theirs if ours.get(key, ...) != theirs.get(key, ...)]
 
 
-def _as_where_it_starts(data: Mapping[str, Any]) -> Mapping[str, Any]:
+def _as_where_it_starts(data: Mapping[str, Any], origin: str) -> Mapping[str, Any]:
     """The mappings, with what they do not tell of vocabulary and model from the run that training starts from.
 
     A section that tells its kind stands for itself. So the file of a run, which tells all, needs no other run.
@@ -130,15 +134,27 @@ def _as_where_it_starts(data: Mapping[str, Any]) -> Mapping[str, Any]:
     sections = [key for key in ("vocabulary", "model") if not _stands_alone(data.get(key, {}))]
     training = data.get("training")
     start = training.get("start_from") if isinstance(training, Mapping) else None
-    before = Path(start).with_name("experiment.yaml") if isinstance(start, str) and Path(start).name else None
-    if not sections or before is None or not before.is_file():
+    if not sections or not isinstance(start, str | Path):
         return data
-    there = _read_mapping(before)
-    return {**data, **{key: {**there.get(key, {}), **data.get(key, {})} for key in sections}}
+    before = Path(start).parent / "experiment.yaml"
+    if not before.is_file():
+        raise ConfigurationError(
+            f"{origin}: training.start_from: there is no {before}, which has what is not told of "
+            f"{' and '.join(sections)}: name weights in the folder of their run, or write these sections whole, with "
+            "their kind, as they are in the experiment.yaml of a run that has begun"
+        )
+    there = {key: _spelled_out(section) for key, section in _read_mapping(before).items()}
+    whole = {key: {**there[key], **data.get(key, {})} for key in sections if isinstance(there.get(key), Mapping)}
+    return {**data, **whole}
 
 
 def _stands_alone(section: Any) -> bool:
     return not isinstance(section, Mapping) or not section.keys().isdisjoint({"kind", "source", "target"})
+
+
+def _spelled_out(section: Any) -> Any:
+    """A section's mapping, of which the kind alone may stand for it; one that is not there has no keys."""
+    return {"kind": section} if isinstance(section, str) else section or {}
 
 
 def _read_mapping(path: Path) -> dict[str, Any]:
@@ -176,14 +192,12 @@ def _override(data: dict[str, Any], override: str) -> None:
     except yaml.YAMLError as error:
         raise ConfigurationError(f"--set {override!r}: the value: {_yaml_problem(error)}") from None
     for depth, key in enumerate(path[:-1]):
-        inner = data.get(key)
-        if isinstance(inner, str):  # the shorthand of a mapping with a kind
-            inner = {"kind": inner}
-        if not isinstance(inner or {}, dict):
+        inner = _spelled_out(data.get(key))
+        if not isinstance(inner, dict):
             raise ConfigurationError(
                 f"--set {override!r}: {'.'.join(path[: depth + 1])} is {inner!r} and holds no keys"
             )
-        data[key] = dict(inner or {})
+        data[key] = dict(inner)
         data = data[key]
     data[path[-1]] = value
 
