@@ -22,9 +22,8 @@ from regard.translation.experiment import Experiment
 from regard.translation.exporting import export
 from regard.translation.runs import RunFolder
 from regard.translation.scoring import score
-from regard.translation.settings import SplitSettings
 from regard.translation.shipped import ENGLISH_FRENCH
-from regard.translation.splitting import evaluation_text, split
+from regard.translation.splitting import evaluation_text, split, unseen
 from regard.translation.translator import Translator
 
 CARD = Path(__file__).with_name("english_french.md")
@@ -39,10 +38,11 @@ def main() -> None:
     parser.add_argument("--last", type=int, default=4, help="how many of the last weights are averaged")
     told = parser.parse_args()
     run = RunFolder(told.run)
+    experiment = Experiment.load(run.experiment, [f"data.train.tsv={told.data}"])
+    trained = of_training(run, experiment)  # what is of no such run ends here, with the model in place as it was
     average(run.path, last=told.last)
     export(run.path, ENGLISH_FRENCH, which="average")
-    experiment = Experiment.load(run.experiment, [f"data.train.tsv={told.data}"])
-    card = Template(CARD.read_text("utf-8")).substitute(facts(run, experiment) | scores(experiment))
+    card = Template(CARD.read_text("utf-8")).substitute(trained | of_weights() | scores(experiment))
     with atomic_write(ENGLISH_FRENCH / "README.md") as partial:
         partial.write_text(card, encoding="utf-8")
     size = sum(path.stat().st_size for path in ENGLISH_FRENCH.iterdir())
@@ -51,42 +51,48 @@ def main() -> None:
         raise CheckpointError(f"the folder has {size:,} bytes; it may have {MOST_BYTES:,}")
 
 
-def facts(run: RunFolder, experiment: Experiment) -> dict[str, object]:
+def of_training(run: RunFolder, experiment: Experiment) -> dict[str, object]:
     """What the card says of the model, the data and the training."""
     model, training, data = experiment.model, experiment.training, experiment.data
-    if training.start_from is None or data.extra is None:
+    if training.start_from is None or data.extra is None or data.split is None:
         raise ConfigurationError(f"{run.path} is no run of recipes/english-french-everyday.yaml")
-    weights, header = load_weights(RunFolder(ENGLISH_FRENCH).best)
-    first = RunFolder(training.start_from.parent)
     text = ParallelText.read(data.train, data.folder)
-    parts = split(text, data.split or SplitSettings())
+    parts = split(text, data.split)
+    extra = unseen(ParallelText.read(data.extra, data.folder), [parts["validation"], parts["test"]])
     return {
         **{name: getattr(model, name) for name in ("encoder_layers", "decoder_layers", "dim", "num_heads")},
-        "parameters": f"{sum(tensor.numel() for tensor in {id(one): one for one in weights.values()}.values()):,}",
-        "vocabulary": f"{header['source_vocabulary']:,}",
-        "longest": header[LONGEST_SOURCE],
-        "averaged": len(header["averaged_updates"]),
-        "size": f"{sum(path.stat().st_size for path in ENGLISH_FRENCH.iterdir()) / 1e6:.1f} MB with the vocabulary",
         "pairs": f"{len(text):,}",
         **{name: f"{len(part):,}" for name, part in parts.items()},
         "casual": f"{data.casual_copies:.0%}",
-        "extra": len(ParallelText.read(data.extra, data.folder)),
+        "extra": len(extra),
         "extra_times": data.extra_times,
         "seed": experiment.seed,
-        **progress(first, "first_"),
+        **progress(RunFolder(training.start_from.parent), "first_"),
         **progress(run, ""),
         "batch_tokens": f"{training.batch_tokens:,}",
         "beam": experiment.search.beam,
     }
 
 
-def progress(run: RunFolder, name: str) -> dict[str, object]:
-    """How long a run took."""
+def of_weights() -> dict[str, object]:
+    """What the card says of the exported weights."""
+    weights, header = load_weights(RunFolder(ENGLISH_FRENCH).best)
+    return {
+        "parameters": f"{sum(tensor.numel() for tensor in {id(one): one for one in weights.values()}.values()):,}",
+        "vocabulary": f"{header['source_vocabulary']:,}",
+        "longest": header[LONGEST_SOURCE],
+        "averaged": len(header["averaged_updates"]),
+        "size": f"{sum(path.stat().st_size for path in ENGLISH_FRENCH.iterdir()) / 1e6:.1f} MB with the vocabulary",
+    }
+
+
+def progress(run: RunFolder, prefix: str) -> dict[str, object]:
+    """How long a run took, under names that begin with the prefix."""
     made = load_state(run.state)["state_dict"]["_extra_state"]["progress"]
     return {
-        f"{name}updates": f"{made['position']['update']:,}",
-        f"{name}epochs": made["position"]["epoch"],
-        f"{name}minutes": round(made["seconds"] / 60),
+        f"{prefix}updates": f"{made['position']['update']:,}",
+        f"{prefix}epochs": made["position"]["epoch"],
+        f"{prefix}minutes": round(made["seconds"] / 60),
     }
 
 

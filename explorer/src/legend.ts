@@ -13,6 +13,9 @@ const SIZE = 11;
 
 const HEIGHT = 8;
 
+/** A scale in words and, where these have no room, as a sign. */
+const SCALE_WORDS = { linear: ["linear", ""], sqrt: ["square root", "  √"], log: ["logarithmic", "  log"] } as const;
+
 const bars = new Map<string, HTMLCanvasElement>();
 
 export interface Legend {
@@ -39,10 +42,9 @@ export function legendShapes({ maximum, signed, divisor, mean, room }: Legend, s
   const wide = (text: string) => textWidth(text, style);
   const shapes: Shape[] = [{ ...style, x: 0, text: least }];
   const start = 8 + wide(least);
-  const scale = state.scale === "linear" ? "linear" : state.scale === "sqrt" ? "square root" : "logarithmic";
-  // The scale stands among the controls, too; the number stands here alone.
-  const both = `${most}  ·  ${scale}`;
-  const words = start + LEAST_WIDTH + 8 + wide(both) <= room ? both : most;
+  const [scale, sign] = SCALE_WORDS[state.scale];
+  const long = `${most}  ·  ${scale}`;
+  const words = start + LEAST_WIDTH + 8 + wide(long) <= room ? long : most + sign;
   const width = Math.max(Math.min(WIDTH, room - start - 8 - wide(words)), LEAST_WIDTH);
   shapes.push({ kind: "image", image: bar(state.colours, signed), x: start, y: 0, width, height: HEIGHT });
   shapes.push({ ...style, x: start + width + 8, text: words });

@@ -3,6 +3,7 @@
 import assert from "node:assert/strict";
 import { type Browser, chromium, type Page } from "playwright-core";
 import type { Loader } from "../src/loader.ts";
+import type { Shape } from "../src/shapes.ts";
 import { type Served, serve } from "./server.ts";
 
 export const WEB = process.env.REGARD_WEB ?? "../src/regard/explorer/web";
@@ -82,6 +83,17 @@ export interface Root {
     loading: Loader;
     view: { picture(): { shapes: { image: HTMLCanvasElement }[] }; panel: { painter: { name: string } } };
   };
+}
+
+/** All that is drawn of a view, without its groups. */
+export async function shapesOf(page: Page): Promise<Shape[]> {
+  const text = await page.evaluate(() => {
+    const { shapes } = (document.getElementById("regard-explorer") as unknown as Root).explorer.view.picture();
+    return JSON.stringify(shapes);
+  });
+  const flat = (shapes: Shape[]): Shape[] =>
+    shapes.flatMap((shape) => (shape.kind === "group" ? flat(shape.shapes) : [shape]));
+  return flat(JSON.parse(text) as Shape[]);
 }
 
 /** The pixels of the plot, whatever has drawn it. */

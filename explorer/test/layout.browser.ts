@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
-import { type Bench, open, settled, start } from "./harness.ts";
+import { type Bench, open, settled, shapesOf, start } from "./harness.ts";
 
 let bench: Bench;
 before(async () => {
@@ -84,4 +84,18 @@ test("compared heads have their whole names where what is said of them does not 
   assert.deepEqual(await cut(".pane h2"), [false, false, false]);
   assert.ok((await cut(".pane header .muted")).includes(true));
   quiet();
+});
+
+test("the scale of the colours is told by each legend, as a sign where there is no room for words", async () => {
+  for (const [width, said] of [
+    [1280, /^≥ \S+ {2}·  square root$/],
+    [760, /^≥ \S+ {2}√$/],
+  ] as const) {
+    const { page, quiet } = await open(bench, "cross/#view=compare&pins=0.0,0.1,0.2");
+    await page.setViewportSize({ width, height: 600 });
+    await settled(page);
+    const texts = (await shapesOf(page)).flatMap((shape) => (shape.kind === "text" ? [shape.text] : []));
+    assert.equal(texts.filter((text) => said.test(text)).length, 3, `${width}: ${texts.join(" | ")}`);
+    quiet();
+  }
 });

@@ -1,11 +1,10 @@
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
-import type { Page } from "playwright-core";
 import { divergences, leafOrder, shares } from "../src/clustering.ts";
 import { linked, type Method, scores, wordWeights } from "../src/links.ts";
 import type { Shape } from "../src/shapes.ts";
 import { figure } from "../src/text.ts";
-import { type Bench, hashOf, open, plotBox, type Root, settled, start } from "./harness.ts";
+import { type Bench, hashOf, open, plotBox, settled, shapesOf, start } from "./harness.ts";
 import { weightsOf } from "./synthetic.ts";
 
 let bench: Bench;
@@ -37,16 +36,6 @@ function told(head: number, method: Method, least = 0.2): RegExp {
   const found = scores(linked(between, method, least), map.gold);
   const rate = (100 * found.errorRate).toFixed(1).replace(".", "\\.");
   return new RegExp(`AER ${rate} %, precision .* \\(${found.inPossible} of ${found.links}\\)`);
-}
-
-async function shapesOf(page: Page): Promise<Shape[]> {
-  const text = await page.evaluate(() => {
-    const { shapes } = (document.getElementById("regard-explorer") as unknown as Root).explorer.view.picture();
-    return JSON.stringify(shapes);
-  });
-  const flat = (shapes: Shape[]): Shape[] =>
-    shapes.flatMap((shape) => (shape.kind === "group" ? flat(shape.shapes) : [shape]));
-  return flat(JSON.parse(text) as Shape[]);
 }
 
 test("translations of a beam: one is shown, and how it differs", async () => {

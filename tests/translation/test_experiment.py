@@ -171,6 +171,8 @@ def test_a_mistyped_value_is_named_with_what_it_needs(tmp_path: Path, addition: 
          "data.split: holds nothing out; set data.split.validation or data.split.test to a number of pairs"),
         ("name: toy\ndata: {train: {tsv: a}, test: {tsv: b}, split: {test: 5}}",
          "data: data.test and data.split.test both say what the test text is; leave one out"),
+        ("name: toy\ndata: {train: {tsv: a}, extra_times: 3}",
+         "data: data.extra_times repeats the pairs of data.extra, and there are none: name their file"),
     ],
 )  # fmt: skip
 def test_what_is_missing_is_named(tmp_path: Path, text: str, message: str):

@@ -201,13 +201,13 @@ def test_extra_pairs_are_trained_on_as_often_as_told(tmp_path: Path):
     assert held_out is None
 
 
-@pytest.mark.parametrize("part", ["validation", "test", "file"])
-def test_extra_pairs_have_nothing_that_is_held_out(tmp_path: Path, part: str):
+@pytest.mark.parametrize(("part", "file"), [("validation", ""), ("test", ""), ("validation", "dev"), ("test", "dev")])
+def test_extra_pairs_have_nothing_that_is_held_out(tmp_path: Path, part: str, file: str):
     write_table(tmp_path, distinct(20))
     extra = {"extra": {"tsv": "extra.tsv"}, "train": {"tsv": "pairs.tsv.gz"}, "folder": str(tmp_path)}
-    if part == "file":
+    if file:
         (tmp_path / "dev.tsv").write_text("Sentence 40\tphrase 40\n")
-        data = DataSettings.model_validate(extra | {"validation": {"tsv": "dev.tsv"}})
+        data = DataSettings.model_validate(extra | {part: {"tsv": "dev.tsv"}})
         source, target = "sentence 40", "phrase 40"
     else:
         data = DataSettings.model_validate(extra | {"split": {part: 1}})

@@ -9,7 +9,7 @@ import torch
 from small_runs import experiment, write_text
 
 from regard.errors import CheckpointError, ConfigurationError, CorpusError
-from regard.translation.checkpoint import LONGEST_SOURCE, load_weights
+from regard.translation.checkpoint import LONGEST_SOURCE, load_weights, save_tensors
 from regard.translation.experiment import Experiment
 from regard.translation.exporting import export
 from regard.translation.training import train
@@ -72,6 +72,15 @@ def test_it_knows_of_the_longest_sentence_that_either_run_saw(home: Path, tmp_pa
     train(again(short, home / "first" / "best.safetensors"), tmp_path / "second")
     assert longest > 3
     assert load_weights(tmp_path / "second" / "last.safetensors")[1][LONGEST_SOURCE] == longest
+
+
+def test_nobody_knows_the_longest_sentence_of_weights_that_do_not_tell(home: Path, tmp_path: Path):
+    first = export(home / "first", tmp_path / "first", dtype="float32")
+    weights, header = load_weights(first / "best.safetensors")
+    del header[LONGEST_SOURCE]
+    save_tensors(weights, first / "best.safetensors", header)
+    train(again(home, first / "best.safetensors"), tmp_path / "second")
+    assert LONGEST_SOURCE not in load_weights(tmp_path / "second" / "last.safetensors")[1]
 
 
 def test_what_is_not_told_of_vocabulary_and_model_is_as_before(home: Path, tmp_path: Path):

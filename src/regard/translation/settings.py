@@ -85,7 +85,8 @@ class DataSettings(Settings):
     casual_copies: Share = 0.0
     """Of how many training pairs there is a copy without the source's final mark, in lower case, or both."""
     extra: TextSettings | None = None
-    """More to train on, of which nothing is held out; without pairs that share a sentence with what is held out."""
+    """More to train on, of which nothing is held out; without pairs that share a sentence with what is held out, or
+    with the files to validate and to test on."""
     extra_times: Count = 1
     """How often each of these pairs is in the training text: few that matter are lost among many."""
     source_language: str | None = None
@@ -103,6 +104,12 @@ class DataSettings(Settings):
         for part in ("validation", "test"):
             if self.split is not None and getattr(self.split, part) and getattr(self, part) is not None:
                 raise ValueError(f"data.{part} and data.split.{part} both say what the {part} text is; leave one out")
+        return self
+
+    @model_validator(mode="after")
+    def _something_is_repeated(self) -> DataSettings:
+        if self.extra is None and self.extra_times != 1:
+            raise ValueError("data.extra_times repeats the pairs of data.extra, and there are none: name their file")
         return self
 
 

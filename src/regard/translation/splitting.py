@@ -34,7 +34,8 @@ def training_text(data: DataSettings) -> tuple[ParallelText, ParallelText | None
     if data.casual_copies:
         text = with_casual_copies(text, data.casual_copies)
     if data.extra is not None:
-        extra = _unseen(ParallelText.read(data.extra, data.folder), held_out.values())
+        tested = [] if data.test is None else [ParallelText.read(data.test, data.folder)]
+        extra = unseen(ParallelText.read(data.extra, data.folder), [*held_out.values(), *tested])
         text = _joined(text, extra * data.extra_times)
     return text, held_out.get("validation")
 
@@ -98,17 +99,15 @@ def with_casual_copies(text: ParallelText, share: float) -> ParallelText:
     return _joined(text, [(source, target) for source, (original, target) in copies if source != original])
 
 
-def _joined(text: ParallelText, pairs: Sequence[tuple[str, str]]) -> ParallelText:
-    """A text with pairs behind its own."""
-    sources, targets = [source for source, _ in pairs], [target for _, target in pairs]
-    return replace(text, sources=[*text.sources, *sources], targets=[*text.targets, *targets])
-
-
-def _unseen(text: ParallelText, held_out: Iterable[ParallelText]) -> list[tuple[str, str]]:
+def unseen(text: ParallelText, held_out: Iterable[ParallelText]) -> list[tuple[str, str]]:
     """The pairs of a text that share no sentence with what is held out, whatever its case and punctuation.
 
     Raises:
         CorpusError: none is left.
+
+    >>> held_out = ParallelText.pair(["Go."], ["Va !"])
+    >>> unseen(ParallelText.pair(["go", "Hi."], ["Pars !", "Salut !"]), [held_out])
+    [('Hi.', 'Salut !')]
     """
     parts = list(held_out)
     sources = {_bare(line) for part in parts for line in part.sources}
@@ -121,6 +120,12 @@ def _unseen(text: ParallelText, held_out: Iterable[ParallelText]) -> list[tuple[
             "is left to train on: leave out data.extra, or give it pairs of its own"
         )
     return pairs
+
+
+def _joined(text: ParallelText, pairs: Sequence[tuple[str, str]]) -> ParallelText:
+    """A text with pairs behind its own."""
+    sources, targets = [source for source, _ in pairs], [target for _, target in pairs]
+    return replace(text, sources=[*text.sources, *sources], targets=[*text.targets, *targets])
 
 
 def _hasty(source: str, kind: int) -> str:
