@@ -38,7 +38,8 @@ def translate(
         float | None,
         typer.Option(
             min=0.0,
-            help="α of log P / penalty(length)^α: a greater one favours longer ones. [default: the experiment's]",
+            help="α of log P / L^α, where L is the length, or (5 + length) / 6, by the experiment's "
+            "search.penalty_form: a greater one favours longer translations. [default: the experiment's]",
         ),
     ] = None,
     attention: Annotated[

@@ -41,7 +41,11 @@ class State:
     length: int = 0
 
     def select(self, rows: Tensor) -> State:
-        """The state of these rows of the batch, in this order; a row may come more than once."""
+        """The state of these rows of the batch, in this order; a row may come more than once.
+
+        Raises:
+            ShapeError, DtypeError: rows are not rows of the batch.
+        """
         return replace(self, caches=tuple(cache.select(rows) for cache in self.caches))
 
 
