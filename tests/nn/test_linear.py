@@ -34,7 +34,7 @@ def test_a_gradient_many_positions_and_transforms_are_torchs(counted):
     assert layer.weight.grad is not None
     assert torch.allclose(layer.weight.grad, expected)
     with torch.no_grad():
-        layer(torch.randn(module.MOST_ROWS[torch.float32] + 1, 24))
+        layer(torch.randn(module._most_rows(torch.float32) + 1, 24))
         layer(torch.zeros(0, 24))
         layer.double()(x.double())
         layer.float()

@@ -1,16 +1,19 @@
-"""x Wᵀ + b, where a few positions at a time are read as fast as memory gives the weights."""
+"""x Wᵀ + b by what is fastest for so many positions: for few, native code reads W as fast as memory gives it."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from .. import native
 from ..transforms import transformed
+from .products import product, there_is_onednn
 
 MOST_ROWS = {torch.float32: 64, torch.bfloat16: 8}
 """Positions, of all sequences together, up to which torch's products take longer."""
+
+MOST_ROWS_BEFORE_ONEDNN = 24
+"""The same for products by oneDNN in float32."""
 
 LEAST_WEIGHTS = 2**20
 """Fewer weights are done before native code has begun."""
@@ -21,7 +24,8 @@ class Linear(nn.Linear):
 
     While text is generated, each step reads all weights for a few positions, and takes as long as that. Torch's matrix
     products are made for many positions; for few, on a CPU and without gradient, native code reads the weights at the
-    rate of memory. Everything else is torch's own.
+    rate of memory. For many, in single precision on a CPU with AVX-512, it is oneDNN that multiplies, unless
+    `torch.backends.mkldnn.enabled` is False; torch calls MKL there. Everything else is torch's own.
 
     >>> import torch
     >>> layer = Linear(4, 2)
@@ -42,7 +46,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     tensor([[3., 7.]])
     """
     if not _reads_fast(x, weight):
-        return functional.linear(x, weight, bias)
+        return product(x, weight, bias)
     rows = native.times_matrix(x.reshape(-1, x.shape[-1]), weight, bias)
     return rows.view(*x.shape[:-1], weight.shape[0])
 
@@ -50,11 +54,15 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def _reads_fast(x: Tensor, weight: Tensor) -> bool:
     """Whether it is a matter of reading the weights, and native code can."""
     return (
-        weight.numel() >= LEAST_WEIGHTS
-        and 0 < x.numel() <= MOST_ROWS.get(x.dtype, 0) * weight.shape[-1]
+        not transformed()  # first: what is compiled is not to look into the rest
+        and weight.numel() >= LEAST_WEIGHTS
+        and 0 < x.numel() <= _most_rows(x.dtype) * weight.shape[-1]
         and x.shape[-1] == weight.shape[-1]
         and not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad))
         and not torch.is_autocast_enabled("cpu")
-        and not transformed()
         and native.reads(x, weight)
     )
+
+
+def _most_rows(dtype: torch.dtype) -> int:
+    return MOST_ROWS_BEFORE_ONEDNN if dtype == torch.float32 and there_is_onednn() else MOST_ROWS.get(dtype, 0)

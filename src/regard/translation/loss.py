@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from regard.nn.products import product
 from regard.translation.encoding import Batch
 from regard.translation.vocabulary import PAD
 
@@ -196,7 +197,7 @@ class _Parts:
     ) -> tuple[Tensor, Tensor]:
         """Loss and cross entropy of some rows; their gradients, without the smoothing, are added to those so far."""
         x, picked = self.features[part], target.unsqueeze(-1)
-        logits = x @ self.weight.T if self.bias is None else torch.addmm(self.bias, x, self.weight.T)  # [n, V]
+        logits = product(x, self.weight, self.bias)  # [n, V]
         log_p = logits.log_softmax(-1, dtype=self.weight_sum.dtype)
         said = log_p.gather(-1, picked)
         entropy = -said.sum()
@@ -212,7 +213,7 @@ class _Parts:
             if self.bias is not None:
                 of_bias += p.sum(0)
             p = p.to(x.dtype)
-            of_features[part] = p @ self.weight
+            of_features[part] = product(p, self.weight.T)
             if p.dtype == of_weight.dtype:
                 of_weight.addmm_(p.T, x)
             else:

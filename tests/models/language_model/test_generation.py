@@ -51,6 +51,20 @@ def test_tokens_come_as_soon_as_they_are_known(make, monkeypatch):
 
 
 @torch.no_grad()
+def test_a_long_beginning_is_read_in_parts(make, monkeypatch):
+    model, parts, tokens = make(), [], prompt(1, 2500)
+    real = model.next_features
+    monkeypatch.setattr(
+        model, "next_features", lambda part, *args, **named: parts.append(part.shape[1]) or real(part, *args, **named)
+    )
+    in_parts = joined(model.generate(tokens, 3))
+    assert parts == [1024, 1024, 452, 1, 1]
+    parts.clear()
+    assert torch.equal(joined(model.generate(tokens, 3, chunk=None)), in_parts)
+    assert parts == [2500, 1, 1]
+
+
+@torch.no_grad()
 def test_it_stops_where_all_have_stopped(make):
     model, tokens = make(), prompt()
     endless = naive(model, tokens, 30)

@@ -14,6 +14,9 @@ from ...masks import Mask, prefix
 from ...whole import whole_number
 from .values import LanguageModelCache
 
+CHUNK = 1024
+"""Tokens of a long beginning that are read at once: enough for products to run at their full rate, few to remember."""
+
 
 class Steps(Protocol):
     """A model that goes on from a cache."""
@@ -90,7 +93,7 @@ def generated(
     stop: Sequence[int] = (),
     lengths: Tensor | None = None,
     generator: torch.Generator | None = None,
-    chunk: int | None = None,
+    chunk: int | None,
 ) -> Iterator[Tensor]:
     """See `LanguageModel.generate`; what can be checked is checked before the first token is asked for."""
     if tokens.ndim != 2 or not tokens.shape[1]:

@@ -20,7 +20,7 @@ from ...whole import whole_number
 from . import saving
 from .config import LanguageModelConfig
 from .entering import check_cache, check_tokens, places, shared_rotations, stop_tokens
-from .generation import Sampling, generated
+from .generation import CHUNK, Sampling, generated
 from .huggingface import read_checkpoint
 from .values import LanguageModelCache, SeenLanguageModel
 
@@ -189,7 +189,7 @@ class LanguageModel(nn.Module):
         stop: int | Collection[int] = (),
         lengths: Tensor | None = None,
         generator: torch.Generator | None = None,
-        chunk: int | None = None,
+        chunk: int | None = CHUNK,
     ) -> Iterator[Tensor]:
         """The tokens that come next, (batch,) at a time, as soon as they are known.
 
@@ -203,7 +203,7 @@ class LanguageModel(nn.Module):
                 repeats its last token until then.
             lengths: (batch,), how many tokens at the end of each sequence are text; what is before them is padding.
             generator: the source of what is drawn, seeded by whoever needs the same again.
-            chunk: so many tokens of the beginning are read at once, for a long one; all without it.
+            chunk: so many tokens of the beginning are read at once, which bounds the memory of reading it; None: all.
 
         Raises:
             ShapeError: no tokens to go on from, lengths that do not fit.
