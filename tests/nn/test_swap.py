@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from regard.errors import ConfigurationError
-from regard.nn import MultiheadAttention, Swapped, swap
+from regard.nn import Linear, MultiheadAttention, Swapped, products, swap, swap_linear
 
 BATCH, TOKENS, DIM = 3, 7, 8
 PADDED = torch.arange(TOKENS) >= torch.tensor([[7], [4], [2]])
@@ -194,7 +194,8 @@ class TestWhatIsLeft:
             "  b: use_nested_tensor is False now",
         ]
         assert repr(done) == (
-            "Swapped(model=<ModuleDict>, replaced=['b.layers.0.self_attn', 'b.layers.1.self_attn'], "
+            "Swapped(model=<ModuleDict>, kind='MultiheadAttention', "
+            "replaced=['b.layers.0.self_attn', 'b.layers.1.self_attn'], "
             f"left={{'a': 'it is a {where}, a subclass with a meaning of its own'}}, "
             "notes=['b: use_nested_tensor is False now'])"
         )
@@ -303,3 +304,56 @@ class TestInsideTorchsModels:
         with torch.set_grad_enabled(training):
             output, expected = (one(x, src_key_padding_mask=PADDED) for one in (compiled, model))
         torch.testing.assert_close(output, expected, atol=1e-12, rtol=1e-12)
+
+
+class TestLinear:
+    def test_all_of_torchs_and_nothing_else(self):
+        class Own(nn.Linear):
+            pass
+
+        inner = nn.Linear(DIM, DIM)
+        model = nn.Sequential(inner, nn.ReLU(), nn.ModuleList([inner]), Own(DIM, DIM), Linear(DIM, DIM))
+        kept = list(model.parameters())
+        done = swap_linear(model)
+        assert done.replaced == ("0", "2.0")
+        assert type(model[0]) is Linear
+        assert model[2][0] is model[0]  # type: ignore[index]
+        assert all(one is other for one, other in zip(kept, model.parameters(), strict=True))
+        assert "TestLinear" in done.left["3"]
+        assert str(done).startswith("2 of 3 nn.Linear replaced by regard.nn.Linear\n  replaced 0\n  replaced 2.0\n")
+        assert swap_linear(model).replaced == ()
+
+    def test_a_layer_itself(self):
+        layer = nn.Linear(DIM, DIM)
+        done = swap_linear(layer)
+        assert type(done.model) is Linear
+        assert done.model.weight is layer.weight
+
+    def test_a_whole_model_says_the_same_and_learns_the_same(self):
+        torch.manual_seed(0)
+        ours, source = nn.Transformer(64, 2, 1, 1, 4096, dropout=0.0, batch_first=True), torch.randn(2, 70, 64)
+        theirs = copy.deepcopy(ours)
+        assert len(swap_linear(ours).replaced) == 4  # of the attention, the output is a subclass
+        outputs = [model(source, source) for model in (ours, theirs)]
+        assert not torch.equal(*outputs) or not products._is_at_home()
+        torch.testing.assert_close(*outputs, rtol=1e-4, atol=1e-5)
+        for output in outputs:
+            output.square().mean().backward()
+        for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-6)
+
+    def test_many_names_are_not_all_spelled_out(self):
+        said = str(swap_linear(nn.Sequential(*(nn.Linear(1, 1) for _ in range(1015)))))
+        assert said.splitlines()[0] == "1015 of 1015 nn.Linear replaced by regard.nn.Linear"
+        assert said.splitlines()[-2:] == ["  replaced 11", "  and 1,003 more"]
+
+    def test_hooks_come_along(self):
+        model, seen = nn.Sequential(nn.Linear(DIM, DIM)), []
+        model[0].register_forward_hook(lambda *_: seen.append(1))
+        assert swap_linear(model).notes == ("0: 1 hook came along",)
+        model(torch.randn(2, DIM))
+        assert seen == [1]
+
+    def test_no_module_is_refused(self):
+        with pytest.raises(ConfigurationError, match=r"swap needs a torch\.nn\.Module, such as .*; this is a int"):
+            swap_linear(3)  # type: ignore[arg-type]

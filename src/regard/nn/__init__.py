@@ -20,6 +20,7 @@ from .residual import Residual as Residual
 from .residual import SandwichNorm as SandwichNorm
 from .swapping import Swapped as Swapped
 from .swapping import swap as swap
+from .swapping import swap_linear as swap_linear
 
 __all__ = [
     "Attention",
@@ -42,4 +43,5 @@ __all__ = [
     "Swapped",
     "TransformerBlock",
     "swap",
+    "swap_linear",
 ]

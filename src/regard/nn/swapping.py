@@ -1,46 +1,54 @@
-"""Every torch.nn.MultiheadAttention inside a model replaced by regard's, with its parameters."""
+"""Layers of torch inside a model replaced by regard's, with their parameters: all attention, or all linear layers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from torch import nn
 
 from ..errors import ConfigurationError
+from .linear import Linear
 from .multihead import MultiheadAttention
+
+Kind = type[nn.Module]
 
 # The tables of a module that its twin has as its own. All else is one for both: a hook's handle still removes it.
 _OWN_TABLES = ("_parameters", "_buffers", "_modules")
 
+_MOST_NAMES = 12  # of those that a report spells out
+
 
 @dataclass(frozen=True, eq=False)
 class Swapped:
-    """What `swap` did: `print` it.
+    """What `swap` or `swap_linear` did: `print` it.
 
-    model: the model that was given, now with regard's layers; where it was such a layer itself, the new one. replaced:
-    their names, as of `model.named_modules()`; '' is the model itself. left: by name, the layers that stay torch's or
-    others', and why. notes: what else is to be known, a sentence each.
+    model: the model that was given, now with regard's layers; where it was such a layer itself, the new one. kind: the
+    name of the layers, torch's and regard's. replaced: their names, as of `model.named_modules()`; '' is the model
+    itself. left: by name, the layers that stay torch's or others', and why. notes: what else is to be known, a sentence
+    each.
     """
 
     model: nn.Module
+    kind: str
     replaced: tuple[str, ...]
     left: Mapping[str, str]
     notes: tuple[str, ...]
 
     def __str__(self) -> str:
         count = len(self.replaced)
-        lines = [f"{count} of {count + len(self.left)} nn.MultiheadAttention replaced by regard.nn.MultiheadAttention"]
-        lines += [f"  replaced {_said(name)}" for name in self.replaced]
+        lines = [f"{count} of {count + len(self.left)} nn.{self.kind} replaced by regard.nn.{self.kind}"]
+        lines += [f"  replaced {_said(name)}" for name in self.replaced[:_MOST_NAMES]]
+        lines += [f"  and {count - _MOST_NAMES:,} more"] * (count > _MOST_NAMES)
         lines += [f"  left {_said(name)}: {why}" for name, why in self.left.items()]
         lines += [f"  {note}" for note in self.notes]
         return "\n".join(lines)
 
     def __repr__(self) -> str:
         return (
-            f"Swapped(model=<{type(self.model).__name__}>, replaced={list(self.replaced)}, left={dict(self.left)}, "
-            f"notes={list(self.notes)})"
+            f"Swapped(model=<{type(self.model).__name__}>, kind={self.kind!r}, replaced={list(self.replaced)}, "
+            f"left={dict(self.left)}, notes={list(self.notes)})"
         )
 
 
@@ -70,33 +78,60 @@ def swap(model: nn.Module) -> Swapped:
       replaced self_attn
       replaced multihead_attn
     """
+    swapped = _replaced(model, nn.MultiheadAttention, MultiheadAttention)
+    return replace(swapped, notes=(*swapped.notes, *_without_nested(swapped.model)))
+
+
+def swap_linear(model: nn.Module) -> Swapped:
+    """Replace every `torch.nn.Linear` inside a model by `regard.nn.Linear`, in place, as `swap` does with attention.
+
+    The weights are the same, the products are faster where `regard.nn.Linear` says so, and equal but for the order in
+    which they are added up. In a model of transformers whose attention is regard's, these products are what remains.
+
+    Left as they are, and told of: what `swap` leaves, subclasses included, such as those of quantised or parametrised
+    layers.
+
+    Raises:
+        ConfigurationError: the model is no `nn.Module`.
+
+    >>> import torch
+    >>> from regard.nn import swap_linear
+    >>> print(swap_linear(torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.GELU(), torch.nn.Linear(32, 8))))
+    2 of 2 nn.Linear replaced by regard.nn.Linear
+      replaced 0
+      replaced 2
+    """
+    return _replaced(model, nn.Linear, Linear)
+
+
+def _replaced(model: nn.Module, theirs: Kind, ours: Kind) -> Swapped:
+    """What came of replacing torch's layers of a kind by regard's, a subclass that adds nothing to what they hold."""
     if not isinstance(model, nn.Module):
         given = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
         raise ConfigurationError(f"swap needs a torch.nn.Module, such as nn.Transformer(...); this is {given}")
-    twins: dict[nn.Module, MultiheadAttention] = {}
+    twins: dict[nn.Module, nn.Module] = {}
     replaced: list[str] = []
     left: dict[str, str] = {}
     notes: list[str] = []
     for name, module in list(model.named_modules(remove_duplicate=False)):
-        if not isinstance(module, nn.MultiheadAttention) or isinstance(module, MultiheadAttention):
+        if not isinstance(module, theirs) or isinstance(module, ours):
             continue
-        if reason := _why_not(module, name):
+        if reason := _why_not(module, name, theirs):
             left[name] = reason
             continue
         if module not in twins:
             if count := _hooks(module):
                 notes.append(f"{_said(name)}: {count} hook{'s' * (count > 1)} came along")
-            twins[module] = _twin(module)
+            twins[module] = _twin(module, ours)
         model = _put(model, name, twins[module])
         replaced.append(name)
-    notes += _without_nested(model)
-    return Swapped(model, tuple(replaced), MappingProxyType(left), tuple(notes))
+    return Swapped(model, ours.__name__, tuple(replaced), MappingProxyType(left), tuple(notes))
 
 
-def _why_not(module: nn.MultiheadAttention, name: str) -> str:
+def _why_not(module: nn.Module, name: str, theirs: Kind) -> str:
     """Why a layer cannot be replaced; empty if it can."""
     kind = type(module)
-    if kind is not nn.MultiheadAttention:
+    if kind is not theirs:
         return f"it is a {kind.__module__}.{kind.__qualname__}, a subclass with a meaning of its own"
     if "forward" in vars(module):
         return "its forward was replaced on the instance"
@@ -107,9 +142,9 @@ def _why_not(module: nn.MultiheadAttention, name: str) -> str:
     return ""
 
 
-def _twin(module: nn.MultiheadAttention) -> MultiheadAttention:
+def _twin(module: nn.Module, ours: Kind) -> nn.Module:
     """A layer of regard's with all that the module holds, made as an unpickled one is."""
-    twin = MultiheadAttention.__new__(MultiheadAttention)
+    twin = ours.__new__(ours)
     twin.__setstate__({name: held.copy() if name in _OWN_TABLES else held for name, held in vars(module).items()})
     return twin
 
