@@ -195,8 +195,7 @@ def prefill() -> None:
     for name in ours:
         agree(name, [PREFILLS[name](3 * CHUNK)()], [expected])
     works = {name: make(LENGTH) for name, make in PREFILLS.items()}
-    rounds = [{name: _timing.seconds(work, 1) for name, work in works.items()} for _ in range(2)]  # they are warm
-    spent = {name: sum(round_[name] for round_ in rounds) / len(rounds) for name in works}
+    spent = _timing.in_turn(works, rounds=5)
     taken = {name: peak(name, LENGTH) for name in works}
     rows = []
     for name in works:
