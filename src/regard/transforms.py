@@ -1,4 +1,4 @@
-"""What torch's transforms do to a call: what they look at has no values yet; and autocast, which changes dtypes."""
+"""What torch's transforms and modes do to a call: what they look at may have no values; and autocast changes dtypes."""
 
 from __future__ import annotations
 
@@ -14,6 +14,17 @@ def transformed() -> bool:
     False
     """
     return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+
+
+def watched() -> bool:
+    """Whether one of torch's modes sees each operation, to count it or to compute with shapes alone.
+
+    >>> from torch.utils.flop_counter import FlopCounterMode
+    >>> with FlopCounterMode(display=False):
+    ...     watched()
+    True
+    """
+    return torch._C._len_torch_dispatch_stack() > 0
 
 
 def without_autocast(device: str) -> AbstractContextManager:

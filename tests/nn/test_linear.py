@@ -1,6 +1,7 @@
 import pytest
 import torch
 from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
 
 from regard import native
 from regard.nn import Linear
@@ -39,6 +40,9 @@ def test_a_gradient_many_positions_and_transforms_are_torchs(counted):
         layer.double()(x.double())
         layer.float()
         torch.func.vmap(layer)(x)
+        with FlopCounterMode(display=False) as counter:
+            layer(x)
+        assert counter.get_total_flops() == 2 * x.numel() * 17
         torch.compile(layer, backend="eager", fullgraph=True)(x)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             assert layer(x).dtype == torch.bfloat16

@@ -3,8 +3,10 @@
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
 
 from regard.nn import Linear
 from regard.nn import products as module
@@ -135,6 +137,11 @@ def test_all_else_is_torchs(counted):
         layer(x)
     finally:
         torch._C._set_mkldnn_enabled(True)
+    with FlopCounterMode(display=False) as counter:
+        layer(x)
+    assert counter.get_total_flops() == 2 * 13 * 31 * 17
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        assert layer(mode.from_tensor(x)).shape == (13, 17)
     layer(torch.zeros(0, 31))
     layer(x[0])
     layer.double()(x.double())

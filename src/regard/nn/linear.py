@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import native
-from ..transforms import transformed
+from ..transforms import transformed, watched
 from .products import product, there_is_onednn
 
 MOST_ROWS = {torch.float32: 64, torch.bfloat16: 8}
@@ -54,7 +54,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def _reads_fast(x: Tensor, weight: Tensor) -> bool:
     """Whether it is a matter of reading the weights, and native code can."""
     return (
-        not transformed()  # first: what is compiled is not to look into the rest
+        not (transformed() or watched())  # first: what is compiled is not to look into the rest
         and weight.numel() >= LEAST_WEIGHTS
         and 0 < x.numel() <= _most_rows(x.dtype) * weight.shape[-1]
         and x.shape[-1] == weight.shape[-1]

@@ -15,14 +15,14 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import has_torch_function
 
-from ..transforms import transformed
+from ..transforms import transformed, watched
 
 LEAST_WORK = 2**25
 """Multiplications below which the code that oneDNN writes for each new shape takes longer than it saves."""
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """X Wᵀ + b, x (..., in), W (out, in), b (out,), with all of torch's derivatives."""
+    """The product x Wᵀ + b, x (..., in), W (out, in), b (out,), with all of torch's derivatives."""
     tensors = (x, weight) if bias is None else (x, weight, bias)
     if _is_plain(tensors) and _is_large(*tensors) and there_is_onednn():
         return _Product.apply(x, weight, bias)  # type: ignore[return-value]
@@ -77,7 +77,7 @@ def _is_large(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
 def _is_plain(tensors: tuple[Tensor, ...]) -> bool:
     """Whether these are numbers in single precision in the processor's own memory, and nothing looks on."""
     return (
-        not transformed()
+        not (transformed() or watched())
         and all(tensor.is_cpu and tensor.dtype == torch.float32 for tensor in tensors)
         and not torch.is_autocast_enabled("cpu")
         and not has_torch_function(tensors)
