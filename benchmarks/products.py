@@ -15,7 +15,7 @@ from typing import Any
 import _timing
 import torch
 from _report import agree, milliseconds, table, times
-from torch import nn
+from torch import Tensor, nn
 
 from regard.nn import Linear
 
@@ -27,14 +27,21 @@ Work = Callable[[], Any]
 
 def forward(layer: nn.Linear, positions: int) -> Work:
     x = torch.randn(positions, layer.in_features, generator=torch.Generator().manual_seed(positions))
-    return torch.no_grad()(lambda: layer(x))
+    return torch.no_grad()(lambda: [layer(x)])
 
 
 def update(layer: nn.Linear, positions: int) -> Work:
     x = torch.randn(positions, layer.in_features, generator=torch.Generator().manual_seed(positions))
     x.requires_grad_()
     upstream = torch.ones(positions, layer.out_features)
-    return lambda: torch.autograd.grad(layer(x), (x, *layer.parameters()), upstream)
+
+    def work() -> list[Tensor | None]:
+        layer.zero_grad()
+        x.grad = None
+        layer(x).backward(upstream)
+        return [x.grad, *(weight.grad for weight in layer.parameters())]
+
+    return work
 
 
 def main() -> None:
@@ -49,8 +56,7 @@ def main() -> None:
             ours, theirs = Linear(dim, width), nn.Linear(dim, width)
             theirs.load_state_dict(ours.state_dict())
             works = {"torch": make(theirs, positions), "regard": make(ours, positions)}
-            if make is forward:
-                agree(f"{positions} positions", [works["regard"]()], [works["torch"]()])
+            agree(f"{positions} positions", works["regard"](), works["torch"]())
             spent = _timing.in_turn(works, rounds=rounds)
             rate = (2 if make is forward else 6) * positions * dim * width / spent["regard"] / 1e9
             ratio = times(spent["torch"] / spent["regard"])

@@ -17,14 +17,14 @@ def transformed() -> bool:
 
 
 def watched() -> bool:
-    """Whether one of torch's modes sees each operation, to count it or to compute with shapes alone.
+    """Whether something of torch's sees each operation, to write it down, to count it, or to compute with shapes alone.
 
     >>> from torch.utils.flop_counter import FlopCounterMode
     >>> with FlopCounterMode(display=False):
     ...     watched()
     True
     """
-    return torch._C._len_torch_dispatch_stack() > 0
+    return torch._C._len_torch_dispatch_stack() > 0 or torch._C._is_tracing()
 
 
 def without_autocast(device: str) -> AbstractContextManager:

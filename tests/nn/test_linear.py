@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 from torch.nn import functional
@@ -35,7 +37,7 @@ def test_a_gradient_many_positions_and_transforms_are_torchs(counted):
     assert layer.weight.grad is not None
     assert torch.allclose(layer.weight.grad, expected)
     with torch.no_grad():
-        layer(torch.randn(module._most_rows(torch.float32) + 1, 24))
+        layer(torch.randn(module.MOST_ROWS[torch.float32] + 1, 24))
         layer(torch.zeros(0, 24))
         layer.double()(x.double())
         layer.float()
@@ -46,6 +48,50 @@ def test_a_gradient_many_positions_and_transforms_are_torchs(counted):
         torch.compile(layer, backend="eager", fullgraph=True)(x)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             assert layer(x).dtype == torch.bfloat16
+    assert not counted
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_between_few_and_many_it_is_who_is_faster(counted, monkeypatch, biased):
+    taken = []
+    monkeypatch.setattr(module, "product", lambda *given: taken.append(given[0].shape[0]) or given[0])
+    monkeypatch.setattr(module, "is_for_onednn", lambda x, *_: x.shape[0] >= 32)
+    layer = Linear(24, 24, bias=biased)
+    with torch.no_grad():
+        for rows in (23, 24, 25, 31, 32, 64, 65):
+            layer(torch.randn(rows, 24))
+    assert taken == [32, 64, 65]
+    assert [given[0].shape[0] for given in counted] == [23, 24, 25, 31]
+
+
+def test_a_bias_alone_has_its_gradient(counted):
+    layer = Linear(24, 17)
+    layer.weight.requires_grad_(False)
+    layer(torch.randn(3, 24)).sum().backward()
+    assert layer.bias.grad is not None
+    assert torch.equal(layer.bias.grad, torch.full((17,), 3.0))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning")
+def test_a_trace_computes_what_it_is_given(counted):
+    layer, x = Linear(24, 17), torch.randn(3, 24)
+    with torch.no_grad():
+        traced: Any = torch.jit.trace(layer, x, check_trace=False)
+        assert torch.allclose(traced(2 * x), functional.linear(2 * x, layer.weight, layer.bias))
+    assert not counted
+
+
+def test_tensors_with_a_meaning_of_their_own_are_not_read(counted):
+    class Wrapped(torch.Tensor):
+        __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+        @classmethod
+        def __torch_dispatch__(cls, *_: Any) -> Any:
+            return torch.full((3, 17), 7.0)
+
+    empty = torch.Tensor._make_wrapper_subclass(Wrapped, (3, 24))
+    with torch.no_grad():
+        assert Linear(24, 17, bias=False)(empty).eq(7).all()
     assert not counted
 
 

@@ -1,5 +1,8 @@
 """Large products in single precision: within the bound of their rounding, with every derivative, or torch's own."""
 
+import weakref
+from typing import Any, ClassVar
+
 import pytest
 import torch
 from torch import Tensor
@@ -12,12 +15,12 @@ from regard.nn import Linear
 from regard.nn import products as module
 from regard.nn.products import product
 
-pytestmark = pytest.mark.skipif(not module._is_at_home(), reason="torch has no oneDNN, or the processor no AVX-512")
-
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """Any product counts as large; the list has the shape of each x that oneDNN multiplied."""
+    if not module._is_at_home():
+        pytest.skip("torch has no oneDNN, or the processor no AVX-512")
     shapes: list[tuple[int, ...]] = []
     forward = module._Product.forward
     monkeypatch.setattr(module, "LEAST_WORK", 1)
@@ -96,12 +99,35 @@ def test_only_what_is_wanted_has_a_gradient(counted, wanted):
     assert len(counted) == (1 if wanted == 2 else 2)
 
 
+def test_what_no_gradient_needs_may_change_and_go(counted):
+    x, weight, bias = torch.randn(13, 31, requires_grad=True), torch.randn(17, 31), torch.randn(17)
+    output, before = product(x, weight, bias), weight.clone()
+    with torch.no_grad():
+        x.add_(1)
+    assert torch.autograd.grad(output.sum(), x)[0].allclose(before.sum(0).expand(13, 31), atol=1e-5)
+    x, weight = x.detach(), weight.requires_grad_()
+    output = product(x, weight, bias)
+    with torch.no_grad():
+        weight.add_(1)
+    assert torch.autograd.grad(output.sum(), weight)[0].allclose(x.sum(0).expand(17, 31), atol=1e-5)
+    activations = torch.randn(13, 31, requires_grad=True) * 1
+    held, output = weakref.ref(activations), product(activations, weight.detach(), bias)
+    del activations
+    assert held() is None
+    with torch.inference_mode():
+        inference = torch.randn(13, 31)
+    product(inference, weight.detach(), bias.requires_grad_()).sum().backward()
+    assert bias.grad is not None
+    assert len(counted) == 6
+
+
 @pytest.mark.parametrize(("dim", "width"), [(5, 40), (40, 5)])
 def test_the_gradient_of_the_weight_has_the_wider_side_as_the_matrix(counted, dim, width):
     x, weight = torch.randn(13, dim), torch.randn(width, dim, requires_grad=True)
     upstream = torch.randn(13, width)
     [found] = torch.autograd.grad(product(x, weight), weight, upstream)
     assert_within_rounding(found, upstream.T, x.T)
+    assert found.is_contiguous()
     assert counted[1:] == [(5, 13)]
 
 
@@ -125,6 +151,19 @@ def test_second_and_forward_derivatives(counted):
     torch.testing.assert_close(tangent, expected.detach(), rtol=1e-4, atol=1e-4)
 
 
+class Recorded(torch.Tensor):
+    """A tensor that has a meaning of its own for each of torch's functions."""
+
+    seen: ClassVar[list[Any]] = []
+
+    @classmethod
+    def __torch_function__(cls, function: Any, *given: Any) -> Any:
+        cls.seen.append(function)
+        return super().__torch_function__(function, *given)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
 def test_all_else_is_torchs(counted):
     layer, x = Linear(31, 17), torch.randn(13, 31)
     torch.func.vmap(layer)(x)
@@ -142,6 +181,12 @@ def test_all_else_is_torchs(counted):
     assert counter.get_total_flops() == 2 * 13 * 31 * 17
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         assert layer(mode.from_tensor(x)).shape == (13, 17)
+    traced: Any = torch.jit.trace(layer, x, check_trace=False)
+    torch.testing.assert_close(traced(2 * x), functional.linear(2 * x, layer.weight, layer.bias))
+    product(Recorded(x), layer.weight)
+    assert functional.linear in Recorded.seen
+    sparse = layer.weight.detach().to_sparse()
+    assert product(sparse, torch.eye(31)).shape == (17, 31)
     layer(torch.zeros(0, 31))
     layer(x[0])
     layer.double()(x.double())
@@ -154,7 +199,7 @@ def test_all_else_is_torchs(counted):
 
 
 def test_small_products_and_other_processors_are_torchs(monkeypatch):
-    monkeypatch.setattr(module._Product, "apply", lambda *_: pytest.fail("this is for torch itself"))
+    monkeypatch.setattr(module._Product, "forward", lambda *_: pytest.fail("this is for torch itself"))
     product(torch.randn(64, 64), torch.randn(64, 64))
     monkeypatch.setattr(module, "LEAST_WORK", 1)
     monkeypatch.setattr(module, "_is_at_home", lambda: False)

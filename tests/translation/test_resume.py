@@ -17,6 +17,7 @@ from regard import files
 from regard.errors import CheckpointError, ConfigurationError
 from regard.translation.callbacks import Saving
 from regard.translation.checkpoint import load_state, load_weights
+from regard.translation.experiment import Experiment
 from regard.translation.module import Training
 from regard.translation.training import TrainingResult, train
 
@@ -236,6 +237,23 @@ def test_what_does_not_touch_an_update_may_change(home: Path):
     again = experiment(moved, max_epochs=1, patience=7, max_minutes=3.0)
     train(again.model_copy(update={"search": again.search.model_copy(update={"beam": 2})}), home / "run")
     assert "patience: 7" in (home / "run" / "experiment.yaml").read_text()
+
+
+def test_another_test_text_is_refused_where_it_says_what_is_trained_on(home: Path):
+    def told(test: str, extra: bool) -> Experiment:
+        data: dict[str, Any] = experiment(home, max_epochs=1).model_dump(mode="json")
+        data["data"]["test"] = {"source": f"{test}.src", "target": f"{test}.trg"}
+        data["data"]["extra"] = {"source": "dev.src", "target": "dev.trg"} if extra else None
+        data["data"]["validation"] = {"source": "train.src", "target": "train.trg"}
+        return Experiment.from_mapping(data)
+
+    (home / "other.src").write_text("ab\n")
+    (home / "other.trg").write_text("ba\n")
+    for extra in (False, True):
+        train(told("other", extra), home / f"{extra}")
+    train(told("train", False), home / "False")
+    with pytest.raises(ConfigurationError, match=r"other settings: data\.test\.source, data\.test\.target; give"):
+        train(told("train", True), home / "True")
 
 
 def test_other_text_under_the_same_name_is_refused(home: Path):

@@ -6,14 +6,13 @@ import torch
 from torch import Tensor, nn
 
 from .. import native
-from ..transforms import transformed, watched
-from .products import product, there_is_onednn
+from .products import are_plain, is_for_onednn, product
 
 MOST_ROWS = {torch.float32: 64, torch.bfloat16: 8}
 """Positions, of all sequences together, up to which torch's products take longer."""
 
 MOST_ROWS_BEFORE_ONEDNN = 24
-"""The same for products by oneDNN in float32."""
+"""The same for products that are large enough for oneDNN."""
 
 LEAST_WEIGHTS = 2**20
 """Fewer weights are done before native code has begun."""
@@ -45,24 +44,21 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     >>> linear(torch.ones(1, 2), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
     tensor([[3., 7.]])
     """
-    if not _reads_fast(x, weight):
+    if not _reads_fast(x, weight, bias):
         return product(x, weight, bias)
     rows = native.times_matrix(x.reshape(-1, x.shape[-1]), weight, bias)
     return rows.view(*x.shape[:-1], weight.shape[0])
 
 
-def _reads_fast(x: Tensor, weight: Tensor) -> bool:
+def _reads_fast(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether it is a matter of reading the weights, and native code can."""
     return (
-        not (transformed() or watched())  # first: what is compiled is not to look into the rest
+        are_plain(x, weight, bias)
         and weight.numel() >= LEAST_WEIGHTS
-        and 0 < x.numel() <= _most_rows(x.dtype) * weight.shape[-1]
         and x.shape[-1] == weight.shape[-1]
-        and not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad))
+        and 0 < x.numel() <= MOST_ROWS.get(x.dtype, 0) * x.shape[-1]
+        and not (torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in (x, weight, bias)))
         and not torch.is_autocast_enabled("cpu")
         and native.reads(x, weight)
+        and (x.numel() <= MOST_ROWS_BEFORE_ONEDNN * x.shape[-1] or not is_for_onednn(x, weight, bias))
     )
-
-
-def _most_rows(dtype: torch.dtype) -> int:
-    return MOST_ROWS_BEFORE_ONEDNN if dtype == torch.float32 and there_is_onednn() else MOST_ROWS.get(dtype, 0)

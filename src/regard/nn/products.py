@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
-from torch.overrides import has_torch_function
+from torch.nn import Parameter, functional
 
 from ..transforms import transformed, watched
 
@@ -23,10 +22,28 @@ LEAST_WORK = 2**25
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """The product x Wᵀ + b, x (..., in), W (out, in), b (out,), with all of torch's derivatives."""
-    tensors = (x, weight) if bias is None else (x, weight, bias)
-    if _is_plain(tensors) and _is_large(*tensors) and there_is_onednn():
+    if is_for_onednn(x, weight, bias):
         return _Product.apply(x, weight, bias)  # type: ignore[return-value]
     return functional.linear(x, weight, bias)
+
+
+def is_for_onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
+    """Whether a product is large, in single precision, and oneDNN is there, allowed, and at home on this processor."""
+    return (
+        are_plain(x, weight, bias)
+        and all(tensor.is_cpu and tensor.dtype == torch.float32 for tensor in (x, weight, bias) if tensor is not None)
+        and not torch.is_autocast_enabled("cpu")
+        and _is_large(x, weight, bias)
+        and _is_at_home()
+        and torch.backends.mkldnn.enabled  # type: ignore[attr-defined]
+    )
+
+
+def are_plain(*tensors: Tensor | None) -> bool:
+    """Whether tensors are numbers in memory and no more, and nothing looks on: all else is for torch's dispatcher."""
+    return not (transformed() or watched()) and all(
+        tensor is None or (type(tensor) in (Tensor, Parameter) and tensor.layout == torch.strided) for tensor in tensors
+    )
 
 
 class _Product(torch.autograd.Function):
@@ -34,7 +51,9 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
+        of_x, of_weight, _ = ctx.needs_input_grad
+        # What no gradient needs may change before the backward pass, or go.
+        ctx.save_for_backward(x if of_weight else None, weight if of_x else None)
         ctx.save_for_forward(x, weight)
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
@@ -42,10 +61,10 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.needs_input_grad
-        rows, x = upstream[0].reshape(-1, weight.shape[0]), x.reshape(-1, weight.shape[1])
+        rows = upstream[0].flatten(0, -2)
         return (
             product(upstream[0], weight.T) if of_x else None,
-            _summed_over_rows(rows, x) if of_weight else None,
+            _summed_over_rows(rows, x.flatten(0, -2)) if of_weight else None,
             rows.sum(0) if of_bias else None,
         )
 
@@ -64,7 +83,7 @@ def _summed_over_rows(left: Tensor, right: Tensor) -> Tensor:
     """leftᵀ right, the wider of them as oneDNN's matrix, which takes half the time that it takes as its rows."""
     if left.shape[1] <= right.shape[1]:
         return product(left.T, right.T)
-    return product(right.T, left.T).T
+    return product(right.T, left.T).T.contiguous()
 
 
 def _is_large(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
@@ -72,21 +91,6 @@ def _is_large(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
     fits = x.ndim > 1 and weight.ndim == 2 and x.shape[-1] == weight.shape[-1]
     fits = fits and (bias is None or bias.shape == weight.shape[:1])
     return fits and x.numel() * weight.shape[0] >= LEAST_WORK
-
-
-def _is_plain(tensors: tuple[Tensor, ...]) -> bool:
-    """Whether these are numbers in single precision in the processor's own memory, and nothing looks on."""
-    return (
-        not (transformed() or watched())
-        and all(tensor.is_cpu and tensor.dtype == torch.float32 for tensor in tensors)
-        and not torch.is_autocast_enabled("cpu")
-        and not has_torch_function(tensors)
-    )
-
-
-def there_is_onednn() -> bool:
-    """Whether it is there, allowed, and at home on this processor."""
-    return _is_at_home() and torch.backends.mkldnn.enabled  # type: ignore[attr-defined]
 
 
 @cache

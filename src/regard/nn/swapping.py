@@ -17,7 +17,7 @@ Kind = type[nn.Module]
 # The tables of a module that its twin has as its own. All else is one for both: a hook's handle still removes it.
 _OWN_TABLES = ("_parameters", "_buffers", "_modules")
 
-_MOST_NAMES = 12  # of those that a report spells out
+_MOST_LINES = 12  # of a kind that a report has
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,11 +39,9 @@ class Swapped:
     def __str__(self) -> str:
         count = len(self.replaced)
         lines = [f"{count} of {count + len(self.left)} nn.{self.kind} replaced by regard.nn.{self.kind}"]
-        lines += [f"  replaced {_said(name)}" for name in self.replaced[:_MOST_NAMES]]
-        lines += [f"  and {count - _MOST_NAMES:,} more"] * (count > _MOST_NAMES)
-        lines += [f"  left {_said(name)}: {why}" for name, why in self.left.items()]
-        lines += [f"  {note}" for note in self.notes]
-        return "\n".join(lines)
+        lines += _first([f"  replaced {_said(name)}" for name in self.replaced])
+        lines += _first([f"  left {_said(name)}: {why}" for name, why in self.left.items()])
+        return "\n".join(lines + _first([f"  {note}" for note in self.notes]))
 
     def __repr__(self) -> str:
         return (
@@ -78,7 +76,7 @@ def swap(model: nn.Module) -> Swapped:
       replaced self_attn
       replaced multihead_attn
     """
-    swapped = _replaced(model, nn.MultiheadAttention, MultiheadAttention)
+    swapped = _replaced("swap", model, nn.MultiheadAttention, MultiheadAttention)
     return replace(swapped, notes=(*swapped.notes, *_without_nested(swapped.model)))
 
 
@@ -101,14 +99,14 @@ def swap_linear(model: nn.Module) -> Swapped:
       replaced 0
       replaced 2
     """
-    return _replaced(model, nn.Linear, Linear)
+    return _replaced("swap_linear", model, nn.Linear, Linear)
 
 
-def _replaced(model: nn.Module, theirs: Kind, ours: Kind) -> Swapped:
+def _replaced(asked: str, model: nn.Module, theirs: Kind, ours: Kind) -> Swapped:
     """What came of replacing torch's layers of a kind by regard's, a subclass that adds nothing to what they hold."""
     if not isinstance(model, nn.Module):
         given = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
-        raise ConfigurationError(f"swap needs a torch.nn.Module, such as nn.Transformer(...); this is {given}")
+        raise ConfigurationError(f"{asked} needs a torch.nn.Module, such as nn.Transformer(...); this is {given}")
     twins: dict[nn.Module, nn.Module] = {}
     replaced: list[str] = []
     left: dict[str, str] = {}
@@ -174,6 +172,11 @@ def _hooks(module: nn.Module) -> int:
     """How many hooks run where the module is called."""
     tables = module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks
     return sum(len(table) for table in tables)
+
+
+def _first(lines: list[str]) -> list[str]:
+    more = len(lines) - _MOST_LINES
+    return [*lines[:_MOST_LINES], f"  and {more:,} more"] if more > 0 else lines
 
 
 def _said(name: str) -> str:

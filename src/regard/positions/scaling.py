@@ -9,6 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,6 +20,9 @@ from .angles import geometric, is_whole, precise
 
 class Scaling(ABC):
     """Frequencies for longer sequences. Subclasses are frozen dataclasses, and say `frequencies`."""
+
+    reads_length: ClassVar[bool] = False
+    """Whether frequencies depend on how long the sequence is: a part of one is turned otherwise than the whole then."""
 
     @abstractmethod
     def frequencies(self, dim: int, base: float, positions: Tensor) -> Tensor:
@@ -96,6 +100,8 @@ class DynamicNTK(Scaling):
     NTK(factor=3.0)
     """
 
+    reads_length: ClassVar[bool] = True
+
     factor: float
     original_length: int
 
@@ -133,6 +139,8 @@ class LongRoPE(Scaling):
     >>> scaling.frequencies(4, 100.0, torch.arange(5))
     tensor([0.5000, 0.0200], dtype=torch.float64)
     """
+
+    reads_length: ClassVar[bool] = True
 
     short_factors: Sequence[float]
     long_factors: Sequence[float]

@@ -35,10 +35,12 @@ MAY_CHANGE = (
     "training.max_minutes",
     "training.patience",
     "data.folder",
-    "data.test.",
     "search.",
 )
 """Keys, and sections, whose value does not touch an update: a run that is resumed may have others."""
+
+MAY_CHANGE_WITHOUT_EXTRA = ("data.test.",)
+"""The same where there are no extra pairs, which have nothing of what is tested on."""
 
 
 @dataclass(frozen=True)
@@ -100,9 +102,8 @@ def _refuse_other_run(run: RunFolder, experiment: Experiment, resume: Resume) ->
     if run.experiment.exists():
         if resume == "never" and rank_zero_only.rank == 0:
             raise ConfigurationError(f"{run.path} already holds a run; choose another folder, or let it be resumed")
-        changed = [
-            key for key in Experiment.load(run.experiment).differences(experiment) if not key.startswith(MAY_CHANGE)
-        ]
+        free = MAY_CHANGE if experiment.data.extra else MAY_CHANGE + MAY_CHANGE_WITHOUT_EXTRA
+        changed = [key for key in Experiment.load(run.experiment).differences(experiment) if not key.startswith(free)]
         if changed:
             raise ConfigurationError(
                 f"{run.path} holds a run with other settings: {', '.join(changed)}; "

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from regard.errors import ConfigurationError, ShapeError
-from regard.models.language_model import Sampling
+from regard.models.language_model import LayerConfig, Sampling
+from regard.positions import NTK, DynamicNTK, LongRoPE, Rotary
 
 
 def joined(stream):
@@ -60,8 +61,19 @@ def test_a_long_beginning_is_read_in_parts(make, monkeypatch):
     in_parts = joined(model.generate(tokens, 3))
     assert parts == [1024, 1024, 452, 1, 1]
     parts.clear()
-    assert torch.equal(joined(model.generate(tokens, 3, chunk=None)), in_parts)
+    assert torch.equal(joined(model.generate(tokens, 3, chunk=2500)), in_parts)
     assert parts == [2500, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [DynamicNTK(2.0, 256), LongRoPE([1.0] * 4, [2.0, 3.0, 4.0, 5.0], 1100, 4.0), NTK(2.0)],
+    ids=["dynamic", "longrope", "constant"],
+)
+@torch.no_grad()
+def test_a_long_beginning_is_read_as_the_whole_is(make, scaling):
+    model, tokens = make((LayerConfig(rotary=Rotary(8, scaling=scaling)),) * 2), prompt(8, 1500)
+    assert torch.equal(joined(model.generate(tokens, 1)), naive(model, tokens, 1))
 
 
 @torch.no_grad()

@@ -189,7 +189,7 @@ class LanguageModel(nn.Module):
         stop: int | Collection[int] = (),
         lengths: Tensor | None = None,
         generator: torch.Generator | None = None,
-        chunk: int | None = CHUNK,
+        chunk: int | None = None,
     ) -> Iterator[Tensor]:
         """The tokens that come next, (batch,) at a time, as soon as they are known.
 
@@ -203,7 +203,9 @@ class LanguageModel(nn.Module):
                 repeats its last token until then.
             lengths: (batch,), how many tokens at the end of each sequence are text; what is before them is padding.
             generator: the source of what is drawn, seeded by whoever needs the same again.
-            chunk: so many tokens of the beginning are read at once, which bounds the memory of reading it; None: all.
+            chunk: so many tokens of the beginning are read at once, which bounds the memory of reading it. Without it
+                1,024; or all, where a rotary's frequencies depend on the length, as those of `DynamicNTK` and
+                `LongRoPE` do.
 
         Raises:
             ShapeError: no tokens to go on from, lengths that do not fit.
@@ -224,7 +226,7 @@ class LanguageModel(nn.Module):
             stop=stop_tokens(stop, self.config.vocabulary_size),
             lengths=lengths,
             generator=generator,
-            chunk=chunk,
+            chunk=self._chunk() if chunk is None else chunk,
         )
 
     def save(self, folder: str | os.PathLike[str]) -> None:
@@ -293,6 +295,12 @@ class LanguageModel(nn.Module):
         rotaries = [block.attention.rotary for block in self._blocks()]
         rotations = shared_rotations(rotaries, places(tokens, positions, cache), embedded.dtype)
         return self.dropout(embedded), rotations
+
+    def _chunk(self) -> int | None:
+        """How many tokens of a text can be read at once with the same result as all of them: None where all have to."""
+        rotaries = [block.attention.rotary for block in self._blocks()]
+        scalings = [None if rotary is None else rotary.scaling for rotary in rotaries]
+        return None if any(scaling is not None and scaling.reads_length for scaling in scalings) else CHUNK
 
     def _blocks(self) -> Iterator[TransformerBlock]:
         yield from self.blocks  # type: ignore[misc]
