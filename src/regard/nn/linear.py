@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import native
+from ..transforms import transformed
 from .products import are_plain, is_for_onednn, product
 
 MOST_ROWS = {torch.float32: 64, torch.bfloat16: 8}
@@ -53,8 +54,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def _reads_fast(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether it is a matter of reading the weights, and native code can."""
     return (
-        are_plain(x, weight, bias)
-        and weight.numel() >= LEAST_WEIGHTS
+        weight.numel() >= LEAST_WEIGHTS  # before all else, for few are done in microseconds
+        and not transformed()
+        and are_plain(x, weight, bias)
         and x.shape[-1] == weight.shape[-1]
         and 0 < x.numel() <= MOST_ROWS.get(x.dtype, 0) * x.shape[-1]
         and not (torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in (x, weight, bias)))

@@ -30,10 +30,11 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def is_for_onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
     """Whether a product is large, in single precision, and oneDNN is there, allowed, and at home on this processor."""
     return (
-        are_plain(x, weight, bias)
+        not transformed()  # first: what is compiled is not to depend on sizes
+        and _is_large(x, weight, bias)  # before all else, for small products are done in microseconds
+        and are_plain(x, weight, bias)
         and all(tensor.is_cpu and tensor.dtype == torch.float32 for tensor in (x, weight, bias) if tensor is not None)
         and not torch.is_autocast_enabled("cpu")
-        and _is_large(x, weight, bias)
         and _is_at_home()
         and torch.backends.mkldnn.enabled  # type: ignore[attr-defined]
     )
@@ -41,7 +42,7 @@ def is_for_onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool
 
 def are_plain(*tensors: Tensor | None) -> bool:
     """Whether tensors are numbers in memory and no more, and nothing looks on: all else is for torch's dispatcher."""
-    return not (transformed() or watched()) and all(
+    return not watched() and all(
         tensor is None or (type(tensor) in (Tensor, Parameter) and tensor.layout == torch.strided) for tensor in tensors
     )
 
@@ -86,11 +87,15 @@ def _summed_over_rows(left: Tensor, right: Tensor) -> Tensor:
     return product(right.T, left.T).T.contiguous()
 
 
-def _is_large(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
+def _is_large(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether there is a product, and of so many numbers that another library is worth while."""
-    fits = x.ndim > 1 and weight.ndim == 2 and x.shape[-1] == weight.shape[-1]
-    fits = fits and (bias is None or bias.shape == weight.shape[:1])
-    return fits and x.numel() * weight.shape[0] >= LEAST_WORK
+    return (
+        weight.ndim == 2
+        and x.numel() * weight.shape[0] >= LEAST_WORK
+        and x.ndim > 1
+        and x.shape[-1] == weight.shape[1]
+        and (bias is None or bias.shape == weight.shape[:1])
+    )
 
 
 @cache

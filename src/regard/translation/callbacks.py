@@ -141,11 +141,11 @@ class Interruptible(Callback):
 
     def _is_wished(self, trainer: Trainer) -> bool:
         # All processes have to end after the same update, and in the same way: the others would wait for ever.
+        if not trainer.strategy.reduce_boolean_decision(self._interrupt.received is not None, all=False):
+            return False
         here = torch.tensor(self._interrupt.received or 0, device=trainer.strategy.root_device)
-        received = int(trainer.strategy.reduce(here, reduce_op="max"))
-        if received:  # what was not received so far may be by now, and is not to be forgotten
-            self._interrupt.received = received
-        return bool(received)
+        self._interrupt.received = int(trainer.strategy.reduce(here, reduce_op="max"))
+        return True
 
     def _end(self, trainer: Trainer, training: Training) -> None:
         if self._saving:

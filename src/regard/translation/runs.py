@@ -76,9 +76,9 @@ class RunFolder:
         """
         return Vocabulary.load(self.source_vocabulary), Vocabulary.load(self.target_vocabulary)
 
-    def missing_beside_weights(self) -> list[str]:
-        """The names of the files that weights are of no use without, and that are not there."""
-        needed = (self.experiment, self.source_vocabulary, self.target_vocabulary)
+    def missing_for(self, weights: Path) -> list[str]:
+        """The names of the files that weights are of use with, their own among them, and that are not there."""
+        needed = (self.experiment, self.source_vocabulary, self.target_vocabulary, weights)
         return [path.name for path in needed if not path.is_file()]
 
     def weights(self, which: Which) -> Path:
@@ -94,14 +94,13 @@ class RunFolder:
         if not self.path.is_dir():
             raise CheckpointError(f"there is no folder {self.path}; {_NEEDED}")
         weights = getattr(self, which)
-        missing = self.missing_beside_weights()
-        if missing:
-            missing += [] if weights.is_file() else [weights.name]
-            raise CheckpointError(f"the folder {self.path} has no {', '.join(missing)}; {_NEEDED}")
-        if not weights.is_file():
+        missing = self.missing_for(weights)
+        if missing == [weights.name]:
             others = [path for path in (self.best, self.last, self.average) if path.is_file()]
             mend = (
                 f"choose {others[0].stem!r}, which it has" if others else "the training has not saved any weights yet"
             )
             raise CheckpointError(f"the folder {self.path} has no {weights.name}; {mend}")
+        if missing:
+            raise CheckpointError(f"the folder {self.path} has no {', '.join(missing)}; {_NEEDED}")
         return weights

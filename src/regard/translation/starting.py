@@ -37,7 +37,7 @@ class Start:
                 f"training.start_from: {start.weights} {state}; it needs to be a file of weights in the folder of a "
                 "run, such as runs/NAME/best.safetensors"
             )
-        if missing := start.run.missing_beside_weights():
+        if missing := start.run.missing_for(start.weights):
             raise CheckpointError(
                 f"training.start_from: the folder {start.run.path} has no {', '.join(missing)}; weights need to lie "
                 "beside what `regard train` or `regard export` wrote with them"

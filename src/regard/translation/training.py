@@ -6,7 +6,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -111,11 +111,9 @@ def fit(
         parts = [*callbacks, timer, Logging(), Interruptible(interrupt, saving), *([saving] if saving else [])]
         trainer = _build_trainer(settings, run, parts, validates=validation is not None)
         state = str(run.state) if run and run.state.exists() else None
-        try:
+        with suppress(Interrupted):
             trainer.fit(training, ckpt_path=state)
-        except Interrupted:
-            raise interrupt.error() from None
-        if interrupt.received:  # while the last of it was saved: the run has ended, the wish was that the caller ends
+        if interrupt.received:  # also while the last of a run was saved: the wish was that the caller ends
             raise interrupt.error()
     progress = training.progress
     return TrainingResult(

@@ -15,7 +15,7 @@ from ...nn import BlockCache, TransformerBlock
 from ...nn.checks import probability
 from ...nn.linear import Linear, linear
 from ...nn.projections import xavier
-from ...positions import Rotation
+from ...positions import Rotary, Rotation
 from ...whole import whole_number
 from . import saving
 from .config import LanguageModelConfig
@@ -292,15 +292,17 @@ class LanguageModel(nn.Module):
         if self.config.embedding_scale is not None:
             # Rounded to the dtype of the weights before it multiplies, as Gemma was trained.
             embedded = embedded * embedded.new_tensor(self.config.embedding_scale)
-        rotaries = [block.attention.rotary for block in self._blocks()]
-        rotations = shared_rotations(rotaries, places(tokens, positions, cache), embedded.dtype)
+        rotations = shared_rotations(self._rotaries(), places(tokens, positions, cache), embedded.dtype)
         return self.dropout(embedded), rotations
 
     def _chunk(self) -> int | None:
         """How many tokens of a text can be read at once with the same result as all of them: None where all have to."""
-        rotaries = [block.attention.rotary for block in self._blocks()]
-        scalings = [None if rotary is None else rotary.scaling for rotary in rotaries]
+        scalings = [rotary.scaling for rotary in self._rotaries() if rotary is not None]
         return None if any(scaling is not None and scaling.reads_length for scaling in scalings) else CHUNK
+
+    def _rotaries(self) -> list[Rotary | None]:
+        """What turns the queries and keys of each layer."""
+        return [block.attention.rotary for block in self._blocks()]
 
     def _blocks(self) -> Iterator[TransformerBlock]:
         yield from self.blocks  # type: ignore[misc]
