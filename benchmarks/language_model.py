@@ -22,7 +22,7 @@ import regard
 from regard.models import LanguageModel
 from regard.models.language_model import AttentionConfig, GatedFeedForwardConfig, LanguageModelConfig, LayerConfig
 from regard.models.language_model.huggingface.architectures import configuration
-from regard.models.language_model.huggingface.names import their_name
+from regard.models.language_model.huggingface.hf_checkpoint import their_name
 from regard.nn import BlockCache
 from regard.positions import Rotary
 

@@ -11,8 +11,8 @@ from _report import met, table
 
 import regard
 from regard.kernels import choose
+from regard.kernels.validation import pose
 from regard.masks import Mask
-from regard.pose import pose
 
 
 def window() -> Mask:

@@ -28,9 +28,9 @@ from torch.nn import functional
 
 from regard.positions import Sinusoidal
 from regard.translation.batches import Batch, EncodedText, IdSequences, TokenBatches, collate
-from regard.translation.building import build_model
+from regard.translation.build_model import build_model
 from regard.translation.experiment import Experiment
-from regard.translation.loss import training_loss
+from regard.translation.training_loss import training_loss
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "multi30k-transformer.yaml"
 WORDS, PAIRS, SMOOTHING = 10_000, 8_000, 0.1

@@ -11,9 +11,9 @@ from pathlib import Path
 import _timing
 import torch
 
-from regard.translation.building import build_model
+from regard.translation.batches import encode
+from regard.translation.build_model import build_model
 from regard.translation.corpus import ParallelText
-from regard.translation.encoding import encode
 from regard.translation.experiment import Experiment
 from regard.translation.training import fit
 from regard.translation.translator import Translator

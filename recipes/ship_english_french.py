@@ -14,17 +14,16 @@ from pathlib import Path
 from string import Template
 
 from regard.errors import CheckpointError, ConfigurationError
-from regard.files import atomic_write
 from regard.translation.averaging import average
+from regard.translation.bleu import score
 from regard.translation.checkpoint import LONGEST_SOURCE, load_state, load_weights
 from regard.translation.corpus import ParallelText
+from regard.translation.data_split import evaluation_text, split, unseen
 from regard.translation.experiment import Experiment
-from regard.translation.exporting import export
-from regard.translation.runs import RunFolder
-from regard.translation.scoring import score
-from regard.translation.shipped import ENGLISH_FRENCH
-from regard.translation.splitting import evaluation_text, split, unseen
+from regard.translation.export_run import export
+from regard.translation.run_folder import ENGLISH_FRENCH, RunFolder
 from regard.translation.translator import Translator
+from regard.utils.atomic_files import atomic_write
 
 CARD = Path(__file__).with_name("english_french.md")
 MOST_BYTES = 10_000_000

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from regard.kernels import KERNELS, Kernel, tiling
+from regard.kernels import KERNELS, Kernel, mask_tiles
 from regard.kernels.additive import Additive
-from regard.kernels.grouped import Grouped
-from regard.kernels.spans import Spans
+from regard.kernels.block_sparse import Spans
+from regard.kernels.decode import Grouped
 from regard.kernels.tiled import Tiled
 from regard.testing import Case, assert_agrees, cases, long_cases, sampled, suite
 
@@ -26,7 +26,7 @@ def admitted(kernels: Sequence[Kernel], among: Sequence[Case]) -> list:
 
 @pytest.mark.parametrize(("kernel", "case"), admitted(SMALL, cases()))
 def test_a_kernel_agrees_with_the_formula(kernel: str, case: Case, monkeypatch):
-    monkeypatch.setattr(tiling, "IN_VAIN", 0)  # batches that differ are computed apart, however small
+    monkeypatch.setattr(mask_tiles, "IN_VAIN", 0)  # batches that differ are computed apart, however small
     assert_agrees(KERNEL_BY_NAME[kernel], case)
 
 

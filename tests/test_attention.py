@@ -8,7 +8,7 @@ import torch
 import regard
 from regard import biases, lenses, masks, scores
 from regard.errors import ConfigurationError
-from regard.pose import Options
+from regard.kernels.validation import Options
 
 KERNELS = ["reference", "fused", "spans", "tiled"]
 DROPPING = ["reference", "tiled"]

@@ -10,10 +10,10 @@ from itertools import islice
 
 import pytest
 
-from regard.kernels import KERNELS, tiling
+from regard.kernels import KERNELS, mask_tiles
 from regard.kernels.additive import Additive
-from regard.kernels.grouped import Grouped
-from regard.kernels.spans import Spans
+from regard.kernels.block_sparse import Spans
+from regard.kernels.decode import Grouped
 from regard.kernels.tiled import Tiled
 from regard.testing import Case, assert_agrees, sampled, suite
 
@@ -76,7 +76,7 @@ def chunk(number: int) -> list[Case]:
     ],
 )
 def test_random_problems(number: int, tally: Tally, monkeypatch):
-    monkeypatch.setattr(tiling, "IN_VAIN", 0)  # batches that differ are computed apart, however small
+    monkeypatch.setattr(mask_tiles, "IN_VAIN", 0)  # batches that differ are computed apart, however small
     faults = wrong_ones(chunk(number), tally)
     assert not faults, f"{len(faults)} faults in {CHUNK} random problems:\n" + "\n".join(faults)
 

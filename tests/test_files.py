@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import save_file
 
 from regard.errors import CheckpointError
-from regard.files import atomic_write
+from regard.utils.atomic_files import atomic_write
 
 
 def names(folder: Path) -> list[str]:

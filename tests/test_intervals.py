@@ -8,9 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.blocks import Blocks
-from regard.intervals import Interval, Ternary, Undecided, look_up
-from regard.tiles import EMPTY, FULL, PARTIAL, Grid
+from regard.core.grid import Blocks, Grid
+from regard.core.intervals import EMPTY, FULL, PARTIAL, Interval, Ternary, Undecided, look_up
 
 ends = st.tuples(st.integers(-7, 7), st.integers(0, 5)).map(lambda drawn: (drawn[0], drawn[0] + drawn[1]))
 above_0 = st.tuples(st.integers(1, 6), st.integers(0, 5)).map(lambda drawn: (drawn[0], drawn[0] + drawn[1]))

@@ -9,9 +9,9 @@ import torch
 import regard
 from regard import biases, masks, scores
 from regard.kernels import KERNELS
+from regard.kernels.hooks import listening
+from regard.kernels.validation import pose
 from regard.lenses import Entropy, Weights
-from regard.listening import listening
-from regard.pose import pose
 
 
 class Ear:

@@ -8,7 +8,7 @@ import torch
 
 import regard
 from regard import lenses, masks
-from regard.pages import zeros_as_written
+from regard.lenses.weights import zeros_as_written
 
 
 def taken() -> int:

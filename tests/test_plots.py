@@ -14,7 +14,7 @@ from matplotlib.font_manager import FontProperties, findfont
 from matplotlib.ft2font import FT2Font
 
 from regard.errors import MissingExtra, ShapeError
-from regard.plots import fonts, heatmap
+from regard.plots import heatmap, labels
 from regard.plots.labels import visible
 
 KOREAN = list("2020년 3월 14일 토요일")
@@ -165,7 +165,7 @@ def test_tokens_are_made_visible(token, seen):
 
 
 def test_hangul_and_chinese_characters_are_drawn():
-    chosen = fonts.families("가年")
+    chosen = labels.families("가年")
     boxes = picture_of("\ue000\ue000", [*chosen, "Last Resort High-Efficiency"])
     missing = picture_of("가年", ["Last Resort High-Efficiency"])
     drawn = picture_of("가年", chosen)
@@ -184,10 +184,10 @@ def test_each_character_is_in_a_font_of_its_picture():
 
 
 def test_latin_text_keeps_the_font_of_the_user():
-    assert fonts.families("Straße, ελληνικά, українська") == matplotlib.rcParams["font.family"]
+    assert labels.families("Straße, ελληνικά, українська") == matplotlib.rcParams["font.family"]
     with matplotlib.rc_context({"font.family": ["DejaVu Serif"]}):
-        assert fonts.families("abc") == ["DejaVu Serif"]
-        assert fonts.families("가")[0] == "DejaVu Serif"
+        assert labels.families("abc") == ["DejaVu Serif"]
+        assert labels.families("가")[0] == "DejaVu Serif"
 
 
 def test_the_font_that_draws_most_comes_first(monkeypatch):
@@ -196,21 +196,21 @@ def test_the_font_that_draws_most_comes_first(monkeypatch):
         "most": frozenset(map(ord, "나다")),
         "as many": frozenset(map(ord, "나다")),
     }
-    monkeypatch.setattr(fonts, "_candidates", lambda manager: some)
-    assert fonts.families("가나다")[-2:] == ["most", "few"]
-    assert fonts.families("나")[-1:] == ["most"]
+    monkeypatch.setattr(labels, "_candidates", lambda manager: some)
+    assert labels.families("가나다")[-2:] == ["most", "few"]
+    assert labels.families("나")[-1:] == ["most"]
 
 
 def test_an_installed_font_goes_before_a_packaged_one():
-    installed = [font.name for font in font_manager.fontManager.ttflist if fonts._is_plain(font)]
-    fonts.families("가")
-    order = list(fonts._candidates(font_manager))
+    installed = [font.name for font in font_manager.fontManager.ttflist if labels._is_plain(font)]
+    labels.families("가")
+    order = list(labels._candidates(font_manager))
     assert order[-1] == "NanumGothic" or "NanumGothic" in installed
     assert order[0] in installed
 
 
 def test_a_character_without_a_font_is_named_with_the_mend(tmp_path, monkeypatch):
-    monkeypatch.setattr(fonts, "_candidates", lambda manager: {})
+    monkeypatch.setattr(labels, "_candidates", lambda manager: {})
     message = r"no font has 년 \(U\+B144\) 월 \(U\+C6D4\): boxes are drawn instead. Install a font .* Noto Sans CJK"
     with pytest.warns(UserWarning, match=message) as caught:
         figure = heatmap(spread(1, 3), ["a"], ["년", "월", "b"])
@@ -220,14 +220,14 @@ def test_a_character_without_a_font_is_named_with_the_mend(tmp_path, monkeypatch
 
 
 def test_many_characters_without_a_font_are_counted(monkeypatch):
-    monkeypatch.setattr(fonts, "_candidates", lambda manager: {})
+    monkeypatch.setattr(labels, "_candidates", lambda manager: {})
     with pytest.warns(UserWarning, match="and 3 more: boxes are drawn"):
-        fonts.families("가나다라마바사아자차카타파")
+        labels.families("가나다라마바사아자차카타파")
 
 
 def test_a_file_that_is_no_font_draws_nothing(tmp_path):
     (tmp_path / "broken.ttf").write_bytes(b"no font")
-    assert fonts._coverage(str(tmp_path / "broken.ttf")) == frozenset()
+    assert labels._coverage(str(tmp_path / "broken.ttf")) == frozenset()
 
 
 def test_nothing_global_changes(tmp_path):

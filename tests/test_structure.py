@@ -11,7 +11,7 @@ import torch
 
 import regard
 from regard import biases, masks, scores
-from regard.structure import put_together, take_apart
+from regard.utils.pytree import put_together, take_apart
 
 TABLE = torch.randn(2, 8)
 
@@ -128,7 +128,7 @@ def test_problems(options):
 
 def test_the_form_is_the_same_in_every_process():
     code = (
-        "import torch, regard; from regard.structure import take_apart;"
+        "import torch, regard; from regard.utils.pytree import take_apart;"
         "q = torch.zeros(1, 2, 3, 4); mask = regard.masks.causal() & regard.masks.window(before=2);"
         "print(take_apart(regard.explain(q, q, q, mask=mask, bias=regard.biases.alibi(2)).problem)[1])"
     )

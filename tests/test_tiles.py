@@ -1,8 +1,8 @@
 import pytest
 import torch
 
+from regard.core.grid import Grid, broadcast_together
 from regard.errors import ShapeError
-from regard.tiles import Grid, broadcast_together
 
 
 def test_positions_of_a_grid():

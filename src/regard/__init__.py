@@ -14,7 +14,7 @@ from .attention import attention_with_lse as attention_with_lse
 from .attention import explain as explain
 from .attention import merge as merge
 from .attention import observe as observe
-from .sdpa import scaled_dot_product_attention as scaled_dot_product_attention
+from .attention import scaled_dot_product_attention as scaled_dot_product_attention
 
 __all__ = [
     "attention",

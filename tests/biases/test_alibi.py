@@ -3,8 +3,8 @@ import torch
 
 import regard
 from regard import biases, masks
+from regard.core.grid import Grid
 from regard.errors import ConfigurationError, DtypeError, ShapeError
-from regard.tiles import Grid
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 5, 8, 12, 14])

@@ -5,8 +5,8 @@ import torch
 
 import regard
 from regard import biases
+from regard.core.grid import Grid
 from regard.errors import ConfigurationError, DtypeError, ShapeError
-from regard.tiles import Grid
 
 
 def test_gaussian_is_the_formula():

@@ -5,9 +5,9 @@ import torch
 
 import regard
 from regard import biases
-from regard.biases.from_mod import FromMod
+from regard.biases.score_mod import FromMod
+from regard.core.grid import Grid
 from regard.errors import ConfigurationError, ShapeError
-from regard.tiles import Grid
 
 SLOPES = torch.tensor([0.5, 0.25, 0.125])
 TABLE = torch.randn(3, 16, generator=torch.Generator().manual_seed(1))

@@ -9,8 +9,8 @@ import torch
 
 from regard import biases
 from regard.biases import diagonal_sums, diagonals
+from regard.core.grid import Grid
 from regard.errors import ConfigurationError
-from regard.tiles import Grid
 
 BATCH, HEADS, QUERIES, KEYS = 2, 3, 7, 11
 

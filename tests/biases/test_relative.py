@@ -6,8 +6,8 @@ import torch
 import regard
 from regard import biases
 from regard.biases.relative import bucket, bucket_starts
+from regard.core.grid import Grid
 from regard.errors import ConfigurationError, DtypeError, ShapeError
-from regard.tiles import Grid
 
 FAR = torch.arange(-5000, 5001)
 

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 import regard as package
-from regard.cli.extras import EXTRAS, naming_the_extra
+from regard.cli.missing_extra import EXTRAS, naming_the_extra
 from regard.errors import CheckpointError, MissingExtra
 
 COMMANDS = ("demo", "train", "test", "translate", "align", "average", "bench", "explore", "export")

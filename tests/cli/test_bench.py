@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from regard import masks
-from regard.cli import trials
-from regard.kernels import calibration, rates
-from regard.kernels.rates import Rates, cache_file, write
+from regard.cli import bench
+from regard.kernels import calibration, cost_model
+from regard.kernels.cost_model import Rates, cache_file, write
 
 MEASURED = Rates(flops=4e10, native=6e10, passes=5e9, moved=2e10, fresh=3e9, call=4e-6)
 
@@ -17,17 +17,17 @@ MEASURED = Rates(flops=4e10, native=6e10, passes=5e9, moved=2e10, fresh=3e9, cal
 def cache(tmp_path, monkeypatch):
     """A cache directory of its own, one small problem, and a machine that is measured in no time."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(trials, "BUDGET", 0.0)
-    monkeypatch.setattr(trials, "cases", lambda: iter([small()]))
+    monkeypatch.setattr(bench, "BUDGET", 0.0)
+    monkeypatch.setattr(bench, "cases", lambda: iter([small()]))
     monkeypatch.setattr(calibration, "measure", lambda: MEASURED)
-    rates._in_use.cache_clear()
+    cost_model._in_use.cache_clear()
     yield tmp_path / "cache"
-    rates._in_use.cache_clear()
+    cost_model._in_use.cache_clear()
 
 
-def small() -> trials.Case:
+def small() -> bench.Case:
     query, key, value = torch.rand(3, 1, 2, 16, 8)
-    return trials.Case("a small one", (query, key, value), {"mask": masks.causal()})
+    return bench.Case("a small one", (query, key, value), {"mask": masks.causal()})
 
 
 def test_it_has_help(regard):
@@ -72,7 +72,7 @@ def test_calibration_is_printed_and_kept(regard):
     assert "   40.0 GFLOP/s a thread" in result.stdout
     assert result.stdout.endswith(f"written to {cache_file()}\n")
     assert "other work on this machine" in result.stderr
-    assert rates.read(cache_file())[0] == MEASURED
+    assert cost_model.read(cache_file())[0] == MEASURED
 
 
 def test_a_cache_that_cannot_be_written_is_said_before_anything_is_measured(regard, cache, monkeypatch):
@@ -96,7 +96,7 @@ def test_misuse(regard, arguments):
 
 def test_every_case_is_a_problem(monkeypatch):
     monkeypatch.undo()
-    names = [case.name for case in trials.cases()]
+    names = [case.name for case in bench.cases()]
     assert len(set(names)) == len(names)
-    for case in trials.cases():
-        assert trials.explain(*case.tensors, **case.options).kernel.name
+    for case in bench.cases():
+        assert bench.explain(*case.tensors, **case.options).kernel.name

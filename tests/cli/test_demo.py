@@ -6,8 +6,8 @@ import shutil
 
 import pytest
 
-from regard.translation import demo
-from regard.translation.dates import examples
+from regard.translation import date_demo
+from regard.translation.date_demo import examples
 
 pytest.importorskip("babel")
 
@@ -17,9 +17,9 @@ def done(regard, run, tmp_path, monkeypatch):
     """The demo without its first part, whose translator of dates is one of digits here, and what it said."""
 
     def made_before(folder):
-        shutil.copytree(run, folder / demo.SHOWN)
+        shutil.copytree(run, folder / date_demo.SHOWN)
 
-    monkeypatch.setattr(demo, "run", made_before)
+    monkeypatch.setattr(date_demo, "run", made_before)
     result = regard("demo", "--folder", tmp_path / "demo")
     assert result.exit_code == 0, result.output
     return tmp_path / "demo", result.stdout
@@ -29,10 +29,10 @@ def test_it_ends_by_writing_pages_and_says_where(done):
     folder, said = done
     told = re.findall(r"^  (\S+)  (\d+\.\d) MB: (.*)$", said, re.MULTILINE)
     assert [path for path, _, _ in told] == [
-        str(folder / demo.SHOWN / "attention.html"),
+        str(folder / date_demo.SHOWN / "attention.html"),
         str(folder / "english-french.html"),
     ]
-    assert [sentence for _, _, sentence in told] == [examples().sources[1], demo.SENTENCES[2]]
+    assert [sentence for _, _, sentence in told] == [examples().sources[1], date_demo.SENTENCES[2]]
     for path, size, _ in told:
         text = (folder / path).read_text(encoding="utf-8")
         assert f"{len(text.encode()) / 1e6:.1f}" == size

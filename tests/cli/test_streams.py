@@ -3,7 +3,7 @@ import os
 
 import pytest
 
-from regard.cli.streams import CHUNK_BYTES, arriving_lines
+from regard.cli.stdio import CHUNK_BYTES, arriving_lines
 from regard.errors import CorpusError
 
 

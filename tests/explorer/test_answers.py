@@ -10,9 +10,9 @@ import torch
 import regard
 from regard.errors import AtlasError, ConfigurationError
 from regard.explorer import Atlas, record
-from regard.explorer.answers import Answers
-from regard.explorer.findings import with_roles_found
-from regard.explorer.queries import number, read_query, stretch, word
+from regard.explorer.api import Answers
+from regard.explorer.recording import with_roles_found
+from regard.explorer.server import number, read_query, stretch, word
 
 LENGTH = 90
 
@@ -109,7 +109,7 @@ def test_too_much_at_once_is_refused(monkeypatch):
     answers = Answers(Atlas.from_weights([torch.full((1, 300, 300), 1 / 300)]))
     with pytest.raises(AtlasError, match="257 rows were asked for at once; at most 256 are told: ask for parts"):
         answers.weights(0, 0, (0, 257), (0, 1))
-    monkeypatch.setattr("regard.explorer.answers.MOST_CELLS", 100)
+    monkeypatch.setattr("regard.explorer.api.MOST_CELLS", 100)
     with pytest.raises(AtlasError, match="cells were asked for at once; at most 100 are told"):
         answers.pooled(0, 0, 0, "max")
     with pytest.raises(AtlasError, match="cells were asked for at once"):

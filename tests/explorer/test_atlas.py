@@ -15,8 +15,8 @@ import regard
 from regard import masks
 from regard.errors import AtlasError, ConfigurationError, RegardError
 from regard.explorer import Atlas, record
+from regard.kernels.hooks import listening
 from regard.lenses import Weights
-from regard.listening import listening
 
 B, H, N, D = 2, 4, 30, 8
 WORDS = [f"w{number}" for number in range(N)]

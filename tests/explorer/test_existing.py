@@ -9,14 +9,13 @@ from torch import nn
 
 import regard
 from regard import masks
-from regard.blocks import Blocks
+from regard.core.grid import Blocks, Grid
+from regard.core.intervals import EMPTY, FULL
 from regard.errors import AtlasError
 from regard.explorer import Atlas, record
-from regard.explorer.atlas import existing
-from regard.explorer.atlas.existing import Existing
-from regard.explorer.atlas.levels import Levels
-from regard.explorer.atlas.tiled import tiled
-from regard.tiles import EMPTY, FULL, Grid
+from regard.explorer.atlas import pyramid
+from regard.explorer.atlas.bitmap_mask import tiled
+from regard.explorer.atlas.pyramid import Existing, Levels
 
 B, H, D = 2, 3, 8
 
@@ -86,8 +85,8 @@ def test_a_cell_without_a_pair_is_no_number_and_others_are(name, n, sharpness, t
 @pytest.mark.parametrize("cells", [1, 4096])
 @pytest.mark.parametrize("pairs", [1, 3000])
 def test_strips_make_no_difference(cells, pairs, monkeypatch):
-    monkeypatch.setattr(existing, "CELLS", cells)
-    monkeypatch.setattr(existing, "PAIRS", pairs)
+    monkeypatch.setattr(pyramid, "CELLS", cells)
+    monkeypatch.setattr(pyramid, "PAIRS", pairs)
     mask, n = MASKS["pairs of their own"](310), 310
     grid, levels = Grid.of(n, n), Levels.of(n, n, 1e9)
     nothing_shown = torch.zeros(B, H, *levels.shapes[0])
@@ -103,7 +102,7 @@ def test_strips_make_no_difference(cells, pairs, monkeypatch):
 
 def test_a_mask_that_knows_is_not_looked_into(monkeypatch):
     monkeypatch.setattr(
-        existing, "_look", lambda mask, grid, levels, start, exists, unknown: unknown.sum() == 0 or 1 / 0
+        pyramid, "_look", lambda mask, grid, levels, start, exists, unknown: unknown.sum() == 0 or 1 / 0
     )
     n = 4096
     levels = Levels.of(n, n, 1e9)

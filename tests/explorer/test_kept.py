@@ -8,8 +8,8 @@ from torch import nn
 import regard
 from regard import masks
 from regard.explorer import Atlas, record
-from regard.explorer.atlas.levels import Levels, packed, unpacked
-from regard.explorer.atlas.survey import NEAR
+from regard.explorer.atlas.pyramid import Levels, packed, unpacked
+from regard.explorer.atlas.summary import NEAR
 from regard.lenses import Weights
 
 B, H, D = 2, 3, 16

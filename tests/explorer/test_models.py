@@ -24,11 +24,11 @@ from regard.models.recurrent import (
     PredictiveWindow,
     RecurrentTranslator,
 )
-from regard.models.recurrent.luong import TanhReadout
-from regard.models.recurrent.source import SourceAttention
+from regard.models.recurrent.decoders import TanhReadout
+from regard.models.recurrent.source_attention import SourceAttention
 from regard.positions import Rotary
 from regard.scores import Additive, Concat, General, Location
-from regard.translation.building import build_model
+from regard.translation.build_model import build_model
 from regard.translation.search import beam_search
 from regard.translation.settings import SearchSettings, TransformerSettings
 

@@ -11,10 +11,10 @@ import torch
 
 from regard.errors import AtlasError, ConfigurationError, MissingExtra
 from regard.explorer import Atlas, State, show
-from regard.explorer.bundle import Bundle
+from regard.explorer.collection import Shelf
 from regard.explorer.notebook import Framed, Live
-from regard.explorer.picture import COLOURS, NO_PAIR, PAPER, picture
-from regard.explorer.shelf import Shelf
+from regard.explorer.png_preview import COLOURS, NO_PAIR, PAPER, picture
+from regard.explorer.static_page import Bundle
 from regard.explorer.widget import answer
 
 

@@ -4,7 +4,7 @@ import webbrowser
 
 import pytest
 
-from regard.explorer.opening import opened
+from regard.explorer.serve import opened
 
 
 class Browser:

@@ -14,11 +14,8 @@ import torch
 import regard
 from regard.errors import AtlasError, CheckpointError, ConfigurationError
 from regard.explorer import Atlas, record
-from regard.explorer.bundle import Bundle
-from regard.explorer.contents import contents_of
 from regard.explorer.notebook import framed
-from regard.explorer.page import static_page
-from regard.explorer.written import rounded, written
+from regard.explorer.static_page import Bundle, contents_of, rounded, static_page, written
 
 HOSTILE = ["</script><script>alert(1)</script>", "<!--", "]]>", "‮abc", "\ud800", "x" * 5000, "&lt;", "\u2028"]
 

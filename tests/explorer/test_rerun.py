@@ -18,11 +18,11 @@ from torch import nn
 
 from regard.errors import AtlasError, ConfigurationError, CorpusError
 from regard.explorer import Atlas
-from regard.explorer.shelf import MOST_BYTES, Shelf, Stopped, stoppable
+from regard.explorer.collection import MOST_BYTES, Shelf, Stopped, stoppable
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
-from regard.explorer.serving import Serving
+from regard.explorer.serve import Serving
 
 
 class Model:
@@ -233,16 +233,16 @@ def test_the_server_ends_while_a_model_runs(model):
 
 
 def test_a_request_for_the_old_atlas_is_answered_about_the_old_atlas(ask, monkeypatch):
-    from regard.explorer import answers
+    from regard.explorer import api
 
-    begun, go_on, real = threading.Event(), threading.Event(), answers.shown_weights
+    begun, go_on, real = threading.Event(), threading.Event(), api.shown_weights
 
     def wait(*asked):
         begun.set()
         assert go_on.wait(60)
         return real(*asked)
 
-    monkeypatch.setattr(answers, "shown_weights", wait)
+    monkeypatch.setattr(api, "shown_weights", wait)
     with ThreadPoolExecutor(1) as pool:
         late = pool.submit(ask, "0/weights?map=0&head=0&rows=0-3&columns=0-3")
         assert begun.wait(60)

@@ -11,7 +11,7 @@ import regard
 from regard import biases, masks, scores
 from regard.errors import AtlasError
 from regard.explorer import Atlas, record
-from regard.explorer.answers import Answers
+from regard.explorer.api import Answers
 from regard.lenses import Weights
 
 B, H, M, N, D = 2, 4, 150, 170, 8
@@ -234,13 +234,13 @@ def test_a_bias_of_a_function_has_no_place(tmp_path):
 
 
 def test_a_large_bias_has_no_place(tmp_path, monkeypatch):
-    monkeypatch.setattr("regard.explorer.atlas.forms.MOST_NUMBERS", 1000)
+    monkeypatch.setattr("regard.explorer.atlas.mask_json.MOST_NUMBERS", 1000)
     with pytest.raises(AtlasError, match=r"the bias tensor\(.*takes .* MB, more than .*by distances"):
         recorded(tmp_path, heads(H, 40), heads(H, 40), {"bias": torch.randn(40, 40)})
 
 
 def test_a_large_mask_has_no_place(tmp_path, monkeypatch):
-    monkeypatch.setattr("regard.explorer.atlas.tiled.MOST_BITS", 1000)
+    monkeypatch.setattr("regard.explorer.atlas.bitmap_mask.MOST_BITS", 1000)
     options = {"mask": masks.where(keep=torch.rand(M, N) > 0.4)}
     with pytest.raises(
         AtlasError, match=r"the mask where\(.*has no symbol that an atlas can hold, and is mixed in 4 tiles"

@@ -12,10 +12,10 @@ from regard.explorer import Atlas
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
-from regard.explorer.bundle import Bundle
+from regard.explorer.collection import Shelf
+from regard.explorer.serve import Serving
 from regard.explorer.server import application
-from regard.explorer.serving import Serving
-from regard.explorer.shelf import Shelf
+from regard.explorer.static_page import Bundle
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_without_maps_or_without_the_extra_nothing_is_served(atlas, monkeypatch)
 
 def test_what_nobody_waits_for_any_more_is_not_computed(atlas, monkeypatch):
     computed = []
-    monkeypatch.setattr("regard.explorer.answers.shown_weights", lambda *of: computed.append(of))
+    monkeypatch.setattr("regard.explorer.api.shown_weights", lambda *of: computed.append(of))
     app = application(Shelf(atlas), Bundle.read(), token="t", port=1)
     query = b"map=0&head=0&rows=0-1&columns=0-2"
     scope = {"type": "http", "method": "GET", "path": "/t/0/weights", "query_string": query, "http_version": "1.1"}

@@ -114,7 +114,7 @@ def test_a_notebook_opens_with_it(atlas, monkeypatch):
 def test_an_address_opens_with_it(atlas):
     pytest.importorskip("starlette")
     pytest.importorskip("uvicorn")
-    from regard.explorer.serving import Serving
+    from regard.explorer.serve import Serving
 
     serving = Serving(atlas, state=State(map="second", at=(1, 2)))
     serving.close()

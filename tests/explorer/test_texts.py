@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from regard.errors import AtlasError, CheckpointError, CorpusError
-from regard.explorer.texts import atlas_of_text, atlas_of_translation, read_text
-from regard.translation.shipped import ENGLISH_FRENCH
+from regard.explorer.record_text import atlas_of_text, atlas_of_translation, read_text
+from regard.translation.run_folder import ENGLISH_FRENCH
 from regard.translation.translator import Translator
 
 transformers = pytest.importorskip("transformers")

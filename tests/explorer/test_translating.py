@@ -8,12 +8,11 @@ import torch
 
 from regard.errors import AtlasError, ConfigurationError, CorpusError
 from regard.explorer import Atlas, Hypothesis, Pieces
-from regard.explorer.answers import Answers
-from regard.explorer.page import static_page
-from regard.explorer.translating import atlas_of_pair, atlas_of_translation
-from regard.heads.links import SentenceLinks, alignment_error_rate, mutual_links, word_links
-from regard.heads.words import word_weights
-from regard.translation.shipped import ENGLISH_FRENCH
+from regard.explorer.api import Answers
+from regard.explorer.record_translation import atlas_of_pair, atlas_of_translation
+from regard.explorer.static_page import static_page
+from regard.heads.word_alignment import SentenceLinks, alignment_error_rate, mutual_links, word_links, word_weights
+from regard.translation.run_folder import ENGLISH_FRENCH
 from regard.translation.translator import Translator
 
 SENTENCE = "The black cat sleeps on the old chair."
@@ -239,7 +238,7 @@ def test_a_page_is_told_which_heads_align_best(monkeypatch):
     assert "AER_argmax" not in Answers(atlas).meta()["maps"][0]["metrics"]
     nothing = Atlas.from_weights({"cross": torch.zeros(1, 2, 3)}).with_gold("0?0")
     assert Answers(nothing).meta()["maps"][0]["metrics"]["AER_argmax"] == [None]
-    monkeypatch.setattr("regard.explorer.wording.MOST_HEADS", 1)
+    monkeypatch.setattr("regard.explorer.api.MOST_HEADS", 1)
     assert "AER_argmax" not in Answers(atlas.with_gold("0-0")).meta()["maps"][0]["metrics"]
 
 

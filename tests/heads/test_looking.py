@@ -9,7 +9,7 @@ import torch
 import regard
 from regard import heads, lenses, masks
 from regard.errors import ConfigurationError, DtypeError, ShapeError
-from regard.heads import looking
+from regard.heads import apply_lenses
 
 EVERY = (lenses.Entropy(), lenses.Received(), lenses.Distance(), lenses.TopK(3), lenses.Pooled(3), lenses.Mass([0] * 9))
 
@@ -18,10 +18,10 @@ def flat(shown):
     return shown if isinstance(shown, tuple) else (shown,)
 
 
-@pytest.mark.parametrize("tile", [looking.TILE, 40])
+@pytest.mark.parametrize("tile", [apply_lenses.TILE, 40])
 @pytest.mark.parametrize("sinks", [None, torch.tensor([0.5, -1.0, 2.0])])
 def test_what_is_there_looks_like_what_is_computed(monkeypatch, tile, sinks):
-    monkeypatch.setattr(looking, "TILE", tile)
+    monkeypatch.setattr(apply_lenses, "TILE", tile)
     query, key = torch.randn(2, 3, 7, 4), torch.randn(2, 3, 9, 4)
     whole = lenses.Weights()
     places: dict[str, Any] = {"query_positions": torch.arange(7) * 2, "key_positions": torch.arange(9)}

@@ -7,7 +7,7 @@ import torch
 
 import regard
 from regard import heads, lenses, masks
-from regard.heads import looking
+from regard.heads import apply_lenses
 
 SHARP = 40.0
 WORDS = ["the", "cat", ",", "that", "the", "dog", "saw", ",", "sat", "on", "the", "mat", ".", "and", "slept"]
@@ -186,9 +186,9 @@ def test_an_offset_that_few_rows_have_is_not_the_best():
     assert "offset +8" not in named
 
 
-@pytest.mark.parametrize("tile", [looking.TILE, 30])
+@pytest.mark.parametrize("tile", [apply_lenses.TILE, 30])
 def test_numbers_are_as_good_as_queries_and_keys(monkeypatch, tile):
-    monkeypatch.setattr(looking, "TILE", tile)
+    monkeypatch.setattr(apply_lenses, "TILE", tile)
     query, key = torch.randn(2, 4, 30, 8), torch.randn(2, 2, 30, 8)
     tokens = torch.randint(0, 9, (2, 30))
     tokens[0, 25:] = -1

@@ -8,7 +8,7 @@ import torch
 import regard
 from regard import heads, masks
 from regard.errors import ConfigurationError, ShapeError
-from regard.heads import flow
+from regard.heads import rollout
 
 
 def layers(count, tokens, number=2, sharpness=2.0):
@@ -96,7 +96,7 @@ def test_nothing_flows_from_a_later_token():
 
 
 def test_what_is_too_long_is_told_of_the_way_out(monkeypatch):
-    monkeypatch.setattr(flow, "MOST_WORK", 1000)
+    monkeypatch.setattr(rollout, "MOST_WORK", 1000)
     with pytest.raises(
         ConfigurationError,
         match=r"from 5 outputs through 2 layers of 5 tokens is 1,250 steps, and the "

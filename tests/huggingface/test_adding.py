@@ -12,8 +12,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 from transformers.models.bert.modeling_bert import eager_attention_forward
 
 import regard.huggingface
-from regard.huggingface.adding import adds_its_masks
-from regard.huggingface.symbolic import SymbolicMask, symbolic_mask
+from regard.huggingface.mask_tensor import SymbolicMask, adds_its_masks, symbolic_mask
 
 LEAST = torch.finfo(torch.float32).min
 

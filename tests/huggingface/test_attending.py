@@ -8,8 +8,8 @@ from torch.nn.functional import softmax
 from transformers.masking_utils import sliding_window_bidirectional_mask_function
 
 from regard.errors import ConfigurationError, MaskError
-from regard.huggingface.attending import attend
-from regard.huggingface.symbolic import symbolic_mask
+from regard.huggingface.attention_function import attend
+from regard.huggingface.mask_tensor import symbolic_mask
 from regard.masks import causal, window
 
 B, H, K, M, N, D, V = 2, 6, 3, 5, 7, 4, 11

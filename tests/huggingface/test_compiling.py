@@ -5,7 +5,7 @@ import torch
 from transformers.utils import output_capturing
 
 from regard.huggingface import observing
-from regard.huggingface.attending import attend
+from regard.huggingface.attention_function import attend
 from regard.lenses import Weights
 
 NAMES = ("llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma2", "granite_swa", "bert", "t5")))

@@ -12,8 +12,8 @@ from transformers import masking_utils, modeling_utils
 
 import regard.huggingface
 from regard.errors import ConfigurationError
-from regard.huggingface.attending import attend
-from regard.huggingface.symbolic import symbolic_mask
+from regard.huggingface.attention_function import attend
+from regard.huggingface.mask_tensor import symbolic_mask
 
 
 def test_both_functions_are_known_under_one_name_also_twice():

@@ -5,10 +5,10 @@ import torch
 from transformers import masking_utils as theirs
 
 from regard.errors import MaskError
-from regard.huggingface.symbolic import SymbolicMask, symbolic_mask
+from regard.huggingface.mask_tensor import SymbolicMask, symbolic_mask
 from regard.masks.base import And, Or
-from regard.masks.from_mod import FromMod
-from regard.masks.where import Where
+from regard.masks.mask_mod import FromMod
+from regard.masks.tensor_mask import Where
 
 # Sizes and offsets of queries and keys: (queries, keys, first query, first key).
 FRAMES = {

@@ -10,7 +10,7 @@ from transformers.models.bigbird_pegasus.modeling_bigbird_pegasus import BigBird
 
 import regard.huggingface
 from regard.errors import MaskError
-from regard.huggingface.symbolic import SymbolicMask, symbolic_mask
+from regard.huggingface.mask_tensor import SymbolicMask, symbolic_mask
 from regard.masks import causal
 
 

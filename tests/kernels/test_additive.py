@@ -10,7 +10,7 @@ import regard
 from regard import biases, masks, native, scores
 from regard.kernels.additive import Additive
 from regard.kernels.tiled import Tiled
-from regard.pose import pose
+from regard.kernels.validation import pose
 
 pytestmark = pytest.mark.skipif(bool(native.why_not()), reason=f"there is no native code: {native.why_not()}")
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from regard import masks
-from regard.kernels import bits
-from regard.kernels.bits import BLOCK, masked_pairs, tiles_of
-from regard.kernels.flat import Flat
+from regard.core.problem import Problem
+from regard.core.score_forms import DotPairs
+from regard.kernels import native_inputs
+from regard.kernels.batched_problem import Flat
+from regard.kernels.native_inputs import BLOCK, masked_pairs, tiles_of
 from regard.masks import Mask
 from regard.native import Tiles
-from regard.pairs import DotPairs
-from regard.problem import Problem
 
 
 def problem(mask: Mask | None, queries: int, keys: int, **placed: Any) -> Problem:
@@ -93,7 +93,7 @@ class TestRemembered:
         assert tiles_of(Flat.of(problem(mask, 149, 150))) is not first
 
     def test_not_where_they_are_many(self, monkeypatch):
-        monkeypatch.setattr(bits, "REMEMBERED", 10)
+        monkeypatch.setattr(native_inputs, "REMEMBERED", 10)
         mask = masks.causal() & masks.documents(torch.arange(150) // 40)
         assert tiles_of(Flat.of(problem(mask, 150, 150))) is not tiles_of(Flat.of(problem(mask, 150, 150)))
 

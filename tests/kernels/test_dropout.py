@@ -7,7 +7,7 @@ import torch
 
 import regard
 from regard import biases, masks, scores
-from regard.dropout import Dropout
+from regard.core.dropout import Dropout
 from regard.kernels.tiled import Tiled
 from regard.testing import kept
 

@@ -6,21 +6,21 @@ import torch
 
 import regard
 from regard import masks
-from regard.kernels import fused
-from regard.pose import Options
+from regard.kernels import sdpa
+from regard.kernels.validation import Options
 
 
 @pytest.fixture
 def calls(monkeypatch) -> list[dict]:
     """What torch's operator is called with."""
     seen: list[dict] = []
-    original = fused.scaled_dot_product_attention
+    original = sdpa.scaled_dot_product_attention
 
     def spy(query, key, value, attn_mask, is_causal, **rest):
         seen.append({"shape": tuple(query.shape), "mask": attn_mask, "causal": is_causal, **rest})
         return original(query, key, value, attn_mask, is_causal=is_causal, **rest)
 
-    monkeypatch.setattr(fused, "scaled_dot_product_attention", spy)
+    monkeypatch.setattr(sdpa, "scaled_dot_product_attention", spy)
     return seen
 
 
@@ -77,7 +77,7 @@ def test_no_keys_and_a_query_of_nan():
 def test_cost():
     def cost(**options: Any) -> float:
         query = torch.zeros(1, 2, 5, 8)
-        return fused.Fused().cost(regard.explain(query, query, query, **options).problem).bytes
+        return sdpa.Fused().cost(regard.explain(query, query, query, **options).problem).bytes
 
     assert cost() == cost(mask=masks.causal()) == 0
     assert cost(bias=torch.zeros(5, 5)) == 2 * 5 * 5 * 4

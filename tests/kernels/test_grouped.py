@@ -7,8 +7,8 @@ import torch
 
 import regard
 from regard import biases, masks
-from regard.kernels.dense import Rectangle
-from regard.kernels.grouped import PART, Grouped
+from regard.kernels.decode import PART, Grouped
+from regard.kernels.dense_block import Rectangle
 from regard.kernels.reference import Reference
 
 

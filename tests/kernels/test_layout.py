@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.kernels.layout import BlockRow, Layout, Run, cut
-from regard.tiles import EMPTY, FULL, PARTIAL
+from regard.core.intervals import EMPTY, FULL, PARTIAL
+from regard.kernels.mask_tiles import BlockRow, Layout, Run, cut
 
 
 def layout_of(line: str, *, width: int = 2, apart: int = 1, keys: int | None = None) -> tuple[Run, ...]:

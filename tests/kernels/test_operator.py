@@ -7,8 +7,8 @@ import torch
 
 import regard
 from regard import biases, masks
-from regard.kernels import operator
-from regard.kernels.flat import Flat, Saved
+from regard.kernels import custom_op
+from regard.kernels.batched_problem import Flat, Saved
 from regard.kernels.tiled import Tiled
 
 NAMES = ("query", "key", "value", "bias", "sinks")
@@ -119,4 +119,4 @@ def test_without_the_log_sum_exp_there_is_none():
     query = torch.randn(1, 2, 3, 4)
     assert Tiled().run(regard.explain(query, query, query).problem).lse is None
     with pytest.raises(AssertionError, match="was computed without it"):
-        operator.wanted(None)
+        custom_op.wanted(None)

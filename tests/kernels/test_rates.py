@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from regard.errors import ConfigurationError
-from regard.kernels import Cost, calibration, rates
-from regard.kernels.rates import KEPT, Machine, Rates, cache_file, folder_for, in_use, read, write
+from regard.kernels import Cost, calibration, cost_model
+from regard.kernels.cost_model import KEPT, Machine, Rates, cache_file, folder_for, in_use, read, write
 
 MEASURED = Rates(flops=4e10, native=6e10, passes=5e9, moved=2e10, fresh=3e9, call=4e-6)
 
@@ -19,9 +19,9 @@ MEASURED = Rates(flops=4e10, native=6e10, passes=5e9, moved=2e10, fresh=3e9, cal
 def cache(tmp_path, monkeypatch):
     """A cache directory of its own, and nothing remembered of another."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    rates._in_use.cache_clear()
+    cost_model._in_use.cache_clear()
     yield tmp_path / "cache"
-    rates._in_use.cache_clear()
+    cost_model._in_use.cache_clear()
 
 
 def changed(path: Path, part: str, **values: object) -> None:
@@ -51,9 +51,9 @@ class TestInUse:
         assert in_use().origin == ("defaults: nothing was measured here; `regard bench --calibrate` measures them")
 
     def test_what_was_written_is_in_use_at_once(self, cache):
-        assert rates.rates() == Rates()
+        assert cost_model.rates() == Rates()
         write(MEASURED, cache_file())
-        assert rates.rates() == MEASURED
+        assert cost_model.rates() == MEASURED
         assert in_use().origin == f"measured here, from {cache / 'regard' / 'calibration.json'}"
 
     @pytest.mark.parametrize(("name", "value"), [("threads", 99), ("torch", "1.0.0"), ("processor", "an abacus")])
@@ -101,7 +101,7 @@ class TestInUse:
 
         monkeypatch.delenv("XDG_CACHE_HOME")
         monkeypatch.setattr(Path, "home", homeless)
-        assert in_use() == rates.InUse(Rates(), "defaults: could not determine home directory")
+        assert in_use() == cost_model.InUse(Rates(), "defaults: could not determine home directory")
 
 
 class TestFile:
@@ -129,7 +129,7 @@ class TestFile:
             write(MEASURED, tmp_path / "file" / "kept.json")
 
     def test_a_folder_that_is_closed(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(rates.os, "access", lambda *_: False)
+        monkeypatch.setattr(cost_model.os, "access", lambda *_: False)
         with pytest.raises(
             ConfigurationError, match=r"cannot write .*kept.json: Permission denied; set XDG_CACHE_HOME"
         ):

@@ -12,11 +12,11 @@ from torch.autograd import gradcheck, gradgradcheck
 import regard
 from regard import biases, masks, scores
 from regard.errors import KernelError
-from regard.kernels import Kernel, operator
-from regard.kernels.fused import Fused
-from regard.kernels.grouped import Grouped
+from regard.kernels import Kernel, custom_op
+from regard.kernels.block_sparse import Spans
+from regard.kernels.decode import Grouped
 from regard.kernels.reference import Reference
-from regard.kernels.spans import Spans
+from regard.kernels.sdpa import Fused
 from regard.kernels.tiled import Tiled
 
 KERNELS: list[Kernel] = [Grouped(), Grouped(2), Spans(), Spans((2, 2), 2), Tiled(), Tiled(8), Reference()]
@@ -164,7 +164,7 @@ class TestLimit:
 
     @pytest.mark.parametrize("kernel", ["grouped", "spans", "tiled"])
     def test_above_it_an_error_names_the_way_out(self, kernel, monkeypatch):
-        monkeypatch.setattr(operator, "MOST_PAIRS_TWICE", 2 * 3 * 4 * 5 - 1)
+        monkeypatch.setattr(custom_op, "MOST_PAIRS_TWICE", 2 * 3 * 4 * 5 - 1)
         query, gradient = self.first(kernel)
         with pytest.raises(
             KernelError,
@@ -176,15 +176,15 @@ class TestLimit:
 
     @pytest.mark.parametrize("kernel", ["grouped", "spans", "tiled"])
     def test_up_to_it_there_is_none(self, kernel, monkeypatch):
-        monkeypatch.setattr(operator, "MOST_PAIRS_TWICE", 2 * 3 * 4 * 5)
+        monkeypatch.setattr(custom_op, "MOST_PAIRS_TWICE", 2 * 3 * 4 * 5)
         query, gradient = self.first(kernel)
         assert torch.autograd.grad(gradient.sum(), query)[0].isfinite().all()
 
     def test_the_way_out_is_one(self, monkeypatch):
-        monkeypatch.setattr(operator, "MOST_PAIRS_TWICE", 1)
+        monkeypatch.setattr(custom_op, "MOST_PAIRS_TWICE", 1)
         query, gradient = self.first("reference")
         assert torch.autograd.grad(gradient.sum(), query)[0].isfinite().all()
 
     def test_the_first_derivative_has_none(self, monkeypatch):
-        monkeypatch.setattr(operator, "MOST_PAIRS_TWICE", 1)
+        monkeypatch.setattr(custom_op, "MOST_PAIRS_TWICE", 1)
         assert self.first("tiled")[1].isfinite().all()

@@ -8,9 +8,9 @@ import torch
 import regard
 from regard import biases, masks
 from regard.errors import ShapeError
-from regard.kernels.dense import Rectangle
+from regard.kernels.block_sparse import Spans
+from regard.kernels.dense_block import Rectangle
 from regard.kernels.reference import Reference
-from regard.kernels.spans import Spans
 
 Called = list[tuple[int, int, bool]]
 

@@ -10,8 +10,8 @@ from torch.utils._pytree import tree_leaves
 
 import regard
 from regard import biases, masks, scores
+from regard.kernels.online_softmax import LEAST, TILE, batches_at_once, tile_size
 from regard.kernels.tiled import Tiled
-from regard.kernels.tilewise import LEAST, TILE, batches_at_once, tile_size
 
 LONG = 4096
 

@@ -8,9 +8,9 @@ import torch
 
 import regard
 from regard import masks
-from regard.kernels import tiling
+from regard.core.problem import Problem
+from regard.kernels import mask_tiles
 from regard.masks import Mask
-from regard.problem import Problem
 
 SIZE = (2, 2)
 
@@ -34,8 +34,8 @@ def problem(mask: Mask | None, m: int = 6, n: int = 8, batch: tuple[int, ...] = 
     return regard.explain(query, key, key, mask=mask, kernel="reference", **options).problem
 
 
-def layout(mask: Mask | None, **options) -> tiling.Layout:
-    return tiling.layout(problem(mask, **options), SIZE, 1)
+def layout(mask: Mask | None, **options) -> mask_tiles.Layout:
+    return mask_tiles.layout(problem(mask, **options), SIZE, 1)
 
 
 def test_equal_masks_share(counted):
@@ -49,8 +49,8 @@ def test_each_size_shape_and_apart_has_its_own(counted):
     first = layout(mask)
     assert layout(mask, m=5) != first
     assert layout(mask, n=9) != first
-    assert tiling.layout(problem(mask), (3, 2), 1) != first
-    assert tiling.layout(problem(mask), SIZE, 6) is not first
+    assert mask_tiles.layout(problem(mask), (3, 2), 1) != first
+    assert mask_tiles.layout(problem(mask), SIZE, 6) is not first
     assert len(counted) == 5
     assert layout(mask) is first
     assert len(counted) == 5
@@ -108,18 +108,18 @@ def test_a_mask_with_tensors_is_forgotten_with_it():
     mask = masks.where(keep=torch.ones(6, 8, dtype=torch.bool))
     layout(mask)
     gone = weakref.ref(mask)
-    assert mask in tiling._known
+    assert mask in mask_tiles._known
     del mask
     gc.collect()
     assert gone() is None
 
 
 def test_few_masks_without_tensors_are_kept():
-    for before in range(70_000, 70_000 + 2 * tiling.REMEMBERED):
+    for before in range(70_000, 70_000 + 2 * mask_tiles.REMEMBERED):
         layout(masks.window(before=before))
     gc.collect()
-    alive = [mask for mask in list(tiling._known) if "window(before=70" in repr(mask)]
-    assert len(alive) == tiling.REMEMBERED
+    alive = [mask for mask in list(mask_tiles._known) if "window(before=70" in repr(mask)]
+    assert len(alive) == mask_tiles.REMEMBERED
 
 
 def test_no_mask_is_one_run():
@@ -133,31 +133,31 @@ def test_no_mask_is_one_run():
 def test_no_pairs(m, n):
     for mask in (None, masks.causal(), masks.padding(lengths=[1, 2])):
         assert layout(mask, m=m, n=n).visited == 0
-        assert tiling.visited(problem(mask, m=m, n=n)) == 0
+        assert mask_tiles.visited(problem(mask, m=m, n=n)) == 0
 
 
 class TestParts:
     LENGTHS = (2, 2, 8, 8, 2)
 
     def parts(self, mask: Mask, **options) -> list[tuple[slice, int]]:
-        found = tiling.parts(problem(mask, batch=(5,), **options), SIZE, 1)
+        found = mask_tiles.parts(problem(mask, batch=(5,), **options), SIZE, 1)
         return [(part.batch, part.layout.visited) for part in found]
 
     def test_neighbours_that_see_the_same_go_together(self, monkeypatch):
-        monkeypatch.setattr(tiling, "IN_VAIN", 0)
+        monkeypatch.setattr(mask_tiles, "IN_VAIN", 0)
         mask = masks.padding(lengths=self.LENGTHS)
         assert self.parts(mask) == [(slice(0, 2), 12), (slice(2, 4), 48), (slice(4, 5), 12)]
-        assert tiling.visited(problem(mask, batch=(5,)), SIZE) == 3 * 12 + 2 * 48
+        assert mask_tiles.visited(problem(mask, batch=(5,)), SIZE) == 3 * 12 + 2 * 48
 
     def test_others_too_where_it_costs_little(self, monkeypatch):
         mask = masks.padding(lengths=self.LENGTHS)
         assert self.parts(mask) == [(slice(0, 5), 48)]
         mask = masks.padding(lengths=self.LENGTHS)
-        monkeypatch.setattr(tiling, "IN_VAIN", 3 * 36)
+        monkeypatch.setattr(mask_tiles, "IN_VAIN", 3 * 36)
         assert self.parts(mask) == [(slice(0, 2), 12), (slice(2, 5), 48)]
 
     def test_masks_that_are_the_same_for_all_are_one(self, monkeypatch):
-        monkeypatch.setattr(tiling, "IN_VAIN", 0)
+        monkeypatch.setattr(mask_tiles, "IN_VAIN", 0)
         assert self.parts(masks.causal()) == [(slice(0, 5), layout(masks.causal()).visited)]
         assert len(self.parts(masks.random_blocks(8, 2, 1, heads=3))) == 1
 
@@ -168,18 +168,18 @@ class TestParts:
         assert whole.masked == 6 * 6
 
     def test_batches_of_several_axes(self, monkeypatch):
-        monkeypatch.setattr(tiling, "IN_VAIN", 0)
+        monkeypatch.setattr(mask_tiles, "IN_VAIN", 0)
         mask = masks.padding(lengths=torch.tensor([[2, 8, 8], [8, 2, 2]]))
-        found = tiling.parts(problem(mask, batch=(2, 3)), SIZE, 1)
+        found = mask_tiles.parts(problem(mask, batch=(2, 3)), SIZE, 1)
         assert [part.batch for part in found] == [slice(0, 1), slice(1, 4), slice(4, 6)]
         of_first = masks.padding(lengths=torch.tensor([[2], [8]]))
-        found = tiling.parts(problem(of_first, batch=(2, 3)), SIZE, 1)
+        found = mask_tiles.parts(problem(of_first, batch=(2, 3)), SIZE, 1)
         assert [part.batch for part in found] == [slice(0, 3), slice(3, 6)]
 
     def test_together_is_what_any_of_them_sees(self, monkeypatch):
-        monkeypatch.setattr(tiling, "IN_VAIN", 0)
+        monkeypatch.setattr(mask_tiles, "IN_VAIN", 0)
         mask = masks.padding(lengths=self.LENGTHS)
-        whole = tiling.layout(problem(mask, batch=(5,)), SIZE, 1)
+        whole = mask_tiles.layout(problem(mask, batch=(5,)), SIZE, 1)
         assert (whole.visited, whole.masked) == (48, 36)
 
 

@@ -10,9 +10,9 @@ from torch.func import grad, vmap
 import regard
 from regard import biases, masks, scores
 from regard.kernels import KERNELS
-from regard.kernels.operator import attend
+from regard.kernels.custom_op import attend
 from regard.kernels.tiled import Tiled
-from regard.structure import take_apart
+from regard.utils.pytree import take_apart
 
 OWN = [kernel for kernel in KERNELS if kernel.name in ("grouped", "spans", "additive", "tiled")]
 LENGTHS = (5, 7)

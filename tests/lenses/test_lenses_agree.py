@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard import lenses, observing
-from regard.kernels import KERNELS, Kernel, cleaned, tiling
-from regard.kernels.formula import softmax
+from regard import lenses
+from regard.core.problem import Problem
+from regard.kernels import KERNELS, Kernel, cleaned, lens_pass, mask_tiles
+from regard.kernels.reference import softmax
 from regard.kernels.tiled import Tiled
-from regard.lenses import top
-from regard.problem import Problem
+from regard.lenses import topk
 from regard.testing import Case, cases, long_cases, make_inputs, suite
 
 Shown = dict[lenses.Lens, object]
@@ -31,8 +31,8 @@ def with_lse(kernels: Sequence[Kernel], among: Sequence[Case]) -> list:
 
 def look(problem: Problem, lse: Tensor, *wanted: lenses.Lens) -> Shown:
     """What `observe` does after the kernel has run."""
-    looks, clean = observing.started(problem, wanted), cleaned(problem)
-    observing.sweep(clean, lse, (reduction for seen in looks.values() for reduction in seen.reductions))
+    looks, clean = lens_pass.started(problem, wanted), cleaned(problem)
+    lens_pass.sweep(clean, lse, (reduction for seen in looks.values() for reduction in seen.reductions))
     return {lens: seen.finish(clean, lse) for lens, seen in looks.items()}
 
 
@@ -135,16 +135,16 @@ def check(kernel: str, case: Case) -> None:
 
 @pytest.mark.parametrize(("kernel", "case"), with_lse((*KERNELS, Tiled(16)), cases(2)))
 def test_a_lens_shows_the_reduction_of_the_weights(kernel: str, case: Case, monkeypatch):
-    monkeypatch.setattr(tiling, "IN_VAIN", 0)  # batches that differ are visited apart, however small
-    monkeypatch.setattr(observing, "TILE", 16)
-    monkeypatch.setattr(top, "GROUP", 2)
-    monkeypatch.setattr(top, "LANES", 2)
-    monkeypatch.setattr(top, "HELD", 16)
+    monkeypatch.setattr(mask_tiles, "IN_VAIN", 0)  # batches that differ are visited apart, however small
+    monkeypatch.setattr(lens_pass, "TILE", 16)
+    monkeypatch.setattr(topk, "GROUP", 2)
+    monkeypatch.setattr(topk, "LANES", 2)
+    monkeypatch.setattr(topk, "HELD", 16)
     check(kernel, case)
 
 
 @pytest.mark.parametrize(("kernel", "case"), with_lse((*KERNELS, Tiled(2**12)), long_cases()))
 def test_a_lens_shows_the_reduction_over_many_tiles(kernel: str, case: Case, monkeypatch):
-    monkeypatch.setattr(observing, "TILE", 2**13)
-    monkeypatch.setattr(top, "HELD", 2**12)
+    monkeypatch.setattr(lens_pass, "TILE", 2**13)
+    monkeypatch.setattr(topk, "HELD", 2**12)
     check(kernel, case)

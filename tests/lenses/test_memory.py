@@ -6,8 +6,8 @@ import torch
 import regard
 from regard import lenses
 from regard.errors import ConfigurationError
-from regard.lenses import memory as memory_module
-from regard.pose import pose
+from regard.kernels.validation import pose
+from regard.lenses import base as memory_module
 
 
 def start(lens: lenses.Lens, queries: int):

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 import regard
-from regard import biases, lenses, masks, native, observing
+from regard import biases, lenses, masks, native
 from regard.attention import Seen
 from regard.heads import Metrics
-from regard.kernels import tiling
-from regard.lenses import top
+from regard.kernels import lens_pass, mask_tiles
+from regard.lenses import topk
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=str(native.why_not()))
 
@@ -29,7 +29,7 @@ REDUCED = (
     lenses.Distance(),
     lenses.Distance((3, 17)),
 )
-TILED = (lenses.TopK(top.SORTED + 1), lenses.Mass(torch.arange(197) % 3), lenses.Mass(SEGMENTS.expand(2, 197)))
+TILED = (lenses.TopK(topk.SORTED + 1), lenses.Mass(torch.arange(197) % 3), lenses.Mass(SEGMENTS.expand(2, 197)))
 
 PROBLEMS: dict[str, dict[str, Any]] = {
     "no mask": {},
@@ -64,11 +64,11 @@ def assert_alike(one: Seen, other: Seen, wanted: tuple[lenses.Lens, ...], rows: 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_tiles_and_native_code_show_the_same(name, dtype, monkeypatch):
-    monkeypatch.setattr(tiling, "IN_VAIN", 0)  # batches that differ are visited apart, however small
+    monkeypatch.setattr(mask_tiles, "IN_VAIN", 0)  # batches that differ are visited apart, however small
     query, key = tensors(dtype)
     wanted = (*REDUCED, *TILED)
     seen = regard.observe(query, key, key, *wanted, **PROBLEMS[name])
-    monkeypatch.setattr(observing, "why_not", lambda problem: ["it is not asked"])
+    monkeypatch.setattr(lens_pass, "why_not", lambda problem: ["it is not asked"])
     assert_alike(seen, regard.observe(query, key, key, *wanted, **PROBLEMS[name]), wanted, 193)
 
 
@@ -77,7 +77,7 @@ def test_what_native_code_reduces_has_no_tiles(lens, monkeypatch):
     def never(*_: object, **__: object) -> None:
         raise AssertionError("tiles were asked for")
 
-    monkeypatch.setattr(observing, "_tiles", never)
+    monkeypatch.setattr(lens_pass, "_tiles", never)
     query, key = tensors(torch.float32)
     for options in PROBLEMS.values():
         regard.observe(query, key, key, lens, **options)
@@ -120,7 +120,7 @@ def test_a_lens_made_of_others_goes_natively_too(monkeypatch):
     monkeypatch.setattr(native, "reduce_weights", watched)
     seen = regard.observe(query, key, key, lens, mask=masks.causal())
     assert kinds == [native.RowTerms, native.Reach, native.ColumnSums, native.Largest]
-    monkeypatch.setattr(observing, "why_not", lambda problem: ["it is not asked"])
+    monkeypatch.setattr(lens_pass, "why_not", lambda problem: ["it is not asked"])
     assert_alike(seen, regard.observe(query, key, key, lens, mask=masks.causal()), (lens,), 193)
 
 
@@ -128,15 +128,15 @@ def test_rows_that_attend_to_nan_show_it_and_masked_nan_does_not():
     query, key = tensors(torch.float32)
     value = key.clone()
     key[0, 0, 120] = math.nan
-    entropy, received, top = lenses.Entropy(), lenses.Received(), lenses.TopK(3)
+    entropy, received, topk = lenses.Entropy(), lenses.Received(), lenses.TopK(3)
     pooled, largest = lenses.Pooled((193, 2)), lenses.Pooled((193, 2), "max")
-    wanted = (entropy, received, top, pooled, largest)
+    wanted = (entropy, received, topk, pooled, largest)
     seen = regard.observe(query, key, value, *wanted, mask=masks.causal())
     broken = torch.zeros(2, 6, 193, dtype=torch.bool)
     broken[0, :2, 116:] = True  # queries are the last 193 of 197
     assert seen[entropy].isnan().equal(broken)
     assert seen[received].isnan().equal(broken.any(-1, keepdim=True).expand(-1, -1, 197))
-    assert seen[top].weights.isnan().equal(broken[..., None].expand(-1, -1, -1, 3))
+    assert seen[topk].weights.isnan().equal(broken[..., None].expand(-1, -1, -1, 3))
     assert seen[pooled].isnan().equal(broken[..., None].expand(-1, -1, -1, 2))
     assert seen[largest].isnan().equal(broken[..., None].expand(-1, -1, -1, 2))
     clean = regard.observe(query, value, value, *wanted, mask=masks.causal())

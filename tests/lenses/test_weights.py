@@ -14,7 +14,7 @@ import regard
 from regard import biases, lenses, masks, scores
 from regard.errors import ConfigurationError
 from regard.lenses import weights as weights_module
-from regard.pages import zeros_as_written
+from regard.lenses.weights import zeros_as_written
 
 
 def tensors(m: int = 4, n: int = 6) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from regard import masks, plots
+from regard.core.intervals import EMPTY, FULL, PARTIAL
 from regard.errors import MaskError, MissingExtra, ShapeError
-from regard.tiles import EMPTY, FULL, PARTIAL
 
 LONG = 131_072
 

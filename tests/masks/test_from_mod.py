@@ -7,8 +7,8 @@ import torch
 from torch.nn.attention.flex_attention import and_masks, create_mask, or_masks
 
 from regard import masks
+from regard.core.intervals import PARTIAL
 from regard.errors import MaskError
-from regard.tiles import PARTIAL
 
 BATCH, HEADS, N = 2, 3, 24
 anything: Any = masks

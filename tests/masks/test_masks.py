@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from regard import masks
+from regard.core.grid import Grid
 from regard.errors import MaskError, ShapeError
-from regard.tiles import Grid
 
 
 def rows(keep: torch.Tensor) -> list[str]:

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from regard import masks
+from regard.core.grid import Grid
 from regard.errors import MaskError
 from regard.masks import Mask
-from regard.tiles import Grid
 
 anything: Any = masks  # whose functions take whatever a user may give them
 

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from torch.nn.functional import pad
 
 from regard import masks
+from regard.core.grid import Grid
+from regard.core.intervals import EMPTY, FULL, PARTIAL
 from regard.errors import MaskError, ShapeError
 from regard.masks import Mask
-from regard.tiles import EMPTY, FULL, PARTIAL, Grid
 
 BATCH, HEADS, LONGEST, TOKENS = 2, 3, 40, 64
 

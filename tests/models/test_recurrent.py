@@ -16,9 +16,9 @@ from regard.models.recurrent import (
     PredictiveWindow,
     RecurrentTranslator,
 )
-from regard.models.recurrent.cells import make_cell
-from regard.models.recurrent.luong import LinearReadout, TanhReadout
-from regard.models.recurrent.source import SourceAttention
+from regard.models.recurrent.decoders import LinearReadout, TanhReadout
+from regard.models.recurrent.encoder import make_cell
+from regard.models.recurrent.source_attention import SourceAttention
 from regard.scores import Additive, Concat, Dot, General, Location, ScaledDot
 
 # Primes, so that no two axes can be taken for each other; the encoder gives 2 · 7, and dot scores need H = 14.

@@ -4,9 +4,9 @@ import random
 
 import torch
 
-from regard.translation.building import build_model
+from regard.translation.batches import encode
+from regard.translation.build_model import build_model
 from regard.translation.corpus import ParallelText
-from regard.translation.encoding import encode
 from regard.translation.settings import (
     InverseSquareRoot,
     LuongDecoder,

@@ -13,7 +13,7 @@ from regard.models import Transformer
 from regard.models.transformer import Decoder, Embedding, Encoder, TiedOutput
 from regard.nn import Attention, FeedForward, PostNorm, PreNorm, Projections, TransformerBlock
 from regard.positions import Learned
-from regard.translation.building import build_model
+from regard.translation.build_model import build_model
 from regard.translation.search import beam_search
 from regard.translation.settings import SearchSettings, TransformerSettings
 

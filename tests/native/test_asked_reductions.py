@@ -11,10 +11,10 @@ from torch import Tensor
 
 from regard import native
 from regard.errors import DeviceError, DtypeError, ShapeError
-from regard.kernels.flat import Flat
-from regard.kernels.natively import native_parts
+from regard.kernels.batched_problem import Flat
+from regard.kernels.native_inputs import native_parts
+from regard.kernels.validation import pose
 from regard.native import build, flash, reducing
-from regard.pose import pose
 
 pytestmark = pytest.mark.usefixtures("built")
 

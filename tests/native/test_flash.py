@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard import native
-from regard.dropout import Dropout
+from regard.core.dropout import Dropout
 from regard.errors import DeviceError, DtypeError, ShapeError
 from regard.native import flash
 from regard.native.flash import BLOCK, FlashProblem, Tiles

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from regard import biases, masks, native
-from regard.kernels.flat import Flat
-from regard.kernels.natively import native_parts
+from regard.kernels.batched_problem import Flat
+from regard.kernels.native_inputs import native_parts
+from regard.kernels.validation import pose
 from regard.native import reducing
-from regard.pose import pose
 
 pytestmark = pytest.mark.usefixtures("built")
 

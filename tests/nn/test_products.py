@@ -12,8 +12,8 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from regard.nn import Linear
-from regard.nn import products as module
-from regard.nn.products import product
+from regard.nn import linear as module
+from regard.nn.linear import product
 
 
 @pytest.fixture

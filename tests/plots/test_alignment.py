@@ -8,7 +8,7 @@ from matplotlib.collections import PatchCollection
 
 from regard.errors import ConfigurationError, ShapeError
 from regard.plots import alignment
-from regard.translation.alignment import SentenceLinks, alignment_error_rate
+from regard.translation.pharaoh import SentenceLinks, alignment_error_rate
 
 SOURCE = ["das", "alte", "Haus", "da"]
 TARGET = ["the", "old", "house"]

@@ -7,7 +7,7 @@ import torch
 import regard
 from regard.errors import ConfigurationError, DtypeError, ShapeError
 from regard.plots import Cells, heatmap
-from regard.plots.cells import Side, picture
+from regard.plots.pooling import Side, picture
 
 
 def tokens(count):
@@ -41,7 +41,7 @@ def test_long_sides_are_pooled_and_short_ones_are_not():
 def test_blocks_of_rows_make_the_same_cells(monkeypatch):
     weights = numpy.random.default_rng(1).random((23, 9))
     whole = picture(weights, tokens(23), tokens(9), mask=weights > 0.5, cells=Cells("mean", size=(4, 2)))
-    monkeypatch.setattr("regard.plots.cells._AT_ONCE", 1)
+    monkeypatch.setattr("regard.plots.pooling._AT_ONCE", 1)
     parts = picture(weights, tokens(23), tokens(9), mask=weights > 0.5, cells=Cells("mean", size=(4, 2)))
     numpy.testing.assert_array_equal(parts.values, whole.values)
     numpy.testing.assert_array_equal(parts.hidden, whole.hidden)

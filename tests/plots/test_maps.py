@@ -15,8 +15,8 @@ from matplotlib.patches import PathPatch
 from regard.errors import ConfigurationError, ShapeError
 from regard.plots import Cells, difference, heatmap, save
 from regard.plots.colours import HEADS
+from regard.plots.heatmaps import _rectangles
 from regard.plots.labels import phrase, shown
-from regard.plots.maps import _rectangles
 
 EVIL = ["$x_1$", "_{", "a\nb", "\u202eabc", "\x00", "x" * 1_000_000, "%&#\\", "<b>&amp;"]
 SEEN = ["$x_1$", "_{", "a↵b", "U+202Eabc", "U+0000", "x" * 23 + "…", "%&#\\", "<b>&amp;"]

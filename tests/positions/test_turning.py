@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.autograd import forward_ad
 
-from regard.positions import Rotary, turning
+from regard.positions import Rotary, rotary
 
 LAYOUTS = ("half", "interleaved")
 SHAPES = [(2, 3, 7, 9), (3, 7, 9), (7, 9), (2, 3, 1, 9)]
@@ -13,7 +13,7 @@ SHAPES = [(2, 3, 7, 9), (3, 7, 9), (7, 9), (2, 3, 1, 9)]
 @pytest.fixture(params=[1, 40, 150])
 def stretched(request, monkeypatch):
     """Stretches of one row of the sequence, and of a few, so that small tensors have several."""
-    taken, original = [], turning.Stretches
+    taken, original = [], rotary.Stretches
 
     class Watched(original):
         @staticmethod
@@ -21,15 +21,15 @@ def stretched(request, monkeypatch):
             taken.append(given[0].shape)
             return original.forward(ctx, *given)
 
-    monkeypatch.setattr(turning, "STRETCH", request.param)
-    monkeypatch.setattr(turning, "Stretches", Watched)
+    monkeypatch.setattr(rotary, "STRETCH", request.param)
+    monkeypatch.setattr(rotary, "Stretches", Watched)
     return taken
 
 
 def whole(rotation, tensor):
     """By the path of tensors that are no longer than a stretch."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(turning, "STRETCH", 10**9)
+        patch.setattr(rotary, "STRETCH", 10**9)
         return rotation.turn(tensor)
 
 
@@ -45,7 +45,7 @@ def test_the_same_numbers(layout, shape, dtype, stretched):
         assert rotation.turn(tensor).equal(whole(rotation, tensor))
         strided = tensor.transpose(0, -2).contiguous().transpose(0, -2)
         assert rotation.turn(strided).equal(whole(rotation, tensor))
-    assert len(stretched) == (2 * len(places) if tensor.numel() > turning.STRETCH else 0)
+    assert len(stretched) == (2 * len(places) if tensor.numel() > rotary.STRETCH else 0)
 
 
 # torch's own, when it loads its forward derivatives
@@ -59,7 +59,7 @@ def test_derivatives(layout, stretched):
     rotation = Rotary(6, layout=layout).rotation(torch.tensor([[0, 3, 9, 2]]), dtype=torch.float64)
     assert torch.autograd.gradcheck(rotation.turn, tensor, check_forward_ad=True)
     assert torch.autograd.gradgradcheck(lambda t: rotation.turn(t).sin(), tensor)
-    assert (tuple(tensor.shape) in stretched) == (tensor.numel() > turning.STRETCH)
+    assert (tuple(tensor.shape) in stretched) == (tensor.numel() > rotary.STRETCH)
 
 
 @forward_mode
@@ -74,14 +74,14 @@ def test_tangents(stretched):
 
 
 def test_long_sequences_come_in_stretches_and_short_ones_do_not(monkeypatch):
-    lengths, original = [], turning._whole
+    lengths, original = [], rotary._whole
 
     def watched(tensor, *of):
         lengths.append(tensor.shape[-2])
         return original(tensor, *of)
 
-    monkeypatch.setattr(turning, "_whole", watched)
-    stretch = turning.STRETCH // 64
+    monkeypatch.setattr(rotary, "_whole", watched)
+    stretch = rotary.STRETCH // 64
     for length in (stretch, stretch + 1, 3 * stretch):
         Rotary(64).turn(torch.randn(length, 64), torch.arange(length))
     assert lengths == [stretch, stretch, 1, stretch, stretch, stretch]
@@ -93,7 +93,7 @@ def test_frequencies_that_learn_get_their_gradient(stretched):
     tensor = torch.randn(2, 7, 6, dtype=torch.float64)
 
     def turned(angles):
-        return turning.turned(tensor, angles.cos(), angles.sin(), "half")
+        return rotary.turned(tensor, angles.cos(), angles.sin(), "half")
 
     assert torch.autograd.gradcheck(turned, angles)
     assert not stretched

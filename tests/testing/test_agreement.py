@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from regard import biases, masks
+from regard.core.problem import Problem
+from regard.core.score_forms import AdditivePairs, DotPairs
 from regard.kernels import Cost, Kernel, Result
 from regard.kernels.reference import Reference
-from regard.pairs import AdditivePairs, DotPairs
-from regard.problem import Problem
 from regard.testing import Case, assert_agrees, attempts, cases, long_cases, make_inputs, sampled, suite, truth
 from regard.testing.cases import AXES
-from regard.testing.formula import _bias
+from regard.testing.oracle import _bias
 
 
 class Wrong:
@@ -327,7 +327,7 @@ def test_the_truth_of_many_pairs_is_that_of_its_rows(monkeypatch):
         if case.poison in ("clean", "masked"):
             by_rows = truth(make_inputs(case), with_lse=True)
             with monkeypatch.context() as patch:
-                patch.setattr("regard.testing.formula.LARGE", 0)
+                patch.setattr("regard.testing.oracle.LARGE", 0)
                 at_once = truth(make_inputs(case), with_lse=True)
             torch.testing.assert_close(at_once.output, by_rows.output)
             torch.testing.assert_close(at_once.gradients, by_rows.gradients)

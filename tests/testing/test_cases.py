@@ -4,8 +4,18 @@ import pytest
 import torch
 
 from regard.testing import Case, cases, long_cases, make_inputs, sampled
-from regard.testing.cases import AXES, DTYPES, LARGE, LAYOUTS, LENGTHS, LONG_AXES, MOST_TRIPLES, Layout, possible
-from regard.testing.covering import covering
+from regard.testing.cases import (
+    AXES,
+    DTYPES,
+    LARGE,
+    LAYOUTS,
+    LENGTHS,
+    LONG_AXES,
+    MOST_TRIPLES,
+    Layout,
+    covering,
+    possible,
+)
 
 
 def test_every_pair_of_values_meets():

@@ -22,10 +22,10 @@ warnings.simplefilter("error")
 import torch  # noqa: E402 (a warning at import is an error, too)
 from small_runs import experiment, write_text  # noqa: E402 (beside this script)
 
-from regard import files  # noqa: E402
 from regard.translation.checkpoint import load_state, load_weights  # noqa: E402
-from regard.translation.module import Training  # noqa: E402
+from regard.translation.lightning_module import Training  # noqa: E402
 from regard.translation.training import train  # noqa: E402
+from regard.utils import atomic_files  # noqa: E402
 
 TRAINING = {
     "warmup_steps": 3,
@@ -71,7 +71,7 @@ def count_events(happen: Callable[[str], None]) -> None:
         happen(f"after {Path(path).name}")
 
     Training.training_step, Training.validation_step = counted_step, counted_validate
-    files.os.replace = counted_replace
+    atomic_files.os.replace = counted_replace
 
 
 def killed_at(event: int) -> Callable[[str], None]:

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from regard.errors import ConfigurationError, CorpusError, ShapeError
-from regard.translation.alignment import (
+from regard.translation.pharaoh import (
     SentenceLinks,
     alignment_error_rate,
     format_pharaoh,

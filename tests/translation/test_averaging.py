@@ -8,7 +8,7 @@ from torch import nn
 from regard.errors import CheckpointError, ConfigurationError
 from regard.translation.averaging import average, mean
 from regard.translation.checkpoint import load_weights, save_tensors, save_weights
-from regard.translation.runs import RunFolder
+from regard.translation.run_folder import RunFolder
 from regard.translation.training import train
 from regard.translation.translator import Translator
 

@@ -4,13 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.errors import CorpusError
-from regard.translation.batches import (
-    Batch,
-    EncodedText,
-    IdSequences,
-    OrderedBatches,
-    TokenBatches,
-)
+from regard.translation.batches import Batch, EncodedText, IdSequences, OrderedBatches, TokenBatches
 
 
 def make_text(lengths: list[tuple[int, int]]) -> EncodedText:

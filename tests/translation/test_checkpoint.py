@@ -17,15 +17,8 @@ from torch import nn
 
 import regard
 from regard.errors import CheckpointError
-from regard.translation.checkpoint import (
-    load_state,
-    load_weights,
-    read_header,
-    restore,
-    save_state,
-    save_weights,
-)
-from regard.translation.safetensors_io import SafetensorsIO
+from regard.translation.checkpoint import load_state, load_weights, read_header, restore, save_state, save_weights
+from regard.translation.lightning_module import SafetensorsIO
 
 
 def model(width: int = 5) -> nn.Sequential:

@@ -3,8 +3,8 @@ import pytest
 import torch
 
 from regard.errors import CorpusError
+from regard.translation.batches import EncodedText, IdSequences, collate, encode
 from regard.translation.corpus import ParallelText
-from regard.translation.encoding import EncodedText, IdSequences, collate, encode
 from regard.translation.vocabulary import BEGIN, END, PAD, Vocabulary, VocabularySettings
 
 

@@ -7,8 +7,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from regard.errors import ConfigurationError
-from regard.translation import yamltext
-from regard.translation.building import build_model
+from regard.translation import experiment
+from regard.translation.build_model import build_model
 from regard.translation.experiment import Experiment
 from regard.translation.settings import (
     HiddenScore,
@@ -316,22 +316,22 @@ nested = st.recursive(plain, lambda inner: st.lists(inner) | st.dictionaries(st.
 @example("\x85")
 @example("two\nlines \u2028 and more\n")
 def test_every_plain_value_survives_yaml(value: Any):
-    assert yamltext.parse(yamltext.format(value)) == value
+    assert experiment.parse(experiment.format(value)) == value
 
 
 @given(
     st.sampled_from(["no", "yes", "off", "1e-3", "010", "12:30", "2020-03-14", "0x10", "~", "null", "1_000", "<<", "="])
 )
 def test_words_with_a_meaning_in_some_yaml_are_quoted_so_that_all_read_text(word: str):
-    assert yamltext.parse(yamltext.format({"key": word})) == {"key": word}
-    assert yaml.safe_load(yamltext.format({"key": word})) == {"key": word}
+    assert experiment.parse(experiment.format({"key": word})) == {"key": word}
+    assert yaml.safe_load(experiment.format({"key": word})) == {"key": word}
 
 
 def test_plain_words_mean_what_they_look_like():
     text = "[no, on, y, true, ~, 1e-3, 1.5, -2, 010, 1:30, 2020-03-14, .inf, x]"
     expected = ["no", "on", "y", True, None, 1e-3, 1.5, -2, 10, "1:30", "2020-03-14", float("inf"), "x"]
-    assert yamltext.parse(text) == expected
+    assert experiment.parse(text) == expected
 
 
 def test_merge_keys_of_yaml_still_work():
-    assert yamltext.parse("base: &b {a: 1, c: 2}\nuse: {<<: *b, a: 3}")["use"] == {"a": 3, "c": 2}
+    assert experiment.parse("base: &b {a: 1, c: 2}\nuse: {<<: *b, a: 3}")["use"] == {"a": 3, "c": 2}

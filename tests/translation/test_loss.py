@@ -3,11 +3,11 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from regard.translation import loss as loss_module
-from regard.translation.building import build_model
-from regard.translation.encoding import EncodedText, IdSequences, collate
-from regard.translation.loss import projected_cross_entropy, smoothed_cross_entropy, training_loss
+from regard.translation import training_loss as loss_module
+from regard.translation.batches import EncodedText, IdSequences, collate
+from regard.translation.build_model import build_model
 from regard.translation.settings import RecurrentSettings, TransformerSettings
+from regard.translation.training_loss import projected_cross_entropy, smoothed_cross_entropy, training_loss
 from regard.translation.vocabulary import PAD
 
 

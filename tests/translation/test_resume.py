@@ -13,13 +13,13 @@ import pytest
 import torch
 from small_runs import experiment, write_text
 
-from regard import files
 from regard.errors import CheckpointError, ConfigurationError
 from regard.translation.callbacks import Saving
 from regard.translation.checkpoint import load_state, load_weights
 from regard.translation.experiment import Experiment
-from regard.translation.module import Training
+from regard.translation.lightning_module import Training
 from regard.translation.training import TrainingResult, train
+from regard.utils import atomic_files
 
 SCRIPT = Path(__file__).with_name("kill_and_resume.py")
 KILLED_AT = {
@@ -150,7 +150,7 @@ TWO_PROCESSES = """
 import os, signal, sys
 from pathlib import Path
 from regard.translation.experiment import Experiment
-from regard.translation.module import Training
+from regard.translation.lightning_module import Training
 from regard.translation.training import train
 
 step, home = Training.training_step, Path(sys.argv[1])
@@ -290,7 +290,7 @@ def test_a_folder_that_cannot_be_made_is_told(home: Path):
 def test_a_full_disk_ends_the_run_and_leaves_the_earlier_save_whole(home: Path, monkeypatch: pytest.MonkeyPatch):
     settings = experiment(home, save_every=2)
     train(settings, home / "unbroken")
-    force, saves = files._force_to_disk, iter(range(1, 999))
+    force, saves = atomic_files._force_to_disk, iter(range(1, 999))
 
     def full_at_the_third_state(path: Path) -> None:
         if path.parent.name == "state" and next(saves) == 3:
@@ -298,7 +298,7 @@ def test_a_full_disk_ends_the_run_and_leaves_the_earlier_save_whole(home: Path, 
         force(path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(files, "_force_to_disk", full_at_the_third_state)
+        patch.setattr(atomic_files, "_force_to_disk", full_at_the_third_state)
         message = re.escape(str(home / "run" / "state" / "last.safetensors")) + ": No space left on device"
         with pytest.raises(CheckpointError, match=f"cannot write {message}"):
             train(settings, home / "run")

@@ -1,6 +1,6 @@
 import pytest
 
-from regard.translation.schedules import learning_rate
+from regard.translation.lightning_module import learning_rate
 from regard.translation.settings import Constant, InverseSquareRoot, Plateau, TrainingSettings
 
 

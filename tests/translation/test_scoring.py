@@ -5,7 +5,7 @@ import pytest
 import sacrebleu
 
 from regard.errors import ConfigurationError, CorpusError, MissingExtra
-from regard.translation.scoring import Scores, exact_match, score, tokenised_bleu
+from regard.translation.bleu import Scores, exact_match, score, tokenised_bleu
 
 HYPOTHESES = ["The dog runs through the snow .", "Two men are sitting on a bench.", "A girl is singing."]
 REFERENCES = ["A dog runs through the snow.", "Two men sit on a bench.", "A girl sings a song."]
@@ -84,7 +84,7 @@ def test_a_tokeniser_whose_package_is_missing(monkeypatch, error):
         raise error
 
     fail.TOKENIZERS = ["ja-mecab"]
-    monkeypatch.setattr("regard.translation.scoring.BLEU", fail)
+    monkeypatch.setattr("regard.translation.bleu.BLEU", fail)
     with pytest.raises(ConfigurationError, match="tokenize='ja-mecab' cannot be used here: Please install mecab"):
         score(HYPOTHESES, REFERENCES, tokenize="ja-mecab")
 

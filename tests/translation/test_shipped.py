@@ -9,10 +9,9 @@ import torch
 from rich.console import Console
 
 from regard.translation.checkpoint import load_weights
-from regard.translation.demo import show_translations
+from regard.translation.date_demo import show_translations
 from regard.translation.experiment import Experiment
-from regard.translation.runs import RunFolder
-from regard.translation.shipped import ENGLISH_FRENCH
+from regard.translation.run_folder import ENGLISH_FRENCH, RunFolder
 from regard.translation.translator import Translator
 
 SHIPPED = RunFolder(ENGLISH_FRENCH)

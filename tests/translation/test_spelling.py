@@ -1,6 +1,6 @@
 import pytest
 
-from regard.translation.spelling import CharacterSpelling, Spelling, SubwordSpelling, WordSpelling
+from regard.translation.tokenization import CharacterSpelling, Spelling, SubwordSpelling, WordSpelling
 
 
 def cut(spelling: Spelling, line: str) -> list[str]:

@@ -9,9 +9,9 @@ from small_runs import experiment
 
 from regard.errors import ConfigurationError, CorpusError
 from regard.translation.corpus import ParallelText
+from regard.translation.data_split import evaluation_text, split, training_text, with_casual_copies
 from regard.translation.experiment import Experiment
 from regard.translation.settings import DataSettings, SplitSettings, TextTable
-from regard.translation.splitting import evaluation_text, split, training_text, with_casual_copies
 from regard.translation.training import train
 
 TABLE = TextTable(tsv=Path("pairs.tsv.gz"))

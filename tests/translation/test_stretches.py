@@ -1,7 +1,7 @@
 import pytest
 
 from regard.translation.batches import EncodedText, IdSequences, OrderedBatches, TokenBatches
-from regard.translation.stretches import Position, Stops, Stretches, Sweep
+from regard.translation.resume import Position, Stops, Stretches, Sweep
 
 
 def text(pairs: int) -> EncodedText:

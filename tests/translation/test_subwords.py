@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.errors import VocabularyError
-from regard.translation.subwords import bpe_segmenter, learn_bpe, learn_unigram, unigram_segmenter
+from regard.translation.tokenization import bpe_segmenter, learn_bpe, learn_unigram, unigram_segmenter
 
 SPECIAL = ("<pad>", "<unk>")
 LEARNERS = [learn_bpe, learn_unigram]

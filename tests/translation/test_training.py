@@ -18,15 +18,15 @@ from torch.nn.functional import cross_entropy
 
 import regard
 from regard.errors import ConfigurationError, VocabularyError
-from regard.translation.bar import Bar
 from regard.translation.batches import EncodedText, IdSequences, collate
-from regard.translation.building import build_model
+from regard.translation.build_model import build_model
 from regard.translation.callbacks import UPDATES_BETWEEN_LOGS, ours
 from regard.translation.checkpoint import load_weights, restore
+from regard.translation.data_split import training_text
 from regard.translation.experiment import Experiment
-from regard.translation.module import Training
+from regard.translation.lightning_module import Training
 from regard.translation.settings import InverseSquareRoot, Plateau, TrainingSettings
-from regard.translation.splitting import training_text
+from regard.translation.terminal import Bar
 from regard.translation.training import fit, train
 from regard.translation.translator import Translator
 from regard.translation.vocabulary import PAD, Vocabulary

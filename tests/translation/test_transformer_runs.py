@@ -7,7 +7,7 @@ import torch
 from small_runs import experiment, write_text
 
 from regard.errors import CheckpointError, ConfigurationError
-from regard.translation.building import build_model
+from regard.translation.build_model import build_model
 from regard.translation.checkpoint import load_weights, restore
 from regard.translation.experiment import Experiment
 from regard.translation.settings import SearchSettings, TransformerSettings

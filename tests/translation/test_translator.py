@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import CheckpointError, ConfigurationError, CorpusError, DeviceError, VocabularyError
-from regard.translation.building import build_model
+from regard.translation.build_model import build_model
 from regard.translation.checkpoint import save_weights
 from regard.translation.experiment import Experiment
 from regard.translation.settings import SearchSettings

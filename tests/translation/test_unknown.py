@@ -4,8 +4,7 @@ import pytest
 from test_translator import ENGLISH, reverser
 
 from regard.translation.translator import Translator
-from regard.translation.unknown import readable
-from regard.translation.vocabulary import Vocabulary, VocabularySettings
+from regard.translation.vocabulary import Vocabulary, VocabularySettings, readable
 
 LINES = ['I love "you", Tom - a lot...', "it's e1"] * 3
 

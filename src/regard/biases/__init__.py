@@ -6,13 +6,13 @@ from .alibi import geometric_slopes as geometric_slopes
 from .base import Bias as Bias
 from .base import as_bias as as_bias
 from .base import tensor as tensor
-from .clipped import clipped as clipped
-from .distances import RelativeBias as RelativeBias
-from .distances import diagonal_sums as diagonal_sums
-from .distances import diagonals as diagonals
-from .from_mod import from_mod as from_mod
 from .gaussian import gaussian as gaussian
+from .relative import RelativeBias as RelativeBias
+from .relative import clipped as clipped
+from .relative import diagonal_sums as diagonal_sums
+from .relative import diagonals as diagonals
 from .relative import relative as relative
+from .score_mod import from_mod as from_mod
 
 __all__ = [
     "Bias",

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..core.score_forms import at_least_float32
 from ..errors import ConfigurationError, DtypeError, ShapeError
-from ..pairs import at_least_float32
 from .base import described, is_floating
-from .distances import RelativeBias
+from .relative import RelativeBias
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -45,7 +45,7 @@ def alibi(heads: int | Tensor) -> RelativeBias:
     under a causal mask, by a constant in each row, which the softmax takes out.
 
     >>> from regard import biases
-    >>> from regard.tiles import Grid
+    >>> from regard.core.grid import Grid
     >>> biases.alibi(2).values(Grid.of(2, 3))[0]
     tensor([[-0.0625,  0.0000, -0.0625],
             [-0.1250, -0.0625,  0.0000]])

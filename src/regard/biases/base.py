@@ -10,9 +10,9 @@ from typing import Any, Self, TypeGuard
 import torch
 from torch import Tensor
 
+from ..core.grid import Grid, broadcast_together
+from ..core.score_forms import at_least_float32
 from ..errors import ConfigurationError, DtypeError, ShapeError
-from ..pairs import at_least_float32
-from ..tiles import Grid, broadcast_together
 
 
 class Bias(ABC):

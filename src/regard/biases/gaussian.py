@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ..core.grid import Grid
+from ..core.score_forms import at_least_float32
 from ..errors import ConfigurationError
-from ..pairs import at_least_float32
-from ..tiles import Grid
 from .base import Bias, to_float
 
 
@@ -47,7 +47,7 @@ def gaussian(center: Tensor | float, sigma: Tensor | float) -> Bias:
     and leaves their sum below 1; as a bias it acts before, and the weights sum to 1.
 
     >>> from regard import biases
-    >>> from regard.tiles import Grid
+    >>> from regard.core.grid import Grid
     >>> biases.gaussian(1.0, 0.5).values(Grid.of(1, 3))
     tensor([[-2., -0., -2.]])
     """

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from regard.cli.extras import naming_the_extra
+from regard.cli.missing_extra import naming_the_extra
 from regard.errors import MissingExtra
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from regard.cli.options import BatchSize, Checkpoint, Device, Head, Layer, Which
-from regard.cli.streams import emit
+from regard.cli.stdio import emit
 from regard.errors import CorpusError
 
 PAIRS_AT_ONCE = 1024
@@ -32,8 +32,8 @@ def align(
     most while it says it: of a Transformer by the mean over all layers and heads, unless one is chosen. A pair with an
     empty side gives an empty line.
     """
-    from regard.translation.alignment import format_pharaoh
     from regard.translation.corpus import read_lines
+    from regard.translation.pharaoh import format_pharaoh
     from regard.translation.translator import Translator
 
     translator = Translator.load(checkpoint, which, device)

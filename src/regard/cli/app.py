@@ -19,7 +19,7 @@ from regard.cli.demo import demo
 from regard.cli.evaluate import evaluate
 from regard.cli.explore import explore
 from regard.cli.export import export
-from regard.cli.extras import naming_the_extra
+from regard.cli.missing_extra import naming_the_extra
 from regard.cli.train import train
 from regard.cli.translate import translate
 from regard.errors import RegardError

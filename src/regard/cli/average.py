@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from regard.cli.options import Checkpoint
-from regard.cli.streams import emit
+from regard.cli.stdio import emit
 
 
 def average(

@@ -22,9 +22,8 @@ def demo(
     makes, with every score, prints how good and how fast they are, and draws where they look. Last it writes two pages
     for a browser: everything that a translator of dates, and the one that regard comes with, attends to.
     """
-    from regard.translation.dates import examples
-    from regard.translation.demo import SENTENCES, SHOWN, run
-    from regard.translation.shipped import ENGLISH_FRENCH
+    from regard.translation.date_demo import SENTENCES, SHOWN, examples, run
+    from regard.translation.run_folder import ENGLISH_FRENCH
     from regard.translation.translator import Translator
 
     run(folder)
@@ -38,7 +37,7 @@ def demo(
 def _write(translator: Translator, sentence: str, path: Path) -> None:
     """Write an explorer page of a translation and say what is in it."""
     from regard.explorer import static_page, with_roles_found
-    from regard.explorer.translating import atlas_of_translation
+    from regard.explorer.record_translation import atlas_of_translation
 
     page = static_page(with_roles_found(atlas_of_translation(translator, sentence, n_best=1)))
     page.save(path)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from regard.cli.options import BatchSize, Checkpoint, Device, Overrides, Which
-from regard.cli.streams import emit
+from regard.cli.stdio import emit
 from regard.errors import ConfigurationError, require
 
 if TYPE_CHECKING:
@@ -47,9 +47,9 @@ def evaluate(
     With --tokenised there is a third score: BLEU of the text in the tokens of Moses for data.target_language, not
     smoothed, for comparison with publications that scored so; those that lower-cased their text need --lowercase, too.
     """
-    from regard.files import atomic_write
-    from regard.translation.runs import RunFolder
+    from regard.translation.run_folder import RunFolder
     from regard.translation.translator import Translator
+    from regard.utils.atomic_files import atomic_write
 
     translator = Translator.load(checkpoint, which, device)
     experiment = _experiment(RunFolder(checkpoint).experiment, overrides or [])
@@ -72,7 +72,7 @@ def evaluate(
 
 
 def _scores(hypotheses: list[str], references: list[str], language: str | None, lowercase: bool) -> Iterator[str]:
-    from regard.translation.scoring import score, tokenised_bleu
+    from regard.translation.bleu import score, tokenised_bleu
 
     yield str(score(hypotheses, references, lowercase=lowercase))
     if language is not None:
@@ -112,8 +112,8 @@ def _language(experiment: Experiment) -> str:
 
 def _text(experiment: Experiment, source: Path | None, target: Path | None) -> ParallelText:
     from regard.translation.corpus import ParallelText
+    from regard.translation.data_split import evaluation_text
     from regard.translation.settings import TextFiles
-    from regard.translation.splitting import evaluation_text
 
     if source and target:
         # Files named on the command line are relative to where it is given, not to data.folder.

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from regard.cli.options import Which
-from regard.cli.streams import arriving_lines, emit, standard_input
+from regard.cli.stdio import arriving_lines, emit, standard_input
 from regard.errors import AtlasError, ConfigurationError
 
 if TYPE_CHECKING:
     from regard.explorer import Atlas
-    from regard.explorer.serving import Serving
-    from regard.explorer.shelf import Rerun
+    from regard.explorer.collection import Rerun
+    from regard.explorer.serve import Serving
 
 
 def explore(
@@ -77,7 +77,7 @@ def explore(
     if html is not None:
         _write(first, html, state)
     else:
-        from regard.explorer.serving import Serving
+        from regard.explorer.serve import Serving
 
         _serve(Serving(atlases, port or 0, state=state, rerun=rerun), no_open)
 
@@ -91,17 +91,17 @@ def _atlases(
 
         return {name: Atlas.open(path) for name, path in _named(what).items()}, None
     if model is not None and text is not None:
-        from regard.explorer.texts import read_text, reader_of
+        from regard.explorer.record_text import read_text, reader_of
 
         said, look = read_text(text), reader_of(model)
     else:
-        from regard.explorer.texts import atlas_of_translation
-        from regard.translation.shipped import ENGLISH_FRENCH
+        from regard.explorer.record_text import atlas_of_translation
+        from regard.translation.run_folder import ENGLISH_FRENCH
         from regard.translation.translator import Translator
 
         look = partial(atlas_of_translation, Translator.load(checkpoint or ENGLISH_FRENCH, which))
         said = what[0] if what else next(iter(next(arriving_lines(standard_input()), [])), "")
-    from regard.explorer.findings import with_roles_found
+    from regard.explorer.recording import with_roles_found
 
     def rerun(text: str) -> Atlas:
         return with_roles_found(look(text))
@@ -116,7 +116,7 @@ def _named(paths: list[str]) -> dict[str, str]:
 
 
 def _write(atlas: Atlas, path: Path, state: str | None) -> None:
-    from regard.explorer.page import static_page
+    from regard.explorer.static_page import static_page
 
     page = static_page(atlas, state=state)
     page.save(path)
@@ -125,7 +125,7 @@ def _write(atlas: Atlas, path: Path, state: str | None) -> None:
 
 
 def _serve(serving: Serving, no_open: bool) -> None:
-    from regard.explorer.opening import opened
+    from regard.explorer.serve import opened
 
     def ready() -> None:
         emit([serving.address])

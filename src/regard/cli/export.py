@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from regard.cli.options import Checkpoint, Which
-from regard.cli.streams import emit
+from regard.cli.stdio import emit
 
 
 def export(
@@ -24,7 +24,7 @@ def export(
     The folder has the experiment, the vocabularies and one set of weights, and the other commands take it as
     --checkpoint. Prints its path.
     """
-    from regard.translation.exporting import export as run
+    from regard.translation.export_run import export as run
 
     folder = run(checkpoint, to, which=which, dtype=dtype)
     size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())

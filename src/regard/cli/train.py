@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from regard.cli.options import Overrides
-from regard.cli.streams import emit
+from regard.cli.stdio import emit
 
 
 def train(
@@ -30,7 +30,7 @@ def train(
     from lightning.pytorch.utilities import rank_zero_only
 
     from regard.translation.experiment import Experiment
-    from regard.translation.runs import RunFolder
+    from regard.translation.run_folder import RunFolder
     from regard.translation.training import train as run
 
     settings = Experiment.load(experiment, overrides or ())

@@ -4,12 +4,12 @@ from .atlas import Atlas as Atlas
 from .atlas import AttentionMap as AttentionMap
 from .atlas import Hypothesis as Hypothesis
 from .atlas import Pieces as Pieces
-from .findings import with_roles_found as with_roles_found
 from .notebook import show as show
-from .page import static_page as static_page
 from .recording import Recording as Recording
 from .recording import record as record
-from .state import State as State
+from .recording import with_roles_found as with_roles_found
+from .static_page import static_page as static_page
+from .view_state import State as State
 
 __all__ = [
     "Atlas",

@@ -10,10 +10,10 @@ from typing import Any
 
 from ..errors import MissingExtra, require
 from .atlas import Atlas
-from .page import StaticPage, static_page
-from .picture import picture
-from .shelf import Rerun, Shelf
-from .state import State, start
+from .collection import Rerun, Shelf
+from .png_preview import picture
+from .static_page import StaticPage, static_page
+from .view_state import State, start
 
 MOST_BYTES = 8_000_000
 """The largest page in a notebook, which keeps it with its outputs."""

@@ -1,4 +1,7 @@
-"""Records: every attention of a model caught while it runs."""
+"""Records: every attention of a model caught while it runs.
+
+Roles of an atlas's heads, found in its own weights.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,17 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from ..core.problem import Problem
 from ..errors import AtlasError, ConfigurationError
-from ..listening import current, listening
-from ..problem import Problem
+from ..kernels.hooks import current, listening
 from .atlas import Atlas
-from .atlas.checking import check_title
-from .atlas.making import records_of
-from .atlas.tokens import Pieces
-from .calls import Call, Snapshots, kept
-from .naming import caller, kind_of
-from .series import Passes, continued
-from .torch_layers import TorchLayers
+from .atlas.atlas_file import check_title
+from .atlas.records import records_of
+from .atlas.role_detection import roles_of_map
+from .atlas.tokenized_text import Pieces
+from .captured_call import Call, Snapshots, caller, kept, kind_of
+from .decode_steps import Passes, continued
+from .torch_recorder import TorchLayers
 
 Tokens = Sequence[Any] | Mapping[str, Any] | Pieces
 _within: ContextVar[tuple[str, str] | None] = ContextVar("within", default=None)
@@ -195,3 +198,21 @@ def _nothing_caught(model: nn.Module) -> str:
         "regard.huggingface.swap(model) for a model of transformers; elsewhere let it call "
         "regard.scaled_dot_product_attention"
     )
+
+
+def with_roles_found(atlas: Atlas) -> Atlas:
+    """The same atlas, its maps of self-attention with the roles whose rules their heads meet.
+
+    The rules are those of `regard.heads.text_roles`, each with its score and how many rows were counted. Maps that have
+    been told roles, as a record does where it is given tokens, keep what they have; so do those of cross-attention, and
+    those whose queries are not the last of the keys. Of long texts some 512 rows are looked at, in strips all along
+    them. Memory is linear in the lengths, of `Atlas.from_weights` that of one head's weights.
+
+    >>> import torch
+    >>> weights = torch.eye(40)[torch.arange(40).sub(1).clamp(min=0)]
+    >>> found = with_roles_found(Atlas.from_weights({"head": weights[None]}, tokens=[str(i) for i in range(40)]))
+    >>> [role["name"] for role in found.maps[0].roles[0]]
+    ['previous token']
+    """
+    roles = [None if of.record.get("roles") else roles_of_map(of) for of in atlas.maps]
+    return atlas.with_roles([of.roles if found is None else found for of, found in zip(atlas.maps, roles, strict=True)])

@@ -3,34 +3,254 @@
 Requests are GET, below a random token, for this host and from this page. No part of a request is ever a path of the
 file system, and every answer is a function of one atlas, named by its number, and the checked query. Where a model can
 be run again, one more is taken, by POST: `running` has it.
+
+What a request asks, read strictly: whatever is unknown, missing, twice there or no plain number is refused.
+
+What the explorer's server says in words.
+
+The one request that changes anything: the model is run on another text, one run at a time.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
+import re
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import partial
+from threading import Event
 from typing import Any
+from urllib.parse import parse_qsl
 
 import numpy as np
-from anyio import CapacityLimiter, to_thread
+from anyio import CapacityLimiter, create_task_group, get_cancelled_exc_class, to_thread
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..errors import RegardError
-from .bundle import Bundle
-from .queries import ASKED, number, read_query
-from .replies import refusal, told
-from .running import GONE, Running
-from .shelf import Entry, Shelf
+from ..errors import ConfigurationError, RegardError
+from .collection import MOST_BYTES, Entry, Shelf, Stopped
+from .static_page import Bundle
+
+LONGEST_QUERY = 500
+"""The longest query that is read."""
+
+Reader = Callable[[str, str], Any]
+
+_NUMBER = r"(?:0|[1-9][0-9]{0,11})"
+_WHOLE = re.compile(_NUMBER, re.ASCII)
+_STRETCH = re.compile(f"({_NUMBER})-({_NUMBER})", re.ASCII)
+
+
+def number(name: str, text: str) -> int:
+    """A whole number of at least 0, in plain digits.
+
+    >>> number("head", "3")
+    3
+    """
+    if not _WHOLE.fullmatch(text):
+        raise ConfigurationError(
+            f"{name} is {text[:40]!r}; it needs a whole number of at least 0, in digits without leading zeros"
+        )
+    return int(text)
+
+
+def stretch(name: str, text: str) -> tuple[int, int]:
+    """A start and a stop.
+
+    >>> stretch("rows", "0-256")
+    (0, 256)
+    """
+    found = _STRETCH.fullmatch(text)
+    if found is None:
+        raise ConfigurationError(f"{name} is {text[:40]!r}; it needs a start and a stop, such as {name}=0-256")
+    return int(found[1]), int(found[2])
+
+
+def word(name: str, text: str) -> str:
+    """A word that the atlas will know, or not.
+
+    >>> word("side", "key")
+    'key'
+    """
+    if not text:
+        raise ConfigurationError(f"{name} is empty; it needs a word")
+    return text
+
+
+ASKED: dict[str, dict[str, Reader]] = {
+    "meta": {},
+    "tokens": {"map": number, "side": word, "start": number, "stop": number},
+    "pooled": {"map": number, "head": number, "level": number, "reduce": word},
+    "overview": {"map": number, "reduce": word},
+    "weights": {"map": number, "head": number, "rows": stretch, "columns": stretch},
+    "profile": {"map": number, "head": number, "which": word},
+}
+"""By the name of an answer: what it is asked with."""
+
+
+def read_query(query: bytes, readers: Mapping[str, Reader]) -> dict[str, Any]:
+    """What the part of an address behind "?" asks, by the readers of the names that it needs to have, each once.
+
+    Raises:
+        ConfigurationError: it asks for anything else.
+
+    >>> read_query(b"map=0&rows=0-16", {"map": number, "rows": stretch})
+    {'map': 0, 'rows': (0, 16)}
+    """
+    return read_pairs(_pairs(query), readers)
+
+
+def read_pairs(found: Mapping[str, str], readers: Mapping[str, Reader]) -> dict[str, Any]:
+    """What names and their texts ask, by the readers of all the names that it needs to have.
+
+    Raises:
+        ConfigurationError: it asks for anything else.
+
+    >>> read_pairs({"map": "0"}, {"map": number})
+    {'map': 0}
+    """
+    needs = f"it needs {', '.join(readers)}" if readers else "it needs none"
+    for name in found:
+        if name not in readers:
+            raise ConfigurationError(f"there is no parameter {name[:40]!r}; {needs}")
+    missing = [name for name in readers if name not in found]
+    if missing:
+        raise ConfigurationError(f"the parameter {missing[0]!r} is missing; {needs}")
+    return {name: reader(name, found[name]) for name, reader in readers.items()}
+
+
+def _pairs(query: bytes) -> dict[str, str]:
+    if not query:
+        return {}
+    if len(query) > LONGEST_QUERY:
+        raise ConfigurationError(f"the query has {len(query):,} bytes; at most {LONGEST_QUERY} are read")
+    try:
+        pairs = parse_qsl(
+            query.decode("ascii"), keep_blank_values=True, strict_parsing=True, errors="strict", max_num_fields=16
+        )
+    except ValueError:  # no UTF-8, no "=", or too many
+        raise ConfigurationError("the query cannot be read; it needs to be NAME=VALUE&NAME=VALUE, in UTF-8") from None
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ConfigurationError(f"the parameter {twice[:40]!r} is there more than once; it needs to be there once")
+    return found
+
+
+def told(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """JSON in ASCII, which holds any string of Python; nobody keeps it."""
+    text = json.dumps(value, allow_nan=False)
+    return Response(
+        text, status, media_type="application/json", headers={"cache-control": "no-store", **(headers or {})}
+    )
+
+
+def refusal(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
+    """Why not."""
+    return told({"error": message}, status, headers)
+
+
+MOST_READ = 10_000_000
+"""Of a text that is too long so much is read, so that its sender comes to hear that it is."""
+KIND = "text/plain"
+GONE = 499
+"""The status of what nobody waits for any more."""
+
+log = logging.getLogger("regard.explorer")
+
+
+class Refused(Exception):
+    """The request cannot be taken: a status, and why."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Running:
+    """Runs the model of a shelf for whoever asks by POST with a text in UTF-8, and tells which atlases there are then.
+
+    A second request meanwhile is refused. A run ends when whoever asked for it goes away: then all stays as it was, and
+    the next one waits until the model has let go.
+    """
+
+    def __init__(self, shelf: Shelf) -> None:
+        self._shelf = shelf
+        self._stop: Event | None = None
+        self._limiter: CapacityLimiter | None = None
+
+    async def answer(self, request: Request) -> Response:
+        """The atlases after the run; 4xx where the text cannot be read, 5xx where the model fails at it."""
+        try:
+            text = await _text(request)
+        except Refused as error:
+            return refusal(error.status, str(error))
+        except ClientDisconnect:
+            return Response(status_code=GONE)
+        if self._stop is not None and not self._stop.is_set():
+            return refusal(409, "the model is running on another text already: wait until it is done, or cancel that")
+        stop = self._stop = Event()
+        try:
+            return await self._run(request, text, stop)
+        except get_cancelled_exc_class():  # the server ends, and a model must not keep it
+            return refusal(503, "the server has ended")
+        finally:
+            stop.set()
+
+    async def _run(self, request: Request, text: str, stop: Event) -> Response:
+        if self._limiter is None:
+            self._limiter = CapacityLimiter(1)
+        async with create_task_group() as group:
+            group.start_soon(_watch, request, stop)
+            try:
+                await to_thread.run_sync(partial(self._shelf.run, text, stop), limiter=self._limiter)
+                reply = told(self._shelf.listed())
+            except Stopped:
+                reply = Response(status_code=GONE)
+            except RegardError as error:
+                reply = refusal(400, str(error))
+            except Exception as error:
+                log.error("the model failed at a text", exc_info=error)
+                reply = refusal(500, "the model failed at this text; where the server runs it has said more")
+            group.cancel_scope.cancel()
+        return reply
+
+
+async def _watch(request: Request, stop: Event) -> None:
+    """Set `stop` when whoever asked goes away."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    stop.set()
+
+
+async def _text(request: Request) -> str:
+    if request.headers.get("content-type", "").split(";")[0].strip().lower() != KIND:
+        raise Refused(415, f"a text is taken as {KIND} in UTF-8")
+    if request.scope["query_string"]:
+        raise Refused(400, "this is asked without a query: the text is what is sent")
+    size, body = 0, bytearray()
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size <= MOST_BYTES:
+            body += chunk
+        elif size > MOST_READ:
+            break
+    if size > MOST_BYTES:
+        raise Refused(413, f"the text has more than {MOST_BYTES:,} bytes, the most that are read; give a shorter one")
+    try:
+        return body.decode()
+    except UnicodeDecodeError as error:
+        raise Refused(400, f"the text is not UTF-8: byte 0x{body[error.start]:02x} at {error.start + 1}") from None
+
 
 WORKERS = 2
 """Answers that are computed at the same time; others wait, and the server goes on listening."""
@@ -46,7 +266,6 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
-log = logging.getLogger("regard.explorer")
 
 
 def application(shelf: Shelf, bundle: Bundle, *, token: str, port: int) -> ASGIApp:

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import AtlasError, ConfigurationError, RegardError, require
-from .bundle import Bundle
-from .queries import ASKED, number, read_pairs
-from .shelf import Shelf
+from .collection import Shelf
+from .server import ASKED, number, read_pairs
+from .static_page import Bundle
 
 Send = Callable[[dict[str, Any], list[bytes]], None]
 

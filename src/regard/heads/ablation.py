@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigurationError
-from .projections import HeadProjection, head_projection, head_projections
+from .output_projection import HeadProjection, head_projection, head_projections
 
 Replace = Literal["zero", "mean"]
 Outputs = Mapping[str, nn.Module | str]

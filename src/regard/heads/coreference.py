@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ..errors import ShapeError
-from .adding import of_the_same_heads
-from .looking import checked
+from .apply_lenses import checked
+from .evidence import of_the_same_heads
 
 Span = tuple[int, int]
 """The first and the last word of a mention, from 0: a closed interval."""

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..core.problem import Problem
 from ..errors import ConfigurationError, ShapeError
-from ..problem import Problem
-from .looking import checked
-from .projections import HeadProjection, head_projections
+from .apply_lenses import checked
+from .output_projection import HeadProjection, head_projections
 
 
 def weight_gradients(value: Tensor, grad_output: Tensor) -> Tensor:

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..core.problem import Problem
 from ..lenses import Distance, Entropy, Look, Received, TopK
 from ..lenses.base import Lens
 from ..masks import Mask
-from ..problem import Problem
-from ..whole import whole_number
-from .looking import look
+from ..utils.numbers import whole_number
+from .apply_lenses import look
 
 
 class HeadMetrics(NamedTuple):

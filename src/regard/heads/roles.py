@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from ..whole import whole_number
+from ..utils.numbers import whole_number
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..core.problem import Problem
 from ..errors import ShapeError
 from ..lenses import Reduction, Tile
 from ..lenses.base import Frame
 from ..masks import Mask
-from ..problem import Problem
-from .looking import look
+from .apply_lenses import look
 
 ROUNDING = 1e-4
 """What a row may lack to 1 by rounding; more than that went to a sink, or to nothing."""

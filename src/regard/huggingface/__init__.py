@@ -9,12 +9,12 @@
 torch.Size([1, 2, 5, 5])
 """
 
-from .observing import Views as Views
-from .observing import observing as observing
-from .plugging import NAME as NAME
-from .plugging import Swapped as Swapped
-from .plugging import register as register
-from .plugging import swap as swap
-from .symbolic import SymbolicMask as SymbolicMask
+from .mask_tensor import SymbolicMask as SymbolicMask
+from .observe_model import Views as Views
+from .observe_model import observing as observing
+from .register import NAME as NAME
+from .register import Swapped as Swapped
+from .register import register as register
+from .register import swap as swap
 
 __all__ = ["NAME", "Swapped", "SymbolicMask", "Views", "observing", "register", "swap"]

@@ -3,9 +3,9 @@
 from .base import Cost as Cost
 from .base import Kernel as Kernel
 from .base import Result as Result
-from .plan import KERNELS as KERNELS
-from .plan import Plan as Plan
-from .plan import choose as choose
-from .shield import cleaned as cleaned
+from .dispatch import KERNELS as KERNELS
+from .dispatch import Plan as Plan
+from .dispatch import choose as choose
+from .nan_safety import cleaned as cleaned
 
 __all__ = ["KERNELS", "Cost", "Kernel", "Plan", "Result", "choose", "cleaned"]

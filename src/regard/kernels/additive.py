@@ -8,15 +8,14 @@ import torch
 from torch import Tensor
 
 from .. import native
-from ..pairs import AdditivePairs, PairForm
-from ..problem import Problem
+from ..core.problem import Problem
+from ..core.score_forms import AdditivePairs, PairForm
 from .base import Cost, Result
-from .biasing import biasing
-from .flat import Flat, Gradients, Saved
-from .layout import BlockRow, cut
-from .operator import attend, register
-from .tilewise import LEAST, TILE, Tilewise, batches_at_once, tile_size, with_features
-from .tiling import parts
+from .batched_problem import Flat, Gradients, Saved
+from .custom_op import attend, register
+from .mask_tiles import BlockRow, cut, parts
+from .online_softmax import LEAST, TILE, Tilewise, batches_at_once, tile_size, with_features
+from .tile_bias import biasing
 
 FEATURE = 0.25
 """What a feature of a pair costs, in passes over a number: some four operations on 16 of them at once."""

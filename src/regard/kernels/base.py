@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
-from ..problem import Problem
+from ..core.problem import Problem
 
 if TYPE_CHECKING:
-    from .flat import Flat, Gradients, Saved
+    from .batched_problem import Flat, Gradients, Saved
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from .. import native
-from .rates import Rates
+from .cost_model import Rates
 
 Work = Callable[[], object]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..problem import Problem
+from ..core.problem import Problem
 from .base import Cost, Result
-from .flat import Flat, Gradients, Saved
-from .operator import attend, register
-from .scoring import scoring
-from .tilewise import TILE, Tilewise, with_features
+from .batched_problem import Flat, Gradients, Saved
+from .custom_op import attend, register
+from .online_softmax import TILE, Tilewise, with_features
+from .tile_scores import scoring
 
 FEATURE = 6.0
 """What a feature of an additive score costs for each pair, in passes over a number: a product, a reciprocal, sums."""

@@ -11,11 +11,11 @@ from .base import Tile as Tile
 from .distance import Distance as Distance
 from .distance import Distances as Distances
 from .entropy import Entropy as Entropy
-from .mass import Mass as Mass
 from .pooled import Pooled as Pooled
 from .received import Received as Received
-from .top import Top as Top
-from .top import TopK as TopK
+from .segment_mass import Mass as Mass
+from .topk import Top as Top
+from .topk import TopK as TopK
 from .weights import Weights as Weights
 
 __all__ = [

@@ -8,9 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..problem import Problem
-from .base import Frame
-from .memory import check_memory
+from ..core.problem import Problem
+from .base import Frame, check_memory
 from .weights import Weights
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from .. import native
+from ..core.problem import Problem
 from ..errors import ConfigurationError
-from ..problem import Problem
 from .base import Frame, Reduction, Tile, of_batch
 
 

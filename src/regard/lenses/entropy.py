@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..problem import Problem
+from ..core.problem import Problem
 from .base import Frame
-from .sums import RowTerms
+from .weight_sums import RowTerms
 
 
 @dataclass(frozen=True)

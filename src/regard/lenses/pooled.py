@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from .. import native
+from ..core.problem import Problem
 from ..errors import ConfigurationError
-from ..problem import Problem
-from .base import Frame, Look, Reduction, Tile
-from .groups import GroupSums
-from .memory import check_memory
+from .base import Frame, Look, Reduction, Tile, check_memory
+from .weight_sums import GroupSums
 
 Reduce = Literal["mean", "max", "sum"]
 

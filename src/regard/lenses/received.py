@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..problem import Problem
+from ..core.problem import Problem
 from .base import Frame
-from .sums import ColumnSums
+from .weight_sums import ColumnSums
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,50 @@
-"""The weights themselves, or a rectangle of them."""
+"""The weights themselves, or a rectangle of them.
+
+Large arrays on the CPU whose memory the system gives as they are written to.
+"""
 
 from __future__ import annotations
 
+import math
+import mmap
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import native
+from ..core.grid import WHOLE
+from ..core.problem import Problem
+from ..core.score_forms import DotPairs
+from ..core.torch_modes import transformed, without_autocast
 from ..errors import ConfigurationError
-from ..pages import zeros_as_written
-from ..pairs import DotPairs
-from ..problem import Problem
-from ..structure import tensors_of
-from ..tiles import WHOLE
-from ..transforms import transformed, without_autocast
-from .base import Frame, Reduction, Tile
-from .memory import check_memory
+from ..utils.pytree import tensors_of
+from .base import Frame, Reduction, Tile, check_memory
+
+
+def zeros_as_written(sizes: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Zeros that take no memory until they are written to, and then page by page.
+
+    torch would write each zero, and so take all of the memory, which takes longer than what is put into it. Pages are
+    the system's small ones: huge ones are faster where there are some free, but are taken whole, and where the system
+    has to move others out of the way for them they take several times as long.
+
+    >>> zeros_as_written((2, 3), torch.float32)
+    tensor([[0., 0., 0.],
+            [0., 0., 0.]])
+    """
+    count = math.prod(sizes)
+    if not count:
+        return torch.zeros(tuple(sizes), dtype=dtype, device="cpu")
+    private: dict[str, Any] = {}
+    if hasattr(mmap, "MAP_PRIVATE"):  # else no POSIX system, where it is private as it is
+        private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
+    memory = mmap.mmap(-1, count * dtype.itemsize, **private)
+    return torch.frombuffer(memory, dtype=dtype).view(tuple(sizes))
+
 
 BLOCK = 2**21
 """The most weights that are made at a time, where there is no gradient."""

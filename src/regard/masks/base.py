@@ -9,10 +9,9 @@ from typing import Any, TypeAlias, overload
 import torch
 from torch import Tensor
 
-from ..blocks import Blocks
+from ..core.grid import Blocks, Grid, broadcast_together
+from ..core.intervals import FULL, PARTIAL, Ternary
 from ..errors import MaskError
-from ..intervals import Ternary
-from ..tiles import FULL, PARTIAL, Grid, broadcast_together
 from .drawing import Drawing, draw
 
 Pairs: TypeAlias = Grid | Blocks

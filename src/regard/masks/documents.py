@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..errors import MaskError
 from .base import Kept, Mask, Pairs
-from .numbers import check_range, whole_numbers
+from .index_checks import check_range, whole_numbers
 
 
 @dataclass(frozen=True, eq=False, repr=False)

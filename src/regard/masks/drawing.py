@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from .. import plots
-from ..blocks import Blocks
+from ..core.grid import Blocks, Grid
+from ..core.intervals import FULL, PARTIAL
 from ..errors import MaskError, MissingExtra, ShapeError
-from ..plots.pairs import names
-from ..tiles import FULL, PARTIAL, Grid
-from .numbers import count
+from ..plots.mask_plot import names
+from .index_checks import count
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

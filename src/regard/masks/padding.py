@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ..core.torch_modes import transformed
 from ..errors import MaskError
-from ..transforms import transformed
 from .base import Kept, Mask, Pairs
-from .numbers import whole_numbers
+from .index_checks import whole_numbers
 
 
 @dataclass(frozen=True, eq=False, repr=False)

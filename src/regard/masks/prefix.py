@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from .base import Kept, Mask, Pairs
-from .numbers import count
+from .index_checks import count
 from .padding import checked_lengths, keys_before
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from .base import Kept, Mask, Pairs
-from .numbers import count
+from .index_checks import count
 
 
 @dataclass(frozen=True, repr=False)

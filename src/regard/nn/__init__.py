@@ -1,26 +1,26 @@
 """Layers: attention with all that goes around it, the blocks of a Transformer, and caches for decoding."""
 
-from .attention import Attention as Attention
-from .blocks import BlockCache as BlockCache
-from .blocks import SeenBlock as SeenBlock
-from .blocks import TransformerBlock as TransformerBlock
+from .attention_layer import Attention as Attention
 from .caches import KVCache as KVCache
 from .caches import MemoryCache as MemoryCache
 from .feedforward import FeedForward as FeedForward
 from .feedforward import GatedFeedForward as GatedFeedForward
-from .latent import LatentAttention as LatentAttention
-from .latent import LatentProjections as LatentProjections
+from .latent_attention import LatentAttention as LatentAttention
+from .latent_attention import LatentProjections as LatentProjections
 from .linear import Linear as Linear
 from .multihead import MultiheadAttention as MultiheadAttention
 from .normalization import RMSNorm as RMSNorm
 from .projections import Projections as Projections
-from .residual import PostNorm as PostNorm
-from .residual import PreNorm as PreNorm
-from .residual import Residual as Residual
-from .residual import SandwichNorm as SandwichNorm
-from .swapping import Swapped as Swapped
-from .swapping import swap as swap
-from .swapping import swap_linear as swap_linear
+from .replace import Swapped as Swapped
+from .replace import swap as swap
+from .replace import swap_linear as swap_linear
+from .transformer_block import BlockCache as BlockCache
+from .transformer_block import PostNorm as PostNorm
+from .transformer_block import PreNorm as PreNorm
+from .transformer_block import Residual as Residual
+from .transformer_block import SandwichNorm as SandwichNorm
+from .transformer_block import SeenBlock as SeenBlock
+from .transformer_block import TransformerBlock as TransformerBlock
 
 __all__ = [
     "Attention",

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..whole import whole_number
-from .checks import check_input, probability
+from ..utils.numbers import whole_number
+from .input_checks import check_input, probability
 from .linear import Linear
 from .projections import xavier
 

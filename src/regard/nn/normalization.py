@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..core.score_forms import at_least_float32
 from ..errors import ConfigurationError
-from ..pairs import at_least_float32
-from ..whole import whole_number
+from ..utils.numbers import whole_number
 
 
 class RMSNorm(nn.Module):

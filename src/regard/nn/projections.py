@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection
 from torch import Tensor, nn
 
 from ..errors import ConfigurationError
-from ..whole import whole_number
-from .checks import check_input
+from ..utils.numbers import whole_number
+from .input_checks import check_input
 from .linear import Linear
 
 NAMES = ("query", "key", "value", "output")

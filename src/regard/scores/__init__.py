@@ -1,14 +1,14 @@
 """Scores: six functions f(q, k), two pair forms."""
 
-from ..pairs import AdditivePairs as AdditivePairs
-from ..pairs import DotPairs as DotPairs
-from .additive import Additive as Additive
-from .additive import Concat as Concat
+from ..core.score_forms import AdditivePairs as AdditivePairs
+from ..core.score_forms import DotPairs as DotPairs
 from .base import Score as Score
 from .dot import Dot as Dot
 from .dot import General as General
 from .dot import ScaledDot as ScaledDot
 from .location import Location as Location
+from .tanh import Additive as Additive
+from .tanh import Concat as Concat
 
 __all__ = [
     "Additive",

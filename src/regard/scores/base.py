@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
+from ..core.score_forms import PairForm
 from ..errors import DeviceError, DtypeError, ShapeError
-from ..pairs import PairForm
 
 
 class Score(nn.Module, ABC):

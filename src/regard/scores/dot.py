@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..pairs import DotPairs
+from ..core.score_forms import DotPairs
 from .base import Score, check_dim, check_same_dim
 
 

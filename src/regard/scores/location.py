@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..core.score_forms import DotPairs
 from ..errors import ShapeError
-from ..pairs import DotPairs
 from .base import Score, check_dim
 
 

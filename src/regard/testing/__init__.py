@@ -13,19 +13,19 @@ them: which weights it drops is a function of its seed, `kept`.
 
 from .agreement import assert_agrees as assert_agrees
 from .agreement import suite as suite
+from .case_inputs import Inputs as Inputs
+from .case_inputs import make_inputs as make_inputs
 from .cases import Case as Case
 from .cases import cases as cases
 from .cases import long_cases as long_cases
 from .cases import sampled as sampled
-from .compare import Expected as Expected
-from .compare import assert_close as assert_close
-from .compare import fault as fault
-from .dropping import kept as kept
-from .formula import Answer as Answer
-from .formula import attempts as attempts
-from .formula import truth as truth
-from .inputs import Inputs as Inputs
-from .inputs import make_inputs as make_inputs
+from .oracle import Answer as Answer
+from .oracle import attempts as attempts
+from .oracle import kept as kept
+from .oracle import truth as truth
+from .tolerance import Expected as Expected
+from .tolerance import assert_close as assert_close
+from .tolerance import fault as fault
 
 __all__ = [
     "Answer",

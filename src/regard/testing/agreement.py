@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from ..kernels import KERNELS, Kernel, Result
+from .case_inputs import Inputs, make_inputs
 from .cases import Case, cases
-from .compare import Expected, fault
-from .formula import Answer, attempts, truth, upstream
-from .inputs import Inputs, make_inputs
+from .oracle import Answer, attempts, truth, upstream
+from .tolerance import Expected, fault
 
 
 def suite(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.errors import CheckpointError, ConfigurationError
 from regard.translation.checkpoint import load_weights, read_header, save_tensors
-from regard.translation.runs import RunFolder
+from regard.translation.run_folder import RunFolder
 
 
 def average(folder: str | Path, *, last: int | None = None, best: int | None = None) -> Path:

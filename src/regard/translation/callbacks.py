@@ -16,8 +16,8 @@ from torch import Tensor
 
 from regard.translation.averaging import forget
 from regard.translation.checkpoint import save_tensors
-from regard.translation.module import Training
-from regard.translation.runs import RunFolder
+from regard.translation.lightning_module import Training
+from regard.translation.run_folder import RunFolder
 
 UPDATES_BETWEEN_LOGS = 50
 

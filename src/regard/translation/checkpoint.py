@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import regard
 from regard.errors import CheckpointError
-from regard.files import atomic_write
+from regard.utils.atomic_files import atomic_write
 
 FORMAT = 2
 """Version of the layout; raised when an older regard could not read the file. 2: what is shared is written once."""

@@ -1,22 +1,173 @@
 """Greedy and beam search over any model that encodes a source and decodes it step by step.
 
 Shapes: N sentences that are still searched, K beams of each, R = N·K rows, S source tokens, V target words.
+
+What a search leaves behind: its steps, and the way back from each ending.
+
+Shapes: R rows of a step, H endings, T steps, S source tokens.
+
+What a model offers to be searched, and to be used by a `Translator`.
+
+Shapes: R rows, one per beam, B sentences, S source tokens, T target tokens, V target words.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.errors import RegardError
-from regard.translation.history import Looked, Moment, Traced, trace
-from regard.translation.searchable import Searchable
 from regard.translation.settings import PenaltyForm, SearchSettings
 from regard.translation.vocabulary import BEGIN, END, PAD
+
+
+class Looked(NamedTuple):
+    """Where a step looked, if it was observed: weights [R, ..., S] at the source, [R, ..., t] at the target so far."""
+
+    weights: Tensor | None = None
+    self_weights: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One step of all beams: what went in, which row of the step before each came from, where each looked."""
+
+    tokens: Tensor  # [R]
+    parents: Tensor  # [R]
+    looked: Looked
+
+
+class Traced(NamedTuple):
+    """The tokens that went in, BEGIN first, and where each step looked, on the way to one ending."""
+
+    tokens: list[int]
+    weights: Tensor | None  # [T, ..., S]
+    self_weights: Tensor | None  # [T, ..., T]
+
+
+def trace(moments: Sequence[Moment], ends: Sequence[tuple[int, int]]) -> list[Traced]:
+    """The ways to endings, each told by its length and its row in its last step; results are on the CPU.
+
+    What lies behind an ending's length means nothing.
+    """
+    device, steps = moments[0].tokens.device, len(moments)
+    lengths, rows = torch.tensor(ends, device=device).unbind(1)
+    tokens = moments[0].tokens.new_full((len(ends), steps), PAD)
+    weights = self_weights = None
+    for step in reversed(range(steps)):
+        there = lengths > step  # the others ended before this step
+        at, moment = rows[there], moments[step]
+        tokens[there, step] = moment.tokens[at]
+        weights = _put(weights, there, step, moment.looked.weights, at, None, steps)
+        # A cache that drops what no one looks at any more has the latest columns.
+        self_weights = _put(self_weights, there, step, moment.looked.self_weights, at, step + 1, steps)
+        rows[there] = moment.parents[at]
+    return [
+        Traced(line, None if weights is None else weights[row], None if self_weights is None else self_weights[row])
+        for row, line in enumerate(tokens.tolist())
+    ]
+
+
+def _put(
+    held: Tensor | None, there: Tensor, step: int, seen: Tensor | None, rows: Tensor, end: int | None, steps: int
+) -> Tensor | None:
+    """Some rows of what a step has seen, put into what is held for all steps, with columns up to `end`."""
+    if seen is None:
+        return held
+    columns = seen.shape[-1]
+    if held is None:
+        held = torch.zeros(len(there), steps, *seen.shape[1:-1], columns if end is None else steps, dtype=seen.dtype)
+    end = columns if end is None else end
+    held[there.cpu(), step, ..., end - columns : end] = seen[rows].cpu()
+    return held
+
+
+class Selectable(Protocol):
+    """What a model knows of its rows: one row per beam."""
+
+    def select(self, rows: Tensor) -> Any:
+        """The same, its rows reordered, repeated or dropped."""
+        ...
+
+
+class Step(Protocol):
+    """What one decoding step gives."""
+
+    @property
+    def logits(self) -> Tensor:
+        """[R, V]."""
+        ...
+
+    @property
+    def state(self) -> Any:
+        """What the next step starts from."""
+        ...
+
+
+class SeenStep(Step, Protocol):
+    """The same, and where it looked."""
+
+    @property
+    def weights(self) -> Tensor:
+        """At the source: [R, ..., S], with any dims between, as layers and heads."""
+        ...
+
+    @property
+    def self_weights(self) -> Tensor | None:
+        """At the target so far, this step's token the last: [R, ..., T]; None of a model that does not look there."""
+        ...
+
+
+class Searchable(Protocol):
+    """A model that can be searched: state goes in and comes out, nothing is kept on the model."""
+
+    @property
+    def max_target_length(self) -> int | None:
+        """The most tokens that it can say, END counted; None: any number."""
+        ...
+
+    def encode(self, source: Tensor, source_lengths: Tensor) -> Any:
+        """What there is to know of the sources: a `Selectable`."""
+        ...
+
+    def start(self, memory: Any) -> Any:
+        """The state before BEGIN: a `Selectable`."""
+        ...
+
+    def step(self, tokens: Tensor, state: Any, memory: Any) -> Step:
+        """The next words behind one more token [R] of every row."""
+        ...
+
+    def observe_step(self, tokens: Tensor, state: Any, memory: Any) -> SeenStep:
+        """The same, and where the step looked."""
+        ...
+
+
+class TranslationModel(Searchable, Protocol):
+    """A model that a `Translator` can use: it is searched, and gives the weights of a translation that is known."""
+
+    @property
+    def max_source_length(self) -> int | None:
+        """The most source tokens it takes; None: any number."""
+        ...
+
+    def attention_weights(self, source: Tensor, source_lengths: Tensor, target: Tensor) -> Tensor:
+        """[B, T, ..., S]: where each step of target [B, T] (BEGIN y1 ...) looks in source [B, S]."""
+        ...
+
+    def eval(self) -> Self:
+        """The model without dropout."""
+        ...
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Its weights; it computes where they are."""
+        ...
+
 
 EXTRA_LENGTH = 10
 """Tokens that a hypothesis may have beyond `max_length_ratio` times its source: room for the shortest sources."""

@@ -22,15 +22,14 @@ from rich.console import Console
 from torch import nn
 
 from regard.errors import ConfigurationError
-from regard.translation.bar import Bar
 from regard.translation.batches import EncodedText
 from regard.translation.callbacks import Interrupt, Interrupted, Interruptible, Logging, Saving
 from regard.translation.experiment import Experiment
-from regard.translation.module import Training
-from regard.translation.preparing import Resume, prepare
-from regard.translation.runs import RunFolder
-from regard.translation.safetensors_io import SafetensorsIO
+from regard.translation.lightning_module import SafetensorsIO, Training
+from regard.translation.run_folder import RunFolder
+from regard.translation.run_setup import Resume, prepare
 from regard.translation.settings import TrainingSettings
+from regard.translation.terminal import Bar
 
 
 @dataclass(frozen=True)

@@ -16,17 +16,15 @@ from torch import Tensor
 
 from regard.errors import CorpusError, DeviceError
 from regard.plots import heatmap
-from regard.translation.alignment import Link, one_map, word_links
-from regard.translation.building import build_model
+from regard.translation.batches import EncodedText, IdSequences, collate
+from regard.translation.build_model import build_model
 from regard.translation.checkpoint import LONGEST_SOURCE, restore
-from regard.translation.encoding import EncodedText, IdSequences, collate
 from regard.translation.experiment import Experiment
-from regard.translation.runs import RunFolder, Which
-from regard.translation.search import Hypothesis, beam_search
-from regard.translation.searchable import TranslationModel
+from regard.translation.pharaoh import Link, one_map, word_links
+from regard.translation.run_folder import RunFolder, Which
+from regard.translation.search import Hypothesis, TranslationModel, beam_search
 from regard.translation.settings import SearchSettings
-from regard.translation.unknown import Readable, readable
-from regard.translation.vocabulary import END, UNKNOWN, Vocabulary
+from regard.translation.vocabulary import END, UNKNOWN, Readable, Vocabulary, readable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,29 +1,38 @@
-"""Vocabularies: text to ids and back to the very same text."""
+"""Vocabularies: text to ids and back to the very same text.
+
+What a vocabulary knows of a line: signs that it has no piece for are left out, or a model invents words for them.
+"""
 
 from __future__ import annotations
 
 import functools
 import itertools
 import json
+import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from regard.errors import VocabularyError
-from regard.files import atomic_write
-from regard.translation.spelling import CharacterSpelling, Spelling, SubwordSpelling, WordSpelling, spelled_with
-from regard.translation.subwords import (
+from regard.translation.tokenization import (
+    CharacterSpelling,
     Segmenter,
+    Spelling,
     Subwords,
+    SubwordSpelling,
+    WordSpelling,
     bpe_segmenter,
     learn_bpe,
     learn_unigram,
+    spelled_with,
     unigram_segmenter,
 )
+from regard.utils.atomic_files import atomic_write
 
 PAD, UNKNOWN, BEGIN, END = range(4)
 SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")
@@ -263,3 +272,99 @@ def _segmenter(saved: _Saved) -> Segmenter:
             raise VocabularyError("it needs one score for each piece")
         return unigram_segmenter(subwords, special=SPECIAL, unknown=UNKNOWN)
     return lambda pieces: [ids.get(piece, UNKNOWN) for piece in pieces]
+
+
+_PLAIN = (
+    dict.fromkeys("«»“”„‟", '"') | dict.fromkeys("‘’‚‛", "'") | dict.fromkeys("‐‑‒–—―", "-") | {"…": "..."}
+)  # fmt: skip
+_CLOSING = ".,;:!?…)]}»”’%"
+_NAMED = 8
+
+
+@dataclass(frozen=True)
+class Readable:
+    """A line as a translator reads it, and what of it is unknown: signs that were left out, and what it guesses at.
+
+    Each character is named once, in the order in which they come.
+    """
+
+    text: str
+    left_out: tuple[str, ...] = ()
+    guessed: tuple[str, ...] = ()
+
+    def warnings(self) -> Iterator[str]:
+        """What is to be told of it: nothing, or one sentence."""
+        said = []
+        if self.left_out:
+            said.append(f"does not know {_named(self.left_out)}, which it leaves out")
+        if self.guessed:
+            said.append(f"does not know {_named(self.guessed)}; what the translation says there is a guess")
+        if said:
+            yield "the source vocabulary " + ", and ".join(said)
+
+
+def readable(line: str, vocabulary: Vocabulary) -> Readable:
+    """A line with what the vocabulary has no piece for made plain, left out, or named as unknown.
+
+    Typographic quotes, dashes and spaces become the plain ones if the vocabulary knows these. Symbols, punctuation and
+    what is invisible, such as the selectors and joiners of emoji, are left out, with the space that they leave over.
+    Letters, digits and accents stay.
+
+    >>> from regard.translation.vocabulary import VocabularySettings
+    >>> vocabulary = Vocabulary.train(['I love "you".'], VocabularySettings(kind="characters"))
+    >>> readable("I love “you” ❤.", vocabulary)
+    Readable(text='I love "you".', left_out=('❤',), guessed=())
+    """
+    unknown = vocabulary.unknown_characters(line)
+    if not unknown:
+        return Readable(line)
+    plain = {character: _plain(character, vocabulary) for character in unknown}
+    known = {ord(character): of for character, of in plain.items() if of is not None}
+    unknown = [character for character in unknown if plain[character] is None]
+    signs = [character for character in unknown if _is_sign(character) or _is_invisible(character)]
+    return Readable(
+        text=_without(signs, vocabulary.normalised(line).translate(known)),
+        left_out=tuple(character for character in signs if not _is_invisible(character)),
+        guessed=tuple(character for character in unknown if character not in signs),
+    )
+
+
+def _plain(character: str, vocabulary: Vocabulary) -> str | None:
+    """What stands for it on a typewriter, where the vocabulary knows that."""
+    plain = " " if unicodedata.category(character)[0] == "Z" else _PLAIN.get(character)
+    return None if plain is None or vocabulary.unknown_characters(plain) else plain
+
+
+def _is_sign(character: str) -> bool:
+    """Symbols and punctuation."""
+    return unicodedata.category(character)[0] in "SP"
+
+
+def _is_invisible(character: str) -> bool:
+    """Control and format characters, joiners among them; variation selectors, and marks that enclose, as of keycaps."""
+    selects = "\ufe00" <= character <= "\ufe0f" or "\U000e0100" <= character <= "\U000e01ef"
+    return selects or unicodedata.category(character) in ("Cc", "Cf", "Me")
+
+
+def _without(characters: list[str], text: str) -> str:
+    """The text without some characters: words that they held apart stay apart, and no space is left before a full stop.
+
+    >>> _without(["❤", "—"], "I ❤ you — a lot ❤."), _without(["—", "❤"], "you—me❤"), _without(["­"], "co­operate")
+    ('I you a lot.', 'you me', 'cooperate')
+    """
+    if not characters:
+        return text
+
+    def left(found: re.Match[str]) -> str:
+        at_edge = found.start() == 0 or found.end() == len(text)
+        if at_edge or text[found.end()] in _CLOSING:
+            return ""
+        return "" if all(map(_is_invisible, found.group())) else " "
+
+    return re.sub(rf"\s*(?:[{re.escape(''.join(characters))}]\s*)+", left, text)
+
+
+def _named(characters: Iterable[str]) -> str:
+    names = [repr(character) for character in characters]
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more characters" if more > 0 else "")

@@ -16,7 +16,7 @@ from regard.models.language_model import (
     LayerConfig,
     LayerNormConfig,
     RMSNormConfig,
-    saving,
+    saved_model,
 )
 from regard.positions import NTK, DynamicNTK, Linear, Llama3, LongRoPE, Rotary, YaRN
 
@@ -90,7 +90,7 @@ def test_a_failure_leaves_what_was_there(place, make, tmp_path, monkeypatch):
     def fails(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(saving, place, fails)
+    monkeypatch.setattr(saved_model, place, fails)
     with pytest.raises(KeyboardInterrupt):
         make(tied=True).save(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == names

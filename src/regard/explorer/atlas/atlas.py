@@ -9,18 +9,15 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from ...errors import AtlasError
-from .checking import check_title
-from .given import records_of
-from .maps import AttentionMap
-from .reading import opened
-from .roles import checked_roles
-from .tokens import Words
-from .translations import Hypothesis, check_fit, checked_hypotheses, links_of, to_json, word_count
-from .writing import save
+from .atlas_file import check_title, checked_roles, opened, save
+from .attention_map import AttentionMap
+from .records import records_from_weights
+from .tokenized_text import Words
+from .translation_info import Hypothesis, check_fit, checked_hypotheses, links_of, to_json, word_count
 
 if TYPE_CHECKING:
     from ..notebook import Framed, Live
-    from ..state import State
+    from ..view_state import State
 
 
 class Atlas:
@@ -81,7 +78,7 @@ class Atlas:
         """
         check_title(title)
         words = Words()
-        records, arrays = records_of(maps, tokens, tolerance, words)
+        records, arrays = records_from_weights(maps, tokens, tolerance, words)
         return cls(records, {**arrays, **words.arrays()}, title)
 
     def show(
@@ -120,7 +117,7 @@ class Atlas:
 
         Args:
             gold: "0-0 1-2 2?3", source word first, with ? or p for a link that is only possible; pairs, which are
-                sure; or what has `sure` and `possible`, such as `regard.heads.links.SentenceLinks`.
+                sure; or what has `sure` and `possible`, such as `regard.heads.word_alignment.SentenceLinks`.
             sequence: of the batch.
             hypothesis: the rank of the hypothesis; without it maps of all hypotheses get the links.
 

@@ -8,12 +8,12 @@ from .config import LanguageModelConfig as LanguageModelConfig
 from .config import LayerConfig as LayerConfig
 from .config import LayerNormConfig as LayerNormConfig
 from .config import RMSNormConfig as RMSNormConfig
-from .experts import MixtureOfExperts as MixtureOfExperts
 from .generation import Sampling as Sampling
-from .loss import next_token_loss as next_token_loss
-from .model import LanguageModel as LanguageModel
-from .values import LanguageModelCache as LanguageModelCache
-from .values import SeenLanguageModel as SeenLanguageModel
+from .language_model import LanguageModel as LanguageModel
+from .language_model import next_token_loss as next_token_loss
+from .mixture_of_experts import MixtureOfExperts as MixtureOfExperts
+from .outputs import LanguageModelCache as LanguageModelCache
+from .outputs import SeenLanguageModel as SeenLanguageModel
 
 __all__ = [
     "AttentionConfig",

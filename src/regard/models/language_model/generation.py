@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ...errors import ConfigurationError, ShapeError
 from ...masks import Mask, prefix
-from ...whole import whole_number
-from .values import LanguageModelCache
+from ...utils.numbers import whole_number
+from .outputs import LanguageModelCache
 
 CHUNK = 1024
 """Tokens of a long beginning that are read at once: enough for products to run at their full rate, few to remember."""

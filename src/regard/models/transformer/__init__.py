@@ -2,14 +2,14 @@
 
 from .embedding import Embedding as Embedding
 from .embedding import TiedOutput as TiedOutput
-from .memory import Memory as Memory
-from .memory import SeenStep as SeenStep
-from .memory import SeenTransformer as SeenTransformer
-from .memory import State as State
-from .memory import Step as Step
-from .model import Transformer as Transformer
-from .stacks import Decoder as Decoder
-from .stacks import Encoder as Encoder
+from .encoder_decoder import Decoder as Decoder
+from .encoder_decoder import Encoder as Encoder
+from .transformer import Transformer as Transformer
+from .transformer_state import Memory as Memory
+from .transformer_state import SeenStep as SeenStep
+from .transformer_state import SeenTransformer as SeenTransformer
+from .transformer_state import State as State
+from .transformer_state import Step as Step
 
 __all__ = [
     "Decoder",

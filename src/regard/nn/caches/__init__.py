@@ -1,6 +1,6 @@
 """Caches: what decoding keeps of the positions before, as values that are passed in and returned."""
 
-from .kv import KVCache as KVCache
-from .memory import MemoryCache as MemoryCache
+from .cross_attention import MemoryCache as MemoryCache
+from .kv_cache import KVCache as KVCache
 
 __all__ = ["KVCache", "MemoryCache"]

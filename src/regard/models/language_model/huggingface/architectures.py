@@ -15,8 +15,7 @@ from ..config import (
     LayerConfig,
     RMSNormConfig,
 )
-from .rotary import rotaries_by_kind, rotary_of
-from .settings import Settings
+from .config_reader import Settings, rotaries_by_kind, rotary_of
 
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
 """What transformers calls them, and what we do."""

@@ -1,0 +1,227 @@
+"""From a function: the score_mod of FlexAttention, as a bias."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from ..core.grid import Grid
+from ..core.score_forms import all_finite
+from ..core.torch_modes import transformed
+from ..core.traced_function import Reading, Swapped
+from ..errors import ConfigurationError, ShapeError
+from ..utils.pytree import remembered
+from .base import Bias, is_floating
+
+ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+
+# A score far enough from 0 for a cap or a factor to show, and the share by which float32 may round what is added.
+PROBE, TOLERANCE = 64.0, 1e-4
+
+
+class Watched:
+    """A score_mod, and what was seen of it: whether it may be broadcast, and the tensors that it uses."""
+
+    def __init__(self, score_mod: ScoreMod, reading: Reading):
+        self.score_mod = score_mod
+        self.elementwise = reading.elementwise
+        self.captured = tuple(tensor for tensor in reading.captured.values() if is_floating(tensor))
+
+    def over(self, tensors: Sequence[Tensor], score: Tensor, *indices: Tensor) -> Tensor:
+        """The function's value with other tensors in the place of the captured ones."""
+        if all(own is other for own, other in zip(self.captured, tensors, strict=True)):
+            return self.score_mod(score, *indices)  # type: ignore[call-arg]
+        with Swapped(self.captured, tensors):
+            return self.score_mod(score, *indices)  # type: ignore[call-arg]
+
+    def __repr__(self) -> str:
+        return getattr(self.score_mod, "__name__", None) or repr(self.score_mod)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FromMod(Bias):
+    """score_mod(0, batch, head, query position, key position)."""
+
+    function: Watched
+    batch: int | None
+    heads: int | None
+    tensors: tuple[Tensor, ...]
+
+    def values(self, grid: Grid) -> Tensor:
+        indices = self._indices(grid)
+        score = torch.zeros((), device=grid.device)
+        values = self._evaluated(score, indices)
+        if values.numel() and not transformed():
+            self._check_score_is_added(indices)
+            if not all_finite(values):
+                raise ConfigurationError(
+                    f"{self!r}: the function takes a score to infinity or NaN. Pairs that do not exist are a mask, "
+                    "mask=masks.from_mod(mask_mod); the bias needs a number for every pair"
+                )
+        return values
+
+    def parameters(self) -> tuple[Tensor, ...]:
+        """The floating-point tensors that the function used when it was watched, wherever it has them from."""
+        return self.tensors
+
+    def with_parameters(self, tensors: Sequence[Tensor]) -> Self:
+        return replace(self, tensors=tuple(tensors))
+
+    def _indices(self, grid: Grid) -> tuple[Tensor, ...]:
+        """Numbers of batch and heads, as leading axes where they are told, and positions: (..., M|1, N|1)."""
+        batch = head = torch.zeros((1, 1), dtype=torch.int64, device=grid.device)
+        if self.batch is not None:
+            batch = grid.per_batch(torch.arange(self.batch, device=grid.device)[:, None, None])
+        if self.heads is not None:
+            if not grid.heads:
+                raise ShapeError(
+                    f"{self!r} differs between heads, but query, key and value have no head axis: give "
+                    "(batch, heads, length, dim), or leave heads out"
+                )
+            head = torch.arange(self.heads, device=grid.device)[:, None, None]
+        return batch, head, grid.query, grid.key
+
+    def _evaluated(self, score: Tensor, indices: tuple[Tensor, ...]) -> Tensor:
+        """What the function makes of one score at many pairs, which broadcast: (..., M|1, N|1)."""
+        shape = torch.broadcast_shapes(*(index.shape for index in indices))
+        if not shape.numel():
+            return score.expand(shape)
+        try:
+            if self.function.elementwise:
+                values = self.function.over(self.tensors, score, *indices)
+            else:
+                full = [index.reshape((1,) * (len(shape) - index.ndim) + index.shape) for index in indices]
+                values = _mapped(partial(self.function.over, self.tensors, score), *full)
+        except Exception as error:  # it may be any: the function is the user's
+            raise ConfigurationError(
+                f"{self!r} cannot be evaluated: {type(error).__name__}: {error}. A score_mod gets a score and four "
+                "tensors of whole numbers, and returns the score with a number added; torch.where stands for if"
+            ) from error
+        return values if values.ndim >= 2 else values.expand(1, 1)
+
+    @torch.no_grad()
+    def _check_score_is_added(self, indices: tuple[Tensor, ...]) -> None:
+        """Ask at the corners of the tile with two scores: what is added to them has to be the same."""
+        batch, head, query, key = indices
+        corners = (batch, head, _ends(query, -2), _ends(key, -1))
+        score = torch.zeros((), dtype=torch.float64, device=query.device)
+        at_zero = self._evaluated(score, corners)
+        at_probe = self._evaluated(score + PROBE, corners) - PROBE
+        # Where both are the same infinity or NaN, the other check has the better words.
+        rounding = 2 * PROBE * torch.finfo(at_probe.dtype).eps  # a table in half precision makes the sum one, too
+        apart = (at_probe - at_zero).abs() > max(TOLERANCE, rounding) * at_zero.abs().clamp(min=1.0)
+        if bool(apart.any()):
+            zero, probe = (values.expand_as(apart)[apart][0].item() for values in (at_zero, at_probe))
+            raise ConfigurationError(
+                f"{self!r}: a bias is a number that is added to the score, whatever the score is, but the function "
+                f"adds {zero:.6g} to a score of 0 and {probe:.6g} to a score of {PROBE:g}. A tanh cap is softcap=, a "
+                "factor is scale=, and pairs that do not exist are mask=masks.from_mod(mask_mod)"
+            )
+
+    def __repr__(self) -> str:
+        told = [f", {name}={size}" for name in ("batch", "heads") if (size := getattr(self, name)) is not None]
+        return f"from_mod({self.function!r}{''.join(told)})"
+
+
+def from_mod(score_mod: ScoreMod, *, batch: int | None = None, heads: int | None = None) -> Bias:
+    """*score_mod(score, b, h, q, k) - score*: what a score_mod of FlexAttention adds, with positions as q and k.
+
+    The function is written for one pair: it gets the score and four whole numbers as tensors without axes, the number
+    of the batch, of the head, the query's and the key's position, and returns the score with a number added that does
+    not depend on the score; the number is taken as score_mod(0, b, h, q, k), with 0 in float32. This is checked at
+    the corners of what is computed, not everywhere. (FlexAttention counts rows instead of positions. That is the same
+    where M = N; `query_positions=torch.arange(M)` makes it the same elsewhere.) A function that reads b or h needs
+    `batch` or `heads`, how many there are.
+
+    Gradients flow into the tensors that the function uses, wherever it has them from: it is watched at one pair,
+    b = h = q = k = 0, and a tensor that it does not use there gets a gradient from none of the tiled kernels. A
+    function of operators, comparisons, torch.where and look-ups in tensors by all their indices at once, `table[h, q]`,
+    computes whole tiles; any other, `table[h][q]` too, is mapped over the pairs, which is slower. Make the bias outside
+    of what torch.compile compiles: watching a function needs numbers.
+
+    Raises:
+        ConfigurationError: score_mod is no function, fails, returns anything but one number, reads b or h without
+            `batch` or `heads`, or uses a tensor with gradient out of torch's sight; when used, it does more than add.
+
+    Source: Dong et al. 2024 (arXiv 2412.05496), where a score_mod may be any function of the score.
+
+    >>> from regard import biases
+    >>> from regard.core.grid import Grid
+    >>> biases.from_mod(lambda score, b, h, q, k: score - 0.5 * (q - k).abs()).values(Grid.of(2, 3))
+    tensor([[-0.5000,  0.0000, -0.5000],
+            [-1.0000, -0.5000,  0.0000]])
+    """
+    if not callable(score_mod) or isinstance(score_mod, Bias):
+        raise ConfigurationError(
+            f"from_mod needs a function (score, b, h, q, k) -> score; it was given a {type(score_mod).__name__}"
+        )
+    sizes = {"batch": batch, "heads": heads}
+    for name, size in sizes.items():
+        if size is not None and size < 1:
+            raise ConfigurationError(f"from_mod needs at least 1 as {name}; it is {size}")
+    reading = _read(score_mod)
+    for name in ("batch", "heads"):
+        if name in reading.reads and sizes[name] is None:
+            raise ConfigurationError(
+                f"from_mod's function reads {'b' if name == 'batch' else 'h'}, so the bias differs between {name}: say "
+                f"how many there are, from_mod(function, {name}=...)"
+            )
+    function = Watched(score_mod, reading)
+    remembered(function)
+    return FromMod(function, batch, heads, function.captured)
+
+
+def _read(score_mod: ScoreMod) -> Reading:
+    """Watch the function at one pair."""
+    score = torch.zeros(())
+    batch, heads, query, key = torch.zeros(4, dtype=torch.int64).unbind()
+    reading = Reading(score=score, batch=batch, heads=heads, query=query, key=key)
+    try:
+        with reading:
+            value = score_mod(score, batch, heads, query, key)
+        used = list(reading.captured.values())
+        with torch.enable_grad(), Swapped(used, [tensor.detach() for tensor in used]):
+            unseen = score_mod(score, batch, heads, query, key)
+    except Exception as error:  # it may be any: the function is the user's
+        raise ConfigurationError(
+            f"from_mod's function fails for a score of 0 at b = h = q = k = 0: {type(error).__name__}: {error}. It is "
+            "called as score_mod(score, b, h, q, k), five tensors without axes"
+        ) from error
+    if not isinstance(value, Tensor) or value.ndim or not value.is_floating_point():
+        returned = f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+        raise ConfigurationError(
+            f"from_mod's function returned {returned} for one pair; it needs one number in floating point, of shape "
+            "(): the score with something added. Booleans are a mask: masks.from_mod"
+        )
+    if unseen.requires_grad:
+        raise ConfigurationError(
+            "from_mod's function takes a gradient into a tensor that torch does not see it use, such as one inside an "
+            "autograd.Function: give that tensor's numbers by indexing, or make them biases.tensor(...)"
+        )
+    return reading
+
+
+def _ends(positions: Tensor, axis: int) -> Tensor:
+    """The first and the last position along an axis."""
+    last = positions.shape[axis] - 1
+    return positions.index_select(axis, torch.tensor([0, last], device=positions.device)) if last > 1 else positions
+
+
+def _mapped(function: Callable[..., Tensor], *indices: Tensor) -> Tensor:
+    """A function of single numbers over all pairs of indices with as many axes, which broadcast."""
+    if not indices[0].ndim:
+        return function(*indices)
+    several = tuple(0 if len(index) > 1 else None for index in indices)
+    rest = [index if len(index) > 1 else index[0] for index in indices]
+    if several == (None,) * len(indices):
+        return _mapped(function, *rest).unsqueeze(0)
+
+    def one_axis_less(*indices: Tensor) -> Tensor:
+        return _mapped(function, *indices)
+
+    return torch.vmap(one_axis_less, several)(*rest)

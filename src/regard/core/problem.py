@@ -1,0 +1,154 @@
+"""One call of attention, checked and ready: what every kernel gets, and all that it gets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..errors import DeviceError, MaskError, ShapeError
+from .dropout import Dropout
+from .grid import WHOLE, Grid
+from .score_forms import PairForm
+
+if TYPE_CHECKING:
+    from ..biases import Bias
+    from ..masks import Mask
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Problem:
+    """softmax( softcap(f(Q, K)) + B, where M ) · V, with the score's projections done.
+
+    Shapes: pairs over query (..., heads, M, ·) and key (..., key heads, N, ·); value (..., key heads, N, Dv); the
+    weights are (..., heads, M, N). Inputs with fewer than four dimensions have no head axis.
+    """
+
+    pairs: PairForm
+    value: Tensor
+    mask: Mask | None = None
+    bias: Bias | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    dropout: Dropout | None = None
+    query_positions: Tensor | None = None
+    key_positions: Tensor | None = None
+    wants_lse: bool = False
+
+    @property
+    def queries(self) -> int:
+        """M, the number of queries."""
+        return self.pairs.query.shape[-2]
+
+    @property
+    def keys(self) -> int:
+        """N, the number of keys."""
+        return self.value.shape[-2]
+
+    @property
+    def heads(self) -> bool:
+        """Whether the inputs have a head axis."""
+        return self.value.ndim >= 4
+
+    @property
+    def batch(self) -> torch.Size:
+        """The axes in front of heads, or in front of the lengths where there are no heads."""
+        return self.weights_shape[: -3 if self.heads else -2]
+
+    @property
+    def weights_shape(self) -> torch.Size:
+        """The shape that the weights would have: (..., heads, M, N)."""
+        query = self.pairs.query
+        last = -3 if query.ndim >= 4 else -2
+        batches = query.shape[:last], self.pairs.key.shape[:last], self.value.shape[:last]
+        alike = batches[0] == batches[1] == batches[2]  # the usual case, and much the faster to see
+        batch = batches[0] if alike else torch.broadcast_shapes(*batches)
+        return torch.Size((*batch, *query.shape[last:-1], self.keys))
+
+    def grid(self) -> Grid:
+        """The pairs of this problem and their positions."""
+        return Grid.of(
+            self.queries,
+            self.keys,
+            query_positions=self.query_positions,
+            key_positions=self.key_positions,
+            heads=self.heads,
+            device=self.value.device,
+        )
+
+    def keep(self, grid: Grid) -> Tensor | None:
+        """Which pairs of the grid exist (True = attend), broadcastable to its weights; None means all."""
+        if self.mask is None:
+            return None
+        try:
+            keep = self.mask.keep(grid)
+        except ShapeError as error:
+            raise MaskError(f"mask {self.mask!r} does not fit: {error}") from None
+        if not self._fits(keep):
+            raise MaskError(
+                f"mask {self.mask!r} has the shape {(*keep.shape[:-2], *self.weights_shape[-2:])}, which does not "
+                f"broadcast to the weights' shape {tuple(self.weights_shape)} (batch and heads, queries, keys)"
+            )
+        return keep
+
+    def bias_values(self, grid: Grid) -> Tensor | None:
+        """What is added to the scores of the grid, broadcastable to its weights; None means nothing."""
+        if self.bias is None:
+            return None
+        try:
+            values = self.bias.values(grid)
+        except ShapeError as error:
+            raise ShapeError(f"bias {self.bias!r} does not fit: {error}") from None
+        if values.device != self.value.device:
+            raise DeviceError(
+                f"bias {self.bias!r} is on {values.device}, but query, key and value are on {self.value.device}: "
+                f"move it with .to({str(self.value.device)!r})"
+            )
+        if not self._fits(values):
+            raise ShapeError(
+                f"bias {self.bias!r} has the shape {(*values.shape[:-2], *self.weights_shape[-2:])}, which does not "
+                f"broadcast to the weights' shape {tuple(self.weights_shape)} (batch and heads, queries, keys)"
+            )
+        return values
+
+    def scores(self, rows: slice = WHOLE, columns: slice = WHOLE) -> Tensor:
+        """softcap(f(Q, K)) + B where M, and -inf elsewhere, for some rows and columns: (..., heads, M, N)."""
+        grid = self.grid().tile(rows, columns)
+        scores = self.pairs.tile(rows, columns).scores()
+        if self.softcap is not None:
+            scores = self.softcap * torch.tanh(scores / self.softcap)
+        bias, keep = self.bias_values(grid), self.keep(grid)
+        if bias is not None:
+            scores = scores + bias
+        if keep is not None:
+            scores = scores.masked_fill(~keep, float("-inf"))
+        return scores
+
+    def drop(self, weights: Tensor) -> Tensor:
+        """The weights (..., heads, M, N) after dropout, if there is any."""
+        if self.dropout is None:
+            return weights
+        heads = self.weights_shape[-3] if self.heads else 1
+        shape = self.batch.numel(), heads, self.queries, self.keys
+        kept = self.dropout.kept(shape, WHOLE, WHOLE, WHOLE).view(self.weights_shape)
+        return weights * kept.to(weights.dtype) / (1 - self.dropout.probability)
+
+    def asks_for_gradient(self) -> bool:
+        """Whether autograd will ask for the gradient of query, key or value."""
+        tensors = self.pairs.query, self.pairs.key, self.value
+        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+    def bias_needs_gradient(self) -> bool:
+        """Whether autograd asks the bias for a gradient."""
+        return (
+            self.bias is not None and torch.is_grad_enabled() and any(p.requires_grad for p in self.bias.parameters())
+        )
+
+    def _fits(self, pairs: Tensor) -> bool:
+        """Whether the leading axes broadcast to the weights' without enlarging them (`Grid.cut` checks M and N)."""
+        leading, whole = pairs.shape[:-2], self.weights_shape[:-2]
+        return len(leading) <= len(whole) and all(
+            size in (1, of) for size, of in zip(reversed(leading), reversed(whole), strict=False)
+        )

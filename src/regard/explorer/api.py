@@ -1,0 +1,267 @@
+"""What is told of an atlas to whoever shows it: a page that is served, a static page, a notebook.
+
+Numbers are float32, row by row. Whatever is asked is checked against the atlas before anything is computed.
+
+What a page is told of words: which tokens make them, links between them, and which translation they are of.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..errors import AtlasError, CorpusError
+from ..heads.word_alignment import SentenceLinks, alignment_error_rate, word_links
+from .atlas import Atlas, AttentionMap
+from .atlas.translation_info import Numbers, to_json
+
+MOST_WORDS = 512
+"""Of longer maps, or maps of more words, nothing is told: a page could not hold all of their weights."""
+MOST_LINK_CELLS = 2**16
+"""Of maps with more pairs no head's links are counted beforehand,"""
+MOST_HEADS = 4096
+"""nor of more heads than these."""
+
+
+class Wording:
+    """Lists of word numbers, each once, and what each of some maps has of them, ready for JSON.
+
+    maps: by map, what it has of words. metrics: by map, numbers for each head by their names.
+    """
+
+    def __init__(self, maps: Sequence[AttentionMap], longest: int) -> None:
+        self._numbers: dict[Numbers, int] = {}
+        self._longest = longest
+        self._room = MOST_HEADS
+        self.metrics = [self._rates(of) for of in maps]
+        self.maps: list[dict[str, Any]] = [self._of(of) for of in maps]
+
+    @property
+    def lists(self) -> list[list[int]]:
+        """For each list the number of each token's word, -1 for none."""
+        return [list(numbers) for numbers in self._numbers]
+
+    def _of(self, of: AttentionMap) -> dict[str, Any]:
+        """Its hypothesis, its lists of words by their places in `lists`, None where each token is one, and its gold."""
+        told: dict[str, Any] = {}
+        if of.hypothesis is not None:
+            text = of.hypothesis.text
+            shown = text if len(text) <= self._longest else text[: self._longest - 1] + "…"
+            told["hypothesis"] = {"rank": of.hypothesis.rank, "text": shown, "score": of.hypothesis.score}
+        sides = of.query_words, of.key_words
+        if max(of.queries, of.keys) > MOST_WORDS or max((max(side) for side in sides if side), default=0) >= MOST_WORDS:
+            return told
+        if any(side is not None for side in sides):
+            told["words"] = [self._place(side) for side in sides]
+        if of.gold is not None:
+            told["gold"] = to_json(of.gold)
+        return told
+
+    def _rates(self, of: AttentionMap) -> dict[str, list[float | None]]:
+        """How far the argmax links of each head are from the gold ones, where a map has some and is short."""
+        if of.gold is None or of.queries * of.keys > MOST_LINK_CELLS or of.heads > self._room:
+            return {}
+        self._room -= of.heads
+        return {"AER_argmax": [_error_rate(of, of.gold, head) for head in range(of.heads)]}
+
+    def _place(self, numbers: Numbers | None) -> int | None:
+        return None if numbers is None else self._numbers.setdefault(numbers, len(self._numbers))
+
+
+def _error_rate(of: AttentionMap, gold: SentenceLinks, head: int) -> float | None:
+    source = range(of.keys) if of.key_words is None else of.key_words
+    target = range(of.queries) if of.query_words is None else of.query_words
+    try:
+        weights = torch.from_numpy(of.weights(head, slice(0, of.queries), slice(0, of.keys)))
+        return alignment_error_rate([word_links(weights, source, target)], [gold.sure], [gold.possible])
+    except (AtlasError, CorpusError):  # a file that cannot be read so far, or neither links nor sure ones
+        return None
+
+
+Floats = NDArray[np.float32]
+Reduce = Literal["mean", "max"]
+
+VERSION = 1
+TILE = 256
+"""Rows and columns of the weights that are told at a time."""
+MOST_TOKENS = 4096
+"""Tokens that are told at a time."""
+MOST_CHARACTERS = 1000
+"""A token is cut behind so many."""
+MOST_CELLS = 2**22
+"""Cells of a pyramid that are told at a time: 16 MB."""
+
+
+class Answers:
+    """An atlas, asked by numbers: maps, heads, rows and columns count from 0, and stops do not count themselves.
+
+    Raises:
+        AtlasError: there is no map in the atlas.
+
+    >>> import torch
+    >>> answers = Answers(Atlas.from_weights({"head": torch.tensor([[[1.0, 0.0], [0.25, 0.75]]])}, tokens=["a", "b"]))
+    >>> answers.tokens(0, "key", 0, 2), answers.weights(0, 0, (1, 2), (0, 2)).tolist()
+    (['a', 'b'], [[0.25, 0.75]])
+    """
+
+    def __init__(self, atlas: Atlas) -> None:
+        if not atlas.maps:
+            raise AtlasError("the atlas has no map of attention in it, so there is nothing to show")
+        self._maps = atlas.maps
+        self._title = atlas.title
+        self._profiles = [which for which in atlas.maps[0].profiles if all(which in of.profiles for of in atlas.maps)]
+
+    def meta(self) -> dict[str, Any]:
+        """What there is, ready for JSON: the title, and of each map its sizes, levels, metrics and roles."""
+        wording = Wording(self._maps, MOST_CHARACTERS)
+        return {
+            "version": VERSION,
+            "title": self._title,
+            "overview": True,
+            "profiles": self._profiles,
+            "words": wording.lists,
+            "maps": [
+                {**_described(of, more), **told}
+                for of, told, more in zip(self._maps, wording.maps, wording.metrics, strict=True)
+            ],
+        }
+
+    def tokens(self, map: int, side: str, start: int, stop: int) -> list[str]:  # noqa: A002
+        """The tokens from start to stop - 1 of the queries ("query") or keys ("key"), each cut to MOST_CHARACTERS.
+
+        Raises:
+            AtlasError: there is no such map, side or token; too many at a time.
+        """
+        of = self._map(map)
+        if side not in ("query", "key"):
+            raise AtlasError(f"a map has tokens of the side 'query' and of the side 'key'; there is no side {side!r}")
+        count = of.queries if side == "query" else of.keys
+        _check_stretch("tokens", (start, stop), count, MOST_TOKENS)
+        words = of.query_tokens if side == "query" else of.key_tokens
+        return [shortened(word) for word in words[start:stop]]
+
+    def pooled(self, map: int, head: int, level: int, reduce: str) -> Floats:  # noqa: A002
+        """One whole level of the pyramid of a head, (rows, columns); NaN where a cell has no pair that exists.
+
+        Raises:
+            AtlasError: there is no such map, head, level or way to reduce; the level has too many cells.
+        """
+        of = self._map(map)
+        _check_number("level", level, len(of.levels), of)
+        _check_cells(math.prod(of.levels[level]))
+        return np.asarray(of.pooled(head, level, _reduce(reduce)), dtype=np.float32)
+
+    def overview(self, map: int, reduce: str) -> Floats:  # noqa: A002
+        """The coarsest level of all heads of a map, (heads, rows, columns); NaN as in `pooled`.
+
+        Raises:
+            AtlasError: there is no such map or way to reduce; there are too many cells.
+        """
+        of, how = self._map(map), _reduce(reduce)
+        _check_cells(of.heads * math.prod(of.levels[-1]))
+        last = len(of.levels) - 1
+        return np.stack([of.pooled(head, last, how) for head in range(of.heads)]).astype(np.float32)
+
+    def weights(self, map: int, head: int, rows: tuple[int, int], columns: tuple[int, int]) -> Floats:  # noqa: A002
+        """The exact weights of a head, from rows[0] to rows[1] - 1 and so for columns; NaN where a pair does not exist.
+
+        Raises:
+            AtlasError: there is no such map, head, row or column; more than TILE × TILE.
+        """
+        of = self._map(map)
+        _check_number("head", head, of.heads, of)
+        _check_stretch("rows", rows, of.queries, TILE)
+        _check_stretch("columns", columns, of.keys, TILE)
+        return shown_weights(of, head, slice(*rows), slice(*columns))
+
+    def profile(self, map: int, head: int, which: str) -> Floats:  # noqa: A002
+        """The "entropy" of each row, (M,), in nats, its "largest" weight, or what each key "received", (N,).
+
+        Raises:
+            AtlasError: there is no such map, head or profile.
+        """
+        of = self._map(map)
+        if which not in self._profiles:
+            known = ", ".join(repr(name) for name in self._profiles)
+            raise AtlasError(f"a map has the profiles {known}; there is no {which[:40]!r}")
+        return profile_of(of, head, which)
+
+    def _map(self, number: int) -> AttentionMap:
+        if not 0 <= number < len(self._maps):
+            raise AtlasError(f"the atlas has the maps 0 to {len(self._maps) - 1}; there is no map {number}")
+        return self._maps[number]
+
+
+def shown_weights(of: AttentionMap, head: int, rows: slice, columns: slice) -> Floats:
+    """Weights as they are shown: NaN where a pair does not exist."""
+    weights = np.asarray(of.weights(head, rows, columns), dtype=np.float32)
+    exists = of.exists(head, rows, columns)
+    return weights if exists.all() else np.where(exists, weights, np.float32(np.nan))
+
+
+def profile_of(of: AttentionMap, head: int, which: str) -> Floats:
+    """One of the `profiles` of a map."""
+    tell = {"entropy": of.entropy, "received": of.received, "largest": of.largest}[which]
+    return np.asarray(tell(head), dtype=np.float32)
+
+
+def shortened(word: str) -> str:
+    """A token of at most MOST_CHARACTERS: a page shows no more, and one may have a million.
+
+    >>> len(shortened("a" * 5000)), shortened("short")
+    (1000, 'short')
+    """
+    return word if len(word) <= MOST_CHARACTERS else word[: MOST_CHARACTERS - 1] + "…"
+
+
+def _described(of: AttentionMap, more: Mapping[str, Sequence[float | None]]) -> dict[str, Any]:
+    return {
+        "name": of.name,
+        "call": of.call,
+        "sequence": of.sequence,
+        "kind": of.kind,
+        "heads": of.heads,
+        "queries": of.queries,
+        "keys": of.keys,
+        "levels": [list(shape) for shape in of.levels],
+        "cells": [list(of.cell(level)) for level in range(len(of.levels))],
+        "metrics": {**{name: _numbers(values.tolist()) for name, values in of.metrics.items()}, **more},
+        "roles": [[dict(role) for role in roles] for roles in of.roles],
+    }
+
+
+def _numbers(values: Sequence[float]) -> list[float | None]:
+    """JSON has no NaN and no infinity: null stands for both."""
+    return [float(value) if math.isfinite(value) else None for value in values]
+
+
+def _reduce(name: str) -> Reduce:
+    if name == "mean" or name == "max":
+        return name
+    raise AtlasError(f"a level has the 'mean' and the 'max' of its cells; there is no {name[:40]!r}")
+
+
+def _check_number(what: str, number: int, count: int, of: AttentionMap) -> None:
+    if not 0 <= number < count:
+        raise AtlasError(f"the map {of.name[:80]!r} has the {what}s 0 to {count - 1}; there is no {what} {number}")
+
+
+def _check_stretch(what: str, stretch: tuple[int, int], count: int, most: int) -> None:
+    start, stop = stretch
+    if not 0 <= start < stop <= count:
+        raise AtlasError(
+            f"there are {count:,} {what}, and they were asked for from {start} to {stop}; a start needs to be before "
+            f"its stop, and the stop at most {count}"
+        )
+    if stop - start > most:
+        raise AtlasError(f"{stop - start:,} {what} were asked for at once; at most {most:,} are told: ask for parts")
+
+
+def _check_cells(count: int) -> None:
+    if count > MOST_CELLS:
+        raise AtlasError(f"{count:,} cells were asked for at once; at most {MOST_CELLS:,} are told: ask for less")

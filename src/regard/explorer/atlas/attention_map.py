@@ -1,0 +1,294 @@
+"""One map of an atlas: the weights of all heads of one call on one sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...errors import AtlasError
+from ...heads.word_alignment import SentenceLinks
+from ...lenses import Weights
+from .pyramid import Levels, unpacked, unpacked_of_revision_1
+from .recorded_problem import Faults, Posed
+from .tokenized_text import read_words
+from .translation_info import Hypothesis, Numbers, from_json, read_numbers
+
+Record = Mapping[str, Any]
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AttentionMap:
+    """The weights of one call of an attention module on one sequence of the batch, all heads, at any length.
+
+    name: of the module in its model. call: which of its calls; where several are rows of one map, the first of them.
+    sequence: which of the batch. kind: "self", or "cross" to another sequence.
+    """
+
+    record: Record
+    arrays: Mapping[str, Tensor]
+    sequence: int
+
+    @property
+    def name(self) -> str:
+        """The name of the module in its model."""
+        return self.record["name"]
+
+    @property
+    def call(self) -> int:
+        """Which of the module's calls it is, from 0; the first of them where several are rows of one map."""
+        return self.record["call"]
+
+    @property
+    def steps(self) -> int:
+        """How many calls it is made of."""
+        return self.record["steps"]
+
+    @property
+    def kind(self) -> Literal["self", "cross"]:
+        """What the queries attend to: their own sequence, or another."""
+        return self.record["kind"]
+
+    @property
+    def heads(self) -> int:
+        """How many heads there are."""
+        return self.record["heads"]
+
+    @property
+    def queries(self) -> int:
+        """M, how many queries there are."""
+        return self.record["queries"]
+
+    @property
+    def keys(self) -> int:
+        """N, how many keys there are."""
+        return self.record["keys"]
+
+    @property
+    def rounding(self) -> float:
+        """By how much a weight may differ, for its size, from that of the model; 0 where q and k are kept as they were.
+
+        A bound on what rounding q and k to half precision does: most weights are several times nearer.
+        """
+        return self.record["rounding"]
+
+    @cached_property
+    def query_tokens(self) -> tuple[str, ...]:
+        """The words that ask; their positions where none were given."""
+        return self._words("query", self.query_positions)
+
+    @cached_property
+    def key_tokens(self) -> tuple[str, ...]:
+        """The words that are asked; their positions where none were given."""
+        return self._words("key", self.key_positions)
+
+    @cached_property
+    def query_positions(self) -> NDArray[np.int64]:
+        """(M,): where the queries sit."""
+        return self._positions("query", self.queries)
+
+    @cached_property
+    def key_positions(self) -> NDArray[np.int64]:
+        """(N,): where the keys sit."""
+        return self._positions("key", self.keys)
+
+    @cached_property
+    def query_words(self) -> Numbers | None:
+        """(M,): the number of the word that each query belongs to, -1 for none; None where `Pieces` told nothing."""
+        return self._word_numbers("query")
+
+    @cached_property
+    def key_words(self) -> Numbers | None:
+        """(N,): the same of the keys."""
+        return self._word_numbers("key")
+
+    @property
+    def hypothesis(self) -> Hypothesis | None:
+        """Which of the n best translations it is of; None where `Atlas.with_hypotheses` told nothing."""
+        told = self.record.get("hypotheses")
+        return Hypothesis(**told[self.sequence]) if told and told[self.sequence] else None
+
+    @property
+    def gold(self) -> SentenceLinks | None:
+        """The links between words that people made, source word first; None unless `Atlas.with_gold` gave some."""
+        told = self.record.get("gold")
+        return from_json(told[self.sequence]) if told and told[self.sequence] else None
+
+    def weights(self, head: int, rows: slice, columns: slice) -> Floats:
+        """The weights of a head on rows × columns, (m, n); 0 where a pair does not exist.
+
+        They are computed from what is kept, by the library's formula, and are those of the model up to `rounding`,
+        each row normed over all its keys.
+
+        Raises:
+            AtlasError: there is no such head; rows or columns that are not there, or not a plain slice; more of them
+                than there is memory for.
+        """
+        rows, columns = self._stretches(head, rows, columns)
+        if self.record["score"] == "weights":
+            return self._array("weights")[self.sequence, head, rows, columns].float().numpy()
+        with torch.no_grad(), self._faults():
+            problem, lens = self.posed.head(head), Weights(rows, columns)
+            lens.check(problem)
+            return lens.look(problem, self.posed.lse[head]).float().numpy()
+
+    def exists(self, head: int, rows: slice, columns: slice) -> NDArray[np.bool_]:
+        """Which pairs of a head exist, (m, n), True = attend; all do, as far as is known, of arrays that were given.
+
+        Raises:
+            AtlasError: as `weights`.
+        """
+        rows, columns = self._stretches(head, rows, columns)
+        shape = rows.stop - rows.start, columns.stop - columns.start
+        if self.record["score"] == "weights":
+            return np.ones(shape, dtype=np.bool_)
+        with torch.no_grad(), self._faults():
+            problem = self.posed.head(head)
+            keep = problem.keep(problem.grid().tile(rows, columns))
+            return np.ones(shape, dtype=np.bool_) if keep is None else keep.expand(shape).numpy().copy()
+
+    @property
+    def levels(self) -> tuple[tuple[int, int], ...]:
+        """Rows and columns of cells of each level of the pyramid, the finest first; the last fits in 64 × 64."""
+        return self._levels.shapes
+
+    def cell(self, level: int) -> tuple[int, int]:
+        """How many queries and keys one cell of a level has; the last ones may have fewer."""
+        self._check("level", level, len(self.levels))
+        return self._levels.cell(level)
+
+    def pooled(self, head: int, level: int, reduce: Literal["mean", "max"] = "mean") -> Floats:
+        """The mean or largest weight of each cell of a level, (rows, columns); NaN where no pair of the cell exists.
+
+        So have all cells of a row that attends to NaN.
+
+        A mean is over all pairs of its cell, those that do not exist with the weight 0: means times the sizes of their
+        cells sum to the sum of all weights. Kept in one byte a cell: for a head whose largest cell is t, a cell v is
+        off by at most t · (√(v/t)/254 + 4e-6). Files of version 1 do not tell where no pair exists: there it is 0.
+
+        Raises:
+            AtlasError: there is no such head, level or way to reduce.
+        """
+        self._check("head", head, self.heads)
+        self._check("level", level, len(self.levels))
+        if reduce not in ("mean", "max"):
+            raise AtlasError(f"a map has the cells' 'mean' and 'max'; there is no {reduce!r}")
+        column = level + (len(self.levels) if reduce == "mean" else 0)
+        top = self._kept("tops")[self.sequence, head, column]
+        read = unpacked if self.record.get("revision", 1) > 1 else unpacked_of_revision_1
+        return read(self._kept(f"{reduce}.{level}")[self.sequence, head], top).numpy()
+
+    @cached_property
+    def metrics(self) -> Mapping[str, Floats]:
+        """One number for each head, (heads,), under the name of what it measures, over rows that attend to something.
+
+        NaN of a head without such a row, or with one that attends to NaN.
+
+        entropy: mean over rows, in nats. effective_keys: mean exp(entropy). top1: mean largest weight. sink: mean
+        weight on the first key that anything attends to. Of self-attention too, in positions: distance, the mean of
+        |query - key|; local, the weight within 8 positions; self, previous, next: that on distance 0, 1 and -1.
+        """
+        kept = self._kept("metrics")[self.sequence]
+        return MappingProxyType({name: kept[:, at].numpy() for at, name in enumerate(self.record["metrics"])})
+
+    def entropy(self, head: int) -> Floats:
+        """-Σ_j w_ij · ln w_ij of each row, (M,), in nats; NaN of a row that attends to NaN."""
+        self._check("head", head, self.heads)
+        return self._kept("entropy")[self.sequence, head].numpy()
+
+    def received(self, head: int) -> Floats:
+        """Σ_i w_ij of each key, (N,); NaN of a head with a row that attends to NaN."""
+        self._check("head", head, self.heads)
+        return self._kept("received")[self.sequence, head].numpy()
+
+    def largest(self, head: int) -> Floats:
+        """max_j w_ij of each row, (M,); 0 of a row that attends to nothing, NaN of one that attends to NaN.
+
+        Raises:
+            AtlasError: there is no such head; the atlas is of version 1, which does not keep them.
+        """
+        self._check("head", head, self.heads)
+        if "largest" not in self.profiles:
+            raise AtlasError(
+                f"the atlas that {self.name!r} is in was written by an older regard, which kept no largest weight of "
+                "each row: record the model again"
+            )
+        return self._kept("largest")[self.sequence, head].numpy()
+
+    @property
+    def profiles(self) -> tuple[Literal["entropy", "received", "largest"], ...]:
+        """The names of the methods that tell one number for each row or key."""
+        return ("entropy", "received", "largest") if self.record.get("revision", 1) > 1 else ("entropy", "received")
+
+    @property
+    def roles(self) -> tuple[tuple[Mapping[str, Any], ...], ...]:
+        """The roles of each head, {"name", "score", "n", "rule"}: found where tokens were given, or told."""
+        roles = self.record.get("roles")
+        return tuple(tuple(of) for of in roles[self.sequence]) if roles else ((),) * self.heads
+
+    def __repr__(self) -> str:
+        at = f", call {self.call}" * bool(self.call) + f", sequence {self.sequence}" * bool(self.sequence)
+        return f"<{self.kind} attention {self.name!r}{at}: {self.heads} heads, {self.queries} × {self.keys}>"
+
+    @cached_property
+    def _levels(self) -> Levels:
+        return Levels(self.queries, self.keys, *self.record["cell"])
+
+    def _array(self, name: str) -> Tensor:
+        return self.arrays[self.record["arrays"][name]]
+
+    def _kept(self, name: str) -> Tensor:
+        return self.arrays[self.record["prefix"] + name]
+
+    def _words(self, side: str, positions: NDArray[np.int64]) -> tuple[str, ...]:
+        lists = self.record["tokens"][side]
+        if lists is None:
+            return tuple(map(str, positions.tolist()))
+        name = f"words.{lists[self.sequence]}"
+        return read_words(self.arrays[name], self.arrays[f"{name}.ends"])
+
+    def _word_numbers(self, side: str) -> Numbers | None:
+        lists = self.record["tokens"][side]
+        return None if lists is None else read_numbers(self.arrays, f"words.{lists[self.sequence]}")
+
+    def _positions(self, side: str, count: int) -> NDArray[np.int64]:
+        if f"{side}_positions" not in self.record["arrays"]:
+            return np.arange(count, dtype=np.int64)
+        return self.posed.of_sequence(f"{side}_positions").numpy()
+
+    @cached_property
+    def posed(self) -> Posed:
+        """What is kept of queries and keys, as problems; a map of weights that were given has none."""
+        return Posed(self.record, self.arrays, self.sequence)
+
+    def _stretches(self, head: int, rows: slice, columns: slice) -> tuple[slice, slice]:
+        self._check("head", head, self.heads)
+        return _stretch("rows", rows, self.queries), _stretch("columns", columns, self.keys)
+
+    def _check(self, what: str, number: int, count: int) -> None:
+        if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < count:
+            raise AtlasError(f"the map {self.name!r} has the {what}s 0 to {count - 1}; there is no {what} {number!r}")
+
+    def _faults(self) -> Faults:
+        return Faults(self.name)
+
+
+def _stretch(name: str, stretch: slice, count: int) -> slice:
+    """A plain slice within 0..count, its ends written out."""
+    if not isinstance(stretch, slice) or stretch.step not in (None, 1):
+        raise AtlasError(f"weights need {name} as a slice without a step, such as slice(0, 256); they are {stretch!r}")
+    ends = [0 if stretch.start is None else stretch.start, count if stretch.stop is None else stretch.stop]
+    if (
+        not all(isinstance(end, int) and not isinstance(end, bool) for end in ends)
+        or not 0 <= ends[0] <= ends[1] <= count
+    ):
+        raise AtlasError(f"there are {count:,} {name}; they were asked for from {stretch.start} to {stretch.stop}")
+    return slice(*ends)

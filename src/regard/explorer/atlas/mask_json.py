@@ -1,0 +1,252 @@
+"""Masks and biases as JSON: names from one table, plain numbers, and references to arrays; nothing else is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...biases import Bias
+from ...biases.alibi import Alibi
+from ...biases.base import Sum, TensorBias
+from ...biases.gaussian import Gaussian
+from ...biases.relative import Bucketed, Clipped
+from ...biases.score_mod import FromMod as BiasFromMod
+from ...core.grid import Grid
+from ...errors import AtlasError, nearest
+from ...masks import Mask
+from ...masks.base import And, Not, Or
+from ...masks.causal import Causal
+from ...masks.convert.flex import BlockLayout
+from ...masks.documents import Documents
+from ...masks.padding import Padding
+from ...masks.prefix import Prefix, PrefixPerBatch
+from ...masks.sparse_patterns import Dilated, Fixed, GlobalTokens, RandomBlocks, Strided
+from ...masks.tensor_mask import Where
+from ...masks.window import Window
+from .bitmap_mask import TiledMask, tiled
+
+MASKS: dict[str, type[Mask]] = {
+    "and": And,
+    "or": Or,
+    "not": Not,
+    "causal": Causal,
+    "window": Window,
+    "dilated": Dilated,
+    "strided": Strided,
+    "fixed": Fixed,
+    "prefix": Prefix,
+    "prefix_per_batch": PrefixPerBatch,
+    "padding": Padding,
+    "documents": Documents,
+    "global_tokens": GlobalTokens,
+    "random_blocks": RandomBlocks,
+    "block_layout": BlockLayout,
+    "where": Where,
+    "tiles": TiledMask,
+}
+BIASES: dict[str, type[Bias]] = {
+    "sum": Sum,
+    "alibi": Alibi,
+    "clipped": Clipped,
+    "relative": Bucketed,
+    "gaussian": Gaussian,
+    "tensor": TensorBias,
+}
+_NAMES: dict[type, str] = {kind: name for table in (MASKS, BIASES) for name, kind in table.items()}
+_BY_ROWS = Where | Padding | Prefix | PrefixPerBatch | TiledMask | TensorBias | Gaussian
+FEW = 2**12
+"""A bool tensor over pairs of at most so many numbers is kept as it is."""
+MOST_NUMBERS = 2**26
+"""The most bytes that a bias over single pairs may take."""
+DEEPEST = 64
+LARGEST = 2**53
+MOST_DRAWN = 2**22
+"""The most random blocks that are drawn again for a file."""
+
+Store = Callable[[Tensor], str]
+
+
+def written(value: Mask | Bias, grid: Grid, store: Store) -> dict[str, Any]:
+    """A mask or a bias on the pairs of a grid, as JSON; `store` takes each of its tensors and gives its name.
+
+    Raises:
+        AtlasError: a bias that is a function, a class of one's own, or more numbers than an atlas takes.
+    """
+    if isinstance(value, Mask) and (type(value) not in _NAMES or _is_large(value)):
+        value = tiled(value, grid)
+    if type(value) not in _NAMES:
+        what = "a function" if isinstance(value, BiasFromMod) else f"a {type(value).__name__}"
+        raise AtlasError(
+            f"the bias {value!r} is {what}, which an atlas cannot hold: give the attention its values, by "
+            "biases.tensor(...), or a bias of distances such as biases.alibi or biases.relative"
+        )
+    if isinstance(value, TensorBias) and isinstance(value := by_distance(value, grid), TensorBias):
+        _check_size(value)
+    instance: Any = value
+    parts = {field.name: _part(getattr(value, field.name), grid, store) for field in fields(instance) if field.init}
+    return {"is": _NAMES[type(value)], **parts}
+
+
+def _part(part: Any, grid: Grid, store: Store) -> Any:
+    if isinstance(part, Mask | Bias):
+        return written(part, grid, store)
+    if isinstance(part, Tensor):
+        return {"array": store(part)}
+    return list(part) if isinstance(part, tuple) else part
+
+
+def by_rows(value: Mask | Bias | None) -> bool:
+    """Whether a mask or a bias asks for no position of a query: only for its row, or for nothing but keys."""
+    match value:
+        case And() | Or() | Sum():
+            return by_rows(value.left) and by_rows(value.right)
+        case Not():
+            return by_rows(value.mask)
+        case _:
+            return value is None or isinstance(value, _BY_ROWS)
+
+
+def by_distance(bias: TensorBias, grid: Grid) -> TensorBias | Clipped:
+    """A bias whose numbers are alike along diagonals, as T5's, as one number for each of them; others as they are."""
+    pairs, (queries, keys) = bias.pairs, grid.shape
+    leading = pairs.shape[:-3]
+    positions = grid.query_positions, grid.key_positions
+    if (
+        tuple(pairs.shape[-2:]) != (queries, keys)
+        or min(queries, keys) < 2
+        or leading.numel() != 1
+        or not all(of.ndim == 1 and bool((of.diff() == 1).all()) for of in positions)
+        or not torch.equal(pairs[..., 1:, 1:], pairs[..., :-1, :-1])
+    ):
+        return bias
+    pairs = pairs.reshape(-1, queries, keys)
+    lowest = int(positions[1][0] - positions[0][-1])
+    table = torch.cat([pairs[:, 1:, 0].flip(-1), pairs[:, 0]], -1)
+    return Clipped(table, -lowest, lowest + queries + keys - 2)
+
+
+def _is_large(mask: Mask) -> bool:
+    """Whether a mask has a number for each of many pairs."""
+    return isinstance(mask, Where) and min(mask.pairs.shape[-2:]) > 1 and mask.pairs.numel() > FEW
+
+
+def _check_size(bias: TensorBias) -> None:
+    size = bias.pairs.numel() * bias.pairs.element_size()
+    if size > MOST_NUMBERS:
+        raise AtlasError(
+            f"the bias {bias!r} takes {size / 1e6:,.0f} MB, more than the {MOST_NUMBERS / 1e6:,.0f} MB of numbers for "
+            "single pairs that an atlas holds: say it by distances, as biases.relative or biases.clipped, say which "
+            "pairs exist by a mask, or record fewer sequences at a time"
+        )
+
+
+def read_mask(tree: Any, arrays: Mapping[str, Tensor]) -> Mask:
+    """The mask that `written` wrote.
+
+    Raises:
+        AtlasError: it is none.
+    """
+    return _read(tree, MASKS, arrays, DEEPEST)
+
+
+def read_bias(tree: Any, arrays: Mapping[str, Tensor]) -> Bias:
+    """The bias that `written` wrote.
+
+    Raises:
+        AtlasError: it is none.
+    """
+    return _read(tree, BIASES, arrays, DEEPEST)
+
+
+def _read(tree: Any, table: Mapping[str, type], arrays: Mapping[str, Tensor], depth: int) -> Any:
+    if not isinstance(tree, dict) or not isinstance(tree.get("is"), str) or not depth:
+        raise AtlasError(f"a mask or bias in the atlas is {str(tree)[:80]!r}; it needs to be an object with a name")
+    name = tree["is"]
+    if name not in table:
+        raise AtlasError(f"the atlas has a mask or bias {name[:80]!r}, which is not known here; {nearest(name, table)}")
+    kind = table[name]
+    wanted = [field.name for field in fields(kind) if field.init]
+    if set(tree) != {"is", *wanted}:
+        raise AtlasError(f"{name!r} in the atlas has {sorted(tree)[:9]}; it needs 'is' and {wanted}")
+    values = [_value(tree[part], table, arrays, depth - 1) for part in wanted]
+    _check(name, dict(zip(wanted, values, strict=True)))
+    try:
+        return kind(*values)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise AtlasError(f"{name!r} in the atlas cannot be made: {error}") from None
+
+
+def _value(value: Any, table: Mapping[str, type], arrays: Mapping[str, Tensor], depth: int) -> Any:
+    if isinstance(value, dict) and set(value) == {"array"}:
+        name = value["array"]
+        if not isinstance(name, str) or name not in arrays:
+            raise AtlasError(f"a mask or bias in the atlas refers to the array {str(name)[:80]!r}, which is not there")
+        return arrays[name]
+    if isinstance(value, dict):
+        return _read(value, table, arrays, depth)
+    if isinstance(value, list) and all(_is_whole(item) for item in value):
+        return tuple(value)
+    if value is None or isinstance(value, bool) or _is_whole(value):
+        return value
+    raise AtlasError(f"a mask or bias in the atlas has {str(value)[:80]!r}; it needs whole numbers, arrays or masks")
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= LARGEST
+
+
+_TENSORS = {
+    "padding": "lengths",
+    "prefix_per_batch": "lengths",
+    "documents": "ids",
+    "where": "pairs",
+    "block_layout": "blocks",
+    "tiles": "marks",
+    "alibi": "slopes",
+    "clipped": "table",
+    "relative": "table",
+    "gaussian": "center",
+    "tensor": "pairs",
+}
+_POSITIVE = {"stride", "block", "step", "number"}
+_PARTS = {"left": (Mask, Bias), "right": (Mask, Bias), "mask": (Mask,)}
+
+
+def _check(name: str, values: dict[str, Any]) -> None:
+    """What the makers of masks and biases check, for values that come from a file."""
+
+    def need(condition: bool, what: str) -> None:
+        if not condition:
+            raise AtlasError(f"{name!r} in the atlas needs {what}; it has {str(values)[:200]}")
+
+    for part, kinds in _PARTS.items():
+        if part in values:
+            need(isinstance(values[part], kinds), f"a mask or bias as {part!r}")
+    held = {part for part, value in values.items() if isinstance(value, Tensor)}
+    expected = {_TENSORS[name]} if name in _TENSORS else set()
+    expected |= {"bits"} if name == "tiles" else {"sigma"} if name == "gaussian" else set()
+    need(held == expected, f"arrays as {sorted(expected)} and nowhere else")
+    for part in _POSITIVE & values.keys():
+        need(_is_whole(values[part]) and values[part] >= 1, f"{part!r} of at least 1")
+    if name == "random_blocks":
+        need(all(_is_whole(values[part]) for part in ("length", "seed")), "whole numbers")
+        need(values["heads"] is None or (_is_whole(values["heads"]) and values["heads"] > 0), "heads of at least 1")
+        drawn = (abs(values["length"]) // values["block"] + 1) ** 2 * (values["heads"] or 1)
+        need(values["length"] >= 1 and drawn <= MOST_DRAWN, f"at most {MOST_DRAWN:,} blocks")
+    if name == "tiles":
+        _check_tiles(values, need)
+    if name in ("where", "block_layout"):
+        need(values[_TENSORS[name]].dtype == torch.bool, "booleans")
+    if name in BIASES and name != "sum":
+        need(all(values[part].is_floating_point() for part in held), "floating-point numbers")
+
+
+def _check_tiles(values: dict[str, Any], need: Callable[[bool, str], None]) -> None:
+    verdicts, bits = values["marks"], values["bits"]
+    need(verdicts.dtype == bits.dtype == torch.uint8 and verdicts.ndim >= 2, "bytes")
+    partial = int((verdicts == 1).sum())
+    need(tuple(bits.shape) == (partial, 128, 16), f"the bits of {partial} tiles")

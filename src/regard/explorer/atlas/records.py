@@ -1,0 +1,276 @@
+"""Calls as records of an atlas: its weights are looked at once, and all that is kept is put into arrays.
+
+Weights that another tool computed, as an atlas keeps them.
+
+Whether the rows of a problem look back alone, as those of a text do that is read or written from left to right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ...core.problem import Problem
+from ...errors import AtlasError
+from ...kernels.lens_pass import sweep
+from ...lenses.base import Frame, Tile
+from ...masks import Mask
+from ...masks.base import And
+from ...masks.causal import Causal
+from ...masks.window import Window
+from .mask_json import by_rows, read_mask, written
+from .pyramid import SHARE, Existing, Levels
+from .role_detection import RolesOf
+from .summary import Arrays, Survey, Surveyed, summary
+from .tokenized_text import Lists, Place, Words, words_for
+
+if TYPE_CHECKING:
+    from ..captured_call import Call
+
+ROWS = 512
+"""Rows and columns that are looked at together."""
+
+
+def records_from_weights(
+    maps: Any, tokens: Any, tolerance: float, words: Words
+) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+    """The records of arrays, and the arrays that they have."""
+    named = _named(maps)
+    arrays, records = Arrays(), []
+    with torch.no_grad():
+        for number, (name, given) in enumerate(named.items()):
+            weights = _checked(name, given, tolerance)
+            batch, _, queries, keys = weights.shape
+            positions = torch.arange(queries)[None], torch.arange(keys)[None]
+            shape_says = "self" if queries == keys else "cross"
+            kind, sides = words_for(Place(name, shape_says, batch, queries, keys, 1, positions), tokens)
+            record = _weights_record(name, weights, kind, arrays, f"{number}.")
+            record["tokens"] = {side: words.add(lists) for side, lists in sides.items()}
+            records.append(record)
+    return records, arrays.held
+
+
+def _named(maps: Any) -> Mapping[str, Any]:
+    if isinstance(maps, Mapping) and all(isinstance(name, str) for name in maps):
+        named = maps
+    elif isinstance(maps, Sequence) and not isinstance(maps, str):
+        named = {f"layers.{number}": weights for number, weights in enumerate(maps)}
+    else:
+        raise AtlasError(
+            f"from_weights needs arrays by name, {{'layers.0': (heads, M, N)}}, or a list of them; it has a "
+            f"{type(maps).__name__}"
+        )
+    if not named:
+        raise AtlasError("from_weights needs at least one array of weights; it has none")
+    return named
+
+
+def _checked(name: str, given: Any, tolerance: float) -> Tensor:
+    """Weights (B, H, M, N) in half precision."""
+    try:
+        weights = torch.as_tensor(given).detach().cpu()
+    except (TypeError, ValueError, RuntimeError):
+        raise AtlasError(f"the weights {name!r} need to be an array; they are a {type(given).__name__}") from None
+    if weights.ndim not in (3, 4) or not weights.is_floating_point() or not weights.numel():
+        raise AtlasError(
+            f"the weights {name!r} are {weights.dtype} {tuple(weights.shape)}; they need floating-point numbers of the "
+            "shape (heads, M, N) or (batch, heads, M, N), none of them 0"
+        )
+    if not bool(weights.isfinite().all()) or bool((weights < 0).any()):
+        least = float(weights.min())
+        has = f"one is {least}" if least < 0 else "some are NaN or infinite"
+        raise AtlasError(f"the weights {name!r} need to be softmax weights, 0 to 1, and {has}: are these scores?")
+    most = float(weights.sum(-1, dtype=torch.float32).max())
+    if most > 1 + tolerance:
+        raise AtlasError(
+            f"a row of the weights {name!r} sums to {most:.4g}; it needs to be at most 1 + {tolerance}: are rows the "
+            "last axis but one, and is this one layer alone?"
+        )
+    return (weights if weights.ndim == 4 else weights[None]).to(torch.float16)
+
+
+def _weights_record(name: str, weights: Tensor, kind: str, arrays: Arrays, prefix: str) -> dict[str, Any]:
+    batch, heads, queries, keys = weights.shape
+    levels = Levels.of(queries, keys, SHARE * weights[0, 0].numel() * weights.element_size())
+    frame = Frame(weights.shape[:2], batch, heads, queries, keys, torch.float32, weights.device)
+    survey = Survey(frame, levels, (torch.arange(queries)[None], torch.arange(keys)[None]))
+    for tile in _tiles(weights):
+        survey.add(tile)
+    seen = survey.finish(None)
+    return {
+        "name": name,
+        "call": 0,
+        "steps": 1,
+        "kind": kind,
+        "leading": [batch, heads],
+        "head_axis": True,
+        "heads": heads,
+        "key_heads": heads,
+        "queries": queries,
+        "keys": keys,
+        "score": "weights",
+        "scale": 1.0,
+        "softcap": None,
+        "mask": None,
+        "bias": None,
+        "rounding": 0.0,
+        "arrays": {"weights": arrays.add(prefix + "weights", weights)},
+        **summary(seen, levels, Existing.everywhere(), seen.mass > 0, kind, arrays, prefix),
+    }
+
+
+def _tiles(weights: Tensor) -> Any:
+    batch, _, queries, keys = weights.shape
+    for sequence in range(batch):
+        for top in range(0, queries, ROWS):
+            for left in range(0, keys, ROWS):
+                rows, columns = slice(top, min(top + ROWS, queries)), slice(left, min(left + ROWS, keys))
+                part = weights[sequence : sequence + 1, :, rows, columns].float()
+                yield Tile(
+                    part, torch.special.xlogy(part, part) * _LOG2_E, slice(sequence, sequence + 1), rows, columns
+                )
+
+
+_LOG2_E = 1.4426950408889634
+
+
+CORNER = 128
+"""So many of the last rows and keys are looked at where a mask or a bias has no symbol."""
+LEAST = -1e4
+"""What models add to the score of a pair that is not to exist is below this, also in half precision."""
+
+
+def looks_back(problem: Problem) -> bool:
+    """Whether no row attends to a key behind its own, where the queries are the last of the keys.
+
+    A mask that says so by its symbol is believed. Of others, and of biases, the corner of the last rows and keys tells.
+    """
+    if problem.queries > problem.keys:
+        return False
+    if problem.queries == 1 or any(_is_back(part) for part in conjuncts(problem.mask)):
+        return True
+    if problem.mask is None and problem.bias is None:
+        return False
+    side = min(problem.queries, CORNER)
+    rows, columns = slice(problem.queries - side, problem.queries), slice(problem.keys - side, problem.keys)
+    grid = problem.grid().tile(rows, columns)
+    exists = torch.ones(side, side, dtype=torch.bool, device=problem.pairs.key.device)
+    if (keep := problem.keep(grid)) is not None:
+        exists = exists & keep
+    if problem.bias is not None and (added := problem.bias_values(grid)) is not None:
+        exists = exists & (added > LEAST)
+    return not bool(exists.triu(1).any())
+
+
+def conjuncts(mask: Mask | None) -> list[Mask]:
+    """The masks that a mask asks for together."""
+    if mask is None:
+        return []
+    return [*conjuncts(mask.left), *conjuncts(mask.right)] if isinstance(mask, And) else [mask]
+
+
+def _is_back(mask: Mask) -> bool:
+    return isinstance(mask, Causal) or (isinstance(mask, Window) and mask.after == 0)
+
+
+def records_of(calls: Sequence[Call], tokens: Sequence[Any]) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+    """The records of some calls, each with its own tokens, and the arrays that they have.
+
+    Raises:
+        AtlasError: tokens do not fit; a mask or a bias that an atlas cannot hold.
+    """
+    arrays, words = Arrays(), Words()
+    # What does not fit is said before anything is computed.
+    with torch.no_grad():
+        chosen = [words_for(_place(call), own) for call, own in zip(calls, tokens, strict=True)]
+        records = []
+        for number, (call, (kind, sides)) in enumerate(zip(calls, chosen, strict=True)):
+            record = _record(replace(call, kind=kind), sides["key"], arrays, f"{number}.")
+            record["tokens"] = {side: words.add(lists) for side, lists in sides.items()}
+            records.append(record)
+    return records, {**arrays.held, **words.arrays()}
+
+
+def _place(call: Call) -> Place:
+    sizes = len(call.query), call.query.shape[2], call.key.shape[2]
+    looking = call.kind == "self" and looks_back(call.problem())
+    return Place(call.name, call.kind, *sizes, call.steps, call.positions, call.guessed, looking)
+
+
+def _record(call: Call, words: Lists | None, arrays: Arrays, prefix: str) -> dict[str, Any]:
+    problem = call.problem()
+    levels = levels_of(call)
+    frame = Frame.of(problem)
+    survey, roles = Survey(frame, levels, call.positions), RolesOf.call(call, words)
+    sweep(problem, call.lse.view(problem.weights_shape[:-1]), [survey, *roles.reductions])
+    seen = survey.finish(call.lse)
+    lse = call.lse if call.errors is None else _matched(call, seen)
+    attending = ~call.lse.isneginf()
+    held = {"query": call.query, "key": call.key, "lse": lse}
+    if call.weight is not None:
+        held["weight"] = call.weight
+    if _placed(call):
+        held |= {"query_positions": call.positions[0], "key_positions": call.positions[1]}
+    grid = problem.grid()
+    mask = None if call.mask is None else written(call.mask, grid, arrays.shared)
+    exists = Existing.everywhere()
+    if mask is not None:  # as the atlas has it, so that cells and tiles say the same
+        exists = Existing.by(
+            read_mask(mask, arrays.held), grid, levels, seen.largest.view(*call.leading, *levels.shapes[0])
+        )
+    return {
+        "name": call.name,
+        "call": call.number,
+        "steps": call.steps,
+        "kind": call.kind,
+        "leading": list(call.leading),
+        "head_axis": call.has_heads,
+        "heads": call.query.shape[1],
+        "key_heads": call.key.shape[1],
+        "queries": call.query.shape[2],
+        "keys": call.key.shape[2],
+        "score": "dot" if call.weight is None else "additive",
+        "scale": call.scale,
+        "softcap": call.softcap,
+        "mask": mask,
+        "bias": None if call.bias is None else written(call.bias, grid, arrays.shared),
+        "rounding": call.rounding,
+        "arrays": {name: arrays.add(prefix + name, tensor) for name, tensor in held.items()},
+        **summary(seen, levels, exists, attending, call.kind, arrays, prefix),
+        **roles.found(),
+    }
+
+
+def levels_of(call: Call) -> Levels:
+    """The levels that the sizes of q and k allow."""
+    heads = call.query.shape[1]
+    numbers = call.query.shape[2] * call.query.shape[3] + call.key.shape[2] * call.key.shape[3] * (
+        call.key.shape[1] / heads
+    )
+    return Levels.of(call.query.shape[2], call.key.shape[2], SHARE * numbers * call.query.element_size())
+
+
+def _placed(call: Call) -> bool:
+    """Whether positions are to be kept: those that are not 0..M-1 and 0..N-1, and say something.
+
+    In cross-attention those of the queries say nothing where no rule asks for them; then they count the rows.
+    """
+    queries, keys = call.positions
+    if not torch.equal(keys, torch.arange(keys.shape[-1]).expand_as(keys)):
+        return True
+    if call.kind == "cross" and by_rows(call.mask) and by_rows(call.bias):
+        return False
+    return not torch.equal(queries, torch.arange(queries.shape[-1]).expand_as(queries))
+
+
+def _matched(call: Call, seen: Surveyed) -> Tensor:
+    """The log-sum-exp of what is kept: rounded queries and keys, whose rows then sum to 1 again."""
+    known = call.lse.isfinite() & (seen.mass > 0)
+    found = call.lse + seen.mass.masked_fill(~known, 1.0).log()
+    if call.sinks is not None:  # a sink takes its weight as before
+        found = torch.logaddexp(found, call.sinks.to(found.dtype)[:, None])
+    return torch.where(known, found, call.lse)

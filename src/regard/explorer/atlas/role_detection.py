@@ -1,0 +1,156 @@
+"""Roles that heads of self-attention are found to have in their own texts, sequence by sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ...core.problem import Problem
+from ...core.score_forms import AdditivePairs, DotPairs
+from ...heads import Evidence, Roles, look
+from ...kernels.lens_pass import sweep
+from ...lenses import Look, Tile
+from ...lenses.base import Reduction
+from .attention_map import AttentionMap
+from .recorded_problem import Axes, Faults, MaskOf, OneSequence
+from .tokenized_text import Lists
+
+if TYPE_CHECKING:
+    from ..captured_call import Call
+
+Found = list[list[dict[str, Any]]]
+"""The roles of each head of a map."""
+MOST_ROWS = 512
+"""Of a longer text so many rows are looked at, in strips all along it: what a role says is a mean over rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class _At:
+    """One sequence of a call: its problem, the log-sum-exp of its rows, and the lens at work on it."""
+
+    problem: Problem
+    lse: Tensor
+    look: Look[Evidence]
+
+
+class RolesOf:
+    """The roles of a call's heads, found in a look at the weights of all its sequences that others take part in.
+
+    Of a call without words, of cross-attention, or whose queries are not the last of the keys, nothing is looked for.
+    """
+
+    def __init__(self, sequences: Sequence[_At]) -> None:
+        self._sequences = sequences
+
+    @classmethod
+    def call(cls, call: Call, words: Lists | None) -> RolesOf:
+        """The lenses for a call whose keys have some words."""
+        if words is None or call.kind != "self" or not are_last(*call.positions):
+            return cls(())
+        axes, sequences = Axes(call.leading, call.has_heads, call.query.shape[1]), []
+        for at, pieces in enumerate(words):
+            query, key = (axes.of(tensor, at) for tensor in (call.query, call.key))
+            problem = Problem(
+                pairs=DotPairs(query, key, call.scale)
+                if call.weight is None
+                else AdditivePairs(query, key, call.weight),
+                value=key[..., :0],
+                mask=None if call.mask is None else MaskOf(call.mask, OneSequence(axes, at)),
+                query_positions=_of(call.positions[0], at),
+                key_positions=_of(call.positions[1], at),
+            )
+            sequences.append(_At(problem, call.lse[at], _lens(tuple(pieces.tokens)).start(problem)))
+        return cls(sequences)
+
+    @property
+    def reductions(self) -> list[Reduction]:
+        """What takes in the tiles of all sequences."""
+        return [
+            _OfSequence(_Sampled(of, one.problem.queries), at)
+            for at, one in enumerate(self._sequences)
+            for of in one.look.reductions
+        ]
+
+    def found(self) -> dict[str, list[Found]]:
+        """What a record says of roles, once all weights are in: nothing where nothing was looked for."""
+        roles = [_told(one.look.finish(one.problem, one.lse)) for one in self._sequences]
+        return {"roles": roles} if roles else {}
+
+
+@lru_cache(maxsize=4)
+def _lens(words: tuple[str, ...]) -> Roles:
+    """The lens of a text, which is read once for all layers."""
+    return Roles(list(words))
+
+
+class _Sampled:
+    """A reduction of some strips of rows: of those that are left out nothing is counted."""
+
+    def __init__(self, reduction: Reduction, queries: int) -> None:
+        self.reduction, self.queries = reduction, queries
+
+    @property
+    def terms(self) -> bool:
+        return self.reduction.terms
+
+    def add(self, tile: Tile) -> None:
+        """Take in a tile, if one of as many middles as there are to be strips of its height falls on its rows."""
+        start, stop = tile.rows.start, tile.rows.stop
+        strips = -(-MOST_ROWS // (stop - start))
+        first = -(-(2 * start * strips - self.queries) // (2 * self.queries))  # (first + 1/2) queries / strips >= start
+        if self.queries <= MOST_ROWS or (2 * first + 1) * self.queries < 2 * stop * strips:
+            self.reduction.add(tile)
+
+
+class _OfSequence:
+    """A reduction of one sequence's weights, among the tiles of all."""
+
+    def __init__(self, reduction: Reduction, sequence: int) -> None:
+        self.reduction, self.sequence = reduction, sequence
+
+    @property
+    def terms(self) -> bool:
+        return self.reduction.terms
+
+    def add(self, tile: Tile) -> None:
+        """Take in the sequence's part of a tile, if it has one."""
+        if tile.batch.start <= self.sequence < tile.batch.stop:
+            at = slice(self.sequence - tile.batch.start, self.sequence - tile.batch.start + 1)
+            terms = None if tile.terms is None else tile.terms[at]
+            self.reduction.add(Tile(tile.weights[at], terms, slice(0, 1), tile.rows, tile.columns))
+
+
+def roles_of_map(of: AttentionMap) -> Found | None:
+    """The roles of the heads of a map, found by a look at its weights; None where `RolesOf` would look for nothing."""
+    placed = (torch.from_numpy(positions)[None] for positions in (of.query_positions, of.key_positions))
+    if of.kind != "self" or not are_last(*placed):
+        return None
+    lens = _lens(tuple(of.key_tokens))
+    if of.record["score"] != "weights":
+        with torch.no_grad(), Faults(of.name):
+            problem, lse = of.posed.whole(), of.posed.lse
+            found = lens.start(problem)
+            sweep(problem, lse, [_Sampled(reduction, of.queries) for reduction in found.reductions])
+            return _told(found.finish(problem, lse))
+    everything = slice(0, of.queries), slice(0, of.keys)
+    heads = (torch.from_numpy(of.weights(head, *everything))[None, None] for head in range(of.heads))
+    return [_told(look(weights, lens)[lens])[0] for weights in heads]
+
+
+def are_last(queries: Tensor, keys: Tensor) -> bool:
+    """Whether queries at (B or 1, M) are the last of the keys at (B or 1, N)."""
+    last = keys[:, keys.shape[1] - queries.shape[1] :] if queries.shape[1] <= keys.shape[1] else None
+    return last is not None and bool((last == queries).all())
+
+
+def _told(evidence: Evidence) -> Found:
+    return [[finding.to_dict() for finding in found] for found in evidence.holding()]
+
+
+def _of(positions: Tensor, sequence: int) -> Tensor:
+    return positions[sequence if len(positions) > 1 else 0]

@@ -1,0 +1,236 @@
+"""One look at all weights of a call for everything that an atlas keeps of them: cells, profiles, metrics.
+
+What an atlas keeps of weights beside themselves: a pyramid, profiles and metrics, as arrays under names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ...lenses.base import Frame, Tile, of_batch
+from .pyramid import Existing, Levels, packed, pyramid
+
+NEAR = 8
+"""How far away a key may be that counts as local, in positions."""
+AT_ONCE = 64
+"""Rows or columns that are reduced together in one step."""
+
+
+@dataclass(frozen=True, eq=False)
+class Surveyed:
+    """What was seen: largest and sums of the finest cells (B, H, R, C); per row (B, H, M) and per key (B, H, N).
+
+    broken: which rows attend to NaN. mass: what each row gives in all, 0 where it is broken.
+    entropy: in nats. top: its largest weight. reach: its mean distance, in positions.
+    received: what each key is given. near: Σ of weights (B, H, 4), within NEAR positions, and at distance 0, 1 and -1.
+    """
+
+    largest: Tensor
+    sums: Tensor
+    broken: Tensor
+    mass: Tensor
+    entropy: Tensor
+    top: Tensor
+    reach: Tensor
+    received: Tensor
+    near: Tensor
+
+
+class Survey:
+    """A look, for `sweep` or for tiles of one's own; positions are (B or 1, M) and (B or 1, N)."""
+
+    tiles = terms = True
+
+    def __init__(self, frame: Frame, levels: Levels, positions: tuple[Tensor, Tensor]) -> None:
+        def zeros(*sizes: int) -> Tensor:
+            return torch.zeros(frame.batch, frame.heads, *sizes, dtype=frame.dtype, device=frame.device)
+
+        self.levels, (self.queries, self.keys) = levels, positions
+        self.largest, self.sums = zeros(*levels.shapes[0]), zeros(*levels.shapes[0])
+        self.rows = zeros(4, frame.queries)  # mass, moment, Σ w log₂ w, largest
+        self.received, self.near = zeros(frame.keys), zeros(4)
+
+    def add(self, tile: Tile) -> None:
+        """Take in one more tile."""
+        weights, batch, rows, columns = tile.weights, tile.batch, tile.rows, tile.columns
+        queries, keys = of_batch(self.queries, batch)[:, rows], of_batch(self.keys, batch)[:, columns]
+        mass, moment = _reach(weights, queries, keys)
+        of_rows = self.rows[batch, :, :, rows]
+        of_rows[:, :, 0] += mass
+        of_rows[:, :, 1] += moment
+        if tile.terms is not None:
+            of_rows[:, :, 2] += tile.terms.sum(-1)
+        torch.maximum(of_rows[:, :, 3], weights.amax(-1), out=of_rows[:, :, 3])
+        # Over rows first, where numbers lie side by side; what is left is small.
+        above = rows.start, self.levels.rows
+        sums, largest = (_grouped(weights, -2, *above, of) for of in ("sum", "amax"))
+        self.received[batch, :, columns] += sums.sum(-2)
+        beside = columns.start, self.levels.columns
+        sums, largest = _grouped(sums, -1, *beside, "sum"), _grouped(largest, -1, *beside, "amax")
+        cells = batch, slice(None), _cells(rows, self.levels.rows), _cells(columns, self.levels.columns)
+        self.sums[cells] += sums
+        torch.maximum(self.largest[cells], largest, out=self.largest[cells])
+        near = _near(weights, queries, keys)
+        if near is not None:
+            self.near[batch] += near
+
+    def finish(self, lse: Tensor | None) -> Surveyed:
+        """All that was seen; rows that attend to nothing have 0 everywhere.
+
+        A row that attends to NaN, whose log-sum-exp (B, H, M) says so, has NaN, and so has whatever sums over all rows.
+        """
+        mass, moment, terms, top = self.rows.unbind(2)
+        broken = torch.zeros_like(mass, dtype=torch.bool) if lse is None else lse.isnan() | lse.isposinf()
+        of_heads = broken.any(-1, keepdim=True)
+        # Rounded queries and keys may make a weight of 1 a little more.
+        return Surveyed(
+            largest=self.largest.clamp(max=1.0),
+            sums=self.sums,
+            broken=broken,
+            mass=mass,
+            entropy=(0.0 - math.log(2) * terms).clamp(min=0.0).masked_fill(broken, math.nan),
+            top=top.clamp(max=1.0).masked_fill(broken, math.nan),
+            reach=(moment / mass.masked_fill(mass == 0, 1.0)).masked_fill(broken, math.nan),
+            received=self.received.masked_fill(of_heads, math.nan),
+            near=self.near.masked_fill(of_heads, math.nan),
+        )
+
+
+def _reach(weights: Tensor, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    """Σ_j w_ij and Σ_j w_ij · |query - key| of a tile, each (b, H, m)."""
+    (first, last), (lowest, highest) = (torch.stack(of.aminmax()).tolist() for of in (queries, keys))
+    if first >= highest or lowest >= last:
+        sign = 1 if first >= highest else -1
+        away = (sign * (queries - first)).to(weights.dtype)[:, None]
+        mass, beside = weights.sum(-1), (sign * (first - keys)).to(weights.dtype)
+        # One vector for all rows: torch multiplies it with a matrix in a fraction of the time of many small matrices.
+        each = weights.split(1) if len(keys) > 1 else [weights]
+        moment = [
+            part.reshape(-1, part.shape[-1]).mv(of).view(part.shape[:-1]) for part, of in zip(each, beside, strict=True)
+        ]
+        return mass, mass * away + torch.cat(moment)
+    distances = (queries.unsqueeze(-1) - keys.unsqueeze(-2)).abs_().to(weights.dtype).unsqueeze(1)
+    return weights.sum(-1), (weights * distances).sum(-1)
+
+
+def _near(weights: Tensor, queries: Tensor, keys: Tensor) -> Tensor | None:
+    """Σ w within NEAR positions, at the query's own, at the one before and at the next: (b, H, 4); None if far off."""
+    if int(queries.min() - keys.max()) > NEAR or int(keys.min() - queries.max()) > NEAR:
+        return None
+    if len(queries) == len(keys) == 1 and bool((queries.diff() == 1).all() & (keys.diff() == 1).all()):
+        first = int(queries[0, 0] - keys[0, 0])
+        bands = [_diagonal(weights, first - distance) for distance in range(-NEAR, NEAR + 1)]
+        return torch.stack([sum(bands), bands[NEAR], bands[NEAR + 1], bands[NEAR - 1]], -1)  # type: ignore[list-item]
+    distances = (queries.unsqueeze(-1) - keys.unsqueeze(-2)).unsqueeze(1)
+    kept = distances.abs() <= NEAR, distances == 0, distances == 1, distances == -1
+    return torch.stack([(weights * keep).sum((-2, -1)) for keep in kept], -1)
+
+
+def _diagonal(weights: Tensor, offset: int) -> Tensor:
+    """The sum over one diagonal, (b, H); 0 where it does not meet the tile."""
+    if not -weights.shape[-2] < offset < weights.shape[-1]:
+        return weights.new_zeros(weights.shape[:2])
+    return weights.diagonal(offset, -2, -1).sum(-1)
+
+
+def _cells(stretch: slice, cell: int) -> slice:
+    """The cells that a stretch meets."""
+    return slice(stretch.start // cell, -(-stretch.stop // cell))
+
+
+def _grouped(weights: Tensor, axis: int, start: int, cell: int, reduce: str) -> Tensor:
+    """One number for each cell along an axis, the first of which begins before or at `start`."""
+    step = min(cell, AT_ONCE)
+    groups = _steps(weights, axis, start % step, step, reduce)
+    return groups if step == cell else _steps(groups, axis, start % cell // step, cell // step, reduce)
+
+
+def _steps(weights: Tensor, axis: int, ahead: int, step: int, reduce: str) -> Tensor:
+    """One number for each `step` along an axis, as if `ahead` zeros stood before: no weight is below 0."""
+    if step == 1:
+        return weights
+    behind = -(ahead + weights.shape[axis]) % step
+    if ahead or behind:
+        weights = pad(weights, (ahead, behind) if axis == -1 else (0, 0, ahead, behind))
+    return getattr(weights.unflatten(axis, (-1, step)), reduce)(axis)
+
+
+class Arrays:
+    """Tensors under names, each once."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, Tensor] = {}
+        self._names: dict[int, str] = {}
+        self._sources: list[Tensor] = []
+
+    def add(self, name: str, tensor: Tensor) -> str:
+        """Hold a tensor under a name."""
+        self.held[name] = tensor.contiguous()
+        return name
+
+    def shared(self, tensor: Tensor) -> str:
+        """The name of a tensor that others may hold too."""
+        if id(tensor) not in self._names:
+            self._names[id(tensor)] = self.add(f"shared.{len(self._names)}", tensor.detach().cpu())
+            self._sources.append(tensor)  # its id is its own for as long as it is alive
+        return self._names[id(tensor)]
+
+
+REVISION = 2
+"""Of what is kept beside queries and keys. 1 had no row maxima, and could not tell cells without a pair from 0."""
+
+
+def summary(
+    seen: Surveyed, levels: Levels, exists: Existing, attending: Tensor, kind: str, arrays: Arrays, prefix: str
+) -> dict[str, Any]:
+    """The pyramid, the profiles and the metrics of what was seen, over rows that attend to something: (B, H, M)."""
+    tops = []
+    for reduce, finest in (("max", seen.largest), ("mean", seen.sums)):
+        for level, cells in enumerate(pyramid(finest.float(), levels, reduce)):
+            bytes_, top = packed(cells, _known(exists.of(level, cells.shape), seen.broken, levels.cell(level)[0]))
+            arrays.add(f"{prefix}{reduce}.{level}", bytes_)
+            tops.append(top)
+    metrics = _metrics(seen, attending, kind)
+    arrays.add(prefix + "tops", torch.stack(tops, -1))
+    arrays.add(prefix + "entropy", seen.entropy.float())
+    arrays.add(prefix + "received", seen.received.float())
+    arrays.add(prefix + "largest", seen.top.float())
+    arrays.add(prefix + "metrics", torch.stack(list(metrics.values()), -1).float())
+    return {"revision": REVISION, "cell": [levels.rows, levels.columns], "metrics": list(metrics), "prefix": prefix}
+
+
+def _known(exists: Tensor | None, broken: Tensor, high: int) -> Tensor | None:
+    """Which cells have a number: those with a pair, (B, H, R, C), but where one of their rows attends to NaN."""
+    if not bool(broken.any()):
+        return exists
+    rows = torch.nn.functional.pad(broken, (0, -broken.shape[-1] % high)).unflatten(-1, (-1, high))
+    known = ~rows.any(-1, keepdim=True)
+    return known if exists is None else exists & known
+
+
+def _metrics(seen: Surveyed, attending: Tensor, kind: str) -> Mapping[str, Tensor]:
+    """Numbers for each head, (B, H), over its rows that attend to something; NaN where none does, or one to NaN."""
+    count = attending.sum(-1)
+
+    def mean(rows: Tensor) -> Tensor:
+        return (rows * attending).sum(-1) / count
+
+    first = (seen.received > 0).to(torch.uint8).argmax(-1, keepdim=True)  # the first key that any row attends to
+    metrics = {
+        "entropy": mean(seen.entropy),
+        "effective_keys": mean(seen.entropy.exp()),
+        "top1": mean(seen.top),
+        "sink": seen.received.gather(-1, first).squeeze(-1) / count,
+    }
+    if kind == "self":
+        metrics["distance"] = mean(seen.reach)
+        names = "local", "self", "previous", "next"
+        metrics |= {name: of / count for name, of in zip(names, seen.near.unbind(-1), strict=True)}
+    return metrics

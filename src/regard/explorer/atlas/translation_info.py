@@ -1,0 +1,178 @@
+"""What an atlas may tell of translations: the links that people made, and which hypothesis of a beam a map is of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from ...errors import AtlasError, CorpusError
+from ...heads.word_alignment import Link, SentenceLinks, parse_pharaoh
+
+Numbers = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """One of the n best translations of a sentence: its place among them, from 0, its text, and its score."""
+
+    rank: int
+    text: str
+    score: float
+
+
+def links_of(gold: Any) -> SentenceLinks:
+    """Gold links as they may be given: "0-0 1-2 2?3", an object with `sure` and `possible`, or pairs, which are sure.
+
+    Raises:
+        AtlasError: they are none of these.
+    """
+    if isinstance(gold, str):
+        try:
+            return parse_pharaoh(gold)
+        except CorpusError as error:
+            raise AtlasError(f"the gold links cannot be read: {error}") from None
+    if hasattr(gold, "sure") and hasattr(gold, "possible"):
+        sure = _pairs(gold.sure)
+        return SentenceLinks(sure, sure | _pairs(gold.possible))
+    return SentenceLinks(_pairs(gold), _pairs(gold))
+
+
+def check_fit(links: SentenceLinks, source: int, target: int) -> None:
+    """That links are between so many words.
+
+    Raises:
+        AtlasError: one is of a word that is not there.
+    """
+    for link in sorted(links.possible | links.sure):
+        if not (0 <= link[0] < source and 0 <= link[1] < target):
+            swapped = 0 <= link[1] < source and 0 <= link[0] < target
+            raise AtlasError(
+                f"the gold links have {link}, but there are {source} source words and {target} target words, counted "
+                f"from 0{': a link has its source word first' if swapped else ''}"
+            )
+
+
+def to_json(links: SentenceLinks) -> dict[str, list[list[int]]]:
+    """Links as a file and a page have them: what is possible and not sure apart from what is sure."""
+    sure, possible = sorted(links.sure), sorted(links.possible - links.sure)
+    return {"sure": [list(link) for link in sure], "possible": [list(link) for link in possible]}
+
+
+def from_json(gold: Mapping[str, Any]) -> SentenceLinks:
+    """What `to_json` wrote."""
+    sure = frozenset((source, target) for source, target in gold["sure"])
+    return SentenceLinks(sure, sure | {(source, target) for source, target in gold["possible"]})
+
+
+def word_count(numbers: Numbers | None, tokens: int) -> int:
+    """How many words there are; each token is one where nothing else is known."""
+    return tokens if numbers is None else max(numbers, default=-1) + 1
+
+
+def read_numbers(arrays: Mapping[str, Tensor], name: str) -> Numbers | None:
+    """Which word each token of a list belongs to, -1 for none; None where that is not known."""
+    held = f"{name}.numbers"
+    return tuple(arrays[held].tolist()) if held in arrays else None
+
+
+def checked_hypotheses(given: Any, maps: int) -> list[dict[str, Any] | None]:
+    """Hypotheses for so many maps, as a file has them.
+
+    Raises:
+        AtlasError: they are not one `Hypothesis`, or what a file has of it, or None for each map.
+    """
+    if not isinstance(given, Sequence) or isinstance(given, str) or len(given) != maps:
+        has = len(given) if isinstance(given, Sequence) else f"a {type(given).__name__}"
+        raise AtlasError(f"hypotheses need one entry for each of the {maps} maps; they are {has}")
+    found = []
+    for one in given:
+        entry = {"rank": one.rank, "text": one.text, "score": one.score} if isinstance(one, Hypothesis) else one
+        if entry is not None and not _is_hypothesis(entry):
+            raise AtlasError(
+                "a hypothesis needs to be {'rank': whole number, 'text': words, 'score': number}, or None; "
+                f"one is {str(entry)[:120]}"
+            )
+        found.append(None if entry is None else dict(entry))
+    return found
+
+
+def check_told(record: Mapping[str, Any], sequences: int) -> None:
+    """That hypotheses and gold links of a file have the form that they should; `check_words` tells whether they fit.
+
+    Raises:
+        AtlasError: they do not.
+    """
+    if "hypotheses" in record:
+        checked_hypotheses(record["hypotheses"], sequences)
+    gold = record.get("gold")
+    if "gold" not in record:
+        return
+    if record["kind"] != "cross" or not isinstance(gold, list) or len(gold) != sequences:
+        raise AtlasError(f"its gold links need to be those of cross-attention, one entry for each of {sequences}")
+    for links in gold:
+        if links is not None and not _is_links(links):
+            raise AtlasError(
+                f"its gold links are {str(links)[:80]}; they need {{'sure': [[0, 0], ...], 'possible': [...]}}"
+            )
+
+
+def check_words(record: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> None:
+    """That the gold links of a file are between words that are there.
+
+    Raises:
+        AtlasError: they are not.
+    """
+    for sequence, gold in enumerate(record.get("gold") or ()):
+        if gold is not None:
+            counts = [
+                word_count(_numbers(record, arrays, side, sequence), record[count])
+                for side, count in (("key", "keys"), ("query", "queries"))
+            ]
+            check_fit(from_json(gold), *counts)
+
+
+def _numbers(record: Mapping[str, Any], arrays: Mapping[str, Tensor], side: str, sequence: int) -> Numbers | None:
+    lists = record["tokens"][side]
+    return None if lists is None else read_numbers(arrays, f"words.{lists[sequence]}")
+
+
+def _pairs(links: Any) -> frozenset[Link]:
+    given = list(links) if isinstance(links, Iterable) and not isinstance(links, str) else None
+    if given is None or not all(_is_pair(link) for link in given):
+        raise AtlasError(
+            f"gold links are {str(links)[:80]!r}; they need to be as '0-0 1-2 2?3', pairs (source word, target word), "
+            "or an object with sure and possible, such as SentenceLinks"
+        )
+    return frozenset((int(source), int(target)) for source, target in given)
+
+
+def _is_pair(link: Any) -> bool:
+    return (
+        isinstance(link, Sequence)
+        and len(link) == 2
+        and all(hasattr(number, "__index__") and not isinstance(number, bool) for number in link)
+    )
+
+
+def _is_links(links: Any) -> bool:
+    return (
+        isinstance(links, dict)
+        and set(links) == {"sure", "possible"}
+        and all(
+            isinstance(of, list) and all(isinstance(link, list) and _is_pair(link) for link in of)
+            for of in links.values()
+        )
+    )
+
+
+def _is_hypothesis(entry: Any) -> bool:
+    if not isinstance(entry, Mapping) or set(entry) != {"rank", "text", "score"}:
+        return False
+    rank, text, score = entry["rank"], entry["text"], entry["score"]
+    whole = isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank < 2**31
+    number = isinstance(score, int | float) and not isinstance(score, bool) and abs(score) < 2.0**1000
+    return whole and isinstance(text, str) and number and math.isfinite(score)

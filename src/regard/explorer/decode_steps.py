@@ -1,0 +1,254 @@
+"""Calls of one module that are rows of one map: steps on a cache, or over one source.
+
+Masks and biases of queries that came one after another, as those of all of them over the same keys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..biases import Bias
+from ..biases.base import Sum, TensorBias
+from ..biases.gaussian import Gaussian
+from ..masks import Mask
+from ..masks.base import And, Not, Or
+from ..masks.padding import Padding
+from ..masks.prefix import Prefix, PrefixPerBatch
+from ..masks.tensor_mask import Where
+
+if TYPE_CHECKING:
+    from .captured_call import Call
+
+
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import and_
+
+from torch.nn.functional import pad
+
+from ..biases import RelativeBias
+from ..masks.causal import Causal
+from ..masks.window import Window
+from ..utils.pytree import take_apart
+from .atlas.records import conjuncts
+from .captured_call import Call
+
+_BY_KEY = Padding | Prefix | PrefixPerBatch
+
+
+class _Differ(Exception):
+    """There is no one rule for both."""
+
+
+def stacked(before: Call, call: Call, rows: tuple[int, int]) -> tuple[Any, Any]:
+    """Mask and bias of both calls' rows; False where there is no one rule for both."""
+    try:
+        return _both(before.mask, call.mask, rows), _both(before.bias, call.bias, rows)
+    except _Differ:
+        return False, False
+
+
+def _both(old: Any, new: Any, rows: tuple[int, int]) -> Any:
+    if old is new:
+        if _is_by_key(old):
+            return old
+    elif type(old) is not type(new):
+        raise _Differ
+    match old:
+        case And() | Or() | Not() | Sum():
+            parts = {
+                field.name: _both(getattr(old, field.name), getattr(new, field.name), rows) for field in fields(old)
+            }
+            return replace(old, **parts)
+        case Where() | TensorBias():
+            return type(old)(_rows(old.pairs, new.pairs, rows, -2))
+        case Gaussian():
+            return Gaussian(*(_rows(getattr(old, of), getattr(new, of), rows, -1) for of in ("center", "sigma")))
+        case Padding() | PrefixPerBatch() if torch.equal(old.lengths, new.lengths):
+            return old
+        case Prefix() if old == new:
+            return old
+        case _:
+            raise _Differ
+
+
+def _is_by_key(value: Mask | Bias | None) -> bool:
+    return value is None or isinstance(value, _BY_KEY)
+
+
+def _rows(old: Tensor, new: Tensor, rows: tuple[int, int], axis: int) -> Tensor:
+    """The numbers of both calls' rows along an axis; one for all rows where they are alike."""
+    if not old.ndim and not new.ndim and bool(old == new):
+        return old
+    around = [(of.shape[:axis], of.shape[of.ndim + axis + 1 :]) for of in (old, new)]
+    if old.ndim != new.ndim or around[0] != around[1]:
+        raise _Differ
+    if old.shape[axis] == new.shape[axis] == 1 and torch.equal(old, new):
+        return old
+    sizes = [list(of.shape) for of in (old, new)]
+    for size, count in zip(sizes, rows, strict=True):
+        size[axis] = count
+    return torch.cat([old.expand(sizes[0]), new.expand(sizes[1])], axis)
+
+
+EVERYTHING = Window(None, None)
+
+
+@dataclass(slots=True)
+class Passes:
+    """What tells the next step over a source from the first one of another pass over it, whose keys are the same.
+
+    A new pass begins where self-attention to nothing but its own queries, without a cache, is called once more. Within
+    one, steps are calls of cross-attention with self-attention between them, with a cache, or within one call of the
+    whole model.
+    """
+
+    number: int = 0
+    ended: int = 0
+    selves: int = 0
+    begun: set[str] = field(default_factory=set)
+    last: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+
+    def goes_on(self, call: Call, *, with_cache: bool) -> bool:
+        """Take in a call; whether it may be one more step of the pass that its module's last call was in."""
+        if call.kind == "self":
+            self.selves += 1
+            if call.key.shape[2] <= call.query.shape[2]:
+                if call.name in self.begun:
+                    self.number += 1
+                    self.begun.clear()
+                self.begun.add(call.name)
+            return True
+        before = self.last.get(call.name)
+        self.last[call.name] = now = (self.number, self.selves, self.ended)
+        if before is None or before[0] != now[0]:
+            return False
+        return with_cache or before[1] < now[1] or before[2] == now[2]
+
+
+def continued(before: Call, call: Call) -> Call | None:
+    """Two calls of one module as one, if they are rows of one map; None if they are not.
+
+    They are where the keys of the next begin with those of the one before, and are as many more as there are new
+    queries (a cache), or as many, for one query more (cross-attention, step by step); and where one mask and one bias
+    say which pairs exist.
+    """
+    new, old = call.key.shape[2] - before.key.shape[2], before.key.shape[2]
+    grows = new == call.query.shape[2] and call.kind == "self"
+    is_step = new == 0 and call.kind == "cross" and call.query.shape[2] == 1
+    if not (grows or is_step) or not _alike(before, call):
+        return None
+    keys = call.positions[1][..., :old]
+    if not torch.equal(call.key[:, :, :old], before.key) or not torch.equal(keys, before.positions[1]):
+        return None
+    rows = before.query.shape[2], call.query.shape[2]
+    mask, bias = _of_cache(before, call) if grows else stacked(before, call, rows)
+    if mask is False or bias is False:
+        return None
+    return replace(
+        before,
+        query=torch.cat([before.query, call.query], 2),
+        key=call.key,
+        lse=torch.cat([before.lse, call.lse], 2),
+        mask=mask,
+        bias=bias,
+        positions=(torch.cat([before.positions[0], call.positions[0]], -1), call.positions[1]),
+        errors=None if before.errors is None or call.errors is None else torch.maximum(before.errors, call.errors),
+        steps=before.steps + call.steps,
+    )
+
+
+def _alike(before: Call, call: Call) -> bool:
+    """Whether two calls differ in nothing but their rows, their keys and which pairs exist."""
+    return (
+        (before.leading, before.has_heads, before.kind, before.scale, before.softcap)
+        == (call.leading, call.has_heads, call.kind, call.scale, call.softcap)
+        and (before.query.shape[-1], before.key.shape[:2]) == (call.query.shape[-1], call.key.shape[:2])
+        and before.key.dtype == call.key.dtype
+        and (before.errors is None) == (call.errors is None)
+        and len(before.positions[0]) == len(call.positions[0])
+        and _same(before.weight, call.weight)
+        and _same(before.sinks, call.sinks)
+    )
+
+
+def _same(left: Tensor | None, right: Tensor | None) -> bool:
+    return left is right or (left is not None and right is not None and torch.equal(left, right))
+
+
+def _of_cache(before: Call, call: Call) -> tuple[Any, Any]:
+    """Mask and bias of a sequence that grew; False where two calls do not follow one rule.
+
+    Each row sees no key beyond its own: `causal()` says so of all of them, where positions grow with the keys.
+    """
+    if not bool((call.positions[1].diff() > 0).all()):
+        return False, False
+    parts = [_without_causal(of) for of in (before, call)]
+    if any(of is None for of in parts):
+        return False, False
+    rest = _one_rule(*parts)  # type: ignore[arg-type]
+    bias = _bias_of_cache(before, call)
+    return (False, False) if rest is None or bias is False else (reduce(and_, rest, Causal()), bias)
+
+
+def _without_causal(call: Call) -> list[Mask] | None:
+    """What a mask asks beside causal(); None where a row may see a later key."""
+    parts = conjuncts(call.mask)
+    if call.query.shape[2] > 1 and not any(isinstance(part, Causal) for part in parts):
+        return None
+    own = call.positions[1][..., -call.query.shape[2] :]
+    if not torch.equal(own.expand_as(call.positions[0]) if len(own) == 1 else own, call.positions[0]):
+        return None
+    return [part for part in parts if not isinstance(part, Causal) and part != EVERYTHING]
+
+
+def _one_rule(before: list[Mask], call: list[Mask]) -> list[Mask] | None:
+    """The later of two lists of masks, if each says the same as its neighbour of the keys that both know."""
+    if len(before) != len(call):
+        return None
+    return call if all(_agree(old, new) for old, new in zip(before, call, strict=True)) else None
+
+
+def _agree(old: Mask, new: Mask) -> bool:
+    if type(old) is not type(new):
+        return False
+    match old, new:
+        case Where(pairs=left), Where(pairs=right):
+            rows = left.shape[-2] == right.shape[-2] == 1 and left.shape[:-1] == right.shape[:-1]
+            return rows and torch.equal(left, right[..., : left.shape[-1]])
+        case (Padding(lengths=left), Padding(lengths=right)) | (
+            PrefixPerBatch(lengths=left),
+            PrefixPerBatch(lengths=right),
+        ):
+            return torch.equal(left, right)
+        case Prefix(), Prefix():
+            return old == new
+        case _:
+            return not take_apart(new)[0] and old == new
+
+
+def _bias_of_cache(before: Call, call: Call) -> Any:
+    """The bias of all rows: one rule of distances, or numbers that were given row by row; False where it is neither."""
+    old, new = before.bias, call.bias
+    if old is new and not isinstance(new, TensorBias):
+        return new
+    if isinstance(old, TensorBias) and isinstance(new, TensorBias):
+        # Of the keys that came later no row before has a pair, so that any number will do.
+        by_key = all(b.pairs.shape[-1:] == of.key.shape[2:3] for b, of in ((old, before), (new, call)))
+        more = call.key.shape[2] - before.key.shape[2] if by_key else 0
+        earlier = TensorBias(pad(old.pairs, (0, more)))
+        rows = before.query.shape[2], call.query.shape[2]
+        return stacked(replace(before, mask=None, bias=earlier), replace(call, mask=None), rows)[1]
+    return new if _same_bias(old, new) else False
+
+
+def _same_bias(left: Bias | None, right: Bias | None) -> bool:
+    """Whether two biases are one rule of distances."""
+    if not isinstance(left, RelativeBias) or type(left) is not type(right):
+        return False
+    ours, theirs = take_apart(left), take_apart(right)
+    return ours[1] == theirs[1] and all(torch.equal(a, b) for a, b in zip(ours[0], theirs[0], strict=True))

@@ -1,0 +1,146 @@
+"""Atlases of a text that a model of transformers from a local folder reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import CheckpointError, CorpusError, require
+from .atlas import Atlas
+from .atlas.tokenized_text import Pieces
+from .record_translation import atlas_of_translation as atlas_of_translation
+from .recording import Recording, record
+
+MOST_GENERATED = 256
+"""Tokens that a model which writes a text of its own, such as T5, is let write."""
+
+
+def read_text(path: str | Path) -> str:
+    """The text of a file, without the white space around it.
+
+    Raises:
+        CorpusError: it cannot be read, is empty, or is not UTF-8.
+    """
+    path = Path(path)
+    try:
+        text = path.read_bytes().decode("utf-8-sig").strip()
+    except OSError as error:
+        raise CorpusError(f"the text {path} cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise CorpusError(
+            f"{path}: byte 0x{error.object[error.start]:02x} at position {error.start + 1} is not UTF-8 "
+            f"({error.reason}); convert the text to UTF-8, for instance with iconv"
+        ) from None
+    if not text:
+        raise CorpusError(f"the text {path} is empty; it needs at least one word for a model to read")
+    return text
+
+
+def atlas_of_text(folder: str | Path, text: str, *, title: str = "") -> Atlas:
+    """What a model of transformers attends to while it reads a text as one sequence.
+
+    The model and its tokenizer come from a folder, as `save_pretrained` leaves it; nothing is fetched, no code of the
+    folder runs, and weights are read from safetensors alone. A model with encoder and decoder reads the text and writes
+    its own answer, greedily.
+
+    Raises:
+        AtlasError: the model has no attention that could be caught.
+        CheckpointError: there is no such model, or transformers cannot read it.
+        CorpusError: the text has more tokens than the model takes, or none.
+        MissingExtra: transformers is not installed.
+    """
+    return _read(*_loaded(Path(folder)), text, title or f"{text[:80]} · {Path(folder).name}")
+
+
+def reader_of(folder: str | Path) -> Callable[[str], Atlas]:
+    """`atlas_of_text` for text after text: the model is loaded once, now.
+
+    Raises:
+        CheckpointError: there is no such model, or transformers cannot read it.
+        MissingExtra: transformers is not installed.
+    """
+    model, tokenizer = _loaded(Path(folder))
+    return lambda text: _read(model, tokenizer, text, f"{text[:80]} · {Path(folder).name}")
+
+
+def _read(model: Any, tokenizer: Any, text: str, title: str) -> Atlas:
+    encoded = tokenizer(text, return_tensors="pt", verbose=False)
+    ids = encoded["input_ids"][0].tolist()
+    _check_length(len(ids), model)
+    words = Pieces(_words(tokenizer, ids), encoded.word_ids() if tokenizer.is_fast else None)
+    read = {name: encoded[name] for name in encoded if name in signature(model.forward).parameters}
+    try:
+        with torch.no_grad(), record(model) as recording:
+            if model.config.is_encoder_decoder:
+                answer = model.generate(**read, num_beams=1, do_sample=False, max_new_tokens=MOST_GENERATED)[0]
+                said = _words(tokenizer, answer.tolist())
+            else:
+                model(**read)
+                said = []
+    except (RuntimeError, IndexError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{type(model).__name__} cannot read the text: {_line(error)}") from error
+    tokens = _by_module(recording, said[:-1], said[1:], words) if said and recording.calls else words
+    return recording.atlas(tokens=tokens, title=title)
+
+
+def _by_module(recording: Recording, read: list[str], said: list[str], source: Pieces) -> dict[str, Any]:
+    """The words of each module of a model with encoder and decoder."""
+    tokens: dict[str, Any] = {}
+    for call in recording.calls:
+        if call.kind == "cross":
+            tokens[call.name] = said, source
+        else:
+            tokens[call.name] = source if "encoder" in call.name.split(".") else read
+    return tokens
+
+
+def _loaded(folder: Path) -> tuple[Any, Any]:
+    """Model and tokenizer of a folder, the model with "regard" for its attention."""
+    require("transformers", extra="huggingface")
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(
+            f"there is no model in {folder}: it needs to be a folder with a config.json, as `save_pretrained` of "
+            "transformers leaves it; nothing is fetched by name"
+        )
+    from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
+    from transformers.utils import logging
+
+    from ..huggingface import swap
+
+    told = logging.get_verbosity()
+    bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()  # parts that the attention does not need may be missing, or left over
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModel
+        model = kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False, use_safetensors=True)
+        swap(model.eval())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, ImportError) as error:
+        raise CheckpointError(f"transformers cannot load the model in {folder}: {_line(error)}") from error
+    finally:
+        logging.set_verbosity(told)
+        if bars:
+            logging.enable_progress_bar()
+    return model, tokenizer
+
+
+def _words(tokenizer: Any, ids: list[int]) -> list[str]:
+    return ["" if token is None else str(token) for token in tokenizer.convert_ids_to_tokens(ids)]
+
+
+def _check_length(length: int, model: Any) -> None:
+    most = getattr(model.config, "max_position_embeddings", None)
+    if length == 0:
+        raise CorpusError("the text has no token that the model's tokenizer knows; give it other words")
+    if isinstance(most, int) and not model.config.is_encoder_decoder and length > most:
+        raise CorpusError(f"the text has {length:,} tokens, and the model takes {most:,}; give it a shorter one")
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

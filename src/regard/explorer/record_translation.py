@@ -1,0 +1,139 @@
+"""Atlases of translations: what a translator attends to while it says its n best, or a translation that is given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..errors import ConfigurationError, CorpusError
+from .atlas import Atlas
+from .atlas.records import records_of
+from .atlas.tokenized_text import Pieces
+from .atlas.translation_info import Hypothesis
+from .captured_call import Call
+from .recording import record
+
+if TYPE_CHECKING:
+    from ..translation.translator import Translator
+
+
+def atlas_of_translation(translator: Translator, sentence: str, *, n_best: int | None = None, title: str = "") -> Atlas:
+    """What a translator attends to while it says its n best translations of a sentence, the best first.
+
+    Maps of the decoder are there once for each of them, and `AttentionMap.hypothesis` has its text and score; those of
+    the encoder are there once. Rows of cross-attention are named by the tokens that are said there, END the last; rows
+    of the decoder's self-attention by the tokens that it was given, BEGIN the first. Signs that the translator does not
+    know are left out, as when it translates.
+
+    Args:
+        translator: the translator, which searches by its own settings.
+        sentence: what is translated.
+        n_best: how many; without it as many as the beam is wide. A search may find fewer.
+        title: what the atlas is called.
+
+    Raises:
+        ConfigurationError: `n_best` is not at least 1.
+        CorpusError: the sentence is empty, or has more tokens than the model takes.
+    """
+    from ..translation.vocabulary import END, readable
+
+    settings = translator.search
+    count = settings.beam if n_best is None else n_best
+    if count < 1:
+        raise ConfigurationError(f"n_best is {n_best}; it needs to be at least 1")
+    search = settings.model_copy(update={"n_best": count, "beam": max(settings.beam, count)})
+    read = readable(sentence, translator.source_vocabulary).text
+    found = _searched(translator, read, search)
+    said = [[*of.ids, END] if of.finished else list(of.ids) for of in found]
+    hypotheses = [
+        Hypothesis(rank, translator.target_vocabulary.decode(of.ids), of.score) for rank, of in enumerate(found)
+    ]
+    return _recorded(translator, read, said, hypotheses, title or f"{sentence} → {hypotheses[0].text}")
+
+
+def atlas_of_pair(
+    translator: Translator, sentence: str, translation: str, *, gold: Any = None, title: str = ""
+) -> Atlas:
+    """What a translator attends to while it is made to say a given translation of a sentence.
+
+    Maps are as in `atlas_of_translation`, of this one translation; words are what white space separates.
+
+    Args:
+        translator: the translator.
+        sentence: what is translated.
+        translation: what it says.
+        gold: the links between words that people made, as `Atlas.with_gold` takes them; None for none.
+        title: what the atlas is called.
+
+    Raises:
+        AtlasError: the gold links are none, or of words that are not there.
+        CorpusError: a side is empty, or the sentence has more tokens than the model takes.
+    """
+    from ..translation.vocabulary import END
+
+    said = translator.target_vocabulary.encode(translation)
+    if not said:
+        raise CorpusError("the translation is empty; it needs at least one word to be said")
+    atlas = _recorded(translator, sentence, [[*said, END]], [], title or f"{sentence} → {translation}")
+    return atlas if gold is None else atlas.with_gold(gold)
+
+
+def _searched(translator: Translator, sentence: str, search: Any) -> list[Any]:
+    """The n best hypotheses."""
+    from ..translation.search import beam_search
+
+    source, lengths = _source(translator, sentence)
+    return beam_search(translator.model, source, lengths, search, observe=False)[0]
+
+
+def _source(translator: Translator, sentence: str) -> tuple[torch.Tensor, torch.Tensor]:
+    ids = translator.source_vocabulary.encode(sentence)
+    if not ids:
+        raise CorpusError("the sentence is empty; it needs at least one word to translate")
+    most = translator.model.max_source_length
+    if most is not None and len(ids) > most:
+        raise CorpusError(f"the sentence has {len(ids)} tokens, and the model takes {most}; give it a shorter one")
+    model: Any = translator.model
+    device = next(model.parameters()).device
+    return torch.tensor([ids], device=device), torch.tensor([len(ids)], device=device)
+
+
+def _recorded(
+    translator: Translator, sentence: str, said: Sequence[list[int]], hypotheses: Sequence[Hypothesis], title: str
+) -> Atlas:
+    """The model made to say some translations, one after the other, each recorded by itself."""
+    from ..translation.vocabulary import BEGIN
+
+    model: Any = translator.model
+    source, lengths = _source(translator, sentence)
+    words = _pieces(translator.source_vocabulary, source[0].tolist())
+    calls: list[Call] = []
+    tokens: list[Any] = []
+    for rank, ids in enumerate(said):
+        read = [BEGIN, *ids[:-1]]
+        with torch.no_grad(), record(model) as recording:
+            model(source, lengths, torch.tensor([read], device=source.device))
+        spoken, given = (_pieces(translator.target_vocabulary, of) for of in (ids, read))
+        for call in recording.calls:
+            if rank and _of_encoder(call):
+                continue  # the source is read alike for all of them
+            calls.append(replace(call, number=rank))
+            tokens.append((spoken, words) if call.kind == "cross" else words if _of_encoder(call) else given)
+    order = {name: at for at, name in enumerate(dict.fromkeys(call.name for call in calls))}
+    places = sorted(range(len(calls)), key=lambda at: order[calls[at].name])
+    records, arrays = records_of([calls[at] for at in places], [tokens[at] for at in places])
+    atlas = Atlas(records, arrays, title)
+    if not hypotheses:
+        return atlas
+    return atlas.with_hypotheses([None if _of_encoder(calls[at]) else hypotheses[calls[at].number] for at in places])
+
+
+def _of_encoder(call: Call) -> bool:
+    return "encoder" in call.name.split(".")
+
+
+def _pieces(vocabulary: Any, ids: list[int]) -> Pieces:
+    return Pieces(vocabulary.tokens(ids), vocabulary.words(ids))

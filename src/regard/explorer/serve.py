@@ -1,0 +1,150 @@
+"""The explorer served: a socket of this machine alone, and the server on it until Ctrl-C.
+
+A browser for an address, where there is one.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import sys
+import webbrowser
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..errors import ConfigurationError, require
+from .atlas import Atlas
+from .collection import Rerun, Shelf
+from .static_page import Bundle
+from .view_state import State, start
+
+HOST = "127.0.0.1"
+SETTINGS: dict[str, Any] = {
+    "http": "h11",
+    "ws": "none",
+    "lifespan": "off",
+    "log_config": None,
+    "access_log": False,
+    "server_header": False,
+    "proxy_headers": False,
+    "limit_concurrency": 64,  # connections that may be open; more are told to come back
+    "timeout_keep_alive": 30,
+    "timeout_graceful_shutdown": 1,
+}
+"""Of uvicorn."""
+
+
+class Serving:
+    """Atlases about to be served: `address` is where, and `run` serves them.
+
+    The address has a random token in it: without it the server says nothing. It listens on the loopback interface
+    alone, and only reads, unless there is a model to run again.
+
+    Args:
+        atlases: one atlas, or several by their names: the page compares them.
+        port: where, or 0 for any port that is free.
+        state: what the page shows when it opens, or a permalink; it is in the address.
+        rerun: what the model that made the one atlas attends to in another text; the page then asks for texts. It is
+            called on a thread of its own, for one text at a time, and its atlas is kept with the one before it.
+            Errors of `regard.errors` are told to the page, and so is that any other was raised.
+
+    Raises:
+        AtlasError: there is no atlas, or one without a map.
+        ConfigurationError: the port is taken, or is none; `rerun` with several atlases; or a state that is none, or of
+            something that is not there.
+        MissingExtra: starlette or uvicorn is not installed.
+    """
+
+    def __init__(
+        self,
+        atlases: Atlas | Mapping[str, Atlas],
+        port: int = 0,
+        *,
+        state: State | str | None = None,
+        rerun: Rerun | None = None,
+    ) -> None:
+        require("starlette", extra="explorer")
+        uvicorn = require("uvicorn", extra="explorer")
+        from .server import application
+
+        self._shelf, bundle = Shelf(atlases, rerun), Bundle.read()
+        opening = start(state, [atlases] if isinstance(atlases, Atlas) else list(atlases.values()))
+        self._socket = _bound(port)
+        self.port: int = self._socket.getsockname()[1]
+        token = secrets.token_urlsafe(24)
+        self.address = f"http://{HOST}:{self.port}/{token}/" + (f"#{opening}" if opening else "")
+        config = uvicorn.Config(application(self._shelf, bundle, token=token, port=self.port), **SETTINGS)
+        self._server = uvicorn.Server(config)
+        self._handle_exit = self._server.handle_exit
+        self._server.handle_exit = self._interrupted
+
+    def run(self, ready: Callable[[], None] = lambda: None) -> None:
+        """Serve until Ctrl-C or `stop`; `ready` is called before, when the socket takes connections already."""
+        try:
+            ready()
+            self._server.run(sockets=[self._socket])
+        except KeyboardInterrupt:
+            pass  # that is how one ends it
+        finally:
+            self.close()
+
+    def stop(self) -> None:
+        """End what runs in another thread."""
+        self._shelf.end()
+        self._server.should_exit = True
+
+    def _interrupted(self, *signal: Any) -> None:
+        """Ctrl-C ends the model's run, too: the server would wait for it."""
+        self._shelf.end()
+        self._handle_exit(*signal)
+
+    def close(self) -> None:
+        """Give the port back."""
+        self._socket.close()
+
+
+def _bound(port: int) -> socket.socket:
+    """A socket that takes connections from this machine.
+
+    Raises:
+        ConfigurationError: the port is taken, or is none.
+    """
+    if not 0 <= port <= 65535:
+        raise ConfigurationError(f"port is {port}; it needs to be between 0, for any that is free, and 65535")
+    # By its protocol too: asyncio sends at once, without waiting for more, only on what says that it is TCP.
+    taken = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        taken.bind((HOST, port))
+        taken.listen(128)
+    except OSError as error:
+        taken.close()
+        raise ConfigurationError(
+            f"the port {port} of {HOST} cannot be used: {error.strerror or error}. Choose another port, or leave it "
+            "out: then one that is free is taken"
+        ) from None
+    return taken
+
+
+TEXT_BROWSERS = {"www-browser", "links", "elinks", "lynx", "w3m"}
+"""They run in the terminal, and show no picture."""
+
+
+def opened(address: str) -> bool:
+    """Open an address in the user's browser; False if there is no display or no browser, or it would not start."""
+    if not _has_display():
+        return False
+    try:
+        browser = webbrowser.get()
+        if getattr(browser, "basename", getattr(browser, "name", "")) in TEXT_BROWSERS:
+            return False
+        return browser.open(address)
+    except (webbrowser.Error, OSError):
+        return False
+
+
+def _has_display() -> bool:
+    if sys.platform in ("win32", "darwin"):
+        return True
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY") or os.environ.get("BROWSER"))

@@ -1,0 +1,355 @@
+"""The explorer as one file: page, styles, script and data, which works from a disk and asks nobody for anything.
+
+Arrays written into a page as text: compressed, in half precision, as `explorer/src/sources/arrays.ts` reads them.
+
+What of an atlas goes into a static page: whole weights of short maps, cells of long ones, as much as there is room.
+
+Where there is room for the whole weights of some heads alone, they are of those whose roles are clearest.
+
+The keys are those that `explorer/src/sources/embedded.ts` reads.
+
+The page's three files, as they ship with the package.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import AtlasError, ConfigurationError
+from ..utils.atomic_files import atomic_write
+from .api import TILE, Answers, Floats, profile_of, shortened, shown_weights
+from .atlas import Atlas, AttentionMap
+from .view_state import State, start
+
+DIGITS = 8
+"""Binary digits of a weight that are written, of the 11 that half precision has: to within 0.4 % of it."""
+
+GZIP = 31
+"""For zlib: in the frame of gzip, without a time in it."""
+
+
+def written(values: Floats, digits: int = DIGITS) -> dict[str, Any]:
+    """Numbers as text: half precision with that many binary digits, through gzip, in base64.
+
+    Digits that are not written compress away. A number v is off by at most |v| · 2^-digits, or
+    2^-(14 + digits) where that is more: 2.4e-7 with 8. NaN stays.
+    What half precision cannot hold, above 65504, is written in single precision.
+
+    >>> import numpy
+    >>> sorted(written(numpy.ones((2, 2), numpy.float32)).items())[1:]
+    [('gzip', True), ('type', 'f2')]
+    """
+    finite = values[np.isfinite(values)]
+    if finite.size and float(np.abs(finite).max()) > 65504:
+        return _text("f4", values.astype("<f4").tobytes())
+    return _text("f2", rounded(values, digits).astype("<f2").tobytes())
+
+
+def rounded(values: Floats, digits: int = DIGITS) -> NDArray[np.float16]:
+    """The nearest numbers of half precision with so many binary digits.
+
+    >>> import numpy
+    >>> rounded(numpy.array([1.0, 1 / 3, 0.0], numpy.float32), 3).tolist()
+    [1.0, 0.3125, 0.0]
+    """
+    dropped = 24 - digits
+    singles = np.ascontiguousarray(values, dtype=np.float32)
+    bits = singles.view(np.uint32).astype(np.uint64)
+    # To the nearest, ties to even; a carry goes on into the exponent, as it should.
+    half_up = bits + (1 << (dropped - 1)) - 1 + ((bits >> dropped) & 1)
+    kept = (half_up >> dropped << dropped).astype(np.uint32).view(np.float32)
+    step = 2.0 ** (-13 - digits)  # of what is smaller than the smallest normal number of half precision, 2^-14
+    kept = np.where(np.abs(singles) < 2.0**-14, np.rint(singles / step) * step, kept)
+    return np.where(np.isfinite(singles), kept, singles).astype(np.float16)
+
+
+def _text(kind: str, data: bytes) -> dict[str, Any]:
+    # Digits repeat by chance alone, so that what matches for a few bytes is no gain.
+    packer = zlib.compressobj(9, zlib.DEFLATED, GZIP, 9, zlib.Z_FILTERED)
+    packed = packer.compress(data) + packer.flush()
+    return {"type": kind, "gzip": True, "data": base64.b64encode(packed).decode("ascii")}
+
+
+ALL = "regard explore ATLAS serves all"
+"""Where a page that does not hold all weights says that they are."""
+LEAST_BYTES = 0.3
+"""Bytes that a weight takes in a page, however well it is compressed: what would be too much is not tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """How much is written: whole weights of maps with at most `whole` rows and columns, else cells, at most side²."""
+
+    whole: int
+    side: int
+
+    def takes_whole(self, of: AttentionMap) -> bool:
+        """Whether the weights of a map are written as they are."""
+        return max(of.queries, of.keys) <= self.whole
+
+    def levels(self, of: AttentionMap) -> list[int]:
+        """The levels of the pyramid that are written; none where one tile of weights is all that there is."""
+        if self.takes_whole(of):
+            return [] if max(of.queries, of.keys) <= TILE else [len(of.levels) - 1]
+        return [level for level, shape in enumerate(of.levels) if max(shape) <= self.side]
+
+
+DEPTHS = Depth(512, 1024), Depth(512, 512), Depth(256, 256), Depth(128, 128), Depth(64, 64), Depth(0, 64)
+"""What is tried, one after the other, until it fits; the coarsest level always is in."""
+
+
+class TooMuch(Exception):
+    """There is no room for all of it."""
+
+
+@dataclass(slots=True)
+class Contents:
+    """What a page has in it, and how many bytes that takes."""
+
+    most: int
+    held: dict[str, Any]
+    size: int = 0
+    whole: int = 0
+    heads: int = 0
+    cells: set[tuple[int, int]] = field(default_factory=set)
+
+    def add(self, part: str, key: str, values: Floats) -> None:
+        """Write one array."""
+        text = written(values)
+        self.held[part][key] = text
+        self.size += _size(key, text)
+        if self.size > self.most:
+            raise TooMuch
+
+    def add_if_they_fit(self, part: str, arrays: dict[str, Floats]) -> bool:
+        """Write all of some arrays, or none of them."""
+        texts = {key: written(values) for key, values in arrays.items()}
+        size = sum(_size(key, text) for key, text in texts.items())
+        if self.size + size > self.most:
+            return False
+        self.held[part].update(texts)
+        self.size += size
+        return True
+
+    def said(self) -> str:
+        """What it is, in words."""
+        others = len(self.held["meta"]["maps"]) - self.whole
+        parts = []
+        if self.whole:
+            parts.append(f"whole weights of {_some(self.whole, 'map')}, to within {2.0**-DIGITS:.1%} of each")
+        if others:
+            finest = " and ".join(f"{rows} × {columns}" for rows, columns in sorted(self.cells))
+            more = f", with whole weights of {_some(self.heads, 'head')} of them" if self.heads else ""
+            parts.append(f"{_some(others, 'map')} in cells of {finest} weights and more{more}")
+        return "; ".join(parts)
+
+
+def contents_of(atlas: Atlas, most: int) -> Contents:
+    """As much of an atlas as fits into so many bytes.
+
+    Raises:
+        AtlasError: not even the least fits; there is no map in the atlas.
+    """
+    meta = Answers(atlas).meta() | {"exact": f"weights to within {100 * 2.0**-DIGITS:.1f} %", "all": ALL}
+    del meta["overview"]
+    for depth in DEPTHS:
+        weights = sum(of.heads * of.queries * of.keys for of in atlas.maps if depth.takes_whole(of))
+        if weights * LEAST_BYTES > most:
+            continue
+        held: dict[str, Any] = {"meta": meta, "tokens": [], "pooled": {}, "tiles": {}, "profiles": {}}
+        contents = Contents(most, held)
+        try:
+            for number, of in enumerate(atlas.maps):
+                _write(contents, depth, number, of)
+        except TooMuch:
+            continue
+        _fill(contents, depth, atlas)
+        return contents
+    heads = sum(of.heads for of in atlas.maps)
+    raise AtlasError(
+        f"the atlas has {len(atlas.maps)} maps with {heads} heads in all, and even their overviews take more than "
+        f"{most / 1e6:,.0f} MB in a page: record fewer layers or shorter texts, or serve it with `regard explore ATLAS`"
+    )
+
+
+def _write(contents: Contents, depth: Depth, number: int, of: AttentionMap) -> None:
+    contents.held["tokens"].append(_tokens(contents, of))
+    levels = depth.levels(of)
+    if depth.takes_whole(of):
+        contents.whole += 1
+    else:
+        contents.cells.add(of.cell(levels[0]))
+    for head in range(of.heads):
+        for level in levels:
+            for reduce in ("max", "mean"):
+                contents.add("pooled", f"{number}/{head}/{level}/{reduce}", of.pooled(head, level, reduce))
+        if depth.takes_whole(of):
+            for key, values in _tiles(of, number, head):
+                contents.add("tiles", key, values)
+        for which in contents.held["meta"]["profiles"]:
+            contents.add("profiles", f"{number}/{head}/{which}", profile_of(of, head, which))
+
+
+def _fill(contents: Contents, depth: Depth, atlas: Atlas) -> None:
+    """Add the whole weights of single heads while there is room, those whose roles are clearest first."""
+    heads = [
+        (-max((float(role["score"]) for role in of.roles[head]), default=0.0), number, head)
+        for number, of in enumerate(atlas.maps)
+        if not depth.takes_whole(of) and DEPTHS[0].takes_whole(of)
+        for head in range(of.heads)
+    ]
+    for _, number, head in sorted(heads):
+        if not contents.add_if_they_fit("tiles", dict(_tiles(atlas.maps[number], number, head))):
+            return
+        contents.heads += 1
+
+
+def _tiles(of: AttentionMap, number: int, head: int) -> Iterator[tuple[str, Floats]]:
+    for row in range(-(-of.queries // TILE)):
+        for column in range(-(-of.keys // TILE)):
+            rows = slice(row * TILE, min((row + 1) * TILE, of.queries))
+            columns = slice(column * TILE, min((column + 1) * TILE, of.keys))
+            yield f"{number}/{head}/{row}/{column}", shown_weights(of, head, rows, columns)
+
+
+def _size(key: str, text: dict[str, Any]) -> int:
+    return len(text["data"]) + len(key) + 60
+
+
+def _tokens(contents: Contents, of: AttentionMap) -> dict[str, list[str]]:
+    """The tokens of a map; those of the keys are left out where they are those of the queries."""
+    tokens = {"query": [shortened(word) for word in of.query_tokens]}
+    if of.key_tokens != of.query_tokens:
+        tokens["key"] = [shortened(word) for word in of.key_tokens]
+    contents.size += sum(len(word.encode()) + 3 for words in tokens.values() for word in words)
+    if contents.size > contents.most:
+        raise TooMuch
+    return tokens
+
+
+def _some(count: int, what: str) -> str:
+    return f"1 {what}" if count == 1 else f"{count} {what}s"
+
+
+FOLDER = Path(__file__).parent / "web"
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """Markup, script and styles of the page, read once."""
+
+    markup: str
+    script: str
+    styles: str
+
+    @classmethod
+    def read(cls, folder: Path = FOLDER) -> Bundle:
+        """The files of a folder.
+
+        Raises:
+            ConfigurationError: one of them is not there, or is not text.
+        """
+        names = "index.html", "explorer.js", "explorer.css"
+        try:
+            return cls(*((folder / name).read_text(encoding="utf-8") for name in names))
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigurationError(
+                f"the explorer's page cannot be read ({error}); it is part of the package: install regard anew, or, in "
+                "a checkout, run `npm ci && npm run build` in explorer/"
+            ) from None
+
+
+MOST_BYTES = 32_000_000
+"""The largest page that is made unless another size is asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class StaticPage:
+    """One page of HTML with all that it needs, and what of the atlas is in it, in words."""
+
+    text: str
+    contents: str
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return len(self.text.encode())
+
+    def save(self, path: str | Path) -> None:
+        """Write it to one file, which is the old one or the new one, never half of each.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+        with atomic_write(path) as partial:
+            partial.write_text(self.text, encoding="utf-8")
+
+
+def static_page(atlas: Atlas, *, state: State | str | None = None, most: int = MOST_BYTES) -> StaticPage:
+    """An atlas as a page of its own, of at most so many bytes.
+
+    Maps of at most 512 rows and columns are in it weight by weight, each to within 0.4 %; longer ones, or all where
+    that is too much, by the levels of their pyramids, as fine as there is room, and then as many heads as there is room
+    for weight by weight, those whose roles are clearest first. The page says what it does not hold. Its policy lets it
+    run the script that is in it and nothing else, and load nothing; tokens and names are data to it, never markup.
+    It opens with a state, or as a permalink tells, unless there is another permalink in its address.
+
+    Raises:
+        AtlasError: there is no map in the atlas, or it is too large even in the coarsest form.
+        ConfigurationError: a state that is none, or of something that the atlas does not have.
+
+    >>> import torch
+    >>> page = static_page(Atlas.from_weights([torch.full((1, 2, 2), 0.5)], tokens=["<b>", "a"]))
+    >>> page.contents, "<b>" in page.text
+    ('whole weights of 1 map, to within 0.4% of each', False)
+    """
+    bundle = Bundle.read()
+    fixed = sum(len(part.encode()) for part in (bundle.markup, bundle.script, bundle.styles)) + 1000
+    opening = start(state, [atlas])
+    contents = contents_of(atlas, max(most - fixed, 0))
+    held = {**contents.held, "state": opening} if opening else contents.held
+    return StaticPage(_put_together(bundle, held, atlas.title), contents.said())
+
+
+def _put_together(bundle: Bundle, held: dict[str, Any], title: str) -> str:
+    script, styles = bundle.script, bundle.styles
+    if "</script" in script.lower() or "<!--" in script or "</style" in styles.lower():
+        raise ConfigurationError("the explorer's script or styles cannot stand inside a page; build them anew")
+    policy = (
+        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(styles)}; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    data = json.dumps(held, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    shown = html.escape("".join(letter for letter in title if letter.isprintable())[:120])
+    page, opening = bundle.markup, '<script type="application/json" id="regard-data">'
+    for old, new in (
+        (
+            '<meta charset="utf-8">',
+            f'<meta charset="utf-8">\n<meta http-equiv="Content-Security-Policy" content="{policy}">',
+        ),
+        ("<title>regard explorer</title>", f"<title>{shown or 'regard explorer'}</title>"),
+        ('<link rel="stylesheet" href="explorer.css">', f"<style>{styles}</style>"),
+        (
+            '<script type="module" src="explorer.js"></script>',
+            f'{opening}{data}</script>\n<script type="module">{script}</script>',
+        ),
+    ):
+        if page.count(old) != 1:
+            raise ConfigurationError(f"the explorer's page needs {old} once; it has it {page.count(old)} times")
+        page = page.replace(old, new)
+    return page
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,0 +1,173 @@
+"""torch.nn.MultiheadAttention heard without being touched: after a call its attention is computed again, by ours.
+
+torch's layers take other paths, with other rounding, where a module has hooks. So none is hung on any module: torch's
+hooks for all modules are not looked at there, and tell of every call, of every thread.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from ..nn import MultiheadAttention
+from .captured_call import variables_of
+
+_ATTENTION, _LAYER = (inspect.signature(of.forward) for of in (nn.MultiheadAttention, nn.TransformerEncoderLayer))
+
+
+class TorchLayers:
+    """Repeats the attention of torch's layers by regard's, which tell whoever listens.
+
+    names: the modules that are heard. within: names what is heard in its block. hears: whether this call is listened
+    to. ended: is called when the whole model has returned. missed: why layers that were called could not be heard.
+    """
+
+    def __init__(
+        self,
+        names: Mapping[nn.Module, str],
+        *,
+        within: Callable[[str, str], AbstractContextManager[None]],
+        hears: Callable[[], bool],
+        ended: Callable[[], None],
+    ) -> None:
+        self.names, self.within, self.hears, self.ended = names, within, hears, ended
+        self.missed: dict[str, str] = {}
+        self._called: set[tuple[int, nn.Module]] = set()  # by thread, since their layer was entered
+
+    @contextmanager
+    def heard(self) -> Iterator[None]:
+        """Hear of every call of these layers in the block."""
+        before = register_module_forward_pre_hook(self._before)
+        after = register_module_forward_hook(self._after, with_kwargs=True)
+        try:
+            yield
+        finally:
+            before.remove()
+            after.remove()
+            # torch forgets the hook, but not that it took keywords; to torch.compile it would look as if it were there.
+            getattr(torch.nn.modules.module, "_global_forward_hooks_with_kwargs", {}).pop(after.id, None)
+
+    def _before(self, module: nn.Module, arguments: Any) -> None:
+        if isinstance(module, nn.TransformerEncoderLayer) and self.hears():
+            self._called.discard((get_ident(), getattr(module, "self_attn", None)))  # type: ignore[arg-type]
+
+    def _after(self, module: nn.Module, arguments: tuple, *rest: Any) -> None:
+        # A thread that was on its way here when the record of another one ended comes without the keywords.
+        if len(rest) != 2 or not self.hears() or torch.compiler.is_compiling():
+            return
+        try:
+            self._look(module, arguments, rest[0])
+        except Exception as error:  # a model must not fail because it is listened to
+            self._miss(module, f"whose attention could not be repeated: {type(error).__name__}: {error}")
+
+    def _look(self, module: nn.Module, arguments: tuple, keywords: dict[str, Any]) -> None:
+        if self.names.get(module) == "":
+            self.ended()
+        if _is_torchs(module):
+            self._called.add((get_ident(), module))
+            if module not in self.names:
+                return
+            if _has_forward_of(module, nn.MultiheadAttention):
+                self._repeat(module, _bound(_ATTENTION, module, arguments, keywords))
+            else:
+                self._miss(module, f"a {type(module).__name__} with a forward of its own: call regard.attention in it")
+        elif isinstance(module, nn.TransformerEncoderLayer) and _is_torchs(getattr(module, "self_attn", None)):
+            self._look_at_layer(module, arguments, keywords)
+
+    def _look_at_layer(self, layer: nn.TransformerEncoderLayer, arguments: tuple, keywords: dict[str, Any]) -> None:
+        """Repeat the attention of a layer that torch computed in one go, and whose attention it never called."""
+        attention = layer.self_attn
+        if (get_ident(), attention) in self._called or attention not in self.names:
+            return
+        is_torchs = type(layer)._sa_block is nn.TransformerEncoderLayer._sa_block
+        if is_torchs and _has_forward_of(layer, nn.TransformerEncoderLayer):
+            self._repeat(attention, _of_layer(layer, _bound(_LAYER, layer, arguments, keywords)))
+        else:
+            self._miss(
+                attention,
+                f"in a {type(layer).__name__} with methods of its own that torch computed without calling it: "
+                "torch.backends.mha.set_fastpath_enabled(False) makes torch call it",
+            )
+
+    def _miss(self, module: nn.Module, why: str) -> None:
+        self.missed.setdefault(self.names.get(module) or type(module).__name__, why)
+
+    def _repeat(self, module: nn.Module, given: dict[str, Any]) -> None:
+        """The attention of one call, by a twin that has the module's parameters and nothing else of it."""
+        kind = "self" if given["query"] is given["key"] else "cross"
+        given |= {"need_weights": False}
+        name = self.names.get(module) or type(module).__name__
+        with torch.no_grad(), self.within(name, kind):
+            # In evaluation: no dropout is drawn, and torch's generator stays as it is.
+            _twin(module).forward(**_plain(given))
+
+
+def _is_torchs(module: Any) -> bool:
+    """Whether a module is torch's own layer: regard's tells by itself."""
+    return isinstance(module, nn.MultiheadAttention) and not isinstance(module, MultiheadAttention)
+
+
+def _has_forward_of(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether a module computes what a class does, so that what it was given is what its attention sees."""
+    return type(module).forward is kind.forward and "forward" not in vars(module)
+
+
+def _bound(
+    signature: inspect.Signature, module: nn.Module, arguments: tuple, keywords: dict[str, Any]
+) -> dict[str, Any]:
+    """What a layer was called with, by name."""
+    given = signature.bind(module, *arguments, **keywords)
+    given.apply_defaults()
+    return {name: value for name, value in given.arguments.items() if name != "self"}
+
+
+def _of_layer(layer: nn.TransformerEncoderLayer, given: dict[str, Any]) -> dict[str, Any]:
+    """What an encoder layer hands its attention."""
+    with torch.no_grad():
+        x = given["src"]
+        x = layer.norm1(x) if layer.norm_first else x
+    return {
+        "query": x,
+        "key": x,
+        "value": x,
+        "key_padding_mask": given["src_key_padding_mask"],
+        "attn_mask": given["src_mask"],
+    }
+
+
+def _plain(given: dict[str, Any]) -> dict[str, Any]:
+    """Nested tensors, which torch's encoder makes of padded batches, as padded as they were; and no hint."""
+    given = {name: value for name, value in given.items() if name != "is_causal"}
+    query = given["query"]
+    if not query.is_nested:
+        return given
+    lengths = torch.tensor([len(part) for part in query.unbind()], device=query.device)
+    size = (len(lengths), _length(lengths), query.size(-1))
+    padded = query.to_padded_tensor(0.0, size)
+    ignored = torch.arange(padded.shape[1], device=padded.device) >= lengths[:, None]
+    return given | {"query": padded, "key": padded, "value": padded, "key_padding_mask": ignored}
+
+
+def _length(lengths: Tensor) -> int:
+    """The positions of a padded batch, with its padding where it is torch's encoder that took it away."""
+    longest = int(lengths.max())
+    variables = variables_of(nn.TransformerEncoder)
+    padding = variables.get("src_key_padding_mask") if variables.get("convert_to_nested") else None
+    if isinstance(padding, Tensor) and padding.ndim == 2 and len(padding) == len(lengths):
+        return max(longest, padding.shape[1])
+    return longest
+
+
+def _twin(module: nn.Module) -> MultiheadAttention:
+    """A layer of regard's over the same parameters, in evaluation, with none of the module's hooks."""
+    twin = MultiheadAttention.__new__(MultiheadAttention)
+    state = {name: held.copy() if isinstance(held, dict) else held for name, held in vars(module).items()}
+    twin.__setstate__(state | {"training": False})
+    return twin

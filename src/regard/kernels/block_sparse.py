@@ -1,0 +1,142 @@
+"""A structured mask as a few dense calls on contiguous spans of keys, merged by log-sum-exp."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..core.grid import WHOLE
+from ..core.problem import Problem
+from .base import Cost, Result
+from .batched_problem import Flat, Gradients, Saved
+from .cost_model import BLOCKWISE, MASK, RESULT, VALUE, beginnings, bytes_read, flash_width, operator_calls, whole
+from .custom_op import attend, register
+from .dense_block import EXPONENTIAL, Rectangle, dense_reasons, is_square_causal
+from .mask_tiles import BlockRow, Layout, Part, Run, distinct, parts, visited
+from .online_softmax import Merged
+from .tile_bias import Diagonals
+
+NARROW_BLOCK, WIDE_BLOCK, WIDE = (64, 64), (256, 64), 1536
+"""Rows and columns of a tile: few rows, so that little of what the mask leaves out is visited; more where a row sees
+more than WIDE keys, so that calls are few and products large."""
+APART = 1024
+"""From this many columns without a masked pair on, a span is visited alone and needs no mask."""
+
+
+class Spans:
+    """Each block of queries meets the keys that its mask leaves, in torch's dense kernel; no others are touched.
+
+    Its own backward adds into slices: autograd would write a gradient of full size for every block.
+    """
+
+    exponential = EXPONENTIAL
+
+    def __init__(self, block: tuple[int, int] | None = None, apart: int = APART) -> None:
+        self.name = "spans" if block is None else f"spans({block}, {apart})"
+        self.block, self.apart = block, apart
+        register(self)
+
+    def why_not(self, problem: Problem) -> list[str]:
+        """What its dense kernel has no word for."""
+        return dense_reasons(problem)
+
+    def cost(self, problem: Problem) -> Cost:
+        """The pairs that lie in the spans are computed; a mask or a bias stands in memory for one span at a time."""
+        numbers = problem.weights_shape[:-1].numel() * problem.value.shape[-1]
+        if is_square_causal(problem):
+            flops, passes, moved = whole(problem, causal=True)
+            return Cost(flops, 4.0 * numbers, passes + RESULT * numbers, moved, calls=operator_calls(problem) + 20.0)
+        found, heads = self._parts(problem), problem.weights_shape[-3] if problem.heads else 1
+        (masks, biases), alike = distinct(problem), Diagonals.are_in(problem)
+        pairs = rectangles = columns = added = calls = 0.0
+        for part in found:
+            batches = part.batch.stop - part.batch.start
+            runs = [run.columns.stop - run.columns.start for row in part.layout.rows for run in row.runs]
+            calls += 20.0 * len(runs)
+            rectangles += batches * heads * len(runs)
+            columns += batches * heads * sum(runs)
+            pairs += batches * heads * part.layout.visited
+            if not alike:
+                added += part.layout.masked * MASK * min(masks, batches) + part.layout.visited * VALUE * biases
+        rows = max((row.rows.stop - row.rows.start for part in found for row in part.layout.rows), default=0)
+        every = problem.weights_shape[:-2].numel() * problem.keys
+        return Cost(
+            flops=2.0 * pairs * flash_width(problem),
+            bytes=4.0 * WIDE_BLOCK[0] * problem.keys + 8.0 * numbers,
+            passes=BLOCKWISE * pairs + beginnings(rows, rectangles) + RESULT * numbers + added,
+            moved=bytes_read(problem, heads=problem.weights_shape[:-2].numel(), again=columns / max(every, 1)),
+            calls=operator_calls(problem) + calls + 60.0 * bool(masks or biases),
+        )
+
+    def run(self, problem: Problem) -> Result:
+        """Output and log-sum-exp."""
+        return attend(problem, self)
+
+    def forward(self, flat: Flat) -> tuple[Tensor, Tensor]:
+        """Block row after block row, the runs of one merged."""
+        output, lse = flat.empty_results()
+        for part in self._parts(flat.problem):
+            rectangles = _Rectangles(flat.part(part.batch))
+            for row in part.layout.rows:
+                merged, query = Merged(), rectangles.rows(rectangles.flat.pairs.query, row)
+                for run in row.runs:
+                    merged.add(*rectangles.of(query, row.rows, run).forward())
+                here = part.batch, WHOLE, row.rows
+                merged.write(output[here], lse[here], rectangles.in_order)
+        return output, lse
+
+    def backward(self, flat: Flat, saved: Saved) -> Gradients:
+        """Each rectangle's gradients, added to the slices that it touched."""
+        gradients = flat.zero_gradients()
+        for part in self._parts(flat.problem):
+            rectangles, into = _Rectangles(flat.part(part.batch)), gradients.part(part.batch)
+            for row in part.layout.rows:
+                self._add_gradients(rectangles, row, saved.part(part.batch), into)
+        return gradients
+
+    def _add_gradients(self, rectangles: _Rectangles, row: BlockRow, saved: Saved, into: Gradients) -> None:
+        tensors = rectangles.flat.pairs.query, saved.output, saved.lse, saved.grad_output, saved.grad_lse
+        query, *above = (rectangles.rows(tensor, row) for tensor in tensors)
+        for run in row.runs:
+            grad_query, key, value = rectangles.of(query, row.rows, run).backward(*above, from_lse=saved.from_lse)
+            into.query[:, :, row.rows] += rectangles.in_order(grad_query)
+            into.key[:, :, run.columns] += key
+            into.value[:, :, run.columns] += value
+
+    def _parts(self, problem: Problem) -> tuple[Part, ...]:
+        """The runs of columns of each block of rows, batch by batch where they differ."""
+        if is_square_causal(problem):  # torch's dense kernel knows this one mask, and skips what it leaves out
+            rows = BlockRow(slice(0, problem.queries), (Run(slice(0, problem.keys), masked=False),))
+            layout = Layout((rows,), problem.queries * (problem.keys + 1) // 2, 0)
+            return (Part(slice(0, problem.batch.numel()), layout),)
+        if self.block is not None:
+            return parts(problem, self.block, self.apart)
+        narrow = visited(problem, NARROW_BLOCK, self.apart) < WIDE * problem.queries * problem.batch.numel()
+        return parts(problem, NARROW_BLOCK if narrow else WIDE_BLOCK, self.apart)
+
+
+class _Rectangles:
+    """The rectangles of a flat problem, and what is added to their scores."""
+
+    def __init__(self, flat: Flat) -> None:
+        self.flat = flat
+        self.causal = is_square_causal(flat.problem)
+        self.diagonals = None if self.causal else Diagonals.of(flat.problem)
+
+    def of(self, query: Tensor, rows: slice, run: Run) -> Rectangle:
+        """One rectangle, of rows as `in_order` has them."""
+        key, value = self.flat.pairs.key[:, :, run.columns], self.flat.value[:, :, run.columns]
+        scale = self.flat.pairs.scale  # type: ignore[union-attr]  # `why_not` lets dot products alone through
+        if self.causal:
+            return Rectangle(query, key, value, scale, causal=True)
+        if self.diagonals is None:
+            return Rectangle(query, key, value, scale, self.flat.added(rows, run.columns, masked=run.masked))
+        needed = run.masked or self.flat.problem.bias is not None
+        return Rectangle(query, key, value, scale, self.diagonals.reversed_tile(rows, run.columns) if needed else None)
+
+    def rows(self, tensor: Tensor, row: BlockRow) -> Tensor:
+        """The rows of one block of (B, H, M, ·), as `in_order` has them."""
+        return self.in_order(tensor[:, :, row.rows])
+
+    def in_order(self, rows: Tensor) -> Tensor:
+        """Rows (B, H, m, ·) in the order of the problem, and back: where tiles are read by diagonals, last to first."""
+        return rows if self.diagonals is None else rows.flip(2)

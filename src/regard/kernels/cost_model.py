@@ -1,0 +1,268 @@
+"""How fast this machine is, as far as the choice between kernels needs it: measured once, or sensible defaults.
+
+What the kernels' costs have in common: how many passes over a number each kind of work is.
+
+A pass is what an element-wise operator takes for a number in the cache: `rates` says how many there are in a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import platform
+from dataclasses import asdict, dataclass, fields
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from ..core.problem import Problem
+from ..errors import ConfigurationError
+from .base import Cost
+
+MEASURE = "`regard bench --calibrate` measures them"
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What a thread does in a second, and what a call costs.
+
+    flops: of torch's matrix products in float32; other dtypes by their share in `DTYPES`. native: of those in native
+    code, whatever the dtype. passes: numbers that an element-wise
+    operator reads and writes in the cache. moved: bytes of keys and values that are read from main memory, all threads
+    together. fresh: bytes of new memory that the system hands out, all threads together. call: seconds that an operator
+    of torch takes beside its work.
+    """
+
+    flops: float = 8e10
+    native: float = 1e11
+    passes: float = 1e10
+    moved: float = 1e10
+    fresh: float = 2.5e9
+    call: float = 2.5e-6
+
+    def seconds(self, cost: Cost, dtype: torch.dtype) -> float:
+        """What a cost takes, forward, by all threads."""
+        threads = torch.get_num_threads()
+        flops = self.flops * DTYPES.get(dtype, 1.0) * threads
+        return (
+            cost.flops / flops
+            + cost.native / (self.native * threads)
+            + cost.passes / (self.passes * threads)
+            + cost.moved / self.moved
+            + (cost.bytes / self.fresh if cost.bytes > KEPT else 0.0)
+            + cost.calls * self.call
+        )
+
+
+KEPT = 2**25
+"""Bytes that the allocator keeps and hands out again; where a problem takes more, the system has to clear new pages."""
+DTYPES = {torch.float32: 1.0, torch.float64: 0.5, torch.bfloat16: 1.0, torch.float16: 0.7}
+"""Matrix products in a dtype, for each of float32: rough, and alike for all kernels of this machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What rates depend on, and what they are measured for."""
+
+    processor: str
+    threads: int
+    torch: str
+
+    @classmethod
+    def here(cls) -> Machine:
+        """This one, now."""
+        return cls(_processor(), torch.get_num_threads(), str(torch.__version__))
+
+    def differences(self, other: Machine) -> str:
+        """What is different here from another one; empty if nothing is."""
+        own, others = asdict(self), asdict(other)
+        return ", ".join(f"{name} {others[name]}, now {own[name]}" for name in own if own[name] != others[name])
+
+
+@dataclass(frozen=True, slots=True)
+class InUse:
+    """The rates that choices are made by, and in words where they are from."""
+
+    rates: Rates
+    origin: str
+
+
+def cache_file() -> Path:
+    """Where measured rates are kept: calibration.json in regard's folder of the user's cache directory."""
+    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(home) / "regard" / "calibration.json"
+
+
+def rates() -> Rates:
+    """The rates that were measured here, or the defaults where none were, or none that can be used."""
+    return in_use().rates
+
+
+def in_use() -> InUse:
+    """The rates in use and their origin; looked up once for each number of threads."""
+    return _in_use(torch.get_num_threads())
+
+
+@cache
+def _in_use(threads: int) -> InUse:
+    try:
+        path = cache_file()
+        measured, machine = read(path)
+    except FileNotFoundError:
+        return InUse(Rates(), f"defaults: nothing was measured here; {MEASURE}")
+    except (OSError, RuntimeError, ConfigurationError) as error:  # damaged, closed to us, no home: never in the way
+        return InUse(Rates(), f"defaults: {error}")
+    if changed := Machine.here().differences(machine):
+        return InUse(Rates(), f"defaults: {path} was measured on another machine ({changed}); {MEASURE} anew")
+    return InUse(measured, f"measured here, from {path}")
+
+
+def read(path: Path) -> tuple[Rates, Machine]:
+    """The rates of a file, and the machine that they were measured on.
+
+    Raises:
+        ConfigurationError: the file does not hold one number above 0 for each rate, and the machine.
+        OSError: it cannot be read.
+    """
+    names = [field.name for field in fields(Rates)]
+    try:
+        held = json.loads(path.read_text("utf-8"))
+        measured = Rates(**{name: float(held["rates"][name]) for name in names})
+        machine = Machine(
+            str(held["machine"]["processor"]), int(held["machine"]["threads"]), str(held["machine"]["torch"])
+        )
+    except (KeyError, TypeError, ValueError):
+        measured = machine = None
+    if measured is None or machine is None or not all(0 < rate < float("inf") for rate in asdict(measured).values()):
+        raise ConfigurationError(
+            f"{path} holds no calibration: it needs a number above 0 for each of {', '.join(names)}, and the machine "
+            "that they were measured on; `regard bench --calibrate` writes it anew"
+        )
+    return measured, machine
+
+
+def folder_for(path: Path) -> None:
+    """Make the folder of a file, so that it can be said at once where that cannot be.
+
+    Raises:
+        ConfigurationError: it cannot be made, or not be written to.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(path.parent, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise _unwritten(path, error) from error
+
+
+def write(measured: Rates, path: Path) -> None:
+    """Keep rates of this machine in a file, whole or not at all; from now on they are in use.
+
+    Raises:
+        ConfigurationError: the file cannot be written.
+    """
+    folder_for(path)
+    text = json.dumps({"machine": asdict(Machine.here()), "rates": asdict(measured)}, indent=2) + "\n"
+    beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        beside.write_text(text, "utf-8")
+        beside.replace(path)
+    except OSError as error:
+        raise _unwritten(path, error) from error
+    finally:
+        beside.unlink(missing_ok=True)
+    _in_use.cache_clear()
+
+
+def _unwritten(path: Path, error: OSError) -> ConfigurationError:
+    return ConfigurationError(
+        f"cannot write {path}: {error.strerror or error}; set XDG_CACHE_HOME to a folder that can be written to"
+    )
+
+
+@cache
+def _processor() -> str:
+    """The processor's name, what torch uses of it, and how many there are."""
+    name = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):  # only Linux has it
+        lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
+        name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
+    return f"{name}, {torch.backends.cpu.get_cpu_capability()}, {os.cpu_count()} CPUs"
+
+
+EXPONENTIALS = 2.0
+"""A pair in torch's flash kernel, beside its products."""
+BLOCKWISE = 8.0
+"""A pair in the same kernel where it is given few rows at a time: its products are narrower then."""
+ROW = 1000.0
+"""A row of the first few that a dense kernel is given for one batch and head, beside its products."""
+FEW = 32
+"""So many rows are few."""
+OPERATOR = 100.0
+"""Calls that an operator of our own takes beside its work: the problem taken apart, checked, put together."""
+TRAINING = 2.0
+"""So many times as many where a gradient is asked for."""
+RESULT = 10.0
+"""A number of the output on its way through an operator of our own: looked at, merged, copied."""
+TILEWISE = 12.0
+"""A pair in the online softmax of tiles: its largest score, difference, exponential, sum."""
+WEIGHTS = 45.0
+"""A pair where all weights stand in memory at once."""
+SELECT = 40.0
+"""A number that is taken or not by a boolean: torch does that one by one."""
+MASK = 30.0
+"""A pair that a mask is asked for, once for all batches and heads that are alike; and made a number from a boolean."""
+VALUE = 80.0
+"""A pair that a bias is asked for, once for all batches and heads that are alike."""
+CAP = 25.0
+"""The softcap of a pair: a hyperbolic tangent."""
+DROP = 20.0
+"""The fate of a pair under dropout."""
+FEATURE = 28.0
+"""A feature of a pair with an additive score, in plain torch: a sum, a tangent, a product."""
+SKIPPED = 512
+"""Keys that torch's causal kernel skips at a time."""
+CACHE = 2**22
+"""Bytes up to which keys and values may stay near the processor."""
+
+
+def operator_calls(problem: Problem) -> float:
+    """Calls that an operator of our own takes beside its work; its backward takes more of them than others' does."""
+    return OPERATOR * (TRAINING if problem.asks_for_gradient() else 1.0)
+
+
+def width_of(problem: Problem) -> int:
+    """The key's and the value's dims, together."""
+    return problem.pairs.query.shape[-1] + problem.value.shape[-1]
+
+
+def flash_width(problem: Problem) -> int:
+    """The same for torch's flash kernel, which has both as wide as the wider one."""
+    return 2 * max(problem.pairs.query.shape[-1], problem.value.shape[-1])
+
+
+def beginnings(rows: int, rectangles: float) -> float:
+    """Passes that dense rectangles of so many rows take to begin."""
+    return ROW * min(rows, FEW) * rectangles
+
+
+def bytes_read(problem: Problem, *, heads: int | None = None, again: float = 1.0) -> float:
+    """Bytes of keys and values that come from main memory, where they do not stay near the processor.
+
+    heads: batches and heads for each of which they are read; without it each is read for its own. again: how often.
+    """
+    value = problem.value
+    size = value.element_size() * problem.keys * width_of(problem)
+    held = size * value.shape[:-2].numel()
+    return again * size * (heads or value.shape[:-2].numel()) if held > CACHE else 0.0
+
+
+def whole(problem: Problem, *, causal: bool) -> tuple[float, float, float]:
+    """Flops, passes and bytes moved of torch's flash kernel over all the pairs, or over what it takes of them."""
+    pairs, leading = problem.weights_shape.numel(), problem.weights_shape[:-2].numel()
+    share = min(0.5 + SKIPPED / (2 * problem.queries), 1.0) if causal and problem.queries else 1.0
+    passes = EXPONENTIALS * pairs * share + beginnings(problem.queries, leading)
+    return 2.0 * pairs * share * flash_width(problem), passes, bytes_read(problem, heads=leading)

@@ -1,0 +1,206 @@
+"""Few queries over many keys: the query heads of a group as rows of one product, the keys in parts side by side."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from .. import native
+from ..core.problem import Problem
+from ..core.score_forms import at_least_float32
+from .base import Cost, Result
+from .batched_problem import Flat, Gradients, Saved
+from .cost_model import BLOCKWISE, MASK, RESULT, VALUE, beginnings, bytes_read, flash_width, operator_calls
+from .custom_op import attend, register
+from .dense_block import EXPONENTIAL, Rectangle, dense_reasons
+from .mask_tiles import distinct, layout
+from .online_softmax import Merged
+
+MOST_ROWS = 64
+"""Queries of one key head, over all its query heads: above that, the products are large enough by themselves."""
+PART = 1024
+"""Keys of a part: what two of them take fits into a core's own cache."""
+FEW_PAIRS = 2**18
+"""Up to so many pairs, a mask is asked for each of them: with a key more at each call, there is nothing to remember."""
+ONE_PASS = 2.0
+"""What a pair costs in native code beside its products, in passes over a number."""
+LONG = 1024
+"""From so many keys on native code, which reads them but once, makes up for what it takes to call it."""
+
+
+class Grouped:
+    """The keys are read once for a whole group of query heads, and parts of them by all cores at once.
+
+    Query heads of a group become rows (Ainslie et al. 2023, arXiv 2305.13245, put to use); parts of the keys are
+    merged by log-sum-exp (flash decoding: Dao, Haziza, Massa and Sizov 2023). Native code, where it is there, takes
+    scores and values in one pass; torch's dense kernel has the parts as heads.
+    """
+
+    exponential = EXPONENTIAL
+
+    def __init__(self, part: int = PART, long: int = LONG) -> None:
+        self.name = "grouped" if (part, long) == (PART, LONG) else f"grouped({part}, {long})"
+        self.part, self.long = part, long
+        register(self)
+
+    def why_not(self, problem: Problem) -> list[str]:
+        """What its dense kernel has no word for, and queries enough for other kernels."""
+        reasons = dense_reasons(problem)
+        rows = _group(problem) * problem.queries
+        if rows > MOST_ROWS:
+            reasons.append(
+                f"it is for few queries: {problem.queries} of {_group(problem)} heads are {rows} rows for each key "
+                f"head, more than {MOST_ROWS}"
+            )
+        return reasons
+
+    def cost(self, problem: Problem) -> Cost:
+        """All is spent on reading keys and values once."""
+        columns = _columns(problem)
+        leading, wide = problem.weights_shape[:-2].numel(), columns.stop - columns.start
+        visited, group = problem.queries * wide, _group(problem)
+        masks, biases = distinct(problem)
+        suits = wide >= self.long and native.reads(problem.pairs.key, problem.value)
+        per_pair, begun = (
+            (ONE_PASS, 0.0) if suits else (BLOCKWISE, beginnings(group * problem.queries, leading / max(group, 1)))
+        )
+        return Cost(
+            flops=2.0 * leading * visited * flash_width(problem),
+            bytes=4.0 * leading * problem.queries * problem.value.shape[-1] * (1 + visited / self.part),
+            passes=per_pair * leading * visited
+            + begun
+            + RESULT * leading * problem.queries * problem.value.shape[-1]
+            + visited * (MASK * masks + VALUE * biases),
+            moved=bytes_read(problem, again=wide / max(problem.keys, 1)),
+            calls=operator_calls(problem) + 10.0 + 75.0 * bool(masks or biases),
+        )
+
+    def run(self, problem: Problem) -> Result:
+        """Output and log-sum-exp."""
+        return attend(problem, self)
+
+    def forward(self, flat: Flat) -> tuple[Tensor, Tensor]:
+        """The parts side by side, and what is left over as one more."""
+        rectangle = _folded(flat, *_seen(flat))
+        if rectangle.key.shape[2] >= self.long and native.reads(rectangle.key, rectangle.value):
+            output, lse = _in_one_pass(rectangle)
+            rows = flat.shape[:3]
+            return output.reshape(*rows, output.shape[-1]), lse.reshape(rows)
+        merged, keys = Merged(), rectangle.key.shape[2]
+        if parts := keys // self.part:
+            merged.add(*_side_by_side(rectangle.columns(slice(0, parts * self.part)), parts))
+        if keys % self.part:
+            merged.add(*rectangle.columns(slice(parts * self.part, keys)).forward())
+        output, lse = flat.empty_results()
+        rows = rectangle.query.shape[:3]
+        merged.write(output.view(*rows, output.shape[-1]), lse.view(rows))
+        return output, lse
+
+    def backward(self, flat: Flat, saved: Saved) -> Gradients:
+        """One rectangle: the gradient of a group's key is a product over its rows."""
+        columns, masked = _seen(flat)
+        rectangle = _folded(flat, columns, masked)
+        rows = rectangle.query.shape[:3]
+        output, grad_output = (t.reshape(*rows, t.shape[-1]) for t in (saved.output, saved.grad_output))
+        lse, grad_lse = saved.lse.reshape(rows), saved.grad_lse.reshape(rows)
+        gradients = flat.zero_gradients()
+        if rectangle.key.shape[2]:
+            query, key, value = rectangle.backward(output, lse, grad_output, grad_lse, from_lse=saved.from_lse)
+            gradients.query.add_(query.reshape(gradients.query.shape))
+            gradients.key[:, :, columns] += key
+            gradients.value[:, :, columns] += value
+        return gradients
+
+
+def _folded(flat: Flat, columns: slice, masked: bool) -> Rectangle:
+    """Some columns, masked or not, with the heads of each group as rows: query (B, Hk, G·M, D)."""
+    pairs = flat.pairs
+    batch, heads, queries, _ = flat.shape
+    key_heads = pairs.key.shape[1]
+    rows = key_heads, heads // key_heads * queries
+
+    def folded(added: Tensor) -> Tensor:
+        added = added.expand(-1, heads, -1, -1)
+        return added.reshape(added.shape[0], *rows, added.shape[-1])
+
+    added = flat.added(slice(0, queries), columns, masked=masked)
+    key, value = pairs.key, flat.value
+    if columns != slice(0, flat.shape[3]):
+        key, value = key[:, :, columns], value[:, :, columns]
+    return Rectangle(
+        pairs.query.reshape(batch, *rows, pairs.query.shape[-1]),
+        key,
+        value,
+        pairs.scale,  # type: ignore[union-attr]  # `why_not` lets dot products alone through
+        None if added is None else folded(added),
+    )
+
+
+def _in_one_pass(rectangle: Rectangle) -> tuple[Tensor, Tensor]:
+    """Native code reads each key and value once, for all rows: outputs (B, Hk, R, Dv), or (B, Hk, 1, R, Dv)."""
+    added = rectangle.added
+    if added is not None:
+        added = added.expand(*rectangle.query.shape[:2], -1, -1)
+    output, lse = native.few_rows(rectangle.query, rectangle.key, rectangle.value, rectangle.scale, added)
+    return (output, lse) if lse.shape[2] == 1 else _merged(output, lse)
+
+
+def _side_by_side(rectangle: Rectangle, parts: int) -> tuple[Tensor, Tensor]:
+    """The keys in equal parts, each as a head of its own, and merged."""
+    batch, heads, rows = rectangle.query.shape[:3]
+
+    def split(tensor: Tensor, axis: int) -> Tensor:
+        return tensor.unflatten(axis, (parts, -1)).movedim(axis, 2).flatten(1, 2)
+
+    added = rectangle.added
+    if added is not None:
+        added = split(added.expand(-1, heads, -1, -1), 3)
+    output, lse = replace(
+        rectangle,
+        query=rectangle.query.unsqueeze(2).expand(-1, -1, parts, -1, -1).flatten(1, 2),
+        key=split(rectangle.key, 2),
+        value=split(rectangle.value, 2),
+        added=added,
+    ).forward()
+    output = at_least_float32(output).reshape(batch, heads, parts, rows, output.shape[-1])
+    return _merged(output, lse.reshape(batch, heads, parts, rows))
+
+
+def _merged(output: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+    """Parts of the keys, (B, H, P, m, Dv) and (B, H, P, m), as one."""
+    if lse.shape[2] == 1:
+        return output.squeeze(2), lse.squeeze(2)
+    total = lse.logsumexp(2, keepdim=True)
+    shares = torch.exp(lse - total.masked_fill(total == float("-inf"), 0.0)).unsqueeze(-1)
+    return (shares * output).sum(2), total.squeeze(2)
+
+
+def _seen(flat: Flat) -> tuple[slice, bool]:
+    """From the first to the last key that a query may attend to, and whether the mask leaves out any pair of these."""
+    _, _, queries, keys = flat.shape
+    if flat.problem.mask is None or queries * keys > FEW_PAIRS:
+        return _columns(flat.problem), flat.problem.mask is not None
+    keep = flat.keep()
+    if keep is None or not keep.numel():
+        return slice(0, keys), False
+    keep = keep.expand(*keep.shape[:2], queries, keys)
+    seen = keep.flatten(0, 2).any(0).nonzero()
+    if not len(seen):
+        return slice(0, 0), False
+    columns = slice(int(seen[0]), int(seen[-1]) + 1)
+    return columns, not keep[..., columns].all()
+
+
+def _columns(problem: Problem) -> slice:
+    """From the first to the last key that a query may attend to."""
+    if problem.mask is None:
+        return slice(0, problem.keys)
+    runs = [run.columns for row in layout(problem, (max(problem.queries, 1), PART // 8), 1).rows for run in row.runs]
+    return slice(min(run.start for run in runs), max(run.stop for run in runs)) if runs else slice(0, 0)
+
+
+def _group(problem: Problem) -> int:
+    """Query heads of one key head."""
+    return problem.pairs.query.shape[-3] // max(problem.value.shape[-3], 1) if problem.heads else 1

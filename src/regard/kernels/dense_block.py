@@ -1,0 +1,146 @@
+"""One dense rectangle of dot-product attention with its log-sum-exp, forward and backward: what spans are made of.
+
+On the CPU it is torch's flash kernel, called where it can be: equal dims, weights that are not dropped. Elsewhere it is
+the formula on the rectangle.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ..core.problem import Problem
+from ..core.score_forms import DotPairs, at_least_float32, per_head, per_key_head
+from ..masks.causal import Causal
+
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+NARROW = 64
+"""Below this many keys torch's flash kernel may lose NaN in a query or key: its maximum over few numbers does."""
+EXPONENTIAL = 2.0**-20
+"""How near the exponentials of torch's flash kernel are to the true ones: it takes them to 20 bits."""
+
+
+def dense_reasons(problem: Problem) -> list[str]:
+    """What a rectangle has no word for."""
+    reasons = []
+    if not isinstance(problem.pairs, DotPairs):
+        reasons.append("its dense kernel computes dot products; this score is additive")
+    if problem.softcap is not None:
+        reasons.append("its dense kernel has no softcap")
+    if problem.dropout is not None:
+        reasons.append("its dense kernel drops no weights")
+    if problem.bias_needs_gradient():
+        reasons.append("its dense kernel gives no gradient to a bias")
+    return reasons
+
+
+def is_square_causal(problem: Problem) -> bool:
+    """Whether the mask is what torch calls causal: aligned to the start, which is the end too where M = N."""
+    return (
+        isinstance(problem.mask, Causal)
+        and problem.bias is None
+        and problem.queries == problem.keys
+        and problem.query_positions is None
+        and problem.key_positions is None
+    )
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Rectangle:
+    """query (B, H, m, D), key and value (B, Hk, n, ·), and what is added to the scores, if anything.
+
+    added: (B or 1, H or 1, m, n), -inf where nothing is kept. causal: row i keeps columns 0..i, and m = n.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    scale: float
+    added: Tensor | None = None
+    causal: bool = False
+
+    def columns(self, columns: slice) -> Rectangle:
+        """Some of the columns."""
+        added = None if self.added is None else self.added[..., columns]
+        return replace(self, key=self.key[:, :, columns], value=self.value[:, :, columns], added=added)
+
+    def forward(self) -> tuple[Tensor, Tensor]:
+        """Output (B, H, m, Dv) and log-sum-exp (B, H, m); 0 and -inf for rows that keep nothing."""
+        if not self._suits_flash():
+            return self._formula()
+        query, key, value = self._equal_dims()
+        output, lse = _flash(query, key, value, is_causal=self.causal, attn_mask=self.added, scale=self.scale)
+        if self.added is not None and (lse == 0).any():
+            # That is what the flash kernel calls the log-sum-exp of a row that keeps nothing.
+            lse = lse.masked_fill((self.added == float("-inf")).all(-1), float("-inf"))
+        return output[..., : self.value.shape[-1]], lse
+
+    def backward(
+        self, output: Tensor, lse: Tensor, grad_output: Tensor, grad_lse: Tensor, *, from_lse: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradients of query, key and value, for rows whose output and log-sum-exp may span more than this.
+
+        from_lse: whether grad_lse is anything but 0.
+        """
+        if not self._suits_flash():
+            return self._formula_backward(output, lse, grad_output, grad_lse)
+        query, key, value = self._equal_dims()
+        dim, value_dim = self.query.shape[-1], self.value.shape[-1]
+        output, grad_output = _widened(output, value.shape[-1]), _widened(grad_output, value.shape[-1])
+        if from_lse:
+            # One more column of ones in the values: its gradient from above is that of the log-sum-exp.
+            query, key, output = pad(query, (0, 1)), pad(key, (0, 1)), pad(output, (0, 1))
+            value = pad(value, (0, 1), value=1.0)
+            grad_output = torch.cat([grad_output, grad_lse.to(grad_output.dtype).unsqueeze(-1)], dim=-1)
+        gradients = _flash_backward(
+            grad_output, query, key, value, output, lse, 0.0, self.causal, attn_mask=self.added, scale=self.scale
+        )
+        return gradients[0][..., :dim], gradients[1][..., :dim], gradients[2][..., :value_dim]
+
+    def _suits_flash(self) -> bool:
+        """On the CPU, keys enough to see NaN, and no axis empty: torch's flash kernel divides by their lengths."""
+        tensors = self.query, self.key, self.value
+        return self.query.is_cpu and self.key.shape[-2] >= NARROW and all(tensor.numel() for tensor in tensors)
+
+    def _equal_dims(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Zeros beside the narrower ones change neither scores nor what is asked of the output."""
+        dim = max(self.query.shape[-1], self.value.shape[-1])
+        return _widened(self.query, dim), _widened(self.key, dim), _widened(self.value, dim)
+
+    def _scores(self) -> Tensor:
+        query, key = at_least_float32(self.query), at_least_float32(self.key)
+        scores = per_head(lambda folded: self.scale * (folded @ key.mT), query, key)
+        if self.causal:
+            later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+            scores = scores.masked_fill(later, float("-inf"))
+        return scores if self.added is None else scores + self.added
+
+    def _formula(self) -> tuple[Tensor, Tensor]:
+        scores = self._scores()
+        lse = scores.logsumexp(-1)
+        weights = torch.exp(scores - lse.masked_fill(lse == float("-inf"), 0.0).unsqueeze(-1))
+        value = at_least_float32(self.value)
+        return per_head(lambda folded: folded @ value, weights, value).to(self.value.dtype), lse
+
+    def _formula_backward(
+        self, output: Tensor, lse: Tensor, grad_output: Tensor, grad_lse: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        weights = torch.exp(self._scores() - lse.unsqueeze(-1))
+        query, key, value = at_least_float32(self.query), at_least_float32(self.key), at_least_float32(self.value)
+        above = at_least_float32(grad_output)
+        delta = (above * at_least_float32(output)).sum(-1, keepdim=True) - grad_lse.unsqueeze(-1)
+        grad_scores = self.scale * weights * (per_head(lambda folded: folded @ value.mT, above, value) - delta)
+        return (
+            per_head(lambda folded: folded @ key, grad_scores, key),
+            per_key_head(grad_scores, query, key),
+            per_key_head(weights, above, value),
+        )
+
+
+def _widened(tensor: Tensor, dim: int) -> Tensor:
+    return tensor if tensor.shape[-1] == dim else pad(tensor, (0, dim - tensor.shape[-1]))

@@ -1,0 +1,221 @@
+"""Which kernel computes a problem, and why each other does not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..core.problem import Problem
+from ..core.score_forms import AdditivePairs
+from ..core.torch_modes import transformed
+from ..errors import KernelError, nearest
+from .additive import Additive
+from .base import Cost, Kernel, OwnGradient, Result
+from .batched_problem import Flat, Gradients, Saved
+from .block_sparse import Spans
+from .cost_model import rates
+from .cpu_flash import Flash
+from .custom_op import MOST_PAIRS_TWICE, attend, register
+from .decode import Grouped
+from .reference import Reference
+from .sdpa import Fused
+from .tiled import Tiled
+
+KERNELS: tuple[Kernel, ...] = (Fused(), Grouped(), Flash(), Spans(), Additive(), Tiled(), Reference())
+"""All kernels. Of those that can, the one is chosen that takes the least time by its cost."""
+
+REMEMBERED = 4096
+"""How many choices are remembered before all are forgotten."""
+
+EXACT = 64
+"""Lengths up to this one make a difference of their own: kernels for few queries and few keys have theirs there."""
+
+FEW_PAIRS = 2**16
+"""Up to so many pairs without mask and bias, torch's own kernel is done before others have begun."""
+
+_chosen: dict[tuple, Kernel] = {}
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Plan:
+    """The kernel chosen for a problem. `print(plan)` says why each other was not; a plan computes nothing itself."""
+
+    problem: Problem
+    kernel: Kernel
+    asked: bool = False
+
+    def run(self) -> Result:
+        """Compute the problem by the chosen kernel."""
+        return self.kernel.run(self.problem)
+
+    def __str__(self) -> str:
+        problem = self.problem
+        lines = [
+            f"attention of {problem.queries:,} queries over {problem.keys:,} keys, weights "
+            f"{tuple(problem.weights_shape)}, {_word(problem.value.dtype)} on {problem.value.device}",
+            f"  score: {type(problem.pairs).__name__}   mask: {problem.mask!r}   bias: {problem.bias!r}",
+        ]
+        lines += [self._line(kernel) for kernel in KERNELS]
+        tensors = problem.pairs.query, problem.pairs.key, problem.value
+        if any(tensor.requires_grad for tensor in tensors):
+            lines.append(f"  second derivatives: {self._second()}")
+        return "\n".join(lines)
+
+    def _second(self) -> str:
+        """Where the derivative of the gradient comes from."""
+        pairs = self.problem.weights_shape.numel()
+        if self.kernel.name == "reference":
+            return "its own, with all weights in memory"
+        if pairs > MOST_PAIRS_TWICE:
+            return (
+                f"refused, as {pairs:,} pairs are more than {MOST_PAIRS_TWICE:,}; kernel='reference' has them, with "
+                "all weights in memory"
+            )
+        return "the formula's, with all weights in memory"
+
+    def _line(self, kernel: Kernel) -> str:
+        mark = "->" if kernel is self.kernel else "  "
+        if reasons := kernel.why_not(self.problem):
+            return f"{mark} {kernel.name:<10} cannot: {'; '.join(reasons)}"
+        cost = kernel.cost(self.problem)
+        spent = f"{_time(_seconds(kernel, self.problem))}, {_memory(cost.bytes)} beside inputs and output"
+        if kernel is self.kernel:
+            why = "chosen: asked for by name" if self.asked else "chosen: takes the least time"
+        else:
+            why = f"not chosen: {cost.note or 'takes longer'}" if not self.asked else "not asked for"
+        return f"{mark} {kernel.name:<10} {why} ({spent})"
+
+
+def choose(problem: Problem, name: str | None = None) -> Plan:
+    """The plan for a problem; a kernel asked for by name never falls back.
+
+    Raises:
+        KernelError: no kernel has that name, or it cannot compute the problem.
+    """
+    if name is None:
+        return Plan(problem, _LATER if transformed() and not _is_plain(problem) else _fastest(problem))
+    kernel = next((kernel for kernel in KERNELS if kernel.name == name), None)
+    if kernel is None:
+        raise KernelError(f"there is no kernel {name!r}; {nearest(name, [kernel.name for kernel in KERNELS])}")
+    if reasons := kernel.why_not(problem):
+        raise KernelError(
+            f"kernel {name!r} cannot compute this: {'; '.join(reasons)}. Leave kernel out to let one be chosen; "
+            "regard.explain(...) says which"
+        )
+    return Plan(problem, kernel, asked=True)
+
+
+def _fastest(problem: Problem) -> Kernel:
+    """The kernel that takes the least time, remembered for problems of the same sizes and the same mask."""
+    if _is_plain(problem) and (problem.weights_shape.numel() <= FEW_PAIRS or not problem.value.is_cpu):
+        return KERNELS[0]
+    key = _signature(problem)
+    if (kernel := _chosen.get(key)) is None:
+        if len(_chosen) >= REMEMBERED:
+            _chosen.clear()
+        able = [kernel for kernel in KERNELS if not kernel.why_not(problem)]
+        kernel = _chosen[key] = min(able, key=lambda kernel: _seconds(kernel, problem))
+    return kernel
+
+
+def _is_plain(problem: Problem) -> bool:
+    """Whether there is nothing to choose: torch's own kernel is made for it."""
+    plain = problem.mask is None and problem.bias is None and _is_even(problem) and not problem.asks_for_gradient()
+    return plain and not KERNELS[0].why_not(problem)
+
+
+def _is_even(problem: Problem) -> bool:
+    """As many query heads as key heads, and dims alike: what torch's fast path takes."""
+    query, key, value = problem.pairs.query.shape, problem.pairs.key.shape, problem.value.shape
+    return query[-1] == value[-1] and query[:-2] == key[:-2] == value[:-2] and query[-2] > 1
+
+
+def _signature(problem: Problem) -> tuple:
+    """All that a choice depends on; a mask by its hash, for what is remembered of another is no wrong choice.
+
+    Lengths are taken roughly: while text is generated, each call has one key more than the last.
+    """
+    query, key, value = problem.pairs.query, problem.pairs.key, problem.value
+    queries, keys = problem.queries, problem.keys
+    return (
+        type(problem.pairs),
+        *(query.shape[:-2], key.shape[:-2], value.shape[:-2], query.shape[-1], value.shape[-1]),
+        *(_roughly(queries), _roughly(keys), queries == keys),
+        *(value.dtype, value.device.type, query.stride(-1)),
+        hash(problem.mask),
+        *(type(problem.bias), problem.bias_needs_gradient()),
+        *(problem.softcap is None, problem.sinks is None, problem.dropout is None, problem.wants_lse),
+        *(problem.query_positions is None, problem.key_positions is None),
+        problem.asks_for_gradient(),
+        torch.get_num_threads(),
+    )
+
+
+def _roughly(length: int) -> int:
+    """Up to EXACT as it is, and beyond it to within a sixteenth."""
+    if length <= EXACT:
+        return length
+    dropped = length.bit_length() - 5
+    return length >> dropped << dropped
+
+
+def _seconds(kernel: Kernel, problem: Problem) -> float:
+    return rates().seconds(kernel.cost(problem), problem.value.dtype)
+
+
+class _Later:
+    """The choice put off until the numbers are there: what a compiled or mapped call runs."""
+
+    name = "auto"
+
+    def why_not(self, problem: Problem) -> list[str]:
+        return []
+
+    def cost(self, problem: Problem) -> Cost:
+        return Cost(0.0, 0.0)
+
+    def run(self, problem: Problem) -> Result:
+        return attend(problem, self)
+
+    def forward(self, flat: Flat) -> tuple[Tensor, Tensor]:
+        return self._own(flat.problem).forward(flat)
+
+    def backward(self, flat: Flat, saved: Saved) -> Gradients:
+        return self._own(flat.problem, bias=saved.wants_bias).backward(flat, saved)
+
+    def _own(self, problem: Problem, *, bias: bool = False) -> OwnGradient:
+        """The fastest of the kernels that bring their own gradient."""
+        dot = not isinstance(problem.pairs, AdditivePairs)
+        able = [
+            kernel
+            for kernel in _OWN
+            if not kernel.why_not(problem) and not (bias and dot and not isinstance(kernel, Flash | Tiled))
+        ]
+        return min(able, key=lambda kernel: _seconds(kernel, problem))
+
+
+_OWN = [kernel for kernel in KERNELS if isinstance(kernel, Grouped | Flash | Spans | Additive | Tiled)]
+_LATER = _Later()
+register(_LATER)
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _time(seconds: float) -> str:
+    """About how long, in the unit that reads best."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"about {seconds / size:.3g} {unit}"
+    return f"about {seconds / 1e-6:.3g} µs"
+
+
+def _memory(size: float) -> str:
+    """Bytes, in the unit that reads best."""
+    for unit, of in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size >= of:
+            return f"{size / of:.3g} {unit}"
+    return "nothing" if not size else f"{size:.0f} bytes"

@@ -1,0 +1,97 @@
+"""The second pass: the weights of a problem, computed again tile by tile from its log-sum-exp, for lenses to look at.
+
+The weights of a tile are exp(scores - lse) (Dao et al. 2022, arXiv 2205.14135, section 3.1, does so backward). One pass
+serves all lenses, over the tiles that the mask leaves. It takes the products of queries and keys once more, half of
+what the forward pass multiplies, and one exponential a pair. Where native code can weigh the problem, it makes those
+reductions that it has a word for, without a tile in memory; the others get tiles, of all heads at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import native
+from ..core.problem import Problem
+from ..core.torch_modes import transformed, without_autocast
+from ..errors import ConfigurationError
+from ..lenses import Lens, Look, NativeReduction, Reduction, Tile
+from .batched_problem import Flat
+from .mask_tiles import cut, parts
+from .native_inputs import native_parts, why_not
+from .online_softmax import LEAST, batches_at_once, tile_size
+from .tile_weights import FAR, weighing_of
+
+TILE = 2**19
+"""Weights in a tile, over all batches and heads: more of them would leave the processor's caches."""
+
+
+def started(problem: Problem, lenses: Iterable[Lens]) -> dict[Lens, Look[Any]]:
+    """Each lens at work on the problem; equal lenses are one.
+
+    Raises:
+        ConfigurationError: something else than a lens; and what each lens says of a problem that does not fit.
+    """
+    looks: dict[Lens, Look[Any]] = {}
+    for lens in lenses:
+        if isinstance(lens, type) or not isinstance(lens, Lens):
+            raise ConfigurationError(f"observe needs lenses from regard.lenses, such as Entropy(); one is {lens!r}")
+        if lens not in looks:
+            looks[lens] = lens.start(problem)
+    return looks
+
+
+def sweep(problem: Problem, lse: Tensor, reductions: Iterable[Reduction]) -> None:
+    """Add the weights of a problem without NaN to reductions: by native code where it can, else tile by tile.
+
+    Raises:
+        ConfigurationError: under torch.compile or torch.func.
+    """
+    reductions = list(reductions)
+    if not reductions:
+        return
+    if transformed():
+        raise ConfigurationError(
+            "of all lenses only Weights can be looked through under torch.compile and torch.func: call observe outside"
+        )
+    with torch.no_grad(), without_autocast(problem.value.device.type):
+        reductions = _natively(problem, lse, reductions)
+        if not reductions:
+            return
+        for tile in _tiles(problem, lse, terms=any(reduction.terms for reduction in reductions)):
+            for reduction in reductions:
+                reduction.add(tile)
+
+
+def _natively(problem: Problem, lse: Tensor, reductions: list[Reduction]) -> list[Reduction]:
+    """Those reductions that native code can do, in one pass of its own; what is left for the tiles."""
+    able = [reduction for reduction in reductions if isinstance(reduction, NativeReduction)]
+    if not able or why_not(problem):
+        return reductions
+    asked = {reduction: form for reduction in able if (form := reduction.native()) is not None}
+    if asked:
+        flat = Flat.of(problem)
+        lse = lse.reshape(flat.shape[:3])
+        for batch, part in native_parts(flat):
+            native.reduce_weights(part, lse[batch], [form.part(batch) for form in asked.values()])
+    return [reduction for reduction in reductions if reduction not in asked]
+
+
+def _tiles(problem: Problem, lse: Tensor, *, terms: bool) -> Iterator[Tile]:
+    """The tiles one after another, in memory that the next one takes over."""
+    flat, size = Flat.of(problem), tile_size(problem, TILE)
+    batches, heads, queries, _ = flat.shape
+    # A row that attends to nothing, or to NaN, has weights 0.
+    lse = lse.reshape(batches, heads, queries, 1)
+    lse = torch.where(lse.isfinite(), lse, FAR)
+    for part in parts(problem, (size[0], LEAST), 1):
+        for batch in cut(part.batch, batches_at_once(problem, TILE)):
+            weighing = weighing_of(flat.part(batch), lse[batch])
+            for row in part.layout.rows:
+                for run in row.runs:
+                    for columns in cut(run.columns, size[1]):
+                        made = weighing.tile(row.rows, columns, masked=run.masked, terms=terms)
+                        yield Tile(*made, batch, row.rows, columns)

@@ -1,0 +1,249 @@
+"""Which tiles the mask of a problem leaves, worked out once for each mask and size.
+
+The tiles that a mask leaves, as rows of blocks and contiguous runs of columns: which pairs a kernel has to visit.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ..core.grid import Blocks
+from ..core.intervals import EMPTY, FULL, PARTIAL
+from ..core.problem import Problem
+from ..masks import Mask
+from ..utils.pytree import tensors_of
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Contiguous columns that some pairs of a block row are in; not `masked` where every pair exists."""
+
+    columns: slice
+    masked: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRow:
+    """Some rows, and the runs of columns that they attend to, from left to right."""
+
+    rows: slice
+    runs: tuple[Run, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """All block rows of a problem. `visited` counts the pairs that lie in them, `masked` those that need the mask."""
+
+    rows: tuple[BlockRow, ...]
+    visited: int
+    masked: int
+
+    @classmethod
+    def of(cls, verdicts: np.ndarray, size: tuple[int, int], shape: tuple[int, int], *, apart: int) -> Layout:
+        """The layout of verdicts (R, C) on tiles of `size`, for `shape` pairs.
+
+        Neighbours are one run. A stretch without masked tiles that is at least `apart` columns wide is a run of its
+        own, which needs no mask; a shorter one is cheaper to visit together with the masked tiles beside it.
+        """
+        (height, width), (queries, keys) = size, shape
+        rows = []
+        for index, line in enumerate(verdicts):
+            runs = tuple(
+                Run(slice(start * width, min(stop * width, keys)), masked)
+                for start, stop, masked in _runs(line, -(-apart // width))
+            )
+            rows.append(BlockRow(slice(index * height, min((index + 1) * height, queries)), runs))
+        visited = [_count(row, masked_only=False) for row in rows], [_count(row, masked_only=True) for row in rows]
+        return cls(tuple(rows), sum(visited[0]), sum(visited[1]))
+
+    @classmethod
+    def whole(cls, height: int, shape: tuple[int, int]) -> Layout:
+        """The layout of blocks of so many rows where every pair exists."""
+        queries, keys = shape
+        runs = (Run(slice(0, keys), masked=False),) if keys else ()
+        rows = (BlockRow(slice(start, min(start + height, queries)), runs) for start in range(0, queries, height))
+        return cls(tuple(rows), queries * keys, 0)
+
+
+def cut(columns: slice, width: int) -> Iterator[slice]:
+    """Columns in stretches of at most `width`."""
+    for start in range(columns.start, columns.stop, width):
+        yield slice(start, min(start + width, columns.stop))
+
+
+def _count(row: BlockRow, *, masked_only: bool) -> int:
+    wide = sum(run.columns.stop - run.columns.start for run in row.runs if run.masked or not masked_only)
+    return wide * (row.rows.stop - row.rows.start)
+
+
+def _runs(line: np.ndarray, apart: int) -> list[tuple[int, int, bool]]:
+    """(start, stop, masked) of the runs of one line of tiles."""
+    stretches = [list(stretch) for stretch in _alike(line) if stretch[2] != EMPTY]
+    runs: list[list[int]] = []
+    for start, stop, verdict in stretches:
+        masked = verdict == PARTIAL or (
+            verdict == FULL and stop - start < apart and _touches_partial(line, start, stop)
+        )
+        if runs and runs[-1][1] == start and runs[-1][2] == masked:
+            runs[-1][1] = stop
+        else:
+            runs.append([start, stop, masked])
+    return [(start, stop, bool(masked)) for start, stop, masked in runs]
+
+
+def _alike(line: np.ndarray) -> list[tuple[int, int, int]]:
+    """Stretches of equal verdicts."""
+    if not len(line):
+        return []
+    edges = [0, *(np.flatnonzero(np.diff(line)) + 1).tolist(), len(line)]
+    return [(start, stop, int(line[start])) for start, stop in pairwise(edges)]
+
+
+def _touches_partial(line: np.ndarray, start: int, stop: int) -> bool:
+    return (start > 0 and line[start - 1] == PARTIAL) or (stop < len(line) and line[stop] == PARTIAL)
+
+
+IN_VAIN = 2**16
+"""Pairs, of all heads, that a part may visit in vain: they take about as long as the calls that another part takes."""
+REMEMBERED = 128
+"""How many masks without tensors are remembered; one with tensors is remembered as long as it is alive."""
+SIZES = 64
+"""For how many sizes each mask is remembered, before all of them are forgotten: a cache has another with each token."""
+
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some neighbouring batches, of all leading axes together, that see the same tiles."""
+
+    batch: slice
+    layout: Layout
+
+
+_known: weakref.WeakKeyDictionary[Mask, dict[tuple, Any]] = weakref.WeakKeyDictionary()
+_recent: deque[Mask] = deque(maxlen=REMEMBERED)
+_without_mask: dict[tuple, Any] = {}
+
+
+def parts(problem: Problem, size: tuple[int, int], apart: int) -> tuple[Part, ...]:
+    """The tiles of `size` that the problem's mask leaves, batch by batch where these differ; all heads together."""
+    return remembered(problem, (size, apart), lambda: _parts(problem, size, apart))
+
+
+def remembered(
+    problem: Problem, what: Hashable, compute: Callable[[], Found], when: Callable[[Found], bool] = lambda _: True
+) -> Found:
+    """What follows from the problem's mask and sizes alone, worked out once; `when` says whether it is to be kept."""
+    mask, shape = problem.mask, (problem.batch.numel(), problem.queries, problem.keys)
+    tensors = tensors_of(mask)
+    placed = problem.query_positions is not None or problem.key_positions is not None
+    if placed or any(tensor.is_inference() for tensor in tensors):
+        # Nothing to remember it by: inference tensors do not tell when they are written to.
+        return compute()
+    known = _without_mask if mask is None else _known.setdefault(mask, {})
+    if mask is not None and not known and not tensors:
+        _recent.append(mask)
+    key = (what, shape, tuple(tensor._version for tensor in tensors))
+    if key in known:
+        return known[key]
+    found = compute()
+    if when(found):
+        if len(known) >= SIZES:
+            known.clear()
+        known[key] = found
+    return found
+
+
+def layout(problem: Problem, size: tuple[int, int], apart: int) -> Layout:
+    """The tiles that the problem's mask leaves to any of its batches and heads."""
+    found = parts(problem, size, apart)
+    if len(found) == 1:
+        return found[0].layout
+    return _layout(_verdicts(problem, size), problem, size, apart)
+
+
+def visited(problem: Problem, size: tuple[int, int] = (128, 64), apart: int = 1) -> int:
+    """The pairs in the tiles that the problem's mask leaves, over all batches, for one head."""
+    found = parts(problem, size, apart)
+    return sum((part.batch.stop - part.batch.start) * part.layout.visited for part in found)
+
+
+def distinct(problem: Problem) -> tuple[int, int]:
+    """For how many batches and heads the mask is asked, and the bias; 0 where there is none."""
+    tile = problem.grid().tile(slice(0, 1), slice(0, 1))
+    keep, bias = problem.keep(tile), problem.bias_values(tile)
+    return (0 if keep is None else keep.shape[:-2].numel()), (0 if bias is None else bias.shape[:-2].numel())
+
+
+def _parts(problem: Problem, size: tuple[int, int], apart: int) -> tuple[Part, ...]:
+    if problem.mask is None:
+        whole = Layout.whole(size[0], (problem.queries, problem.keys))
+        return (Part(slice(0, problem.batch.numel()), whole),)
+    verdicts, batches = _verdicts(problem, size), problem.batch.numel()
+    if len(verdicts) != batches:
+        return (Part(slice(0, batches), _layout(verdicts, problem, size, apart)),)
+    return tuple(
+        Part(slice(start, stop), _layout(verdicts[start:stop], problem, size, apart))
+        for start, stop in pairwise(_edges(verdicts, problem, size))
+    )
+
+
+def _edges(verdicts: np.ndarray, problem: Problem, size: tuple[int, int]) -> list[int]:
+    """Where one part ends and the next begins: neighbours go together unless that visits too many pairs in vain."""
+    taken = verdicts != EMPTY
+    if len(verdicts) and (taken == taken[0]).all():
+        return [0, len(verdicts)]  # all see the same tiles: the usual case of a padded batch
+    heads = problem.weights_shape[-3] if problem.heads else 1
+    areas = Blocks.of(problem.grid(), size).areas.cpu().numpy()
+    seen = [int(areas[verdict != EMPTY].sum()) for verdict in verdicts]
+    edges, together = [0], verdicts[:1]
+    for at in range(1, len(verdicts)):
+        both = np.concatenate([together, verdicts[at : at + 1]])
+        visited = int(areas[_together(both) != EMPTY].sum()) * (at + 1 - edges[-1])
+        if (visited - sum(seen[edges[-1] : at + 1])) * heads <= IN_VAIN:
+            together = _together(both)[None]
+        else:
+            edges.append(at)
+            together = verdicts[at : at + 1]
+    return [*edges, len(verdicts)] if len(verdicts) else edges
+
+
+def _layout(verdicts: np.ndarray, problem: Problem, size: tuple[int, int], apart: int) -> Layout:
+    """The layout that serves all of some verdicts (·, R, C)."""
+    return Layout.of(_together(verdicts), size, (problem.queries, problem.keys), apart=apart)
+
+
+def _verdicts(problem: Problem, size: tuple[int, int]) -> np.ndarray:
+    """(batches or 1, R, C) verdicts on tiles; a tile is EMPTY or FULL if it is so for each head."""
+    blocks = Blocks.of(problem.grid(), size)
+    if problem.mask is None:
+        return np.full((1, *blocks.shape), FULL, dtype=np.int8)
+    problem.keep(problem.grid().tile(slice(0, 1), slice(0, 1)))  # says so if the mask does not fit
+    verdicts = problem.mask.verdicts(blocks).cpu()
+    if verdicts.ndim == 2:
+        return verdicts[None].numpy()
+    heads = 1
+    if problem.heads:
+        heads = verdicts.shape[-3]
+        verdicts = verdicts.expand(*problem.batch, *verdicts.shape[-3:]) if verdicts.ndim > 3 else verdicts[None]
+    else:
+        verdicts = verdicts.expand(*problem.batch, *verdicts.shape[-2:])
+    each = verdicts.reshape(verdicts.shape[: -3 if problem.heads else -2].numel(), heads, *blocks.shape).numpy()
+    together = [_together(batch) for batch in each]  # of no batch there is nothing to stack
+    return each[:, 0] if heads == 1 else np.array(together, dtype=np.int8).reshape(len(each), *blocks.shape)
+
+
+def _together(verdicts: np.ndarray) -> np.ndarray:
+    """One verdict of several: EMPTY or FULL where all are, PARTIAL elsewhere; EMPTY where there are none."""
+    if not len(verdicts):
+        return np.full(verdicts.shape[1:], EMPTY, dtype=np.int8)
+    return np.where(verdicts.min(0) == verdicts.max(0), verdicts[0], PARTIAL).astype(np.int8)

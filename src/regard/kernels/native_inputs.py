@@ -1,0 +1,159 @@
+"""What native code computes of dot products over tiles, and a problem as it takes it: what all that calls it shares.
+
+The tiles of a problem's mask in bits, as native code reads them: worked out once for each mask and size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import native
+from ..biases import RelativeBias
+from ..core.grid import WHOLE, Grid
+from ..core.problem import Problem
+from ..core.score_forms import DotPairs
+from ..native.flash import BLOCK, Tiles
+from .batched_problem import Flat
+from .mask_tiles import Layout, Part, parts, remembered
+from .tile_bias import bias_along
+
+SIZE = (BLOCK, BLOCK)
+APART = 1
+"""Tiles all of whose pairs exist need no bits, however few lie side by side."""
+REMEMBERED = 2**22
+"""Bytes of bits that are remembered for a mask and a size; more are worked out for each call."""
+
+
+def tiles_of(flat: Flat) -> tuple[tuple[slice, Tiles], ...]:
+    """The tiles of a flat problem, batch by batch where these see different ones."""
+
+    def compute() -> tuple[tuple[slice, Tiles], ...]:
+        return tuple((part.batch, _tiles(flat, part)) for part in parts(flat.problem, SIZE, APART))
+
+    return remembered(
+        flat.problem, "bits", compute, when=lambda found: sum(tiles.bits.nbytes for _, tiles in found) <= REMEMBERED
+    )
+
+
+def masked_pairs(problem: Problem) -> int:
+    """The pairs that need a bit each, for all batches and heads that the mask tells apart."""
+    return max((part.layout.masked for part in parts(problem, SIZE, APART)), default=0)
+
+
+def _tiles(flat: Flat, part: Part) -> Tiles:
+    layout, mask = part.layout, flat.problem.mask
+    first = np.cumsum([0, *(len(row.runs) for row in layout.rows)], dtype=np.int64)
+    runs, count = [], 0
+    for row in layout.rows:
+        for run in row.runs:
+            runs.append((run.columns.start, run.columns.stop, count if run.masked else -1))
+            count += -(-(run.columns.stop - run.columns.start) // BLOCK) if run.masked else 0
+    table = np.array(runs, dtype=np.int64).reshape(-1, 3)
+    placed = flat.problem.query_positions is not None or flat.problem.key_positions is not None
+    if not count:
+        bits = np.zeros((1, 1, 1, BLOCK), dtype=np.uint64)
+    elif mask is not None and mask.by_distance and not placed:
+        bits = _by_distance(flat.problem, first, table)
+    else:
+        bits = _pair_by_pair(flat.part(part.batch), layout, count)
+    return Tiles(first, table, np.ascontiguousarray(bits))
+
+
+def _by_distance(problem: Problem, first: np.ndarray, runs: np.ndarray) -> np.ndarray:
+    """One line of bits for all tiles: the word of a row is the 64 bits of the line from its first pair on."""
+    queries, keys = problem.queries, problem.keys
+    distances = torch.arange(1 - keys, queries)
+    grid = Grid(torch.zeros(1, dtype=torch.int64), distances, heads=False)
+    line = np.zeros(len(distances) + 2 * BLOCK, dtype=bool)  # rows and columns of padding lie beyond both ends
+    line[BLOCK : BLOCK + len(distances)] = problem.mask.keep(grid).view(-1).numpy()  # type: ignore[union-attr]
+    words = _packed(np.lib.stride_tricks.sliding_window_view(line, BLOCK))[:, 0]
+    rows = np.repeat(np.arange(len(first) - 1), np.diff(first)) * BLOCK
+    columns = [
+        (row, column)
+        for row, (start, stop, number) in zip(rows.tolist(), runs.tolist(), strict=True)
+        if number >= 0
+        for column in range(start, stop, BLOCK)
+    ]
+    row, column = np.array(columns, dtype=np.int64).T
+    at = BLOCK + queries - 1 - (row[:, None] + np.arange(BLOCK)) + column[:, None]
+    return np.where(row[:, None] + np.arange(BLOCK) < queries, words[at], np.uint64(0))[None, None]
+
+
+def _pair_by_pair(flat: Flat, layout: Layout, count: int) -> np.ndarray:
+    """The mask asked for each masked run: (B or 1, H or 1, T, BLOCK)."""
+    found: list[Tensor] = []
+    for row in layout.rows:
+        for run in row.runs:
+            keep = flat.keep(row.rows, run.columns) if run.masked else None
+            if keep is not None:
+                size = row.rows.stop - row.rows.start, run.columns.stop - run.columns.start
+                found.append(keep.expand(*keep.shape[:2], *size))
+    leading = np.broadcast_shapes(*{tuple(keep.shape[:2]) for keep in found})
+    bits = np.zeros((*leading, count, BLOCK), dtype=np.uint64)
+    number = 0
+    for keep in found:
+        rows, columns = keep.shape[-2:]
+        tiles = -(-columns // BLOCK)
+        padded = np.zeros((*keep.shape[:2], rows, tiles * BLOCK), dtype=bool)
+        padded[..., :columns] = keep.numpy()
+        words = _packed(padded.reshape(*keep.shape[:2], rows, tiles, BLOCK))[..., 0]
+        bits[:, :, number : number + tiles, :rows] = words.swapaxes(-1, -2)
+        number += tiles
+    return bits
+
+
+def _packed(pairs: np.ndarray) -> np.ndarray:
+    """(..., BLOCK) pairs as one word, (..., 1): the first of them is the lowest bit."""
+    return np.packbits(pairs, axis=-1, bitorder="little").view("<u8")
+
+
+MOST_BITS = 2**31
+"""Masked pairs for which bits are kept: 256 MiB of them."""
+
+
+def why_not(problem: Problem) -> list[str]:
+    """Why native code cannot: other scores, other numbers, other processors, and what its code has no word for."""
+    reasons, value = [], problem.value
+    if not isinstance(problem.pairs, DotPairs):
+        reasons.append("its code computes dot products; this score is additive")
+    if value.dtype not in native.DTYPES:
+        reasons.append(f"its code reads float32 and bfloat16; this is {str(value.dtype).removeprefix('torch.')}")
+    if not value.is_cpu:
+        reasons.append(f"its code runs on the CPU; this is on {value.device}")
+    if problem.bias is not None and not _along(problem):
+        reasons.append("of all biases its code adds those by distance alone, of queries and keys in their usual places")
+    if reason := native.why_not():
+        reasons.append(f"there is no native code: {reason}")
+    if not reasons and problem.mask is not None and (pairs := masked_pairs(problem)) > MOST_BITS:
+        reasons.append(f"the mask cuts tiles of {pairs:,} pairs, each of which would be kept as a bit")
+    return reasons
+
+
+def native_parts(flat: Flat) -> Iterator[tuple[slice, native.FlashProblem]]:
+    """Batches that see the same tiles, as native code takes them."""
+    pairs, problem = flat.pairs, flat.problem
+    if not isinstance(pairs, DotPairs):
+        raise TypeError("native code over tiles computes dot products")
+    line = bias_along(problem, problem.bias).float() if isinstance(problem.bias, RelativeBias) else None
+    for batch, tiles in tiles_of(flat):
+        own = pairs.query[batch], pairs.key[batch], flat.value[batch]
+        yield batch, native.FlashProblem(*own, pairs.scale, tiles, problem.softcap, line, _drops(flat, batch))
+
+
+def _drops(flat: Flat, batch: slice) -> native.Drops | None:
+    """Which weights of some batches are dropped."""
+    dropout = flat.problem.dropout
+    if dropout is None:
+        return None
+    rows, columns = dropout.noise(flat.shape, batch, WHOLE, WHOLE)
+    return native.Drops(rows, columns, dropout.threshold, 1.0 - dropout.probability)
+
+
+def _along(problem: Problem) -> bool:
+    """Whether the bias is one by distance, of queries and keys in their usual places."""
+    placed = problem.query_positions is not None or problem.key_positions is not None
+    return isinstance(problem.bias, RelativeBias) and not placed and problem.queries > 0 and problem.keys > 0

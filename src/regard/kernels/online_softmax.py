@@ -1,0 +1,276 @@
+"""Attention tile by tile, in memory linear in the lengths, forward and backward: what `tiled` and `additive` share.
+
+Parts of one softmax put together, as they come: the output and log-sum-exp of some rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..biases import RelativeBias
+from ..core.problem import Problem
+from ..core.score_forms import AdditivePairs, PairForm, at_least_float32, per_head, per_key_head
+from .base import Cost
+from .batched_problem import Flat, Gradients, Saved
+from .cost_model import CAP, DROP, MASK, RESULT, TILEWISE, VALUE, beginnings, bytes_read, operator_calls, width_of
+from .mask_tiles import BlockRow, cut, distinct, layout, parts
+from .tile_bias import biasing
+from .tile_scores import Scoring
+
+LEAST = 64
+"""Rows and columns of the smallest tile whose products are still worth their calls."""
+LOG2_E = math.log2(math.e)
+TILE = 2**18
+"""Scores in a tile, over all batches and heads: a megabyte, which stays near the processor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tilewise:
+    """Output, log-sum-exp and gradients by tiles; `scoring` makes what the scores of a tile are computed by.
+
+    Forward: the online softmax (Milakov and Gimelshein 2018, arXiv 1805.02867). Backward: the weights of a tile are
+    exp(score - lse), computed again (Dao et al. 2022, arXiv 2205.14135, section 3.1).
+    """
+
+    scoring: Callable[[PairForm], Scoring]
+    tile: int = TILE
+
+    def cost(self, problem: Problem) -> Cost:
+        """The tiles that the mask leaves; some eight passes over each."""
+        size, heads = tile_size(problem, self.tile), problem.weights_shape[-3] if problem.heads else 1
+        (masks, biases), alike = distinct(problem), isinstance(problem.bias, RelativeBias)
+        pairs = tiles = at_once = asked = 0.0
+        for batch, rows in self._parts(problem):
+            for row in rows:
+                height = (row.rows.stop - row.rows.start) * (batch.stop - batch.start) * heads
+                for run in row.runs:
+                    width = run.columns.stop - run.columns.start
+                    pairs += height * width
+                    tiles += math.ceil(width / size[1])
+                    at_once = max(at_once, height)
+                    of_mask = MASK * min(masks, heads * (batch.stop - batch.start)) * run.masked
+                    asked += (row.rows.stop - row.rows.start) * width * (of_mask + VALUE * biases * (not alike))
+        numbers = at_once * problem.value.shape[-1]
+        extras = CAP * (problem.softcap is not None) + DROP * (problem.dropout is not None) + 2.0 * bool(biases)
+        many = max(min(size[0], problem.queries), 1)
+        return Cost(
+            flops=2.0 * pairs * width_of(problem),
+            bytes=4.0 * 4 * min(max(self.tile, heads * size[0] * size[1]), problem.weights_shape.numel()),
+            passes=(TILEWISE + extras) * pairs + tiles * (beginnings(many, at_once / many) + RESULT * numbers) + asked,
+            moved=bytes_read(problem, again=pairs / max(problem.weights_shape[:-2].numel() * many * problem.keys, 1)),
+            calls=operator_calls(problem) + 20.0 + 35.0 * tiles + 30.0 * bool(masks or biases),
+        )
+
+    def forward(self, flat: Flat) -> tuple[Tensor, Tensor]:
+        """The online softmax over the tiles of each block row."""
+        output, lse = flat.empty_results()
+        for batch, rows in self._parts(flat.problem):
+            self._forward(_Tiles(flat.part(batch), self.scoring, self.tile), rows, output[batch], lse[batch])
+        return output, lse
+
+    def backward(self, flat: Flat, saved: Saved) -> Gradients:
+        """Tile by tile: P = exp(scores - lse), dP = dO · Vᵀ, dS = P · (dP - delta), and from dS everything else."""
+        gradients = flat.zero_gradients(bias=saved.wants_bias)
+        for batch, rows in self._parts(flat.problem, together=saved.wants_bias):
+            tiles = _Tiles(flat.part(batch), self.scoring, self.tile)
+            self._backward(tiles, rows, saved.part(batch), gradients.part(batch))
+            tiles.finish(gradients.part(batch))
+        return gradients
+
+    def _parts(self, problem: Problem, *, together: bool = False) -> Iterator[tuple[slice, tuple[BlockRow, ...]]]:
+        """Batches that see the same tiles, as many at a time as make tiles of a good size; or all batches together."""
+        size = tile_size(problem, self.tile)[0], LEAST
+        if together:
+            yield slice(0, problem.batch.numel()), layout(problem, size, 1).rows
+            return
+        most = batches_at_once(problem, self.tile)
+        for part in parts(problem, size, 1):
+            for batch in cut(part.batch, most):
+                yield batch, part.layout.rows
+
+    def _forward(self, tiles: _Tiles, rows: tuple[BlockRow, ...], output: Tensor, lse: Tensor) -> None:
+        value = at_least_float32(tiles.flat.value)
+        for row in rows:
+            softmax = _OnlineSoftmax(output[:, :, row.rows], lse[:, :, row.rows])
+            for columns, masked in tiles.of(row):
+                weights = softmax.weights(tiles.scores(row.rows, columns, masked)[0])
+                if (kept := tiles.kept(row.rows, columns)) is not None:
+                    weights.mul_(kept)
+                part = value[:, :, columns]
+                softmax.add(per_head(lambda folded, part=part: folded @ part, weights, part))
+            softmax.write(tiles.kept_share)
+
+    def _backward(self, tiles: _Tiles, rows: tuple[BlockRow, ...], saved: Saved, gradients: Gradients) -> None:
+        value = at_least_float32(tiles.flat.value)
+        for row in rows:
+            here = saved.part(rows=row.rows)
+            lse, delta = here.lse.unsqueeze(-1), here.delta().unsqueeze(-1)
+            asked = at_least_float32(here.grad_output) / tiles.kept_share
+            for columns, masked in tiles.of(row):
+                part = value[:, :, columns]
+                scores, slope = tiles.scores(row.rows, columns, masked)
+                weights = exponential_(scores.sub_(lse))
+                inner = per_head(lambda folded, part=part: folded @ part.mT, asked, part)  # dP
+                used = weights
+                if (kept := tiles.kept(row.rows, columns)) is not None:
+                    inner.mul_(kept)
+                    used = kept.mul_(weights) if kept.dtype == weights.dtype else kept * weights
+                gradients.value[:, :, columns] += per_key_head(used, asked, part)
+                tiles.add_gradients(row.rows, columns, inner.sub_(delta).mul_(weights), slope, gradients)
+
+
+class _Tiles:
+    """The tiles of a flat problem: which there are, their scores with all that goes with them, and where these lead."""
+
+    def __init__(self, flat: Flat, scoring: Callable[[PairForm], Scoring], tile: int) -> None:
+        self.flat, self.scoring, self.biasing = flat, scoring(flat.pairs), biasing(flat)
+        self.size = tile_size(flat.problem, tile)
+        self.kept_share = 1.0 - flat.problem.dropout.probability if flat.problem.dropout is not None else 1.0
+
+    def of(self, row: BlockRow) -> Iterator[tuple[slice, bool]]:
+        """The tiles of a block row: their columns, and whether some of their pairs are masked."""
+        for run in row.runs:
+            for columns in cut(run.columns, self.size[1]):
+                yield columns, run.masked
+
+    def scores(self, rows: slice, columns: slice, masked: bool) -> tuple[Tensor, Tensor | None]:
+        """softcap(f(Q, K)) + B where M, -inf elsewhere; and the slope of the softcap, where there is one."""
+        scores, slope = self.scoring.scores(rows, columns), None
+        softcap = self.flat.problem.softcap
+        if softcap is not None:
+            scores = scores.div_(softcap).tanh_()
+            slope = 1 - scores.square()
+            scores = scores.mul_(softcap)
+        if self.biasing is not None:
+            scores = scores.add_(self.biasing.values(rows, columns))
+        if masked and (keep := self.flat.keep(rows, columns)) is not None:
+            # A sum with -inf: to fill where a boolean says so takes ten times as long.
+            scores = scores.add_(torch.zeros(keep.shape, device=keep.device).masked_fill_(~keep, float("-inf")))
+        return scores, slope
+
+    def kept(self, rows: slice, columns: slice) -> Tensor | None:
+        """1 for weights that are kept, 0 for those that are dropped; None without dropout."""
+        dropout = self.flat.problem.dropout
+        if dropout is None:
+            return None
+        shape = (self.flat.problem.batch.numel(), *self.flat.shape[1:])
+        return dropout.kept(shape, self.flat.batch, rows, columns)
+
+    def add_gradients(
+        self, rows: slice, columns: slice, upstream: Tensor, slope: Tensor | None, into: Gradients
+    ) -> None:
+        """From the gradient of a tile's scores to those of bias, query, key and weight."""
+        if self.biasing is not None and into.bias:
+            self.biasing.add_gradient(rows, columns, upstream, into)
+        if slope is not None:
+            upstream = upstream.mul_(slope)
+        self.scoring.add_gradients(rows, columns, upstream, into)
+
+    def finish(self, into: Gradients) -> None:
+        """What is done once, after the last tile."""
+        self.scoring.finish(into)
+        if self.biasing is not None and into.bias:
+            self.biasing.finish(into)
+
+
+class _OnlineSoftmax:
+    """Softmax over keys that come in parts: what is known so far is scaled down when a larger score turns up."""
+
+    def __init__(self, output: Tensor, lse: Tensor) -> None:
+        self.output, self.lse = output, lse
+        self.peak = lse.new_full((*lse.shape, 1), float("-inf"))
+        self.total = torch.zeros_like(self.peak)
+        self.sum = torch.zeros(output.shape, dtype=lse.dtype, device=lse.device)
+
+    def weights(self, scores: Tensor) -> Tensor:
+        """exp(scores - peak), in place; the peak is the largest score so far."""
+        peak = torch.maximum(self.peak, scores.amax(-1, keepdim=True))
+        some = peak.masked_fill(peak == float("-inf"), 0.0)
+        weights = exponential_(scores.sub_(some))
+        shrink = torch.exp(self.peak - some)
+        self.total = self.total * shrink + weights.sum(-1, keepdim=True)
+        self.sum *= shrink
+        self.peak = peak
+        return weights
+
+    def add(self, values: Tensor) -> None:
+        """Weights times values of the same part."""
+        self.sum += values
+
+    def write(self, kept_share: float) -> None:
+        """The rows' output and log-sum-exp; 0 and -inf where there was no key."""
+        self.output.copy_(self.sum / self.total.masked_fill(self.total == 0, 1.0) / kept_share)
+        self.lse.copy_((self.total.log() + self.peak).squeeze(-1))
+
+
+def exponential_(numbers: Tensor) -> Tensor:
+    """exp, in place: 2 to the power of numbers · log₂ e.
+
+    torch's exp goes through a library that takes thirty times as long where results are subnormal, its exp2 does not.
+    """
+    return numbers.mul_(LOG2_E).exp2_()
+
+
+def with_features(cost: Cost, problem: Problem, passes: float) -> Cost:
+    """A cost and `passes` for each feature and visited pair, where the score is additive."""
+    if not isinstance(problem.pairs, AdditivePairs):
+        return cost
+    width = problem.value.shape[-1] + problem.pairs.query.shape[-1]
+    visited = cost.flops / (2.0 * width) if width else 0.0
+    features = problem.pairs.query.shape[-1]
+    return replace(
+        cost, flops=2.0 * visited * problem.value.shape[-1], passes=cost.passes + passes * visited * features
+    )
+
+
+def batches_at_once(problem: Problem, tile: int) -> int:
+    """How many batches make tiles of 128 × 128 of at most `tile` scores; one at least."""
+    heads = problem.weights_shape[-3] if problem.heads else 1
+    return max(tile // (max(heads, 1) * 128 * 128), 1)
+
+
+def tile_size(problem: Problem, tile: int) -> tuple[int, int]:
+    """Rows and columns: at most `tile` scores over the batches at once and their heads, but LEAST × LEAST at least."""
+    heads = problem.weights_shape[-3] if problem.heads else 1
+    leading = max(min(problem.batch.numel(), batches_at_once(problem, tile)) * heads, 1)
+    side = max(math.isqrt(tile // leading), 1)
+    if side < LEAST:
+        return (LEAST, LEAST) if tile >= LEAST**2 else (side, side)
+    rows = min(side // LEAST * LEAST, 256)
+    return rows, min(tile // (leading * rows) // LEAST * LEAST, 512)
+
+
+class Merged:
+    """lse = log(exp(lse₁) + exp(lse₂)), output = Σ exp(lseᵢ - lse) · outputᵢ, for one part after another.
+
+    Source: Milakov and Gimelshein 2018 (arXiv 1805.02867), the online softmax.
+    """
+
+    def __init__(self) -> None:
+        self._output: Tensor | None = None
+        self._lse: Tensor | None = None
+
+    def add(self, output: Tensor, lse: Tensor) -> None:
+        """One more part, (..., m, Dv) and (..., m)."""
+        if self._output is None or self._lse is None:
+            self._output, self._lse = output, lse
+            return
+        total = torch.logaddexp(self._lse, lse)
+        some = total.masked_fill(total == float("-inf"), 0.0)  # where no part has anything, all shares are 0
+        shares = [torch.exp(part - some).unsqueeze(-1) for part in (self._lse, lse)]
+        self._output = shares[0] * at_least_float32(self._output) + shares[1] * at_least_float32(output)
+        self._lse = total
+
+    def write(self, output: Tensor, lse: Tensor, arrange: Callable[[Tensor], Tensor] = lambda rows: rows) -> None:
+        """What the parts add up to, arranged, into the tensors of a result; 0 and -inf where there were none."""
+        if self._output is None or self._lse is None:
+            output.zero_()
+            lse.fill_(float("-inf"))
+        else:
+            output.copy_(arrange(self._output))
+            lse.copy_(arrange(self._lse))

@@ -1,0 +1,148 @@
+"""torch's own fused attention, where the problem is what torch computes."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from ..core.problem import Problem
+from ..core.score_forms import DotPairs
+from ..core.torch_modes import transformed
+from .base import Cost, Result
+from .batched_problem import Flat, Gradients, Saved
+from .cost_model import MASK, VALUE, WEIGHTS, operator_calls, whole
+from .custom_op import attend, register
+from .dense_block import EXPONENTIAL, NARROW, Rectangle, is_square_causal
+from .mask_tiles import distinct, visited
+from .nan_safety import shielded
+
+
+class Fused:
+    """`torch.nn.functional.scaled_dot_product_attention`, shaped and masked so that the contract holds."""
+
+    name = "fused"
+    exponential = EXPONENTIAL
+
+    def __init__(self) -> None:
+        register(self)
+
+    def why_not(self, problem: Problem) -> list[str]:
+        """What torch's operator has no word for."""
+        reasons = []
+        if not isinstance(problem.pairs, DotPairs):
+            reasons.append("torch's operator computes dot products; this score is additive")
+        if problem.wants_lse:
+            reasons.append("torch's operator returns no log-sum-exp")
+        if problem.softcap is not None:
+            reasons.append("torch's operator has no softcap")
+        if problem.sinks is not None:
+            reasons.append("torch's operator has no sinks")
+        if problem.dropout is not None:
+            reasons.append("torch's operator drops weights by a pattern of its own, with all of them in memory")
+        if problem.mask is not None and transformed():
+            reasons.append("under a transform of torch's it cannot be looked whether NaN stands behind the mask")
+        return reasons
+
+    def cost(self, problem: Problem) -> Cost:
+        """Every pair is computed; a mask or a bias that is more than `causal()` stands in memory as numbers.
+
+        Where torch's fast path refuses, it takes the formula's, with all weights in memory.
+        """
+        pairs = problem.weights_shape.numel()
+        causal, refusal = is_square_causal(problem), _slow_path(problem)
+        masks, biases = (0, 0) if causal else distinct(problem)
+        one, size = problem.queries * problem.keys, problem.value.element_size()
+        flops, passes, moved = whole(problem, causal=causal)
+        return Cost(
+            flops=flops,
+            bytes=one * (9.0 * masks + 2.0 * size * biases) + 3.0 * size * pairs * bool(refusal),
+            passes=passes + WEIGHTS * pairs * bool(refusal) + one * (MASK * masks + VALUE * biases),
+            moved=moved,
+            calls=4.0
+            + 25.0 * bool(masks)
+            + 15.0 * bool(biases)
+            + 10.0 * bool(refusal)
+            + operator_calls(problem) * _by_operator(problem),
+            note=refusal or _waste(problem, causal),
+        )
+
+    def run(self, problem: Problem) -> Result:
+        """The output.
+
+        Where torch's own gradient has no derivative, as on the CPU, the operator's takes its place.
+        """
+        if _by_operator(problem):
+            return attend(problem, self)
+        return shielded(problem, _attend, shows_nan=problem.keys >= NARROW)
+
+    def forward(self, flat: Flat) -> tuple[Tensor, Tensor]:
+        """Output and log-sum-exp of a flat problem: one rectangle."""
+        return _rectangle(flat).forward()
+
+    def backward(self, flat: Flat, saved: Saved) -> Gradients:
+        """The gradients of a flat problem: those of one rectangle."""
+        gradients = _rectangle(flat).backward(
+            saved.output, saved.lse, saved.grad_output, saved.grad_lse, from_lse=saved.from_lse
+        )
+        return Gradients(*gradients)
+
+
+def _by_operator(problem: Problem) -> bool:
+    """Whether the operator's gradient takes the place of torch's own: a bias's has all weights in memory."""
+    return (
+        problem.asks_for_gradient() and not problem.bias_needs_gradient() and problem.value.is_cpu and not transformed()
+    )
+
+
+def _rectangle(flat: Flat) -> Rectangle:
+    pairs = cast(DotPairs, flat.pairs)
+    causal = is_square_causal(flat.problem)
+    added = None if causal else flat.added(slice(0, flat.shape[2]), slice(0, flat.shape[3]))
+    return Rectangle(pairs.query, pairs.key, flat.value, pairs.scale, added, causal)
+
+
+def _attend(problem: Problem) -> Result:
+    pairs = cast(DotPairs, problem.pairs)  # `why_not` lets nothing else through
+    causal = is_square_causal(problem)
+    added = None if causal else _attn_mask(problem)
+    grouped = problem.heads and pairs.key.shape[-3] != pairs.query.shape[-3]
+    options = {"is_causal": causal, "scale": pairs.scale, "enable_gqa": grouped}
+    if problem.value.ndim == 4:
+        return Result(scaled_dot_product_attention(pairs.query, pairs.key, problem.value, added, **options))
+    flat = Flat.of(problem)
+    added = None if added is None else flat.four(added)
+    return Result(
+        flat.unfold(scaled_dot_product_attention(flat.pairs.query, flat.pairs.key, flat.value, added, **options))
+    )
+
+
+def _slow_path(problem: Problem) -> str:
+    """Why torch would leave its fast path for the formula with all weights in memory; empty if it does not."""
+    if problem.bias_needs_gradient():
+        return "torch keeps all weights in memory for the gradient of a bias"
+    if problem.pairs.query.shape[-1] != problem.value.shape[-1]:
+        return "torch keeps all weights in memory where key and value dims differ"
+    return ""
+
+
+def _waste(problem: Problem, causal: bool) -> str:
+    """What is computed for nothing, where a mask leaves out much of it."""
+    if problem.mask is None or causal:
+        return ""
+    kept = visited(problem) / max(problem.queries * problem.keys, 1)
+    return f"the mask keeps {kept:.0%} of {problem.queries:,} × {problem.keys:,} pairs, and this would compute all"
+
+
+def _attn_mask(problem: Problem) -> Tensor | None:
+    """Mask and bias as the one tensor that torch takes: bool, or numbers with -inf where nothing is kept."""
+    if problem.mask is None and problem.bias is None:
+        return None
+    grid = problem.grid()
+    keep, bias = problem.keep(grid), problem.bias_values(grid)
+    if bias is None:
+        return keep
+    bias = bias.to(problem.value.dtype)
+    return bias if keep is None else torch.where(keep, bias, float("-inf"))

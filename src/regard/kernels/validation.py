@@ -1,0 +1,278 @@
+"""From a user's arguments to a Problem: what can be checked before anything is computed is checked here.
+
+Whether a mask or a bias fits is known once it is asked about its pairs: `Problem.keep` and `Problem.bias_values` check.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from dataclasses import replace
+from typing import Protocol, TypedDict
+
+import torch
+from torch import Tensor
+
+from ..biases import Bias, as_bias
+from ..core.dropout import Dropout
+from ..core.problem import Problem
+from ..core.score_forms import DotPairs, PairForm, all_finite, finite
+from ..core.torch_modes import transformed
+from ..errors import ConfigurationError, DeviceError, DtypeError, MaskError, ShapeError
+from ..masks import Mask, where
+
+FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+class HasPairs(Protocol):
+    """Anything that turns query and key into a pair form: every score."""
+
+    def pairs(self, query: Tensor, key: Tensor) -> PairForm:
+        """The pair form over query and key."""
+        ...
+
+
+class Options(TypedDict, total=False):
+    """What `regard.attention` takes beside query, key and value; its docstring says what each means."""
+
+    score: HasPairs | None
+    mask: Mask | Tensor | None
+    bias: Bias | Tensor | None
+    scale: float | None
+    softcap: float | None
+    sinks: Tensor | None
+    dropout_p: float
+    query_positions: Tensor | None
+    key_positions: Tensor | None
+
+
+def pose(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    score: HasPairs | None = None,
+    mask: Mask | Tensor | None = None,
+    bias: Bias | Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    dropout_p: float = 0.0,
+    query_positions: Tensor | None = None,
+    key_positions: Tensor | None = None,
+    wants_lse: bool = False,
+) -> Problem:
+    """The Problem that the arguments of `regard.attention` stand for, or the error that names what does not fit."""
+    if torch._C._get_tracing_state() is not None:
+        raise ConfigurationError(
+            "attention is traced by torch.jit.trace, which would keep the mask, the bias and the kernel of this one "
+            "input, and compute others wrongly: use torch.export.export or torch.compile, which are right for all"
+        )
+    query, key, value = _same_kind(query, key, value)
+    if not query.shape == key.shape == value.shape or query.ndim < 2:  # what is all alike fits
+        _check_shapes(query, key, value)
+    problem = Problem(
+        pairs=_scaled_dot(query, key, scale) if score is None else _scored(score, query, key, scale, mask is not None),
+        value=value,
+        mask=None if mask is None else _read_mask(mask),
+        bias=None if bias is None else as_bias(bias),
+        softcap=softcap,
+        sinks=sinks,
+        dropout=_dropout(dropout_p, value.device) if dropout_p else None,
+        query_positions=query_positions,
+        key_positions=key_positions,
+        wants_lse=wants_lse,
+    )
+    if softcap is not None or sinks is not None:
+        _check_variants(problem)
+    if query_positions is not None or key_positions is not None:
+        _check_positions("query_positions", query_positions, problem.queries, value.device)
+        _check_positions("key_positions", key_positions, problem.keys, value.device)
+    return problem
+
+
+def _same_kind(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Three floating-point tensors of one dtype on one device; autocast casts them as it does for torch's own."""
+    if (
+        type(query) is type(key) is type(value) is Tensor
+        and query.dtype is key.dtype is value.dtype
+        and query.dtype in FLOATING
+        and query.device == key.device == value.device
+        and not query.is_meta
+        and not torch.is_autocast_enabled(query.device.type)
+    ):
+        return query, key, value  # as nearly every call has it: nothing to refuse, nothing to cast
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(tensor, Tensor):
+            raise DtypeError(f"{name} needs a torch.Tensor; it is a {type(tensor).__name__}")
+        if tensor.dtype not in FLOATING:
+            raise DtypeError(
+                f"{name} needs floating-point numbers of 16, 32 or 64 bits; it is {tensor.dtype}: call {name}.float()"
+            )
+    device = value.device
+    if not query.device == key.device == device:
+        raise DeviceError(
+            f"query is on {query.device}, key on {key.device}, value on {device}: they need one device; "
+            "move them with .to(device)"
+        )
+    if value.is_meta:
+        raise DeviceError(
+            "query, key and value are on meta, where there are no numbers to attend with: give the model numbers with "
+            ".to_empty(device=...) and load_state_dict, or take shapes from a FakeTensorMode"
+        )
+    if torch.is_autocast_enabled(device.type) and value.dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(device.type)
+        return query.to(dtype), key.to(dtype), value.to(dtype)
+    if not query.dtype is key.dtype is value.dtype:
+        raise DtypeError(
+            f"query is {query.dtype}, key {key.dtype}, value {value.dtype}: they need one dtype; "
+            "convert with .to(dtype)"
+        )
+    return query, key, value
+
+
+def _check_shapes(query: Tensor, key: Tensor, value: Tensor) -> None:
+    """(..., heads, length, dim) for four dimensions and more, (batch, length, dim), or (length, dim)."""
+    tensors = query, key, value
+    if not query.ndim == key.ndim == value.ndim or query.ndim < 2:
+        raise ShapeError(
+            f"{_shapes(*tensors)}: they need the same number of dimensions, two at least: (length, dim), "
+            "(batch, length, dim) or (..., heads, length, dim)"
+        )
+    if key.shape[-2] != value.shape[-2]:
+        raise ShapeError(
+            f"key has {key.shape[-2]} positions and value {value.shape[-2]} ({_shapes(*tensors)}): each key needs one "
+            "value"
+        )
+    if query.ndim >= 4:
+        heads, key_heads, value_heads = query.shape[-3], key.shape[-3], value.shape[-3]
+        if key_heads != value_heads or (heads % key_heads if key_heads else heads):
+            raise ShapeError(
+                f"query has {heads} heads, key {key_heads}, value {value_heads} ({_shapes(*tensors)}; heads are the "
+                "third dimension from the end): key and value need the same number, and it must divide the query's"
+            )
+    batch = -3 if query.ndim >= 4 else -2
+    batches = query.shape[:batch], key.shape[:batch], value.shape[:batch]
+    if not batches[0] == batches[1] == batches[2]:
+        try:
+            torch.broadcast_shapes(*batches)
+        except RuntimeError:
+            hint = " Three-dimensional input is (batch, length, dim); heads need a fourth." if query.ndim == 3 else ""
+            raise ShapeError(
+                f"{_shapes(*tensors)}: the batch dimensions do not broadcast. Each needs to be the same in all three, "
+                f"or 1: repeat what several share with .repeat_interleave(times, 0).{hint}"
+            ) from None
+
+
+def _shapes(query: Tensor, key: Tensor, value: Tensor) -> str:
+    """All three, for messages."""
+    return f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
+
+
+def _scaled_dot(query: Tensor, key: Tensor, scale: float | None) -> DotPairs:
+    """The default score, without the cost of a module: scores.ScaledDot."""
+    dim = operator.index(query.shape[-1])  # a number also where torch.compile lets it vary: the scale depends on it
+    if dim != key.shape[-1]:
+        raise ShapeError(
+            f"query has the dim {dim} and key {key.shape[-1]} (query {tuple(query.shape)}, key {tuple(key.shape)}): a "
+            f"dot product needs equal dims; score=scores.General({dim}, {key.shape[-1]}) learns a matrix between them"
+        )
+    return DotPairs(query, key, scale if scale is not None else max(dim, 1) ** -0.5)
+
+
+def _scored(score: HasPairs, query: Tensor, key: Tensor, scale: float | None, masked: bool) -> PairForm:
+    """The pair form of a score that was given."""
+    if isinstance(score, type) or not hasattr(score, "pairs"):
+        raise ConfigurationError(
+            f"score needs a score such as scores.Additive(...); it is {score!r}. Scores have parameters of their own, "
+            "so they are made before the call"
+        )
+    if scale is not None:
+        raise ConfigurationError(
+            f"scale={scale} goes with the default score; {score} has a scale of its own: give "
+            "score=scores.ScaledDot(scale=...) or leave scale out"
+        )
+    if (
+        (masked or not key.shape[-2] or not query.shape[-2])
+        and torch.is_grad_enabled()
+        and (transformed() or not all_finite(query, key))
+    ):
+        return _shielded_pairs(score, query, key)
+    return score.pairs(query, key)
+
+
+def _shielded_pairs(score: HasPairs, query: Tensor, key: Tensor) -> PairForm:
+    """The pair form whose NaN and infinity reach no gradient of the score's parameters.
+
+    The gradient of a projection is a sum over all positions, the masked ones too, and 0 times NaN is NaN. So what is
+    projected with a gradient is finite; what the score makes of the rest is put back without one.
+    """
+    with torch.no_grad():
+        as_given = score.pairs(query, key)
+    clean = score.pairs(finite(query), finite(key))
+    return replace(
+        clean,
+        query=torch.where(as_given.query.isfinite(), clean.query, as_given.query),
+        key=torch.where(as_given.key.isfinite(), clean.key, as_given.key),
+    )
+
+
+def _read_mask(mask: Mask | Tensor) -> Mask:
+    """A mask, or a bool tensor where True = attend. Numbers are refused: they are a bias."""
+    if isinstance(mask, Mask):
+        return mask
+    if isinstance(mask, Tensor) and mask.dtype == torch.bool:
+        return where(keep=mask)
+    if isinstance(mask, Tensor) and mask.is_floating_point():
+        raise MaskError(
+            f"mask is a {mask.dtype} tensor {tuple(mask.shape)}, but a mask is bool (True = attend). Numbers that are "
+            "added to the scores (0 and -inf among them) go to bias=; 0/1 numbers become a mask by .bool()"
+        )
+    has = f"a {mask.dtype} tensor {tuple(mask.shape)}" if isinstance(mask, Tensor) else f"a {type(mask).__name__}"
+    raise MaskError(f"mask needs a mask such as masks.causal(), or a bool tensor (True = attend); it is {has}")
+
+
+def _check_variants(problem: Problem) -> None:
+    """Softcap and sinks."""
+    if problem.softcap is not None and not 0.0 < problem.softcap < math.inf:
+        raise ConfigurationError(f"softcap is {problem.softcap}; it needs a finite number above 0, or None for no cap")
+    sinks = problem.sinks
+    if sinks is not None:
+        heads = problem.pairs.query.shape[-3] if problem.heads else 0
+        if not isinstance(sinks, Tensor) or not sinks.is_floating_point() or tuple(sinks.shape) != (heads,):
+            has = f"{sinks.dtype} {tuple(sinks.shape)}" if isinstance(sinks, Tensor) else type(sinks).__name__
+            raise ShapeError(
+                f"sinks is {has}; it needs one floating-point logit per query head, ({heads},)"
+                + ("" if problem.heads else ", and input with a head axis: (batch, heads, length, dim)")
+            )
+        _check_device("sinks", sinks, problem.value.device)
+
+
+def _dropout(probability: float, device: torch.device) -> Dropout:
+    """Dropout of its own for this call, from torch's generator."""
+    if not 0.0 < probability < 1.0:
+        raise ConfigurationError(f"dropout_p is {probability}; it needs a probability in [0, 1)")
+    return Dropout(probability, torch.randint(-(2**63), 2**63 - 1, (), device=device))
+
+
+def _check_device(name: str, tensor: Tensor, device: torch.device) -> None:
+    """One device for all."""
+    if tensor.device != device:
+        raise DeviceError(
+            f"{name} is on {tensor.device}, but query, key and value are on {device}: move it with .to({str(device)!r})"
+        )
+
+
+def _check_positions(name: str, positions: Tensor | None, length: int, device: torch.device) -> None:
+    """Whole numbers, one for each query or key."""
+    if positions is None:
+        return
+    if not isinstance(positions, Tensor) or positions.is_floating_point() or positions.dtype == torch.bool:
+        has = positions.dtype if isinstance(positions, Tensor) else f"a {type(positions).__name__}"
+        raise DtypeError(f"{name} needs a tensor of whole numbers; it is {has}")
+    if positions.ndim < 1 or positions.shape[-1] != length:
+        raise ShapeError(
+            f"{name} has the shape {tuple(positions.shape)}; it needs ({length},) or (batch, {length}), one position "
+            f"for each of the {length} {'queries' if name.startswith('query') else 'keys'}"
+        )
+    _check_device(name, positions, device)

@@ -1,0 +1,241 @@
+"""What the tensors of other libraries say, checked: which pairs they keep, and which keys a mask keeps for all.
+
+The mask tensors of torch: those of scaled_dot_product_attention, and those of nn.MultiheadAttention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from functools import reduce
+from operator import and_
+
+import torch
+from torch import Tensor
+
+from ...core.intervals import FULL, PARTIAL
+from ...errors import MaskError
+from ..base import And, Mask, as_mask
+from ..index_checks import count
+from ..padding import padding
+from ..tensor_mask import where
+
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def checked(name: str, tensor: object, axes: Container[int], shapes: str) -> Tensor:
+    """A tensor with as many axes as its `shapes` may have; `name` is the function and its argument."""
+    if not isinstance(tensor, Tensor):
+        raise MaskError(f"{name} needs a tensor of the shape {shapes}; it is {tensor!r}")
+    if tensor.ndim not in axes:
+        raise MaskError(f"{name} has the shape {tuple(tensor.shape)}; it needs {shapes}")
+    return tensor
+
+
+def unmasked(name: str, added: Tensor, true: str, *, least: bool = False) -> Tensor:
+    """Where 0 is added to the scores; elsewhere it has to be -inf, or, if `least`, the least number of a float type.
+
+    `true` is what True means, to the library that the tensor comes from, where it is bool instead.
+    """
+    if not added.is_floating_point():
+        raise MaskError(
+            f"{name} is {added.dtype}, whose polarity is not clear; it needs bool, where True = {true}, or floats of 0 "
+            f"(attend) and -inf (leave out). If 1 means {true}, give the tensor's .bool()"
+        )
+    masked = added == -torch.inf
+    if least:
+        masked |= torch.isin(added, _least(added))
+    kept = added == 0
+    other = ~(kept | masked)
+    if other.any():
+        raise MaskError(
+            f"{name} is {added.dtype} and adds {added[other][0].item():.6g} to a score, which is neither 0 (attend) "
+            f"nor -inf{' nor the least number of its type' if least else ''} (leave out): it is a bias, not a mask. "
+            "Give it to attention(bias=biases.tensor(...)), or say which pairs exist by bool"
+        )
+    return kept
+
+
+def _least(like: Tensor) -> Tensor:
+    """The least number of each float type: a mask may have been made in one and be handed over in another."""
+    return torch.tensor([torch.finfo(dtype).min for dtype in FLOATS], dtype=torch.float64).to(like)
+
+
+def by_tokens(exist: Tensor) -> Mask:
+    """Keys that exist, bool (batch, N): `padding` where they come first in each sequence, else `where`."""
+    lengths = exist.sum(-1)
+    first = torch.arange(exist.shape[-1], device=exist.device) < lengths[:, None]
+    return padding(lengths=lengths) if first.equal(exist) else where(keep=exist[:, None, None, :])
+
+
+def tokens(mask: Mask, queries: int, keys: int) -> Tensor | None:
+    """Keys that exist for every query and head, bool (*batch, N), if no others exist for any; None otherwise."""
+    verdicts = mask.tiles(max(queries, 1), keys, (max(queries, 1), 1)).squeeze(-2)
+    if (verdicts == PARTIAL).any():
+        return None
+    exist = verdicts == FULL
+    if exist.ndim == 1:
+        return exist
+    same_for_heads = bool((exist == exist[..., :1, :]).all())
+    return exist[..., 0, :] if same_for_heads else None
+
+
+def conjuncts(mask: Mask) -> list[Mask]:
+    """The masks that `&` joins."""
+    return [*conjuncts(mask.left), *conjuncts(mask.right)] if isinstance(mask, And) else [mask]
+
+
+def four_axes(name: str, pairs: Tensor) -> Tensor:
+    """(batch | 1, heads | 1, ·, ·), for those who need all four."""
+    if pairs.ndim > 4:
+        raise MaskError(
+            f"{name} makes tensors with one axis for the batch and one for heads; this mask has the axes "
+            f"{tuple(pairs.shape[:-2])} in front of queries and keys"
+        )
+    return pairs[(None,) * (4 - pairs.ndim)]
+
+
+def from_sdpa(attn_mask: Tensor) -> Mask:
+    """The mask that torch's scaled_dot_product_attention reads from its attn_mask: True = attend.
+
+    Shapes: (..., M|1, N|1), broadcastable to the weights. Floats of nothing but 0 (attend) and -inf (leave out) are a
+    mask too; all other floats are a bias.
+
+    Raises:
+        MaskError: neither bool nor float; floats that are neither 0 nor -inf; fewer than two axes.
+
+    >>> from regard import masks
+    >>> masks.from_sdpa(torch.tensor([[0.0, -torch.inf], [0.0, 0.0]])).dense(2, 2).int()
+    tensor([[1, 0],
+            [1, 1]], dtype=torch.int32)
+    """
+    name = "from_sdpa's attn_mask"
+    pairs = checked(name, attn_mask, range(2, 99), "(..., M, N)")
+    return where(keep=pairs if pairs.dtype == torch.bool else unmasked(name, pairs, "attend"))
+
+
+def to_sdpa(mask: Mask, queries: int, keys: int, *, device: torch.device | None = None) -> Tensor:
+    """The attn_mask of torch's scaled_dot_product_attention: bool, (M, N) or (..., heads|1, M, N), True = attend.
+
+    A row that attends to nothing is 0 there as here.
+
+    >>> from regard import masks
+    >>> masks.to_sdpa(masks.causal(), 2, 2)
+    tensor([[ True, False],
+            [ True,  True]])
+    """
+    return as_mask(mask).dense(queries, keys, device=device)
+
+
+def from_multihead(
+    attn_mask: Tensor | None = None, key_padding_mask: Tensor | None = None, *, heads: int | None = None
+) -> Mask:
+    """The mask that nn.MultiheadAttention and nn.Transformer read from their tensors, where True = leave out.
+
+    Both given, a pair has to be left in by both. Floats of nothing but 0 (attend) and -inf (leave out) are taken too.
+
+    Shapes: attn_mask is (M, N), or (batch · heads, M, N) with `heads` said; key_padding_mask is (batch, N), or (N,)
+    without a batch. Where padding comes last in each sequence, the mask is `padding(lengths=...)`.
+
+    Raises:
+        MaskError: neither is given; a shape or a type that is none of these; floats that are neither 0 nor -inf;
+            `heads` missing, or no divisor of the first axis.
+
+    >>> from regard import masks
+    >>> masks.from_multihead(key_padding_mask=torch.tensor([[False, True], [False, False]]))
+    padding(lengths=[1, 2])
+    """
+    parts = []
+    if attn_mask is not None:
+        parts.append(_ignored_pairs(attn_mask, heads))
+    if key_padding_mask is not None:
+        parts.append(_ignored_keys(key_padding_mask))
+    if not parts:
+        raise MaskError("from_multihead needs attn_mask or key_padding_mask, or both; it was given neither")
+    return reduce(and_, parts)
+
+
+def to_multihead(
+    mask: Mask,
+    queries: int,
+    keys: int,
+    *,
+    batch: int | None = None,
+    heads: int | None = None,
+    device: torch.device | None = None,
+) -> dict[str, Tensor | None]:
+    """The arguments attn_mask and key_padding_mask of nn.MultiheadAttention, in which True = leave out.
+
+    `layer(x, x, x, **to_multihead(mask, M, N))` hands them over. Of masks joined by `&`, those that leave out the same
+    keys for every query and head are the key_padding_mask, (batch, N); the others are the attn_mask, (M, N), or
+    (batch · heads, M, N) if it depends on batch or heads: then `batch` and `heads` say how many there are. What no
+    part says is None. The layer gives NaN for a row that attends to nothing, which here is 0.
+
+    Raises:
+        MaskError: the mask depends on batch or heads, and `batch` or `heads` is missing or not the mask's own number.
+
+    >>> from regard import masks
+    >>> masks.to_multihead(masks.causal() & masks.padding(lengths=[1, 2]), 2, 2)
+    {'attn_mask': tensor([[False,  True],
+            [False, False]]), 'key_padding_mask': tensor([[False,  True],
+            [False, False]])}
+    """
+    padded, pairs = None, []
+    for part in conjuncts(as_mask(mask)):
+        exist = tokens(part, queries, keys)
+        if exist is None or exist.ndim != 2 or len(exist) == 1:  # one row may be meant for any batch
+            pairs.append(part)
+        else:
+            padded = exist if padded is None else padded & exist
+    attended = None
+    if pairs:
+        attended = _per_head(reduce(and_, pairs).dense(queries, keys, device=device), {"batch": batch, "heads": heads})
+    return {
+        "attn_mask": None if attended is None else ~attended,
+        "key_padding_mask": None if padded is None else ~padded.to(device),
+    }
+
+
+def _ignored_pairs(attn_mask: Tensor, heads: int | None) -> Mask:
+    name = "from_multihead's attn_mask"
+    tensor = checked(name, attn_mask, (2, 3), "(M, N) or (batch · heads, M, N)")
+    keep = _attended(name, tensor)
+    if keep.ndim == 2:
+        return where(keep=keep)
+    if heads is None:
+        raise MaskError(
+            f"{name} has the shape {tuple(keep.shape)}, (batch · heads, M, N): say how many heads there are, heads=..."
+        )
+    if keep.shape[0] % count("from_multihead's heads", heads, least=1):
+        raise MaskError(
+            f"{name} has the shape {tuple(keep.shape)}: its first axis needs to be batch · heads, and is no multiple "
+            f"of {heads} heads"
+        )
+    per_head = keep.unflatten(0, (keep.shape[0] // heads, heads))
+    return where(keep=per_head[0] if len(per_head) == 1 else per_head)
+
+
+def _ignored_keys(key_padding_mask: Tensor) -> Mask:
+    name = "from_multihead's key_padding_mask"
+    keep = _attended(name, checked(name, key_padding_mask, (1, 2), "(N,) or (batch, N)"))
+    return where(keep=keep) if keep.ndim == 1 else by_tokens(keep)
+
+
+def _attended(name: str, tensor: Tensor) -> Tensor:
+    """Booleans turned round; floats mean the same in all of torch."""
+    return ~tensor if tensor.dtype == torch.bool else unmasked(name, tensor, "leave out")
+
+
+def _per_head(keep: Tensor, sizes: dict[str, int | None]) -> Tensor:
+    """(M, N), or (batch · heads, M, N) where batch or heads differ."""
+    four = four_axes("to_multihead", keep)
+    if four.shape[:2] == (1, 1):
+        return four[0, 0]
+    for (name, size), own in zip(sizes.items(), four.shape[:2], strict=True):
+        if size is None:
+            raise MaskError(
+                f"to_multihead: this mask depends on batch or heads, its shape is {tuple(keep.shape)}, and the layer "
+                f"needs (batch · heads, M, N): say both, batch=... and heads=...; {name} is missing"
+            )
+        if own not in (1, count(f"to_multihead's {name}", size)):
+            raise MaskError(f"to_multihead: {name} is {size}, but this mask has the shape {tuple(keep.shape)}")
+    return four.expand(*sizes.values(), -1, -1).flatten(0, 1)  # type: ignore[arg-type]

@@ -1,0 +1,125 @@
+"""The arguments of flash-attn's kernels: cu_seqlens, where packed sequences begin, and window_size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ...errors import MaskError
+from ..base import Mask, as_mask
+from ..causal import Causal
+from ..documents import Documents, documents
+from ..index_checks import whole_numbers
+from ..window import Window, window
+from .torch_tensors import conjuncts
+
+
+def from_cu_seqlens(cu_seqlens: Tensor | Sequence[int]) -> Mask:
+    """`documents` from where the sequences packed into one begin: sequence i has the positions cu[i]..cu[i+1]-1.
+
+    Shapes: cu_seqlens is (sequences + 1,), whole numbers: 0, then the end of each sequence. It is the same for queries
+    and keys. Sequences may be empty.
+
+    Raises:
+        MaskError: not one axis of whole numbers; it does not start at 0, or decreases.
+
+    >>> from regard import masks
+    >>> masks.from_cu_seqlens([0, 2, 3]).dense(3, 3).int()
+    tensor([[1, 1, 0],
+            [1, 1, 0],
+            [0, 0, 1]], dtype=torch.int32)
+    """
+    ends = whole_numbers("from_cu_seqlens", "cu_seqlens", cu_seqlens)
+    if ends.ndim != 1 or not len(ends):
+        raise MaskError(
+            f"from_cu_seqlens needs cu_seqlens of shape (sequences + 1,), 0 and then the end of each sequence; it has "
+            f"the shape {tuple(ends.shape)}"
+        )
+    if int(ends[0]):
+        raise MaskError(f"cu_seqlens starts at {int(ends[0])}; it needs to start at 0, where the first sequence does")
+    lengths = ends.diff()
+    if (lengths < 0).any():
+        at = int((lengths < 0).nonzero()[0])
+        raise MaskError(
+            f"cu_seqlens decreases from {int(ends[at])} to {int(ends[at + 1])}; it needs the ends of the sequences one "
+            "after the other. Lengths become ends by [0] and their cumsum"
+        )
+    return documents(torch.arange(len(lengths), device=ends.device).repeat_interleave(lengths))
+
+
+def to_cu_seqlens(mask: Mask) -> Tensor:
+    """Where the documents of one packed sequence begin, and where the last ends: int32 (documents + 1,).
+
+    Only `documents(ids)` itself is asked: flash-attn has arguments of its own for `causal()` and `window(...)`.
+
+    Raises:
+        MaskError: another mask; ids with a batch; a document that goes on after another began.
+
+    >>> from regard import masks
+    >>> masks.to_cu_seqlens(masks.documents([7, 7, 9]))
+    tensor([0, 2, 3], dtype=torch.int32)
+    """
+    if not isinstance(as_mask(mask), Documents):
+        raise MaskError(
+            f"to_cu_seqlens needs documents(ids); this is {mask!r}. Of masks joined by &, hand over the documents alone"
+        )
+    ids = mask.ids  # type: ignore[attr-defined]
+    if ids.ndim != 1:
+        raise MaskError(
+            f"to_cu_seqlens needs the ids of one packed sequence, (L,); these have the shape {tuple(ids.shape)}: give "
+            "documents(ids[i]) for each of the batch"
+        )
+    begins = torch.ones(len(ids), dtype=torch.bool, device=ids.device)
+    begins[1:] = ids[1:] != ids[:-1]
+    firsts = begins.nonzero().squeeze(-1)
+    names, runs = ids[firsts].unique(return_counts=True)
+    if (runs > 1).any():
+        raise MaskError(
+            f"to_cu_seqlens: document {int(names[runs > 1][0])} goes on after another began; each has to be one run "
+            "of positions"
+        )
+    return torch.cat([firsts, firsts.new_tensor([len(ids)])]).int()
+
+
+def from_window_size(window_size: tuple[int, int]) -> Mask:
+    """`window` from flash-attn's window_size: (left, right), both counted without the position itself, -1 = unlimited.
+
+    Raises:
+        MaskError: not two whole numbers of at least -1.
+
+    >>> from regard import masks
+    >>> masks.from_window_size((511, 0)), masks.from_window_size((-1, -1))
+    (window(before=511, after=0), window())
+    """
+    sides = whole_numbers("from_window_size", "window_size", window_size)
+    if sides.shape != (2,) or int(sides.min()) < -1:
+        raise MaskError(
+            f"window_size is {window_size!r}; it needs (left, right), whole numbers of at least -1, where -1 = "
+            "unlimited"
+        )
+    before, after = (None if side == -1 else side for side in sides.tolist())
+    return window(before, after)
+
+
+def to_window_size(mask: Mask) -> tuple[int, int]:
+    """flash-attn's window_size, (left, right), for `window(...)`, `causal()` and these joined by `&`; -1 = unlimited.
+
+    Raises:
+        MaskError: any other mask.
+
+    >>> from regard import masks
+    >>> masks.to_window_size(masks.causal() & masks.window(before=511))
+    (511, 0)
+    """
+    befores, afters = [], []
+    for part in conjuncts(as_mask(mask)):
+        if not isinstance(part, Causal | Window):
+            raise MaskError(
+                f"to_window_size: {part!r} is no window; it needs window(...), causal() or both joined by &"
+            )
+        before, after = (None, 0) if isinstance(part, Causal) else (part.before, part.after)
+        befores += [] if before is None else [before]
+        afters += [] if after is None else [after]
+    return min(befores, default=-1), min(afters, default=-1)

@@ -1,0 +1,163 @@
+"""From a function: the mask_mod of FlexAttention, as a mask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..core.grid import Blocks
+from ..core.intervals import PARTIAL, Ternary
+from ..core.traced_function import Reading
+from ..errors import MaskError
+from ..utils.pytree import remembered
+from .base import Kept, Mask, Pairs
+from .index_checks import by_head, count
+
+MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, repr=False)
+class FromMod(Mask):
+    """mask_mod(batch, head, query position, key position)."""
+
+    mask_mod: MaskMod
+    batch: int | None
+    heads: int | None
+    elementwise: bool = field(compare=False)
+
+    def keep(self, grid: Pairs) -> Kept:
+        if isinstance(grid, Blocks):
+            return self._known(grid)
+        query, key = grid.query, grid.key
+        one_pair = not query.ndim and not key.ndim
+        evaluate = self.mask_mod if self.elementwise or one_pair else self._mapped
+        try:
+            return evaluate(*self._indices(grid), query, key)
+        except MaskError:
+            raise
+        except Exception as error:  # it may be any: the function is the user's
+            raise MaskError(
+                f"{self!r} cannot be evaluated: {type(error).__name__}: {error}. A mask_mod gets four tensors of whole "
+                "numbers and returns a bool tensor; & | ~ and torch.where stand for and, or, not and if"
+            ) from error
+
+    def _mapped(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """The function of each pair by itself, mapped by torch over all of them."""
+        from torch.nn.attention.flex_attention import create_mask  # brings the compiler, which few functions need
+
+        leading = torch.broadcast_shapes(*(index.shape[:-2] for index in (batch, head, query, key)))
+        rows, columns = query.shape[-2], key.shape[-1]
+        if not leading.numel() * rows * columns:
+            return torch.zeros(*leading, rows, columns, dtype=torch.bool, device=query.device)
+        b, h, q, k = (
+            index.expand((*leading, *index.shape[-2:])).reshape(leading.numel(), -1)
+            for index in (batch, head, query, key)
+        )
+        kept = create_mask(
+            lambda at, _, i, j: self.mask_mod(b[at, 0], h[at, 0], q[at, i], k[at, j]),
+            len(b),
+            1,
+            rows,
+            columns,
+            query.device,
+        )
+        if kept.shape != (len(b), 1, rows, columns) or kept.dtype != torch.bool:
+            raise _wrong_result(self, kept.dtype, tuple(kept.shape[4:]))
+        return kept.view(*leading, rows, columns)
+
+    def _known(self, blocks: Blocks) -> Ternary:
+        """What the function itself says of intervals; where that is nothing, PARTIAL is right."""
+        if self.elementwise:
+            try:
+                known = self.mask_mod(*self._indices(blocks), blocks.query, blocks.key)  # type: ignore[arg-type]
+                return Ternary.of(known)
+            except Exception:
+                pass  # whatever is beyond interval arithmetic
+        return Ternary(torch.full((1, 1), PARTIAL, dtype=torch.int8, device=blocks.device))
+
+    def _indices(self, grid: Pairs) -> tuple[Tensor, Tensor]:
+        """The numbers of the batch and of the heads, as leading axes where they are told."""
+        batch = head = torch.zeros((), dtype=torch.int64, device=grid.device)
+        if self.batch is not None:
+            batch = grid.per_batch(torch.arange(self.batch, device=grid.device)[:, None, None])
+        if self.heads is not None:
+            head = by_head(self, self.heads, grid)
+        return batch, head
+
+    def __repr__(self) -> str:
+        name = getattr(self.mask_mod, "__name__", None) or repr(self.mask_mod)
+        sizes = {"batch": self.batch, "heads": self.heads}
+        return f"from_mod({name}{''.join(f', {name}={size}' for name, size in sizes.items() if size is not None)})"
+
+
+def from_mod(mask_mod: MaskMod, *, batch: int | None = None, heads: int | None = None) -> Mask:
+    """Pairs where *mask_mod(b, h, q, k)* is True: a mask_mod of FlexAttention, with positions as q and k.
+
+    The function is written for one pair: it gets four whole numbers as tensors without axes, the number of the batch,
+    of the head, the query's and the key's position, and returns a bool. (FlexAttention counts rows instead of
+    positions. That is the same where M = N; `query_positions=torch.arange(M)` makes it the same elsewhere.) A function
+    that reads b or h needs `batch` or `heads`, how many there are, as `create_block_mask` does.
+
+    A function made of operators, comparisons, torch.where and look-ups in tensors is asked about whole tiles by
+    interval arithmetic; what that cannot tell, and every tile of another function, is PARTIAL.
+
+    Raises:
+        MaskError: mask_mod is no function; it returns anything but one bool, reads b or h without `batch` or `heads`,
+            or reads a tensor that requires a gradient; when used, it fails.
+
+    Source: FlexAttention, Dong et al. 2024, arXiv 2412.05496.
+
+    >>> from regard import masks
+    >>> masks.from_mod(lambda b, h, q, k: (q - k).abs() <= 1).dense(3, 3).int()
+    tensor([[1, 1, 0],
+            [1, 1, 1],
+            [0, 1, 1]], dtype=torch.int32)
+    """
+    if not callable(mask_mod) or isinstance(mask_mod, Mask):
+        raise MaskError(f"from_mod needs a function (b, h, q, k) -> bool; it was given a {type(mask_mod).__name__}")
+    sizes = {"batch": batch, "heads": heads}
+    for name, size in sizes.items():
+        if size is not None:
+            count(f"from_mod's {name}", size)
+    elementwise, reads = _read(mask_mod, FromMod(mask_mod, batch, heads, False))
+    for name in sorted(reads):
+        if sizes[name] is None:
+            raise MaskError(
+                f"from_mod's function reads {'b' if name == 'batch' else 'h'}, so the mask differs between {name}: say "
+                f"how many there are, from_mod(function, {name}=...)"
+            )
+    remembered(mask_mod)
+    return FromMod(mask_mod, batch, heads, elementwise)
+
+
+def _read(mask_mod: MaskMod, mask: FromMod) -> tuple[bool, set[str]]:
+    """Whether a function may be broadcast, and which of batch and heads it reads: it is asked about one pair."""
+    batch, head, query, key = torch.zeros(4, dtype=torch.int64).unbind()
+    reading = Reading(batch=batch, heads=head)
+    try:
+        with reading:
+            kept = mask_mod(batch, head, query, key)
+    except Exception:  # it may only be this pair that it cannot tell of
+        return False, set()
+    if any(tensor.requires_grad for tensor in reading.captured.values()):
+        raise MaskError(
+            "from_mod's function reads a tensor that requires a gradient, and no gradient flows through a mask: give "
+            "it tensor.detach(), or learn a bias instead"
+        )
+    if not isinstance(kept, Tensor):
+        raise MaskError(
+            f"from_mod's function returned {kept!r} for one pair; it needs a bool tensor, such as the result of k <= q"
+        )
+    if kept.dtype != torch.bool or kept.ndim:
+        raise _wrong_result(mask, kept.dtype, tuple(kept.shape))
+    return reading.elementwise, reading.reads
+
+
+def _wrong_result(mask: FromMod, dtype: torch.dtype, shape: tuple[int, ...]) -> MaskError:
+    return MaskError(
+        f"{mask!r}: the function returned {dtype} of shape {shape} for one pair; it needs one bool, of shape (). "
+        "It is written for one query and one key, without axes; numbers that are added to the scores are a bias"
+    )

@@ -1,0 +1,244 @@
+"""config.json, setting by setting: what is read is remembered, and what nobody has read is not passed over.
+
+Rotary positions as config.json tells them, in the words of transformers 4 and of 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from ....errors import CheckpointError
+from ....positions import DynamicNTK, Linear, Llama3, LongRoPE, Rotary, Scaling, YaRN, yarn_attention_factor
+
+# Settings of transformers that say nothing of what a model computes from tokens: where it came from, how it was
+# initialised and trained, what its tokenizer marks, what a call returns.
+HARMLESS = {
+    "_attn_implementation_autoset",
+    "_name_or_path",
+    "_sliding_window_pattern",
+    "architectures",
+    "bos_token_id",
+    "cache_implementation",
+    "chunk_size_feed_forward",
+    "dtype",
+    "eos_token_id",
+    "id2label",
+    "initial_context_length",
+    "initializer_range",
+    "is_encoder_decoder",
+    "label2id",
+    "max_position_embeddings",
+    "model_type",
+    "output_attentions",
+    "output_hidden_states",
+    "output_router_logits",
+    "pad_token_id",
+    "problem_type",
+    "return_dict",
+    "router_aux_loss_coef",
+    "torch_dtype",
+    "transformers_version",
+    "use_cache",
+}
+
+
+# Switches that are off in every architecture known here, or say nothing of what a model computes. Another one that is
+# off may be on by default, and then off changes the result.
+OFF_BY_DEFAULT = {
+    "add_cross_attention",
+    "do_sample",
+    "is_decoder",
+    "mlp_bias",
+    "output_scores",
+    "qkv_bias",
+    "remove_invalid_values",
+    "return_dict_in_generate",
+    "rope_interleaved",
+    "tf_legacy_loss",
+    "tie_encoder_decoder",
+    "torchscript",
+    "use_bfloat16",
+    "use_bidirectional_attention",
+    "use_mrope",
+    "use_qk_norm",
+    "use_sliding_window",
+}
+
+
+class Settings:
+    """The settings of a checkpoint, and below them the defaults of its architecture."""
+
+    def __init__(self, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+        self.given, self.defaults = given, defaults
+        self.read: set[str] = set()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """A setting, or the default of the architecture, or this one."""
+        self.read.add(name)
+        return self.given.get(name, self.defaults.get(name, default))
+
+    def need(self, name: str) -> Any:
+        """A setting that has to be there.
+
+        Raises:
+            CheckpointError: it is not.
+        """
+        value = self.get(name)
+        if value is None:
+            raise CheckpointError(f"config.json says nothing of {name!r}, which a {self.model_type} model needs")
+        return value
+
+    def only(self, name: str, *supported: Any, default: Any = None) -> Any:
+        """A setting of which some values alone are supported.
+
+        Raises:
+            CheckpointError: it has another one.
+        """
+        value = self.get(name, default)
+        if value not in supported:
+            some = ", ".join(repr(other) for other in supported)
+            raise CheckpointError(
+                f"config.json says {name}={value!r}, which changes what the model computes and is not supported here; "
+                f"supported: {some}"
+            )
+        return value
+
+    def check_all_read(self, ignore: Collection[str]) -> None:
+        """Refuse settings that nobody has read, and that say something: not None, nor a known switch that is off.
+
+        Raises:
+            CheckpointError: there are some.
+        """
+        unread = self.given.keys() - self.read - HARMLESS - set(ignore)
+        off = {name for name in unread & OFF_BY_DEFAULT if self.given[name] is False}
+        unknown = sorted(name for name in unread - off if self.given[name] is not None)
+        if unknown:
+            said = ", ".join(f"{name}={self.given[name]!r}" for name in unknown)
+            raise CheckpointError(
+                f"config.json has {len(unknown)} settings that are unknown here for a {self.model_type} model, and may "
+                f"change what it computes: {said}. Name those that change nothing in ignore={tuple(unknown)}"
+            )
+
+    @property
+    def model_type(self) -> str:
+        """What the checkpoint calls its architecture."""
+        return str(self.given.get("model_type"))
+
+
+# What transformers reads of each kind, beside its name and the base.
+READ = {
+    "default": set(),
+    "linear": {"factor"},
+    "dynamic": {"factor", "original_max_position_embeddings"},  # the second one is not used there
+    "yarn": {"factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"}
+    | {"original_max_position_embeddings"},
+    "llama3": {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
+    "longrope": {"factor", "attention_factor", "short_factor", "long_factor", "original_max_position_embeddings"},
+}
+ALWAYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+
+
+def rotary_of(settings: Settings, head_dim: int) -> Rotary:
+    """The rotary of all layers: `rope_parameters`, or `rope_theta` and `rope_scaling`."""
+    told = _told(settings)
+    return _rotary(told, settings.get("rope_theta", 10000.0), head_dim, settings.get("max_position_embeddings"))
+
+
+def rotaries_by_kind(settings: Settings, head_dim: int) -> tuple[Rotary, Rotary]:
+    """Those of layers with a window and of full ones: `rope_parameters` by kind, or the settings of Gemma 3."""
+    told, longest = _told(settings), settings.get("max_position_embeddings")
+    local, base = settings.get("rope_local_base_freq", 10_000.0), settings.get("rope_theta", 1_000_000.0)
+    kinds = "sliding_attention", "full_attention"
+    if any(kind in told for kind in kinds):
+        beside = sorted(name for name, value in told.items() if name not in kinds and value is not None)
+        if beside:
+            raise CheckpointError(f"config.json's rope_parameters have {', '.join(beside)} beside those of {kinds}")
+        near, far = ({**(told.get(kind) or {})} for kind in kinds)
+    else:
+        near, far = {}, told
+    return _rotary(near, local, head_dim, longest), _rotary(far, base, head_dim, longest)
+
+
+def _told(settings: Settings) -> dict[str, Any]:
+    """What is said of the rotary: a setting, of whichever name."""
+    scaling, parameters = settings.get("rope_scaling"), settings.get("rope_parameters")
+    return dict(scaling or parameters or settings.defaults.get("rope_parameters") or {})
+
+
+def _rotary(told: Mapping[str, Any], base: float, head_dim: int, longest: int | None) -> Rotary:
+    kind = told.get("rope_type", told.get("type", "default"))
+    if kind not in READ:
+        raise CheckpointError(
+            f"config.json says rope_type={kind!r}, which is not supported here; supported: "
+            f"{', '.join(repr(name) for name in sorted(READ))}"
+        )
+    unknown = sorted(name for name, value in told.items() if value is not None and name not in READ[kind] | ALWAYS)
+    if unknown:
+        raise CheckpointError(
+            f"config.json has settings of a {kind!r} rotary that are unknown here: "
+            + ", ".join(f"{name}={told[name]!r}" for name in unknown)
+        )
+    if told.get("partial_rotary_factor", 1.0) not in (None, 1.0):
+        raise CheckpointError(
+            f"config.json says partial_rotary_factor={told['partial_rotary_factor']!r}, which changes what the model "
+            "computes and is not supported here"
+        )
+    return Rotary(head_dim, float(told.get("rope_theta") or base), scaling=_scaling(kind, told, longest))
+
+
+def _scaling(kind: str, told: Mapping[str, Any], longest: int | None) -> Scaling | None:
+    original = told.get("original_max_position_embeddings") or longest
+    match kind:
+        case "default":
+            return None
+        case "linear":
+            return Linear(_needed(kind, told, "factor"))
+        case "dynamic":
+            return DynamicNTK(_needed(kind, told, "factor"), _length(kind, longest))
+        case "yarn":
+            return _yarn(told, _length(kind, original), longest)
+        case "llama3":
+            return Llama3(
+                _needed(kind, told, "factor"),
+                _length(kind, original),
+                low_frequency_factor=_needed(kind, told, "low_freq_factor"),
+                high_frequency_factor=_needed(kind, told, "high_freq_factor"),
+            )
+        case _:
+            length = _length(kind, original)
+            return LongRoPE(
+                _needed(kind, told, "short_factor"),
+                _needed(kind, told, "long_factor"),
+                length,
+                told.get("factor") or _length(kind, longest) / length,
+                attention_factor=told.get("attention_factor"),
+            )
+
+
+def _yarn(told: Mapping[str, Any], original: int, longest: int | None) -> YaRN:
+    factor = told.get("factor") or _length("yarn", longest) / original
+    attention_factor, weights = told.get("attention_factor"), (told.get("mscale"), told.get("mscale_all_dim"))
+    if attention_factor is None and all(weights):
+        upper, lower = (yarn_attention_factor(factor, float(weight or 0)) for weight in weights)
+        attention_factor = upper / lower
+    return YaRN(
+        factor,
+        original,
+        beta_fast=told.get("beta_fast") or 32.0,
+        beta_slow=told.get("beta_slow") or 1.0,
+        attention_factor=attention_factor,
+        truncate=told.get("truncate", True),
+    )
+
+
+def _needed(kind: str, told: Mapping[str, Any], name: str) -> Any:
+    if told.get(name) is None:
+        raise CheckpointError(f"config.json says nothing of {name!r}, which a {kind!r} rotary needs")
+    return told[name]
+
+
+def _length(kind: str, length: int | None) -> int:
+    if length is None:
+        raise CheckpointError(f"config.json says nothing of 'max_position_embeddings', which a {kind!r} rotary needs")
+    return length

@@ -1,0 +1,172 @@
+"""A folder with config.json and safetensors: what model it describes, and its weights under our names.
+
+What transformers calls each of our parameters.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ....errors import CheckpointError
+from ..config import LanguageModelConfig
+from ..saved_model import Tensors, check_same, read_json
+from .architectures import configuration
+from .mxfp4 import MXFP4, packed_shapes, unpacked
+
+EDGES = {
+    "embedding.weight": "model.embed_tokens.weight",
+    "norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+# Within a block: blocks.0.* here, model.layers.0.* there.
+PARTS = {
+    "attention.projections.query.": "self_attn.q_proj.",
+    "attention.projections.key.": "self_attn.k_proj.",
+    "attention.projections.value.": "self_attn.v_proj.",
+    "attention.projections.output.": "self_attn.o_proj.",
+    "attention.projections.query_norm.": "self_attn.q_norm.",
+    "attention.projections.key_norm.": "self_attn.k_norm.",
+    "attention.sinks": "self_attn.sinks",
+    "attention_residual.norm.": "input_layernorm.",
+    "attention_residual.norm_before.": "input_layernorm.",
+    "attention_residual.norm_after.": "post_attention_layernorm.",
+    "feed_forward_residual.norm.": "post_attention_layernorm.",
+    "feed_forward_residual.norm_before.": "pre_feedforward_layernorm.",
+    "feed_forward_residual.norm_after.": "post_feedforward_layernorm.",
+    "feed_forward.gate.": "mlp.gate_proj.",
+    "feed_forward.up.": "mlp.up_proj.",
+    "feed_forward.down.": "mlp.down_proj.",
+    "feed_forward.router.": "mlp.router.",
+    "feed_forward.gate_up_bias": "mlp.experts.gate_up_proj_bias",
+    "feed_forward.gate_up": "mlp.experts.gate_up_proj",
+    "feed_forward.down_bias": "mlp.experts.down_proj_bias",
+    "feed_forward.down": "mlp.experts.down_proj",
+}
+
+
+def their_name(name: str) -> str:
+    """The name in a checkpoint of transformers.
+
+    >>> their_name("blocks.3.attention.projections.query.weight")
+    'model.layers.3.self_attn.q_proj.weight'
+    """
+    if name in EDGES:
+        return EDGES[name]
+    block = re.fullmatch(r"blocks\.(\d+)\.(.+)", name)
+    number, rest = (block[1], block[2]) if block else ("", name)
+    ours = next(part for part in PARTS if rest == part or (part.endswith(".") and rest.startswith(part)))
+    return f"model.layers.{number}.{PARTS[ours]}{rest.removeprefix(ours)}"
+
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+BUFFERS = ("rotary_emb.inv_freq", "self_attn.masked_bias")
+"""Ends of names under which old versions saved what follows from the configuration."""
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """A configuration, and the files that hold the tensors by their names."""
+
+    folder: Path
+    config: LanguageModelConfig
+    files: Mapping[str, Tensors]
+
+    def weights(self, needed: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+        """The parameters of a model that has these, in one dtype.
+
+        Raises:
+            CheckpointError: tensors that are missing, extra or of another shape.
+        """
+        theirs = {their_name(name): tensor for name, tensor in needed.items()}
+        shapes = packed_shapes({name: file.shapes[name] for name, file in self.files.items()})
+        tied = "lm_head.weight" in shapes and "lm_head.weight" not in theirs
+        if tied:
+            self._check_tied()
+            shapes.pop("lm_head.weight")
+        check_same(str(self.folder), shapes, {name: tensor.shape for name, tensor in theirs.items()})
+        embedding = self.files["model.embed_tokens.weight"].read("model.embed_tokens.weight")
+        dtype = embedding.dtype if dtype is None else dtype
+        if not dtype.is_floating_point:
+            raise CheckpointError(f"the embedding in {self.folder} is {dtype}: it needs floating-point numbers")
+        return {name: self._read(their_name(name), dtype) for name in needed}
+
+    def _read(self, name: str, dtype: torch.dtype) -> Tensor:
+        if name in self.files:
+            return self.files[name].read(name).to(dtype)
+        blocks, scales = (name + end for end in MXFP4)
+        return unpacked(self.files[blocks].read(blocks), self.files[scales].read(scales), dtype)
+
+    def _check_tied(self) -> None:
+        """The output layer of a tied model is the embedding, also where both were saved."""
+        names = "lm_head.weight", "model.embed_tokens.weight"
+        if all(name in self.files for name in names):
+            output, embedding = (self.files[name].read(name) for name in names)
+            if torch.equal(output, embedding):
+                return
+        raise CheckpointError(
+            f"config.json in {self.folder} says that the output layer is the embedding, but lm_head.weight holds other "
+            "numbers: set tie_word_embeddings to false there if these are meant"
+        )
+
+
+def read_checkpoint(folder: str | os.PathLike[str], ignore: Collection[str] = ()) -> Checkpoint:
+    """The checkpoint in a folder; its tensors are not read yet.
+
+    Raises:
+        CheckpointError: see `LanguageModel.from_huggingface`.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"{folder} is not a folder: from_huggingface reads a local one and downloads nothing; "
+            "huggingface_hub.snapshot_download(name) gives one"
+        )
+    given = read_json(folder / "config.json")
+    if "model_type" not in given:
+        hint = ": LanguageModel.load(folder) reads what regard saved" if "weights" in given else ""
+        raise CheckpointError(f"{folder / 'config.json'} names no model_type, so transformers did not save it{hint}")
+    return Checkpoint(folder, configuration(given, ignore), _files(folder))
+
+
+def _files(folder: Path) -> dict[str, Tensors]:
+    """Each tensor's file."""
+    if (folder / SINGLE).exists():
+        parts = [SINGLE]
+    elif (folder / INDEX).exists():
+        parts = _parts(folder / INDEX)
+    else:
+        raise _no_safetensors(folder)
+    files: dict[str, Tensors] = {}
+    for part in parts:
+        tensors = Tensors(folder / part)
+        files.update({name: tensors for name in tensors.shapes if not name.endswith(BUFFERS)})
+    return files
+
+
+def _parts(index: Path) -> list[str]:
+    placed = read_json(index).get("weight_map")
+    if not isinstance(placed, dict) or not all(isinstance(name, str) for name in placed.values()):
+        raise CheckpointError(f"{index} needs a weight_map from tensors to files")
+    outside = sorted({name for name in placed.values() if Path(name).name != name})
+    if outside:
+        raise CheckpointError(f"{index} names {outside[0]!r}, which is not a file beside it")
+    return sorted(set(placed.values()))
+
+
+def _no_safetensors(folder: Path) -> CheckpointError:
+    pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
+    if not pickles:
+        return CheckpointError(f"{folder} has neither {SINGLE} nor {INDEX}: there are no weights to load")
+    return CheckpointError(
+        f"{folder} holds its weights as pickles ({', '.join(pickles)}), which can run code when they are opened: "
+        "regard never does. Where you trust them, AutoModelForCausalLM.from_pretrained(folder).save_pretrained("
+        "new_folder) of transformers converts them to safetensors"
+    )

@@ -1,0 +1,345 @@
+"""The language model: an embedding, blocks that look back, and logits of the next token.
+
+The loss of training.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ...attention import Seen
+from ...errors import ShapeError
+from ...lenses import Lens
+from ...masks import Mask
+from ...nn import BlockCache, TransformerBlock
+from ...nn.input_checks import probability
+from ...nn.linear import Linear, linear
+from ...nn.projections import xavier
+from ...positions import Rotary, Rotation
+from ...utils.numbers import whole_number
+from . import saved_model
+from .config import LanguageModelConfig
+from .generation import CHUNK, Sampling, generated
+from .huggingface import read_checkpoint
+from .outputs import LanguageModelCache, SeenLanguageModel
+from .token_inputs import check_cache, check_tokens, places, shared_rotations, stop_tokens
+
+
+class LanguageModel(nn.Module):
+    """P(token t | tokens before t) = softmax(W norm(block_L(... block_1(E tokens)))): a decoder-only Transformer.
+
+    Its configuration says what it is made of: norms, gated or plain feed-forward parts or a mixture of experts, heads
+    in groups, rotary positions, and for each layer what it attends to. Blocks are `regard.nn.TransformerBlock`s in
+    `blocks`, whose parts may be looked at and replaced.
+
+    Shapes: tokens (batch, length), whole numbers; logits (batch, length, vocabulary_size). Embeddings start normal
+    with deviation 1/√dim, matrices Xavier uniform.
+
+    Raises:
+        ConfigurationError: numbers that do not fit; the message of the part that refuses them.
+
+    Source: Radford et al. 2018, "Improving Language Understanding by Generative Pre-Training", section 3.1; with
+    `PreNorm`, `RMSNorm`, SwiGLU and rotary positions as Llama (Touvron et al. 2023, arXiv 2302.13971, section 2.2).
+
+    >>> from regard.models import language_model as lm
+    >>> from regard.positions import Rotary
+    >>> near, far = lm.LayerConfig(before=3, rotary=Rotary(8)), lm.LayerConfig(rotary=Rotary(8, base=1e6))
+    >>> config = lm.LanguageModelConfig(
+    ...     vocabulary_size=50,
+    ...     dim=32,
+    ...     layers=(near, far),
+    ...     attention=lm.AttentionConfig(num_heads=4, num_kv_heads=2),
+    ...     feed_forward=lm.GatedFeedForwardConfig(86),
+    ... )
+    >>> model = LanguageModel(config).eval()
+    >>> tokens = torch.arange(14).view(2, 7)
+    >>> logits = model(tokens)
+    >>> first, cache = model.step(tokens[:, :4], model.make_cache())
+    >>> last, cache = model.step(tokens[:, 4:], cache)
+    >>> torch.allclose(torch.cat([first, last], 1), logits, atol=1e-5)
+    True
+    """
+
+    def __init__(self, config: LanguageModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        size, dim = whole_number("vocabulary_size", config.vocabulary_size), whole_number("dim", config.dim)
+        self.embedding = nn.Embedding(size, dim)
+        nn.init.normal_(self.embedding.weight, std=dim**-0.5)
+        self.dropout = nn.Dropout(probability("dropout", config.dropout))
+        self.blocks = nn.ModuleList(config.make_block(layer) for layer in config.layers)
+        self.norm = config.norm.make(dim)
+        self.output = None if config.tied else Linear(dim, size, bias=False)
+        if self.output is not None:
+            xavier(self.output)
+
+    def forward(self, tokens: Tensor, *, mask: Mask | Tensor | None = None, positions: Tensor | None = None) -> Tensor:
+        """Logits of what follows each token.
+
+        Args:
+            tokens: (batch, length).
+            mask: which pairs exist, beside what each layer attends to: `masks.padding(lengths=...)` for padding,
+                `masks.documents(ids)` for texts that are packed into one sequence, each of which is then read as if it
+                were alone.
+            positions: of the tokens, (length,) or (batch, length); without them 0..length-1. Masks count by them.
+
+        Raises:
+            ShapeError, DtypeError, DeviceError: tokens or positions that are not that.
+            MaskError: a mask that does not fit.
+        """
+        return self.logits(self.features(tokens, mask=mask, positions=positions))
+
+    def features(self, tokens: Tensor, *, mask: Mask | Tensor | None = None, positions: Tensor | None = None) -> Tensor:
+        """What `forward` makes logits of, (batch, length, dim): where only some logits are needed, the rest is spared.
+
+        Arguments and errors are those of `forward`.
+        """
+        x, rotations = self._begin(tokens, positions)
+        for block, rotation in zip(self._blocks(), rotations, strict=True):
+            x = block(x, mask=mask, positions=positions, rotation=rotation)
+        return self.norm(x)
+
+    def logits(self, features: Tensor) -> Tensor:
+        """(..., dim) to (..., vocabulary_size)."""
+        weight = self.embedding.weight if self.output is None else self.output.weight
+        logits, cap = linear(features, weight), self.config.logit_softcap
+        return logits if cap is None else cap * torch.tanh(logits / cap)
+
+    def observe(
+        self, tokens: Tensor, *lenses: Lens, mask: Mask | Tensor | None = None, positions: Tensor | None = None
+    ) -> SeenLanguageModel:
+        """`forward`, and what lenses show of every layer's weights: `seen.logits`, `seen[lens]`, a tensor per layer."""
+        x, rotations = self._begin(tokens, positions)
+        layers: list[Seen] = []
+        for block, rotation in zip(self._blocks(), rotations, strict=True):
+            seen = block.observe(x, *lenses, mask=mask, positions=positions, rotation=rotation)
+            x = seen.output
+            layers.append(seen.attention)
+        return SeenLanguageModel(self.logits(self.norm(x)), tuple(layers))
+
+    def make_cache(self, max_length: int | None = None) -> LanguageModelCache:
+        """An empty cache, each layer's as long as its own mask needs; `max_length` as in `regard.nn.KVCache.rolling`.
+
+        A layer with a window takes memory for the window, however long the text.
+        """
+        return LanguageModelCache(tuple(block.make_cache(max_length=max_length) for block in self._blocks()))
+
+    def step(
+        self,
+        tokens: Tensor,
+        cache: LanguageModelCache,
+        *,
+        mask: Mask | Tensor | None = None,
+        positions: Tensor | None = None,
+    ) -> tuple[Tensor, LanguageModelCache]:
+        """Logits of the tokens that come next, one or many, and the cache with them in it.
+
+        Steps give what `forward` gives for the whole. Arguments and errors are those of `forward`; positions that are
+        not given follow the cache's. Padding on the left sits below position 0, with `~masks.prefix(0)` as the mask.
+
+        Raises:
+            ConfigurationError: a cache that is none of this model's.
+        """
+        features, cache = self.next_features(tokens, cache, mask=mask, positions=positions)
+        return self.logits(features), cache
+
+    def next_features(
+        self,
+        tokens: Tensor,
+        cache: LanguageModelCache,
+        *,
+        mask: Mask | Tensor | None = None,
+        positions: Tensor | None = None,
+    ) -> tuple[Tensor, LanguageModelCache]:
+        """What `step` makes logits of, and the cache; see `features`."""
+        check_cache(cache, len(self.blocks))
+        x, rotations = self._begin(tokens, positions, cache)
+        grown: list[BlockCache] = []
+        for block, rotation, held in zip(self._blocks(), rotations, cache.layers, strict=True):
+            x, held = block.step(x, held, mask=mask, positions=positions, rotation=rotation)
+            grown.append(held)
+        return self.norm(x), LanguageModelCache(tuple(grown))
+
+    def observe_step(
+        self,
+        tokens: Tensor,
+        cache: LanguageModelCache,
+        *lenses: Lens,
+        mask: Mask | Tensor | None = None,
+        positions: Tensor | None = None,
+    ) -> tuple[SeenLanguageModel, LanguageModelCache]:
+        """`step`, and what lenses show; the columns of a layer are the keys that its cache has kept."""
+        check_cache(cache, len(self.blocks))
+        x, rotations = self._begin(tokens, positions, cache)
+        grown: list[BlockCache] = []
+        layers: list[Seen] = []
+        for block, rotation, held in zip(self._blocks(), rotations, cache.layers, strict=True):
+            seen, held = block.observe_step(x, held, *lenses, mask=mask, positions=positions, rotation=rotation)
+            x = seen.output
+            layers.append(seen.attention)
+            grown.append(held)
+        return SeenLanguageModel(self.logits(self.norm(x)), tuple(layers)), LanguageModelCache(tuple(grown))
+
+    def generate(
+        self,
+        tokens: Tensor,
+        max_new_tokens: int,
+        *,
+        sampling: Sampling | None = None,
+        stop: int | Collection[int] = (),
+        lengths: Tensor | None = None,
+        generator: torch.Generator | None = None,
+        chunk: int | None = None,
+    ) -> Iterator[Tensor]:
+        """The tokens that come next, (batch,) at a time, as soon as they are known.
+
+        The model is used as it is: call `eval()` before, where it drops anything in training.
+
+        Args:
+            tokens: (batch, length), what to go on from.
+            max_new_tokens: after so many it ends.
+            sampling: how to draw; the likeliest token without it.
+            stop: the token, or tokens, that end a sequence. Once all have ended, generation ends; a sequence that has
+                repeats its last token until then.
+            lengths: (batch,), how many tokens at the end of each sequence are text; what is before them is padding.
+            generator: the source of what is drawn, seeded by whoever needs the same again.
+            chunk: so many tokens of the beginning are read at once, which bounds the memory of reading it. Without it
+                1,024; or all, where a rotary's frequencies depend on the length, as those of `DynamicNTK` and
+                `LongRoPE` do.
+
+        Raises:
+            ShapeError: no tokens to go on from, lengths that do not fit.
+            ConfigurationError: numbers out of their range, a token to stop at that is none of the vocabulary.
+
+        >>> from regard.models import language_model as lm
+        >>> attention, feed_forward = lm.AttentionConfig(num_heads=2), lm.FeedForwardConfig(16)
+        >>> config = lm.LanguageModelConfig(9, 8, (lm.LayerConfig(),), attention, feed_forward)
+        >>> model = LanguageModel(config).eval()
+        >>> torch.stack(list(model.generate(torch.tensor([[3, 1, 4]]), 5)), 1).shape
+        torch.Size([1, 5])
+        """
+        return generated(
+            self,
+            tokens,
+            max_new_tokens,
+            sampling=sampling,
+            stop=stop_tokens(stop, self.config.vocabulary_size),
+            lengths=lengths,
+            generator=generator,
+            chunk=self._chunk() if chunk is None else chunk,
+        )
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write the configuration and the weights into a folder, which is made if it is not there.
+
+        Whoever loads finds what was there before or what is new, whole, also after a crash halfway.
+
+        Raises:
+            CheckpointError: the folder cannot be written to.
+            MissingExtra: safetensors is not installed.
+        """
+        saved_model.save(folder, self.config, self.state_dict())
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> LanguageModel:
+        """The model that `save` wrote, on the CPU, in the dtype it had, ready to be used: in evaluation mode.
+
+        Raises:
+            CheckpointError: it is missing, truncated or another kind of checkpoint.
+            MissingExtra: safetensors is not installed.
+        """
+        config, path = saved_model.read(folder)
+        model = cls._empty(config)
+        model.load_state_dict(saved_model.weights(path, model.state_dict()), assign=True)
+        return model.eval()
+
+    @classmethod
+    def from_huggingface(
+        cls, folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None, ignore: Collection[str] = ()
+    ) -> LanguageModel:
+        """The model in a local folder with config.json and safetensors, as transformers saves it; in evaluation mode.
+
+        Architectures: Llama, Mistral, Gemma 2, gpt-oss (also with its experts in MXFP4, which become plain numbers),
+        Qwen 3 and Gemma 3 (text). transformers itself is not needed.
+
+        Args:
+            folder: where config.json is, and model.safetensors or model.safetensors.index.json with its parts.
+            dtype: of all parameters; without one, that of the checkpoint's embedding.
+            ignore: settings of config.json that are unknown here, and known to you to change nothing.
+
+        Raises:
+            CheckpointError: another architecture; tensors that are missing, extra or misshapen; a pickle; a setting
+                that is not supported, by its name. Nothing in config.json that changes the result is ignored.
+            MissingExtra: safetensors is not installed.
+        """
+        checkpoint = read_checkpoint(folder, ignore)
+        model = cls._empty(checkpoint.config)
+        model.load_state_dict(checkpoint.weights(model.state_dict(), dtype), assign=True)
+        return model.eval()
+
+    @classmethod
+    def _empty(cls, config: LanguageModelConfig) -> LanguageModel:
+        """The model without memory for its parameters, which are assigned."""
+        with torch.device("meta"):
+            return cls(config)
+
+    def _begin(
+        self, tokens: Tensor, positions: Tensor | None, cache: LanguageModelCache | None = None
+    ) -> tuple[Tensor, list[Rotation | None]]:
+        """Embedded tokens, and what turns the queries and keys of each layer: made once for all equal ones."""
+        check_tokens(tokens, self.config.vocabulary_size, self.embedding.weight.device)
+        embedded = self.embedding(tokens)
+        if self.config.embedding_scale is not None:
+            # Rounded to the dtype of the weights before it multiplies, as Gemma was trained.
+            embedded = embedded * embedded.new_tensor(self.config.embedding_scale)
+        rotations = shared_rotations(self._rotaries(), places(tokens, positions, cache), embedded.dtype)
+        return self.dropout(embedded), rotations
+
+    def _chunk(self) -> int | None:
+        """How many tokens of a text can be read at once with the same result as all of them: None where all have to."""
+        scalings = [rotary.scaling for rotary in self._rotaries() if rotary is not None]
+        return None if any(scaling is not None and scaling.reads_length for scaling in scalings) else CHUNK
+
+    def _rotaries(self) -> list[Rotary | None]:
+        """What turns the queries and keys of each layer."""
+        return [block.attention.rotary for block in self._blocks()]
+
+    def _blocks(self) -> Iterator[TransformerBlock]:
+        yield from self.blocks  # type: ignore[misc]
+
+    def extra_repr(self) -> str:
+        return f"vocabulary_size={self.config.vocabulary_size}, dim={self.config.dim}, tied={self.config.tied}"
+
+
+def next_token_loss(logits: Tensor, tokens: Tensor, counted: Tensor | None = None) -> Tensor:
+    """The mean of -log p(token t | tokens before t), over t = 1..length - 1: a number, in nats, float32 at least.
+
+    Shapes: logits (batch, length, vocabulary), as the model gives them for these tokens (batch, length). `counted`
+    (batch, length), bool, says which tokens are to be predicted: not padding, and of documents that are packed into
+    one sequence not the first token of each. The first token of a sequence is predicted from nothing and never counts.
+
+    Raises:
+        ShapeError: shapes that do not fit; nothing is counted.
+
+    >>> import torch
+    >>> next_token_loss(torch.zeros(1, 3, 8), torch.tensor([[1, 2, 3]])).exp()
+    tensor(8.)
+    """
+    if logits.ndim != 3 or logits.shape[:2] != tokens.shape or (counted is not None and counted.shape != tokens.shape):
+        mask = "" if counted is None else f" and counted {tuple(counted.shape)}"
+        raise ShapeError(
+            f"logits have the shape {tuple(logits.shape)}, tokens {tuple(tokens.shape)}{mask}; they need (batch, "
+            "length, vocabulary) and (batch, length)"
+        )
+    predicted, targets = logits[:, :-1], tokens[:, 1:]
+    if counted is not None:
+        predicted, targets = predicted[counted[:, 1:]], targets[counted[:, 1:]]
+    if not targets.numel():
+        raise ShapeError("no token is counted: a loss needs sequences of two tokens or more, and some that count")
+    wide = predicted if predicted.dtype.itemsize >= 4 else predicted.float()
+    return functional.cross_entropy(wide.flatten(0, -2), targets.flatten())

@@ -1,0 +1,176 @@
+"""The decoder of Bahdanau et al. (2015): the previous state asks, the context joins the input of the step.
+
+The decoder of Luong et al. (2015): the current state asks, and state and context together predict.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ...scores import Score
+from .encoder import Bridge, make_cell, run
+from .recurrent_state import Encoded, Memory, State, Unrolled
+from .source_attention import SourceAttention
+
+
+class BahdanauDecoder(nn.Module):
+    """c_t = attention(s_{t-1}), s_t = cell([E y_{t-1}; c_t], s_{t-1}), and a maxout layer over s_t, E y_{t-1}, c_t.
+
+    Shapes: embedded target words [B, T, E] give features [B, T, readout_dim].
+
+    Source: Bahdanau et al. 2015 (arXiv 1409.0473), sections 3.1 and A.2.2. We differ in two points: the reset gate of
+    torch's GRU multiplies U s + b where the paper's multiplies s before U; and the readout reads s_t, as the paper's
+    Eq. 4 has it, where its appendix writes s_{t-1}.
+    """
+
+    def __init__(
+        self, embedding_dim: int, annotation_dim: int, hidden_dim: int, *, score: Score, cell: str, readout_dim: int
+    ) -> None:
+        super().__init__()
+        self.feature_dim = readout_dim
+        self.attend = SourceAttention(score)
+        self.cell = make_cell(cell, embedding_dim + annotation_dim, hidden_dim)
+        self.bridge = Bridge(annotation_dim // 2, self.cell)
+        self.readout = nn.Linear(hidden_dim + embedding_dim + annotation_dim, 2 * readout_dim)
+
+    def remember(self, encoded: Encoded) -> Memory:
+        """The memory that the steps look at."""
+        return self.attend.remember(encoded)
+
+    def start(self, memory: Memory) -> State:
+        """s_0 = tanh(W ←h_1), from the backward encoder's last state, which stands at the first word."""
+        backward = memory.encoded.last.chunk(2, dim=-1)[1]
+        return State(self.bridge(backward))
+
+    def unroll(self, embedded: Tensor, memory: Memory) -> Unrolled:
+        """All steps for a known target; each asks with the state that the one before it left."""
+        state = self.start(memory)
+        queries, contexts, outputs = [], [], []
+        for word in embedded.unbind(1):
+            query = _query(state)
+            context = self.attend(query, memory)
+            output, hidden = run(self.cell, torch.cat([word.unsqueeze(1), context], dim=-1), state.hidden)
+            state = State(hidden, step=state.step + 1)
+            queries.append(query)
+            contexts.append(context)
+            outputs.append(output)
+        features = self._features(torch.cat(outputs, 1), embedded, torch.cat(contexts, 1))
+        return Unrolled(torch.cat(queries, 1), features)
+
+    def step(self, word: Tensor, state: State, memory: Memory) -> tuple[Tensor, State, Tensor]:
+        """Features [B, F], state and weights [B, S] after one embedded word [B, E]."""
+        word = word.unsqueeze(1)
+        context, weights = self.attend.look(_query(state), memory)
+        output, hidden = run(self.cell, torch.cat([word, context], dim=-1), state.hidden)
+        features = self._features(output, word, context)
+        return features.squeeze(1), State(hidden, step=state.step + 1), weights.squeeze(1)
+
+    def _features(self, output: Tensor, embedded: Tensor, context: Tensor) -> Tensor:
+        """Maxout (Goodfellow et al. 2013) over pairs: [B, T, 2F] to [B, T, F]."""
+        return self.readout(torch.cat([output, embedded, context], dim=-1)).unflatten(-1, (-1, 2)).amax(-1)
+
+
+def _query(state: State) -> Tensor:
+    """The top layer's h, [B, 1, H]."""
+    return state.hidden[0][:, -1:]
+
+
+class TanhReadout(nn.Module):
+    """h̃ = tanh(W_c [c; h]), the attentional vector (Luong et al. 2015, Eq. 5)."""
+
+    def __init__(self, annotation_dim: int, hidden_dim: int) -> None:
+        super().__init__()
+        self.feature_dim = hidden_dim
+        self.project = nn.Linear(annotation_dim + hidden_dim, hidden_dim, bias=False)
+
+    def forward(self, context: Tensor, output: Tensor) -> Tensor:
+        """[B, T, A] and [B, T, H] to [B, T, H]."""
+        return torch.tanh(self.project(torch.cat([context, output], dim=-1)))
+
+
+class LinearReadout(nn.Module):
+    """[c; h] as it is: the output layer alone predicts from it, FC([context; state])."""
+
+    def __init__(self, annotation_dim: int, hidden_dim: int) -> None:
+        super().__init__()
+        self.feature_dim = annotation_dim + hidden_dim
+
+    def forward(self, context: Tensor, output: Tensor) -> Tensor:
+        """[B, T, A] and [B, T, H] to [B, T, A + H]."""
+        return torch.cat([context, output], dim=-1)
+
+
+READOUTS: dict[str, type[TanhReadout] | type[LinearReadout]] = {"tanh": TanhReadout, "linear": LinearReadout}
+
+
+class LuongDecoder(nn.Module):
+    """h_t = cell(E y_{t-1}, h_{t-1}), c_t = attention(h_t), and a readout over [c_t; h_t].
+
+    With input feeding the step's input is [E y_{t-1}; readout_{t-1}], so steps must wait for one another; without it
+    all steps of a known target run at once.
+
+    Shapes: embedded target words [B, T, E] give features [B, T, F], F being the readout's.
+
+    Source: Luong et al. 2015 (arXiv 1508.04025), sections 3.1 to 3.3. We differ in the first state, which is
+    tanh(W [→h; ←h]) of our bidirectional encoder.
+    """
+
+    def __init__(
+        self,
+        embedding_dim: int,
+        annotation_dim: int,
+        hidden_dim: int,
+        *,
+        attend: SourceAttention,
+        readout: TanhReadout | LinearReadout,
+        cell: str = "gru",
+        layers: int = 1,
+        input_feeding: bool = False,
+    ) -> None:
+        super().__init__()
+        self.attend = attend
+        self.readout = readout
+        self.feature_dim = readout.feature_dim
+        self.input_feeding = input_feeding
+        fed_dim = readout.feature_dim if input_feeding else 0
+        self.cell = make_cell(cell, embedding_dim + fed_dim, hidden_dim, layers=layers)
+        self.bridge = Bridge(annotation_dim, self.cell)
+
+    def remember(self, encoded: Encoded) -> Memory:
+        """The memory that the steps look at."""
+        return self.attend.remember(encoded)
+
+    def start(self, memory: Memory) -> State:
+        """The first state, from both ends of the encoder; nothing has been fed yet."""
+        last = memory.encoded.last
+        fed = last.new_zeros(last.shape[0], self.feature_dim) if self.input_feeding else None
+        return State(self.bridge(last), fed)
+
+    def unroll(self, embedded: Tensor, memory: Memory) -> Unrolled:
+        """All steps for a known target: at once, or one by one where each feeds the next."""
+        state = self.start(memory)
+        if not self.input_feeding:
+            queries, _ = run(self.cell, embedded, state.hidden)
+            return Unrolled(queries, self.readout(self.attend(queries, memory), queries))
+        queries, features = [], []
+        for word in embedded.unbind(1):
+            query, hidden = self._ask(word, state)
+            feature = self.readout(self.attend(query, memory, first=state.step), query)
+            state = State(hidden, feature.squeeze(1), state.step + 1)
+            queries.append(query)
+            features.append(feature)
+        return Unrolled(torch.cat(queries, 1), torch.cat(features, 1))
+
+    def step(self, word: Tensor, state: State, memory: Memory) -> tuple[Tensor, State, Tensor]:
+        """Features [B, F], state and weights [B, S] after one embedded word [B, E]."""
+        query, hidden = self._ask(word, state)
+        context, weights = self.attend.look(query, memory, first=state.step)
+        features = self.readout(context, query).squeeze(1)
+        fed = features if self.input_feeding else None
+        return features, State(hidden, fed, state.step + 1), weights.squeeze(1)
+
+    def _ask(self, word: Tensor, state: State) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """h_t [B, 1, H], and the whole recurrent state after it."""
+        inputs = word if state.fed is None else torch.cat([word, state.fed], dim=-1)
+        return run(self.cell, inputs.unsqueeze(1), state.hidden)

@@ -1,0 +1,152 @@
+"""The Transformer as a translator: two embeddings, an encoder, a decoder, and an output layer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import ConfigurationError, ShapeError
+from ...lenses import Lens, Weights
+from ...masks import padding
+from ...nn import SeenBlock
+from .embedding import Embedding, TiedOutput
+from .encoder_decoder import Decoder, Encoder
+from .transformer_state import Memory, SeenStep, SeenTransformer, State, Step
+
+WEIGHTS = Weights()
+
+
+class Transformer(nn.Module):
+    """P(y_t | y_<t, x) = softmax(W decoder(y_<t, encoder(x))_t), all positions of a known target at once.
+
+    Letters: B sentences, S source tokens, T target tokens, V target vocabulary, L decoder layers, H heads. `model(...)`
+    gives the logits of a known target; `encode`, `start` and `step` go token by token, with all state passed in and
+    returned, so that a search can reorder it. `observe` and `observe_step` do the same and show the weights of every
+    head of every layer, too. Padding is told by the lengths: which token stands there makes no difference.
+
+    Args:
+        source_embedding, target_embedding: of the tokens; they may share a table, or be one.
+        encoder, decoder: the blocks, whose attention may be of any kind.
+        output: features [..., dim] to logits [..., V]: `nn.Linear`, or `TiedOutput` over the target's table.
+        max_source_length: the most source tokens it takes, as where positions are learned; None: any number.
+
+    Raises:
+        ConfigurationError: a number that is no length.
+
+    Source: Vaswani et al. 2017 (arXiv 1706.03762), section 3. Which norm goes where, which positions and which sharing
+    there are, is up to what it is made of.
+
+    >>> import torch
+    >>> from regard.masks import causal
+    >>> from regard.models import transformer
+    >>> from regard.nn import Attention, FeedForward, PostNorm, Projections, TransformerBlock
+    >>> from regard.positions import Sinusoidal
+    >>> def block(**parts):
+    ...     own = Attention(Projections(8, num_heads=2), mask=causal() if parts else None)
+    ...     return TransformerBlock(own, FeedForward(8, 16), lambda: PostNorm(nn.LayerNorm(8)), **parts)
+    >>> shared = transformer.Embedding(nn.Embedding(20, 8), Sinusoidal(8))
+    >>> model = transformer.Transformer(
+    ...     shared,
+    ...     shared,
+    ...     encoder=transformer.Encoder([block()]),
+    ...     decoder=transformer.Decoder([block(cross_attention=Attention(Projections(8, num_heads=2)))]),
+    ...     output=transformer.TiedOutput(shared.tokens),
+    ... )
+    >>> source, lengths, target = torch.ones(2, 5).long(), torch.tensor([5, 3]), torch.ones(2, 4).long()
+    >>> model(source, lengths, target).shape
+    torch.Size([2, 4, 20])
+    >>> model.attention_weights(source, lengths, target).shape
+    torch.Size([2, 4, 1, 2, 5])
+    """
+
+    def __init__(
+        self,
+        source_embedding: Embedding,
+        target_embedding: Embedding,
+        *,
+        encoder: Encoder,
+        decoder: Decoder,
+        output: nn.Linear | TiedOutput,
+        max_source_length: int | None = None,
+    ) -> None:
+        super().__init__()
+        if max_source_length is not None and max_source_length < 1:
+            raise ConfigurationError(f"max_source_length is {max_source_length}; it needs at least 1, or None")
+        self.source_embedding, self.target_embedding = source_embedding, target_embedding
+        self.encoder, self.decoder = encoder, decoder
+        self.output = output
+        self.max_source_length = max_source_length
+
+    @property
+    def max_target_length(self) -> int | None:
+        """The most tokens that a translation may have, END counted; None: any number."""
+        return self.target_embedding.max_length
+
+    def forward(self, source: Tensor, source_lengths: Tensor, target: Tensor) -> Tensor:
+        """Logits [B, T, V] of each next token, for source [B, S], lengths [B] and the target so far [B, T].
+
+        Raises:
+            ShapeError: batches that differ, or lengths that are not those of the source.
+        """
+        return self.output(self.features(source, source_lengths, target))
+
+    def features(self, source: Tensor, source_lengths: Tensor, target: Tensor) -> Tensor:
+        """What the output layer turns into logits: [B, T, dim]."""
+        _check(source, source_lengths, target)
+        memory = self.encode(source, source_lengths)
+        return self.decoder(self.target_embedding(target), memory.layers, memory.mask)
+
+    def observe(self, source: Tensor, source_lengths: Tensor, target: Tensor, *lenses: Lens) -> SeenTransformer:
+        """`forward`, and what lenses show of each block's attention: `seen.decoder[layer].cross_attention[lens]`."""
+        _check(source, source_lengths, target)
+        mask = padding(lengths=source_lengths)
+        encoded, encoder = self.encoder.observe(self.source_embedding(source), *lenses, mask=mask)
+        remembered = self.decoder.remember(encoded)
+        features, decoder = self.decoder.observe(self.target_embedding(target), remembered, *lenses, mask=mask)
+        return SeenTransformer(self.output(features), encoder, decoder)
+
+    def attention_weights(self, source: Tensor, source_lengths: Tensor, target: Tensor) -> Tensor:
+        """The weights [B, T, L, H, S] with which each next token of a known target looks at the source."""
+        decoder = self.observe(source, source_lengths, target, WEIGHTS).decoder
+        return _cross(decoder).permute(0, 3, 1, 2, 4)
+
+    def encode(self, source: Tensor, source_lengths: Tensor) -> Memory:
+        """The source as the decoder will look at it, its keys and values projected once."""
+        mask = padding(lengths=source_lengths)
+        encoded = self.encoder(self.source_embedding(source), mask)
+        return Memory(self.decoder.remember(encoded), source_lengths, mask)
+
+    def start(self, memory: Memory) -> State:
+        """The state before the first token."""
+        return State(self.decoder.make_caches())
+
+    def step(self, tokens: Tensor, state: State, memory: Memory) -> Step:
+        """One token further: tokens [B] are those that came last, at first the one that opens a sentence."""
+        x = self.target_embedding(tokens.unsqueeze(1), state.length)
+        features, caches = self.decoder.step(x, state.caches, memory.layers, memory.mask)
+        return Step(self.output(features[:, -1]), State(caches, state.length + 1))
+
+    def observe_step(self, tokens: Tensor, state: State, memory: Memory) -> SeenStep:
+        """`step`, and the weights of every head of every layer of the decoder."""
+        x = self.target_embedding(tokens.unsqueeze(1), state.length)
+        features, seen, caches = self.decoder.observe_step(x, state.caches, memory.layers, WEIGHTS, mask=memory.mask)
+        return SeenStep(
+            self.output(features[:, -1]),
+            State(caches, state.length + 1),
+            weights=_cross(seen).squeeze(-2),
+            self_weights=torch.stack([block.attention[WEIGHTS] for block in seen], 1).squeeze(-2),
+        )
+
+
+def _cross(blocks: tuple[SeenBlock, ...]) -> Tensor:
+    """The weights of all layers at the source, [B, L, H, T, S]."""
+    seen = (block.cross_attention for block in blocks)
+    return torch.stack([one[WEIGHTS] for one in seen if one is not None], dim=1)
+
+
+def _check(source: Tensor, source_lengths: Tensor, target: Tensor) -> None:
+    if source.ndim != 2 or target.ndim != 2 or not len(source) == len(target) == source_lengths.numel():
+        raise ShapeError(
+            f"source has the shape {tuple(source.shape)}, source_lengths {tuple(source_lengths.shape)} and target "
+            f"{tuple(target.shape)}; they need (batch, source tokens), (batch,) and (batch, target tokens)"
+        )

@@ -1,0 +1,126 @@
+"""Which heads look alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from regard.errors import ConfigurationError, ShapeError
+from regard.plots.colours import Colouring
+from regard.plots.figures import PLAIN, text_width
+from regard.plots.heatmaps import Map
+from regard.plots.labels import families, listed, numbers, phrase
+from regard.plots.pooling import Side, picture
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_TEXT = 8  # points
+_POINTS = 72
+_CLOSEST = 0.12  # inches between names of groups
+
+
+def similarity(
+    matrix: ArrayLike | Tensor,
+    names: Sequence[str],
+    *,
+    order: Sequence[int] | None = None,
+    groups: Sequence[str] | None = None,
+    maximum: float | None = None,
+    unit: str = "similarity",
+    title: str | None = None,
+) -> Figure:
+    """A matplotlib figure of how alike heads are, `matrix` [H, H], in the given order.
+
+    `order` has each of 0..H-1 once: the head drawn first, second, and so on. `groups` has the group of each head, such
+    as its layer or cluster, in the order of `names`: lines part neighbours of different groups, and each stretch is
+    named at its right. The colours go from 0 to `maximum`, by default the greatest entry; where an entry is negative,
+    from white at 0 to blue below and red above.
+
+    Raises:
+        ShapeError: a matrix that is not square with a row for each name; groups that are not one for each name.
+        ConfigurationError: an order that does not have every head once; a maximum that is too small.
+        MissingExtra: matplotlib is not installed.
+
+    >>> figure = similarity([[1.0, 0.25], [0.25, 1.0]], ["0.0", "0.1"], order=[1, 0])
+    >>> [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    ['0.1', '0.0']
+    """
+    listed(names=names, groups=groups or ())
+    values = _square(matrix, names)
+    order = range(len(names)) if order is None else [*order]
+    if sorted(order) != [*range(len(names))]:
+        raise ConfigurationError(
+            f"order has {len(order)} entries and {len(set(order))} of them differ; it needs each of the {len(names)} "
+            f"heads once, as numbers from 0 to {len(names) - 1}"
+        )
+    if groups is not None and len(groups) != len(names):
+        raise ShapeError(f"groups has {len(groups)} entries and names has {len(names)}; each head needs its group")
+    names = [names[number] for number in order]
+    cells = picture(values[list(order)][:, list(order)], names, names)
+    if cells.values.count() and float(cells.values.min()) < 0:
+        colouring = Colouring.of_differences(cells.values, maximum, unit)
+    else:
+        colouring = Colouring.of_weights(cells.values, "linear", maximum, unit)
+    if groups is None:
+        drawn = Map(cells, colouring, title, noun="head")
+        return drawn.fit(drawn.draw())
+    stretches = _stretches([str(groups[number]) for number in order])
+    room = max(text_width(name) for name, _, _ in stretches) * _TEXT / _POINTS + 0.15
+    drawn = Map(cells, colouring, title, right=room, noun="head")
+    axes = drawn.draw()
+    _part(axes, cells.down, stretches, drawn.sheet.cell_height)
+    return drawn.fit(axes)
+
+
+def _square(matrix: ArrayLike | Tensor, names: Sequence[str]) -> Tensor:
+    values = numbers(matrix, "matrix")
+    if values.shape != (len(names), len(names)) or not len(names):
+        raise ShapeError(
+            f"matrix is {list(values.shape)}, but there are {len(names)} names; it needs a row and a column for each "
+            "head, and at least one head"
+        )
+    return values
+
+
+def _stretches(groups: Sequence[str]) -> list[tuple[str, int, int]]:
+    """Each run of one group: its name, where it starts and where it ends."""
+    runs, start = [], 0
+    for name, members in groupby(groups):
+        end = start + len([*members])
+        runs.append((phrase(name), start, end))
+        start = end
+    return runs
+
+
+def _part(axes: Axes, side: Side, stretches: list[tuple[str, int, int]], cell: float) -> None:
+    """Lines between groups, dark on light so that they show on every colour, and the names at the right."""
+    family = families("".join(name for name, _, _ in stretches))
+    last, free = side.cells - 0.5, float("-inf")
+    for name, start, end in stretches:
+        top, bottom = side.at(start - 0.5), side.at(end - 0.5)
+        if start:
+            for colour, thick in (("white", 2.2), ("black", 0.8)):
+                axes.plot([-0.5, last], [top, top], color=colour, linewidth=thick, solid_capstyle="butt")
+                axes.plot([top, top], [-0.5, last], color=colour, linewidth=thick, solid_capstyle="butt")
+        middle = (top + bottom) / 2
+        if (middle - free) * cell < _CLOSEST:
+            continue  # no room: the lines show the group, and its heads are named
+        free = middle
+        axes.annotate(
+            name,
+            (last, middle),
+            (5, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=_TEXT,
+            fontfamily=family,
+            annotation_clip=False,
+            **PLAIN,
+        )
+    axes.set(xlim=(-0.5, last), ylim=(last, -0.5))

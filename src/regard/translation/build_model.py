@@ -1,0 +1,177 @@
+"""From an experiment's settings to a model."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from regard.errors import ConfigurationError
+from regard.masks import causal
+from regard.models import RecurrentTranslator, Transformer, recurrent, transformer
+from regard.models.recurrent.decoders import READOUTS
+from regard.models.recurrent.source_attention import SourceAttention
+from regard.nn import Attention, FeedForward, PostNorm, PreNorm, Projections, TransformerBlock
+from regard.positions import Learned, Rotary, Sinusoidal
+from regard.scores import Additive, Concat, Dot, General, Location, ScaledDot, Score
+from regard.translation import settings as told
+
+
+def build_model(
+    settings: told.RecurrentSettings | told.TransformerSettings, source_size: int, target_size: int
+) -> RecurrentTranslator | Transformer:
+    """The model that the settings describe, for vocabularies of these sizes, freshly initialised.
+
+    Raises:
+        ConfigurationError: sizes that cannot meet, such as a dot product of a state and an annotation of other width.
+    """
+    if isinstance(settings, told.TransformerSettings):
+        return _build_transformer(settings, source_size, target_size)
+    return _build_recurrent(settings, source_size, target_size)
+
+
+def _build_transformer(settings: told.TransformerSettings, source_size: int, target_size: int) -> Transformer:
+    if settings.shared_embeddings == "all" and source_size != target_size:
+        raise ConfigurationError(
+            f"model.shared_embeddings 'all' is one table for both sides, but the vocabularies have {source_size:,} and "
+            f"{target_size:,} entries: they need to be one"
+        )
+    target = _build_embedding(settings, target_size)
+    shares_source = settings.shared_embeddings == "all"
+    source = _build_embedding(settings, source_size, target.tokens if shares_source else None)
+    if settings.shared_embeddings == "none":
+        output = nn.Linear(settings.dim, target_size, bias=False)
+        nn.init.normal_(output.weight, std=settings.dim**-0.5)
+    else:
+        output = transformer.TiedOutput(target.tokens)
+    # The target's BEGIN takes a position, and pairs are cut on both sides alike.
+    learned = settings.positions.length - 1 if isinstance(settings.positions, told.LearnedPositions) else None
+    limits = [limit for limit in (settings.max_source_length, learned) if limit is not None]
+    return Transformer(
+        source,
+        target,
+        encoder=transformer.Encoder(
+            [_build_block(settings) for _ in range(settings.encoder_layers)], _last_norm(settings)
+        ),
+        decoder=transformer.Decoder(
+            [_build_block(settings, decoder=True) for _ in range(settings.decoder_layers)], _last_norm(settings)
+        ),
+        output=output,
+        max_source_length=min(limits, default=None),
+    )
+
+
+def _build_embedding(
+    settings: told.TransformerSettings, size: int, tokens: nn.Embedding | None = None
+) -> transformer.Embedding:
+    """Embeddings of a table that is given, or of a new one: normal numbers that √dim scales to a deviation of 1."""
+    if tokens is None:
+        tokens = nn.Embedding(size, settings.dim, padding_idx=0)
+        nn.init.normal_(tokens.weight, std=settings.dim**-0.5)
+        nn.init.zeros_(tokens.weight[0])
+    positions = None
+    if isinstance(settings.positions, told.LearnedPositions):
+        positions = Learned(settings.positions.length, settings.dim)
+    elif settings.positions.kind == "sinusoidal":
+        positions = Sinusoidal(settings.dim)
+    return transformer.Embedding(tokens, positions, dropout=settings.dropout)
+
+
+def _build_block(settings: told.TransformerSettings, *, decoder: bool = False) -> TransformerBlock:
+    kind = PostNorm if settings.norm == "post" else PreNorm
+    rotary = Rotary(settings.dim // settings.num_heads) if settings.positions.kind == "rotary" else None
+    dropout = settings.attention_dropout
+    cross = Attention(_build_projections(settings), dropout=dropout) if decoder else None
+    return TransformerBlock(
+        Attention(_build_projections(settings), mask=causal() if decoder else None, rotary=rotary, dropout=dropout),
+        FeedForward(settings.dim, settings.hidden_dim, dropout=settings.activation_dropout),
+        lambda: kind(nn.LayerNorm(settings.dim), settings.dropout),
+        cross_attention=cross,
+    )
+
+
+def _build_projections(settings: told.TransformerSettings) -> Projections:
+    """Queries, keys and values begin smaller by √2, as if the three were one matrix: so torch and fairseq have it."""
+    projections = Projections(settings.dim, settings.num_heads)
+    with torch.no_grad():
+        for linear in (projections.query, projections.key, projections.value):
+            linear.weight.mul_(2**-0.5)
+    return projections
+
+
+def _last_norm(settings: told.TransformerSettings) -> nn.Module | None:
+    """What ends a stack of pre-norm blocks; post-norm blocks end in their own."""
+    return nn.LayerNorm(settings.dim) if settings.norm == "pre" else None
+
+
+def _build_recurrent(settings: told.RecurrentSettings, source_size: int, target_size: int) -> RecurrentTranslator:
+    if settings.hidden_dim % 2:
+        raise ConfigurationError(
+            f"model.hidden_dim is {settings.hidden_dim}; it needs to be even: each direction of the encoder takes half"
+        )
+    encoder = recurrent.Encoder(
+        settings.embedding_dim,
+        settings.hidden_dim // 2,
+        cell=settings.cell,
+        layers=settings.encoder_layers,
+        dropout=settings.dropout,
+    )
+    return RecurrentTranslator(
+        source_size,
+        target_size,
+        embedding_dim=settings.embedding_dim,
+        encoder=encoder,
+        decoder=_build_decoder(settings, encoder.annotation_dim),
+        dropout=settings.dropout,
+        max_source_length=settings.max_source_length,
+    )
+
+
+def _build_decoder(
+    settings: told.RecurrentSettings, annotation_dim: int
+) -> recurrent.BahdanauDecoder | recurrent.LuongDecoder:
+    decoder = settings.decoder
+    score = _build_score(decoder.score, settings, annotation_dim)
+    if isinstance(decoder, told.BahdanauDecoder):
+        return recurrent.BahdanauDecoder(
+            settings.embedding_dim,
+            annotation_dim,
+            settings.hidden_dim,
+            score=score,
+            cell=settings.cell,
+            readout_dim=settings.embedding_dim,
+        )
+    return recurrent.LuongDecoder(
+        settings.embedding_dim,
+        annotation_dim,
+        settings.hidden_dim,
+        attend=SourceAttention(score, _build_window(decoder.window, settings.hidden_dim)),
+        readout=READOUTS[decoder.readout](annotation_dim, settings.hidden_dim),
+        cell=settings.cell,
+        layers=decoder.layers,
+        input_feeding=decoder.input_feeding,
+    )
+
+
+def _build_window(
+    window: told.GlobalWindow | told.LocalWindow, query_dim: int
+) -> recurrent.GlobalWindow | recurrent.MonotonicWindow | recurrent.PredictiveWindow:
+    if isinstance(window, told.GlobalWindow):
+        return recurrent.GlobalWindow()
+    if window.kind == "local-m":
+        return recurrent.MonotonicWindow(window.radius)
+    return recurrent.PredictiveWindow(query_dim, window.radius)
+
+
+def _build_score(
+    score: told.PlainScore | told.HiddenScore, settings: told.RecurrentSettings, annotation_dim: int
+) -> Score:
+    query_dim = settings.hidden_dim
+    if isinstance(score, told.HiddenScore):
+        kind = {"additive": Additive, "concat": Concat}[score.kind]
+        return kind(query_dim, annotation_dim, score.hidden_dim or settings.hidden_dim)
+    if score.kind == "general":
+        return General(query_dim, annotation_dim)
+    if score.kind == "location":
+        # The settings refuse a location score without a length; 1 only satisfies the type.
+        return Location(query_dim, settings.max_source_length or 1)
+    return Dot() if score.kind == "dot" else ScaledDot()

@@ -1,0 +1,239 @@
+"""Training as Lightning runs it: one update, one validation, and the state between them.
+
+Lightning's checkpoints as safetensors; apart from `checkpoint`, so that translating need not load Lightning.
+
+The learning rate as a function of how many updates were made: nothing to save, nothing to restore.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.plugins.io import CheckpointIO
+from torch import Tensor, nn
+
+from regard.errors import CheckpointError
+from regard.translation.batches import Batch, EncodedText, OrderedBatches, TokenBatches
+from regard.translation.checkpoint import load_state, save_state
+from regard.translation.resume import Progress, Stops, Stretches, Sweep
+from regard.translation.settings import InverseSquareRoot, Plateau, TrainingSettings
+from regard.translation.training_loss import training_loss
+
+
+class SafetensorsIO(CheckpointIO):
+    """Lightning saves and resumes through `save_state` and `load_state`: nothing is pickled, nothing unpickled."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        if storage_options is not None:
+            raise CheckpointError("checkpoints are files on a disk here and take no storage_options")
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        save_state(checkpoint, path)
+
+    def load_checkpoint(
+        self, path: str | Path, map_location: Callable | None = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        # Lightning moves the tensors where they belong; a state that cannot run code needs no weights_only.
+        return load_state(path)
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        Path(path).unlink(missing_ok=True)
+
+
+def learning_rate(settings: TrainingSettings, update: int, reductions: int = 0) -> float:
+    """The rate of the next update, after `update` updates and `reductions` reductions on a plateau.
+
+    With warm-up over W updates, update n = 1, 2, ... has lr · min(1, n/W), times √(W/n) behind the warm-up for
+    `inverse-sqrt` (W = 1 without one), or times factor^reductions for `plateau`.
+
+    Source: Vaswani et al. (2017), section 5.3, equation 3, with its peak given instead of d_model.
+
+    >>> settings = TrainingSettings(learning_rate=0.1, warmup_steps=4, decay=InverseSquareRoot())
+    >>> [round(learning_rate(settings, update), 3) for update in (0, 1, 3, 15)]
+    [0.025, 0.05, 0.1, 0.05]
+    """
+    number, warmup = update + 1, max(1, settings.warmup_steps)
+    rate = settings.learning_rate * min(1.0, number / warmup)
+    if isinstance(settings.decay, InverseSquareRoot):
+        return rate * (warmup / max(number, warmup)) ** 0.5
+    if isinstance(settings.decay, Plateau):
+        return rate * settings.decay.factor**reductions
+    return rate
+
+
+class Training(LightningModule):
+    """Trains a model that maps (source, source_lengths, target) to logits, by label-smoothed cross entropy.
+
+    What an update does is a function of the weights, the optimiser's state, the seed and the update's number alone:
+    the generators are seeded anew for each update. So there is no generator whose state has to be saved, whatever drew
+    from it in between, and each of several processes goes on as exactly as one alone. `progress` knows the place in
+    the text; the Trainer's own counters begin at 0 in every process and decide nothing.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        text: EncodedText,
+        validation: EncodedText | None,
+        settings: TrainingSettings,
+        *,
+        seed: int,
+    ):
+        super().__init__()
+        self.model = model
+        self.settings, self.seed = settings, seed
+        self.progress = Progress()
+        self.latest: dict[str, float] = {}
+        """What was last logged."""
+        self._text, self._validation = text, validation
+        self._plan: TokenBatches | None = None
+        self._window: list[tuple[Tensor, Tensor, int]] = []  # loss, cross entropy and tokens since they were last told
+        self._validated: list[tuple[Tensor, int]] = []  # cross entropy and tokens
+        self._update_tokens = 0
+        self._lap_began = 0.0
+
+    def setup(self, stage: str) -> None:
+        self._plan = TokenBatches(self._text, self.settings.batch_tokens, self.seed, *self._place())
+        self.stops = Stops(
+            self.settings.validate_every, len(self._plan), self.settings.max_epochs, self.settings.max_updates
+        )
+
+    def train_dataloader(self) -> Stretches:
+        return Stretches(self._text, self.plan, self.stops, lambda: self.progress.position)
+
+    def val_dataloader(self) -> Any:
+        if self._validation is None:
+            return []
+        return Sweep(self._validation, OrderedBatches(self._validation, self.settings.batch_tokens, *self._place()))
+
+    def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
+        return batch if batch.source.device == device else batch.to(device, non_blocking=True)
+
+    @property
+    def plan(self) -> TokenBatches:
+        """Which pairs make up which batch."""
+        if self._plan is None:
+            raise RuntimeError("the batches are planned when the Trainer calls setup")
+        return self._plan
+
+    def _place(self) -> tuple[int, int]:
+        return self.trainer.global_rank, self.trainer.world_size
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        # Lightning clips no gradients for a fused optimiser under mixed precision, because it could unscale them.
+        fused = self.settings.precision == "32-true" and self.device.type in ("cpu", "cuda")
+        return torch.optim.Adam(
+            self.model.parameters(), lr=self.settings.learning_rate, betas=self.settings.betas, fused=fused
+        )
+
+    def on_train_start(self) -> None:
+        self._stop_if_ended()
+
+    def on_train_epoch_start(self) -> None:
+        self.begin_lap()
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        update = self.progress.position.update
+        _seed_generators(self.device, self.seed, self.trainer.global_rank, update)
+        rate = learning_rate(self.settings, update, self.progress.reductions)
+        for group in self.trainer.optimizers[0].param_groups:
+            group["lr"] = rate
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        loss, entropy = self._losses(batch, self.settings.label_smoothing)
+        self._window.append((loss.detach(), entropy, batch.target_tokens))
+        (self._update_tokens,) = map(int, self._summed(batch.target_tokens))
+        # Several processes average their gradients; this makes it the mean over all tokens, wherever they are.
+        return loss * (self.trainer.world_size / self._update_tokens)
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+        self.progress.position = self.progress.position.after_update(len(self.plan))
+        self.progress.target_tokens += self._update_tokens
+        self.progress.seconds += time.perf_counter() - self._lap_began
+        self.begin_lap()
+
+    def on_train_epoch_end(self) -> None:
+        self._stop_if_ended()
+
+    def begin_lap(self) -> None:
+        """Count the time from now on as training."""
+        self._lap_began = time.perf_counter()
+
+    def take_window(self) -> dict[str, float]:
+        """Loss and perplexity per token of the updates since the last call, over all processes."""
+        loss, entropy, tokens = (sum(map(float, values)) for values in zip(*self._window, strict=True))
+        self._window.clear()
+        loss, entropy, tokens = self._summed(loss, entropy, tokens)
+        return {"loss": loss / tokens, "perplexity": _perplexity(entropy / tokens)}
+
+    def _losses(self, batch: Batch, smoothing: float) -> tuple[Tensor, Tensor]:
+        return training_loss(self.model, batch, smoothing)
+
+    def _stop_if_ended(self) -> None:
+        if self.progress.has_ended(self.settings):
+            self.trainer.should_stop = True
+
+    def _summed(self, *numbers: float) -> list[float]:
+        """The sum of each number over all processes."""
+        if self.trainer.world_size == 1:
+            return list(numbers)
+        on_device = torch.tensor(numbers, dtype=torch.float64, device=self.device)
+        return self.trainer.strategy.reduce(on_device, reduce_op="sum").tolist()  # type: ignore[union-attr]
+
+    def on_validation_epoch_start(self) -> None:
+        self._validated.clear()
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        _, entropy = self._losses(batch, smoothing=0.0)
+        self._validated.append((entropy, batch.target_tokens))
+
+    def on_validation_epoch_end(self) -> None:
+        """Score the weights: cross entropy per target token, without smoothing, of the whole text; lower is better."""
+        entropies, tokens = [float(entropy) for entropy, _ in self._validated], [count for _, count in self._validated]
+        entropy, count = self._summed(sum(entropies), sum(tokens))
+        scores = {"validation_loss": entropy / count, "validation_perplexity": _perplexity(entropy / count)}
+        self.progress.record(scores, scores["validation_loss"], self.settings)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        # The Trainer begins each process anew, at its own update 0, in the stretch that `progress` says.
+        del checkpoint["loops"]
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """What travels with the weights: how far the run is, and in which batches."""
+        return {"progress": self.progress.state(), "batches": self._plan.fingerprint() if self._plan else {}}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Go to where a state was taken; other batches than its own are refused."""
+        here, there = self.get_extra_state()["batches"], state["batches"]
+        differences = [
+            f"{name} was {there.get(name)} and is {value}" for name, value in here.items() if there.get(name) != value
+        ]
+        if differences:
+            raise CheckpointError(
+                f"the run cannot go on where it was, because its batches have changed: {', '.join(differences)}; "
+                "resume with the text, the settings and the number of processes that it began with"
+            )
+        self.progress = Progress.from_state(state["progress"])
+
+
+def _seed_generators(device: torch.device, *numbers: int) -> None:
+    """Seed every generator that a model on the device may draw from, by a hash of the numbers."""
+    seeds = [int(seed) for seed in np.random.SeedSequence(numbers).generate_state(3, np.uint64)]
+    # torch.manual_seed would note down, for good, a stack trace per call for each backend that is not in use.
+    torch.default_generator.manual_seed(seeds[0])
+    if device.type != "cpu":
+        torch.get_device_module(device).manual_seed(seeds[0])
+    random.seed(seeds[1])
+    np.random.seed(seeds[2] % 2**32)
+
+
+def _perplexity(entropy: float) -> float:
+    return math.exp(min(entropy, 700.0))  # the largest that a float holds

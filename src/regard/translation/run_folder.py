@@ -1,0 +1,117 @@
+"""Where the parts of a run lie in its folder.
+
+The translator that regard is installed with: no training, no network.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from regard.errors import CheckpointError, ConfigurationError, nearest
+from regard.translation.vocabulary import Vocabulary
+
+Which = Literal["best", "last", "average"]
+"""Weights of a run: those that validated best, those of the last save, those that `regard average` made."""
+
+_NEEDED = "it needs to be the folder of a run of `regard train`"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The folder of one training run, by the names that everything reads and writes it under."""
+
+    path: Path
+
+    @property
+    def experiment(self) -> Path:
+        """The settings in effect."""
+        return self.path / "experiment.yaml"
+
+    @property
+    def source_vocabulary(self) -> Path:
+        return self.path / "source.vocabulary.json"
+
+    @property
+    def target_vocabulary(self) -> Path:
+        return self.path / "target.vocabulary.json"
+
+    @property
+    def best(self) -> Path:
+        """The weights with the best validation score."""
+        return self.path / "best.safetensors"
+
+    @property
+    def last(self) -> Path:
+        """The latest weights that were saved."""
+        return self.path / "last.safetensors"
+
+    @property
+    def average(self) -> Path:
+        """The mean of several weights."""
+        return self.path / "average.safetensors"
+
+    @property
+    def kept(self) -> Path:
+        """The folder of the weights of single stops."""
+        return self.path / "weights"
+
+    def kept_after(self, update: int) -> Path:
+        """The weights of the stop after an update."""
+        return self.kept / f"update-{update:08}.safetensors"
+
+    @property
+    def state(self) -> Path:
+        """All that is needed to go on."""
+        return self.path / "state" / "last.safetensors"
+
+    @property
+    def logs(self) -> Path:
+        """What TensorBoard shows."""
+        return self.path / "logs"
+
+    def vocabularies(self) -> tuple[Vocabulary, Vocabulary]:
+        """Of the source and of the target, read anew.
+
+        Raises:
+            VocabularyError: one is not there, or was damaged.
+        """
+        return Vocabulary.load(self.source_vocabulary), Vocabulary.load(self.target_vocabulary)
+
+    def missing_for(self, weights: Path) -> list[str]:
+        """The names of the files that weights are of use with, their own among them, and that are not there."""
+        needed = (self.experiment, self.source_vocabulary, self.target_vocabulary, weights)
+        return [path.name for path in needed if not path.is_file()]
+
+    def weights(self, which: Which) -> Path:
+        """Some weights of the run, in a folder that has all else that translating needs.
+
+        Raises:
+            CheckpointError: the folder or one of its files is missing.
+            ConfigurationError: no run keeps weights of that name.
+        """
+        if which not in get_args(Which):
+            known = nearest(which, get_args(Which))
+            raise ConfigurationError(f"which is {which!r}, but a run keeps no such weights; {known}")
+        if not self.path.is_dir():
+            raise CheckpointError(f"there is no folder {self.path}; {_NEEDED}")
+        weights = getattr(self, which)
+        missing = self.missing_for(weights)
+        if missing == [weights.name]:
+            others = [path for path in (self.best, self.last, self.average) if path.is_file()]
+            mend = (
+                f"choose {others[0].stem!r}, which it has" if others else "the training has not saved any weights yet"
+            )
+            raise CheckpointError(f"the folder {self.path} has no {weights.name}; {mend}")
+        if missing:
+            raise CheckpointError(f"the folder {self.path} has no {', '.join(missing)}; {_NEEDED}")
+        return weights
+
+
+ENGLISH_FRENCH = Path(__file__).parent / "english_french"
+"""A small Transformer for everyday sentences, exported from `recipes/tatoeba-english-french.yaml`: a folder for
+`Translator.load`. Its README.md tells what it learned from, how good it is, and what it is not for."""
+
+LANGUAGES = ("English", "French")
+"""From and to."""

@@ -1,0 +1,201 @@
+"""What a run needs before its first update: nothing is written before all of it has been read and found fit.
+
+Training that starts from the weights of another run, to teach a model what it has not seen: fine-tuning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities.seed import isolate_rng
+from torch import nn
+
+from regard.errors import CheckpointError, ConfigurationError
+from regard.translation.batches import EncodedText, encode
+from regard.translation.build_model import build_model
+from regard.translation.checkpoint import LONGEST_SOURCE, read_header, restore
+from regard.translation.corpus import ParallelText
+from regard.translation.data_split import training_text
+from regard.translation.experiment import Experiment
+from regard.translation.run_folder import RunFolder
+from regard.translation.settings import VocabularySettings, VocabularySides
+from regard.translation.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True)
+class Start:
+    """The weights of a run, `weights`, that another run starts from, and its vocabularies, which lie beside them."""
+
+    weights: Path
+
+    @classmethod
+    def of(cls, experiment: Experiment) -> Start | None:
+        """What an experiment starts from; None where it starts afresh.
+
+        Raises:
+            CheckpointError: there are no such weights, or what belongs to them is not beside them.
+            ConfigurationError: they are of another model, or their run had another vocabulary (the keys are named), or
+                what stands beside them as experiment.yaml is not one.
+        """
+        if experiment.training.start_from is None:
+            return None
+        start = cls(experiment.training.start_from)
+        if not start.weights.is_file():
+            state = "is a folder" if start.weights.is_dir() else "is not there"
+            raise CheckpointError(
+                f"training.start_from: {start.weights} {state}; it needs to be a file of weights in the folder of a "
+                "run, such as runs/NAME/best.safetensors"
+            )
+        if missing := start.run.missing_for(start.weights):
+            raise CheckpointError(
+                f"training.start_from: the folder {start.run.path} has no {', '.join(missing)}; weights need to lie "
+                "beside what `regard train` or `regard export` wrote with them"
+            )
+        before = Experiment.load(start.run.experiment)
+        changed = [
+            key
+            for key in before.differences(experiment)
+            if key.startswith(("model", "vocabulary")) and not key.endswith("dropout")
+        ]
+        if changed:
+            raise ConfigurationError(
+                f"training.start_from: {start.weights} is of a run with other settings: {', '.join(changed)}; write "
+                f"these as they are in {start.run.experiment}"
+            )
+        return start
+
+    @property
+    def run(self) -> RunFolder:
+        """The folder that the weights are in."""
+        return RunFolder(self.weights.parent)
+
+    def put_into(self, model: nn.Module) -> None:
+        """Give a model these weights, in its own precision.
+
+        Raises:
+            CheckpointError: they are damaged, or of another model.
+        """
+        restore(model, self.weights)
+
+
+Resume = Literal["auto", "never", "must"]
+"""Whether a folder that holds a run is gone on with, refused, or needed."""
+
+MAY_CHANGE = (
+    "training.max_epochs",
+    "training.max_updates",
+    "training.keep_last",
+    "training.keep_best",
+    "training.max_minutes",
+    "training.patience",
+    "data.folder",
+    "search.",
+)
+"""Keys, and sections, whose value does not touch an update: a run that is resumed may have others."""
+
+MAY_CHANGE_WITHOUT_EXTRA = ("data.test.",)
+"""The same where there are no extra pairs, which have nothing of what is tested on."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that can begin, or go on."""
+
+    vocabularies: tuple[Vocabulary, Vocabulary]
+    model: nn.Module
+    text: EncodedText
+    validation: EncodedText | None
+    about: Mapping[str, Any]
+    """What the saved weights say of themselves."""
+
+    def write(self, run: RunFolder, experiment: Experiment) -> None:
+        """Make the folder, with the settings in effect and the vocabularies, those that are there left as they are.
+
+        Raises:
+            CheckpointError: it cannot be made.
+        """
+        try:
+            run.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CheckpointError(f"cannot make the folder {run.path} ({error.strerror})") from None
+        experiment.save(run.experiment)
+        for path, vocabulary in zip((run.source_vocabulary, run.target_vocabulary), self.vocabularies, strict=True):
+            if not path.exists():
+                vocabulary.save(path)
+
+
+def prepare(experiment: Experiment, run: RunFolder, resume: Resume) -> Prepared:
+    """Look at the folder, read the text, read or learn the vocabularies, and build the model, with what it starts from.
+
+    Raises:
+        ConfigurationError, CorpusError, VocabularyError, CheckpointError: as for `train`.
+    """
+    _refuse_other_run(run, experiment, resume)
+    start = None if run.state.exists() else Start.of(experiment)
+    text, held_out = training_text(experiment.data)
+    source, target = vocabularies = _vocabularies(run, text, experiment.vocabulary, start)
+    with isolate_rng():
+        torch.manual_seed(experiment.seed)
+        model = build_model(experiment.model, len(source), len(target))
+    if start is not None:
+        start.put_into(model)
+    longest = model.max_source_length
+    encoded = encode(text, source, target, min(experiment.data.max_length, longest or experiment.data.max_length))
+    about = {
+        "model": experiment.model.model_dump(mode="json"),
+        "source_vocabulary": len(source),
+        "target_vocabulary": len(target),
+        **_longest_source(encoded, start.weights if start else run.last),
+    }
+    validation = None if held_out is None else encode(held_out, source, target, longest)
+    return Prepared(vocabularies, model, encoded, validation, about)
+
+
+def _refuse_other_run(run: RunFolder, experiment: Experiment, resume: Resume) -> None:
+    """Make sure that the folder holds this run and no other."""
+    if run.experiment.exists():
+        if resume == "never" and rank_zero_only.rank == 0:
+            raise ConfigurationError(f"{run.path} already holds a run; choose another folder, or let it be resumed")
+        free = MAY_CHANGE if experiment.data.extra else MAY_CHANGE + MAY_CHANGE_WITHOUT_EXTRA
+        changed = [key for key in Experiment.load(run.experiment).differences(experiment) if not key.startswith(free)]
+        if changed:
+            raise ConfigurationError(
+                f"{run.path} holds a run with other settings: {', '.join(changed)}; "
+                "give this one another folder, or the settings that the run began with"
+            )
+    if resume == "must" and not run.state.exists():
+        raise CheckpointError(f"{run.path} has no state to resume from: {run.state} does not exist")
+
+
+def _vocabularies(
+    run: RunFolder, text: ParallelText, settings: VocabularySettings | VocabularySides, start: Start | None
+) -> tuple[Vocabulary, Vocabulary]:
+    """The vocabularies in the folder; if they are not there, those of the start, or learned from the training text."""
+    if run.source_vocabulary.exists() and run.target_vocabulary.exists():
+        return run.vocabularies()
+    return start.run.vocabularies() if start else _learn_vocabularies(text, settings)
+
+
+def _learn_vocabularies(
+    text: ParallelText, settings: VocabularySettings | VocabularySides
+) -> tuple[Vocabulary, Vocabulary]:
+    if isinstance(settings, VocabularySides):
+        return Vocabulary.train(text.sources, settings.source), Vocabulary.train(text.targets, settings.target)
+    if settings.shared:
+        shared = Vocabulary.train([*text.sources, *text.targets], settings)
+        return shared, shared
+    return Vocabulary.train(text.sources, settings), Vocabulary.train(text.targets, settings)
+
+
+def _longest_source(text: EncodedText, before: Path) -> dict[str, int]:
+    """How many tokens the longest source has of all that the weights will have seen, in this run and before it.
+
+    Nothing of weights that were saved before this was counted: what they saw is not known.
+    """
+    seen = read_header(before).get(LONGEST_SOURCE) if before.is_file() else 0
+    return {} if seen is None else {LONGEST_SOURCE: max(int(text.sources.lengths.max()), seen)}
