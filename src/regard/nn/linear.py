@@ -33,7 +33,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def is_for_onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
     """Whether a product is large, in single precision, and oneDNN is there, allowed, and at home on this processor."""
     return (
-        not transformed()  # first: what is compiled is not to depend on sizes
+        not (transformed() or watched())  # first: what is compiled or traced is not to depend on sizes
         and _is_large(x, weight, bias)  # before all else, for small products are done in microseconds
         and are_plain(x, weight, bias)
         and all(tensor.is_cpu and tensor.dtype == torch.float32 for tensor in (x, weight, bias) if tensor is not None)
@@ -152,7 +152,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def _reads_fast(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether it is a matter of reading the weights, and native code can."""
     return (
-        weight.numel() >= LEAST_WEIGHTS  # before all else, for few are done in microseconds
+        not watched()  # first: a trace would take sizes for tensors
+        and weight.numel() >= LEAST_WEIGHTS  # before all else, for few are done in microseconds
         and not transformed()
         and are_plain(x, weight, bias)
         and x.shape[-1] == weight.shape[-1]
