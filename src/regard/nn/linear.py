@@ -152,9 +152,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def _reads_fast(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether it is a matter of reading the weights, and native code can."""
     return (
-        not watched()  # first: a trace would take sizes for tensors
-        and weight.numel() >= LEAST_WEIGHTS  # before all else, for few are done in microseconds
-        and not transformed()
+        not (transformed() or watched())  # first: what is compiled or traced is not to depend on sizes
+        and weight.numel() >= LEAST_WEIGHTS
         and are_plain(x, weight, bias)
         and x.shape[-1] == weight.shape[-1]
         and 0 < x.numel() <= MOST_ROWS.get(x.dtype, 0) * x.shape[-1]
