@@ -133,7 +133,7 @@ def test_gradients_are_those_of_weights_summed():
     weights = layer.observe(x, whole)[whole]
     value = layer.projections.keys_and_values(x)[1].detach()
     context = (weights @ value.repeat_interleave(2, 1)).detach().requires_grad_()
-    (grad_output,) = torch.autograd.grad(layer.projections.joined(context).tanh().sum(), context)
+    (grad_output,) = torch.autograd.grad(layer.projections.project_output(context).tanh().sum(), context)
     shown = heads.gradient_times_weights(weights, value, grad_output)
     torch.testing.assert_close(gradients, shown.sum((0, 2, 3)), rtol=1e-4, atol=1e-5)
 

@@ -130,7 +130,7 @@ def test_memory_and_state_can_be_reordered(decoder):
     rows = torch.tensor([2, 0, 0])
     memory = model.encode(source, lengths)
     first = model.step(target[:, 0], model.start(memory), memory)
-    moved = model.step(target[rows, 1], first.state.select(rows), memory.select(rows))
+    moved = model.step(target[rows, 1], first.state.reorder(rows), memory.reorder(rows))
     plain = model.step(target[:, 1], first.state, memory)
     by_hand = model(source[rows], lengths[rows], torch.stack([target[rows, 0], target[rows, 1]], 1))[:, 1]
     torch.testing.assert_close(moved.logits, by_hand)
@@ -143,9 +143,9 @@ def test_rows_that_are_not_there_are_refused(part):
     memory = model.encode(source, lengths)
     held = memory if part == "memory" else model.start(memory)
     with pytest.raises(ShapeError, match="rows are in 0..3, but the batch has the size 3: they need to be in 0..2"):
-        held.select(torch.tensor([0, 3]))
+        held.reorder(torch.tensor([0, 3]))
     with pytest.raises(ShapeError, match=r"rows are in -1\.\.0"):
-        held.select(torch.tensor([0, -1]))
+        held.reorder(torch.tensor([0, -1]))
 
 
 def test_bahdanau_asks_with_the_state_before_the_word_and_luong_with_the_one_after():

@@ -191,7 +191,7 @@ def test_rows_can_be_chosen_between_steps(options):
     memory = model.encode(source, lengths)
     first = model.step(target[:, 0], model.start(memory), memory)
     plain = model.step(target[:, 1], first.state, memory)
-    moved = model.step(target[rows, 1], first.state.select(rows), memory.select(rows))
+    moved = model.step(target[rows, 1], first.state.reorder(rows), memory.reorder(rows))
     torch.testing.assert_close(moved.logits, plain.logits[rows])
     again = model.step(target[:, 1], first.state, memory)  # the state that was passed in is as it was
     assert torch.equal(again.logits, plain.logits)
@@ -203,7 +203,7 @@ def test_rows_that_are_not_there_are_refused():
     memory = model.encode(source, lengths)
     for held in (memory, model.step(target[:, 0], model.start(memory), memory).state):
         with pytest.raises(ShapeError, match="rows are in 0..3, but the batch has the size 3: they need to be in 0..2"):
-            held.select(torch.tensor([0, 3]))
+            held.reorder(torch.tensor([0, 3]))
 
 
 @by_settings

@@ -13,7 +13,7 @@ import regard
 from regard import biases, masks, scores
 from regard.errors import ConfigurationError, DtypeError, MaskError, ShapeError
 from regard.lenses import Weights
-from regard.nn import Attention, KVCache, MemoryCache, Projections, RMSNorm
+from regard.nn import Attention, KVCache, ProjectedMemory, Projections, RMSNorm
 from regard.positions import Rotary
 
 DIM, LENGTH, BATCH = 12, 7, 3
@@ -78,7 +78,7 @@ class TestFormula:
         layer = filled(Attention(Projections(DIM, 4, num_kv_heads=2, value_dim=5, memory_dim=11)))
         x, memory = double(BATCH, LENGTH, DIM), double(BATCH, 5, 11)
         close(layer(x, memory), by_hand(layer, x, memory))
-        close(layer(x, layer.remember(memory)), layer(x, memory))
+        close(layer(x, layer.project_memory(memory)), layer(x, memory))
 
     def test_memory_of_the_same_dim(self):
         layer, x, memory = filled(Attention(Projections(DIM, 4))), double(BATCH, 5, DIM), double(BATCH, LENGTH, DIM)
@@ -133,7 +133,7 @@ class TestFormula:
         context = scored.softmax(-1) @ value
         close(layer(x), layer.projections.output(context.transpose(1, 2).flatten(-2)))
         memory = double(BATCH, 5, DIM)
-        close(layer(x, layer.remember(memory)), layer(x, memory))
+        close(layer(x, layer.project_memory(memory)), layer(x, memory))
         assert any(name.startswith("score.") for name, _ in layer.named_parameters()) == bool(list(score.parameters()))
 
     def test_norms_of_queries_and_keys(self):
@@ -155,7 +155,7 @@ class TestFormula:
         at = torch.tensor([3, 1, 4, 1, 5, 9, 2])
         query, (key, value) = layer.projections.queries(x), layer.projections.keys_and_values(x)
         context = regard.attention(rotary.turn(query, at), rotary.turn(key, at), value)
-        close(layer(x, positions=at), layer.projections.joined(context))
+        close(layer(x, positions=at), layer.projections.project_output(context))
         counted = torch.arange(LENGTH)
         close(layer(x), layer(x, positions=counted))
         close(layer(x), layer(x, positions=counted + 1000), 1e-9)  # distances alone matter
@@ -168,7 +168,7 @@ class TestFormula:
         close(layer(x, memory), layer(x, memory, positions=torch.arange(LENGTH), memory_positions=torch.arange(5)))
         moved = layer(x, memory, positions=torch.arange(LENGTH) + 8, memory_positions=torch.arange(5) + 8)
         close(layer(x, memory), moved, 1e-9)
-        held = layer.remember(memory, torch.arange(5) + 8)
+        held = layer.project_memory(memory, torch.arange(5) + 8)
         close(layer(x, held, positions=torch.arange(LENGTH) + 8), moved)
 
     @pytest.mark.parametrize("length", [2, 5, 9])
@@ -236,7 +236,7 @@ class TestObserve:
         assert not seen[lens].triu(1).any()
         assert seen[part].equal(seen[lens][..., :2, :])
         value = layer.projections.keys_and_values(x)[1].repeat_interleave(2, 1)
-        close(layer.projections.joined(seen[lens] @ value), seen.output)
+        close(layer.projections.project_output(seen[lens] @ value), seen.output)
 
     def test_of_cross_attention(self):
         layer = filled(Attention(Projections(DIM, 4, memory_dim=5)))
@@ -438,7 +438,7 @@ class TestErrors:
         ("query", "error", "text"),
         [
             (torch.zeros(2, 3, 11), ShapeError, "query has the shape (2, 3, 11); it needs (batch, length, 12)"),
-            (torch.zeros(3, 12), ShapeError, "give tensor.unsqueeze(0) where there is no batch"),
+            (torch.zeros(3, 12), ShapeError, "pass tensor.unsqueeze(0) where there is no batch"),
             (torch.zeros(2, 3, 12).double(), DtypeError, "query is torch.float64, but the layer's parameters are"),
             (torch.zeros(2, 3, 12).int(), DtypeError, "query needs a floating-point tensor (batch, length, 12)"),
             ([[0.0] * 12], DtypeError, "it is a list"),
@@ -463,10 +463,10 @@ class TestErrors:
             cross.step(x, KVCache())
         with pytest.raises(ShapeError, match=message("memory has the shape (2, 3, 12); it needs (batch, length, 5)")):
             cross(x, x)
-        with pytest.raises(ConfigurationError, match="memory_positions were given without memory"):
+        with pytest.raises(ConfigurationError, match="memory_positions were passed without memory"):
             own(x, memory_positions=torch.arange(3))
-        with pytest.raises(ConfigurationError, match=message("go to remember(memory, positions)")):
-            own(x, own.remember(x), memory_positions=torch.arange(3))
+        with pytest.raises(ConfigurationError, match=message("go to project_memory(memory, positions)")):
+            own(x, own.project_memory(x), memory_positions=torch.arange(3))
 
     @pytest.mark.parametrize(
         ("positions", "error", "text"),
@@ -496,16 +496,17 @@ class TestErrors:
 
     def test_caches(self):
         layer, x = Attention(Projections(DIM, 4), mask=masks.causal()), torch.zeros(2, 3, DIM)
-        memory = layer.remember(x)
-        assert isinstance(memory, MemoryCache)
+        memory = layer.project_memory(x)
+        assert isinstance(memory, ProjectedMemory)
         with pytest.raises(
-            ConfigurationError, match=message("it was given a MemoryCache. Cross-attention has no steps")
+            ConfigurationError,
+            match=r"got a ProjectedMemory, which has no append, .*\. Cross-attention has no steps",
         ):
             layer.step(x, memory)  # type: ignore[arg-type]
         other = KVCache.rolling(masks.causal() & masks.window(before=3))
         with pytest.raises(
             ConfigurationError,
-            match=message("the cache drops keys by causal() & window(before=3), but the layer's own"),
+            match=message("the cache evicts keys by causal() & window(before=3), but the layer's own"),
         ):
             layer.step(x, other)
         layer.step(x, KVCache.rolling(masks.causal()))

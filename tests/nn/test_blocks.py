@@ -214,7 +214,7 @@ class TestDecoding:
         x, memory = torch.randn(BATCH, 6, DIM).double(), torch.randn(BATCH, 9, 5).double()
         _, cache = layer.step(x[:, :4], layer.make_cache(memory))
         rows = torch.tensor([2, 0, 2, 1])
-        output, after = layer.step(x[rows, 4:], cache.select(rows))
+        output, after = layer.step(x[rows, 4:], cache.reorder(rows))
         close(output, layer(x[rows], memory[rows])[:, 4:], 1e-12)
         assert after.nbytes > cache.attention.nbytes
         close(layer.step(x[:, 4:], cache)[0], layer(x, memory)[:, 4:], 1e-12)
@@ -281,19 +281,19 @@ class TestErrors:
         x = torch.randn(BATCH, 6, DIM)
         alone, crossed = block_of(PreNorm), block_of(PreNorm, cross=True)
         for call in (crossed, crossed.observe):
-            with pytest.raises(ShapeError, match="the block attends to a memory, and was given none"):
+            with pytest.raises(ShapeError, match="the block has cross-attention, and got no memory"):
                 call(x)
-        with pytest.raises(ShapeError, match="attends to a memory, and was given none"):
+        with pytest.raises(ShapeError, match="has cross-attention, and got no memory"):
             crossed.make_cache()
-        with pytest.raises(ShapeError, match="was given a memory, but it has no cross-attention"):
+        with pytest.raises(ShapeError, match="got a memory, but it has no cross-attention"):
             alone(x, x)
 
     def test_caches(self):
         x = torch.randn(BATCH, 6, DIM)
         alone, crossed = block_of(PreNorm), block_of(PreNorm, cross=True)
-        with pytest.raises(ConfigurationError, match=r"step needs a BlockCache, as block.make_cache\(\) gives"):
+        with pytest.raises(ConfigurationError, match=r"step needs a BlockCache, as block.make_cache\(\) returns"):
             alone.step(x, KVCache())  # type: ignore[arg-type]
-        with pytest.raises(ConfigurationError, match="the cache has no memory, and the block attends to one"):
+        with pytest.raises(ConfigurationError, match="the cache has no memory, and the block has cross-attention"):
             crossed.step(x, BlockCache(KVCache()))
         with pytest.raises(ConfigurationError, match="the cache has a memory, but the block has no cross-attention"):
             alone.step(x, crossed.make_cache(x))

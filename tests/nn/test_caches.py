@@ -13,9 +13,9 @@ from torch import nn
 from regard import biases, masks, scores
 from regard.errors import ConfigurationError, DeviceError, DtypeError, MaskError, ShapeError
 from regard.masks import Mask
-from regard.nn import Attention, KVCache, MemoryCache, Projections
-from regard.nn.caches import kv_cache
-from regard.nn.caches.eviction import needed
+from regard.nn import Attention, KVCache, ProjectedMemory, Projections
+from regard.nn.caches import policies
+from regard.nn.caches.eviction import keys_to_retain
 from regard.positions import Rotary
 
 DIM, BATCH, LONGEST = 12, 2, 64
@@ -87,9 +87,9 @@ class TestValue:
             for at, length, reorder in moves:
                 cache, keys, values = known[at % len(known)]
                 key, value = token(length)
-                if reorder and cache.held is not None:
+                if reorder and cache.contents is not None:
                     rows = torch.tensor([1, 0])
-                    cache, keys, values = cache.select(rows), [k[rows] for k in keys], [v[rows] for v in values]
+                    cache, keys, values = cache.reorder(rows), [k[rows] for k in keys], [v[rows] for v in values]
                 known.append((cache.append(key, value), [*keys, key], [*values, value]))
         for cache, keys, values in known[1:]:
             assert cache.keys.equal(torch.cat(keys, 2))
@@ -99,9 +99,15 @@ class TestValue:
 
     def test_an_empty_cache(self):
         cache = KVCache()
-        assert (len(cache), bool(cache), cache.nbytes, cache.next_position, cache.counted) == (0, True, 0, 0, True)
-        assert cache.following(3).tolist() == [0, 1, 2]
-        assert cache.select(torch.tensor([0])) is cache
+        assert (len(cache), bool(cache), cache.nbytes, cache.next_position, cache.has_default_positions) == (
+            0,
+            True,
+            0,
+            0,
+            True,
+        )
+        assert cache.next_positions(3).tolist() == [0, 1, 2]
+        assert cache.reorder(torch.tensor([0])) is cache
         for name in ("keys", "values", "positions"):
             with pytest.raises(ConfigurationError, match="the cache is empty: keys, values and positions are there"):
                 getattr(cache, name)
@@ -119,21 +125,21 @@ class TestValue:
     def test_positions_that_are_given(self):
         cache = KVCache().append(*token(3)).append(*token(2), torch.tensor([7, 9]))
         assert cache.positions.tolist() == [0, 1, 2, 7, 9]
-        assert cache.following(2).tolist() == [10, 11]
-        assert not cache.counted
+        assert cache.next_positions(2).tolist() == [10, 11]
+        assert not cache.has_default_positions
         each = cache.append(*token(2), torch.tensor([[10, 11], [20, 30]]))
         assert each.positions.tolist() == [[0, 1, 2, 7, 9, 10, 11], [0, 1, 2, 7, 9, 20, 30]]
-        assert each.following(2).tolist() == [[12, 13], [31, 32]]
+        assert each.next_positions(2).tolist() == [[12, 13], [31, 32]]
         more = each.append(*token(1))
         assert more.positions[:, -1].tolist() == [12, 31]
-        turned = more.select(torch.tensor([1, 1, 0]))
+        turned = more.reorder(torch.tensor([1, 1, 0]))
         assert turned.positions[:, -1].tolist() == [31, 31, 12]
-        assert turned.following(1).tolist() == [[32], [32], [13]]
+        assert turned.next_positions(1).tolist() == [[32], [32], [13]]
         assert turned.append(*token(1, batch=3)).positions.shape == (3, 9)
 
     def test_positions_for_all_of_a_batch(self):
         cache = KVCache().append(*token(2), torch.tensor([[4, 5]]))
-        assert cache.select(torch.tensor([1])).positions.tolist() == [[4, 5]]
+        assert cache.reorder(torch.tensor([1])).positions.tolist() == [[4, 5]]
 
 
 class TestMemory:
@@ -217,7 +223,7 @@ class TestNeeded:
         dropped = 0
         for first in range(1, LONGEST):
             held = torch.arange(first)
-            found = needed(CAUSAL[name], held, first, max_length)
+            found = keys_to_retain(CAUSAL[name], held, first, max_length)
             truth = keep[first:, :first].any(0)
             assert not (truth & ~found).any()
             dropped += int((~found).sum())
@@ -228,26 +234,26 @@ class TestNeeded:
 
     def test_exactly_what_a_window_with_first_keys_needs(self):
         mask = masks.causal() & (masks.window(before=3) | masks.prefix(2))
-        assert needed(mask, torch.arange(20), 20).nonzero().flatten().tolist() == [0, 1, 17, 18, 19]
+        assert keys_to_retain(mask, torch.arange(20), 20).nonzero().flatten().tolist() == [0, 1, 17, 18, 19]
 
     def test_global_tokens_that_are_yet_to_come_see_all(self):
         mask = masks.causal() & (masks.window(before=3) | masks.global_tokens([0, 50]))
-        assert needed(mask, torch.arange(20), 20).all()
-        assert needed(mask, torch.arange(52), 52).nonzero().flatten().tolist() == [0, 49, 50, 51]
+        assert keys_to_retain(mask, torch.arange(20), 20).all()
+        assert keys_to_retain(mask, torch.arange(52), 52).nonzero().flatten().tolist() == [0, 49, 50, 51]
 
     def test_each_sequence_at_positions_of_its_own(self):
         mask = masks.causal() & masks.window(before=3)
         positions = torch.tensor([[0, 1, 2, 3, 4], [-2, -1, 0, 1, 2]])
-        assert needed(mask, positions, torch.tensor([5, 3])).tolist() == [False, False, True, True, True]
+        assert keys_to_retain(mask, positions, torch.tensor([5, 3])).tolist() == [False, False, True, True, True]
 
     def test_a_tensor_over_pairs_says_nothing_of_what_comes(self):
         mask = masks.causal() & masks.where(keep=torch.zeros(1, 8, dtype=torch.bool)) & masks.window(before=4)
-        assert needed(mask, torch.arange(8), 8).tolist() == [False] * 4 + [True] * 4
-        assert needed(mask, torch.arange(8), 8, 20).tolist() == [False] * 4 + [True] * 4
-        assert needed(masks.where(keep=torch.zeros(1, 8, dtype=torch.bool)), torch.arange(8), 8).all()
+        assert keys_to_retain(mask, torch.arange(8), 8).tolist() == [False] * 4 + [True] * 4
+        assert keys_to_retain(mask, torch.arange(8), 8, 20).tolist() == [False] * 4 + [True] * 4
+        assert keys_to_retain(masks.where(keep=torch.zeros(1, 8, dtype=torch.bool)), torch.arange(8), 8).all()
 
     def test_nothing_comes_any_more(self):
-        assert not needed(masks.causal(), torch.arange(8), 8, 8).any()
+        assert not keys_to_retain(masks.causal(), torch.arange(8), 8, 8).any()
 
 
 def layers(mask: Mask | None, variant: str) -> Attention:
@@ -318,7 +324,7 @@ class TestDecoding:
         torch.manual_seed(1)
         layer, x = layers(mask, variant), double(BATCH, sum(chunks), DIM)
         # With little to spare the cache asks the mask, and drops, every few tokens.
-        with torch.no_grad(), patch.object(kv_cache, "SPARE", spare):
+        with torch.no_grad(), patch.object(policies, "SPARE", spare):
             output, cache = stepped(layer, x, chunks, cache_of(kind, mask))
             close(output, layer(x))
         assert cache.next_position == sum(chunks)
@@ -327,7 +333,7 @@ class TestDecoding:
     @pytest.mark.parametrize("name", CAUSAL)
     def test_every_mask_token_by_token(self, name, kind):
         layer, x = layers(CAUSAL[name], "rotary").float(), torch.randn(BATCH, LONGEST, DIM)
-        with torch.no_grad(), patch.object(kv_cache, "SPARE", 1):
+        with torch.no_grad(), patch.object(policies, "SPARE", 1):
             output, cache = stepped(layer, x, [20, *[1] * (LONGEST - 20)], cache_of(kind, CAUSAL[name]))
             close(output, layer(x), 1e-5)
         if kind == "rolling" and name in KNOWN:
@@ -354,7 +360,7 @@ class TestDecoding:
         layer, lengths = layers(mask, "rotary"), [9, 4]
         prompt, after = double(2, 9, DIM), double(2, 40, DIM)
         positions = torch.arange(9) - (9 - torch.tensor(lengths)[:, None])
-        with torch.no_grad(), patch.object(kv_cache, "SPARE", 1):
+        with torch.no_grad(), patch.object(policies, "SPARE", 1):
             _, cache = layer.step(prompt, cache_of(kind, mask), positions=positions)
             outputs = []
             for chunk in after.split(1, dim=1):
@@ -369,9 +375,9 @@ class TestDecoding:
     def test_beams_are_reordered(self):
         layer, x = layers(masks.causal() & masks.window(before=4), "rotary"), double(3, 30, DIM)
         rows = torch.tensor([2, 2, 0, 1])
-        with torch.no_grad(), patch.object(kv_cache, "SPARE", 1):
+        with torch.no_grad(), patch.object(policies, "SPARE", 1):
             _, cache = stepped(layer, x[:, :20], [1] * 20, layer.make_cache())
-            output, _ = stepped(layer, x[rows, 20:], [1] * 10, cache.select(rows))
+            output, _ = stepped(layer, x[rows, 20:], [1] * 10, cache.reorder(rows))
             close(output, layer(x[rows])[:, 20:])
             close(stepped(layer, x[:, 20:], [10], cache)[0], layer(x)[:, 20:])
 
@@ -484,11 +490,6 @@ class TestErrors:
         with pytest.raises(ConfigurationError, match="for positions below max_length=40, and positions up to 60 came"):
             KVCache.rolling(masks.causal(), 40).append(*token(2), torch.tensor([30, 60]))
 
-
-def test_room_to_grow():
-    assert [kv_cache.roomy(length) for length in (0, 10, 1000)] == [32, 47, 1532]
-    assert math.log(2000 / 32, 1.5) < 15  # how often a cache of 2,000 grows
-
     @pytest.mark.parametrize(
         ("rows", "error", "text"),
         [
@@ -506,15 +507,20 @@ def test_room_to_grow():
             "growing": KVCache().append(*token(2)),
             "static": KVCache.static(4).append(*token(2)),
             "rolling": KVCache.rolling(masks.window(2, 0)).append(*token(2)),
-            "memory": MemoryCache(*token(2)),
-            "positions": MemoryCache(*token(2), torch.arange(4).view(2, 2)),
+            "memory": ProjectedMemory(*token(2)),
+            "positions": ProjectedMemory(*token(2), torch.arange(4).view(2, 2)),
         }
         with pytest.raises(error, match=message(text)):
-            caches[kind].select(rows if rows is None else torch.tensor(rows))
+            caches[kind].reorder(rows if rows is None else torch.tensor(rows))
 
     @pytest.mark.parametrize("rows", [torch.tensor([True, False]), torch.tensor([0], dtype=torch.int32)])
     def test_rows_of_other_kinds(self, rows):
         keys, values = token(2)
-        for cache in (KVCache().append(keys, values), MemoryCache(keys, values)):
-            assert cache.select(rows).keys.equal(keys[:1])
-            assert len(cache.select(torch.zeros(0, dtype=torch.int64)).values) == 0
+        for cache in (KVCache().append(keys, values), ProjectedMemory(keys, values)):
+            assert cache.reorder(rows).keys.equal(keys[:1])
+            assert len(cache.reorder(torch.zeros(0, dtype=torch.int64)).values) == 0
+
+
+def test_room_to_grow():
+    assert [policies.with_spare(length) for length in (0, 10, 1000)] == [32, 47, 1532]
+    assert math.log(2000 / 32, 1.5) < 15  # how often a cache of 2,000 grows

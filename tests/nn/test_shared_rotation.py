@@ -55,5 +55,8 @@ def test_it_is_the_given_one_that_turns(make):
 def test_a_layer_that_turns_nothing_takes_none():
     layer, rotation = Attention(Projections(16, 4)), ROTARY.rotation(torch.arange(7))
     for call in (layer, lambda x, rotation: layer.step(x, layer.make_cache(), rotation=rotation)):
-        with pytest.raises(ConfigurationError, match="was given a rotation, and turns nothing: make it with rotary="):
+        with pytest.raises(
+            ConfigurationError,
+            match="but the layer has no rotary embedding: make it with rotary=",
+        ):
             call(torch.randn(2, 7, 16), rotation=rotation)

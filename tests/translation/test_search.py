@@ -22,7 +22,7 @@ class Rows:
     values: Tensor
     moves: list[int]  # shared by all that came from one
 
-    def select(self, rows: Tensor) -> "Rows":
+    def reorder(self, rows: Tensor) -> "Rows":
         self.moves.append(len(rows))
         return Rows(self.values[rows], self.moves)
 

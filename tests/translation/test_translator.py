@@ -51,7 +51,7 @@ def run(tmp_path: Path) -> Path:
 class Rows:
     values: Tensor
 
-    def select(self, rows: Tensor) -> "Rows":
+    def reorder(self, rows: Tensor) -> "Rows":
         return Rows(self.values[rows])
 
 

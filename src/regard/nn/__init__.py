@@ -1,8 +1,9 @@
-"""Layers: attention with all that goes around it, the blocks of a Transformer, and caches for decoding."""
+"""Layers: attention with its projections, Transformer blocks, and caches for decoding."""
 
 from .attention_layer import Attention as Attention
+from .caches import Cache as Cache
 from .caches import KVCache as KVCache
-from .caches import MemoryCache as MemoryCache
+from .caches import ProjectedMemory as ProjectedMemory
 from .feedforward import FeedForward as FeedForward
 from .feedforward import GatedFeedForward as GatedFeedForward
 from .latent_attention import LatentAttention as LatentAttention
@@ -25,16 +26,17 @@ from .transformer_block import TransformerBlock as TransformerBlock
 __all__ = [
     "Attention",
     "BlockCache",
+    "Cache",
     "FeedForward",
     "GatedFeedForward",
     "KVCache",
     "LatentAttention",
     "LatentProjections",
     "Linear",
-    "MemoryCache",
     "MultiheadAttention",
     "PostNorm",
     "PreNorm",
+    "ProjectedMemory",
     "Projections",
     "RMSNorm",
     "Residual",

@@ -1,9 +1,9 @@
-"""Attention as a layer: projections around `regard.attention`."""
+"""The attention layer: linear projections around `regard.attention`, for whole sequences and decoding steps."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TypedDict, Unpack
+from typing import TypedDict, TypeVar, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -16,16 +16,19 @@ from ..lenses import Lens
 from ..masks import Mask, as_mask
 from ..positions import Rotary, Rotation
 from ..scores import Score
-from .caches import KVCache, MemoryCache
+from .caches import KeyValueStore, KVCache, ProjectedMemory
 from .input_checks import check_positions, probability
-from .layer_arguments import HeldBias, check_cache, check_no_rotation, joined_bias, joined_mask, learned_sinks
+from .layer_arguments import BiasModule, check_cache, check_no_rotation, combine_biases, combine_masks, learned_sinks
 from .projections import Projections
 
 Heads = tuple[Tensor, Tensor, Tensor]
+"""Queries (batch, heads, M, D), keys and values (batch, key heads, N, ·)."""
+
+Store = TypeVar("Store", bound=KeyValueStore)
 
 
-class Beside(TypedDict, total=False):
-    """What a call adds to a layer; `Attention.forward` says what each means."""
+class CallKwargs(TypedDict, total=False):
+    """Keyword arguments of one call that are combined with the layer's own; documented in `Attention.forward`."""
 
     mask: Mask | Tensor | None
     bias: Bias | Tensor | None
@@ -34,29 +37,29 @@ class Beside(TypedDict, total=False):
 
 
 class Attention(nn.Module):
-    """concat_h( softmax( f(Q_h, K_g) + B, where M ) · V_g ) W_o: self- and cross-attention, with heads of all kinds.
+    """concat_h( softmax( f(Q_h, K_g) + B, where M ) · V_g ) W_o: self- and cross-attention, multi-head to multi-query.
 
-    The keys come from the input itself, or from `memory`. What may be said of the attention is said by objects; mask
-    and bias belong to the layer, and those of a call join them.
+    Keys and values come from the input itself, or from `memory`, another sequence. Mask and bias of the layer apply to
+    every call; those passed to one call are combined with them.
 
     Shapes: query (batch, M, dim), memory (batch, N, memory_dim), output (batch, M, dim).
 
     Args:
-        projections: dims and heads, and the linear maps.
-        score: f, from `regard.scores`, over queries and keys of head_dim, one for all heads; q · k / √head_dim
-            without one.
+        projections: dims, heads and the linear maps.
+        score: f, from `regard.scores`, over queries and keys of head_dim, shared by all heads; q · k / √head_dim by
+            default.
         mask: M, of every call, such as `causal() & window(before=511)`.
         bias: B, of every call; its `nn.Parameter`s are parameters of the layer.
-        rotary: turns queries and keys by their positions, after the projections' norm.
+        rotary: rotary position embedding of queries and keys, applied after the norm of the projections.
         softcap: c · tanh(score / c) before bias and mask.
-        sinks: (num_heads,), the first values of a learned logit per head that takes weight and gives no value.
-        dropout: the probability with which a weight is dropped in training.
+        sinks: (num_heads,), initial values of a learned logit per head that joins the softmax and has no value.
+        dropout: probability of dropping a weight in training.
 
     Raises:
-        ConfigurationError: what is given is not of its kind, or out of its range.
+        ConfigurationError: an argument of the wrong kind, or out of range.
         ShapeError: sinks that are not one for each head.
 
-    Source: Vaswani et al. 2017 (arXiv 1706.03762), section 3.2; what else is here has its source where it is made.
+    Source: Vaswani et al. 2017 (arXiv 1706.03762), section 3.2; the parts cite their own sources.
 
     >>> import torch, regard
     >>> from regard.nn import Attention, Projections
@@ -88,8 +91,8 @@ class Attention(nn.Module):
         self.projections = projections
         self.score = score
         self.mask = None if mask is None else as_mask(mask)
-        self.bias = None if bias is None else HeldBias(bias)
-        self.rotary = _fitting(rotary, projections.head_dim)
+        self.bias = None if bias is None else BiasModule(bias)
+        self.rotary = _checked_rotary(rotary, projections.head_dim)
         self.softcap = softcap
         self.sinks = None if sinks is None else learned_sinks(sinks, projections.num_heads)
         self.dropout = probability("dropout", dropout)
@@ -97,7 +100,7 @@ class Attention(nn.Module):
     def forward(
         self,
         query: Tensor,
-        memory: Tensor | MemoryCache | None = None,
+        memory: Tensor | ProjectedMemory | None = None,
         *,
         mask: Mask | Tensor | None = None,
         bias: Bias | Tensor | None = None,
@@ -105,36 +108,36 @@ class Attention(nn.Module):
         memory_positions: Tensor | None = None,
         rotation: Rotation | None = None,
     ) -> Tensor:
-        """The attention of a sequence to itself, or to a memory.
+        """Self-attention of a sequence, or cross-attention to a memory.
 
         Args:
-            query: (batch, M, dim), what asks; without a memory it is asked, too.
-            memory: (batch, N, memory_dim), or what `remember` made of it.
-            mask: which pairs exist, beside the layer's own: from `regard.masks`, or bool (True = attend) that
-                broadcasts to (batch, heads, M, N).
-            bias: what is added, beside the layer's own: from `regard.biases`, or numbers that broadcast likewise.
-            positions: of the query's tokens, whole numbers (M,) or (batch, M); without them 0..M-1.
-            memory_positions: of the memory's, likewise; 0..N-1.
-            rotation: what `rotary.rotation(positions)` gave for the query's tokens, for layers that share it.
+            query: (batch, M, dim), source of the queries; without a memory also of keys and values.
+            memory: (batch, N, memory_dim), source of keys and values, or the result of `project_memory` for it.
+            mask: intersected with the layer's own: from `regard.masks`, or bool (True = attend) that broadcasts to
+                (batch, heads, M, N).
+            bias: added to the layer's own: from `regard.biases`, or a float tensor that broadcasts likewise.
+            positions: of the query's tokens, integers (M,) or (batch, M); 0..M-1 by default.
+            memory_positions: of the memory's tokens, likewise; 0..N-1 by default.
+            rotation: result of `rotary.rotation(positions)` for the query's tokens, for layers that share it.
 
         Raises:
             ShapeError, DtypeError, DeviceError: tensors that do not fit; memory is missing.
-            ConfigurationError: a rotation for a layer that turns nothing.
+            ConfigurationError: a rotation for a layer without rotary embedding.
             MaskError: a mask that does not fit.
         """
-        beside: Beside = {"mask": mask, "bias": bias, "positions": positions, "rotation": rotation}
-        heads, options = self._whole(query, memory, memory_positions, beside)
-        return self.projections.joined(attention(*heads, **options))
+        call: CallKwargs = {"mask": mask, "bias": bias, "positions": positions, "rotation": rotation}
+        heads, options = self._sequence_inputs(query, memory, memory_positions, call)
+        return self.projections.project_output(attention(*heads, **options))
 
     def observe(
         self,
         query: Tensor,
         *lenses: Lens,
-        memory: Tensor | MemoryCache | None = None,
+        memory: Tensor | ProjectedMemory | None = None,
         memory_positions: Tensor | None = None,
-        **beside: Unpack[Beside],
+        **call: Unpack[CallKwargs],
     ) -> Seen:
-        """`forward`, and what lenses from `regard.lenses` show of its weights: `seen.output`, `seen[lens]`.
+        """`forward` with lenses from `regard.lenses` on its weights: `seen.output`, `seen[lens]`.
 
         >>> import torch, regard
         >>> weights = regard.lenses.Weights()
@@ -146,116 +149,120 @@ class Attention(nn.Module):
                  [[1.0000, 0.0000],
                   [0.5000, 0.5000]]]])
         """
-        heads, options = self._whole(query, memory, memory_positions, beside)
+        heads, options = self._sequence_inputs(query, memory, memory_positions, call)
         return self._projected(observe(*heads, *lenses, **options))
 
     def make_cache(self, max_length: int | None = None) -> KVCache:
-        """An empty cache for decoding, that holds what the layer's own mask needs and no more.
+        """An empty cache for decoding, which evicts keys by the layer's own mask; without a mask it grows.
 
-        See `KVCache.rolling`, and there what `max_length` is for; without a mask the cache grows.
+        `max_length` as in `KVCache.rolling`.
         """
         return KVCache() if self.mask is None else KVCache.rolling(self.mask, max_length)
 
     def step(
         self,
         query: Tensor,
-        cache: KVCache,
+        cache: Store,
         *,
         mask: Mask | Tensor | None = None,
         bias: Bias | Tensor | None = None,
         positions: Tensor | None = None,
         rotation: Rotation | None = None,
-    ) -> tuple[Tensor, KVCache]:
-        """The attention of the tokens that come next to themselves and to all before, and the cache with them in it.
+    ) -> tuple[Tensor, Store]:
+        """One decoding step: attention of the next M tokens to themselves and the cached ones, and the extended cache.
 
-        One token or many: under a causal mask steps give what `forward` gives for the whole sequence. (`DynamicNTK` and
-        `LongRoPE` alone, which turn by the length so far, make a difference.)
+        Under a causal mask steps of any size equal `forward` on the whole sequence, except with `DynamicNTK` and
+        `LongRoPE`, whose frequencies depend on the length so far.
 
         Args:
             query: (batch, M, dim), the next M tokens.
-            cache: what the step before returned; to begin with one of `make_cache`, or any `KVCache`.
-            mask: beside the layer's own. A mask made of a tensor over pairs counts the keys that the cache has kept.
-            bias: beside the layer's own, likewise.
-            positions: of the M tokens, (M,) or (batch, M); without them those that follow the cache's. Padding on the
-                left sits below 0, with `~prefix(0)` in the mask.
+            cache: returned by the previous step; first from `make_cache()`, any `KVCache` or other `KeyValueStore`.
+            mask: intersected with the layer's own. The columns of a tensor over pairs are the keys in the cache.
+            bias: added to the layer's own, likewise.
+            positions: of the M tokens, (M,) or (batch, M); by default those that follow the cache's. Left padding has
+                positions below 0, with `~prefix(0)` in the mask.
             rotation: of the M tokens, as in `forward`.
 
         Raises:
             ShapeError, DtypeError, DeviceError: tensors that do not fit the layer, or the cache.
-            ConfigurationError: a cache that drops by a mask which is not this layer's.
+            ConfigurationError: a cache that evicts by another mask than this layer's.
         """
-        beside: Beside = {"mask": mask, "bias": bias, "positions": positions, "rotation": rotation}
-        heads, options, cache = self._next(query, cache, beside)
-        return self.projections.joined(attention(*heads, **options)), cache.trimmed()
+        call: CallKwargs = {"mask": mask, "bias": bias, "positions": positions, "rotation": rotation}
+        heads, options, cache = self._step_inputs(query, cache, call)
+        return self.projections.project_output(attention(*heads, **options)), cache.evict()
 
     def observe_step(
-        self, query: Tensor, cache: KVCache, *lenses: Lens, **beside: Unpack[Beside]
-    ) -> tuple[Seen, KVCache]:
-        """`step`, and what lenses show of its weights; their columns are the keys that the cache has kept."""
-        heads, options, cache = self._next(query, cache, beside)
-        return self._projected(observe(*heads, *lenses, **options)), cache.trimmed()
+        self, query: Tensor, cache: Store, *lenses: Lens, **call: Unpack[CallKwargs]
+    ) -> tuple[Seen, Store]:
+        """`step` with lenses on its weights, whose columns are the keys in the cache."""
+        heads, options, cache = self._step_inputs(query, cache, call)
+        return self._projected(observe(*heads, *lenses, **options)), cache.evict()
 
-    def remember(self, memory: Tensor, positions: Tensor | None = None) -> MemoryCache:
-        """Keys and values of a memory, once for all calls that attend to it.
+    def project_memory(self, memory: Tensor, positions: Tensor | None = None) -> ProjectedMemory:
+        """Keys and values of a memory, projected once for all calls that attend to it.
 
-        Shapes: memory (batch, N, memory_dim), positions (N,) or (batch, N); without them 0..N-1.
+        Shapes: memory (batch, N, memory_dim), positions (N,) or (batch, N); 0..N-1 by default.
         """
         keys, values = self.projections.keys_and_values(memory)
         if positions is not None:
             check_positions("memory_positions", positions, memory.shape[0], memory.shape[1])
-        (keys,) = self._turned(positions, keys)
-        return MemoryCache(keys if self.score is None else self.score.project_key(keys), values, positions)
+        (keys,) = self._rotated(positions, keys)
+        return ProjectedMemory(keys if self.score is None else self.score.project_key(keys), values, positions)
 
-    def _whole(
-        self, query: Tensor, memory: Tensor | MemoryCache | None, memory_positions: Tensor | None, beside: Beside
+    def _sequence_inputs(
+        self, query: Tensor, memory: Tensor | ProjectedMemory | None, memory_positions: Tensor | None, call: CallKwargs
     ) -> tuple[Heads, Options]:
-        """What `regard.attention` is asked for one whole sequence."""
-        positions = beside.get("positions")
+        """Arguments of `regard.attention` for a whole sequence."""
+        positions = call.get("positions")
         queries = self.projections.queries(query)
         if positions is not None:
             check_positions("positions", positions, query.shape[0], query.shape[1])
         if memory is not None:
-            return self._cross(queries, memory, memory_positions, beside)
+            return self._cross_inputs(queries, memory, memory_positions, call)
         self._check_self_attention("forward")
         if memory_positions is not None:
-            raise ConfigurationError("memory_positions were given without memory: positions= are those of the query")
+            raise ConfigurationError("memory_positions were passed without memory: positions= are those of the query")
         keys, values = self.projections.keys_and_values(query)
-        queries, keys = self._turned(positions, queries, keys, rotation=beside.get("rotation"))
-        return (queries, keys, values), self._options(self.score, beside, positions, positions)
+        queries, keys = self._rotated(positions, queries, keys, rotation=call.get("rotation"))
+        return (queries, keys, values), self._options(self.score, call, positions, positions)
 
-    def _cross(
-        self, queries: Tensor, memory: Tensor | MemoryCache, memory_positions: Tensor | None, beside: Beside
+    def _cross_inputs(
+        self, queries: Tensor, memory: Tensor | ProjectedMemory, memory_positions: Tensor | None, call: CallKwargs
     ) -> tuple[Heads, Options]:
-        """The same for queries over a memory; unless told otherwise both sequences begin at position 0."""
-        if not isinstance(memory, MemoryCache):
-            memory = self.remember(memory, memory_positions)
+        """Arguments of `regard.attention` for queries over a memory; by default both sequences start at position 0."""
+        if not isinstance(memory, ProjectedMemory):
+            memory = self.project_memory(memory, memory_positions)
         elif memory_positions is not None:
-            raise ConfigurationError("memory_positions go to remember(memory, positions): this memory has its own")
-        positions = beside.get("positions")
-        (queries,) = self._turned(positions, queries, rotation=beside.get("rotation"))
+            raise ConfigurationError(
+                "memory_positions go to project_memory(memory, positions); this memory has its own"
+            )
+        positions = call.get("positions")
+        (queries,) = self._rotated(positions, queries, rotation=call.get("rotation"))
         length = queries.shape[2]
         if positions is None and (length != len(memory) or memory.positions is not None):
             positions = torch.arange(length, device=queries.device)
         score = None if self.score is None else self.score.over_projected_keys()
-        return (queries, memory.keys, memory.values), self._options(score, beside, positions, memory.positions)
+        return (queries, memory.keys, memory.values), self._options(score, call, positions, memory.positions)
 
-    def _next(self, query: Tensor, cache: KVCache, beside: Beside) -> tuple[Heads, Options, KVCache]:
-        """The same for the tokens that follow a cache, and the cache with them in it."""
+    def _step_inputs(self, query: Tensor, cache: Store, call: CallKwargs) -> tuple[Heads, Options, Store]:
+        """Arguments of `regard.attention` for the tokens after a cache, and the cache extended by them."""
         self._check_self_attention("step")
         check_cache(cache, self.mask)
         queries = self.projections.queries(query)
         keys, values = self.projections.keys_and_values(query)
-        positions = beside.get("positions")
-        at = cache.following(query.shape[1], query.device) if positions is None else positions
-        check_positions("positions", at, query.shape[0], query.shape[1])
-        queries, keys = self._turned(at, queries, keys, rotation=beside.get("rotation"))
+        positions = call.get("positions")
+        new = cache.next_positions(query.shape[1], query.device) if positions is None else positions
+        check_positions("positions", new, query.shape[0], query.shape[1])
+        queries, keys = self._rotated(new, queries, keys, rotation=call.get("rotation"))
         cache = cache.append(keys, values, positions)
-        # Where keys sit at 0..N-1 nothing is said of positions: that is what they are without being told.
-        places = (None, None) if cache.counted else (at, cache.positions)
-        return (queries, cache.keys, cache.values), self._options(self.score, beside, *places), cache
+        # Positions 0..N-1 are the default of `attention`, which has faster kernels for it.
+        at = (None, None) if cache.has_default_positions else (new, cache.positions)
+        return (queries, cache.keys, cache.values), self._options(self.score, call, *at), cache
 
-    def _turned(self, positions: Tensor | None, *heads: Tensor, rotation: Rotation | None = None) -> tuple[Tensor, ...]:
-        """Heads of one sequence, turned by its positions."""
+    def _rotated(
+        self, positions: Tensor | None, *heads: Tensor, rotation: Rotation | None = None
+    ) -> tuple[Tensor, ...]:
+        """Heads of one sequence after rotary embedding; unchanged for a layer without."""
         if self.rotary is None:
             check_no_rotation(rotation)
             return heads
@@ -268,13 +275,13 @@ class Attention(nn.Module):
         return tuple(rotation.turn(tensor) for tensor in heads)
 
     def _options(
-        self, score: HasPairs | None, beside: Beside, query_positions: Tensor | None, key_positions: Tensor | None
+        self, score: HasPairs | None, call: CallKwargs, query_positions: Tensor | None, key_positions: Tensor | None
     ) -> Options:
-        """What the layer is, and what a call adds to it."""
+        """Keyword arguments of `regard.attention`: those of the layer combined with those of a call."""
         return {
             "score": score,
-            "mask": joined_mask(self.mask, beside.get("mask")),
-            "bias": joined_bias(self.bias, beside.get("bias")),
+            "mask": combine_masks(self.mask, call.get("mask")),
+            "bias": combine_biases(self.bias, call.get("bias")),
             "softcap": self.softcap,
             "sinks": self.sinks,
             "dropout_p": self.dropout if self.training else 0.0,
@@ -283,23 +290,23 @@ class Attention(nn.Module):
         }
 
     def _projected(self, seen: Seen) -> Seen:
-        return replace(seen, output=self.projections.joined(seen.output))
+        return replace(seen, output=self.projections.project_output(seen.output))
 
     def _check_self_attention(self, method: str) -> None:
         if self.projections.memory_dim is not None:
             raise ShapeError(
                 f"{method} needs a memory: this layer was made for cross-attention, with "
-                f"memory_dim={self.projections.memory_dim}. Give forward(query, memory), or the memory that "
-                "remember(memory) has projected"
+                f"memory_dim={self.projections.memory_dim}. Call forward(query, memory), with the memory itself or "
+                "what project_memory(memory) returned"
             )
 
     def extra_repr(self) -> str:
-        said = {"mask": self.mask, "rotary": self.rotary, "softcap": self.softcap, "dropout": self.dropout or None}
-        return ", ".join(f"{name}={value!r}" for name, value in said.items() if value is not None)
+        shown = {"mask": self.mask, "rotary": self.rotary, "softcap": self.softcap, "dropout": self.dropout or None}
+        return ", ".join(f"{name}={value!r}" for name, value in shown.items() if value is not None)
 
 
-def _fitting(rotary: Rotary | None, head_dim: int) -> Rotary | None:
-    """A rotary that turns no more features than a head has."""
+def _checked_rotary(rotary: Rotary | None, head_dim: int) -> Rotary | None:
+    """Refuse a rotary embedding of more features than a head has."""
     if rotary is not None and rotary.dim > head_dim:
         raise ConfigurationError(
             f"rotary turns {rotary.dim} features, but heads have head_dim={head_dim}: give Rotary a dim of {head_dim} "

@@ -1,4 +1,4 @@
-"""The feed-forward part of a block: the same function of each position."""
+"""Position-wise feed-forward networks of a Transformer block, plain and gated."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn import functional
 from ..utils.numbers import whole_number
 from .input_checks import check_input, probability
 from .linear import Linear
-from .projections import xavier
+from .projections import init_xavier
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -20,15 +20,15 @@ class FeedForward(nn.Module):
 
     Args:
         dim: of input and output.
-        hidden_dim: between the two maps.
-        activation: any function of a tensor, or a module; `max(0, x)` without one.
-        bias: whether the maps add b_1 and b_2.
-        dropout: the probability with which a hidden feature is dropped in training; not in the paper, as in torch.
+        hidden_dim: of the hidden layer.
+        activation: any function of a tensor, or a module; ReLU by default.
+        bias: whether b_1 and b_2 exist.
+        dropout: probability of dropping a hidden feature in training, as in torch; the paper has none here.
 
     Weights start Xavier uniform, b_1 and b_2 at 0.
 
     Raises:
-        ConfigurationError: a dim below 1, a probability that is none.
+        ConfigurationError: a dim below 1, a dropout that is no probability.
 
     Source: Vaswani et al. 2017 (arXiv 1706.03762), section 3.3, Eq. 2.
 
@@ -53,7 +53,7 @@ class FeedForward(nn.Module):
         self.activation = activation
         self.dropout = nn.Dropout(probability("dropout", dropout))
         for linear in (self.up, self.down):
-            xavier(linear)
+            init_xavier(linear)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """(batch, length, dim) to (batch, length, dim)."""
@@ -64,19 +64,19 @@ class FeedForward(nn.Module):
 class GatedFeedForward(nn.Module):
     """W_2 (a(W x) ⊗ V x), with a the activation: SwiGLU with SiLU, GEGLU with GELU, GLU with the sigmoid.
 
-    (batch, length, dim) to (batch, length, dim). Here `gate` is W, `up` is V and `down` W_2.
+    (batch, length, dim) to (batch, length, dim). `gate` is W, `up` is V and `down` is W_2.
 
     Args:
         dim: of input and output.
-        hidden_dim: between the maps; two thirds of that of a `FeedForward` make as many parameters.
-        activation: any function of a tensor, or a module; SiLU without one.
-        bias: whether the maps add a bias; the paper's add none.
-        dropout: the probability with which a hidden feature is dropped in training.
+        hidden_dim: of the hidden layer; 2/3 of that of a `FeedForward` gives the same number of parameters.
+        activation: any function of a tensor, or a module; SiLU by default.
+        bias: whether the maps have an additive bias; the paper has none.
+        dropout: probability of dropping a hidden feature in training.
 
     Weights start Xavier uniform, biases at 0.
 
     Raises:
-        ConfigurationError: a dim below 1, a probability that is none.
+        ConfigurationError: a dim below 1, a dropout that is no probability.
 
     Source: Shazeer 2020 (arXiv 2002.05202), Eq. 6.
 
@@ -102,7 +102,7 @@ class GatedFeedForward(nn.Module):
         self.activation = activation
         self.dropout = nn.Dropout(probability("dropout", dropout))
         for linear in (self.gate, self.up, self.down):
-            xavier(linear)
+            init_xavier(linear)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """(batch, length, dim) to (batch, length, dim)."""

@@ -1,4 +1,4 @@
-"""What layers check of their input: messages that name the argument, what it has, what it needs, and the mend."""
+"""Checks of layer inputs; the errors name the argument, its shape or dtype, what is needed, and the fix."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from ..errors import ConfigurationError, DeviceError, DtypeError, ShapeError
 
 
 def check_input(name: str, tensor: object, dim: int, layer: nn.Module) -> None:
-    """(batch, length, dim) in the layer's own dtype, on its device; autocast casts for itself.
+    """Check that a tensor is (batch, length, dim) in the dtype of the layer and on its device; autocast may cast it.
 
     Raises:
-        ShapeError, DtypeError, DeviceError: it is not that.
+        ShapeError, DtypeError, DeviceError: it is not.
     """
     if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
         has = tensor.dtype if isinstance(tensor, Tensor) else f"a {type(tensor).__name__}"
         raise DtypeError(f"{name} needs a floating-point tensor (batch, length, {dim}); it is {has}")
     if tensor.ndim != 3 or tensor.shape[-1] != dim:
-        hint = ": give tensor.unsqueeze(0) where there is no batch" if tensor.ndim == 2 else ""
+        hint = ": pass tensor.unsqueeze(0) where there is no batch" if tensor.ndim == 2 else ""
         raise ShapeError(f"{name} has the shape {tuple(tensor.shape)}; it needs (batch, length, {dim}){hint}")
     weight = next(layer.parameters())
     if tensor.device != weight.device:
@@ -28,10 +28,10 @@ def check_input(name: str, tensor: object, dim: int, layer: nn.Module) -> None:
 
 
 def check_tensors(query: object, key: object, value: object, weight: Tensor) -> None:
-    """Three floating-point tensors in the dtype of a layer's weight, on its device; autocast casts for itself.
+    """Check that query, key and value have the dtype of a layer's weight and its device; autocast may cast them.
 
     Raises:
-        DtypeError, DeviceError: they are not that.
+        DtypeError, DeviceError: they have not.
 
     >>> import torch
     >>> check_tensors(torch.zeros(3), torch.zeros(3), torch.zeros(3), torch.ones(2))
@@ -47,7 +47,7 @@ def check_tensors(query: object, key: object, value: object, weight: Tensor) -> 
 
 
 def _check_dtype(name: str, tensor: Tensor, dtype: torch.dtype) -> None:
-    """The dtype of the layer; under autocast any floating-point one."""
+    """Refuse another dtype than the layer's; under autocast only dtypes that are not floating-point."""
     if not tensor.is_floating_point():
         raise DtypeError(f"{name} needs floating-point numbers; it is {tensor.dtype}: call {name}.float()")
     if tensor.is_meta or not torch.is_autocast_enabled(tensor.device.type):
@@ -63,10 +63,10 @@ def _wrong_device(name: str, tensor: Tensor, device: torch.device) -> None:
 
 
 def check_positions(name: str, positions: object, batch: int, length: int) -> None:
-    """Whole numbers, (length,) or (batch, length).
+    """Check that positions are integers of shape (length,) or (batch, length).
 
     Raises:
-        ShapeError, DtypeError: they are not that.
+        ShapeError, DtypeError: they are not.
 
     >>> import torch
     >>> check_positions("positions", torch.arange(3), 2, 3)
@@ -87,10 +87,10 @@ def check_positions(name: str, positions: object, batch: int, length: int) -> No
 
 
 def probability(name: str, value: float) -> float:
-    """A probability with which something is dropped, in [0, 1).
+    """A dropout probability in [0, 1), as a float.
 
     Raises:
-        ConfigurationError: it is not that.
+        ConfigurationError: it is not.
 
     >>> probability("dropout", 0.1)
     0.1

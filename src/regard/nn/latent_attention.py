@@ -1,4 +1,4 @@
-"""Multi-head latent attention: keys and values of all heads from one short vector for each position."""
+"""Multi-head latent attention: keys and values of all heads are projected from one low-rank latent per position."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from ..lenses import Lens
 from ..masks import Mask, as_mask
 from ..positions import Rotary, Rotation
 from ..utils.numbers import whole_number
-from .attention_layer import Beside, Heads
+from .attention_layer import CallKwargs, Heads, Store
 from .caches import KVCache
 from .input_checks import check_input, check_positions, probability
-from .layer_arguments import HeldBias, check_cache, joined_bias, joined_mask
+from .layer_arguments import BiasModule, check_cache, combine_biases, combine_masks
 from .linear import Linear
 from .normalization import RMSNorm
-from .projections import xavier
+from .projections import init_xavier
 
 
 class LatentProjections(nn.Module):
-    """c = norm(X W_DKV) of latent_dim, K_h = c W_UK and V_h = c W_UV for each head; and K_R = X W_KR for all of them.
+    """c = norm(X W_DKV) of latent_dim, K_h = c W_UK and V_h = c W_UV for each head; and one shared K_R = X W_KR.
 
-    Queries are Q_h = Y W_UQ and Q_R = Y W_QR, with Y = norm(X W_DQ) of query_latent_dim, or Y = X without one. K_R
-    and Q_R, of rotary_dim, are what a rotary turns. No map adds a bias. Weights start Xavier uniform.
+    Queries are Q_h = Y W_UQ and Q_R = Y W_QR, with Y = norm(X W_DQ) of query_latent_dim, or Y = X without one. Rotary
+    embedding applies to K_R and Q_R, of rotary_dim. No map has an additive bias. Weights start Xavier uniform.
 
     Args:
         dim: of the input and of the output.
@@ -39,8 +39,8 @@ class LatentProjections(nn.Module):
         rotary_dim: of K_R, and of each head's Q_R.
         head_dim: of each K_h and Q_h; dim / num_heads without one.
         value_dim: of each V_h; head_dim without one.
-        query_latent_dim: of the query's own short vector; None for none.
-        norm: makes the norm of a short vector from its dim.
+        query_latent_dim: of the latent of the query; None projects queries from the input directly.
+        norm: called with a dim, returns the norm module of a latent.
 
     Raises:
         ConfigurationError: a number that is below 1, does not divide or is missing.
@@ -84,7 +84,7 @@ class LatentProjections(nn.Module):
         self.output = Linear(num_heads * self.value_dim, dim, bias=False)
         for module in self.modules():
             if isinstance(module, nn.Linear):
-                xavier(module)
+                init_xavier(module)
 
     def queries(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Q_h and Q_R: (batch, length, dim) to (batch, heads, length, head_dim) and (..., rotary_dim)."""
@@ -92,8 +92,8 @@ class LatentProjections(nn.Module):
         if self.query_down is not None:
             inputs = self.query_norm(self.query_down(inputs))
         heads = self.query(inputs).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-        plain, turned = heads.split([self.head_dim, self.rotary_dim], dim=-1)
-        return plain, turned
+        plain, rotary = heads.split([self.head_dim, self.rotary_dim], dim=-1)
+        return plain, rotary
 
     def latents(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Vectors c and K_R: (batch, length, dim) to (batch, 1, length, latent_dim) and (..., rotary_dim)."""
@@ -108,35 +108,35 @@ class LatentProjections(nn.Module):
         )
         return keys, values
 
-    def absorbed(self, plain: Tensor) -> Tensor:
-        """Q_h W_UKᵀ: queries (batch, heads, length, head_dim) as (batch, heads, length, latent_dim)."""
+    def absorb_key_matrix(self, plain: Tensor) -> Tensor:
+        """Q_h W_UKᵀ: queries (batch, heads, length, head_dim) to (batch, heads, length, latent_dim)."""
         return plain @ self.key.weight.unflatten(0, (self.num_heads, -1))
 
-    def released(self, context: Tensor) -> Tensor:
-        """Context over latents, (batch, heads, length, latent_dim), to (batch, heads, length, value_dim)."""
+    def expand_context(self, context: Tensor) -> Tensor:
+        """Context of latents times W_UV: (batch, heads, length, latent_dim) to (batch, heads, length, value_dim)."""
         return context @ self.value.weight.unflatten(0, (self.num_heads, -1)).mT
 
-    def joined(self, context: Tensor) -> Tensor:
-        """(batch, heads, length, value_dim) to (batch, length, dim)."""
+    def project_output(self, context: Tensor) -> Tensor:
+        """Heads concatenated and projected: (batch, heads, length, value_dim) to (batch, length, dim)."""
         return self.output(context.transpose(1, 2).flatten(-2))
 
 
 class LatentAttention(nn.Module):
     """softmax( (Q_h · K_h + Q_R · K_R) / √(head_dim + rotary_dim) + B, where M ) · V_h, heads joined.
 
-    A cache keeps c and the turned K_R alone, latent_dim + rotary_dim numbers for each position, whatever the number of
-    heads. A step attends to them as they are: Q_h · K_h = (Q_h W_UKᵀ) · c, so the query takes in the key's matrix and
-    the output the value's. `forward` makes keys and values of all heads, which costs less for whole sequences; both
-    are equal.
+    The cache stores c and the rotated K_R: latent_dim + rotary_dim numbers per position, for any number of heads. A
+    step attends to them directly: Q_h · K_h = (Q_h W_UKᵀ) · c, so W_UK is absorbed into the query and W_UV into the
+    output. `forward` computes keys and values of all heads, which costs less for whole sequences; the results are
+    equal.
 
     Shapes: (batch, length, dim) to (batch, length, dim).
 
     Args:
-        projections: dims and heads, and the linear maps.
-        rotary: turns Q_R and K_R.
+        projections: dims, heads and the linear maps.
+        rotary: rotary position embedding of Q_R and K_R.
         mask: M, of every call.
         bias: B, of every call.
-        dropout: the probability with which a weight is dropped in training.
+        dropout: probability of dropping a weight in training.
 
     Source: DeepSeek-V2 (arXiv 2405.04434), section 2.1 and appendix C.
 
@@ -168,7 +168,7 @@ class LatentAttention(nn.Module):
         self.projections = projections
         self.rotary = rotary
         self.mask = None if mask is None else as_mask(mask)
-        self.bias = None if bias is None else HeldBias(bias)
+        self.bias = None if bias is None else BiasModule(bias)
         self.dropout = probability("dropout", dropout)
         self.scale = (projections.head_dim + projections.rotary_dim) ** -0.5
 
@@ -181,86 +181,86 @@ class LatentAttention(nn.Module):
         positions: Tensor | None = None,
         rotation: Rotation | None = None,
     ) -> Tensor:
-        """The attention of a sequence to itself; arguments and errors are those of `Attention.forward`."""
-        beside: Beside = {"mask": mask, "bias": bias, "positions": positions, "rotation": rotation}
-        heads, options = self._whole(query, beside)
-        return self.projections.joined(attention(*heads, **options))
+        """Self-attention of a sequence; arguments and errors are those of `Attention.forward`."""
+        call: CallKwargs = {"mask": mask, "bias": bias, "positions": positions, "rotation": rotation}
+        heads, options = self._sequence_inputs(query, call)
+        return self.projections.project_output(attention(*heads, **options))
 
-    def observe(self, query: Tensor, *lenses: Lens, **beside: Unpack[Beside]) -> Seen:
-        """`forward`, and what lenses show of its weights."""
-        heads, options = self._whole(query, beside)
+    def observe(self, query: Tensor, *lenses: Lens, **call: Unpack[CallKwargs]) -> Seen:
+        """`forward` with lenses on its weights."""
+        heads, options = self._sequence_inputs(query, call)
         seen = observe(*heads, *lenses, **options)
-        return replace(seen, output=self.projections.joined(seen.output))
+        return replace(seen, output=self.projections.project_output(seen.output))
 
     def make_cache(self, max_length: int | None = None) -> KVCache:
-        """An empty cache for decoding; see `Attention.make_cache`. Its keys are c and K_R, its values have no dims."""
+        """An empty cache for decoding; see `Attention.make_cache`. Its keys are [c; K_R], its values have dim 0."""
         return KVCache() if self.mask is None else KVCache.rolling(self.mask, max_length)
 
     def step(
         self,
         query: Tensor,
-        cache: KVCache,
+        cache: Store,
         *,
         mask: Mask | Tensor | None = None,
         bias: Bias | Tensor | None = None,
         positions: Tensor | None = None,
         rotation: Rotation | None = None,
-    ) -> tuple[Tensor, KVCache]:
-        """The tokens that come next, and the cache with them in it; arguments and errors as of `Attention.step`."""
-        beside: Beside = {"mask": mask, "bias": bias, "positions": positions, "rotation": rotation}
-        heads, options, cache = self._next(query, cache, beside)
-        return self._released(attention(*heads, **options)), cache.trimmed()
+    ) -> tuple[Tensor, Store]:
+        """One decoding step and the extended cache; arguments and errors are those of `Attention.step`."""
+        call: CallKwargs = {"mask": mask, "bias": bias, "positions": positions, "rotation": rotation}
+        heads, options, cache = self._step_inputs(query, cache, call)
+        return self._output(attention(*heads, **options)), cache.evict()
 
     def observe_step(
-        self, query: Tensor, cache: KVCache, *lenses: Lens, **beside: Unpack[Beside]
-    ) -> tuple[Seen, KVCache]:
-        """`step`, and what lenses show of its weights; their columns are the keys that the cache has kept."""
-        heads, options, cache = self._next(query, cache, beside)
+        self, query: Tensor, cache: Store, *lenses: Lens, **call: Unpack[CallKwargs]
+    ) -> tuple[Seen, Store]:
+        """`step` with lenses on its weights, whose columns are the keys in the cache."""
+        heads, options, cache = self._step_inputs(query, cache, call)
         seen = observe(*heads, *lenses, **options)
-        return replace(seen, output=self._released(seen.output)), cache.trimmed()
+        return replace(seen, output=self._output(seen.output)), cache.evict()
 
-    def _whole(self, inputs: Tensor, beside: Beside) -> tuple[Heads, Options]:
-        """Keys and values of all heads, from a whole sequence."""
-        positions = beside.get("positions")
-        plain, turned = self.projections.queries(inputs)
+    def _sequence_inputs(self, inputs: Tensor, call: CallKwargs) -> tuple[Heads, Options]:
+        """Arguments of `attention` for a whole sequence: keys and values of all heads."""
+        positions = call.get("positions")
+        plain, rotary = self.projections.queries(inputs)
         latent, key = self.projections.latents(inputs)
         at = torch.arange(inputs.shape[1], device=inputs.device) if positions is None else positions
         check_positions("positions", at, inputs.shape[0], inputs.shape[1])
-        turned, key = self._turned(at, turned, key, rotation=beside.get("rotation"))
+        rotary, key = self._rotated(at, rotary, key, rotation=call.get("rotation"))
         keys, values = self.projections.keys_and_values(latent)
         shared = key.expand(-1, keys.shape[1], -1, -1)
-        heads = torch.cat([plain, turned], -1), torch.cat([keys, shared], -1), values
-        return heads, self._options(beside, positions, positions)
+        heads = torch.cat([plain, rotary], -1), torch.cat([keys, shared], -1), values
+        return heads, self._options(call, positions, positions)
 
-    def _next(self, inputs: Tensor, cache: KVCache, beside: Beside) -> tuple[Heads, Options, KVCache]:
-        """The latents of a cache as the keys and values of one head, for queries that have taken in W_UK."""
+    def _step_inputs(self, inputs: Tensor, cache: Store, call: CallKwargs) -> tuple[Heads, Options, Store]:
+        """Arguments of `attention` for a step: latents as keys and values of one head, W_UK absorbed in the query."""
         check_cache(cache, self.mask)
-        plain, turned = self.projections.queries(inputs)
+        plain, rotary = self.projections.queries(inputs)
         latent, key = self.projections.latents(inputs)
-        positions = beside.get("positions")
-        at = cache.following(inputs.shape[1], inputs.device) if positions is None else positions
-        check_positions("positions", at, inputs.shape[0], inputs.shape[1])
-        turned, key = self._turned(at, turned, key, rotation=beside.get("rotation"))
-        kept = torch.cat([latent, key], -1)
-        cache = cache.append(kept, kept[..., :0], positions)
-        places = (None, None) if cache.counted else (at, cache.positions)
-        queries = torch.cat([self.projections.absorbed(plain), turned], -1)
+        positions = call.get("positions")
+        new = cache.next_positions(inputs.shape[1], inputs.device) if positions is None else positions
+        check_positions("positions", new, inputs.shape[0], inputs.shape[1])
+        rotary, key = self._rotated(new, rotary, key, rotation=call.get("rotation"))
+        stored = torch.cat([latent, key], -1)
+        cache = cache.append(stored, stored[..., :0], positions)
+        at = (None, None) if cache.has_default_positions else (new, cache.positions)
+        queries = torch.cat([self.projections.absorb_key_matrix(plain), rotary], -1)
         heads = queries, cache.keys, cache.keys[..., : self.projections.latent_dim]
-        return heads, self._options(beside, *places), cache
+        return heads, self._options(call, *at), cache
 
-    def _turned(self, positions: Tensor, *heads: Tensor, rotation: Rotation | None) -> tuple[Tensor, ...]:
+    def _rotated(self, positions: Tensor, *heads: Tensor, rotation: Rotation | None) -> tuple[Tensor, ...]:
         if rotation is None:
             dtype = torch.float64 if heads[0].dtype == torch.float64 else torch.float32
             rotation = self.rotary.rotation(positions, dtype=dtype)
         return tuple(rotation.turn(tensor) for tensor in heads)
 
-    def _released(self, context: Tensor) -> Tensor:
-        return self.projections.joined(self.projections.released(context))
+    def _output(self, context: Tensor) -> Tensor:
+        return self.projections.project_output(self.projections.expand_context(context))
 
-    def _options(self, beside: Beside, query_positions: Tensor | None, key_positions: Tensor | None) -> Options:
+    def _options(self, call: CallKwargs, query_positions: Tensor | None, key_positions: Tensor | None) -> Options:
         return {
-            "mask": joined_mask(self.mask, beside.get("mask")),
-            "bias": joined_bias(self.bias, beside.get("bias")),
+            "mask": combine_masks(self.mask, call.get("mask")),
+            "bias": combine_biases(self.bias, call.get("bias")),
             "scale": self.scale,
             "dropout_p": self.dropout if self.training else 0.0,
             "query_positions": query_positions,

@@ -1,4 +1,4 @@
-"""What belongs to a layer, and what a call adds to it."""
+"""Combine the mask, bias and sinks of a layer with those passed to one call, and check its cache."""
 
 from __future__ import annotations
 
@@ -11,28 +11,29 @@ from ..biases import Bias, as_bias
 from ..errors import ConfigurationError, ShapeError
 from ..masks import Mask, where
 from ..positions import Rotation
-from .caches import KVCache
+from .caches import KeyValueStore, KVCache
+from .caches.base import KEY_VALUE_MEMBERS
 
 
-class HeldBias(nn.Module):
-    """A bias whose tensors are a module's own: they move, train and are saved with the layer that adds it.
+class BiasModule(nn.Module):
+    """A bias as a module: its tensors are registered, so that they are moved, trained and saved with the layer.
 
-    `forward()` gives the bias over them as they are now. A tensor that is an `nn.Parameter` is a parameter; any other
-    one moves along and is not saved.
+    `forward()` returns the bias over the current tensors. An `nn.Parameter` is registered as a parameter, any other
+    tensor as a buffer that is not saved.
 
     >>> import torch, regard
     >>> table = nn.Parameter(torch.zeros(2, 8))
-    >>> held = HeldBias(regard.biases.relative(table, max_distance=9) + regard.biases.alibi(2))
-    >>> [name for name, _ in held.named_parameters()], list(held.state_dict())
+    >>> module = BiasModule(regard.biases.relative(table, max_distance=9) + regard.biases.alibi(2))
+    >>> [name for name, _ in module.named_parameters()], list(module.state_dict())
     (['tensor_0'], ['tensor_0'])
-    >>> held()
+    >>> module()
     relative(<float32 (2, 8)>, max_distance=9, bidirectional=True) + alibi(<float32 (2,)>)
     """
 
     def __init__(self, bias: Bias | Tensor) -> None:
         super().__init__()
-        self.pattern = _Pattern(as_bias(bias))
-        tensors = self.pattern.bias.parameters()
+        self.template = _BiasTemplate(as_bias(bias))
+        tensors = self.template.bias.parameters()
         self.names = [f"tensor_{index}" for index in range(len(tensors))]
         for name, tensor in zip(self.names, tensors, strict=True):
             if isinstance(tensor, nn.Parameter):
@@ -41,80 +42,83 @@ class HeldBias(nn.Module):
                 self.register_buffer(name, tensor, persistent=False)
 
     def forward(self) -> Bias:
-        """The bias over the tensors that this module has now."""
-        return self.pattern.bias.with_parameters([getattr(self, name) for name in self.names])
+        """The bias over the tensors that are registered now."""
+        return self.template.bias.with_parameters([getattr(self, name) for name in self.names])
 
     def extra_repr(self) -> str:
-        return repr(self.pattern.bias)
+        return repr(self.template.bias)
 
 
 @dataclass(frozen=True, eq=False)
-class _Pattern:
-    """The bias that was given, which a copy of the module shares: what it is made of is replaced in each call.
+class _BiasTemplate:
+    """The original bias, shared by deep copies of the module; every call substitutes the registered tensors.
 
-    Were it copied, a function of `biases.from_mod` would no longer read the tensors that it is known by.
+    A copy would break `biases.from_mod`: its function closes over the original tensors.
     """
 
     bias: Bias
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Pattern:
+    def __deepcopy__(self, memo: dict[int, Any]) -> _BiasTemplate:
         return self
 
 
-def joined_mask(own: Mask | None, given: Mask | Tensor | None) -> Mask | Tensor | None:
-    """The pairs that both a layer's mask and that of a call keep.
+def combine_masks(own: Mask | None, passed: Mask | Tensor | None) -> Mask | Tensor | None:
+    """The intersection of a layer's own mask and the mask of a call.
 
     >>> from regard import masks
-    >>> joined_mask(masks.causal(), masks.window(before=3))
+    >>> combine_masks(masks.causal(), masks.window(before=3))
     causal() & window(before=3)
     """
-    if own is None or given is None:
-        return given if own is None else own
-    return own & (where(keep=given) if isinstance(given, Tensor) else given)
+    if own is None or passed is None:
+        return passed if own is None else own
+    return own & (where(keep=passed) if isinstance(passed, Tensor) else passed)
 
 
-def joined_bias(own: HeldBias | None, given: Bias | Tensor | None) -> Bias | Tensor | None:
-    """The sum of a layer's bias and that of a call."""
+def combine_biases(own: BiasModule | None, passed: Bias | Tensor | None) -> Bias | Tensor | None:
+    """The sum of a layer's own bias and the bias of a call."""
     if own is None:
-        return given
-    return own() if given is None else own() + as_bias(given)
+        return passed
+    return own() if passed is None else own() + as_bias(passed)
 
 
-def check_cache(cache: object, mask: Mask | None) -> None:
-    """A cache that keeps what a layer with this mask needs.
+def check_cache(cache: KeyValueStore, mask: Mask | None) -> None:
+    """Check that a cache stores keys and values, and evicts by no other mask than the layer's.
 
     Raises:
-        ConfigurationError: it is none, or drops by another mask.
+        ConfigurationError: it lacks a member of `KeyValueStore`, or evicts by another mask.
     """
-    if not isinstance(cache, KVCache):
+    kind = type(cache)
+    missing = () if kind is KVCache else [name for name in KEY_VALUE_MEMBERS if not hasattr(kind, name)]
+    if missing:
         raise ConfigurationError(
-            f"step needs a KVCache, such as layer.make_cache() gives; it was given a {type(cache).__name__}. "
-            "Cross-attention has no steps: forward(query, memory) takes what remember(memory) gave"
+            f"step needs a KVCache, such as layer.make_cache() returns, or another cache of keys and values; it got a "
+            f"{kind.__name__}, which has no {', '.join(missing)}. Cross-attention has no steps: forward(query, memory) "
+            "accepts what project_memory(memory) returned"
         )
     if cache.mask is not None and cache.mask is not mask and cache.mask != mask:
         raise ConfigurationError(
-            f"the cache drops keys by {cache.mask!r}, but the layer's own mask is {mask!r}: layer.make_cache() gives a "
-            "cache for its mask, KVCache() one that keeps everything"
+            f"the cache evicts keys by {cache.mask!r}, but the layer's own mask is {mask!r}: layer.make_cache() "
+            "returns a cache for its mask, KVCache() one that never evicts"
         )
 
 
 def check_no_rotation(rotation: Rotation | None) -> None:
-    """Nothing to turn by, for a layer that turns nothing.
+    """Refuse a rotation for a layer without rotary embedding.
 
     Raises:
-        ConfigurationError: there is a rotation.
+        ConfigurationError: a rotation was passed.
     """
     if rotation is not None:
         raise ConfigurationError(
-            "the layer was given a rotation, and turns nothing: make it with rotary=, or leave the rotation out"
+            "a rotation was passed, but the layer has no rotary embedding: make it with rotary=, or leave rotation= out"
         )
 
 
 def learned_sinks(sinks: Tensor, num_heads: int) -> nn.Parameter:
-    """The logits of the heads' sinks, as a parameter.
+    """The sink logits (num_heads,) as a parameter.
 
     Raises:
-        ShapeError: they are not one floating-point number for each head.
+        ShapeError: not one floating-point number for each head.
     """
     if not isinstance(sinks, Tensor) or not sinks.is_floating_point() or tuple(sinks.shape) != (num_heads,):
         has = f"{sinks.dtype} {tuple(sinks.shape)}" if isinstance(sinks, Tensor) else f"a {type(sinks).__name__}"

@@ -1,4 +1,4 @@
-"""Root mean square norm, in float32 also where the rest is narrower."""
+"""Root mean square layer normalisation, computed in float32 for narrower dtypes too."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class RMSNorm(nn.Module):
     """(offset + g) · x / √(mean(x²) + eps), over the last axis: any shape (..., dim), the same shape and dtype.
 
     It is computed in float32 at least and rounded once, under autocast too, where `torch.nn.RMSNorm` computes in the
-    narrow dtype. g starts so that the norm starts with a gain of 1.
+    narrow dtype. g is initialised so that the gain offset + g is 1.
 
     Args:
         dim: of the last axis.
-        eps: keeps vectors of nearly 0 from being blown up.
-        offset: 1.0 for checkpoints that hold g - 1, as Gemma's do.
+        eps: added to the mean square, so that vectors near 0 are not amplified.
+        offset: 1.0 for checkpoints that store g - 1, as Gemma's do.
 
     Raises:
         ConfigurationError: a dim below 1, an eps below 0.

@@ -1,14 +1,11 @@
-"""The block of a Transformer: attention, perhaps attention to a memory, and a feed-forward part.
-
-How a block adds what its parts say to what goes through it.
-"""
+"""Transformer block: self-attention, optional cross-attention and feed-forward, each with residual and norm."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Unpack
+from typing import Any, Protocol, Unpack
 
 from torch import Tensor, nn
 
@@ -18,22 +15,21 @@ from ..errors import ConfigurationError, ShapeError
 from ..lenses import Lens
 from ..masks import Mask
 from ..positions import Rotation
-from .attention_layer import Attention, Beside
-from .caches import KVCache, MemoryCache
+from .attention_layer import Attention, CallKwargs
+from .caches import Cache, ProjectedMemory
 from .input_checks import probability
-from .latent_attention import LatentAttention
 
 
 class Residual(nn.Module, ABC):
-    """x and a part f become `after(x, f(before(x)))`. A block has one for each of its parts."""
+    """Residual connection with normalisation around a sublayer f: `after(x, f(before(x)))`, one for each sublayer."""
 
     @abstractmethod
     def before(self, x: Tensor) -> Tensor:
-        """What the part is given."""
+        """Input of the sublayer."""
 
     @abstractmethod
-    def after(self, x: Tensor, said: Tensor) -> Tensor:
-        """What goes on, from x and from what the part said."""
+    def after(self, x: Tensor, branch: Tensor) -> Tensor:
+        """Output of the residual connection, from its input and the output of the sublayer."""
 
 
 class PostNorm(Residual):
@@ -56,12 +52,12 @@ class PostNorm(Residual):
     def before(self, x: Tensor) -> Tensor:
         return x
 
-    def after(self, x: Tensor, said: Tensor) -> Tensor:
-        return self.norm(x + self.dropout(said))
+    def after(self, x: Tensor, branch: Tensor) -> Tensor:
+        return self.norm(x + self.dropout(branch))
 
 
 class PreNorm(Residual):
-    """x + dropout(f(norm(x))); a stack of such blocks ends in one more norm.
+    """x + dropout(f(norm(x))); a stack of such blocks needs a final norm.
 
     Source: Xiong et al. 2020 (arXiv 2002.04745), Table 1.
 
@@ -80,8 +76,8 @@ class PreNorm(Residual):
     def before(self, x: Tensor) -> Tensor:
         return self.norm(x)
 
-    def after(self, x: Tensor, said: Tensor) -> Tensor:
-        return x + self.dropout(said)
+    def after(self, x: Tensor, branch: Tensor) -> Tensor:
+        return x + self.dropout(branch)
 
 
 class SandwichNorm(Residual):
@@ -104,36 +100,36 @@ class SandwichNorm(Residual):
     def before(self, x: Tensor) -> Tensor:
         return self.norm_before(x)
 
-    def after(self, x: Tensor, said: Tensor) -> Tensor:
-        return x + self.dropout(self.norm_after(said))
+    def after(self, x: Tensor, branch: Tensor) -> Tensor:
+        return x + self.dropout(self.norm_after(branch))
 
 
 @dataclass(frozen=True, eq=False)
 class BlockCache:
-    """What a block keeps in decoding: the cache of its attention, and the memory of its cross-attention if it has one.
+    """Decoding state of a block: the cache of its self-attention, and the projected memory of its cross-attention.
 
-    A value, as `KVCache` is: a step returns another one, and the old one stays as it was.
+    An immutable value, as `KVCache` is: a step returns a new one.
     """
 
-    attention: KVCache
-    memory: MemoryCache | None = None
+    attention: Cache
+    memory: ProjectedMemory | None = None
 
     @property
     def nbytes(self) -> int:
-        """The memory that both take."""
+        """Allocated bytes of both."""
         return self.attention.nbytes + (0 if self.memory is None else self.memory.nbytes)
 
-    def select(self, rows: Tensor) -> BlockCache:
-        """The cache of these rows of the batch, in this order; a row may come more than once."""
-        memory = None if self.memory is None else self.memory.select(rows)
-        return BlockCache(self.attention.select(rows), memory)
+    def reorder(self, rows: Tensor) -> BlockCache:
+        """The cache for these rows of the batch, in this order; rows may repeat."""
+        memory = None if self.memory is None else self.memory.reorder(rows)
+        return BlockCache(self.attention.reorder(rows), memory)
 
 
 @dataclass(frozen=True, eq=False)
 class SeenBlock:
-    """What a block gives where it is observed: its output, and what lenses show of its attention.
+    """Result of `TransformerBlock.observe`: the output, and the results of lenses on both attentions.
 
-    attention, cross_attention: `seen[lens]` of each; the second is None where the block has no memory.
+    attention, cross_attention: `seen[lens]` of each; the second is None for a block without cross-attention.
     """
 
     output: Tensor
@@ -141,22 +137,50 @@ class SeenBlock:
     cross_attention: Seen | None = None
 
 
-class TransformerBlock(nn.Module):
-    """Attention, cross-attention if there is one, and the feed-forward part, each in a residual of its own.
+class SelfAttention(Protocol):
+    """The self-attention layer of a block: any operator with `forward`, `step` and a cache, such as `Attention`.
 
-    With attention alone it is the block of an encoder, and with a causal mask in its attention that of a language
-    model; with cross-attention it is a decoder's.
+    The keyword arguments are those of `Attention.forward`. Linear attention fits: its cache is its running sum.
+    """
+
+    def __call__(self, query: Tensor, /, **call: Unpack[CallKwargs]) -> Tensor:
+        """Self-attention of a whole sequence: (batch, length, dim) to the same."""
+        ...
+
+    def make_cache(self, max_length: int | None = None) -> Cache:
+        """An empty cache for decoding."""
+        ...
+
+    def step(self, query: Tensor, cache: Any, /, **call: Unpack[CallKwargs]) -> tuple[Tensor, Any]:
+        """One decoding step: the output for the next tokens, and the cache extended by them."""
+        ...
+
+    def observe(self, query: Tensor, /, *lenses: Lens, **call: Unpack[CallKwargs]) -> Seen:
+        """`forward` with lenses on the weights."""
+        ...
+
+    def observe_step(self, query: Tensor, cache: Any, /, *lenses: Lens, **call: Unpack[CallKwargs]) -> tuple[Seen, Any]:
+        """`step` with lenses on the weights."""
+        ...
+
+
+class TransformerBlock(nn.Module):
+    """Self-attention, cross-attention if there is one, and a feed-forward network, each in a residual connection.
+
+    With self-attention alone it is an encoder block, or with a causal mask the block of a decoder-only language model;
+    with cross-attention it is the decoder block of an encoder-decoder.
 
     Shapes: x (batch, length, dim), memory (batch, N, memory dim), output (batch, length, dim).
 
     Args:
-        attention: of the sequence to itself.
+        attention: self-attention, such as `Attention` or `LatentAttention`, or any module with the methods of
+            `SelfAttention`.
         feed_forward: any module of (batch, length, dim) to the same, such as `FeedForward`, `GatedFeedForward`.
-        residual: makes the residual of each part, such as `lambda: PreNorm(RMSNorm(512), dropout=0.1)`.
-        cross_attention: of the sequence to a memory.
+        residual: called once for each sublayer, such as `lambda: PreNorm(RMSNorm(512), dropout=0.1)`.
+        cross_attention: attention to a memory, such as the output of an encoder.
 
     Raises:
-        ConfigurationError: residual makes no `Residual`.
+        ConfigurationError: `residual` returns no `Residual`.
 
     Source: Vaswani et al. 2017 (arXiv 1706.03762), section 3.1.
 
@@ -177,7 +201,7 @@ class TransformerBlock(nn.Module):
 
     def __init__(
         self,
-        attention: Attention | LatentAttention,
+        attention: SelfAttention,
         feed_forward: nn.Module,
         residual: Callable[[], Residual],
         *,
@@ -185,16 +209,16 @@ class TransformerBlock(nn.Module):
     ) -> None:
         super().__init__()
         self.attention = attention
-        self.attention_residual = _made(residual)
+        self.attention_residual = _new_residual(residual)
         self.cross_attention = cross_attention
-        self.cross_residual = None if cross_attention is None else _made(residual)
+        self.cross_residual = None if cross_attention is None else _new_residual(residual)
         self.feed_forward = feed_forward
-        self.feed_forward_residual = _made(residual)
+        self.feed_forward_residual = _new_residual(residual)
 
     def forward(
         self,
         x: Tensor,
-        memory: Tensor | MemoryCache | None = None,
+        memory: Tensor | ProjectedMemory | None = None,
         *,
         mask: Mask | Tensor | None = None,
         bias: Bias | Tensor | None = None,
@@ -202,22 +226,22 @@ class TransformerBlock(nn.Module):
         memory_mask: Mask | Tensor | None = None,
         rotation: Rotation | None = None,
     ) -> Tensor:
-        """A whole sequence.
+        """The block applied to a whole sequence.
 
         Args:
             x: (batch, length, dim).
-            memory: what cross-attention attends to, or what `cross_attention.remember` made of it.
-            mask: of the attention, beside its own.
-            bias: of the attention, beside its own.
-            positions: of x, (length,) or (batch, length); without them 0..length-1.
-            memory_mask: of the cross-attention, beside its own.
-            rotation: of the attention, as in `Attention.forward`.
+            memory: (batch, N, memory dim) for cross-attention, or the result of `cross_attention.project_memory`.
+            mask: of the self-attention, intersected with its own.
+            bias: of the self-attention, added to its own.
+            positions: of x, (length,) or (batch, length); 0..length-1 by default.
+            memory_mask: of the cross-attention, intersected with its own.
+            rotation: of the self-attention, as in `Attention.forward`.
 
         Raises:
-            ShapeError: a memory that is missing, or is given to a block that has no use for it; what does not fit.
+            ShapeError: a memory is missing, or the block has no cross-attention for it; tensors that do not fit.
         """
         self._check_memory(memory)
-        return self._through(
+        return self._apply_sublayers(
             x,
             lambda h: self.attention(h, mask=mask, bias=bias, positions=positions, rotation=rotation),
             lambda cross, h: cross(h, memory, mask=memory_mask, positions=positions),
@@ -227,34 +251,34 @@ class TransformerBlock(nn.Module):
         self,
         x: Tensor,
         *lenses: Lens,
-        memory: Tensor | MemoryCache | None = None,
+        memory: Tensor | ProjectedMemory | None = None,
         memory_mask: Mask | Tensor | None = None,
-        **beside: Unpack[Beside],
+        **call: Unpack[CallKwargs],
     ) -> SeenBlock:
-        """`forward`, and what lenses show of both attentions."""
+        """`forward` with lenses on the weights of both attentions."""
         self._check_memory(memory)
         seen: list[Seen] = []
 
         def attend(h: Tensor) -> Tensor:
-            seen.append(self.attention.observe(h, *lenses, **beside))
+            seen.append(self.attention.observe(h, *lenses, **call))
             return seen[-1].output
 
         def cross_attend(cross: Attention, h: Tensor) -> Tensor:
-            positions = beside.get("positions")
+            positions = call.get("positions")
             seen.append(cross.observe(h, *lenses, memory=memory, mask=memory_mask, positions=positions))
             return seen[-1].output
 
-        return SeenBlock(self._through(x, attend, cross_attend), *seen)
+        return SeenBlock(self._apply_sublayers(x, attend, cross_attend), *seen)
 
     def make_cache(
         self, memory: Tensor | None = None, *, memory_positions: Tensor | None = None, max_length: int | None = None
     ) -> BlockCache:
-        """An empty cache for decoding, with the memory projected; `max_length` as in `KVCache.rolling`."""
+        """An empty cache for decoding, with the projected memory; `max_length` as in `KVCache.rolling`."""
         self._check_memory(memory)
         cache = self.attention.make_cache(max_length)
         if self.cross_attention is None or memory is None:
             return BlockCache(cache)
-        return BlockCache(cache, self.cross_attention.remember(memory, memory_positions))
+        return BlockCache(cache, self.cross_attention.project_memory(memory, memory_positions))
 
     def step(
         self,
@@ -267,22 +291,25 @@ class TransformerBlock(nn.Module):
         memory_mask: Mask | Tensor | None = None,
         rotation: Rotation | None = None,
     ) -> tuple[Tensor, BlockCache]:
-        """The tokens that come next, one or many, and the cache with them in it; arguments are those of `forward`.
+        """One decoding step: the output for the next tokens, and the extended cache; arguments are those of `forward`.
 
         Raises:
             ConfigurationError: a cache of another kind, or without the memory that the block needs.
         """
         self._check_cache(cache)
-        at = cache.attention.following(x.shape[1], x.device) if positions is None else positions
-        after: list[KVCache] = []
+        at = cache.attention.next_positions(x.shape[1], x.device) if positions is None else positions
+        after: list[Cache] = []
 
         def attend(h: Tensor) -> Tensor:
-            beside: Beside = {"mask": mask, "bias": bias, "positions": positions, "rotation": rotation}
-            said, grown = self.attention.step(h, cache.attention, **beside)
-            after.append(grown)
-            return said
+            call: CallKwargs = {"mask": mask, "bias": bias, "positions": positions, "rotation": rotation}
+            output, extended = self.attention.step(h, cache.attention, **call)
+            after.append(extended)
+            return output
 
-        output = self._through(x, attend, lambda cross, h: cross(h, cache.memory, mask=memory_mask, positions=at))
+        def cross_attend(cross: Attention, h: Tensor) -> Tensor:
+            return cross(h, cache.memory, mask=memory_mask, positions=at)
+
+        output = self._apply_sublayers(x, attend, cross_attend)
         return output, replace(cache, attention=after[0])
 
     def observe_step(
@@ -291,63 +318,62 @@ class TransformerBlock(nn.Module):
         cache: BlockCache,
         *lenses: Lens,
         memory_mask: Mask | Tensor | None = None,
-        **beside: Unpack[Beside],
+        **call: Unpack[CallKwargs],
     ) -> tuple[SeenBlock, BlockCache]:
-        """`step`, and what lenses show of both attentions."""
+        """`step` with lenses on the weights of both attentions."""
         self._check_cache(cache)
-        at = beside.get("positions")
-        at = cache.attention.following(x.shape[1], x.device) if at is None else at
+        at = call.get("positions")
+        at = cache.attention.next_positions(x.shape[1], x.device) if at is None else at
         seen: list[Seen] = []
-        after: list[KVCache] = []
+        after: list[Cache] = []
 
         def attend(h: Tensor) -> Tensor:
-            looked, grown = self.attention.observe_step(h, cache.attention, *lenses, **beside)
-            seen.append(looked)
-            after.append(grown)
-            return looked.output
+            result, extended = self.attention.observe_step(h, cache.attention, *lenses, **call)
+            seen.append(result)
+            after.append(extended)
+            return result.output
 
         def cross_attend(cross: Attention, h: Tensor) -> Tensor:
             seen.append(cross.observe(h, *lenses, memory=cache.memory, mask=memory_mask, positions=at))
             return seen[-1].output
 
-        return SeenBlock(self._through(x, attend, cross_attend), *seen), replace(cache, attention=after[0])
+        return SeenBlock(self._apply_sublayers(x, attend, cross_attend), *seen), replace(cache, attention=after[0])
 
-    def _through(
+    def _apply_sublayers(
         self, x: Tensor, attend: Callable[[Tensor], Tensor], cross_attend: Callable[[Attention, Tensor], Tensor]
     ) -> Tensor:
-        """The sequence through each part and its residual."""
+        """Each sublayer in its residual connection, with the given functions for the two attentions."""
         x = self.attention_residual.after(x, attend(self.attention_residual.before(x)))
         if self.cross_attention is not None and self.cross_residual is not None:
             x = self.cross_residual.after(x, cross_attend(self.cross_attention, self.cross_residual.before(x)))
-        said = self.feed_forward(self.feed_forward_residual.before(x))
-        return self.feed_forward_residual.after(x, said)
+        return self.feed_forward_residual.after(x, self.feed_forward(self.feed_forward_residual.before(x)))
 
-    def _check_memory(self, memory: Tensor | MemoryCache | None) -> None:
+    def _check_memory(self, memory: Tensor | ProjectedMemory | None) -> None:
         if (memory is None) != (self.cross_attention is None):
             raise ShapeError(
-                "the block attends to a memory, and was given none: give memory=, what an encoder put out"
+                "the block has cross-attention, and got no memory: pass memory=, the output of an encoder"
                 if memory is None
-                else "the block was given a memory, but it has no cross-attention: make it with cross_attention="
+                else "the block got a memory, but it has no cross-attention: make it with cross_attention="
             )
 
     def _check_cache(self, cache: object) -> None:
         if not isinstance(cache, BlockCache):
             raise ConfigurationError(
-                f"step needs a BlockCache, as block.make_cache() gives; it was given a {type(cache).__name__}"
+                f"step needs a BlockCache, as block.make_cache() returns; it got a {type(cache).__name__}"
             )
         if (cache.memory is None) != (self.cross_attention is None):
             raise ConfigurationError(
-                "the cache has no memory, and the block attends to one: start with block.make_cache(memory)"
+                "the cache has no memory, and the block has cross-attention: start with block.make_cache(memory)"
                 if cache.memory is None
                 else "the cache has a memory, but the block has no cross-attention: start with block.make_cache()"
             )
 
 
-def _made(residual: Callable[[], Residual]) -> Residual:
-    made = residual()
-    if not isinstance(made, Residual):
+def _new_residual(make: Callable[[], Residual]) -> Residual:
+    residual = make()
+    if not isinstance(residual, Residual):
         raise ConfigurationError(
-            f"residual makes a {type(made).__name__}; a block needs a residual for each of its parts, such as "
+            f"residual makes a {type(residual).__name__}; a block needs a residual for each of its parts, such as "
             "residual=lambda: PreNorm(nn.LayerNorm(dim))"
         )
-    return made
+    return residual

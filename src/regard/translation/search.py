@@ -90,7 +90,7 @@ def _put(
 class Selectable(Protocol):
     """What a model knows of its rows: one row per beam."""
 
-    def select(self, rows: Tensor) -> Any:
+    def reorder(self, rows: Tensor) -> Any:
         """The same, its rows reordered, repeated or dropped."""
         ...
 
@@ -226,7 +226,7 @@ def beam_search(
     ...         return SimpleNamespace(logits=logits, state=Rows(state.values + 1), weights=now, self_weights=None)
     >>> class Rows:
     ...     def __init__(self, values): self.values = values
-    ...     def select(self, rows): return Rows(self.values[rows])
+    ...     def reorder(self, rows): return Rows(self.values[rows])
     >>> settings = SearchSettings(beam=2, length_penalty=0.6)
     >>> [[best]] = beam_search(Copy(), torch.tensor([[5, 7, END]]), torch.tensor([3]), settings)
     >>> best.ids, best.weights.argmax(-1).tolist()
@@ -249,9 +249,9 @@ def beam_search(
             return record.hypotheses()
         # A greedy step in which no sentence ends moves nothing; and all beams of a sentence have the same memory.
         moved = not torch.equal(following.parents, torch.arange(len(live.tokens), device=source.device))
-        state = step.state.select(following.parents) if moved else step.state
+        state = step.state.reorder(following.parents) if moved else step.state
         if following.log_probabilities.shape != live.log_probabilities.shape:
-            memory = memory.select(following.parents)
+            memory = memory.reorder(following.parents)
         live = following
 
 

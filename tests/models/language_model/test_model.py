@@ -162,7 +162,7 @@ def test_a_cache_is_a_value(make):
     ahead = [model.step(tokens[:, 9:12], cache)[0] for _ in range(2)]
     assert torch.equal(*ahead)
     rows = torch.tensor([2, 0, 2])
-    chosen, _ = model.step(tokens[rows, 9:12], cache.select(rows))
+    chosen, _ = model.step(tokens[rows, 9:12], cache.reorder(rows))
     close(chosen, ahead[0][rows])
 
 
@@ -274,8 +274,8 @@ def test_caches_that_do_not_fit(make):
     with pytest.raises(ShapeError, match="the cache has the batch 3, and what comes 2"):
         model.step(tokens[:2], cache)
     with pytest.raises(ShapeError, match=r"rows are in 3\.\.3, but the batch has the size 3"):
-        cache.select(torch.tensor([3]))
-    with pytest.raises(ConfigurationError, match="the cache drops keys by"):
+        cache.reorder(torch.tensor([3]))
+    with pytest.raises(ConfigurationError, match="the cache evicts keys by"):
         make([LayerConfig(before=9)] * 2).step(tokens, cache)
 
 

@@ -19,7 +19,7 @@ from ...masks import Mask
 from ...nn import BlockCache, TransformerBlock
 from ...nn.input_checks import probability
 from ...nn.linear import Linear, linear
-from ...nn.projections import xavier
+from ...nn.projections import init_xavier
 from ...positions import Rotary, Rotation
 from ...utils.numbers import whole_number
 from . import saved_model
@@ -76,7 +76,7 @@ class LanguageModel(nn.Module):
         self.norm = config.norm.make(dim)
         self.output = None if config.tied else Linear(dim, size, bias=False)
         if self.output is not None:
-            xavier(self.output)
+            init_xavier(self.output)
 
     def forward(self, tokens: Tensor, *, mask: Mask | Tensor | None = None, positions: Tensor | None = None) -> Tensor:
         """Logits of what follows each token.

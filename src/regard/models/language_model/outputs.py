@@ -31,13 +31,13 @@ class LanguageModelCache:
         """The memory that all layers take."""
         return sum(layer.nbytes for layer in self.layers)
 
-    def following(self, count: int, device: torch.device) -> Tensor:
+    def next_positions(self, count: int, device: torch.device) -> Tensor:
         """The positions of the next `count` tokens: (count,) or (batch, count)."""
-        return self.layers[0].attention.following(count, device)
+        return self.layers[0].attention.next_positions(count, device)
 
-    def select(self, rows: Tensor) -> LanguageModelCache:
+    def reorder(self, rows: Tensor) -> LanguageModelCache:
         """The cache of these rows of the batch, in this order; a row may come more than once."""
-        return LanguageModelCache(tuple(layer.select(rows) for layer in self.layers))
+        return LanguageModelCache(tuple(layer.reorder(rows) for layer in self.layers))
 
 
 @dataclass(frozen=True, eq=False)

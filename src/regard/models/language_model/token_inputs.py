@@ -83,7 +83,7 @@ def places(tokens: Tensor, positions: Tensor | None, cache: LanguageModelCache |
     if positions is not None:
         check_positions("positions", positions, batch, length)
         return positions
-    return torch.arange(length, device=tokens.device) if cache is None else cache.following(length, tokens.device)
+    return torch.arange(length, device=tokens.device) if cache is None else cache.next_positions(length, tokens.device)
 
 
 def shared_rotations(rotaries: Iterable[Rotary | None], at: Tensor, dtype: torch.dtype) -> list[Rotation | None]:

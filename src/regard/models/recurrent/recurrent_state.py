@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from ...masks import Mask, padding
-from ...nn.caches.kv_cache import check_rows
+from ...nn.caches.base import check_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +45,7 @@ class Memory:
         """Source lengths, [B]."""
         return self.encoded.lengths
 
-    def select(self, rows: Tensor) -> Memory:
+    def reorder(self, rows: Tensor) -> Memory:
         """The memory of these rows of the batch, in this order; a row may come more than once.
 
         Raises:
@@ -69,7 +69,7 @@ class State:
     fed: Tensor | None = None
     step: int = 0
 
-    def select(self, rows: Tensor) -> State:
+    def reorder(self, rows: Tensor) -> State:
         """The state of these rows of the batch, in this order; a row may come more than once.
 
         Raises:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from ...errors import ConfigurationError
 from ...lenses import Lens
 from ...masks import Mask
-from ...nn import BlockCache, KVCache, MemoryCache, SeenBlock, TransformerBlock
+from ...nn import BlockCache, KVCache, ProjectedMemory, SeenBlock, TransformerBlock
 
 
 class Encoder(nn.Module):
@@ -65,22 +65,22 @@ class Decoder(nn.Module):
         self.blocks = nn.ModuleList(_checked(blocks, memory=True))
         self.norm = nn.Identity() if norm is None else norm
 
-    def remember(self, memory: Tensor) -> tuple[MemoryCache, ...]:
+    def remember(self, memory: Tensor) -> tuple[ProjectedMemory, ...]:
         """The keys and values of a memory [B, S, dim] for each block, once for all steps."""
-        return tuple(block.cross_attention.remember(memory) for block in self._blocks)  # type: ignore[union-attr]
+        return tuple(block.cross_attention.project_memory(memory) for block in self._blocks)  # type: ignore[union-attr]
 
     def make_caches(self) -> tuple[KVCache, ...]:
         """What each block keeps of the target, before its first token."""
         return tuple(block.attention.make_cache() for block in self._blocks)
 
-    def forward(self, x: Tensor, memory: tuple[MemoryCache, ...], mask: Mask | None = None) -> Tensor:
+    def forward(self, x: Tensor, memory: tuple[ProjectedMemory, ...], mask: Mask | None = None) -> Tensor:
         """A whole target; `memory` is what `remember` gave, and the mask says which of its positions exist."""
         for block, remembered in zip(self._blocks, memory, strict=True):
             x = block(x, remembered, memory_mask=mask)
         return self.norm(x)
 
     def observe(
-        self, x: Tensor, memory: tuple[MemoryCache, ...], *lenses: Lens, mask: Mask | None = None
+        self, x: Tensor, memory: tuple[ProjectedMemory, ...], *lenses: Lens, mask: Mask | None = None
     ) -> tuple[Tensor, tuple[SeenBlock, ...]]:
         """`forward`, and what lenses show of each block."""
         seen = []
@@ -90,7 +90,7 @@ class Decoder(nn.Module):
         return self.norm(x), tuple(seen)
 
     def step(
-        self, x: Tensor, caches: tuple[KVCache, ...], memory: tuple[MemoryCache, ...], mask: Mask | None = None
+        self, x: Tensor, caches: tuple[KVCache, ...], memory: tuple[ProjectedMemory, ...], mask: Mask | None = None
     ) -> tuple[Tensor, tuple[KVCache, ...]]:
         """The tokens that come next, and the caches with them in it."""
         after = []
@@ -103,7 +103,7 @@ class Decoder(nn.Module):
         self,
         x: Tensor,
         caches: tuple[KVCache, ...],
-        memory: tuple[MemoryCache, ...],
+        memory: tuple[ProjectedMemory, ...],
         *lenses: Lens,
         mask: Mask | None = None,
     ) -> tuple[Tensor, tuple[SeenBlock, ...], tuple[KVCache, ...]]:

@@ -10,19 +10,19 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from ...masks import Mask, padding
-from ...nn import KVCache, MemoryCache, SeenBlock
-from ...nn.caches.kv_cache import check_rows
+from ...nn import KVCache, ProjectedMemory, SeenBlock
+from ...nn.caches.base import check_rows
 
 
 @dataclass(frozen=True, eq=False)
 class Memory:
     """A source as a decoder sees it, made once: keys and values for each layer of the decoder, lengths [B], padding."""
 
-    layers: tuple[MemoryCache, ...]
+    layers: tuple[ProjectedMemory, ...]
     lengths: Tensor
     mask: Mask
 
-    def select(self, rows: Tensor) -> Memory:
+    def reorder(self, rows: Tensor) -> Memory:
         """The memory of these rows of the batch, in this order; a row may come more than once.
 
         Raises:
@@ -30,7 +30,7 @@ class Memory:
         """
         check_rows(rows, len(self.lengths))
         lengths = self.lengths[rows]
-        return Memory(tuple(layer.select(rows) for layer in self.layers), lengths, padding(lengths=lengths))
+        return Memory(tuple(layer.reorder(rows) for layer in self.layers), lengths, padding(lengths=lengths))
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,13 +40,13 @@ class State:
     caches: tuple[KVCache, ...]
     length: int = 0
 
-    def select(self, rows: Tensor) -> State:
+    def reorder(self, rows: Tensor) -> State:
         """The state of these rows of the batch, in this order; a row may come more than once.
 
         Raises:
             ShapeError, DtypeError: rows are not rows of the batch.
         """
-        return replace(self, caches=tuple(cache.select(rows) for cache in self.caches))
+        return replace(self, caches=tuple(cache.reorder(rows) for cache in self.caches))
 
 
 @dataclass(frozen=True, eq=False)

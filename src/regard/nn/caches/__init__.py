@@ -1,6 +1,8 @@
-"""Caches: what decoding keeps of the positions before, as values that are passed in and returned."""
+"""Caches for decoding: immutable values that a step takes and returns."""
 
-from .cross_attention import MemoryCache as MemoryCache
+from .base import Cache as Cache
+from .base import KeyValueStore as KeyValueStore
 from .kv_cache import KVCache as KVCache
+from .projected_memory import ProjectedMemory as ProjectedMemory
 
-__all__ = ["KVCache", "MemoryCache"]
+__all__ = ["Cache", "KVCache", "KeyValueStore", "ProjectedMemory"]

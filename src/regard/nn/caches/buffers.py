@@ -1,4 +1,4 @@
-"""Memory for keys, values and positions, with room to grow: several caches may share its beginning."""
+"""Buffers for keys, values and positions with spare capacity, whose filled part several caches may share."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ...errors import DeviceError, DtypeError, ShapeError
 
 @dataclass(eq=False)
 class Buffers:
-    """keys (B, H, C, D), values (B, H, C, Dv), positions (C,) or (B, C), for C positions of which `filled` are taken.
+    """keys (B, H, C, D), values (B, H, C, Dv), positions (C,) or (B, C); the first `filled` of C are set.
 
-    What is taken is never written to again. So a cache may go on in place where it ends at `filled`; where another
-    one went on from there before, it gets memory of its own.
+    The filled part is never written again. So a cache that ends at `filled` appends in place; one that ends earlier,
+    because another cache has appended since, gets a copy.
     """
 
     keys: Tensor
@@ -24,73 +24,73 @@ class Buffers:
     filled: int
 
     @classmethod
-    def of(cls, keys: Tensor, values: Tensor, positions: Tensor, capacity: int) -> Buffers:
-        """Memory that begins with these."""
+    def allocate(cls, keys: Tensor, values: Tensor, positions: Tensor, capacity: int) -> Buffers:
+        """New buffers of this capacity that start with copies of the tensors; the tensors themselves with gradients."""
         if torch.is_grad_enabled():
             return cls(keys, values, positions, keys.shape[2])
-        held = [_with_room(tensor, axis, capacity) for tensor, axis in ((keys, 2), (values, 2), (positions, -1))]
-        return cls(*held, filled=keys.shape[2])
+        padded = [_with_capacity(tensor, axis, capacity) for tensor, axis in ((keys, 2), (values, 2), (positions, -1))]
+        return cls(*padded, filled=keys.shape[2])
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all three."""
+        """Allocated bytes of the three tensors."""
         return sum(tensor.untyped_storage().nbytes() for tensor in (self.keys, self.values, self.positions))
 
-    def extended(self, length: int, keys: Tensor, values: Tensor, positions: Tensor, capacity: int) -> Buffers:
-        """The first `length` positions and these behind them: in place, or in new memory of the capacity."""
+    def extend(self, length: int, keys: Tensor, values: Tensor, positions: Tensor, capacity: int) -> Buffers:
+        """The first `length` positions followed by new ones: in place where possible, else in new buffers."""
         total = length + keys.shape[2]
-        batch = max(self.positions.ndim, positions.ndim) == 2
-        own, new = _per_batch(self.positions, batch, keys.shape[0]), _per_batch(positions, batch, keys.shape[0])
-        if torch.is_grad_enabled():  # nothing that a gradient may need is ever written to
+        batched = max(self.positions.ndim, positions.ndim) == 2
+        own, new = (_expand_batch(at, batched, keys.shape[0]) for at in (self.positions, positions))
+        if torch.is_grad_enabled():  # autograd may need the old tensors unchanged
             tensors = (self.keys[:, :, :length], keys), (self.values[:, :, :length], values), (own[..., :length], new)
             joined = [torch.cat(pair, axis) for pair, axis in zip(tensors, (2, 2, -1), strict=True)]
             return Buffers(*joined, filled=total)
         buffers = self
-        if not self._may_go_on(length, total) or own is not self.positions:
-            begun = self.keys[:, :, :length], self.values[:, :, :length], own[..., :length]
-            buffers = Buffers.of(*begun, capacity)
+        if not self._can_append_in_place(length, total) or own is not self.positions:
+            start = self.keys[:, :, :length], self.values[:, :, :length], own[..., :length]
+            buffers = Buffers.allocate(*start, capacity)
         buffers.keys[:, :, length:total] = keys
         buffers.values[:, :, length:total] = values
         buffers.positions[..., length:total] = new
         buffers.filled = total
         return buffers
 
-    def kept(self, rows: Tensor | slice, capacity: int) -> Buffers:
-        """Some of the positions, in new memory."""
-        positions = self.positions[..., rows]
-        return Buffers.of(self.keys[:, :, rows], self.values[:, :, rows], positions, capacity)
+    def take_columns(self, columns: Tensor, capacity: int) -> Buffers:
+        """These columns (count,) of all rows, copied to new buffers."""
+        positions = self.positions[..., columns]
+        return Buffers.allocate(self.keys[:, :, columns], self.values[:, :, columns], positions, capacity)
 
-    def chosen(self, batch: Tensor, length: int, capacity: int) -> Buffers:
-        """The first `length` positions of some rows of the batch, in new memory."""
+    def take_rows(self, rows: Tensor, length: int, capacity: int) -> Buffers:
+        """The first `length` positions of these rows of the batch, copied to new buffers."""
         positions = self.positions[..., :length]
         if positions.ndim == 2:
-            positions = positions[batch]
-        return Buffers.of(self.keys[batch, :, :length], self.values[batch, :, :length], positions, capacity)
+            positions = positions[rows]
+        return Buffers.allocate(self.keys[rows, :, :length], self.values[rows, :, :length], positions, capacity)
 
-    def _may_go_on(self, length: int, total: int) -> bool:
-        """Whether what comes next may be written behind the first `length` positions."""
-        own = not self.keys.is_inference() or torch.is_inference_mode_enabled()
-        return own and self.filled == length and total <= self.keys.shape[2]
+    def _can_append_in_place(self, length: int, total: int) -> bool:
+        """Whether no other cache has appended after the first `length` positions, and `total` fit."""
+        writable = not self.keys.is_inference() or torch.is_inference_mode_enabled()
+        return writable and self.filled == length and total <= self.keys.shape[2]
 
 
-def _with_room(tensor: Tensor, axis: int, capacity: int) -> Tensor:
-    """The same numbers at the beginning of memory for `capacity` along an axis."""
+def _with_capacity(tensor: Tensor, axis: int, capacity: int) -> Tensor:
+    """A copy with `capacity` entries along an axis, of which those after the given ones are not initialised."""
     shape = list(tensor.shape)
     length, shape[axis] = shape[axis], max(capacity, shape[axis])
-    roomy = tensor.new_empty(shape)
-    roomy.narrow(axis, 0, length).copy_(tensor)
-    return roomy
+    padded = tensor.new_empty(shape)
+    padded.narrow(axis, 0, length).copy_(tensor)
+    return padded
 
 
-def _per_batch(positions: Tensor, wanted: bool, batch: int) -> Tensor:
-    """Positions of each sequence of the batch, where that is wanted."""
-    if not wanted or (positions.ndim == 2 and positions.shape[0] == batch):
+def _expand_batch(positions: Tensor, batched: bool, batch: int) -> Tensor:
+    """Positions (batch, N) if `batched`, else as they are."""
+    if not batched or (positions.ndim == 2 and positions.shape[0] == batch):
         return positions
     return positions.expand(batch, positions.shape[-1])
 
 
-def check_fits(keys: Tensor, values: Tensor, held: Buffers | None) -> None:
-    """Keys and values that fit each other, and what is held already.
+def check_fits(keys: Tensor, values: Tensor, stored: Buffers | None) -> None:
+    """Check that new keys and values fit each other and the stored ones.
 
     Raises:
         ShapeError, DtypeError, DeviceError: they do not; the message has both, and the mend.
@@ -100,17 +100,17 @@ def check_fits(keys: Tensor, values: Tensor, held: Buffers | None) -> None:
             f"keys have the shape {tuple(keys.shape)} and values {tuple(values.shape)}; they need "
             "(batch, key heads, length, dim), all but dim alike"
         )
-    if held is None:
+    if stored is None:
         return
-    if keys.shape[0] != held.keys.shape[0]:
+    if keys.shape[0] != stored.keys.shape[0]:
         raise ShapeError(
-            f"the cache has the batch {held.keys.shape[0]}, and what comes {keys.shape[0]}: a cache goes on with its "
-            "own batch. cache.select(rows) gives the cache of other rows; another batch starts with a new cache"
+            f"the cache has the batch {stored.keys.shape[0]}, and what comes {keys.shape[0]}: a cache goes on with its "
+            "own batch. cache.reorder(rows) gives the cache of other rows; another batch starts with a new cache"
         )
     other = "each layer needs a cache of its own"
-    if keys.shape[1] != held.keys.shape[1]:
-        raise ShapeError(f"the cache has {held.keys.shape[1]} key heads, and what comes {keys.shape[1]}: {other}")
-    for name, new, own in (("key", keys, held.keys), ("value", values, held.values)):
+    if keys.shape[1] != stored.keys.shape[1]:
+        raise ShapeError(f"the cache has {stored.keys.shape[1]} key heads, and what comes {keys.shape[1]}: {other}")
+    for name, new, own in (("key", keys, stored.keys), ("value", values, stored.values)):
         if new.shape[3] != own.shape[3]:
             raise ShapeError(f"the cache has {name} dim {own.shape[3]}, and what comes {new.shape[3]}: {other}")
         if new.dtype != own.dtype:

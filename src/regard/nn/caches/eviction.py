@@ -1,4 +1,4 @@
-"""Which keys a mask still needs: all queries that are yet to come, asked about at once."""
+"""Which cached keys can be evicted: the mask is evaluated by interval arithmetic over all future queries at once."""
 
 from __future__ import annotations
 
@@ -15,92 +15,92 @@ from ...errors import RegardError
 from ...masks import Mask
 from ...masks.base import And
 
-HORIZON = 2**40
-"""No sequence is longer; and sums and products with it stay within int64."""
-ROWS = 64
-"""Queries of one tile, where there are only so many to come."""
+MAX_POSITION = 2**40
+"""Upper end of the interval of future positions; sums and products with it stay within int64."""
+QUERIES_PER_TILE = 64
+"""Rows of one tile where the number of future queries is known."""
 
 
-def needed(mask: Mask, key_positions: Tensor, first: Tensor | int, max_length: int | None = None) -> Tensor:
-    """Which keys a query at the position `first` or later may attend to: bool, (N,), of any batch and head.
+def keys_to_retain(
+    mask: Mask, key_positions: Tensor, first_query: Tensor | int, max_length: int | None = None
+) -> Tensor:
+    """Which keys a query at position `first_query` or later may attend to, in any batch row and head: bool, (N,).
 
-    A key is not needed where the mask says EMPTY of it and of all those queries at once. That is never wrong; where
-    interval arithmetic cannot tell, the key is needed. A mask made for a length, which looks positions up, can tell of
-    queries below `max_length` alone.
+    A key can be evicted where the mask is EMPTY for the tile of that key and all those queries. This is conservative:
+    where interval arithmetic cannot decide, the key is retained. A mask made for a length, which looks positions up in
+    a tensor, can be decided only with `max_length`, for queries below it.
 
-    Shapes: key_positions (N,) or (batch, N); first is a number or (batch,).
+    Shapes: key_positions (N,) or (batch, N); first_query a number or (batch,).
 
     >>> from regard import masks
     >>> mask = masks.causal() & (masks.window(before=2) | masks.prefix(1))
-    >>> needed(mask, torch.arange(6), first=6).int()
+    >>> keys_to_retain(mask, torch.arange(6), first_query=6).int()
     tensor([1, 0, 0, 0, 1, 1], dtype=torch.int32)
     """
-    first = torch.as_tensor(first, device=key_positions.device)
+    first_query = torch.as_tensor(first_query, device=key_positions.device)
     if max_length is None:
-        blocks = Endless(Grid(first.unsqueeze(-1), key_positions), 1, 1)
+        tiles = UnboundedQueries(Grid(first_query.unsqueeze(-1), key_positions), 1, 1)
     else:
-        queries = torch.arange(int(first.min()), max_length, device=key_positions.device)
-        blocks = Coming(Grid(queries, key_positions), ROWS, 1)
-    gone = _gone(mask, blocks)
-    return ~gone.expand(*gone.shape[:-2], *blocks.shape).reshape(-1, blocks.shape[1]).all(0)
+        queries = torch.arange(int(first_query.min()), max_length, device=key_positions.device)
+        tiles = BoundedQueries(Grid(queries, key_positions), QUERIES_PER_TILE, 1)
+    empty = _certainly_empty(mask, tiles)
+    return ~empty.expand(*empty.shape[:-2], *tiles.shape).reshape(-1, tiles.shape[1]).all(0)
 
 
-def _gone(mask: Mask, blocks: Blocks) -> Tensor:
-    """Where the mask says for certain that no pair exists."""
-    if isinstance(mask, And):  # what one operand leaves out stays out, whatever the other one can tell
-        return _gone(mask.left, blocks) | _gone(mask.right, blocks)
+def _certainly_empty(mask: Mask, tiles: Blocks) -> Tensor:
+    """Tiles in which the mask allows no pair for certain."""
+    if isinstance(mask, And):  # a tile that is empty for one operand is empty, even if the other cannot be decided
+        return _certainly_empty(mask.left, tiles) | _certainly_empty(mask.right, tiles)
     try:
-        return mask.keep(blocks).verdicts == EMPTY
-    except (Undecided, RegardError, TypeError, AttributeError):  # it has no answer: nothing is known to be gone
-        return torch.zeros(1, 1, dtype=torch.bool, device=blocks.device)
+        return mask.keep(tiles).verdicts == EMPTY
+    except (Undecided, RegardError, TypeError, AttributeError):  # it cannot be decided on tiles: retain all keys
+        return torch.zeros(1, 1, dtype=torch.bool, device=tiles.device)
 
 
 @dataclass(frozen=True, eq=False)
-class Coming(Blocks):
-    """Single keys against some queries yet to come: a tensor over the pairs of one call knows nothing of them."""
+class BoundedQueries(Blocks):
+    """Tiles of one key and up to 64 future queries; a tensor over the pairs of one call does not cover them."""
 
     def cut(self, pairs: Tensor) -> Any:
         raise Undecided("a tensor over pairs is of one call")
 
 
 @dataclass(frozen=True, eq=False)
-class Endless(Blocks):
-    """Single keys against all queries from each sequence's one query of the grid on, without end: one row of tiles.
+class UnboundedQueries(Blocks):
+    """Tiles of one key and all queries from the grid's single query on: a single row of tiles.
 
-    A function of the queries' positions is asked about the interval; one that is beyond interval arithmetic raises.
+    The query positions are one interval. A function of query positions is evaluated on `PositionsFrom`, and raises
+    `Undecided` or `TypeError` where it does more than `torch.isin`.
     """
 
     @property
     def query(self) -> Interval:
         first = self.grid.query
-        return Interval(first, torch.full_like(first, HORIZON))
+        return Interval(first, torch.full_like(first, MAX_POSITION))
 
     def by_query(self, function: Callable[[Tensor], Tensor]) -> Any:
-        return function(Ahead(self.grid.query))  # type: ignore[arg-type]
+        return function(PositionsFrom(self.grid.query))  # type: ignore[arg-type]
 
     def cut(self, pairs: Tensor) -> Any:
         raise Undecided("a tensor over pairs is of one call")
 
 
 @dataclass(frozen=True, eq=False)
-class Ahead:
-    """All positions from `first` on, as what a function is asked about: they know which others are among them.
-
-    Any other question has no answer here.
-    """
+class PositionsFrom:
+    """All positions from `first` on, in place of a tensor of positions: only `torch.isin(self, others)` is defined."""
 
     first: Tensor
 
     @property
     def device(self) -> torch.device:
-        """Where `first` is."""
+        """Device of `first`."""
         return self.first.device
 
     @classmethod
     def __torch_function__(
         cls, function: Callable, types: object, args: tuple = (), kwargs: Mapping[str, Any] | None = None
     ) -> object:
-        if function is torch.isin and not kwargs and isinstance(args[0], Ahead):
+        if function is torch.isin and not kwargs and isinstance(args[0], PositionsFrom):
             some = (args[1] >= args[0].first[..., None]).any(-1)
-            return Ternary.between(torch.zeros_like(some), some)  # never all of them, as they have no end
+            return Ternary.between(torch.zeros_like(some), some)  # never FULL: there are infinitely many positions
         return NotImplemented

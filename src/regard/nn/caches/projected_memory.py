@@ -1,4 +1,4 @@
-"""Another sequence as a layer of cross-attention sees it, projected once for all steps."""
+"""Keys and values of the encoder output, projected once for all decoding steps of a cross-attention layer."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from .kv_cache import check_rows
+from .base import check_rows
 
 
 @dataclass(frozen=True, eq=False)
-class MemoryCache:
-    """Keys and values of a memory, made by `Attention.remember`; a layer takes it in the place of the memory itself.
+class ProjectedMemory:
+    """Keys and values of a memory, as `Attention.project_memory` returns them; layers accept it in place of the memory.
 
     Shapes: keys (batch, key heads, N, ·), values (batch, key heads, N, value dim), positions (N,) or (batch, N), or
     None where they are 0..N-1.
@@ -25,18 +25,18 @@ class MemoryCache:
         return self.values.shape[2]
 
     def __bool__(self) -> bool:
-        return True  # a memory without positions is a memory
+        return True  # so that a memory of length 0 is not mistaken for None
 
     @property
     def nbytes(self) -> int:
-        """The memory that keys and values take."""
+        """Bytes of keys and values."""
         return self.keys.nbytes + self.values.nbytes
 
-    def select(self, rows: Tensor) -> MemoryCache:
-        """The memory of these rows of the batch, in this order; a row may come more than once.
+    def reorder(self, rows: Tensor) -> ProjectedMemory:
+        """The memory for these rows of the batch, in this order; rows may repeat.
 
         Raises:
-            ShapeError, DtypeError: rows that are not whole numbers in 0..batch-1, or bool for each of the batch.
+            ShapeError, DtypeError: rows that are not integers in 0..batch-1, or bool for each row of the batch.
         """
         check_rows(rows, self.values.shape[0])
         positions = self.positions
