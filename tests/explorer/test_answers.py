@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import regard
 from regard.errors import AtlasError, ConfigurationError
@@ -182,3 +183,41 @@ def test_roles_that_were_told_stay():
     told = [[[{"name": "mine", "score": 0.5, "n": 3, "rule": "as I like it"}]]]
     found = with_roles_found(Atlas.from_weights([torch.eye(9)[None]]).with_roles(told))
     assert [role["name"] for role in found.maps[0].roles[0]] == ["mine"]
+
+
+def test_rows_that_attend_to_nan_are_told_from_pairs_that_do_not_exist():
+    class Attending(nn.Module):
+        def forward(self, query, key):
+            return regard.attention(query, key, key, mask=regard.masks.causal())
+
+    query, key = torch.randn(1, 2, 100, 8), torch.randn(1, 2, 100, 8)
+    key[0, 1, 60] = math.nan  # of one head: its rows from 60 on attend to it
+    with record(Attending()) as recording:
+        recording.model(query, key)
+    answers = Answers(recording.atlas())
+    assert answers.meta()["maps"][0]["broken"] == [0, 40]
+    tile = answers.weights(0, 1, (0, 100), (0, 100))
+    rows, columns = np.indices(tile.shape)
+    np.testing.assert_array_equal(np.isnan(tile), columns > rows)
+    np.testing.assert_array_equal(np.isinf(tile), (rows >= 60) & (columns <= rows))
+    assert np.isfinite(answers.weights(0, 0, (0, 100), (0, 100))[rows >= columns]).all()
+    for level in range(len(recording.atlas().maps[0].levels)):
+        cells = answers.pooled(0, 1, level, "mean")
+        high, wide = recording.atlas().maps[0].cell(level)
+        down, across = np.indices(cells.shape)
+        empty = across * wide > down * high + high - 1
+        np.testing.assert_array_equal(np.isnan(cells), empty)
+        np.testing.assert_array_equal(np.isinf(cells), ((down + 1) * high > 60) & ~empty)
+        assert np.isnan(recording.atlas().maps[0].pooled(1, level)[-1]).all()  # a NaN for both in Python
+    assert np.isinf(answers.overview(0, "max")[1]).any()
+    assert "broken" not in Answers(Atlas.from_weights([torch.full((1, 2, 2), 0.5)])).meta()["maps"][0]
+
+
+def test_shares_are_at_most_one():
+    """Queries and keys in half precision make some rows sum to more than 1."""
+    layer = nn.MultiheadAttention(32, 4, batch_first=True)
+    x = torch.randn(1, 6, 32) * 3
+    with torch.no_grad(), record(layer) as recording:
+        layer(x, x, x, need_weights=False)
+    metrics = recording.atlas().maps[0].metrics
+    assert all(metrics[name].max() <= 1.0 for name in ("sink", "local", "self", "previous", "next"))

@@ -326,7 +326,7 @@ def test_the_file_says_what_it_holds(tmp_path):
     data = (tmp_path / "a.atlas").read_bytes()
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     head = json.loads(header["__metadata__"]["atlas"])
-    assert (head["format"], head["version"], head["title"]) == ("regard-atlas", 2, "a title")
+    assert (head["format"], head["version"], head["title"]) == ("regard-atlas", 1, "a title")
     assert head["records"][0]["mask"] == {"is": "causal"}
 
 

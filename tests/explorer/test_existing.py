@@ -168,39 +168,3 @@ def test_the_largest_weight_of_each_row(tmp_path):
             assert shown.largest(head).mean() * n / (n - 20) == pytest.approx(shown.metrics["top1"][head], rel=1e-4)
     with pytest.raises(AtlasError, match="there is no head 3"):
         shown.largest(3)
-
-
-def test_an_atlas_of_the_first_version(tmp_path):
-    """As it was written before: no row maxima, bytes that go down to 0, and nothing that says so."""
-    query = torch.randn(1, H, 90, D)
-    with record(Asker()) as recording:
-        recording.model(query, query, query, mask=masks.causal())
-    atlas = recording.atlas(title="old")
-    (of,) = atlas.maps
-    record_ = {name: value for name, value in of.record.items() if name != "revision"}
-    arrays = {name: array for name, array in of.arrays.items() if name != "0.largest"}
-    values = {}
-    for reduce in ("max", "mean"):
-        cells = np.nan_to_num(np.stack([of.pooled(head, 0, reduce) for head in range(H)]))
-        top = cells.max((1, 2), keepdims=True)
-        arrays[f"0.{reduce}.0"] = torch.from_numpy(np.rint(255 * np.sqrt(cells / top)).astype(np.uint8))[None]
-        values[reduce] = cells, top
-    path = tmp_path / "old.atlas"
-    Atlas([record_], arrays, "old").save(path)
-    data = path.read_bytes()
-    assert data.count(b'\\"version\\": 2') == 1
-    path.write_bytes(data.replace(b'\\"version\\": 2', b'\\"version\\": 1'))
-    (old,) = Atlas.open(path).maps
-    for reduce, (cells, top) in values.items():
-        for head in range(H):
-            found = old.pooled(head, 0, reduce)
-            assert np.abs(found - cells[head]).max() <= top[head].item() / 255
-            assert found[0, 1] == 0  # above the diagonal: it cannot be told from a weight of 0
-    assert old.profiles == ("entropy", "received")
-    with pytest.raises(AtlasError, match="'Asker' is in was written by an older regard, .* record the model again"):
-        old.largest(0)
-    np.testing.assert_array_equal(old.entropy(1), of.entropy(1))
-    np.testing.assert_array_equal(old.weights(1, slice(0, 9), slice(0, 9)), of.weights(1, slice(0, 9), slice(0, 9)))
-    Atlas.open(path).save(tmp_path / "again.atlas")
-    np.testing.assert_array_equal(Atlas.open(tmp_path / "again.atlas").maps[0].pooled(2, 0), old.pooled(2, 0))
-    assert not math.isnan(float(old.pooled(2, 0).sum()))

@@ -114,7 +114,7 @@ class Answers:
             raise AtlasError("the atlas has no map of attention in it, so there is nothing to show")
         self._maps = atlas.maps
         self._title = atlas.title
-        self._profiles = [which for which in atlas.maps[0].profiles if all(which in of.profiles for of in atlas.maps)]
+        self._profiles = list(atlas.maps[0].profiles)
 
     def meta(self) -> dict[str, Any]:
         """What there is, ready for JSON: the title, and of each map its sizes, levels, metrics and roles."""
@@ -146,7 +146,9 @@ class Answers:
         return [shortened(word) for word in words[start:stop]]
 
     def pooled(self, map: int, head: int, level: int, reduce: str) -> Floats:  # noqa: A002
-        """One whole level of the pyramid of a head, (rows, columns); NaN where a cell has no pair that exists.
+        """One whole level of the pyramid of a head, (rows, columns).
+
+        NaN where a cell has no pair that exists, infinity where it has one and a row of the cell attends to NaN.
 
         Raises:
             AtlasError: there is no such map, head, level or way to reduce; the level has too many cells.
@@ -154,10 +156,10 @@ class Answers:
         of = self._map(map)
         _check_number("level", level, len(of.levels), of)
         _check_cells(math.prod(of.levels[level]))
-        return np.asarray(of.pooled(head, level, _reduce(reduce)), dtype=np.float32)
+        return np.asarray(of.pooled_pairs(head, level, _reduce(reduce)), dtype=np.float32)
 
     def overview(self, map: int, reduce: str) -> Floats:  # noqa: A002
-        """The coarsest level of all heads of a map, (heads, rows, columns); NaN as in `pooled`.
+        """The coarsest level of all heads of a map, (heads, rows, columns); NaN and infinity as in `pooled`.
 
         Raises:
             AtlasError: there is no such map or way to reduce; there are too many cells.
@@ -165,10 +167,10 @@ class Answers:
         of, how = self._map(map), _reduce(reduce)
         _check_cells(of.heads * math.prod(of.levels[-1]))
         last = len(of.levels) - 1
-        return np.stack([of.pooled(head, last, how) for head in range(of.heads)]).astype(np.float32)
+        return np.stack([of.pooled_pairs(head, last, how) for head in range(of.heads)]).astype(np.float32)
 
     def weights(self, map: int, head: int, rows: tuple[int, int], columns: tuple[int, int]) -> Floats:  # noqa: A002
-        """The exact weights of a head, from rows[0] to rows[1] - 1 and so for columns; NaN where a pair does not exist.
+        """The exact weights of a head, from rows[0] to rows[1] - 1 and so for columns, as `shown_weights` has them.
 
         Raises:
             AtlasError: there is no such map, head, row or column; more than TILE × TILE.
@@ -198,8 +200,14 @@ class Answers:
 
 
 def shown_weights(of: AttentionMap, head: int, rows: slice, columns: slice) -> Floats:
-    """Weights as they are shown: NaN where a pair does not exist."""
+    """Weights as the page takes them: NaN where a pair does not exist, infinity in rows that attend to NaN.
+
+    JSON and half precision hold both; a page could not tell two kinds of NaN apart.
+    """
     weights = np.asarray(of.weights(head, rows, columns), dtype=np.float32)
+    broken = of.attends_to_nan(head)[rows]
+    if broken.any():
+        weights = np.where(broken[:, None], np.float32(np.inf), weights)
     exists = of.exists(head, rows, columns)
     return weights if exists.all() else np.where(exists, weights, np.float32(np.nan))
 
@@ -220,7 +228,10 @@ def shortened(word: str) -> str:
 
 
 def _described(of: AttentionMap, more: Mapping[str, Sequence[float | None]]) -> dict[str, Any]:
+    broken = [int(of.attends_to_nan(head).sum()) for head in range(of.heads)]
     return {
+        # How many rows of each head attend to NaN, where any does.
+        **({"broken": broken} if any(broken) else {}),
         "name": of.name,
         "call": of.call,
         "sequence": of.sequence,

@@ -15,6 +15,8 @@ MOST_MAPS, MOST_HEADS = 32, 32
 SIDE, GAP = 48, 6
 PAPER = (255, 255, 255)
 NO_PAIR = (228, 231, 234)
+BROKEN = (214, 51, 132)
+"""Of cells whose rows attend to NaN."""
 COLOURS = np.array(
     [
         *((68, 1, 84), (71, 45, 123), (59, 82, 139), (44, 114, 142), (33, 145, 140)),
@@ -47,18 +49,21 @@ def picture(atlas: Atlas) -> bytes:
 
 
 def _palette() -> NDArray[np.uint8]:
-    """Paper, no pair, and the shades from 0 to the greatest."""
+    """Paper, no pair, the colour of NaN, and the shades from 0 to the greatest."""
     at = np.linspace(0, len(COLOURS) - 1, SHADES)
     shades = np.stack([np.interp(at, range(len(COLOURS)), COLOURS[:, channel]) for channel in range(3)], axis=-1)
-    return np.concatenate([[PAPER, NO_PAIR], shades.round()]).astype(np.uint8)
+    return np.concatenate([[PAPER, NO_PAIR, BROKEN], shades.round()]).astype(np.uint8)
 
 
 def _drawn(of: AttentionMap, head: int) -> NDArray[np.uint8]:
     """SIDE × SIDE pixels of a head, as numbers of the palette."""
-    weights = np.asarray(of.pooled(head, len(of.levels) - 1, "max"), dtype=np.float64)
+    weights = np.asarray(of.pooled_pairs(head, len(of.levels) - 1, "max"), dtype=np.float64)
+    broken = np.isinf(weights)
+    weights[broken] = np.nan
     greatest = np.nanmax(weights, initial=0.0)
     part = np.sqrt(np.clip(weights / greatest, 0, 1)) if greatest > 0 else np.where(np.isnan(weights), weights, 0.0)
-    shades = np.where(np.isnan(part), 1, 2 + (np.nan_to_num(part) * (SHADES - 1)).round()).astype(np.uint8)
+    shades = np.where(np.isnan(part), 1, 3 + (np.nan_to_num(part) * (SHADES - 1)).round()).astype(np.uint8)
+    shades[broken] = 2
     rows, columns = (np.arange(SIDE) * size // SIDE for size in weights.shape)
     return shades[rows][:, columns]
 

@@ -19,7 +19,7 @@ from ..core.problem import Problem
 from ..errors import AtlasError, ConfigurationError
 from ..kernels.hooks import current, listening
 from .atlas import Atlas
-from .atlas.atlas_file import check_title
+from .atlas.record_schema import check_title
 from .atlas.records import records_of
 from .atlas.role_detection import roles_of_map
 from .atlas.tokenized_text import Pieces

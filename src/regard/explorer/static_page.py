@@ -193,7 +193,7 @@ def _write(contents: Contents, depth: Depth, number: int, of: AttentionMap) -> N
     for head in range(of.heads):
         for level in levels:
             for reduce in ("max", "mean"):
-                contents.add("pooled", f"{number}/{head}/{level}/{reduce}", of.pooled(head, level, reduce))
+                contents.add("pooled", f"{number}/{head}/{level}/{reduce}", of.pooled_pairs(head, level, reduce))
         if depth.takes_whole(of):
             for key, values in _tiles(of, number, head):
                 contents.add("tiles", key, values)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from ...errors import AtlasError
-from .atlas_file import check_title, checked_roles, opened, save
+from .atlas_file import open_atlas, save_atlas
+from .record_schema import check_title, checked_roles
 from .attention_map import AttentionMap
 from .records import records_from_weights
 from .tokenized_text import Words
@@ -50,7 +51,7 @@ class Atlas:
             AtlasError: the file is missing, truncated, of a newer version, no atlas, or inconsistent in any part.
             MissingExtra: safetensors is not installed.
         """
-        title, records, arrays = opened(Path(path))
+        title, records, arrays = open_atlas(Path(path))
         return cls(records, arrays, title)
 
     @classmethod
@@ -97,7 +98,7 @@ class Atlas:
             MissingExtra: safetensors is not installed.
         """
         check_title(self.title)
-        save(Path(path), self.title, self._records, self._arrays)
+        save_atlas(Path(path), self.title, self._records, self._arrays)
 
     def with_roles(self, roles: Sequence[Sequence[Sequence[Mapping[str, Any]]]]) -> Atlas:
         """The same atlas with roles: for each of `maps` one list a head of {"name", "score", "n", "rule"}.

@@ -16,7 +16,7 @@ from torch import Tensor
 from ...errors import AtlasError
 from ...heads.word_alignment import SentenceLinks
 from ...lenses import Weights
-from .pyramid import Levels, unpacked, unpacked_of_revision_1
+from .pyramid import Levels, unpacked
 from .recorded_problem import Faults, Posed
 from .tokenized_text import read_words
 from .translation_info import Hypothesis, Numbers, from_json, read_numbers
@@ -172,10 +172,20 @@ class AttentionMap:
 
         A mean is over all pairs of its cell, those that do not exist with the weight 0: means times the sizes of their
         cells sum to the sum of all weights. Kept in one byte a cell: for a head whose largest cell is t, a cell v is
-        off by at most t · (√(v/t)/254 + 4e-6). Files of version 1 do not tell where no pair exists: there it is 0.
+        off by at most t · (√(v/t)/254 + 4e-6).
 
         Raises:
             AtlasError: there is no such head, level or way to reduce.
+        """
+        cells = self.pooled_pairs(head, level, reduce)
+        cells[np.isposinf(cells)] = np.nan
+        return cells
+
+    def pooled_pairs(self, head: int, level: int, reduce: Literal["mean", "max"] = "mean") -> Floats:
+        """As `pooled`, but infinity where a cell has pairs and one of its rows attends to NaN.
+
+        Raises:
+            AtlasError: as `pooled`.
         """
         self._check("head", head, self.heads)
         self._check("level", level, len(self.levels))
@@ -183,8 +193,24 @@ class AttentionMap:
             raise AtlasError(f"a map has the cells' 'mean' and 'max'; there is no {reduce!r}")
         column = level + (len(self.levels) if reduce == "mean" else 0)
         top = self._kept("tops")[self.sequence, head, column]
-        read = unpacked if self.record.get("revision", 1) > 1 else unpacked_of_revision_1
-        return read(self._kept(f"{reduce}.{level}")[self.sequence, head], top).numpy()
+        cells = unpacked(self._kept(f"{reduce}.{level}")[self.sequence, head], top).numpy()
+        if (broken := self.attends_to_nan(head)).any():
+            high = self.cell(level)[0]
+            rows = np.pad(broken, (0, -self.queries % high)).reshape(-1, high).any(1)
+            cells[rows[:, None] & ~np.isnan(cells)] = np.inf
+        return cells
+
+    def attends_to_nan(self, head: int) -> NDArray[np.bool_]:
+        """Which rows attend to NaN or to infinity, (M,): their weights are no numbers.
+
+        Raises:
+            AtlasError: there is no such head.
+        """
+        # A head with such a row has NaN for a metric; of all others nothing as long as the rows is read.
+        self._check("head", head, self.heads)
+        if "entropy" in self.metrics and not np.isnan(self.metrics["entropy"][head]):
+            return np.zeros(self.queries, dtype=np.bool_)
+        return np.isnan(self.entropy(head))
 
     @cached_property
     def metrics(self) -> Mapping[str, Floats]:
@@ -213,20 +239,15 @@ class AttentionMap:
         """max_j w_ij of each row, (M,); 0 of a row that attends to nothing, NaN of one that attends to NaN.
 
         Raises:
-            AtlasError: there is no such head; the atlas is of version 1, which does not keep them.
+            AtlasError: there is no such head.
         """
         self._check("head", head, self.heads)
-        if "largest" not in self.profiles:
-            raise AtlasError(
-                f"the atlas that {self.name!r} is in was written by an older regard, which kept no largest weight of "
-                "each row: record the model again"
-            )
         return self._kept("largest")[self.sequence, head].numpy()
 
     @property
     def profiles(self) -> tuple[Literal["entropy", "received", "largest"], ...]:
         """The names of the methods that tell one number for each row or key."""
-        return ("entropy", "received", "largest") if self.record.get("revision", 1) > 1 else ("entropy", "received")
+        return ("entropy", "received", "largest")
 
     @property
     def roles(self) -> tuple[tuple[Mapping[str, Any], ...], ...]:

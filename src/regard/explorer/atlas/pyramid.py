@@ -121,11 +121,6 @@ def unpacked(bytes_: Tensor, top: Tensor) -> Tensor:
     return values.masked_fill_(bytes_ == 0, math.nan)
 
 
-def unpacked_of_revision_1(bytes_: Tensor, top: Tensor) -> Tensor:
-    """What files of version 1 keep as t · (b/255)², which cannot tell a cell without a pair from one of weight 0."""
-    return (bytes_.float() / 255.0).square_() * top[..., None, None]
-
-
 CELLS = 2**22
 """Cells, of all heads and sequences that a mask tells apart, that are asked for at a time."""
 PAIRS = 2**22

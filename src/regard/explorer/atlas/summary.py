@@ -183,10 +183,6 @@ class Arrays:
         return self._names[id(tensor)]
 
 
-REVISION = 2
-"""Of what is kept beside queries and keys. 1 had no row maxima, and could not tell cells without a pair from 0."""
-
-
 def summary(
     seen: Surveyed, levels: Levels, exists: Existing, attending: Tensor, kind: str, arrays: Arrays, prefix: str
 ) -> dict[str, Any]:
@@ -194,7 +190,7 @@ def summary(
     tops = []
     for reduce, finest in (("max", seen.largest), ("mean", seen.sums)):
         for level, cells in enumerate(pyramid(finest.float(), levels, reduce)):
-            bytes_, top = packed(cells, _known(exists.of(level, cells.shape), seen.broken, levels.cell(level)[0]))
+            bytes_, top = packed(cells, exists.of(level, cells.shape))
             arrays.add(f"{prefix}{reduce}.{level}", bytes_)
             tops.append(top)
     metrics = _metrics(seen, attending, kind)
@@ -203,16 +199,7 @@ def summary(
     arrays.add(prefix + "received", seen.received.float())
     arrays.add(prefix + "largest", seen.top.float())
     arrays.add(prefix + "metrics", torch.stack(list(metrics.values()), -1).float())
-    return {"revision": REVISION, "cell": [levels.rows, levels.columns], "metrics": list(metrics), "prefix": prefix}
-
-
-def _known(exists: Tensor | None, broken: Tensor, high: int) -> Tensor | None:
-    """Which cells have a number: those with a pair, (B, H, R, C), but where one of their rows attends to NaN."""
-    if not bool(broken.any()):
-        return exists
-    rows = torch.nn.functional.pad(broken, (0, -broken.shape[-1] % high)).unflatten(-1, (-1, high))
-    known = ~rows.any(-1, keepdim=True)
-    return known if exists is None else exists & known
+    return {"cell": [levels.rows, levels.columns], "metrics": list(metrics), "prefix": prefix}
 
 
 def _metrics(seen: Surveyed, attending: Tensor, kind: str) -> Mapping[str, Tensor]:
@@ -222,15 +209,19 @@ def _metrics(seen: Surveyed, attending: Tensor, kind: str) -> Mapping[str, Tenso
     def mean(rows: Tensor) -> Tensor:
         return (rows * attending).sum(-1) / count
 
+    def share(sums: Tensor) -> Tensor:
+        # Rounded queries and keys may make a row sum to a little more than 1.
+        return (sums / count).clamp(max=1.0)
+
     first = (seen.received > 0).to(torch.uint8).argmax(-1, keepdim=True)  # the first key that any row attends to
     metrics = {
         "entropy": mean(seen.entropy),
         "effective_keys": mean(seen.entropy.exp()),
         "top1": mean(seen.top),
-        "sink": seen.received.gather(-1, first).squeeze(-1) / count,
+        "sink": share(seen.received.gather(-1, first).squeeze(-1)),
     }
     if kind == "self":
         metrics["distance"] = mean(seen.reach)
         names = "local", "self", "previous", "next"
-        metrics |= {name: of / count for name, of in zip(names, seen.near.unbind(-1), strict=True)}
+        metrics |= {name: share(of) for name, of in zip(names, seen.near.unbind(-1), strict=True)}
     return metrics
