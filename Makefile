@@ -13,9 +13,6 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-b
 
 BENCHMARKS := $(sort $(wildcard benchmarks/[a-z]*.py))
 
-# Threads that wait asleep: where something else keeps the cores busy, waiting awake makes training many times slower.
-demo: export OMP_WAIT_POLICY ?= PASSIVE
-
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:

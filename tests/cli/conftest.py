@@ -69,7 +69,7 @@ class Command:
 
     def __init__(self, *arguments: object, **environment: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", "from regard.cli import main; main()", *map(str, arguments)],
+            [sys.executable, "-c", "from regard_command import main; main()", *map(str, arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from regard import masks
-from regard.cli import bench
+from regard.cli import kernel_timings
 from regard.kernels import calibration, cost_model
 from regard.kernels.cost_model import Rates, cache_file, write
 
@@ -17,17 +17,17 @@ MEASURED = Rates(flops=4e10, native=6e10, passes=5e9, moved=2e10, fresh=3e9, cal
 def cache(tmp_path, monkeypatch):
     """A cache directory of its own, one small problem, and a machine that is measured in no time."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(bench, "BUDGET", 0.0)
-    monkeypatch.setattr(bench, "cases", lambda: iter([small()]))
+    monkeypatch.setattr(kernel_timings, "BUDGET", 0.0)
+    monkeypatch.setattr(kernel_timings, "benchmark_cases", lambda: iter([small()]))
     monkeypatch.setattr(calibration, "measure", lambda: MEASURED)
     cost_model._in_use.cache_clear()
     yield tmp_path / "cache"
     cost_model._in_use.cache_clear()
 
 
-def small() -> bench.Case:
+def small() -> kernel_timings.BenchmarkCase:
     query, key, value = torch.rand(3, 1, 2, 16, 8)
-    return bench.Case("a small one", (query, key, value), {"mask": masks.causal()})
+    return kernel_timings.BenchmarkCase("a small one", (query, key, value), {"mask": masks.causal()})
 
 
 def test_it_has_help(regard):
@@ -96,7 +96,7 @@ def test_misuse(regard, arguments):
 
 def test_every_case_is_a_problem(monkeypatch):
     monkeypatch.undo()
-    names = [case.name for case in bench.cases()]
+    names = [case.name for case in kernel_timings.benchmark_cases()]
     assert len(set(names)) == len(names)
-    for case in bench.cases():
-        assert bench.explain(*case.tensors, **case.options).kernel.name
+    for case in kernel_timings.benchmark_cases():
+        assert kernel_timings.explain(*case.tensors, **case.options).kernel.name

@@ -1,6 +1,6 @@
-"""The command line: `main` is the console script `regard`.
+"""The command line of regard; `regard_command.main` is the console script, which calls `main` here.
 
-Nothing optional is imported here, so that an installation without the extras can say which one it lacks.
+No optional package is imported here, so that an installation without the extras can name the one it lacks.
 """
 
 from __future__ import annotations

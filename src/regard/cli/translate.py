@@ -1,111 +1,19 @@
-"""`regard translate`: sentences in, sentences out; from standard input as they come.
-
-Where `regard translate --attention FILE` keeps the weights of what it translates.
-"""
+"""`regard translate`: translates its arguments, or standard input line by line."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
 import typer
 
 from regard.cli.options import BatchSize, Device, Head, Layer, Which
 from regard.cli.stdio import arriving_lines, emit, standard_input
-from regard.errors import ConfigurationError, CorpusError, require
-from regard.translation.translator import Translation
-from regard.utils.atomic_files import atomic_write
+from regard.errors import ConfigurationError, CorpusError
 
 if TYPE_CHECKING:
     from regard.translation.translator import Translation
-
-
-class AttentionFile(Protocol):
-    """Takes translations one by one; nothing is there before it is whole."""
-
-    def add(self, line: int, translation: Translation) -> None:
-        """Keep the best candidate of a line; of an empty line there is nothing to keep."""
-        ...
-
-    def close(self) -> None:
-        """Write what has to wait for the last line."""
-        ...
-
-
-def attention_file(path: Path | None, layer: int | None = None, head: int | None = None) -> AttentionFile:
-    """What keeps attention in a file of this name; pictures are of a layer and head, or of the mean over them.
-
-    Raises:
-        ConfigurationError: the name ends in neither .png nor .npz.
-        MissingExtra: matplotlib is not installed, and pictures are asked for.
-    """
-    if path is None:
-        return Nothing()
-    if path.suffix == ".png":
-        return Pictures(path, layer, head)
-    if path.suffix != ".npz":
-        raise ConfigurationError(
-            f"--attention {path}: the name needs to end in .png, for pictures, or in .npz, for the weights as arrays"
-        )
-    return Arrays(path)
-
-
-class Nothing:
-    """Keeps nothing."""
-
-    def add(self, line: int, translation: Translation) -> None:
-        """Let it go."""
-
-    def close(self) -> None:
-        """There is nothing to write."""
-
-
-class Pictures:
-    """A heat map for each line: FILE.png for the first, FILE-2.png for the second."""
-
-    def __init__(self, path: Path, layer: int | None, head: int | None) -> None:
-        require("matplotlib", extra="plots")  # now, and not after the first translation
-        self._path, self._layer, self._head = path, layer, head
-
-    def add(self, line: int, translation: Translation) -> None:
-        """Draw the line."""
-        if not translation.candidates:
-            return
-        path = self._path if line == 1 else self._path.with_stem(f"{self._path.stem}-{line}")
-        with atomic_write(path) as partial:
-            translation.heatmap(layer=self._layer, head=self._head).savefig(partial, format="png", dpi=150)
-
-    def close(self) -> None:
-        """Every picture is written already."""
-
-
-class Arrays:
-    """One file of NumPy arrays: for line 1 its weights [T, S] and its tokens, `1.weights`, `1.source`, `1.target`.
-
-    Of a model with layers and heads the weights are [T, layers, heads, S], and `1.self_weights` is beside them.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._arrays: dict[str, np.ndarray] = {}
-
-    def add(self, line: int, translation: Translation) -> None:
-        """Remember the line."""
-        if not translation.candidates:
-            return
-        best = translation.candidates[0]
-        self._arrays[f"{line}.weights"] = best.weights.float().numpy()
-        if best.self_weights.shape[1]:
-            self._arrays[f"{line}.self_weights"] = best.self_weights.float().numpy()
-        self._arrays[f"{line}.source"] = np.array(translation.source_tokens)
-        self._arrays[f"{line}.target"] = np.array(best.tokens)
-
-    def close(self) -> None:
-        """Write all lines."""
-        with atomic_write(self._path) as partial, partial.open("wb") as file:
-            np.savez_compressed(file, allow_pickle=False, **self._arrays)
 
 
 def translate(
@@ -158,6 +66,7 @@ def translate(
     Of a Transformer the pictures are of --layer and --head, or of the mean over all; the arrays have all of them,
     1.weights as [target, layer, head, source], and 1.self_weights where it looked at its own words.
     """
+    from regard.cli.attention_files import attention_file
     from regard.translation.experiment import Experiment
     from regard.translation.run_folder import ENGLISH_FRENCH, RunFolder
     from regard.translation.translator import Translator

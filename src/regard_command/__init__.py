@@ -1,0 +1,27 @@
+"""The console script `regard`: chooses how OpenMP threads wait, then runs `regard.cli.main`.
+
+A package of its own, because `import regard` loads torch, and OpenMP reads its settings once, when it is loaded.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+"""Environment variables of the OpenMP runtimes that say whether waiting threads spin or sleep."""
+
+
+def main() -> None:
+    """Run the command in `sys.argv`, with OpenMP threads that sleep while they wait for each other.
+
+    By default they spin. Where another process occupies a core, a thread that spins keeps the one that it waits for
+    from running, and training or translating takes ten times as long. A user's own setting of one of `WAITING` wins.
+    `regard bench` keeps the default: what it measures is used by processes that import regard, which have it too.
+    """
+    command = next((argument for argument in sys.argv[1:] if not argument.startswith("-")), None)
+    if command != "bench" and not any(name in os.environ for name in WAITING):
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+    from regard.cli import main as run
+
+    run()
