@@ -21,7 +21,7 @@ from .kernels.hooks import run
 from .kernels.lens_pass import started, sweep
 from .kernels.validation import HasPairs, Options, pose
 from .lenses import Lens
-from .lenses.base import Shown
+from .lenses.base import Result
 from .masks import Mask, causal, where
 
 
@@ -177,23 +177,23 @@ def explain(
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class Observation:
     """What `observe` gives: the output, the log-sum-exp, and under each lens what it shows."""
 
     output: Tensor
     lse: Tensor
-    shown: Mapping[Lens, Any]
+    results: Mapping[Lens, Any]
 
-    def __getitem__(self, lens: Lens[Shown]) -> Shown:
+    def __getitem__(self, lens: Lens[Result]) -> Result:
         """What the lens shows, or one that equals it.
 
         Raises:
             ConfigurationError: nothing was looked at through it.
         """
-        if lens not in self.shown:
-            had = ", ".join(map(repr, self.shown)) or "no lens"
+        if lens not in self.results:
+            had = ", ".join(map(repr, self.results)) or "no lens"
             raise ConfigurationError(f"{lens!r} was not looked through, but {had}: give it where it is observed")
-        return self.shown[lens]
+        return self.results[lens]
 
 
 def observe(
@@ -203,7 +203,7 @@ def observe(
     *lenses: Lens,
     kernel: str | None = None,
     **options: Unpack[Options],
-) -> Seen:
+) -> Observation:
     """`attention`, and what lenses from `regard.lenses` show of its weights: `seen.output`, `seen[lens]`.
 
     The weights are computed a second time, exp(scores - lse), tile by tile where the mask leaves any, and once for all
@@ -226,7 +226,7 @@ def observe(
     output, lse = _run_with_lse(problem, kernel)
     problem = cleaned(problem)  # rows that attend to NaN show it through their log-sum-exp
     sweep(problem, lse, (reduction for look in looks.values() for reduction in look.reductions))
-    return Seen(output, lse, {lens: look.finish(problem, lse) for lens, look in looks.items()})
+    return Observation(output, lse, {lens: look.finish(problem, lse) for lens, look in looks.items()})
 
 
 def _run_with_lse(problem: Problem, kernel: str | None) -> tuple[Tensor, Tensor]:

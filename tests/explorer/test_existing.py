@@ -1,7 +1,5 @@
 """Which cells have a pair: against all pairs of the mask, one by one."""
 
-import math
-
 import numpy as np
 import pytest
 import torch

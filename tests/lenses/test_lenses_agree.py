@@ -17,7 +17,7 @@ from regard.kernels.tiled import Tiled
 from regard.lenses import topk
 from regard.testing import Case, cases, long_cases, make_inputs, suite
 
-Shown = dict[lenses.Lens, object]
+Result = dict[lenses.Lens, object]
 KERNEL_BY_NAME = {kernel.name: kernel for kernel in (*KERNELS, Tiled(16), Tiled(2**12))}
 
 
@@ -29,7 +29,7 @@ def with_lse(kernels: Sequence[Kernel], among: Sequence[Case]) -> list:
     return found
 
 
-def look(problem: Problem, lse: Tensor, *wanted: lenses.Lens) -> Shown:
+def look(problem: Problem, lse: Tensor, *wanted: lenses.Lens) -> Result:
     """What `observe` does after the kernel has run."""
     looks, clean = lens_pass.started(problem, wanted), cleaned(problem)
     lens_pass.sweep(clean, lse, (reduction for seen in looks.values() for reduction in seen.reductions))
@@ -76,7 +76,7 @@ def assert_near(shown: object, true: Tensor, case: Case, size: float = 1.0) -> N
 
 
 def assert_top(shown: object, weights: Tensor, k: int, case: Case) -> None:
-    assert isinstance(shown, lenses.Top)
+    assert isinstance(shown, lenses.TopKResult)
     true = torch.cat([weights, weights.new_zeros(*weights.shape[:-1], k)], -1)
     true = true.sort(-1, descending=True).values[..., :k].masked_fill(weights.isnan().any(-1, keepdim=True), math.nan)
     assert_near(shown.weights, true, case)
@@ -122,7 +122,7 @@ def check(kernel: str, case: Case) -> None:
     grid = problem.grid()
     far = (grid.query - grid.key).abs()
     reach = seen[distance]
-    assert isinstance(reach, lenses.Distances)
+    assert isinstance(reach, lenses.DistanceResult)
     sums = weights.sum(-1)
     mean = (weights * far).sum(-1) / sums.masked_fill(sums == 0, 1.0)
     # Where a sink leaves the keys next to nothing, the quotient is less exact.
@@ -139,12 +139,12 @@ def test_a_lens_shows_the_reduction_of_the_weights(kernel: str, case: Case, monk
     monkeypatch.setattr(lens_pass, "TILE", 16)
     monkeypatch.setattr(topk, "GROUP", 2)
     monkeypatch.setattr(topk, "LANES", 2)
-    monkeypatch.setattr(topk, "HELD", 16)
+    monkeypatch.setattr(topk, "BUFFERED", 16)
     check(kernel, case)
 
 
 @pytest.mark.parametrize(("kernel", "case"), with_lse((*KERNELS, Tiled(2**12)), long_cases()))
 def test_a_lens_shows_the_reduction_over_many_tiles(kernel: str, case: Case, monkeypatch):
     monkeypatch.setattr(lens_pass, "TILE", 2**13)
-    monkeypatch.setattr(topk, "HELD", 2**12)
+    monkeypatch.setattr(topk, "BUFFERED", 2**12)
     check(kernel, case)

@@ -25,7 +25,7 @@ def test_what_cannot_fit_says_what_it_needs_and_what_fits(lens):
 
 
 def test_the_message_of_what_cannot_fit(monkeypatch):
-    monkeypatch.setattr(memory_module, "memory", lambda device: 10**9)
+    monkeypatch.setattr(memory_module, "device_memory", lambda device: 10**9)
     with pytest.raises(
         ConfigurationError,
         match=r"Weights of 20,000 × 20,000 pairs and 1 heads in all needs 1\.6 GB, and cpu has 1\.0 GB: look at a "
@@ -46,7 +46,9 @@ def test_the_message_of_what_cannot_fit(monkeypatch):
 )
 def test_every_table_that_cannot_fit_says_so(monkeypatch, lens, said):
     """Also those that show less than all weights."""
-    monkeypatch.setattr(memory_module, "memory", lambda device: 5 * 10**8 if isinstance(lens, lenses.Mass) else 10**9)
+    monkeypatch.setattr(
+        memory_module, "device_memory", lambda device: 5 * 10**8 if isinstance(lens, lenses.Mass) else 10**9
+    )
     with pytest.raises(ConfigurationError, match=said):
         start(lens, 20_000)
 
@@ -59,11 +61,11 @@ def test_what_is_said_to_be_needed_is_what_the_tables_take(monkeypatch, lens):
         monkeypatch.setattr(
             torch, name, lambda *sizes, make=make, **kinds: made.append(make(*sizes, **kinds)) or made[-1]
         )
-    monkeypatch.setattr(memory_module, "memory", lambda device: None)
+    monkeypatch.setattr(memory_module, "device_memory", lambda device: None)
     query = torch.randn(2, 3, 60, 4)
     lens.start(pose(query, query, query))
     tables = sum(table.nbytes for table in made if table.numel() == 2 * 3 * 60 * 60)
     assert tables >= 4 * 2 * 3 * 60 * 60
-    monkeypatch.setattr(memory_module, "memory", lambda device: tables - 1)
+    monkeypatch.setattr(memory_module, "device_memory", lambda device: tables - 1)
     with pytest.raises(ConfigurationError, match="6 heads in all needs"):
         lens.start(pose(query, query, query))

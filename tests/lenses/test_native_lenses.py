@@ -9,7 +9,7 @@ from torch import Tensor
 
 import regard
 from regard import biases, lenses, masks, native
-from regard.attention import Seen
+from regard.attention import Observation
 from regard.heads import Metrics
 from regard.kernels import lens_pass, mask_tiles
 from regard.lenses import topk
@@ -29,7 +29,7 @@ REDUCED = (
     lenses.Distance(),
     lenses.Distance((3, 17)),
 )
-TILED = (lenses.TopK(topk.SORTED + 1), lenses.Mass(torch.arange(197) % 3), lenses.Mass(SEGMENTS.expand(2, 197)))
+TILED = (lenses.TopK(topk.MOST_NATIVE + 1), lenses.Mass(torch.arange(197) % 3), lenses.Mass(SEGMENTS.expand(2, 197)))
 
 PROBLEMS: dict[str, dict[str, Any]] = {
     "no mask": {},
@@ -47,12 +47,12 @@ def tensors(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return torch.randn(2, 6, 193, 8).to(dtype), torch.randn(2, 3, 197, 8).to(dtype)
 
 
-def shown(seen: Seen, lens: lenses.Lens) -> list[Tensor]:
+def shown(seen: Observation, lens: lenses.Lens) -> list[Tensor]:
     found = seen[lens]
     return list(found) if isinstance(found, tuple) else [found]
 
 
-def assert_alike(one: Seen, other: Seen, wanted: tuple[lenses.Lens, ...], rows: int) -> None:
+def assert_alike(one: Observation, other: Observation, wanted: tuple[lenses.Lens, ...], rows: int) -> None:
     for lens in wanted:
         for has, also in zip(shown(one, lens), shown(other, lens), strict=True):
             if has.is_floating_point():

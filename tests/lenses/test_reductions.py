@@ -175,7 +175,7 @@ def test_equal_segments_are_equal_lenses():
     assert show(one).equal(show(lenses.Mass((0, 1, 1, 0))))
     query = torch.zeros(4, 4)
     seen = regard.observe(query, query, query, one, lenses.Mass([0, 1, 1, 0]))
-    assert len(seen.shown) == 1
+    assert len(seen.results) == 1
     assert seen[lenses.Mass([0, 1, 1, 0])].equal(seen[one])
     others = [
         lenses.Mass([0, 1, 1, 1]),

@@ -14,7 +14,7 @@ import regard
 from regard import biases, lenses, masks, scores
 from regard.errors import ConfigurationError
 from regard.lenses import weights as weights_module
-from regard.lenses.weights import zeros_as_written
+from regard.lenses.weights import lazy_zeros
 
 
 def tensors(m: int = 4, n: int = 6) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -113,7 +113,7 @@ def test_rows_that_see_nan_show_it():
 
 
 def test_without_lenses():
-    assert regard.observe(*tensors()).shown == {}
+    assert regard.observe(*tensors()).results == {}
 
 
 def test_equal_lenses_are_one():
@@ -221,11 +221,11 @@ def test_what_is_shown_lives_no_longer_than_it_is_held(monkeypatch):
     made = []
 
     def kept(*sizes, **options):
-        zeros = zeros_as_written(*sizes, **options)
+        zeros = lazy_zeros(*sizes, **options)
         made.append(weakref.ref(zeros.untyped_storage()))
         return zeros
 
-    monkeypatch.setattr(weights_module, "zeros_as_written", kept)
+    monkeypatch.setattr(weights_module, "lazy_zeros", kept)
     gc.disable()
     try:
         seen = regard.observe(*tensors(), lenses.Weights())

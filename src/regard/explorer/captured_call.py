@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ..biases import Bias
 from ..core.problem import Problem
 from ..core.score_forms import AdditivePairs, DotPairs, PairForm
-from ..lenses.base import Frame
+from ..lenses.base import WeightsLayout
 from ..masks import Mask
 from ..utils.pytree import put_together, take_apart
 from .atlas.records import looks_back
@@ -120,12 +120,12 @@ def kept(
     problem: Problem, lse: Tensor, *, name: str, number: int, kind: tuple[str, bool], snapshots: Snapshots, half: bool
 ) -> Call:
     """What is kept of a problem: its own copies, on the CPU; q and k in half precision if `half` and if they fit."""
-    frame = Frame.of(problem)
+    layout = WeightsLayout.from_problem(problem)
     heads = problem.pairs.key.shape[-3] if problem.heads else 1
-    query = _four(problem.pairs.query, problem, frame.heads)
+    query = _four(problem.pairs.query, problem, layout.heads)
     key = _four(problem.pairs.key, problem, heads)
     dtype = torch.float16 if half and _fit(query, key) else query.dtype
-    queries, keys = frame.positions(problem)
+    queries, keys = layout.positions(problem)
     mine, theirs = _copied(query, dtype), _copied(key, dtype)
     weight = problem.pairs.weight if isinstance(problem.pairs, AdditivePairs) else None
     return Call(
@@ -134,14 +134,14 @@ def kept(
         kind=kind[0],
         query=mine,
         key=theirs,
-        lse=_copied(lse.reshape(frame.batch, frame.heads, -1), torch.promote_types(lse.dtype, torch.float32)),
+        lse=_copied(lse.reshape(layout.batch, layout.heads, -1), torch.promote_types(lse.dtype, torch.float32)),
         scale=problem.pairs.scale if isinstance(problem.pairs, DotPairs) else 1.0,
         weight=None if weight is None else _copied(weight, weight.dtype),
         softcap=problem.softcap,
         sinks=None if problem.sinks is None else _copied(problem.sinks, torch.float32),
         mask=snapshots.of(problem.mask),
         bias=snapshots.of(problem.bias),
-        leading=tuple(frame.leading),
+        leading=tuple(layout.leading),
         has_heads=problem.heads,
         positions=(queries.detach().cpu().clone(), keys.detach().cpu().clone()),
         errors=None if dtype == query.dtype else _errors(query, mine, key, theirs),

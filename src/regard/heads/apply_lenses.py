@@ -13,7 +13,7 @@ from ..core.problem import Problem
 from ..errors import ConfigurationError, DtypeError, ShapeError
 from ..kernels.lens_pass import started
 from ..kernels.validation import pose
-from ..lenses import Lens, Tile
+from ..lenses import Lens, WeightTile
 from ..masks import Mask
 
 TILE = 2**21
@@ -71,7 +71,9 @@ def look(
     lse = torch.zeros_like(sums).masked_fill(sums == 0, -math.inf).masked_fill(broken, math.nan)
     with torch.no_grad():
         reductions = [reduction for eye in looks.values() for reduction in eye.reductions]
-        for tile in _tiles(problem, weights, broken, terms=any(reduction.terms for reduction in reductions)):
+        for tile in _tiles(
+            problem, weights, broken, terms=any(reduction.needs_entropy_terms for reduction in reductions)
+        ):
             for reduction in reductions:
                 reduction.add(tile)
         return {lens: eye.finish(problem, lse) for lens, eye in looks.items()}
@@ -116,7 +118,7 @@ def _problem(
     return pose(query, key, key, mask=mask, query_positions=query_positions, key_positions=key_positions)
 
 
-def _tiles(problem: Problem, weights: Tensor, broken: Tensor, *, terms: bool) -> Iterator[Tile]:
+def _tiles(problem: Problem, weights: Tensor, broken: Tensor, *, terms: bool) -> Iterator[WeightTile]:
     """All rows, some of one batch at a time; a row with a NaN shows as zeros."""
     heads = problem.weights_shape[-3] if problem.heads else 1
     queries, keys = weights.shape[-2:]
@@ -130,4 +132,4 @@ def _tiles(problem: Problem, weights: Tensor, broken: Tensor, *, terms: bool) ->
             part = weights[one, :, rows].masked_fill(broken[one, :, rows, None], 0.0)
             # -w · ln w is there as entr; the terms are w · log₂ w.
             logs = torch.special.entr(part).div_(-math.log(2)) if terms else None
-            yield Tile(part, logs, one, rows, slice(0, keys))
+            yield WeightTile(part, logs, one, rows, slice(0, keys))

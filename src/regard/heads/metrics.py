@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..core.problem import Problem
-from ..lenses import Distance, Entropy, Look, Received, TopK
+from ..lenses import Distance, Entropy, LensState, Received, TopK
 from ..lenses.base import Lens
 from ..masks import Mask
 from ..utils.numbers import whole_number
@@ -76,7 +76,7 @@ class Metrics:
 class _Looks:
     """Other lenses at work together."""
 
-    def __init__(self, parts: dict[str, Look[Any]]) -> None:
+    def __init__(self, parts: dict[str, LensState[Any]]) -> None:
         self.parts = parts
         self.reductions = [reduction for part in parts.values() for reduction in part.reductions]
 

@@ -1,4 +1,4 @@
-"""The lens that gathers evidence for roles, from one pass over the weights."""
+"""`Roles`, the lens that accumulates evidence for roles in one pass over the weights."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor
 from ..core.problem import Problem
 from ..errors import ConfigurationError, ShapeError
 from ..kernels.batched_problem import Flat
-from ..lenses import Reduction, Tile
-from ..lenses.base import Frame, of_batch
+from ..lenses import Reduction, WeightTile
+from ..lenses.base import WeightsLayout, select_batches
 from ..masks import Mask
 from .apply_lenses import look
 from .evidence import Evidence, Finding
@@ -25,19 +25,19 @@ Text = Tokens | Sequence[str] | Sequence[int] | Sequence[Sequence[str]] | Sequen
 
 @dataclass(frozen=True, eq=False)
 class Roles:
-    """The lens that shows `Evidence` for the roles of each head, summed over the rows of all sequences: of heads alone.
+    """The lens for `Evidence` of what each head does, summed over the rows of all sequences of the batch.
 
     A role's score for a row is the weight on the keys that the role counts; rows without such a key, and padding, are
-    not counted. Which pairs exist is asked of the mask. For self-attention: the queries are the last M of the N tokens.
-    Memory is linear in the lengths; as any lens it looks at whole models, through `regard.huggingface.observing`.
+    not counted. Pairs that the mask removes are not counted either. For self-attention: the queries are the last M of
+    the N tokens. Memory is linear in the lengths. `regard.huggingface.observing` applies it to a whole model.
 
     Args:
-        tokens: `Tokens`, or what `Tokens.of` takes: those of one sequence, or one list for each of the batch.
-        roles: what is looked for: without it `text_roles()`.
+        tokens: `Tokens`, or what `Tokens.of` takes: the tokens of one sequence, or one list for each of the batch.
+        roles: the roles to test for; by default `text_roles()`.
 
     Raises:
         ConfigurationError: no roles, or something else than roles.
-        ShapeError: when used, not one token for each key, another batch, or more queries than keys.
+        ShapeError: when it starts, not one token for each key, another batch, or more queries than keys.
 
     >>> import torch, regard
     >>> lens, q = regard.heads.Roles(["a", "b", "a", "c"]), torch.zeros(1, 2, 4, 8)
@@ -57,38 +57,39 @@ class Roles:
         if not isinstance(self.tokens, Tokens):
             object.__setattr__(self, "tokens", Tokens.of(self.tokens))
 
-    def start(self, problem: Problem) -> _Gathering:
-        """Begin to look."""
-        frame, tokens = Frame.of(problem), self.tokens
+    def start(self, problem: Problem) -> _RolesState:
+        """The state of one run."""
+        layout, tokens = WeightsLayout.from_problem(problem), self.tokens
         if not isinstance(tokens, Tokens):
-            raise AssertionError("tokens are read when the lens is made")
-        if tokens.ids.shape[1] != frame.keys or len(tokens.ids) not in (1, frame.batch) or frame.queries > frame.keys:
+            raise AssertionError("__post_init__ converts tokens")
+        batch, queries, keys = layout.batch, layout.queries, layout.keys
+        if tokens.ids.shape[1] != keys or len(tokens.ids) not in (1, batch) or queries > keys:
             raise ShapeError(
-                f"Roles has {tokens.ids.shape[1]:,} tokens of {len(tokens.ids):,} sequences, for {frame.queries:,} "
-                f"queries, {frame.keys:,} keys and a batch of {frame.batch:,}: self-attention needs one token for each "
+                f"Roles has {tokens.ids.shape[1]:,} tokens of {len(tokens.ids):,} sequences, for {queries:,} "
+                f"queries, {keys:,} keys and a batch of {batch:,}: self-attention needs one token for each "
                 "key, of one sequence or of each of the batch, and the queries are the last ones"
             )
-        return _Gathering(frame, problem, tokens, tuple(self.roles))
+        return _RolesState(layout, problem, tokens, tuple(self.roles))
 
 
-class _Gathering:
-    """What the sums are made of."""
+class _RolesState:
+    """Per role: Σ w on the keys that it counts, and the number of such keys in each row."""
 
-    def __init__(self, frame: Frame, problem: Problem, tokens: Tokens, roles: tuple[AnyRole, ...]) -> None:
-        self.frame, self.roles = frame, roles
-        self.whole = _whole(frame, problem, tokens)
-        self.terms = any(isinstance(role, Diffuse) for role in roles)
-        # Where keys sit one after another, a row finds the key at an offset without a look at the others.
-        keys_in_a_row = bool((self.whole.key_positions.diff() == 1).all())
-        self.offsets = {n: role.offset for n, role in enumerate(roles) if isinstance(role, AtOffset) and keys_in_a_row}
+    def __init__(self, layout: WeightsLayout, problem: Problem, tokens: Tokens, roles: tuple[AnyRole, ...]) -> None:
+        self.layout, self.roles = layout, roles
+        self.pairs = _all_pairs(layout, problem, tokens)
+        self.needs_entropy_terms = any(isinstance(role, Diffuse) for role in roles)
+        # With consecutive key positions the key at an offset is found by its index, without comparing all keys.
+        consecutive = bool((self.pairs.key_positions.diff() == 1).all())
+        self.offsets = {n: role.offset for n, role in enumerate(roles) if isinstance(role, AtOffset) and consecutive}
         self.counting: dict[int, Role] = {
             n: role for n, role in enumerate(roles) if not isinstance(role, Diffuse) and n not in self.offsets
         }
         self.flat = Flat.of(problem) if problem.mask is not None else None
-        sizes = (len(roles), frame.batch, frame.heads)
-        self.mass = torch.zeros(sizes, dtype=frame.zeros().dtype, device=frame.device)
-        self.entropies = frame.zeros(frame.queries if self.terms else 0)
-        # How many keys each row has, and how many of them each role counts; all heads alike but for masks of heads.
+        sizes = (len(roles), layout.batch, layout.heads)
+        self.mass = torch.zeros(sizes, dtype=layout.zeros().dtype, device=layout.device)
+        self.entropies = layout.zeros(layout.queries if self.needs_entropy_terms else 0)
+        # Counts of keys per row, and of keys per row and role. They have one head while the mask is the same for all.
         self.keys: Tensor | None = None
         self.counted: Tensor | None = None
 
@@ -96,13 +97,13 @@ class _Gathering:
     def reductions(self) -> tuple[Reduction]:
         return (self,)
 
-    def add(self, tile: Tile) -> None:
-        pairs = _cut(self.whole, tile)
+    def add(self, tile: WeightTile) -> None:
+        pairs = _tile_pairs(self.pairs, tile)
         exist = self._exist(pairs, tile)  # [b, 1 or H, m, n]
         keys, counted = self._counts(exist.shape[1])
         keys[tile.batch, :, tile.rows] += exist.sum(-1)
-        if tile.terms is not None:
-            self.entropies[tile.batch, :, tile.rows].add_(tile.terms.sum(-1))
+        if tile.entropy_terms is not None:
+            self.entropies[tile.batch, :, tile.rows].add_(tile.entropy_terms.sum(-1))
         if self.offsets:
             self._add_offsets(tile, pairs, exist, counted)
         for number, role in self.counting.items():
@@ -111,8 +112,8 @@ class _Gathering:
                 counted[number, tile.batch, :, tile.rows] += targets.sum(-1)
                 self.mass[number, tile.batch] += (tile.weights * targets).sum((-1, -2))
 
-    def _add_offsets(self, tile: Tile, pairs: Pairs, exist: Tensor, counted: Tensor) -> None:
-        """Count the pairs at offsets, of which a row has one each."""
+    def _add_offsets(self, tile: WeightTile, pairs: Pairs, exist: Tensor, counted: Tensor) -> None:
+        """Add the pairs at fixed offsets: at most one key of a row for each."""
         numbers, offsets = list(self.offsets), torch.tensor(list(self.offsets.values()), device=exist.device)
         columns = pairs.query_positions + offsets - pairs.key_positions[..., :1]  # [b or 1, m, offsets]
         inside = (columns >= 0) & (columns < exist.shape[-1])
@@ -127,10 +128,10 @@ class _Gathering:
 
     def finish(self, problem: Problem, lse: Tensor) -> Evidence:
         keys, counted = self._counts(1)
-        keys, counted = (of.expand(*of.shape[:-2], self.frame.heads, -1) for of in (keys, counted))
+        keys, counted = (count.expand(*count.shape[:-2], self.layout.heads, -1) for count in (keys, counted))
         rows, chances = counted > 0, counted / keys.clamp(min=1)
-        scores = self.mass.masked_fill(self.frame.broken(lse).any(-1), float("nan"))
-        scores, rows, chances = (of.double() for of in (scores, rows.sum(-1), chances.sum(-1)))
+        scores = self.mass.masked_fill(self.layout.nan_rows(lse).any(-1), float("nan"))
+        scores, rows, chances = (total.double() for total in (scores, rows.sum(-1), chances.sum(-1)))
         for number, role in enumerate(self.roles):
             if isinstance(role, Diffuse):
                 spread = keys >= 2
@@ -141,63 +142,65 @@ class _Gathering:
         return Evidence(self.roles, scores.sum(1), rows.sum(1), chances.sum(1), queries)
 
     def _entropy(self, lse: Tensor) -> Tensor:
-        """In nats, (B, H, M); NaN where a row attends to NaN."""
+        """The entropy of each row in nats, (B, H, M); NaN where the row attends to NaN."""
         entropy = -torch.tensor(2.0).log().item() * self.entropies
-        return entropy.masked_fill(self.frame.broken(lse), float("nan"))
+        return entropy.masked_fill(self.layout.nan_rows(lse), float("nan"))
 
     def _counts(self, heads: int) -> tuple[Tensor, Tensor]:
-        """Counts of keys (B, 1 or H, M) and of each role's (roles, B, 1 or H, M), for as many heads as a mask has."""
+        """Counts of keys (B, 1 or H, M) and of each role's keys (roles, B, 1 or H, M); H if masks differ by head."""
         if self.keys is None or self.counted is None:
-            sizes = self.frame.batch, heads, self.frame.queries
-            self.keys = torch.zeros(sizes, dtype=torch.int64, device=self.frame.device)
-            self.counted = torch.zeros(len(self.roles), *sizes, dtype=torch.int32, device=self.frame.device)
+            sizes = self.layout.batch, heads, self.layout.queries
+            self.keys = torch.zeros(sizes, dtype=torch.int64, device=self.layout.device)
+            self.counted = torch.zeros(len(self.roles), *sizes, dtype=torch.int32, device=self.layout.device)
         elif heads > self.keys.shape[1]:
-            self.keys, self.counted = (of.expand(*of.shape[:-2], heads, -1).clone() for of in (self.keys, self.counted))
+            self.keys, self.counted = (
+                count.expand(*count.shape[:-2], heads, -1).clone() for count in (self.keys, self.counted)
+            )
         return self.keys, self.counted
 
-    def _exist(self, pairs: Pairs, tile: Tile) -> Tensor:
-        """Which pairs of a tile exist and are of tokens: (b, 1 or H, m, n)."""
+    def _exist(self, pairs: Pairs, tile: WeightTile) -> Tensor:
+        """Which pairs of a tile the mask keeps and padding does not remove: bool (b, 1 or H, m, n)."""
         exist = ((pairs.query_ids >= 0) & (pairs.key_ids >= 0)).unsqueeze(1)
         keep = None if self.flat is None else self.flat.part(tile.batch).keep(tile.rows, tile.columns)
         exist = exist if keep is None else exist & keep
         return exist.expand(tile.weights.shape[0], -1, *tile.weights.shape[2:])
 
 
-def _whole(frame: Frame, problem: Problem, tokens: Tokens) -> Pairs:
-    """All queries and keys, (B or 1, M, 1) and (B or 1, 1, N)."""
-    queries, keys = (positions.expand(max(len(positions), 1), -1) for positions in frame.positions(problem))
-    ids = tokens.ids.to(frame.device)
+def _all_pairs(layout: WeightsLayout, problem: Problem, tokens: Tokens) -> Pairs:
+    """The features of all queries (B or 1, M, 1) and keys (B or 1, 1, N)."""
+    queries, keys = (positions.expand(max(len(positions), 1), -1) for positions in layout.positions(problem))
+    ids = tokens.ids.to(layout.device)
     exist = ids >= 0
     places = keys.expand(max(len(ids), len(keys)), -1)
     earliest = places.masked_fill(~exist, torch.iinfo(torch.int64).max).amin(-1, keepdim=True)
     follows = torch.cat([torch.full_like(ids[:, :1], -1), ids[:, :-1]], -1)
-    late = frame.keys - frame.queries
+    offset = layout.keys - layout.queries
     return Pairs(
         query_positions=queries.unsqueeze(-1),
         key_positions=keys.unsqueeze(-2),
-        query_ids=ids[:, late:].unsqueeze(-1),
+        query_ids=ids[:, offset:].unsqueeze(-1),
         key_ids=ids.unsqueeze(-2),
         follows=follows.masked_fill(~exist, -1).unsqueeze(-2),
         first=((places == earliest) & exist).unsqueeze(-2),
-        delimiter=tokens.delimiters.to(frame.device).unsqueeze(-2),
-        rarest=tokens.rarest.to(frame.device).unsqueeze(-2),
+        delimiter=tokens.delimiters.to(layout.device).unsqueeze(-2),
+        rarest=tokens.rarest.to(layout.device).unsqueeze(-2),
     )
 
 
-def _cut(whole: Pairs, tile: Tile) -> Pairs:
-    """The queries and keys of a tile."""
+def _tile_pairs(pairs: Pairs, tile: WeightTile) -> Pairs:
+    """The features of the queries and keys of a tile."""
 
-    def of_rows(tensor: Tensor) -> Tensor:
-        return of_batch(tensor, tile.batch)[:, tile.rows]
+    def rows(tensor: Tensor) -> Tensor:
+        return select_batches(tensor, tile.batch)[:, tile.rows]
 
-    def of_columns(tensor: Tensor) -> Tensor:
-        return of_batch(tensor, tile.batch)[..., tile.columns]
+    def columns(tensor: Tensor) -> Tensor:
+        return select_batches(tensor, tile.batch)[..., tile.columns]
 
     return Pairs(
-        of_rows(whole.query_positions),
-        of_columns(whole.key_positions),
-        of_rows(whole.query_ids),
-        *map(of_columns, (whole.key_ids, whole.follows, whole.first, whole.delimiter, whole.rarest)),
+        rows(pairs.query_positions),
+        columns(pairs.key_positions),
+        rows(pairs.query_ids),
+        *map(columns, (pairs.key_ids, pairs.follows, pairs.first, pairs.delimiter, pairs.rarest)),
     )
 
 
@@ -209,11 +212,11 @@ def roles_of(
     mask: Mask | Tensor | None = None,
     **positions: Any,
 ) -> list[list[Finding]]:
-    """The roles of each head of weights (..., heads, M, N) that are there as numbers, those whose rule is met.
+    """The roles of each head whose rule is met, from a tensor of weights (..., heads, M, N).
 
-    Leading axes are sequences, which count together. `evidence_of` gives the sums, which add up over a corpus. Give the
-    mask of a causal model, `mask=regard.masks.causal()`: without it every pair exists, and diffuse and the shares by
-    chance are counted over keys that no query could see.
+    Leading axes are sequences, which count together. `evidence_of` returns the sums, which add up over a corpus. Pass
+    the mask of a causal model, `mask=regard.masks.causal()`: without it every pair exists, and diffuse and the shares
+    by chance are computed over keys that no query could attend to.
 
     Raises what `Roles` and `look` raise.
 
@@ -233,12 +236,12 @@ def evidence_of(
     mask: Mask | Tensor | None = None,
     **positions: Any,
 ) -> Evidence:
-    """The `Evidence` in weights (..., heads, M, N) that are there as numbers; arguments are those of `roles_of`.
+    """The `Evidence` for roles in a tensor of weights (..., heads, M, N); arguments are those of `roles_of`.
 
     >>> import torch
     >>> sentences = [(torch.eye(n)[None], "a b c d".split()[:n]) for n in (3, 4)]
     >>> whole = Evidence.total(evidence_of(weights, tokens) for weights, tokens in sentences)
-    >>> print(whole.holding()[0][0])
+    >>> print(pairs.holding()[0][0])
     self 1.00 (n = 7): mean weight on the token itself, at least 0.5
     """
     if isinstance(weights, Tensor) and weights.ndim == 2:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ..core.problem import Problem
 from ..errors import ShapeError
-from ..lenses import Reduction, Tile
-from ..lenses.base import Frame
+from ..lenses import Reduction, WeightTile
+from ..lenses.base import WeightsLayout
 from ..masks import Mask
 from .apply_lenses import look
 
@@ -41,24 +41,24 @@ class JensenShannon:
 
     def start(self, problem: Problem) -> _Divergences:
         """Begin to look."""
-        return _Divergences(Frame.of(problem))
+        return _Divergences(WeightsLayout.from_problem(problem))
 
 
 class _Divergences:
     """Σ -m · log₂ m of the mean m of each two heads so far, and the mass of each row."""
 
-    terms = True
+    needs_entropy_terms = True
 
-    def __init__(self, frame: Frame) -> None:
-        self.frame = frame
-        self.entropies = frame.zeros(frame.heads)
-        self.mass = frame.zeros(frame.queries)
+    def __init__(self, layout: WeightsLayout) -> None:
+        self.layout = layout
+        self.entropies = layout.zeros(layout.heads)
+        self.mass = layout.zeros(layout.queries)
 
     @property
     def reductions(self) -> tuple[Reduction]:
         return (self,)
 
-    def add(self, tile: Tile) -> None:
+    def add(self, tile: WeightTile) -> None:
         self.mass[tile.batch, :, tile.rows].add_(tile.weights.sum(-1))
         _add_entropies(self.entropies[tile.batch], tile.weights)
 
@@ -67,9 +67,9 @@ class _Divergences:
         _add_entropies(self.entropies, rest.where(rest > ROUNDING, 0.0).unsqueeze(-1))
         own = self.entropies.diagonal(dim1=-2, dim2=-1)
         divergence = self.entropies - (own.unsqueeze(-1) + own.unsqueeze(-2)) / 2
-        divergence = (divergence / max(self.frame.queries, 1)).clamp_(0.0, math.log(2))
-        broken = self.frame.broken(lse).any(-1)
-        return self.frame.shown(
+        divergence = (divergence / max(self.layout.queries, 1)).clamp_(0.0, math.log(2))
+        broken = self.layout.nan_rows(lse).any(-1)
+        return self.layout.to_result(
             divergence.masked_fill_(broken.unsqueeze(-1) | broken.unsqueeze(-2), math.nan),
         )
 

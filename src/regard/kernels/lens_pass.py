@@ -18,7 +18,7 @@ from .. import native
 from ..core.problem import Problem
 from ..core.torch_modes import transformed, without_autocast
 from ..errors import ConfigurationError
-from ..lenses import Lens, Look, NativeReduction, Reduction, Tile
+from ..lenses import Lens, LensState, NativeReduction, Reduction, WeightTile
 from .batched_problem import Flat
 from .mask_tiles import cut, parts
 from .native_inputs import native_parts, why_not
@@ -29,13 +29,13 @@ TILE = 2**19
 """Weights in a tile, over all batches and heads: more of them would leave the processor's caches."""
 
 
-def started(problem: Problem, lenses: Iterable[Lens]) -> dict[Lens, Look[Any]]:
+def started(problem: Problem, lenses: Iterable[Lens]) -> dict[Lens, LensState[Any]]:
     """Each lens at work on the problem; equal lenses are one.
 
     Raises:
         ConfigurationError: something else than a lens; and what each lens says of a problem that does not fit.
     """
-    looks: dict[Lens, Look[Any]] = {}
+    looks: dict[Lens, LensState[Any]] = {}
     for lens in lenses:
         if isinstance(lens, type) or not isinstance(lens, Lens):
             raise ConfigurationError(f"observe needs lenses from regard.lenses, such as Entropy(); one is {lens!r}")
@@ -61,7 +61,7 @@ def sweep(problem: Problem, lse: Tensor, reductions: Iterable[Reduction]) -> Non
         reductions = _natively(problem, lse, reductions)
         if not reductions:
             return
-        for tile in _tiles(problem, lse, terms=any(reduction.terms for reduction in reductions)):
+        for tile in _tiles(problem, lse, terms=any(reduction.needs_entropy_terms for reduction in reductions)):
             for reduction in reductions:
                 reduction.add(tile)
 
@@ -80,7 +80,7 @@ def _natively(problem: Problem, lse: Tensor, reductions: list[Reduction]) -> lis
     return [reduction for reduction in reductions if reduction not in asked]
 
 
-def _tiles(problem: Problem, lse: Tensor, *, terms: bool) -> Iterator[Tile]:
+def _tiles(problem: Problem, lse: Tensor, *, terms: bool) -> Iterator[WeightTile]:
     """The tiles one after another, in memory that the next one takes over."""
     flat, size = Flat.of(problem), tile_size(problem, TILE)
     batches, heads, queries, _ = flat.shape
@@ -94,4 +94,4 @@ def _tiles(problem: Problem, lse: Tensor, *, terms: bool) -> Iterator[Tile]:
                 for run in row.runs:
                     for columns in cut(run.columns, size[1]):
                         made = weighing.tile(row.rows, columns, masked=run.masked, terms=terms)
-                        yield Tile(*made, batch, row.rows, columns)
+                        yield WeightTile(*made, batch, row.rows, columns)

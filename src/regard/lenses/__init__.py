@@ -1,39 +1,44 @@
-"""Lenses: what is looked at in the weights, without asking a kernel to keep them."""
+"""Lenses: statistics of the attention weights, for `regard.observe`, in memory linear in the lengths.
 
-from .alignment import Aligned as Aligned
+A lens of one's own implements the protocol `Lens`, which `base` describes.
+"""
+
 from .alignment import Alignment as Alignment
+from .alignment import AlignmentResult as AlignmentResult
 from .alignment import warping_path as warping_path
 from .base import Lens as Lens
-from .base import Look as Look
+from .base import LensState as LensState
 from .base import NativeReduction as NativeReduction
 from .base import Reduction as Reduction
-from .base import Tile as Tile
+from .base import WeightsLayout as WeightsLayout
+from .base import WeightTile as WeightTile
 from .distance import Distance as Distance
-from .distance import Distances as Distances
+from .distance import DistanceResult as DistanceResult
 from .entropy import Entropy as Entropy
 from .pooled import Pooled as Pooled
 from .received import Received as Received
 from .segment_mass import Mass as Mass
-from .topk import Top as Top
 from .topk import TopK as TopK
+from .topk import TopKResult as TopKResult
 from .weights import Weights as Weights
 
 __all__ = [
-    "Aligned",
     "Alignment",
+    "AlignmentResult",
     "Distance",
-    "Distances",
+    "DistanceResult",
     "Entropy",
     "Lens",
-    "Look",
+    "LensState",
     "Mass",
     "NativeReduction",
     "Pooled",
     "Received",
     "Reduction",
-    "Tile",
-    "Top",
     "TopK",
+    "TopKResult",
+    "WeightTile",
     "Weights",
+    "WeightsLayout",
     "warping_path",
 ]

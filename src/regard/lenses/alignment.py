@@ -1,4 +1,4 @@
-"""Which key each query is aligned to: by its largest weight, and by the monotone path that costs the least."""
+"""Align queries to keys: by the largest weight of each row, and by dynamic time warping."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from ..core.problem import Problem
-from .base import Frame, check_memory
+from .base import WeightsLayout, check_memory
 from .weights import Weights
 
 
-class Aligned(NamedTuple):
+class AlignmentResult(NamedTuple):
     """columns (..., heads, M): the key with the largest weight; path (..., heads, M + N - 1, 2): rows and columns."""
 
     columns: Tensor
@@ -22,14 +22,14 @@ class Aligned(NamedTuple):
 
 @dataclass(frozen=True)
 class Alignment:
-    """The key with the largest weight of each query, and the dynamic-time-warping path: `Aligned(columns, path)`.
+    """The largest weight of each row and the dynamic-time-warping path: `AlignmentResult(columns, path)`.
 
     columns: argmax_j w_ij, int64; -1 for a row that attends to nothing or to NaN. path: `warping_path` of each head's
-    weights. With dropout: of the weights before it. It has all weights of its rectangle in memory, with one byte for
-    each pair of M and M + N: for longer texts TopK(1) has the columns, in O(M).
+    weights. Dropout is not applied. Memory: all M × N weights, and one byte for each of M × (M + N) steps; for
+    longer texts TopK(1) returns the columns, in O(M).
 
     Raises:
-        ConfigurationError: when used, all this takes more memory than the device has.
+        ConfigurationError: when it starts, if all this takes more memory than the device has.
 
     >>> import torch, regard
     >>> alignment = regard.lenses.Alignment()
@@ -42,27 +42,33 @@ class Alignment:
             [ 0,  1,  2,  3, -1, -1]])
     """
 
-    def start(self, problem: Problem) -> _Path:
-        """Begin to look."""
+    def start(self, problem: Problem) -> _AlignmentState:
+        """The state of one run."""
         queries, keys = problem.weights_shape[-2:]
         steps = problem.weights_shape[:-2].numel() * queries * (queries + keys)
-        check_memory("Alignment of {} pairs", problem, (queries, keys), each=Frame.of(problem).itemsize, beside=steps)
-        return _Path()
+        check_memory(
+            "Alignment of {} pairs",
+            problem,
+            (queries, keys),
+            itemsize=WeightsLayout.from_problem(problem).result_itemsize,
+            extra=steps,
+        )
+        return _AlignmentState()
 
 
-class _Path:
-    """An alignment that is read from the weights."""
+class _AlignmentState:
+    """Computes all weights in `finish`, and aligns them."""
 
     reductions = ()
 
-    def finish(self, problem: Problem, lse: Tensor) -> Aligned:
+    def finish(self, problem: Problem, lse: Tensor) -> AlignmentResult:
         with torch.no_grad():
-            weights = Weights().look(problem, lse)
-            return Aligned(_largest(weights), warping_path(weights))
+            weights = Weights().compute(problem, lse)
+            return AlignmentResult(_largest_columns(weights), warping_path(weights))
 
 
-def _largest(weights: Tensor) -> Tensor:
-    """The column of the largest weight of each row, or -1."""
+def _largest_columns(weights: Tensor) -> Tensor:
+    """The column of the largest weight of each row; -1 where the row has only zeros, or NaN."""
     if not weights.shape[-1]:
         return torch.full(weights.shape[:-1], -1, device=weights.device)
     largest = weights.max(-1)
@@ -70,17 +76,17 @@ def _largest(weights: Tensor) -> Tensor:
 
 
 def warping_path(weights: Tensor) -> Tensor:
-    """The path from (0, 0) to (M - 1, N - 1) along which Σ (1 - w) is least, in steps of (1, 1), (1, 0) and (0, 1).
+    """The path from (0, 0) to (M - 1, N - 1) with the least Σ (1 - w), in steps of (1, 1), (1, 0) and (0, 1).
 
-    Of equal paths that with the diagonal step, then that down the rows. Weights of several heads can be put together
-    first, such as their mean.
+    Among equal paths the diagonal step is taken first, then the step down. To align several heads together, pass the
+    mean of their weights.
 
-    Shapes: weights (..., M, N), NaN counting as 0; the path is (..., M + N - 1, 2), rows and columns, int64, filled up
+    Shapes: weights (..., M, N), NaN counting as 0; the path is (..., M + N - 1, 2), rows and columns, int64, padded
     with -1 after its end.
 
     Source: Sakoe and Chiba 1978 (dynamic time warping); on attention, with cost -w, Radford et al. 2022
-    (arXiv 2212.04356) for the times of words, after a filter and a norm of each head, which are left to the caller.
-    With 1 - w in its place a path does not grow longer by what little weight lies beside it.
+    (arXiv 2212.04356) for the times of words, after filtering and normalising each head, which is left to the
+    caller. With the cost 1 - w a path does not make detours through small weights.
 
     >>> import torch
     >>> warping_path(torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])).mT
@@ -95,26 +101,26 @@ def warping_path(weights: Tensor) -> Tensor:
     path = torch.full((steps.shape[1], longest, 2), -1, device=weights.device)
     row = torch.full((steps.shape[1],), queries - 1, device=weights.device)
     column, every = torch.full_like(row, keys - 1), torch.arange(len(row), device=row.device)
-    for at in range(longest):
-        path[:, at, 0], path[:, at, 1] = row, column
+    for place in range(longest):
+        path[:, place, 0], path[:, place, 1] = row, column
         step = steps[(row + column).clamp(min=0), every, row.clamp(min=0)]
         ended = (row <= 0) & (column <= 0)
         row, column = row - (step != _RIGHT).long(), column - (step != _DOWN).long()
         row, column = row.masked_fill(ended, -1), column.masked_fill(ended, -1)
-    # It was walked from its end: turned round, each path is moved to the front.
+    # The paths were followed from their ends: reverse them, and move the padding to the end.
     lengths = (path[..., 0] >= 0).sum(-1, keepdim=True)
     order = torch.arange(longest, device=path.device)
-    turned = path.gather(1, (lengths - 1 - order).clamp(min=0)[..., None].expand_as(path))
-    return turned.masked_fill((order >= lengths)[..., None], -1).view(*leading, longest, 2)
+    reversed_path = path.gather(1, (lengths - 1 - order).clamp(min=0)[..., None].expand_as(path))
+    return reversed_path.masked_fill((order >= lengths)[..., None], -1).view(*leading, longest, 2)
 
 
 _DIAGONAL, _DOWN, _RIGHT = 0, 1, 2
 
 
 def _steps(weights: Tensor) -> Tensor:
-    """By which step the best path enters each pair: int8, (M + N - 1, paths, M), the pair (i, j) at [i + j, :, i].
+    """The last step of the best path to each pair: int8, (M + N - 1, paths, M), the pair (i, j) at [i + j, :, i].
 
-    All pairs of one diagonal are known from the two before it.
+    One antidiagonal at a time: its sums follow from those of the two before it.
     """
     paths, queries, keys = weights.shape
     steps = weights.new_zeros(queries + keys - 1, paths, queries, dtype=torch.int8)

@@ -1,6 +1,7 @@
-"""What a lens is: reductions of the weights that are started, filled by tiles or by native code, and shown.
+"""The protocol of a lens: `Lens`, its running `LensState`, and the `Reduction`s that sum over the weights.
 
-Whether what a lens shows has room on the device: said before anything is computed.
+`WeightsLayout` has the sizes, dtype and device of a call's weights, and `check_memory` refuses results that do not fit
+into the memory of the device.
 """
 
 from __future__ import annotations
@@ -17,78 +18,87 @@ from .. import native
 from ..core.problem import Problem
 from ..errors import ConfigurationError
 
-Shown = TypeVar("Shown")
-Shown_co = TypeVar("Shown_co", covariant=True)
+Result = TypeVar("Result")
+Result_co = TypeVar("Result_co", covariant=True)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Tile:
-    """The weights of some batches and rows, of all heads, on some columns; reductions write nothing into it.
+@runtime_checkable
+class Lens(Protocol[Result_co]):
+    """A statistic of the attention weights: hashable settings, and `start`, which returns the state of one run.
 
-    Shapes: weights (b, H, m, n), in float32 at least, 0 where a pair is masked; terms, weights · log₂ weights, is
-    likewise, and is there only where some reduction asks for it. All leading axes together are the batches, a missing
-    head axis is one head.
+    Equal lenses share one result: `regard.observe(..., lens)[lens]`. A frozen dataclass is the usual form.
     """
 
-    weights: Tensor
-    terms: Tensor | None
-    batch: slice
-    rows: slice
-    columns: slice
+    def start(self, problem: Problem) -> LensState[Result_co]:
+        """The state for one problem. Settings that do not fit the problem raise here, before anything is computed."""
+        ...
 
 
-class Reduction(Protocol):
-    """Numbers that all weights of a problem are added to.
+class LensState(Protocol[Result_co]):
+    """One run of a lens: the reductions that read the weights, and `finish`, which turns them into the result.
 
-    terms: whether it reads `Tile.terms`.
+    reductions may be empty: the result is then computed from the problem and its log-sum-exp alone.
     """
 
     @property
-    def terms(self) -> bool: ...
+    def reductions(self) -> Sequence[Reduction]: ...
 
-    def add(self, tile: Tile) -> None:
-        """Take in one more tile. A row that attends to NaN is not in it: its weights are 0 here.
+    def finish(self, problem: Problem, lse: Tensor) -> Result_co:
+        """The result, after every tile was passed to the reductions.
 
-        They are the tiles that the mask leaves, each once, row by row and in a row from left to right.
+        problem: the call, with NaN and infinity in its tensors replaced by 0. lse (..., heads, M): the log-sum-exp of
+        each row, -inf where a row attends to nothing, NaN where it attends to NaN.
+        """
+        ...
+
+
+class Reduction(Protocol):
+    """A sum, maximum or other statistic that is accumulated over tiles of the weights.
+
+    needs_entropy_terms: whether `add` reads `WeightTile.entropy_terms`.
+    """
+
+    @property
+    def needs_entropy_terms(self) -> bool: ...
+
+    def add(self, tile: WeightTile) -> None:
+        """Accumulate one tile. Weights of rows that attend to NaN are 0 here.
+
+        Each tile that the mask does not empty comes once, row of tiles by row of tiles, from left to right.
         """
         ...
 
 
 @runtime_checkable
 class NativeReduction(Reduction, Protocol):
-    """One that native code can do as well, where it can weigh the problem."""
+    """A reduction that the C code can compute too; `add` is then not called."""
 
     def native(self) -> native.Reduction | None:
-        """The numbers as native code adds to them; None where it has no word for how these are asked for."""
+        """The tensors that the C code accumulates into; None where it does not support these settings."""
         ...
 
 
-class Look(Protocol[Shown_co]):
-    """A lens at work on one problem: what it needs of the weights, if anything, and how it is shown."""
+@dataclass(frozen=True, eq=False, slots=True)
+class WeightTile:
+    """The weights of a rectangle: some batches, some rows and some columns, of all heads. Read only.
 
-    @property
-    def reductions(self) -> Sequence[Reduction]: ...
+    Shapes: weights (b, H, m, n), in float32 at least, 0 where a pair is masked; entropy_terms, w · log₂ w, the same,
+    and None unless a reduction needs them. All leading axes together are the batch; without a head axis H is 1.
+    """
 
-    def finish(self, problem: Problem, lse: Tensor) -> Shown_co:
-        """What is shown, once all weights are in the reductions.
-
-        The problem has no NaN any more, a row that attends to it the lse NaN.
-        """
-        ...
-
-
-@runtime_checkable
-class Lens(Protocol[Shown_co]):
-    """What is shown of the weights of a problem, exact, from its scores and the log-sum-exp of its rows."""
-
-    def start(self, problem: Problem) -> Look[Shown_co]:
-        """Begin to look; what does not fit the problem is said here, before anything is computed."""
-        ...
+    weights: Tensor
+    entropy_terms: Tensor | None
+    batch: slice
+    rows: slice
+    columns: slice
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
-    """The sizes (B, H, M, N) of a problem's weights as tiles have them, and the way back to its own axes."""
+class WeightsLayout:
+    """The sizes (B, H, M, N), dtype and device of a problem's weights, as tiles have them.
+
+    leading: the leading axes of the problem's own weights, which `to_result` restores.
+    """
 
     leading: torch.Size
     batch: int
@@ -99,8 +109,8 @@ class Frame:
     device: torch.device
 
     @classmethod
-    def of(cls, problem: Problem) -> Frame:
-        """The frame of a problem."""
+    def from_problem(cls, problem: Problem) -> WeightsLayout:
+        """The layout of a problem's weights, in float32 at least."""
         leading = problem.weights_shape[:-2]
         return cls(
             leading=leading,
@@ -113,34 +123,34 @@ class Frame:
         )
 
     @property
-    def itemsize(self) -> int:
-        """Bytes of a number as it is shown."""
+    def result_itemsize(self) -> int:
+        """Bytes of one number of a result."""
         return self.dtype.itemsize
 
     @property
-    def itemsize_of_sums(self) -> int:
-        """Bytes of a number of `zeros`, and of what is shown of it beside."""
-        return self._of_sums.itemsize + (self.itemsize if self._of_sums != self.dtype else 0)
+    def sum_itemsize(self) -> int:
+        """Bytes of one number of `zeros`, plus those of its copy in the dtype of the result."""
+        return self._sum_dtype.itemsize + (self.result_itemsize if self._sum_dtype != self.dtype else 0)
 
     @property
-    def _of_sums(self) -> torch.dtype:
+    def _sum_dtype(self) -> torch.dtype:
         return self.dtype if self.device.type == "mps" else torch.float64
 
     def zeros(self, *sizes: int) -> Tensor:
-        """Sums of nothing yet, (B, H, *sizes), in float64 where the device has it."""
-        return torch.zeros(self.batch, self.heads, *sizes, dtype=self._of_sums, device=self.device)
+        """Accumulators (B, H, *sizes), all 0, in float64 where the device supports it."""
+        return torch.zeros(self.batch, self.heads, *sizes, dtype=self._sum_dtype, device=self.device)
 
-    def shown(self, tensor: Tensor) -> Tensor:
-        """(B, H, ...) as the problem has its axes, (..., heads, ...), in float32 at least."""
+    def to_result(self, tensor: Tensor) -> Tensor:
+        """Reshape (B, H, ...) to the problem's own axes (..., heads, ...); floating-point numbers get `dtype`."""
         tensor = tensor.to(self.dtype) if tensor.is_floating_point() else tensor
         return tensor.reshape(*self.leading, *tensor.shape[2:])
 
-    def broken(self, lse: Tensor) -> Tensor:
-        """Which rows attend to NaN or infinity, so that all their weights are NaN: (B, H, M)."""
+    def nan_rows(self, lse: Tensor) -> Tensor:
+        """Which rows attend to NaN or infinity, so that all their weights are NaN: bool (B, H, M)."""
         return (lse.isnan() | lse.isposinf()).reshape(self.batch, self.heads, self.queries)
 
     def positions(self, problem: Problem) -> tuple[Tensor, Tensor]:
-        """Where queries and keys sit: (B or 1, M) and (B or 1, N), int64."""
+        """The positions of queries and keys: int64, (B or 1, M) and (B or 1, N)."""
         grid, batch = problem.grid(), problem.batch
 
         def flat(positions: Tensor) -> Tensor:
@@ -151,8 +161,8 @@ class Frame:
         return flat(grid.query_positions), flat(grid.key_positions)
 
 
-def of_batch(tensor: Tensor, batch: slice) -> Tensor:
-    """Some batches of a tensor (B or 1, ...)."""
+def select_batches(tensor: Tensor, batch: slice) -> Tensor:
+    """A range of batches of a tensor (B or 1, ...); a batch of 1 stands for all of them."""
     return tensor if tensor.shape[0] == 1 else tensor[batch]
 
 
@@ -162,32 +172,32 @@ SMALLER = (
 
 
 def check_memory(
-    asked: str, problem: Problem, sizes: tuple[int, int], *, each: int, beside: int = 0, instead: str = SMALLER
+    result: str, problem: Problem, sizes: tuple[int, int], *, itemsize: int, extra: int = 0, advice: str = SMALLER
 ) -> None:
-    """Say so where a table of `sizes` for every head takes more memory than the device has.
+    """Refuse a result of `sizes` per head that takes more memory than the device has.
 
     Args:
-        asked: what the table is, with {} where its sizes go.
-        problem: it has the heads and the device.
-        sizes: rows and columns.
-        each: bytes of one number of the table.
-        beside: bytes in all for what else is needed.
-        instead: what to ask for.
+        result: what the message calls the result, with {} for its sizes.
+        problem: the call, for its number of heads and its device.
+        sizes: rows and columns of the result.
+        itemsize: bytes of one number.
+        extra: bytes of temporary tensors, in all.
+        advice: what the message suggests to ask for.
 
     Raises:
-        ConfigurationError: it does.
+        ConfigurationError: there is less memory than that.
     """
     leading, (rows, columns) = problem.weights_shape[:-2].numel(), sizes
-    needed, there = leading * rows * columns * each + beside, memory(problem.value.device)
-    if there is not None and needed > there:
+    needed, available = leading * rows * columns * itemsize + extra, device_memory(problem.value.device)
+    if available is not None and needed > available:
         raise ConfigurationError(
-            f"{asked.format(f'{rows:,} × {columns:,}')} and {leading:,} heads in all needs {needed / 1e9:,.1f} GB, and "
-            f"{problem.value.device} has {there / 1e9:,.1f} GB: {instead}"
+            f"{result.format(f'{rows:,} × {columns:,}')} and {leading:,} heads in all needs {needed / 1e9:,.1f} GB, "
+            f"and {problem.value.device} has {available / 1e9:,.1f} GB: {advice}"
         )
 
 
-def memory(device: torch.device) -> int | None:
-    """How many bytes a device has in all, if that can be known."""
+def device_memory(device: torch.device) -> int | None:
+    """The total memory of a device in bytes; None where the system does not report it."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     try:

@@ -1,4 +1,4 @@
-"""How far away the keys are that a query attends to."""
+"""The distance between queries and the keys that they attend to: means and histograms."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch import Tensor
 from .. import native
 from ..core.problem import Problem
 from ..errors import ConfigurationError
-from .base import Frame, Reduction, Tile, of_batch
+from .base import Reduction, WeightsLayout, WeightTile, select_batches
 
 
-class Distances(NamedTuple):
-    """mean (..., heads, M), histogram (..., heads, bins), and edges (bins - 1,): where bins but the first begin."""
+class DistanceResult(NamedTuple):
+    """mean (..., heads, M), histogram (..., heads, bins), and edges (bins - 1,): where bins 1, 2, ... begin."""
 
     mean: Tensor
     histogram: Tensor
@@ -26,18 +26,18 @@ class Distances(NamedTuple):
 
 @dataclass(frozen=True)
 class Distance:
-    """How far the weights reach, of |query position - key position|: `Distances(mean, histogram, edges)`.
+    """The distance d_ij = |query position - key position|, weighted: `DistanceResult(mean, histogram, edges)`.
 
     mean: Σ_j w_ij · d_ij / Σ_j w_ij for each row i; 0 for a row that attends to nothing. histogram: Σ w_ij over all
-    pairs of a head whose distance is in a bin, so that its sum is the number of rows that attend to something, less
-    what a sink takes. Bins are closed intervals: 0 to e₁ - 1, e₁ to e₂ - 1, ..., and all from the last edge on.
+    pairs of a head whose distance is in a bin: it sums to the number of rows that attend to something, less the
+    weight of sinks. Bins are closed intervals: 0 to e₁ - 1, e₁ to e₂ - 1, ..., and all from the last edge on.
 
     Args:
         edges: e₁ < e₂ < ..., whole numbers of at least 1. Without them powers of two as far as the positions reach:
             bins 0, 1, 2 to 3, 4 to 7, 8 to 15 and so on.
 
-    Positions are those of the call, where `query_positions` and `key_positions` are given too. A row that attends to
-    NaN has the mean NaN, and its head the histogram. With dropout: of the weights before it. Computed without autograd.
+    Positions are those of the call, with its `query_positions` and `key_positions`. A row that attends to NaN has the
+    mean NaN, and the histogram of its head is NaN. Dropout is not applied. No autograd.
 
     Raises:
         ConfigurationError: edges that do not grow, or are not whole numbers of at least 1.
@@ -68,39 +68,39 @@ class Distance:
             )
         object.__setattr__(self, "edges", edges)
 
-    def start(self, problem: Problem) -> _Reach:
-        """Begin to look."""
-        frame = Frame.of(problem)
-        queries, keys = frame.positions(problem)
+    def start(self, problem: Problem) -> _DistanceState:
+        """The state of one run."""
+        layout = WeightsLayout.from_problem(problem)
+        queries, keys = layout.positions(problem)
         edges = self.edges if self.edges is not None else _powers(queries, keys)
-        return _Reach(frame, queries, keys, torch.tensor(edges, dtype=torch.long, device=frame.device))
+        return _DistanceState(layout, queries, keys, torch.tensor(edges, dtype=torch.long, device=layout.device))
 
 
 def _powers(queries: Tensor, keys: Tensor) -> tuple[int, ...]:
-    """Powers of two up to the largest distance there is."""
+    """Powers of two up to the largest distance between positions."""
     if not queries.numel() or not keys.numel():
         return ()
     farthest = max(int(queries.max() - keys.min()), int(keys.max() - queries.min()))
     return tuple(2**power for power in range(farthest.bit_length()))
 
 
-class _Reach:
-    """What the means and the histograms are made of."""
+class _DistanceState:
+    """Σ w and Σ w · d of each row, and Σ w of each bin."""
 
-    terms = False
+    needs_entropy_terms = False
 
-    def __init__(self, frame: Frame, queries: Tensor, keys: Tensor, edges: Tensor) -> None:
-        self.frame, self.queries, self.keys, self.edges = frame, queries, keys, edges
-        self.mass, self.moment = frame.zeros(frame.queries), frame.zeros(frame.queries)
-        self.histogram = frame.zeros(len(edges) + 1)
+    def __init__(self, layout: WeightsLayout, queries: Tensor, keys: Tensor, edges: Tensor) -> None:
+        self.layout, self.queries, self.keys, self.edges = layout, queries, keys, edges
+        self.mass, self.moment = layout.zeros(layout.queries), layout.zeros(layout.queries)
+        self.histogram = layout.zeros(len(edges) + 1)
 
     @property
     def reductions(self) -> tuple[Reduction]:
         return (self,)
 
-    def add(self, tile: Tile) -> None:
-        queries = of_batch(self.queries, tile.batch)[:, tile.rows]
-        keys = of_batch(self.keys, tile.batch)[:, tile.columns]
+    def add(self, tile: WeightTile) -> None:
+        queries = select_batches(self.queries, tile.batch)[:, tile.rows]
+        keys = select_batches(self.keys, tile.batch)[:, tile.columns]
         distances = (queries.unsqueeze(-1) - keys.unsqueeze(-2)).abs_().unsqueeze(1)  # [b or 1, 1, m, n]
         mass = tile.weights.sum(-1)
         self.mass[tile.batch, :, tile.rows].add_(mass)
@@ -115,13 +115,15 @@ class _Reach:
             histogram[..., number] += (tile.weights * (bins == number)).sum((-2, -1))
 
     def native(self) -> native.Reach | None:
-        """Where all batches have the same positions, not too far apart."""
+        """Supported where all batches have the same positions, within the range of the C code."""
         if len(self.queries) != 1 or len(self.keys) != 1 or not native.near(self.queries[0], self.keys[0]):
             return None
         return native.Reach(self.queries[0], self.keys[0], self.edges, self.mass, self.moment, self.histogram)
 
-    def finish(self, problem: Problem, lse: Tensor) -> Distances:
-        broken = self.frame.broken(lse)
+    def finish(self, problem: Problem, lse: Tensor) -> DistanceResult:
+        broken = self.layout.nan_rows(lse)
         mean = self.moment / self.mass.masked_fill(self.mass == 0, 1.0)
         histogram = self.histogram.masked_fill(broken.any(-1, keepdim=True), math.nan)
-        return Distances(self.frame.shown(mean.masked_fill(broken, math.nan)), self.frame.shown(histogram), self.edges)
+        return DistanceResult(
+            self.layout.to_result(mean.masked_fill(broken, math.nan)), self.layout.to_result(histogram), self.edges
+        )

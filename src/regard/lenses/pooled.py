@@ -1,4 +1,4 @@
-"""A map of all weights that is as small as one likes."""
+"""All weights pooled to a coarse grid of cells."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from .. import native
 from ..core.problem import Problem
 from ..errors import ConfigurationError
-from .base import Frame, Look, Reduction, Tile, check_memory
+from .base import LensState, Reduction, WeightsLayout, WeightTile, check_memory
 from .weight_sums import GroupSums
 
 Reduce = Literal["mean", "max", "sum"]
@@ -24,17 +24,16 @@ Reduce = Literal["mean", "max", "sum"]
 class Pooled:
     """The mean, largest weight or sum over each cell of a coarse grid: (..., heads, rows of cells, columns of cells).
 
-    cells: how many rows and columns of cells there are, or one number for both; at most as many as rows and columns.
-    Cell c of C over M rows has the rows ⌊c·M/C⌋ to ⌊(c+1)·M/C⌋ - 1: sizes differ by one at the most. reduce: over all
-    pairs of the cell, masked ones too, whose weight is 0: the mean times the size of its cell is the sum, and the sums
-    of a row of cells are together the number of its rows that attend to something, less what a sink takes.
+    cells: the number of rows and columns of cells, or one number for both; at most the rows and columns of weights.
+    Cell c of C over M rows has the rows ⌊c·M/C⌋ to ⌊(c+1)·M/C⌋ - 1: sizes differ by at most one. reduce: over all
+    pairs of the cell, masked ones too, whose weight is 0. So the mean times the size of its cell is the sum, and the
+    sums of a row of cells add up to the number of its rows that attend to something, less the weight of sinks.
 
-    A row that attends to NaN makes its row of cells NaN. With dropout: of the weights before it. Computed without
-    autograd.
+    A row that attends to NaN makes its row of cells NaN. Dropout is not applied. No autograd.
 
     Raises:
-        ConfigurationError: cells that are no two whole numbers of at least 1; another `reduce`; when used, more cells
-            than there are rows or columns, or than the device has memory for.
+        ConfigurationError: cells that are no two whole numbers of at least 1; another `reduce`; when it starts, more
+            cells than there are rows or columns, or than the device has memory for.
 
     >>> import torch, regard
     >>> coarse = regard.lenses.Pooled(2, reduce="sum")
@@ -58,30 +57,32 @@ class Pooled:
             raise ConfigurationError(f"Pooled needs reduce as 'mean', 'max' or 'sum'; it is {self.reduce!r}")
         object.__setattr__(self, "cells", both)
 
-    def start(self, problem: Problem) -> Look[Tensor]:
-        """Begin to look."""
-        frame = Frame.of(problem)
+    def start(self, problem: Problem) -> LensState[Tensor]:
+        """The state of one run."""
+        layout = WeightsLayout.from_problem(problem)
         rows, columns = (
             _edges(name, length, cells)
-            for name, length, cells in zip(("rows", "columns"), (frame.queries, frame.keys), self._both(), strict=True)
+            for name, length, cells in zip(
+                ("rows", "columns"), (layout.queries, layout.keys), self._both(), strict=True
+            )
         )
         check_memory(
             "Pooled of {} cells",
             problem,
             self._both(),
-            each=frame.itemsize if self.reduce == "max" else frame.itemsize_of_sums,
-            instead="ask for fewer cells, such as Pooled((256, 256))",
+            itemsize=layout.result_itemsize if self.reduce == "max" else layout.sum_itemsize,
+            advice="ask for fewer cells, such as Pooled((256, 256))",
         )
         if self.reduce == "max":
-            return _Maxima(frame, rows, columns)
-        return _Sums(frame, rows, columns, mean=self.reduce == "mean")
+            return _CellMaxState(layout, rows, columns)
+        return _CellSumState(layout, rows, columns, mean=self.reduce == "mean")
 
     def _both(self) -> tuple[int, int]:
         return self.cells if isinstance(self.cells, tuple) else (self.cells, self.cells)
 
 
 def _edges(name: str, length: int, cells: int) -> list[int]:
-    """Where each cell begins, and the last one ends."""
+    """The first row or column of each cell, and the end of the last."""
     if cells > length:
         raise ConfigurationError(
             f"Pooled has {cells:,} cells for {length:,} {name}, and each needs one at least: ask for at most {length:,}"
@@ -90,66 +91,66 @@ def _edges(name: str, length: int, cells: int) -> list[int]:
     return [cell * length // cells for cell in range(cells + 1)]
 
 
-class _Sums:
-    """Sums over cells, and what they are divided by."""
+class _CellSumState:
+    """The sum of each cell, and for the mean the number of its pairs."""
 
-    def __init__(self, frame: Frame, rows: list[int], columns: list[int], *, mean: bool) -> None:
-        heights, widths = (torch.tensor(edges, device=frame.device).diff() for edges in (rows, columns))
-        cells = _cells(rows, frame)[None], _cells(columns, frame)[None]
-        self.groups = GroupSums(frame, *cells, (len(heights), len(widths)))
+    def __init__(self, layout: WeightsLayout, rows: list[int], columns: list[int], *, mean: bool) -> None:
+        heights, widths = (torch.tensor(edges, device=layout.device).diff() for edges in (rows, columns))
+        cells = _cells(rows, layout)[None], _cells(columns, layout)[None]
+        self.groups = GroupSums(layout, *cells, (len(heights), len(widths)))
         self.areas = heights[:, None] * widths if mean else None
         self.reductions = (self.groups,)
 
     def finish(self, problem: Problem, lse: Tensor) -> Tensor:
         sums = self.groups.sums if self.areas is None else self.groups.sums.div_(self.areas)
-        return self.groups.frame.shown(sums.masked_fill_(self.groups.broken(lse), math.nan))
+        return self.groups.layout.to_result(sums.masked_fill_(self.groups.nan_groups(lse), math.nan))
 
 
-class _Maxima:
-    """The largest weight of each cell so far."""
+class _CellMaxState:
+    """The largest weight of each cell."""
 
-    terms = False
+    needs_entropy_terms = False
 
-    def __init__(self, frame: Frame, rows: list[int], columns: list[int]) -> None:
-        self.frame, self.rows, self.columns = frame, rows, columns
-        sizes = frame.batch, frame.heads, len(rows) - 1, len(columns) - 1
-        self.largest = torch.zeros(sizes, dtype=frame.dtype, device=frame.device)
+    def __init__(self, layout: WeightsLayout, rows: list[int], columns: list[int]) -> None:
+        self.layout, self.rows, self.columns = layout, rows, columns
+        sizes = layout.batch, layout.heads, len(rows) - 1, len(columns) - 1
+        self.largest = torch.zeros(sizes, dtype=layout.dtype, device=layout.device)
 
     @property
     def reductions(self) -> tuple[Reduction]:
         return (self,)
 
-    def add(self, tile: Tile) -> None:
-        rows, heights = _pieces(self.rows, tile.rows)
-        columns, widths = _pieces(self.columns, tile.columns)
-        largest = _largest(_largest(tile.weights, heights, -2), widths, -1)
+    def add(self, tile: WeightTile) -> None:
+        rows, heights = _overlaps(self.rows, tile.rows)
+        columns, widths = _overlaps(self.columns, tile.columns)
+        largest = _piecewise_max(_piecewise_max(tile.weights, heights, -2), widths, -1)
         cells = self.largest[tile.batch, :, rows, columns]
         torch.maximum(cells, largest, out=cells)
 
     def native(self) -> native.Cells:
-        return native.Cells(_cells(self.rows, self.frame), _cells(self.columns, self.frame), self.largest)
+        return native.Cells(_cells(self.rows, self.layout), _cells(self.columns, self.layout), self.largest)
 
     def finish(self, problem: Problem, lse: Tensor) -> Tensor:
-        broken = self.frame.broken(lse)
+        broken = self.layout.nan_rows(lse)
         broken = torch.stack([broken[..., above:below].any(-1) for above, below in pairwise(self.rows)], -1)
-        return self.frame.shown(self.largest.masked_fill_(broken[..., None], math.nan))
+        return self.layout.to_result(self.largest.masked_fill_(broken[..., None], math.nan))
 
 
-def _cells(edges: list[int], frame: Frame) -> Tensor:
+def _cells(edges: list[int], layout: WeightsLayout) -> Tensor:
     """The cell of each row or column."""
-    sizes = torch.tensor(edges, device=frame.device).diff()
-    return torch.arange(len(sizes), device=frame.device).repeat_interleave(sizes)
+    sizes = torch.tensor(edges, device=layout.device).diff()
+    return torch.arange(len(sizes), device=layout.device).repeat_interleave(sizes)
 
 
-def _pieces(edges: list[int], stretch: slice) -> tuple[slice, list[int]]:
-    """Which cells a stretch meets, and how long it is in each of them."""
-    first, last = bisect_right(edges, stretch.start) - 1, bisect_right(edges, stretch.stop - 1)
-    inside = [stretch.start, *edges[first + 1 : last], stretch.stop]
-    return slice(first, last), [end - start for start, end in pairwise(inside)]
+def _overlaps(edges: list[int], span: slice) -> tuple[slice, list[int]]:
+    """The cells that a range of rows or columns overlaps, and the length of the overlap with each."""
+    first, last = bisect_right(edges, span.start) - 1, bisect_right(edges, span.stop - 1)
+    bounds = [span.start, *edges[first + 1 : last], span.stop]
+    return slice(first, last), [end - start for start, end in pairwise(bounds)]
 
 
-def _largest(weights: Tensor, sizes: list[int], axis: int) -> Tensor:
-    """The largest of each piece along an axis."""
+def _piecewise_max(weights: Tensor, sizes: list[int], axis: int) -> Tensor:
+    """The maximum of each piece along an axis; `sizes` are their lengths."""
     if len(set(sizes)) == 1:
         return weights.unflatten(axis, (len(sizes), sizes[0])).amax(axis)
     return torch.stack([piece.amax(axis) for piece in weights.split(sizes, axis)], axis)

@@ -1,4 +1,4 @@
-"""How much weight each key receives."""
+"""The weight that each key receives: the column sums."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..core.problem import Problem
-from .base import Frame
+from .base import WeightsLayout
 from .weight_sums import ColumnSums
 
 
@@ -16,9 +16,9 @@ from .weight_sums import ColumnSums
 class Received:
     """Σ_i w_ij for each key j, the column sums of the weights: (..., heads, N).
 
-    All of them sum to the number of rows that attend to something, less what a sink takes; with M queries of N keys
-    M / N is an equal share. They have query heads also where several share their keys. One row that attends to NaN
-    makes all columns of its head NaN. With dropout: of the weights before it. Computed without autograd.
+    All of a head sum to the number of rows that attend to something, less the weight of sinks; with M queries and N
+    keys M / N is an equal share. heads are query heads, also where several share a key head. One row that attends to
+    NaN makes all columns of its head NaN. Dropout is not applied. No autograd.
 
     Source: the "heavy hitters" of Zhang et al. 2023 (arXiv 2306.14048, section 3), here of all queries at once.
 
@@ -29,18 +29,18 @@ class Received:
     tensor([1.8333, 0.8333, 0.3333])
     """
 
-    def start(self, problem: Problem) -> _Shares:
-        """Begin to look."""
-        return _Shares(Frame.of(problem))
+    def start(self, problem: Problem) -> _ReceivedState:
+        """The state of one run."""
+        return _ReceivedState(WeightsLayout.from_problem(problem))
 
 
-class _Shares:
+class _ReceivedState:
     """Σ w of each column."""
 
-    def __init__(self, frame: Frame) -> None:
-        self.frame, self.columns = frame, ColumnSums(frame)
+    def __init__(self, layout: WeightsLayout) -> None:
+        self.layout, self.columns = layout, ColumnSums(layout)
         self.reductions = (self.columns,)
 
     def finish(self, problem: Problem, lse: Tensor) -> Tensor:
-        broken = self.frame.broken(lse).any(-1, keepdim=True)  # [B, H, 1]
-        return self.frame.shown(self.columns.sums.masked_fill(broken, math.nan))
+        broken = self.layout.nan_rows(lse).any(-1, keepdim=True)  # [B, H, 1]
+        return self.layout.to_result(self.columns.sums.masked_fill(broken, math.nan))

@@ -1,4 +1,4 @@
-"""How much weight each segment of the queries gives each segment of the keys."""
+"""The weight from each segment of the queries to each segment of the keys."""
 
 from __future__ import annotations
 
@@ -12,33 +12,32 @@ from torch import Tensor
 
 from ..core.problem import Problem
 from ..errors import ConfigurationError, ShapeError
-from .base import Frame, check_memory
+from .base import WeightsLayout, check_memory
 from .weight_sums import GroupSums
 
 MOST_SEGMENTS = 2**13
-"""The answer has as many rows, and as many columns."""
+"""The largest number of rows and columns of a result."""
 
 
 @dataclass(frozen=True)
 class Mass:
     """Σ w_ij over the queries i of segment a and the keys j of segment b: (..., heads, segments, segments).
 
-    A row of the answer sums to the number of queries of its segment that attend to something, less what a sink takes
-    and what goes to keys of no segment; divided by how many there are, it is what a query of the segment gives on
-    average.
+    A row of the result sums to the number of queries of its segment that attend to something, less the weight of sinks
+    and of keys in no segment. Divided by that number it is the mean over the queries of the segment.
 
     Args:
-        segments: the segment of each query, from 0; below 0 it is in none. Of shape (M,) or (*batch, M).
-        key_segments: the same of each key, (N,) or (*batch, N). Without it `segments` has those of the N keys, and the
-            queries are the last M of them, as their positions are.
+        segments: the segment of each query, from 0; negative for none. Of shape (M,) or (*batch, M).
+        key_segments: the same of each key, (N,) or (*batch, N). Without it `segments` is that of the N keys, and
+            the queries are the last M of them, as their positions are.
 
-    A query that attends to NaN makes the row of its segment NaN. With dropout: of the weights before it. Computed
-    without autograd. Lenses of equal segments are equal: the segments are copied.
+    A query that attends to NaN makes the row of its segment NaN. Dropout is not applied. No autograd. Segments are
+    copied, and lenses with equal segments are equal.
 
     Raises:
-        ConfigurationError: segments that are not whole numbers, or more than 8,192 of them; when used, more than the
-            device has memory for.
-        ShapeError: when used, not one segment for each query or key, or another batch.
+        ConfigurationError: segments that are not whole numbers, or more than 8,192 of them; when it starts, more than
+            the device has memory for.
+        ShapeError: when it starts, not one segment for each query or key, or another batch.
 
     >>> import torch, regard
     >>> mass = regard.lenses.Mass([0, 0, 1, 1])
@@ -50,65 +49,71 @@ class Mass:
 
     segments: Tensor | Sequence[int] = field(compare=False)
     key_segments: Tensor | Sequence[int] | None = field(default=None, compare=False)
-    # Tensors have no equality of their own; bytes do, and keep their hash.
+    # Tensors do not compare or hash by value; their bytes do.
     _compared: tuple[tuple[tuple[int, ...], bytes] | None, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         compared = []
         for name in ("segments", "key_segments"):
-            given = getattr(self, name)
-            ids = None if given is None and name == "key_segments" else _whole_numbers(name, given)
+            value = getattr(self, name)
+            ids = None if value is None and name == "key_segments" else _whole_numbers(name, value)
             object.__setattr__(self, name, ids)
             compared.append(None if ids is None else (tuple(ids.shape), ids.cpu().numpy().tobytes()))
         object.__setattr__(self, "_compared", tuple(compared))
 
-    def start(self, problem: Problem) -> _Sums:
-        """Begin to look."""
-        frame, of_queries, of_keys = Frame.of(problem), torch.as_tensor(self.segments), self.key_segments
-        if of_keys is None:
-            of_keys, late = of_queries, frame.keys - frame.queries
-            if late < 0 or of_keys.shape[-1] != frame.keys:
+    def start(self, problem: Problem) -> _SegmentMassState:
+        """The state of one run."""
+        layout, query_ids, key_ids = (
+            WeightsLayout.from_problem(problem),
+            torch.as_tensor(self.segments),
+            self.key_segments,
+        )
+        if key_ids is None:
+            key_ids, first = query_ids, layout.keys - layout.queries
+            if first < 0 or key_ids.shape[-1] != layout.keys:
                 raise ShapeError(
-                    f"Mass has {of_keys.shape[-1]:,} segments for {frame.queries:,} queries and {frame.keys:,} keys: "
+                    f"Mass has {key_ids.shape[-1]:,} segments for {layout.queries:,} queries and {layout.keys:,} keys: "
                     "it needs one for each key, the last ones for the queries; or give one for each query as "
                     "segments, and one for each key as key_segments"
                 )
-            sizes = _count(of_keys), _count(of_keys)
-            of_queries = of_queries[..., late:]
+            sizes = _count(key_ids), _count(key_ids)
+            query_ids = query_ids[..., first:]
         else:
-            of_keys = torch.as_tensor(of_keys)
-            sizes = _count(of_queries), _count(of_keys)
+            key_ids = torch.as_tensor(key_ids)
+            sizes = _count(query_ids), _count(key_ids)
         check_memory(
             "Mass of {} segments",
             problem,
             sizes,
-            each=frame.itemsize_of_sums,
-            instead="make the segments larger, or look at Pooled((256, 256))",
+            itemsize=layout.sum_itemsize,
+            advice="make the segments larger, or look at Pooled((256, 256))",
         )
-        rows = _fitted("segments", "queries", of_queries, frame.queries, problem)
-        return _Sums(GroupSums(frame, rows, _fitted("key_segments", "keys", of_keys, frame.keys, problem), sizes))
+        rows = _batched("segments", "queries", query_ids, layout.queries, problem)
+        return _SegmentMassState(
+            GroupSums(layout, rows, _batched("key_segments", "keys", key_ids, layout.keys, problem), sizes)
+        )
 
 
-class _Sums:
-    """Sums over segments."""
+class _SegmentMassState:
+    """Σ w over each two segments."""
 
     def __init__(self, groups: GroupSums) -> None:
         self.groups, self.reductions = groups, (groups,)
 
     def finish(self, problem: Problem, lse: Tensor) -> Tensor:
-        return self.groups.frame.shown(self.groups.sums.masked_fill_(self.groups.broken(lse), math.nan))
+        return self.groups.layout.to_result(self.groups.sums.masked_fill_(self.groups.nan_groups(lse), math.nan))
 
 
-def _whole_numbers(name: str, given: object) -> Tensor:
+def _whole_numbers(name: str, values: object) -> Tensor:
     """The segments as a tensor of int64 with at least one axis."""
     try:
-        ids = torch.as_tensor(given)
+        ids = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError):
         raise ConfigurationError(
             f"Mass needs {name} as whole numbers, one for each position, such as [0, 0, 1]; they are "
-            f"{reprlib.repr(given)}, which is no such list"
+            f"{reprlib.repr(values)}, which is no such list"
         ) from None
-    if ids.numel() == 0 and not isinstance(given, Tensor):
+    if ids.numel() == 0 and not isinstance(values, Tensor):
         ids = ids.long()
     if ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype == torch.bool or ids.ndim == 0:
         raise ConfigurationError(
@@ -124,14 +129,14 @@ def _whole_numbers(name: str, given: object) -> Tensor:
 
 
 def _count(ids: Tensor) -> int:
-    """How many segments there are: they are numbered from 0."""
+    """The number of segments, which are numbered from 0."""
     return max(int(ids.max()) + 1, 0) if ids.numel() else 0
 
 
-def _fitted(name: str, of: str, ids: Tensor, length: int, problem: Problem) -> Tensor:
-    """Segments as (B or 1, length), where the problem is."""
+def _batched(name: str, tokens: str, ids: Tensor, length: int, problem: Problem) -> Tensor:
+    """Segments as (B or 1, length), on the device of the problem."""
     if ids.shape[-1] != length:
-        raise ShapeError(f"Mass has {ids.shape[-1]:,} {name} for {length:,} {of}: it needs one for each")
+        raise ShapeError(f"Mass has {ids.shape[-1]:,} {name} for {length:,} {tokens}: it needs one for each")
     ids = ids.to(problem.value.device)
     if ids.ndim == 1:
         return ids[None]

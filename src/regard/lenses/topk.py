@@ -1,4 +1,4 @@
-"""The largest weights of each row, and where they are."""
+"""The largest weights of each row, and their columns."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from torch import Tensor
 from .. import native
 from ..core.problem import Problem
 from ..errors import ConfigurationError
-from .base import Frame, Reduction, Tile, check_memory
+from .base import Reduction, WeightsLayout, WeightTile, check_memory
 
 GROUP, LANES = 16, 32
-"""Of GROUP · LANES columns in a row those that are LANES apart are a group: its largest stands for it at first, since a
-row's k largest lie in the k groups that lead, and a maximum takes far less time for a number than a topk does.
+"""Of GROUP · LANES consecutive columns, those that are LANES apart form a group. A row's k largest weights lie in the k
+groups with the largest maxima, and a maximum takes far less time per number than a topk.
 """
-HELD = 2**24
-"""The most weights that wait at once for their row's largest to be chosen."""
-SORTED = 1024
-"""The most that native code chooses: it keeps them sorted, which takes time in proportion to how many they are."""
+BUFFERED = 2**24
+"""The most weights that are collected before a topk over them."""
+MOST_NATIVE = 1024
+"""The largest k of the C code: it inserts into a sorted list, in time proportional to k."""
 
 
-class Top(NamedTuple):
+class TopKResult(NamedTuple):
     """weights (..., heads, M, k), the largest first, and the columns that they are in, int64."""
 
     weights: Tensor
@@ -33,17 +33,16 @@ class Top(NamedTuple):
 
 @dataclass(frozen=True)
 class TopK:
-    """The k largest weights of each row and their columns, from the largest: `Top(weights, columns)`.
+    """The k largest weights of each row and their columns, from the largest: `TopKResult(weights, columns)`.
 
-    Shapes: both (..., heads, M, k). A row with fewer keys, and so also one where k is more than N, is filled up with
-    weight 0 and column -1; a key whose weight is too small for the number format, exactly 0, is none. Of equal weights
-    any may come first. Columns are indices of keys, not their positions. Memory: k numbers a row.
+    Shapes: both (..., heads, M, k). A row with fewer than k keys is padded with weight 0 and column -1, also where
+    k > N; a key whose weight underflows to 0 counts as padding. Of equal weights any may come first. Columns are
+    indices of keys, not their positions. Memory: k numbers a row.
 
-    A row that attends to NaN has weights NaN and columns -1. With dropout: the weights before it. Computed without
-    autograd.
+    A row that attends to NaN has weights NaN and columns -1. Dropout is not applied. No autograd.
 
     Raises:
-        ConfigurationError: k is no whole number of at least 1; when used, one that the device has no memory for.
+        ConfigurationError: k is no whole number of at least 1; when it starts, one that the device has no memory for.
 
     >>> import torch, regard
     >>> top = regard.lenses.TopK(2)
@@ -60,107 +59,107 @@ class TopK:
         if not isinstance(self.k, int) or isinstance(self.k, bool) or self.k < 1:
             raise ConfigurationError(f"TopK needs k as a whole number of at least 1, such as 8; it is {self.k!r}")
 
-    def start(self, problem: Problem) -> _Largest:
-        """Begin to look."""
-        frame = Frame.of(problem)
+    def start(self, problem: Problem) -> _TopKState:
+        """The state of one run."""
+        layout = WeightsLayout.from_problem(problem)
         check_memory(
             "TopK of {} weights",
             problem,
-            (frame.queries, self.k),
-            each=frame.itemsize + torch.int64.itemsize,
-            instead="ask for fewer of each row, such as TopK(8)",
+            (layout.queries, self.k),
+            itemsize=layout.result_itemsize + torch.int64.itemsize,
+            advice="ask for fewer of each row, such as TopK(8)",
         )
-        return _Largest(frame, self.k)
+        return _TopKState(layout, self.k)
 
 
-class _Largest:
-    """The k largest of each row so far, and the weights of the present rows that have not been looked at yet."""
+class _TopKState:
+    """The k largest of each row so far, and a buffer of tiles of the current rows that are still to be merged."""
 
-    terms = False
+    needs_entropy_terms = False
 
-    def __init__(self, frame: Frame, k: int) -> None:
-        self.frame, self.k = frame, k
-        sizes = frame.batch, frame.heads, frame.queries, k
-        self.weights = torch.zeros(sizes, dtype=frame.dtype, device=frame.device)
-        self.columns = torch.full(sizes, -1, device=frame.device)
-        self.waiting: _Waiting | None = None
+    def __init__(self, layout: WeightsLayout, k: int) -> None:
+        self.layout, self.k = layout, k
+        sizes = layout.batch, layout.heads, layout.queries, k
+        self.weights = torch.zeros(sizes, dtype=layout.dtype, device=layout.device)
+        self.columns = torch.full(sizes, -1, device=layout.device)
+        self.buffer: _TileBuffer | None = None
 
     @property
     def reductions(self) -> tuple[Reduction]:
         return (self,)
 
-    def add(self, tile: Tile) -> None:
-        if self.waiting is not None and not self.waiting.takes(tile):
-            self._choose(self.waiting)
-            self.waiting = self.waiting.emptied(tile)
-        if self.waiting is None:
-            self.waiting = _Waiting(tile)
-        self.waiting.add(tile)
+    def add(self, tile: WeightTile) -> None:
+        if self.buffer is not None and not self.buffer.fits(tile):
+            self._merge(self.buffer)
+            self.buffer = self.buffer.reused_for(tile)
+        if self.buffer is None:
+            self.buffer = _TileBuffer(tile)
+        self.buffer.add(tile)
 
     def native(self) -> native.Largest | None:
-        """Where they are few enough to be kept sorted."""
-        return native.Largest(self.weights, self.columns) if self.k <= SORTED else None
+        """Supported up to k = MOST_NATIVE."""
+        return native.Largest(self.weights, self.columns) if self.k <= MOST_NATIVE else None
 
-    def finish(self, problem: Problem, lse: Tensor) -> Top:
-        if self.waiting is not None:
-            self._choose(self.waiting)
-        broken = self.frame.broken(lse).unsqueeze(-1)
+    def finish(self, problem: Problem, lse: Tensor) -> TopKResult:
+        if self.buffer is not None:
+            self._merge(self.buffer)
+        broken = self.layout.nan_rows(lse).unsqueeze(-1)
         none = broken | (self.weights == 0)
-        return Top(
-            self.frame.shown(self.weights.masked_fill_(broken, math.nan)),
-            self.frame.shown(self.columns.masked_fill_(none, -1)),
+        return TopKResult(
+            self.layout.to_result(self.weights.masked_fill_(broken, math.nan)),
+            self.layout.to_result(self.columns.masked_fill_(none, -1)),
         )
 
-    def _choose(self, waiting: _Waiting) -> None:
-        """Make the k largest so far those of all so far."""
-        weights, columns = (of[waiting.batch, :, waiting.rows] for of in (self.weights, self.columns))
-        new = waiting.largest_of(self.k)
-        largest, at = torch.cat([weights, new.weights], -1).topk(self.k)
-        columns.copy_(torch.cat([columns, new.columns], -1).gather(-1, at))
+    def _merge(self, buffer: _TileBuffer) -> None:
+        """Merge the k largest of the buffer into the k largest so far."""
+        weights, columns = (tensor[buffer.batch, :, buffer.rows] for tensor in (self.weights, self.columns))
+        new = buffer.topk(self.k)
+        largest, places = torch.cat([weights, new.weights], -1).topk(self.k)
+        columns.copy_(torch.cat([columns, new.columns], -1).gather(-1, places))
         weights.copy_(largest)
 
 
-class _Waiting:
-    """Weights of some rows, side by side, and the columns that they are of."""
+class _TileBuffer:
+    """Tiles of the same rows, side by side, and the columns of their weights."""
 
-    def __init__(self, tile: Tile) -> None:
+    def __init__(self, tile: WeightTile) -> None:
         leading, width = tile.weights.shape[:3], tile.weights.shape[3]
         chunk = GROUP * LANES
-        most = -(-max(HELD // max(leading.numel(), 1), width) // chunk) * chunk
+        most = -(-max(BUFFERED // max(leading.numel(), 1), width) // chunk) * chunk
         self.weights = tile.weights.new_empty(*leading, most)
         self.columns = torch.zeros(most, dtype=torch.long, device=tile.weights.device)
         self.batch, self.rows, self.filled = tile.batch, tile.rows, 0
 
-    def emptied(self, tile: Tile) -> _Waiting | None:
-        """The same memory for a new tile, if it fits."""
+    def reused_for(self, tile: WeightTile) -> _TileBuffer | None:
+        """The emptied buffer for the rows of a new tile; None where its memory is of another size."""
         if self.weights.shape[:3] != tile.weights.shape[:3] or tile.weights.shape[3] > self.weights.shape[3]:
             return None
         self.batch, self.rows, self.filled = tile.batch, tile.rows, 0
         return self
 
-    def takes(self, tile: Tile) -> bool:
-        """Whether a tile is of the same rows, and finds room."""
+    def fits(self, tile: WeightTile) -> bool:
+        """Whether a tile has the same rows, and there is room for it."""
         same = tile.rows == self.rows and tile.batch == self.batch
         return same and self.filled + tile.weights.shape[3] <= self.weights.shape[3]
 
-    def add(self, tile: Tile) -> None:
-        """Put a tile beside what is there."""
+    def add(self, tile: WeightTile) -> None:
+        """Append a tile."""
         here = slice(self.filled, self.filled + tile.weights.shape[3])
         self.weights[..., here] = tile.weights
         torch.arange(tile.columns.start, tile.columns.stop, out=self.columns[here])
         self.filled = here.stop
 
-    def largest_of(self, k: int) -> Top:
-        """The k largest of each row, or all there are."""
+    def topk(self, k: int) -> TopKResult:
+        """The k largest of each row, or all where there are fewer."""
         chunks = -(-self.filled // (GROUP * LANES))
         weights = self.weights[..., : chunks * GROUP * LANES]
         weights[..., self.filled :] = 0.0
         if chunks * LANES <= k:
-            largest, at = weights.topk(min(k, weights.shape[-1]))
-            return Top(largest, self.columns[at])
+            largest, places = weights.topk(min(k, weights.shape[-1]))
+            return TopKResult(largest, self.columns[places])
         groups = weights.unflatten(-1, (chunks, GROUP, LANES)).amax(-2).flatten(-2)  # [b, H, m, chunks · LANES]
         leading = groups.topk(k, sorted=False).indices
         first = leading // LANES * (GROUP * LANES) + leading % LANES
         members = (first.unsqueeze(-1) + LANES * torch.arange(GROUP, device=first.device)).flatten(-2)
-        largest, at = weights.gather(-1, members).topk(k)
-        return Top(largest, self.columns[members.gather(-1, at)])
+        largest, places = weights.gather(-1, members).topk(k)
+        return TopKResult(largest, self.columns[members.gather(-1, places)])

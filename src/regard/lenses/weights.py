@@ -1,7 +1,4 @@
-"""The weights themselves, or a rectangle of them.
-
-Large arrays on the CPU whose memory the system gives as they are written to.
-"""
+"""The softmax weights, all or a rectangle of them."""
 
 from __future__ import annotations
 
@@ -22,17 +19,17 @@ from ..core.score_forms import DotPairs
 from ..core.torch_modes import transformed, without_autocast
 from ..errors import ConfigurationError
 from ..utils.pytree import tensors_of
-from .base import Frame, Reduction, Tile, check_memory
+from .base import Reduction, WeightsLayout, WeightTile, check_memory
 
 
-def zeros_as_written(sizes: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Zeros that take no memory until they are written to, and then page by page.
+def lazy_zeros(sizes: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Zeros in an anonymous memory map: pages are committed when they are first written to.
 
-    torch would write each zero, and so take all of the memory, which takes longer than what is put into it. Pages are
-    the system's small ones: huge ones are faster where there are some free, but are taken whole, and where the system
-    has to move others out of the way for them they take several times as long.
+    torch.zeros would write every zero, and so commit all of the memory, which takes longer than filling in the
+    weights. The map has small pages: huge pages are faster where some are free, but are committed whole, and several
+    times slower where the system has to compact memory for them.
 
-    >>> zeros_as_written((2, 3), torch.float32)
+    >>> lazy_zeros((2, 3), torch.float32)
     tensor([[0., 0., 0.],
             [0., 0., 0.]])
     """
@@ -40,27 +37,27 @@ def zeros_as_written(sizes: Sequence[int], dtype: torch.dtype) -> Tensor:
     if not count:
         return torch.zeros(tuple(sizes), dtype=dtype, device="cpu")
     private: dict[str, Any] = {}
-    if hasattr(mmap, "MAP_PRIVATE"):  # else no POSIX system, where it is private as it is
+    if hasattr(mmap, "MAP_PRIVATE"):  # other systems have no flags: there it is private already
         private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
     memory = mmap.mmap(-1, count * dtype.itemsize, **private)
     return torch.frombuffer(memory, dtype=dtype).view(tuple(sizes))
 
 
 BLOCK = 2**21
-"""The most weights that are made at a time, where there is no gradient."""
+"""The most weights computed at a time, without a gradient."""
 
 
 @dataclass(frozen=True)
 class Weights:
     """exp(scores - lse) on rows × columns: softmax weights, (..., heads, rows, columns), before any dropout.
 
-    Each row is normed over all its keys, also where only some columns are shown; a row with nothing to attend to
-    shows zeros, one that attends to NaN shows NaN. Only what is shown is computed, and what is computed beside it is of
-    constant size, unless a gradient is asked for: it flows through the weights, with every step in memory.
+    Each row is normalised over all its keys, also where only some columns are selected; a row with nothing to attend to
+    is zeros, one that attends to NaN is NaN. Only the selected weights are computed, with temporary tensors of constant
+    size. With a gradient, autograd stores every intermediate.
 
     Raises:
-        ConfigurationError: rows or columns that are no slice of whole numbers with a step of at least 1; when used,
-            rows or columns that are not there, or a rectangle that takes more memory than the device has.
+        ConfigurationError: rows or columns that are no slice of whole numbers with a step of at least 1; when it
+            starts, rows or columns that are not there, or a rectangle that takes more memory than the device has.
 
     >>> import torch, regard
     >>> corner = regard.lenses.Weights(slice(0, 2), slice(0, 3))
@@ -74,104 +71,109 @@ class Weights:
 
     def __post_init__(self) -> None:
         for name, choice in (("rows", self.rows), ("columns", self.columns)):
-            object.__setattr__(self, name, _read(name, choice))
+            object.__setattr__(self, name, _checked_slice(name, choice))
 
-    def start(self, problem: Problem) -> _Rectangle | _Map:
-        """Begin to look: nothing is computed, but what does not fit is said."""
+    def start(self, problem: Problem) -> _RectangleState | _MatrixState:
+        """The state of one run; a rectangle that does not fit the problem raises here."""
         self.check(problem)
         whole = range(problem.queries)[self.rows], range(problem.keys)[self.columns]
-        if whole != (range(problem.queries), range(problem.keys)) or not _goes_by_tiles(problem):
-            return _Rectangle(self)
-        return _Map(problem)
+        if whole != (range(problem.queries), range(problem.keys)) or not _computed_by_tiles(problem):
+            return _RectangleState(self)
+        return _MatrixState(problem)
 
     def check(self, problem: Problem) -> None:
-        """Say so where the problem has no such rows or columns, or the device no room.
+        """Refuse rows or columns that the problem does not have, and a rectangle larger than the memory.
 
         Raises:
-            ConfigurationError: it does not.
+            ConfigurationError: the rectangle does not fit.
         """
         sizes = [
-            _chosen(name, choice, length)
+            _selected(name, choice, length)
             for name, choice, length in zip(
                 ("rows", "columns"), (self.rows, self.columns), problem.weights_shape[-2:], strict=True
             )
         ]
-        check_memory("Weights of {} pairs", problem, (sizes[0], sizes[1]), each=Frame.of(problem).itemsize)
+        check_memory(
+            "Weights of {} pairs",
+            problem,
+            (sizes[0], sizes[1]),
+            itemsize=WeightsLayout.from_problem(problem).result_itemsize,
+        )
 
-    def look(self, problem: Problem, lse: Tensor) -> Tensor:
-        """The weights of the rectangle, of a problem without NaN."""
+    def compute(self, problem: Problem, lse: Tensor) -> Tensor:
+        """The weights of the rectangle, of a problem whose tensors have no NaN."""
         with without_autocast(problem.value.device.type):
             if transformed() or _differentiable(problem, lse):
-                return self._whole(problem, lse)
+                return self._at_once(problem, lse)
             return self._by_rows(problem, lse)
 
-    def _whole(self, problem: Problem, lse: Tensor) -> Tensor:
-        """At once, with a gradient."""
+    def _at_once(self, problem: Problem, lse: Tensor) -> Tensor:
+        """All rows in one step, with a gradient."""
         lse = lse[..., self.rows, None]
         scores = problem.scores(self.rows, self.columns)
-        return (scores - _no_weight(lse)).exp_()
+        return (scores - _infinite_where_empty(lse)).exp_()
 
     def _by_rows(self, problem: Problem, lse: Tensor) -> Tensor:
-        """Some rows at a time."""
+        """Blocks of rows, without a gradient."""
         rows = range(problem.queries)[self.rows]
         columns = len(range(problem.keys)[self.columns])
-        shown = lse.new_empty(*problem.weights_shape[:-2], len(rows), columns)
+        result = lse.new_empty(*problem.weights_shape[:-2], len(rows), columns)
         most = max(BLOCK // max(problem.weights_shape[:-2].numel() * columns, 1), 1)
         for start in range(0, len(rows), most):
             block = _slice(rows[start : start + most])
-            part, into = lse[..., block], shown[..., start : start + most, :]
-            if _suits_native(problem):
+            part, into = lse[..., block], result[..., start : start + most, :]
+            if _supports_native(problem):
                 _write_natively(problem, part, block, self.columns, into)
                 continue
-            scores = problem.scores(block, self.columns).sub_(_no_weight(part[..., None]))
+            scores = problem.scores(block, self.columns).sub_(_infinite_where_empty(part[..., None]))
             torch.exp(scores, out=into)
-        return shown
+        return result
 
     def __hash__(self) -> int:
         # Slices have no hash before Python 3.12.
         return hash((repr(self.rows), repr(self.columns)))
 
 
-def _no_weight(lse: Tensor) -> Tensor:
-    """+inf for rows that attend to nothing, also where the problem has finite scores since what was infinite is 0."""
+def _infinite_where_empty(lse: Tensor) -> Tensor:
+    """The log-sum-exp with +inf for rows that attend to nothing, so that exp(score - lse) is 0 for any finite score."""
     return lse.masked_fill(lse == float("-inf"), float("inf"))
 
 
-def _suits_native(problem: Problem) -> bool:
+def _supports_native(problem: Problem) -> bool:
     pairs = problem.pairs
     return isinstance(pairs, DotPairs) and problem.bias is None and native.reads(pairs.query, pairs.key)
 
 
 def _write_natively(problem: Problem, lse: Tensor, rows: slice, columns: slice, into: Tensor) -> None:
-    """Some rows in one pass, without their scores in memory."""
+    """Compute some rows by the C code, without a tensor of their scores."""
     batch, pairs = problem.batch, problem.pairs
     keep = problem.keep(problem.grid().tile(rows, columns))
 
-    def four(tensor: Tensor) -> Tensor:
-        """The leading axes as batch and heads, where it has any, before the last two."""
+    def batch_and_heads(tensor: Tensor) -> Tensor:
+        """The leading axes, if any, as (B or 1, H or 1) before the last two."""
         tensor = tensor if problem.heads or tensor.ndim <= 2 else tensor.unsqueeze(-3)
         if tensor.ndim <= 3:
             return tensor[(None,) * (4 - tensor.ndim)]
         return tensor.expand(*batch, *tensor.shape[-3:]).reshape(batch.numel(), *tensor.shape[-3:])
 
-    def whole(tensor: Tensor) -> Tensor:
-        tensor = four(tensor)
+    def all_batches(tensor: Tensor) -> Tensor:
+        tensor = batch_and_heads(tensor)
         return tensor.expand(batch.numel(), *tensor.shape[1:])
 
     leading = batch.numel(), problem.weights_shape[-3] if problem.heads else 1
     native.write_weights(
-        whole(pairs.query[..., rows, :]),
-        whole(pairs.key[..., columns, :]),
-        pairs.scale,  # type: ignore[union-attr]  # `_suits_native` lets dot products alone through
-        _no_weight(lse).reshape(*leading, lse.shape[-1]),
+        all_batches(pairs.query[..., rows, :]),
+        all_batches(pairs.key[..., columns, :]),
+        pairs.scale,  # type: ignore[union-attr]  # `_supports_native` lets dot products alone through
+        _infinite_where_empty(lse).reshape(*leading, lse.shape[-1]),
         into.view(*leading, *into.shape[-2:]),
-        keep=None if keep is None else four(keep),
+        keep=None if keep is None else batch_and_heads(keep),
         softcap=problem.softcap,
     )
 
 
-class _Rectangle:
-    """Weights that are read from the problem."""
+class _RectangleState:
+    """Computes the weights of a rectangle in `finish`."""
 
     reductions = ()
 
@@ -179,38 +181,38 @@ class _Rectangle:
         self.lens = lens
 
     def finish(self, problem: Problem, lse: Tensor) -> Tensor:
-        return self.lens.look(problem, lse)
+        return self.lens.compute(problem, lse)
 
 
-class _Map:
-    """All weights, put together of the tiles that the mask leaves; what lies between them is never touched."""
+class _MatrixState:
+    """All weights, assembled from the tiles that the mask does not empty; memory between them is never written."""
 
-    terms = False
+    needs_entropy_terms = False
 
     def __init__(self, problem: Problem) -> None:
-        self.frame = Frame.of(problem)
-        sizes = self.frame.batch, self.frame.heads, problem.queries, problem.keys
-        self.into = zeros_as_written(sizes, self.frame.dtype)
+        self.layout = WeightsLayout.from_problem(problem)
+        sizes = self.layout.batch, self.layout.heads, problem.queries, problem.keys
+        self.into = lazy_zeros(sizes, self.layout.dtype)
 
     @property
     def reductions(self) -> Sequence[Reduction]:
         return (self,)
 
-    def add(self, tile: Tile) -> None:
+    def add(self, tile: WeightTile) -> None:
         self.into[tile.batch, :, tile.rows, tile.columns] = tile.weights
 
     def native(self) -> native.AllWeights | None:
         return native.AllWeights(self.into) if self.into.dtype == torch.float32 else None
 
     def finish(self, problem: Problem, lse: Tensor) -> Tensor:
-        broken = self.frame.broken(lse)
+        broken = self.layout.nan_rows(lse)
         if broken.any():
             self.into[broken] = float("nan")
-        return self.frame.shown(self.into)
+        return self.layout.to_result(self.into)
 
 
-def _read(name: str, choice: slice) -> slice:
-    """The slice with plain numbers, so that those that are equal have the same hash."""
+def _checked_slice(name: str, choice: slice) -> slice:
+    """The slice with plain ints, so that equal lenses have equal hashes."""
     if not isinstance(choice, slice):
         raise ConfigurationError(f"Weights needs {name} as a slice, such as slice(0, 5); it is {choice!r}")
     try:
@@ -229,8 +231,8 @@ def _read(name: str, choice: slice) -> slice:
     return slice(start, stop, step)
 
 
-def _chosen(name: str, choice: slice, length: int) -> int:
-    """How many of the rows or columns a slice chooses; its ends are within -length and length."""
+def _selected(name: str, choice: slice, length: int) -> int:
+    """The number of rows or columns that a slice selects; its ends need to be within -length and length."""
     if any(end is not None and not -length <= end <= length for end in (choice.start, choice.stop)):
         start = "up" if choice.start is None else choice.start
         stop = "the end" if choice.stop is None else choice.stop
@@ -241,17 +243,17 @@ def _chosen(name: str, choice: slice, length: int) -> int:
     return len(range(length)[choice])
 
 
-def _goes_by_tiles(problem: Problem) -> bool:
+def _computed_by_tiles(problem: Problem) -> bool:
     return problem.value.is_cpu and not transformed() and not _differentiable(problem)
 
 
 def _differentiable(problem: Problem, lse: Tensor | None = None) -> bool:
     read = [*tensors_of(problem), *([] if lse is None else [lse])]
-    # A bias of the caller's own may hold its parameters where `tensors_of` does not look.
-    asked = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in read)
-    return asked or problem.bias_needs_gradient()
+    # A user-defined bias may have parameters that `tensors_of` does not find.
+    wanted = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in read)
+    return wanted or problem.bias_needs_gradient()
 
 
 def _slice(rows: range) -> slice:
-    """The slice that chooses these rows."""
+    """The slice that selects these rows."""
     return slice(rows.start, rows.stop, rows.step)

@@ -8,7 +8,7 @@ from typing import TypedDict, TypeVar, Unpack
 import torch
 from torch import Tensor, nn
 
-from ..attention import Seen, attention, observe
+from ..attention import Observation, attention, observe
 from ..biases import Bias
 from ..errors import ConfigurationError, ShapeError
 from ..kernels.validation import HasPairs, Options
@@ -136,7 +136,7 @@ class Attention(nn.Module):
         memory: Tensor | ProjectedMemory | None = None,
         memory_positions: Tensor | None = None,
         **call: Unpack[CallKwargs],
-    ) -> Seen:
+    ) -> Observation:
         """`forward` with lenses from `regard.lenses` on its weights: `seen.output`, `seen[lens]`.
 
         >>> import torch, regard
@@ -193,7 +193,7 @@ class Attention(nn.Module):
 
     def observe_step(
         self, query: Tensor, cache: Store, *lenses: Lens, **call: Unpack[CallKwargs]
-    ) -> tuple[Seen, Store]:
+    ) -> tuple[Observation, Store]:
         """`step` with lenses on its weights, whose columns are the keys in the cache."""
         heads, options, cache = self._step_inputs(query, cache, call)
         return self._projected(observe(*heads, *lenses, **options)), cache.evict()
@@ -289,7 +289,7 @@ class Attention(nn.Module):
             "key_positions": key_positions,
         }
 
-    def _projected(self, seen: Seen) -> Seen:
+    def _projected(self, seen: Observation) -> Observation:
         return replace(seen, output=self.projections.project_output(seen.output))
 
     def _check_self_attention(self, method: str) -> None:

@@ -9,7 +9,7 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
-from ..attention import Seen, attention, observe
+from ..attention import Observation, attention, observe
 from ..biases import Bias
 from ..errors import ConfigurationError
 from ..kernels.validation import Options
@@ -186,7 +186,7 @@ class LatentAttention(nn.Module):
         heads, options = self._sequence_inputs(query, call)
         return self.projections.project_output(attention(*heads, **options))
 
-    def observe(self, query: Tensor, *lenses: Lens, **call: Unpack[CallKwargs]) -> Seen:
+    def observe(self, query: Tensor, *lenses: Lens, **call: Unpack[CallKwargs]) -> Observation:
         """`forward` with lenses on its weights."""
         heads, options = self._sequence_inputs(query, call)
         seen = observe(*heads, *lenses, **options)
@@ -213,7 +213,7 @@ class LatentAttention(nn.Module):
 
     def observe_step(
         self, query: Tensor, cache: Store, *lenses: Lens, **call: Unpack[CallKwargs]
-    ) -> tuple[Seen, Store]:
+    ) -> tuple[Observation, Store]:
         """`step` with lenses on its weights, whose columns are the keys in the cache."""
         heads, options, cache = self._step_inputs(query, cache, call)
         seen = observe(*heads, *lenses, **options)

@@ -340,7 +340,7 @@ def _with_weights(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> t
     # `observe` looks whether there is NaN, which a compiled call cannot: here it is taken out unseen.
     context, lse = attention_with_lse(q, k, v, **options)
     problem = pose(finite(q), finite(k), v, mask=options["mask"], bias=options["bias"])
-    return context, WEIGHTS.look(problem, lse)
+    return context, WEIGHTS.compute(problem, lse)
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, careful: bool) -> Tensor:

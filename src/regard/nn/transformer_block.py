@@ -9,7 +9,7 @@ from typing import Any, Protocol, Unpack
 
 from torch import Tensor, nn
 
-from ..attention import Seen
+from ..attention import Observation
 from ..biases import Bias
 from ..errors import ConfigurationError, ShapeError
 from ..lenses import Lens
@@ -133,8 +133,8 @@ class SeenBlock:
     """
 
     output: Tensor
-    attention: Seen
-    cross_attention: Seen | None = None
+    attention: Observation
+    cross_attention: Observation | None = None
 
 
 class SelfAttention(Protocol):
@@ -155,11 +155,13 @@ class SelfAttention(Protocol):
         """One decoding step: the output for the next tokens, and the cache extended by them."""
         ...
 
-    def observe(self, query: Tensor, /, *lenses: Lens, **call: Unpack[CallKwargs]) -> Seen:
+    def observe(self, query: Tensor, /, *lenses: Lens, **call: Unpack[CallKwargs]) -> Observation:
         """`forward` with lenses on the weights."""
         ...
 
-    def observe_step(self, query: Tensor, cache: Any, /, *lenses: Lens, **call: Unpack[CallKwargs]) -> tuple[Seen, Any]:
+    def observe_step(
+        self, query: Tensor, cache: Any, /, *lenses: Lens, **call: Unpack[CallKwargs]
+    ) -> tuple[Observation, Any]:
         """`step` with lenses on the weights."""
         ...
 
@@ -257,7 +259,7 @@ class TransformerBlock(nn.Module):
     ) -> SeenBlock:
         """`forward` with lenses on the weights of both attentions."""
         self._check_memory(memory)
-        seen: list[Seen] = []
+        seen: list[Observation] = []
 
         def attend(h: Tensor) -> Tensor:
             seen.append(self.attention.observe(h, *lenses, **call))
@@ -324,7 +326,7 @@ class TransformerBlock(nn.Module):
         self._check_cache(cache)
         at = call.get("positions")
         at = cache.attention.next_positions(x.shape[1], x.device) if at is None else at
-        seen: list[Seen] = []
+        seen: list[Observation] = []
         after: list[Cache] = []
 
         def attend(h: Tensor) -> Tensor:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ...errors import AtlasError
 from .atlas_file import open_atlas, save_atlas
-from .record_schema import check_title, checked_roles
 from .attention_map import AttentionMap
+from .record_schema import check_title, checked_roles
 from .records import records_from_weights
 from .tokenized_text import Words
 from .translation_info import Hypothesis, check_fit, checked_hypotheses, links_of, to_json, word_count

@@ -138,7 +138,7 @@ class AttentionMap:
         with torch.no_grad(), self._faults():
             problem, lens = self.posed.head(head), Weights(rows, columns)
             lens.check(problem)
-            return lens.look(problem, self.posed.lse[head]).float().numpy()
+            return lens.compute(problem, self.posed.lse[head]).float().numpy()
 
     def exists(self, head: int, rows: slice, columns: slice) -> NDArray[np.bool_]:
         """Which pairs of a head exist, (m, n), True = attend; all do, as far as is known, of arrays that were given.

@@ -17,7 +17,7 @@ from torch import Tensor
 from ...core.problem import Problem
 from ...errors import AtlasError
 from ...kernels.lens_pass import sweep
-from ...lenses.base import Frame, Tile
+from ...lenses.base import WeightsLayout, WeightTile
 from ...masks import Mask
 from ...masks.base import And
 from ...masks.causal import Causal
@@ -96,8 +96,8 @@ def _checked(name: str, given: Any, tolerance: float) -> Tensor:
 def _weights_record(name: str, weights: Tensor, kind: str, arrays: Arrays, prefix: str) -> dict[str, Any]:
     batch, heads, queries, keys = weights.shape
     levels = Levels.of(queries, keys, SHARE * weights[0, 0].numel() * weights.element_size())
-    frame = Frame(weights.shape[:2], batch, heads, queries, keys, torch.float32, weights.device)
-    survey = Survey(frame, levels, (torch.arange(queries)[None], torch.arange(keys)[None]))
+    layout = WeightsLayout(weights.shape[:2], batch, heads, queries, keys, torch.float32, weights.device)
+    survey = Survey(layout, levels, (torch.arange(queries)[None], torch.arange(keys)[None]))
     for tile in _tiles(weights):
         survey.add(tile)
     seen = survey.finish(None)
@@ -130,7 +130,7 @@ def _tiles(weights: Tensor) -> Any:
             for left in range(0, keys, ROWS):
                 rows, columns = slice(top, min(top + ROWS, queries)), slice(left, min(left + ROWS, keys))
                 part = weights[sequence : sequence + 1, :, rows, columns].float()
-                yield Tile(
+                yield WeightTile(
                     part, torch.special.xlogy(part, part) * _LOG2_E, slice(sequence, sequence + 1), rows, columns
                 )
 
@@ -204,8 +204,8 @@ def _place(call: Call) -> Place:
 def _record(call: Call, words: Lists | None, arrays: Arrays, prefix: str) -> dict[str, Any]:
     problem = call.problem()
     levels = levels_of(call)
-    frame = Frame.of(problem)
-    survey, roles = Survey(frame, levels, call.positions), RolesOf.call(call, words)
+    layout = WeightsLayout.from_problem(problem)
+    survey, roles = Survey(layout, levels, call.positions), RolesOf.call(call, words)
     sweep(problem, call.lse.view(problem.weights_shape[:-1]), [survey, *roles.reductions])
     seen = survey.finish(call.lse)
     lse = call.lse if call.errors is None else _matched(call, seen)

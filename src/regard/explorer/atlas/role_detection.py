@@ -14,7 +14,7 @@ from ...core.problem import Problem
 from ...core.score_forms import AdditivePairs, DotPairs
 from ...heads import Evidence, Roles, look
 from ...kernels.lens_pass import sweep
-from ...lenses import Look, Tile
+from ...lenses import LensState, WeightTile
 from ...lenses.base import Reduction
 from .attention_map import AttentionMap
 from .recorded_problem import Axes, Faults, MaskOf, OneSequence
@@ -35,7 +35,7 @@ class _At:
 
     problem: Problem
     lse: Tensor
-    look: Look[Evidence]
+    look: LensState[Evidence]
 
 
 class RolesOf:
@@ -95,10 +95,10 @@ class _Sampled:
         self.reduction, self.queries = reduction, queries
 
     @property
-    def terms(self) -> bool:
-        return self.reduction.terms
+    def needs_entropy_terms(self) -> bool:
+        return self.reduction.needs_entropy_terms
 
-    def add(self, tile: Tile) -> None:
+    def add(self, tile: WeightTile) -> None:
         """Take in a tile, if one of as many middles as there are to be strips of its height falls on its rows."""
         start, stop = tile.rows.start, tile.rows.stop
         strips = -(-MOST_ROWS // (stop - start))
@@ -114,15 +114,15 @@ class _OfSequence:
         self.reduction, self.sequence = reduction, sequence
 
     @property
-    def terms(self) -> bool:
-        return self.reduction.terms
+    def needs_entropy_terms(self) -> bool:
+        return self.reduction.needs_entropy_terms
 
-    def add(self, tile: Tile) -> None:
+    def add(self, tile: WeightTile) -> None:
         """Take in the sequence's part of a tile, if it has one."""
         if tile.batch.start <= self.sequence < tile.batch.stop:
             at = slice(self.sequence - tile.batch.start, self.sequence - tile.batch.start + 1)
-            terms = None if tile.terms is None else tile.terms[at]
-            self.reduction.add(Tile(tile.weights[at], terms, slice(0, 1), tile.rows, tile.columns))
+            terms = None if tile.entropy_terms is None else tile.entropy_terms[at]
+            self.reduction.add(WeightTile(tile.weights[at], terms, slice(0, 1), tile.rows, tile.columns))
 
 
 def roles_of_map(of: AttentionMap) -> Found | None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ...lenses.base import Frame, Tile, of_batch
+from ...lenses.base import WeightsLayout, WeightTile, select_batches
 from .pyramid import Existing, Levels, packed, pyramid
 
 NEAR = 8
@@ -46,27 +46,27 @@ class Surveyed:
 class Survey:
     """A look, for `sweep` or for tiles of one's own; positions are (B or 1, M) and (B or 1, N)."""
 
-    tiles = terms = True
+    needs_entropy_terms = True
 
-    def __init__(self, frame: Frame, levels: Levels, positions: tuple[Tensor, Tensor]) -> None:
+    def __init__(self, layout: WeightsLayout, levels: Levels, positions: tuple[Tensor, Tensor]) -> None:
         def zeros(*sizes: int) -> Tensor:
-            return torch.zeros(frame.batch, frame.heads, *sizes, dtype=frame.dtype, device=frame.device)
+            return torch.zeros(layout.batch, layout.heads, *sizes, dtype=layout.dtype, device=layout.device)
 
         self.levels, (self.queries, self.keys) = levels, positions
         self.largest, self.sums = zeros(*levels.shapes[0]), zeros(*levels.shapes[0])
-        self.rows = zeros(4, frame.queries)  # mass, moment, Σ w log₂ w, largest
-        self.received, self.near = zeros(frame.keys), zeros(4)
+        self.rows = zeros(4, layout.queries)  # mass, moment, Σ w log₂ w, largest
+        self.received, self.near = zeros(layout.keys), zeros(4)
 
-    def add(self, tile: Tile) -> None:
+    def add(self, tile: WeightTile) -> None:
         """Take in one more tile."""
         weights, batch, rows, columns = tile.weights, tile.batch, tile.rows, tile.columns
-        queries, keys = of_batch(self.queries, batch)[:, rows], of_batch(self.keys, batch)[:, columns]
+        queries, keys = select_batches(self.queries, batch)[:, rows], select_batches(self.keys, batch)[:, columns]
         mass, moment = _reach(weights, queries, keys)
         of_rows = self.rows[batch, :, :, rows]
         of_rows[:, :, 0] += mass
         of_rows[:, :, 1] += moment
-        if tile.terms is not None:
-            of_rows[:, :, 2] += tile.terms.sum(-1)
+        if tile.entropy_terms is not None:
+            of_rows[:, :, 2] += tile.entropy_terms.sum(-1)
         torch.maximum(of_rows[:, :, 3], weights.amax(-1), out=of_rows[:, :, 3])
         # Over rows first, where numbers lie side by side; what is left is small.
         above = rows.start, self.levels.rows

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ...attention import Seen
+from ...attention import Observation
 from ...errors import ShapeError
 from ...lenses import Lens
 from ...masks import Mask
@@ -115,7 +115,7 @@ class LanguageModel(nn.Module):
     ) -> SeenLanguageModel:
         """`forward`, and what lenses show of every layer's weights: `seen.logits`, `seen[lens]`, a tensor per layer."""
         x, rotations = self._begin(tokens, positions)
-        layers: list[Seen] = []
+        layers: list[Observation] = []
         for block, rotation in zip(self._blocks(), rotations, strict=True):
             seen = block.observe(x, *lenses, mask=mask, positions=positions, rotation=rotation)
             x = seen.output
@@ -177,7 +177,7 @@ class LanguageModel(nn.Module):
         check_cache(cache, len(self.blocks))
         x, rotations = self._begin(tokens, positions, cache)
         grown: list[BlockCache] = []
-        layers: list[Seen] = []
+        layers: list[Observation] = []
         for block, rotation, held in zip(self._blocks(), rotations, cache.layers, strict=True):
             seen, held = block.observe_step(x, held, *lenses, mask=mask, positions=positions, rotation=rotation)
             x = seen.output

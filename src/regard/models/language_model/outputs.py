@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...attention import Seen
+from ...attention import Observation
 from ...lenses import Lens
 from ...nn import BlockCache
 
@@ -45,7 +45,7 @@ class SeenLanguageModel:
     """Logits, and what lenses show of every layer: `seen[lens]` has one tensor for each, from the first to the last."""
 
     logits: Tensor
-    layers: tuple[Seen, ...]
+    layers: tuple[Observation, ...]
 
     def __getitem__(self, lens: Lens) -> tuple[Tensor, ...]:
         return tuple(layer[lens] for layer in self.layers)

@@ -1,4 +1,4 @@
-"""Memory that the system gives as it is written to."""
+"""`lazy_zeros`: zeros whose memory is committed on the first write."""
 
 import sys
 from pathlib import Path
@@ -8,7 +8,7 @@ import torch
 
 import regard
 from regard import lenses, masks
-from regard.lenses.weights import zeros_as_written
+from regard.lenses.weights import lazy_zeros
 
 
 def taken() -> int:
@@ -18,16 +18,16 @@ def taken() -> int:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_they_are_zeros_to_write_into(dtype):
-    zeros = zeros_as_written((3, 5, 7), dtype)
+    zeros = lazy_zeros((3, 5, 7), dtype)
     assert (zeros.shape, zeros.dtype, zeros.is_contiguous()) == ((3, 5, 7), dtype, True)
     assert (zeros == 0).all()
     zeros[1, 2] = 4
     assert zeros.sum() == 28
-    assert zeros_as_written((3, 0, 7), dtype).shape == (3, 0, 7)
+    assert lazy_zeros((3, 0, 7), dtype).shape == (3, 0, 7)
 
 
 def test_the_memory_lives_as_long_as_a_view_of_it():
-    row = zeros_as_written((64, 1024), torch.float32).fill_(3)[5]
+    row = lazy_zeros((64, 1024), torch.float32).fill_(3)[5]
     others = [torch.zeros(64, 1024) for _ in range(8)]
     assert (row == 3).all()
     del others
@@ -36,7 +36,7 @@ def test_the_memory_lives_as_long_as_a_view_of_it():
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads Linux's own account of memory")
 def test_what_is_not_written_takes_none():
     before = taken()
-    zeros = zeros_as_written((2**28,), torch.float32)  # 1 GiB
+    zeros = lazy_zeros((2**28,), torch.float32)  # 1 GiB
     assert taken() - before < 2**22
     zeros[: 2**20] = 1
     assert 2**21 < taken() - before < 2**23
