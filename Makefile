@@ -11,24 +11,35 @@ DEMO := $(VENV)/.installed-demo
 DEV := $(VENV)/.installed-dev
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --constraint constraints.txt
 
+# Tests run in so many processes side by side, each on one thread (`make test JOBS=8`); the default suits two cores.
+JOBS ?= 2
+PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal -rs
+EVERYTHING := -m 'not conformance'
+
 BENCHMARKS := $(sort $(wildcard benchmarks/[a-z]*.py))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test conformance check format bench clean
+.PHONY: help demo test test-all durations conformance check format bench clean
 
 help:  ## say what can be made
-	@sed -n 's/^\([a-z]*\): .*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
+	@sed -n 's/^\([a-z-]*\): .*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
 
 demo: $(DEMO)  ## translate a few sentences, train small translators of dates, and draw what they attend to
 	$(BIN)/regard demo
 
-test: $(DEV)  ## run every test and every example of the documentation
-	$(BIN)/python -m pytest
+test: $(DEV)  ## run the tests and every example of the documentation: ten minutes on two cores
+	$(PYTEST)
 
-conformance: $(DEV)  ## ten thousand random problems through every kernel: half an hour
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_conformance.py -m "conformance or not conformance" --timeout 0
+test-all: $(DEV)  ## run the longest tests as well: what has to pass before a change lands
+	$(PYTEST) $(EVERYTHING)
+
+durations: $(DEV)  ## run all tests, and list the files and the tests that take the most time
+	$(PYTEST) $(EVERYTHING) --durations 100 --durations-min 0.5
+
+conformance: $(DEV)  ## ten thousand random problems through every kernel: a quarter of an hour on two cores
+	$(PYTEST) tests/test_conformance.py -m 'conformance or not conformance' --timeout 0
 
 check: $(DEV)  ## formatting, lint and types
 	$(BIN)/ruff format --check .

@@ -1,4 +1,8 @@
-"""Every test starts from the same seeds, on two threads; memory shows when it is read before it is written."""
+"""Every test starts from the same seeds; memory from `torch.empty` is NaN; reports of times and of random problems.
+
+One process computes on two threads. Of several side by side each computes on one, but for the tests that ask for the
+fixture `two_threads`.
+"""
 
 import functools
 import math
@@ -6,6 +10,7 @@ import os
 import random
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,8 +25,10 @@ import torch
 
 import regard
 
+CONFORMANCE = ("random problems", "computed", "wrong")
+"""What test_conformance.py counts."""
 PACKAGE = str(Path(regard.__file__).parent) + os.sep
-THREADS = 2
+THREADS = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2
 
 
 def pytest_configure() -> None:
@@ -31,6 +38,15 @@ def pytest_configure() -> None:
     # Also for the processes that tests start; many threads on small tensors are slower than few.
     os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))
     torch.set_num_threads(min(THREADS, torch.get_num_threads()))
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """Computes on two threads: for code that shares its work among threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(autouse=True)
@@ -66,3 +82,23 @@ def poisoned_memory() -> Iterator[None]:
         ):
             patch.setattr(owner, name, poisoned(getattr(owner, name)))
         yield
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    reports = [report for some in terminalreporter.stats.values() for report in some if hasattr(report, "duration")]
+    random_problems = Counter()
+    for report in reports:
+        if report.when == "call":
+            random_problems.update({name: count for name, count in report.user_properties if name in CONFORMANCE})
+    if random_problems:
+        problems, checks, wrong = (random_problems[name] for name in CONFORMANCE)
+        terminalreporter.write_line(
+            f"conformance: {problems:,} random problems, {checks:,} times computed by a kernel, {wrong:,} times wrong"
+        )
+    if config.getoption("durations"):
+        seconds = Counter()
+        for report in reports:
+            seconds[report.nodeid.split("::")[0]] += report.duration
+        terminalreporter.section("files that take the most time, of all processes together")
+        for file, total in seconds.most_common(40):
+            terminalreporter.write_line(f"{total:7.1f} s  {100 * total / seconds.total():4.1f} %  {file}")

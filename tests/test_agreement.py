@@ -30,6 +30,7 @@ def test_a_kernel_agrees_with_the_formula(kernel: str, case: Case, monkeypatch):
     assert_agrees(KERNEL_BY_NAME[kernel], case)
 
 
+@pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize(("kernel", "case"), admitted(MIDDLE, long_cases()))
 def test_a_kernel_agrees_with_the_formula_over_many_tiles(kernel: str, case: Case):
     assert_agrees(KERNEL_BY_NAME[kernel], case)

@@ -4,8 +4,6 @@
 """
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 
 import pytest
@@ -25,45 +23,6 @@ SMALL = (*KERNELS, Spans((3, 2), 3), Grouped(2), Grouped(long=1), Additive(16), 
 MIDDLE = (*KERNELS, Spans((8, 4), 8), Grouped(8), Grouped(long=1), Additive(2**9), Tiled(2**9))
 
 
-@dataclass
-class Tally:
-    """What was done so far."""
-
-    problems: int = 0
-    checks: int = 0
-    faults: int = 0
-
-
-@pytest.fixture(scope="module")
-def tally(pytestconfig) -> Iterator[Tally]:
-    """Counts of all chunks, told at the end."""
-    tally = Tally()
-    yield tally
-    capture, reporter = (pytestconfig.pluginmanager.get_plugin(name) for name in ("capturemanager", "terminalreporter"))
-    with capture.global_and_fixture_disabled():
-        reporter.write_line(
-            f"\nconformance: {tally.problems:,} random problems, {tally.checks:,} times computed by a kernel, "
-            f"{tally.faults:,} times wrong"
-        )
-
-
-def wrong_ones(among: list[Case], tally: Tally) -> list[str]:
-    """What is wrong with the kernels on some cases."""
-    faults = []
-    for case in among:
-        tally.problems += 1
-        for kernel, _ in suite(SMALL if math.prod(case.sizes) <= 64 else MIDDLE, among=[case]):
-            tally.checks += 1
-            try:
-                assert_agrees(kernel, case)
-            except AssertionError as error:
-                faults.append(str(error))
-            except Exception as error:  # a kernel that fails is wrong, too; the others go on
-                faults.append(f"kernel {kernel.name!r} failed on the case {case.id}: {type(error).__name__}: {error}")
-    tally.faults += len(faults)
-    return faults
-
-
 def chunk(number: int) -> list[Case]:
     return list(islice(sampled(COUNT, SEED), number * CHUNK, (number + 1) * CHUNK))
 
@@ -75,9 +34,20 @@ def chunk(number: int) -> list[Case]:
         for number in range(COUNT // CHUNK)
     ],
 )
-def test_random_problems(number: int, tally: Tally, monkeypatch):
+def test_random_problems(number: int, record_property, monkeypatch):
     monkeypatch.setattr(mask_tiles, "IN_VAIN", 0)  # batches that differ are computed apart, however small
-    faults = wrong_ones(chunk(number), tally)
+    checks, faults = 0, []
+    for case in chunk(number):
+        for kernel, _ in suite(SMALL if math.prod(case.sizes) <= 64 else MIDDLE, among=[case]):
+            checks += 1
+            try:
+                assert_agrees(kernel, case)
+            except AssertionError as error:
+                faults.append(str(error))
+            except Exception as error:  # a kernel that fails is wrong, too; the others go on
+                faults.append(f"kernel {kernel.name!r} failed on the case {case.id}: {type(error).__name__}: {error}")
+    for name, count in (("random problems", CHUNK), ("computed", checks), ("wrong", len(faults))):
+        record_property(name, count)  # conftest.py reports the sums of all chunks
     assert not faults, f"{len(faults)} faults in {CHUNK} random problems:\n" + "\n".join(faults)
 
 

@@ -29,6 +29,7 @@ def test_without_a_folder_the_run_is_kept_by_its_name(regard, corpus, tmp_path, 
     assert (tmp_path / "runs" / "short" / "best.safetensors").is_file()
 
 
+@pytest.mark.slow
 def test_one_of_two_processes_speaks_for_both(corpus, tmp_path):
     script, folder = tmp_path / "command.py", tmp_path / "run"
     script.write_text("from regard.cli import main; main()")  # each process starts the command by its file
@@ -68,7 +69,9 @@ def test_mistakes_leave_nothing_behind(regard, corpus, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("sent", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("sent", "status"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
+)
 def test_a_signal_saves_the_state_and_the_same_command_goes_on(shell, regard, corpus, tmp_path, sent, status):
     folder = tmp_path / "run"
     command = ["train", corpus / "digits.yaml", "--folder", folder, "--set"]

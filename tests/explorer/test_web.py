@@ -40,7 +40,6 @@ def chromium() -> str | None:
     return os.environ.get("CHROMIUM") or shutil.which("chromium")
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(not (SOURCES / "node_modules").is_dir(), reason="explorer/node_modules is not there: npm ci")
 @pytest.mark.skipif(chromium() is None, reason="there is no Chromium; $CHROMIUM says where it is")

@@ -51,7 +51,7 @@ FUNCTIONS = {
         theirs.causal_mask_function, theirs.padding_mask_function(torch.arange(21) < torch.tensor([[21], [6]]))
     ),
 }
-SYMBOLS = set(FUNCTIONS) - {"a user's or", "a user's and"}
+SYMBOLS = [name for name in FUNCTIONS if name not in ("a user's or", "a user's and")]
 TOKENS = {
     "no padding": None,
     "tokens alone": torch.ones(2, 21, dtype=torch.bool),

@@ -56,7 +56,7 @@ class TestDefinitions:
             ),
             (masks.from_mod(lambda b, h, q, k: k * 2 <= q), lambda q, k: k * 2 <= q),
         ],
-        ids=repr,
+        ids=lambda value: repr(value) if isinstance(value, Mask) else "rule",
     )
     def test_pair_by_pair(self, mask, rule):
         assert mask.dense(9, 9).equal(defined(rule, LAST, LAST))

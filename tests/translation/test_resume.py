@@ -169,6 +169,7 @@ except BaseException as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rank", "sent", "said"), [("0", "SIGTERM", "SystemExit(143)"), ("1", "SIGINT", "KeyboardInterrupt()")]
 )
