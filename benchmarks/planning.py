@@ -11,7 +11,7 @@ from _report import met, table
 
 import regard
 from regard.kernels import choose
-from regard.kernels.validation import pose
+from regard.kernels.validation import make_problem
 from regard.masks import Mask
 
 
@@ -22,14 +22,14 @@ def window() -> Mask:
 def main(calls: int = 200, rounds: int = 31) -> None:
     print(_timing.machine())
     short, query = torch.randn(1, 8, 256, 64), torch.randn(1, 8, 16384, 64)
-    choose(pose(short, short, short, mask=window()))  # what is loaded once is no planning
+    choose(make_problem(short, short, short, mask=window()))  # what is loaded once is no planning
     kept = window()
-    posed = pose(query, query, query, mask=kept)
+    posed = make_problem(query, query, query, mask=kept)
     first = _timing.seconds(lambda: choose(posed), 1)
     works = {
         "the choice, the same mask": lambda: choose(posed),
-        "the choice, the mask made anew": lambda: choose(pose(query, query, query, mask=window())),
-        "of that: mask and problem": lambda: pose(query, query, query, mask=window()),
+        "the choice, the mask made anew": lambda: choose(make_problem(query, query, query, mask=window())),
+        "of that: mask and problem": lambda: make_problem(query, query, query, mask=window()),
     }
     rows = [["the choice, never seen", f"{first * 1e6:,.0f} µs", ""]]
     for name, work in works.items():

@@ -6,15 +6,29 @@ import pytest
 import torch
 
 from regard.kernels import KERNELS, Kernel, mask_tiles
-from regard.kernels.additive import Additive
-from regard.kernels.block_sparse import Spans
-from regard.kernels.decode import Grouped
-from regard.kernels.tiled import Tiled
+from regard.kernels.additive import AdditiveKernel
+from regard.kernels.block_sparse import BlockSparseKernel
+from regard.kernels.decode import DecodeKernel
+from regard.kernels.tiled import TiledKernel
 from regard.testing import Case, assert_agrees, cases, long_cases, sampled, suite
 
 # Small tiles, so that few queries and keys lie in several of them.
-SMALL = (*KERNELS, Spans((3, 2), 3), Grouped(2), Grouped(long=1), Additive(16), Tiled(16))
-MIDDLE = (*KERNELS, Spans((64, 64), 64), Grouped(64), Grouped(long=1), Additive(2**12), Tiled(2**12))
+SMALL = (
+    *KERNELS,
+    BlockSparseKernel((3, 2), 3),
+    DecodeKernel(2),
+    DecodeKernel(long=1),
+    AdditiveKernel(16),
+    TiledKernel(16),
+)
+MIDDLE = (
+    *KERNELS,
+    BlockSparseKernel((64, 64), 64),
+    DecodeKernel(64),
+    DecodeKernel(long=1),
+    AdditiveKernel(2**12),
+    TiledKernel(2**12),
+)
 KERNEL_BY_NAME = {kernel.name: kernel for kernel in (*SMALL, *MIDDLE)}
 
 
@@ -26,7 +40,7 @@ def admitted(kernels: Sequence[Kernel], among: Sequence[Case]) -> list:
 
 @pytest.mark.parametrize(("kernel", "case"), admitted(SMALL, cases()))
 def test_a_kernel_agrees_with_the_formula(kernel: str, case: Case, monkeypatch):
-    monkeypatch.setattr(mask_tiles, "IN_VAIN", 0)  # batches that differ are computed apart, however small
+    monkeypatch.setattr(mask_tiles, "MAX_WASTED_PAIRS", 0)  # batches that differ are computed apart, however small
     assert_agrees(KERNEL_BY_NAME[kernel], case)
 
 

@@ -8,9 +8,9 @@ import torch
 import regard
 from regard import biases, lenses, masks, scores
 from regard.errors import ConfigurationError
-from regard.kernels.validation import Options
+from regard.kernels.validation import AttentionOptions
 
-KERNELS = ["reference", "fused", "spans", "tiled"]
+KERNELS = ["reference", "sdpa", "block_sparse", "tiled"]
 DROPPING = ["reference", "tiled"]
 
 
@@ -256,7 +256,13 @@ class TestDropout:
 
 def test_the_number_of_results_never_changes():
     tensors = whole()
-    calls: list[Options] = [{}, {"sinks": rand(3)}, {"dropout_p": 0.1}, {"softcap": 1.0}, {"mask": masks.causal()}]
+    calls: list[AttentionOptions] = [
+        {},
+        {"sinks": rand(3)},
+        {"dropout_p": 0.1},
+        {"softcap": 1.0},
+        {"mask": masks.causal()},
+    ]
     for options in calls:
         assert isinstance(regard.attention(*tensors, **options), torch.Tensor)
         assert len(regard.attention_with_lse(*tensors, **options)) == 2

@@ -9,18 +9,32 @@ from itertools import islice
 import pytest
 
 from regard.kernels import KERNELS, mask_tiles
-from regard.kernels.additive import Additive
-from regard.kernels.block_sparse import Spans
-from regard.kernels.decode import Grouped
-from regard.kernels.tiled import Tiled
+from regard.kernels.additive import AdditiveKernel
+from regard.kernels.block_sparse import BlockSparseKernel
+from regard.kernels.decode import DecodeKernel
+from regard.kernels.tiled import TiledKernel
 from regard.testing import Case, assert_agrees, sampled, suite
 
 COUNT, CHUNK, SEED = 10_000, 100, 20_170_612
 FEW = 1
 """Chunks in `make test`."""
 # Tiles so small that few queries and keys lie in several of them.
-SMALL = (*KERNELS, Spans((3, 2), 3), Grouped(2), Grouped(long=1), Additive(16), Tiled(16))
-MIDDLE = (*KERNELS, Spans((8, 4), 8), Grouped(8), Grouped(long=1), Additive(2**9), Tiled(2**9))
+SMALL = (
+    *KERNELS,
+    BlockSparseKernel((3, 2), 3),
+    DecodeKernel(2),
+    DecodeKernel(long=1),
+    AdditiveKernel(16),
+    TiledKernel(16),
+)
+MIDDLE = (
+    *KERNELS,
+    BlockSparseKernel((8, 4), 8),
+    DecodeKernel(8),
+    DecodeKernel(long=1),
+    AdditiveKernel(2**9),
+    TiledKernel(2**9),
+)
 
 
 def chunk(number: int) -> list[Case]:
@@ -35,7 +49,7 @@ def chunk(number: int) -> list[Case]:
     ],
 )
 def test_random_problems(number: int, record_property, monkeypatch):
-    monkeypatch.setattr(mask_tiles, "IN_VAIN", 0)  # batches that differ are computed apart, however small
+    monkeypatch.setattr(mask_tiles, "MAX_WASTED_PAIRS", 0)  # batches that differ are computed apart, however small
     checks, faults = 0, []
     for case in chunk(number):
         for kernel, _ in suite(SMALL if math.prod(case.sizes) <= 64 else MIDDLE, among=[case]):

@@ -8,7 +8,7 @@ import torch
 import regard
 from regard import masks
 
-KERNELS = ["reference", "fused"]
+KERNELS = ["reference", "sdpa"]
 
 
 def rand(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -16,10 +16,10 @@ from .biases import Bias
 from .core.problem import Problem
 from .core.score_forms import at_least_float32
 from .errors import ConfigurationError, ShapeError
-from .kernels import Plan, choose, cleaned
+from .kernels import Plan, choose, zero_nonfinite_inputs
 from .kernels.hooks import run
-from .kernels.lens_pass import started, sweep
-from .kernels.validation import HasPairs, Options, pose
+from .kernels.lens_pass import run_reductions, start_lenses
+from .kernels.validation import AttentionOptions, ScoreLike, make_problem
 from .lenses import Lens
 from .lenses.base import Result
 from .masks import Mask, causal, where
@@ -30,7 +30,7 @@ def attention(
     key: Tensor,
     value: Tensor,
     *,
-    score: HasPairs | None = None,
+    score: ScoreLike | None = None,
     mask: Mask | Tensor | None = None,
     bias: Bias | Tensor | None = None,
     scale: float | None = None,
@@ -86,7 +86,7 @@ def attention(
     tensor([[2.4621, 3.4621],
             [1.5379, 2.5379]])
     """
-    problem = pose(
+    problem = make_problem(
         query,
         key,
         value,
@@ -104,7 +104,7 @@ def attention(
 
 
 def attention_with_lse(
-    query: Tensor, key: Tensor, value: Tensor, *, kernel: str | None = None, **options: Unpack[Options]
+    query: Tensor, key: Tensor, value: Tensor, *, kernel: str | None = None, **options: Unpack[AttentionOptions]
 ) -> tuple[Tensor, Tensor]:
     """`attention`, and for each row the log-sum-exp of its scores: log Σ_j exp(score_ij), over the keys it attends to.
 
@@ -116,7 +116,7 @@ def attention_with_lse(
     >>> lse.exp()
     tensor([3.])
     """
-    return _run_with_lse(pose(query, key, value, wants_lse=True, **options), kernel)
+    return _run_with_lse(make_problem(query, key, value, wants_lse=True, **options), kernel)
 
 
 def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -161,7 +161,7 @@ def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 
 def explain(
-    query: Tensor, key: Tensor, value: Tensor, *, kernel: str | None = None, **options: Unpack[Options]
+    query: Tensor, key: Tensor, value: Tensor, *, kernel: str | None = None, **options: Unpack[AttentionOptions]
 ) -> Plan:
     """Which kernel `attention` would choose, what it costs, and why not the others; no attention is computed.
 
@@ -170,10 +170,10 @@ def explain(
     >>> import torch, regard
     >>> q = torch.zeros(1, 2, 5, 8)
     >>> regard.explain(q, q, q).kernel.name
-    'fused'
+    'sdpa'
     """
     with torch.random.fork_rng(devices=[], enabled=bool(options.get("dropout_p"))):
-        return choose(pose(query, key, value, **options), kernel)
+        return choose(make_problem(query, key, value, **options), kernel)
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,7 +202,7 @@ def observe(
     value: Tensor,
     *lenses: Lens,
     kernel: str | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[AttentionOptions],
 ) -> Observation:
     """`attention`, and what lenses from `regard.lenses` show of its weights: `seen.output`, `seen[lens]`.
 
@@ -221,11 +221,11 @@ def observe(
     >>> seen[weights], seen[spread]
     (tensor([[0.5000, 0.5000]]), tensor([0.6931]))
     """
-    problem = pose(query, key, value, wants_lse=True, **options)
-    looks = started(problem, lenses)
+    problem = make_problem(query, key, value, wants_lse=True, **options)
+    looks = start_lenses(problem, lenses)
     output, lse = _run_with_lse(problem, kernel)
-    problem = cleaned(problem)  # rows that attend to NaN show it through their log-sum-exp
-    sweep(problem, lse, (reduction for look in looks.values() for reduction in look.reductions))
+    problem = zero_nonfinite_inputs(problem)  # rows that attend to NaN show it through their log-sum-exp
+    run_reductions(problem, lse, (reduction for look in looks.values() for reduction in look.reductions))
     return Observation(output, lse, {lens: look.finish(problem, lse) for lens, look in looks.items()})
 
 

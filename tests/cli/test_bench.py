@@ -46,7 +46,7 @@ def test_defaults_and_how_well_they_predict(regard):
     assert lines[9].split() == ["problem", "kernel", "predicted", "measured", "ratio"]
     rows = [re.fullmatch(r"(a small one)? +(-> )?(\w+) +[\d.]+ ms +[\d.]+ ms +[\d.]+", line) for line in lines[10:]]
     assert all(rows)
-    assert "fused" in {row[3] for row in rows if row}
+    assert "sdpa" in {row[3] for row in rows if row}
     assert sum(bool(row[2]) for row in rows if row) == 1
     assert sum(bool(row[1]) for row in rows if row) == 1
 

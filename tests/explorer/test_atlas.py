@@ -15,7 +15,7 @@ import regard
 from regard import masks
 from regard.errors import AtlasError, ConfigurationError, RegardError
 from regard.explorer import Atlas, record
-from regard.kernels.hooks import listening
+from regard.kernels.hooks import attention_hook
 from regard.lenses import Weights
 
 B, H, N, D = 2, 4, 30, 8
@@ -330,16 +330,12 @@ def test_the_file_says_what_it_holds(tmp_path):
     assert head["records"][0]["mask"] == {"is": "causal"}
 
 
-def test_a_listener_inside_another_hears_alone():
+def test_of_nested_hooks_the_innermost_is_called():
     query, outer, inner = torch.randn(1, H, N, D), [], []
 
-    class Hears:
-        def __init__(self, heard):
-            self.hear = lambda problem, lse: heard.append(lse)
-
-    with listening(Hears(outer)):
+    with attention_hook(lambda problem, lse: outer.append(lse)):
         regard.attention(query, query, query)
-        with listening(Hears(inner)):
+        with attention_hook(lambda problem, lse: inner.append(lse)):
             regard.attention_with_lse(query, query, query)
         regard.observe(query, query, query, regard.lenses.Entropy())
     regard.attention(query, query, query)

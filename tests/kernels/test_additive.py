@@ -8,16 +8,16 @@ from torch.profiler import ProfilerActivity, profile
 
 import regard
 from regard import biases, masks, native, scores
-from regard.kernels.additive import Additive
-from regard.kernels.tiled import Tiled
-from regard.kernels.validation import pose
+from regard.kernels.additive import AdditiveKernel
+from regard.kernels.tiled import TiledKernel
+from regard.kernels.validation import make_problem
 
 pytestmark = pytest.mark.skipif(bool(native.why_not()), reason=f"there is no native code: {native.why_not()}")
 
 SCORES = [scores.Additive(5, 7, 11), scores.Concat(5, 7, 11)]
 
 
-def run(kernel: Additive | Tiled, score: scores.Score, **options) -> list[torch.Tensor]:
+def run(kernel: AdditiveKernel | TiledKernel, score: scores.Score, **options) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     query, key, value = (
         torch.randn(shape, generator=generator).requires_grad_()
@@ -57,8 +57,8 @@ def largest_allocation(work: Callable[[], object]) -> int:
     ids=lambda options: "-".join(options) or "plain",
 )
 def test_the_same_as_tiled(score, tile, options):
-    expected = run(Tiled(), score, **options)
-    torch.testing.assert_close(run(Additive(tile), score, **options), expected, atol=2e-4, rtol=2e-4)
+    expected = run(TiledKernel(), score, **options)
+    torch.testing.assert_close(run(AdditiveKernel(tile), score, **options), expected, atol=2e-4, rtol=2e-4)
 
 
 @pytest.mark.parametrize("mask", [None, masks.causal(), masks.padding(lengths=[61, 0, 3])], ids=repr)
@@ -66,10 +66,10 @@ def test_batches_by_themselves_and_together(mask):
     """Each batch alone fills a tile of this size; the results are those of all batches at once."""
     query, key, value = (torch.randn(3, 2, 61, width) for width in (5, 7, 6))
     score = scores.Additive(5, 7, 11).requires_grad_(False)
-    problem = pose(query, key, value, score=score, mask=mask, wants_lse=True)
-    few, all_at_once = (Additive(tile).run(problem) for tile in (2**12, 2**22))
+    problem = make_problem(query, key, value, score=score, mask=mask, wants_lse=True)
+    few, all_at_once = (AdditiveKernel(tile).run(problem) for tile in (2**12, 2**22))
     torch.testing.assert_close((few.output, few.lse), (all_at_once.output, all_at_once.lse))
-    expected = Tiled().run(problem)
+    expected = TiledKernel().run(problem)
     torch.testing.assert_close((few.output, few.lse), (expected.output, expected.lse), atol=1e-5, rtol=1e-5)
 
 

@@ -8,7 +8,7 @@ import torch
 import regard
 from regard import biases, masks, scores
 from regard.core.dropout import Dropout
-from regard.kernels.tiled import Tiled
+from regard.kernels.tiled import TiledKernel
 from regard.testing import kept
 
 SHAPE = (2, 3, 64, 128)
@@ -91,7 +91,7 @@ def test_seeds_are_independent(other):
 def test_the_same_in_any_tile():
     whole, dropout = pattern(5, 0.3), Dropout(0.3, torch.tensor(5))
     for batch, rows, columns in ((slice(1, 2), slice(3, 9), slice(100, 128)), (ALL, slice(63, 64), slice(0, 1))):
-        assert dropout.kept(SHAPE, batch, rows, columns).equal(whole[batch, :, rows, columns])
+        assert dropout.keep_mask(SHAPE, batch, rows, columns).equal(whole[batch, :, rows, columns])
 
 
 def whole_call(kernel: str, **options) -> torch.Tensor:
@@ -108,9 +108,9 @@ def test_the_same_by_every_kernel_and_tile():
     torch.manual_seed(3)
     query = torch.randn(2, 3, 70, 8, generator=torch.Generator().manual_seed(1))
     problem = regard.explain(query, query, query, mask=masks.causal(), dropout_p=0.4).problem
-    reference = Tiled().run(problem).output
+    reference = TiledKernel().run(problem).output
     for tile in (6, 2**10, 2**13, 2**16):
-        torch.testing.assert_close(Tiled(tile).run(problem).output, reference)
+        torch.testing.assert_close(TiledKernel(tile).run(problem).output, reference)
 
 
 def test_each_call_draws_anew_and_a_seed_repeats_it():

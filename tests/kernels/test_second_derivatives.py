@@ -13,13 +13,21 @@ import regard
 from regard import biases, masks, scores
 from regard.errors import KernelError
 from regard.kernels import Kernel, custom_op
-from regard.kernels.block_sparse import Spans
-from regard.kernels.decode import Grouped
-from regard.kernels.reference import Reference
-from regard.kernels.sdpa import Fused
-from regard.kernels.tiled import Tiled
+from regard.kernels.block_sparse import BlockSparseKernel
+from regard.kernels.decode import DecodeKernel
+from regard.kernels.reference import ReferenceKernel
+from regard.kernels.sdpa import SdpaKernel
+from regard.kernels.tiled import TiledKernel
 
-KERNELS: list[Kernel] = [Grouped(), Grouped(2), Spans(), Spans((2, 2), 2), Tiled(), Tiled(8), Reference()]
+KERNELS: list[Kernel] = [
+    DecodeKernel(),
+    DecodeKernel(2),
+    BlockSparseKernel(),
+    BlockSparseKernel((2, 2), 2),
+    TiledKernel(),
+    TiledKernel(8),
+    ReferenceKernel(),
+]
 
 
 # The second derivatives along random directions, which shows what all directions would.
@@ -101,11 +109,11 @@ def test_every_feature_is_checked_for_every_kernel_that_has_it():
     own = {kernel.name: [feature for feature in FEATURES if admits(kernel, feature)] for kernel in KERNELS}
     assert own["tiled"] == own["tiled(8)"] == own["reference"] == list(FEATURES)
     dense = [name for name in FEATURES if name not in ("softcap", "dropout", "bias", "relative", "everything")]
-    assert own["spans"] == own["grouped"] == dense
+    assert own["block_sparse"] == own["decode"] == dense
 
 
 @pytest.mark.parametrize("order", CHECKS)
-@pytest.mark.parametrize("kernel", [Tiled(), Tiled(8), Reference()], ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("kernel", [TiledKernel(), TiledKernel(8), ReferenceKernel()], ids=lambda kernel: kernel.name)
 @pytest.mark.parametrize("feature", ["empty row", "softcap", "dropout"])
 def test_derivatives_of_additive_scores(order, kernel, feature):
     check(CHECKS[order], kernel, feature, scores.Additive(2, 2, 3).double())
@@ -139,7 +147,7 @@ def test_derivatives_of_parameters(order, score):
 
 @pytest.mark.parametrize("feature", ["plain", "causal", "constant"])
 def test_derivatives_of_fused(feature):
-    check_without_lse = Fused()
+    check_without_lse = SdpaKernel()
     _, options = FEATURES[feature]
 
     def attend(*given: torch.Tensor) -> torch.Tensor:
@@ -162,9 +170,9 @@ class TestLimit:
         output = regard.attention(query, key, key, mask=masks.causal(), kernel=kernel, **options)
         return query, torch.autograd.grad(output.square().sum(), query, create_graph=True)[0]
 
-    @pytest.mark.parametrize("kernel", ["grouped", "spans", "tiled"])
+    @pytest.mark.parametrize("kernel", ["decode", "block_sparse", "tiled"])
     def test_above_it_an_error_names_the_way_out(self, kernel, monkeypatch):
-        monkeypatch.setattr(custom_op, "MOST_PAIRS_TWICE", 2 * 3 * 4 * 5 - 1)
+        monkeypatch.setattr(custom_op, "MAX_SECOND_DERIVATIVE_PAIRS", 2 * 3 * 4 * 5 - 1)
         query, gradient = self.first(kernel)
         with pytest.raises(
             KernelError,
@@ -174,17 +182,17 @@ class TestLimit:
         ):
             torch.autograd.grad(gradient.sum(), query)
 
-    @pytest.mark.parametrize("kernel", ["grouped", "spans", "tiled"])
+    @pytest.mark.parametrize("kernel", ["decode", "block_sparse", "tiled"])
     def test_up_to_it_there_is_none(self, kernel, monkeypatch):
-        monkeypatch.setattr(custom_op, "MOST_PAIRS_TWICE", 2 * 3 * 4 * 5)
+        monkeypatch.setattr(custom_op, "MAX_SECOND_DERIVATIVE_PAIRS", 2 * 3 * 4 * 5)
         query, gradient = self.first(kernel)
         assert torch.autograd.grad(gradient.sum(), query)[0].isfinite().all()
 
     def test_the_way_out_is_one(self, monkeypatch):
-        monkeypatch.setattr(custom_op, "MOST_PAIRS_TWICE", 1)
+        monkeypatch.setattr(custom_op, "MAX_SECOND_DERIVATIVE_PAIRS", 1)
         query, gradient = self.first("reference")
         assert torch.autograd.grad(gradient.sum(), query)[0].isfinite().all()
 
     def test_the_first_derivative_has_none(self, monkeypatch):
-        monkeypatch.setattr(custom_op, "MOST_PAIRS_TWICE", 1)
+        monkeypatch.setattr(custom_op, "MAX_SECOND_DERIVATIVE_PAIRS", 1)
         assert self.first("tiled")[1].isfinite().all()

@@ -10,8 +10,8 @@ from torch.utils._pytree import tree_leaves
 
 import regard
 from regard import biases, masks, scores
-from regard.kernels.online_softmax import LEAST, TILE, batches_at_once, tile_size
-from regard.kernels.tiled import Tiled
+from regard.kernels.online_softmax import MIN_TILE_SIDE, TILE, batches_per_tile, tile_size
+from regard.kernels.tiled import TiledKernel
 
 LONG = 4096
 
@@ -58,7 +58,7 @@ def test_the_largest_tensor_is_seen():
         torch.ones(1, LONG).expand(LONG, LONG)
 
 
-@pytest.mark.parametrize("kernel", ["tiled", "spans"])
+@pytest.mark.parametrize("kernel", ["tiled", "block_sparse"])
 @pytest.mark.parametrize(
     "mask",
     [
@@ -77,7 +77,7 @@ def test_a_structured_mask(kernel, mask):
 
 def test_spans_of_a_constant_bias():
     with at_most(LONG * 256):
-        train("spans", mask=masks.causal() & masks.window(before=255), bias=biases.alibi(1))
+        train("block_sparse", mask=masks.causal() & masks.window(before=255), bias=biases.alibi(1))
 
 
 def test_tiles_of_everything_at_once():
@@ -108,13 +108,13 @@ def test_additive_scores():
 
 
 @pytest.mark.parametrize("leading", [(1, 1), (2, 3), (16, 8), (64, 16), (0, 3)])
-@pytest.mark.parametrize("tile", [1, 4, 1000, LEAST**2, 2**14, TILE])
+@pytest.mark.parametrize("tile", [1, 4, 1000, MIN_TILE_SIDE**2, 2**14, TILE])
 def test_tile_sizes(leading, tile):
     query = torch.zeros(*leading, 1, 4).expand(*leading, 5, 4)
     problem = regard.explain(query, query, query).problem
     rows, columns = tile_size(problem, tile)
-    together = max(min(leading[0], batches_at_once(problem, tile)) * leading[1], 1)
-    least = LEAST if tile >= LEAST**2 else 1
+    together = max(min(leading[0], batches_per_tile(problem, tile)) * leading[1], 1)
+    least = MIN_TILE_SIDE if tile >= MIN_TILE_SIDE**2 else 1
     assert rows >= least
     assert columns >= least
     assert together * rows * columns <= max(tile, together * least**2)
@@ -127,7 +127,7 @@ def test_borders(tile, m):
     for mask in (None, masks.causal(), masks.window(before=3)):
         problem = regard.explain(query, key, key, mask=mask).problem
         expected = regard.attention(query, key, key, mask=mask, kernel="reference")
-        torch.testing.assert_close(Tiled(tile).run(problem).output, expected)
+        torch.testing.assert_close(TiledKernel(tile).run(problem).output, expected)
 
 
 def test_large_scores():
@@ -137,7 +137,7 @@ def test_large_scores():
     value = torch.arange(200.0)[None, None, :, None].clone()
     problem = regard.explain(query, key, value, scale=1.0).problem
     for tile in (8, 64, TILE):
-        result = Tiled(tile).run(problem)
+        result = TiledKernel(tile).run(problem)
         assert result.output.flatten().tolist() == pytest.approx([199.0, 0.0], abs=1e-30)
 
 
@@ -147,4 +147,4 @@ def test_a_later_tile_may_be_the_first_with_keys():
     problem = regard.explain(query, key, key, mask=mask).problem
     expected = regard.attention(query, key[:, :, 7:], key[:, :, 7:], kernel="reference")
     for tile in (1, 4, 9):
-        torch.testing.assert_close(Tiled(tile).run(problem).output, expected)
+        torch.testing.assert_close(TiledKernel(tile).run(problem).output, expected)

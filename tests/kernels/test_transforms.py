@@ -11,10 +11,10 @@ import regard
 from regard import biases, masks, scores
 from regard.kernels import KERNELS
 from regard.kernels.custom_op import attend
-from regard.kernels.tiled import Tiled
-from regard.utils.pytree import take_apart
+from regard.kernels.tiled import TiledKernel
+from regard.utils.pytree import tree_flatten
 
-OWN = [kernel for kernel in KERNELS if kernel.name in ("grouped", "spans", "additive", "tiled")]
+OWN = [kernel for kernel in KERNELS if kernel.name in ("decode", "block_sparse", "additive", "tiled")]
 LENGTHS = (5, 7)
 
 
@@ -99,7 +99,7 @@ class TestOperators:
         problem = regard.explain(*tensors(), **CALLS[call]).problem
         if kernel.why_not(problem):
             pytest.skip(f"{kernel.name} does not compute this")
-        held, form = take_apart(problem)
+        held, form = tree_flatten(problem)
         held = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in held]
         torch.library.opcheck(torch.ops.regard.attend.default, (held, form, kernel.name))
         output, lse = torch.ops.regard.attend(held, form, kernel.name)
@@ -110,7 +110,7 @@ class TestOperators:
 
     def test_a_wrong_shape_would_be_seen(self):
         problem = regard.explain(*tensors()).problem
-        held, form = take_apart(problem)
+        held, form = tree_flatten(problem)
         output, lse = torch.ops.regard.attend(held, form, "tiled")
         assert output.shape == (2, 4, 5, 6)
         assert lse.shape == (2, 4, 5)
@@ -119,13 +119,13 @@ class TestOperators:
     def test_opcheck_of_other_dtypes(self, dtype):
         query, key, value = (tensor.detach().to(dtype).requires_grad_() for tensor in tensors())
         problem = regard.explain(query, key, value, mask=masks.causal()).problem
-        for name in ("tiled", "spans", "grouped"):
-            torch.library.opcheck(torch.ops.regard.attend.default, (*take_apart(problem), name))
+        for name in ("tiled", "block_sparse", "decode"):
+            torch.library.opcheck(torch.ops.regard.attend.default, (*tree_flatten(problem), name))
 
     @pytest.mark.parametrize("call", ["bias", "relative", "sum", "gaussian", "everything"])
     def test_gradients_of_a_bias_below_autograd(self, call):
         """Where nothing records what is computed, the bias's gradient is the same: compiled code calls it so."""
-        held, form = take_apart(regard.explain(*tensors(), **CALLS[call]).problem)
+        held, form = tree_flatten(regard.explain(*tensors(), **CALLS[call]).problem)
         held, needed = [tensor.detach() for tensor in held], [tensor.requires_grad for tensor in held]
         output, lse = torch.ops.regard.attend(held, form, "tiled")
         arguments = output + 1, lse + 1, output, lse, held, needed, form, "tiled"
@@ -138,9 +138,9 @@ class TestOperators:
     def test_the_operator_is_what_runs_uncompiled(self):
         given = tensors()
         problem = regard.explain(*given, mask=masks.causal()).problem
-        output, lse = torch.ops.regard.attend(*take_apart(problem), "tiled")
+        output, lse = torch.ops.regard.attend(*tree_flatten(problem), "tiled")
         close((output, lse), regard.attention_with_lse(*given, mask=masks.causal(), kernel="tiled"))
-        result = attend(problem, Tiled())
+        result = attend(problem, TiledKernel())
         close(result.output, output)
 
 
@@ -155,7 +155,7 @@ class TestCompile:
         compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
         close(both_and_gradients(compiled, given), both_and_gradients(attention, given))
 
-    @pytest.mark.parametrize("kernel", ["grouped", "spans", "tiled", "reference"])
+    @pytest.mark.parametrize("kernel", ["decode", "block_sparse", "tiled", "reference"])
     def test_a_kernel_by_name(self, kernel):
         given = tensors()
 
@@ -354,7 +354,7 @@ class TestFunctionTransforms:
 
 
 class TestAutocast:
-    @pytest.mark.parametrize("kernel", ["fused", "grouped", "spans", "tiled", "reference"])
+    @pytest.mark.parametrize("kernel", ["sdpa", "decode", "block_sparse", "tiled", "reference"])
     def test_inputs_are_cast_and_gradients_come_back(self, kernel):
         given = tensors()
         with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from regard import lenses
 from regard.core.problem import Problem
-from regard.kernels import KERNELS, Kernel, cleaned, lens_pass, mask_tiles
+from regard.kernels import KERNELS, Kernel, lens_pass, mask_tiles, zero_nonfinite_inputs
 from regard.kernels.reference import softmax
-from regard.kernels.tiled import Tiled
+from regard.kernels.tiled import TiledKernel
 from regard.lenses import topk
 from regard.testing import Case, cases, long_cases, make_inputs, suite
 
 Result = dict[lenses.Lens, object]
-KERNEL_BY_NAME = {kernel.name: kernel for kernel in (*KERNELS, Tiled(16), Tiled(2**12))}
+KERNEL_BY_NAME = {kernel.name: kernel for kernel in (*KERNELS, TiledKernel(16), TiledKernel(2**12))}
 
 
 def with_lse(kernels: Sequence[Kernel], among: Sequence[Case]) -> list:
@@ -31,14 +31,14 @@ def with_lse(kernels: Sequence[Kernel], among: Sequence[Case]) -> list:
 
 def look(problem: Problem, lse: Tensor, *wanted: lenses.Lens) -> Result:
     """What `observe` does after the kernel has run."""
-    looks, clean = lens_pass.started(problem, wanted), cleaned(problem)
-    lens_pass.sweep(clean, lse, (reduction for seen in looks.values() for reduction in seen.reductions))
+    looks, clean = lens_pass.start_lenses(problem, wanted), zero_nonfinite_inputs(problem)
+    lens_pass.run_reductions(clean, lse, (reduction for seen in looks.values() for reduction in seen.reductions))
     return {lens: seen.finish(clean, lse) for lens, seen in looks.items()}
 
 
 def dense(problem: Problem, lse: Tensor) -> Tensor:
     """The reference's weights in float64; a row that attends to NaN is NaN."""
-    clean = cleaned(problem)
+    clean = zero_nonfinite_inputs(problem)
     pairs = replace(clean.pairs, query=clean.pairs.query.double(), key=clean.pairs.key.double())
     clean = replace(clean, pairs=pairs, value=clean.value.double())
     with torch.no_grad():
@@ -133,9 +133,9 @@ def check(kernel: str, case: Case) -> None:
     assert_top(seen[many], weights, keys + 2, case)
 
 
-@pytest.mark.parametrize(("kernel", "case"), with_lse((*KERNELS, Tiled(16)), cases(2)))
+@pytest.mark.parametrize(("kernel", "case"), with_lse((*KERNELS, TiledKernel(16)), cases(2)))
 def test_a_lens_shows_the_reduction_of_the_weights(kernel: str, case: Case, monkeypatch):
-    monkeypatch.setattr(mask_tiles, "IN_VAIN", 0)  # batches that differ are visited apart, however small
+    monkeypatch.setattr(mask_tiles, "MAX_WASTED_PAIRS", 0)  # batches that differ are visited apart, however small
     monkeypatch.setattr(lens_pass, "TILE", 16)
     monkeypatch.setattr(topk, "GROUP", 2)
     monkeypatch.setattr(topk, "LANES", 2)
@@ -143,7 +143,7 @@ def test_a_lens_shows_the_reduction_of_the_weights(kernel: str, case: Case, monk
     check(kernel, case)
 
 
-@pytest.mark.parametrize(("kernel", "case"), with_lse((*KERNELS, Tiled(2**12)), long_cases()))
+@pytest.mark.parametrize(("kernel", "case"), with_lse((*KERNELS, TiledKernel(2**12)), long_cases()))
 def test_a_lens_shows_the_reduction_over_many_tiles(kernel: str, case: Case, monkeypatch):
     monkeypatch.setattr(lens_pass, "TILE", 2**13)
     monkeypatch.setattr(topk, "BUFFERED", 2**12)

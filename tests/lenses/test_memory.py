@@ -6,14 +6,14 @@ import torch
 import regard
 from regard import lenses
 from regard.errors import ConfigurationError
-from regard.kernels.validation import pose
+from regard.kernels.validation import make_problem
 from regard.lenses import base as memory_module
 
 
 def start(lens: lenses.Lens, queries: int):
     """A lens that begins to look."""
     query = torch.zeros(queries, 4)
-    return lens.start(pose(query, query, query))
+    return lens.start(make_problem(query, query, query))
 
 
 @pytest.mark.parametrize("lens", [lenses.Weights(), lenses.Alignment()])
@@ -63,9 +63,9 @@ def test_what_is_said_to_be_needed_is_what_the_tables_take(monkeypatch, lens):
         )
     monkeypatch.setattr(memory_module, "device_memory", lambda device: None)
     query = torch.randn(2, 3, 60, 4)
-    lens.start(pose(query, query, query))
+    lens.start(make_problem(query, query, query))
     tables = sum(table.nbytes for table in made if table.numel() == 2 * 3 * 60 * 60)
     assert tables >= 4 * 2 * 3 * 60 * 60
     monkeypatch.setattr(memory_module, "device_memory", lambda device: tables - 1)
     with pytest.raises(ConfigurationError, match="6 heads in all needs"):
-        lens.start(pose(query, query, query))
+        lens.start(make_problem(query, query, query))

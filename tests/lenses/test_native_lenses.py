@@ -64,11 +64,11 @@ def assert_alike(one: Observation, other: Observation, wanted: tuple[lenses.Lens
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_tiles_and_native_code_show_the_same(name, dtype, monkeypatch):
-    monkeypatch.setattr(mask_tiles, "IN_VAIN", 0)  # batches that differ are visited apart, however small
+    monkeypatch.setattr(mask_tiles, "MAX_WASTED_PAIRS", 0)  # batches that differ are visited apart, however small
     query, key = tensors(dtype)
     wanted = (*REDUCED, *TILED)
     seen = regard.observe(query, key, key, *wanted, **PROBLEMS[name])
-    monkeypatch.setattr(lens_pass, "why_not", lambda problem: ["it is not asked"])
+    monkeypatch.setattr(lens_pass, "native_reasons", lambda problem: ["it is not asked"])
     assert_alike(seen, regard.observe(query, key, key, *wanted, **PROBLEMS[name]), wanted, 193)
 
 
@@ -120,7 +120,7 @@ def test_a_lens_made_of_others_goes_natively_too(monkeypatch):
     monkeypatch.setattr(native, "reduce_weights", watched)
     seen = regard.observe(query, key, key, lens, mask=masks.causal())
     assert kinds == [native.RowTerms, native.Reach, native.ColumnSums, native.Largest]
-    monkeypatch.setattr(lens_pass, "why_not", lambda problem: ["it is not asked"])
+    monkeypatch.setattr(lens_pass, "native_reasons", lambda problem: ["it is not asked"])
     assert_alike(seen, regard.observe(query, key, key, lens, mask=masks.causal()), (lens,), 193)
 
 

@@ -95,7 +95,7 @@ def test_k_is_a_whole_number(k):
 @pytest.mark.parametrize("using", ["native", "tiles"])
 def test_no_entropy_is_minus_zero(monkeypatch, using):
     if using == "tiles":
-        monkeypatch.setattr(lens_pass, "why_not", lambda problem: ["as a test"])
+        monkeypatch.setattr(lens_pass, "native_reasons", lambda problem: ["as a test"])
     entropy = show(lenses.Entropy(), 5, mask=torch.eye(5, dtype=torch.bool))
     assert entropy.eq(0).all()
     assert not entropy.signbit().any()

@@ -11,16 +11,18 @@ from torch import Tensor
 
 from regard import native
 from regard.errors import DeviceError, DtypeError, ShapeError
-from regard.kernels.batched_problem import Flat
-from regard.kernels.native_inputs import native_parts
-from regard.kernels.validation import pose
+from regard.kernels.batched_problem import BatchedProblem
+from regard.kernels.native_inputs import native_problems
+from regard.kernels.validation import make_problem
 from regard.native import build, flash, reducing
 
 pytestmark = pytest.mark.usefixtures("built")
 
 
 def problem() -> native.FlashProblem:
-    ((_, part),) = native_parts(Flat.of(pose(*(torch.zeros(1, 2, n, 4) for n in (5, 7, 7)))))
+    ((_, part),) = native_problems(
+        BatchedProblem.from_problem(make_problem(*(torch.zeros(1, 2, n, 4) for n in (5, 7, 7))))
+    )
     return part
 
 

@@ -16,7 +16,7 @@ from regard.native.flash import BLOCK, FlashProblem, Tiles
 pytestmark = pytest.mark.usefixtures("built")
 
 
-def tiles_of(keep: np.ndarray) -> Tiles:
+def packed_tiles(keep: np.ndarray) -> Tiles:
     """The tiles of (B or 1, H or 1, M, N) pairs: one without any pair is left out, one with all has no bits."""
     queries, keys = keep.shape[-2:]
     padded = np.pad(keep, ((0, 0), (0, 0), (0, -queries % BLOCK), (0, -keys % BLOCK)))
@@ -90,7 +90,7 @@ def agrees(
     softcap: float | None = None,
 ) -> bool:
     """Output, log-sum-exp and all gradients."""
-    problem = FlashProblem(*tensors, 0.3, tiles_of(keep), softcap, line)
+    problem = FlashProblem(*tensors, 0.3, packed_tiles(keep), softcap, line)
     output, lse = problem.forward()
     above = torch.randn(output.shape).to(output.dtype)
     above_lse = torch.randn(lse.shape)
@@ -171,7 +171,7 @@ def test_dropped_weights(variant, shape):
     whole = (batch, heads, queries, keys), slice(None), slice(None), slice(None)
     keep = (torch.rand(1, 1, queries, keys) < 0.7).numpy()
     problem = FlashProblem(
-        *tensors, 0.3, tiles_of(keep), drops=native.Drops(*dropout.noise(*whole), dropout.threshold, 0.7)
+        *tensors, 0.3, packed_tiles(keep), drops=native.Drops(*dropout.hashes(*whole), dropout.threshold, 0.7)
     )
     output, lse = problem.forward()
     above = torch.randn(output.shape)
@@ -181,7 +181,7 @@ def test_dropped_weights(variant, shape):
         query, key, value = held = [tensor.to(dtype).requires_grad_() for tensor in tensors]
         each = torch.eye(keys, dtype=dtype).expand(batch, key.shape[1], -1, -1)
         weights, true_lse = formula(query, key, each, keep)
-        used = weights * dropout.kept(*whole).to(dtype) / (1 - 0.3)
+        used = weights * dropout.keep_mask(*whole).to(dtype) / (1 - 0.3)
         true = used @ value.repeat_interleave(heads // key.shape[1], 1)
         return [true.detach(), true_lse.detach(), *torch.autograd.grad(true, held, above.to(dtype))]
 
@@ -196,7 +196,7 @@ def test_scores_far_apart(variant):
     query, key, value = inputs(1, 1, 1, 70, 200, 16, 16)
     assert agrees((query * 60, key, value), everything(70, 200))
     keep = everything(70, 200)
-    output, lse = FlashProblem(query * 1e4, key, value, 0.3, tiles_of(keep)).forward()
+    output, lse = FlashProblem(query * 1e4, key, value, 0.3, packed_tiles(keep)).forward()
     true, true_lse = formula(query.double() * 1e4, key.double(), value.double(), keep)
     assert torch.allclose(output.double(), true, atol=2e-2)
     assert torch.allclose(lse.double(), true_lse, rtol=1e-6)
@@ -207,7 +207,7 @@ def test_what_is_not_a_number_shows():
     for number, place in ((0, (0, 0, 3, 1)), (1, (0, 0, 150, 1)), (2, (0, 0, 150, 1))):
         tensors = inputs(1, 1, 1, 70, 200, 16, 16)
         tensors[number][place] = math.nan
-        output, lse = FlashProblem(*tensors, 0.3, tiles_of(keep)).forward()
+        output, lse = FlashProblem(*tensors, 0.3, packed_tiles(keep)).forward()
         assert output[0, 0, 3].isnan().any()
         assert lse[0, 0, 3].isnan() == (number < 2)
         assert output.isnan().any(-1).sum() == (1 if number == 0 else 70)
@@ -217,7 +217,7 @@ def test_masked_numbers_reach_no_score():
     keep = everything(70, 200)
     keep[..., 150] = False
     query, key, value = inputs(1, 1, 1, 70, 200, 16, 16)
-    tiles = tiles_of(keep)
+    tiles = packed_tiles(keep)
     expected = FlashProblem(query, key, value, 0.3, tiles).forward()
     key[:, :, 150] = math.nan
     for has, before in zip(FlashProblem(query, key, value, 0.3, tiles).forward(), expected, strict=True):
@@ -229,7 +229,7 @@ def test_strides(variant):
     query, key, value = inputs(*shape)
     apart = tuple(tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in (query, key, value))
     turned = tuple(tensor.mT.contiguous().mT for tensor in (query, key, value))
-    tiles = tiles_of(everything(70, 130))
+    tiles = packed_tiles(everything(70, 130))
     expected = FlashProblem(query, key, value, 0.3, tiles).forward()
     for other in (apart, turned):
         found = FlashProblem(other[0], other[1], other[2], 0.3, tiles).forward()
@@ -268,7 +268,7 @@ def test_nothing_is_read_or_written_beyond_the_tensors(variant):
 
     query, key, value = (at_the_end(tensor) for tensor in inputs(1, 2, 1, 67, 131, 19, 21))
     line = at_the_end(torch.randn(2, 67 + 131 - 1))
-    problem = FlashProblem(query, key, value, 0.3, tiles_of(everything(67, 131)), None, line)
+    problem = FlashProblem(query, key, value, 0.3, packed_tiles(everything(67, 131)), None, line)
     output, lse = problem.forward()
     above = at_the_end(torch.randn(output.shape))
     found = problem.backward(at_the_end(output), at_the_end(lse), above, None, wants_line=True)
@@ -284,13 +284,13 @@ def test_nothing_at_all():
     assert torch.equal(output, torch.zeros(1, 2, 5, 3))
     assert (lse == -math.inf).all()
     none = inputs(0, 2, 2, 5, 4, 4, 3)
-    assert FlashProblem(*none, 1.0, tiles_of(everything(5, 4))).forward()[0].shape == (0, 2, 5, 3)
+    assert FlashProblem(*none, 1.0, packed_tiles(everything(5, 4))).forward()[0].shape == (0, 2, 5, 3)
 
 
 class TestErrors:
     def test_shapes(self):
         query, key, value = inputs(1, 4, 2, 5, 7, 8, 6)
-        tiles = tiles_of(everything(5, 7))
+        tiles = packed_tiles(everything(5, 7))
         with pytest.raises(ShapeError, match="needs four axes: batch, heads, length, dim"):
             FlashProblem(query[0], key, value, 1.0, tiles)
         with pytest.raises(ShapeError, match=r"key has shape \(1, 2, 6, 8\); beside query .* it needs \(1, 2, 7, 8\)"):
@@ -303,12 +303,12 @@ class TestErrors:
     def test_dtypes(self):
         query, key, value = inputs(1, 2, 2, 5, 7, 8, 6)
         with pytest.raises(DtypeError, match="native code takes all as torch.float32 or all as torch.bfloat16"):
-            FlashProblem(query, key.bfloat16(), value, 1.0, tiles_of(everything(5, 7)))
+            FlashProblem(query, key.bfloat16(), value, 1.0, packed_tiles(everything(5, 7)))
 
     def test_devices(self):
         query, key, value = inputs(1, 2, 2, 5, 7, 8, 6)
         with pytest.raises(DeviceError, match=r"key is on meta; native code runs on the CPU: pass key.cpu\(\)"):
-            FlashProblem(query, key.to("meta"), value, 1.0, tiles_of(everything(5, 7)))
+            FlashProblem(query, key.to("meta"), value, 1.0, packed_tiles(everything(5, 7)))
 
     def test_no_memory_is_an_error(self, monkeypatch):
         class Failing:
@@ -318,7 +318,7 @@ class TestErrors:
 
         monkeypatch.setattr("regard.native.library.current", lambda: Failing)
         with pytest.raises(MemoryError, match="found no memory for the blocks"):
-            FlashProblem(*inputs(1, 1, 1, 2, 2, 2, 2), 1.0, tiles_of(everything(2, 2))).forward()
+            FlashProblem(*inputs(1, 1, 1, 2, 2, 2, 2), 1.0, packed_tiles(everything(2, 2))).forward()
 
 
 def test_the_library_knows_its_blocks():

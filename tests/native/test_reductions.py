@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from regard import biases, masks, native
-from regard.kernels.batched_problem import Flat
-from regard.kernels.native_inputs import native_parts
-from regard.kernels.validation import pose
+from regard.kernels.batched_problem import BatchedProblem
+from regard.kernels.native_inputs import native_problems
+from regard.kernels.validation import make_problem
 from regard.native import reducing
 
 pytestmark = pytest.mark.usefixtures("built")
@@ -37,20 +37,22 @@ def inputs(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> tuple[
 
 def weights_of(query: Tensor, key: Tensor, dtype: torch.dtype, lse: Tensor | None = None, **options: Any) -> Tensor:
     """The formula; without `lse`, each row is normed by itself."""
-    problem = pose(query.to(dtype), key.to(dtype), key.to(dtype), scale=SCALE, **options)
+    problem = make_problem(query.to(dtype), key.to(dtype), key.to(dtype), scale=SCALE, **options)
     scores = problem.scores()
     lse = scores.logsumexp(-1) if lse is None else lse.to(dtype)
     return torch.exp(scores - lse.masked_fill(~lse.isfinite(), math.inf).unsqueeze(-1))
 
 
 def lse_of(query: Tensor, key: Tensor, **options: Any) -> Tensor:
-    problem = pose(query.double(), key.double(), key.double(), scale=SCALE, **options)
+    problem = make_problem(query.double(), key.double(), key.double(), scale=SCALE, **options)
     return problem.scores().logsumexp(-1).float()
 
 
 def reduce(query: Tensor, key: Tensor, lse: Tensor, asked: list[native.Reduction], **options: Any) -> None:
     value = key[..., :1]
-    for batch, part in native_parts(Flat.of(pose(query, key, value, scale=SCALE, **options))):
+    for batch, part in native_problems(
+        BatchedProblem.from_problem(make_problem(query, key, value, scale=SCALE, **options))
+    ):
         native.reduce_weights(part, lse[batch], [each.part(batch) for each in asked])
 
 
@@ -240,7 +242,7 @@ def test_they_are_the_same_for_any_number_of_threads(threads, monkeypatch):
 
 def test_strips_have_about_as_much_work_each():
     query, key = inputs((1, 1, 1, 16_384, 16_384, 1))
-    ((_, part),) = native_parts(Flat.of(pose(query, key, key, mask=masks.causal())))
+    ((_, part),) = native_problems(BatchedProblem.from_problem(make_problem(query, key, key, mask=masks.causal())))
     strips = reducing._strips(part.tiles, 8).tolist()
     spent = [sum(range(begin + 1, end + 1)) for begin, end in itertools.pairwise(strips)]
     assert (strips[0], strips[-1], len(spent)) == (0, 256, 8)

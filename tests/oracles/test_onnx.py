@@ -9,7 +9,7 @@ from regard import masks
 OUTPUT = [1.0, 1.5, 2.5, 3.0, 3.5]
 
 
-@pytest.mark.parametrize("kernel", ["reference", "fused"])
+@pytest.mark.parametrize("kernel", ["reference", "sdpa"])
 def test_a_window_of_equal_weights(kernel):
     zeros, value = torch.zeros(5, 3), torch.arange(5.0)[:, None]
     ahead = torch.arange(5) - torch.arange(5)[:, None]

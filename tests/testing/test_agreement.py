@@ -10,7 +10,7 @@ from regard import biases, masks
 from regard.core.problem import Problem
 from regard.core.score_forms import AdditivePairs, DotPairs
 from regard.kernels import Cost, Kernel, Result
-from regard.kernels.reference import Reference
+from regard.kernels.reference import ReferenceKernel
 from regard.testing import Case, assert_agrees, attempts, cases, long_cases, make_inputs, sampled, suite, truth
 from regard.testing.cases import AXES
 from regard.testing.oracle import _bias
@@ -25,10 +25,10 @@ class Wrong:
         return []
 
     def cost(self, problem: Problem) -> Cost:
-        return Reference().cost(problem)
+        return ReferenceKernel().cost(problem)
 
     def run(self, problem: Problem) -> Result:
-        return Reference().run(problem)
+        return ReferenceKernel().run(problem)
 
 
 class ByHand(Wrong):
@@ -46,21 +46,21 @@ class ByHand(Wrong):
 class MaskOffByOne(Wrong):
     def run(self, problem: Problem) -> Result:
         positions = problem.grid().query_positions + 1
-        return Reference().run(replace(problem, query_positions=positions))
+        return ReferenceKernel().run(replace(problem, query_positions=positions))
 
 
 class AlignedToTheStart(Wrong):
     def run(self, problem: Problem) -> Result:
         if problem.query_positions is None:
             problem = replace(problem, query_positions=torch.arange(problem.queries))
-        return Reference().run(problem)
+        return ReferenceKernel().run(problem)
 
 
 class NoScale(Wrong):
     def run(self, problem: Problem) -> Result:
         if isinstance(problem.pairs, DotPairs):
             problem = replace(problem, pairs=replace(problem.pairs, scale=1.0))
-        return Reference().run(problem)
+        return ReferenceKernel().run(problem)
 
 
 class NoTanh(Wrong):
@@ -68,7 +68,7 @@ class NoTanh(Wrong):
         pairs = problem.pairs
         if isinstance(pairs, AdditivePairs):
             problem = replace(problem, pairs=replace(pairs, query=pairs.query * 1e-3, key=pairs.key * 1e-3))
-        return Reference().run(problem)
+        return ReferenceKernel().run(problem)
 
 
 class GroupsInterleaved(Wrong):
@@ -80,18 +80,18 @@ class GroupsInterleaved(Wrong):
             order = [head % key_heads for head in range(heads)]
             pairs = replace(problem.pairs, key=problem.pairs.key[..., order, :, :])
             problem = replace(problem, pairs=pairs, value=problem.value[..., order, :, :])
-        return Reference().run(problem)
+        return ReferenceKernel().run(problem)
 
 
 class NoSinks(Wrong):
     def run(self, problem: Problem) -> Result:
-        return Reference().run(replace(problem, sinks=None))
+        return ReferenceKernel().run(replace(problem, sinks=None))
 
 
 class CapAfterBias(Wrong):
     def run(self, problem: Problem) -> Result:
         if problem.softcap is None or problem.bias is None:
-            return Reference().run(problem)
+            return ReferenceKernel().run(problem)
         capped = problem.softcap * torch.tanh(replace(problem, mask=None, softcap=None).scores() / problem.softcap)
         keep = problem.keep(problem.grid())
         if keep is not None:
@@ -106,8 +106,8 @@ class NoGradientForBias(Wrong):
     def run(self, problem: Problem) -> Result:
         bias = problem.bias_values(problem.grid())
         if bias is None:
-            return Reference().run(problem)
-        return Reference().run(replace(problem, bias=biases.tensor(bias.detach())))
+            return ReferenceKernel().run(problem)
+        return ReferenceKernel().run(replace(problem, bias=biases.tensor(bias.detach())))
 
 
 class HalfGradient(Wrong):
@@ -115,7 +115,7 @@ class HalfGradient(Wrong):
 
     def run(self, problem: Problem) -> Result:
         value = problem.value
-        return Reference().run(replace(problem, value=value.detach() / 2 + value / 2))
+        return ReferenceKernel().run(replace(problem, value=value.detach() / 2 + value / 2))
 
 
 class DropsOthers(Wrong):
@@ -124,12 +124,12 @@ class DropsOthers(Wrong):
     def run(self, problem: Problem) -> Result:
         if problem.dropout is not None:
             problem = replace(problem, dropout=replace(problem.dropout, seed=problem.dropout.seed + 1))
-        return Reference().run(problem)
+        return ReferenceKernel().run(problem)
 
 
 class DropsWithoutScale(Wrong):
     def run(self, problem: Problem) -> Result:
-        result = Reference().run(problem)
+        result = ReferenceKernel().run(problem)
         share = 1.0 if problem.dropout is None else 1.0 - problem.dropout.probability
         return Result(result.output * share, result.lse)
 
@@ -141,7 +141,7 @@ class BiasTransposed(Wrong):
         if isinstance(problem.bias, biases.RelativeBias):
             at = problem.grid()
             problem = replace(problem, query_positions=-at.query_positions, key_positions=-at.key_positions, mask=None)
-        return Reference().run(problem)
+        return ReferenceKernel().run(problem)
 
 
 class ForgetsLastKeys(Wrong):
@@ -152,27 +152,27 @@ class ForgetsLastKeys(Wrong):
         if whole and problem.mask is None and problem.bias is None and isinstance(problem.pairs, DotPairs):
             pairs = replace(problem.pairs, key=problem.pairs.key[..., :whole, :])
             problem = replace(problem, pairs=pairs, value=problem.value[..., :whole, :])
-        return Reference().run(problem)
+        return ReferenceKernel().run(problem)
 
 
 class LogBaseTwo(Wrong):
     def run(self, problem: Problem) -> Result:
-        result = Reference().run(problem)
+        result = ReferenceKernel().run(problem)
         return Result(result.output, None if result.lse is None else result.lse / 0.6931471805599453)
 
 
 class ForgetsLse(Wrong):
     def run(self, problem: Problem) -> Result:
-        return Result(Reference().run(problem).output)
+        return Result(ReferenceKernel().run(problem).output)
 
 
 class InHalfPrecision(Wrong):
     def run(self, problem: Problem) -> Result:
         dtype = problem.value.dtype
         if dtype == torch.float64:
-            return Reference().run(problem)
+            return ReferenceKernel().run(problem)
         rounded = replace(problem, value=problem.value.bfloat16().to(dtype))
-        return Reference().run(rounded)
+        return ReferenceKernel().run(rounded)
 
 
 def caught(kernel: Kernel, among: Sequence[Case] | None = None) -> str | None:
@@ -225,7 +225,7 @@ def test_exponentials_that_are_not_exact_are_declared():
         """Weights that are off by a millionth, up or down, as those of a fast exponential are."""
 
         def run(self, problem: Problem) -> Result:
-            result = Reference().run(problem)
+            result = ReferenceKernel().run(problem)
             if problem.value.dtype != torch.float32:
                 return result
             up_or_down = torch.randint(2, result.output.shape, generator=torch.Generator().manual_seed(1)) * 2 - 1

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..core.grid import Grid
 from ..core.score_forms import at_least_float32
-from ..core.torch_modes import transformed
+from ..core.torch_modes import under_transform
 from ..errors import ConfigurationError, DtypeError, ShapeError
 from .base import Bias, described, is_floating, leaves, push, summed_to, wanted
 
@@ -89,7 +89,7 @@ def diagonals(grid: Grid) -> Tensor | None:
     tensor([-2, -1,  0,  1])
     """
     query, key = grid.query, grid.key
-    if transformed() or query.ndim > 2 or key.ndim > 2 or not query.numel() or not key.numel():
+    if under_transform() or query.ndim > 2 or key.ndim > 2 or not query.numel() or not key.numel():
         return None
     query, key = query.flatten(), key.flatten()
     runs = (query.diff() == 1).all() & (key.diff() == 1).all()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..core.grid import Grid
 from ..core.score_forms import all_finite
-from ..core.torch_modes import transformed
+from ..core.torch_modes import under_transform
 from ..core.traced_function import Reading, Swapped
 from ..errors import ConfigurationError, ShapeError
 from ..utils.pytree import remembered
@@ -56,7 +56,7 @@ class FromMod(Bias):
         indices = self._indices(grid)
         score = torch.zeros((), device=grid.device)
         values = self._evaluated(score, indices)
-        if values.numel() and not transformed():
+        if values.numel() and not under_transform():
             self._check_score_is_added(indices)
             if not all_finite(values):
                 raise ConfigurationError(
@@ -66,7 +66,7 @@ class FromMod(Bias):
         return values
 
     def parameters(self) -> tuple[Tensor, ...]:
-        """The floating-point tensors that the function used when it was watched, wherever it has them from."""
+        """The floating-point tensors that the function used when it was traced, wherever they come from."""
         return self.tensors
 
     def with_parameters(self, tensors: Sequence[Tensor]) -> Self:
@@ -138,7 +138,7 @@ def from_mod(score_mod: ScoreMod, *, batch: int | None = None, heads: int | None
     where M = N; `query_positions=torch.arange(M)` makes it the same elsewhere.) A function that reads b or h needs
     `batch` or `heads`, how many there are.
 
-    Gradients flow into the tensors that the function uses, wherever it has them from: it is watched at one pair,
+    Gradients flow into the tensors that the function uses, wherever it has them from: it is traced at one pair,
     b = h = q = k = 0, and a tensor that it does not use there gets a gradient from none of the tiled kernels. A
     function of operators, comparisons, torch.where and look-ups in tensors by all their indices at once, `table[h, q]`,
     computes whole tiles; any other, `table[h][q]` too, is mapped over the pairs, which is slower. Make the bias outside

@@ -132,7 +132,7 @@ class Problem:
             return weights
         heads = self.weights_shape[-3] if self.heads else 1
         shape = self.batch.numel(), heads, self.queries, self.keys
-        kept = self.dropout.kept(shape, WHOLE, WHOLE, WHOLE).view(self.weights_shape)
+        kept = self.dropout.keep_mask(shape, WHOLE, WHOLE, WHOLE).view(self.weights_shape)
         return weights * kept.to(weights.dtype) / (1 - self.dropout.probability)
 
     def asks_for_gradient(self) -> bool:

@@ -75,8 +75,8 @@ def all_finite(*tensors: Tensor) -> bool:
     )
 
 
-def finite(tensor: Tensor) -> Tensor:
-    """Non-finite entries as 0, with no gradient into them."""
+def zero_nonfinite(tensor: Tensor) -> Tensor:
+    """The tensor with NaN and infinity set to 0, and no gradient into these entries."""
     return torch.where(tensor.isfinite(), tensor, torch.zeros((), dtype=tensor.dtype, device=tensor.device))
 
 

@@ -7,21 +7,21 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 
-def transformed() -> bool:
+def under_transform() -> bool:
     """Whether torch.compile or torch.func is looking on: tensors can be computed with then, but not asked for values.
 
-    >>> transformed()
+    >>> under_transform()
     False
     """
     return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
 
 
-def watched() -> bool:
+def under_dispatch_mode() -> bool:
     """Whether something of torch's sees each operation, to write it down, to count it, or to compute with shapes alone.
 
     >>> from torch.utils.flop_counter import FlopCounterMode
     >>> with FlopCounterMode(display=False):
-    ...     watched()
+    ...     under_dispatch_mode()
     True
     """
     return torch._C._len_torch_dispatch_stack() > 0 or torch._C._is_tracing()

@@ -21,7 +21,7 @@ from ..core.problem import Problem
 from ..core.score_forms import AdditivePairs, DotPairs, PairForm
 from ..lenses.base import WeightsLayout
 from ..masks import Mask
-from ..utils.pytree import put_together, take_apart
+from ..utils.pytree import tree_flatten, tree_unflatten
 from .atlas.records import looks_back
 
 
@@ -105,8 +105,8 @@ class Snapshots:
         """A mask or a bias over copies of its tensors."""
         if value is None:
             return None
-        tensors, form = take_apart(value)
-        return put_together(form, [self._copy(tensor) for tensor in tensors]) if tensors else value
+        tensors, form = tree_flatten(value)
+        return tree_unflatten(form, [self._copy(tensor) for tensor in tensors]) if tensors else value
 
     def _copy(self, tensor: Tensor) -> Tensor:
         version = -1 if tensor.is_inference() else tensor._version

@@ -33,7 +33,7 @@ from torch.nn.functional import pad
 from ..biases import RelativeBias
 from ..masks.causal import Causal
 from ..masks.window import Window
-from ..utils.pytree import take_apart
+from ..utils.pytree import tree_flatten
 from .atlas.records import conjuncts
 from .captured_call import Call
 
@@ -228,7 +228,7 @@ def _agree(old: Mask, new: Mask) -> bool:
         case Prefix(), Prefix():
             return old == new
         case _:
-            return not take_apart(new)[0] and old == new
+            return not tree_flatten(new)[0] and old == new
 
 
 def _bias_of_cache(before: Call, call: Call) -> Any:
@@ -250,5 +250,5 @@ def _same_bias(left: Bias | None, right: Bias | None) -> bool:
     """Whether two biases are one rule of distances."""
     if not isinstance(left, RelativeBias) or type(left) is not type(right):
         return False
-    ours, theirs = take_apart(left), take_apart(right)
+    ours, theirs = tree_flatten(left), tree_flatten(right)
     return ours[1] == theirs[1] and all(torch.equal(a, b) for a, b in zip(ours[0], theirs[0], strict=True))

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..core.problem import Problem
 from ..errors import AtlasError, ConfigurationError
-from ..kernels.hooks import current, listening
+from ..kernels.hooks import attention_hook, current_hook
 from .atlas import Atlas
 from .atlas.record_schema import check_title
 from .atlas.records import records_of
@@ -46,7 +46,7 @@ class Recording:
         self._layers = TorchLayers(self._names, within=_named, hears=self._hears, ended=self._ended)
         self._lock = Lock()  # more than one thread may run in the context of the block
 
-    def hear(self, problem: Problem, lse: Tensor) -> None:
+    def on_attention(self, problem: Problem, lse: Tensor) -> None:
         """Keep one call; what comes from no module of the model, or has no pairs, is left out."""
         within, with_cache = _within.get(), False
         if within is not None:
@@ -130,7 +130,7 @@ class Recording:
         return "; ".join(missed[:5]) + " …" * (len(missed) > 5)
 
     def _hears(self) -> bool:
-        return current() is self
+        return current_hook() == self.on_attention
 
     def _ended(self) -> None:
         self._passes.ended += 1
@@ -183,7 +183,7 @@ def record(model: nn.Module, *, dtype: Literal["float16", "keep"] = "float16") -
     if dtype not in ("float16", "keep"):
         raise ConfigurationError(f"record keeps queries and keys as dtype 'float16' or 'keep'; it is {dtype!r}")
     recording = Recording(model, dtype=dtype)
-    with listening(recording), recording._layers.heard():
+    with attention_hook(recording.on_attention), recording._layers.heard():
         yield recording
 
 

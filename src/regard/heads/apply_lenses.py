@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ..core.problem import Problem
 from ..errors import ConfigurationError, DtypeError, ShapeError
-from ..kernels.lens_pass import started
-from ..kernels.validation import pose
+from ..kernels.lens_pass import start_lenses
+from ..kernels.validation import make_problem
 from ..lenses import Lens, WeightTile
 from ..masks import Mask
 
@@ -59,7 +59,7 @@ def look(
         seen = look(weights, *lenses, mask=mask, **beside)
         return {lens: _without_batch(shown, weights.shape[:2]) for lens, shown in seen.items()}
     problem = _problem(weights, mask, query_positions, key_positions)
-    looks = started(problem, lenses)
+    looks = start_lenses(problem, lenses)
     for lens, eye in looks.items():
         if not eye.reductions:
             raise ConfigurationError(
@@ -115,7 +115,7 @@ def _problem(
     *leading, queries, keys = weights.shape
     number = weights.new_zeros(1)
     query, key = (number.expand(*leading, length, 1) for length in (queries, keys))
-    return pose(query, key, key, mask=mask, query_positions=query_positions, key_positions=key_positions)
+    return make_problem(query, key, key, mask=mask, query_positions=query_positions, key_positions=key_positions)
 
 
 def _tiles(problem: Problem, weights: Tensor, broken: Tensor, *, terms: bool) -> Iterator[WeightTile]:

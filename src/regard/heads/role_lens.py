@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..core.problem import Problem
 from ..errors import ConfigurationError, ShapeError
-from ..kernels.batched_problem import Flat
+from ..kernels.batched_problem import BatchedProblem
 from ..lenses import Reduction, WeightTile
 from ..lenses.base import WeightsLayout, select_batches
 from ..masks import Mask
@@ -85,7 +85,7 @@ class _RolesState:
         self.counting: dict[int, Role] = {
             n: role for n, role in enumerate(roles) if not isinstance(role, Diffuse) and n not in self.offsets
         }
-        self.flat = Flat.of(problem) if problem.mask is not None else None
+        self.batched = BatchedProblem.from_problem(problem) if problem.mask is not None else None
         sizes = (len(roles), layout.batch, layout.heads)
         self.mass = torch.zeros(sizes, dtype=layout.zeros().dtype, device=layout.device)
         self.entropies = layout.zeros(layout.queries if self.needs_entropy_terms else 0)
@@ -161,7 +161,7 @@ class _RolesState:
     def _exist(self, pairs: Pairs, tile: WeightTile) -> Tensor:
         """Which pairs of a tile the mask keeps and padding does not remove: bool (b, 1 or H, m, n)."""
         exist = ((pairs.query_ids >= 0) & (pairs.key_ids >= 0)).unsqueeze(1)
-        keep = None if self.flat is None else self.flat.part(tile.batch).keep(tile.rows, tile.columns)
+        keep = None if self.batched is None else self.batched.part(tile.batch).keep(tile.rows, tile.columns)
         exist = exist if keep is None else exist & keep
         return exist.expand(tile.weights.shape[0], -1, *tile.weights.shape[2:])
 

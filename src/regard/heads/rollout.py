@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..attention import attention
 from ..errors import ConfigurationError, ShapeError
-from ..kernels.validation import Options
+from ..kernels.validation import AttentionOptions
 
 
 def attention_rollout(layers: Sequence[Tensor], *, residual: float = 0.5) -> Tensor:
@@ -69,7 +69,11 @@ def checked_residual(residual: float) -> float:
 
 
 def rollout_of(
-    sources: Tensor, layers: Iterable[tuple[Tensor, Tensor]], *, residual: float = 0.5, **options: Unpack[Options]
+    sources: Tensor,
+    layers: Iterable[tuple[Tensor, Tensor]],
+    *,
+    residual: float = 0.5,
+    **options: Unpack[AttentionOptions],
 ) -> Tensor:
     """Rollout of any length: how much each output takes from each source, (..., N, S), without a matrix N × N.
 

@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 from .. import masks
 from ..attention import attention, observe
 from ..errors import ConfigurationError, MaskError
-from ..kernels.validation import Options
+from ..kernels.validation import AttentionOptions
 from ..lenses import Weights
 from ..masks import Mask
 from .mask_functions import EVERYTHING, both
@@ -141,7 +141,7 @@ def attend(
     refuse_unknown(module, keywords)
     pairs = _pairs(module, query, key, attention_mask, keywords)
     sinks = keywords.get("s_aux")
-    options: Options = {  # a literal, for torch.compile does not trace a call of it
+    options: AttentionOptions = {  # a literal, for torch.compile does not trace a call of it
         "mask": None if pairs.mask == EVERYTHING else pairs.mask,
         "bias": _added(pairs.bias, keywords.get("position_bias"), pairs.reach),
         "scale": scaling,

@@ -11,17 +11,17 @@ from .. import native
 from ..core.problem import Problem
 from ..core.score_forms import AdditivePairs, PairForm
 from .base import Cost, Result
-from .batched_problem import Flat, Gradients, Saved
+from .batched_problem import BatchedProblem, ProblemGradients, Saved
 from .custom_op import attend, register
-from .mask_tiles import BlockRow, cut, parts
-from .online_softmax import LEAST, TILE, Tilewise, batches_at_once, tile_size, with_features
-from .tile_bias import biasing
+from .mask_tiles import BlockRow, batch_layouts, split_slice
+from .online_softmax import MIN_TILE_SIDE, TILE, TiledAttention, add_feature_cost, batches_per_tile, tile_size
+from .tile_bias import make_tile_bias
 
 FEATURE = 0.25
 """What a feature of a pair costs, in passes over a number: some four operations on 16 of them at once."""
 
 
-class Additive:
+class AdditiveKernel:
     """In compiled code: the scores weight · tanh(q + k), the online softmax and the sum of values in one pass, and the
     gradient of the scores. It goes tile by tile where mask, bias or dropout give a number for each pair, and backward.
 
@@ -30,7 +30,7 @@ class Additive:
 
     def __init__(self, tile: int = TILE) -> None:
         self.name = "additive" if tile == TILE else f"additive({tile})"
-        self.tile, self._tilewise = tile, Tilewise(_NativeScoring, tile)
+        self.tile, self._tiled = tile, TiledAttention(_NativeTileScores, tile)
         register(self)
 
     def why_not(self, problem: Problem) -> list[str]:
@@ -48,68 +48,70 @@ class Additive:
 
     def cost(self, problem: Problem) -> Cost:
         """The tiles that the mask leaves, and a share of a pass for each feature."""
-        return with_features(self._tilewise.cost(problem), problem, FEATURE)
+        return add_feature_cost(self._tiled.cost(problem), problem, FEATURE)
 
     def run(self, problem: Problem) -> Result:
         """Output and log-sum-exp."""
         return attend(problem, self)
 
-    def forward(self, flat: Flat) -> tuple[Tensor, Tensor]:
-        """Output and log-sum-exp of a flat problem, some batches at a time."""
-        return flat.joined((batch, self._forward(flat.part(batch), rows)) for batch, rows in self._parts(flat.problem))
+    def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
+        """Output and log-sum-exp of a batched problem, some batches at a time."""
+        return batched.join_batches(
+            (batch, self._forward(batched.part(batch), rows)) for batch, rows in self._parts(batched.problem)
+        )
 
-    def backward(self, flat: Flat, saved: Saved) -> Gradients:
-        """The gradients of a flat problem."""
-        return self._tilewise.backward(flat, saved)
+    def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
+        """The gradients of a batched problem."""
+        return self._tiled.backward(batched, saved)
 
     def _parts(self, problem: Problem) -> Iterator[tuple[slice, tuple[BlockRow, ...]]]:
         """Batches that see the same tiles, and these; all rows together where nothing is given for each pair."""
         plain = problem.mask is None and problem.bias is None and problem.dropout is None
         height = max(problem.queries, 1) if plain else tile_size(problem, self.tile)[0]
-        for part in parts(problem, (height, LEAST), 1):
-            for batch in cut(part.batch, batches_at_once(problem, self.tile)):
+        for part in batch_layouts(problem, (height, MIN_TILE_SIDE), 1):
+            for batch in split_slice(part.batch, batches_per_tile(problem, self.tile)):
                 yield batch, part.layout.rows
 
-    def _forward(self, flat: Flat, rows: tuple[BlockRow, ...]) -> tuple[Tensor, Tensor]:
-        problem, given = flat.problem, _Given(flat)
-        attended = native.Attended(_prepared(flat.pairs), flat.value.flatten(0, 1), problem.softcap)
+    def _forward(self, batched: BatchedProblem, rows: tuple[BlockRow, ...]) -> tuple[Tensor, Tensor]:
+        problem, given = batched.problem, _Given(batched)
+        attended = native.Attended(_prepared(batched.pairs), batched.value.flatten(0, 1), problem.softcap)
         for row in rows:
             for run in row.runs:
                 width = tile_size(problem, self.tile)[1] if given.for_all or run.masked else problem.keys
-                for columns in cut(run.columns, width):
+                for columns in split_slice(run.columns, width):
                     added, kept = given.added(row.rows, columns, run.masked), given.kept(row.rows, columns)
                     attended.add(row.rows, columns, added, kept)
         if problem.dropout is not None:
             attended.output.div_(1.0 - problem.dropout.probability)
-        return attended.output.unflatten(0, flat.shape[:2]), attended.lse.unflatten(0, flat.shape[:2])
+        return attended.output.unflatten(0, batched.shape[:2]), attended.lse.unflatten(0, batched.shape[:2])
 
 
 class _Given:
     """What is given for each pair of a tile, as numbers (B, H, m, n)."""
 
-    def __init__(self, flat: Flat) -> None:
-        self.flat, self.biasing, self.dropout = flat, biasing(flat), flat.problem.dropout
-        self.for_all = self.biasing is not None or self.dropout is not None
+    def __init__(self, batched: BatchedProblem) -> None:
+        self.batched, self.tile_bias, self.dropout = batched, make_tile_bias(batched), batched.problem.dropout
+        self.for_all = self.tile_bias is not None or self.dropout is not None
 
     def added(self, rows: slice, columns: slice, masked: bool) -> Tensor | None:
         """Bias, and -inf where there is no pair; None for neither."""
-        added = None if self.biasing is None else self.biasing.values(rows, columns).float()
-        if masked and (keep := self.flat.keep(rows, columns)) is not None:
+        added = None if self.tile_bias is None else self.tile_bias.values(rows, columns).float()
+        if masked and (keep := self.batched.keep(rows, columns)) is not None:
             absent = torch.zeros(keep.shape).masked_fill_(~keep, float("-inf"))
             added = absent if added is None else added + absent
         if added is None:
             return None
-        return added.expand(*self.flat.shape[:2], rows.stop - rows.start, columns.stop - columns.start)
+        return added.expand(*self.batched.shape[:2], rows.stop - rows.start, columns.stop - columns.start)
 
     def kept(self, rows: slice, columns: slice) -> Tensor | None:
         """1 for weights that are kept, 0 for those that are dropped; None without dropout."""
         if self.dropout is None:
             return None
-        shape = self.flat.problem.batch.numel(), *self.flat.shape[1:]
-        return self.dropout.kept(shape, self.flat.batch, rows, columns)
+        shape = self.batched.problem.batch.numel(), *self.batched.shape[1:]
+        return self.dropout.keep_mask(shape, self.batched.batch, rows, columns)
 
 
-class _NativeScoring:
+class _NativeTileScores:
     """weight · tanh(q + k) by `regard.native`, all batches and heads at once."""
 
     def __init__(self, pairs: PairForm) -> None:
@@ -120,10 +122,10 @@ class _NativeScoring:
     def scores(self, rows: slice, columns: slice) -> Tensor:
         return self.prepared.scores(rows, columns).unflatten(0, self.leading)
 
-    def add_gradients(self, rows: slice, columns: slice, upstream: Tensor, into: Gradients) -> None:
+    def add_gradients(self, rows: slice, columns: slice, upstream: Tensor, into: ProblemGradients) -> None:
         self.gradients.add(upstream.flatten(0, 1), rows, columns)
 
-    def finish(self, into: Gradients) -> None:
+    def finish(self, into: ProblemGradients) -> None:
         query, key, weight = self.gradients.result()
         into.query.add_(query.view_as(into.query))
         into.key.add_(key.view_as(into.key))

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..core.problem import Problem
 
 if TYPE_CHECKING:
-    from .batched_problem import Flat, Gradients, Saved
+    from .batched_problem import BatchedProblem, ProblemGradients, Saved
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -67,10 +67,10 @@ class OwnGradient(Protocol):
 
     name: str
 
-    def forward(self, flat: Flat) -> tuple[Tensor, Tensor]:
+    def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
         """Output (B, H, M, Dv) and log-sum-exp (B, H, M), in float32 at least for the latter."""
         ...
 
-    def backward(self, flat: Flat, saved: Saved) -> Gradients:
-        """The gradients of the flat problem's tensors."""
+    def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
+        """The gradients of the batched problem's tensors."""
         ...

@@ -1,4 +1,4 @@
-"""A problem in four dimensions, (batch, heads, length, dim), whatever it came in: what tile-wise kernels compute."""
+"""A problem with its leading axes merged: tensors (batch, heads, length, dim), as tile-wise kernels compute it."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from ..core.score_forms import AdditivePairs, PairForm, at_least_float32
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Saved:
-    """What a backward pass knows: the forward's results, and the gradients that come from above.
+    """Forward results and upstream gradients, as passed to a kernel's backward.
 
     Shapes: output, grad_output (B, H, M, Dv); lse, grad_lse (B, H, M). lse is +inf where a row takes no part: its
-    weights, exp(score - lse), are then 0. wants_bias: whether the gradient of the bias is asked for.
+    weights, exp(score - lse), are then 0. needs_bias_grad: whether the gradient of the bias is required.
     """
 
     output: Tensor
     lse: Tensor
     grad_output: Tensor
     grad_lse: Tensor
-    wants_bias: bool = False
+    needs_bias_grad: bool = False
 
     def part(self, batch: slice = WHOLE, rows: slice = WHOLE) -> Saved:
-        """Of some batches, and of some of their rows."""
+        """The same of some batches and some of their rows."""
         tensors = (self.output, self.lse, self.grad_output, self.grad_lse)
-        return Saved(*(tensor[batch, :, rows] for tensor in tensors), wants_bias=self.wants_bias)
+        return Saved(*(tensor[batch, :, rows] for tensor in tensors), needs_bias_grad=self.needs_bias_grad)
 
     def delta(self) -> Tensor:
-        """Σ grad_output · output - grad_lse for each row: the gradient of a score is weight · (grad_weight - delta)."""
+        """Σ grad_output · output - grad_lse per row: the gradient of a score is weight · (grad_weight - delta)."""
         return (at_least_float32(self.grad_output) * at_least_float32(self.output)).sum(-1) - self.grad_lse
 
     @property
-    def from_lse(self) -> bool:
-        """Whether any gradient comes from the log-sum-exp."""
+    def has_lse_grad(self) -> bool:
+        """Whether the gradient of the log-sum-exp has an entry other than 0."""
         return bool(self.grad_lse.any())
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Gradients:
-    """Gradients of a flat problem's tensors, each in its tensor's shape; of the bias one for each parameter."""
+class ProblemGradients:
+    """Gradients of a batched problem's tensors, each in its tensor's shape; one per bias parameter."""
 
     query: Tensor
     key: Tensor
@@ -53,14 +53,17 @@ class Gradients:
     weight: Tensor | None = None
     bias: tuple[Tensor, ...] = ()
 
-    def part(self, batch: slice) -> Gradients:
-        """Those of some batches, as views to add to."""
+    def part(self, batch: slice) -> ProblemGradients:
+        """Views of the gradients of some batches, to add to."""
         return replace(self, query=self.query[batch], key=self.key[batch], value=self.value[batch])
 
 
 @dataclass(frozen=True, eq=False)
-class Flat:
-    """The tensors of a problem as (B, H, M, ·) and (B, Hk, N, ·); mask and bias are asked through it, and follow."""
+class BatchedProblem:
+    """The tensors of a problem as (B, H, M, ·) and (B, Hk, N, ·), with mask and bias evaluated in the same axes.
+
+    batch: which of the problem's batches these tensors are.
+    """
 
     problem: Problem
     pairs: PairForm
@@ -68,11 +71,11 @@ class Flat:
     batch: slice = field(default_factory=lambda: WHOLE)
 
     @classmethod
-    def of(cls, problem: Problem) -> Flat:
-        """Leading axes become one batch axis; a missing head axis becomes one of size 1. Views wherever possible."""
+    def from_problem(cls, problem: Problem) -> BatchedProblem:
+        """Merge leading axes into one batch axis, and add a missing head axis of size 1; views wherever possible."""
         batch = problem.batch
 
-        def four(tensor: Tensor) -> Tensor:
+        def to_4d(tensor: Tensor) -> Tensor:
             if tensor.stride(-1) != 1:
                 tensor = tensor.contiguous()  # torch's own kernels read each row as one piece
             if tensor.ndim == 4 and problem.heads and tensor.shape[0] == batch.numel():
@@ -81,16 +84,16 @@ class Flat:
                 tensor = tensor.unsqueeze(-3)
             return tensor.expand(*batch, *tensor.shape[-3:]).reshape(batch.numel(), *tensor.shape[-3:])
 
-        pairs = replace(problem.pairs, query=four(problem.pairs.query), key=four(problem.pairs.key))
-        return cls(problem, pairs, four(problem.value))
+        pairs = replace(problem.pairs, query=to_4d(problem.pairs.query), key=to_4d(problem.pairs.key))
+        return cls(problem, pairs, to_4d(problem.value))
 
     @cached_property
     def grid(self) -> Grid:
-        """The pairs of the problem and their positions, made when they are first asked for."""
+        """The pairs of the problem and their positions, cached."""
         return self.problem.grid()
 
-    def part(self, batch: slice) -> Flat:
-        """Some of the batches."""
+    def part(self, batch: slice) -> BatchedProblem:
+        """The same for some of the batches."""
         key = self.pairs.key[batch]
         pairs = replace(self.pairs, query=self.pairs.query[batch], key=key)
         return replace(self, pairs=pairs, value=self.value[batch], batch=batch)
@@ -106,19 +109,19 @@ class Flat:
         if self.problem.mask is None:
             return None
         keep = self.problem.keep(self.grid.tile(rows, columns))
-        return None if keep is None else self.four(keep)
+        return None if keep is None else self.as_4d(keep)
 
     def bias(self, rows: slice = WHOLE, columns: slice = WHOLE) -> Tensor | None:
-        """What is added to the scores of a tile, (B or 1, H or 1, m or 1, n or 1); None means nothing."""
+        """The bias of a tile, (B or 1, H or 1, m or 1, n or 1); None without a bias."""
         if self.problem.bias is None:
             return None
         values = self.problem.bias_values(self.grid.tile(rows, columns))
-        return None if values is None else self.four(values)
+        return None if values is None else self.as_4d(values)
 
     def added(self, rows: slice, columns: slice, *, masked: bool = True) -> Tensor | None:
-        """Mask and bias of a tile as the numbers that are added to its scores, in float32 at least; None for all 0.
+        """Mask and bias of a tile as one additive mask, in float32 at least; None for neither.
 
-        Shapes: (B or 1, H or 1, m, n), not always in memory of its own; -inf where nothing is kept.
+        Shapes: (B or 1, H or 1, m, n), possibly an expanded view; -inf where the mask forbids the pair.
         """
         keep, added = self.keep(rows, columns) if masked else None, self.bias(rows, columns)
         if keep is None and added is None:
@@ -131,7 +134,7 @@ class Flat:
         return added.expand(*added.shape[:2], *size)
 
     def empty_results(self) -> tuple[Tensor, Tensor]:
-        """Memory for an output (B, H, M, Dv) and a log-sum-exp (B, H, M), to be filled."""
+        """Uninitialised tensors for an output (B, H, M, Dv) and a log-sum-exp (B, H, M)."""
         batch, heads, queries, _ = self.shape
         lse = torch.promote_types(self.value.dtype, torch.float32)
         return (
@@ -139,8 +142,8 @@ class Flat:
             self.value.new_empty(batch, heads, queries, dtype=lse),
         )
 
-    def joined(self, parts: Iterable[tuple[slice, tuple[Tensor, Tensor]]]) -> tuple[Tensor, Tensor]:
-        """Outputs and log-sum-exps of some batches after others, together as those of all."""
+    def join_batches(self, parts: Iterable[tuple[slice, tuple[Tensor, Tensor]]]) -> tuple[Tensor, Tensor]:
+        """Outputs and log-sum-exps of all batches from those of slices of them."""
         parts = list(parts)
         if len(parts) == 1:
             return parts[0][1]
@@ -149,27 +152,27 @@ class Flat:
             output[batch], lse[batch] = own_output, own_lse
         return output, lse
 
-    def zero_gradients(self, *, bias: bool = False) -> Gradients:
-        """Zeros to add gradients to, in float32 at least; of the bias only if that is wanted."""
+    def zero_gradients(self, *, bias: bool = False) -> ProblemGradients:
+        """Zero gradients to add to, in float32 at least; of the bias only if `bias` is true."""
         pairs = self.pairs
-        return Gradients(
+        return ProblemGradients(
             *(torch.zeros_like(at_least_float32(tensor)) for tensor in (pairs.query, pairs.key, self.value)),
             weight=torch.zeros_like(at_least_float32(pairs.weight)) if isinstance(pairs, AdditivePairs) else None,
             bias=self.zero_bias_gradients() if bias else (),
         )
 
     def zero_bias_gradients(self) -> tuple[Tensor, ...]:
-        """Zeros to add the gradients of the bias to, one for each parameter."""
+        """Zero gradients of the bias to add to, one for each parameter."""
         bias = self.problem.bias
-        held = () if bias is None else bias.parameters()
-        return tuple(torch.zeros_like(at_least_float32(tensor)) for tensor in held)
+        parameters = () if bias is None else bias.parameters()
+        return tuple(torch.zeros_like(at_least_float32(tensor)) for tensor in parameters)
 
-    def four(self, pairs: Tensor) -> Tensor:
-        """A tensor over the weights' axes, in their order, as (B or 1, H or 1, m, n), of the batches of this part."""
-        pairs = self._four(pairs)
+    def as_4d(self, pairs: Tensor) -> Tensor:
+        """A tensor that broadcasts to the weights as (B or 1, H or 1, m, n), for the batches of this problem."""
+        pairs = self._all_as_4d(pairs)
         return pairs if pairs.shape[0] == 1 else pairs[self.batch]
 
-    def _four(self, pairs: Tensor) -> Tensor:
+    def _all_as_4d(self, pairs: Tensor) -> Tensor:
         if not self.problem.heads and pairs.ndim > 2:
             pairs = pairs.unsqueeze(-3)
         batch = self.problem.batch
@@ -177,14 +180,14 @@ class Flat:
             return pairs[(None,) * (4 - pairs.ndim)]
         return pairs.expand(*batch, *pairs.shape[-3:]).reshape(batch.numel(), *pairs.shape[-3:])
 
-    def fold(self, tensor: Tensor) -> Tensor:
-        """A tensor over (*batch, heads, ...), as the problem has them, as (B, H, ...)."""
+    def flatten_batch(self, tensor: Tensor) -> Tensor:
+        """Merge the leading axes of a tensor: (*batch, heads, ...) to (B, H, ...)."""
         batch = self.problem.batch
         tensor = tensor.flatten(0, len(batch) - 1) if len(batch) else tensor.unsqueeze(0)
         return tensor if self.problem.heads else tensor.unsqueeze(1)
 
-    def unfold(self, tensor: Tensor) -> Tensor:
-        """(B, H, ...) with the leading axes of the problem again: (*batch, heads, ...)."""
+    def unflatten_batch(self, tensor: Tensor) -> Tensor:
+        """Restore the problem's leading axes: (B, H, ...) to (*batch, heads, ...)."""
         batch = self.problem.batch
         if len(batch) != 1:
             tensor = tensor.unflatten(0, batch) if len(batch) else tensor.squeeze(0)

@@ -7,11 +7,11 @@ from torch import Tensor
 from ..core.grid import WHOLE
 from ..core.problem import Problem
 from .base import Cost, Result
-from .batched_problem import Flat, Gradients, Saved
+from .batched_problem import BatchedProblem, ProblemGradients, Saved
 from .cost_model import BLOCKWISE, MASK, RESULT, VALUE, beginnings, bytes_read, flash_width, operator_calls, whole
 from .custom_op import attend, register
 from .dense_block import EXPONENTIAL, Rectangle, dense_reasons, is_square_causal
-from .mask_tiles import BlockRow, Layout, Part, Run, distinct, parts, visited
+from .mask_tiles import BatchLayout, BlockRow, Run, TileLayout, batch_layouts, count_visited_pairs, distinct_matrices
 from .online_softmax import Merged
 from .tile_bias import Diagonals
 
@@ -22,7 +22,7 @@ APART = 1024
 """From this many columns without a masked pair on, a span is visited alone and needs no mask."""
 
 
-class Spans:
+class BlockSparseKernel:
     """Each block of queries meets the keys that its mask leaves, in torch's dense kernel; no others are touched.
 
     Its own backward adds into slices: autograd would write a gradient of full size for every block.
@@ -31,7 +31,7 @@ class Spans:
     exponential = EXPONENTIAL
 
     def __init__(self, block: tuple[int, int] | None = None, apart: int = APART) -> None:
-        self.name = "spans" if block is None else f"spans({block}, {apart})"
+        self.name = "block_sparse" if block is None else f"block_sparse({block}, {apart})"
         self.block, self.apart = block, apart
         register(self)
 
@@ -46,7 +46,7 @@ class Spans:
             flops, passes, moved = whole(problem, causal=True)
             return Cost(flops, 4.0 * numbers, passes + RESULT * numbers, moved, calls=operator_calls(problem) + 20.0)
         found, heads = self._parts(problem), problem.weights_shape[-3] if problem.heads else 1
-        (masks, biases), alike = distinct(problem), Diagonals.are_in(problem)
+        (masks, biases), alike = distinct_matrices(problem), Diagonals.are_in(problem)
         pairs = rectangles = columns = added = calls = 0.0
         for part in found:
             batches = part.batch.stop - part.batch.start
@@ -54,9 +54,11 @@ class Spans:
             calls += 20.0 * len(runs)
             rectangles += batches * heads * len(runs)
             columns += batches * heads * sum(runs)
-            pairs += batches * heads * part.layout.visited
+            pairs += batches * heads * part.layout.visited_pairs
             if not alike:
-                added += part.layout.masked * MASK * min(masks, batches) + part.layout.visited * VALUE * biases
+                added += (
+                    part.layout.masked_pairs * MASK * min(masks, batches) + part.layout.visited_pairs * VALUE * biases
+                )
         rows = max((row.rows.stop - row.rows.start for part in found for row in part.layout.rows), default=0)
         every = problem.weights_shape[:-2].numel() * problem.keys
         return Cost(
@@ -71,66 +73,68 @@ class Spans:
         """Output and log-sum-exp."""
         return attend(problem, self)
 
-    def forward(self, flat: Flat) -> tuple[Tensor, Tensor]:
+    def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
         """Block row after block row, the runs of one merged."""
-        output, lse = flat.empty_results()
-        for part in self._parts(flat.problem):
-            rectangles = _Rectangles(flat.part(part.batch))
+        output, lse = batched.empty_results()
+        for part in self._parts(batched.problem):
+            rectangles = _Rectangles(batched.part(part.batch))
             for row in part.layout.rows:
-                merged, query = Merged(), rectangles.rows(rectangles.flat.pairs.query, row)
+                merged, query = Merged(), rectangles.rows(rectangles.batched.pairs.query, row)
                 for run in row.runs:
                     merged.add(*rectangles.of(query, row.rows, run).forward())
                 here = part.batch, WHOLE, row.rows
                 merged.write(output[here], lse[here], rectangles.in_order)
         return output, lse
 
-    def backward(self, flat: Flat, saved: Saved) -> Gradients:
+    def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
         """Each rectangle's gradients, added to the slices that it touched."""
-        gradients = flat.zero_gradients()
-        for part in self._parts(flat.problem):
-            rectangles, into = _Rectangles(flat.part(part.batch)), gradients.part(part.batch)
+        gradients = batched.zero_gradients()
+        for part in self._parts(batched.problem):
+            rectangles, into = _Rectangles(batched.part(part.batch)), gradients.part(part.batch)
             for row in part.layout.rows:
                 self._add_gradients(rectangles, row, saved.part(part.batch), into)
         return gradients
 
-    def _add_gradients(self, rectangles: _Rectangles, row: BlockRow, saved: Saved, into: Gradients) -> None:
-        tensors = rectangles.flat.pairs.query, saved.output, saved.lse, saved.grad_output, saved.grad_lse
+    def _add_gradients(self, rectangles: _Rectangles, row: BlockRow, saved: Saved, into: ProblemGradients) -> None:
+        tensors = rectangles.batched.pairs.query, saved.output, saved.lse, saved.grad_output, saved.grad_lse
         query, *above = (rectangles.rows(tensor, row) for tensor in tensors)
         for run in row.runs:
-            grad_query, key, value = rectangles.of(query, row.rows, run).backward(*above, from_lse=saved.from_lse)
+            grad_query, key, value = rectangles.of(query, row.rows, run).backward(
+                *above, has_lse_grad=saved.has_lse_grad
+            )
             into.query[:, :, row.rows] += rectangles.in_order(grad_query)
             into.key[:, :, run.columns] += key
             into.value[:, :, run.columns] += value
 
-    def _parts(self, problem: Problem) -> tuple[Part, ...]:
+    def _parts(self, problem: Problem) -> tuple[BatchLayout, ...]:
         """The runs of columns of each block of rows, batch by batch where they differ."""
         if is_square_causal(problem):  # torch's dense kernel knows this one mask, and skips what it leaves out
             rows = BlockRow(slice(0, problem.queries), (Run(slice(0, problem.keys), masked=False),))
-            layout = Layout((rows,), problem.queries * (problem.keys + 1) // 2, 0)
-            return (Part(slice(0, problem.batch.numel()), layout),)
+            layout = TileLayout((rows,), problem.queries * (problem.keys + 1) // 2, 0)
+            return (BatchLayout(slice(0, problem.batch.numel()), layout),)
         if self.block is not None:
-            return parts(problem, self.block, self.apart)
-        narrow = visited(problem, NARROW_BLOCK, self.apart) < WIDE * problem.queries * problem.batch.numel()
-        return parts(problem, NARROW_BLOCK if narrow else WIDE_BLOCK, self.apart)
+            return batch_layouts(problem, self.block, self.apart)
+        narrow = count_visited_pairs(problem, NARROW_BLOCK, self.apart) < WIDE * problem.queries * problem.batch.numel()
+        return batch_layouts(problem, NARROW_BLOCK if narrow else WIDE_BLOCK, self.apart)
 
 
 class _Rectangles:
-    """The rectangles of a flat problem, and what is added to their scores."""
+    """The rectangles of a batched problem, and what is added to their scores."""
 
-    def __init__(self, flat: Flat) -> None:
-        self.flat = flat
-        self.causal = is_square_causal(flat.problem)
-        self.diagonals = None if self.causal else Diagonals.of(flat.problem)
+    def __init__(self, batched: BatchedProblem) -> None:
+        self.batched = batched
+        self.causal = is_square_causal(batched.problem)
+        self.diagonals = None if self.causal else Diagonals.of(batched.problem)
 
     def of(self, query: Tensor, rows: slice, run: Run) -> Rectangle:
         """One rectangle, of rows as `in_order` has them."""
-        key, value = self.flat.pairs.key[:, :, run.columns], self.flat.value[:, :, run.columns]
-        scale = self.flat.pairs.scale  # type: ignore[union-attr]  # `why_not` lets dot products alone through
+        key, value = self.batched.pairs.key[:, :, run.columns], self.batched.value[:, :, run.columns]
+        scale = self.batched.pairs.scale  # type: ignore[union-attr]  # `why_not` lets dot products alone through
         if self.causal:
             return Rectangle(query, key, value, scale, causal=True)
         if self.diagonals is None:
-            return Rectangle(query, key, value, scale, self.flat.added(rows, run.columns, masked=run.masked))
-        needed = run.masked or self.flat.problem.bias is not None
+            return Rectangle(query, key, value, scale, self.batched.added(rows, run.columns, masked=run.masked))
+        needed = run.masked or self.batched.problem.bias is not None
         return Rectangle(query, key, value, scale, self.diagonals.reversed_tile(rows, run.columns) if needed else None)
 
     def rows(self, tensor: Tensor, row: BlockRow) -> Tensor:

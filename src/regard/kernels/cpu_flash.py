@@ -8,11 +8,11 @@ from .. import native
 from ..biases import RelativeBias
 from ..core.problem import Problem
 from .base import Cost, Result
-from .batched_problem import Flat, Gradients, Saved
+from .batched_problem import BatchedProblem, ProblemGradients, Saved
 from .cost_model import RESULT, bytes_read, operator_calls, width_of
 from .custom_op import attend, register
-from .mask_tiles import distinct, parts
-from .native_inputs import APART, SIZE, native_parts, why_not
+from .mask_tiles import batch_layouts, distinct_matrices
+from .native_inputs import MIN_FULL_RUN, TILE_SIZE, native_problems, native_reasons
 from .tile_bias import distances
 
 PAIR = 1.5
@@ -23,35 +23,38 @@ CALLS = 40.0
 """What it takes to call it, in calls of torch's operators."""
 
 
-class Flash:
+class CpuFlashKernel:
     """All in one pass over the tiles (Dao et al. 2022, arXiv 2205.14135): products, the online softmax, values.
 
     In float32, whatever comes in: bfloat16 is widened as it is read. A mask is read as a bit for each pair of the tiles
     that it cuts; a bias by distance and its gradient as one number for each diagonal.
     """
 
-    name = "flash"
+    name = "cpu_flash"
 
     def __init__(self) -> None:
         register(self)
 
     def why_not(self, problem: Problem) -> list[str]:
         """Other scores, other numbers, other processors, and what its code has no word for."""
-        return why_not(problem)
+        return native_reasons(problem)
 
     def cost(self, problem: Problem) -> Cost:
         """The tiles that the mask leaves."""
-        found, heads = parts(problem, SIZE, APART), problem.weights_shape[-3] if problem.heads else 1
+        found, heads = (
+            batch_layouts(problem, TILE_SIZE, MIN_FULL_RUN),
+            problem.weights_shape[-3] if problem.heads else 1,
+        )
         batches = [part.batch.stop - part.batch.start for part in found]
-        pairs = sum(heads * many * part.layout.visited for part, many in zip(found, batches, strict=True))
+        pairs = sum(heads * many * part.layout.visited_pairs for part, many in zip(found, batches, strict=True))
         numbers = problem.weights_shape[:-1].numel() * problem.value.shape[-1]
-        rows = min(problem.queries, 4 * SIZE[0])
+        rows = min(problem.queries, 4 * TILE_SIZE[0])
         laid = pairs / max(rows, 1) * width_of(problem)
         extras = 2.0 * (problem.softcap is not None) + (problem.dropout is not None) + (problem.bias is not None)
         return Cost(
             flops=0.0,
             native=2.0 * pairs * width_of(problem),
-            bytes=sum(part.layout.masked for part in found) / 8 * max(distinct(problem)[0], 1),
+            bytes=sum(part.layout.masked_pairs for part in found) / 8 * max(distinct_matrices(problem)[0], 1),
             passes=(PAIR + extras) * pairs + LAID * laid + RESULT * numbers,
             moved=bytes_read(problem, heads=problem.weights_shape[:-2].numel()),
             calls=CALLS + operator_calls(problem) * problem.asks_for_gradient(),
@@ -61,26 +64,28 @@ class Flash:
         """Output and log-sum-exp."""
         return attend(problem, self)
 
-    def forward(self, flat: Flat) -> tuple[Tensor, Tensor]:
-        """Output and log-sum-exp of a flat problem, batches that see the same tiles at a time."""
-        return flat.joined((batch, part.forward()) for batch, part in native_parts(flat))
+    def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
+        """Output and log-sum-exp of a batched problem, batches that see the same tiles at a time."""
+        return batched.join_batches((batch, part.forward()) for batch, part in native_problems(batched))
 
-    def backward(self, flat: Flat, saved: Saved) -> Gradients:
-        """The gradients of a flat problem, batches that see the same tiles at a time."""
-        results = [(batch, _backward(part, saved.part(batch))) for batch, part in native_parts(flat)]
+    def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
+        """The gradients of a batched problem, batches that see the same tiles at a time."""
+        results = [(batch, _backward(part, saved.part(batch))) for batch, part in native_problems(batched)]
         if len(results) == 1:
             (query, key, value, line) = results[0][1]
-            gradients = Gradients(query, key, value, bias=flat.zero_bias_gradients() if saved.wants_bias else ())
+            gradients = ProblemGradients(
+                query, key, value, bias=batched.zero_bias_gradients() if saved.needs_bias_grad else ()
+            )
         else:
-            gradients, line = flat.zero_gradients(bias=saved.wants_bias), None
+            gradients, line = batched.zero_gradients(bias=saved.needs_bias_grad), None
             for batch, (query, key, value, own_line) in results:
                 gradients.query[batch], gradients.key[batch], gradients.value[batch] = query, key, value
                 line = own_line if line is None or own_line is None else line + own_line
-        if line is not None and isinstance(flat.problem.bias, RelativeBias):
-            flat.problem.bias.accumulate_along(distances(flat.problem), line, gradients.bias)
+        if line is not None and isinstance(batched.problem.bias, RelativeBias):
+            batched.problem.bias.accumulate_along(distances(batched.problem), line, gradients.bias)
         return gradients
 
 
 def _backward(part: native.FlashProblem, saved: Saved) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    grad_lse = saved.grad_lse if saved.from_lse else None
-    return part.backward(saved.output, saved.lse, saved.grad_output, grad_lse, wants_line=saved.wants_bias)
+    grad_lse = saved.grad_lse if saved.has_lse_grad else None
+    return part.backward(saved.output, saved.lse, saved.grad_output, grad_lse, wants_line=saved.needs_bias_grad)

@@ -1,8 +1,9 @@
-"""One torch operator for every computation that brings its own gradient, and what torch's transforms ask of it.
+"""The custom operator `regard::attend`: autograd, torch.compile, torch.func and second derivatives for every kernel.
 
-`attend` is what kernels call. Without a transform the computation is called directly, between autograd's forward and
-backward. Under torch.compile it is the operator `regard::attend`, one opaque node of the graph. torch.func maps and
-differentiates the same functions. The derivative of the gradient is the formula's own, with all weights in memory.
+A kernel that brings its own gradient (`OwnGradient`) is registered by name and run by `attend`. Eagerly it is called
+directly, inside an autograd Function where a gradient is required. Under torch.compile it is the operator
+`regard::attend`, one opaque node of the graph. torch.func maps and differentiates the same Function. The derivative of
+the gradient is that of the reference formula, with all weights in memory.
 """
 
 from __future__ import annotations
@@ -18,70 +19,70 @@ from torch import Tensor
 
 from ..core.problem import Problem
 from ..core.score_forms import AdditivePairs, all_finite
-from ..core.torch_modes import transformed, without_autocast
+from ..core.torch_modes import under_transform, without_autocast
 from ..errors import KernelError
-from ..utils.pytree import put_together, take_apart, tensors_of
+from ..utils.pytree import tree_flatten, tree_tensors, tree_unflatten
 from .base import OwnGradient, Result
-from .batched_problem import Flat, Gradients, Saved
-from .nan_safety import cleaned, shielded
+from .batched_problem import BatchedProblem, ProblemGradients, Saved
+from .nan_safety import run_nan_safe, zero_nonfinite_inputs
 from .reference import formula
 
-MOST_PAIRS_TWICE = 2**27
-"""The most query-key pairs that a second derivative is taken over: it holds several numbers for each in memory."""
+MAX_SECOND_DERIVATIVE_PAIRS = 2**27
+"""The most query-key pairs that a second derivative is computed for: it needs several numbers for each in memory."""
 
 _COMPUTATIONS: dict[str, OwnGradient] = {}
 
 
 def register(computation: OwnGradient) -> None:
-    """Make a computation known to the operator by its name."""
+    """Register a kernel with the operator under its name."""
     _COMPUTATIONS[computation.name] = computation
 
 
 def attend(problem: Problem, computation: OwnGradient) -> Result:
-    """A problem computed by a registered computation, differentiable twice."""
+    """Run a registered kernel on a problem; the result is differentiable twice."""
     if torch.compiler.is_compiling():
-        output, lse = torch.ops.regard.attend(*take_apart(problem), computation.name)
-    elif transformed() or _wants_gradient(problem):
-        output, lse = _Attend.apply(problem, computation.name, *tensors_of(problem))
+        output, lse = torch.ops.regard.attend(*tree_flatten(problem), computation.name)
+    elif under_transform() or _wants_gradient(problem):
+        output, lse = _Attend.apply(problem, computation.name, *tree_tensors(problem))
     else:
         output, lse = _forward(problem, computation.name)
     return Result(output, lse if problem.wants_lse else None)
 
 
 def _wants_gradient(problem: Problem) -> bool:
-    """Whether autograd will ask for the gradient of any tensor of the problem."""
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors_of(problem))
+    """Whether any tensor of the problem requires a gradient."""
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tree_tensors(problem))
 
 
-def _over(problem: Problem, tensors: Sequence[Tensor]) -> Problem:
-    """The problem over other tensors; itself where they are its own, for what is remembered of its mask."""
-    own, form = take_apart(problem)
-    return problem if all(a is b for a, b in zip(own, tensors, strict=True)) else put_together(form, tensors)
+def _with_tensors(problem: Problem, tensors: Sequence[Tensor]) -> Problem:
+    """The problem with its tensors replaced; the problem itself, with its memoized mask tiles, if they are its own."""
+    own, form = tree_flatten(problem)
+    return problem if all(a is b for a, b in zip(own, tensors, strict=True)) else tree_unflatten(form, tensors)
 
 
 def _forward(problem: Problem, name: str) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp, in the problem's own shapes."""
     problem = replace(problem, wants_lse=True)
     with torch.no_grad(), without_autocast(problem.value.device.type):
-        result = shielded(problem, lambda clean: _with_sinks(clean, _COMPUTATIONS[name]))
-    return result.output, wanted(result.lse)
+        result = run_nan_safe(problem, lambda clean: _with_sinks(clean, _COMPUTATIONS[name]))
+    return result.output, require_lse(result.lse)
 
 
-def wanted(lse: Tensor | None) -> Tensor:
-    """The log-sum-exp of a result that was asked for it."""
+def require_lse(lse: Tensor | None) -> Tensor:
+    """The log-sum-exp of a result that must have one."""
     if lse is None:
         raise AssertionError("a problem that wants the log-sum-exp was computed without it")
     return lse
 
 
 def _with_sinks(problem: Problem, computation: OwnGradient) -> Result:
-    """A sink is one more score in each row's softmax, with no value: it shrinks what the row has."""
-    flat = Flat.of(problem)
-    output, lse = computation.forward(flat)
+    """Run a kernel, and scale its rows for the sinks: one more score in each row's softmax, with no value."""
+    batched = BatchedProblem.from_problem(problem)
+    output, lse = computation.forward(batched)
     if problem.sinks is not None:
         total = torch.logaddexp(lse, problem.sinks.to(lse.dtype)[:, None])
         output, lse = output * (lse - total).exp().unsqueeze(-1), total
-    return Result(flat.unfold(output).to(problem.value.dtype), flat.unfold(lse))
+    return Result(batched.unflatten_batch(output).to(problem.value.dtype), batched.unflatten_batch(lse))
 
 
 def _backward(
@@ -93,12 +94,12 @@ def _backward(
     needed: Sequence[bool],
     name: str,
 ) -> list[Tensor]:
-    """The gradient of each tensor that needs one, in its shape and dtype; an empty tensor for each other."""
+    """The gradient of each tensor that needs one, in its shape and dtype; an empty tensor for the others."""
     with torch.no_grad(), without_autocast(problem.value.device.type):
-        asked = {id(tensor) for tensor, need in zip(tensors_of(problem), needed, strict=True) if need}
-        compute = partial(_gradients, computation=_COMPUTATIONS[name], wanted=asked)
+        needed_ids = {id(tensor) for tensor, need in zip(tree_tensors(problem), needed, strict=True) if need}
+        compute = partial(_gradients, computation=_COMPUTATIONS[name], needed=needed_ids)
         gradients = compute(problem, output, lse, grad_output, grad_lse)
-        if not all_finite(*gradients) and (clean := cleaned(problem)) is not problem:
+        if not all_finite(*gradients) and (clean := zero_nonfinite_inputs(problem)) is not problem:
             # NaN that was attended to stands in the output; no gradient comes from there.
             bad = output.isnan()
             grad_output, output = grad_output.masked_fill(bad, 0.0), output.masked_fill(bad, 0.0)
@@ -107,7 +108,7 @@ def _backward(
             gradients = compute(clean, output, lse, grad_output, grad_lse)
     return [
         gradient.sum_to_size(tensor.shape).to(tensor.dtype) if need else tensor.new_empty(0)
-        for gradient, tensor, need in zip(gradients, tensors_of(problem), needed, strict=True)
+        for gradient, tensor, need in zip(gradients, tree_tensors(problem), needed, strict=True)
     ]
 
 
@@ -119,36 +120,42 @@ def _gradients(
     grad_lse: Tensor,
     *,
     computation: OwnGradient,
-    wanted: set[int],
+    needed: set[int],
 ) -> list[Tensor]:
-    """The gradients of a problem's tensors in the order of `tensors_of`; anything for those that want none."""
-    flat = Flat.of(problem)
-    output, lse, grad_output, grad_lse = (flat.fold(tensor) for tensor in (output, lse, grad_output, grad_lse))
+    """The gradients of a problem's tensors in the order of `tree_tensors`; undefined where none is needed."""
+    batched = BatchedProblem.from_problem(problem)
+    output, lse, grad_output, grad_lse = (
+        batched.flatten_batch(tensor) for tensor in (output, lse, grad_output, grad_lse)
+    )
     lse, grad_lse = lse.masked_fill(lse == float("-inf"), float("inf")), grad_lse.to(lse.dtype)
     grad_lse = grad_lse.masked_fill(lse == float("inf"), 0.0)
-    bias = problem.bias is not None and any(id(held) in wanted for held in problem.bias.parameters())
+    bias = problem.bias is not None and any(id(parameter) in needed for parameter in problem.bias.parameters())
     saved = Saved(output, lse, grad_output, grad_lse, bias)
-    return tensors_of(_like(problem, flat, computation.backward(flat, saved), saved))
+    return tree_tensors(_gradients_as_problem(problem, batched, computation.backward(batched, saved), saved))
 
 
-def _like(problem: Problem, flat: Flat, gradients: Gradients, saved: Saved) -> Problem:
-    """The gradients, each where its tensor stands in the problem."""
-    pairs = replace(problem.pairs, query=flat.unfold(gradients.query), key=flat.unfold(gradients.key))
+def _gradients_as_problem(
+    problem: Problem, batched: BatchedProblem, gradients: ProblemGradients, saved: Saved
+) -> Problem:
+    """A problem whose tensors are the gradients of the given problem's tensors."""
+    pairs = replace(
+        problem.pairs, query=batched.unflatten_batch(gradients.query), key=batched.unflatten_batch(gradients.key)
+    )
     if isinstance(pairs, AdditivePairs):
         pairs = replace(pairs, weight=gradients.weight)
     sinks = problem.sinks
     if sinks is not None:
         sinks = -(torch.exp(sinks.to(saved.lse.dtype)[:, None] - saved.lse) * saved.delta()).sum((0, 2))
     bias = problem.bias.with_parameters(gradients.bias) if problem.bias is not None and gradients.bias else problem.bias
-    return replace(problem, pairs=pairs, value=flat.unfold(gradients.value), bias=bias, sinks=sinks)
+    return replace(problem, pairs=pairs, value=batched.unflatten_batch(gradients.value), bias=bias, sinks=sinks)
 
 
 class _Attend(torch.autograd.Function):
-    """The computation between autograd's forward and backward."""
+    """A kernel's forward and backward as an autograd Function."""
 
     @staticmethod
     def forward(problem: Problem, name: str, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        return _forward(_over(problem, tensors), name)
+        return _forward(_with_tensors(problem, tensors), name)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
@@ -161,23 +168,23 @@ class _Attend(torch.autograd.Function):
         output, lse, *tensors = ctx.saved_tensors
         if torch.is_grad_enabled():  # the gradient will be differentiated in turn
             gradients = _Gradient.apply(ctx.problem, ctx.name, needed, grad_output, grad_lse, output, lse, *tensors)
-            return None, None, *_spread(gradients, needed)
-        problem = _over(ctx.problem, tensors)
+            return None, None, *_scatter_needed(gradients, needed)
+        problem = _with_tensors(ctx.problem, tensors)
         gradients = _backward(grad_output, grad_lse, output, lse, problem, needed, ctx.name)
         return None, None, *(gradient if need else None for gradient, need in zip(gradients, needed, strict=True))
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, problem: Problem, name: str, *tensors: Tensor) -> tuple:
-        return _mapped(info.batch_size, in_dims[2:], tensors, lambda each: _Attend.apply(problem, name, *each))
+        return _vmap_by_loop(info.batch_size, in_dims[2:], tensors, lambda each: _Attend.apply(problem, name, *each))
 
 
 class _Gradient(torch.autograd.Function):
-    """The gradient as a function of its own, so that it has a derivative too."""
+    """The backward as an autograd Function of its own, so that it can be differentiated in turn."""
 
     @staticmethod
     def forward(problem: Problem, name: str, needed: tuple[bool, ...], *tensors: Tensor) -> tuple[Tensor, ...]:
         grad_output, grad_lse, output, lse, *own = tensors
-        gradients = _backward(grad_output, grad_lse, output, lse, _over(problem, own), needed, name)
+        gradients = _backward(grad_output, grad_lse, output, lse, _with_tensors(problem, own), needed, name)
         return tuple(gradient for gradient, need in zip(gradients, needed, strict=True) if need)
 
     @staticmethod
@@ -187,51 +194,51 @@ class _Gradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *above: Tensor) -> tuple[Tensor | None, ...]:
-        gradients = _second(ctx.saved_tensors, ctx.problem, ctx.needed, above)
+        gradients = _second_derivative(ctx.saved_tensors, ctx.problem, ctx.needed, above)
         return None, None, None, *gradients[:2], None, None, *gradients[2:]
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, problem: Problem, name: str, needed: tuple[bool, ...], *tensors: Tensor):
-        return _mapped(
+        return _vmap_by_loop(
             info.batch_size, in_dims[3:], tensors, lambda each: _Gradient.apply(problem, name, needed, *each)
         )
 
 
-def _second(
+def _second_derivative(
     saved: Sequence[Tensor], problem: Problem, needed: Sequence[bool], above: Sequence[Tensor]
 ) -> list[Tensor | None]:
-    """The derivative of Σ above · gradient by what came from above and by each tensor: the formula, differentiated."""
+    """The derivative of Σ above · gradient with respect to the upstream gradients and each tensor, by the formula."""
     pairs = problem.weights_shape.numel()
-    if pairs > MOST_PAIRS_TWICE:
+    if pairs > MAX_SECOND_DERIVATIVE_PAIRS:
         raise KernelError(
             f"a second derivative holds all {pairs:,} query-key pairs of the weights {tuple(problem.weights_shape)} in "
-            f"memory several times over, and is refused above {MOST_PAIRS_TWICE:,}; take it over shorter sequences or "
-            "fewer heads at a time, or ask for kernel='reference', which has no such limit"
+            f"memory several times over, and is refused above {MAX_SECOND_DERIVATIVE_PAIRS:,}; take it over "
+            "shorter sequences or fewer heads at a time, or ask for kernel='reference', which has no such limit"
         )
     grad_output, grad_lse, *tensors = saved
     inputs = [tensor for tensor, need in zip(tensors, needed, strict=True) if need]
 
     def computed(*inputs: Tensor) -> tuple[Tensor, Tensor]:
-        spread = _spread(inputs, needed)
+        spread = _scatter_needed(inputs, needed)
         over = [tensor if new is None else new for tensor, new in zip(tensors, spread, strict=True)]
-        result = formula(replace(_over(problem, over), wants_lse=True))
-        return result.output, wanted(result.lse)
+        result = formula(replace(_with_tensors(problem, over), wants_lse=True))
+        return result.output, require_lse(result.lse)
 
     def gradient(grad_output: Tensor, grad_lse: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
         return torch.func.vjp(computed, *inputs)[1]((grad_output, grad_lse))
 
     pull = torch.func.vjp(gradient, grad_output, grad_lse, *inputs)[1]
-    return _spread(pull(tuple(above)), (True, True, *needed))
+    return _scatter_needed(pull(tuple(above)), (True, True, *needed))
 
 
-def _spread(gradients: Sequence[Tensor | None], needed: Sequence[bool]) -> list[Tensor | None]:
-    """Each gradient at the place of the tensor that needed it, None at the others."""
+def _scatter_needed(gradients: Sequence[Tensor | None], needed: Sequence[bool]) -> list[Tensor | None]:
+    """Gradients at the positions of the tensors that need one, None elsewhere."""
     left = iter(gradients)
     return [next(left) if need else None for need in needed]
 
 
-def _mapped(size: int, in_dims: Sequence[int | None], tensors: Sequence[Tensor], compute: Any) -> tuple:
-    """Vmap by computing one element after another: true for any mask and bias, whichever tensors are mapped."""
+def _vmap_by_loop(size: int, in_dims: Sequence[int | None], tensors: Sequence[Tensor], compute: Any) -> tuple:
+    """Vmap as a loop over the batch: correct for any mask and bias, whichever tensors are mapped."""
     results = [
         compute(
             [tensor if dim is None else tensor.select(dim, i) for tensor, dim in zip(tensors, in_dims, strict=True)]
@@ -244,7 +251,7 @@ def _mapped(size: int, in_dims: Sequence[int | None], tensors: Sequence[Tensor],
 
 @contextmanager
 def _with_autograd() -> Iterator[None]:
-    """Autograd at work inside an operator, where torch leaves it out: biases take their gradients by it."""
+    """Enable autograd inside an operator, where torch excludes its dispatch keys: bias gradients are computed by it."""
     left_out = torch._C._dispatch_tls_local_exclude_set()
     for key in (torch._C.DispatchKey.AutogradFunctionality, torch._C.DispatchKey.ADInplaceOrView):
         left_out = left_out.remove(key)
@@ -256,12 +263,12 @@ def _with_autograd() -> Iterator[None]:
 
 
 def _contiguous(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Tensors as the operator's shapes promise them: autograd alone would take them in any order of memory."""
+    """Contiguous tensors, as the fake implementations promise; autograd alone would accept any strides."""
     return tuple(tensor.contiguous() for tensor in tensors)
 
 
 def _define() -> torch.library.Library:
-    """The operators `regard::attend` and `regard::attend_backward`, their shapes, and the gradient of the first."""
+    """Define `regard::attend` and `regard::attend_backward`, their fake implementations and the gradient."""
     library = torch.library.Library("regard", "DEF")
     library.define("attend(Tensor[] tensors, str form, str name) -> (Tensor, Tensor)")
     library.define(
@@ -269,32 +276,32 @@ def _define() -> torch.library.Library:
         "bool[] needed, str form, str name) -> Tensor[]"
     )
 
-    def forward_of(tensors: Sequence[Tensor], form: str, name: str) -> tuple[Tensor, ...]:
+    def forward_impl(tensors: Sequence[Tensor], form: str, name: str) -> tuple[Tensor, ...]:
         with _with_autograd():
-            return _contiguous(_forward(put_together(form, tensors), name))
+            return _contiguous(_forward(tree_unflatten(form, tensors), name))
 
-    def backward_of(
+    def backward_impl(
         grad_output: Tensor, grad_lse: Tensor, output: Tensor, lse: Tensor, tensors: Any, needed: Any, *form: str
     ) -> list[Tensor]:
-        problem = put_together(form[0], tensors)
+        problem = tree_unflatten(form[0], tensors)
         with _with_autograd():
             return list(_contiguous(_backward(grad_output, grad_lse, output, lse, problem, needed, form[1])))
 
-    library.impl("attend", forward_of, "CompositeExplicitAutograd")
-    library.impl("attend_backward", backward_of, "CompositeExplicitAutograd")
+    library.impl("attend", forward_impl, "CompositeExplicitAutograd")
+    library.impl("attend_backward", backward_impl, "CompositeExplicitAutograd")
 
-    def shapes(tensors: Sequence[Tensor], form: str, name: str) -> tuple[Tensor, Tensor]:
-        problem: Problem = put_together(form, tensors)
+    def forward_fake(tensors: Sequence[Tensor], form: str, name: str) -> tuple[Tensor, Tensor]:
+        problem: Problem = tree_unflatten(form, tensors)
         rows = problem.weights_shape[:-1]
         lse = torch.promote_types(problem.value.dtype, torch.float32)
         return problem.value.new_empty(*rows, problem.value.shape[-1]), problem.value.new_empty(rows, dtype=lse)
 
-    def backward_shapes(
+    def backward_fake(
         grad_output: Tensor, grad_lse: Tensor, output: Tensor, lse: Tensor, tensors: Any, needed: Any, *_: str
     ) -> list[Tensor]:
         return [tensor.new_empty(tensor.shape if need else 0) for tensor, need in zip(tensors, needed, strict=True)]
 
-    def remember(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+    def setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
         tensors, ctx.form, ctx.name = inputs
         ctx.needed = [tensor.requires_grad for tensor in tensors]
         ctx.save_for_backward(*output, *tensors)
@@ -306,9 +313,9 @@ def _define() -> torch.library.Library:
         )
         return [gradient if need else None for gradient, need in zip(gradients, ctx.needed, strict=True)], None, None
 
-    torch.library.register_fake("regard::attend", shapes, lib=library)
-    torch.library.register_fake("regard::attend_backward", backward_shapes, lib=library)
-    torch.library.register_autograd("regard::attend", backward, setup_context=remember, lib=library)
+    torch.library.register_fake("regard::attend", forward_fake, lib=library)
+    torch.library.register_fake("regard::attend_backward", backward_fake, lib=library)
+    torch.library.register_autograd("regard::attend", backward, setup_context=setup_context, lib=library)
     return library
 
 

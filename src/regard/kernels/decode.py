@@ -11,11 +11,11 @@ from .. import native
 from ..core.problem import Problem
 from ..core.score_forms import at_least_float32
 from .base import Cost, Result
-from .batched_problem import Flat, Gradients, Saved
+from .batched_problem import BatchedProblem, ProblemGradients, Saved
 from .cost_model import BLOCKWISE, MASK, RESULT, VALUE, beginnings, bytes_read, flash_width, operator_calls
 from .custom_op import attend, register
 from .dense_block import EXPONENTIAL, Rectangle, dense_reasons
-from .mask_tiles import distinct, layout
+from .mask_tiles import distinct_matrices, union_layout
 from .online_softmax import Merged
 
 MOST_ROWS = 64
@@ -30,7 +30,7 @@ LONG = 1024
 """From so many keys on native code, which reads them but once, makes up for what it takes to call it."""
 
 
-class Grouped:
+class DecodeKernel:
     """The keys are read once for a whole group of query heads, and parts of them by all cores at once.
 
     Query heads of a group become rows (Ainslie et al. 2023, arXiv 2305.13245, put to use); parts of the keys are
@@ -41,7 +41,7 @@ class Grouped:
     exponential = EXPONENTIAL
 
     def __init__(self, part: int = PART, long: int = LONG) -> None:
-        self.name = "grouped" if (part, long) == (PART, LONG) else f"grouped({part}, {long})"
+        self.name = "decode" if (part, long) == (PART, LONG) else f"decode({part}, {long})"
         self.part, self.long = part, long
         register(self)
 
@@ -61,7 +61,7 @@ class Grouped:
         columns = _columns(problem)
         leading, wide = problem.weights_shape[:-2].numel(), columns.stop - columns.start
         visited, group = problem.queries * wide, _group(problem)
-        masks, biases = distinct(problem)
+        masks, biases = distinct_matrices(problem)
         suits = wide >= self.long and native.reads(problem.pairs.key, problem.value)
         per_pair, begun = (
             (ONE_PASS, 0.0) if suits else (BLOCKWISE, beginnings(group * problem.queries, leading / max(group, 1)))
@@ -81,43 +81,43 @@ class Grouped:
         """Output and log-sum-exp."""
         return attend(problem, self)
 
-    def forward(self, flat: Flat) -> tuple[Tensor, Tensor]:
+    def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
         """The parts side by side, and what is left over as one more."""
-        rectangle = _folded(flat, *_seen(flat))
+        rectangle = _folded(batched, *_seen(batched))
         if rectangle.key.shape[2] >= self.long and native.reads(rectangle.key, rectangle.value):
             output, lse = _in_one_pass(rectangle)
-            rows = flat.shape[:3]
+            rows = batched.shape[:3]
             return output.reshape(*rows, output.shape[-1]), lse.reshape(rows)
         merged, keys = Merged(), rectangle.key.shape[2]
         if parts := keys // self.part:
             merged.add(*_side_by_side(rectangle.columns(slice(0, parts * self.part)), parts))
         if keys % self.part:
             merged.add(*rectangle.columns(slice(parts * self.part, keys)).forward())
-        output, lse = flat.empty_results()
+        output, lse = batched.empty_results()
         rows = rectangle.query.shape[:3]
         merged.write(output.view(*rows, output.shape[-1]), lse.view(rows))
         return output, lse
 
-    def backward(self, flat: Flat, saved: Saved) -> Gradients:
+    def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
         """One rectangle: the gradient of a group's key is a product over its rows."""
-        columns, masked = _seen(flat)
-        rectangle = _folded(flat, columns, masked)
+        columns, masked = _seen(batched)
+        rectangle = _folded(batched, columns, masked)
         rows = rectangle.query.shape[:3]
         output, grad_output = (t.reshape(*rows, t.shape[-1]) for t in (saved.output, saved.grad_output))
         lse, grad_lse = saved.lse.reshape(rows), saved.grad_lse.reshape(rows)
-        gradients = flat.zero_gradients()
+        gradients = batched.zero_gradients()
         if rectangle.key.shape[2]:
-            query, key, value = rectangle.backward(output, lse, grad_output, grad_lse, from_lse=saved.from_lse)
+            query, key, value = rectangle.backward(output, lse, grad_output, grad_lse, has_lse_grad=saved.has_lse_grad)
             gradients.query.add_(query.reshape(gradients.query.shape))
             gradients.key[:, :, columns] += key
             gradients.value[:, :, columns] += value
         return gradients
 
 
-def _folded(flat: Flat, columns: slice, masked: bool) -> Rectangle:
+def _folded(batched: BatchedProblem, columns: slice, masked: bool) -> Rectangle:
     """Some columns, masked or not, with the heads of each group as rows: query (B, Hk, G·M, D)."""
-    pairs = flat.pairs
-    batch, heads, queries, _ = flat.shape
+    pairs = batched.pairs
+    batch, heads, queries, _ = batched.shape
     key_heads = pairs.key.shape[1]
     rows = key_heads, heads // key_heads * queries
 
@@ -125,9 +125,9 @@ def _folded(flat: Flat, columns: slice, masked: bool) -> Rectangle:
         added = added.expand(-1, heads, -1, -1)
         return added.reshape(added.shape[0], *rows, added.shape[-1])
 
-    added = flat.added(slice(0, queries), columns, masked=masked)
-    key, value = pairs.key, flat.value
-    if columns != slice(0, flat.shape[3]):
+    added = batched.added(slice(0, queries), columns, masked=masked)
+    key, value = pairs.key, batched.value
+    if columns != slice(0, batched.shape[3]):
         key, value = key[:, :, columns], value[:, :, columns]
     return Rectangle(
         pairs.query.reshape(batch, *rows, pairs.query.shape[-1]),
@@ -177,12 +177,12 @@ def _merged(output: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
     return (shares * output).sum(2), total.squeeze(2)
 
 
-def _seen(flat: Flat) -> tuple[slice, bool]:
+def _seen(batched: BatchedProblem) -> tuple[slice, bool]:
     """From the first to the last key that a query may attend to, and whether the mask leaves out any pair of these."""
-    _, _, queries, keys = flat.shape
-    if flat.problem.mask is None or queries * keys > FEW_PAIRS:
-        return _columns(flat.problem), flat.problem.mask is not None
-    keep = flat.keep()
+    _, _, queries, keys = batched.shape
+    if batched.problem.mask is None or queries * keys > FEW_PAIRS:
+        return _columns(batched.problem), batched.problem.mask is not None
+    keep = batched.keep()
     if keep is None or not keep.numel():
         return slice(0, keys), False
     keep = keep.expand(*keep.shape[:2], queries, keys)
@@ -197,7 +197,9 @@ def _columns(problem: Problem) -> slice:
     """From the first to the last key that a query may attend to."""
     if problem.mask is None:
         return slice(0, problem.keys)
-    runs = [run.columns for row in layout(problem, (max(problem.queries, 1), PART // 8), 1).rows for run in row.runs]
+    runs = [
+        run.columns for row in union_layout(problem, (max(problem.queries, 1), PART // 8), 1).rows for run in row.runs
+    ]
     return slice(min(run.start for run in runs), max(run.stop for run in runs)) if runs else slice(0, 0)
 
 

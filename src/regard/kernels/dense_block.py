@@ -81,18 +81,18 @@ class Rectangle:
         return output[..., : self.value.shape[-1]], lse
 
     def backward(
-        self, output: Tensor, lse: Tensor, grad_output: Tensor, grad_lse: Tensor, *, from_lse: bool
+        self, output: Tensor, lse: Tensor, grad_output: Tensor, grad_lse: Tensor, *, has_lse_grad: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The gradients of query, key and value, for rows whose output and log-sum-exp may span more than this.
 
-        from_lse: whether grad_lse is anything but 0.
+        has_lse_grad: whether grad_lse is anything but 0.
         """
         if not self._suits_flash():
             return self._formula_backward(output, lse, grad_output, grad_lse)
         query, key, value = self._equal_dims()
         dim, value_dim = self.query.shape[-1], self.value.shape[-1]
         output, grad_output = _widened(output, value.shape[-1]), _widened(grad_output, value.shape[-1])
-        if from_lse:
+        if has_lse_grad:
             # One more column of ones in the values: its gradient from above is that of the log-sum-exp.
             query, key, output = pad(query, (0, 1)), pad(key, (0, 1)), pad(output, (0, 1))
             value = pad(value, (0, 1), value=1.0)

@@ -9,21 +9,29 @@ from torch import Tensor
 
 from ..core.problem import Problem
 from ..core.score_forms import AdditivePairs
-from ..core.torch_modes import transformed
+from ..core.torch_modes import under_transform
 from ..errors import KernelError, nearest
-from .additive import Additive
+from .additive import AdditiveKernel
 from .base import Cost, Kernel, OwnGradient, Result
-from .batched_problem import Flat, Gradients, Saved
-from .block_sparse import Spans
+from .batched_problem import BatchedProblem, ProblemGradients, Saved
+from .block_sparse import BlockSparseKernel
 from .cost_model import rates
-from .cpu_flash import Flash
-from .custom_op import MOST_PAIRS_TWICE, attend, register
-from .decode import Grouped
-from .reference import Reference
-from .sdpa import Fused
-from .tiled import Tiled
+from .cpu_flash import CpuFlashKernel
+from .custom_op import MAX_SECOND_DERIVATIVE_PAIRS, attend, register
+from .decode import DecodeKernel
+from .reference import ReferenceKernel
+from .sdpa import SdpaKernel
+from .tiled import TiledKernel
 
-KERNELS: tuple[Kernel, ...] = (Fused(), Grouped(), Flash(), Spans(), Additive(), Tiled(), Reference())
+KERNELS: tuple[Kernel, ...] = (
+    SdpaKernel(),
+    DecodeKernel(),
+    CpuFlashKernel(),
+    BlockSparseKernel(),
+    AdditiveKernel(),
+    TiledKernel(),
+    ReferenceKernel(),
+)
 """All kernels. Of those that can, the one is chosen that takes the least time by its cost."""
 
 REMEMBERED = 4096
@@ -68,24 +76,24 @@ class Plan:
         pairs = self.problem.weights_shape.numel()
         if self.kernel.name == "reference":
             return "its own, with all weights in memory"
-        if pairs > MOST_PAIRS_TWICE:
+        if pairs > MAX_SECOND_DERIVATIVE_PAIRS:
             return (
-                f"refused, as {pairs:,} pairs are more than {MOST_PAIRS_TWICE:,}; kernel='reference' has them, with "
-                "all weights in memory"
+                f"refused, as {pairs:,} pairs are more than {MAX_SECOND_DERIVATIVE_PAIRS:,}; kernel='reference' has "
+                "them, with all weights in memory"
             )
         return "the formula's, with all weights in memory"
 
     def _line(self, kernel: Kernel) -> str:
         mark = "->" if kernel is self.kernel else "  "
         if reasons := kernel.why_not(self.problem):
-            return f"{mark} {kernel.name:<10} cannot: {'; '.join(reasons)}"
+            return f"{mark} {kernel.name:<12} cannot: {'; '.join(reasons)}"
         cost = kernel.cost(self.problem)
         spent = f"{_time(_seconds(kernel, self.problem))}, {_memory(cost.bytes)} beside inputs and output"
         if kernel is self.kernel:
             why = "chosen: asked for by name" if self.asked else "chosen: takes the least time"
         else:
             why = f"not chosen: {cost.note or 'takes longer'}" if not self.asked else "not asked for"
-        return f"{mark} {kernel.name:<10} {why} ({spent})"
+        return f"{mark} {kernel.name:<12} {why} ({spent})"
 
 
 def choose(problem: Problem, name: str | None = None) -> Plan:
@@ -95,7 +103,7 @@ def choose(problem: Problem, name: str | None = None) -> Plan:
         KernelError: no kernel has that name, or it cannot compute the problem.
     """
     if name is None:
-        return Plan(problem, _LATER if transformed() and not _is_plain(problem) else _fastest(problem))
+        return Plan(problem, _DEFERRED if under_transform() and not _is_plain(problem) else _fastest(problem))
     kernel = next((kernel for kernel in KERNELS if kernel.name == name), None)
     if kernel is None:
         raise KernelError(f"there is no kernel {name!r}; {nearest(name, [kernel.name for kernel in KERNELS])}")
@@ -165,7 +173,7 @@ def _seconds(kernel: Kernel, problem: Problem) -> float:
     return rates().seconds(kernel.cost(problem), problem.value.dtype)
 
 
-class _Later:
+class _DeferredChoice:
     """The choice put off until the numbers are there: what a compiled or mapped call runs."""
 
     name = "auto"
@@ -179,26 +187,31 @@ class _Later:
     def run(self, problem: Problem) -> Result:
         return attend(problem, self)
 
-    def forward(self, flat: Flat) -> tuple[Tensor, Tensor]:
-        return self._own(flat.problem).forward(flat)
+    def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
+        return self._own(batched.problem).forward(batched)
 
-    def backward(self, flat: Flat, saved: Saved) -> Gradients:
-        return self._own(flat.problem, bias=saved.wants_bias).backward(flat, saved)
+    def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
+        return self._own(batched.problem, bias=saved.needs_bias_grad).backward(batched, saved)
 
     def _own(self, problem: Problem, *, bias: bool = False) -> OwnGradient:
         """The fastest of the kernels that bring their own gradient."""
         dot = not isinstance(problem.pairs, AdditivePairs)
         able = [
             kernel
-            for kernel in _OWN
-            if not kernel.why_not(problem) and not (bias and dot and not isinstance(kernel, Flash | Tiled))
+            for kernel in _WITH_OWN_GRADIENT
+            if not kernel.why_not(problem)
+            and not (bias and dot and not isinstance(kernel, CpuFlashKernel | TiledKernel))
         ]
         return min(able, key=lambda kernel: _seconds(kernel, problem))
 
 
-_OWN = [kernel for kernel in KERNELS if isinstance(kernel, Grouped | Flash | Spans | Additive | Tiled)]
-_LATER = _Later()
-register(_LATER)
+_WITH_OWN_GRADIENT = [
+    kernel
+    for kernel in KERNELS
+    if isinstance(kernel, DecodeKernel | CpuFlashKernel | BlockSparseKernel | AdditiveKernel | TiledKernel)
+]
+_DEFERRED = _DeferredChoice()
+register(_DEFERRED)
 
 
 def _word(dtype: torch.dtype) -> str:

@@ -1,90 +1,82 @@
-"""Who listens to attention: each call tells what it computes, where someone asked to hear it."""
+"""Attention hooks: functions called with every attention problem and its log-sum-exp."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import Protocol
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from ..core.problem import Problem
-from ..core.torch_modes import transformed
-from . import Plan, Result, choose, cleaned
+from ..core.torch_modes import under_transform
+from . import Plan, Result, choose, zero_nonfinite_inputs
 from .custom_op import attend
 from .dense_block import NARROW
 
+AttentionHook: TypeAlias = Callable[[Problem, Tensor], None]
+"""hook(problem, lse): the problem with NaN set to 0, and its rows' log-sum-exp, NaN where a row attends to NaN."""
 
-class Listener(Protocol):
-    """Whoever is told of each call of attention."""
-
-    def hear(self, problem: Problem, lse: Tensor) -> None:
-        """One call: the problem, its NaN as 0, and the log-sum-exp of its rows, NaN where a row attends to one."""
-        ...
-
-
-_listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
+_current_hook: ContextVar[AttentionHook | None] = ContextVar("attention_hook", default=None)
 
 
 @contextmanager
-def listening(listener: Listener) -> Iterator[None]:
-    """Tell a listener of every attention in the block; the results are what they are without it, bit for bit.
+def attention_hook(hook: AttentionHook) -> Iterator[None]:
+    """Call `hook(problem, lse)` after every attention in the block; results are the same with and without it, bit for
+    bit.
 
-    `regard.attention`, `attention_with_lse` and `observe` tell, and all that calls them; a listener inside another one
-    hears alone. Nothing is told under torch.compile and torch.func, where there are no numbers to tell.
+    `regard.attention`, `attention_with_lse` and `observe` call it, and so does everything built on them; of nested
+    hooks the innermost alone is called. None is called under torch.compile and torch.func, where tensors have no
+    values.
 
     >>> import torch, regard
-    >>> class Counter:
-    ...     calls = 0
-    ...     def hear(self, problem, lse):
-    ...         self.calls += 1
-    >>> counter, q = Counter(), torch.zeros(3, 4)
-    >>> with listening(counter):
+    >>> shapes, q = [], torch.zeros(3, 4)
+    >>> with attention_hook(lambda problem, lse: shapes.append(lse.shape)):
     ...     _ = regard.attention(q, q, q)
-    >>> counter.calls
-    1
+    >>> shapes
+    [torch.Size([3])]
     """
-    token = _listener.set(listener)
+    token = _current_hook.set(hook)
     try:
         yield
     finally:
-        _listener.reset(token)
+        _current_hook.reset(token)
 
 
-def current() -> Listener | None:
-    """Who is told of attention that is computed here and now, in this thread."""
-    return _listener.get()
+def current_hook() -> AttentionHook | None:
+    """The hook that attention computed now in this thread would call."""
+    return _current_hook.get()
 
 
 def run(plan: Plan) -> Result:
-    """Compute a problem, and tell of it where someone listens."""
-    # Without a listener one look costs some tens of nanoseconds. torch.compile cannot take it, and sees none.
-    if torch.compiler.is_compiling() or (listener := _listener.get()) is None or transformed():
+    """Compute a problem, and call the current hook, if there is one."""
+    # Without a hook the look-up costs some tens of nanoseconds. torch.compile cannot trace it.
+    if torch.compiler.is_compiling() or (hook := _current_hook.get()) is None or under_transform():
         return plan.run()
     result = _with_lse(plan)
     with torch.no_grad():
         problem = plan.problem
-        lse = _lse_of(problem) if result.lse is None else result.lse
-        listener.hear(cleaned(problem), lse.detach())
+        lse = _compute_lse(problem) if result.lse is None else result.lse
+        hook(zero_nonfinite_inputs(problem), lse.detach())
     return result
 
 
 def _with_lse(plan: Plan) -> Result:
-    """The result of a plan with its bits unchanged, and the log-sum-exp too where the same computation gives both."""
+    """The result of a plan with its bits unchanged, and the log-sum-exp too where the same computation returns both."""
     problem = plan.problem
-    asking = replace(problem, wants_lse=True)
-    if not plan.kernel.why_not(asking):
-        return plan.kernel.run(asking)
-    if plan.kernel.name == "fused" and _is_flash(problem):
-        return attend(asking, plan.kernel)  # type: ignore[arg-type]  # the fused kernel brings its own gradient
+    wanting = replace(problem, wants_lse=True)
+    if not plan.kernel.why_not(wanting):
+        return plan.kernel.run(wanting)
+    if plan.kernel.name == "sdpa" and _uses_flash(problem):
+        return attend(wanting, plan.kernel)  # type: ignore[arg-type]  # the sdpa kernel brings its own gradient
     return plan.run()
 
 
-def _is_flash(problem: Problem) -> bool:
-    """Whether torch's operator takes its flash kernel, which the fused kernel calls itself for the log-sum-exp."""
+def _uses_flash(problem: Problem) -> bool:
+    """Whether torch's operator dispatches to its flash kernel, which the sdpa kernel calls for the log-sum-exp."""
     return (
         problem.value.is_cpu
         and problem.keys >= NARROW
@@ -93,9 +85,9 @@ def _is_flash(problem: Problem) -> bool:
     )
 
 
-def _lse_of(problem: Problem) -> Tensor:
-    """The log-sum-exp by itself; dropout leaves it as it is, and none is drawn."""
+def _compute_lse(problem: Problem) -> Tensor:
+    """The log-sum-exp by itself; dropout does not change it, and none is drawn."""
     lse = choose(replace(problem, wants_lse=True, dropout=None)).run().lse
     if lse is None:
-        raise AssertionError("a kernel chosen for a problem that wants the log-sum-exp gave none")
+        raise AssertionError("a kernel chosen for a problem that wants the log-sum-exp returned none")
     return lse

@@ -16,20 +16,20 @@ from torch import Tensor
 
 from .. import native
 from ..core.problem import Problem
-from ..core.torch_modes import transformed, without_autocast
+from ..core.torch_modes import under_transform, without_autocast
 from ..errors import ConfigurationError
 from ..lenses import Lens, LensState, NativeReduction, Reduction, WeightTile
-from .batched_problem import Flat
-from .mask_tiles import cut, parts
-from .native_inputs import native_parts, why_not
-from .online_softmax import LEAST, batches_at_once, tile_size
-from .tile_weights import FAR, weighing_of
+from .batched_problem import BatchedProblem
+from .mask_tiles import batch_layouts, split_slice
+from .native_inputs import native_problems, native_reasons
+from .online_softmax import MIN_TILE_SIDE, batches_per_tile, tile_size
+from .tile_weights import FAR, make_tile_weights
 
 TILE = 2**19
 """Weights in a tile, over all batches and heads: more of them would leave the processor's caches."""
 
 
-def started(problem: Problem, lenses: Iterable[Lens]) -> dict[Lens, LensState[Any]]:
+def start_lenses(problem: Problem, lenses: Iterable[Lens]) -> dict[Lens, LensState[Any]]:
     """Each lens at work on the problem; equal lenses are one.
 
     Raises:
@@ -44,7 +44,7 @@ def started(problem: Problem, lenses: Iterable[Lens]) -> dict[Lens, LensState[An
     return looks
 
 
-def sweep(problem: Problem, lse: Tensor, reductions: Iterable[Reduction]) -> None:
+def run_reductions(problem: Problem, lse: Tensor, reductions: Iterable[Reduction]) -> None:
     """Add the weights of a problem without NaN to reductions: by native code where it can, else tile by tile.
 
     Raises:
@@ -53,12 +53,12 @@ def sweep(problem: Problem, lse: Tensor, reductions: Iterable[Reduction]) -> Non
     reductions = list(reductions)
     if not reductions:
         return
-    if transformed():
+    if under_transform():
         raise ConfigurationError(
             "of all lenses only Weights can be looked through under torch.compile and torch.func: call observe outside"
         )
     with torch.no_grad(), without_autocast(problem.value.device.type):
-        reductions = _natively(problem, lse, reductions)
+        reductions = _run_native_reductions(problem, lse, reductions)
         if not reductions:
             return
         for tile in _tiles(problem, lse, terms=any(reduction.needs_entropy_terms for reduction in reductions)):
@@ -66,32 +66,32 @@ def sweep(problem: Problem, lse: Tensor, reductions: Iterable[Reduction]) -> Non
                 reduction.add(tile)
 
 
-def _natively(problem: Problem, lse: Tensor, reductions: list[Reduction]) -> list[Reduction]:
+def _run_native_reductions(problem: Problem, lse: Tensor, reductions: list[Reduction]) -> list[Reduction]:
     """Those reductions that native code can do, in one pass of its own; what is left for the tiles."""
     able = [reduction for reduction in reductions if isinstance(reduction, NativeReduction)]
-    if not able or why_not(problem):
+    if not able or native_reasons(problem):
         return reductions
-    asked = {reduction: form for reduction in able if (form := reduction.native()) is not None}
-    if asked:
-        flat = Flat.of(problem)
-        lse = lse.reshape(flat.shape[:3])
-        for batch, part in native_parts(flat):
-            native.reduce_weights(part, lse[batch], [form.part(batch) for form in asked.values()])
-    return [reduction for reduction in reductions if reduction not in asked]
+    requests = {reduction: form for reduction in able if (form := reduction.native()) is not None}
+    if requests:
+        batched = BatchedProblem.from_problem(problem)
+        lse = lse.reshape(batched.shape[:3])
+        for batch, part in native_problems(batched):
+            native.reduce_weights(part, lse[batch], [form.part(batch) for form in requests.values()])
+    return [reduction for reduction in reductions if reduction not in requests]
 
 
 def _tiles(problem: Problem, lse: Tensor, *, terms: bool) -> Iterator[WeightTile]:
     """The tiles one after another, in memory that the next one takes over."""
-    flat, size = Flat.of(problem), tile_size(problem, TILE)
-    batches, heads, queries, _ = flat.shape
+    batched, size = BatchedProblem.from_problem(problem), tile_size(problem, TILE)
+    batches, heads, queries, _ = batched.shape
     # A row that attends to nothing, or to NaN, has weights 0.
     lse = lse.reshape(batches, heads, queries, 1)
     lse = torch.where(lse.isfinite(), lse, FAR)
-    for part in parts(problem, (size[0], LEAST), 1):
-        for batch in cut(part.batch, batches_at_once(problem, TILE)):
-            weighing = weighing_of(flat.part(batch), lse[batch])
+    for part in batch_layouts(problem, (size[0], MIN_TILE_SIDE), 1):
+        for batch in split_slice(part.batch, batches_per_tile(problem, TILE)):
+            weights = make_tile_weights(batched.part(batch), lse[batch])
             for row in part.layout.rows:
                 for run in row.runs:
-                    for columns in cut(run.columns, size[1]):
-                        made = weighing.tile(row.rows, columns, masked=run.masked, terms=terms)
+                    for columns in split_slice(run.columns, size[1]):
+                        made = weights.tile(row.rows, columns, masked=run.masked, terms=terms)
                         yield WeightTile(*made, batch, row.rows, columns)

@@ -18,7 +18,7 @@ from ..core.grid import Blocks
 from ..core.intervals import EMPTY, FULL, PARTIAL
 from ..core.problem import Problem
 from ..masks import Mask
-from ..utils.pytree import tensors_of
+from ..utils.pytree import tree_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +38,15 @@ class BlockRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """All block rows of a problem. `visited` counts the pairs that lie in them, `masked` those that need the mask."""
+class TileLayout:
+    """All block rows of a problem; `visited_pairs` counts pairs in their runs, `masked_pairs` those in masked runs."""
 
     rows: tuple[BlockRow, ...]
-    visited: int
-    masked: int
+    visited_pairs: int
+    masked_pairs: int
 
     @classmethod
-    def of(cls, verdicts: np.ndarray, size: tuple[int, int], shape: tuple[int, int], *, apart: int) -> Layout:
+    def of(cls, verdicts: np.ndarray, size: tuple[int, int], shape: tuple[int, int], *, apart: int) -> TileLayout:
         """The layout of verdicts (R, C) on tiles of `size`, for `shape` pairs.
 
         Neighbours are one run. A stretch without masked tiles that is at least `apart` columns wide is a run of its
@@ -64,7 +64,7 @@ class Layout:
         return cls(tuple(rows), sum(visited[0]), sum(visited[1]))
 
     @classmethod
-    def whole(cls, height: int, shape: tuple[int, int]) -> Layout:
+    def whole(cls, height: int, shape: tuple[int, int]) -> TileLayout:
         """The layout of blocks of so many rows where every pair exists."""
         queries, keys = shape
         runs = (Run(slice(0, keys), masked=False),) if keys else ()
@@ -72,7 +72,7 @@ class Layout:
         return cls(tuple(rows), queries * keys, 0)
 
 
-def cut(columns: slice, width: int) -> Iterator[slice]:
+def split_slice(columns: slice, width: int) -> Iterator[slice]:
     """Columns in stretches of at most `width`."""
     for start in range(columns.start, columns.stop, width):
         yield slice(start, min(start + width, columns.stop))
@@ -85,7 +85,7 @@ def _count(row: BlockRow, *, masked_only: bool) -> int:
 
 def _runs(line: np.ndarray, apart: int) -> list[tuple[int, int, bool]]:
     """(start, stop, masked) of the runs of one line of tiles."""
-    stretches = [list(stretch) for stretch in _alike(line) if stretch[2] != EMPTY]
+    stretches = [list(stretch) for stretch in _equal_stretches(line) if stretch[2] != EMPTY]
     runs: list[list[int]] = []
     for start, stop, verdict in stretches:
         masked = verdict == PARTIAL or (
@@ -98,7 +98,7 @@ def _runs(line: np.ndarray, apart: int) -> list[tuple[int, int, bool]]:
     return [(start, stop, bool(masked)) for start, stop, masked in runs]
 
 
-def _alike(line: np.ndarray) -> list[tuple[int, int, int]]:
+def _equal_stretches(line: np.ndarray) -> list[tuple[int, int, int]]:
     """Stretches of equal verdicts."""
     if not len(line):
         return []
@@ -110,89 +110,89 @@ def _touches_partial(line: np.ndarray, start: int, stop: int) -> bool:
     return (start > 0 and line[start - 1] == PARTIAL) or (stop < len(line) and line[stop] == PARTIAL)
 
 
-IN_VAIN = 2**16
+MAX_WASTED_PAIRS = 2**16
 """Pairs, of all heads, that a part may visit in vain: they take about as long as the calls that another part takes."""
-REMEMBERED = 128
-"""How many masks without tensors are remembered; one with tensors is remembered as long as it is alive."""
-SIZES = 64
-"""For how many sizes each mask is remembered, before all of them are forgotten: a cache has another with each token."""
+MAX_MASKS = 128
+"""How many masks without tensors are memoize; one with tensors is memoize as long as it is alive."""
+MAX_SIZES = 64
+"""For how many sizes each mask is memoize, before all of them are forgotten: a cache has another with each token."""
 
 
 Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BatchLayout:
     """Some neighbouring batches, of all leading axes together, that see the same tiles."""
 
     batch: slice
-    layout: Layout
+    layout: TileLayout
 
 
-_known: weakref.WeakKeyDictionary[Mask, dict[tuple, Any]] = weakref.WeakKeyDictionary()
-_recent: deque[Mask] = deque(maxlen=REMEMBERED)
-_without_mask: dict[tuple, Any] = {}
+_memo_by_mask: weakref.WeakKeyDictionary[Mask, dict[tuple, Any]] = weakref.WeakKeyDictionary()
+_recent_masks: deque[Mask] = deque(maxlen=MAX_MASKS)
+_memo_without_mask: dict[tuple, Any] = {}
 
 
-def parts(problem: Problem, size: tuple[int, int], apart: int) -> tuple[Part, ...]:
+def batch_layouts(problem: Problem, size: tuple[int, int], apart: int) -> tuple[BatchLayout, ...]:
     """The tiles of `size` that the problem's mask leaves, batch by batch where these differ; all heads together."""
-    return remembered(problem, (size, apart), lambda: _parts(problem, size, apart))
+    return memoize(problem, (size, apart), lambda: _parts(problem, size, apart))
 
 
-def remembered(
+def memoize(
     problem: Problem, what: Hashable, compute: Callable[[], Found], when: Callable[[Found], bool] = lambda _: True
 ) -> Found:
     """What follows from the problem's mask and sizes alone, worked out once; `when` says whether it is to be kept."""
     mask, shape = problem.mask, (problem.batch.numel(), problem.queries, problem.keys)
-    tensors = tensors_of(mask)
+    tensors = tree_tensors(mask)
     placed = problem.query_positions is not None or problem.key_positions is not None
     if placed or any(tensor.is_inference() for tensor in tensors):
         # Nothing to remember it by: inference tensors do not tell when they are written to.
         return compute()
-    known = _without_mask if mask is None else _known.setdefault(mask, {})
+    known = _memo_without_mask if mask is None else _memo_by_mask.setdefault(mask, {})
     if mask is not None and not known and not tensors:
-        _recent.append(mask)
+        _recent_masks.append(mask)
     key = (what, shape, tuple(tensor._version for tensor in tensors))
     if key in known:
         return known[key]
     found = compute()
     if when(found):
-        if len(known) >= SIZES:
+        if len(known) >= MAX_SIZES:
             known.clear()
         known[key] = found
     return found
 
 
-def layout(problem: Problem, size: tuple[int, int], apart: int) -> Layout:
+def union_layout(problem: Problem, size: tuple[int, int], apart: int) -> TileLayout:
     """The tiles that the problem's mask leaves to any of its batches and heads."""
-    found = parts(problem, size, apart)
+    found = batch_layouts(problem, size, apart)
     if len(found) == 1:
         return found[0].layout
     return _layout(_verdicts(problem, size), problem, size, apart)
 
 
-def visited(problem: Problem, size: tuple[int, int] = (128, 64), apart: int = 1) -> int:
+def count_visited_pairs(problem: Problem, size: tuple[int, int] = (128, 64), apart: int = 1) -> int:
     """The pairs in the tiles that the problem's mask leaves, over all batches, for one head."""
-    found = parts(problem, size, apart)
-    return sum((part.batch.stop - part.batch.start) * part.layout.visited for part in found)
+    found = batch_layouts(problem, size, apart)
+    return sum((part.batch.stop - part.batch.start) * part.layout.visited_pairs for part in found)
 
 
-def distinct(problem: Problem) -> tuple[int, int]:
+def distinct_matrices(problem: Problem) -> tuple[int, int]:
     """For how many batches and heads the mask is asked, and the bias; 0 where there is none."""
     tile = problem.grid().tile(slice(0, 1), slice(0, 1))
     keep, bias = problem.keep(tile), problem.bias_values(tile)
     return (0 if keep is None else keep.shape[:-2].numel()), (0 if bias is None else bias.shape[:-2].numel())
 
 
-def _parts(problem: Problem, size: tuple[int, int], apart: int) -> tuple[Part, ...]:
+def _parts(problem: Problem, size: tuple[int, int], apart: int) -> tuple[BatchLayout, ...]:
     if problem.mask is None:
-        whole = Layout.whole(size[0], (problem.queries, problem.keys))
-        return (Part(slice(0, problem.batch.numel()), whole),)
+        whole = TileLayout.whole(size[0], (problem.queries, problem.keys))
+        return (BatchLayout(slice(0, problem.batch.numel()), whole),)
     verdicts, batches = _verdicts(problem, size), problem.batch.numel()
     if len(verdicts) != batches:
-        return (Part(slice(0, batches), _layout(verdicts, problem, size, apart)),)
+        return (BatchLayout(slice(0, batches), _layout(verdicts, problem, size, apart)),)
     return tuple(
-        Part(slice(start, stop), _layout(verdicts[start:stop], problem, size, apart))
+        BatchLayout(slice(start, stop), _layout(verdicts[start:stop], problem, size, apart))
         for start, stop in pairwise(_edges(verdicts, problem, size))
     )
 
@@ -208,18 +208,18 @@ def _edges(verdicts: np.ndarray, problem: Problem, size: tuple[int, int]) -> lis
     edges, together = [0], verdicts[:1]
     for at in range(1, len(verdicts)):
         both = np.concatenate([together, verdicts[at : at + 1]])
-        visited = int(areas[_together(both) != EMPTY].sum()) * (at + 1 - edges[-1])
-        if (visited - sum(seen[edges[-1] : at + 1])) * heads <= IN_VAIN:
-            together = _together(both)[None]
+        visited = int(areas[_combine(both) != EMPTY].sum()) * (at + 1 - edges[-1])
+        if (visited - sum(seen[edges[-1] : at + 1])) * heads <= MAX_WASTED_PAIRS:
+            together = _combine(both)[None]
         else:
             edges.append(at)
             together = verdicts[at : at + 1]
     return [*edges, len(verdicts)] if len(verdicts) else edges
 
 
-def _layout(verdicts: np.ndarray, problem: Problem, size: tuple[int, int], apart: int) -> Layout:
+def _layout(verdicts: np.ndarray, problem: Problem, size: tuple[int, int], apart: int) -> TileLayout:
     """The layout that serves all of some verdicts (·, R, C)."""
-    return Layout.of(_together(verdicts), size, (problem.queries, problem.keys), apart=apart)
+    return TileLayout.of(_combine(verdicts), size, (problem.queries, problem.keys), apart=apart)
 
 
 def _verdicts(problem: Problem, size: tuple[int, int]) -> np.ndarray:
@@ -238,11 +238,11 @@ def _verdicts(problem: Problem, size: tuple[int, int]) -> np.ndarray:
     else:
         verdicts = verdicts.expand(*problem.batch, *verdicts.shape[-2:])
     each = verdicts.reshape(verdicts.shape[: -3 if problem.heads else -2].numel(), heads, *blocks.shape).numpy()
-    together = [_together(batch) for batch in each]  # of no batch there is nothing to stack
+    together = [_combine(batch) for batch in each]  # of no batch there is nothing to stack
     return each[:, 0] if heads == 1 else np.array(together, dtype=np.int8).reshape(len(each), *blocks.shape)
 
 
-def _together(verdicts: np.ndarray) -> np.ndarray:
+def _combine(verdicts: np.ndarray) -> np.ndarray:
     """One verdict of several: EMPTY or FULL where all are, PARTIAL elsewhere; EMPTY where there are none."""
     if not len(verdicts):
         return np.full(verdicts.shape[1:], EMPTY, dtype=np.int8)

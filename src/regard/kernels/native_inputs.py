@@ -17,35 +17,40 @@ from ..core.grid import WHOLE, Grid
 from ..core.problem import Problem
 from ..core.score_forms import DotPairs
 from ..native.flash import BLOCK, Tiles
-from .batched_problem import Flat
-from .mask_tiles import Layout, Part, parts, remembered
+from .batched_problem import BatchedProblem
+from .mask_tiles import BatchLayout, TileLayout, batch_layouts, memoize
 from .tile_bias import bias_along
 
-SIZE = (BLOCK, BLOCK)
-APART = 1
+TILE_SIZE = (BLOCK, BLOCK)
+MIN_FULL_RUN = 1
 """Tiles all of whose pairs exist need no bits, however few lie side by side."""
-REMEMBERED = 2**22
-"""Bytes of bits that are remembered for a mask and a size; more are worked out for each call."""
+MAX_MEMO_BYTES = 2**22
+"""Bytes of bits that are memoize for a mask and a size; more are worked out for each call."""
 
 
-def tiles_of(flat: Flat) -> tuple[tuple[slice, Tiles], ...]:
-    """The tiles of a flat problem, batch by batch where these see different ones."""
+def packed_tiles(batched: BatchedProblem) -> tuple[tuple[slice, Tiles], ...]:
+    """The tiles of a batched problem, batch by batch where these see different ones."""
 
     def compute() -> tuple[tuple[slice, Tiles], ...]:
-        return tuple((part.batch, _tiles(flat, part)) for part in parts(flat.problem, SIZE, APART))
+        return tuple(
+            (part.batch, _tiles(batched, part)) for part in batch_layouts(batched.problem, TILE_SIZE, MIN_FULL_RUN)
+        )
 
-    return remembered(
-        flat.problem, "bits", compute, when=lambda found: sum(tiles.bits.nbytes for _, tiles in found) <= REMEMBERED
+    return memoize(
+        batched.problem,
+        "bits",
+        compute,
+        when=lambda found: sum(tiles.bits.nbytes for _, tiles in found) <= MAX_MEMO_BYTES,
     )
 
 
 def masked_pairs(problem: Problem) -> int:
     """The pairs that need a bit each, for all batches and heads that the mask tells apart."""
-    return max((part.layout.masked for part in parts(problem, SIZE, APART)), default=0)
+    return max((part.layout.masked_pairs for part in batch_layouts(problem, TILE_SIZE, MIN_FULL_RUN)), default=0)
 
 
-def _tiles(flat: Flat, part: Part) -> Tiles:
-    layout, mask = part.layout, flat.problem.mask
+def _tiles(batched: BatchedProblem, part: BatchLayout) -> Tiles:
+    layout, mask = part.layout, batched.problem.mask
     first = np.cumsum([0, *(len(row.runs) for row in layout.rows)], dtype=np.int64)
     runs, count = [], 0
     for row in layout.rows:
@@ -53,13 +58,13 @@ def _tiles(flat: Flat, part: Part) -> Tiles:
             runs.append((run.columns.start, run.columns.stop, count if run.masked else -1))
             count += -(-(run.columns.stop - run.columns.start) // BLOCK) if run.masked else 0
     table = np.array(runs, dtype=np.int64).reshape(-1, 3)
-    placed = flat.problem.query_positions is not None or flat.problem.key_positions is not None
+    placed = batched.problem.query_positions is not None or batched.problem.key_positions is not None
     if not count:
         bits = np.zeros((1, 1, 1, BLOCK), dtype=np.uint64)
     elif mask is not None and mask.by_distance and not placed:
-        bits = _by_distance(flat.problem, first, table)
+        bits = _by_distance(batched.problem, first, table)
     else:
-        bits = _pair_by_pair(flat.part(part.batch), layout, count)
+        bits = _pair_by_pair(batched.part(part.batch), layout, count)
     return Tiles(first, table, np.ascontiguousarray(bits))
 
 
@@ -83,12 +88,12 @@ def _by_distance(problem: Problem, first: np.ndarray, runs: np.ndarray) -> np.nd
     return np.where(row[:, None] + np.arange(BLOCK) < queries, words[at], np.uint64(0))[None, None]
 
 
-def _pair_by_pair(flat: Flat, layout: Layout, count: int) -> np.ndarray:
+def _pair_by_pair(batched: BatchedProblem, layout: TileLayout, count: int) -> np.ndarray:
     """The mask asked for each masked run: (B or 1, H or 1, T, BLOCK)."""
     found: list[Tensor] = []
     for row in layout.rows:
         for run in row.runs:
-            keep = flat.keep(row.rows, run.columns) if run.masked else None
+            keep = batched.keep(row.rows, run.columns) if run.masked else None
             if keep is not None:
                 size = row.rows.stop - row.rows.start, run.columns.stop - run.columns.start
                 found.append(keep.expand(*keep.shape[:2], *size))
@@ -111,11 +116,11 @@ def _packed(pairs: np.ndarray) -> np.ndarray:
     return np.packbits(pairs, axis=-1, bitorder="little").view("<u8")
 
 
-MOST_BITS = 2**31
+MAX_BITS = 2**31
 """Masked pairs for which bits are kept: 256 MiB of them."""
 
 
-def why_not(problem: Problem) -> list[str]:
+def native_reasons(problem: Problem) -> list[str]:
     """Why native code cannot: other scores, other numbers, other processors, and what its code has no word for."""
     reasons, value = [], problem.value
     if not isinstance(problem.pairs, DotPairs):
@@ -128,28 +133,28 @@ def why_not(problem: Problem) -> list[str]:
         reasons.append("of all biases its code adds those by distance alone, of queries and keys in their usual places")
     if reason := native.why_not():
         reasons.append(f"there is no native code: {reason}")
-    if not reasons and problem.mask is not None and (pairs := masked_pairs(problem)) > MOST_BITS:
+    if not reasons and problem.mask is not None and (pairs := masked_pairs(problem)) > MAX_BITS:
         reasons.append(f"the mask cuts tiles of {pairs:,} pairs, each of which would be kept as a bit")
     return reasons
 
 
-def native_parts(flat: Flat) -> Iterator[tuple[slice, native.FlashProblem]]:
+def native_problems(batched: BatchedProblem) -> Iterator[tuple[slice, native.FlashProblem]]:
     """Batches that see the same tiles, as native code takes them."""
-    pairs, problem = flat.pairs, flat.problem
+    pairs, problem = batched.pairs, batched.problem
     if not isinstance(pairs, DotPairs):
         raise TypeError("native code over tiles computes dot products")
     line = bias_along(problem, problem.bias).float() if isinstance(problem.bias, RelativeBias) else None
-    for batch, tiles in tiles_of(flat):
-        own = pairs.query[batch], pairs.key[batch], flat.value[batch]
-        yield batch, native.FlashProblem(*own, pairs.scale, tiles, problem.softcap, line, _drops(flat, batch))
+    for batch, tiles in packed_tiles(batched):
+        own = pairs.query[batch], pairs.key[batch], batched.value[batch]
+        yield batch, native.FlashProblem(*own, pairs.scale, tiles, problem.softcap, line, _drops(batched, batch))
 
 
-def _drops(flat: Flat, batch: slice) -> native.Drops | None:
+def _drops(batched: BatchedProblem, batch: slice) -> native.Drops | None:
     """Which weights of some batches are dropped."""
-    dropout = flat.problem.dropout
+    dropout = batched.problem.dropout
     if dropout is None:
         return None
-    rows, columns = dropout.noise(flat.shape, batch, WHOLE, WHOLE)
+    rows, columns = dropout.hashes(batched.shape, batch, WHOLE, WHOLE)
     return native.Drops(rows, columns, dropout.threshold, 1.0 - dropout.probability)
 
 

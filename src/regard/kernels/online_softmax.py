@@ -16,13 +16,13 @@ from ..biases import RelativeBias
 from ..core.problem import Problem
 from ..core.score_forms import AdditivePairs, PairForm, at_least_float32, per_head, per_key_head
 from .base import Cost
-from .batched_problem import Flat, Gradients, Saved
+from .batched_problem import BatchedProblem, ProblemGradients, Saved
 from .cost_model import CAP, DROP, MASK, RESULT, TILEWISE, VALUE, beginnings, bytes_read, operator_calls, width_of
-from .mask_tiles import BlockRow, cut, distinct, layout, parts
-from .tile_bias import biasing
-from .tile_scores import Scoring
+from .mask_tiles import BlockRow, batch_layouts, distinct_matrices, split_slice, union_layout
+from .tile_bias import make_tile_bias
+from .tile_scores import TileScores
 
-LEAST = 64
+MIN_TILE_SIDE = 64
 """Rows and columns of the smallest tile whose products are still worth their calls."""
 LOG2_E = math.log2(math.e)
 TILE = 2**18
@@ -30,20 +30,20 @@ TILE = 2**18
 
 
 @dataclass(frozen=True, slots=True)
-class Tilewise:
-    """Output, log-sum-exp and gradients by tiles; `scoring` makes what the scores of a tile are computed by.
+class TiledAttention:
+    """Output, log-sum-exp and gradients by tiles; `tile_scores` makes the scores of a pair form's tiles.
 
     Forward: the online softmax (Milakov and Gimelshein 2018, arXiv 1805.02867). Backward: the weights of a tile are
     exp(score - lse), computed again (Dao et al. 2022, arXiv 2205.14135, section 3.1).
     """
 
-    scoring: Callable[[PairForm], Scoring]
+    tile_scores: Callable[[PairForm], TileScores]
     tile: int = TILE
 
     def cost(self, problem: Problem) -> Cost:
         """The tiles that the mask leaves; some eight passes over each."""
         size, heads = tile_size(problem, self.tile), problem.weights_shape[-3] if problem.heads else 1
-        (masks, biases), alike = distinct(problem), isinstance(problem.bias, RelativeBias)
+        (masks, biases), alike = distinct_matrices(problem), isinstance(problem.bias, RelativeBias)
         pairs = tiles = at_once = asked = 0.0
         for batch, rows in self._parts(problem):
             for row in rows:
@@ -66,35 +66,35 @@ class Tilewise:
             calls=operator_calls(problem) + 20.0 + 35.0 * tiles + 30.0 * bool(masks or biases),
         )
 
-    def forward(self, flat: Flat) -> tuple[Tensor, Tensor]:
+    def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
         """The online softmax over the tiles of each block row."""
-        output, lse = flat.empty_results()
-        for batch, rows in self._parts(flat.problem):
-            self._forward(_Tiles(flat.part(batch), self.scoring, self.tile), rows, output[batch], lse[batch])
+        output, lse = batched.empty_results()
+        for batch, rows in self._parts(batched.problem):
+            self._forward(_Tiles(batched.part(batch), self.tile_scores, self.tile), rows, output[batch], lse[batch])
         return output, lse
 
-    def backward(self, flat: Flat, saved: Saved) -> Gradients:
+    def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
         """Tile by tile: P = exp(scores - lse), dP = dO · Vᵀ, dS = P · (dP - delta), and from dS everything else."""
-        gradients = flat.zero_gradients(bias=saved.wants_bias)
-        for batch, rows in self._parts(flat.problem, together=saved.wants_bias):
-            tiles = _Tiles(flat.part(batch), self.scoring, self.tile)
+        gradients = batched.zero_gradients(bias=saved.needs_bias_grad)
+        for batch, rows in self._parts(batched.problem, together=saved.needs_bias_grad):
+            tiles = _Tiles(batched.part(batch), self.tile_scores, self.tile)
             self._backward(tiles, rows, saved.part(batch), gradients.part(batch))
             tiles.finish(gradients.part(batch))
         return gradients
 
     def _parts(self, problem: Problem, *, together: bool = False) -> Iterator[tuple[slice, tuple[BlockRow, ...]]]:
         """Batches that see the same tiles, as many at a time as make tiles of a good size; or all batches together."""
-        size = tile_size(problem, self.tile)[0], LEAST
+        size = tile_size(problem, self.tile)[0], MIN_TILE_SIDE
         if together:
-            yield slice(0, problem.batch.numel()), layout(problem, size, 1).rows
+            yield slice(0, problem.batch.numel()), union_layout(problem, size, 1).rows
             return
-        most = batches_at_once(problem, self.tile)
-        for part in parts(problem, size, 1):
-            for batch in cut(part.batch, most):
+        most = batches_per_tile(problem, self.tile)
+        for part in batch_layouts(problem, size, 1):
+            for batch in split_slice(part.batch, most):
                 yield batch, part.layout.rows
 
     def _forward(self, tiles: _Tiles, rows: tuple[BlockRow, ...], output: Tensor, lse: Tensor) -> None:
-        value = at_least_float32(tiles.flat.value)
+        value = at_least_float32(tiles.batched.value)
         for row in rows:
             softmax = _OnlineSoftmax(output[:, :, row.rows], lse[:, :, row.rows])
             for columns, masked in tiles.of(row):
@@ -105,8 +105,8 @@ class Tilewise:
                 softmax.add(per_head(lambda folded, part=part: folded @ part, weights, part))
             softmax.write(tiles.kept_share)
 
-    def _backward(self, tiles: _Tiles, rows: tuple[BlockRow, ...], saved: Saved, gradients: Gradients) -> None:
-        value = at_least_float32(tiles.flat.value)
+    def _backward(self, tiles: _Tiles, rows: tuple[BlockRow, ...], saved: Saved, gradients: ProblemGradients) -> None:
+        value = at_least_float32(tiles.batched.value)
         for row in rows:
             here = saved.part(rows=row.rows)
             lse, delta = here.lse.unsqueeze(-1), here.delta().unsqueeze(-1)
@@ -125,57 +125,61 @@ class Tilewise:
 
 
 class _Tiles:
-    """The tiles of a flat problem: which there are, their scores with all that goes with them, and where these lead."""
+    """The tiles of a batched problem: their columns, their scores with softcap, bias and mask, and their backward."""
 
-    def __init__(self, flat: Flat, scoring: Callable[[PairForm], Scoring], tile: int) -> None:
-        self.flat, self.scoring, self.biasing = flat, scoring(flat.pairs), biasing(flat)
-        self.size = tile_size(flat.problem, tile)
-        self.kept_share = 1.0 - flat.problem.dropout.probability if flat.problem.dropout is not None else 1.0
+    def __init__(self, batched: BatchedProblem, make_tile_scores: Callable[[PairForm], TileScores], tile: int) -> None:
+        self.batched, self.tile_scores, self.tile_bias = (
+            batched,
+            make_tile_scores(batched.pairs),
+            make_tile_bias(batched),
+        )
+        self.size = tile_size(batched.problem, tile)
+        self.kept_share = 1.0 - batched.problem.dropout.probability if batched.problem.dropout is not None else 1.0
 
     def of(self, row: BlockRow) -> Iterator[tuple[slice, bool]]:
         """The tiles of a block row: their columns, and whether some of their pairs are masked."""
         for run in row.runs:
-            for columns in cut(run.columns, self.size[1]):
+            for columns in split_slice(run.columns, self.size[1]):
                 yield columns, run.masked
 
     def scores(self, rows: slice, columns: slice, masked: bool) -> tuple[Tensor, Tensor | None]:
         """softcap(f(Q, K)) + B where M, -inf elsewhere; and the slope of the softcap, where there is one."""
-        scores, slope = self.scoring.scores(rows, columns), None
-        softcap = self.flat.problem.softcap
+        scores, slope = self.tile_scores.scores(rows, columns), None
+        softcap = self.batched.problem.softcap
         if softcap is not None:
             scores = scores.div_(softcap).tanh_()
             slope = 1 - scores.square()
             scores = scores.mul_(softcap)
-        if self.biasing is not None:
-            scores = scores.add_(self.biasing.values(rows, columns))
-        if masked and (keep := self.flat.keep(rows, columns)) is not None:
+        if self.tile_bias is not None:
+            scores = scores.add_(self.tile_bias.values(rows, columns))
+        if masked and (keep := self.batched.keep(rows, columns)) is not None:
             # A sum with -inf: to fill where a boolean says so takes ten times as long.
             scores = scores.add_(torch.zeros(keep.shape, device=keep.device).masked_fill_(~keep, float("-inf")))
         return scores, slope
 
     def kept(self, rows: slice, columns: slice) -> Tensor | None:
         """1 for weights that are kept, 0 for those that are dropped; None without dropout."""
-        dropout = self.flat.problem.dropout
+        dropout = self.batched.problem.dropout
         if dropout is None:
             return None
-        shape = (self.flat.problem.batch.numel(), *self.flat.shape[1:])
-        return dropout.kept(shape, self.flat.batch, rows, columns)
+        shape = (self.batched.problem.batch.numel(), *self.batched.shape[1:])
+        return dropout.keep_mask(shape, self.batched.batch, rows, columns)
 
     def add_gradients(
-        self, rows: slice, columns: slice, upstream: Tensor, slope: Tensor | None, into: Gradients
+        self, rows: slice, columns: slice, upstream: Tensor, slope: Tensor | None, into: ProblemGradients
     ) -> None:
         """From the gradient of a tile's scores to those of bias, query, key and weight."""
-        if self.biasing is not None and into.bias:
-            self.biasing.add_gradient(rows, columns, upstream, into)
+        if self.tile_bias is not None and into.bias:
+            self.tile_bias.add_gradient(rows, columns, upstream, into)
         if slope is not None:
             upstream = upstream.mul_(slope)
-        self.scoring.add_gradients(rows, columns, upstream, into)
+        self.tile_scores.add_gradients(rows, columns, upstream, into)
 
-    def finish(self, into: Gradients) -> None:
+    def finish(self, into: ProblemGradients) -> None:
         """What is done once, after the last tile."""
-        self.scoring.finish(into)
-        if self.biasing is not None and into.bias:
-            self.biasing.finish(into)
+        self.tile_scores.finish(into)
+        if self.tile_bias is not None and into.bias:
+            self.tile_bias.finish(into)
 
 
 class _OnlineSoftmax:
@@ -216,7 +220,7 @@ def exponential_(numbers: Tensor) -> Tensor:
     return numbers.mul_(LOG2_E).exp2_()
 
 
-def with_features(cost: Cost, problem: Problem, passes: float) -> Cost:
+def add_feature_cost(cost: Cost, problem: Problem, passes: float) -> Cost:
     """A cost and `passes` for each feature and visited pair, where the score is additive."""
     if not isinstance(problem.pairs, AdditivePairs):
         return cost
@@ -228,21 +232,21 @@ def with_features(cost: Cost, problem: Problem, passes: float) -> Cost:
     )
 
 
-def batches_at_once(problem: Problem, tile: int) -> int:
+def batches_per_tile(problem: Problem, tile: int) -> int:
     """How many batches make tiles of 128 × 128 of at most `tile` scores; one at least."""
     heads = problem.weights_shape[-3] if problem.heads else 1
     return max(tile // (max(heads, 1) * 128 * 128), 1)
 
 
 def tile_size(problem: Problem, tile: int) -> tuple[int, int]:
-    """Rows and columns: at most `tile` scores over the batches at once and their heads, but LEAST × LEAST at least."""
+    """Rows and columns of a tile: at most `tile` scores over heads and batches at once, but MIN_TILE_SIDE each."""
     heads = problem.weights_shape[-3] if problem.heads else 1
-    leading = max(min(problem.batch.numel(), batches_at_once(problem, tile)) * heads, 1)
+    leading = max(min(problem.batch.numel(), batches_per_tile(problem, tile)) * heads, 1)
     side = max(math.isqrt(tile // leading), 1)
-    if side < LEAST:
-        return (LEAST, LEAST) if tile >= LEAST**2 else (side, side)
-    rows = min(side // LEAST * LEAST, 256)
-    return rows, min(tile // (leading * rows) // LEAST * LEAST, 512)
+    if side < MIN_TILE_SIDE:
+        return (MIN_TILE_SIDE, MIN_TILE_SIDE) if tile >= MIN_TILE_SIDE**2 else (side, side)
+    rows = min(side // MIN_TILE_SIDE * MIN_TILE_SIDE, 256)
+    return rows, min(tile // (leading * rows) // MIN_TILE_SIDE * MIN_TILE_SIDE, 512)
 
 
 class Merged:

@@ -13,8 +13,8 @@ from ..core.score_forms import AdditivePairs, at_least_float32, per_head
 from ..core.torch_modes import without_autocast
 from .base import Cost, Result
 from .cost_model import CAP, DROP, FEATURE, MASK, SELECT, VALUE, WEIGHTS, bytes_read
-from .mask_tiles import distinct
-from .nan_safety import shielded
+from .mask_tiles import distinct_matrices
+from .nan_safety import run_nan_safe
 
 
 def formula(problem: Problem) -> Result:
@@ -46,7 +46,7 @@ def softmax(scores: Tensor, sinks: Tensor | None = None) -> tuple[Tensor, Tensor
     return (exponentials / total)[..., :-1], lse.squeeze(-1)
 
 
-class Reference:
+class ReferenceKernel:
     """C = softmax( f(Q, K) + B, where M ) · V, with all the weights in memory at once.
 
     Sums are in float32 at least; autocast does not reach in.
@@ -62,7 +62,7 @@ class Reference:
         """Every pair is computed and kept, several times over: scores, masked scores, weights."""
         pairs, features = problem.weights_shape.numel(), problem.pairs.query.shape[-1]
         size = max(problem.value.element_size(), 4)
-        masks, biases = distinct(problem)
+        masks, biases = distinct_matrices(problem)
         additive = isinstance(problem.pairs, AdditivePairs)
         steps = (masks > 0) + (biases > 0) + 3 * (problem.softcap is not None) + 3 * (problem.dropout is not None)
         one = problem.queries * problem.keys
@@ -81,4 +81,4 @@ class Reference:
     def run(self, problem: Problem) -> Result:
         """The output, and the log-sum-exp where it is wanted."""
         with without_autocast(problem.value.device.type):
-            return shielded(problem, formula)
+            return run_nan_safe(problem, formula)

@@ -10,20 +10,20 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ..core.problem import Problem
 from ..core.score_forms import DotPairs
-from ..core.torch_modes import transformed
+from ..core.torch_modes import under_transform
 from .base import Cost, Result
-from .batched_problem import Flat, Gradients, Saved
+from .batched_problem import BatchedProblem, ProblemGradients, Saved
 from .cost_model import MASK, VALUE, WEIGHTS, operator_calls, whole
 from .custom_op import attend, register
 from .dense_block import EXPONENTIAL, NARROW, Rectangle, is_square_causal
-from .mask_tiles import distinct, visited
-from .nan_safety import shielded
+from .mask_tiles import count_visited_pairs, distinct_matrices
+from .nan_safety import run_nan_safe
 
 
-class Fused:
+class SdpaKernel:
     """`torch.nn.functional.scaled_dot_product_attention`, shaped and masked so that the contract holds."""
 
-    name = "fused"
+    name = "sdpa"
     exponential = EXPONENTIAL
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Fused:
             reasons.append("torch's operator has no sinks")
         if problem.dropout is not None:
             reasons.append("torch's operator drops weights by a pattern of its own, with all of them in memory")
-        if problem.mask is not None and transformed():
+        if problem.mask is not None and under_transform():
             reasons.append("under a transform of torch's it cannot be looked whether NaN stands behind the mask")
         return reasons
 
@@ -53,7 +53,7 @@ class Fused:
         """
         pairs = problem.weights_shape.numel()
         causal, refusal = is_square_causal(problem), _slow_path(problem)
-        masks, biases = (0, 0) if causal else distinct(problem)
+        masks, biases = (0, 0) if causal else distinct_matrices(problem)
         one, size = problem.queries * problem.keys, problem.value.element_size()
         flops, passes, moved = whole(problem, causal=causal)
         return Cost(
@@ -76,32 +76,35 @@ class Fused:
         """
         if _by_operator(problem):
             return attend(problem, self)
-        return shielded(problem, _attend, shows_nan=problem.keys >= NARROW)
+        return run_nan_safe(problem, _attend, propagates_nan=problem.keys >= NARROW)
 
-    def forward(self, flat: Flat) -> tuple[Tensor, Tensor]:
-        """Output and log-sum-exp of a flat problem: one rectangle."""
-        return _rectangle(flat).forward()
+    def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
+        """Output and log-sum-exp of a batched problem: one rectangle."""
+        return _rectangle(batched).forward()
 
-    def backward(self, flat: Flat, saved: Saved) -> Gradients:
-        """The gradients of a flat problem: those of one rectangle."""
-        gradients = _rectangle(flat).backward(
-            saved.output, saved.lse, saved.grad_output, saved.grad_lse, from_lse=saved.from_lse
+    def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
+        """The gradients of a batched problem: those of one rectangle."""
+        gradients = _rectangle(batched).backward(
+            saved.output, saved.lse, saved.grad_output, saved.grad_lse, has_lse_grad=saved.has_lse_grad
         )
-        return Gradients(*gradients)
+        return ProblemGradients(*gradients)
 
 
 def _by_operator(problem: Problem) -> bool:
     """Whether the operator's gradient takes the place of torch's own: a bias's has all weights in memory."""
     return (
-        problem.asks_for_gradient() and not problem.bias_needs_gradient() and problem.value.is_cpu and not transformed()
+        problem.asks_for_gradient()
+        and not problem.bias_needs_gradient()
+        and problem.value.is_cpu
+        and not under_transform()
     )
 
 
-def _rectangle(flat: Flat) -> Rectangle:
-    pairs = cast(DotPairs, flat.pairs)
-    causal = is_square_causal(flat.problem)
-    added = None if causal else flat.added(slice(0, flat.shape[2]), slice(0, flat.shape[3]))
-    return Rectangle(pairs.query, pairs.key, flat.value, pairs.scale, added, causal)
+def _rectangle(batched: BatchedProblem) -> Rectangle:
+    pairs = cast(DotPairs, batched.pairs)
+    causal = is_square_causal(batched.problem)
+    added = None if causal else batched.added(slice(0, batched.shape[2]), slice(0, batched.shape[3]))
+    return Rectangle(pairs.query, pairs.key, batched.value, pairs.scale, added, causal)
 
 
 def _attend(problem: Problem) -> Result:
@@ -112,10 +115,12 @@ def _attend(problem: Problem) -> Result:
     options = {"is_causal": causal, "scale": pairs.scale, "enable_gqa": grouped}
     if problem.value.ndim == 4:
         return Result(scaled_dot_product_attention(pairs.query, pairs.key, problem.value, added, **options))
-    flat = Flat.of(problem)
-    added = None if added is None else flat.four(added)
+    batched = BatchedProblem.from_problem(problem)
+    added = None if added is None else batched.as_4d(added)
     return Result(
-        flat.unfold(scaled_dot_product_attention(flat.pairs.query, flat.pairs.key, flat.value, added, **options))
+        batched.unflatten_batch(
+            scaled_dot_product_attention(batched.pairs.query, batched.pairs.key, batched.value, added, **options)
+        )
     )
 
 
@@ -132,7 +137,7 @@ def _waste(problem: Problem, causal: bool) -> str:
     """What is computed for nothing, where a mask leaves out much of it."""
     if problem.mask is None or causal:
         return ""
-    kept = visited(problem) / max(problem.queries * problem.keys, 1)
+    kept = count_visited_pairs(problem) / max(problem.queries * problem.keys, 1)
     return f"the mask keeps {kept:.0%} of {problem.queries:,} × {problem.keys:,} pairs, and this would compute all"
 
 

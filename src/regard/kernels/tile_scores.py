@@ -10,31 +10,31 @@ import torch
 from torch import Tensor
 
 from ..core.score_forms import AdditivePairs, DotPairs, PairForm, at_least_float32, per_head, per_key_head
-from .batched_problem import Gradients
-from .mask_tiles import cut
+from .batched_problem import ProblemGradients
+from .mask_tiles import split_slice
 
 LOG2_E = math.log2(math.e)
 CHUNK = 2**17
 """Numbers that stand in a core's cache at once where a pair has one for each feature."""
 
 
-class Scoring(Protocol):
-    """f(q, k) over tiles of a flat problem."""
+class TileScores(Protocol):
+    """f(q, k) over tiles of a batched problem."""
 
     def scores(self, rows: slice, columns: slice) -> Tensor:
         """The scores of a tile, (B, H, m, n), in float32 at least, in memory of their own."""
         ...
 
-    def add_gradients(self, rows: slice, columns: slice, upstream: Tensor, into: Gradients) -> None:
+    def add_gradients(self, rows: slice, columns: slice, upstream: Tensor, into: ProblemGradients) -> None:
         """Add the gradients of Σ upstream · scores to those of query, key and weight, but for what `finish` does."""
         ...
 
-    def finish(self, into: Gradients) -> None:
+    def finish(self, into: ProblemGradients) -> None:
         """What is the same for all tiles, once after the last."""
         ...
 
 
-class DotScoring:
+class DotTileScores:
     """scale · q · k: two matrix products backward, one forward; the scale goes into the query once."""
 
     def __init__(self, pairs: DotPairs) -> None:
@@ -45,16 +45,16 @@ class DotScoring:
         key = self.key[:, :, columns]
         return per_head(lambda folded: folded @ key.mT, self.query[:, :, rows], key)
 
-    def add_gradients(self, rows: slice, columns: slice, upstream: Tensor, into: Gradients) -> None:
+    def add_gradients(self, rows: slice, columns: slice, upstream: Tensor, into: ProblemGradients) -> None:
         query, key = self.query[:, :, rows], self.key[:, :, columns]
         into.query[:, :, rows] += per_head(lambda folded: folded @ key, upstream, key)
         into.key[:, :, columns] += per_key_head(upstream, query, key)
 
-    def finish(self, into: Gradients) -> None:
+    def finish(self, into: ProblemGradients) -> None:
         into.query.mul_(self.scale)  # the key's has it from the query
 
 
-class AdditiveScoring:
+class AdditiveTileScores:
     """weight · tanh(q + k), a few rows and columns at a time: each pair has as many numbers as there are features.
 
     tanh(x + y) = 1 - 2 / (1 + e^2x · e^2y), so that exponentials are taken once for each token. Where these might leave
@@ -85,7 +85,7 @@ class AdditiveScoring:
             scores[:, :, above, left] = (part @ self.weight).add_(offset * self.weight.sum())
         return scores
 
-    def add_gradients(self, rows: slice, columns: slice, upstream: Tensor, into: Gradients) -> None:
+    def add_gradients(self, rows: slice, columns: slice, upstream: Tensor, into: ProblemGradients) -> None:
         query, key = self.query[:, :, rows], self.key[:, :, columns]
         grad_query, grad_key = torch.zeros_like(query), torch.zeros_like(key)
         for above, left in self._chunks(upstream):
@@ -101,7 +101,7 @@ class AdditiveScoring:
         into.query[:, :, rows] += grad_query
         into.key[:, :, columns] += grad_key.unflatten(1, (-1, self.group)).sum(2)
 
-    def finish(self, into: Gradients) -> None:
+    def finish(self, into: ProblemGradients) -> None:
         into.query.mul_(self.weight)
         into.key.mul_(self.weight)
 
@@ -117,11 +117,11 @@ class AdditiveScoring:
         batch, heads, queries, keys = pairs.shape
         most = max(CHUNK * torch.get_num_threads() // max(batch * heads * self.query.shape[-1], 1), 1)
         width = min(most, 128)
-        for above in cut(slice(0, queries), max(most // width, 1)):
-            for left in cut(slice(0, keys), width):
+        for above in split_slice(slice(0, queries), max(most // width, 1)):
+            for left in split_slice(slice(0, keys), width):
                 yield above, left
 
 
-def scoring(pairs: PairForm) -> Scoring:
+def make_tile_scores(pairs: PairForm) -> TileScores:
     """The way to score the tiles of a pair form."""
-    return DotScoring(pairs) if isinstance(pairs, DotPairs) else AdditiveScoring(pairs)
+    return DotTileScores(pairs) if isinstance(pairs, DotPairs) else AdditiveTileScores(pairs)

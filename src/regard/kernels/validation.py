@@ -16,15 +16,15 @@ from torch import Tensor
 from ..biases import Bias, as_bias
 from ..core.dropout import Dropout
 from ..core.problem import Problem
-from ..core.score_forms import DotPairs, PairForm, all_finite, finite
-from ..core.torch_modes import transformed
+from ..core.score_forms import DotPairs, PairForm, all_finite, zero_nonfinite
+from ..core.torch_modes import under_transform
 from ..errors import ConfigurationError, DeviceError, DtypeError, MaskError, ShapeError
 from ..masks import Mask, where
 
 FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
-class HasPairs(Protocol):
+class ScoreLike(Protocol):
     """Anything that turns query and key into a pair form: every score."""
 
     def pairs(self, query: Tensor, key: Tensor) -> PairForm:
@@ -32,10 +32,10 @@ class HasPairs(Protocol):
         ...
 
 
-class Options(TypedDict, total=False):
+class AttentionOptions(TypedDict, total=False):
     """What `regard.attention` takes beside query, key and value; its docstring says what each means."""
 
-    score: HasPairs | None
+    score: ScoreLike | None
     mask: Mask | Tensor | None
     bias: Bias | Tensor | None
     scale: float | None
@@ -46,12 +46,12 @@ class Options(TypedDict, total=False):
     key_positions: Tensor | None
 
 
-def pose(
+def make_problem(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     *,
-    score: HasPairs | None = None,
+    score: ScoreLike | None = None,
     mask: Mask | Tensor | None = None,
     bias: Bias | Tensor | None = None,
     scale: float | None = None,
@@ -180,7 +180,7 @@ def _scaled_dot(query: Tensor, key: Tensor, scale: float | None) -> DotPairs:
     return DotPairs(query, key, scale if scale is not None else max(dim, 1) ** -0.5)
 
 
-def _scored(score: HasPairs, query: Tensor, key: Tensor, scale: float | None, masked: bool) -> PairForm:
+def _scored(score: ScoreLike, query: Tensor, key: Tensor, scale: float | None, masked: bool) -> PairForm:
     """The pair form of a score that was given."""
     if isinstance(score, type) or not hasattr(score, "pairs"):
         raise ConfigurationError(
@@ -195,25 +195,25 @@ def _scored(score: HasPairs, query: Tensor, key: Tensor, scale: float | None, ma
     if (
         (masked or not key.shape[-2] or not query.shape[-2])
         and torch.is_grad_enabled()
-        and (transformed() or not all_finite(query, key))
+        and (under_transform() or not all_finite(query, key))
     ):
-        return _shielded_pairs(score, query, key)
+        return _pairs_with_finite_gradients(score, query, key)
     return score.pairs(query, key)
 
 
-def _shielded_pairs(score: HasPairs, query: Tensor, key: Tensor) -> PairForm:
+def _pairs_with_finite_gradients(score: ScoreLike, query: Tensor, key: Tensor) -> PairForm:
     """The pair form whose NaN and infinity reach no gradient of the score's parameters.
 
     The gradient of a projection is a sum over all positions, the masked ones too, and 0 times NaN is NaN. So what is
     projected with a gradient is finite; what the score makes of the rest is put back without one.
     """
     with torch.no_grad():
-        as_given = score.pairs(query, key)
-    clean = score.pairs(finite(query), finite(key))
+        with_nonfinite = score.pairs(query, key)
+    clean = score.pairs(zero_nonfinite(query), zero_nonfinite(key))
     return replace(
         clean,
-        query=torch.where(as_given.query.isfinite(), clean.query, as_given.query),
-        key=torch.where(as_given.key.isfinite(), clean.key, as_given.key),
+        query=torch.where(with_nonfinite.query.isfinite(), clean.query, with_nonfinite.query),
+        key=torch.where(with_nonfinite.key.isfinite(), clean.key, with_nonfinite.key),
     )
 
 

@@ -16,9 +16,9 @@ from .. import native
 from ..core.grid import WHOLE
 from ..core.problem import Problem
 from ..core.score_forms import DotPairs
-from ..core.torch_modes import transformed, without_autocast
+from ..core.torch_modes import under_transform, without_autocast
 from ..errors import ConfigurationError
-from ..utils.pytree import tensors_of
+from ..utils.pytree import tree_tensors
 from .base import Reduction, WeightsLayout, WeightTile, check_memory
 
 
@@ -103,7 +103,7 @@ class Weights:
     def compute(self, problem: Problem, lse: Tensor) -> Tensor:
         """The weights of the rectangle, of a problem whose tensors have no NaN."""
         with without_autocast(problem.value.device.type):
-            if transformed() or _differentiable(problem, lse):
+            if under_transform() or _differentiable(problem, lse):
                 return self._at_once(problem, lse)
             return self._by_rows(problem, lse)
 
@@ -244,12 +244,12 @@ def _selected(name: str, choice: slice, length: int) -> int:
 
 
 def _computed_by_tiles(problem: Problem) -> bool:
-    return problem.value.is_cpu and not transformed() and not _differentiable(problem)
+    return problem.value.is_cpu and not under_transform() and not _differentiable(problem)
 
 
 def _differentiable(problem: Problem, lse: Tensor | None = None) -> bool:
-    read = [*tensors_of(problem), *([] if lse is None else [lse])]
-    # A user-defined bias may have parameters that `tensors_of` does not find.
+    read = [*tree_tensors(problem), *([] if lse is None else [lse])]
+    # A user-defined bias may have parameters that `tree_tensors` does not find.
     wanted = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in read)
     return wanted or problem.bias_needs_gradient()
 

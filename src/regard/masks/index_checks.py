@@ -13,7 +13,7 @@ from ..utils.numbers import whole_number
 
 if TYPE_CHECKING:
     from .base import Mask, Pairs
-from ..core.torch_modes import transformed
+from ..core.torch_modes import under_transform
 
 
 def count(name: str, value: object, *, least: int = 0) -> int:
@@ -38,7 +38,7 @@ def whole_numbers(mask: str, name: str, values: Tensor | Sequence, *, instead: s
 
 def check_range(mask: str, positions: Tensor, length: int, mend: str) -> None:
     """Positions have to lie in 0..length-1, for a mask that is made for this length."""
-    if transformed():
+    if under_transform():
         return  # they have no values to look at; a look-up beyond the end is then torch's to refuse
     low, high = (int(end) for end in positions.aminmax()) if positions.numel() else (0, -1)
     if low < 0 or high >= length:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..core.torch_modes import transformed
+from ..core.torch_modes import under_transform
 from ..errors import MaskError
 from .base import Kept, Mask, Pairs
 from .index_checks import whole_numbers
@@ -46,7 +46,7 @@ def checked_lengths(mask: str, name: str, lengths: Tensor | Sequence[int]) -> Te
     """Whole numbers of at least 0, one for each sequence of the batch."""
     tokens = "A bool tensor of tokens that exist goes to masks.where(keep=tensor[..., None, None, :])"
     counts = whole_numbers(mask, name, lengths, instead=tokens)
-    if counts.numel() and not transformed() and int(counts.min()) < 0:
+    if counts.numel() and not under_transform() and int(counts.min()) < 0:
         raise MaskError(f"{mask} needs {name} of at least 0; the smallest here is {int(counts.min())}")
     return counts
 

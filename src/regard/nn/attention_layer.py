@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..attention import Observation, attention, observe
 from ..biases import Bias
 from ..errors import ConfigurationError, ShapeError
-from ..kernels.validation import HasPairs, Options
+from ..kernels.validation import AttentionOptions, ScoreLike
 from ..lenses import Lens
 from ..masks import Mask, as_mask
 from ..positions import Rotary, Rotation
@@ -211,7 +211,7 @@ class Attention(nn.Module):
 
     def _sequence_inputs(
         self, query: Tensor, memory: Tensor | ProjectedMemory | None, memory_positions: Tensor | None, call: CallKwargs
-    ) -> tuple[Heads, Options]:
+    ) -> tuple[Heads, AttentionOptions]:
         """Arguments of `regard.attention` for a whole sequence."""
         positions = call.get("positions")
         queries = self.projections.queries(query)
@@ -228,7 +228,7 @@ class Attention(nn.Module):
 
     def _cross_inputs(
         self, queries: Tensor, memory: Tensor | ProjectedMemory, memory_positions: Tensor | None, call: CallKwargs
-    ) -> tuple[Heads, Options]:
+    ) -> tuple[Heads, AttentionOptions]:
         """Arguments of `regard.attention` for queries over a memory; by default both sequences start at position 0."""
         if not isinstance(memory, ProjectedMemory):
             memory = self.project_memory(memory, memory_positions)
@@ -244,7 +244,7 @@ class Attention(nn.Module):
         score = None if self.score is None else self.score.over_projected_keys()
         return (queries, memory.keys, memory.values), self._options(score, call, positions, memory.positions)
 
-    def _step_inputs(self, query: Tensor, cache: Store, call: CallKwargs) -> tuple[Heads, Options, Store]:
+    def _step_inputs(self, query: Tensor, cache: Store, call: CallKwargs) -> tuple[Heads, AttentionOptions, Store]:
         """Arguments of `regard.attention` for the tokens after a cache, and the cache extended by them."""
         self._check_self_attention("step")
         check_cache(cache, self.mask)
@@ -275,8 +275,8 @@ class Attention(nn.Module):
         return tuple(rotation.turn(tensor) for tensor in heads)
 
     def _options(
-        self, score: HasPairs | None, call: CallKwargs, query_positions: Tensor | None, key_positions: Tensor | None
-    ) -> Options:
+        self, score: ScoreLike | None, call: CallKwargs, query_positions: Tensor | None, key_positions: Tensor | None
+    ) -> AttentionOptions:
         """Keyword arguments of `regard.attention`: those of the layer combined with those of a call."""
         return {
             "score": score,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..attention import Observation, attention, observe
 from ..biases import Bias
 from ..errors import ConfigurationError
-from ..kernels.validation import Options
+from ..kernels.validation import AttentionOptions
 from ..lenses import Lens
 from ..masks import Mask, as_mask
 from ..positions import Rotary, Rotation
@@ -219,7 +219,7 @@ class LatentAttention(nn.Module):
         seen = observe(*heads, *lenses, **options)
         return replace(seen, output=self._output(seen.output)), cache.evict()
 
-    def _sequence_inputs(self, inputs: Tensor, call: CallKwargs) -> tuple[Heads, Options]:
+    def _sequence_inputs(self, inputs: Tensor, call: CallKwargs) -> tuple[Heads, AttentionOptions]:
         """Arguments of `attention` for a whole sequence: keys and values of all heads."""
         positions = call.get("positions")
         plain, rotary = self.projections.queries(inputs)
@@ -232,7 +232,7 @@ class LatentAttention(nn.Module):
         heads = torch.cat([plain, rotary], -1), torch.cat([keys, shared], -1), values
         return heads, self._options(call, positions, positions)
 
-    def _step_inputs(self, inputs: Tensor, cache: Store, call: CallKwargs) -> tuple[Heads, Options, Store]:
+    def _step_inputs(self, inputs: Tensor, cache: Store, call: CallKwargs) -> tuple[Heads, AttentionOptions, Store]:
         """Arguments of `attention` for a step: latents as keys and values of one head, W_UK absorbed in the query."""
         check_cache(cache, self.mask)
         plain, rotary = self.projections.queries(inputs)
@@ -257,7 +257,9 @@ class LatentAttention(nn.Module):
     def _output(self, context: Tensor) -> Tensor:
         return self.projections.project_output(self.projections.expand_context(context))
 
-    def _options(self, call: CallKwargs, query_positions: Tensor | None, key_positions: Tensor | None) -> Options:
+    def _options(
+        self, call: CallKwargs, query_positions: Tensor | None, key_positions: Tensor | None
+    ) -> AttentionOptions:
         return {
             "mask": combine_masks(self.mask, call.get("mask")),
             "bias": combine_biases(self.bias, call.get("bias")),

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter, functional
 
 from .. import native
-from ..core.torch_modes import transformed, watched
+from ..core.torch_modes import under_dispatch_mode, under_transform
 
 LEAST_WORK = 2**25
 """Multiplications below which the code that oneDNN writes for each new shape takes longer than it saves."""
@@ -33,7 +33,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def is_for_onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
     """Whether a product is large, in single precision, and oneDNN is there, allowed, and at home on this processor."""
     return (
-        not (transformed() or watched())  # first: what is compiled or traced is not to depend on sizes
+        not (under_transform() or under_dispatch_mode())  # first: what is compiled or traced is not to depend on sizes
         and _is_large(x, weight, bias)  # before all else, for small products are done in microseconds
         and are_plain(x, weight, bias)
         and all(tensor.is_cpu and tensor.dtype == torch.float32 for tensor in (x, weight, bias) if tensor is not None)
@@ -45,7 +45,7 @@ def is_for_onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool
 
 def are_plain(*tensors: Tensor | None) -> bool:
     """Whether tensors are numbers in memory and no more, and nothing looks on: all else is for torch's dispatcher."""
-    return not watched() and all(
+    return not under_dispatch_mode() and all(
         tensor is None or (type(tensor) in (Tensor, Parameter) and tensor.layout == torch.strided) for tensor in tensors
     )
 
@@ -152,7 +152,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def _reads_fast(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether it is a matter of reading the weights, and native code can."""
     return (
-        not (transformed() or watched())  # first: what is compiled or traced is not to depend on sizes
+        not (under_transform() or under_dispatch_mode())  # first: what is compiled or traced is not to depend on sizes
         and weight.numel() >= LEAST_WEIGHTS
         and are_plain(x, weight, bias)
         and x.shape[-1] == weight.shape[-1]

@@ -18,10 +18,10 @@ from torch.nn.functional import linear, pad
 
 from ..attention import attention, attention_with_lse, observe
 from ..biases import Bias, tensor
-from ..core.score_forms import all_finite, finite
-from ..core.torch_modes import transformed
+from ..core.score_forms import all_finite, zero_nonfinite
+from ..core.torch_modes import under_transform
 from ..errors import ConfigurationError, DeviceError, MaskError, ShapeError
-from ..kernels.validation import pose
+from ..kernels.validation import make_problem
 from ..lenses import Weights
 from ..masks import Mask, causal, from_multihead, where
 from .input_checks import check_tensors
@@ -67,7 +67,7 @@ def read_masks(
     if keys is not None:
         # Whether it is the last keys that are padded is seen in the numbers, which a compiled call does not have yet.
         over_pairs = keys if keys.ndim == 1 else keys[:, None, None, :]
-        kept.append(where(ignore=over_pairs) if transformed() else from_multihead(key_padding_mask=keys))
+        kept.append(where(ignore=over_pairs) if under_transform() else from_multihead(key_padding_mask=keys))
     added: list[Bias] = []
     if added_pairs is not None:
         added.append(tensor(added_pairs if added_pairs.ndim == 2 else added_pairs.unflatten(0, (-1, heads))))
@@ -103,18 +103,18 @@ def _taken_apart(mask: Tensor | None, own: int) -> tuple[Tensor | None, Tensor |
     if own:
         mask = torch.cat([mask, mask.new_zeros(*mask.shape[:-1], own)], dim=-1)
     if mask.dtype == torch.bool:
-        return mask if transformed() or mask.any() else None, None
+        return mask if under_transform() or mask.any() else None, None
     ignored = mask == -math.inf
     added = mask.masked_fill(ignored, 0.0)
     return (
-        ignored if transformed() or ignored.any() else None,
-        added if transformed() or added.requires_grad or added.any() else None,
+        ignored if under_transform() or ignored.any() else None,
+        added if under_transform() or added.requires_grad or added.any() else None,
     )
 
 
 def _is_causal(ignored: Tensor) -> bool:
     """Whether nothing but later keys is left out, and all of these; most others show it in their first or last row."""
-    if transformed() or ignored.ndim != 2 or ignored.shape[0] != ignored.shape[1]:
+    if under_transform() or ignored.ndim != 2 or ignored.shape[0] != ignored.shape[1]:
         return False
     if ignored[-1].any() or not ignored[0, 1:].all():
         return False
@@ -252,7 +252,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         own = (self.bias_k is not None) + self.add_zero_attn
         mask, bias = read_masks(attn_mask, key_padding_mask, self.num_heads, own)
         # The gradient of a projection is a sum over all positions, the masked ones too, and 0 times NaN is NaN.
-        careful = mask is not None and torch.is_grad_enabled() and (transformed() or not all_finite(query, key, value))
+        careful = (
+            mask is not None and torch.is_grad_enabled() and (under_transform() or not all_finite(query, key, value))
+        )
         q, k, v = (self._per_head(x) for x in self._project(query, key, value, careful))  # [B, H, M or N, D]
         k, v = self._with_own(k, self.bias_k), self._with_own(v, self.bias_v)
         dropped = self.dropout if self.training else 0.0
@@ -334,12 +336,12 @@ class MultiheadAttention(nn.MultiheadAttention):
 
 def _with_weights(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """What attention gives, and its weights before dropout, (batch, heads, M, N)."""
-    if not transformed():
+    if not under_transform():
         seen = observe(q, k, v, WEIGHTS, **options)
         return seen.output, seen[WEIGHTS]
     # `observe` looks whether there is NaN, which a compiled call cannot: here it is taken out unseen.
     context, lse = attention_with_lse(q, k, v, **options)
-    problem = pose(finite(q), finite(k), v, mask=options["mask"], bias=options["bias"])
+    problem = make_problem(zero_nonfinite(q), zero_nonfinite(k), v, mask=options["mask"], bias=options["bias"])
     return context, WEIGHTS.compute(problem, lse)
 
 
@@ -349,4 +351,4 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, careful: bool) -> Te
 
 def _of_finite(project: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """A projection of the rows that are finite; the others are NaN, and reach no gradient."""
-    return project(finite(x)).masked_fill(~x.isfinite().all(-1, keepdim=True), math.nan)
+    return project(zero_nonfinite(x)).masked_fill(~x.isfinite().all(-1, keepdim=True), math.nan)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..core.torch_modes import transformed
+from ..core.torch_modes import under_transform
 from ..errors import ConfigurationError, DeviceError, DtypeError, ShapeError
 from .frequencies import angles, check_base, check_dim, check_positions, geometric, is_whole, precise
 
@@ -130,7 +130,7 @@ class Learned(nn.Module):
                 f"positions are on {positions.device}, but the table of {self} is on {self.weight.device}: move one "
                 "of them with .to(device)"
             )
-        if not transformed():
+        if not under_transform():
             self._check_rows(positions)
         return functional.embedding(positions.long(), self.weight)
 

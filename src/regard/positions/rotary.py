@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..core.torch_modes import transformed
+from ..core.torch_modes import under_transform
 from ..errors import ConfigurationError, DeviceError, DtypeError, ShapeError, nearest
 from .frequencies import angles, check_base, check_dim, check_positions, geometric
 from .scaling import Scaling
@@ -29,7 +29,7 @@ def turned(tensor: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
 
     Shapes: tensor (..., length, head_dim), cos and sin (..., length, dim/2) that broadcast with it.
     """
-    if tensor.device.type == "cpu" and tensor.numel() > STRETCH and not (transformed() or cos.requires_grad):
+    if tensor.device.type == "cpu" and tensor.numel() > STRETCH and not (under_transform() or cos.requires_grad):
         return Stretches.apply(tensor, cos, sin, layout)  # type: ignore[return-value]
     return _whole(tensor, cos, sin, layout)
 

@@ -2,9 +2,9 @@
 
 A kernel of your own is tested as the library's are, by pytest or without it:
 
-    >>> from regard.kernels.reference import Reference
+    >>> from regard.kernels.reference import ReferenceKernel
     >>> from regard.testing import assert_agrees, suite
-    >>> for kernel, case in suite([Reference()], strength=1):
+    >>> for kernel, case in suite([ReferenceKernel()], strength=1):
     ...     assert_agrees(kernel, case)
 
 `long_cases()` cross the borders of a kernel's own tiles, `sampled(count)` draws cases at random. Dropout is in all of

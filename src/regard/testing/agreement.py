@@ -31,7 +31,7 @@ def suite(
     >>> from regard.testing import suite
     >>> kernel, case = next(suite(strength=1))
     >>> kernel.name, case.id
-    ('fused', 'default-2d-5x7-float32')
+    ('sdpa', 'default-2d-5x7-float32')
     """
     kernels = tuple(kernels)
     for case in cases(strength) if among is None else among:

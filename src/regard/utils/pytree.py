@@ -22,13 +22,13 @@ import torch
 from torch import Tensor
 
 
-def take_apart(value: Any) -> tuple[list[Tensor], str]:
+def tree_flatten(value: Any) -> tuple[list[Tensor], str]:
     """The tensors of a value in their order, and its form, where `_0` stands for the first of them.
 
     A value is a dataclass, a tuple, a number, a word, None or a tensor, and so are its parts.
 
     >>> import torch
-    >>> tensors, form = take_apart((torch.zeros(2), None, 0.5))
+    >>> tensors, form = tree_flatten((torch.zeros(2), None, 0.5))
     >>> form
     '(_0, None, 0.5)'
     """
@@ -36,18 +36,18 @@ def take_apart(value: Any) -> tuple[list[Tensor], str]:
     return tensors, _form(value, tensors)
 
 
-def tensors_of(value: Any) -> list[Tensor]:
-    """The tensors of a value alone, as `take_apart` gives them.
+def tree_tensors(value: Any) -> list[Tensor]:
+    """The tensors of a value alone, as `tree_flatten` gives them.
 
     >>> import torch
-    >>> tensors_of((torch.zeros(2), None, 0.5))
+    >>> tree_tensors((torch.zeros(2), None, 0.5))
     [tensor([0., 0.])]
     """
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, tuple):
-        return [tensor for part in value for tensor in tensors_of(part)]
-    return [tensor for name in _parts(type(value)) for tensor in tensors_of(getattr(value, name))]
+        return [tensor for part in value for tensor in tree_tensors(part)]
+    return [tensor for name in _parts(type(value)) for tensor in tree_tensors(getattr(value, name))]
 
 
 @cache
@@ -56,10 +56,10 @@ def _parts(kind: type) -> tuple[str, ...]:
     return tuple(field.name for field in fields(kind) if field.init) if is_dataclass(kind) else ()
 
 
-def put_together(form: str, tensors: Sequence[Tensor]) -> Any:
+def tree_unflatten(form: str, tensors: Sequence[Tensor]) -> Any:
     """The value of a form over other tensors, or the same ones.
 
-    >>> put_together("(1, _0)", ["a tensor"])
+    >>> tree_unflatten("(1, _0)", ["a tensor"])
     (1, 'a tensor')
     """
     return _builder(form)(tensors)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...core.problem import Problem
 from ...errors import AtlasError
-from ...kernels.lens_pass import sweep
+from ...kernels.lens_pass import run_reductions
 from ...lenses.base import WeightsLayout, WeightTile
 from ...masks import Mask
 from ...masks.base import And
@@ -140,7 +140,7 @@ _LOG2_E = 1.4426950408889634
 
 CORNER = 128
 """So many of the last rows and keys are looked at where a mask or a bias has no symbol."""
-LEAST = -1e4
+MIN_TILE_SIDE = -1e4
 """What models add to the score of a pair that is not to exist is below this, also in half precision."""
 
 
@@ -162,7 +162,7 @@ def looks_back(problem: Problem) -> bool:
     if (keep := problem.keep(grid)) is not None:
         exists = exists & keep
     if problem.bias is not None and (added := problem.bias_values(grid)) is not None:
-        exists = exists & (added > LEAST)
+        exists = exists & (added > MIN_TILE_SIDE)
     return not bool(exists.triu(1).any())
 
 
@@ -206,7 +206,7 @@ def _record(call: Call, words: Lists | None, arrays: Arrays, prefix: str) -> dic
     levels = levels_of(call)
     layout = WeightsLayout.from_problem(problem)
     survey, roles = Survey(layout, levels, call.positions), RolesOf.call(call, words)
-    sweep(problem, call.lse.view(problem.weights_shape[:-1]), [survey, *roles.reductions])
+    run_reductions(problem, call.lse.view(problem.weights_shape[:-1]), [survey, *roles.reductions])
     seen = survey.finish(call.lse)
     lse = call.lse if call.errors is None else _matched(call, seen)
     attending = ~call.lse.isneginf()

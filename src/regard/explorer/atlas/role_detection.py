@@ -13,7 +13,7 @@ from torch import Tensor
 from ...core.problem import Problem
 from ...core.score_forms import AdditivePairs, DotPairs
 from ...heads import Evidence, Roles, look
-from ...kernels.lens_pass import sweep
+from ...kernels.lens_pass import run_reductions
 from ...lenses import LensState, WeightTile
 from ...lenses.base import Reduction
 from .attention_map import AttentionMap
@@ -135,7 +135,7 @@ def roles_of_map(of: AttentionMap) -> Found | None:
         with torch.no_grad(), Faults(of.name):
             problem, lse = of.posed.whole(), of.posed.lse
             found = lens.start(problem)
-            sweep(problem, lse, [_Sampled(reduction, of.queries) for reduction in found.reductions])
+            run_reductions(problem, lse, [_Sampled(reduction, of.queries) for reduction in found.reductions])
             return _told(found.finish(problem, lse))
     everything = slice(0, of.queries), slice(0, of.keys)
     heads = (torch.from_numpy(of.weights(head, *everything))[None, None] for head in range(of.heads))

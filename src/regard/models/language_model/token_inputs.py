@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 import torch
 from torch import Tensor
 
-from ...core.torch_modes import transformed
+from ...core.torch_modes import under_transform
 from ...errors import ConfigurationError, DeviceError, DtypeError, ShapeError
 from ...nn.input_checks import check_positions
 from ...positions import Rotary, Rotation
@@ -31,7 +31,7 @@ def check_tokens(tokens: Tensor, vocabulary_size: int, device: torch.device) -> 
         raise DeviceError(
             f"tokens are on {tokens.device}, but the model is on {device}: move one of them with .to(device)"
         )
-    if tokens.device.type == "cpu" and tokens.numel() and not transformed():
+    if tokens.device.type == "cpu" and tokens.numel() and not under_transform():
         least, most = (int(end) for end in tokens.aminmax())
         if least < 0 or most >= vocabulary_size:
             raise ShapeError(

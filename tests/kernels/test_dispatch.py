@@ -31,40 +31,41 @@ class TestExplain:
             "attention of 5 queries over 7 keys, weights (2, 3, 5, 7), float64 on cpu",
             "  score: DotPairs   mask: causal()   bias: None",
         ]
-        assert [line[:13].strip() for line in lines[2:]] == [
-            *("fused", "grouped", "flash", "spans", "additive", "tiled"),
+        assert [line[:15].strip() for line in lines[2:]] == [
+            *("sdpa", "decode", "cpu_flash", "block_sparse", "additive", "tiled"),
             "-> reference",
         ]
         assert re.fullmatch(
-            r"-> reference  chosen: takes the least time \(about [\d.]+ µs, [\d.]+ KiB beside inputs and output\)",
+            r"-> reference    chosen: takes the least time \(about [\d.]+ µs, [\d.]+ KiB beside inputs and output\)",
             lines[-1],
         )
 
     def test_reasons(self):
         text = str(regard.explain(*whole(), score=scores.Additive(11, 11, 3), softcap=2.0, sinks=rand(3)))
-        assert "   fused      cannot: torch's operator computes dot products; this score is additive; " in text
+        assert "   sdpa         cannot: torch's operator computes dot products; this score is additive; " in text
         assert "torch's operator has no softcap; torch's operator has no sinks" in text
-        assert "   spans      cannot: its dense kernel computes dot products; this score is additive; " in text
+        assert "   block_sparse cannot: its dense kernel computes dot products; this score is additive; " in text
 
     def test_what_a_mask_leaves(self):
         mask = masks.causal() & masks.window(before=511)
         query = torch.zeros(1, 1, 1, 8).expand(1, 8, 16384, 8)
         lines = str(regard.explain(query, query, query, mask=mask)).splitlines()
-        best = "flash" if native.available() else "spans"
-        fused, chosen = (next(line for line in lines if name in line) for name in ("fused", best))
+        best = "cpu_flash" if native.available() else "block_sparse"
+        fused, chosen = (next(line for line in lines if name in line) for name in ("sdpa", best))
         assert "not chosen: the mask keeps 4% of 16,384 × 16,384 pairs, and this would compute all" in fused
-        assert chosen.startswith(f"-> {best}      chosen: takes the least time")
+        assert chosen.startswith(f"-> {best:<12} chosen: takes the least time")
 
     def test_why_there_is_no_native_code(self, monkeypatch):
         monkeypatch.setattr("regard.native.why_not", lambda: "it was never built")
         text = str(regard.explain(*whole(), score=scores.Additive(11, 11, 3)))
-        assert "   additive   cannot: there is no native code: it was never built" in text
+        assert "   additive     cannot: there is no native code: it was never built" in text
 
     def test_where_second_derivatives_come_from(self):
         query = torch.zeros(1, 1, 5, 8, requires_grad=True)
         assert "second derivatives" not in str(regard.explain(query.detach(), query.detach(), query.detach()))
         lines = [
-            str(regard.explain(query, query, query, kernel=name)).splitlines()[-1] for name in ("spans", "reference")
+            str(regard.explain(query, query, query, kernel=name)).splitlines()[-1]
+            for name in ("block_sparse", "reference")
         ]
         assert lines == [
             "  second derivatives: the formula's, with all weights in memory",
@@ -77,11 +78,11 @@ class TestExplain:
 
     def test_asked_for(self):
         text = str(regard.explain(*whole(), kernel="reference"))
-        assert "-> reference  chosen: asked for by name" in text
-        assert "   fused      not asked for" in text
+        assert "-> reference    chosen: asked for by name" in text
+        assert "   sdpa         not asked for" in text
 
     def test_the_plan_is_what_runs(self):
-        assert regard.explain(*whole()).kernel.name == "fused"
+        assert regard.explain(*whole()).kernel.name == "sdpa"
         assert regard.explain(*whole(), score=scores.Additive(11, 11, 3), kernel="tiled").kernel.name == "tiled"
 
     def test_no_random_number_is_drawn(self):
@@ -102,7 +103,7 @@ class TestKernelByName:
         query, key, value = whole()
         close(
             regard.attention(query, key, value, kernel="reference"),
-            regard.attention(query, key, value, kernel="fused"),
+            regard.attention(query, key, value, kernel="sdpa"),
         )
 
     @pytest.mark.parametrize(
@@ -115,29 +116,29 @@ class TestKernelByName:
         ],
     )
     def test_it_never_falls_back(self, options, reason):
-        with pytest.raises(KernelError, match=f"kernel 'fused' cannot compute this: .*{reason}.*regard.explain"):
-            regard.attention(*whole(), kernel="fused", **options)
+        with pytest.raises(KernelError, match=f"kernel 'sdpa' cannot compute this: .*{reason}.*regard.explain"):
+            regard.attention(*whole(), kernel="sdpa", **options)
 
     def test_no_lse(self):
-        with pytest.raises(KernelError, match=r"kernel 'fused' cannot compute this: .*no log-sum-exp"):
-            regard.attention_with_lse(*whole(), kernel="fused")
+        with pytest.raises(KernelError, match=r"kernel 'sdpa' cannot compute this: .*no log-sum-exp"):
+            regard.attention_with_lse(*whole(), kernel="sdpa")
         with pytest.raises(KernelError, match="no log-sum-exp"):
-            regard.observe(*whole(), regard.lenses.Weights(), kernel="fused")
+            regard.observe(*whole(), regard.lenses.Weights(), kernel="sdpa")
 
     def test_unknown_name(self):
         with pytest.raises(
             KernelError,
-            match=r"there is no kernel 'fussed'; did you mean 'fused'\? Known: 'additive', 'flash', 'fused', ",
+            match=r"there is no kernel 'spda'; did you mean 'sdpa'\? Known: 'additive', 'block_sparse', 'cpu_flash', ",
         ):
-            regard.attention(*whole(), kernel="fussed")
+            regard.attention(*whole(), kernel="spda")
 
     @pytest.mark.parametrize(
         ("kernel", "options", "reason"),
         [
-            ("spans", {"dropout_p": 0.1}, "its dense kernel drops no weights"),
-            ("spans", {"softcap": 1.0}, "its dense kernel has no softcap"),
-            ("spans", {"bias": torch.zeros(5, 7, requires_grad=True)}, "gives no gradient to a bias"),
-            ("grouped", {"score": scores.Additive(11, 11, 3)}, "this score is additive"),
+            ("block_sparse", {"dropout_p": 0.1}, "its dense kernel drops no weights"),
+            ("block_sparse", {"softcap": 1.0}, "its dense kernel has no softcap"),
+            ("block_sparse", {"bias": torch.zeros(5, 7, requires_grad=True)}, "gives no gradient to a bias"),
+            ("decode", {"score": scores.Additive(11, 11, 3)}, "this score is additive"),
             ("additive", {}, "its code computes additive scores; this score is a dot product"),
         ],
     )
@@ -147,4 +148,4 @@ class TestKernelByName:
 
     def test_grouped_is_for_few_queries(self):
         with pytest.raises(KernelError, match="40 of 2 heads are 80 rows for each key head, more than 64"):
-            regard.attention(rand(1, 4, 40, 8), rand(1, 2, 40, 8), rand(1, 2, 40, 8), kernel="grouped")
+            regard.attention(rand(1, 4, 40, 8), rand(1, 2, 40, 8), rand(1, 2, 40, 8), kernel="decode")

@@ -10,8 +10,8 @@ from regard import masks
 from regard.core.problem import Problem
 from regard.core.score_forms import DotPairs
 from regard.kernels import native_inputs
-from regard.kernels.batched_problem import Flat
-from regard.kernels.native_inputs import BLOCK, masked_pairs, tiles_of
+from regard.kernels.batched_problem import BatchedProblem
+from regard.kernels.native_inputs import BLOCK, masked_pairs, packed_tiles
 from regard.masks import Mask
 from regard.native import Tiles
 
@@ -59,7 +59,7 @@ def test_each_pair(mask, queries, keys):
     except ValueError:
         pytest.skip("the mask is of other lengths")
     expected = expected.expand(2, 3, queries, keys).numpy()
-    for batch, tiles in tiles_of(Flat.of(posed)):
+    for batch, tiles in packed_tiles(BatchedProblem.from_problem(posed)):
         seen = dense(tiles, queries, keys)
         assert np.array_equal(
             np.broadcast_to(seen, (len(expected[batch]), 3, queries, keys)), expected[batch].astype(int)
@@ -68,14 +68,14 @@ def test_each_pair(mask, queries, keys):
 
 def test_positions_of_their_own():
     posed = problem(masks.causal(), 70, 90, query_positions=torch.arange(70) * 2, key_positions=torch.arange(90) + 3)
-    ((_, tiles),) = tiles_of(Flat.of(posed))
+    ((_, tiles),) = packed_tiles(BatchedProblem.from_problem(posed))
     expected = torch.arange(90) + 3 <= (torch.arange(70) * 2)[:, None]
     assert np.array_equal(dense(tiles, 70, 90)[0, 0], expected.numpy().astype(int))
 
 
 def test_batches_that_see_other_tiles_are_apart():
     posed = problem(masks.padding(lengths=[8192, 64]), 8192, 8192)
-    found = tiles_of(Flat.of(posed))
+    found = packed_tiles(BatchedProblem.from_problem(posed))
     assert [batch for batch, _ in found] == [slice(0, 1), slice(1, 2)]
     assert found[1][1].runs[:, 1].max() == 64
 
@@ -88,20 +88,22 @@ def test_only_tiles_that_the_mask_cuts_have_bits():
 class TestRemembered:
     def test_for_the_same_mask_and_sizes(self):
         mask = masks.causal() & masks.documents(torch.arange(150) // 40)
-        first = tiles_of(Flat.of(problem(mask, 150, 150)))
-        assert tiles_of(Flat.of(problem(mask, 150, 150))) is first
-        assert tiles_of(Flat.of(problem(mask, 149, 150))) is not first
+        first = packed_tiles(BatchedProblem.from_problem(problem(mask, 150, 150)))
+        assert packed_tiles(BatchedProblem.from_problem(problem(mask, 150, 150))) is first
+        assert packed_tiles(BatchedProblem.from_problem(problem(mask, 149, 150))) is not first
 
     def test_not_where_they_are_many(self, monkeypatch):
-        monkeypatch.setattr(native_inputs, "REMEMBERED", 10)
+        monkeypatch.setattr(native_inputs, "MAX_MEMO_BYTES", 10)
         mask = masks.causal() & masks.documents(torch.arange(150) // 40)
-        assert tiles_of(Flat.of(problem(mask, 150, 150))) is not tiles_of(Flat.of(problem(mask, 150, 150)))
+        assert packed_tiles(BatchedProblem.from_problem(problem(mask, 150, 150))) is not packed_tiles(
+            BatchedProblem.from_problem(problem(mask, 150, 150))
+        )
 
     def test_what_is_written_into_the_mask_is_seen(self):
         ids = torch.zeros(150, dtype=torch.int64)
         mask = masks.documents(ids)
-        before = tiles_of(Flat.of(problem(mask, 150, 150)))[0][1]
+        before = packed_tiles(BatchedProblem.from_problem(problem(mask, 150, 150)))[0][1]
         ids[100:] = 1
-        after = tiles_of(Flat.of(problem(mask, 150, 150)))[0][1]
+        after = packed_tiles(BatchedProblem.from_problem(problem(mask, 150, 150)))[0][1]
         assert (before.runs[:, 2] == -1).all()
         assert (after.runs[:, 2] >= 0).any()

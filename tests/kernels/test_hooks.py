@@ -1,4 +1,4 @@
-"""Whoever listens to attention hears of every call, and changes no bit of any result."""
+"""An attention hook is called with every problem, and changes no bit of any result."""
 
 import itertools
 from typing import Any
@@ -9,19 +9,19 @@ import torch
 import regard
 from regard import biases, masks, scores
 from regard.kernels import KERNELS
-from regard.kernels.hooks import listening
-from regard.kernels.validation import pose
+from regard.kernels.hooks import attention_hook
+from regard.kernels.validation import make_problem
 from regard.lenses import Entropy, Weights
 
 
-class Ear:
-    """A listener that keeps what it hears."""
+class Recorder:
+    """A hook that stores its arguments."""
 
     def __init__(self):
-        self.heard = []
+        self.calls = []
 
-    def hear(self, problem, lse):
-        self.heard.append((problem, lse))
+    def __call__(self, problem, lse):
+        self.calls.append((problem, lse))
 
 
 SIZES = [(1, 1, 1, 1, 1, 4, 4), (2, 4, 2, 7, 9, 16, 16), (2, 4, 2, 7, 90, 16, 16), (1, 2, 2, 1, 300, 32, 32)]
@@ -60,11 +60,11 @@ def test_no_bit_changes(dtype, name, grad):
         torch.manual_seed(3)
         plain = regard.attention(query, key, value, **options), torch.rand(2)
         torch.manual_seed(3)
-        ear = Ear()
-        with listening(ear):
+        recorder = Recorder()
+        with attention_hook(recorder):
             heard = regard.attention(query, key, value, **options), torch.rand(2)
         assert all(torch.equal(a, b) for a, b in zip(plain, heard, strict=True)), (size, layout)
-        ((_, lse),) = ear.heard
+        ((_, lse),) = recorder.calls
         options.pop("dropout_p", None)
         expected = regard.attention_with_lse(query, key, value, **options)[1]
         rough = dtype in (torch.float16, torch.bfloat16)
@@ -74,69 +74,69 @@ def test_no_bit_changes(dtype, name, grad):
 
 @pytest.mark.parametrize("kernel", [kernel.name for kernel in KERNELS])
 def test_no_kernel_changes_a_bit(kernel):
-    query = torch.randn(1, 4, 1 if kernel == "grouped" else 70, 16)
-    key = torch.randn(1, 2 if kernel == "grouped" else 4, 90, 16)
+    query = torch.randn(1, 4, 1 if kernel == "decode" else 70, 16)
+    key = torch.randn(1, 2 if kernel == "decode" else 4, 90, 16)
     options: dict[str, Any] = (
         {"score": scores.Additive(16, 16, 5)} if kernel == "additive" else {"mask": masks.window(before=20)}
     )
     own = next(of for of in KERNELS if of.name == kernel)
-    if reasons := own.why_not(pose(query, key, key, **options)):
+    if reasons := own.why_not(make_problem(query, key, key, **options)):
         pytest.skip("; ".join(reasons))
     plain = regard.attention(query, key, key, kernel=kernel, **options)
-    ear = Ear()
-    with listening(ear):
+    recorder = Recorder()
+    with attention_hook(recorder):
         assert torch.equal(regard.attention(query, key, key, kernel=kernel, **options), plain)
-    assert len(ear.heard) == 1
+    assert len(recorder.calls) == 1
 
 
 def test_gradients_are_the_same():
     tensors_ = [torch.randn(1, 2, 70, 16, requires_grad=True) for _ in range(3)]
     plain = torch.autograd.grad(regard.attention(*tensors_, mask=masks.causal()).sum(), tensors_)
-    with listening(Ear()):
+    with attention_hook(Recorder()):
         output = regard.attention(*tensors_, mask=masks.causal())
     heard = torch.autograd.grad(output.sum(), tensors_)
     assert all(torch.equal(a, b) for a, b in zip(plain, heard, strict=True))
 
 
-def test_every_function_tells():
+def test_every_function_calls_the_hook():
     query = torch.randn(2, 5, 8)
-    ear, whole = Ear(), Weights()
-    with listening(ear):
+    recorder, whole = Recorder(), Weights()
+    with attention_hook(recorder):
         regard.attention(query, query, query)
         regard.attention_with_lse(query, query, query, bias=biases.tensor(torch.zeros(5)))
         seen = regard.observe(query, query, query, Entropy(), whole)
         regard.scaled_dot_product_attention(query, query, query, is_causal=True)
         regard.explain(query, query, query)
-    assert len(ear.heard) == 4
-    problem, lse = ear.heard[2]
+    assert len(recorder.calls) == 4
+    problem, lse = recorder.calls[2]
     torch.testing.assert_close((problem.scores() - lse[..., None]).exp(), seen[whole])
 
 
 def test_nan_is_cleaned_away_and_shows_in_the_log_sum_exp():
     query, key = torch.randn(1, 1, 4, 8), torch.randn(1, 1, 4, 8)
     key[..., 3, :] = float("nan")
-    ear = Ear()
-    with listening(ear):
+    recorder = Recorder()
+    with attention_hook(recorder):
         regard.attention(query, key, query, mask=masks.causal())
-    ((problem, lse),) = ear.heard
+    ((problem, lse),) = recorder.calls
     assert problem.pairs.key.isfinite().all()
     assert lse[0, 0].isnan().tolist() == [False, False, False, True]
 
 
-def test_nobody_listens_under_compile_and_func():
+def test_no_hook_is_called_under_compile_and_func():
     query = torch.randn(1, 2, 70, 16)
-    ear = Ear()
-    with listening(ear):
+    recorder = Recorder()
+    with attention_hook(recorder):
         compiled = torch.compile(regard.attention, backend="eager", fullgraph=True)(query, query, query)
         mapped = torch.func.vmap(lambda x: regard.attention(x, x, x, softcap=2.0))(query[None])
-    assert ear.heard == []
+    assert recorder.calls == []
     torch.testing.assert_close(compiled, regard.attention(query, query, query))
     torch.testing.assert_close(mapped[0], regard.attention(query, query, query, softcap=2.0))
 
 
-def test_afterwards_nobody_listens():
-    query, ear = torch.randn(1, 2, 5, 4), Ear()
-    with pytest.raises(KeyError), listening(ear):
+def test_a_hook_is_removed_after_the_block():
+    query, recorder = torch.randn(1, 2, 5, 4), Recorder()
+    with pytest.raises(KeyError), attention_hook(recorder):
         raise KeyError
     regard.attention(query, query, query)
-    assert ear.heard == []
+    assert recorder.calls == []

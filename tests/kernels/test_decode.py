@@ -7,9 +7,9 @@ import torch
 
 import regard
 from regard import biases, masks
-from regard.kernels.decode import PART, Grouped
+from regard.kernels.decode import PART, DecodeKernel
 from regard.kernels.dense_block import Rectangle
-from regard.kernels.reference import Reference
+from regard.kernels.reference import ReferenceKernel
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def shapes(monkeypatch) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     return seen
 
 
-def run(kernel: Grouped | Reference, heads: int, m: int, n: int, **options) -> list[torch.Tensor]:
+def run(kernel: DecodeKernel | ReferenceKernel, heads: int, m: int, n: int, **options) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     given = [
         torch.randn(shape, generator=generator).requires_grad_()
@@ -38,25 +38,25 @@ def run(kernel: Grouped | Reference, heads: int, m: int, n: int, **options) -> l
     return [result.output.detach(), result.lse.detach(), *torch.autograd.grad(total, given)]
 
 
-def agrees(kernel: Grouped, *sizes: int, **options) -> None:
-    expected = run(Reference(), *sizes, **options)
+def agrees(kernel: DecodeKernel, *sizes: int, **options) -> None:
+    expected = run(ReferenceKernel(), *sizes, **options)
     torch.testing.assert_close(run(kernel, *sizes, **options), expected, atol=3e-6, rtol=1e-5)
 
 
 def test_heads_of_a_group_are_rows_and_parts_are_heads(shapes):
-    agrees(Grouped(8), 6, 1, 35)
+    agrees(DecodeKernel(8), 6, 1, 35)
     # four parts beside each other, and the three keys that are left
     assert shapes == [((2, 8, 3, 8), (2, 8, 8, 8)), ((2, 2, 3, 8), (2, 2, 3, 8))]
 
 
 def test_few_keys_are_one_part(shapes):
-    agrees(Grouped(), 2, 3, 100)
+    agrees(DecodeKernel(), 2, 3, 100)
     assert shapes == [((2, 2, 3, 8), (2, 2, 100, 8))]
 
 
 def test_keys_that_the_mask_leaves_out_are_not_read(shapes):
     keys = 4 * PART
-    agrees(Grouped(), 4, 1, keys, mask=masks.window(before=99))
+    agrees(DecodeKernel(), 4, 1, keys, mask=masks.window(before=99))
     assert sum(key[1] // 2 * key[2] for _, key in shapes) <= 100 + PART // 4
 
 
@@ -77,12 +77,12 @@ def test_keys_that_the_mask_leaves_out_are_not_read(shapes):
     ids=lambda options: "-".join(f"{name}={value!r}"[:30] for name, value in options.items()) or "plain",
 )
 def test_any_part(part, options):
-    agrees(Grouped(part), 4, 3, 37, **options)
+    agrees(DecodeKernel(part), 4, 3, 37, **options)
 
 
 @pytest.mark.parametrize("n", [PART - 1, PART, PART + 1, 3 * PART, 3 * PART + 5])
 def test_borders_of_parts(n):
-    agrees(Grouped(), 4, 2, n, mask=masks.causal())
+    agrees(DecodeKernel(), 4, 2, n, mask=masks.causal())
 
 
 def test_a_key_of_nan_is_seen_in_the_smallest_part():
@@ -91,8 +91,8 @@ def test_a_key_of_nan_is_seen_in_the_smallest_part():
         query, key, value = torch.randn(1, 2, 3, 8), torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 8)
         key[:, :, bad] = torch.nan
         for part in (1, 2, 3, 5):
-            output = Grouped(part).run(regard.explain(query, key, value).problem).output
+            output = DecodeKernel(part).run(regard.explain(query, key, value).problem).output
             assert output.isnan().all(), (bad, part)
         masked = masks.where(ignore=torch.arange(5) == bad)
-        output = Grouped(2).run(regard.explain(query, key, value, mask=masked).problem).output
+        output = DecodeKernel(2).run(regard.explain(query, key, value, mask=masked).problem).output
         assert output.isfinite().all()

@@ -6,14 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.core.intervals import EMPTY, FULL, PARTIAL
-from regard.kernels.mask_tiles import BlockRow, Layout, Run, cut
+from regard.kernels.mask_tiles import BlockRow, Run, TileLayout, split_slice
 
 
 def layout_of(line: str, *, width: int = 2, apart: int = 1, keys: int | None = None) -> tuple[Run, ...]:
     """The runs of one block row of one query, from a word of E, P and F."""
     verdicts = np.array([["EPF".index(letter) for letter in line]], dtype=np.int8).reshape(1, len(line))
     shape = 1, width * len(line) if keys is None else keys
-    return Layout.of(verdicts, (1, width), shape, apart=apart).rows[0].runs
+    return TileLayout.of(verdicts, (1, width), shape, apart=apart).rows[0].runs
 
 
 def runs(*spans: tuple[int, int, bool]) -> tuple[Run, ...]:
@@ -50,13 +50,13 @@ def test_the_last_tile_ends_with_the_keys():
 
 
 def test_rows_end_with_the_queries():
-    layout = Layout.of(np.array([[FULL], [PARTIAL], [EMPTY]], dtype=np.int8), (4, 3), (9, 2), apart=1)
+    layout = TileLayout.of(np.array([[FULL], [PARTIAL], [EMPTY]], dtype=np.int8), (4, 3), (9, 2), apart=1)
     assert layout.rows == (
         BlockRow(slice(0, 4), runs((0, 2, False))),
         BlockRow(slice(4, 8), runs((0, 2, True))),
         BlockRow(slice(8, 9), ()),
     )
-    assert (layout.visited, layout.masked) == (16, 8)
+    assert (layout.visited_pairs, layout.masked_pairs) == (16, 8)
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
@@ -75,7 +75,7 @@ def test_every_pair_is_visited_once_or_does_not_exist(lines, size, short, apart)
     queries = max(len(lines) * size[0] - min(short[0], size[0] - 1), 0)
     keys = max(verdicts.shape[1] * size[1] - min(short[1], size[1] - 1), 0)
     each = verdicts.repeat(size[0], 0).repeat(size[1], 1)[:queries, :keys]
-    layout = Layout.of(verdicts, size, (queries, keys), apart=apart)
+    layout = TileLayout.of(verdicts, size, (queries, keys), apart=apart)
     visits, unmasked = np.zeros((queries, keys), dtype=int), np.zeros((queries, keys), dtype=bool)
     for row in layout.rows:
         ends = [run.columns.stop for run in row.runs]
@@ -87,8 +87,8 @@ def test_every_pair_is_visited_once_or_does_not_exist(lines, size, short, apart)
     assert ((visits == 1) == (each != EMPTY)).all()
     assert visits.max(initial=0) <= 1
     assert (each[unmasked] == FULL).all()
-    assert layout.visited == int((each != EMPTY).sum())
-    assert layout.masked == int(((each != EMPTY) & ~unmasked).sum())
+    assert layout.visited_pairs == int((each != EMPTY).sum())
+    assert layout.masked_pairs == int(((each != EMPTY) & ~unmasked).sum())
 
 
 @pytest.mark.parametrize(
@@ -100,4 +100,4 @@ def test_every_pair_is_visited_once_or_does_not_exist(lines, size, short, apart)
     ],
 )
 def test_cut(columns, width, expected):
-    assert list(cut(columns, width)) == expected
+    assert list(split_slice(columns, width)) == expected

@@ -11,7 +11,7 @@ import torch
 
 import regard
 from regard import biases, masks, scores
-from regard.utils.pytree import put_together, take_apart
+from regard.utils.pytree import tree_flatten, tree_unflatten
 
 TABLE = torch.randn(2, 8)
 
@@ -67,17 +67,17 @@ BIASES = [
 
 @pytest.mark.parametrize("value", [*MASKS, *BIASES], ids=repr)
 def test_round_trip(value):
-    tensors, form = take_apart(value)
-    again = put_together(form, tensors)
+    tensors, form = tree_flatten(value)
+    again = tree_unflatten(form, tensors)
     assert same(value, again)
     assert repr(again) == repr(value)
-    assert take_apart(again)[1] == form
+    assert tree_flatten(again)[1] == form
 
 
 @pytest.mark.parametrize("mask", MASKS, ids=repr)
 def test_a_mask_put_together_keeps_the_same_pairs(mask):
-    tensors, form = take_apart(mask)
-    again = put_together(form, tensors)
+    tensors, form = tree_flatten(mask)
+    again = tree_unflatten(form, tensors)
     queries, keys = (3, 5) if "where" in repr(mask) else (2, 3)
     assert again.dense(queries, keys).equal(mask.dense(queries, keys))
 
@@ -90,25 +90,25 @@ def test_a_mask_put_together_keeps_the_same_pairs(mask):
     ],
 )
 def test_plain_values(value):
-    tensors, form = take_apart(value)
+    tensors, form = tree_flatten(value)
     assert tensors == []
-    again = put_together(form, [])
+    again = tree_unflatten(form, [])
     assert again == value
     assert repr(again) == repr(value)
 
 
 def test_nan():
-    assert math.isnan(put_together(take_apart(math.nan)[1], []))
+    assert math.isnan(tree_unflatten(tree_flatten(math.nan)[1], []))
 
 
 def test_other_tensors_in_their_place():
     one, other = torch.zeros(2), torch.ones(3)
-    tensors, form = take_apart((one, (None, other), one))
+    tensors, form = tree_flatten((one, (None, other), one))
     assert all(a is b for a, b in zip(tensors, (one, other, one), strict=True))
-    assert put_together(form, [other, one, other])[1][1] is one
+    assert tree_unflatten(form, [other, one, other])[1][1] is one
     bias = biases.relative(TABLE, max_distance=9)
-    again = put_together(take_apart(bias)[1], [TABLE * 2])
-    assert same(take_apart(again)[0][0], again.parameters()[0])
+    again = tree_unflatten(tree_flatten(bias)[1], [TABLE * 2])
+    assert same(tree_flatten(again)[0][0], again.parameters()[0])
     assert again.parameters()[0].equal(TABLE * 2)
 
 
@@ -122,15 +122,15 @@ def test_problems(options):
     ]
     for more in mores:
         problem = regard.explain(query, query, query, **options, **more).problem
-        tensors, form = take_apart(problem)
-        assert same(problem, put_together(form, tensors))
+        tensors, form = tree_flatten(problem)
+        assert same(problem, tree_unflatten(form, tensors))
 
 
 def test_the_form_is_the_same_in_every_process():
     code = (
-        "import torch, regard; from regard.utils.pytree import take_apart;"
+        "import torch, regard; from regard.utils.pytree import tree_flatten;"
         "q = torch.zeros(1, 2, 3, 4); mask = regard.masks.causal() & regard.masks.window(before=2);"
-        "form = take_apart(regard.explain(q, q, q, mask=mask, bias=regard.biases.alibi(2)).problem)[1];"
+        "form = tree_flatten(regard.explain(q, q, q, mask=mask, bias=regard.biases.alibi(2)).problem)[1];"
     )
     here: dict[str, Any] = {}
     exec(code, here)
@@ -141,11 +141,11 @@ def test_the_form_is_the_same_in_every_process():
 
 def test_a_function_is_the_same_object_again():
     mask = masks.from_mod(window_of_four)
-    _, form = take_apart(mask)
-    assert put_together(form, []).mask_mod is window_of_four
-    assert take_apart(masks.from_mod(window_of_four))[1] == form
+    _, form = tree_flatten(mask)
+    assert tree_unflatten(form, []).mask_mod is window_of_four
+    assert tree_flatten(masks.from_mod(window_of_four))[1] == form
 
 
 def test_functions_that_are_gone_are_not_taken_for_others():
-    forms = {take_apart(masks.from_mod(lambda b, h, q, k, reach=reach: q - k < reach))[1] for reach in range(20)}
+    forms = {tree_flatten(masks.from_mod(lambda b, h, q, k, reach=reach: q - k < reach))[1] for reach in range(20)}
     assert len(forms) == 20

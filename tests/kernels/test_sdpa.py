@@ -7,7 +7,7 @@ import torch
 import regard
 from regard import masks
 from regard.kernels import sdpa
-from regard.kernels.validation import Options
+from regard.kernels.validation import AttentionOptions
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def calls(monkeypatch) -> list[dict]:
 
 def test_a_square_causal_mask_stays_a_word(calls):
     query = torch.randn(2, 3, 5, 4)
-    regard.attention(query, query, query, mask=masks.causal(), kernel="fused")
+    regard.attention(query, query, query, mask=masks.causal(), kernel="sdpa")
     assert calls[0]["causal"]
     assert calls[0]["mask"] is None
 
@@ -42,42 +42,42 @@ def test_a_square_causal_mask_stays_a_word(calls):
 )
 def test_anything_more_is_spelled_out(calls, options):
     query = torch.randn(2, 3, 5, 4)
-    regard.attention(query, query, query, **{"mask": masks.causal(), **options}, kernel="fused")
+    regard.attention(query, query, query, **{"mask": masks.causal(), **options}, kernel="sdpa")
     assert not calls[0]["causal"]
     assert calls[0]["mask"] is not None
 
 
 def test_keys_of_a_group_are_not_repeated(calls):
     query, key = torch.randn(2, 6, 5, 4), torch.randn(2, 3, 7, 4)
-    regard.attention(query, key, key, kernel="fused")
+    regard.attention(query, key, key, kernel="sdpa")
     assert calls[0]["enable_gqa"]
 
 
 def test_leading_dims_become_one_batch(calls):
     query = torch.randn(2, 3, 4, 5, 8)
-    regard.attention(query, query, query, kernel="fused")
+    regard.attention(query, query, query, kernel="sdpa")
     assert calls[0]["shape"] == (6, 4, 5, 8)
 
 
 @pytest.mark.parametrize("shape", [(5, 7), (4, 5, 7), (3, 4, 5, 7), (2, 3, 4, 5, 7), (2, 1, 1, 1, 7), (3, 1, 1, 7)])
 def test_masks_and_biases_of_any_shape_in_five_dims(shape):
     query, key = torch.randn(2, 3, 4, 5, 8), torch.randn(2, 3, 4, 7, 8)
-    calls: list[Options] = [{"mask": torch.rand(shape) < 0.6}, {"bias": torch.randn(shape)}]
+    calls: list[AttentionOptions] = [{"mask": torch.rand(shape) < 0.6}, {"bias": torch.randn(shape)}]
     for options in calls:
         expected = regard.attention(query, key, key, kernel="reference", **options)
-        torch.testing.assert_close(regard.attention(query, key, key, kernel="fused", **options), expected)
+        torch.testing.assert_close(regard.attention(query, key, key, kernel="sdpa", **options), expected)
 
 
 def test_no_keys_and_a_query_of_nan():
     query, key = torch.full((1, 2, 3, 4), math.nan), torch.zeros(1, 2, 0, 4)
-    for kernel in ("fused", "reference"):
+    for kernel in ("sdpa", "reference"):
         assert regard.attention(query, key, key, kernel=kernel).eq(0).all()
 
 
 def test_cost():
     def cost(**options: Any) -> float:
         query = torch.zeros(1, 2, 5, 8)
-        return sdpa.Fused().cost(regard.explain(query, query, query, **options).problem).bytes
+        return sdpa.SdpaKernel().cost(regard.explain(query, query, query, **options).problem).bytes
 
     assert cost() == cost(mask=masks.causal()) == 0
     assert cost(bias=torch.zeros(5, 5)) == 2 * 5 * 5 * 4

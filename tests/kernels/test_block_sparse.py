@@ -8,9 +8,9 @@ import torch
 import regard
 from regard import biases, masks
 from regard.errors import ShapeError
-from regard.kernels.block_sparse import Spans
+from regard.kernels.block_sparse import BlockSparseKernel
 from regard.kernels.dense_block import Rectangle
-from regard.kernels.reference import Reference
+from regard.kernels.reference import ReferenceKernel
 
 Called = list[tuple[int, int, bool]]
 
@@ -33,7 +33,7 @@ def tensors(m: int, n: int) -> list[torch.Tensor]:
     return [torch.randn(1, 2, length, 8).requires_grad_() for length in (m, n, n)]
 
 
-def run(kernel: Spans | Reference, m: int, n: int, **options) -> list[torch.Tensor]:
+def run(kernel: BlockSparseKernel | ReferenceKernel, m: int, n: int, **options) -> list[torch.Tensor]:
     given = tensors(m, n)
     with torch.no_grad():
         for index, tensor in enumerate(given):
@@ -42,39 +42,39 @@ def run(kernel: Spans | Reference, m: int, n: int, **options) -> list[torch.Tens
     return [result.output.detach(), *torch.autograd.grad(result.output.sin().sum(), given)]
 
 
-def agrees(kernel: Spans, m: int, n: int, **options) -> None:
-    expected = run(Reference(), m, n, **options)
+def agrees(kernel: BlockSparseKernel, m: int, n: int, **options) -> None:
+    expected = run(ReferenceKernel(), m, n, **options)
     torch.testing.assert_close(run(kernel, m, n, **options), expected, atol=2e-6, rtol=1e-5)
 
 
 def test_full_spans_need_no_mask(rectangles):
-    agrees(Spans((4, 4), 4), 8, 8, mask=masks.where(keep=torch.arange(8) < 4))
+    agrees(BlockSparseKernel((4, 4), 4), 8, 8, mask=masks.where(keep=torch.arange(8) < 4))
     assert rectangles == [(4, 4, False)] * 2
 
 
 def test_only_what_the_mask_leaves_is_computed(rectangles):
-    agrees(Spans((4, 4), 100), 16, 16, mask=masks.causal() & masks.window(before=4))
+    agrees(BlockSparseKernel((4, 4), 100), 16, 16, mask=masks.causal() & masks.window(before=4))
     assert rectangles == [(4, 4, True), (4, 8, True), (4, 12, True), (4, 12, True)][:1] + [(4, 8, True)] * 3
 
 
 def test_full_and_masked_spans_are_merged(rectangles):
-    agrees(Spans((4, 4), 8), 16, 16, mask=masks.causal() & masks.where(keep=torch.ones(16, 16).bool()))
+    agrees(BlockSparseKernel((4, 4), 8), 16, 16, mask=masks.causal() & masks.where(keep=torch.ones(16, 16).bool()))
     assert rectangles == [(4, 4, True), (4, 8, True), (4, 8, False), (4, 4, True), (4, 12, False), (4, 4, True)]
 
 
 def test_square_causal_is_one_call(rectangles):
-    agrees(Spans(), 70, 70, mask=masks.causal())
+    agrees(BlockSparseKernel(), 70, 70, mask=masks.causal())
     assert rectangles == [(70, 70, False)]
 
 
 @pytest.mark.parametrize("m", [3, 16, 20])
 def test_causal_of_other_shapes_is_not(m, rectangles):
-    agrees(Spans((4, 4), 4), m, 17, mask=masks.causal())
+    agrees(BlockSparseKernel((4, 4), 4), m, 17, mask=masks.causal())
     assert len(rectangles) > 1
 
 
 def test_rows_without_keys_are_not_computed(rectangles):
-    agrees(Spans((4, 4), 4), 8, 8, mask=~masks.where(keep=torch.ones(8, 8).bool()))
+    agrees(BlockSparseKernel((4, 4), 4), 8, 8, mask=~masks.where(keep=torch.ones(8, 8).bool()))
     assert rectangles == []
 
 
@@ -83,7 +83,7 @@ def test_rows_without_keys_are_not_computed(rectangles):
 )
 @pytest.mark.parametrize("mask", [None, masks.causal(), masks.window(3, 4), masks.padding(lengths=[11])], ids=repr)
 def test_biases(bias, mask):
-    agrees(Spans((4, 4), 4), 13, 19, mask=mask, bias=bias)
+    agrees(BlockSparseKernel((4, 4), 4), 13, 19, mask=mask, bias=bias)
 
 
 def test_nan_outside_of_the_spans_is_never_read():
@@ -91,7 +91,7 @@ def test_nan_outside_of_the_spans_is_never_read():
     key[:, :, 4:], value[:, :, 4:] = torch.nan, torch.nan
     query.requires_grad_()
     problem = regard.explain(query, key, value, mask=masks.where(keep=torch.arange(8) < 4)).problem
-    output = Spans((4, 4), 4).run(problem).output
+    output = BlockSparseKernel((4, 4), 4).run(problem).output
     assert output.isfinite().all()
     assert torch.autograd.grad(output.sum(), query)[0].isfinite().all()
 
@@ -102,7 +102,7 @@ def test_parts_of_half_precision_are_merged_in_float32(dtype):
     query, key = torch.zeros(1, 1, 1, 8, dtype=dtype), torch.zeros(1, 1, 512, 8, dtype=dtype)
     value = torch.ones(1, 1, 512, 8, dtype=dtype)
     mask = masks.where(keep=(torch.arange(512) // 2) % 2 == 0)
-    result = Spans((1, 2), 1).run(regard.explain(query, key, value, mask=mask).problem)
+    result = BlockSparseKernel((1, 2), 1).run(regard.explain(query, key, value, mask=mask).problem)
     assert (result.output == 1).all()
 
 
@@ -111,7 +111,7 @@ def test_the_log_sum_exp_of_rows_without_keys():
     mask = masks.where(keep=torch.arange(8)[:, None] >= torch.tensor([9] * 4 + [5] * 4))
     for block in ((4, 4), (8, 8), (3, 5)):
         problem = regard.explain(query, query, query, mask=mask).problem
-        lse = Spans(block, 1).run(replace(problem, wants_lse=True)).lse
+        lse = BlockSparseKernel(block, 1).run(replace(problem, wants_lse=True)).lse
         assert lse is not None
         assert (lse[0, 0] == -torch.inf).tolist() == [True] * 5 + [False] * 3
 
@@ -119,4 +119,4 @@ def test_the_log_sum_exp_of_rows_without_keys():
 def test_a_bias_of_other_heads_is_refused():
     query = torch.zeros(1, 3, 80, 8)
     with pytest.raises(ShapeError, match=r"bias alibi\(<float32 \(4,\)>\) has the shape \(4, 80, 80\), which does not"):
-        regard.attention(query, query, query, bias=regard.biases.alibi(4), kernel="spans")
+        regard.attention(query, query, query, bias=regard.biases.alibi(4), kernel="block_sparse")

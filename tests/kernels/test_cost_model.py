@@ -157,4 +157,4 @@ class TestCalibration:
         done: list[int] = []
         spent = calibration.in_turn([lambda: done.append(1), lambda: done.append(2)], budget=0.0)
         assert len(spent) == 2
-        assert done == [1, 2] * (1 + calibration.LEAST)
+        assert done == [1, 2] * (1 + calibration.MIN_TILE_SIDE)

@@ -8,8 +8,8 @@ import torch
 import regard
 from regard import biases, masks
 from regard.kernels import custom_op
-from regard.kernels.batched_problem import Flat, Saved
-from regard.kernels.tiled import Tiled
+from regard.kernels.batched_problem import BatchedProblem, Saved
+from regard.kernels.tiled import TiledKernel
 
 NAMES = ("query", "key", "value", "bias", "sinks")
 
@@ -55,7 +55,7 @@ def test_gradients_of_one_of_the_results(only):
 
 def test_a_gradient_from_above_without_memory_of_its_own():
     """A sum's gradient is one number, expanded: no kernel may take its strides for those of a whole tensor."""
-    for kernel in ("tiled", "spans", "grouped"):
+    for kernel in ("tiled", "block_sparse", "decode"):
         query, key = torch.randn(2, 4, 5, 8).requires_grad_(), torch.randn(2, 4, 7, 8)
         results = [
             torch.autograd.grad(regard.attention(query, key, key, mask=masks.causal(), kernel=name).sum(), query)[0]
@@ -101,13 +101,13 @@ def test_backward_twice_needs_its_graph_kept():
 
 def test_the_bias_is_asked_for_its_gradient_only_where_it_has_one(monkeypatch):
     asked = []
-    original = Tiled.backward
+    original = TiledKernel.backward
 
-    def backward(self: Tiled, flat: Flat, saved: Saved):
-        asked.append(saved.wants_bias)
-        return original(self, flat, saved)
+    def backward(self: TiledKernel, batched: BatchedProblem, saved: Saved):
+        asked.append(saved.needs_bias_grad)
+        return original(self, batched, saved)
 
-    monkeypatch.setattr(Tiled, "backward", backward)
+    monkeypatch.setattr(TiledKernel, "backward", backward)
     query = torch.randn(1, 2, 3, 4).requires_grad_()
     for bias, wants in ((torch.zeros(3, 3), False), (torch.zeros(3, 3).requires_grad_(), True)):
         asked.clear()
@@ -117,6 +117,6 @@ def test_the_bias_is_asked_for_its_gradient_only_where_it_has_one(monkeypatch):
 
 def test_without_the_log_sum_exp_there_is_none():
     query = torch.randn(1, 2, 3, 4)
-    assert Tiled().run(regard.explain(query, query, query).problem).lse is None
+    assert TiledKernel().run(regard.explain(query, query, query).problem).lse is None
     with pytest.raises(AssertionError, match="was computed without it"):
-        custom_op.wanted(None)
+        custom_op.require_lse(None)
