@@ -7,7 +7,7 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor
 
-from ...core.torch_modes import transformed
+from ...core.torch_modes import under_transform
 from ...errors import DtypeError, ShapeError
 from ...masks import Mask
 
@@ -111,7 +111,7 @@ def check_rows(rows: object, batch: int) -> None:
     if rows.ndim != 1 or (rows.dtype == torch.bool and len(rows) != batch):
         needs = f"({batch},), as the batch has the size {batch}" if rows.dtype == torch.bool else "(count,)"
         raise ShapeError(f"rows have the shape {tuple(rows.shape)}; {rows.dtype} rows need {needs}")
-    if rows.dtype == torch.bool or not rows.is_cpu or not len(rows) or transformed():
+    if rows.dtype == torch.bool or not rows.is_cpu or not len(rows) or under_transform():
         return
     least, most = (int(end) for end in rows.aminmax())
     if least < 0 or most >= batch:
