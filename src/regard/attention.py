@@ -37,8 +37,8 @@ def attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     dropout_p: float = 0.0,
-    query_positions: Tensor | None = None,
-    key_positions: Tensor | None = None,
+    query_positions: Tensor | range | None = None,
+    key_positions: Tensor | range | None = None,
     kernel: str | None = None,
 ) -> Tensor:
     """C = softmax( f(Q, K) + B, where M ) · V, by the kernel that takes the least time.
@@ -65,9 +65,11 @@ def attention(
         sinks: (heads,), a logit per head that takes weight and gives no value (Xiao et al. 2024, arXiv 2309.17453,
             learned as in gpt-oss); it counts in the log-sum-exp.
         dropout_p: the probability with which a weight is dropped, in [0, 1); applied as given, in evaluation too. What
-            is dropped depends on torch's seed, batch, head, row and column, and not on the kernel.
-        query_positions: (M,) or (*batch, M), whole numbers; without them the last M of the keys'.
-        key_positions: (N,) or (*batch, N), whole numbers; without them 0..N-1.
+            is dropped depends on torch's seed, batch, head and the two positions, and not on the kernel.
+        query_positions: (M,) or (*batch, M), whole numbers, or a range; without them the last M of the keys'.
+        key_positions: (N,) or (*batch, N), whole numbers, or a range; without them 0..N-1. Mask, bias and dropout are
+            functions of these: a shard of a longer sequence computes what the whole would, as fast as one from 0 where
+            the positions are consecutive.
         kernel: the name of the kernel to use; it never falls back to another.
 
     A row that may attend to nothing has output 0 and gradient 0. Sums are in float32 at least.

@@ -16,7 +16,13 @@ ALL = slice(None)
 
 
 def pattern(seed: int = 0, probability: float = 0.5, shape: tuple[int, int, int, int] = SHAPE) -> torch.Tensor:
-    return Dropout(probability, torch.tensor(seed)).kept(shape, ALL, ALL, ALL)
+    return Dropout(probability, torch.tensor(seed)).keep_mask(*places(shape))
+
+
+def places(shape: tuple[int, int, int, int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Numbers of heads, and positions of queries and keys that both begin at 0."""
+    batch, heads, queries, keys = shape
+    return torch.arange(batch * heads).view(batch, heads, 1), torch.arange(queries), torch.arange(keys)
 
 
 def correlation(one: torch.Tensor, other: torch.Tensor) -> float:
@@ -91,7 +97,8 @@ def test_seeds_are_independent(other):
 def test_the_same_in_any_tile():
     whole, dropout = pattern(5, 0.3), Dropout(0.3, torch.tensor(5))
     for batch, rows, columns in ((slice(1, 2), slice(3, 9), slice(100, 128)), (ALL, slice(63, 64), slice(0, 1))):
-        assert dropout.keep_mask(SHAPE, batch, rows, columns).equal(whole[batch, :, rows, columns])
+        heads, queries, keys = places(SHAPE)
+        assert dropout.keep_mask(heads[batch], queries[rows], keys[columns]).equal(whole[batch, :, rows, columns])
 
 
 def whole_call(kernel: str, **options) -> torch.Tensor:

@@ -168,7 +168,7 @@ def test_dropped_weights(variant, shape):
     """Those that the dropout itself names, forward and backward."""
     batch, heads, _, queries, keys, *_ = shape
     tensors, dropout = inputs(*shape), Dropout(0.3, torch.tensor(7))
-    whole = (batch, heads, queries, keys), slice(None), slice(None), slice(None)
+    whole = torch.arange(batch * heads).view(batch, heads, 1), torch.arange(queries), torch.arange(keys)
     keep = (torch.rand(1, 1, queries, keys) < 0.7).numpy()
     problem = FlashProblem(
         *tensors, 0.3, packed_tiles(keep), drops=native.Drops(*dropout.hashes(*whole), dropout.threshold, 0.7)

@@ -1,6 +1,7 @@
-"""Dropout by a counter-based hash of (seed, batch, head, row, column), the same in every kernel.
+"""Dropout of attention weights as a hash of the seed, the batch, the head and the two positions.
 
-The same pair is dropped whichever kernel computes it, in whichever tile, forward and backward: nothing is stored.
+Nothing is stored: any kernel drops the same weights, in any tile, forward and backward. A shard of a longer sequence,
+with its positions in the whole, drops the weights that the whole sequence would.
 """
 
 from __future__ import annotations
@@ -26,27 +27,23 @@ class Dropout:
     probability: float
     seed: Tensor
 
-    def keep_mask(self, shape: tuple[int, int, int, int], batch: slice, rows: slice, columns: slice) -> Tensor:
-        """1 for the weights of a tile that are kept and 0 for those that are dropped: float32, (b, heads, m, n).
+    def keep_mask(self, heads: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+        """1 for each weight of a tile that is kept, 0 for each that is dropped: float32, (b, heads, m, n).
 
-        shape: (batch, heads, M, N), of which `batch`, `rows` and `columns` choose the tile.
+        Shapes, all int64: heads (b, heads, 1), the number batch · heads + head of each head of the whole problem;
+        queries (m,) or (b, 1, m) and keys (n,) or (b, 1, n), their positions in the whole sequence.
         """
-        row, column = self.hashes(shape, batch, rows, columns)
-        bits = _hash32_(row.unsqueeze(-1) + column)
+        rows, columns = self.hashes(heads, queries, keys)
+        bits = _hash32_(rows.unsqueeze(-1) + columns.unsqueeze(-2))
         # Written back as numbers: a comparison that makes booleans, and a product with them, take five times as long.
         return torch.ge(bits, self.threshold, out=bits).float()
 
-    def hashes(
-        self, shape: tuple[int, int, int, int], batch: slice, rows: slice, columns: slice
-    ) -> tuple[Tensor, Tensor]:
-        """Hashes of rows and columns, int32, (b, heads, m) and (n,): a weight is kept where `_hash32_` of their sum is
-        at least `threshold`.
+    def hashes(self, heads: Tensor, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """int32 hashes of the rows, (b, heads, m), and of the columns, (n,) or (b, 1, n), of a tile as in `keep_mask`.
+
+        A weight is kept where `_hash32_(row hash + column hash)` is at least `threshold`.
         """
-        device, (batches, heads, queries, keys) = self.seed.device, shape
-        lead = torch.arange(batches * heads, device=device).view(batches, heads, 1)[batch]
-        row = _hash64(_hash64(self.seed + lead) + torch.arange(queries, device=device)[rows])  # [B, H, m]
-        column = _hash64(self.seed - 1 - torch.arange(keys, device=device)[columns])  # [n]
-        return row.int(), column.int()
+        return _hash64(_hash64(self.seed + heads) + queries).int(), _hash64(self.seed - 1 - keys).int()
 
     @property
     def threshold(self) -> int:

@@ -42,12 +42,12 @@ class Grid:
         queries: int,
         keys: int,
         *,
-        query_positions: Tensor | None = None,
-        key_positions: Tensor | None = None,
+        query_positions: Tensor | range | None = None,
+        key_positions: Tensor | range | None = None,
         heads: bool = True,
         device: torch.device | None = None,
     ) -> Grid:
-        """The whole grid; unless told otherwise keys sit at 0..N-1 and queries where the last M keys sit.
+        """The whole grid; without positions the keys are at 0..N-1, and the queries at the last M key positions.
 
         Raises:
             ShapeError: queries without positions that are more than the keys, which have positions.
@@ -58,12 +58,13 @@ class Grid:
                     f"{queries} queries cannot sit where the last of the {keys} keys sit: with key_positions, give "
                     "query_positions too"
                 )
-            query_positions = key_positions[..., keys - queries :]
+            last = slice(keys - queries, None)
+            query_positions = key_positions[last] if isinstance(key_positions, range) else key_positions[..., last]
         if key_positions is None:
-            key_positions = torch.arange(keys, device=device)
+            key_positions = range(keys)
         if query_positions is None:
-            query_positions = torch.arange(keys - queries, keys, device=device)
-        return cls(query_positions, key_positions, heads)
+            query_positions = range(keys - queries, keys)
+        return cls(_as_tensor(query_positions, device), _as_tensor(key_positions, device), heads)
 
     def tile(self, rows: slice, columns: slice) -> Grid:
         """The same pairs, cut to one tile."""
@@ -122,6 +123,10 @@ class Grid:
         if pairs.shape[-1] != 1:
             pairs = pairs[..., self.columns]
         return pairs
+
+
+def _as_tensor(positions: Tensor | range, device: torch.device | None) -> Tensor:
+    return torch.arange(positions.start, positions.stop, device=device) if isinstance(positions, range) else positions
 
 
 class HasShape(Protocol):

@@ -33,8 +33,8 @@ class Problem:
     softcap: float | None = None
     sinks: Tensor | None = None
     dropout: Dropout | None = None
-    query_positions: Tensor | None = None
-    key_positions: Tensor | None = None
+    query_positions: Tensor | range | None = None
+    key_positions: Tensor | range | None = None
     wants_lse: bool = False
 
     @property
@@ -66,6 +66,21 @@ class Problem:
         alike = batches[0] == batches[1] == batches[2]  # the usual case, and much the faster to see
         batch = batches[0] if alike else torch.broadcast_shapes(*batches)
         return torch.Size((*batch, *query.shape[last:-1], self.keys))
+
+    @property
+    def shift(self) -> int | None:
+        """How far ahead of the default the keys are: pair (i, j) has the distance j - i - (N - M) + shift.
+
+        0 by default, where the queries are at the last M key positions; None where positions are not consecutive.
+        """
+        queries, keys = self.query_positions, self.key_positions
+        if keys is None and queries is None:
+            return 0
+        if isinstance(queries, Tensor) or isinstance(keys, Tensor):
+            return None
+        first_key = 0 if keys is None else keys.start
+        default = first_key + self.keys - self.queries
+        return default - (default if queries is None else queries.start)
 
     def grid(self) -> Grid:
         """The pairs of this problem and their positions."""
@@ -130,10 +145,21 @@ class Problem:
         """The weights (..., heads, M, N) after dropout, if there is any."""
         if self.dropout is None:
             return weights
-        heads = self.weights_shape[-3] if self.heads else 1
-        shape = self.batch.numel(), heads, self.queries, self.keys
-        kept = self.dropout.keep_mask(shape, WHOLE, WHOLE, WHOLE).view(self.weights_shape)
+        kept = self.dropout.keep_mask(*self.dropout_indices(self.grid())).view(self.weights_shape)
         return weights * kept.to(weights.dtype) / (1 - self.dropout.probability)
+
+    def dropout_indices(self, grid: Grid, batch: slice = WHOLE) -> tuple[Tensor, Tensor, Tensor]:
+        """Arguments of `Dropout.keep_mask` for a tile of some batches: head numbers, query and key positions."""
+        count, heads = self.batch.numel(), self.weights_shape[-3] if self.heads else 1
+        numbers = torch.arange(count * heads, device=grid.device).view(count, heads, 1)[batch]
+
+        def per_batch(positions: Tensor) -> Tensor:
+            if positions.ndim == 1:
+                return positions.long()
+            return positions.long().expand(*self.batch, -1).reshape(count, 1, -1)[batch]
+
+        queries, keys = grid.query_positions[..., grid.rows], grid.key_positions[..., grid.columns]
+        return numbers, per_batch(queries), per_batch(keys)
 
     def asks_for_gradient(self) -> bool:
         """Whether autograd will ask for the gradient of query, key or value."""

@@ -107,8 +107,8 @@ class _Given:
         """1 for weights that are kept, 0 for those that are dropped; None without dropout."""
         if self.dropout is None:
             return None
-        shape = self.batched.problem.batch.numel(), *self.batched.shape[1:]
-        return self.dropout.keep_mask(shape, self.batched.batch, rows, columns)
+        tile = self.batched.grid.tile(rows, columns)
+        return self.dropout.keep_mask(*self.batched.problem.dropout_indices(tile, self.batched.batch))
 
 
 class _NativeTileScores:

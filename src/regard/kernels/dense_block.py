@@ -45,8 +45,7 @@ def is_square_causal(problem: Problem) -> bool:
         isinstance(problem.mask, Causal)
         and problem.bias is None
         and problem.queries == problem.keys
-        and problem.query_positions is None
-        and problem.key_positions is None
+        and problem.shift == 0
     )
 
 

@@ -155,7 +155,7 @@ def _signature(problem: Problem) -> tuple:
         hash(problem.mask),
         *(type(problem.bias), problem.bias_needs_gradient()),
         *(problem.softcap is None, problem.sinks is None, problem.dropout is None, problem.wants_lse),
-        *(problem.query_positions is None, problem.key_positions is None),
+        _roughly_signed(problem.shift),
         problem.asks_for_gradient(),
         torch.get_num_threads(),
     )
@@ -167,6 +167,11 @@ def _roughly(length: int) -> int:
         return length
     dropped = length.bit_length() - 5
     return length >> dropped << dropped
+
+
+def _roughly_signed(shift: int | None) -> int | None:
+    """A shift to within a sixteenth, or None: a shard that is far ahead has other tiles than one that is near."""
+    return shift if shift is None else (_roughly(shift) if shift >= 0 else -_roughly(-shift))
 
 
 def _seconds(kernel: Kernel, problem: Problem) -> float:

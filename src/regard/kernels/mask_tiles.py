@@ -145,14 +145,14 @@ def memoize(
     """What follows from the problem's mask and sizes alone, worked out once; `when` says whether it is to be kept."""
     mask, shape = problem.mask, (problem.batch.numel(), problem.queries, problem.keys)
     tensors = tree_tensors(mask)
-    placed = problem.query_positions is not None or problem.key_positions is not None
-    if placed or any(tensor.is_inference() for tensor in tensors):
-        # Nothing to remember it by: inference tensors do not tell when they are written to.
+    positions = problem.query_positions, problem.key_positions
+    if problem.shift is None or any(tensor.is_inference() for tensor in tensors):
+        # No key to cache by: a tensor of positions, or inference tensors, whose versions do not count writes.
         return compute()
     known = _memo_without_mask if mask is None else _memo_by_mask.setdefault(mask, {})
     if mask is not None and not known and not tensors:
         _recent_masks.append(mask)
-    key = (what, shape, tuple(tensor._version for tensor in tensors))
+    key = (what, shape, positions, tuple(tensor._version for tensor in tensors))
     if key in known:
         return known[key]
     found = compute()

@@ -5,7 +5,8 @@ The tiles of a problem's mask in bits, as native code reads them: worked out onc
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -13,13 +14,13 @@ from torch import Tensor
 
 from .. import native
 from ..biases import RelativeBias
-from ..core.grid import WHOLE, Grid
+from ..core.grid import Grid
 from ..core.problem import Problem
 from ..core.score_forms import DotPairs
 from ..native.flash import BLOCK, Tiles
 from .batched_problem import BatchedProblem
 from .mask_tiles import BatchLayout, TileLayout, batch_layouts, memoize
-from .tile_bias import bias_along
+from .tile_bias import bias_along, distances
 
 TILE_SIZE = (BLOCK, BLOCK)
 MIN_FULL_RUN = 1
@@ -58,10 +59,9 @@ def _tiles(batched: BatchedProblem, part: BatchLayout) -> Tiles:
             runs.append((run.columns.start, run.columns.stop, count if run.masked else -1))
             count += -(-(run.columns.stop - run.columns.start) // BLOCK) if run.masked else 0
     table = np.array(runs, dtype=np.int64).reshape(-1, 3)
-    placed = batched.problem.query_positions is not None or batched.problem.key_positions is not None
     if not count:
         bits = np.zeros((1, 1, 1, BLOCK), dtype=np.uint64)
-    elif mask is not None and mask.by_distance and not placed:
+    elif mask is not None and mask.by_distance and batched.problem.shift is not None:
         bits = _by_distance(batched.problem, first, table)
     else:
         bits = _pair_by_pair(batched.part(part.batch), layout, count)
@@ -70,11 +70,11 @@ def _tiles(batched: BatchedProblem, part: BatchLayout) -> Tiles:
 
 def _by_distance(problem: Problem, first: np.ndarray, runs: np.ndarray) -> np.ndarray:
     """One line of bits for all tiles: the word of a row is the 64 bits of the line from its first pair on."""
-    queries, keys = problem.queries, problem.keys
-    distances = torch.arange(1 - keys, queries)
-    grid = Grid(torch.zeros(1, dtype=torch.int64), distances, heads=False)
-    line = np.zeros(len(distances) + 2 * BLOCK, dtype=bool)  # rows and columns of padding lie beyond both ends
-    line[BLOCK : BLOCK + len(distances)] = problem.mask.keep(grid).view(-1).numpy()  # type: ignore[union-attr]
+    queries = problem.queries
+    along = distances(problem)
+    grid = Grid(torch.zeros(1, dtype=torch.int64), along, heads=False)
+    line = np.zeros(len(along) + 2 * BLOCK, dtype=bool)  # rows and columns of padding lie beyond both ends
+    line[BLOCK : BLOCK + len(along)] = problem.mask.keep(grid).view(-1).numpy()  # type: ignore[union-attr]
     words = _packed(np.lib.stride_tricks.sliding_window_view(line, BLOCK))[:, 0]
     rows = np.repeat(np.arange(len(first) - 1), np.diff(first)) * BLOCK
     columns = [
@@ -130,7 +130,7 @@ def native_reasons(problem: Problem) -> list[str]:
     if not value.is_cpu:
         reasons.append(f"its code runs on the CPU; this is on {value.device}")
     if problem.bias is not None and not _along(problem):
-        reasons.append("of all biases its code adds those by distance alone, of queries and keys in their usual places")
+        reasons.append("of all biases its code adds those by distance alone, of consecutive positions")
     if reason := native.why_not():
         reasons.append(f"there is no native code: {reason}")
     if not reasons and problem.mask is not None and (pairs := masked_pairs(problem)) > MAX_BITS:
@@ -144,9 +144,23 @@ def native_problems(batched: BatchedProblem) -> Iterator[tuple[slice, native.Fla
     if not isinstance(pairs, DotPairs):
         raise TypeError("native code over tiles computes dot products")
     line = bias_along(problem, problem.bias).float() if isinstance(problem.bias, RelativeBias) else None
-    for batch, tiles in packed_tiles(batched):
+    for batch, tiles in _one_by_one(packed_tiles(batched)) if _differ_in_columns(batched) else packed_tiles(batched):
         own = pairs.query[batch], pairs.key[batch], batched.value[batch]
         yield batch, native.FlashProblem(*own, pairs.scale, tiles, problem.softcap, line, _drops(batched, batch))
+
+
+def _differ_in_columns(batched: BatchedProblem) -> bool:
+    """Whether dropout needs other hashes of the columns for each batch, of which native code reads one line."""
+    positions = batched.problem.key_positions
+    return batched.problem.dropout is not None and isinstance(positions, Tensor) and positions.ndim > 1
+
+
+def _one_by_one(found: Iterable[tuple[slice, Tiles]]) -> Iterator[tuple[slice, Tiles]]:
+    """Each batch by itself."""
+    for batch, tiles in found:
+        for at in range(batch.start, batch.stop):
+            bits = tiles.bits if len(tiles.bits) == 1 else tiles.bits[at - batch.start : at - batch.start + 1]
+            yield slice(at, at + 1), replace(tiles, bits=np.ascontiguousarray(bits))
 
 
 def _drops(batched: BatchedProblem, batch: slice) -> native.Drops | None:
@@ -154,11 +168,15 @@ def _drops(batched: BatchedProblem, batch: slice) -> native.Drops | None:
     dropout = batched.problem.dropout
     if dropout is None:
         return None
-    rows, columns = dropout.hashes(batched.shape, batch, WHOLE, WHOLE)
-    return native.Drops(rows, columns, dropout.threshold, 1.0 - dropout.probability)
+    rows, columns = dropout.hashes(*batched.problem.dropout_indices(batched.grid, batch))
+    return native.Drops(rows, columns.view(-1), dropout.threshold, 1.0 - dropout.probability)
 
 
 def _along(problem: Problem) -> bool:
-    """Whether the bias is one by distance, of queries and keys in their usual places."""
-    placed = problem.query_positions is not None or problem.key_positions is not None
-    return isinstance(problem.bias, RelativeBias) and not placed and problem.queries > 0 and problem.keys > 0
+    """Whether the bias is a function of the distance, over consecutive positions."""
+    return (
+        isinstance(problem.bias, RelativeBias)
+        and problem.shift is not None
+        and problem.queries > 0
+        and problem.keys > 0
+    )

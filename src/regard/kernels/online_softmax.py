@@ -162,8 +162,8 @@ class _Tiles:
         dropout = self.batched.problem.dropout
         if dropout is None:
             return None
-        shape = (self.batched.problem.batch.numel(), *self.batched.shape[1:])
-        return dropout.keep_mask(shape, self.batched.batch, rows, columns)
+        tile = self.batched.grid.tile(rows, columns)
+        return dropout.keep_mask(*self.batched.problem.dropout_indices(tile, self.batched.batch))
 
     def add_gradients(
         self, rows: slice, columns: slice, upstream: Tensor, slope: Tensor | None, into: ProblemGradients

@@ -19,9 +19,15 @@ from .batched_problem import BatchedProblem, ProblemGradients
 def distances(problem: Problem) -> Tensor:
     """The distances of key and query on the diagonals, from the last query's first key to the first query's last.
 
-    Shapes: (M + N - 1,). Queries sit where the last keys do: the last query's first key is N - 1 positions before it.
+    Shapes: (M + N - 1,). By default queries are at the last key positions, and the last query's first key is N - 1
+    positions before it.
+
+    Raises:
+        AssertionError: positions that are not consecutive, and so have no diagonals of one distance.
     """
-    return torch.arange(1 - problem.keys, problem.queries, device=problem.value.device)
+    if (shift := problem.shift) is None:
+        raise AssertionError("diagonals of a problem whose positions are not consecutive")
+    return torch.arange(1 - problem.keys + shift, problem.queries + shift, device=problem.value.device)
 
 
 def bias_along(problem: Problem, bias: RelativeBias) -> Tensor:
@@ -60,8 +66,7 @@ class Diagonals:
         """Whether mask and bias, of which there is one at least, tell no two pairs of one distance apart."""
         mask, bias = problem.mask, problem.bias
         return (
-            problem.query_positions is None
-            and problem.key_positions is None
+            problem.shift is not None
             and (mask is None or mask.by_distance)
             and (bias is None or isinstance(bias, RelativeBias))
             and not (mask is None and bias is None)
@@ -137,7 +142,6 @@ def make_tile_bias(batched: BatchedProblem) -> TileBias | None:
     problem = batched.problem
     if problem.bias is None:
         return None
-    in_place = problem.query_positions is None and problem.key_positions is None
-    if isinstance(problem.bias, RelativeBias) and in_place and batched.shape[2] and batched.shape[3]:
+    if isinstance(problem.bias, RelativeBias) and problem.shift is not None and batched.shape[2] and batched.shape[3]:
         return DiagonalTileBias(batched, problem.bias)
     return PairwiseTileBias(batched, problem.bias)

@@ -42,8 +42,8 @@ class AttentionOptions(TypedDict, total=False):
     softcap: float | None
     sinks: Tensor | None
     dropout_p: float
-    query_positions: Tensor | None
-    key_positions: Tensor | None
+    query_positions: Tensor | range | None
+    key_positions: Tensor | range | None
 
 
 def make_problem(
@@ -58,8 +58,8 @@ def make_problem(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     dropout_p: float = 0.0,
-    query_positions: Tensor | None = None,
-    key_positions: Tensor | None = None,
+    query_positions: Tensor | range | None = None,
+    key_positions: Tensor | range | None = None,
     wants_lse: bool = False,
 ) -> Problem:
     """The Problem that the arguments of `regard.attention` stand for, or the error that names what does not fit."""
@@ -79,15 +79,19 @@ def make_problem(
         softcap=softcap,
         sinks=sinks,
         dropout=_dropout(dropout_p, value.device) if dropout_p else None,
-        query_positions=query_positions,
-        key_positions=key_positions,
         wants_lse=wants_lse,
     )
     if softcap is not None or sinks is not None:
         _check_variants(problem)
     if query_positions is not None or key_positions is not None:
-        _check_positions("query_positions", query_positions, problem.queries, value.device)
-        _check_positions("key_positions", key_positions, problem.keys, value.device)
+        if query_positions is None and problem.queries > problem.keys:
+            problem = replace(problem, key_positions=key_positions)
+            problem.grid()  # raises: there are not as many keys for the queries to sit at
+        problem = replace(
+            problem,
+            query_positions=_check_positions("query_positions", query_positions, problem.queries, value.device),
+            key_positions=_check_positions("key_positions", key_positions, problem.keys, value.device),
+        )
     return problem
 
 
@@ -263,16 +267,37 @@ def _check_device(name: str, tensor: Tensor, device: torch.device) -> None:
         )
 
 
-def _check_positions(name: str, positions: Tensor | None, length: int, device: torch.device) -> None:
-    """Whole numbers, one for each query or key."""
+def _check_positions(
+    name: str, positions: Tensor | range | None, length: int, device: torch.device
+) -> Tensor | range | None:
+    """Whole numbers, one for each query or key; consecutive ones as a range, which kernels compute with faster."""
     if positions is None:
-        return
+        return None
+    if isinstance(positions, range):
+        if len(positions) != length or positions.step != 1:
+            raise ShapeError(
+                f"{name} is {positions}; it needs {length} consecutive positions, range(start, start + {length})"
+            )
+        return positions
     if not isinstance(positions, Tensor) or positions.is_floating_point() or positions.dtype == torch.bool:
         has = positions.dtype if isinstance(positions, Tensor) else f"a {type(positions).__name__}"
-        raise DtypeError(f"{name} needs a tensor of whole numbers; it is {has}")
+        raise DtypeError(f"{name} needs a tensor of whole numbers, or a range; it is {has}")
     if positions.ndim < 1 or positions.shape[-1] != length:
         raise ShapeError(
             f"{name} has the shape {tuple(positions.shape)}; it needs ({length},) or (batch, {length}), one position "
             f"for each of the {length} {'queries' if name.startswith('query') else 'keys'}"
         )
     _check_device(name, positions, device)
+    return _as_range(positions)
+
+
+def _as_range(positions: Tensor) -> Tensor | range:
+    """Positions as a range where they are consecutive, and reading them does not wait for a device."""
+    if positions.ndim != 1 or not len(positions) or not positions.is_cpu or type(positions) is not Tensor:
+        return positions
+    if under_transform():
+        return positions
+    first, last = int(positions[0]), int(positions[-1])
+    if last - first != len(positions) - 1 or (len(positions) > 2 and not bool((positions.diff() == 1).all())):
+        return positions
+    return range(first, last + 1)

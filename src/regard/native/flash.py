@@ -69,7 +69,7 @@ class Tiles:
 class Drops:
     """Which weights are dropped: those of whose row and column the mixed sum is below the threshold.
 
-    Shapes: rows (B, H, M), columns (N,), int32, by `Dropout.noise`. kept_share: the probability of
+    Shapes: rows (B, H, M), columns (N,), int32, by `Dropout.hashes`. kept_share: the probability of
     being kept, which the others are divided by.
     """
 

@@ -240,7 +240,7 @@ class Attention(nn.Module):
         (queries,) = self._rotated(positions, queries, rotation=call.get("rotation"))
         length = queries.shape[2]
         if positions is None and (length != len(memory) or memory.positions is not None):
-            positions = torch.arange(length, device=queries.device)
+            positions = range(length)
         score = None if self.score is None else self.score.over_projected_keys()
         return (queries, memory.keys, memory.values), self._options(score, call, positions, memory.positions)
 
@@ -275,7 +275,11 @@ class Attention(nn.Module):
         return tuple(rotation.turn(tensor) for tensor in heads)
 
     def _options(
-        self, score: ScoreLike | None, call: CallKwargs, query_positions: Tensor | None, key_positions: Tensor | None
+        self,
+        score: ScoreLike | None,
+        call: CallKwargs,
+        query_positions: Tensor | range | None,
+        key_positions: Tensor | range | None,
     ) -> AttentionOptions:
         """Keyword arguments of `regard.attention`: those of the layer combined with those of a call."""
         return {

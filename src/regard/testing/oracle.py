@@ -22,9 +22,11 @@ from .case_inputs import DROPPED, Inputs
 from .cases import LARGE
 from .score_cases import Leaves, scores_of, wide
 
+Positions = tuple[tuple[int, ...], ...]
+
 
 def kept(seed: int, head: int, query: int, key: int, probability: float) -> bool:
-    """Whether one weight is kept; `head` counts the heads of all batches, query and key are row and column.
+    """Whether one weight is kept; `head` counts the heads of all batches, query and key are positions.
 
     Two numbers of 64 bits, one for the row of a head and one for the column, are mixed each by itself; the low halves
     of both are added, and mixed again; the weight is dropped where what comes out, with its sign, is among the lowest
@@ -37,12 +39,16 @@ def kept(seed: int, head: int, query: int, key: int, probability: float) -> bool
 
 
 @lru_cache(maxsize=64)
-def kept_weights(seed: int, batch: int, heads: int, queries: int, keys: int, probability: float) -> Tensor:
-    """The same for all weights: bool, (batch, heads, M, N)."""
-    columns, least = [_column(seed, key) for key in range(keys)], round(probability * 2**32) - 2**31
-    rows = [_row(seed, head, query) for head in range(batch * heads) for query in range(queries)]
-    pattern = [[_bits(row, column) >= least for column in columns] for row in rows]
-    return torch.tensor(pattern, dtype=torch.bool).view(batch, heads, queries, keys)
+def kept_weights(seed: int, heads: int, queries: Positions, keys: Positions, probability: float) -> Tensor:
+    """The same for all weights, (batch, heads, M, N), of queries and keys at positions (batch, M) and (batch, N)."""
+    least, pattern = round(probability * 2**32) - 2**31, []
+    for batch, (query_positions, key_positions) in enumerate(zip(queries, keys, strict=True)):
+        columns = [_column(seed, key) for key in key_positions]
+        for head in range(heads):
+            rows = [_row(seed, batch * heads + head, query) for query in query_positions]
+            pattern += [_bits(row, column) >= least for row in rows for column in columns]
+    sizes = len(queries), heads, len(queries[0]) if queries else 0, len(keys[0]) if keys else 0
+    return torch.tensor(pattern, dtype=torch.bool).view(sizes)
 
 
 def _row(seed: int, head: int, query: int) -> int:
@@ -297,7 +303,14 @@ def _dropout(inputs: Inputs, like: Tensor) -> Tensor:
     if inputs.case.dropout == "whole":
         return torch.ones(1, 1, dtype=like.dtype)
     *batch, heads, queries, keys = inputs.keep.shape
-    kept = kept_weights(inputs.seed, math.prod(batch), heads, queries, keys, DROPPED)
+
+    def positions(at: Tensor, length: int) -> Positions:
+        rows = at.expand(*batch, 1, *at.shape[-2:]).reshape(math.prod(batch), length)
+        return tuple(tuple(row) for row in rows.tolist())
+
+    kept = kept_weights(
+        inputs.seed, heads, positions(inputs.query_at, queries), positions(inputs.key_at, keys), DROPPED
+    )
     return kept.view(inputs.keep.shape).to(like.dtype) / (1 - DROPPED)
 
 

@@ -75,6 +75,8 @@ def _form(value: Any, tensors: list[Tensor]) -> str:
         return f"{kind.__module__}.{kind.__qualname__}({', '.join(parts)})"
     if isinstance(value, tuple):
         return "(" + "".join(_form(part, tensors) + ", " for part in value)[: -2 if len(value) > 1 else None] + ")"
+    if isinstance(value, range):
+        return f"builtins.range({_form(value.start, tensors)}, {_form(value.stop, tensors)})"
     if value is None or isinstance(value, bool | int | float | str):
         if torch.compiler.is_compiling():
             return _compiled_word(value)
