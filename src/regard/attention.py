@@ -57,8 +57,9 @@ def attention(
         value: what is answered.
         score: f, from `regard.scores`; without one q · k / √dim (Vaswani et al. 2017, arXiv 1706.03762, Eq. 1).
         mask: M, which pairs exist: from `regard.masks`, or a bool tensor that broadcasts to (..., heads, M, N), where
-            True = attend. NaN or infinity in a masked position reaches nothing; where a row attends to one, the
-            output is NaN.
+            True = attend. NaN or infinity in a masked position reaches nothing. A row that attends to NaN has output
+            NaN; one that attends to infinity has no finite output, but for a key whose score is -infinity: it counts
+            for nothing, or makes the row NaN.
         bias: B, what is added: from `regard.biases`, or a floating-point tensor that broadcasts likewise.
         scale: instead of 1/√dim, for the default score.
         softcap: c · tanh(score / c) before bias and mask (Gemma 2, arXiv 2408.00118, section 2).

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.large_scores import in_float64, too_large, within_float32
 from ..core.problem import Problem
 from ..core.score_forms import AdditivePairs, all_finite
 from ..core.torch_modes import under_transform, without_autocast
@@ -81,7 +82,9 @@ def _with_sinks(problem: Problem, computation: OwnGradient) -> Result:
     output, lse = computation.forward(batched)
     if problem.sinks is not None:
         total = torch.logaddexp(lse, problem.sinks.to(lse.dtype)[:, None])
-        output, lse = output * (lse - total).exp().unsqueeze(-1), total
+        # Where neither a key nor a sink has any weight, the share is 0 and not NaN.
+        finite_total = total.masked_fill(total == float("-inf"), 0.0)
+        output, lse = output * (lse - finite_total).exp().unsqueeze(-1), total
     return Result(batched.unflatten_batch(output).to(problem.value.dtype), batched.unflatten_batch(lse))
 
 
@@ -123,15 +126,43 @@ def _gradients(
     needed: set[int],
 ) -> list[Tensor]:
     """The gradients of a problem's tensors in the order of `tree_tensors`; undefined where none is needed."""
+    usual = within_float32(lse)
+    if not usual and bool((too_large(lse) & ((grad_output != 0).any(-1) | (grad_lse != 0))).any()):
+        return _gradients_in_float64(problem, lse, grad_output, grad_lse, needed)
     batched = BatchedProblem.from_problem(problem)
     output, lse, grad_output, grad_lse = (
         batched.flatten_batch(tensor) for tensor in (output, lse, grad_output, grad_lse)
     )
-    lse, grad_lse = lse.masked_fill(lse == float("-inf"), float("inf")), grad_lse.to(lse.dtype)
-    grad_lse = grad_lse.masked_fill(lse == float("inf"), 0.0)
+    grad_lse = grad_lse.to(lse.dtype)
+    if not usual:
+        lse = lse.masked_fill(lse == float("-inf"), float("inf"))
+        grad_lse = grad_lse.masked_fill(lse == float("inf"), 0.0)
     bias = problem.bias is not None and any(id(parameter) in needed for parameter in problem.bias.parameters())
     saved = Saved(output, lse, grad_output, grad_lse, bias)
     return tree_tensors(_gradients_as_problem(problem, batched, computation.backward(batched, saved), saved))
+
+
+def run_in_float64(problem: Problem) -> tuple[Problem, Result]:
+    """The problem in float64, and its output and log-sum-exp, computed tile by tile."""
+    wide = in_float64(problem)
+    return wide, _with_sinks(wide, _COMPUTATIONS["tiled"])
+
+
+def _gradients_in_float64(
+    problem: Problem, lse: Tensor, grad_output: Tensor, grad_lse: Tensor, needed: set[int]
+) -> list[Tensor]:
+    """The gradients of a problem whose log-sum-exp is too large for float32; rows of lse +inf or NaN take no part."""
+    wide, result = run_in_float64(problem)
+    copies = zip(tree_tensors(problem), tree_tensors(wide), strict=True)
+    return _gradients(
+        wide,
+        result.output,
+        torch.where(lse.isfinite(), require_lse(result.lse), lse.double()),
+        grad_output.double(),
+        grad_lse.double(),
+        computation=_COMPUTATIONS["tiled"],
+        needed={id(copy) for tensor, copy in copies if id(tensor) in needed},
+    )
 
 
 def _gradients_as_problem(

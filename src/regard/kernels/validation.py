@@ -21,6 +21,8 @@ from ..core.torch_modes import under_transform
 from ..errors import ConfigurationError, DeviceError, DtypeError, MaskError, ShapeError
 from ..masks import Mask, where
 
+SMALLEST_SOFTCAP, LARGEST_SOFTCAP = 1e-30, 1e30
+"""Beyond these the quotient score / softcap, or its product with softcap, overflows or vanishes in float32."""
 FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -181,7 +183,11 @@ def _scaled_dot(query: Tensor, key: Tensor, scale: float | None) -> DotPairs:
             f"query has the dim {dim} and key {key.shape[-1]} (query {tuple(query.shape)}, key {tuple(key.shape)}): a "
             f"dot product needs equal dims; score=scores.General({dim}, {key.shape[-1]}) learns a matrix between them"
         )
-    return DotPairs(query, key, scale if scale is not None else max(dim, 1) ** -0.5)
+    if scale is None:
+        return DotPairs(query, key, max(dim, 1) ** -0.5)
+    if not -math.inf < scale < math.inf:
+        raise ConfigurationError(f"scale is {scale}; it needs a finite number, or None for 1/√dim")
+    return DotPairs(query, key, scale)
 
 
 def _scored(score: ScoreLike, query: Tensor, key: Tensor, scale: float | None, masked: bool) -> PairForm:
@@ -238,8 +244,11 @@ def _read_mask(mask: Mask | Tensor) -> Mask:
 
 def _check_variants(problem: Problem) -> None:
     """Softcap and sinks."""
-    if problem.softcap is not None and not 0.0 < problem.softcap < math.inf:
-        raise ConfigurationError(f"softcap is {problem.softcap}; it needs a finite number above 0, or None for no cap")
+    if problem.softcap is not None and not SMALLEST_SOFTCAP <= problem.softcap <= LARGEST_SOFTCAP:
+        raise ConfigurationError(
+            f"softcap is {problem.softcap}; it needs a finite number above 0, from {SMALLEST_SOFTCAP:g} to "
+            f"{LARGEST_SOFTCAP:g} for what float32 can hold, or None for no cap"
+        )
     sinks = problem.sinks
     if sinks is not None:
         heads = problem.pairs.query.shape[-3] if problem.heads else 0

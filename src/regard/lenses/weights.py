@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .. import native
 from ..core.grid import WHOLE
+from ..core.large_scores import too_large, with_exact_lse, within_float32
 from ..core.problem import Problem
 from ..core.score_forms import DotPairs
 from ..core.torch_modes import under_transform, without_autocast
@@ -103,9 +104,13 @@ class Weights:
     def compute(self, problem: Problem, lse: Tensor) -> Tensor:
         """The weights of the rectangle, of a problem whose tensors have no NaN."""
         with without_autocast(problem.value.device.type):
-            if under_transform() or _differentiable(problem, lse):
+            if under_transform():
                 return self._at_once(problem, lse)
-            return self._by_rows(problem, lse)
+            dtype = lse.dtype
+            if not within_float32(lse) and bool(too_large(lse).any()):
+                problem, lse = with_exact_lse(problem, lse)
+            compute = self._at_once if _differentiable(problem, lse) else self._by_rows
+            return compute(problem, lse).to(dtype)
 
     def _at_once(self, problem: Problem, lse: Tensor) -> Tensor:
         """All rows in one step, with a gradient."""

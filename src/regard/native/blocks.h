@@ -161,6 +161,10 @@ INLINE float query_factor(const struct flash *of) {
     return of->softcap == 0.0f ? of->scale * LOG2_E : of->scale / of->softcap;
 }
 
+/* What the gradient of a key, summed up over queries that were multiplied by `query_factor`, is multiplied by: their
+ * quotient would be 0 / 0 where the scale is 0. */
+INLINE float key_gradient_factor(const struct flash *of) { return of->softcap == 0.0f ? LN_2 : of->softcap; }
+
 /* Which weights are kept, as regard.dropout says it: mixed bits of row and column that are at least the threshold. */
 INLINE bits kept_of(const struct flash *of, int32_t row, int64_t column) {
     bits noise;

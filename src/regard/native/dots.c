@@ -118,11 +118,7 @@ INLINE void add_values(const struct dots *of, float (*weights)[CHUNK], const flo
                        int64_t count, float *output, const struct next next, const struct kind kind) {
     int64_t dim = of->value_dim;
     for (int64_t a = 0; a < dim; a += VECTORS * LANES) {
-        lanes sum[ROWS][VECTORS];
-        UNROLLED for (int r = 0; r < kind.rows; r++) UNROLLED for (int v = 0; v < VECTORS; v++) {
-            int64_t at = a + v * LANES;
-            sum[r][v] = entries(output + r * dim, at, dim, 0, kind.whole) * kept[r];
-        }
+        lanes sum[ROWS][VECTORS] = {{{0}}}; /* of this chunk alone first, so that rounding does not add up */
         for (int64_t j = 0; j < count; j++) {
             const void *row = row_of(value, j, of->value_row, kind.narrow);
             if (a == 0) fetch(next, j, kind);
@@ -133,7 +129,8 @@ INLINE void add_values(const struct dots *of, float (*weights)[CHUNK], const flo
         }
         UNROLLED for (int r = 0; r < kind.rows; r++) UNROLLED for (int v = 0; v < VECTORS; v++) {
             int64_t at = a + v * LANES;
-            if (at < dim) store_some(output + r * dim + at, sum[r][v], kind.whole ? LANES : dim - at);
+            lanes earlier = entries(output + r * dim, at, dim, 0, kind.whole);
+            if (at < dim) store_some(output + r * dim + at, earlier * kept[r] + sum[r][v], kind.whole ? LANES : dim - at);
         }
     }
 }

@@ -56,7 +56,7 @@ INLINE void group_of(const struct flash *of, struct segment *at, int64_t row, in
     }
     for (int r = 0; r < GROUP; r += LANES) store(kept + r, power_of_two(load(kept + r)));
     for (int r = 0; r < GROUP; r++) {
-        lanes sum = load(at->total + (row + r) * LANES) * kept[r];
+        lanes sum = {0}; /* of this block alone first: a sum over many keys is rounded once for each block */
         int32_t noise = noise_of(of, at->batch, at->head, at->begin + row + r);
         for (int64_t j = low; j < high; j += LANES) {
             lanes power = power_of_two(load(weights + r * BLOCK + j) - shift[r]);
@@ -64,7 +64,7 @@ INLINE void group_of(const struct flash *of, struct segment *at, int64_t row, in
             if (of->row_noise) power = where(kept_of(of, noise, column + j), power);
             store(weights + r * BLOCK + j, power);
         }
-        store(at->total + (row + r) * LANES, sum);
+        store(at->total + (row + r) * LANES, load(at->total + (row + r) * LANES) * kept[r] + sum);
     }
     float *output = at->output + row * value_padded;
     for (int64_t a = 0; a < value_padded; a += PAIR)

@@ -175,7 +175,7 @@ INLINE void block_of_keys(const struct flash *of, struct gradient *at, int64_t c
             whole_tile(of, at, &tile, narrow);
         }
     }
-    write_gradient(at->grad_key, count, of->dim, of->scale / query_factor(of), of->grad_key + first * of->dim);
+    write_gradient(at->grad_key, count, of->dim, key_gradient_factor(of), of->grad_key + first * of->dim);
     write_gradient(at->grad_value, count, of->value_dim, 1.0f, of->grad_value + first * of->value_dim);
 }
 

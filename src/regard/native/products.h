@@ -31,18 +31,19 @@ INLINE void multiply(const struct factor left, const struct vectors right, lanes
     }
 }
 
-/* into = kept * into + left . right for GROUP rows and two vectors of columns; kept: one for each row, or null for 0. */
+/* into = kept * into + left . right for GROUP rows and two vectors of columns; kept: one for each row, or null for 0. The
+ * product is summed up apart before it is added: a sum over many blocks is rounded once for each of them. */
 INLINE void product(const struct factor left, const struct vectors right, float *into, int64_t stride,
                     const float *kept) {
     UNROLLED for (int part = 0; part < GROUP; part += AT_ONCE) {
         lanes sum[AT_ONCE][2] = {{{0}}};
         float *to = into + part * stride;
+        multiply((struct factor){left.at + part * left.stride, left.stride, left.step}, right, sum);
         if (kept)
             UNROLLED for (int r = 0; r < AT_ONCE; r++) {
-                sum[r][0] = load(to + r * stride) * kept[part + r];
-                sum[r][1] = load(to + r * stride + LANES) * kept[part + r];
+                sum[r][0] += load(to + r * stride) * kept[part + r];
+                sum[r][1] += load(to + r * stride + LANES) * kept[part + r];
             }
-        multiply((struct factor){left.at + part * left.stride, left.stride, left.step}, right, sum);
         UNROLLED for (int r = 0; r < AT_ONCE; r++) {
             store(to + r * stride, sum[r][0]);
             store(to + r * stride + LANES, sum[r][1]);

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
 from ..core.score_forms import DotPairs
+from ..errors import ConfigurationError
 from .base import Score, check_dim, check_same_dim
 
 
@@ -37,6 +40,8 @@ class ScaledDot(Score):
 
     def __init__(self, scale: float | None = None) -> None:
         super().__init__()
+        if scale is not None and not -math.inf < scale < math.inf:
+            raise ConfigurationError(f"scale is {scale}; ScaledDot needs a finite number, or None for 1/√dim")
         self.scale = scale
 
     def form(self, query: Tensor, key: Tensor) -> DotPairs:

@@ -1,0 +1,53 @@
+"""Log-sum-exps too large for float32: where exp(score - lse) loses the sum of a row, and the problem in float64.
+
+Next to a score of 10⁷, where neighbouring float32 numbers are 1 apart, log Σ exp(score) cannot express how many keys
+share the row: weights recomputed from it sum to 1.4, and to infinity at 10⁹. In float64 that begins at 10¹².
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..utils.pytree import tree_flatten, tree_unflatten
+from .grid import WHOLE
+from .problem import Problem
+
+LARGEST_LSE = 2.0**14
+"""Up to this magnitude a float32 log-sum-exp is rounded by at most 2⁻¹¹, and so are weights computed from it."""
+
+PAIRS_AT_ONCE = 2**22
+"""Scores that are in memory at once while log-sum-exps are computed again."""
+
+
+def within_float32(lse: Tensor) -> bool:
+    """Whether all log-sum-exps are finite and small enough for float32: one pass, true of nearly every problem."""
+    if not lse.numel():
+        return True
+    low, high = torch.aminmax(lse)
+    return low.item() > -LARGEST_LSE and high.item() < LARGEST_LSE
+
+
+def too_large(lse: Tensor) -> Tensor:
+    """Which rows have a finite log-sum-exp that float32 rounds by more than the weights may be off."""
+    return lse.isfinite() & (lse.abs() > LARGEST_LSE) if lse.dtype == torch.float32 else torch.zeros_like(lse).bool()
+
+
+def with_exact_lse(problem: Problem, lse: Tensor) -> tuple[Problem, Tensor]:
+    """The problem in float64 and the log-sum-exp of its rows, some rows at a time; what is not finite stays."""
+    wide, pairs_of_row = in_float64(problem), max(problem.weights_shape[:-2].numel() * problem.keys, 1)
+    height = max(PAIRS_AT_ONCE // pairs_of_row, 1)
+    rows = [slice(first, min(first + height, problem.queries)) for first in range(0, problem.queries, height)]
+    exact = torch.cat([wide.scores(part, WHOLE).logsumexp(-1) for part in rows], -1)
+    if wide.sinks is not None:
+        exact = torch.logaddexp(exact, wide.sinks[:, None])
+    return wide, torch.where(lse.isfinite(), exact, lse.double())
+
+
+def in_float64(problem: Problem) -> Problem:
+    """The problem over float64 copies of its floating-point tensors."""
+    tensors, form = tree_flatten(problem)
+    wide: Problem = tree_unflatten(
+        form, [tensor.double() if tensor.is_floating_point() else tensor for tensor in tensors]
+    )
+    return wide
