@@ -65,7 +65,7 @@ def dependencies(minilm: MiniLM, path: Path) -> None:
     """Which head finds which relation, against the best fixed offset."""
     chosen = [one for one in heads.read_conllu(path) if 5 <= len(one.words) <= MOST_WORDS][:SYNTAX]
     found = [(minilm.between(one.words), one) for one in chosen]
-    parts = [heads.SyntaxEvidence.of(between, one) for between, one in found if between is not None]
+    parts = [heads.SyntaxEvidence.from_weights(between, one) for between, one in found if between is not None]
     table = heads.SyntaxEvidence.total(parts[1::2]).table(least=LEAST, chosen_on=heads.SyntaxEvidence.total(parts[::2]))
     say(f"\n{path.name}: {len(parts)} sentences, heads and offsets chosen on one half, scored on the other\n{table}")
 
@@ -112,7 +112,7 @@ def noun_phrase(words: list[str], name: list[str]) -> heads.coreference.Span:
 def coreference(minilm: MiniLM, name: str, texts: Iterable[tuple[list[str], list]]) -> None:
     """How often the best head finds whom a pronoun means, against the nearest mention."""
     parts = [
-        heads.CoreferenceEvidence.of(between, clusters)
+        heads.CoreferenceEvidence.from_weights(between, clusters)
         for words, clusters in texts
         if (between := minilm.between(words)) is not None
     ]

@@ -206,7 +206,7 @@ def test_outputs_name_modules_that_are_there():
 
 def test_gradients_are_caught_call_by_call_and_only_inside():
     model, x = Called(attention()), torch.randn(1, 4, 12)
-    with heads.catching_gradients(model) as gradients:
+    with heads.capturing_gradients(model) as gradients:
         once = model(x).square().sum()
         (once + 3 * model(x).square().sum()).backward()
         with torch.no_grad():
@@ -220,7 +220,7 @@ def test_gradients_are_caught_call_by_call_and_only_inside():
 
 def test_gradients_of_several_passes_add_up():
     model, x = Called(attention()), torch.randn(1, 4, 12)
-    with heads.catching_gradients(model) as gradients:
+    with heads.capturing_gradients(model) as gradients:
         result = model(x).square().sum()
     result.backward(retain_graph=True)
     once = gradients["layer"][0].clone()

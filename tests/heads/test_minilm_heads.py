@@ -72,7 +72,7 @@ def between_words(minilm, words):
 
 def test_the_heads_that_look_at_a_neighbour(minilm):
     texts = [look(minilm, text.split(), lambda encoded: heads.Roles(encoded.tokens()))[0][0] for text in SENTENCES]
-    layers = [heads.Evidence.total(layer).holding() for layer in zip(*texts, strict=True)]
+    layers = [heads.RoleEvidence.total(layer).holding() for layer in zip(*texts, strict=True)]
     before, after = layers[0][2][0], layers[1][8][0]
     assert (before.name, before.score > 0.98) == ("previous token", True)
     assert (after.name, after.score > 0.6) == ("next token", True)
@@ -122,7 +122,7 @@ def test_heads_that_follow_dependencies(minilm):
     assert len(sentences) == 2001
     assert sum(len(sentence.words) for sentence in sentences) == 25147
     chosen = [sentence for sentence in sentences if 5 <= len(sentence.words) <= 40][:240]
-    evidence = [heads.SyntaxEvidence.of(between_words(minilm, list(one.words)), one) for one in chosen]
+    evidence = [heads.SyntaxEvidence.from_weights(between_words(minilm, list(one.words)), one) for one in chosen]
     table = heads.SyntaxEvidence.total(evidence[1::2]).table(
         least=30, chosen_on=heads.SyntaxEvidence.total(evidence[::2])
     )
@@ -145,7 +145,7 @@ def test_who_a_pronoun_is(minilm):
         clusters = [[_noun_phrase(lower, who)] for who in name.split(".")[:2]]
         at = next(number for number, word in enumerate(lower) if word in PRONOUNS)
         clusters[int(name.split(".")[2])].append((at, at))
-        parts.append(heads.CoreferenceEvidence.of(between_words(minilm, words), clusters))
+        parts.append(heads.CoreferenceEvidence.from_weights(between_words(minilm, words), clusters))
     found = heads.CoreferenceEvidence.total(parts)
     assert found.n == 720
     assert found.nearest == 360

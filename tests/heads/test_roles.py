@@ -7,7 +7,7 @@ import torch
 
 import regard
 from regard import heads, lenses, masks
-from regard.heads import apply_lenses
+from regard.heads import dense_weights
 
 SHARP = 40.0
 WORDS = ["the", "cat", ",", "that", "the", "dog", "saw", ",", "sat", "on", "the", "mat", ".", "and", "slept"]
@@ -104,7 +104,7 @@ def test_a_row_that_sees_no_delimiter_is_not_counted():
 
 
 def test_duplicate_tokens():
-    numbers = heads.Tokens.of(WORDS).ids[0]
+    numbers = heads.Tokens.from_lists(WORDS).ids[0]
     code = one_hot(numbers, int(numbers.max()) + 1)
     # Its own occurrence scores a little less than an earlier one.
     place = -0.5 * SHARP * torch.eye(len(WORDS))
@@ -136,7 +136,7 @@ def test_an_induction_head_on_the_repeat_probe():
 def test_what_follows_a_token_may_be_the_query_itself():
     found = {
         finding.name: finding
-        for finding in heads.evidence_of(torch.eye(3), [7, 7, 8], roles=heads.probe_roles()).findings()[0]
+        for finding in heads.gather_role_evidence(torch.eye(3), [7, 7, 8], roles=heads.probe_roles()).findings()[0]
     }
     assert (found["induction"].n, found["induction"].score) == (1, 1.0)
     assert (found["duplicate token"].n, found["duplicate token"].score) == (1, 0.0)
@@ -144,7 +144,7 @@ def test_what_follows_a_token_may_be_the_query_itself():
 
 def test_rare_words():
     counts = dict.fromkeys(WORDS, 50) | {"the": 900, ",": 1, "slept": 3}
-    tokens = heads.Tokens.of(WORDS, counts=counts)
+    tokens = heads.Tokens.from_lists(WORDS, counts=counts)
     ids = [int(word == "slept") for word in WORDS]
     evidence = shown(SHARP * one_hot([1] * len(WORDS), 2), one_hot(ids, 2), tokens)
     found = best(evidence)
@@ -155,7 +155,7 @@ def test_rare_words():
 
 
 def test_a_word_that_is_rare_in_a_short_text_is_no_role():
-    tokens = heads.Tokens.of(["a", "b"], counts={"a": 9})
+    tokens = heads.Tokens.from_lists(["a", "b"], counts={"a": 9})
     uniform = torch.zeros(2, 4)
     found = {finding.name: finding for finding in shown(uniform, uniform, tokens).findings()[0]}["rare word"]
     assert (found.score, found.chance, found.holds) == (pytest.approx(0.5), pytest.approx(0.5), False)
@@ -181,20 +181,20 @@ def test_an_offset_that_few_rows_have_is_not_the_best():
     weights[0, 0], weights[0, 1] = one_hot(8, 10), one_hot(9, 10)
     for row in range(2, 10):
         weights[0, row] = 0.6 * one_hot(row - 2, 10) + 0.04
-    named = {finding.name: finding for finding in heads.evidence_of(weights, range(10)).findings()[0]}
+    named = {finding.name: finding for finding in heads.gather_role_evidence(weights, range(10)).findings()[0]}
     assert named["offset -2"].n == 8
     assert "offset +8" not in named
 
 
-@pytest.mark.parametrize("tile", [apply_lenses.TILE, 30])
+@pytest.mark.parametrize("tile", [dense_weights.TILE, 30])
 def test_numbers_are_as_good_as_queries_and_keys(monkeypatch, tile):
-    monkeypatch.setattr(apply_lenses, "TILE", tile)
+    monkeypatch.setattr(dense_weights, "TILE", tile)
     query, key = torch.randn(2, 4, 30, 8), torch.randn(2, 2, 30, 8)
     tokens = torch.randint(0, 9, (2, 30))
     tokens[0, 25:] = -1
     whole, lens = lenses.Weights(), heads.Roles(tokens)
     seen = regard.observe(query, key, key, whole, lens, mask=masks.causal())
-    numbers = heads.evidence_of(seen[whole], tokens, mask=masks.causal())
+    numbers = heads.gather_role_evidence(seen[whole], tokens, mask=masks.causal())
     torch.testing.assert_close(numbers.scores, seen[lens].scores, rtol=1e-5, atol=1e-5)
     assert numbers.rows.equal(seen[lens].rows)
     torch.testing.assert_close(numbers.chances, seen[lens].chances)
@@ -208,7 +208,7 @@ def test_many_tiles_are_as_good_as_one():
     for mask in (masks.causal() & masks.window(before=200), keep):
         whole, lens = lenses.Weights(), heads.Roles(tokens)
         seen = regard.observe(query, key, key, whole, lens, mask=mask)
-        numbers = heads.evidence_of(seen[whole], tokens, mask=mask)
+        numbers = heads.gather_role_evidence(seen[whole], tokens, mask=mask)
         torch.testing.assert_close(numbers.scores, seen[lens].scores, rtol=1e-4, atol=1e-4)
         assert numbers.rows.equal(seen[lens].rows)
         torch.testing.assert_close(numbers.chances, seen[lens].chances)

@@ -29,11 +29,11 @@ def test_rollout_of_sources_is_rollout_without_its_matrix():
     whole = regard.lenses.Weights()
     weights = [regard.observe(q, k, k, whole, mask=masks.causal())[whole] for q, k in zip(queries, keys, strict=True)]
     calls = list(zip(queries, keys, strict=True))
-    rolled = heads.rollout_of(torch.eye(7).expand(2, 7, 7), calls, mask=masks.causal(), residual=0.3)
+    rolled = heads.rollout_from_sources(torch.eye(7).expand(2, 7, 7), calls, mask=masks.causal(), residual=0.3)
     torch.testing.assert_close(rolled, heads.attention_rollout(weights, residual=0.3))
     segments = torch.zeros(2, 7, 2)
     segments[:, :3, 0], segments[:, 3:, 1] = 1, 1
-    rolled = heads.rollout_of(segments, calls, mask=masks.causal())
+    rolled = heads.rollout_from_sources(segments, calls, mask=masks.causal())
     torch.testing.assert_close(rolled, heads.attention_rollout(weights) @ segments)
 
 
@@ -120,7 +120,7 @@ def test_a_residual_is_a_share(residual):
     with pytest.raises(ConfigurationError, match="residual is .*; it needs a share from 0 to 1"):
         heads.attention_rollout(layers(1, 2), residual=residual)
     with pytest.raises(ConfigurationError, match="residual is .*; it needs a share from 0 to 1"):
-        heads.rollout_of(torch.eye(2), [], residual=residual)
+        heads.rollout_from_sources(torch.eye(2), [], residual=residual)
 
 
 def test_flow_is_of_one_sequence_and_of_tokens_that_are_there():

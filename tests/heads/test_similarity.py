@@ -68,7 +68,7 @@ def test_heads_that_are_alike_stand_together():
     kinds = torch.tensor([0, 2, 1, 0, 2, 1, 1, 0])
     prototypes = (4 * torch.randn(3, 10, 10)).softmax(-1)
     weights = 0.9 * prototypes[kinds] + 0.1 * torch.randn(8, 10, 10).softmax(-1)
-    order = heads.similar_order(heads.head_divergence(weights))
+    order = heads.similarity_order(heads.head_divergence(weights))
     assert sorted(order) == list(range(8))
     in_order = kinds[order].tolist()
     assert sum(left != right for left, right in itertools.pairwise(in_order)) == 2
@@ -76,20 +76,20 @@ def test_heads_that_are_alike_stand_together():
 
 def test_heads_on_a_line_are_put_in_its_order():
     places = torch.tensor([0.0, 5.0, 2.0, 9.0, 1.0])
-    order = heads.similar_order((places[:, None] - places).abs())
+    order = heads.similarity_order((places[:, None] - places).abs())
     assert order in ([0, 4, 2, 1, 3], [3, 1, 2, 4, 0])
 
 
 @pytest.mark.parametrize("divergence", [torch.zeros(2, 3), torch.zeros(1, 2, 2)])
 def test_an_order_needs_a_square(divergence):
     with pytest.raises(ShapeError, match="an order needs a square matrix of numbers"):
-        heads.similar_order(divergence)
+        heads.similarity_order(divergence)
 
 
 def test_an_order_needs_numbers():
     with pytest.raises(ShapeError, match=r"\(2, 2\), with NaN"):
-        heads.similar_order(torch.full((2, 2), math.nan))
+        heads.similarity_order(torch.full((2, 2), math.nan))
 
 
 def test_no_heads_no_order():
-    assert heads.similar_order(torch.zeros(0, 0)) == []
+    assert heads.similarity_order(torch.zeros(0, 0)) == []

@@ -76,8 +76,8 @@ def test_words_sum_over_keys_and_average_over_queries():
     assert heads.word_weights(torch.zeros(0, 0), []).shape == (0, 0)
 
 
-def test_words_are_as_many_as_pieces():
-    with pytest.raises(ShapeError, match="for 3 pieces of queries and 4 of keys"):
+def test_words_are_as_many_as_tokens():
+    with pytest.raises(ShapeError, match="for 3 tokens of queries and 4 of keys"):
         heads.word_weights(torch.ones(3, 3), [0, 1, 2], [0, 1, 2, 3])
 
 
@@ -89,7 +89,7 @@ def follows(targets):
 def test_a_head_that_follows_a_relation():
     parse, back = [3, 3, 3, 4, 3, 3], [0, 0, 1, 2, 3, 4]
     between = torch.stack([follows(back), follows(parse)]).float()[None]
-    evidence = heads.SyntaxEvidence.of(between, SENTENCE)
+    evidence = heads.SyntaxEvidence.from_weights(between, SENTENCE)
     table = {(row.relation, row.direction): row for row in evidence.table()}
     assert len(table) == 10  # five relations, the root aside, in two directions
     subject = table["nsubj", "dependent to head"]
@@ -108,7 +108,7 @@ def test_the_baseline_is_the_best_offset_over_all_sentences():
         heads.Sentence(("a", "dog"), (1, -1), ("det", "root")),
         heads.Sentence(("the", "big", "cat"), (2, 2, -1), ("det", "amod", "root")),
     ]
-    parts = [heads.SyntaxEvidence.of(torch.ones(4, len(s.words), len(s.words)), s) for s in sentences]
+    parts = [heads.SyntaxEvidence.from_weights(torch.ones(4, len(s.words), len(s.words)), s) for s in sentences]
     row = next(row for row in heads.SyntaxEvidence.total(parts).table() if row.relation == "det")
     assert (row.offset, row.n) == (1, 3)
     assert row.baseline == pytest.approx(2 / 3)
@@ -121,26 +121,26 @@ def test_one_of_several_dependents_is_enough():
     sentence = heads.Sentence(("a", "b", "c"), (1, -1, 1), ("conj", "root", "conj"))
     between = torch.zeros(1, 3, 3)
     between[0, 1, 2] = 1
-    row = heads.SyntaxEvidence.of(between, sentence).table()[1]
+    row = heads.SyntaxEvidence.from_weights(between, sentence).table()[1]
     assert (row.direction, row.n, row.accuracy, row.baseline) == ("head to dependent", 1, 1.0, 1.0)
 
 
 def test_a_head_may_be_chosen_on_other_sentences():
     right = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
     sentence = heads.Sentence(("a", "b"), (1, -1), ("det", "root"))
-    chosen = heads.SyntaxEvidence.of(torch.stack([right, 0 * right]), sentence)
-    kept = heads.SyntaxEvidence.of(torch.stack([0 * right, right]), sentence)
+    chosen = heads.SyntaxEvidence.from_weights(torch.stack([right, 0 * right]), sentence)
+    kept = heads.SyntaxEvidence.from_weights(torch.stack([0 * right, right]), sentence)
     assert [row.accuracy for row in kept.table()] == [1.0, 1.0]
     assert [row.accuracy for row in kept.table(chosen_on=chosen)] == [0.0, 0.0]
     assert [row.head for row in kept.table(chosen_on=chosen)] == [(0,), (0,)]
 
 
 def test_evidence_that_does_not_fit():
-    evidence = heads.SyntaxEvidence.of(torch.ones(2, 6, 6), SENTENCE)
+    evidence = heads.SyntaxEvidence.from_weights(torch.ones(2, 6, 6), SENTENCE)
     with pytest.raises(ShapeError, match=r"for 6 words; they need \(..., 6, 6\)"):
-        heads.SyntaxEvidence.of(torch.ones(2, 5, 5), SENTENCE)
+        heads.SyntaxEvidence.from_weights(torch.ones(2, 5, 5), SENTENCE)
     with pytest.raises(ShapeError, match="does not add up"):
-        heads.SyntaxEvidence.total([evidence, heads.SyntaxEvidence.of(torch.ones(3, 6, 6), SENTENCE)])
+        heads.SyntaxEvidence.total([evidence, heads.SyntaxEvidence.from_weights(torch.ones(3, 6, 6), SENTENCE)])
     with pytest.raises(ConfigurationError, match="there is no evidence to add up"):
         heads.SyntaxEvidence.total([])
     with pytest.raises(ConfigurationError, match="relations are advmod, aux, nsubj, obj, punct; directions are 'dep"):
@@ -155,10 +155,10 @@ def test_an_antecedent_is_found():
     between[0, 6, :2], between[0, 6, 4] = 0.3, 0.5  # two words of the doctor have more than one of the nurse
     between[1, 6, 4] = 1.0
     clusters = [[(0, 1), (6, 6)], [(3, 4)]]
-    found = heads.CoreferenceEvidence.of(between, clusters)
+    found = heads.CoreferenceEvidence.from_weights(between, clusters)
     assert (found.n, found.nearest, found.chance) == (1, 0, 0.5)
     assert found.accuracies.tolist() == [1.0, 0.0]
-    other = heads.CoreferenceEvidence.of(between, [[(0, 1)], [(3, 4), (6, 6)]])
+    other = heads.CoreferenceEvidence.from_weights(between, [[(0, 1)], [(3, 4), (6, 6)]])
     both = heads.CoreferenceEvidence.total([found, other])
     assert both.accuracies.tolist() == [0.5, 0.5]
     assert str(both) == "head 0: 50.0% of 2 mentions, nearest mention 50.0%, by chance 50.0%"
@@ -166,21 +166,23 @@ def test_an_antecedent_is_found():
 
 def test_mentions_without_a_choice_are_not_counted():
     between = torch.ones(1, 6, 6)
-    nothing = heads.CoreferenceEvidence.of(between, [[(0, 0), (2, 2), (3, 5)]])
+    nothing = heads.CoreferenceEvidence.from_weights(between, [[(0, 0), (2, 2), (3, 5)]])
     assert nothing.n == 0
     assert nothing.accuracies.isnan().all()
     assert str(nothing) == "no mention with a choice was counted"
     # Of mentions that overlap none is before the other; a later one is no candidate.
-    assert heads.CoreferenceEvidence.of(between, [[(1, 3), (2, 4)], [(0, 0)]]).n == 0
-    assert heads.CoreferenceEvidence.of(between, [[(0, 0), (2, 2)], [(4, 4)]]).n == 0
+    assert heads.CoreferenceEvidence.from_weights(between, [[(1, 3), (2, 4)], [(0, 0)]]).n == 0
+    assert heads.CoreferenceEvidence.from_weights(between, [[(0, 0), (2, 2)], [(4, 4)]]).n == 0
 
 
 def test_mentions_that_do_not_fit():
     with pytest.raises(ShapeError, match="each mention its first and last word in 0 to 3"):
-        heads.CoreferenceEvidence.of(torch.ones(1, 4, 4), [[(0, 4)]])
+        heads.CoreferenceEvidence.from_weights(torch.ones(1, 4, 4), [[(0, 4)]])
     with pytest.raises(ShapeError, match="they need a square of words"):
-        heads.CoreferenceEvidence.of(torch.ones(1, 4, 5), [])
+        heads.CoreferenceEvidence.from_weights(torch.ones(1, 4, 5), [])
     with pytest.raises(ConfigurationError, match="there is no evidence to add up"):
         heads.CoreferenceEvidence.total([])
     with pytest.raises(ShapeError, match="does not add up"):
-        heads.CoreferenceEvidence.total(heads.CoreferenceEvidence.of(torch.ones(number, 2, 2), []) for number in (1, 2))
+        heads.CoreferenceEvidence.total(
+            heads.CoreferenceEvidence.from_weights(torch.ones(number, 2, 2), []) for number in (1, 2)
+        )

@@ -70,7 +70,7 @@ def test_roles_and_metrics_of_a_whole_model_are_those_of_its_weights():
         model(input_ids=tokens)
     for name in ("layers.0.self_attn", "layers.1.self_attn"):
         shown = views[name][0]
-        expected = heads.evidence_of(shown[whole], tokens, mask=regard.masks.causal())
+        expected = heads.gather_role_evidence(shown[whole], tokens, mask=regard.masks.causal())
         torch.testing.assert_close(shown[roles].scores, expected.scores, rtol=1e-4, atol=1e-4)
         assert shown[roles].rows.equal(expected.rows)
         torch.testing.assert_close(shown[roles].chances, expected.chances)
@@ -92,7 +92,7 @@ def test_padding_is_no_row():
         with torch.no_grad(), regard.huggingface.observing(model, lens) as one:
             model(input_ids=row[None, :length])
         apart.append(one["encoder.layer.1.attention.self"][0][lens])
-    shown, expected = views["encoder.layer.1.attention.self"][0][together], heads.Evidence.total(apart)
+    shown, expected = views["encoder.layer.1.attention.self"][0][together], heads.RoleEvidence.total(apart)
     torch.testing.assert_close(shown.scores, expected.scores, rtol=1e-4, atol=1e-4)
     assert shown.rows.equal(expected.rows)
     assert shown.queries == expected.queries == 9
@@ -110,7 +110,7 @@ def test_gradient_times_attention_of_a_whole_model_is_eagers(name):
     seen.last_hidden_state.tanh().sum().backward()
     regard.huggingface.swap(ours)
     whole, values = regard.lenses.Weights(), heads.Values()
-    with regard.huggingface.observing(ours, whole, values) as views, heads.catching_gradients(ours) as gradients:
+    with regard.huggingface.observing(ours, whole, values) as views, heads.capturing_gradients(ours) as gradients:
         result = ours(input_ids=tokens).last_hidden_state.tanh().sum()
     result.backward()
     for layer, weights in enumerate(seen.attentions):
@@ -123,6 +123,6 @@ def test_gradient_times_attention_of_a_whole_model_is_eagers(name):
 def test_a_model_without_attention_has_no_gradients_to_catch():
     with (
         pytest.raises(ConfigurationError, match="Linear has no attention module whose heads can be told apart"),
-        heads.catching_gradients(torch.nn.Linear(2, 2)),
+        heads.capturing_gradients(torch.nn.Linear(2, 2)),
     ):
         pass

@@ -1,19 +1,18 @@
-"""What heads do: metrics, roles with their evidence, similarity, flow through layers, ablation, syntax, coreference.
+"""Analyse attention heads.
 
-Most of it is lenses, and so holds at any length: `Metrics`, `Roles` and `JensenShannon` are given to `regard.observe`,
-to a layer's `observe`, or to `regard.huggingface.observing`. Weights that are there as numbers are looked at by `look`.
+- `Metrics`, `Roles` and `JensenShannon` are lenses, for texts of any length: pass them to `regard.observe`, a layer's
+  `observe`, or `regard.huggingface.observing`. `observe_weights` applies lenses to a tensor of weights.
+- All layers together: `attention_rollout`, `attention_flow`. What weights carry: `norm_weighted`, gradients, ablation.
+- Against annotated text: `SyntaxEvidence` and `CoreferenceEvidence`, from weights between words (`word_weights`).
 """
 
 from .ablation import ablating as ablating
 from .ablation import head_effects as head_effects
 from .ablation import head_gradients as head_gradients
-from .apply_lenses import look as look
 from .coreference import CoreferenceEvidence as CoreferenceEvidence
-from .evidence import Evidence as Evidence
-from .evidence import Finding as Finding
-from .evidence import report as report
+from .dense_weights import observe_weights as observe_weights
 from .gradients import Values as Values
-from .gradients import catching_gradients as catching_gradients
+from .gradients import capturing_gradients as capturing_gradients
 from .gradients import gradient_times_weights as gradient_times_weights
 from .gradients import weight_gradients as weight_gradients
 from .metrics import HeadMetrics as HeadMetrics
@@ -21,9 +20,12 @@ from .metrics import Metrics as Metrics
 from .metrics import head_metrics as head_metrics
 from .output_projection import HeadProjection as HeadProjection
 from .output_projection import head_projections as head_projections
+from .role_evidence import Finding as Finding
+from .role_evidence import RoleEvidence as RoleEvidence
+from .role_evidence import report as report
 from .role_lens import Roles as Roles
-from .role_lens import evidence_of as evidence_of
-from .role_lens import roles_of as roles_of
+from .role_lens import find_roles as find_roles
+from .role_lens import gather_role_evidence as gather_role_evidence
 from .roles import AtOffset as AtOffset
 from .roles import Delimiter as Delimiter
 from .roles import Diffuse as Diffuse
@@ -36,14 +38,14 @@ from .roles import probe_roles as probe_roles
 from .roles import text_roles as text_roles
 from .rollout import attention_flow as attention_flow
 from .rollout import attention_rollout as attention_rollout
-from .rollout import rollout_of as rollout_of
+from .rollout import rollout_from_sources as rollout_from_sources
 from .similarity import JensenShannon as JensenShannon
 from .similarity import head_divergence as head_divergence
-from .similarity import similar_order as similar_order
+from .similarity import similarity_order as similarity_order
+from .syntax import RelationAccuracy as RelationAccuracy
 from .syntax import Sentence as Sentence
 from .syntax import SyntaxEvidence as SyntaxEvidence
 from .syntax import SyntaxTable as SyntaxTable
-from .syntax import Tracked as Tracked
 from .syntax import parse_conllu as parse_conllu
 from .syntax import read_conllu as read_conllu
 from .token_classes import Tokens as Tokens
@@ -61,7 +63,6 @@ __all__ = [
     "Delimiter",
     "Diffuse",
     "DuplicateToken",
-    "Evidence",
     "Finding",
     "HeadMetrics",
     "HeadProjection",
@@ -69,21 +70,23 @@ __all__ = [
     "JensenShannon",
     "Metrics",
     "RareWord",
+    "RelationAccuracy",
     "Role",
+    "RoleEvidence",
     "Roles",
     "Sentence",
     "Sink",
     "SyntaxEvidence",
     "SyntaxTable",
     "Tokens",
-    "Tracked",
     "Values",
     "ablating",
     "attention_flow",
     "attention_rollout",
-    "catching_gradients",
+    "capturing_gradients",
     "effective_attention",
-    "evidence_of",
+    "find_roles",
+    "gather_role_evidence",
     "gradient_times_weights",
     "head_divergence",
     "head_effects",
@@ -91,16 +94,15 @@ __all__ = [
     "head_metrics",
     "head_projections",
     "is_delimiter",
-    "look",
     "norm_weighted",
+    "observe_weights",
     "parse_conllu",
     "probe_roles",
     "read_conllu",
     "repeat_probe",
     "report",
-    "roles_of",
-    "rollout_of",
-    "similar_order",
+    "rollout_from_sources",
+    "similarity_order",
     "text_roles",
     "transformed_norms",
     "transformed_values",

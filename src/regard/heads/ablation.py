@@ -1,4 +1,4 @@
-"""What a model does without some of its heads."""
+"""Ablate heads of a model, and measure the effect of each head."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ def ablating(
     replace: Replace = "zero",
     outputs: Outputs | None = None,
 ) -> Iterator[None]:
-    """Run a model without some heads: what they give to the output projection of their attention is replaced.
+    """Ablate some heads inside a `with` block: their input to the output projection is replaced.
 
-    Works in models of `regard.nn` and of transformers, whatever computes their attention; weights that are looked at
-    meanwhile are those of the heads all the same.
+    For models of `regard.nn` and of transformers, whatever computes their attention. Attention weights recorded in the
+    block are not changed by it.
 
     Args:
-        model: what the block runs.
-        heads: by the name of the attention module, the numbers of the heads, from 0.
+        model: the model that the block runs.
+        heads: the numbers of the heads, from 0, by the name of their attention module.
         replace: "zero" (Michel et al. 2019, arXiv 1905.10650, section 3), or "mean", the head's mean over all
-            positions and sequences of the call, which takes what it says of each token and leaves what it always adds.
-        outputs: the output projection of attention modules that do not show which it is, the module or its name.
+            positions and sequences of the call: it removes what differs by token, and leaves the constant part.
+        outputs: the output projection, a module or its name, of attention modules where it is not found by name.
 
     Raises:
-        ConfigurationError: a module or a head that is not there, heads that are no lists by module, an output
-            projection that cannot be told, another `replace`.
+        ConfigurationError: a module or head that does not exist, heads that are no lists by module, an output
+            projection that is not found, another `replace`.
 
     >>> import torch, regard
     >>> layer = regard.nn.Attention(regard.nn.Projections(4, num_heads=2, bias=False))
@@ -50,9 +50,9 @@ def ablating(
     if replace not in get_args(Replace):
         raise ConfigurationError(f"replace needs 'zero' or 'mean'; it is {replace!r}")
     with ExitStack() as hooks:
-        for name, chosen in _by_module(heads).items():
+        for name, chosen in _checked_mapping(heads).items():
             projection = head_projection(model, name, outputs)
-            hook = _Replacing(projection, _checked(name, chosen, projection.heads), replace)
+            hook = _ReplaceHeads(projection, _checked_heads(name, chosen, projection.heads), replace)
             hooks.callback(projection.module.register_forward_pre_hook(hook).remove)
         yield
 
@@ -65,16 +65,16 @@ def head_effects(
     replace: Replace = "zero",
     outputs: Outputs | None = None,
 ) -> dict[str, dict[int, float]]:
-    """How a number changes when each head is taken away by itself: measure without it - measure with it.
+    """The change of a number when one head is ablated, for each head: measure without it - measure with it.
 
-    `measure` takes nothing, runs the model and gives a number, such as its loss on some text; it is called once, and
-    once for each head, without autograd.
+    `measure` takes no argument, runs the model and returns a number, such as its loss on some text. It is called once,
+    and once for each head, without autograd.
 
     Args:
         model: the model that `measure` runs.
-        measure: what is looked at.
-        heads: by the name of the attention module the heads asked about; all heads of all known modules without it.
-        replace: what stands for a head's output, as in `ablating`.
+        measure: runs the model and returns the number.
+        heads: the heads to ablate, by the name of their attention module; by default all heads of all known modules.
+        replace: what replaces the output of a head, as in `ablating`.
         outputs: output projections, as in `ablating`.
 
     Returns the changes by module and head. Raises what `ablating` raises.
@@ -87,33 +87,33 @@ def head_effects(
     """
     if heads is None:
         heads = {name: range(found.heads) for name, found in head_projections(model, outputs).items()}
-    heads = _by_module(heads)
+    heads = _checked_mapping(heads)
     effects: dict[str, dict[int, float]] = {}
     with torch.no_grad():
-        whole = float(measure())
+        baseline = float(measure())
         for name, chosen in heads.items():
             effects[name] = {}
             for head in chosen:
                 with ablating(model, {name: [head]}, replace=replace, outputs=outputs):
-                    effects[name][head] = float(measure()) - whole
+                    effects[name][head] = float(measure()) - baseline
     return effects
 
 
 def head_gradients(
     model: nn.Module, measure: Callable[[], Tensor], *, outputs: Outputs | None = None
 ) -> dict[str, Tensor]:
-    """Σ o · ∂S/∂o over the output o of each head: to the first order what S loses without it, (heads,) a module.
+    """Σ o · ∂S/∂o over the output o of each head, (heads,) per module: the first-order change of S from ablating it.
 
     It equals gradient × attention summed over all pairs of the head, and takes one forward and one backward pass for
-    all heads. The gradients of the model's parameters are not touched.
+    all heads. The `.grad` of the model's parameters does not change.
 
     Args:
         model: the model that `measure` runs.
-        measure: takes nothing, runs the model with autograd and gives S, one number.
+        measure: takes no argument, runs the model with autograd and returns S, one number.
         outputs: output projections, as in `ablating`.
 
     Raises:
-        ConfigurationError: no head can be told apart in the model, or S does not depend on any.
+        ConfigurationError: no output projection is found in the model, or S depends on none of its heads.
 
     Source: Michel et al. 2019 (arXiv 1905.10650), section 4.1, who take its absolute value for each example.
 
@@ -126,25 +126,25 @@ def head_gradients(
     inputs: dict[str, list[Tensor]] = {name: [] for name in found}
     with ExitStack() as hooks, torch.enable_grad():
         for name, projection in found.items():
-            hooks.callback(projection.module.register_forward_pre_hook(_Keeping(inputs[name])).remove)
+            hooks.callback(projection.module.register_forward_pre_hook(_CollectInputs(inputs[name])).remove)
         result = measure()
-    kept = [(name, tensor) for name in found for tensor in inputs[name]]
-    if not kept or not result.requires_grad:
+    collected = [(name, tensor) for name in found for tensor in inputs[name]]
+    if not collected or not result.requires_grad:
         raise ConfigurationError(
             f"head_gradients found {len(found)} attention modules, of which {sum(map(bool, inputs.values()))} were "
             "called: measure needs to run the model with autograd, and a model whose heads can be told apart"
         )
-    gradients = torch.autograd.grad(result, [tensor for _, tensor in kept], allow_unused=True)
+    gradients = torch.autograd.grad(result, [tensor for _, tensor in collected], allow_unused=True)
     sums = {name: torch.zeros(projection.heads) for name, projection in found.items()}
-    for (name, tensor), gradient in zip(kept, gradients, strict=True):
+    for (name, tensor), gradient in zip(collected, gradients, strict=True):
         if gradient is not None:
             product = (tensor.detach() * gradient).unflatten(-1, (found[name].heads, -1))
             sums[name] = sums[name].to(product) + product.sum(-1).flatten(0, -2).sum(0)
     return sums
 
 
-class _Replacing:
-    """A hook that replaces the part of some heads in the input of an output projection."""
+class _ReplaceHeads:
+    """A forward pre-hook that replaces the part of some heads in the input of an output projection."""
 
     def __init__(self, projection: HeadProjection, heads: list[int], replace: Replace) -> None:
         self.projection, self.heads, self.replace = projection, heads, replace
@@ -157,20 +157,20 @@ class _Replacing:
         return (torch.where(chosen, means, parts).flatten(-2), *inputs[1:])
 
 
-class _Keeping:
-    """A hook that keeps the input of an output projection, with a gradient."""
+class _CollectInputs:
+    """A forward pre-hook that collects the inputs of an output projection, as tensors that require a gradient."""
 
-    def __init__(self, kept: list[Tensor]) -> None:
-        self.kept = kept
+    def __init__(self, collected: list[Tensor]) -> None:
+        self.collected = collected
 
     def __call__(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         tensor = inputs[0] if inputs[0].requires_grad else inputs[0].detach().requires_grad_()
-        self.kept.append(tensor)
+        self.collected.append(tensor)
         return (tensor, *inputs[1:])
 
 
-def _by_module(heads: Mapping[str, Iterable[int]]) -> Mapping[str, Iterable[int]]:
-    """The heads as they are given, if they are lists of numbers by the names of modules."""
+def _checked_mapping(heads: Mapping[str, Iterable[int]]) -> Mapping[str, Iterable[int]]:
+    """Check that the heads are a mapping from names of modules to lists of numbers."""
     if not isinstance(heads, Mapping):
         raise ConfigurationError(
             f"heads needs the numbers of heads by the name of their module, such as {{'name': [0, 1]}}; it is {heads!r}"
@@ -183,7 +183,7 @@ def _by_module(heads: Mapping[str, Iterable[int]]) -> Mapping[str, Iterable[int]
     return heads
 
 
-def _checked(name: str, chosen: Iterable[int], heads: int) -> list[int]:
+def _checked_heads(name: str, chosen: Iterable[int], heads: int) -> list[int]:
     numbers = list(chosen)
     wrong = [head for head in numbers if isinstance(head, bool) or not isinstance(head, int) or not 0 <= head < heads]
     if wrong:

@@ -1,4 +1,4 @@
-"""Heads that find what a mention refers to, against the nearest mention before it."""
+"""How often heads attend to an antecedent of a mention, against the nearest mention before it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ..errors import ShapeError
-from .apply_lenses import checked
-from .evidence import of_the_same_heads
+from .dense_weights import checked_weights
+from .role_evidence import checked_same_heads
 
 Span = tuple[int, int]
 """The first and the last word of a mention, from 0: a closed interval."""
@@ -18,9 +18,9 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, eq=False)
 class CoreferenceEvidence:
-    """Counts of mentions: n, how many each head gets right, how many the nearest mention is right for, and chance.
+    """How many of n mentions each head resolves, how many the nearest mention before it resolves, and chance.
 
-    Evidence of several texts adds up by `CoreferenceEvidence.total(parts)`.
+    `CoreferenceEvidence.total(parts)` sums the evidence of several texts.
     """
 
     right: Tensor
@@ -29,30 +29,30 @@ class CoreferenceEvidence:
     chance: float
 
     @classmethod
-    def of(cls, between: Tensor, clusters: Sequence[Sequence[Span]]) -> CoreferenceEvidence:
-        """From the weights between the words of a text, (..., W, W), as `word_weights` gives them.
+    def from_weights(cls, between: Tensor, clusters: Sequence[Sequence[Span]]) -> CoreferenceEvidence:
+        """Counts for one text, from the weights between its words, (..., W, W), as `word_weights` returns them.
 
-        A mention's candidates are all mentions that end before it begins; it predicts the one that it gives the most
-        weight, summed over the candidate's words, the mean over its own, the first of equals. It is right where that is
-        of its own cluster. Counted are mentions that have a choice: an antecedent among their candidates, and another
-        mention. The baseline predicts the candidate that ends last, chance any of them.
+        A mention's candidates are all mentions that end before it begins; the prediction is the candidate with
+        the largest weight, summed over the candidate's words and averaged over the mention's own, the first of equals.
+        It is right if it is of the same cluster. Only mentions with a choice count: an antecedent and another mention
+        among the candidates. The baseline predicts the candidate that ends last; chance is a uniform choice.
 
         Args:
             between: weights between words.
-            clusters: mentions that refer to the same; one that is mentioned once is a cluster of one.
+            clusters: mentions that refer to the same entity; an entity with one mention is a cluster of one.
 
         Raises:
             ShapeError: weights that are not square, or mentions that are not among the words.
 
-        Source: Clark et al. 2019 (arXiv 1906.04341), section 4.3, who attend from one head word to another.
+        Source: Clark et al. 2019 (arXiv 1906.04341), section 4.3, who use the weight between head words.
 
         >>> import torch
         >>> between = torch.tensor([[[0.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.7, 0.2, 0.1]]])
-        >>> found = CoreferenceEvidence.of(between, [[(0, 0), (2, 2)], [(1, 1)]])
+        >>> found = CoreferenceEvidence.from_weights(between, [[(0, 0), (2, 2)], [(1, 1)]])
         >>> found.n, found.accuracies, found.nearest
         (1, tensor([1.]), 0)
         """
-        between = checked(between)
+        between = checked_weights(between)
         words = between.shape[-1]
         spans = [(span, number) for number, cluster in enumerate(clusters) for span in cluster]
         if between.shape[-2] != words or any(not 0 <= first <= last < words for (first, last), _ in spans):
@@ -65,26 +65,26 @@ class CoreferenceEvidence:
         n, nearest, chance = 0, 0, 0.0
         for (first, last), cluster in spans:
             before = [(span, number) for span, number in spans if span[1] < first]
-            same = [number == cluster for _, number in before]
-            if not any(same) or all(same):
+            matches = [number == cluster for _, number in before]
+            if not any(matches) or all(matches):
                 continue
             row = between[..., first : last + 1, :].mean(-2)
             weights = torch.stack([row[..., start : end + 1].sum(-1) for (start, end), _ in before], -1)
             best = weights.max(-1)
-            right += torch.tensor(same)[best.indices] & (best.values > 0)
+            right += torch.tensor(matches)[best.indices] & (best.values > 0)
             closest = max(range(len(before)), key=lambda number: before[number][0][::-1])
-            n, nearest, chance = n + 1, nearest + same[closest], chance + sum(same) / len(same)
+            n, nearest, chance = n + 1, nearest + matches[closest], chance + sum(matches) / len(matches)
         return cls(right, n, nearest, chance)
 
     @staticmethod
     def total(parts: Iterable[CoreferenceEvidence]) -> CoreferenceEvidence:
-        """All evidence together.
+        """The sum of several counts.
 
         Raises:
-            ConfigurationError: there is none.
-            ShapeError: it is not of the same heads.
+            ConfigurationError: no parts.
+            ShapeError: the parts are not of the same heads.
         """
-        parts = of_the_same_heads(parts, lambda part: tuple(part.right.shape))
+        parts = checked_same_heads(parts, lambda part: tuple(part.right.shape))
         return CoreferenceEvidence(
             torch.stack([part.right for part in parts]).sum(0),
             sum(part.n for part in parts),
@@ -94,7 +94,7 @@ class CoreferenceEvidence:
 
     @property
     def accuracies(self) -> Tensor:
-        """The share of mentions that each head gets right; NaN where none was counted."""
+        """The share of mentions that each head resolves; NaN where none counts."""
         return self.right / self.n if self.n else torch.full(self.right.shape, float("nan"))
 
     def __str__(self) -> str:

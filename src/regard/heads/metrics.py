@@ -1,4 +1,4 @@
-"""Numbers that say of each head how it attends: how spread out, how far, how much to the first key."""
+"""Metrics of each head: entropy, distance, weight on the first key, largest weight, local weight."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..lenses import Distance, Entropy, LensState, Received, TopK
 from ..lenses.base import Lens
 from ..masks import Mask
 from ..utils.numbers import whole_number
-from .apply_lenses import look
+from .dense_weights import observe_weights
 
 
 class HeadMetrics(NamedTuple):
@@ -22,7 +22,7 @@ class HeadMetrics(NamedTuple):
     entropy: Tensor
     """-Σ_j w_ij · ln w_ij, in nats."""
     effective_keys: Tensor
-    """The exponential of each row's entropy: as many keys with equal weights would have it."""
+    """exp(entropy) of each row: the number of keys that, with equal weights, have this entropy."""
     distance: Tensor
     """Σ_j w_ij · |query position - key position| / Σ_j w_ij, in tokens."""
     sink: Tensor
@@ -35,14 +35,14 @@ class HeadMetrics(NamedTuple):
 
 @dataclass(frozen=True)
 class Metrics:
-    """The lens that shows `HeadMetrics`: entropy, effective keys, distance, sink, top1 and local, means over rows.
+    """The lens for `HeadMetrics`: entropy, effective keys, distance, sink, top1 and local, means over rows.
 
-    It is made of `Entropy`, `Distance`, `Received` and `TopK(1)`, and has their memory, linear in the lengths: it looks
-    at a whole model through `regard.huggingface.observing`, and at weights as numbers through `head_metrics`. A head
-    with a row that attends to NaN has NaN.
+    It combines `Entropy`, `Distance`, `Received` and `TopK(1)`, in memory linear in the lengths. Apply it to a whole
+    model by `regard.huggingface.observing`, to a tensor of weights by `head_metrics`. A head with a row that attends to
+    NaN has NaN.
 
     Args:
-        local: how far away a key may be to be local; the closed interval of 0 to `local` positions.
+        local: keys at distances 0 to `local`, in positions, count as local.
 
     Raises:
         ConfigurationError: `local` is no whole number of at least 0.
@@ -62,40 +62,40 @@ class Metrics:
     def __post_init__(self) -> None:
         object.__setattr__(self, "local", whole_number("local", self.local, least=0))
 
-    def start(self, problem: Problem) -> _Looks:
-        """Begin to look."""
+    def start(self, problem: Problem) -> _MetricsState:
+        """The state of one run."""
         parts: dict[str, Lens[Any]] = {
             "entropy": Entropy(),
             "reach": Distance((self.local + 1,)),
             "received": Received(),
             "top": TopK(1),
         }
-        return _Looks({name: lens.start(problem) for name, lens in parts.items()})
+        return _MetricsState({name: lens.start(problem) for name, lens in parts.items()})
 
 
-class _Looks:
-    """Other lenses at work together."""
+class _MetricsState:
+    """The states of the lenses that the metrics combine."""
 
     def __init__(self, parts: dict[str, LensState[Any]]) -> None:
         self.parts = parts
         self.reductions = [reduction for part in parts.values() for reduction in part.reductions]
 
     def finish(self, problem: Problem, lse: Tensor) -> HeadMetrics:
-        shown = {name: part.finish(problem, lse) for name, part in self.parts.items()}
+        results = {name: part.finish(problem, lse) for name, part in self.parts.items()}
         attends = lse != float("-inf")
         rows = attends.sum(-1)
 
-        def mean(of_rows: Tensor) -> Tensor:
-            return of_rows.where(attends, 0.0).sum(-1) / rows
+        def mean(rows_values: Tensor) -> Tensor:
+            return rows_values.where(attends, 0.0).sum(-1) / rows
 
-        none = torch.zeros_like(rows, dtype=shown["entropy"].dtype)
+        none = torch.zeros_like(rows, dtype=results["entropy"].dtype)
         return HeadMetrics(
-            entropy=mean(shown["entropy"]),
-            effective_keys=mean(shown["entropy"].exp()),
-            distance=mean(shown["reach"].mean),
-            sink=(shown["received"][..., 0] if problem.keys else none) / rows,
-            top1=mean(shown["top"].weights[..., 0]),
-            local=shown["reach"].histogram[..., 0] / rows,
+            entropy=mean(results["entropy"]),
+            effective_keys=mean(results["entropy"].exp()),
+            distance=mean(results["reach"].mean),
+            sink=(results["received"][..., 0] if problem.keys else none) / rows,
+            top1=mean(results["top"].weights[..., 0]),
+            local=results["reach"].histogram[..., 0] / rows,
         )
 
 
@@ -107,13 +107,13 @@ def head_metrics(
     query_positions: Tensor | None = None,
     key_positions: Tensor | None = None,
 ) -> HeadMetrics:
-    """The `HeadMetrics` of weights (..., heads, M, N) that are there as numbers, as the lens `Metrics` has them.
+    """The `HeadMetrics` of a tensor of weights (..., heads, M, N), as of the lens `Metrics`.
 
-    Arguments and errors are those of `look`, and of `Metrics`.
+    Arguments and errors are those of `observe_weights`, and of `Metrics`.
 
     >>> import torch
     >>> head_metrics(torch.eye(5)[None, [0, 0, 1, 2, 3]]).distance  # each token attends to the one before it
     tensor([0.8000])
     """
     lens = Metrics(local)
-    return look(weights, lens, mask=mask, query_positions=query_positions, key_positions=key_positions)[lens]
+    return observe_weights(weights, lens, mask=mask, query_positions=query_positions, key_positions=key_positions)[lens]

@@ -1,4 +1,4 @@
-"""Where the heads of a module come together: its output projection, and which part of its input each head is."""
+"""Find the output projection of attention modules, whose input is the concatenated heads."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from ..errors import ConfigurationError, nearest
 from ..nn import MultiheadAttention
 
 OUTPUTS = ("projections.output", "out_proj", "o_proj", "c_proj", "out_lin", "Wo", "o", "wo", "dense", "output.dense")
-"""What output projections are called, inside an attention module; and beside it, as BERT has it."""
-BESIDE = ("output.dense",)
+"""Names of output projections inside an attention module."""
+PARENT_OUTPUTS = ("output.dense",)
+"""Names of output projections in the parent of an attention module, as in BERT."""
 HEADS = ("projections.num_heads", "num_heads", "num_attention_heads", "n_heads", "n_head")
-"""What the number of query heads is called, of a module or of its configuration."""
+"""Names of the number of query heads, in a module or its configuration."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,12 +32,12 @@ def head_projections(
 ) -> dict[str, HeadProjection]:
     """The output projection of every attention module of a model, by the module's name.
 
-    An attention module is one that says how many heads it has and whose output projection has a known name: those of
-    `regard.nn`, and of nearly all models of transformers. Others are told: `outputs` maps the name of an attention
-    module to its output projection, the module or its name in the model.
+    Found are modules with a known attribute for the number of heads and a known name of the output projection: those of
+    `regard.nn`, and of nearly all models of transformers. For others `outputs` maps the name of the attention module
+    to its output projection, a module or its name in the model.
 
     Raises:
-        ConfigurationError: an output projection that heads do not divide, a name that is not there.
+        ConfigurationError: an output projection whose input heads do not divide, a name that does not exist.
 
     >>> import torch, regard
     >>> layer = regard.nn.Attention(regard.nn.Projections(16, num_heads=4))
@@ -45,12 +46,12 @@ def head_projections(
     """
     found, modules = {}, dict(model.named_modules())
     for name, module in modules.items():
-        told = (outputs or {}).get(name)
-        if told is None and not _is_attention(module):
+        override = (outputs or {}).get(name)
+        if override is None and not _is_attention(module):
             continue
-        projection = _projection(name, modules) if told is None else _named(modules, told)
+        projection = _projection(name, modules) if override is None else _module_of(modules, override)
         if projection is not None and _number_of_heads(module):
-            found[name] = _parted(name, module, projection)
+            found[name] = _head_projection(name, module, projection)
     for name in outputs or {}:
         if name not in found:
             known = "it does not say how many heads it has" if name in modules else nearest(name, modules)
@@ -64,19 +65,19 @@ def head_projection(
     """The output projection of the attention module of that name.
 
     Raises:
-        ConfigurationError: there is no such module, or it cannot be told which its output projection is.
+        ConfigurationError: there is no such module, or its output projection is not found.
     """
     modules = dict(model.named_modules())
     if name not in modules:
         raise ConfigurationError(f"there is no module {name!r}; {nearest(name, head_projections(model))}")
-    told = (outputs or {}).get(name)
+    override = (outputs or {}).get(name)
     module = modules[name]
     if isinstance(module, nn.MultiheadAttention) and not isinstance(module, MultiheadAttention):
         raise ConfigurationError(
             f"{name!r} is torch's MultiheadAttention, which never calls its output projection, so that no hook sees "
             "its heads: put regard's in its place with regard.nn.swap(model)"
         )
-    projection = _projection(name, modules) if told is None else _named(modules, told)
+    projection = _projection(name, modules) if override is None else _module_of(modules, override)
     if projection is None or not _number_of_heads(module):
         lacks = "its number of heads" if projection is not None else "its output projection"
         raise ConfigurationError(
@@ -84,7 +85,7 @@ def head_projection(
             f"{', '.join(head_projections(model)) or 'none is known in this model'}; or give the projection, as "
             f"outputs={{{name!r}: 'name.of.linear'}}, of a module that has num_heads"
         )
-    return _parted(name, module, projection)
+    return _head_projection(name, module, projection)
 
 
 def _is_attention(module: nn.Module) -> bool:
@@ -94,23 +95,25 @@ def _is_attention(module: nn.Module) -> bool:
 
 
 def _projection(name: str, modules: Mapping[str, nn.Module]) -> nn.Module | None:
-    """The output projection inside a module, or beside it in its parent."""
+    """The output projection inside a module, or in its parent."""
     parent = name.rpartition(".")[0]
     places = [f"{name}.{output}" if name else output for output in OUTPUTS]
-    places += [f"{parent}.{output}" if parent else output for output in BESIDE]
+    places += [f"{parent}.{output}" if parent else output for output in PARENT_OUTPUTS]
     return next((modules[place] for place in places if place in modules), None)
 
 
-def _named(modules: Mapping[str, nn.Module], told: nn.Module | str) -> nn.Module:
-    if isinstance(told, nn.Module):
-        return told
-    if told not in modules:
-        raise ConfigurationError(f"outputs names the projection {told!r}, which is not there: {nearest(told, modules)}")
-    return modules[told]
+def _module_of(modules: Mapping[str, nn.Module], projection: nn.Module | str) -> nn.Module:
+    if isinstance(projection, nn.Module):
+        return projection
+    if projection not in modules:
+        raise ConfigurationError(
+            f"outputs names the projection {projection!r}, which is not there: {nearest(projection, modules)}"
+        )
+    return modules[projection]
 
 
 def _number_of_heads(module: nn.Module) -> int:
-    """How many query heads a module has; 0 where it does not say."""
+    """The number of query heads of a module; 0 where it is not found."""
     for owner in (module, getattr(module, "config", None)):
         for name in HEADS:
             number = owner
@@ -121,7 +124,7 @@ def _number_of_heads(module: nn.Module) -> int:
     return 0
 
 
-def _parted(name: str, module: nn.Module, projection: nn.Module) -> HeadProjection:
+def _head_projection(name: str, module: nn.Module, projection: nn.Module) -> HeadProjection:
     heads, weight = _number_of_heads(module), getattr(projection, "weight", None)
     width = getattr(projection, "in_features", None)
     if width is None and weight is not None and weight.ndim == 2:

@@ -15,9 +15,9 @@ from ..kernels.batched_problem import BatchedProblem
 from ..lenses import Reduction, WeightTile
 from ..lenses.base import WeightsLayout, select_batches
 from ..masks import Mask
-from .apply_lenses import look
-from .evidence import Evidence, Finding
-from .roles import AnyRole, AtOffset, Diffuse, Pairs, Role, text_roles
+from .dense_weights import observe_weights
+from .role_evidence import Finding, RoleEvidence
+from .roles import AnyRole, AtOffset, Diffuse, Role, TokenPairs, text_roles
 from .token_classes import Tokens
 
 Text = Tokens | Sequence[str] | Sequence[int] | Sequence[Sequence[str]] | Sequence[Sequence[int]] | Tensor
@@ -25,14 +25,14 @@ Text = Tokens | Sequence[str] | Sequence[int] | Sequence[Sequence[str]] | Sequen
 
 @dataclass(frozen=True, eq=False)
 class Roles:
-    """The lens for `Evidence` of what each head does, summed over the rows of all sequences of the batch.
+    """The lens for `RoleEvidence` of what each head does, summed over the rows of all sequences of the batch.
 
     A role's score for a row is the weight on the keys that the role counts; rows without such a key, and padding, are
-    not counted. Pairs that the mask removes are not counted either. For self-attention: the queries are the last M of
-    the N tokens. Memory is linear in the lengths. `regard.huggingface.observing` applies it to a whole model.
+    not counted. Pairs that the mask removes are not counted either. For self-attention: the queries are the last M
+    of the N tokens. Memory is linear in the lengths. `regard.huggingface.observing` applies it to a whole model.
 
     Args:
-        tokens: `Tokens`, or what `Tokens.of` takes: the tokens of one sequence, or one list for each of the batch.
+        tokens: `Tokens`, or what `Tokens.from_lists` takes: the tokens of one sequence, or one list each.
         roles: the roles to test for; by default `text_roles()`.
 
     Raises:
@@ -55,7 +55,7 @@ class Roles:
             raise ConfigurationError(f"Roles needs roles such as text_roles(), at least one; they are {self.roles!r}")
         object.__setattr__(self, "roles", roles)
         if not isinstance(self.tokens, Tokens):
-            object.__setattr__(self, "tokens", Tokens.of(self.tokens))
+            object.__setattr__(self, "tokens", Tokens.from_lists(self.tokens))
 
     def start(self, problem: Problem) -> _RolesState:
         """The state of one run."""
@@ -112,7 +112,7 @@ class _RolesState:
                 counted[number, tile.batch, :, tile.rows] += targets.sum(-1)
                 self.mass[number, tile.batch] += (tile.weights * targets).sum((-1, -2))
 
-    def _add_offsets(self, tile: WeightTile, pairs: Pairs, exist: Tensor, counted: Tensor) -> None:
+    def _add_offsets(self, tile: WeightTile, pairs: TokenPairs, exist: Tensor, counted: Tensor) -> None:
         """Add the pairs at fixed offsets: at most one key of a row for each."""
         numbers, offsets = list(self.offsets), torch.tensor(list(self.offsets.values()), device=exist.device)
         columns = pairs.query_positions + offsets - pairs.key_positions[..., :1]  # [b or 1, m, offsets]
@@ -126,7 +126,7 @@ class _RolesState:
             counted[number, tile.batch, :, tile.rows] += found[..., place]
             self.mass[number, tile.batch] += weights[..., place].sum(-1)
 
-    def finish(self, problem: Problem, lse: Tensor) -> Evidence:
+    def finish(self, problem: Problem, lse: Tensor) -> RoleEvidence:
         keys, counted = self._counts(1)
         keys, counted = (count.expand(*count.shape[:-2], self.layout.heads, -1) for count in (keys, counted))
         rows, chances = counted > 0, counted / keys.clamp(min=1)
@@ -139,7 +139,7 @@ class _RolesState:
                 scores[number], rows[number] = (ratio * spread).sum(-1), spread.sum(-1)
                 chances[number] = rows[number]
         queries = int((keys.amax(1) > 0).sum())
-        return Evidence(self.roles, scores.sum(1), rows.sum(1), chances.sum(1), queries)
+        return RoleEvidence(self.roles, scores.sum(1), rows.sum(1), chances.sum(1), queries)
 
     def _entropy(self, lse: Tensor) -> Tensor:
         """The entropy of each row in nats, (B, H, M); NaN where the row attends to NaN."""
@@ -158,7 +158,7 @@ class _RolesState:
             )
         return self.keys, self.counted
 
-    def _exist(self, pairs: Pairs, tile: WeightTile) -> Tensor:
+    def _exist(self, pairs: TokenPairs, tile: WeightTile) -> Tensor:
         """Which pairs of a tile the mask keeps and padding does not remove: bool (b, 1 or H, m, n)."""
         exist = ((pairs.query_ids >= 0) & (pairs.key_ids >= 0)).unsqueeze(1)
         keep = None if self.batched is None else self.batched.part(tile.batch).keep(tile.rows, tile.columns)
@@ -166,7 +166,7 @@ class _RolesState:
         return exist.expand(tile.weights.shape[0], -1, *tile.weights.shape[2:])
 
 
-def _all_pairs(layout: WeightsLayout, problem: Problem, tokens: Tokens) -> Pairs:
+def _all_pairs(layout: WeightsLayout, problem: Problem, tokens: Tokens) -> TokenPairs:
     """The features of all queries (B or 1, M, 1) and keys (B or 1, 1, N)."""
     queries, keys = (positions.expand(max(len(positions), 1), -1) for positions in layout.positions(problem))
     ids = tokens.ids.to(layout.device)
@@ -175,7 +175,7 @@ def _all_pairs(layout: WeightsLayout, problem: Problem, tokens: Tokens) -> Pairs
     earliest = places.masked_fill(~exist, torch.iinfo(torch.int64).max).amin(-1, keepdim=True)
     follows = torch.cat([torch.full_like(ids[:, :1], -1), ids[:, :-1]], -1)
     offset = layout.keys - layout.queries
-    return Pairs(
+    return TokenPairs(
         query_positions=queries.unsqueeze(-1),
         key_positions=keys.unsqueeze(-2),
         query_ids=ids[:, offset:].unsqueeze(-1),
@@ -187,7 +187,7 @@ def _all_pairs(layout: WeightsLayout, problem: Problem, tokens: Tokens) -> Pairs
     )
 
 
-def _tile_pairs(pairs: Pairs, tile: WeightTile) -> Pairs:
+def _tile_pairs(pairs: TokenPairs, tile: WeightTile) -> TokenPairs:
     """The features of the queries and keys of a tile."""
 
     def rows(tensor: Tensor) -> Tensor:
@@ -196,7 +196,7 @@ def _tile_pairs(pairs: Pairs, tile: WeightTile) -> Pairs:
     def columns(tensor: Tensor) -> Tensor:
         return select_batches(tensor, tile.batch)[..., tile.columns]
 
-    return Pairs(
+    return TokenPairs(
         rows(pairs.query_positions),
         columns(pairs.key_positions),
         rows(pairs.query_ids),
@@ -204,7 +204,7 @@ def _tile_pairs(pairs: Pairs, tile: WeightTile) -> Pairs:
     )
 
 
-def roles_of(
+def find_roles(
     weights: Tensor,
     tokens: Text,
     *,
@@ -214,37 +214,37 @@ def roles_of(
 ) -> list[list[Finding]]:
     """The roles of each head whose rule is met, from a tensor of weights (..., heads, M, N).
 
-    Leading axes are sequences, which count together. `evidence_of` returns the sums, which add up over a corpus. Pass
-    the mask of a causal model, `mask=regard.masks.causal()`: without it every pair exists, and diffuse and the shares
-    by chance are computed over keys that no query could attend to.
+    Leading axes are sequences, which count together. `gather_role_evidence` returns the sums, which add up over a
+    corpus. Pass the mask of a causal model, `mask=regard.masks.causal()`: without it every pair exists, and diffuse and
+    the shares by chance are computed over keys that no query could attend to.
 
-    Raises what `Roles` and `look` raise.
+    Raises what `Roles` and `observe_weights` raise.
 
     >>> import torch
     >>> before = torch.eye(5)[None, [0, 0, 1, 2, 3]]
-    >>> print(roles_of(before, "a b c d e".split())[0][0])
+    >>> print(find_roles(before, "a b c d e".split())[0][0])
     previous token 1.00 (n = 4): mean weight on the token before, at least 0.5
     """
-    return evidence_of(weights, tokens, roles=roles, mask=mask, **positions).holding()
+    return gather_role_evidence(weights, tokens, roles=roles, mask=mask, **positions).holding()
 
 
-def evidence_of(
+def gather_role_evidence(
     weights: Tensor,
     tokens: Text,
     *,
     roles: Sequence[AnyRole] | None = None,
     mask: Mask | Tensor | None = None,
     **positions: Any,
-) -> Evidence:
-    """The `Evidence` for roles in a tensor of weights (..., heads, M, N); arguments are those of `roles_of`.
+) -> RoleEvidence:
+    """The `RoleEvidence` for roles in a tensor of weights (..., heads, M, N); arguments are those of `find_roles`.
 
     >>> import torch
     >>> sentences = [(torch.eye(n)[None], "a b c d".split()[:n]) for n in (3, 4)]
-    >>> whole = Evidence.total(evidence_of(weights, tokens) for weights, tokens in sentences)
-    >>> print(pairs.holding()[0][0])
+    >>> evidence = RoleEvidence.total(gather_role_evidence(weights, tokens) for weights, tokens in sentences)
+    >>> print(evidence.holding()[0][0])
     self 1.00 (n = 7): mean weight on the token itself, at least 0.5
     """
     if isinstance(weights, Tensor) and weights.ndim == 2:
         weights = weights.unsqueeze(0)
     lens = Roles(tokens) if roles is None else Roles(tokens, roles)
-    return look(weights, lens, mask=mask, **positions)[lens]
+    return observe_weights(weights, lens, mask=mask, **positions)[lens]

@@ -1,4 +1,4 @@
-"""Roles that a head can have in a text: each says which pairs it counts, and how much weight on them is enough."""
+"""Roles of heads: each defines which pairs count, and the least mean weight on them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ..utils.numbers import whole_number
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Pairs:
-    """The queries and keys of a tile, as roles see them: those of queries (b, m, 1), those of keys (b, 1, n).
+class TokenPairs:
+    """Features of the queries (b, m, 1) and keys (b, 1, n) of a tile, which roles compare.
 
-    Positions and ids are whole numbers; a token that takes no part has the id -1, and is in none of a role's pairs.
-    follows: the id of the token before each key, -1 where there is none.
+    Positions and ids are whole numbers; padding has the id -1 and belongs to no pair. follows: the id of the token
+    before each key, -1 where there is none. first, delimiter and rarest: bool, of keys.
     """
 
     query_positions: Tensor
@@ -29,24 +29,24 @@ class Pairs:
 
 
 class Role(Protocol):
-    """What a head may do: its score is the mean, over the rows that have such a key, of the weight on such keys."""
+    """A role that counts pairs. Its score is the mean weight on the counted keys, over the rows that have any."""
 
     @property
     def name(self) -> str:
-        """What the role is called."""
+        """The name of the role."""
         ...
 
     @property
     def rule(self) -> str:
-        """What is counted, and how much is enough."""
+        """The rule in words: what is counted, and the threshold."""
         ...
 
-    def targets(self, pairs: Pairs) -> Tensor:
-        """Which pairs are counted, bool (b, m, n)."""
+    def targets(self, pairs: TokenPairs) -> Tensor:
+        """The pairs that count, bool (b, m, n)."""
         ...
 
     def holds(self, score: float, chance: float) -> bool:
-        """Whether a score is enough; chance is the score of a head that attends to all keys alike."""
+        """Whether a score meets the rule; chance is the score of a head with uniform weights."""
         ...
 
 
@@ -68,39 +68,39 @@ class AtOffset:
 
     @property
     def rule(self) -> str:
-        """What is counted, and how much is enough."""
+        """The rule in words: what is counted, and the threshold."""
         far = f"the token {abs(self.offset)} {'before' if self.offset < 0 else 'after'}"
         which = {-1: "the token before", 0: "the token itself", 1: "the next token"}.get(self.offset, far)
         best = "" if abs(self.offset) <= 1 else ", the best of the offsets that half of the rows have"
         return f"mean weight on {which}, at least {self.threshold:g}{best}"
 
-    def targets(self, pairs: Pairs) -> Tensor:
+    def targets(self, pairs: TokenPairs) -> Tensor:
         """Keys at query position + offset."""
         return pairs.key_positions - pairs.query_positions == self.offset
 
     def holds(self, score: float, chance: float) -> bool:
-        """Whether a score is enough."""
+        """Whether a score meets the rule."""
         return score >= self.threshold
 
 
 @dataclass(frozen=True)
 class Sink:
-    """Attends to the first token, which often has weight that has nowhere else to go (Xiao et al. 2024)."""
+    """Attends to the first token: an attention sink (Xiao et al. 2024, arXiv 2309.17453)."""
 
     threshold: float = 0.5
     name = "sink"
 
     @property
     def rule(self) -> str:
-        """What is counted, and how much is enough."""
+        """The rule in words: what is counted, and the threshold."""
         return f"mean weight of the tokens after the first on the first, at least {self.threshold:g}"
 
-    def targets(self, pairs: Pairs) -> Tensor:
+    def targets(self, pairs: TokenPairs) -> Tensor:
         """The first key, for every other query."""
         return pairs.first & (pairs.key_positions != pairs.query_positions)
 
     def holds(self, score: float, chance: float) -> bool:
-        """Whether a score is enough."""
+        """Whether a score meets the rule."""
         return score >= self.threshold
 
 
@@ -113,59 +113,59 @@ class Delimiter:
 
     @property
     def rule(self) -> str:
-        """What is counted, and how much is enough."""
+        """The rule in words: what is counted, and the threshold."""
         return f"mean weight on separators and punctuation, at least {self.threshold:g} and twice the share by chance"
 
-    def targets(self, pairs: Pairs) -> Tensor:
+    def targets(self, pairs: TokenPairs) -> Tensor:
         """Separators and punctuation."""
         return pairs.delimiter
 
     def holds(self, score: float, chance: float) -> bool:
-        """Whether a score is enough."""
+        """Whether a score meets the rule."""
         return score >= max(self.threshold, 2 * chance)
 
 
 @dataclass(frozen=True)
 class DuplicateToken:
-    """Attends to where its own token has been before (Wang et al. 2023, arXiv 2211.00593, section 3)."""
+    """Attends to earlier occurrences of the query's own token (Wang et al. 2023, arXiv 2211.00593, section 3)."""
 
     threshold: float = 0.4
     name = "duplicate token"
 
     @property
     def rule(self) -> str:
-        """What is counted, and how much is enough."""
+        """The rule in words: what is counted, and the threshold."""
         return f"mean weight on earlier occurrences of the query's own token, at least {self.threshold:g}"
 
-    def targets(self, pairs: Pairs) -> Tensor:
+    def targets(self, pairs: TokenPairs) -> Tensor:
         """Earlier keys of the same token."""
         return (pairs.key_ids == pairs.query_ids) & (pairs.key_positions < pairs.query_positions)
 
     def holds(self, score: float, chance: float) -> bool:
-        """Whether a score is enough."""
+        """Whether a score meets the rule."""
         return score >= self.threshold
 
 
 @dataclass(frozen=True)
 class Induction:
-    """Attends to what came after its token the last time; to be seen on a `repeat_probe` (Olsson et al. 2022)."""
+    """Attends to the tokens after earlier occurrences of the query's own (Olsson et al. 2022); see `repeat_probe`."""
 
     threshold: float = 0.4
     name = "induction"
 
     @property
     def rule(self) -> str:
-        """What is counted, and how much is enough."""
+        """The rule in words: what is counted, and the threshold."""
         return (
             f"mean weight on the tokens that followed earlier occurrences of the query's, at least {self.threshold:g}"
         )
 
-    def targets(self, pairs: Pairs) -> Tensor:
+    def targets(self, pairs: TokenPairs) -> Tensor:
         """Keys, up to the query's own, whose predecessor is an earlier occurrence of the query's token."""
         return (pairs.follows == pairs.query_ids) & (pairs.key_positions <= pairs.query_positions)
 
     def holds(self, score: float, chance: float) -> bool:
-        """Whether a score is enough."""
+        """Whether a score meets the rule."""
         return score >= self.threshold
 
 
@@ -178,44 +178,44 @@ class RareWord:
 
     @property
     def rule(self) -> str:
-        """What is counted, and how much is enough."""
+        """The rule in words: what is counted, and the threshold."""
         return (
             f"mean weight on the rarest word of the sequence, at least {self.threshold:g} and three times the share by "
             "chance"
         )
 
-    def targets(self, pairs: Pairs) -> Tensor:
+    def targets(self, pairs: TokenPairs) -> Tensor:
         """The rarest words."""
         return pairs.rarest
 
     def holds(self, score: float, chance: float) -> bool:
-        """Whether a score is enough."""
+        """Whether a score meets the rule."""
         return score >= max(self.threshold, 3 * chance)
 
 
 @dataclass(frozen=True)
 class Diffuse:
-    """Attends to all keys about alike: its score is each row's entropy over the logarithm of how many keys it has."""
+    """Attends uniformly: the score is the mean of each row's entropy over the logarithm of its number of keys."""
 
     threshold: float = 0.9
     name = "diffuse"
 
     @property
     def rule(self) -> str:
-        """What is counted, and how much is enough."""
+        """The rule in words: what is counted, and the threshold."""
         return f"mean entropy over ln(keys), of rows with two keys and more, at least {self.threshold:g}"
 
     def holds(self, score: float, chance: float) -> bool:
-        """Whether a score is enough."""
+        """Whether a score meets the rule."""
         return score >= self.threshold
 
 
 AnyRole = Role | Diffuse
-"""Roles that count pairs, and the one that looks at the whole row."""
+"""The roles that count pairs, and the one that is computed from whole rows."""
 
 
 def text_roles(farthest: int = 8) -> tuple[AnyRole, ...]:
-    """The roles that a text shows: previous and next token, self, other offsets up to `farthest`, and the rest.
+    """The roles to test on natural text: previous and next token, self, other offsets up to `farthest`, and the rest.
 
     Raises:
         ConfigurationError: `farthest` is no whole number of at least 1.
@@ -230,7 +230,7 @@ def text_roles(farthest: int = 8) -> tuple[AnyRole, ...]:
 
 
 def probe_roles() -> tuple[AnyRole, ...]:
-    """The roles that a `repeat_probe` shows: induction and duplicate token.
+    """The roles to test on a `repeat_probe`: induction and duplicate token.
 
     >>> [role.name for role in probe_roles()]
     ['induction', 'duplicate token']

@@ -1,7 +1,4 @@
-"""What an output attends to through all layers: rollout, as short text's matrices and at any length.
-
-Attention flow: how much can run from an output token to an input token, exactly, for short texts.
-"""
+"""Attention through all layers: rollout, as a matrix and for texts of any length, and attention flow."""
 
 from __future__ import annotations
 
@@ -19,8 +16,8 @@ from ..kernels.validation import AttentionOptions
 def attention_rollout(layers: Sequence[Tensor], *, residual: float = 0.5) -> Tensor:
     """Â_L · ... · Â_2 · Â_1 with Â = (1 - r) · mean over heads of A + r · I: (..., N, N), outputs × inputs.
 
-    Shapes: the weights of each layer (..., heads, N, N), from the first layer to the last. The residual connection
-    keeps a share r of each token. Rows that sum to less than 1, where a sink took a part, stay so.
+    Shapes: the weights of each layer (..., heads, N, N), from the first layer to the last. r is the share of the
+    residual connection. Rows that sum to less than 1, because of a sink, stay so.
 
     Raises:
         ShapeError: no layers, or weights that are not of self-attention and of one length.
@@ -42,7 +39,7 @@ def attention_rollout(layers: Sequence[Tensor], *, residual: float = 0.5) -> Ten
 
 
 def mixed_layers(layers: Sequence[Tensor], residual: float) -> list[Tensor]:
-    """Â = (1 - r) · mean over heads of A + r · I of each layer: what rollout and flow are made of."""
+    """Â = (1 - r) · mean over heads of A + r · I, for each layer."""
     residual = checked_residual(residual)
     layers = list(layers)
     if not layers or any(layer.ndim < 3 or layer.shape[-2:] != (layers[0].shape[-1],) * 2 for layer in layers):
@@ -50,15 +47,15 @@ def mixed_layers(layers: Sequence[Tensor], residual: float) -> list[Tensor]:
             f"the layers have the shapes {[tuple(layer.shape) for layer in layers]}; they need to be (..., heads, N, "
             "N), at least one and all of one N: rollout and flow are of self-attention"
         )
-    token = torch.eye(layers[0].shape[-1], dtype=layers[0].dtype, device=layers[0].device)
-    return [(1 - residual) * layer.mean(-3) + residual * token for layer in layers]
+    identity = torch.eye(layers[0].shape[-1], dtype=layers[0].dtype, device=layers[0].device)
+    return [(1 - residual) * layer.mean(-3) + residual * identity for layer in layers]
 
 
 def checked_residual(residual: float) -> float:
-    """A share between 0 and 1.
+    """The residual share, if it is in 0 to 1.
 
     Raises:
-        ConfigurationError: it is not that.
+        ConfigurationError: it is outside.
     """
     if not 0.0 <= residual <= 1.0:
         raise ConfigurationError(
@@ -68,31 +65,31 @@ def checked_residual(residual: float) -> float:
     return residual
 
 
-def rollout_of(
+def rollout_from_sources(
     sources: Tensor,
     layers: Iterable[tuple[Tensor, Tensor]],
     *,
     residual: float = 0.5,
     **options: Unpack[AttentionOptions],
 ) -> Tensor:
-    """Rollout of any length: how much each output takes from each source, (..., N, S), without a matrix N × N.
+    """Rollout at any length, of the columns that `sources` selects: (..., N, S), without a matrix N × N.
 
-    X_l = (1 - r) · mean over heads of A_l · X_(l-1) + r · X_(l-1), by `regard.attention` with X as the values. X_0, the
-    sources, is (..., N, S): columns of ones and zeros for single tokens or whole segments of them; the identity gives
-    `attention_rollout` itself.
+    X_l = (1 - r) · mean over heads of A_l · X_(l-1) + r · X_(l-1), by `regard.attention` with X as the values. X_0 is
+    `sources` (..., N, S): a column of zeros and ones selects a token, or a segment of tokens. The identity matrix gives
+    `attention_rollout`.
 
     Args:
         sources: (..., N, S), of the dtype of the queries.
         layers: query (..., heads, N, D) and key (..., key heads, N, D) of each layer, from the first to the last.
-        residual: r, the share of each token that the residual connection keeps.
-        options: what `regard.attention` takes beside, the same for all layers, such as `mask`.
+        residual: r, the share of the residual connection.
+        options: further arguments of `regard.attention`, the same for all layers, such as `mask`.
 
     Raises:
         ConfigurationError: a residual outside 0 to 1; and what `regard.attention` raises.
 
     >>> import torch, regard
     >>> q = torch.zeros(1, 3, 4)
-    >>> rollout_of(torch.eye(3)[:, :1], [(q, q), (q, q)], mask=regard.masks.causal())
+    >>> rollout_from_sources(torch.eye(3)[:, :1], [(q, q), (q, q)], mask=regard.masks.causal())
     tensor([[1.0000],
             [0.4375],
             [0.3194]])
@@ -108,24 +105,25 @@ def rollout_of(
 
 
 MOST_WORK = 10**8
-"""Pairs of an output and an input, times edges of the graph: a minute or two of one core."""
+"""Pairs of an output and an input, times edges of the graph: one or two minutes of one core."""
 LEAST_CAPACITY = 1e-12
+"""Residual capacities up to this count as 0."""
 
 
 def attention_flow(layers: Sequence[Tensor], *, outputs: Sequence[int] | None = None, residual: float = 0.5) -> Tensor:
     """The maximum flow from output i to input j through the layers: (outputs, N), exact to 1e-9, float64.
 
     The graph has a node for each token at each layer, and an edge from token a above to token b below with the capacity
-    Â_ab = (1 - r) · mean over heads of A_ab + r · I_ab. Each pair is a flow of its own, so that a row need not sum to
-    1: what many paths share counts for each of them. The time grows with N⁴: all pairs of 6 layers may have 63 tokens.
+    Â_ab = (1 - r) · mean over heads of A_ab + r · I_ab. Each pair is a maximum flow by itself, so that rows need not
+    sum to 1. The time grows with N⁴: all pairs of 6 layers may have 63 tokens.
 
     Args:
         layers: the weights (heads, N, N) of each layer, from the first to the last.
-        outputs: the output tokens asked about; all without it.
-        residual: r, the share of each token that the residual connection keeps.
+        outputs: the output tokens, by default all.
+        residual: r, the share of the residual connection.
 
     Raises:
-        ShapeError: weights that are no self-attention of one sequence, an output that is not there.
+        ShapeError: weights that are no self-attention of one sequence, an output that does not exist.
         ConfigurationError: a residual outside 0 to 1; more work than `MOST_WORK`.
 
     Source: Abnar and Zuidema 2020 (arXiv 2005.00928), section 3; the algorithm is that of Dinitz 1970.
@@ -143,23 +141,23 @@ def attention_flow(layers: Sequence[Tensor], *, outputs: Sequence[int] | None = 
             f"{tuple(layers[0].shape)}: call it for each sequence"
         )
     tokens = len(mixed[0])
-    asked = range(tokens) if outputs is None else list(outputs)
-    if any(not -tokens <= output < tokens for output in asked):
-        raise ShapeError(f"outputs are {asked}, and there are {tokens} tokens: they need to lie in 0 to {tokens - 1}")
-    work = len(asked) * len(mixed) * tokens**3
+    chosen = range(tokens) if outputs is None else list(outputs)
+    if any(not -tokens <= output < tokens for output in chosen):
+        raise ShapeError(f"outputs are {chosen}, and there are {tokens} tokens: they need to lie in 0 to {tokens - 1}")
+    work = len(chosen) * len(mixed) * tokens**3
     if work > MOST_WORK:
         raise ConfigurationError(
-            f"attention_flow from {len(asked):,} outputs through {len(mixed)} layers of {tokens:,} tokens is "
+            f"attention_flow from {len(chosen):,} outputs through {len(mixed)} layers of {tokens:,} tokens is "
             f"{work:,} steps, and the most is {MOST_WORK:,}: ask for fewer outputs, as outputs=[{tokens - 1}], or for "
             "attention_rollout(layers), which takes one product a layer"
         )
-    network = _Network(mixed)
-    flows = [[network.flow(output % tokens, source) for source in range(tokens)] for output in asked]
-    return torch.tensor(flows, dtype=torch.float64).reshape(len(asked), tokens)
+    network = _FlowNetwork(mixed)
+    flows = [[network.flow(output % tokens, source) for source in range(tokens)] for output in chosen]
+    return torch.tensor(flows, dtype=torch.float64).reshape(len(chosen), tokens)
 
 
-class _Network:
-    """The graph of all layers: node l · N + t is token t after l layers; edge e and e ^ 1 are each other's return."""
+class _FlowNetwork:
+    """The graph of all layers: node l · N + t is token t after l layers; edge e ^ 1 is the reverse of edge e."""
 
     def __init__(self, mixed: list[Tensor]) -> None:
         self.tokens, self.depth = len(mixed[0]), len(mixed)
@@ -181,41 +179,41 @@ class _Network:
     def flow(self, output: int, source: int) -> float:
         """The maximum flow from an output token to an input token."""
         start, end = self.depth * self.tokens + output, source
-        left, total = self.capacities.copy(), 0.0
-        while (levels := self._levels(left, start, end)) is not None:
-            total += self._blocking(left, levels, start, end)
+        residual, total = self.capacities.copy(), 0.0
+        while (levels := self._levels(residual, start, end)) is not None:
+            total += self._blocking_flow(residual, levels, start, end)
         return total
 
-    def _levels(self, left: list[float], start: int, end: int) -> list[int] | None:
-        """How many edges with room each node is from the start; None where the end is not reached."""
+    def _levels(self, residual: list[float], start: int, end: int) -> list[int] | None:
+        """The distance of each node from the start over edges with capacity left; None if the end is not reached."""
         levels = [-1] * len(self.leaving)
-        levels[start], front = 0, [start]
-        while front and levels[end] < 0:
+        levels[start], frontier = 0, [start]
+        while frontier and levels[end] < 0:
             reached = []
-            for node in front:
+            for node in frontier:
                 for edge in self.leaving[node]:
-                    if left[edge] > LEAST_CAPACITY and levels[self.ends[edge]] < 0:
+                    if residual[edge] > LEAST_CAPACITY and levels[self.ends[edge]] < 0:
                         levels[self.ends[edge]] = levels[node] + 1
                         reached.append(self.ends[edge])
-            front = reached
+            frontier = reached
         return levels if levels[end] >= 0 else None
 
-    def _blocking(self, left: list[float], levels: list[int], start: int, end: int) -> float:
-        """Send what can be sent along edges that go one level on, until no such way has room."""
+    def _blocking_flow(self, residual: list[float], levels: list[int], start: int, end: int) -> float:
+        """Saturate the paths whose edges each go one level on, by depth-first search; the flow that was added."""
         tried, path, node, total = [0] * len(self.leaving), [], start, 0.0
         while True:
             if node == end:
-                room = min(left[edge] for edge in path)
-                total += room
+                capacity = min(residual[edge] for edge in path)
+                total += capacity
                 for edge in path:
-                    left[edge] -= room
-                    left[edge ^ 1] += room
-                full = next(place for place, edge in enumerate(path) if left[edge] <= LEAST_CAPACITY)
-                node = self.ends[path[full] ^ 1]
-                del path[full:]
+                    residual[edge] -= capacity
+                    residual[edge ^ 1] += capacity
+                saturated = next(place for place, edge in enumerate(path) if residual[edge] <= LEAST_CAPACITY)
+                node = self.ends[path[saturated] ^ 1]
+                del path[saturated:]
             elif tried[node] < len(self.leaving[node]):
                 edge = self.leaving[node][tried[node]]
-                if left[edge] > LEAST_CAPACITY and levels[self.ends[edge]] == levels[node] + 1:
+                if residual[edge] > LEAST_CAPACITY and levels[self.ends[edge]] == levels[node] + 1:
                     path.append(edge)
                     node = self.ends[edge]
                 else:

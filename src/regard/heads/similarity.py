@@ -1,4 +1,4 @@
-"""How alike heads are, and an order in which those that are alike stand together."""
+"""The similarity of heads: Jensen-Shannon divergence, and an order that puts similar heads next to each other."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from ..errors import ShapeError
 from ..lenses import Reduction, WeightTile
 from ..lenses.base import WeightsLayout
 from ..masks import Mask
-from .apply_lenses import look
+from .dense_weights import observe_weights
 
 ROUNDING = 1e-4
-"""What a row may lack to 1 by rounding; more than that went to a sink, or to nothing."""
+"""Row sums within this of 1 count as 1; a larger remainder is the weight of a sink, or an empty row."""
 
 
 @dataclass(frozen=True)
 class JensenShannon:
-    """H((P + Q) / 2) - (H(P) + H(Q)) / 2 of the rows P and Q of each two heads, their mean: (..., heads, heads).
+    """The mean over rows of H((P + Q) / 2) - (H(P) + H(Q)) / 2, P and Q the rows of two heads: (..., heads, heads).
 
-    In nats: 0 where two heads attend alike, ln 2 where they never attend to the same key. What a row lacks to 1, since
-    a sink took it or there is nothing to attend to, counts as one more key. Symmetric; a head whose rows attend to NaN
-    has NaN. Computed without autograd, in memory linear in the lengths and quadratic in the heads.
+    In nats: 0 where two heads have equal weights, ln 2 where they never attend to the same key. The difference of a row
+    sum to 1, from a sink or an empty row, counts as one more key. Symmetric; a head with a row that attends to NaN has
+    NaN. No autograd. Memory is linear in the lengths and quadratic in the heads.
 
     Source: Lin 1991, Divergence Measures Based on the Shannon Entropy; of heads Clark et al. 2019 (arXiv 1906.04341,
     section 6), who sum over the rows instead.
 
     >>> import torch, regard
-    >>> unlike, q = regard.heads.JensenShannon(), torch.zeros(2, 3, 1)
+    >>> divergence = regard.heads.JensenShannon()
     >>> k = torch.tensor([[0.0, 0.0, 0.0], [-99.0, -99.0, 0.0]])[..., None]
     >>> q = torch.ones(1, 2, 3, 1)
-    >>> regard.observe(q, k[None], k[None], unlike)[unlike]
+    >>> regard.observe(q, k[None], k[None], divergence)[divergence]
     tensor([[[0.0000, 0.3183],
              [0.3183, 0.0000]]])
     """
 
-    def start(self, problem: Problem) -> _Divergences:
-        """Begin to look."""
-        return _Divergences(WeightsLayout.from_problem(problem))
+    def start(self, problem: Problem) -> _JensenShannonState:
+        """The state of one run."""
+        return _JensenShannonState(WeightsLayout.from_problem(problem))
 
 
-class _Divergences:
-    """Σ -m · log₂ m of the mean m of each two heads so far, and the mass of each row."""
+class _JensenShannonState:
+    """Σ -m · ln m of the mean m of each two heads, and the sum of each row."""
 
-    needs_entropy_terms = True
+    needs_entropy_terms = False
 
     def __init__(self, layout: WeightsLayout) -> None:
         self.layout = layout
@@ -63,8 +63,8 @@ class _Divergences:
         _add_entropies(self.entropies[tile.batch], tile.weights)
 
     def finish(self, problem: Problem, lse: Tensor) -> Tensor:
-        rest = 1.0 - self.mass
-        _add_entropies(self.entropies, rest.where(rest > ROUNDING, 0.0).unsqueeze(-1))
+        remainder = 1.0 - self.mass
+        _add_entropies(self.entropies, remainder.where(remainder > ROUNDING, 0.0).unsqueeze(-1))
         own = self.entropies.diagonal(dim1=-2, dim2=-1)
         divergence = self.entropies - (own.unsqueeze(-1) + own.unsqueeze(-2)) / 2
         divergence = (divergence / max(self.layout.queries, 1)).clamp_(0.0, math.log(2))
@@ -75,7 +75,7 @@ class _Divergences:
 
 
 def _add_entropies(sums: Tensor, weights: Tensor) -> None:
-    """Add Σ -m · ln m of the mean m of each two heads: weights (b, H, m, n) to sums (b, H, H)."""
+    """Add Σ -m · ln m, m the mean of the weights (b, H, m, n) of two heads, to sums (b, H, H)."""
     for head in range(weights.shape[1]):
         means = (weights[:, head : head + 1] + weights[:, head:]) / 2
         entropies = torch.special.entr(means).sum((-1, -2), dtype=sums.dtype)  # [b, H - head]
@@ -86,8 +86,8 @@ def _add_entropies(sums: Tensor, weights: Tensor) -> None:
 def head_divergence(weights: Tensor, *, mask: Mask | Tensor | None = None) -> Tensor:
     """The Jensen-Shannon divergence, in nats, of each two heads of weights (..., heads, M, N): (..., heads, heads).
 
-    The heads of several layers are compared where they are joined along the head axis. See `JensenShannon`; arguments
-    and errors are those of `look`.
+    To compare the heads of several layers, concatenate them along the head axis. See `JensenShannon`; arguments
+    and errors are those of `observe_weights`.
 
     >>> import torch
     >>> head_divergence(torch.stack([torch.eye(4), torch.eye(4), torch.eye(4).flip(0)]))
@@ -96,10 +96,10 @@ def head_divergence(weights: Tensor, *, mask: Mask | Tensor | None = None) -> Te
             [0.6931, 0.6931, 0.0000]])
     """
     lens = JensenShannon()
-    return look(weights, lens, mask=mask)[lens]
+    return observe_weights(weights, lens, mask=mask)[lens]
 
 
-def similar_order(divergence: Tensor) -> list[int]:
+def similarity_order(divergence: Tensor) -> list[int]:
     """An order of heads in which those that are alike stand together: the leaves of average-linkage clustering.
 
     Two clusters are as far apart as their members are on average (UPGMA); the nearest two are joined first, turned so
@@ -111,7 +111,7 @@ def similar_order(divergence: Tensor) -> list[int]:
     Source: Sokal and Michener 1958, A Statistical Method for Evaluating Systematic Relationships.
 
     >>> import torch
-    >>> similar_order(torch.tensor([[0.0, 0.6, 0.1], [0.6, 0.0, 0.5], [0.1, 0.5, 0.0]]))
+    >>> similarity_order(torch.tensor([[0.0, 0.6, 0.1], [0.6, 0.0, 0.5], [0.1, 0.5, 0.0]]))
     [0, 2, 1]
     """
     if divergence.ndim != 2 or divergence.shape[0] != divergence.shape[1] or bool(divergence.isnan().any()):

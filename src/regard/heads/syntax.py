@@ -1,7 +1,4 @@
-"""Heads that follow the dependencies of a sentence, against the best that a fixed offset does.
-
-Sentences with their dependencies, from CoNLL-U.
-"""
+"""How often heads attend along syntactic dependencies, against the best fixed offset; and a reader of CoNLL-U."""
 
 from __future__ import annotations
 
@@ -17,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigurationError, CorpusError, ShapeError
-from .apply_lenses import checked
-from .evidence import of_the_same_heads
+from .dense_weights import checked_weights
+from .role_evidence import checked_same_heads
 
 COLUMNS = 10
 ROOT = -1
@@ -26,7 +23,7 @@ ROOT = -1
 
 @dataclass(frozen=True)
 class Sentence:
-    """Syntactic words, and for each the number of its head, from 0, -1 for the root, and the relation to it."""
+    """A parsed sentence: words, and for each the index of its head, -1 for the root, and the relation to it."""
 
     words: tuple[str, ...]
     heads: tuple[int, ...]
@@ -34,7 +31,7 @@ class Sentence:
 
 
 def read_conllu(path: str | Path) -> list[Sentence]:
-    """The sentences of a CoNLL-U file, plain or gzip. See `parse_conllu`.
+    """Read the sentences of a CoNLL-U file, plain or gzip. See `parse_conllu`.
 
     Raises:
         CorpusError: the file cannot be read, or is no CoNLL-U.
@@ -49,12 +46,12 @@ def read_conllu(path: str | Path) -> list[Sentence]:
 
 
 def parse_conllu(lines: Iterable[str], *, name: str = "the text") -> Iterator[Sentence]:
-    r"""The sentences of lines of CoNLL-U: ten columns between tabs, an empty line after each sentence.
+    r"""Parse lines of CoNLL-U: ten columns between tabs, an empty line after each sentence.
 
-    Comments, multiword tokens (1-2) and empty nodes (8.1) are passed over: the words are the syntactic ones.
+    Comments, multiword tokens (1-2) and empty nodes (8.1) are skipped: the words are the syntactic ones.
 
     Raises:
-        CorpusError: a line that has not ten columns, a word out of its order, a head that is not there.
+        CorpusError: a line without ten columns, a word out of order, a head that does not exist.
 
     Source: the format's description, https://universaldependencies.org/format.html.
 
@@ -101,11 +98,11 @@ Key = tuple[str, Direction]
 
 
 @dataclass(frozen=True)
-class Tracked:
-    """How well a head follows a relation in one direction, and how well the best fixed offset does.
+class RelationAccuracy:
+    """The accuracy of the best head for a relation in one direction, and that of the best fixed offset.
 
-    head: its index, along all axes in front of the weights', such as (layer, head). accuracy: the share of n words
-    whose most attended other word is right; baseline: that of always choosing the word at `offset`.
+    head: its index along the leading axes of the weights, such as (layer, head). accuracy: the share of n words whose
+    most attended other word is right. baseline: the accuracy of always choosing the word at `offset`.
     """
 
     relation: str
@@ -124,8 +121,8 @@ class Tracked:
         )
 
 
-class SyntaxTable(tuple[Tracked, ...]):
-    """What `SyntaxEvidence.table` gives: it prints as a table."""
+class SyntaxTable(tuple[RelationAccuracy, ...]):
+    """The rows of `SyntaxEvidence.table`, printed as a table."""
 
     __slots__ = ()
 
@@ -136,9 +133,9 @@ class SyntaxTable(tuple[Tracked, ...]):
 
 @dataclass(frozen=True, eq=False)
 class SyntaxEvidence:
-    """Counts for each relation and direction: of words, of those that each head gets right, and each fixed offset.
+    """Counts for each relation and direction: words, words that each head gets right, and each offset gets right.
 
-    Evidence of several sentences adds up, `first + second`, or all at once by `SyntaxEvidence.total(parts)`.
+    Evidence of several sentences adds up: `first + second`, or `SyntaxEvidence.total(parts)`.
     """
 
     shape: tuple[int, ...]
@@ -147,13 +144,12 @@ class SyntaxEvidence:
     offsets: Mapping[Key, Counter[int]]
 
     @classmethod
-    def of(cls, between: Tensor, sentence: Sentence) -> SyntaxEvidence:
-        """From the weights between the words of a sentence, (..., W, W), as `word_weights` gives them.
+    def from_weights(cls, between: Tensor, sentence: Sentence) -> SyntaxEvidence:
+        """Counts for one sentence, from the weights between its words, (..., W, W), as `word_weights` returns them.
 
-        Each word's prediction is the other word with the most weight, the first of equals: no word is its own head, and
-        tokens of no word have been left out. "dependent to head": one row for each word that has a head, right where it
-        predicts it. "head to dependent": one row for each word that has dependents of the relation, right where it
-        predicts one of them.
+        A word predicts the other word with the largest weight, the first of equals. "dependent to head": each word that
+        has a head counts, right if it predicts the head. "head to dependent": each word with dependents of the relation
+        counts, right if it predicts one of them.
 
         Raises:
             ShapeError: not one row and column for each word.
@@ -163,14 +159,14 @@ class SyntaxEvidence:
         >>> import torch
         >>> sentence = Sentence(("She", "sings", "songs"), (1, -1, 1), ("nsubj", "root", "obj"))
         >>> back = torch.tensor([[[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]])
-        >>> print(SyntaxEvidence.of(back, sentence).table())
+        >>> print(SyntaxEvidence.from_weights(back, sentence).table())
         relation       direction           head accuracy  offset baseline    gain      n
         nsubj          dependent to head      0   100.0%      +1   100.0%   +0.0%      1
         nsubj          head to dependent      0   100.0%      -1   100.0%   +0.0%      1
         obj            dependent to head      0   100.0%      -1   100.0%   +0.0%      1
         obj            head to dependent      0     0.0%      +1   100.0% -100.0%      1
         """
-        between, words = checked(between), len(sentence.words)
+        between, words = checked_weights(between), len(sentence.words)
         if between.shape[-2:] != (words, words):
             raise ShapeError(
                 f"the weights between words have the shape {tuple(between.shape)} for {words} words; they need (..., "
@@ -180,7 +176,7 @@ class SyntaxEvidence:
         n: Counter[Key] = Counter()
         right: dict[Key, Tensor] = {}
         offsets: dict[Key, Counter[int]] = {}
-        for key, row, answers in _questions(sentence):
+        for key, row, answers in _labelled_rows(sentence):
             n[key] += 1
             found = torch.isin(chosen[:, row], torch.tensor(answers))
             right[key] = right[key] + found if key in right else found.long()
@@ -192,13 +188,13 @@ class SyntaxEvidence:
 
     @staticmethod
     def total(parts: Iterable[SyntaxEvidence]) -> SyntaxEvidence:
-        """All evidence together.
+        """The sum of several counts.
 
         Raises:
-            ConfigurationError: there is none.
-            ShapeError: it is not of the same heads.
+            ConfigurationError: no parts.
+            ShapeError: the parts are not of the same heads.
         """
-        parts = of_the_same_heads(parts, lambda part: part.shape)
+        parts = checked_same_heads(parts, lambda part: part.shape)
         n: Counter[Key] = Counter()
         right: dict[Key, Tensor] = {}
         offsets: dict[Key, Counter[int]] = {}
@@ -212,32 +208,32 @@ class SyntaxEvidence:
     def table(self, *, least: int = 1, chosen_on: SyntaxEvidence | None = None) -> SyntaxTable:
         """The best head and the best offset for each relation and direction of at least `least` words, by relation.
 
-        Both are the best of many, chosen after the fact, unless `chosen_on` has evidence of other sentences to choose
-        them on: then the numbers are what they keep on these.
+        Both are the best of many, selected on the same counts, which is optimistic. With `chosen_on`, evidence of other
+        sentences, they are selected there and scored here.
 
         >>> import torch
         >>> sentence = Sentence(("a", "b"), (1, -1), ("det", "root"))
         >>> heads = torch.tensor([[[1.0, 0.0], [1.0, 0.0]], [[0.1, 0.9], [0.5, 0.5]]])
-        >>> SyntaxEvidence.of(heads, sentence).table()[0].head
+        >>> SyntaxEvidence.from_weights(heads, sentence).table()[0].head
         (1,)
         """
         rows = []
         for key in sorted(self.n):
-            judge = self if chosen_on is None else chosen_on
-            if self.n[key] < least or key not in judge.n:
+            selection = self if chosen_on is None else chosen_on
+            if self.n[key] < least or key not in selection.n:
                 continue
-            head = int(judge.right[key].argmax())
-            offset = min(judge.offsets[key], key=lambda far: (-judge.offsets[key][far], abs(far), far))
+            head = int(selection.right[key].argmax())
+            offset = min(selection.offsets[key], key=lambda step: (-selection.offsets[key][step], abs(step), step))
             n, index = self.n[key], torch.unravel_index(torch.tensor(head), self.shape)
             accuracy, baseline = int(self.right[key][head]) / n, self.offsets[key][offset] / n
-            rows.append(Tracked(*key, tuple(map(int, index)), accuracy, n, offset, baseline))
+            rows.append(RelationAccuracy(*key, tuple(map(int, index)), accuracy, n, offset, baseline))
         return SyntaxTable(rows)
 
     def accuracies(self, relation: str, direction: Direction) -> Tensor:
-        """Of each head, in the shape of the heads.
+        """The accuracy of each head for one relation and direction, in the shape of the heads.
 
         Raises:
-            ConfigurationError: the relation did not occur, or the direction is none.
+            ConfigurationError: the relation did not occur, or there is no such direction.
         """
         if direction not in get_args(Direction) or (relation, direction) not in self.n:
             known = ", ".join(sorted({relation for relation, _ in self.n}))
@@ -249,7 +245,7 @@ class SyntaxEvidence:
 
 
 def _predictions(between: Tensor) -> Tensor:
-    """The other word that each word gives the most weight, (heads, W); -1 where it gives none any."""
+    """The other word with the largest weight, for each word: (heads, W); -1 where all are 0."""
     words = torch.arange(between.shape[-1])
     others = between.clone()
     others[:, words, words] = 0.0
@@ -257,8 +253,8 @@ def _predictions(between: Tensor) -> Tensor:
     return best.indices.masked_fill(~(best.values > 0), -1)
 
 
-def _questions(sentence: Sentence) -> Iterator[tuple[Key, int, list[int]]]:
-    """Which words a row should predict, for each relation and direction."""
+def _labelled_rows(sentence: Sentence) -> Iterator[tuple[Key, int, list[int]]]:
+    """The right answers of each row, for each relation and direction."""
     dependents: dict[tuple[str, int], list[int]] = {}
     for word, (head, relation) in enumerate(zip(sentence.heads, sentence.relations, strict=True)):
         if head >= 0:

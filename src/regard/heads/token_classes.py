@@ -1,4 +1,4 @@
-"""What roles have to know of a text: which tokens are the same, which separate, which are rare, which are none."""
+"""Classes of tokens for roles: equal tokens, delimiters, rarest words, padding; and the repeat probe."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ SEPARATORS = frozenset({"[SEP]", "</s>", "<sep>", "<eos>", "<|endoftext|>", "<|e
 BEGINNINGS = frozenset({"[CLS]", "<s>", "<bos>", "<cls>", "<|begin_of_text|>", "<|startoftext|>", "<|im_start|>"})
 SPECIAL = PADDING | SEPARATORS | BEGINNINGS | {"[MASK]", "<mask>", "[UNK]", "<unk>"}
 MARKS = ("##", "▁", "Ġ", "Ċ", "@@", "</w>")
-"""What tokenizers add to a piece to say that a word begins, goes on or ends."""
+"""Marks of tokenizers for the beginning, continuation or end of a word."""
 
 
 def is_delimiter(token: str) -> bool:
-    """Whether a token separates: a separator such as [SEP], or nothing but punctuation.
+    """Whether a token is a separator such as [SEP], or only punctuation.
 
     >>> [is_delimiter(token) for token in ("[SEP]", ",", "▁...", "Ġ", "no")]
     [True, True, True, False, False]
     """
     if token in SEPARATORS:
         return True
-    bare = _bare(token)
-    return bool(bare) and all(unicodedata.category(character).startswith("P") for character in bare)
+    text = _without_marks(token)
+    return bool(text) and all(unicodedata.category(character).startswith("P") for character in text)
 
 
-def _bare(token: str) -> str:
+def _without_marks(token: str) -> str:
     if token in SPECIAL:
         return ""
     for mark in MARKS:
@@ -43,10 +43,10 @@ def _bare(token: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """The tokens of one sequence, or of each of a batch, as roles read them: (S, N), padded to one length.
+    """The tokens of one sequence, or of each sequence of a batch, as tensors (S, N), padded to one length.
 
-    ids: equal tokens have equal numbers; padding has -1, and takes no part. delimiters: which separate. rarest: which
-    are the rarest of their sequence, specials and delimiters aside; none where no counts were given.
+    ids: equal tokens have equal numbers, padding has -1. delimiters: bool. rarest: bool, the rarest words of their
+    sequence, without special tokens and delimiters; all False without counts.
     """
 
     ids: Tensor
@@ -54,25 +54,25 @@ class Tokens:
     rarest: Tensor
 
     @classmethod
-    def of(
+    def from_lists(
         cls,
         tokens: Sequence[str] | Sequence[int] | Sequence[Sequence[str]] | Sequence[Sequence[int]] | Tensor,
         *,
         counts: Mapping[str, int] | None = None,
     ) -> Tokens:
-        """From the tokens of one sequence, or of several; those that are numbers are below 0 for padding.
+        """From strings or token numbers, of one sequence or of several.
 
-        counts: how often each token occurs in some large text, for the rare-word role; a token that is not in it
-        occurs 0 times. Tokens such as [PAD] are padding; shorter sequences are padded at their end.
+        Tokens such as [PAD] and numbers below 0 are padding; shorter sequences are padded at their end. counts: how
+        often each token occurs in some large text, for the rare-word role; a missing token counts as 0 times.
 
         Raises:
             ConfigurationError: no tokens, or neither strings nor numbers.
 
-        >>> Tokens.of(["[CLS]", "the", "cat", ",", "the"]).ids
+        >>> Tokens.from_lists(["[CLS]", "the", "cat", ",", "the"]).ids
         tensor([[0, 1, 2, 3, 1]])
         """
-        given: list[Any] = tokens.tolist() if isinstance(tokens, Tensor) else list(tokens)
-        lists = given if given and isinstance(given[0], (list, tuple)) else [given]
+        items: list[Any] = tokens.tolist() if isinstance(tokens, Tensor) else list(tokens)
+        lists = items if items and isinstance(items[0], (list, tuple)) else [items]
         flat = [token for one in lists for token in one]
         if not flat or not all(isinstance(token, (str, int)) and not isinstance(token, bool) for token in flat):
             raise ConfigurationError(
@@ -102,7 +102,7 @@ def _name(token: str | int) -> str | None:
 
 
 def _rarest(names: Sequence[str | None], counts: Mapping[str, int] | None) -> list[int]:
-    """Where the words are that occur least often."""
+    """The columns of the words with the least count."""
     words = [column for column, name in enumerate(names) if name and name not in SPECIAL and not is_delimiter(name)]
     if counts is None or not words:
         return []
@@ -114,16 +114,16 @@ def _rarest(names: Sequence[str | None], counts: Mapping[str, int] | None) -> li
 def repeat_probe(
     vocabulary: int | Sequence[int], length: int, *, sequences: int = 1, generator: torch.Generator | None = None
 ) -> Tensor:
-    """Random tokens and the same once more, (sequences, 2 · length): what shows an induction head.
+    """Random tokens followed by the same tokens, (sequences, 2 · length), to test for induction heads.
 
-    Within the first half all tokens are different, so that each has occurred once when it comes again, and nothing but
-    the repetition says what comes next. Put what the model expects before and after it, such as [CLS] and [SEP].
+    The tokens of a half are distinct, so that in the second half only the repetition predicts the next token. Add the
+    special tokens that the model expects before and after, such as [CLS] and [SEP].
 
     Args:
         vocabulary: the token numbers to draw from, or how many there are, 0 to vocabulary - 1.
-        length: of the part that is repeated.
-        sequences: how many are drawn.
-        generator: of torch, for the draw.
+        length: tokens in a half.
+        sequences: the number of sequences.
+        generator: torch's, for the draw.
 
     Raises:
         ConfigurationError: fewer tokens than `length`, or numbers that are not whole.

@@ -1,4 +1,4 @@
-"""What the weights carry: the values behind them, seen through the output projection."""
+"""Norm-based analysis: weights times the norms of the values after the output projection."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from ..errors import ShapeError
 
 
 def transformed_values(value: Tensor, output_weight: Tensor) -> Tensor:
-    """f(x_j) = v_j · W_h of each head h, what a weight of 1 adds to the output: (..., heads, N, dim).
+    """f(x_j) = v_j · W_h of each head h, the contribution of key j at weight 1 to the output: (..., heads, N, dim).
 
     Shapes: value (..., key heads, N, Dv), with the bias of its projection in it; output_weight (dim, heads · Dv), as
-    `torch.nn.Linear` keeps it: W_h are the Dv columns of head h. Query heads that share a value head come one after
-    another.
+    `torch.nn.Linear` stores it: W_h are the Dv columns of head h. Query heads that share a value head are consecutive.
 
     Raises:
-        ShapeError: an output weight that is not of as many heads as the values, or a multiple of them.
+        ShapeError: the heads of the output weight are no multiple of those of the values.
 
     Source: Kobayashi et al. 2020 (arXiv 2004.10102), section 2.
 
@@ -32,9 +31,9 @@ def transformed_values(value: Tensor, output_weight: Tensor) -> Tensor:
 def transformed_norms(value: Tensor, output_weight: Tensor) -> Tensor:
     """‖f(x_j)‖ of `transformed_values`, without them in memory: (..., heads, N).
 
-    ‖v W‖² is v (W Wᵀ) vᵀ, so that it takes O(N · Dv²) for each head whatever the dim of the output. For long texts: the
-    logarithm of these norms, added as a bias to the scores of the keys, makes every lens show weights · norms, each row
-    normed to 1: `regard.observe(q, k, v, lens, bias=transformed_norms(v, w).log()[..., None, :])`.
+    ‖v W‖² is v (W Wᵀ) vᵀ, so that it takes O(N · Dv²) for each head and any output dim. For long texts: with
+    the logarithm of these norms as a bias on the keys, every lens computes weights · norms, each row normalised to 1:
+    `regard.observe(q, k, v, lens, bias=transformed_norms(v, w).log()[..., None, :])`.
 
     Arguments and errors are those of `transformed_values`.
 
@@ -48,9 +47,9 @@ def transformed_norms(value: Tensor, output_weight: Tensor) -> Tensor:
 
 
 def norm_weighted(weights: Tensor, value: Tensor, output_weight: Tensor) -> Tensor:
-    """‖α_ij f(x_j)‖ = α_ij · ‖f(x_j)‖: how long the vector is that key j adds to output i, (..., heads, M, N).
+    """‖α_ij f(x_j)‖ = α_ij · ‖f(x_j)‖, the norm of what key j adds to output i: (..., heads, M, N).
 
-    A large weight on a key whose value is nearly 0, as often on separators, carries little.
+    A large weight on a key with a small value, as often on separators, contributes little.
 
     Shapes: weights (..., heads, M, N); the rest and the errors are those of `transformed_values`.
 
@@ -70,11 +69,11 @@ def norm_weighted(weights: Tensor, value: Tensor, output_weight: Tensor) -> Tens
 
 
 def effective_attention(weights: Tensor, transformed: Tensor) -> Tensor:
-    """A - A·P: the weights without the part that changes no output, where P projects on the left null space of T.
+    """A - A·P, the weights without the part that does not affect the output; P projects on the left null space of T.
 
-    T are the transformed values (N, dim) of a head: rows that differ by a vector x with x · T = 0 give the same output.
-    Where N is above the rank of T, so that weights are not identifiable, this is the least of all that give it. It may
-    be below 0, and rows need not sum to 1.
+    T (N, dim) are the transformed values of a head: adding x with x · T = 0 to a row of A does not change the output.
+    Where N exceeds the rank of T, weights are not identifiable, and this is the solution with the least norm. It may be
+    negative, and rows need not sum to 1.
 
     Shapes: weights (..., heads, M, N), transformed (..., heads, N, dim) or any vectors of which T is a linear map;
     values (..., heads, N, Dv) themselves do where the output projection loses nothing.
@@ -97,7 +96,7 @@ def effective_attention(weights: Tensor, transformed: Tensor) -> Tensor:
 
 
 def _per_head(value: Tensor, output_weight: Tensor) -> Tensor:
-    """The output projection's part of each head: (heads, Dv, dim)."""
+    """The slice of the output projection for each head: (heads, Dv, dim)."""
     if value.ndim < 3 or output_weight.ndim != 2:
         raise ShapeError(
             f"value has the shape {tuple(value.shape)} and output_weight {tuple(output_weight.shape)}; they need "
@@ -107,6 +106,6 @@ def _per_head(value: Tensor, output_weight: Tensor) -> Tensor:
     if not heads or not size or output_weight.shape[1] % (heads * size):
         raise ShapeError(
             f"output_weight has the shape {tuple(output_weight.shape)} and value {tuple(value.shape)}: its second axis "
-            f"needs {heads} heads of {size}, or a multiple of them; a Conv1D keeps it the other way round, give .T"
+            f"needs {heads} heads of {size}, or a multiple of them; a Conv1D stores the transpose, give .T"
         )
     return output_weight.T.unflatten(0, (-1, size))

@@ -1,8 +1,6 @@
-"""Links between the words of a sentence and its translation, those that people made, and how well the two agree.
+"""Word alignment: weights between words, links by argmax and grow-diag, the Pharaoh format, the error rate.
 
-As text they are in the Pharaoh format, "0-0 1-2": source word and target word, counted from 0.
-
-From weights between the pieces of a tokenizer to weights between words.
+A link is (source word, target word), counted from 0.
 """
 
 from __future__ import annotations
@@ -15,18 +13,18 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigurationError, CorpusError, ShapeError
-from .apply_lenses import checked
+from .dense_weights import checked_weights
 
 
 def word_weights(weights: Tensor, words: Sequence[int | None], key_words: Sequence[int | None] | None = None) -> Tensor:
-    """Weights between pieces (..., M, N) as weights between words (..., W, W'): sums over keys, means over queries.
+    """Weights between words (..., W, W') from those between tokens (..., M, N): sums over keys, means over queries.
 
-    A row sums to 1 less what its pieces give to tokens of no word; a word without pieces has only zeros.
+    A row sums to 1 less the weight on tokens of no word; a word without tokens has zeros.
 
     Args:
-        weights: between pieces, of any number of heads and layers.
-        words: the number of each query's word, from 0; None or below 0 for tokens of no word, such as [CLS]. It is what
-            `tokens.word_ids()` of a tokenizer of transformers gives.
+        weights: between tokens, of any number of heads and layers.
+        words: the number of each query's word, from 0; None or negative for tokens of no word, such as [CLS]. As from
+            `word_ids()` of transformers.
         key_words: the same of the keys; without it those of the queries.
 
     Raises:
@@ -39,18 +37,18 @@ def word_weights(weights: Tensor, words: Sequence[int | None], key_words: Sequen
     tensor([[0.6250]])
     """
     key_words = words if key_words is None else key_words
-    weights = checked(weights)
+    weights = checked_weights(weights)
     if weights.shape[-2:] != (len(words), len(key_words)):
         raise ShapeError(
-            f"weights have the shape {tuple(weights.shape)} for {len(words)} pieces of queries and {len(key_words)} of "
+            f"weights have the shape {tuple(weights.shape)} for {len(words)} tokens of queries and {len(key_words)} of "
             "keys: each row and column needs the number of its word, or None"
         )
-    rows, columns = (_members(numbers).to(weights) for numbers in (words, key_words))
+    rows, columns = (_membership(numbers).to(weights) for numbers in (words, key_words))
     return (rows / rows.sum(-1, keepdim=True).clamp(min=1)) @ weights @ columns.mT
 
 
-def _members(words: Sequence[int | None]) -> Tensor:
-    """(words, pieces): 1 where a piece is of a word."""
+def _membership(words: Sequence[int | None]) -> Tensor:
+    """The membership matrix (words, tokens), bool."""
     numbers = torch.tensor([-1 if word is None else word for word in words], dtype=torch.int64)
     return torch.arange(int(numbers.max().clamp(min=-1)) + 1 if len(words) else 0)[:, None] == numbers
 
@@ -63,20 +61,20 @@ _ITEM = re.compile(r"(\d+)([-p?])(\d+)", re.ASCII)
 
 @dataclass(frozen=True)
 class SentenceLinks:
-    """The links of one sentence pair. What is sure is possible too, as Och and Ney have it."""
+    """Gold links of one sentence pair: the sure ones, and all possible ones, sure ones included (Och and Ney)."""
 
     sure: frozenset[Link]
     possible: frozenset[Link]
 
 
 def parse_pharaoh(line: str, *, first: int = 0) -> SentenceLinks:
-    """The links in one line of a Pharaoh file: "1-2" is a sure link, "1p2" or "1?2" a possible one.
+    """Parse one line of a Pharaoh file: "1-2" is a sure link, "1p2" or "1?2" a possible one.
 
-    `first` is the number that the line gives to the first word: 0, or 1 as in many files of gold links. The links that
-    are returned count from 0.
+    `first` is the number of the first word in the file: 0, or 1 as in many files of gold links. Returned links count
+    from 0.
 
     Raises:
-        CorpusError: something in it is no link.
+        CorpusError: an item that is no link.
 
     >>> links = parse_pharaoh("0-0 2?3")
     >>> sorted(links.sure), sorted(links.possible)
@@ -97,7 +95,7 @@ def parse_pharaoh(line: str, *, first: int = 0) -> SentenceLinks:
 
 
 def format_pharaoh(links: Iterable[Link]) -> str:
-    """The links as one line of a Pharaoh file.
+    """Format links as one line of a Pharaoh file.
 
     >>> format_pharaoh([(0, 0), (1, 2)])
     '0-0 1-2'
@@ -112,11 +110,11 @@ def word_links(
     *,
     threshold: float | None = None,
 ) -> list[Link]:
-    """The links of one sentence pair: for each target word the source word that it looks at most.
+    """The links of one sentence pair by argmax: each target word to the source word with the largest weight.
 
-    `weights` [T, S] are those of target pieces at source pieces; the numbers of their words are as `word_weights` takes
-    them. With `threshold`, instead every pair of words whose weight is at least that; a target word may then have
-    several links, or none. A target word that gives no source word any weight has no link. The links are sorted.
+    `weights` [T, S] are from target tokens to source tokens, and the numbers of their words as in `word_weights`. With
+    `threshold` instead all pairs of words with at least this weight: a target word may then have several links, or
+    none. A target word with zero weight on all source words has no link. Of equal weights the first; links are sorted.
 
     Raises:
         ShapeError: the weights are not [T, S].
@@ -134,21 +132,21 @@ def word_links(
     chosen = between == between.amax(1, keepdim=True) if threshold is None else between >= threshold
     chosen &= between > 0
     if threshold is None:
-        chosen &= chosen.cumsum(1) == 1  # of equals the first
+        chosen &= chosen.cumsum(1) == 1  # the first of equal weights
     return sorted((source, target) for target, source in chosen.nonzero().tolist())
 
 
 def mutual_links(
     weights: Tensor, source_words: Sequence[int], target_words: Sequence[int], *, grow: bool = False
 ) -> list[Link]:
-    """The links on which both sides agree: each word gives the other the greatest weight of its row and its column.
+    """The intersection of both directions: pairs with the largest weight of their row and of their column.
 
-    With `grow` there are more, the grow-diag of Koehn et al.: links that only one side has, beside one that is there, a
-    step along or across or both, for as long as one of their two words has no link yet. Arguments and errors are those
-    of `word_links`; the links are sorted.
+    With `grow` the grow-diag of Koehn et al.: links of one direction are added next to those found, horizontally,
+    vertically or diagonally, as long as one of their two words has no link yet. Arguments and errors are those of
+    `word_links`; links are sorted.
 
-    Source: Koehn et al. 2005, Edinburgh System Description for the 2005 IWSLT Speech Translation Evaluation; theirs are
-    of two models, one for each direction, and here of the two readings of one.
+    Source: Koehn et al. 2005, Edinburgh System Description for the 2005 IWSLT Speech Translation Evaluation; with two
+    models, one for each direction, where this reads one matrix by rows and by columns.
 
     >>> import torch
     >>> weights = torch.tensor([[0.75, 0.25], [0.625, 0.375]])
@@ -157,14 +155,14 @@ def mutual_links(
     """
     forth = set(word_links(weights, source_words, target_words))
     between = word_weights(weights, target_words, source_words)  # [T', S']
-    every = list(range(between.shape[1])), list(range(between.shape[0]))
-    back = {(source, target) for target, source in word_links(between.T, every[1], every[0])}
+    sources, targets = list(range(between.shape[1])), list(range(between.shape[0]))
+    back = {(source, target) for target, source in word_links(between.T, targets, sources)}
     found = forth & back
-    return sorted(_grown(found, forth | back) if grow else found)
+    return sorted(_grow_diag(found, forth | back) if grow else found)
 
 
-def _grown(found: set[Link], every: set[Link]) -> set[Link]:
-    """Links of `every` beside those found, as long as there are such with a word that has none."""
+def _grow_diag(found: set[Link], union: set[Link]) -> set[Link]:
+    """Add neighbours from `union` that link a word without a link, until there are none."""
     found = set(found)
     sources, targets = ({link[side] for link in found} for side in (0, 1))
     before = -1
@@ -173,7 +171,7 @@ def _grown(found: set[Link], every: set[Link]) -> set[Link]:
         for source, target in sorted(found, key=lambda link: link[::-1]):
             for across, down in _STEPS:
                 link = source + across, target + down
-                if link in every and (link[0] not in sources or link[1] not in targets):
+                if link in union and (link[0] not in sources or link[1] not in targets):
                     found.add(link)
                     sources.add(link[0])
                     targets.add(link[1])
@@ -188,8 +186,8 @@ def alignment_error_rate(
 ) -> float:
     """AER = 1 - (|A ∩ S| + |A ∩ P|) / (|A| + |S|), with the links A, the sure S and the possible P, S part of P.
 
-    Each argument has the links of one sentence pair after another; they are counted over all pairs together. 0 is
-    perfect. Sure links count as possible, whether or not `possible` repeats them.
+    Each argument is a list over sentence pairs, which are counted together. 0 is perfect. Sure links count as possible,
+    whether or not `possible` repeats them.
 
     Source: Och and Ney 2003, A Systematic Comparison of Various Statistical Alignment Models (on evaluation).
 

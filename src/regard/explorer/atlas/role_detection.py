@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...core.problem import Problem
 from ...core.score_forms import AdditivePairs, DotPairs
-from ...heads import Evidence, Roles, look
+from ...heads import RoleEvidence, Roles, observe_weights
 from ...kernels.lens_pass import run_reductions
 from ...lenses import LensState, WeightTile
 from ...lenses.base import Reduction
@@ -35,7 +35,7 @@ class _At:
 
     problem: Problem
     lse: Tensor
-    look: LensState[Evidence]
+    look: LensState[RoleEvidence]
 
 
 class RolesOf:
@@ -139,7 +139,7 @@ def roles_of_map(of: AttentionMap) -> Found | None:
             return _told(found.finish(problem, lse))
     everything = slice(0, of.queries), slice(0, of.keys)
     heads = (torch.from_numpy(of.weights(head, *everything))[None, None] for head in range(of.heads))
-    return [_told(look(weights, lens)[lens])[0] for weights in heads]
+    return [_told(observe_weights(weights, lens)[lens])[0] for weights in heads]
 
 
 def are_last(queries: Tensor, keys: Tensor) -> bool:
@@ -148,7 +148,7 @@ def are_last(queries: Tensor, keys: Tensor) -> bool:
     return last is not None and bool((last == queries).all())
 
 
-def _told(evidence: Evidence) -> Found:
+def _told(evidence: RoleEvidence) -> Found:
     return [[finding.to_dict() for finding in found] for found in evidence.holding()]
 
 

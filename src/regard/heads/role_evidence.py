@@ -1,7 +1,4 @@
-"""Evidence for roles: sums over the rows of a text, which add up over a corpus, and what they amount to.
-
-Evidence of many sentences that is to be added up.
-"""
+"""Evidence for roles: scores summed over the rows of texts, and the findings that follow from them."""
 
 from __future__ import annotations
 
@@ -19,9 +16,9 @@ from .roles import AnyRole, AtOffset
 
 @dataclass(frozen=True)
 class Finding:
-    """What a head was found to do: the role's name and rule, its score, and how many rows were counted.
+    """One role of one head: the role's name and rule, its score, and n, the number of rows counted.
 
-    chance is the score of a head that attends to all keys of each row alike; holds says whether the rule is met.
+    chance: the score of a head with uniform weights. holds: whether the rule is met.
 
     >>> print(Finding("previous token", 0.9712, 511, "mean weight on the token before, at least 0.5", 0.01, True))
     previous token 0.97 (n = 511): mean weight on the token before, at least 0.5
@@ -39,16 +36,16 @@ class Finding:
         return f"{self.name} {self.score:.2f} (n = {self.n:,}{chance}): {self.rule}"
 
     def to_dict(self) -> dict[str, str | float | int]:
-        """Name, score, n and rule, for JSON."""
+        """The name, score, n and rule as a dict, for JSON."""
         return {"name": self.name, "score": self.score, "n": self.n, "rule": self.rule}
 
 
 @dataclass(frozen=True, eq=False)
-class Evidence:
-    """Sums over rows, for each role and head: of scores, of rows counted, of scores by chance; all (roles, heads).
+class RoleEvidence:
+    """Sums over rows for each role and head, (roles, heads): scores, the number of rows, scores by chance.
 
-    Evidence of other sentences is added to it, `first + second`, or all at once by `Evidence.total(parts)`; that of
-    other roles of the same heads, as from a probe, is put beside it.
+    Evidence of several texts adds up: `first + second`, or `RoleEvidence.total(parts)`. `with_roles` adds other roles
+    of the same heads, for instance from a probe.
     """
 
     roles: tuple[AnyRole, ...]
@@ -56,18 +53,18 @@ class Evidence:
     rows: Tensor
     chances: Tensor
     queries: int
-    """How many rows there were."""
+    """The number of rows in all."""
 
-    def __add__(self, other: Evidence) -> Evidence:
-        if not isinstance(other, Evidence):
+    def __add__(self, other: RoleEvidence) -> RoleEvidence:
+        if not isinstance(other, RoleEvidence):
             return NotImplemented
         if self.roles != other.roles or self.scores.shape != other.scores.shape:
             raise ShapeError(
                 f"evidence on {len(self.roles)} roles of {self.scores.shape[1]} heads, and on {len(other.roles)} roles "
-                f"of {other.scores.shape[1]} heads: only evidence of the same roles and heads adds up; other roles of "
-                "the same heads go beside(it)"
+                f"of {other.scores.shape[1]} heads: only evidence of the same roles and heads adds up; for other roles "
+                "of the same heads use with_roles"
             )
-        return Evidence(
+        return RoleEvidence(
             self.roles,
             self.scores + other.scores,
             self.rows + other.rows,
@@ -76,32 +73,32 @@ class Evidence:
         )
 
     @staticmethod
-    def total(parts: Iterable[Evidence]) -> Evidence:
-        """All evidence together.
+    def total(parts: Iterable[RoleEvidence]) -> RoleEvidence:
+        """The sum of several evidences.
 
         Raises:
-            ConfigurationError: there is none.
+            ConfigurationError: no parts.
         """
-        whole = None
+        total = None
         for part in parts:
-            whole = part if whole is None else whole + part
-        if whole is None:
+            total = part if total is None else total + part
+        if total is None:
             raise ConfigurationError("there is no evidence to add up: give at least one part")
-        return whole
+        return total
 
     def findings(self) -> list[list[Finding]]:
-        """For each head what was measured, those that hold first, and of these the largest score.
+        """The findings for each head: those that hold first, and then by score.
 
-        Of the offsets beyond one only the best is there, among those that at least half of the rows have. A role that
-        no row could show, since no token came twice or no counts were given, is not there.
+        Of the offsets beyond one only the best is listed, among those that at least half of the rows have. A role that
+        no row counts, such as duplicate token where no token repeats, is not listed.
         """
-        return [self._of_head(head) for head in range(self.scores.shape[1])]
+        return [self._head_findings(head) for head in range(self.scores.shape[1])]
 
     def holding(self) -> list[list[Finding]]:
-        """For each head the roles whose rule is met, the largest score first; it may be none, or several."""
+        """The findings for each head whose rule is met, the largest score first: none, one or several."""
         return [[finding for finding in found if finding.holds] for found in self.findings()]
 
-    def _of_head(self, head: int) -> list[Finding]:
+    def _head_findings(self, head: int) -> list[Finding]:
         found, far = [], []
         for number, role in enumerate(self.roles):
             n = int(self.rows[number, head])
@@ -117,11 +114,11 @@ class Evidence:
             found.append(max(far, key=lambda finding: finding.score))
         return sorted(found, key=lambda finding: (not finding.holds, -finding.score))
 
-    def beside(self, other: Evidence) -> Evidence:
-        """The same heads' evidence on other roles too; of a role that both have, that of `other`.
+    def with_roles(self, other: RoleEvidence) -> RoleEvidence:
+        """The evidence of both for the same heads; where both have a role, that of `other`.
 
         Raises:
-            ShapeError: it is of another number of heads.
+            ShapeError: `other` has another number of heads.
         """
         if self.scores.shape[1] != other.scores.shape[1]:
             raise ShapeError(
@@ -141,7 +138,7 @@ class Evidence:
 
 
 def report(findings: Mapping[str, Sequence[Sequence[Finding]]]) -> str:
-    """The roles of every head of every module, a line each; heads without one are left out.
+    """A text with one line for each finding of each head of each module.
 
     >>> finding = Finding("self", 0.8, 40, "mean weight on the token itself, at least 0.5", 0.1, True)
     >>> print(report({"layer.0": [[], [finding]]}))
@@ -158,14 +155,14 @@ def report(findings: Mapping[str, Sequence[Sequence[Finding]]]) -> str:
 Part = TypeVar("Part")
 
 
-def of_the_same_heads(parts: Iterable[Part], shape: Callable[[Part], tuple[int, ...]]) -> list[Part]:
-    """The parts, one at least, all of heads of one shape.
+def checked_same_heads(parts: Iterable[Part], shape: Callable[[Part], tuple[int, ...]]) -> list[Part]:
+    """The parts as a list, after a check that there is one, and that all have the same shape of heads.
 
     Raises:
-        ConfigurationError: there is none.
-        ShapeError: they are not of the same heads.
+        ConfigurationError: no parts.
+        ShapeError: the shapes differ.
 
-    >>> of_the_same_heads([3, 4], lambda part: (6, 12))
+    >>> checked_same_heads([3, 4], lambda part: (6, 12))
     [3, 4]
     """
     parts = list(parts)
