@@ -88,7 +88,7 @@ def check_cache(cache: KeyValueStore, mask: Mask | None) -> None:
         ConfigurationError: it lacks a member of `KeyValueStore`, or evicts by another mask.
     """
     kind = type(cache)
-    missing = () if kind is KVCache else [name for name in KEY_VALUE_MEMBERS if not hasattr(kind, name)]
+    missing = () if kind is KVCache else sorted(set(KEY_VALUE_MEMBERS).difference(dir(cache)))
     if missing:
         raise ConfigurationError(
             f"step needs a KVCache, such as layer.make_cache() returns, or another cache of keys and values; it got a "
