@@ -16,7 +16,7 @@ def counted(monkeypatch):
     if not native.available():
         pytest.skip(str(native.why_not()))
     products, product = [], native.times_matrix
-    monkeypatch.setattr(module, "LEAST_WEIGHTS", 1)
+    monkeypatch.setattr(module, "MIN_NATIVE_WEIGHTS", 1)
     monkeypatch.setattr(native, "times_matrix", lambda *given: products.append(given) or product(*given))
     return products
 
@@ -37,7 +37,7 @@ def test_a_gradient_many_positions_and_transforms_are_torchs(counted):
     assert layer.weight.grad is not None
     assert torch.allclose(layer.weight.grad, expected)
     with torch.no_grad():
-        layer(torch.randn(module.MOST_ROWS[torch.float32] + 1, 24))
+        layer(torch.randn(module.MAX_NATIVE_ROWS[torch.float32] + 1, 24))
         layer(torch.zeros(0, 24))
         layer.double()(x.double())
         layer.float()
@@ -54,8 +54,8 @@ def test_a_gradient_many_positions_and_transforms_are_torchs(counted):
 @pytest.mark.parametrize("biased", [False, True])
 def test_between_few_and_many_it_is_who_is_faster(counted, monkeypatch, biased):
     taken = []
-    monkeypatch.setattr(module, "product", lambda *given: taken.append(given[0].shape[0]) or given[0])
-    monkeypatch.setattr(module, "is_for_onednn", lambda x, *_: x.shape[0] >= 32)
+    monkeypatch.setattr(module, "batched_linear", lambda *given: taken.append(given[0].shape[0]) or given[0])
+    monkeypatch.setattr(module, "uses_onednn", lambda x, *_: x.shape[0] >= 32)
     layer = Linear(24, 24, bias=biased)
     with torch.no_grad():
         for rows in (23, 24, 25, 31, 32, 64, 65):
@@ -117,3 +117,10 @@ def test_its_state_is_that_of_torchs(counted):
     layer, other = Linear(24, 17), torch.nn.Linear(24, 17)
     other.load_state_dict(layer.state_dict())
     assert torch.equal(other.weight, layer.weight)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_it_can_be_scripted():
+    model, x = torch.nn.Sequential(Linear(5, 3), torch.nn.ReLU()), torch.randn(2, 5)
+    assert torch.jit.script(model)(x).equal(model(x))
+    assert type(model[0]) is Linear

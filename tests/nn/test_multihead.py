@@ -16,7 +16,7 @@ from torch import nn
 import regard
 from regard import masks
 from regard.errors import ConfigurationError, DeviceError, DtypeError, MaskError, ShapeError
-from regard.nn import MultiheadAttention, multihead
+from regard.nn import MultiheadAttention, multihead, swap
 
 BATCH, QUERIES, KEYS = 2, 5, 7
 anything: Any = MultiheadAttention  # which may be given what it does not take
@@ -583,3 +583,33 @@ class TestErrors:
         nested = torch.nested.nested_tensor([torch.zeros(3, 6), torch.zeros(2, 6)])
         with pytest.raises(ShapeError, match="nested tensor; .* encoder.use_nested_tensor = False, as regard.nn.swap"):
             MultiheadAttention(6, 2, batch_first=True)(nested, nested, nested)
+
+
+class TestScripting:
+    @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+    def test_a_clear_error_alone_and_inside_a_model(self):
+        encoder = nn.TransformerEncoderLayer(8, 2, batch_first=True)
+        layers = (
+            MultiheadAttention(8, 2),
+            swap(encoder).model,
+            regard.nn.Attention(regard.nn.Projections(8, 2)),
+        )
+        for layer in layers:
+            with pytest.raises(ConfigurationError, match=r"torch\.jit\.script cannot compile regard\.nn\."):
+                torch.jit.script(layer)
+
+
+class TestBiasDtype:
+    def test_a_bias_of_another_dtype(self):
+        layer, x = MultiheadAttention(8, 2).half(), torch.zeros(3, 1, 8, dtype=torch.half)
+        layer.in_proj_bias = nn.Parameter(layer.in_proj_bias.double())
+        with pytest.raises(
+            DtypeError, match=r"in_proj_bias is torch\.float64, but the weights of the projections are torch\.float16"
+        ):
+            layer(x, x, x)
+
+    def test_autocast_casts_it(self):
+        layer, x = MultiheadAttention(8, 2), torch.zeros(3, 1, 8)
+        layer.in_proj_bias = nn.Parameter(layer.in_proj_bias.bfloat16())
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert layer(x, x, x)[0].shape == (3, 1, 8)

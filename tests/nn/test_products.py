@@ -13,19 +13,19 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from regard.nn import Linear
 from regard.nn import linear as module
-from regard.nn.linear import product
+from regard.nn.linear import batched_linear
 
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """Any product counts as large; the list has the shape of each x that oneDNN multiplied."""
-    if not module._is_at_home():
+    if not module._onednn_is_faster():
         pytest.skip("torch has no oneDNN, or the processor no AVX-512")
     shapes: list[tuple[int, ...]] = []
-    forward = module._Product.forward
-    monkeypatch.setattr(module, "LEAST_WORK", 1)
+    forward = module._OneDnnLinear.forward
+    monkeypatch.setattr(module, "MIN_ONEDNN_PRODUCTS", 1)
     monkeypatch.setattr(
-        module._Product,
+        module._OneDnnLinear,
         "forward",
         staticmethod(lambda ctx, x, *others: shapes.append(tuple(x.shape)) or forward(ctx, x, *others)),
     )
@@ -46,7 +46,7 @@ def assert_within_rounding(found: Tensor, x: Tensor, weight: Tensor, bias: Tenso
 def test_it_is_the_product(counted, shape, biased):
     x, weight = torch.randn(shape), torch.randn(17, 31)
     bias = torch.randn(17) if biased else None
-    found = product(x, weight, bias)
+    found = batched_linear(x, weight, bias)
     assert (found.shape, found.is_contiguous()) == ((*shape[:-1], 17), True)
     assert_within_rounding(found, x, weight, bias)
     assert counted == [shape]
@@ -63,14 +63,14 @@ def test_any_strides(counted, strides):
         x, weight = torch.randn(26, 62)[::2, ::2], torch.randn(17, 62)[:, 1::2]
     else:
         x, weight = torch.randn(1, 31).expand(13, 31), torch.randn(1, 31).expand(17, 31)
-    assert_within_rounding(product(x, weight), x, weight)
+    assert_within_rounding(batched_linear(x, weight), x, weight)
     assert counted
 
 
 def test_nothing_of_a_column_reaches_another(counted):
     x, weight = torch.randn(13, 31), torch.randn(17, 31)
     x[3], weight[5] = torch.nan, torch.inf
-    found = product(x, weight)
+    found = batched_linear(x, weight)
     assert found[3].isnan().all()
     assert not found[:, 5].isfinite().any()
     kept = torch.ones(13, 17, dtype=torch.bool)
@@ -81,7 +81,7 @@ def test_nothing_of_a_column_reaches_another(counted):
 def test_gradients_are_those_of_torch(counted):
     inputs = [torch.randn(size).requires_grad_() for size in ((2, 13, 31), (17, 31), (17,))]
     upstream = torch.randn(2, 13, 17)
-    found = torch.autograd.grad(product(*inputs), inputs, upstream)
+    found = torch.autograd.grad(batched_linear(*inputs), inputs, upstream)
     assert counted == [(2, 13, 31), (2, 13, 17), (17, 26)]
     exact = [one.detach().double().requires_grad_() for one in inputs]
     expected = torch.autograd.grad(functional.linear(*exact), exact, upstream.double())
@@ -94,29 +94,29 @@ def test_gradients_are_those_of_torch(counted):
 def test_only_what_is_wanted_has_a_gradient(counted, wanted):
     inputs = [torch.randn(size) for size in ((13, 31), (17, 31), (17,))]
     inputs[wanted].requires_grad_()
-    product(*inputs).sum().backward()
+    batched_linear(*inputs).sum().backward()
     assert [one.grad is not None for one in inputs] == [at == wanted for at in range(3)]
     assert len(counted) == (1 if wanted == 2 else 2)
 
 
 def test_what_no_gradient_needs_may_change_and_go(counted):
     x, weight, bias = torch.randn(13, 31, requires_grad=True), torch.randn(17, 31), torch.randn(17)
-    output, before = product(x, weight, bias), weight.clone()
+    output, before = batched_linear(x, weight, bias), weight.clone()
     with torch.no_grad():
         x.add_(1)
     assert torch.autograd.grad(output.sum(), x)[0].allclose(before.sum(0).expand(13, 31), atol=1e-5)
     x, weight = x.detach(), weight.requires_grad_()
-    output = product(x, weight, bias)
+    output = batched_linear(x, weight, bias)
     with torch.no_grad():
         weight.add_(1)
     assert torch.autograd.grad(output.sum(), weight)[0].allclose(x.sum(0).expand(17, 31), atol=1e-5)
     activations = torch.randn(13, 31, requires_grad=True) * 1
-    held, output = weakref.ref(activations), product(activations, weight.detach(), bias)
+    held, output = weakref.ref(activations), batched_linear(activations, weight.detach(), bias)
     del activations
     assert held() is None
     with torch.inference_mode():
         inference = torch.randn(13, 31)
-    product(inference, weight.detach(), bias.requires_grad_()).sum().backward()
+    batched_linear(inference, weight.detach(), bias.requires_grad_()).sum().backward()
     assert bias.grad is not None
     assert len(counted) == 6
 
@@ -125,7 +125,7 @@ def test_what_no_gradient_needs_may_change_and_go(counted):
 def test_the_gradient_of_the_weight_has_the_wider_side_as_the_matrix(counted, dim, width):
     x, weight = torch.randn(13, dim), torch.randn(width, dim, requires_grad=True)
     upstream = torch.randn(13, width)
-    [found] = torch.autograd.grad(product(x, weight), weight, upstream)
+    [found] = torch.autograd.grad(batched_linear(x, weight), weight, upstream)
     assert_within_rounding(found, upstream.T, x.T)
     assert found.is_contiguous()
     assert counted[1:] == [(5, 13)]
@@ -139,14 +139,14 @@ def test_second_and_forward_derivatives(counted):
         [first] = torch.autograd.grad(multiply(x, weight).square().sum(), x, create_graph=True)
         return torch.autograd.grad(first.square().sum(), (x, weight))
 
-    for one, other in zip(second(product), second(functional.linear), strict=True):
+    for one, other in zip(second(batched_linear), second(functional.linear), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-2)
     assert counted
     bias, along = torch.randn(17), [torch.randn(size) for size in ((13, 31), (17, 31), (17,))]
     with forward_ad.dual_level():
         given = (x.detach(), weight.detach(), bias)
         dual = [forward_ad.make_dual(*pair) for pair in zip(given, along, strict=True)]
-        tangent = forward_ad.unpack_dual(product(*dual)).tangent
+        tangent = forward_ad.unpack_dual(batched_linear(*dual)).tangent
     expected = along[0] @ weight.T + x @ along[1].T + along[2]
     torch.testing.assert_close(tangent, expected.detach(), rtol=1e-4, atol=1e-4)
 
@@ -183,30 +183,30 @@ def test_all_else_is_torchs(counted):
         assert layer(mode.from_tensor(x)).shape == (13, 17)
     traced: Any = torch.jit.trace(layer, x, check_trace=False)
     torch.testing.assert_close(traced(2 * x), functional.linear(2 * x, layer.weight, layer.bias))
-    product(Recorded(x), layer.weight)
+    batched_linear(Recorded(x), layer.weight)
     assert functional.linear in Recorded.seen
     sparse = layer.weight.detach().to_sparse()
-    assert product(sparse, torch.eye(31)).shape == (17, 31)
+    assert batched_linear(sparse, torch.eye(31)).shape == (17, 31)
     layer(torch.zeros(0, 31))
     layer(x[0])
     layer.double()(x.double())
     layer.bfloat16()(x.bfloat16())
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        product(x, torch.randn(17, 30))
+        batched_linear(x, torch.randn(17, 30))
     with pytest.raises(RuntimeError, match="must match|bias"):
-        product(x, torch.randn(17, 31), torch.randn(16))
+        batched_linear(x, torch.randn(17, 31), torch.randn(16))
     assert counted == []
 
 
 def test_small_products_and_other_processors_are_torchs(monkeypatch):
-    monkeypatch.setattr(module._Product, "forward", lambda *_: pytest.fail("this is for torch itself"))
-    product(torch.randn(64, 64), torch.randn(64, 64))
-    monkeypatch.setattr(module, "LEAST_WORK", 1)
-    monkeypatch.setattr(module, "_is_at_home", lambda: False)
-    product(torch.randn(64, 64), torch.randn(64, 64))
+    monkeypatch.setattr(module._OneDnnLinear, "forward", lambda *_: pytest.fail("this is for torch itself"))
+    batched_linear(torch.randn(64, 64), torch.randn(64, 64))
+    monkeypatch.setattr(module, "MIN_ONEDNN_PRODUCTS", 1)
+    monkeypatch.setattr(module, "_onednn_is_faster", lambda: False)
+    batched_linear(torch.randn(64, 64), torch.randn(64, 64))
 
 
 def test_the_same_call_gives_the_same_bits():
     x, weight = torch.randn(1024, 512), torch.randn(512, 512)
-    assert x.numel() * 512 >= module.LEAST_WORK
-    assert torch.equal(product(x, weight), product(x.clone(), weight.clone()))
+    assert x.numel() * 512 >= module.MIN_ONEDNN_PRODUCTS
+    assert torch.equal(batched_linear(x, weight), batched_linear(x.clone(), weight.clone()))

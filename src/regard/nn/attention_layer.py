@@ -17,7 +17,7 @@ from ..masks import Mask, as_mask
 from ..positions import Rotary, Rotation
 from ..scores import Score
 from .caches import KeyValueStore, KVCache, ProjectedMemory
-from .input_checks import check_positions, probability
+from .input_checks import check_positions, probability, refuse_scripting
 from .layer_arguments import BiasModule, check_cache, check_no_rotation, combine_biases, combine_masks, learned_sinks
 from .projections import Projections
 
@@ -303,6 +303,8 @@ class Attention(nn.Module):
                 f"memory_dim={self.projections.memory_dim}. Call forward(query, memory), with the memory itself or "
                 "what project_memory(memory) returned"
             )
+
+    __prepare_scriptable__ = refuse_scripting
 
     def extra_repr(self) -> str:
         shown = {"mask": self.mask, "rotary": self.rotary, "softcap": self.softcap, "dropout": self.dropout or None}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import torch
 from torch import Tensor, nn
 
@@ -20,11 +22,25 @@ def check_input(name: str, tensor: object, dim: int, layer: nn.Module) -> None:
     if tensor.ndim != 3 or tensor.shape[-1] != dim:
         hint = ": pass tensor.unsqueeze(0) where there is no batch" if tensor.ndim == 2 else ""
         raise ShapeError(f"{name} has the shape {tuple(tensor.shape)}; it needs (batch, length, {dim}){hint}")
-    weight = next(layer.parameters())
+    weight = next(layer.parameters(), None)
+    if weight is None:  # quantised layers have no parameters, and check their input themselves
+        return
     if tensor.device != weight.device:
         _wrong_device(name, tensor, weight.device)
     if tensor.dtype != weight.dtype:
         _check_dtype(name, tensor, weight.dtype)
+
+
+def refuse_scripting(layer: nn.Module) -> NoReturn:
+    """Raise for `torch.jit.script`, as the `__prepare_scriptable__` of a layer.
+
+    Raises:
+        ConfigurationError: always.
+    """
+    raise ConfigurationError(
+        f"torch.jit.script cannot compile regard.nn.{type(layer).__name__}, which chooses its kernel in Python: use "
+        "torch.export.export or torch.compile; or script the model with torch's own layers, before regard.nn.swap"
+    )
 
 
 def check_tensors(query: object, key: object, value: object, weight: Tensor) -> None:

@@ -19,9 +19,9 @@ from ..positions import Rotary, Rotation
 from ..utils.numbers import whole_number
 from .attention_layer import CallKwargs, Heads, Store
 from .caches import KVCache
-from .input_checks import check_input, check_positions, probability
+from .input_checks import check_input, check_positions, probability, refuse_scripting
 from .layer_arguments import BiasModule, check_cache, combine_biases, combine_masks
-from .linear import Linear
+from .linear import Linear, dense_weight
 from .normalization import RMSNorm
 from .projections import init_xavier
 
@@ -110,11 +110,11 @@ class LatentProjections(nn.Module):
 
     def absorb_key_matrix(self, plain: Tensor) -> Tensor:
         """Q_h W_UKᵀ: queries (batch, heads, length, head_dim) to (batch, heads, length, latent_dim)."""
-        return plain @ self.key.weight.unflatten(0, (self.num_heads, -1))
+        return plain @ dense_weight(self.key).unflatten(0, (self.num_heads, -1))
 
     def expand_context(self, context: Tensor) -> Tensor:
         """Context of latents times W_UV: (batch, heads, length, latent_dim) to (batch, heads, length, value_dim)."""
-        return context @ self.value.weight.unflatten(0, (self.num_heads, -1)).mT
+        return context @ dense_weight(self.value).unflatten(0, (self.num_heads, -1)).mT
 
     def project_output(self, context: Tensor) -> Tensor:
         """Heads concatenated and projected: (batch, heads, length, value_dim) to (batch, length, dim)."""
@@ -218,6 +218,8 @@ class LatentAttention(nn.Module):
         heads, options, cache = self._step_inputs(query, cache, call)
         seen = observe(*heads, *lenses, **options)
         return replace(seen, output=self._output(seen.output)), cache.evict()
+
+    __prepare_scriptable__ = refuse_scripting
 
     def _sequence_inputs(self, inputs: Tensor, call: CallKwargs) -> tuple[Heads, AttentionOptions]:
         """Arguments of `attention` for a whole sequence: keys and values of all heads."""

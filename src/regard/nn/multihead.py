@@ -20,11 +20,11 @@ from ..attention import attention, attention_with_lse, observe
 from ..biases import Bias, tensor
 from ..core.score_forms import all_finite, zero_nonfinite
 from ..core.torch_modes import under_transform
-from ..errors import ConfigurationError, DeviceError, MaskError, ShapeError
+from ..errors import ConfigurationError, DeviceError, DtypeError, MaskError, ShapeError
 from ..kernels.validation import make_problem
 from ..lenses import Weights
 from ..masks import Mask, causal, from_multihead, where
-from .input_checks import check_tensors
+from .input_checks import check_tensors, refuse_scripting
 
 
 def check_masks(
@@ -267,6 +267,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         weights = (weights.mean(1) if average_attn_weights else weights).to(context.dtype)
         return self._output(context, query.ndim, careful), weights if query.ndim == 3 else weights.squeeze(0)
 
+    __prepare_scriptable__ = refuse_scripting
+
     def _project(self, query: Tensor, key: Tensor, value: Tensor, careful: bool) -> tuple[Tensor, ...]:
         """Q W^Q, K W^K and V W^V, by as few products as the inputs are tensors."""
         biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
@@ -311,7 +313,10 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     def _check(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         """Three tensors of the layer's dtype, on its device, of its layout and dims."""
-        check_tensors(query, key, value, self.q_proj_weight if self.in_proj_weight is None else self.in_proj_weight)
+        weight = self.q_proj_weight if self.in_proj_weight is None else self.in_proj_weight
+        check_tensors(query, key, value, weight)
+        if self.in_proj_bias is not None and self.in_proj_bias.dtype is not weight.dtype:
+            self._check_bias_dtype(weight)
         if query.is_nested or key.is_nested or value.is_nested:
             raise ShapeError(
                 "MultiheadAttention got a nested tensor; it needs padded ones and key_padding_mask. If nn."
@@ -331,6 +336,14 @@ class MultiheadAttention(nn.MultiheadAttention):
             raise ShapeError(
                 f"{shapes}: with batch_first={self.batch_first} these are {layout}, and their batches differ, {batch} "
                 f"and {key_batch}"
+            )
+
+    def _check_bias_dtype(self, weight: Tensor) -> None:
+        """Refuse a bias of another dtype than the weights, unless autocast casts both."""
+        if not torch.is_autocast_enabled(weight.device.type):
+            raise DtypeError(
+                f"in_proj_bias is {self.in_proj_bias.dtype}, but the weights of the projections are {weight.dtype}: "
+                f"convert the whole layer, with layer.to({weight.dtype})"
             )
 
 

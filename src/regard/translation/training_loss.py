@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from regard.nn.linear import product
+from regard.nn.linear import batched_linear
 from regard.translation.batches import Batch
 from regard.translation.vocabulary import PAD
 
@@ -197,7 +197,7 @@ class _Parts:
     ) -> tuple[Tensor, Tensor]:
         """Loss and cross entropy of some rows; their gradients, without the smoothing, are added to those so far."""
         x, picked = self.features[part], target.unsqueeze(-1)
-        logits = product(x, self.weight, self.bias)  # [n, V]
+        logits = batched_linear(x, self.weight, self.bias)  # [n, V]
         log_p = logits.log_softmax(-1, dtype=self.weight_sum.dtype)
         said = log_p.gather(-1, picked)
         entropy = -said.sum()
@@ -213,7 +213,7 @@ class _Parts:
             if self.bias is not None:
                 of_bias += p.sum(0)
             p = p.to(x.dtype)
-            of_features[part] = product(p, self.weight.T)
+            of_features[part] = batched_linear(p, self.weight.T)
             if p.dtype == of_weight.dtype:
                 of_weight.addmm_(p.T, x)
             else:

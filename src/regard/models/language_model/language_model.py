@@ -106,8 +106,8 @@ class LanguageModel(nn.Module):
 
     def logits(self, features: Tensor) -> Tensor:
         """(..., dim) to (..., vocabulary_size)."""
-        weight = self.embedding.weight if self.output is None else self.output.weight
-        logits, cap = linear(features, weight), self.config.logit_softcap
+        logits = linear(features, self.embedding.weight) if self.output is None else self.output(features)
+        cap = self.config.logit_softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def observe(
