@@ -15,6 +15,7 @@ from torch import Tensor
 from .biases import Bias
 from .core.problem import Problem
 from .core.score_forms import at_least_float32
+from .core.torch_causal_bias import is_causal_bias
 from .errors import ConfigurationError, ShapeError
 from .kernels import Plan, choose, zero_nonfinite_inputs
 from .kernels.hooks import run
@@ -23,6 +24,7 @@ from .kernels.validation import AttentionOptions, ScoreLike, make_problem
 from .lenses import Lens
 from .lenses.base import Result
 from .masks import Mask, causal, where
+from .masks.convert.torch_tensors import read_causal_bias
 
 
 def attention(
@@ -252,15 +254,18 @@ def scaled_dot_product_attention(
 ) -> Tensor:
     """softmax(Q Kᵀ · scale + attn_mask) · V, to the letter of torch's function of this name, by regard's kernels.
 
-    Conventions, all torch's: a bool `attn_mask` has True = attend, a floating-point one is added to the scores;
-    `is_causal` is aligned to the start (query i attends to keys 0..i, also where lengths differ), `scale` is 1/√dim
-    unless given, fewer key heads than query heads need `enable_gqa=True`. Where torch leaves the case open or refuses
-    it: `is_causal` together with a mask means both, and a row that may attend to nothing gives 0.
+    Conventions, all torch's: a bool `attn_mask` has True = attend, a floating-point one is added to the scores, a
+    `torch.nn.attention.bias.CausalBias` is the mask that it names; `is_causal` is aligned to the start (query i attends
+    to keys 0..i, also where lengths differ), `scale` is 1/√dim unless given, axes in front of the lengths broadcast,
+    fewer key heads than query heads, but more than 1, need `enable_gqa=True`, and `dropout_p=1.0` gives zeros. Where
+    torch leaves the case open or refuses it: `is_causal` together with a mask means both, and a row that may attend to
+    nothing gives 0.
 
     Shapes: query (..., heads, M, D), key (..., heads, N, D), value (..., heads, N, Dv).
 
     Raises:
         ShapeError: heads differ without `enable_gqa`, or shapes do not fit.
+        MaskError: a `CausalBias` for other lengths.
 
     >>> import torch, regard
     >>> q = torch.randn(1, 2, 3, 4)
@@ -268,19 +273,60 @@ def scaled_dot_product_attention(
     >>> bool(torch.allclose(ours, torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)))
     True
     """
-    if not enable_gqa and query.ndim >= 4 and key.ndim >= 4 and query.shape[-3] != key.shape[-3] != 1:
-        raise ShapeError(
-            f"query has {query.shape[-3]} heads and key {key.shape[-3]}: pass enable_gqa=True to let groups of query "
-            "heads share a key head"
-        )
-    mask = causal() if is_causal else None
-    bias = None
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        mask = where(keep=attn_mask) if mask is None else mask & where(keep=attn_mask)
-    elif attn_mask is not None:
+    if not query.shape == key.shape == value.shape:
+        query, key, value = _broadcast_heads(query, key, value, enable_gqa)
+    mask = bias = positions = None
+    if attn_mask is None:
+        pass
+    elif is_causal_bias(attn_mask):
+        mask, is_causal = _resolve_causal_bias(attn_mask, is_causal, query, key)
+    elif attn_mask.dtype == torch.bool:
+        mask = where(keep=attn_mask)
+    else:
         bias = attn_mask
-    aligned_to_end = query.shape[-2] == key.shape[-2] or not is_causal
-    positions = None if aligned_to_end else torch.arange(query.shape[-2], device=query.device)
+    if is_causal:
+        mask = causal() if mask is None else causal() & mask
+        if query.ndim >= 2 and query.shape[-2] != key.shape[-2]:
+            positions = torch.arange(query.shape[-2], device=query.device)
+    if dropout_p == 1.0:  # every weight is dropped
+        return 0.0 * attention(query, key, value, mask=mask, bias=bias, scale=scale, query_positions=positions)
     return attention(
         query, key, value, mask=mask, bias=bias, scale=scale, dropout_p=dropout_p, query_positions=positions
     )
+
+
+def _broadcast_heads(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, key and value with as many axes each, and heads as `attention` takes them, broadcast by torch's rules."""
+    axes = max(query.ndim, key.ndim, value.ndim)
+    if min(query.ndim, key.ndim, value.ndim) < 2:
+        return query, key, value  # refused by `attention`
+    query, key, value = (tensor[(None,) * (axes - tensor.ndim)] for tensor in (query, key, value))
+    if axes < 4:
+        return query, key, value
+    heads, key_heads, value_heads = query.shape[-3], key.shape[-3], value.shape[-3]
+    if enable_gqa:
+        if key_heads != value_heads and key_heads and value_heads and not (heads % key_heads or heads % value_heads):
+            key, value = (tensor.repeat_interleave(heads // tensor.shape[-3], -3) for tensor in (key, value))
+        return query, key, value
+    most = max(heads, key_heads, value_heads)
+    if {heads, key_heads, value_heads} - {1, most}:
+        mend = "pass enable_gqa=True to let groups of query heads share a key head"
+        if key_heads != value_heads or not key_heads or heads % key_heads:
+            mend = "they need to be the same, or 1"
+        raise ShapeError(f"query has {heads} heads and key {key_heads}, value {value_heads}: {mend}")
+    if heads != most:
+        query = query.expand(*query.shape[:-3], most, *query.shape[-2:])
+    if key_heads != value_heads:
+        key, value = (tensor.expand(*tensor.shape[:-3], most, *tensor.shape[-2:]) for tensor in (key, value))
+    return query, key, value
+
+
+def _resolve_causal_bias(bias: Tensor, is_causal: bool, query: Tensor, key: Tensor) -> tuple[Mask | None, bool]:
+    """A `CausalBias` of torch and `is_causal` as a mask that is aligned to the end, or as `is_causal` alone.
+
+    Of the two alignments, the one that is contained in the other stands for both: that to the start unless M > N.
+    """
+    queries, keys = query.shape[-2], key.shape[-2]
+    mask = read_causal_bias(bias, queries, keys)
+    to_start = bias.variant.name == "UPPER_LEFT" or (is_causal and queries <= keys)  # type: ignore[attr-defined]
+    return (None, True) if to_start else (mask, False)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..core.score_forms import at_least_float32
 from ..errors import ConfigurationError, DtypeError, ShapeError
-from .base import described, is_floating
+from .base import describe_tensor, is_floating
 from .relative import RelativeBias
 
 
@@ -24,7 +24,7 @@ class Alibi(RelativeBias):
         return slopes.reshape(-1, *[1] * distances.ndim) * -distances.abs()
 
     def __repr__(self) -> str:
-        return f"alibi({described(self.slopes)})"
+        return f"alibi({describe_tensor(self.slopes)})"
 
 
 def alibi(heads: int | Tensor) -> RelativeBias:

@@ -1,4 +1,4 @@
-"""What every bias is: numbers added to the scores before the softmax."""
+"""Base class of biases: numbers added to the scores before the softmax, as a function of positions and parameters."""
 
 from __future__ import annotations
 
@@ -12,47 +12,89 @@ from torch import Tensor
 
 from ..core.grid import Grid, broadcast_together
 from ..core.score_forms import at_least_float32
-from ..errors import ConfigurationError, DtypeError, ShapeError
+from ..core.torch_causal_bias import is_causal_bias
+from ..errors import ConfigurationError, DtypeError, RegardError, ShapeError
 
 
 class Bias(ABC):
-    """What is added to the score of each pair. Subclasses are dataclasses, and say `values`.
+    """A number added to the score of each pair of query and key. Subclasses are dataclasses that implement `values`.
 
-    Autograd goes through `values` by itself. A kernel that works tile by tile without a graph asks for the gradient
-    instead: it takes the `parameters`, computes with `with_parameters` over detached ones, and has each tile
-    `accumulate` into one tensor a parameter. What is here does that for any dataclass whose fields are its tensors.
+    Autograd differentiates `values` directly. A kernel that works tile by tile without a graph computes the gradient
+    through `parameters`, `with_parameters` and `accumulate`: it evaluates the bias over detached parameters and has
+    each tile add its gradient to one tensor per parameter. The methods here do that for any dataclass whose
+    floating-point tensor fields are its parameters.
+
+    Everything else evaluates a bias through `evaluate`, which checks the result.
+
+    >>> import torch
+    >>> from dataclasses import dataclass
+    >>> from regard.biases import Bias
+    >>> from regard.core.grid import Grid
+    >>> @dataclass(frozen=True, eq=False)
+    ... class SamePosition(Bias):
+    ...     weight: torch.Tensor
+    ...     def values(self, grid):
+    ...         return self.weight * (grid.query == grid.key)
+    >>> SamePosition(torch.tensor(2.0)).evaluate(Grid.of(2, 2))
+    tensor([[2., 0.],
+            [0., 2.]])
     """
 
     @abstractmethod
     def values(self, grid: Grid) -> Tensor:
-        """The numbers on the pairs of a grid: floating point, broadcastable to (..., heads, M, N)."""
+        """The formula: the numbers for the pairs of a grid, floating point, broadcastable to (..., heads, M, N)."""
+
+    def evaluate(self, grid: Grid) -> Tensor:
+        """The checked result of `values`: floating point, broadcastable to (..., heads, M, N).
+
+        Raises:
+            ConfigurationError: `values` fails, or returns anything but a floating-point tensor over the pairs.
+        """
+        try:
+            values = self.values(grid)
+        except (RegardError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # a bias may be the user's, and raise anything
+            raise ConfigurationError(
+                f"{self!r} cannot be evaluated: {type(error).__name__}: {error}. `values` gets the positions of many "
+                "pairs as tensors of whole numbers, `grid.query` as a column and `grid.key` as a row, and returns a "
+                "floating-point tensor"
+            ) from error
+        if not is_floating(values) or not _is_over(values.shape, *grid.shape):
+            has = values.dtype if isinstance(values, Tensor) else f"a {type(values).__name__}"
+            shape = f" of shape {tuple(values.shape)}" if isinstance(values, Tensor) else ""
+            raise ConfigurationError(
+                f"{self!r}: values returned {has}{shape} for {grid.shape[0]} queries and {grid.shape[1]} keys; it "
+                "needs a floating-point tensor that broadcasts to (..., heads, queries, keys)"
+            )
+        return values if values.ndim >= 2 else values.reshape(1, -1)
 
     def parameters(self) -> tuple[Tensor, ...]:
-        """The floating-point tensors that the bias is made from, whether or not they ask for a gradient."""
+        """The floating-point tensors that the bias depends on, with or without `requires_grad`."""
         return tuple(getattr(self, name) for name in self._tensor_fields())
 
     def with_parameters(self, tensors: Sequence[Tensor]) -> Self:
-        """The same bias over other tensors, as many as `parameters` gives and in their order."""
+        """A copy with other tensors as parameters, in the order of `parameters()`."""
         instance: Any = self
         return replace(instance, **dict(zip(self._tensor_fields(), tensors, strict=True)))
 
     def accumulate(self, grid: Grid, upstream: Tensor, into: Sequence[Tensor | None]) -> None:
         """Add the gradient of Σ upstream · values(grid) in each of the parameters to the tensors of `into`, in place.
 
-        Shapes: upstream is the whole tile, (..., heads, M, N); `into` has a tensor of its parameter's shape for each
-        of the parameters, or None where its gradient is not wanted. Sums are in float32 at least.
+        Shapes: upstream is the whole tile, (..., heads, M, N); `into` has one tensor of its parameter's shape per
+        parameter, or None for a gradient that is not needed. Sums are in float32 at least.
         """
-        if wanted(into):
+        if any_needed(into):
             with torch.enable_grad():
-                held = leaves(self, into)
-                values = self.with_parameters(held).values(grid)
-            push(values, summed_to(upstream, values.shape), held, into)
+                parameters = leaves(self, into)
+                values = self.with_parameters(parameters).values(grid)
+            add_gradients(values, summed_to(upstream, values.shape), parameters, into)
 
     def _tensor_fields(self) -> list[str]:
         if not is_dataclass(self):
             raise ConfigurationError(
-                f"{type(self).__name__} is a bias, but no dataclass: make it one whose fields are its tensors, or give "
-                "it parameters() and with_parameters(tensors) of its own"
+                f"{type(self).__name__} is a bias, but not a dataclass: make it a dataclass whose fields are its "
+                "tensors, or implement parameters() and with_parameters(tensors)"
             )
         return [field.name for field in fields(self) if is_floating(getattr(self, field.name))]
 
@@ -62,13 +104,13 @@ class Bias(ABC):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Sum(Bias):
-    """Two biases added."""
+    """The sum of two biases."""
 
     left: Bias
     right: Bias
 
     def values(self, grid: Grid) -> Tensor:
-        left, right = self.left.values(grid), self.right.values(grid)
+        left, right = self.left.evaluate(grid), self.right.evaluate(grid)
         if not broadcast_together(left, right):
             raise ShapeError(
                 f"{self.left!r} has the shape {tuple(left.shape)} and {self.right!r} {tuple(right.shape)} (batch and "
@@ -77,7 +119,7 @@ class Sum(Bias):
         return left + right
 
     def parameters(self) -> tuple[Tensor, ...]:
-        """Those of the left bias, then those of the right one; a tensor that both hold is there twice."""
+        """Parameters of the left bias, then of the right one; a tensor that both use is listed twice."""
         return (*self.left.parameters(), *self.right.parameters())
 
     def with_parameters(self, tensors: Sequence[Tensor]) -> Self:
@@ -96,7 +138,7 @@ class Sum(Bias):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TensorBias(Bias):
-    """The numbers of a tensor, with gradient."""
+    """A tensor over pairs, added as it is; differentiable."""
 
     pairs: Tensor
 
@@ -104,18 +146,18 @@ class TensorBias(Bias):
         return grid.cut(self.pairs)
 
     def accumulate(self, grid: Grid, upstream: Tensor, into: Sequence[Tensor | None]) -> None:
-        """The tile's part alone is written to: no tensor over all pairs for each tile."""
+        """Add the gradient to the tile's slice of the tensor alone, without a tensor over all pairs per tile."""
         (target,) = into
         if target is not None:
             tile = grid.cut(target)
             tile += summed_to(upstream, tile.shape)
 
     def __repr__(self) -> str:
-        return f"tensor({described(self.pairs)})"
+        return f"tensor({describe_tensor(self.pairs)})"
 
 
 def tensor(pairs: Tensor) -> Bias:
-    """Numbers added to the scores, B in softmax(f(Q, K) + B); gradients flow into them.
+    """A tensor added to the scores: B in softmax(f(Q, K) + B); gradients flow into it.
 
     Shapes: broadcastable to the weights, (..., heads, M, N).
 
@@ -127,6 +169,10 @@ def tensor(pairs: Tensor) -> Bias:
     >>> biases.tensor(torch.zeros(4, 4))
     tensor(<float32 (4, 4)>)
     """
+    if is_causal_bias(pairs):
+        raise DtypeError(
+            "torch's CausalBias has no numbers to add: it is a mask. Give it to mask=, or read it with masks.from_sdpa"
+        )
     if not is_floating(pairs):
         has = pairs.dtype if isinstance(pairs, Tensor) else f"a {type(pairs).__name__}"
         raise DtypeError(
@@ -137,45 +183,51 @@ def tensor(pairs: Tensor) -> Bias:
 
 
 def as_bias(bias: Bias | Tensor) -> Bias:
-    """A bias as it is, a floating-point tensor as a bias."""
+    """A `Bias` unchanged; a floating-point tensor as a `TensorBias`."""
     return bias if isinstance(bias, Bias) else tensor(bias)
 
 
-def to_float(center: Tensor | float) -> Tensor:
-    """A number or a tensor as floating point."""
-    values = torch.as_tensor(center)
+def to_float(number: Tensor | float) -> Tensor:
+    """A number or a tensor as a floating-point tensor."""
+    values = torch.as_tensor(number)
     return values if values.is_floating_point() else values.float()
 
 
 def is_floating(value: object) -> TypeGuard[Tensor]:
-    """Whether a value is a tensor that a gradient can flow into."""
+    """Whether a value is a floating-point tensor, which can have a gradient."""
     return isinstance(value, Tensor) and value.is_floating_point()
 
 
-def described(held: Tensor) -> str:
-    """A tensor by dtype and shape, as it stands in the `repr` of a bias."""
-    return f"<{str(held.dtype).removeprefix('torch.')} {tuple(held.shape)}>"
+def describe_tensor(tensor: Tensor) -> str:
+    """Dtype and shape of a tensor, for the `repr` of a bias.
+
+    >>> describe_tensor(torch.zeros(2, 3))
+    '<float32 (2, 3)>'
+    """
+    return f"<{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}>"
 
 
-def wanted(into: Sequence[Tensor | None]) -> bool:
-    """Whether the gradient of any parameter is wanted."""
+def any_needed(into: Sequence[Tensor | None]) -> bool:
+    """Whether the gradient of any parameter is needed."""
     return any(target is not None for target in into)
 
 
 def leaves(bias: Bias, into: Sequence[Tensor | None]) -> list[Tensor]:
-    """The parameters without their history, those with a gradient that is wanted as leaves of a graph of their own.
+    """Detached copies of the parameters, with `requires_grad` where `into` has a tensor for the gradient.
 
-    Half precision is widened, so that the gradient is not rounded before it is added.
+    Half precision is widened to float32, so that the gradient is not rounded before it is added.
     """
     return [
-        at_least_float32(held.detach()).requires_grad_(target is not None)
-        for held, target in zip(bias.parameters(), into, strict=True)
+        at_least_float32(parameter.detach()).requires_grad_(target is not None)
+        for parameter, target in zip(bias.parameters(), into, strict=True)
     ]
 
 
-def push(output: Tensor, upstream: Tensor, held: Sequence[Tensor], into: Sequence[Tensor | None]) -> None:
-    """Add the gradient of Σ upstream · output in each of the `leaves` to its tensor of `into`."""
-    pairs = [(leaf, target) for leaf, target in zip(held, into, strict=True) if target is not None]
+def add_gradients(
+    output: Tensor, upstream: Tensor, parameters: Sequence[Tensor], into: Sequence[Tensor | None]
+) -> None:
+    """Add the gradient of Σ upstream · output in each of `leaves(bias, into)` to its tensor of `into`, in place."""
+    pairs = [(leaf, target) for leaf, target in zip(parameters, into, strict=True) if target is not None]
     if not output.requires_grad:
         return  # on this tile no parameter plays a part
     gradients = torch.autograd.grad(output, [leaf for leaf, _ in pairs], upstream.to(output.dtype), allow_unused=True)
@@ -185,10 +237,15 @@ def push(output: Tensor, upstream: Tensor, held: Sequence[Tensor], into: Sequenc
 
 
 def summed_to(upstream: Tensor, shape: torch.Size) -> Tensor:
-    """Sum a gradient over the axes that its values were broadcast along, in float32 at least.
+    """Sum a gradient over the axes along which its values were broadcast, in float32 at least.
 
     >>> summed_to(torch.ones(2, 3, 4), torch.Size((1, 1, 3, 1))).flatten()
     tensor([8., 8., 8.])
     """
     more = max(len(shape) - upstream.ndim, 0)
     return at_least_float32(upstream).sum_to_size(shape[more:]).reshape(shape)
+
+
+def _is_over(shape: torch.Size, queries: int, keys: int) -> bool:
+    """Whether the last two axes broadcast to (M, N)."""
+    return (not shape or shape[-1] in (1, keys)) and (len(shape) < 2 or shape[-2] in (1, queries))

@@ -18,7 +18,7 @@ from ..core.grid import Grid
 from ..core.score_forms import at_least_float32
 from ..core.torch_modes import under_transform
 from ..errors import ConfigurationError, DtypeError, ShapeError
-from .base import Bias, described, is_floating, leaves, push, summed_to, wanted
+from .base import Bias, add_gradients, any_needed, describe_tensor, is_floating, leaves, summed_to
 
 # Rows whose diagonals are summed at once: the skewed copy of a block is this much wider than the block itself.
 BLOCK = 128
@@ -50,7 +50,7 @@ class RelativeBias(Bias):
         distances = diagonals(grid)
         if distances is None:
             super().accumulate(grid, upstream, into)
-        elif wanted(into):
+        elif any_needed(into):
             per_head = summed_to(upstream, upstream.shape[-3:])  # what the batch shares is summed at once
             self.accumulate_along(distances, diagonal_sums(per_head), into)
 
@@ -60,11 +60,11 @@ class RelativeBias(Bias):
         Shapes: distances (D,), upstream (..., heads, D). A kernel may add up the `diagonal_sums` of all its tiles and
         come here once, at the end.
         """
-        if wanted(into):
+        if any_needed(into):
             with torch.enable_grad():
                 held = leaves(self, into)
                 line = self.with_parameters(held).along(distances)
-            push(line, summed_to(upstream, line.shape), held, into)
+            add_gradients(line, summed_to(upstream, line.shape), held, into)
 
     def _pair_by_pair(self, grid: Grid) -> Tensor:
         """The values where positions are no runs, or differ between the sequences of the batch."""
@@ -163,7 +163,7 @@ class Bucketed(RelativeBias):
 
     def __repr__(self) -> str:
         options = f"max_distance={self.max_distance}, bidirectional={self.bidirectional}"
-        return f"relative({described(self.table)}, {options})"
+        return f"relative({describe_tensor(self.table)}, {options})"
 
 
 def relative(table: Tensor, *, max_distance: int = 128, bidirectional: bool = True) -> RelativeBias:
@@ -272,7 +272,7 @@ class Clipped(RelativeBias):
         return looked_up(self.table, distances.clamp(-self.before, self.after) + self.before)
 
     def __repr__(self) -> str:
-        return f"clipped({described(self.table)}, before={self.before}, after={self.after})"
+        return f"clipped({describe_tensor(self.table)}, before={self.before}, after={self.after})"
 
 
 def clipped(table: Tensor, *, before: int, after: int) -> RelativeBias:

@@ -147,7 +147,9 @@ def broadcast_together(left: HasShape, right: HasShape) -> bool:
     return all(a == b or 1 in (a, b) for a, b in zip(reversed(left.shape), reversed(right.shape), strict=False))
 
 
-Known: TypeAlias = Any  # of each tile: an Interval where a grid has numbers, a Ternary where it has booleans
+# Of each tile, an Interval where a grid has numbers and a Ternary where it has booleans: which of the two depends on a
+# dtype, and types of tensors have none. A mask's formula ends in a comparison, whose type is known: `masks.base.Kept`.
+Known: TypeAlias = Any
 
 
 @dataclass(frozen=True, eq=False)

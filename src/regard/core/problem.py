@@ -98,7 +98,7 @@ class Problem:
         if self.mask is None:
             return None
         try:
-            keep = self.mask.keep(grid)
+            keep = self.mask.evaluate(grid)
         except ShapeError as error:
             raise MaskError(f"mask {self.mask!r} does not fit: {error}") from None
         if not self._fits(keep):
@@ -113,7 +113,7 @@ class Problem:
         if self.bias is None:
             return None
         try:
-            values = self.bias.values(grid)
+            values = self.bias.evaluate(grid)
         except ShapeError as error:
             raise ShapeError(f"bias {self.bias!r} does not fit: {error}") from None
         if values.device != self.value.device:

@@ -74,7 +74,7 @@ def _by_distance(problem: Problem, first: np.ndarray, runs: np.ndarray) -> np.nd
     along = distances(problem)
     grid = Grid(torch.zeros(1, dtype=torch.int64), along, heads=False)
     line = np.zeros(len(along) + 2 * BLOCK, dtype=bool)  # rows and columns of padding lie beyond both ends
-    line[BLOCK : BLOCK + len(along)] = problem.mask.keep(grid).view(-1).numpy()  # type: ignore[union-attr]
+    line[BLOCK : BLOCK + len(along)] = problem.mask.evaluate(grid).view(-1).numpy()  # type: ignore[union-attr]
     words = _packed(np.lib.stride_tricks.sliding_window_view(line, BLOCK))[:, 0]
     rows = np.repeat(np.arange(len(first) - 1), np.diff(first)) * BLOCK
     columns = [

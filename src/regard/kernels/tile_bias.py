@@ -52,7 +52,7 @@ class Diagonals:
             line = bias_along(problem, problem.bias).to(dtype)
         if problem.mask is not None:
             grid = Grid(torch.zeros(1, dtype=torch.int64, device=apart.device), apart, heads=False)
-            line = line.masked_fill(~problem.mask.keep(grid).view(1, -1), float("-inf"))
+            line = line.masked_fill(~problem.mask.evaluate(grid).view(1, -1), float("-inf"))
         self.line = line.contiguous()
 
     @classmethod

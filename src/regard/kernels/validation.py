@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 import operator
 from dataclasses import replace
+from functools import reduce
+from operator import and_
 from typing import Protocol, TypedDict
 
 import torch
@@ -16,10 +18,12 @@ from torch import Tensor
 from ..biases import Bias, as_bias
 from ..core.dropout import Dropout
 from ..core.problem import Problem
-from ..core.score_forms import DotPairs, PairForm, all_finite, zero_nonfinite
+from ..core.score_forms import AdditivePairs, DotPairs, PairForm, all_finite, zero_nonfinite
+from ..core.torch_causal_bias import is_causal_bias
 from ..core.torch_modes import under_transform
-from ..errors import ConfigurationError, DeviceError, DtypeError, MaskError, ShapeError
+from ..errors import ConfigurationError, DeviceError, DtypeError, MaskError, RegardError, ShapeError
 from ..masks import Mask, where
+from ..masks.convert.torch_tensors import read_causal_bias
 
 SMALLEST_SOFTCAP, LARGEST_SOFTCAP = 1e-30, 1e30
 """Beyond these the quotient score / softcap, or its product with softcap, overflows or vanishes in float32."""
@@ -73,6 +77,8 @@ def make_problem(
     query, key, value = _same_kind(query, key, value)
     if not query.shape == key.shape == value.shape or query.ndim < 2:  # what is all alike fits
         _check_shapes(query, key, value)
+    if (mask is not None and is_causal_bias(mask)) or (bias is not None and is_causal_bias(bias)):
+        mask, bias = _read_causal_biases(mask, bias, query, key, query_positions is None and key_positions is None)
     problem = Problem(
         pairs=_scaled_dot(query, key, scale) if score is None else _scored(score, query, key, scale, mask is not None),
         value=value,
@@ -208,7 +214,27 @@ def _scored(score: ScoreLike, query: Tensor, key: Tensor, scale: float | None, m
         and (under_transform() or not all_finite(query, key))
     ):
         return _pairs_with_finite_gradients(score, query, key)
-    return score.pairs(query, key)
+    return _pair_form(score, query, key)
+
+
+def _pair_form(score: ScoreLike, query: Tensor, key: Tensor) -> PairForm:
+    """The pair form that a score gives, which has to be one that kernels compute."""
+    try:
+        pairs = score.pairs(query, key)
+    except (RegardError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # a score may be the user's, and raise anything
+        raise ConfigurationError(
+            f"score {score} fails for query {tuple(query.shape)} and key {tuple(key.shape)}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(pairs, DotPairs | AdditivePairs):
+        raise ConfigurationError(
+            f"score {score} gives a {type(pairs).__name__}, which no kernel computes: its `form` needs to return "
+            "scores.DotPairs(query, key, scale) or scores.AdditivePairs(query, key, weight). Other functions of a pair "
+            "may be written as one of these, or as a bias added to them"
+        )
+    return pairs
 
 
 def _pairs_with_finite_gradients(score: ScoreLike, query: Tensor, key: Tensor) -> PairForm:
@@ -218,8 +244,8 @@ def _pairs_with_finite_gradients(score: ScoreLike, query: Tensor, key: Tensor) -
     projected with a gradient is finite; what the score makes of the rest is put back without one.
     """
     with torch.no_grad():
-        with_nonfinite = score.pairs(query, key)
-    clean = score.pairs(zero_nonfinite(query), zero_nonfinite(key))
+        with_nonfinite = _pair_form(score, query, key)
+    clean = _pair_form(score, zero_nonfinite(query), zero_nonfinite(key))
     return replace(
         clean,
         query=torch.where(with_nonfinite.query.isfinite(), clean.query, with_nonfinite.query),
@@ -240,6 +266,21 @@ def _read_mask(mask: Mask | Tensor) -> Mask:
         )
     has = f"a {mask.dtype} tensor {tuple(mask.shape)}" if isinstance(mask, Tensor) else f"a {type(mask).__name__}"
     raise MaskError(f"mask needs a mask such as masks.causal(), or a bool tensor (True = attend); it is {has}")
+
+
+def _read_causal_biases(
+    mask: Mask | Tensor | None, bias: Bias | Tensor | None, query: Tensor, key: Tensor, by_rows: bool
+) -> tuple[Mask | None, Bias | Tensor | None]:
+    """Mask and bias, of which one is a `CausalBias` of torch or both are, as the mask that these mean and the rest."""
+    if not by_rows:
+        raise MaskError(
+            "a CausalBias of torch counts rows and columns, not positions: leave query_positions and key_positions "
+            "out, or give masks.causal(), which compares positions"
+        )
+    read = [read_causal_bias(given, query.shape[-2], key.shape[-2]) for given in (mask, bias) if is_causal_bias(given)]
+    if mask is not None and not is_causal_bias(mask):
+        read.append(_read_mask(mask))
+    return reduce(and_, read), None if is_causal_bias(bias) else bias
 
 
 def _check_variants(problem: Problem) -> None:

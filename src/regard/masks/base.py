@@ -1,47 +1,119 @@
-"""What every mask is: a small value that says which pairs exist, with `&`, `|` and `~`."""
+"""Base class of masks: symbolic boolean functions of query and key positions, combined with `&`, `|` and `~`."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, TypeAlias, overload
+from typing import TypeAlias, TypeGuard, overload
 
 import torch
 from torch import Tensor
 
 from ..core.grid import Blocks, Grid, broadcast_together
 from ..core.intervals import FULL, PARTIAL, Ternary
-from ..errors import MaskError
+from ..core.torch_causal_bias import is_causal_bias
+from ..errors import MaskError, RegardError
 from .drawing import Drawing, draw
 
 Pairs: TypeAlias = Grid | Blocks
-Kept: TypeAlias = Any  # bool tensors for a Grid, a Ternary for Blocks
+"""What a mask is evaluated on: single pairs (`Grid`), or tiles of pairs (`Blocks`)."""
+Kept: TypeAlias = Tensor | Ternary
+"""What a mask evaluates to: a bool tensor, True = attend, on a `Grid`; a `Ternary` on `Blocks`."""
 
 
 class Mask(ABC):
-    """Which pairs of query and key exist; True = attend, always.
+    """Which pairs of query and key exist, as a function of their positions; True = attend.
 
-    A mask is a symbol, not a tensor: it knows positions, never kernels. Subclasses are final and say `keep`: their
-    formula, once, for the pairs of a grid and for its tiles.
+    A mask is a formula, not a tensor. Subclasses implement `keep(grid)` with the positions `grid.query` and `grid.key`
+    and the operators + - * // % < <= == & | ~. The same formula runs on single pairs, where positions are int64
+    tensors that broadcast, and on tiles of pairs, where they are intervals; a kernel skips the tiles that interval
+    arithmetic shows to be empty. A tile on which the formula has no answer, for example because it divides by an
+    interval that contains 0, counts as PARTIAL: it is computed, pair by pair.
+
+    Everything else evaluates a mask through `evaluate`, which checks the result.
+
+    >>> import torch
+    >>> from dataclasses import dataclass
+    >>> from regard.masks import Mask
+    >>> @dataclass(frozen=True)
+    ... class SameParity(Mask):
+    ...     def keep(self, grid):
+    ...         return grid.query % 2 == grid.key % 2
+    >>> SameParity().dense(2, 4).int()
+    tensor([[1, 0, 1, 0],
+            [0, 1, 0, 1]], dtype=torch.int32)
     """
 
     @property
     def by_distance(self) -> bool:
-        """Whether all it asks of a pair is *query position - key position*: what it keeps is alike along diagonals."""
+        """Whether the mask depends on *query position - key position* alone, so that each diagonal has one value."""
         return False
 
-    @overload
-    def keep(self, grid: Grid) -> Tensor: ...
-
-    @overload
-    def keep(self, grid: Blocks) -> Ternary: ...
-
     @abstractmethod
-    def keep(self, grid: Pairs) -> Tensor | Ternary:
-        """Which pairs of a grid exist: bool, broadcastable to (..., heads, M, N).
+    def keep(self, grid: Pairs) -> Kept:
+        """The formula: bool, broadcastable to (..., heads, M, N), on a `Grid`; a `Ternary` per tile on `Blocks`."""
 
-        Of blocks it says the same per tile, as far as intervals of positions tell: a `Ternary`.
+    @overload
+    def evaluate(self, grid: Grid) -> Tensor: ...
+
+    @overload
+    def evaluate(self, grid: Blocks) -> Ternary: ...
+
+    def evaluate(self, grid: Pairs) -> Kept:
+        """The checked result of `keep`: bool, broadcastable to (..., heads, M, N), or a `Ternary` per tile.
+
+        A tile for which `keep` fails is PARTIAL.
+
+        Raises:
+            MaskError: on pairs, `keep` fails or returns anything but a bool tensor over them.
         """
+        if isinstance(grid, Blocks):
+            return self._evaluate_tiles(grid)
+        try:
+            kept = self.keep(grid)
+        except (RegardError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # a mask may be the user's, and raise anything
+            self._blame_operands(grid)
+            raise MaskError(
+                f"{self!r} cannot be evaluated: {type(error).__name__}: {error}. `keep` gets the positions of many "
+                "pairs as tensors of whole numbers, 0 among them, and returns a bool tensor; & | ~ and torch.where "
+                "stand for and, or, not and if"
+            ) from error
+        if isinstance(grid, Grid):
+            if not _is_over(kept, *grid.shape):
+                self._blame_operands(grid)
+                raise self._wrong_result(kept, *grid.shape)
+            if kept.ndim < 2:
+                return kept.reshape(1, -1)
+        return kept
+
+    @property
+    def operands(self) -> tuple[Mask, ...]:
+        """The masks that this one combines: none, unless it is made by & | ~."""
+        return ()
+
+    def _evaluate_tiles(self, blocks: Blocks) -> Ternary:
+        """The verdict of `keep` on each tile; PARTIAL, which is right of any tile, where it has none."""
+        try:
+            return Ternary.of(self.keep(blocks))
+        except RegardError:
+            raise
+        except Exception:  # Undecided, or an operation that intervals do not have; pairs show what is wrong
+            return Ternary(torch.full((1, 1), PARTIAL, dtype=torch.int8, device=blocks.device))
+
+    def _blame_operands(self, grid: Grid) -> None:
+        """Raise the error of the operand that is at fault, if it is one of them."""
+        for operand in self.operands:
+            operand.evaluate(grid)
+
+    def _wrong_result(self, kept: object, queries: int, keys: int) -> MaskError:
+        has = f"{kept.dtype} of shape {tuple(kept.shape)}" if isinstance(kept, Tensor) else f"a {type(kept).__name__}"
+        return MaskError(
+            f"{self!r}: keep returned {has} for {queries} queries and {keys} keys; it needs a bool tensor, True = "
+            "attend, that broadcasts to (queries, keys). `grid.query` is a column and `grid.key` a row, which "
+            "comparisons broadcast"
+        )
 
     def dense(
         self,
@@ -52,12 +124,12 @@ class Mask(ABC):
         key_positions: Tensor | None = None,
         device: torch.device | None = None,
     ) -> Tensor:
-        """The mask as booleans, (M, N), with (batch, heads) in front where it depends on them; True = attend.
+        """The mask as a bool tensor (M, N), or (..., M, N) with batch and heads if it depends on them; True = attend.
 
-        Keys sit at 0..N-1 and queries at the last M of these, unless positions say otherwise.
+        Default positions: keys 0..N-1, queries the last M of these.
         """
         grid = Grid.of(queries, keys, query_positions=query_positions, key_positions=key_positions, device=device)
-        keep = self.keep(grid)
+        keep = self.evaluate(grid)
         return keep.expand(*keep.shape[:-2], queries, keys)
 
     def tiles(
@@ -70,11 +142,11 @@ class Mask(ABC):
         key_positions: Tensor | None = None,
         device: torch.device | None = None,
     ) -> Tensor:
-        """What exists in each tile, 0 EMPTY, 1 PARTIAL or 2 FULL: int8 (⌈M/rows⌉, ⌈N/columns⌉), in front as `dense`.
+        """The state of each tile, 0 = EMPTY, 1 = PARTIAL, 2 = FULL: int8 (..., ⌈M/rows⌉, ⌈N/columns⌉).
 
         `size` is the rows and columns of a tile, or one number for both; tiles at the end are smaller. EMPTY and FULL
-        are never wrong, PARTIAL may be either. It takes O(M + N + number of tiles), and for a mask made of a tensor
-        also O(its size).
+        are exact; a PARTIAL tile may turn out to be either. Time and memory are O(M + N + number of tiles), and for a
+        mask that holds a tensor also O(its size). Leading axes are those of `dense`.
 
         Raises:
             ShapeError: a size that is no whole number of at least 1.
@@ -88,8 +160,8 @@ class Mask(ABC):
         return self.verdicts(Blocks.of(grid, size))
 
     def verdicts(self, blocks: Blocks) -> Tensor:
-        """The tiles of a grid, every axis of tiles at its full size: int8 (..., ⌈M/rows⌉, ⌈N/columns⌉)."""
-        verdicts = self.keep(blocks).verdicts
+        """The state of each tile of `blocks`, expanded to all tiles: int8 (..., ⌈M/rows⌉, ⌈N/columns⌉)."""
+        verdicts = self.evaluate(blocks).verdicts
         return verdicts.expand(*verdicts.shape[:-2], *blocks.shape)
 
     def density(
@@ -102,9 +174,9 @@ class Mask(ABC):
         key_positions: Tensor | None = None,
         device: torch.device | None = None,
     ) -> float:
-        """The share of the pairs that exist, exactly, over batch and heads; 0.0 where there are no pairs.
+        """The exact fraction of pairs that exist, over batch and heads; 0.0 if there are no pairs.
 
-        Only tiles that are PARTIAL are looked into, one at a time.
+        Only PARTIAL tiles are evaluated pair by pair, one tile at a time.
 
         >>> from regard import masks
         >>> masks.causal().density(4, 4)
@@ -118,7 +190,7 @@ class Mask(ABC):
         for row, column in (verdicts == PARTIAL).unsqueeze(0).flatten(0, -3).any(0).nonzero().tolist():
             tile = blocks.tile(row, column)
             some = (verdicts[..., row, column] == PARTIAL)[..., None, None]
-            kept += int((self.keep(tile) & some).expand(*leading, *tile.shape).sum())
+            kept += int((self.evaluate(tile) & some).expand(*leading, *tile.shape).sum())
         pairs = leading.numel() * queries * keys
         return kept / pairs if pairs else 0.0
 
@@ -132,13 +204,13 @@ class Mask(ABC):
         query_positions: Tensor | None = None,
         key_positions: Tensor | None = None,
     ) -> Drawing:
-        """The mask as a picture: `print` it, or write `draw(M, N).figure().savefig("mask.png")`.
+        """A picture of the mask: `print` it, or save it with `draw(M, N).figure().savefig("mask.png")`.
 
-        Where the mask depends on them, `batch` and `head` say which of these is drawn. It takes no n²: a large mask is
-        drawn from its tiles.
+        If the mask depends on batch or heads, `batch` and `head` select which one is drawn. Memory is not quadratic: a
+        large mask is drawn from its tiles.
 
         Raises:
-            MaskError: there is no such number of the batch, or head.
+            MaskError: `batch` or `head` is out of range.
             ShapeError: there are no pairs.
 
         >>> from regard import masks
@@ -169,7 +241,7 @@ class Mask(ABC):
 
 @dataclass(frozen=True, repr=False)
 class And(Mask):
-    """Pairs that both masks keep."""
+    """Intersection: pairs that exist in both masks."""
 
     left: Mask
     right: Mask
@@ -178,8 +250,12 @@ class And(Mask):
     def by_distance(self) -> bool:
         return self.left.by_distance and self.right.by_distance
 
+    @property
+    def operands(self) -> tuple[Mask, ...]:
+        return self.left, self.right
+
     def keep(self, grid: Pairs) -> Kept:
-        left, right = _together(self, grid)
+        left, right = _evaluated(self, grid)
         return left & right
 
     def __repr__(self) -> str:
@@ -188,7 +264,7 @@ class And(Mask):
 
 @dataclass(frozen=True, repr=False)
 class Or(Mask):
-    """Pairs that either mask keeps."""
+    """Union: pairs that exist in either mask."""
 
     left: Mask
     right: Mask
@@ -197,8 +273,12 @@ class Or(Mask):
     def by_distance(self) -> bool:
         return self.left.by_distance and self.right.by_distance
 
+    @property
+    def operands(self) -> tuple[Mask, ...]:
+        return self.left, self.right
+
     def keep(self, grid: Pairs) -> Kept:
-        left, right = _together(self, grid)
+        left, right = _evaluated(self, grid)
         return left | right
 
     def __repr__(self) -> str:
@@ -207,13 +287,17 @@ class Or(Mask):
 
 @dataclass(frozen=True, repr=False)
 class Not(Mask):
-    """Pairs that the mask does not keep."""
+    """Complement: pairs that do not exist in the mask."""
 
     mask: Mask
 
     @property
     def by_distance(self) -> bool:
         return self.mask.by_distance
+
+    @property
+    def operands(self) -> tuple[Mask, ...]:
+        return (self.mask,)
 
     def keep(self, grid: Pairs) -> Kept:
         return ~self.mask.keep(grid)
@@ -223,9 +307,11 @@ class Not(Mask):
 
 
 def as_mask(mask: object) -> Mask:
-    """A mask as it is; anything else is refused, with the way to say it."""
+    """The mask itself; a MaskError with the conversion to use for anything else."""
     if isinstance(mask, Mask):
         return mask
+    if is_causal_bias(mask):
+        raise MaskError("a CausalBias of torch joins a mask through masks.from_sdpa(bias)")
     if isinstance(mask, Tensor) and mask.dtype == torch.bool:
         raise MaskError(
             "a bool tensor joins a mask through masks.where(keep=tensor), where True = attend, or "
@@ -234,10 +320,21 @@ def as_mask(mask: object) -> Mask:
     raise MaskError(f"a mask is needed here, such as masks.causal(); this is a {type(mask).__name__}")
 
 
-def _together(both: And | Or, grid: Pairs) -> tuple[Any, Any]:
-    """The pairs that either operand keeps, which have to broadcast."""
-    left, right = both.left.keep(grid), both.right.keep(grid)
-    if not broadcast_together(left, right):
+def _is_over(kept: object, queries: int, keys: int) -> TypeGuard[Tensor]:
+    """Whether a result is a bool tensor whose last two axes broadcast to (M, N)."""
+    if not isinstance(kept, Tensor) or kept.dtype is not torch.bool:
+        return False
+    shape = kept.shape
+    return (not shape or shape[-1] in (1, keys)) and (len(shape) < 2 or shape[-2] in (1, queries))
+
+
+def _evaluated(both: And | Or, grid: Pairs) -> tuple[Kept, Kept]:
+    """The results of both operands of `&` or `|`; a MaskError if their shapes do not broadcast."""
+    if isinstance(grid, Blocks):  # what one operand tells of tiles is of use where the other one has no answer
+        left, right = both.left.evaluate(grid), both.right.evaluate(grid)
+    else:
+        left, right = both.left.keep(grid), both.right.keep(grid)
+    if left.shape != right.shape and not broadcast_together(left, right):
         raise MaskError(
             f"{both.left!r} has the shape {tuple(left.shape)} and {both.right!r} {tuple(right.shape)} (batch and "
             "heads, queries, keys): they do not broadcast"
@@ -246,6 +343,6 @@ def _together(both: And | Or, grid: Pairs) -> tuple[Any, Any]:
 
 
 def _operand(mask: Mask, *tighter: type[Mask]) -> str:
-    """An operand as it was written: in parentheses, unless it binds at least as tightly."""
+    """The `repr` of an operand, in parentheses unless its operator binds at least as tightly."""
     bare = not isinstance(mask, And | Or | Not) or isinstance(mask, tighter)
     return repr(mask) if bare else f"({mask!r})"

@@ -90,7 +90,7 @@ class Drawing:
     @property
     def title(self) -> str:
         """The mask as it was written, and which of the batch and of the heads is shown."""
-        *batch, heads = (1, 1, *self.mask.keep(self.grid.tile(slice(0, 1), slice(0, 1))).shape[:-2])
+        *batch, heads = (1, 1, *self.mask.evaluate(self.grid.tile(slice(0, 1), slice(0, 1))).shape[:-2])
         sizes = {"batch": (self.batch, torch.Size(batch).numel()), "head": (self.head, heads)}
         shown = [f", {name} {number} of {size}" for name, (number, size) in sizes.items() if size > 1]
         written = repr(self.mask)
@@ -107,23 +107,23 @@ class Drawing:
         """What exists in each tile, EMPTY, PARTIAL or FULL: int8 (rows, columns)."""
         blocks = Blocks.of(self.grid, size)  # type: ignore[arg-type]
         if self._few:
-            return blocks.cut(self.shown(self.mask.keep(self.grid)).expand(self.grid.shape)).verdicts
-        return self.shown(self.mask.keep(blocks).verdicts).expand(blocks.shape)
+            return blocks.cut(self.shown(self.mask.evaluate(self.grid)).expand(self.grid.shape)).verdicts
+        return self.shown(self.mask.evaluate(blocks).verdicts).expand(blocks.shape)
 
     def density(self) -> str:
         """The share of the pairs that exist, as text; of too many tiles that are PARTIAL, some tell of the others."""
         queries, keys = self.grid.shape
         if self._few:
-            kept = self.shown(self.mask.keep(self.grid)).expand(queries, keys)
+            kept = self.shown(self.mask.evaluate(self.grid)).expand(queries, keys)
             return _share(int(kept.sum()) / (queries * keys))
         blocks = Blocks.of(self.grid, max(SMALLEST_TILE, _cell(max(queries, keys), MOST_TILES)))
-        verdicts = self.shown(self.mask.keep(blocks).verdicts).expand(blocks.shape)
+        verdicts = self.shown(self.mask.evaluate(blocks).verdicts).expand(blocks.shape)
         partial = (verdicts == PARTIAL).nonzero()
         asked = partial[_spread(len(partial), max(1, SAMPLED_PAIRS // blocks.rows**2))]
         kept, looked_at = 0, 0
         for row, column in asked.tolist():
             tile = blocks.tile(row, column)
-            kept += int(self.shown(self.mask.keep(tile)).expand(tile.shape).sum())
+            kept += int(self.shown(self.mask.evaluate(tile)).expand(tile.shape).sum())
             looked_at += tile.shape[0] * tile.shape[1]
         unknown = int(((verdicts == PARTIAL) * blocks.areas).sum())
         full = int(((verdicts == FULL) * blocks.areas).sum())
@@ -156,7 +156,7 @@ def draw(mask: Mask, grid: Grid, batch: int, head: int) -> Drawing:
     if 0 in grid.shape:
         raise ShapeError(f"draw: {grid.shape[0]} queries × {grid.shape[1]} keys are no pairs; there is nothing to draw")
     drawing = Drawing(mask, grid, batch, head)
-    drawing.shown(mask.keep(grid.tile(slice(0, 1), slice(0, 1))))
+    drawing.shown(mask.evaluate(grid.tile(slice(0, 1), slice(0, 1))))
     drawing.cells(grid.shape)
     return drawing
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..core.grid import Blocks
-from ..core.intervals import PARTIAL, Ternary
+from ..core.intervals import Ternary, Undecided
 from ..core.traced_function import Reading
 from ..errors import MaskError
 from ..utils.pytree import remembered
@@ -30,7 +30,7 @@ class FromMod(Mask):
 
     def keep(self, grid: Pairs) -> Kept:
         if isinstance(grid, Blocks):
-            return self._known(grid)
+            return self._on_tiles(grid)
         query, key = grid.query, grid.key
         one_pair = not query.ndim and not key.ndim
         evaluate = self.mask_mod if self.elementwise or one_pair else self._mapped
@@ -68,15 +68,11 @@ class FromMod(Mask):
             raise _wrong_result(self, kept.dtype, tuple(kept.shape[4:]))
         return kept.view(*leading, rows, columns)
 
-    def _known(self, blocks: Blocks) -> Ternary:
-        """What the function itself says of intervals; where that is nothing, PARTIAL is right."""
-        if self.elementwise:
-            try:
-                known = self.mask_mod(*self._indices(blocks), blocks.query, blocks.key)  # type: ignore[arg-type]
-                return Ternary.of(known)
-            except Exception:
-                pass  # whatever is beyond interval arithmetic
-        return Ternary(torch.full((1, 1), PARTIAL, dtype=torch.int8, device=blocks.device))
+    def _on_tiles(self, blocks: Blocks) -> Ternary:
+        """The function of intervals; where it cannot be broadcast, or intervals do not support it, no answer."""
+        if not self.elementwise:
+            raise Undecided(f"{self!r} is evaluated pair by pair")
+        return Ternary.of(self.mask_mod(*self._indices(blocks), blocks.query, blocks.key))  # type: ignore[arg-type]
 
     def _indices(self, grid: Pairs) -> tuple[Tensor, Tensor]:
         """The numbers of the batch and of the heads, as leading axes where they are told."""

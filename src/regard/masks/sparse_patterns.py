@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -203,7 +204,8 @@ class RandomBlocks(Mask):
 
     def keep(self, grid: Pairs) -> Kept:
         head = 0 if self.heads is None else by_head(self, self.heads, grid)
-        return look_up(self.drawn.to(grid.device), (head, grid.by_query(self._block), grid.by_key(self._block)))
+        index = (head, grid.by_query(self._block), grid.by_key(self._block))
+        return cast(Kept, look_up(self.drawn.to(grid.device), index))  # a table of booleans
 
     def _block(self, positions: Tensor) -> Tensor:
         """The blocks that positions are in."""

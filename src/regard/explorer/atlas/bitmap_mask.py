@@ -109,7 +109,7 @@ def tiled(mask: Mask, grid: Grid) -> TiledMask:
     numbers = (order.flatten().cumsum(0) - 1).view(order.shape)
     for row, column in order.reshape(-1, *verdicts.shape[-2:]).any(0).nonzero().tolist():
         tile = blocks.tile(row, column)
-        kept = mask.keep(tile)
+        kept = mask.evaluate(tile)
         height, width = tile.shape
         mixed = order[..., row, column]
         bits[numbers[..., row, column][mixed], :height, :width] = kept.expand(*leading, height, width).cpu()[mixed]

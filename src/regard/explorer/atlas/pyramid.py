@@ -169,7 +169,7 @@ class Existing:
 
 def _finest(mask: Mask, grid: Grid, levels: Levels, largest: Tensor) -> Tensor:
     leading, (_, across) = largest.shape[:-2], levels.shapes[0]
-    one = mask.keep(grid.tile(slice(0, 1), slice(0, 1))).shape[:-2]
+    one = mask.evaluate(grid.tile(slice(0, 1), slice(0, 1))).shape[:-2]
     apart = (*[1] * (len(leading) - len(one)), *one)  # the axes along which the mask tells heads and sequences apart
     at_once = -(-max(1, CELLS // max(1, leading.numel() * across)) * levels.rows // STEP) * STEP
     parts = []
@@ -199,7 +199,7 @@ def _look(mask: Mask, grid: Grid, levels: Levels, start: int, exists: Tensor, un
             if not bool(unknown[..., row, here].any()):
                 continue
             columns = slice(here.start * wide, min(here.stop * wide, levels.keys))
-            kept = mask.keep(grid.tile(rows, columns)).any(-2)  # over the rows of the cells
+            kept = mask.evaluate(grid.tile(rows, columns)).any(-2)  # over the rows of the cells
             kept = kept.expand(*kept.shape[:-1], columns.stop - columns.start)
             kept = pad(kept, (0, -kept.shape[-1] % wide)).unflatten(-1, (-1, wide)).any(-1)
             exists[..., row, here] |= kept.expand(*leading, kept.shape[-1])

@@ -104,7 +104,7 @@ class MaskOf(Mask):
     part: OneHead | OneSequence
 
     def keep(self, grid: Pairs) -> Kept:
-        kept = self.mask.keep(self.part.axes.grid(grid))
+        kept = self.mask.evaluate(self.part.axes.grid(grid))
         return Ternary(self.part.of(kept.verdicts)) if isinstance(kept, Ternary) else self.part.of(kept)
 
 

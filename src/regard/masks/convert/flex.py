@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -250,7 +250,7 @@ class BlockLayout(Mask):
             grid.by_query(lambda positions: self._block(positions - (self.lengths[1] - self.lengths[0]), 0)),
             grid.by_key(lambda positions: self._block(positions, 1)),
         )
-        return look_up(self.blocks.to(grid.device), index)
+        return cast(Kept, look_up(self.blocks.to(grid.device), index))  # a table of booleans
 
     def _block(self, indices: Tensor, side: int) -> Tensor:
         """The rows or columns of blocks that rows or columns of pairs are in."""
@@ -264,11 +264,11 @@ class BlockLayout(Mask):
 def _asked(mask: Mask, grid: Grid) -> tuple[MaskMod, torch.Size]:
     """The mask, asked by indices, and the axes of batch and heads that it has: (batch | 1, heads | 1)."""
     first = First(grid)
-    leading = four_axes("FlexAttention", mask.keep(first)).shape[:2]  # type: ignore[call-overload]
+    leading = four_axes("FlexAttention", mask.evaluate(first)).shape[:2]  # type: ignore[call-overload]
     tables = first.tables
 
     def mask_mod(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        return mask.keep(Pair(grid, iter(tables), (b, h, q_idx, kv_idx)))  # type: ignore[call-overload]
+        return mask.evaluate(Pair(grid, iter(tables), (b, h, q_idx, kv_idx)))  # type: ignore[call-overload]
 
     return mask_mod, leading
 

@@ -8,16 +8,20 @@ from __future__ import annotations
 from collections.abc import Container
 from functools import reduce
 from operator import and_
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...core.intervals import FULL, PARTIAL
+from ...core.torch_causal_bias import is_causal_bias
 from ...errors import MaskError
-from ..base import And, Mask, as_mask
+from ..base import And, Mask, Not, as_mask
+from ..causal import causal
 from ..index_checks import count
 from ..padding import padding
 from ..tensor_mask import where
+from ..window import window
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -100,6 +104,10 @@ def from_sdpa(attn_mask: Tensor) -> Mask:
     Shapes: (..., M|1, N|1), broadcastable to the weights. Floats of nothing but 0 (attend) and -inf (leave out) are a
     mask too; all other floats are a bias.
 
+    A `torch.nn.attention.bias.CausalBias` for M queries and N keys is read as a symbol: `causal_lower_right` is
+    `causal()`, whose last query attends to every key; `causal_upper_left`, where query i attends to keys 0..i, is the
+    window *query position - key position >= N - M*, for these lengths and without positions of one's own.
+
     Raises:
         MaskError: neither bool nor float; floats that are neither 0 nor -inf; fewer than two axes.
 
@@ -108,9 +116,33 @@ def from_sdpa(attn_mask: Tensor) -> Mask:
     tensor([[1, 0],
             [1, 1]], dtype=torch.int32)
     """
+    if is_causal_bias(attn_mask):
+        return _from_causal_bias(attn_mask)
     name = "from_sdpa's attn_mask"
     pairs = checked(name, attn_mask, range(2, 99), "(..., M, N)")
     return where(keep=pairs if pairs.dtype == torch.bool else unmasked(name, pairs, "attend"))
+
+
+def read_causal_bias(bias: Any, queries: int, keys: int) -> Mask:
+    """The mask of a `CausalBias` in a call with M queries and N keys, for which it has to be made.
+
+    Raises:
+        MaskError: it was made for other lengths.
+    """
+    if (bias.seq_len_q, bias.seq_len_kv) != (queries, keys):
+        raise MaskError(
+            f"this CausalBias is for {bias.seq_len_q} queries and {bias.seq_len_kv} keys, but there are {queries} "
+            f"queries and {keys} keys: make it for these lengths, or give masks.causal(), which fits any"
+        )
+    return _from_causal_bias(bias)
+
+
+def _from_causal_bias(bias: Any) -> Mask:
+    """A `CausalBias` as a mask of positions: keys at 0..N-1 and queries at the last M of these."""
+    first = bias.seq_len_kv - bias.seq_len_q  # the position of the first query
+    if bias.variant.name == "LOWER_RIGHT" or not first:
+        return causal()
+    return Not(window(before=first - 1)) if first > 0 else window(after=-first)
 
 
 def to_sdpa(mask: Mask, queries: int, keys: int, *, device: torch.device | None = None) -> Tensor:

@@ -52,8 +52,8 @@ def _certainly_empty(mask: Mask, tiles: Blocks) -> Tensor:
     if isinstance(mask, And):  # a tile that is empty for one operand is empty, even if the other cannot be decided
         return _certainly_empty(mask.left, tiles) | _certainly_empty(mask.right, tiles)
     try:
-        return mask.keep(tiles).verdicts == EMPTY
-    except (Undecided, RegardError, TypeError, AttributeError):  # it cannot be decided on tiles: retain all keys
+        return mask.evaluate(tiles).verdicts == EMPTY
+    except RegardError:  # positions outside those that the mask was made for: retain all keys
         return torch.zeros(1, 1, dtype=torch.bool, device=tiles.device)
 
 
