@@ -15,6 +15,8 @@ from .projections import Projections as Projections
 from .replace import Swapped as Swapped
 from .replace import swap as swap
 from .replace import swap_linear as swap_linear
+from .torch_conversion import block_from_torch as block_from_torch
+from .torch_conversion import blocks_from_torch as blocks_from_torch
 from .transformer_block import BlockCache as BlockCache
 from .transformer_block import PostNorm as PostNorm
 from .transformer_block import PreNorm as PreNorm
@@ -44,6 +46,8 @@ __all__ = [
     "SeenBlock",
     "Swapped",
     "TransformerBlock",
+    "block_from_torch",
+    "blocks_from_torch",
     "swap",
     "swap_linear",
 ]
