@@ -11,7 +11,6 @@ const weights = (rows: number[][]): Weights => ({
   data: Float32Array.from(rows.flat()),
 });
 
-// The same case, with the same numbers, is in tests/explorer/test_translating.py.
 const CASE = weights([
   [0.5, 0.25, 0.125, 0.125],
   [0.125, 0.25, 0.5, 0.125],
@@ -28,25 +27,6 @@ const GOLD: Gold = {
   ],
   possible: [[0, 1]],
 };
-
-test("words, links and their error rate are those of Python", () => {
-  const between = wordWeights(CASE, QUERY_WORDS, KEY_WORDS);
-  assert.deepEqual([between.rows, between.columns, ...between.data], [2, 2, 0.3125, 0.5625, 0, 0.5]);
-  const links = linked(between, "argmax", 0);
-  assert.deepEqual(links, [
-    [1, 0],
-    [1, 1],
-  ]);
-  const told = scores(links, GOLD);
-  assert.deepEqual([told.errorRate, told.precision, told.recall], [0.5, 0.5, 0.5]);
-  const several = linked(between, "threshold", 0.3);
-  assert.deepEqual(several, [
-    [0, 0],
-    [1, 0],
-    [1, 1],
-  ]);
-  assert.ok(Math.abs(scores(several, GOLD).errorRate - 0.2) < 1e-12);
-});
 
 test("what is sure is possible too, and nothing is divided by nothing", () => {
   const gold: Gold = { sure: [[0, 0]], possible: [[1, 1]] };
@@ -80,35 +60,6 @@ test("links of equals, of no weight and of no pair", () => {
     [[1, 1]],
   );
   for (const method of METHODS) assert.deepEqual(linked(weights([[NaN, NaN]]), method, 0), []);
-});
-
-test("mutual links are the greatest of row and column, and grow-diag adds their neighbours", () => {
-  const from = weights([
-    [0.9, 0.1, 0.0, 0.0],
-    [0.5, 0.4, 0.1, 0.0],
-    [0.1, 0.2, 0.7, 0.0],
-    [0.0, 0.0, 0.1, 0.05],
-  ]);
-  assert.deepEqual(linked(from, "mutual", 0), [
-    [0, 0],
-    [2, 2],
-  ]);
-  // Of rows and columns (0, 1), (1, 1), (2, 3) and (3, 3) are the greatest of one alone, beside what is found.
-  assert.deepEqual(linked(from, "grow-diag", 0), [
-    [0, 0],
-    [0, 1],
-    [1, 1],
-    [2, 2],
-    [2, 3],
-    [3, 3],
-  ]);
-  // What is beside nothing stays out.
-  const apart = weights([
-    [0.9, 0.0, 0.0, 0.0],
-    [0.0, 0.0, 0.0, 0.0],
-    [0.3, 0.0, 0.0, 0.2],
-  ]);
-  assert.deepEqual(linked(apart, "grow-diag", 0), [[0, 0]]);
 });
 
 test("words without tokens, and pairs of words that do not exist", () => {

@@ -22,10 +22,14 @@ test("maps of other sizes have nothing in common", () => {
   close(divergences([head([1, 0]), head([1, 0, 0])])[1], Math.LN2);
 });
 
-test("shares are of rows, by the keys in each column, and no pair has none", () => {
+test("shares are of rows, by the keys in each column, and what a row lacks is beside them", () => {
   const found = shares(Float32Array.of(0.5, 0.5, NaN, NaN, NaN, 0.2), 2, 3, (column) => (column === 2 ? 1 : 2));
-  assert.deepEqual([...found.data], [0.5, 0.5, 0, 0, 0, 1]);
-  assert.deepEqual([...shares(Float32Array.of(NaN, NaN), 1, 2, () => 1).data], [0, 0]);
+  close(found.data[5], 0.2);
+  assert.deepEqual([...found.data].slice(0, 5), [0.5, 0.5, 0, 0, 0]);
+  assert.equal(found.rest[0], 0);
+  close(found.rest[1], 0.8);
+  const none = shares(Float32Array.of(NaN, NaN), 1, 2, () => 1);
+  assert.deepEqual([...none.data, ...none.rest], [0, 0, 1]);
 });
 
 test("coarser shares are still shares", () => {
@@ -36,30 +40,12 @@ test("coarser shares are still shares", () => {
     const sum = found.data.subarray(row * found.columns, (row + 1) * found.columns).reduce((a, b) => a + b, 0);
     assert.ok(Math.abs(sum - 1) < 1e-5);
   }
+  const sink = shares(new Float32Array(65 * 65).fill(0.5 / 65), 65, 65, () => 1);
+  const coarse = coarser(sink, 500);
+  assert.ok(coarse.rest.every((rest) => Math.abs(rest - 0.5) < 1e-5) && coarse.rest.length === coarse.rows);
   const small = head([1, 0]);
   assert.equal(coarser(small, 4).data, small.data);
 });
-
-/** The tree by its definition: all pairs of clusters, all pairs of their members. */
-function plainly(distances: Float32Array, count: number): number[] {
-  let clusters = Array.from({ length: count }, (_, at) => [at]);
-  while (clusters.length > 1) {
-    let best: [number, number, number] = [Infinity, 0, 0];
-    clusters.forEach((a, i) =>
-      clusters.slice(i + 1).forEach((b, j) => {
-        const sum = a.reduce((all, x) => all + b.reduce((part, y) => part + distances[x * count + y], 0), 0);
-        const mean = sum / a.length / b.length;
-        if (mean < best[0] - 1e-12) best = [mean, i, i + 1 + j];
-      }),
-    );
-    const [, i, j] = best;
-    const joined = [...clusters[i], ...clusters[j]];
-    clusters = clusters.filter((_, at) => at !== i && at !== j);
-    clusters.push(joined);
-    clusters.sort((a, b) => Math.min(...a) - Math.min(...b));
-  }
-  return clusters[0];
-}
 
 test("leaves of a literal tree", () => {
   // 0 and 3 are nearest, then 1 and 4, then these two pairs; 2 is far from all.
@@ -75,13 +61,8 @@ test("leaves of a literal tree", () => {
   assert.deepEqual(leafOrder(new Float32Array(), 0), []);
 });
 
-test("the chain of nearest neighbours gives the tree of the definition", () => {
-  let seed = 7;
-  const random = () => (seed = (seed * 48271) % 2147483647) / 2147483647;
-  for (const count of [2, 3, 8, 17, 30]) {
-    const distances = new Float32Array(count * count);
-    for (let a = 0; a < count; a += 1)
-      for (let b = a + 1; b < count; b += 1) distances[a * count + b] = distances[b * count + a] = random();
-    assert.deepEqual(leafOrder(distances, count), plainly(distances, count));
-  }
+test("clusters are turned so that the ends that meet are near", () => {
+  const places = [0, 5, 2, 9, 1];
+  const between = Float32Array.from(places.flatMap((a) => places.map((b) => Math.abs(a - b))));
+  assert.deepEqual(leafOrder(between, 5), [0, 4, 2, 1, 3]);
 });

@@ -11,7 +11,7 @@ from regard.explorer import Atlas, Hypothesis, Pieces
 from regard.explorer.api import Answers
 from regard.explorer.record_translation import atlas_of_pair, atlas_of_translation
 from regard.explorer.static_page import static_page
-from regard.heads.word_alignment import SentenceLinks, alignment_error_rate, mutual_links, word_links, word_weights
+from regard.heads.word_alignment import SentenceLinks, word_links
 from regard.translation.run_folder import ENGLISH_FRENCH
 from regard.translation.translator import Translator
 
@@ -247,27 +247,3 @@ def test_of_long_maps_a_page_is_told_nothing():
     meta = Answers(Atlas.from_weights([torch.full((1, 513, 513), 1 / 513)], tokens=tokens)).meta()
     assert meta["words"] == []
     assert "words" not in meta["maps"][0]
-
-
-def test_links_and_error_rate_as_the_page_counts_them():
-    """The same case, with the same numbers, is in explorer/test/alignment.unit.ts."""
-    weights = torch.tensor([[0.5, 0.25, 0.125, 0.125], [0.125, 0.25, 0.5, 0.125], [0.0, 0.375, 0.125, 0.5]])
-    words = word_weights(weights, [0, 0, 1], [0, 1, 1, -1])
-    torch.testing.assert_close(words, torch.tensor([[0.3125, 0.5625], [0.0, 0.5]]))
-    links = word_links(weights, [0, 1, 1, -1], [0, 0, 1])
-    assert links == [(1, 0), (1, 1)]
-    gold = SentenceLinks(frozenset({(0, 0), (1, 1)}), frozenset({(0, 0), (1, 1), (0, 1)}))
-    assert alignment_error_rate([links], [gold.sure], [gold.possible]) == 0.5
-    assert word_links(weights, [0, 1, 1, -1], [0, 0, 1], threshold=0.3) == [(0, 0), (1, 0), (1, 1)]
-    assert alignment_error_rate([[(0, 0), (1, 0), (1, 1)]], [gold.sure], [gold.possible]) == pytest.approx(0.2)
-
-
-def test_mutual_links_as_the_page_finds_them():
-    """The same cases are in explorer/test/alignment.unit.ts."""
-    weights = torch.tensor([[0.9, 0.1, 0, 0], [0.5, 0.4, 0.1, 0], [0.1, 0.2, 0.7, 0], [0, 0, 0.1, 0.05]])
-    every = list(range(4))
-    assert mutual_links(weights, every, every) == [(0, 0), (2, 2)]
-    grown = [(0, 0), (0, 1), (1, 1), (2, 2), (2, 3), (3, 3)]
-    assert mutual_links(weights, every, every, grow=True) == grown
-    apart = torch.tensor([[0.9, 0, 0, 0], [0, 0, 0, 0], [0.3, 0, 0, 0.2]])
-    assert mutual_links(apart, every, every[:3], grow=True) == [(0, 0)]
