@@ -52,6 +52,15 @@ def test_a_run_that_has_ended_is_not_trained_again(regard, corpus, run):
     assert (run / "best.safetensors").read_bytes() == before
 
 
+@pytest.mark.parametrize("name", ["../../evil", "/evil", "..", "a/b", "a\\\\b"])
+def test_a_name_does_not_lead_out_of_runs(regard, corpus, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    result = regard("train", corpus / "digits.yaml", "--set", f'name="{name}"')
+    assert result.exit_code == 2
+    assert "which cannot be the name of a folder in runs; write a name without slashes" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_mistakes_leave_nothing_behind(regard, corpus, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for override, message in (

@@ -10,7 +10,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import nn
@@ -195,6 +195,7 @@ states = st.recursive(
 
 
 @given(st.dictionaries(keys, states))
+@settings(deadline=None)  # the disk of a busy machine
 def test_every_state_survives_its_file(tmp_path_factory: pytest.TempPathFactory, state: dict):
     path = tmp_path_factory.mktemp("state") / "last.safetensors"
     save_state(state, path)
@@ -273,3 +274,52 @@ def test_a_full_disk_leaves_the_earlier_checkpoint_whole(tmp_path: Path):
     assert run.stdout.startswith(f"refused cannot write {path}")
     assert load_state(path) == {"step": 1}
     assert [file.name for file in tmp_path.iterdir()] == ["last.safetensors"]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "{",
+        "[]",
+        "3",
+        "{}",
+        "null",
+        '{"format": "two"}',
+        '{"format": true}',
+        '{"format": 2, "longest_source": "x"}',
+        '{"format": 2, "longest_source": [1]}',
+        '{"format": 2, "shared": {"a": "gone"}}',
+        '{"format": 2, "shared": ["weight"]}',
+        '{"format": 2, "shared": {"a": ["weight"]}}',
+        '{"format": 2, "shared": {"a": {}}}',
+        '{"format": ' + "9" * 5000 + "}",
+        "[" * 100_000,
+    ],
+)
+def test_weights_with_a_hostile_header_are_refused(tmp_path: Path, header: str):
+    path = tmp_path / "weights.safetensors"
+    save_file({"weight": torch.ones(3)}, path, metadata={"regard": header})
+    with pytest.raises(CheckpointError, match=r"weights\.safetensors is damaged, or was not written by .+; take"):
+        load_weights(path)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        "[]",
+        "5",
+        '{"tensor": "gone"}',
+        '{"tensor": []}',
+        '{"dict": 5}',
+        '{"dict": [[1]]}',
+        '{"dict": [[[], 1]]}',
+        '{"dict": [[{}, 1]]}',
+        '{"tuple": 5}',
+        '{"dict": [["a", ' + '{"tuple": [' * 2000 + "]}" * 2000 + "]]}",
+    ],
+)
+def test_a_hostile_state_is_refused(tmp_path: Path, state: str):
+    path = tmp_path / "last.safetensors"
+    save_file({"weight": torch.ones(3)}, path, metadata={"regard": f'{{"format": 2, "state": {state}}}'})
+    with pytest.raises(CheckpointError, match=r"last\.safetensors is damaged, or was not written by regard: .+; take"):
+        load_state(path)

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from regard.errors import CorpusError
+from regard.translation import corpus
 from regard.translation.corpus import ParallelText, read_lines
 from regard.translation.settings import TextFiles, TextTable
 
@@ -135,3 +136,14 @@ def test_corpus_that_is_empty_once_empty_pairs_are_dropped(tmp_path):
     write_sides(tmp_path, b"\nb\n", b"1\n\n")
     with pytest.raises(CorpusError, match=r"no parallel text: .* has 2 lines, but each has an empty side"):
         ParallelText.read(FILES, tmp_path)
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_line_without_an_end_is_refused_before_it_fills_the_memory(tmp_path, monkeypatch, compressed):
+    monkeypatch.setattr(corpus, "LONGEST_LINE", 1000)
+    path, text = tmp_path / "bomb", b"good\n" + b"0" * 999 + b"\n" + b"0" * 100_000
+    path.write_bytes(gzip.compress(text) if compressed else text)
+    with pytest.raises(CorpusError, match=r"bomb, line 3 has more than 1,000 bytes; text needs to have a sentence"):
+        read_lines(path)
+    path.write_bytes(b"0" * 1000)
+    assert read_lines(path) == ["0" * 1000]

@@ -2,13 +2,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from regard.errors import ConfigurationError
-from regard.translation import experiment
 from regard.translation.build_model import build_model
+from regard.translation.config_errors import OTHER_NAMES, _places
 from regard.translation.experiment import Experiment
 from regard.translation.settings import (
     HiddenScore,
@@ -90,6 +87,20 @@ def test_text_can_be_two_columns_of_a_table(tmp_path: Path):
         ("model: {kind: transformer, positions: rotery}", "model.positions: there is no kind 'rotery'; did you mean"),
         ("vocabulary: letters", "vocabulary: there is no kind 'letters'; Known: 'bpe', 'characters'"),
         ("vocabulary: {kind: word}", "vocabulary: there is no kind 'word'; did you mean 'words'?"),
+        ("training: {lr: 1e-3}", "training.lr: unknown key; did you mean 'learning_rate'? Known: 'accelerator', "),
+        ("training: {epochs: 3}", "training.epochs: unknown key; did you mean 'max_epochs'?"),
+        ("lr: 1e-3", "lr: unknown key; it belongs elsewhere: write training.learning_rate"),
+        ("model: {lr: 1e-3}", "model.lr: unknown key; it belongs elsewhere: write training.learning_rate"),
+        ("model: {kind: transformer, d_model: 8}", "model.d_model: unknown key; did you mean 'dim'?"),
+        (
+            "model: {kind: bahdanau}",
+            "model: there is no kind 'bahdanau'; it belongs elsewhere: write model.decoder.kind. "
+            "Known: 'recurrent', 'transformer'",
+        ),
+        (
+            "model: {decoder: dot}",
+            "model.decoder: there is no kind 'dot'; it belongs elsewhere: write model.decoder.score",
+        ),
     ],
 )
 def test_an_unknown_key_is_named_with_the_nearest(tmp_path: Path, addition: str, message: str):
@@ -121,6 +132,23 @@ def test_an_unknown_key_is_named_with_the_nearest(tmp_path: Path, addition: str,
 def test_keys_are_known_by_the_kind_they_stand_under(tmp_path: Path, decoder: str, message: str):
     text = MINIMAL + f"model: {{decoder: {decoder}}}"
     assert complaint(tmp_path, text).startswith(f"FOLDER/toy.yaml: {message}")
+
+
+@pytest.mark.parametrize(
+    "train", ["{columns: [0, 1]}", "{tsv: pairs.tsv, columns: [0, 1]}", "{source: a, target: b, columns: [0, 1]}"]
+)
+def test_columns_of_a_table_have_their_own_keys(tmp_path: Path, train: str):
+    message = complaint(tmp_path, f"name: toy\ndata: {{train: {train}}}")
+    assert message == (
+        "FOLDER/toy.yaml: data.train.columns: unknown key; did you mean 'source_column' or 'target_column'? "
+        "Known: 'source', 'source_column', 'target', 'target_column', 'tsv'"
+    )
+
+
+def test_every_other_name_is_that_of_a_key():
+    known = {place[-1] for name in sum(OTHER_NAMES.values(), ()) for place in _places(name, Experiment)}
+    assert known == set(sum(OTHER_NAMES.values(), ()))
+    assert not any(list(_places(name, Experiment)) for name in OTHER_NAMES if name != "layers")
 
 
 def test_all_unknown_keys_are_told_at_once(tmp_path: Path):
@@ -308,30 +336,26 @@ def test_differences_name_the_keys(tmp_path: Path):
     assert "model.cell" not in one.differences(other)
 
 
-plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
-nested = st.recursive(plain, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=9)
+BILLION = "\n".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10))
 
 
-@given(nested)
-@example("\x85")
-@example("two\nlines \u2028 and more\n")
-def test_every_plain_value_survives_yaml(value: Any):
-    assert experiment.parse(experiment.format(value)) == value
+@pytest.mark.parametrize("key", ["name", "seed", "data", "model", "training", "search", "vocabulary", "unheard_of"])
+def test_a_small_file_that_aliases_make_large_is_refused_at_once(tmp_path: Path, key: str):
+    message = complaint(tmp_path, f"a0: &a0 [x, y]\n{BILLION}\n{key}: *a9\n")
+    assert "with its aliases written out, this has more than 100,000 values" in message
+    assert len(message) < 300
 
 
-@given(
-    st.sampled_from(["no", "yes", "off", "1e-3", "010", "12:30", "2020-03-14", "0x10", "~", "null", "1_000", "<<", "="])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name: " + "[" * 5000, "collections are nested deeper than 100 times"),
+        ("name: " + "{a: " * 5000, "collections are nested deeper than 100 times"),
+        ("a: &a [*a]", "line 1, column 8: the alias stands within the value that it names"),
+        ("seed: " + "9" * 100_000, "line 1, column 7: '99999999999999999999'... is not a number that can be used"),
+        ("seed: !!float x", "a value does not fit its tag"),
+        ("seed: !!timestamp x", "a value does not fit its tag"),
+    ],
 )
-def test_words_with_a_meaning_in_some_yaml_are_quoted_so_that_all_read_text(word: str):
-    assert experiment.parse(experiment.format({"key": word})) == {"key": word}
-    assert yaml.safe_load(experiment.format({"key": word})) == {"key": word}
-
-
-def test_plain_words_mean_what_they_look_like():
-    text = "[no, on, y, true, ~, 1e-3, 1.5, -2, 010, 1:30, 2020-03-14, .inf, x]"
-    expected = ["no", "on", "y", True, None, 1e-3, 1.5, -2, 10, "1:30", "2020-03-14", float("inf"), "x"]
-    assert experiment.parse(text) == expected
-
-
-def test_merge_keys_of_yaml_still_work():
-    assert experiment.parse("base: &b {a: 1, c: 2}\nuse: {<<: *b, a: 3}")["use"] == {"a": 3, "c": 2}
+def test_a_hostile_file_is_refused_in_plain_words(tmp_path: Path, text: str, message: str):
+    assert message in complaint(tmp_path, text)

@@ -1,4 +1,3 @@
-import io
 import logging
 import math
 import os
@@ -11,7 +10,6 @@ import numpy
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from rich.console import Console
 from small_runs import copier, experiment, text, write_text
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -26,7 +24,6 @@ from regard.translation.data_split import training_text
 from regard.translation.experiment import Experiment
 from regard.translation.lightning_module import Training
 from regard.translation.settings import InverseSquareRoot, Plateau, TrainingSettings
-from regard.translation.terminal import Bar
 from regard.translation.training import fit, train
 from regard.translation.translator import Translator
 from regard.translation.vocabulary import PAD, Vocabulary
@@ -277,17 +274,6 @@ def test_a_vocabulary_that_cannot_be_learned_is_told(tmp_path: Path):
     small = experiment(tmp_path).model_dump(mode="json") | {"vocabulary": {"kind": "bpe", "size": 5}}
     with pytest.raises(VocabularyError):
         train(Experiment.from_mapping(small), tmp_path / "run")
-
-
-def test_the_bar_shows_the_epoch_and_how_it_goes():
-    screen = io.StringIO()
-    console = Console(file=screen, force_terminal=True, width=200)
-    fit(copier(), text(60), settings(max_epochs=9), validation=text(9), callbacks=[Bar(console)])
-    shown = screen.getvalue()
-    assert "validation loss" in shown
-    assert "9/9" in shown
-    assert "5/5" in shown
-    assert "0/5" not in shown.split("\r")[-1]
 
 
 PROCESSES = """

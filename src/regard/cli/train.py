@@ -11,6 +11,7 @@ import typer
 
 from regard.cli.options import Overrides
 from regard.cli.stdio import emit
+from regard.errors import ConfigurationError
 
 
 def train(
@@ -24,7 +25,10 @@ def train(
 ) -> None:
     """Train a translator, or resume a training.
 
-    Prints the settings in effect first, and at the end the folder, which the other commands take as --checkpoint.
+    Prints the settings in effect, whether it begins or resumes, its progress, and at the end the folder, which the
+    other commands take as --checkpoint. The progress is a bar in a terminal; elsewhere a line at each validation and
+    every half minute.
+
     Ctrl-C, and the SIGTERM of a cluster, end it after the current update with its state saved.
     """
     from lightning.pytorch.utilities import rank_zero_only
@@ -34,13 +38,13 @@ def train(
     from regard.translation.training import train as run
 
     settings = Experiment.load(experiment, overrides or ())
-    folder = folder or Path("runs") / settings.name
+    folder = folder or _default_folder(settings.name)
     speaks = rank_zero_only.rank == 0  # one for all the processes of a run, each of which runs this command
     if speaks:
         typer.echo(settings.dump(), err=True)
     try:
         with redirect_stdout(sys.stderr):  # progress bars are for the person, not for the pipe
-            result = run(settings, folder)
+            result = run(settings, folder, verbose=True)
     except (KeyboardInterrupt, SystemExit):
         if speaks and RunFolder(folder).state.exists():
             typer.echo(f"interrupted; {folder} has the state, and the same command goes on from there", err=True)
@@ -53,3 +57,17 @@ def train(
         err=True,
     )
     emit([str(folder)])
+
+
+def _default_folder(name: str) -> Path:
+    """runs/NAME, for a name that stays within runs.
+
+    Raises:
+        ConfigurationError: the name leads elsewhere.
+    """
+    if not name.isprintable() or name in (".", "..") or any(sign in name for sign in "/\\"):
+        raise ConfigurationError(
+            f"name: has {name!r}, which cannot be the name of a folder in runs; write a name without slashes and "
+            "control characters, or choose the folder of the run with --folder"
+        )
+    return Path("runs") / name

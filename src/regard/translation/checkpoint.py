@@ -59,7 +59,10 @@ def load_weights(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         CheckpointError: the file is missing, truncated, not safetensors, or was not written by regard.
     """
     tensors, header = _read(Path(path))
-    tensors |= {name: tensors[other] for name, other in header.pop("shared", {}).items()}
+    shared = header.pop("shared", {})
+    if not isinstance(shared, dict) or not all(isinstance(one, str) and one in tensors for one in shared.values()):
+        raise CheckpointError(_damaged(Path(path), "it has names for tensors that it does not have"))
+    tensors |= {name: tensors[other] for name, other in shared.items()}
     return tensors, header
 
 
@@ -124,7 +127,13 @@ def load_state(path: str | Path) -> dict[Any, Any]:
     tensors, header = _read(Path(path))
     if "state" not in header:
         raise CheckpointError(f"{path} holds weights alone, not the state of a training run")
-    return _unflatten(header["state"], tensors)
+    try:
+        state = _unflatten(header["state"], tensors)
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise CheckpointError(_damaged(Path(path), f"the form of its state is wrong, {error!r}")) from None
+    if not isinstance(state, dict):
+        raise CheckpointError(_damaged(Path(path), f"its state is {type(state).__name__}, not a mapping"))
+    return state
 
 
 def _flatten(value: Any, tensors: dict[str, Tensor], place: str) -> Any:
@@ -217,7 +226,18 @@ def _header(path: Path, metadata: Mapping[str, str] | None) -> dict[str, Any]:
     text = (metadata or {}).get("regard")
     if text is None:
         raise CheckpointError(f"{path} is a safetensors file, but not a checkpoint of regard: it has no header of ours")
-    header = json.loads(text)
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(_damaged(path, f"its header is not JSON that can be read, {error}")) from None
+    if not isinstance(header, dict) or type(header.get("format")) is not int:
+        raise CheckpointError(_damaged(path, "its header has no number of a format"))
+    if type(header.get(LONGEST_SOURCE, 0)) is not int:
+        raise CheckpointError(_damaged(path, f"{LONGEST_SOURCE} in its header is no whole number"))
     if header.pop("format") > FORMAT:
         raise CheckpointError(f"{path} was written by a newer regard than {regard.__version__}; install that one")
     return header
+
+
+def _damaged(path: Path, what: str) -> str:
+    return f"{path} is damaged, or was not written by regard: {what}; take another copy of it"

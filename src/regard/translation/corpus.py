@@ -18,6 +18,9 @@ from regard.translation.settings import TextFiles, TextTable
 _GZIP_MAGIC = b"\x1f\x8b"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
+LONGEST_LINE = 1 << 24
+"""Bytes. A file with a longer line is no text of sentences: a gzip file of some megabytes can hold one of gigabytes."""
+
 
 @dataclass(frozen=True)
 class ParallelText:
@@ -98,7 +101,8 @@ def read_lines(path: str | Path) -> list[str]:
     dropped.
 
     Raises:
-        CorpusError: the file is missing, is a folder, is not UTF-8, or is a damaged gzip.
+        CorpusError: the file is missing, is a folder, is not UTF-8, or is a damaged gzip; a line has more than
+            `LONGEST_LINE` bytes.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -111,7 +115,12 @@ def read_lines(path: str | Path) -> list[str]:
     lines: list[str] = []
     with _open(path) as file:
         try:
-            for raw in file:
+            while raw := file.readline(LONGEST_LINE + 1):
+                if len(raw) > LONGEST_LINE:
+                    raise CorpusError(
+                        f"{path}, line {len(lines) + 1} has more than {LONGEST_LINE:,} bytes; text needs to have a "
+                        "sentence, or a pair, in each line"
+                    )
                 lines.append(_decode(raw, path, len(lines) + 1))
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             state = "truncated" if isinstance(error, EOFError) else "corrupt"

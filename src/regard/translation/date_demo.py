@@ -38,7 +38,7 @@ from regard.translation.experiment import Experiment
 from regard.translation.pharaoh import one_map
 from regard.translation.run_folder import ENGLISH_FRENCH, LANGUAGES
 from regard.translation.settings import SearchSettings
-from regard.translation.terminal import alignment_table
+from regard.translation.terminal_heatmap import alignment_table
 from regard.translation.training import train
 from regard.translation.translator import Translator
 from regard.utils.atomic_files import atomic_write
@@ -326,7 +326,7 @@ def _experiments(data: Path) -> Iterator[Experiment]:
 
 def _train(experiment: Experiment, folder: Path, corpus: dict[str, ParallelText]) -> Trained:
     began = time.perf_counter()
-    result = train(experiment, folder)
+    result = train(experiment, folder, verbose=False)
     translator = Translator.load(folder, which="last")
     test = corpus["test"]
     translations = translator.translate(test.sources, search=GREEDY, batch_size=250)

@@ -1,16 +1,21 @@
-"""Where the parts of a run lie in its folder.
-
-The translator that regard is installed with: no training, no network.
-"""
+"""The folder of a training run: the names of its files, and the lock that one training holds on it."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
 from regard.errors import CheckpointError, ConfigurationError, nearest
 from regard.translation.vocabulary import Vocabulary
+
+try:
+    import fcntl
+except ImportError:  # Windows, where a run has no lock
+    fcntl = None
 
 Which = Literal["best", "last", "average"]
 """Weights of a run: those that validated best, those of the last save, those that `regard average` made."""
@@ -78,6 +83,38 @@ class RunFolder:
             VocabularyError: one is not there, or was damaged.
         """
         return Vocabulary.load(self.source_vocabulary), Vocabulary.load(self.target_vocabulary)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Make the folder, and lock it for one training while the block runs; a process that is killed lets go of it.
+
+        The lock is on the folder itself (flock) and leaves no file. File systems without locks have none.
+
+        Raises:
+            CheckpointError: another process trains in the folder, or the folder cannot be made.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CheckpointError(f"cannot make the folder {self.path} ({error.strerror})") from None
+        if fcntl is None:
+            yield
+            return
+        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise CheckpointError(
+                f"another process is training in {self.path}, and one would overwrite what the other saves; wait for "
+                "it to end, or choose another folder"
+            ) from None
+        except OSError:  # no locks on this file system
+            pass
+        try:
+            yield
+        finally:
+            os.close(descriptor)
 
     def missing_for(self, weights: Path) -> list[str]:
         """The names of the files that weights are of use with, their own among them, and that are not there."""

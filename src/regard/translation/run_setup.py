@@ -114,15 +114,11 @@ class Prepared:
     """What the saved weights say of themselves."""
 
     def write(self, run: RunFolder, experiment: Experiment) -> None:
-        """Make the folder, with the settings in effect and the vocabularies, those that are there left as they are.
+        """Write the settings in effect and the vocabularies into the run's folder; a vocabulary that is there stays.
 
         Raises:
-            CheckpointError: it cannot be made.
+            CheckpointError: a file cannot be written.
         """
-        try:
-            run.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise CheckpointError(f"cannot make the folder {run.path} ({error.strerror})") from None
         experiment.save(run.experiment)
         for path, vocabulary in zip((run.source_vocabulary, run.target_vocabulary), self.vocabularies, strict=True):
             if not path.exists():
@@ -135,7 +131,7 @@ def prepare(experiment: Experiment, run: RunFolder, resume: Resume) -> Prepared:
     Raises:
         ConfigurationError, CorpusError, VocabularyError, CheckpointError: as for `train`.
     """
-    _refuse_other_run(run, experiment, resume)
+    refuse_other_run(run, experiment, resume)
     start = None if run.state.exists() else Start.of(experiment)
     text, held_out = training_text(experiment.data)
     source, target = vocabularies = _vocabularies(run, text, experiment.vocabulary, start)
@@ -156,7 +152,7 @@ def prepare(experiment: Experiment, run: RunFolder, resume: Resume) -> Prepared:
     return Prepared(vocabularies, model, encoded, validation, about)
 
 
-def _refuse_other_run(run: RunFolder, experiment: Experiment, resume: Resume) -> None:
+def refuse_other_run(run: RunFolder, experiment: Experiment, resume: Resume) -> None:
     """Make sure that the folder holds this run and no other."""
     if run.experiment.exists():
         if resume == "never" and rank_zero_only.rank == 0:

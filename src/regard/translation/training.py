@@ -6,7 +6,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -26,10 +26,10 @@ from regard.translation.batches import EncodedText
 from regard.translation.callbacks import Interrupt, Interrupted, Interruptible, Logging, Saving
 from regard.translation.experiment import Experiment
 from regard.translation.lightning_module import SafetensorsIO, Training
+from regard.translation.progress_display import ProgressBar, ProgressLines
 from regard.translation.run_folder import RunFolder
-from regard.translation.run_setup import Resume, prepare
+from regard.translation.run_setup import Resume, prepare, refuse_other_run
 from regard.translation.settings import TrainingSettings
-from regard.translation.terminal import Bar
 
 
 @dataclass(frozen=True)
@@ -47,37 +47,63 @@ class TrainingResult:
     target_tokens_per_second: float
 
 
-def train(experiment: Experiment, folder: str | Path, *, resume: Resume = "auto") -> TrainingResult:
-    """Train what an experiment describes, in a folder that holds all of the run.
+def train(
+    experiment: Experiment, folder: str | Path, *, resume: Resume = "auto", verbose: bool | None = None
+) -> TrainingResult:
+    """Train the model of an experiment, and save the run in a folder.
 
     The folder gets experiment.yaml, both vocabularies (learned from the training text), best.safetensors and
     last.safetensors (weights alone), state/ (all that resuming needs) and logs/ (TensorBoard). A run that was killed
     goes on with the same call and comes to the same weights, bit for bit, as one that was not; a run that has ended
     stays as it is, unless it is given more epochs, minutes or patience. `resume="never"` refuses a folder that holds
-    a run, `"must"` one that has no state to go on from.
+    a run, `"must"` one that has no state to go on from. One process at a time trains in a folder.
+
+    Progress goes to standard output: a bar if that is a terminal; otherwise a line at each validation, and every
+    half minute, if `verbose` is true. With `verbose=False` there is neither.
 
     Raises:
         ConfigurationError: the folder holds a run of other settings (their keys are named), or the settings cannot be
             met on this machine.
         CorpusError, VocabularyError: the text cannot be read or used.
-        CheckpointError: there is nothing to resume or to start from, the state is damaged or of other text, or the
-            disk is full.
+        CheckpointError: there is nothing to resume or to start from, the state is damaged or of other text, another
+            process trains in the folder, or the disk is full.
         KeyboardInterrupt: Ctrl-C; the state after the last update has been saved.
         SystemExit: the same for SIGTERM, which clusters send before they take a machine away; its code is 143.
     """
     run = RunFolder(Path(folder))
-    prepared = prepare(experiment, run, resume)
-    prepared.write(run, experiment)
-    return fit(
-        prepared.model,
-        prepared.text,
-        experiment.training,
-        validation=prepared.validation,
-        seed=experiment.seed,
-        folder=run.path,
-        about=prepared.about,
-        callbacks=[Bar(Console(file=sys.stdout))] if sys.stdout.isatty() and rank_zero_only.rank == 0 else [],
-    )
+    with ExitStack() as held:
+        found = run.path.is_dir()
+        if found:
+            held.enter_context(_only_training_in(run))  # now, and not after minutes spent on the text
+        prepared = prepare(experiment, run, resume)
+        if not found:
+            held.enter_context(_only_training_in(run))
+            refuse_other_run(run, experiment, resume)  # which may have begun in the meantime
+        prepared.write(run, experiment)
+        return _fit(
+            prepared.model,
+            prepared.text,
+            experiment.training,
+            validation=prepared.validation,
+            seed=experiment.seed,
+            run=run,
+            about=prepared.about,
+            callbacks=_displays(verbose),
+        )
+
+
+def _only_training_in(run: RunFolder) -> AbstractContextManager[None]:
+    """The lock of a run's folder, which the first of several processes holds for all."""
+    return run.locked() if rank_zero_only.rank == 0 else nullcontext()
+
+
+def _displays(verbose: bool | None) -> list[Callback]:
+    """The callback that shows the progress, if any: a bar in a terminal, lines elsewhere."""
+    if rank_zero_only.rank != 0 or verbose is False:
+        return []
+    if sys.stdout.isatty():
+        return [ProgressBar(Console(file=sys.stdout))]
+    return [ProgressLines(sys.stdout)] if verbose else []
 
 
 def fit(
@@ -91,7 +117,7 @@ def fit(
     about: Mapping[str, Any] | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> TrainingResult:
-    """Train a model on text in memory; it ends with the last weights.
+    """Train a model on text in memory; afterwards it has the last weights.
 
     `model(source [B, S], source_lengths [B], target_input [B, T])` gives logits [B, T, V]. With a `folder` the run
     saves there, and goes on from there if it has a state; without one nothing is written. `about` goes into the
@@ -100,7 +126,24 @@ def fit(
     Raises:
         ConfigurationError, CheckpointError, KeyboardInterrupt, SystemExit: as for `train`.
     """
-    run = RunFolder(Path(folder)) if folder is not None else None
+    if folder is None:
+        return _fit(model, text, settings, validation, seed, None, about, callbacks)
+    run = RunFolder(Path(folder))
+    with _only_training_in(run):
+        return _fit(model, text, settings, validation, seed, run, about, callbacks)
+
+
+def _fit(
+    model: nn.Module,
+    text: EncodedText,
+    settings: TrainingSettings,
+    validation: EncodedText | None,
+    seed: int,
+    run: RunFolder | None,
+    about: Mapping[str, Any] | None,
+    callbacks: Sequence[Callback],
+) -> TrainingResult:
+    """Train in a folder that is locked, or without one."""
     training = Training(model, text, validation, settings, seed=seed)
     saving = Saving(run, settings.save_every, about or {}) if run else None
     with _quiet_lightning(), isolate_rng(), Interrupt() as interrupt:

@@ -217,7 +217,7 @@ class Vocabulary:
             raise VocabularyError(f"{path} is not a vocabulary of regard: {where}: {first['msg']}") from None
         except VocabularyError as error:
             raise VocabularyError(f"{path} is not a vocabulary of regard: {error}") from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise VocabularyError(
                 f"{path} is truncated or not a vocabulary of regard: it is not JSON in UTF-8 ({error})"
             ) from None
