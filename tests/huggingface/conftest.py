@@ -121,8 +121,8 @@ def pair():
         model = eager(name, **changes)
         ours = copy.deepcopy(model)
         swapped = regard.huggingface.swap(ours)
-        assert swapped.plugged
-        assert not swapped.left
+        assert swapped.replaced
+        assert not swapped.skipped
         return model, ours
 
     return make

@@ -1,4 +1,4 @@
-"""The plug for Hugging Face: `attn_implementation="regard"` for every model of transformers that lets one choose.
+"""Attention for Hugging Face transformers: `attn_implementation="regard"`, for every model that supports selection.
 
 >>> import torch, regard.huggingface
 >>> regard.huggingface.register()
@@ -13,8 +13,8 @@ from .mask_tensor import SymbolicMask as SymbolicMask
 from .observe_model import Views as Views
 from .observe_model import observing as observing
 from .register import NAME as NAME
-from .register import Swapped as Swapped
+from .register import AttentionSwapReport as AttentionSwapReport
 from .register import register as register
 from .register import swap as swap
 
-__all__ = ["NAME", "Swapped", "SymbolicMask", "Views", "observing", "register", "swap"]
+__all__ = ["NAME", "AttentionSwapReport", "SymbolicMask", "Views", "observing", "register", "swap"]

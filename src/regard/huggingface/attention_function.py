@@ -69,7 +69,7 @@ WITHOUT_EFFECT = frozenset(
 )
 """What changes nothing once query, keys, values and mask are there."""
 
-NOT_KNOWN = frozenset(
+UNSUPPORTED_KEYWORDS = frozenset(
     (
         "block_indices",  # keys that an indexer chose, in blocks
         "indices",  # keys that an indexer chose

@@ -1,4 +1,4 @@
-"""Making "regard" known to transformers, and choosing it for a model that is loaded."""
+"""Register "regard" with transformers, and select it for a loaded model."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from types import CodeType
 from torch import nn
 
 from ..errors import ConfigurationError, require
-from .attention_function import NOT_KNOWN, attend
+from .attention_function import UNSUPPORTED_KEYWORDS, attend
 from .mask_tensor import symbolic_mask
 
 NAME = "regard"
-"""The name under which transformers knows this attention: `attn_implementation="regard"`."""
+"""Name of this attention in transformers: `attn_implementation="regard"`."""
 
 
 def register() -> None:
-    """Make `attn_implementation="regard"` work: the attention function and the mask function, under one name.
+    """Register the attention function and the mask function, so that `attn_implementation="regard"` works.
 
-    It may be called more than once. Models choose it when they are made, `from_pretrained(...,
+    Calling it again has no effect. Models select it at construction, `from_pretrained(...,
     attn_implementation="regard")`, or later by `swap`.
 
-    What it computes is what `attn_implementation="eager"` does: windows, softcap, sinks, packed sequences, grouped
-    heads, every cache, position biases, cross-attention, dropout. A keyword that changes the result and is not known
-    raises. It differs from eager attention in three things:
+    It computes what `attn_implementation="eager"` does: windows, softcap, sinks, packed sequences, grouped heads, every
+    cache, position biases, cross-attention, dropout. An unknown keyword that may change the result raises. It differs
+    from eager attention in three points:
 
     - A row that may attend to nothing gives 0 (eager: the mean of all values). Such rows are padded positions, whose
-      outputs no one reads but one: with padding on the left, the loss that transformers computes from `labels`
-      predicts the first token from the last padded position. There it differs from eager's, as with sdpa; where the
-      label of the first token is -100, as those of the padding are, it does not.
+      outputs are not used, with one exception: with left padding, the loss that transformers computes from `labels`
+      predicts the first token from the last padded position. There it differs from eager's, as with sdpa, unless the
+      label of the first token is -100, as those of the padding are.
     - `output_attentions` gives weights before dropout (eager: after).
     - With sinks it gives the weights that multiply the values, which sum to less than 1. Eager attention of Granite SWA
       and GraniteMoe SWA gives those before the sink is taken into account.
 
-    Weights are asked for by the call, `model(..., output_attentions=True)`; transformers itself refuses to have it in
-    the configuration of any but eager attention. torch.compile takes a model as one graph, `fullgraph=True`, in
-    evaluation and in training; weights and lenses, where they are asked for, break that graph.
+    Weights are requested per call, `model(..., output_attentions=True)`; transformers refuses that setting in the
+    configuration of any but eager attention. torch.compile compiles a model as one graph, `fullgraph=True`, in
+    evaluation and in training; requested weights and lenses break that graph.
 
     Raises:
         MissingExtra: transformers is not installed.
@@ -47,35 +47,37 @@ def register() -> None:
     """
     modeling = require("transformers.modeling_utils", extra="huggingface")
     masking = require("transformers.masking_utils", extra="huggingface")
-    # Of the class, not of its instance: whether there is a mask function is asked of the class.
+    # On the class, not on its instance: transformers looks a mask function up on the class.
     masking.AttentionMaskInterface.register(NAME, symbolic_mask)
     modeling.AttentionInterface.register(NAME, attend)
 
 
 @dataclass(frozen=True)
-class Swapped:
-    """What `swap` did: the names of the attention modules that now use "regard", and why each other does not.
+class AttentionSwapReport:
+    """Result of `swap`; `print` it.
 
-    `doubtful` names those of the former that may raise when they are called, and why.
+    replaced: names of the attention modules that now use "regard". skipped: by name, why each other does not.
+    warnings: by name, why one of the former may raise when it is called. Names are those of `model.named_modules()`.
     """
 
-    plugged: tuple[str, ...]
-    left: Mapping[str, str]
-    doubtful: Mapping[str, str]
+    replaced: tuple[str, ...]
+    skipped: Mapping[str, str]
+    warnings: Mapping[str, str]
 
     def __str__(self) -> str:
-        lines = [f"{len(self.plugged)} attention modules use {NAME!r}, {len(self.left)} do not"]
-        return "\n".join(lines + [f"  {name}: {reason}" for name, reason in {**self.left, **self.doubtful}.items()])
+        lines = [f"{len(self.replaced)} attention modules use {NAME!r}, {len(self.skipped)} do not"]
+        return "\n".join(lines + [f"  {name}: {reason}" for name, reason in {**self.skipped, **self.warnings}.items()])
 
 
-def swap(model: nn.Module) -> Swapped:
-    """Choose "regard" for a loaded model of transformers, in place; `register` is done too.
+def swap(model: nn.Module) -> AttentionSwapReport:
+    """Select "regard" for a loaded model of transformers, in place; calls `register` first.
 
-    The value says which attention modules use it now, and which cannot: those that compute attention by themselves
+    A module that contains such models, as a `SentenceTransformer` does, has it selected for each of them. The result
+    names the attention modules that use it now, and those that cannot, because they compute attention themselves
     instead of through transformers' attention interface. `model.set_attn_implementation("sdpa")` undoes it.
 
     Raises:
-        ConfigurationError: the model is none of transformers'.
+        ConfigurationError: neither a model of transformers nor a module with one inside.
         MissingExtra: transformers is not installed.
 
     >>> import torch, regard.huggingface
@@ -87,52 +89,61 @@ def swap(model: nn.Module) -> Swapped:
     require("transformers", extra="huggingface")
     from transformers import PreTrainedModel
 
-    if not isinstance(model, PreTrainedModel):
+    inside = model.modules() if isinstance(model, nn.Module) else ()
+    pretrained = [module for module in inside if isinstance(module, PreTrainedModel)]
+    if not pretrained:
         raise ConfigurationError(
-            f"swap needs a model of transformers (a PreTrainedModel); this is a {type(model).__name__}. Give it the "
-            "part of it that is one"
+            f"swap needs a model of transformers (a PreTrainedModel), or a module with one inside; this is a "
+            f"{type(model).__name__} without one"
         )
     register()
-    model.set_attn_implementation(NAME)  # it leaves out what cannot be plugged, and warns
-    plugged, left, doubtful = [], {}, {}
+    for part in pretrained:
+        if not any(part in _descendants(other) for other in pretrained):  # an outer model sets its inner ones
+            part.set_attn_implementation(NAME)  # it skips modules that do not support it, and warns
+    return _report(model)
+
+
+def _report(model: nn.Module) -> AttentionSwapReport:
+    """Which attention modules of a model use "regard" now."""
+    replaced, skipped, warnings = [], {}, {}
     for name, module in model.named_modules():
-        if _uses_the_interface(module):
-            chosen = getattr(getattr(module, "config", None), "_attn_implementation", None)
-            if chosen == NAME:
-                plugged.append(name)
-                if handed := _not_known(module):
-                    doubtful[name] = f"{type(module).__name__} raises where it hands over {handed}, not known here"
+        if _uses_attention_interface(module):
+            selected = getattr(getattr(module, "config", None), "_attn_implementation", None)
+            if selected == NAME:
+                replaced.append(name)
+                if keywords := _unsupported_keywords(module):
+                    warnings[name] = f"{type(module).__name__} raises where it passes {keywords}, not known here"
             else:
-                left[name] = f"{type(module).__name__} has attn_implementation={chosen!r} in its own configuration"
-        elif _is_attention(module) and not any(map(_is_attention, _inside(module))):
-            left[name] = f"{type(module).__name__} computes attention by itself"
-    return Swapped(tuple(plugged), left, doubtful)
+                skipped[name] = f"{type(module).__name__} has attn_implementation={selected!r} in its own configuration"
+        elif _is_attention(module) and not any(map(_is_attention, _descendants(module))):
+            skipped[name] = f"{type(module).__name__} computes attention by itself"
+    return AttentionSwapReport(tuple(replaced), skipped, warnings)
 
 
-def _uses_the_interface(module: nn.Module) -> bool:
-    """Whether a module looks its attention function up by name."""
-    code = _code(module)
+def _uses_attention_interface(module: nn.Module) -> bool:
+    """Whether the forward of a module looks its attention function up by name."""
+    code = _forward_code(module)
     return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
 
 
-def _not_known(module: nn.Module) -> str:
-    """The keywords in the code of a module that its attention refuses: the names in a call are constants there."""
-    code = _code(module)
+def _unsupported_keywords(module: nn.Module) -> str:
+    """Refused keywords that the forward of a module passes: keyword names are constants of its code object."""
+    code = _forward_code(module)
     constants = () if code is None else code.co_consts
     names = {name for part in constants for name in (part if isinstance(part, tuple) else (part,))}
-    return ", ".join(sorted(NOT_KNOWN & names))
+    return ", ".join(sorted(UNSUPPORTED_KEYWORDS & names))
 
 
-def _code(module: nn.Module) -> CodeType | None:
-    """That of its forward."""
+def _forward_code(module: nn.Module) -> CodeType | None:
+    """The code object of the forward of a module."""
     return getattr(inspect.unwrap(type(module).forward), "__code__", None)
 
 
 def _is_attention(module: nn.Module) -> bool:
-    """Whether a module is called an attention; it may be no more than a frame around one."""
-    return "attention" in type(module).__name__.lower() or _uses_the_interface(module)
+    """Whether a module is an attention by its class name, or by its code; it may be a wrapper around another one."""
+    return "attention" in type(module).__name__.lower() or _uses_attention_interface(module)
 
 
-def _inside(module: nn.Module) -> Iterator[nn.Module]:
+def _descendants(module: nn.Module) -> Iterator[nn.Module]:
     """The modules inside another, at any depth."""
     return (part for part in module.modules() if part is not module)

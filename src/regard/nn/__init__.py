@@ -12,7 +12,7 @@ from .linear import Linear as Linear
 from .multihead import MultiheadAttention as MultiheadAttention
 from .normalization import RMSNorm as RMSNorm
 from .projections import Projections as Projections
-from .replace import Swapped as Swapped
+from .replace import SwapReport as SwapReport
 from .replace import swap as swap
 from .replace import swap_linear as swap_linear
 from .torch_conversion import block_from_torch as block_from_torch
@@ -44,7 +44,7 @@ __all__ = [
     "Residual",
     "SandwichNorm",
     "SeenBlock",
-    "Swapped",
+    "SwapReport",
     "TransformerBlock",
     "block_from_torch",
     "blocks_from_torch",

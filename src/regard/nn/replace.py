@@ -1,4 +1,4 @@
-"""Layers of torch inside a model replaced by regard's, with their parameters: all attention, or all linear layers."""
+"""Replace torch's attention or linear layers inside a model by regard's, which share their parameters."""
 
 from __future__ import annotations
 
@@ -14,56 +14,55 @@ from .multihead import MultiheadAttention
 
 Kind = type[nn.Module]
 
-# The tables of a module that its twin has as its own. All else is one for both: a hook's handle still removes it.
-_OWN_TABLES = ("_parameters", "_buffers", "_modules")
+# Dicts of a module that are copied for its replacement. All else is shared, so that hook handles still remove hooks.
+_COPIED_TABLES = ("_parameters", "_buffers", "_modules")
 
-_MOST_LINES = 12  # of a kind that a report has
+_MAX_LINES = 12  # of each kind in a printed report
 
 
 @dataclass(frozen=True, eq=False)
-class Swapped:
-    """What `swap` or `swap_linear` did: `print` it.
+class SwapReport:
+    """Result of `swap` or `swap_linear`; `print` it.
 
-    model: the model that was given, now with regard's layers; where it was such a layer itself, the new one. kind: the
-    name of the layers, torch's and regard's. replaced: their names, as of `model.named_modules()`; '' is the model
-    itself. left: by name, the layers that stay torch's or others', and why. notes: what else is to be known, a sentence
-    each.
+    model: the same model, now with regard's layers; the new layer where the model was one itself. kind: class name of
+    the layers, torch's and regard's. replaced: their names in `model.named_modules()`; '' is the model itself. skipped:
+    by name, why other layers of the kind were not replaced. notes: side effects, a sentence each.
     """
 
     model: nn.Module
     kind: str
     replaced: tuple[str, ...]
-    left: Mapping[str, str]
+    skipped: Mapping[str, str]
     notes: tuple[str, ...]
 
     def __str__(self) -> str:
         count = len(self.replaced)
-        lines = [f"{count} of {count + len(self.left)} nn.{self.kind} replaced by regard.nn.{self.kind}"]
-        lines += _first([f"  replaced {_said(name)}" for name in self.replaced])
-        lines += _first([f"  left {_said(name)}: {why}" for name, why in self.left.items()])
-        return "\n".join(lines + _first([f"  {note}" for note in self.notes]))
+        lines = [f"{count} of {count + len(self.skipped)} nn.{self.kind} replaced by regard.nn.{self.kind}"]
+        lines += _shortened([f"  replaced {_label(name)}" for name in self.replaced])
+        lines += _shortened([f"  skipped {_label(name)}: {why}" for name, why in self.skipped.items()])
+        return "\n".join(lines + _shortened([f"  {note}" for note in self.notes]))
 
     def __repr__(self) -> str:
         return (
-            f"Swapped(model=<{type(self.model).__name__}>, kind={self.kind!r}, replaced={list(self.replaced)}, "
-            f"left={dict(self.left)}, notes={list(self.notes)})"
+            f"SwapReport(model=<{type(self.model).__name__}>, kind={self.kind!r}, replaced={list(self.replaced)}, "
+            f"skipped={dict(self.skipped)}, notes={list(self.notes)})"
         )
 
 
-def swap(model: nn.Module) -> Swapped:
+def swap(model: nn.Module) -> SwapReport:
     """Replace every `torch.nn.MultiheadAttention` inside a model by `regard.nn.MultiheadAttention`, in place.
 
-    The new layers have the very parameters of the old ones, so optimisers go on as before; they have their names,
-    `training`, hooks and whatever else was set on them. A layer that the model has in several places stays one. A
-    second `swap` finds nothing to do.
+    The new layers share the parameters of the old ones, so optimisers continue as before; names, `training`, hooks and
+    all other attributes are preserved. A layer that occurs in several places stays one. A second `swap` replaces
+    nothing.
 
     torch's encoder layer computes attention by itself in evaluation; after `swap` it calls the new layer, as it does in
     training. An `nn.TransformerEncoder` above them no longer turns padded batches into nested tensors: its
-    `use_nested_tensor` becomes False, and padded positions of its output are what the layers make of them, and not 0.
+    `use_nested_tensor` becomes False, and its output at padded positions is computed by the layers, and not 0.
 
-    Left as they are, and told of: instances of subclasses, which have a meaning of their own; layers whose `forward`
-    was replaced on the instance; layers that are compiled. A layer that the model holds in a plain list or a closure
-    is one that torch does not know of, and is not found.
+    Skipped, and reported: instances of subclasses, which may compute something else; layers whose `forward` was
+    replaced on the instance; compiled layers. A layer in a plain list or a closure is not registered with torch, and is
+    not found.
 
     Raises:
         ConfigurationError: the model is no `nn.Module`.
@@ -76,18 +75,17 @@ def swap(model: nn.Module) -> Swapped:
       replaced self_attn
       replaced multihead_attn
     """
-    swapped = _replaced("swap", model, nn.MultiheadAttention, MultiheadAttention)
-    return replace(swapped, notes=(*swapped.notes, *_without_nested(swapped.model)))
+    report = _replace_layers("swap", model, nn.MultiheadAttention, MultiheadAttention)
+    return replace(report, notes=(*report.notes, *_disable_nested_tensors(report.model)))
 
 
-def swap_linear(model: nn.Module) -> Swapped:
+def swap_linear(model: nn.Module) -> SwapReport:
     """Replace every `torch.nn.Linear` inside a model by `regard.nn.Linear`, in place, as `swap` does with attention.
 
-    The weights are the same, the products are faster where `regard.nn.Linear` says so, and equal but for the order in
-    which they are added up. In a model of transformers whose attention is regard's, these products are what remains.
+    The weights are the same; the products are faster where `regard.nn.Linear` says so, and equal up to the order of
+    summation. In a model of transformers that uses regard's attention, these products take most of the remaining time.
 
-    Left as they are, and told of: what `swap` leaves, subclasses included, such as those of quantised or parametrised
-    layers.
+    Skipped, and reported: the same cases as by `swap`, subclasses included, such as quantised or parametrised layers.
 
     Raises:
         ConfigurationError: the model is no `nn.Module`.
@@ -99,35 +97,35 @@ def swap_linear(model: nn.Module) -> Swapped:
       replaced 0
       replaced 2
     """
-    return _replaced("swap_linear", model, nn.Linear, Linear)
+    return _replace_layers("swap_linear", model, nn.Linear, Linear)
 
 
-def _replaced(asked: str, model: nn.Module, theirs: Kind, ours: Kind) -> Swapped:
-    """What came of replacing torch's layers of a kind by regard's, a subclass that adds nothing to what they hold."""
+def _replace_layers(function: str, model: nn.Module, theirs: Kind, ours: Kind) -> SwapReport:
+    """Replace torch's layers of one class by regard's, a subclass with the same attributes."""
     if not isinstance(model, nn.Module):
-        given = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
-        raise ConfigurationError(f"{asked} needs a torch.nn.Module, such as nn.Transformer(...); this is {given}")
-    twins: dict[nn.Module, nn.Module] = {}
+        found = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
+        raise ConfigurationError(f"{function} needs a torch.nn.Module, such as nn.Transformer(...); this is {found}")
+    replacements: dict[nn.Module, nn.Module] = {}
     replaced: list[str] = []
-    left: dict[str, str] = {}
+    skipped: dict[str, str] = {}
     notes: list[str] = []
     for name, module in list(model.named_modules(remove_duplicate=False)):
         if not isinstance(module, theirs) or isinstance(module, ours):
             continue
         if reason := _why_not(module, name, theirs):
-            left[name] = reason
+            skipped[name] = reason
             continue
-        if module not in twins:
+        if module not in replacements:
             if count := _hooks(module):
-                notes.append(f"{_said(name)}: {count} hook{'s' * (count > 1)} came along")
-            twins[module] = _twin(module, ours)
-        model = _put(model, name, twins[module])
+                notes.append(f"{_label(name)}: preserved {count} hook{'s' * (count > 1)}")
+            replacements[module] = _replacement(module, ours)
+        model = _set_submodule(model, name, replacements[module])
         replaced.append(name)
-    return Swapped(model, ours.__name__, tuple(replaced), MappingProxyType(left), tuple(notes))
+    return SwapReport(model, ours.__name__, tuple(replaced), MappingProxyType(skipped), tuple(notes))
 
 
 def _why_not(module: nn.Module, name: str, theirs: Kind) -> str:
-    """Why a layer cannot be replaced; empty if it can."""
+    """The reason why a layer cannot be replaced; empty if it can."""
     kind = type(module)
     if kind is not theirs:
         return f"it is a {kind.__module__}.{kind.__qualname__}, a subclass with a meaning of its own"
@@ -136,19 +134,20 @@ def _why_not(module: nn.Module, name: str, theirs: Kind) -> str:
     if vars(module).get("_compiled_call_impl") is not None or name.rpartition(".")[2] == "_orig_mod":
         return "it is compiled: swap first, then compile"
     if module._load_state_dict_pre_hooks:
-        return "it has hooks for load_state_dict, which know it as it is: swap first, then register them"
+        return "it has hooks for load_state_dict, which refer to this object: swap first, then register them"
     return ""
 
 
-def _twin(module: nn.Module, ours: Kind) -> nn.Module:
-    """A layer of regard's with all that the module holds, made as an unpickled one is."""
-    twin = ours.__new__(ours)
-    twin.__setstate__({name: held.copy() if name in _OWN_TABLES else held for name, held in vars(module).items()})
-    return twin
+def _replacement(module: nn.Module, ours: Kind) -> nn.Module:
+    """A layer of regard's with the attributes of the module, constructed as by unpickling."""
+    ours_layer = ours.__new__(ours)
+    state = {name: value.copy() if name in _COPIED_TABLES else value for name, value in vars(module).items()}
+    ours_layer.__setstate__(state)
+    return ours_layer
 
 
-def _put(model: nn.Module, name: str, module: nn.Module) -> nn.Module:
-    """The model with another module of that name: itself, or where the name is '' the module."""
+def _set_submodule(model: nn.Module, name: str, module: nn.Module) -> nn.Module:
+    """Set a submodule by its dotted name; returns the model, or the module where the name is ''."""
     if not name:
         return module
     parent, _, child = name.rpartition(".")
@@ -156,28 +155,28 @@ def _put(model: nn.Module, name: str, module: nn.Module) -> nn.Module:
     return model
 
 
-def _without_nested(model: nn.Module) -> list[str]:
-    """Encoders over regard's layers, kept from handing them nested tensors; a note on each that would have."""
+def _disable_nested_tensors(model: nn.Module) -> list[str]:
+    """Set `use_nested_tensor` of encoders with regard's layers to False, as these refuse them; a note on each."""
     notes = []
     for name, encoder in model.named_modules():
         if not isinstance(encoder, nn.TransformerEncoder) or not getattr(encoder, "use_nested_tensor", False):
             continue
         if any(isinstance(inner, MultiheadAttention) for inner in encoder.modules()):
             encoder.use_nested_tensor = False
-            notes.append(f"{_said(name)}: use_nested_tensor is False now")
+            notes.append(f"{_label(name)}: use_nested_tensor is False now")
     return notes
 
 
 def _hooks(module: nn.Module) -> int:
-    """How many hooks run where the module is called."""
+    """Number of hooks that run when the module is called."""
     tables = module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks
     return sum(len(table) for table in tables)
 
 
-def _first(lines: list[str]) -> list[str]:
-    more = len(lines) - _MOST_LINES
-    return [*lines[:_MOST_LINES], f"  and {more:,} more"] if more > 0 else lines
+def _shortened(lines: list[str]) -> list[str]:
+    more = len(lines) - _MAX_LINES
+    return [*lines[:_MAX_LINES], f"  and {more:,} more"] if more > 0 else lines
 
 
-def _said(name: str) -> str:
+def _label(name: str) -> str:
     return name or "the model itself"

@@ -111,7 +111,7 @@ WHOLE = {name: compute for name, compute in COMPUTED.items() if name != "a part"
 def test_a_model_that_computes_with_its_mask_is_right(compute, close):
     eager = Toy._from_config(ToyConfig(), attn_implementation="eager").eval()
     ours = copy.deepcopy(eager)
-    assert regard.huggingface.swap(ours).plugged == ("heads",)
+    assert regard.huggingface.swap(ours).replaced == ("heads",)
     states = torch.randn(2, 5, 12)
     with torch.no_grad():
         close(ours(states, compute), eager(states, compute))
@@ -186,7 +186,7 @@ def deepseek():
     config = transformers.DeepseekV4Config(**DEEPSEEK)
     eager = transformers.DeepseekV4ForCausalLM._from_config(config, attn_implementation="eager").eval()
     ours = copy.deepcopy(eager)
-    assert len(regard.huggingface.swap(ours).plugged) == 3
+    assert len(regard.huggingface.swap(ours).replaced) == 3
     return eager, ours
 
 

@@ -52,10 +52,10 @@ def test_a_model_may_be_made_with_it(ask, close, pair):
 def test_swap_says_what_it_did(pair):
     eager, _ = pair("bart")
     swapped = regard.huggingface.swap(eager)
-    assert len(swapped.plugged) == 6
-    assert "model.decoder.layers.0.encoder_attn" in swapped.plugged
-    assert not swapped.left
-    assert not swapped.doubtful
+    assert len(swapped.replaced) == 6
+    assert "model.decoder.layers.0.encoder_attn" in swapped.replaced
+    assert not swapped.skipped
+    assert not swapped.warnings
     assert str(swapped) == "6 attention modules use 'regard', 0 do not"
     assert eager.config._attn_implementation == "regard"
     eager.set_attn_implementation("sdpa")
@@ -66,8 +66,8 @@ def test_swap_names_what_cannot_be_plugged():
     config = transformers.GPTJConfig(vocab_size=7, n_embd=8, n_layer=2, n_head=2, rotary_dim=2, n_positions=16)
     model = transformers.GPTJModel(config)
     swapped = regard.huggingface.swap(model)
-    assert swapped.plugged == ()
-    assert swapped.left == {f"h.{layer}.attn": "GPTJAttention computes attention by itself" for layer in (0, 1)}
+    assert swapped.replaced == ()
+    assert swapped.skipped == {f"h.{layer}.attn": "GPTJAttention computes attention by itself" for layer in (0, 1)}
     assert str(swapped).splitlines() == [
         "0 attention modules use 'regard', 2 do not",
         "  h.0.attn: GPTJAttention computes attention by itself",
@@ -82,8 +82,8 @@ def test_swap_names_a_part_that_keeps_its_own_choice(pair):
     attention.config = type(ours.config)(**ours.config.to_dict())
     attention.config._attn_implementation = "eager"
     swapped = regard.huggingface.swap(ours)
-    assert swapped.plugged == ("model.layers.0.self_attn",)
-    assert swapped.left == {
+    assert swapped.replaced == ("model.layers.0.self_attn",)
+    assert swapped.skipped == {
         "model.layers.1.self_attn": "LlamaAttention has attn_implementation='eager' in its own configuration"
     }
 
@@ -112,8 +112,8 @@ def test_swap_names_what_may_raise_when_it_is_called():
     model = transformers.HYV4ForCausalLM(config).eval()
     swapped = regard.huggingface.swap(model)
     names = [f"model.layers.{layer}.self_attn" for layer in (0, 1)]
-    reason = "HYV4Attention raises where it hands over indices, not known here"
-    assert swapped.doubtful == dict.fromkeys(names, reason)
+    reason = "HYV4Attention raises where it passes indices, not known here"
+    assert swapped.warnings == dict.fromkeys(names, reason)
     assert str(swapped).splitlines() == [
         "2 attention modules use 'regard', 0 do not",
         *(f"  {name}: {reason}" for name in names),
@@ -122,9 +122,34 @@ def test_swap_names_what_may_raise_when_it_is_called():
         model(torch.arange(3, 9)[None])
 
 
-def test_swap_takes_models_of_transformers_alone():
-    with pytest.raises(ConfigurationError, match=r"swap needs a model of transformers .* this is a Linear"):
+def test_swap_finds_the_models_inside_a_module(pair, ask, close):
+    """As in a SentenceTransformer, whose first module holds the model as `auto_model`."""
+    eager, _ = pair("bart")
+    other, _ = pair("llama")
+    wrapper = nn.Sequential(nn.ModuleDict({"auto_model": eager}), nn.Linear(2, 2), other)
+    report = regard.huggingface.swap(wrapper)
+    assert len(report.replaced) == 8
+    assert "0.auto_model.model.decoder.layers.0.encoder_attn" in report.replaced
+    assert "2.model.layers.1.self_attn" in report.replaced
+    assert eager.config._attn_implementation == other.config._attn_implementation == "regard"
+
+
+def test_swap_of_a_sentence_transformer():
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    config = transformers.BertConfig(
+        vocab_size=7, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
+    )
+    inner = nn.Module()
+    inner.auto_model = transformers.BertModel(config)
+    report = regard.huggingface.swap(sentence_transformers.SentenceTransformer(modules=[inner]))
+    assert report.replaced == ("0.auto_model.encoder.layer.0.attention.self",)
+
+
+def test_swap_needs_a_model_of_transformers():
+    with pytest.raises(ConfigurationError, match=r"swap needs a model of transformers .* this is a Linear without one"):
         regard.huggingface.swap(nn.Linear(2, 2))
+    with pytest.raises(ConfigurationError, match="this is a str without one"):
+        regard.huggingface.swap("bert")  # type: ignore[arg-type]
 
 
 def test_an_unknown_keyword_reaches_the_user_by_name(pair, ask):

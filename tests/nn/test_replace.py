@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from regard.errors import ConfigurationError
-from regard.nn import Linear, MultiheadAttention, Swapped, swap, swap_linear
+from regard.nn import Linear, MultiheadAttention, SwapReport, swap, swap_linear
 
 BATCH, TOKENS, DIM = 3, 7, 8
 PADDED = torch.arange(TOKENS) >= torch.tensor([[7], [4], [2]])
@@ -57,7 +57,7 @@ class TestWhatIsReplaced:
         assert done.replaced[-1] == "inner.1.decoder.layers.2.multihead_attn"
         assert all(type(done.model.get_submodule(name)) is MultiheadAttention for name in done.replaced)
         assert done.model["inner"][1] is model  # type: ignore[index]
-        assert not done.left
+        assert not done.skipped
 
     def test_the_model_itself(self):
         theirs = nn.MultiheadAttention(DIM, 2)
@@ -127,7 +127,7 @@ class TestWhatIsReplaced:
         seen = []
         handle = model.layers[0].self_attn.register_forward_hook(lambda module, given, output: seen.append(module))
         done = swap(model)
-        assert "layers.0.self_attn: 1 hook came along" in done.notes
+        assert "layers.0.self_attn: preserved 1 hook" in done.notes
         x = torch.randn(BATCH, TOKENS, DIM)
         model(x)
         assert seen == [model.layers[0].self_attn]
@@ -141,7 +141,7 @@ class TestWhatIsReplaced:
         first = list(model.modules())
         done = swap(model)
         assert list(model.modules()) == first
-        assert (done.replaced, dict(done.left), done.notes) == ((), {}, ())
+        assert (done.replaced, dict(done.skipped), done.notes) == ((), {}, ())
         assert str(done) == "0 of 0 nn.MultiheadAttention replaced by regard.nn.MultiheadAttention"
         assert [len(layer.self_attn._forward_pre_hooks) for layer in model.layers] == [1, 1]
 
@@ -168,8 +168,8 @@ class TestWhatIsLeft:
         done = swap(model)
         assert type(model[0]) is OwnMeaning
         assert done.replaced == ("1",)
-        assert list(done.left) == ["0"]
-        assert done.left["0"].endswith("OwnMeaning, a subclass with a meaning of its own")
+        assert list(done.skipped) == ["0"]
+        assert done.skipped["0"].endswith("OwnMeaning, a subclass with a meaning of its own")
 
     def test_layers_that_are_more_than_their_class(self):
         model: Any = nn.ModuleDict({name: nn.MultiheadAttention(DIM, 2) for name in ("patched", "compiled", "loading")})
@@ -179,29 +179,29 @@ class TestWhatIsLeft:
         model["outside"] = torch.compile(nn.MultiheadAttention(DIM, 2), backend="eager")
         done = swap(model)
         assert done.replaced == ()
-        assert dict(done.left) == {
+        assert dict(done.skipped) == {
             "patched": "its forward was replaced on the instance",
             "compiled": "it is compiled: swap first, then compile",
-            "loading": "it has hooks for load_state_dict, which know it as it is: swap first, then register them",
+            "loading": "it has hooks for load_state_dict, which refer to this object: swap first, then register them",
             "outside._orig_mod": "it is compiled: swap first, then compile",
         }
 
     def test_it_says_so(self):
         model = nn.ModuleDict({"a": OwnMeaning(DIM, 2), "b": encoder()})
         done = swap(model)
-        assert isinstance(done, Swapped)
+        assert isinstance(done, SwapReport)
         where = f"{OwnMeaning.__module__}.OwnMeaning"
         assert str(done).splitlines() == [
             "2 of 3 nn.MultiheadAttention replaced by regard.nn.MultiheadAttention",
             "  replaced b.layers.0.self_attn",
             "  replaced b.layers.1.self_attn",
-            f"  left a: it is a {where}, a subclass with a meaning of its own",
+            f"  skipped a: it is a {where}, a subclass with a meaning of its own",
             "  b: use_nested_tensor is False now",
         ]
         assert repr(done) == (
-            "Swapped(model=<ModuleDict>, kind='MultiheadAttention', "
+            "SwapReport(model=<ModuleDict>, kind='MultiheadAttention', "
             "replaced=['b.layers.0.self_attn', 'b.layers.1.self_attn'], "
-            f"left={{'a': 'it is a {where}, a subclass with a meaning of its own'}}, "
+            f"skipped={{'a': 'it is a {where}, a subclass with a meaning of its own'}}, "
             "notes=['b: use_nested_tensor is False now'])"
         )
 
@@ -324,7 +324,7 @@ class TestLinear:
         assert type(model[0]) is Linear
         assert model[2][0] is model[0]  # type: ignore[index]
         assert all(one is other for one, other in zip(kept, model.parameters(), strict=True))
-        assert "TestLinear" in done.left["3"]
+        assert "TestLinear" in done.skipped["3"]
         assert str(done).startswith("2 of 3 nn.Linear replaced by regard.nn.Linear\n  replaced 0\n  replaced 2.0\n")
         assert swap_linear(model).replaced == ()
 
@@ -359,7 +359,7 @@ class TestLinear:
     def test_hooks_come_along(self):
         model, seen = nn.Sequential(nn.Linear(DIM, DIM)), []
         model[0].register_forward_hook(lambda *_: seen.append(1))
-        assert swap_linear(model).notes == ("0: 1 hook came along",)
+        assert swap_linear(model).notes == ("0: preserved 1 hook",)
         model(torch.randn(2, DIM))
         assert seen == [1]
 
