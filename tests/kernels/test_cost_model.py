@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from regard import native
 from regard.errors import ConfigurationError
 from regard.kernels import Cost, calibration, cost_model
 from regard.kernels.cost_model import KEPT, Machine, Rates, cache_file, folder_for, in_use, read, write
 
+DEFAULTS = cost_model.default_rates("cpu", native.variant() if native.available() else None)
 MEASURED = Rates(flops=4e10, native=6e10, passes=5e9, moved=2e10, fresh=3e9, call=4e-6)
 
 
@@ -47,20 +49,22 @@ class TestSeconds:
 
 class TestInUse:
     def test_defaults_where_nothing_was_measured(self):
-        assert in_use().rates == Rates()
+        assert in_use().rates == DEFAULTS
         assert in_use().origin == ("defaults: nothing was measured here; `regard bench --calibrate` measures them")
 
     def test_what_was_written_is_in_use_at_once(self, cache):
-        assert cost_model.rates() == Rates()
+        assert in_use().rates == DEFAULTS
         write(MEASURED, cache_file())
-        assert cost_model.rates() == MEASURED
+        assert in_use().rates == MEASURED
         assert in_use().origin == f"measured here, from {cache / 'regard' / 'calibration.json'}"
 
-    @pytest.mark.parametrize(("name", "value"), [("threads", 99), ("torch", "1.0.0"), ("processor", "an abacus")])
+    @pytest.mark.parametrize(
+        ("name", "value"), [("threads", 99), ("torch", "1.0.0"), ("processor", "an abacus"), ("native", "sse9")]
+    )
     def test_what_was_measured_on_another_machine_is_not_used(self, name, value):
         write(MEASURED, cache_file())
         changed(cache_file(), "machine", **{name: value})
-        assert in_use().rates == Rates()
+        assert in_use().rates == DEFAULTS
         now = re.escape(str(asdict(Machine.here())[name]))
         assert re.fullmatch(
             rf"defaults: .*calibration.json was measured on another machine \({name} {value}, now {now}\); .* anew",
@@ -72,17 +76,22 @@ class TestInUse:
         write(MEASURED, cache_file())
         try:
             torch.set_num_threads(threads + 1)
-            assert in_use().rates == Rates()
+            assert in_use().rates == DEFAULTS
             assert f"(threads {threads}, now {threads + 1})" in in_use().origin
         finally:
             torch.set_num_threads(threads)
         assert in_use().rates == MEASURED
 
+    def test_another_variant_of_the_native_code_has_rates_of_its_own(self):
+        for variant in native.variants():
+            with native.using(variant):
+                assert in_use().rates == cost_model.default_rates("cpu", variant)
+
     @pytest.mark.parametrize("text", ["", "{", "[]", "{}", "null", '{"rates": {}, "machine": {}}', "\x00"])
     def test_a_damaged_file_is_told_of_and_not_in_the_way(self, text):
         folder_for(cache_file())
         cache_file().write_text(text, "utf-8")
-        assert in_use().rates == Rates()
+        assert in_use().rates == DEFAULTS
         assert in_use().origin.startswith(f"defaults: {cache_file()} holds no calibration: it needs a number above 0")
 
     def test_bytes_that_are_no_text(self):
@@ -92,7 +101,7 @@ class TestInUse:
 
     def test_a_folder_in_its_place(self):
         cache_file().mkdir(parents=True)
-        assert in_use().rates == Rates()
+        assert in_use().rates == DEFAULTS
         assert in_use().origin.startswith("defaults: ")
 
     def test_no_home(self, monkeypatch):
@@ -101,7 +110,7 @@ class TestInUse:
 
         monkeypatch.delenv("XDG_CACHE_HOME")
         monkeypatch.setattr(Path, "home", homeless)
-        assert in_use() == cost_model.InUse(Rates(), "defaults: could not determine home directory")
+        assert in_use() == cost_model.InUse(DEFAULTS, "defaults: could not determine home directory")
 
 
 class TestFile:

@@ -11,7 +11,7 @@ from torch import Tensor
 from regard import biases, explain, masks, scores
 from regard.kernels import KERNELS
 from regard.kernels.calibration import in_turn
-from regard.kernels.cost_model import rates
+from regard.kernels.cost_model import predicted_seconds
 
 BUDGET = 1.0
 """Seconds of measurement per problem, at least; its kernels are timed in turn."""
@@ -78,9 +78,7 @@ def _measure(case: BenchmarkCase) -> ProblemTimings:
     plan = explain(*case.tensors, **case.options)
     problem = plan.problem
     predicted = {
-        kernel: rates().seconds(kernel.cost(problem), problem.value.dtype)
-        for kernel in KERNELS
-        if not kernel.why_not(problem)
+        kernel: predicted_seconds(kernel.cost(problem), problem) for kernel in KERNELS if not kernel.why_not(problem)
     }
     within = SLOWEST_TIMED * min(predicted.values())
     timed = sorted(

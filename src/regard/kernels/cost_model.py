@@ -1,8 +1,8 @@
-"""How fast this machine is, as far as the choice between kernels needs it: measured once, or sensible defaults.
+"""The cost model of the choice between kernels: rates of the machine, measured or defaults, and costs in units of them.
 
-What the kernels' costs have in common: how many passes over a number each kind of work is.
-
-A pass is what an element-wise operator takes for a number in the cache: `rates` says how many there are in a second.
+A kernel's `cost` counts flops, bytes, calls and passes; a pass is what an element-wise operator takes for one number in
+the cache. `Rates` says how many of each a second has: by default those of the kind of device, of the vector
+instructions that torch uses and of the variant of the native code.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from .. import native
 from ..core.problem import Problem
 from ..errors import ConfigurationError
 from .base import Cost
@@ -43,9 +44,9 @@ class Rates:
     fresh: float = 2.5e9
     call: float = 2.5e-6
 
-    def seconds(self, cost: Cost, dtype: torch.dtype) -> float:
-        """What a cost takes, forward, by all threads."""
-        threads = torch.get_num_threads()
+    def seconds(self, cost: Cost, dtype: torch.dtype, threads: int | None = None) -> float:
+        """What a cost takes, forward, by so many threads, without a number by all of torch's."""
+        threads = threads or torch.get_num_threads()
         flops = self.flops * DTYPES.get(dtype, 1.0) * threads
         return (
             cost.flops / flops
@@ -55,6 +56,30 @@ class Rates:
             + (cost.bytes / self.fresh if cost.bytes > KEPT else 0.0)
             + cost.calls * self.call
         )
+
+
+DEFAULT_NATIVE = {"avx512": 1e11, "avx2": 6.5e10, "neon": 4e10, "plain": 2e10}
+"""Flops a second of each variant of the native code. Measured on Cascade Lake, but for neon, which is estimated."""
+DEFAULT_TORCH = {"AVX512": (8e10, 1e10), "AVX2": (4e10, 7.5e9), "DEFAULT": (2e10, 2e9)}
+"""Flops and passes a second by the vector instructions that torch uses, as torch names them. Measured likewise."""
+DEFAULT_OTHER_TORCH = 4e10, 7.5e9
+"""The same for others, such as those of ARM: estimated."""
+DEFAULT_GPU = Rates(flops=3e13, native=3e13, passes=5e11, moved=2e12, fresh=5e11, call=6e-6)
+"""A data-centre GPU, estimated: one call takes as long as 10⁸ flops, so that few calls are what matters."""
+
+
+def default_rates(device: str = "cpu", native_variant: str | None = None, capability: str | None = None) -> Rates:
+    """The rates of a kind of device where nothing was measured.
+
+    device: as `torch.device.type`. native_variant: of the native code, None where there is none. capability: the vector
+    instructions that torch uses, as `torch.backends.cpu.get_cpu_capability` names them; without it those in use here.
+    """
+    if device != "cpu":
+        return DEFAULT_GPU
+    capability = torch.backends.cpu.get_cpu_capability() if capability is None else capability
+    is_arm = platform.machine().lower() in ("aarch64", "arm64")
+    flops, passes = DEFAULT_OTHER_TORCH if is_arm else DEFAULT_TORCH.get(capability, DEFAULT_OTHER_TORCH)
+    return Rates(flops=flops, native=DEFAULT_NATIVE.get(native_variant or "", flops), passes=passes)
 
 
 KEPT = 2**25
@@ -70,11 +95,12 @@ class Machine:
     processor: str
     threads: int
     torch: str
+    native: str
 
     @classmethod
     def here(cls) -> Machine:
         """This one, now."""
-        return cls(_processor(), torch.get_num_threads(), str(torch.__version__))
+        return cls(_processor(), torch.get_num_threads(), str(torch.__version__), _native_variant() or "none")
 
     def differences(self, other: Machine) -> str:
         """What is different here from another one; empty if nothing is."""
@@ -96,28 +122,39 @@ def cache_file() -> Path:
     return Path(home) / "regard" / "calibration.json"
 
 
-def rates() -> Rates:
-    """The rates that were measured here, or the defaults where none were, or none that can be used."""
-    return in_use().rates
+def predicted_seconds(cost: Cost, problem: Problem) -> float:
+    """What a cost takes, forward, on the problem's device."""
+    device = problem.value.device.type
+    if device != "cpu":
+        return default_rates(device).seconds(cost, problem.value.dtype, threads=1)
+    return in_use().rates.seconds(cost, problem.value.dtype)
 
 
 def in_use() -> InUse:
-    """The rates in use and their origin; looked up once for each number of threads."""
-    return _in_use(torch.get_num_threads())
+    """The rates of the CPU in use, measured or defaults, and their origin.
+
+    They are looked up once for each number of threads and variant of the native code.
+    """
+    return _in_use(torch.get_num_threads(), _native_variant())
 
 
 @cache
-def _in_use(threads: int) -> InUse:
+def _in_use(threads: int, native_variant: str | None) -> InUse:
+    defaults = default_rates("cpu", native_variant)
     try:
         path = cache_file()
         measured, machine = read(path)
     except FileNotFoundError:
-        return InUse(Rates(), f"defaults: nothing was measured here; {MEASURE}")
+        return InUse(defaults, f"defaults: nothing was measured here; {MEASURE}")
     except (OSError, RuntimeError, ConfigurationError) as error:  # damaged, closed to us, no home: never in the way
-        return InUse(Rates(), f"defaults: {error}")
+        return InUse(defaults, f"defaults: {error}")
     if changed := Machine.here().differences(machine):
-        return InUse(Rates(), f"defaults: {path} was measured on another machine ({changed}); {MEASURE} anew")
+        return InUse(defaults, f"defaults: {path} was measured on another machine ({changed}); {MEASURE} anew")
     return InUse(measured, f"measured here, from {path}")
+
+
+def _native_variant() -> str | None:
+    return native.variant() if native.available() else None
 
 
 def read(path: Path) -> tuple[Rates, Machine]:
@@ -131,9 +168,8 @@ def read(path: Path) -> tuple[Rates, Machine]:
     try:
         held = json.loads(path.read_text("utf-8"))
         measured = Rates(**{name: float(held["rates"][name]) for name in names})
-        machine = Machine(
-            str(held["machine"]["processor"]), int(held["machine"]["threads"]), str(held["machine"]["torch"])
-        )
+        stored = held["machine"]
+        machine = Machine(str(stored["processor"]), int(stored["threads"]), str(stored["torch"]), str(stored["native"]))
     except (KeyError, TypeError, ValueError):
         measured = machine = None
     if measured is None or machine is None or not all(0 < rate < float("inf") for rate in asdict(measured).values()):

@@ -15,7 +15,7 @@ from .additive import AdditiveKernel
 from .base import Cost, Kernel, OwnGradient, Result
 from .batched_problem import BatchedProblem, ProblemGradients, Saved
 from .block_sparse import BlockSparseKernel
-from .cost_model import rates
+from .cost_model import predicted_seconds
 from .cpu_flash import CpuFlashKernel
 from .custom_op import MAX_SECOND_DERIVATIVE_PAIRS, attend, register
 from .decode import DecodeKernel
@@ -175,7 +175,7 @@ def _roughly_signed(shift: int | None) -> int | None:
 
 
 def _seconds(kernel: Kernel, problem: Problem) -> float:
-    return rates().seconds(kernel.cost(problem), problem.value.dtype)
+    return predicted_seconds(kernel.cost(problem), problem)
 
 
 class _DeferredChoice:
