@@ -69,6 +69,14 @@ export function among(state: State, count: number): State {
   return { ...state, atlas, against: state.against !== undefined && state.against < count ? state.against : undefined };
 }
 
+/** The state with the atlas of its text, where a model can be run on texts: the newest where none is of that text. */
+export function ofText(state: State, shelf: Shelf): State {
+  if (!shelf.rerun || !state.text) return state;
+  const atlas = Math.max(shelf.atlases.findIndex(({ name }) => name === state.text), 0);
+  const against = state.against === undefined || shelf.atlases.length < 2 ? undefined : atlas === 0 ? 1 : 0;
+  return { ...state, atlas, against };
+}
+
 /** What there is in the atlas that is shown, and in the one that it is compared with. */
 export interface Metas {
   shown: Meta;

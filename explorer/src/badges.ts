@@ -21,8 +21,12 @@ export function roleWords(role: Role): string {
   return `${plain(role.name)}: score ${figure(role.score)}, n = ${whole(role.n)}. Rule: ${rule}`;
 }
 
+/** The name of a role in at most a few letters, where it has a short form. */
+export function shortRole(role: Role): string {
+  return SHORT[role.name] ?? plain(role.name);
+}
+
 export function badge(role: Role, short: boolean): HTMLSpanElement {
-  const name = plain(role.name);
-  const text = short ? (SHORT[role.name] ?? name) : `${name} ${figure(role.score)}`;
+  const text = short ? shortRole(role) : `${plain(role.name)} ${figure(role.score)}`;
   return make("span", { class: "badge", set: { title: roleWords(role) } }, text);
 }

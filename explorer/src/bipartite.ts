@@ -29,14 +29,17 @@ export function links(
     for (let inner = 0; inner < (byRow ? columns : rows); inner += 1) {
       const [row, column] = byRow ? [outer, inner] : [inner, outer];
       const weight = weights[row * columns + column];
-      if (weight >= threshold && weight > 0) own.push({ row, column, weight });
+      if (weight >= threshold && weight > 0 && weight < Infinity) own.push({ row, column, weight });
     }
     found.push(...own.sort((a, b) => b.weight - a.weight).slice(0, top));
   }
   return found.sort((a, b) => b.weight - a.weight);
 }
 
-/** The part of the rows' weight that falls into the window of columns, averaged over the rows that have any pair. */
+/**
+ * The part of the rows' weight that falls into the window of columns, averaged over the rows that have any pair; rows
+ * that attend to NaN are left out.
+ */
 export function share(weights: Float32Array, rows: number, columns: number): number {
   let sum = 0;
   let count = 0;
@@ -48,8 +51,18 @@ export function share(weights: Float32Array, rows: number, columns: number): num
       any = true;
       mass += weight;
     }
-    if (any) count += 1;
+    if (!any || mass === Infinity) continue;
+    count += 1;
     sum += mass;
   }
   return count ? sum / count : 0;
+}
+
+/** How many rows have a weight that is not a number. */
+export function rowsOfInfinity(weights: Float32Array, columns: number): number {
+  let count = 0;
+  for (let start = 0; start < weights.length; start += columns) {
+    if (weights.subarray(start, start + columns).includes(Infinity)) count += 1;
+  }
+  return count;
 }

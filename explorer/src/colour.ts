@@ -90,8 +90,15 @@ function rgb([lightness, a, b]: Oklab): [number, number, number] {
   }) as [number, number, number];
 }
 
-/** The pixels of `data`; clear where a pair does not exist. */
-export function paint(data: Float32Array, colouring: Colouring): Uint8ClampedArray<ArrayBuffer> {
+/** What `paint` gives for a weight that is not a number: transparent, so that it is no colour of a weight. */
+export const BROKEN_PIXEL = 1;
+
+/** The pixels of `data`; 0 where a pair does not exist, `broken` where a weight is not a number. */
+export function paint(
+  data: Float32Array,
+  colouring: Colouring,
+  broken = BROKEN_PIXEL,
+): Uint8ClampedArray<ArrayBuffer> {
   const pixels = new Uint32Array(data.length);
   const entries = new Uint32Array(table(colouring.colours, colouring.signed).buffer);
   // `entry` written out: this runs for a million cells at a time.
@@ -100,6 +107,10 @@ export function paint(data: Float32Array, colouring: Colouring): Uint8ClampedArr
   for (let i = 0; i < data.length; i += 1) {
     const value = data[i];
     if (value !== value) continue;
+    if (value === Infinity || value === -Infinity) {
+      pixels[i] = broken;
+      continue;
+    }
     let at = maximum > 0 ? Math.min(Math.abs(value) / maximum, 1) : 0;
     if (root) at = Math.sqrt(at);
     else if (logarithm) at = at <= 10 ** -DECADES ? 0 : 1 + Math.log10(at) / DECADES;

@@ -7,13 +7,15 @@ import type { Bounded } from "./rendering/painter.ts";
 import type { Picture } from "./shapes.ts";
 import type { State } from "./state.ts";
 import type { Tokens } from "./tokens.ts";
-import type { Meta, Source } from "./types.ts";
+import type { AttentionMap, Meta, Source } from "./types.ts";
 
 export interface Context {
   readonly source: Source;
   readonly meta: Meta;
   readonly loader: Loader;
   readonly tokens: Tokens;
+  /** The maps by tokens, where those of `meta` are between words. */
+  readonly tokenMaps?: readonly AttentionMap[];
   /** Rasters computed from what the loader holds. */
   readonly derived: Bounded<Raster>;
   /** Names of the maps without what all have in common. */
@@ -41,6 +43,8 @@ export interface ViewPart {
   redraw(): void;
   /** Whether the view has used the key. */
   key?(event: KeyboardEvent): boolean;
+  /** Waits for all that a picture of the view needs, also where it is out of sight. */
+  prepare?(): Promise<void>;
   picture?(): Picture;
   csv?(): Promise<string>;
   npz?(): Promise<Uint8Array<ArrayBuffer>>;

@@ -6,19 +6,27 @@ import type { Raster } from "./raster.ts";
 import { Bounded } from "./rendering/painter.ts";
 import { shortNames } from "./text.ts";
 import { Tokens } from "./tokens.ts";
-import type { Meta, Source } from "./types.ts";
+import type { AttentionMap, Meta, Source } from "./types.ts";
 
 const DERIVED_BYTES = 24e6;
 
 /** What is the same for all atlases of an explorer. */
 export type Shared = Pick<Context, "beside" | "renderer" | "state" | "update" | "palette" | "announce">;
 
-export function contextOf(source: Source, meta: Meta, atlas: Context["atlas"], shared: Shared): Context {
+/** `tokenMaps`: the maps by tokens, where those of `meta` are between words. */
+export function contextOf(
+  source: Source,
+  meta: Meta,
+  atlas: Context["atlas"],
+  shared: Shared,
+  tokenMaps?: readonly AttentionMap[],
+): Context {
   const loader = new Loader();
   return {
     ...shared,
     source,
     meta,
+    tokenMaps,
     atlas,
     loader,
     tokens: new Tokens(source, meta, loader),

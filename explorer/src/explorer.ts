@@ -1,7 +1,7 @@
 /** The explorer in an element: its state, its views, and what connects them. */
 
 import { Beam } from "./beam.ts";
-import { among, atlasKey, carried, compared, type Metas, metasOf } from "./atlases.ts";
+import { among, atlasKey, carried, compared, type Metas, metasOf, ofText } from "./atlases.ts";
 import type { Context, ViewPart } from "./context.ts";
 import { contextOf, type Shared } from "./contexts.ts";
 import { openHelp } from "./dialogs.ts";
@@ -10,13 +10,14 @@ import { type Kind, saveView } from "./exports.ts";
 import { GoTo } from "./goto.ts";
 import { Header } from "./header.ts";
 import { isTyping, keyChange, moves } from "./keyboard.ts";
+import { LeftOut } from "./leftout.ts";
 import type { Loader } from "./loader.ts";
 import { type Palette, paletteOf } from "./palette.ts";
 import type { Panel } from "./panel.ts";
-import { partWords } from "./part.ts";
+import { brokenWords, partWords } from "./part.ts";
 import { ShelfBar, shortLabels } from "./shelf.ts";
 import { browserScheme, type Scheme } from "./scheme.ts";
-import { isStep, type State, type View, within } from "./state.ts";
+import { isStep, MOST_READ, type State, type View, within } from "./state.ts";
 import type { Meta, Shelf } from "./types.ts";
 import { CompareView } from "./views/compare.ts";
 import { GridView } from "./views/grid.ts";
@@ -67,9 +68,12 @@ export class Explorer {
   private other?: Context;
   private header!: Header;
   private beam!: Beam;
+  private leftOut!: LeftOut;
   /** Of the sources themselves; the contexts' are by words where these are chosen. */
   private metas!: Metas;
   private now: State;
+  /** The state of a permalink whose text the model is run on. */
+  private followed?: State;
   private view!: ViewPart;
   private shown!: View;
   private unlisten = (): void => undefined;
@@ -100,6 +104,7 @@ export class Explorer {
     this.element.addEventListener("keydown", (event) => this.key(event));
     this.unwatch = this.scheme.watch(() => this.themed());
     this.start(metas);
+    this.follow(state);
   }
 
   /** From here on its keys are heard. */
@@ -124,13 +129,15 @@ export class Explorer {
   /** Another state as a whole, as from a permalink; listeners are not told. */
   restore(given: State): void {
     const merged = this.now.words;
-    const state = among(given, this.shelf.atlases.length);
+    const { text } = this.now;
+    const state = among(ofText(given, this.shelf), this.shelf.atlases.length);
+    if (state.text !== text && this.follow(state)) return;
     if (state.atlas !== this.now.atlas || state.against !== this.now.against) {
       this.now = state;
       void this.turn(false);
       return;
     }
-    this.now = within(state, this.context.meta);
+    this.now = { ...within(state, this.context.meta), text };
     if (this.now.words !== merged) {
       this.stop();
       this.start(this.metas);
@@ -153,7 +160,7 @@ export class Explorer {
     if (against === atlas) this.other = this.context;
     else this.other = metas.other && against !== undefined ? this.connect(metas.other, against) : undefined;
     const { meta } = this.context;
-    this.now = within(this.now, meta);
+    this.now = { ...within(this.now, meta), text: this.text() };
     this.beam = new Beam(this.context);
     this.header = new Header(this.context, {
       help: () => openHelp(this.element, this.sharing),
@@ -164,7 +171,10 @@ export class Explorer {
     const told = part ? make("p", { class: "part" }, part) : undefined;
     const focused = this.element.contains(document.activeElement);
     replace(this.above, this.header.element);
-    replace(this.below, told, this.beam.element);
+    const broken = brokenWords(meta, this.context.names);
+    const warning = broken ? make("p", { class: "part broken", set: { role: "alert" } }, broken) : undefined;
+    this.leftOut = new LeftOut();
+    replace(this.below, warning, told, this.leftOut.element, this.beam.element);
     const loaders = new Set([this.context.loader, ...(this.other ? [this.other.loader] : [])]);
     const unlisten = [...loaders].map((loader) => loader.listen(() => this.arrived()));
     this.unlisten = () => unlisten.forEach((end) => end());
@@ -177,6 +187,24 @@ export class Explorer {
     if (focused && !this.element.contains(document.activeElement)) this.focus();
   }
 
+  /** The text of the shown atlas, where a model can be run on another and the text is no longer than an address. */
+  private text(): string {
+    const name = this.shelf.rerun ? this.shelf.atlases[this.now.atlas].name : "";
+    return name.length <= MOST_READ ? name : "";
+  }
+
+  /** Runs the model on the text of a permalink, if no atlas here is of it; whether it does. */
+  private follow(state: State): boolean {
+    if (!state.text || this.shelf.atlases.some(({ name }) => name === state.text)) return false;
+    if (!this.shelf.rerun) {
+      this.status.textContent = "The address has a text in it, and there is no model here to run on it.";
+      return false;
+    }
+    this.followed = state;
+    this.bar.read(state.text);
+    return true;
+  }
+
   private stop(): void {
     this.unlisten();
     this.view.destroy();
@@ -186,16 +214,20 @@ export class Explorer {
 
   /** The model runs on another text; its atlas is shown, and where two were compared, beside the one before. */
   private async run(text: string, signal: AbortSignal): Promise<void> {
+    const { followed } = this;
+    this.followed = undefined;
     const shelf = await this.shelf.rerun?.(text, signal);
     if (!shelf) return;
-    const against = this.now.against === undefined || shelf.atlases.length < 2 ? undefined : 1;
+    const from = followed ?? this.now;
+    const against = from.against === undefined || shelf.atlases.length < 2 ? undefined : 1;
     const metas = await metasOf(shelf, { atlas: 0, against });
     this.stop();
     this.shelf = shelf;
     const nowhere = { frame: undefined, at: undefined, window: [0, 0] as [number, number] };
-    this.now = { ...carried(this.now, this.metas.shown, metas.shown), ...nowhere, atlas: 0, against };
+    const state = followed ?? { ...carried(this.now, this.metas.shown, metas.shown), ...nowhere };
+    this.now = { ...state, atlas: 0, against };
     this.start(metas);
-    this.tell(false);
+    this.tell(!followed);
   }
 
   /** Shows the atlases that the state names, once it is known what they have; `carry` if all else is of the old one. */
@@ -225,7 +257,8 @@ export class Explorer {
     const own = this.shelf.atlases[atlas].source;
     const { source, meta } = this.now.words ? byWords(own, given) : { source: own, meta: given };
     const label = shortLabels(this.shelf)[atlas];
-    return contextOf(source, meta, { number: atlas, label }, this.shared);
+    const tokenMaps = this.now.words ? given.maps : undefined;
+    return contextOf(source, meta, { number: atlas, label }, this.shared, tokenMaps);
   }
 
   private update(patch: Partial<State>): void {
@@ -273,6 +306,9 @@ export class Explorer {
     this.header.update();
     this.bar.update(this.shelf, this.now);
     this.beam.update();
+    const { map, atlas, words, view } = this.now;
+    const byWord = words && view !== "grid" && view !== "table" && this.metas.shown.maps[map] !== this.context.meta.maps[map];
+    this.leftOut.update(this.shelf.atlases[atlas].source, this.metas.shown.maps[map], map, byWord);
     this.view.update();
   }
 

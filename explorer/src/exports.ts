@@ -112,7 +112,8 @@ export function escaped(text: string): string {
 /** Lines of comma-separated values; every text in quotes, as RFC 4180 has it. */
 export function csvOf(rows: (string | number)[][]): string {
   const cell = (value: string | number) => {
-    if (typeof value === "number") return Number.isNaN(value) ? "" : String(value);
+    // A pair that does not exist is left empty; a weight that is not a number comes as infinity.
+    if (typeof value === "number") return Number.isNaN(value) ? "" : Number.isFinite(value) ? String(value) : "NaN";
     // A spreadsheet takes what begins like a formula for one.
     const safe = /^[=+\-@\t\r]/.test(value) ? `'${value}` : value;
     return `"${safe.replace(/"/g, '""')}"`;
@@ -133,6 +134,7 @@ export type Kind = "png" | "svg" | "csv" | "npz";
 
 /** Saves what a view shows, if it can be told in that kind of file. */
 export async function saveView(view: ViewPart, kind: Kind, name: string, paper: string): Promise<void> {
+  if (kind === "png" || kind === "svg") await view.prepare?.();
   if (kind === "csv" && view.csv) save(new Blob([await view.csv()], { type: "text/csv" }), name);
   else if (kind === "npz" && view.npz) save(new Blob([await view.npz()], { type: "application/zip" }), name);
   else if (view.picture && kind === "svg")

@@ -3,7 +3,7 @@
 import { type Context, headName, headTitle } from "./context.ts";
 import type { Need } from "./loader.ts";
 import { coarsest, type TileIndex, tileRegion } from "./pyramid.ts";
-import { difference, greatest, normalised, pool, quantile, type Raster, rowMaxima } from "./raster.ts";
+import { difference, greatest, less, normalised, pool, quantile, type Raster, rowMaxima } from "./raster.ts";
 import { type AttentionMap, EXACT, type Reduce, TILE } from "./types.ts";
 
 const CLIPPED = 0.99;
@@ -222,9 +222,9 @@ export class DifferenceField implements Field {
 
   get title(): string {
     const { first, second } = this;
-    if (!this.before) return `${first.title}  −  ${second.title}`;
+    if (!this.before) return `A − B · ${first.title}  −  ${second.title}`;
     const name = headName(first.context, first.mapIndex, first.head);
-    return `${first.context.atlas.label} − ${second.context.atlas.label} · ${name}`;
+    return `A − B · ${first.context.atlas.label} − ${second.context.atlas.label} · ${name}`;
   }
 
   offers(level: number): boolean {
@@ -248,7 +248,7 @@ export class DifferenceField implements Field {
   value(need: Need, row: number, column: number): number | undefined {
     const a = this.first.value(need, row, column);
     const b = this.second.value(this.its(need), row, column);
-    return a === undefined || b === undefined ? undefined : a - b;
+    return a === undefined || b === undefined ? undefined : less(a, b);
   }
 
   divisor(level: number, reduce: Reduce): string {

@@ -87,6 +87,12 @@ export class Hover {
   }
 }
 
+/** A weight as sources give it, in words. */
+export function weightWords(weight: number): string {
+  if (Number.isNaN(weight)) return "no pair: the mask forbids it";
+  return Number.isFinite(weight) ? figure(weight) : "NaN: this query attends to NaN or infinity";
+}
+
 export function describe(
   context: Context,
   field: Field,
@@ -105,10 +111,9 @@ export function describe(
   };
   const weight = field.offers(EXACT) ? field.value(weightNeed, row, column) : undefined;
   const unknown = field.offers(EXACT) ? "…" : "not in this page";
-  const said = weight === undefined ? unknown : Number.isNaN(weight) ? "no pair: the mask forbids it" : figure(weight);
   return {
     query: `query ${whole(row)}  ${token("query", row)}`,
     key: `key ${whole(column)}  ${token("key", column)}`,
-    value: said,
+    value: weight === undefined ? unknown : weightWords(weight),
   };
 }

@@ -26,6 +26,9 @@ async function page(root: HTMLElement): Promise<void> {
   const renderer = new URLSearchParams(location.search).get("renderer") ?? "auto";
   const explorer = await mount(root, source, location.hash || start, { renderer, sharing: sharing() });
   explorer.focus();
+  // The text that the model read is in the address from the beginning; that of a permalink stays until it was run.
+  const { text } = explorer.state;
+  if (text && !decode(location.hash).text) history.replaceState(null, "", `#${encode(explorer.state)}`);
   let timer = 0;
   let unwritten: State | undefined;
   const write = (state: State, step: boolean) => {

@@ -103,7 +103,9 @@ export class Matcher {
     );
     if (!data) return undefined;
     this.name = name;
-    this.last = matched({ rows: map.queries, columns: map.keys, data }, map, state.alignment, state);
+    // Rows that attend to NaN have no links.
+    const finite = data.map((value) => (Number.isFinite(value) ? value : NaN));
+    this.last = matched({ rows: map.queries, columns: map.keys, data: finite }, map, state.alignment, state);
     return this.last;
   }
 }

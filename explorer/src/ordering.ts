@@ -26,9 +26,27 @@ export function rolesOf(map: AttentionMap, head: number): Role[] {
   return map.roles[head] ?? [];
 }
 
-/** A metric, or the score of a role, NaN where a head has none. */
+/** Before the name of a role in an order, since a metric may have the same name. */
+const ROLE = "role:";
+
+/** How an order calls a role. */
+export function roleOrder(name: string): string {
+  return ROLE + name;
+}
+
+/** An order for people: "entropy", "score of sink". */
+export function orderWords(name: string): string {
+  return name.startsWith(ROLE) ? `score of ${name.slice(ROLE.length)}` : name.replace(/_/g, " ");
+}
+
+/** A metric, or the score of a role by its name or as `roleOrder` has it; NaN where a head has none. */
 export function valueOf(map: AttentionMap, head: number, name: string): number {
+  if (name.startsWith(ROLE)) return scoreOf(map, head, name.slice(ROLE.length));
   if (Object.hasOwn(map.metrics, name)) return map.metrics[name][head] ?? NaN;
+  return scoreOf(map, head, name);
+}
+
+function scoreOf(map: AttentionMap, head: number, name: string): number {
   return rolesOf(map, head).find((role) => role.name === name)?.score ?? NaN;
 }
 

@@ -7,10 +7,9 @@ import type { Need } from "./loader.ts";
 import { goldShapes, markShapes } from "./marks.ts";
 import type { GoldMark } from "./matching.ts";
 import type { Palette } from "./palette.ts";
-import { greatestOf, profileShapes } from "./profiles.ts";
+import { greatestWords, profileShapes } from "./profiles.ts";
 import { type Ruler, rulerShapes } from "./rulers.ts";
 import { type Shape, textWidth } from "./shapes.ts";
-import { figure } from "./text.ts";
 import type { Side, Size } from "./types.ts";
 import type { Viewport } from "./viewport.ts";
 
@@ -126,7 +125,7 @@ function profiles(need: Need, field: Field, on: Decoration, palette: Palette): S
     shapes.push({ kind: "group", x, y: insets.top, shapes: curve });
     const end = { kind: "text", x, colour: palette.muted, size: 10 } as const;
     shapes.push({ kind: "text", x, y: insets.top - 12, text: which, colour: palette.muted, size: 11 });
-    shapes.push({ ...end, y: insets.top + size.height + 10, text: `≤ ${figure(greatestOf(values))}` });
+    shapes.push({ ...end, y: insets.top + size.height + 10, text: greatestWords(values) });
   }
   if (received) {
     const curve = profileShapes(
@@ -143,7 +142,7 @@ function profiles(need: Need, field: Field, on: Decoration, palette: Palette): S
       size: 11,
       anchor: "end",
     });
-    const most = `≤ ${figure(greatestOf(received))}`;
+    const most = greatestWords(received);
     shapes.push({ kind: "text", x: insets.left - 8, y: below + 20, text: most, colour: palette.muted, size: 10, anchor: "end" });
   }
   return shapes;

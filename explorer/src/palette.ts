@@ -9,6 +9,9 @@ export interface Palette {
   gold: string;
   hatchPaper: string;
   hatchLine: string;
+  /** The two colours of the checks that stand for NaN. */
+  broken: string;
+  brokenPaper: string;
 }
 
 const NAMES: Record<keyof Palette, string> = {
@@ -20,6 +23,8 @@ const NAMES: Record<keyof Palette, string> = {
   gold: "--gold",
   hatchPaper: "--hatch-paper",
   hatchLine: "--hatch-line",
+  broken: "--broken",
+  brokenPaper: "--broken-paper",
 };
 
 export function paletteOf(element: Element): Palette {

@@ -223,7 +223,12 @@ export class Panel {
     this.shown = drawn.choice;
     const device = { width: Math.round(inner.width * ratio), height: Math.round(inner.height * ratio) };
     const colouring = { colours: state.colours, scale: state.scale, signed: this.field.signed };
-    this.painter.draw(device, drawn.quads, colouring, { paper: palette.hatchPaper, line: palette.hatchLine });
+    this.painter.draw(device, drawn.quads, colouring, {
+      paper: palette.hatchPaper,
+      line: palette.hatchLine,
+      broken: palette.broken,
+      brokenPaper: palette.brokenPaper,
+    });
     this.say(this.level() + (drawn.complete ? "" : ", loading"));
     resize(this.overlay, { width: Math.round(this.size.width * ratio), height: Math.round(this.size.height * ratio) });
     const context = this.overlay.getContext("2d") as CanvasRenderingContext2D;
@@ -275,7 +280,8 @@ export class Panel {
         signed: this.field.signed,
         divisor: this.field.divisor(this.shown.level, state.reduce),
         mean: state.reduce === "mean" && (this.shown.level !== EXACT || this.shown.factor > 1),
-        room: this.size.width - left,
+        broken: this.field.heads.some((one) => one.map.broken?.[one.head]),
+        room: this.size.width - left - 12,
       };
       this.onmatched?.(this.matcher.look(need, this.field));
       this.hover.look(need, this.shown.level === EXACT && this.shown.factor === 1 ? undefined : this.level());

@@ -2,6 +2,9 @@
 
 import { type AttentionMap, EXACT, type Meta } from "./types.ts";
 
+/** So many heads are named. */
+const MOST_BROKEN = 4;
+
 type Offers = (map: number, head: number, level: number) => boolean;
 
 /** How many heads there are, and of how many the single weights are there. */
@@ -26,6 +29,25 @@ export function partWords(meta: Meta, offers: Offers): string {
     ? `${capital(exact)} of ${whole} of ${heads} heads are in this page, of the others ${cells}`
     : `No single weights are in this page: of all ${heads} heads it has ${cells}`;
   return `${held}${meta.all ? `; ${meta.all}` : ""}.`;
+}
+
+/** "2 of 12 heads have queries that attend to NaN ...", or "" where none has. */
+export function brokenWords(meta: Meta, names: readonly string[]): string {
+  const found: string[] = [];
+  let heads = 0;
+  meta.maps.forEach((map, at) => {
+    heads += map.heads;
+    map.broken?.forEach((count, head) => {
+      if (count) found.push(`${names[at]} head ${head} (${count} of ${map.queries})`);
+    });
+  });
+  if (!found.length) return "";
+  const more = found.length > MOST_BROKEN ? `, and ${found.length - MOST_BROKEN} more` : "";
+  const have = found.length === 1 ? "1 of" : `${found.length} of`;
+  return (
+    `NaN: in ${have} ${heads} heads there are queries that attend to NaN or infinity, so that their weights are not ` +
+    `numbers; they are drawn in checks. Queries by head: ${found.slice(0, MOST_BROKEN).join(", ")}${more}.`
+  );
 }
 
 /** "8 × 8", the smallest cells of a map that are there. */

@@ -2,6 +2,7 @@
 
 import type { Palette } from "./palette.ts";
 import type { Shape } from "./shapes.ts";
+import { figure } from "./text.ts";
 
 export interface Profile {
   values: Float32Array;
@@ -40,6 +41,11 @@ export function greatestOf(values: Float32Array): number {
     greatestKnown.set(values, most);
   }
   return most;
+}
+
+/** The greatest value for people; "NaN" where no value is a number. */
+export function greatestWords(values: Float32Array): string {
+  return values.every(Number.isNaN) ? "NaN" : `≤ ${figure(greatestOf(values))}`;
 }
 
 /** A filled curve; 0 lies at the map, the greatest value of all (not only of those seen) at `reach`. */

@@ -34,13 +34,13 @@ export function pool(raster: Raster, factor: number, reduce: Reduce): Raster {
   return { id: `${raster.id} ${reduce} ${factor}`, rows, columns, data: result };
 }
 
-/** The greatest value of each row, 0 where there is none. */
+/** The greatest finite value of each row, 0 where there is none. */
 export function rowMaxima(raster: Raster): Float32Array {
   const maxima = new Float32Array(raster.rows);
   for (let row = 0; row < raster.rows; row += 1) {
     let best = 0;
     for (let i = row * raster.columns; i < (row + 1) * raster.columns; i += 1)
-      if (raster.data[i] > best) best = raster.data[i];
+      if (raster.data[i] > best && raster.data[i] < Infinity) best = raster.data[i];
     maxima[row] = best;
   }
   return maxima;
@@ -56,42 +56,54 @@ export function normalised(raster: Raster, maxima: (row: number) => number): Ras
   return { ...raster, id: `${raster.id} rows`, data };
 }
 
+/** Infinite where either weight is not a number, NaN where either pair does not exist. */
 export function difference(a: Raster, b: Raster): Raster {
   const data = new Float32Array(a.data.length);
-  for (let i = 0; i < data.length; i += 1) data[i] = a.data[i] - b.data[i];
+  for (let i = 0; i < data.length; i += 1) data[i] = less(a.data[i], b.data[i]);
   return { ...a, id: `${a.id} - ${b.id}`, data };
 }
 
+/** a − b of two weights: infinite where either is, which stands for NaN. */
+export function less(a: number, b: number): number {
+  if (a !== a || b !== b) return NaN;
+  return Number.isFinite(a) && Number.isFinite(b) ? a - b : Infinity;
+}
+
+/** The greatest finite size. */
 export function greatest(data: Float32Array): number {
   let best = 0;
   for (let i = 0; i < data.length; i += 1) {
     const size = Math.abs(data[i]);
-    if (size > best) best = size;
+    if (size > best && size < Infinity) best = size;
   }
   return best;
 }
 
 const MOST_SORTED = 1 << 14;
 
-/** The size that a part of all sizes above 0 does not exceed, from an even choice of at most 16,384 of them. */
+/** The size that a part of all finite sizes above 0 does not exceed, from an even choice of at most 16,384 of them. */
 export function quantile(data: Float32Array, part: number): number {
   const every = Math.ceil(data.length / MOST_SORTED);
   const sizes: number[] = [];
   for (let i = 0; i < data.length; i += every) {
     const size = Math.abs(data[i]);
-    if (size > 0) sizes.push(size);
+    if (size > 0 && size < Infinity) sizes.push(size);
   }
   sizes.sort((a, b) => a - b);
   return sizes.length ? sizes[Math.min(Math.floor(part * sizes.length), sizes.length - 1)] : 0;
 }
 
-/** The column of the greatest value of each row, -1 where a row has no pair. */
+/** The column of the greatest value of each row, -1 where a row has no pair, or attends to NaN. */
 export function argmaxima(raster: Raster): Int32Array {
   const found = new Int32Array(raster.rows).fill(-1);
   for (let row = 0; row < raster.rows; row += 1) {
     let best = -Infinity;
     for (let column = 0; column < raster.columns; column += 1) {
       const value = raster.data[row * raster.columns + column];
+      if (value === Infinity) {
+        found[row] = -1;
+        break;
+      }
       if (value > best) {
         best = value;
         found[row] = column;

@@ -51,7 +51,7 @@ async function taken(context: Context, field: HeadField, seen: Region, kind: str
   };
 }
 
-/** A line for each query, a column for each key; empty where a pair does not exist. */
+/** A line for each query, a column for each key; empty where a pair does not exist, NaN where a query attends to NaN. */
 export async function regionCsv(context: Context, field: HeadField, seen: Region): Promise<string> {
   const { region, weights, queries, keys } = await taken(context, field, seen, "CSV");
   const name = (index: number, token: string) => `${index} ${shown(token)}`;
@@ -63,7 +63,10 @@ export async function regionCsv(context: Context, field: HeadField, seen: Region
   return csvOf(rows);
 }
 
-/** For NumPy: weights, NaN where a pair does not exist, the numbers of queries and keys, and their tokens. */
+/**
+ * For NumPy: weights, NaN where a pair does not exist and infinity where a query attends to NaN, the numbers of queries
+ * and keys, and their tokens.
+ */
 export async function regionNpz(
   context: Context,
   field: HeadField,

@@ -105,6 +105,14 @@ export function textWidth(text: string, style: { size?: number; bold?: boolean }
   return measuring.measureText(text).width;
 }
 
+/** A text, its end cut off where it is wider than so many pixels. */
+export function cutToWidth(text: string, width: number, style: { size?: number; bold?: boolean }): string {
+  if (textWidth(text, style) <= width) return text;
+  const letters = [...text];
+  while (letters.length > 1 && textWidth(`${letters.join("")}…`, style) > width) letters.pop();
+  return `${letters.join("")}…`;
+}
+
 function drawText(context: CanvasRenderingContext2D, shape: Extract<Shape, { kind: "text" }>): void {
   context.save();
   context.translate(shape.x, shape.y);

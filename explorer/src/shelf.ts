@@ -75,6 +75,13 @@ export class ShelfBar {
     return true;
   }
 
+  /** Runs the model on a text that was not typed. */
+  read(text: string): void {
+    if (this.running) return;
+    this.put(text);
+    void this.submit();
+  }
+
   destroy(): void {
     this.running?.abort();
   }

@@ -11,6 +11,8 @@ export const THEMES = ["auto", "light", "dark"] as const;
 export const REDUCES: readonly Reduce[] = ["max", "mean"];
 export const MOST_PINS = 4;
 export const MOST_TEXT = 200;
+/** A longer text that a model read is not kept in a permalink, since addresses have an end. */
+export const MOST_READ = 2000;
 
 export type View = (typeof VIEWS)[number];
 export type Theme = (typeof THEMES)[number];
@@ -45,6 +47,8 @@ export interface State {
   /** Which atlas is shown, of several; and with which it is compared. */
   atlas: number;
   against?: number;
+  /** The text that the model read, where it can be run on another; "" where it cannot, or where the text is long. */
+  text: string;
   pins: Pin[];
   difference: boolean;
   /** "layer", or a metric or role to sort by, with a minus before it for the greatest first. */
@@ -80,6 +84,7 @@ export const DEFAULT: State = {
   listed: false,
   atlas: 0,
   against: undefined,
+  text: "",
   pins: [],
   difference: false,
   order: "layer",
@@ -146,6 +151,7 @@ function read(state: State, name: string, text: string): void {
   else if (isSwitch(name)) state[name] = text === "1";
   else if (name === "order" || name === "role" || name === "metric" || name === "find")
     state[name] = text.slice(0, MOST_TEXT);
+  else if (name === "text") state.text = text.length <= MOST_READ ? text : "";
   else if (isCount(name) && natural) state[name] = numbers[0];
   else if ((name === "threshold" || name === "least") && finite) state[name] = Math.min(Math.max(numbers[0], 0), 1);
   else if ((name === "at" || name === "window") && natural && numbers.length === 2)
@@ -209,5 +215,5 @@ export function showsOneHead({ view, against }: State): boolean {
 /** Whether going from one state to another is worth an entry in the browser's history. */
 export function isStep(from: State, to: State): boolean {
   return from.view !== to.view || from.map !== to.map || from.head !== to.head ||
-    from.hypothesis !== to.hypothesis || from.pins.length !== to.pins.length;
+    from.text !== to.text || from.hypothesis !== to.hypothesis || from.pins.length !== to.pins.length;
 }

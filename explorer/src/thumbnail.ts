@@ -12,6 +12,8 @@ import { EXACT } from "./types.ts";
 export class Thumbnail {
   readonly canvas = make("canvas", { set: { "aria-hidden": "true" } });
   readonly field: HeadField;
+  /** Whether some of its cells have no pair; known once it is drawn. */
+  hasHoles = false;
   private drawn = "";
 
   constructor(
@@ -22,8 +24,8 @@ export class Thumbnail {
     this.field = new HeadField(context, map, head);
   }
 
-  /** Draws if what it needs is there. */
-  draw(need: Need): void {
+  /** Draws if what it needs is there; whether that was. */
+  draw(need: Need): boolean {
     const state = this.context.state();
     const settings: Settings = { reduce: state.reduce, normalise: state.normalise, clip: state.clip };
     const level = coarsest(this.field.map, (at) => this.field.offers(at));
@@ -32,12 +34,15 @@ export class Thumbnail {
         ? this.field.exact(need, { row: 0, column: 0 }, 1, settings)
         : this.field.pooled(need, level, settings);
     const maximum = this.field.maximum(need, level, settings);
-    if (!raster || maximum === undefined) return;
+    if (!raster || maximum === undefined) return false;
     const colouring: Colouring = { colours: state.colours, scale: state.scale, maximum, signed: false };
-    const name = `${raster.id} ${colouringName(colouring)}`;
-    if (name === this.drawn) return;
+    const { broken } = this.context.palette();
+    const name = `${raster.id} ${colouringName(colouring)} ${broken}`;
+    if (name === this.drawn) return true;
     this.drawn = name;
+    this.hasHoles = raster.data.some(Number.isNaN);
     this.canvas.classList.add("drawn");
-    paintInto(this.canvas, raster, colouring);
+    paintInto(this.canvas, raster, colouring, broken);
+    return true;
   }
 }

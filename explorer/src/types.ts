@@ -39,6 +39,8 @@ export interface AttentionMap {
   cells: [number, number][];
   metrics: Record<string, (number | null)[]>;
   roles: Role[][];
+  /** How many queries of each head attend to NaN; absent where none of any head does. */
+  broken?: number[];
   hypothesis?: Hypothesis;
   /** Of queries and keys the number of each token's word, below 0 for none; null where each is a word. */
   words?: [query: readonly number[] | null, key: readonly number[] | null];
@@ -67,7 +69,10 @@ export const EXACT = -1;
 /** The side of a tile of exact weights. */
 export const TILE = 256;
 
-/** Where maps, tokens and weights come from. Arrays are row-major; NaN where a pair does not exist. */
+/**
+ * Where maps, tokens and weights come from. Arrays are row-major; NaN where a pair does not exist, and infinity where a
+ * weight is not a number because its query attends to NaN.
+ */
 export interface Source {
   meta(): Promise<Meta>;
   tokens(map: number, side: Side, start: number, stop: number, signal?: AbortSignal): Promise<string[]>;

@@ -114,15 +114,17 @@ class Merged {
     return cell === 1 ? whole.data : pool({ id: "", ...whole }, cell, reduce).data;
   }
 
-  /** Of the merged weights: entropy and greatest weight of each row, what each column receives. */
+  /** Of the merged weights: entropy and greatest weight of each row, its sum, what each column receives. */
   async profile(at: number, head: number, which: string): Promise<Float32Array> {
     const { rows, columns, data } = await this.whole(at, head);
     const result = new Float32Array(which === "received" ? columns : rows);
     for (let cell = 0; cell < data.length; cell += 1) {
-      const value = data[cell];
-      if (!(value > 0)) continue;
       const row = Math.floor(cell / columns);
+      // A row that attends to NaN has no profile, and what a column receives from it is no number either.
+      const value = data[cell] === Infinity ? NaN : data[cell];
+      if (!(value > 0) && data[cell] !== Infinity) continue;
       if (which === "received") result[cell % columns] += value;
+      else if (which === "sum") result[row] += value;
       else if (which === "largest") result[row] = Math.max(result[row], value);
       else result[row] -= value * Math.log(value);
     }

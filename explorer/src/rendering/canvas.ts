@@ -1,9 +1,9 @@
 /** Rasters drawn pixel by pixel into the 2D canvas, by the same formula as the GPU's. */
 
-import { type Colouring, colouringName, paint } from "../colour.ts";
+import { BROKEN_PIXEL, type Colouring, colouringName, paint } from "../colour.ts";
 import type { Raster } from "../raster.ts";
 import type { Size } from "../types.ts";
-import { Bounded, cut, type Hatch, HATCH_PERIOD, type Painter, type Quad, resize } from "./painter.ts";
+import { Bounded, CHECK_SIDE, cut, type Hatch, HATCH_PERIOD, type Painter, type Quad, resize } from "./painter.ts";
 
 const PAINTED_BYTES = 32e6;
 
@@ -21,7 +21,12 @@ export class CanvasPainter implements Painter {
     }
     const pixels = new Uint32Array(this.image.data.buffer);
     pixels.fill(0);
-    const colours = [pixelOf(hatch.paper), pixelOf(hatch.line)] as const;
+    const colours = {
+      paper: pixelOf(hatch.paper),
+      line: pixelOf(hatch.line),
+      broken: pixelOf(hatch.broken),
+      brokenPaper: pixelOf(hatch.brokenPaper),
+    };
     for (const whole of quads) {
       const quad = cut(whole, size);
       if (!quad) continue;
@@ -42,13 +47,13 @@ export class CanvasPainter implements Painter {
   }
 }
 
-/** Each pixel of the target takes the cell under its centre; the hatch where that does not exist. */
+/** Each pixel of the target takes the cell under its centre: hatched where it has no pair, checked where it is NaN. */
 function sample(
   { raster, source, target }: Quad,
   entries: Uint32Array,
   pixels: Uint32Array,
   width: number,
-  [paper, line]: readonly [number, number],
+  { paper, line, broken, brokenPaper }: Record<keyof Hatch, number>,
 ): void {
   const columns = cellsUnder(source.x, source.width, target.width, raster.columns);
   const rows = cellsUnder(source.y, source.height, target.height, raster.rows);
@@ -57,8 +62,13 @@ function sample(
     const to = (target.y + y) * width + target.x;
     for (let x = 0; x < target.width; x += 1) {
       const entry = entries[from + columns[x]];
-      const dashed = (target.x + x + target.y + y) % HATCH_PERIOD === HATCH_PERIOD - 1;
-      pixels[to + x] = entry !== 0 ? entry : dashed ? line : paper;
+      if (entry === 0) {
+        const dashed = (target.x + x + target.y + y) % HATCH_PERIOD === HATCH_PERIOD - 1;
+        pixels[to + x] = dashed ? line : paper;
+      } else if (entry === BROKEN_PIXEL) {
+        const checks = Math.floor((target.x + x) / CHECK_SIDE) + Math.floor((target.y + y) / CHECK_SIDE);
+        pixels[to + x] = checks % 2 ? brokenPaper : broken;
+      } else pixels[to + x] = entry;
     }
   }
 }
@@ -75,10 +85,10 @@ function pixelOf(colour: string): number {
   return new Uint32Array(Uint8Array.of(value >> 16, value >> 8, value, 255).buffer)[0];
 }
 
-/** One pixel for each cell; clear where a pair does not exist. */
-export function paintInto(image: HTMLCanvasElement, raster: Raster, colouring: Colouring): void {
+/** One pixel for each cell; clear where a pair does not exist, the colour `broken` where a weight is not a number. */
+export function paintInto(image: HTMLCanvasElement, raster: Raster, colouring: Colouring, broken: string): void {
   image.width = raster.columns;
   image.height = raster.rows;
   const context = image.getContext("2d") as CanvasRenderingContext2D;
-  context.putImageData(new ImageData(paint(raster.data, colouring), raster.columns, raster.rows), 0, 0);
+  context.putImageData(new ImageData(paint(raster.data, colouring, pixelOf(broken)), raster.columns, raster.rows), 0, 0);
 }

@@ -20,10 +20,12 @@ export interface Quad {
   maximum: number;
 }
 
-/** Colours of the hatch that stands for pairs that do not exist. */
+/** Colours of the hatch that stands for pairs that do not exist, and of the checks that stand for NaN. */
 export interface Hatch {
   paper: string;
   line: string;
+  broken: string;
+  brokenPaper: string;
 }
 
 export interface Painter {
@@ -35,6 +37,9 @@ export interface Painter {
 
 /** The hatch is a line of one pixel every so many pixels, rising to the right. */
 export const HATCH_PERIOD = 8;
+
+/** The checks are squares of so many pixels. */
+export const CHECK_SIDE = 4;
 
 /** The quad cut to the plot, so that a tile much larger than the screen costs no more than the screen. */
 export function cut(quad: Quad, size: Size): Quad | undefined {

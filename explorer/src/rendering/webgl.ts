@@ -3,12 +3,13 @@
 import { type Colouring, DECADES, SCALES, table } from "../colour.ts";
 import type { Raster } from "../raster.ts";
 import type { Size } from "../types.ts";
-import { Bounded, cut, type Hatch, HATCH_PERIOD, type Painter, type Quad, resize } from "./painter.ts";
+import { Bounded, CHECK_SIDE, cut, type Hatch, HATCH_PERIOD, type Painter, type Quad, resize } from "./painter.ts";
 
 const TEXTURE_BYTES = 48e6;
 
-// Stands for NaN in textures, since shaders may treat NaN as they like.
+// Stand for NaN and infinity in textures, since shaders may treat these as they like.
 const ABSENT = -1e30;
+const BROKEN = 1e30;
 
 const VERTEX = `#version 300 es
 uniform vec4 target;
@@ -32,6 +33,8 @@ uniform int scale;
 uniform bool isSigned;
 uniform vec3 paper;
 uniform vec3 line;
+uniform vec3 broken;
+uniform vec3 brokenPaper;
 out vec4 colour;
 void main() {
   vec2 pixel = vec2(gl_FragCoord.x, size.y - gl_FragCoord.y);
@@ -41,6 +44,11 @@ void main() {
   if (value < -1e29) {
     ivec2 whole = ivec2(floor(pixel));
     colour = vec4((whole.x + whole.y) % ${HATCH_PERIOD} == ${HATCH_PERIOD - 1} ? line : paper, 1.0);
+    return;
+  }
+  if (value > 1e29) {
+    ivec2 check = ivec2(floor(pixel)) / ${CHECK_SIDE};
+    colour = vec4((check.x + check.y) % 2 == 1 ? brokenPaper : broken, 1.0);
     return;
   }
   float at = maximum > 0.0 ? min(abs(value) / maximum, 1.0) : 0.0;
@@ -99,6 +107,8 @@ export class WebGLPainter implements Painter {
     gl.uniform1i(this.at("isSigned"), colouring.signed ? 1 : 0);
     gl.uniform3fv(this.at("paper"), rgbOf(hatch.paper));
     gl.uniform3fv(this.at("line"), rgbOf(hatch.line));
+    gl.uniform3fv(this.at("broken"), rgbOf(hatch.broken));
+    gl.uniform3fv(this.at("brokenPaper"), rgbOf(hatch.brokenPaper));
     gl.activeTexture(gl.TEXTURE1);
     gl.bindTexture(gl.TEXTURE_2D, this.table(colouring));
     gl.activeTexture(gl.TEXTURE0);
@@ -130,7 +140,9 @@ export class WebGLPainter implements Painter {
   private texture(raster: Raster): WebGLTexture {
     return this.textures.get(raster.id, 4 * raster.data.length, () => {
       const { gl } = this;
-      const values = raster.data.map((value) => (value === value ? value : ABSENT));
+      const values = raster.data.map((value) => {
+        return value !== value ? ABSENT : Math.abs(value) === Infinity ? BROKEN : value;
+      });
       return textureOf(gl, () =>
         gl.texImage2D(gl.TEXTURE_2D, 0, gl.R32F, raster.columns, raster.rows, 0, gl.RED, gl.FLOAT, values),
       );

@@ -7,6 +7,7 @@ import type { HeadField } from "../field.ts";
 import type { Need } from "../loader.ts";
 import { rolesOf } from "../ordering.ts";
 import { finestCell } from "../part.ts";
+import { weightWords } from "../hover.ts";
 import { figure, plain, visible, whole } from "../text.ts";
 import { EXACT, TILE } from "../types.ts";
 
@@ -121,6 +122,10 @@ export class Aside {
     const shown = ranked.order.slice(0, GREATEST);
     const name = `${field.title} ${at} ${title.textContent} ${shown.map(words).join()}`;
     if (name === this.listed) return;
+    if (ranked.weights.some((weight) => weight === Infinity)) {
+      this.list(name, title, make("p", { class: "muted" }, weightWords(Infinity)));
+      return;
+    }
     const share = shown.reduce((sum, column) => sum + ranked.weights[column], 0);
     const items = shown.map((column) => this.item(at, column, words(column), ranked));
     const told = `Together ${(100 * share).toFixed(1)} % of what this query gives.`;

@@ -1,14 +1,20 @@
-/** Up to four heads, or one of two atlases, side by side and moved together; and the difference of the first two. */
+/**
+ * Up to four heads, A to D, or one of two atlases, side by side and moved together; and the difference A − B. Where none
+ * is pinned the chosen head stands alone.
+ */
 
 import { sameHead } from "../atlases.ts";
 import type { Context, ViewPart } from "../context.ts";
 import { button, make, replace, toggle } from "../dom.ts";
 import { DifferenceField, type Field, HeadField, sameShape } from "../field.ts";
 import { Panel } from "../panel.ts";
-import type { Picture, Shape } from "../shapes.ts";
+import { cutToWidth, type Picture, type Shape } from "../shapes.ts";
 import { pinned, type Pin } from "../state.ts";
 import { heatControls } from "./controls.ts";
 import { Differing } from "./differing.ts";
+
+/** Before the titles of the heads, so that A − B says which it subtracts. */
+const LETTERS = "ABCD";
 
 interface Pane {
   name: string;
@@ -20,12 +26,13 @@ export class CompareView implements ViewPart {
   readonly element = make("div", { class: "compare-view" });
   private readonly bar = make("div", { class: "bar" });
   private readonly body = make("div", { class: "panes" });
+  private readonly hint = make("p", { class: "differing", set: { role: "status", hidden: true } });
   private readonly differing = new Differing();
   private panes: Pane[] = [];
   private built = "";
 
   constructor(private readonly context: Context) {
-    this.element.append(this.bar, this.differing.element, this.body);
+    this.element.append(this.bar, this.differing.element, this.hint, this.body);
   }
 
   get panel(): Panel | undefined {
@@ -35,7 +42,8 @@ export class CompareView implements ViewPart {
   update(): void {
     const state = this.context.state();
     const made = JSON.stringify([
-      state.against === undefined ? state.pins : [state.against, state.map, state.head],
+      state.pins,
+      [state.against, state.map, state.head],
       state.difference,
       state.scale,
       state.reduce,
@@ -58,12 +66,13 @@ export class CompareView implements ViewPart {
   picture(): Picture {
     const origin = this.body.getBoundingClientRect();
     const shapes: Shape[] = this.panes.flatMap(({ panel, element }): Shape[] => {
-      const box = panel.element.getBoundingClientRect();
-      const [x, y] = [box.left - origin.left, box.top - origin.top];
-      const title = element.querySelector("h2")?.textContent ?? "";
+      const { left, top, width, height } = panel.element.getBoundingClientRect();
+      const [x, y] = [left - origin.left, top - origin.top];
+      const heading = element.querySelector("h2")?.textContent ?? "";
+      const title = cutToWidth(heading, width - 16, { bold: true });
       return [
         { kind: "text", x: x + 8, y: y - 12, text: title, colour: this.context.palette().ink, bold: true },
-        { kind: "group", x, y, shapes: panel.picture().shapes },
+        { kind: "group", x, y, clip: { x: 0, y: 0, width, height }, shapes: panel.picture().shapes },
       ];
     });
     return { title: "heads compared", width: origin.width, height: origin.height, shapes };
@@ -78,7 +87,7 @@ export class CompareView implements ViewPart {
   private build(): void {
     const state = this.context.state();
     const heads = this.heads();
-    const wanted = new Map<string, Field>(heads.map((field) => [field.title, field]));
+    const wanted = new Map<string, Field>(heads.map((field, at) => [`${LETTERS[at]} · ${field.title}`, field]));
     const pair = this.pair(heads);
     if (state.difference && pair) wanted.set(pair.title, pair);
     this.differing.update(heads);
@@ -86,7 +95,9 @@ export class CompareView implements ViewPart {
     const kept = new Map(this.panes.map((pane) => [pane.name, pane]));
     this.panes = [...wanted].map(([name, field]) => kept.get(name) ?? this.pane(name, field));
     this.body.dataset.count = String(this.panes.length);
-    replace(this.body, ...this.panes.map(({ element }) => element), this.panes.length === 0 && this.empty());
+    replace(this.body, ...this.panes.map(({ element }) => element));
+    replace(this.hint, state.against === undefined && !state.pins.length ? this.hintWords() : undefined);
+    this.hint.hidden = !this.hint.childNodes.length;
     const focused = [...this.bar.querySelectorAll("button, select")].indexOf(document.activeElement as Element);
     replace(
       this.bar,
@@ -96,11 +107,11 @@ export class CompareView implements ViewPart {
     if (focused >= 0) (this.bar.querySelectorAll("button, select")[focused] as HTMLElement | undefined)?.focus();
   }
 
-  /** The chosen head in both atlases where two are compared, else the pinned ones. */
+  /** The chosen head in both atlases where two are compared, else the pinned ones, else the chosen one alone. */
   private heads(): HeadField[] {
     const { map, head, pins } = this.context.state();
     const other = this.context.beside();
-    if (!other) return pins.map((pin) => new HeadField(this.context, ...pin));
+    if (!other) return (pins.length ? pins : [[map, head] as Pin]).map((pin) => new HeadField(this.context, ...pin));
     const same = sameHead(this.context.meta, [map, head], other.meta);
     return [new HeadField(this.context, map, head), new HeadField(other, ...same)];
   }
@@ -133,24 +144,23 @@ export class CompareView implements ViewPart {
     const remove = () => {
       const { pins, against } = this.context.state();
       if (field.signed) this.context.update({ difference: false });
+      else if (against === undefined && !pins.length) this.context.update({ view: "head" });
       else this.context.update(against === undefined ? { pins: pinned(pins, pin) } : { against: undefined });
     };
     const close = button("×", remove, { class: "square quiet", set: { "aria-label": `remove ${field.title}` } });
     const element = make(
       "section",
-      { class: "pane", set: { "aria-label": field.title } },
-      make("header", {}, make("h2", {}, field.title), level, close),
+      { class: "pane", set: { "aria-label": name } },
+      make("header", {}, make("h2", { set: { title: name } }, name), level, close),
       panel.element,
     );
     return { name, panel, element };
   }
 
-  private empty(): HTMLElement {
-    return make(
-      "p",
-      { class: "empty" },
-      "No head is pinned. Open a head and press p, or ◇ Pin. " +
-        "Up to four heads stand here side by side and move together.",
+  private hintWords(): string {
+    return (
+      "No head is pinned: this is the head that was open. Open a head and press p, or ◇ Pin; " +
+      "up to four heads stand here side by side and move together."
     );
   }
 }

@@ -6,14 +6,15 @@ import { make, replace } from "../dom.ts";
 import { mapsOf } from "../hypotheses.ts";
 import { MOST_HEADS } from "../clustering.ts";
 import type { Need } from "../loader.ts";
-import { type Head, heads, rolesOf, SIMILAR, valueOf } from "../ordering.ts";
+import { type Head, heads, orderWords, rolesOf, SIMILAR, valueOf } from "../ordering.ts";
 import { bySimilarity, type Ordered } from "../similar.ts";
-import type { Picture, Shape } from "../shapes.ts";
+import type { Picture } from "../shapes.ts";
 import { pinned, type State } from "../state.ts";
 import { abbreviated, figure, plain, whole } from "../text.ts";
 import { Thumbnail } from "../thumbnail.ts";
 import { looks } from "./controls.ts";
 import { filters } from "./filters.ts";
+import { gridPicture, type PicturedHead } from "./grid_picture.ts";
 
 const MOST_THUMBNAILS = 4096;
 const FIRST = 144;
@@ -36,6 +37,8 @@ export class GridView implements ViewPart {
   /** The order of some heads by likeness, once it is known. */
   private ordered?: { name: string; by?: Ordered };
   private apart = new Map<string, number>();
+  /** What stands in each row, for the picture. */
+  private rows: { name: string; heads: PicturedHead[] }[] = [];
   private built = "";
   private looked = "";
   private pending = 0;
@@ -84,40 +87,30 @@ export class GridView implements ViewPart {
     return true;
   }
 
-  picture(): Picture {
-    const origin = this.element.getBoundingClientRect();
-    const palette = this.context.palette();
-    const shapes: Shape[] = [];
-    let bottom = 0;
-    for (const node of this.cells.querySelectorAll<HTMLElement>(".layer-name, .thumb")) {
-      const box = node.getBoundingClientRect();
-      const [x, y] = [box.left - origin.left, box.top - origin.top + this.element.scrollTop];
-      bottom = Math.max(bottom, y + box.height);
-      const thumbnail = this.thumbnails.get(node);
-      if (!thumbnail) {
-        shapes.push({
-          kind: "text",
-          x,
-          y: y + box.height / 2,
-          text: node.textContent ?? "",
-          colour: palette.muted,
-          size: 11,
+  /** Draws every thumbnail, also those that were not scrolled to. */
+  async prepare(): Promise<void> {
+    const { loader } = this.context;
+    const waiting = new Set(this.thumbnails.values());
+    const look = (need: Need) => {
+      for (const thumbnail of waiting) if (thumbnail.draw(need)) waiting.delete(thumbnail);
+    };
+    try {
+      for (loader.frame(waiting, look); waiting.size; loader.frame(waiting, look)) {
+        if (!loader.busy) throw new Error(loader.error || "the heads could not be drawn");
+        await new Promise<void>((resolve) => {
+          const unlisten = loader.listen(() => {
+            unlisten();
+            resolve();
+          });
         });
-        continue;
       }
-      const canvas = thumbnail.canvas.getBoundingClientRect();
-      const at = { x: canvas.left - origin.left, y: canvas.top - origin.top + this.element.scrollTop };
-      shapes.push({ kind: "image", image: thumbnail.canvas, ...at, width: canvas.width, height: canvas.height });
-      shapes.push({
-        kind: "text",
-        x,
-        y: y + box.height - 8,
-        text: String(thumbnail.field.head),
-        colour: palette.muted,
-        size: 10,
-      });
+    } finally {
+      loader.release(waiting);
     }
-    return { title: `${this.context.meta.title}: layers × heads`, width: origin.width, height: bottom + 16, shapes };
+  }
+
+  picture(): Picture {
+    return gridPicture(this.context, this.rows, this.count.textContent ?? "");
   }
 
   destroy(): void {
@@ -156,6 +149,7 @@ export class GridView implements ViewPart {
     const focused = this.thumbnails.get(document.activeElement as Element)?.field;
     this.watcher.disconnect();
     this.thumbnails.clear();
+    this.rows = [];
     this.seen.clear();
     const byLayer = state.order === "layer" || (similar && !ordered);
     this.cells.classList.toggle("sorted", !byLayer);
@@ -165,7 +159,10 @@ export class GridView implements ViewPart {
       const layers = new Map<number, Head[]>();
       for (const head of shown) layers.set(head.map, [...(layers.get(head.map) ?? []), head]);
       for (const [map, members] of layers) children.push(this.layer(map, members, state));
-    } else children.push(make("div", { class: "row" }, ...shown.map((head) => this.thumb(head, state))));
+    } else {
+      this.rows.push({ name: "", heads: [] });
+      children.push(make("div", { class: "row" }, ...shown.map((head) => this.thumb(head, state))));
+    }
     replace(this.cells, ...children);
     // What is in sight is known only after the next frame; a first screen is asked for at once.
     for (const thumbnail of [...this.thumbnails.values()].slice(0, FIRST)) this.seen.add(thumbnail);
@@ -200,6 +197,7 @@ export class GridView implements ViewPart {
     const beside = mapsOf(this.context.meta, state.hypothesis).map((at) => this.context.meta.maps[at]);
     const several = beside.filter((other) => other.name === of.name).length > 1;
     const label = several ? `${name} #${of.call}.${of.sequence}` : name;
+    this.rows.push({ name: label, heads: [] });
     return make(
       "section",
       { class: "layer", set: { "aria-label": detail } },
@@ -214,11 +212,13 @@ export class GridView implements ViewPart {
     const roles = rolesOf(of, head);
     const order = state.order.replace(/^-/, "");
     const apart = this.apart.get(`${map}/${head}`);
-    const value = state.order === SIMILAR ? "" : `${figure(valueOf(of, head, order))} ${order}`;
+    const value = state.order === SIMILAR ? "" : `${figure(valueOf(of, head, order))} ${orderWords(order)}`;
     const sortedBy = state.order === "layer" ? "" : apart === undefined ? value : Number.isNaN(apart) ? "first" : `← ${figure(apart)}`;
     const name = sortedBy ? `${abbreviated(this.context.names[map])}·${head}` : String(head);
     const pinned = state.pins.some((pin) => pin[0] === map && pin[1] === head);
-    const told = [headTitle(this.context, map, head), sortedBy, pinned ? "pinned" : "", ...roles.map(roleWords)];
+    const broken = of.broken?.[head];
+    const nan = broken ? `${whole(broken)} of ${whole(of.queries)} queries attend to NaN` : "";
+    const told = [headTitle(this.context, map, head), sortedBy, pinned ? "pinned" : "", nan, ...roles.map(roleWords)];
     const box = make(
       "button",
       {
@@ -231,6 +231,7 @@ export class GridView implements ViewPart {
         "span",
         { class: "caption" },
         make("span", { class: "number" }, name),
+        broken ? make("span", { class: "badge broken", set: { title: nan } }, "NaN") : undefined,
         pinned && make("span", { class: "pin", set: { title: "pinned for comparison" } }, "◆"),
         // Beside a long name there is no room for them; the title tells them.
         ...(name.length > LONG_NAME ? [] : roles.slice(0, 2)).map((role) => badge(role, true)),
@@ -239,6 +240,7 @@ export class GridView implements ViewPart {
     );
     box.title = told.filter(Boolean).join("\n");
     this.thumbnails.set(box, thumbnail);
+    this.rows.at(-1)?.heads.push({ thumbnail, name, value: sortedBy, pinned, roles });
     return box;
   }
 

@@ -1,9 +1,11 @@
 /** Lines between tokens: queries on the left, keys on the right, a window of each. */
 
-import { links, share } from "../bipartite.ts";
+import { links, rowsOfInfinity, share } from "../bipartite.ts";
 import { type Context, headTitle, type ViewPart } from "../context.ts";
 import { make, replace, select, slider } from "../dom.ts";
 import { HeadField } from "../field.ts";
+import { tokensOfNoWord } from "../leftout.ts";
+import type { Need } from "../loader.ts";
 import { goldMarks, Matcher } from "../matching.ts";
 import { regionCsv, regionNpz, regionWords } from "../region.ts";
 import { drawShapes, type Picture, type Shape } from "../shapes.ts";
@@ -219,11 +221,27 @@ export class LinesView implements ViewPart {
           if (matched) shapes.push(...linkCurves(matched.marks, place));
           const part = (100 * share(weights, rows, columns)).toFixed(0);
           const inside = `${part} % of the weight of these queries lies in this window`;
-          this.say(`${whole(found.length)} lines · ${regionWords(region)} · ${inside}`);
+          const broken = rowsOfInfinity(weights, columns);
+          const nan = broken ? ` · ${whole(broken)} of these queries attend to NaN and have no lines` : "";
+          const outside = this.outside(need, field, region);
+          this.say(`${whole(found.length)} lines · ${regionWords(region)} · ${inside}${outside}${nan}`);
         }
       }
       return [...shapes, ...tokenLabels(field.map.kind === "cross", place, token)];
     });
+  }
+
+  /** What the queries give to tokens of no word, which a map between words has not. */
+  private outside(need: Need, { mapIndex, head }: HeadField, { row0, row1 }: Region): string {
+    const tokens = this.context.tokenMaps?.[mapIndex];
+    if (!tokens || !tokensOfNoWord(tokens, "key").length) return "";
+    const sums = need(`profile ${mapIndex}/${head}/sum`, (signal) =>
+      this.context.source.profile(mapIndex, head, "sum", signal),
+    );
+    const known = sums ? [...sums.subarray(row0, row1)].filter(Number.isFinite) : [];
+    if (!known.length) return "";
+    const rest = Math.max(0, 1 - known.reduce((sum, one) => sum + one, 0) / known.length);
+    return `, ${(100 * rest).toFixed(0)} % on tokens of no word, which Words leaves out`;
   }
 
   private say(text: string): void {

@@ -17,6 +17,8 @@ from .atlas import Atlas
 
 MOST_PINS = 4
 MOST_TEXT = 200
+MOST_READ = 2000
+"""A longer text that a model read is not kept in a permalink, since addresses have an end."""
 UNQUOTED = "!~*'(),"
 """What JavaScript's encodeURIComponent leaves as it is, beside letters, digits and "-_."; and commas."""
 
@@ -53,6 +55,7 @@ class State:
         listed: all translations are listed.
         atlas: which atlas, of several.
         against: the atlas that it is compared with; None: with none.
+        text: the text that the model reads, where it can be run on another; "": the one that it has read.
         pins: heads to compare, up to four, (map, head).
         difference: of two pinned heads the difference is shown.
         order: "layer", or a metric or role to sort by; with a minus before it the greatest first.
@@ -92,6 +95,7 @@ class State:
     listed: bool = False
     atlas: int = 0
     against: int | None = None
+    text: str = ""
     pins: tuple[tuple[int, int], ...] = ()
     difference: bool = False
     order: str = "layer"
@@ -193,6 +197,10 @@ def _is_share(value: Any) -> bool:
     return _is_number(value) and 0 <= value <= 1
 
 
+def _is_read(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= MOST_READ
+
+
 def _is_text(value: Any) -> bool:
     return isinstance(value, str) and len(value) <= MOST_TEXT
 
@@ -224,7 +232,8 @@ _KINDS: dict[Any, tuple[str, Callable[[Any], bool]]] = {
 
 @cache
 def _rules() -> dict[str, tuple[str, Callable[[Any], bool]]]:
-    return {name: _KINDS.get(kind) or _one_of(get_args(kind)) for name, kind in _types().items()}
+    rules = {name: _KINDS.get(kind) or _one_of(get_args(kind)) for name, kind in _types().items()}
+    return rules | {"text": (f"a text of at most {MOST_READ:,} letters", _is_read)}
 
 
 @cache
