@@ -224,7 +224,7 @@ export class DifferenceField implements Field {
     const { first, second } = this;
     if (!this.before) return `A − B · ${first.title}  −  ${second.title}`;
     const name = headName(first.context, first.mapIndex, first.head);
-    return `A − B · ${first.context.atlas.label} − ${second.context.atlas.label} · ${name}`;
+    return `${first.context.atlas.label} − ${second.context.atlas.label} · ${name}`;
   }
 
   offers(level: number): boolean {

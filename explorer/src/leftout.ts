@@ -30,7 +30,7 @@ export async function leftOutWords(source: Source, map: AttentionMap, at: number
 }
 
 export class LeftOut {
-  readonly element = make("p", { class: "part", set: { role: "status", hidden: true } });
+  readonly element = make("p", { class: "left-out", set: { role: "status", hidden: true } });
   private asked = "";
 
   /** `source` and `map` are those of tokens; `words`: whether the map is shown by words. */

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { links, share } from "../src/bipartite.ts";
-import { COLOUR_MAPS, SCALES, entry, paint, position, table } from "../src/colour.ts";
+import { links, rowsOfInfinity, share } from "../src/bipartite.ts";
+import { BROKEN_PIXEL, COLOUR_MAPS, SCALES, entry, paint, position, table } from "../src/colour.ts";
 import { csvOf, escaped, svgOf } from "../src/exports.ts";
 import { condition, heads } from "../src/ordering.ts";
 import { argmaxima, difference, greatest, normalised, pool, quantile, rowMaxima } from "../src/raster.ts";
@@ -214,4 +214,24 @@ test("meta data that cannot be are refused", () => {
     maps: [{ name: "m", heads: 1, queries: 10, keys: 10, levels: [[5, 5]] }],
   });
   assert.deepEqual(meta.maps[0].cells, [[2, 2]]);
+});
+
+test("infinity stands for a weight that is not a number, and stays apart from NaN, a pair that does not exist", () => {
+  const [a, b] = [raster(1, 4, [Infinity, 1, NaN, 0.5]), raster(1, 4, [Infinity, Infinity, 1, 0.25])];
+  assert.deepEqual([...difference(a, b).data], [Infinity, Infinity, NaN, 0.25]);
+  assert.deepEqual([...rowMaxima(a)], [1]);
+  assert.deepEqual([...normalised(a, () => 0.5).data], [Infinity, 2, NaN, 1]);
+  assert.deepEqual([greatest(a.data), quantile(a.data, 0.99)], [1, 1]);
+  assert.deepEqual([...argmaxima(raster(2, 2, [1, Infinity, 0.25, 0.5]))], [-1, 1]);
+  assert.deepEqual([...pool(a, 2, "mean").data, ...pool(a, 4, "max").data], [Infinity, 0.25, Infinity]);
+  const colouring = { colours: "viridis", scale: "sqrt", maximum: 1, signed: false } as const;
+  const pixels = new Uint32Array(paint(a.data, colouring).buffer);
+  assert.deepEqual([pixels[0], pixels[2]], [BROKEN_PIXEL, 0]);
+  assert.equal(csvOf([[...a.data]]), "NaN,1,,0.5");
+  assert.deepEqual(links(Float32Array.of(Infinity, 0.4, 0.6, 0.4), 2, 2, { threshold: 0, top: 1, direction: "query" }), [
+    { row: 1, column: 0, weight: Math.fround(0.6) },
+    { row: 0, column: 1, weight: Math.fround(0.4) },
+  ]);
+  assert.equal(share(Float32Array.of(Infinity, 0.4, 0.5, 0.25), 2, 2), 0.75);
+  assert.equal(rowsOfInfinity(Float32Array.of(Infinity, 0.4, 0.5, 0.25), 2), 1);
 });

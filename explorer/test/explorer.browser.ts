@@ -1,7 +1,9 @@
 import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
 import { after, before, test } from "node:test";
+import type { Page } from "playwright-core";
 import { figure } from "../src/text.ts";
-import { type Bench, hashOf, open, plotBox, plotPixels, type Root, settled, start } from "./harness.ts";
+import { type Bench, hashOf, open, plotBox, plotPixels, type Root, settled, shapesOf, start } from "./harness.ts";
 
 let bench: Bench;
 before(async () => {
@@ -330,5 +332,121 @@ test("light, dark and what the system prefers", async () => {
   assert.equal(await paper(page), "rgb(255, 255, 255)");
   await page.getByTitle("Theme").selectOption("dark");
   assert.equal(await paper(page), "rgb(20, 23, 27)");
+  quiet();
+});
+
+async function saved(page: Page, kind: string): Promise<string> {
+  const [download] = await Promise.all([page.waitForEvent("download"), page.click(`[data-save=${kind}]`)]);
+  return readFileSync(await download.path(), "latin1");
+}
+
+test("pictures of the heads hold those that were not scrolled to, a title, names, roles and a legend", async () => {
+  const { page, quiet } = await open(bench, "short/");
+  const svg = await saved(page, "svg");
+  const images = svg.match(/<image [^>]*width="72"[^>]*>/g) ?? [];
+  assert.equal(images.length, 144);
+  const blank = images.filter((image) => image.length < 400);
+  assert.equal(blank.length, 0);
+  for (const text of ["synthetic, 12 × 12 heads, 512 tokens: heads by layer", "h.0", "h.11", "prev", "no pair"])
+    assert.ok(Buffer.from(svg, "latin1").toString().includes(`>${text}<`), text);
+  assert.match(await saved(page, "png"), /^.PNG/);
+  quiet();
+});
+
+test("queries that attend to NaN are drawn and told apart from pairs that do not exist", async () => {
+  const { page, quiet } = await open(bench, "broken/#view=head&head=1&at=15,3");
+  await settled(page);
+  const warning = (await page.getByRole("alert").textContent()) ?? "";
+  assert.match(warning, /^NaN: in 1 of 2 heads there are queries that attend to NaN .* head 1 \(8 of 20\)\.$/);
+  assert.equal(await page.locator(".chosen p").textContent(), "NaN: this query attends to NaN or infinity");
+  const box = await plotBox(page);
+  const cell = (row: number, column: number) =>
+    [box.x + ((column + 0.5) * box.width) / 20, box.y + ((row + 0.5) * box.height) / 20] as const;
+  for (const [row, column, words] of [
+    [15, 4, "NaN: this query attends to NaN or infinity"],
+    [15, 18, "no pair: the mask forbids it"],
+  ] as const) {
+    await page.mouse.move(...cell(row, column));
+    await page.waitForFunction((text) => document.querySelector(".tip strong")?.textContent === text, words);
+  }
+  const { width, data } = await plotPixels(page);
+  const colours = (row: number, column: number) => {
+    const side = width / 20;
+    const found = new Set<string>();
+    for (let y = 2; y < side - 2; y += 1)
+      for (let x = 2; x < side - 2; x += 1) {
+        const at = 4 * (Math.floor(row * side + y) * width + Math.floor(column * side + x));
+        found.add(data.subarray(at, at + 3).join());
+      }
+    return found;
+  };
+  assert.deepEqual(colours(15, 4), new Set(["194,24,91", "255,227,238"]));
+  assert.ok(!colours(15, 18).has("194,24,91"));
+  assert.equal(colours(5, 2).size, 1);
+  await page.keyboard.press("n"); // divided by the greatest weight of the row, they stay what they are
+  await settled(page);
+  assert.deepEqual(new Set((await shapesOf(page)).map((shape) => shape.kind === "text" && shape.text)).has("NaN"), true);
+  await page.keyboard.press("Escape");
+  assert.equal(await page.locator(".badge.broken").count(), 1);
+  await page.keyboard.press("l");
+  await settled(page);
+  assert.match((await page.locator(".level").textContent()) ?? "", / · 8 of these queries attend to NaN and have no lin/);
+  quiet();
+});
+
+test("words say which tokens they leave out, and how much weight lies on these", async () => {
+  const { page, quiet } = await open(bench, "special/#view=lines");
+  await settled(page);
+  assert.equal(await page.locator(".left-out:visible").count(), 0);
+  await page.keyboard.press("w");
+  await settled(page);
+  await page.waitForSelector(".left-out:visible");
+  assert.equal(
+    await page.locator(".left-out:visible").textContent(),
+    "Words leaves out tokens of no word: 2 of 6 queries ([CLS], [SEP]) and 2 of 6 keys ([CLS], [SEP]). " +
+      "Rows then add up to less than 100 %.",
+  );
+  assert.match(
+    (await page.locator(".level").textContent()) ?? "",
+    / · 50 % of the weight of these queries lies in this window, 50 % on tokens of no word, which Words leaves out$/,
+  );
+  await page.keyboard.press("w");
+  await settled(page);
+  assert.equal(await page.locator(".left-out:visible").count(), 0);
+  assert.match((await page.locator(".level").textContent()) ?? "", / · 100 % of the weight of these queries lies in this w/);
+  quiet();
+});
+
+test("a metric and a role of one name are two orders", async () => {
+  const { page, quiet } = await open(bench, "short/");
+  const options = await page.getByLabel("Order").locator("option").evaluateAll((all) =>
+    all.map((option) => [(option as HTMLOptionElement).value, option.textContent]),
+  );
+  for (const at of [0, 1]) assert.equal(new Set(options.map((option) => option[at])).size, options.length);
+  assert.ok(options.some(([value]) => value === "-sink"));
+  await page.getByLabel("Order").selectOption("-role:sink");
+  await settled(page);
+  assert.match((await page.locator(".thumb .value").first().textContent()) ?? "", /^0\.\d{4} score of sink$/);
+  const first = (await page.locator("button.thumb").first().getAttribute("aria-label")) ?? "";
+  assert.match(first, /sink: score/);
+  quiet();
+});
+
+test("compare shows the head that was open where none is pinned, and names what it subtracts", async () => {
+  const { page, quiet } = await open(bench, "small/#view=head&map=1&head=2");
+  await settled(page);
+  await page.keyboard.press("c");
+  await settled(page);
+  assert.deepEqual(await page.locator(".pane h2").allTextContents(), ["A · h.1 · head 2"]);
+  assert.match((await page.locator(".hint:visible").textContent()) ?? "", /^No head is pinned: this is the head /);
+  await page.goto(`${page.url().split("#")[0]}#view=compare&pins=0.1,1.2&difference=1`);
+  await page.waitForFunction(() => document.querySelectorAll(".pane").length === 3);
+  await settled(page);
+  assert.deepEqual(await page.locator(".pane h2").allTextContents(), [
+    "A · h.0 · head 1",
+    "B · h.1 · head 2",
+    "A − B · h.0 · head 1  −  h.1 · head 2",
+  ]);
+  assert.equal(await page.locator(".hint:visible").count(), 0);
   quiet();
 });

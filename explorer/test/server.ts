@@ -10,7 +10,7 @@ import type { AddressInfo } from "node:net";
 import type { Reduce, Side } from "../src/types.ts";
 import { MOST_BYTES, type Named, read, steps } from "./shelves.ts";
 import { translation } from "./translation.ts";
-import { cross, hostile, long, profileOf, short, type SyntheticAtlas, weightsOf } from "./synthetic.ts";
+import { broken, cross, hostile, long, profileOf, short, special, type SyntheticAtlas, weightsOf } from "./synthetic.ts";
 
 export const POLICY =
   "default-src 'none'; script-src 'self'; style-src 'self'; img-src data: blob:; connect-src 'self'; " +
@@ -23,6 +23,8 @@ const MAKERS: Record<string, () => SyntheticAtlas> = {
   cross,
   hostile,
   translation,
+  broken,
+  special,
 };
 
 const SHELVES: Record<string, () => Named[]> = {

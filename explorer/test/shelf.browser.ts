@@ -30,7 +30,7 @@ test("another sentence is read, and compared with the one before", async () => {
   assert.equal(await page.locator(".chooser *").count(), 0);
   await page.locator(".plot").press("e");
   await run(page, "it is late .");
-  assert.equal(await hashOf(page), "#view=head&map=1&head=2");
+  assert.equal(await hashOf(page), "#view=head&map=1&head=2&text=it%20is%20late%20.");
   assert.equal(await page.evaluate(() => document.activeElement?.tagName), "TEXTAREA");
   await page.keyboard.press("Escape");
   await page.keyboard.press("b");
@@ -216,3 +216,29 @@ for (const scheme of ["light", "dark"] as const) {
     quiet();
   });
 }
+
+test("the address holds the sentence: another page that opens it runs the model on it", async () => {
+  const fresh = await start(); // a server that has read one sentence alone
+  try {
+    const { page, quiet } = await open(fresh, "live/#view=head&map=1&head=2&at=3,1&text=she%20has%20left%20.");
+    await page.waitForFunction(() => document.querySelector("h1")?.textContent === "she has left .");
+    await settled(page);
+    assert.equal(await page.locator(box).inputValue(), "she has left .");
+    assert.equal(await hashOf(page), "#view=head&map=1&head=2&at=3,1&text=she%20has%20left%20.");
+    assert.equal(await page.locator("aside h2").textContent(), "now · h.1 · head 2");
+    const runs = () => fresh.served.asked.filter((url) => url.endsWith("rerun")).length;
+    assert.equal(runs(), 1);
+    await run(page, "he stays .");
+    assert.match(await hashOf(page), /&text=he%20stays%20\.$/);
+    await page.goBack(); // the sentence before is there still: the model need not run
+    await page.waitForFunction(() => document.querySelector("h1")?.textContent === "she has left .");
+    assert.equal(runs(), 2);
+    const other = await open(fresh, "live/#text=he%20stays%20.");
+    await settled(other.page);
+    assert.equal(await other.page.locator("h1").textContent(), "he stays .");
+    assert.equal(runs(), 2);
+    quiet();
+  } finally {
+    await fresh.close();
+  }
+});

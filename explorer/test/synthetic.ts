@@ -287,3 +287,30 @@ export function hostile(): SyntheticAtlas {
   atlas.meta.maps[0].roles[0] = [{ name: "<u>role</u>", score: 1, n: 1, rule: "<script>window.harmed=1</script>" }];
   return { ...atlas, maps: atlas.maps.map((map) => ({ ...map, token: (_: Side, index: number) => HOSTILE[index] })) };
 }
+
+/** One head as it should be, and one whose queries from 12 on attend to NaN. */
+export function broken(): SyntheticAtlas {
+  const atlas = short(1, 2, 20);
+  const [one] = atlas.maps;
+  const map: AttentionMap = { ...one.map, broken: [0, 8], metrics: { entropy: [1.5, null] } };
+  const weight = (head: number, row: number, column: number) => {
+    const value = one.weight(head, row, column);
+    return head === 1 && row >= 12 && !Number.isNaN(value) ? Infinity : value;
+  };
+  return { meta: { ...atlas.meta, maps: [map] }, maps: [{ ...one, map, weight, pooled: pooling(map, weight) }] };
+}
+
+/** Words between [CLS] and [SEP]: half of the weight of a query lies on these. */
+export function special(): SyntheticAtlas {
+  const tokens = ["[CLS]", "un", "##seen", "cats", "sleep", "[SEP]"];
+  const count = tokens.length;
+  const weight = (_: number, row: number, column: number) =>
+    column === 0 || column === count - 1 ? 0.25 : row === column ? 0.5 : row === 0 || row === count - 1 ? 0.125 : 0;
+  const words = [-1, 0, 0, 1, 2, -1];
+  const map: AttentionMap = {
+    ...short(1, 1, count).maps[0].map,
+    words: [words, words],
+  };
+  const maps = [{ map, token: (_: Side, index: number) => tokens[index], weight, pooled: pooling(map, weight) }];
+  return { meta: { version: 1, title: "special tokens", maps: [map] }, maps };
+}

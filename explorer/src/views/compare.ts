@@ -26,7 +26,7 @@ export class CompareView implements ViewPart {
   readonly element = make("div", { class: "compare-view" });
   private readonly bar = make("div", { class: "bar" });
   private readonly body = make("div", { class: "panes" });
-  private readonly hint = make("p", { class: "differing", set: { role: "status", hidden: true } });
+  private readonly hint = make("p", { class: "hint", set: { role: "status", hidden: true } });
   private readonly differing = new Differing();
   private panes: Pane[] = [];
   private built = "";
@@ -87,7 +87,9 @@ export class CompareView implements ViewPart {
   private build(): void {
     const state = this.context.state();
     const heads = this.heads();
-    const wanted = new Map<string, Field>(heads.map((field, at) => [`${LETTERS[at]} · ${field.title}`, field]));
+    // Heads of two atlases are told apart by these.
+    const letter = (at: number) => (state.against === undefined ? `${LETTERS[at]} · ` : "");
+    const wanted = new Map<string, Field>(heads.map((field, at) => [letter(at) + field.title, field]));
     const pair = this.pair(heads);
     if (state.difference && pair) wanted.set(pair.title, pair);
     this.differing.update(heads);
