@@ -38,11 +38,16 @@ function sharesOf(need: Need, context: Context, { map, head }: Head): Shares | u
   if (level !== EXACT) {
     const raster = field.pooled(need, level, PLAIN);
     const [, cell] = field.map.cells[level];
-    return raster && shares(raster.data, raster.rows, raster.columns, (column) => Math.min(cell, keys - column * cell));
+    return raster && shares(finite(raster.data), raster.rows, raster.columns, (column) => Math.min(cell, keys - column * cell));
   }
   const whole = field.exact(need, { row: 0, column: 0 }, 1, PLAIN);
   if (!whole) return undefined;
   const cell = Math.ceil(Math.max(queries, keys) / COARSEST);
   const raster = cell > 1 ? pool(whole, cell, "mean") : whole;
-  return shares(raster.data, raster.rows, raster.columns, (column) => Math.min(cell, keys - column * cell));
+  return shares(finite(raster.data), raster.rows, raster.columns, (column) => Math.min(cell, keys - column * cell));
+}
+
+/** Rows that attend to NaN have no shares: their infinities become NaN, which counts as 0. */
+function finite(data: Float32Array): Float32Array {
+  return data.includes(Infinity) ? data.map((value) => (value === Infinity ? NaN : value)) : data;
 }
