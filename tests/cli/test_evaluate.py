@@ -140,3 +140,13 @@ def test_another_split_is_refused(regard, parted, other):
     result = regard("test", "--checkpoint", parted, "--set", other)
     assert (result.exit_code, result.stdout) == (2, "")
     assert re.search(r"--set data\.split\.\w+: the training has settled this; .* the split of the data", result.stderr)
+
+
+def test_the_tokeniser_of_bleu_can_be_chosen(regard, run, tmp_path, monkeypatch):
+    result = regard("test", "--checkpoint", run, "--output", tmp_path / "out", "--tokenize", "char")
+    assert result.exit_code == 0
+    assert "|tok:char|" in result.stdout
+    monkeypatch.setattr("regard.translation.translator.Translator.load", lambda *_: pytest.fail("it was loaded"))
+    result = regard("test", "--checkpoint", run, "--tokenize", "ko-mecap")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "tokenize is 'ko-mecap'; did you mean 'ko-mecab'?" in result.stderr

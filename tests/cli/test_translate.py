@@ -123,9 +123,13 @@ def test_a_line_longer_than_any_that_was_trained_on_is_told(regard, run):
     result = regard("translate", "--beam", 1, "I am very tired.", long)
     assert result.exit_code == 0
     assert result.stderr.splitlines()[1:] == [
-        "line 2: it has 36 tokens, and the model was trained on sentences of 17 at most: the translation may leave out "
-        "much of it; give one sentence a line"
+        "line 2: it has 36 tokens, more than are translated at once, and is translated in 3 parts, each by itself; "
+        "give one sentence a line"
     ]
+    alone = regard("translate", "--beam", 1, "I am very tired and I have to go home now.").stdout.strip()
+    assert result.stdout.splitlines()[1] == " ".join([alone] * 3)
+    result = regard("translate", "--beam", 1, "--split-above", 0, long)
+    assert "line 1: it has 36 tokens, and the model was trained on sentences of 17 at most" in result.stderr
     result = regard("translate", "--checkpoint", run, "--beam", 1, input="1\n" + "1 " * 5)
     assert "line 2: it has 5 tokens, and the model was trained on sentences of 4 at most" in result.stderr
     assert "line 1" not in result.stderr
@@ -136,6 +140,21 @@ def test_what_is_not_utf_8_ends_it_with_the_line(regard, run):
     assert result.exit_code == 2
     assert result.stdout == "eins\nzwei\n"
     assert result.stderr.startswith("regard: standard input, line 3: byte 0xff at position 1 is not UTF-8")
+
+
+def test_what_is_not_utf_8_can_be_replaced_or_left_out(regard, run):
+    text = b"1\n2 \xff3\n\xff\n4\n"
+    skipped = regard("translate", "--checkpoint", run, "--errors", "skip", input=text)
+    assert (skipped.exit_code, skipped.stdout) == (0, "eins\n\n\nvier\n")
+    assert skipped.stderr.splitlines()[0] == (
+        "standard input, line 2: byte 0xff at position 3 is not UTF-8 (invalid start byte); the line is left out, and "
+        "its translation is empty"
+    )
+    replaced = regard("translate", "--checkpoint", run, "--errors", "replace", input=text)
+    assert replaced.exit_code == 0
+    assert len(replaced.stdout.splitlines()) == 4
+    assert replaced.stdout.splitlines()[3] == "vier"
+    assert "line 2: byte 0xff at position 3 is not UTF-8 (invalid start byte); replaced by \ufffd" in replaced.stderr
 
 
 def test_attention_is_drawn_for_each_line(regard, run, tmp_path):

@@ -34,6 +34,14 @@ def evaluate(
     tokenised: Annotated[
         bool, typer.Option("--tokenised", help="Score text in the tokens of Moses, too, as fairseq does.")
     ] = False,
+    tokenize: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Tokeniser of sacreBLEU for BLEU: 13a for languages with spaces between words, zh, ja-mecab, ko-mecab "
+            "(the latter two need packages of their own), char for any.",
+        ),
+    ] = "13a",
     which: Which = "best",
     device: Device = "cpu",
     batch_size: BatchSize = 64,
@@ -44,13 +52,17 @@ def evaluate(
     Prints BLEU and chrF with their signatures, and writes the translations to a file. Of an experiment's keys only
     those of data and search can be set here, for instance --set search.beam=10.
 
+    BLEU of a language without spaces between words, or of Korean, needs another tokeniser: --tokenize ko-mecab or char.
+
     With --tokenised there is a third score: BLEU of the text in the tokens of Moses for data.target_language, not
     smoothed, for comparison with publications that scored so; those that lower-cased their text need --lowercase, too.
     """
+    from regard.translation.bleu import check_tokenizer
     from regard.translation.run_folder import RunFolder
     from regard.translation.translator import Translator
     from regard.utils.atomic_files import atomic_write
 
+    check_tokenizer(tokenize)
     translator = Translator.load(checkpoint, which, device)
     experiment = _experiment(RunFolder(checkpoint).experiment, overrides or [])
     language = _language(experiment) if tokenised else None
@@ -68,13 +80,15 @@ def evaluate(
         partial.write_text("".join(f"{line}\n" for line in hypotheses), encoding="utf-8")
     speed = sum(len(line.split()) for line in hypotheses) / seconds
     typer.echo(f"{len(hypotheses):,} sentences in {seconds:.1f} s, {speed:,.0f} words a second: {path}", err=True)
-    emit(_scores(hypotheses, text.targets, language, lowercase))
+    emit(_scores(hypotheses, text.targets, language, lowercase, tokenize))
 
 
-def _scores(hypotheses: list[str], references: list[str], language: str | None, lowercase: bool) -> Iterator[str]:
+def _scores(
+    hypotheses: list[str], references: list[str], language: str | None, lowercase: bool, tokenize: str
+) -> Iterator[str]:
     from regard.translation.bleu import score, tokenised_bleu
 
-    yield str(score(hypotheses, references, lowercase=lowercase))
+    yield str(score(hypotheses, references, lowercase=lowercase, tokenize=tokenize))
     if language is not None:
         bleu, signature = tokenised_bleu(hypotheses, references, language=language, lowercase=lowercase)
         yield f"BLEU {bleu:5.2f}  {signature}"

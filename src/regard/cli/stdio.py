@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from io import BufferedIOBase
-from typing import cast
+from typing import Literal, cast
 
 from regard.errors import CorpusError
 
@@ -18,11 +18,20 @@ def standard_input() -> BufferedIOBase:
     return cast(BufferedIOBase, sys.stdin.buffer)
 
 
-def arriving_lines(stream: BufferedIOBase) -> Iterator[list[str]]:
+Errors = Literal["strict", "replace", "skip"]
+"""Whether a line that is not UTF-8 is refused, gets replacement characters, or is taken for an empty one."""
+
+
+def arriving_lines(
+    stream: BufferedIOBase, errors: Errors = "strict", warn: Callable[[str], None] = lambda warning: None
+) -> Iterator[list[str]]:
     r"""Whole lines, all that have arrived at a time: one that is typed, hundreds from a file.
 
+    `warn` gets a message for each line that is not UTF-8, unless that is an error.
+
     Raises:
-        CorpusError: a line is not UTF-8; the lines before it are given first.
+        CorpusError: a line is not UTF-8 (`errors` "strict"), or longer than any text has; the lines before it are
+            yielded first.
 
     >>> import io
     >>> list(arriving_lines(io.BytesIO(b"one\ntwo\r\nthree")))
@@ -36,23 +45,40 @@ def arriving_lines(stream: BufferedIOBase) -> Iterator[list[str]]:
             try:
                 lines.append(raw.removesuffix(b"\r").decode("utf-8"))
             except UnicodeDecodeError as error:
-                yield lines
-                raise CorpusError(
+                problem = (
                     f"standard input, line {number}: byte 0x{raw[error.start]:02x} at position {error.start + 1} is "
-                    f"not UTF-8 ({error.reason}); convert the text to UTF-8, for instance with iconv"
-                ) from None
+                    f"not UTF-8 ({error.reason})"
+                )
+                if errors == "strict":
+                    yield lines
+                    raise CorpusError(
+                        f"{problem}; convert the text to UTF-8, for instance with iconv, or choose what becomes of "
+                        "such lines with --errors"
+                    ) from None
+                replaced = errors == "replace"
+                lines.append(raw.removesuffix(b"\r").decode("utf-8", "replace") if replaced else "")
+                what = "replaced by \ufffd" if replaced else "the line is left out, and its translation is empty"
+                warn(f"{problem}; {what}")
         yield lines
 
 
 def _arriving_bytes(stream: BufferedIOBase) -> Iterator[list[bytes]]:
-    begun = b""
+    from regard.translation.corpus import LONGEST_LINE
+
+    number, unfinished = 1, b""
     # read1 waits until something is there, and then takes it without waiting for more.
     while chunk := stream.read1(CHUNK_BYTES):
-        *whole, begun = (begun + chunk).split(b"\n")
+        *whole, unfinished = (unfinished + chunk).split(b"\n")
         if whole:
             yield whole
-    if begun:
-        yield [begun]
+            number += len(whole)
+        if len(unfinished) > LONGEST_LINE:
+            raise CorpusError(
+                f"standard input, line {number} has more than {LONGEST_LINE:,} bytes; text needs to have a sentence in "
+                "each line"
+            )
+    if unfinished:
+        yield [unfinished]
 
 
 def emit(lines: Iterable[str]) -> None:

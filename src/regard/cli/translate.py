@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -46,6 +46,22 @@ def translate(
         Path | None,
         typer.Option(metavar="FILE", help="Keep where the best translations looked: pictures (.png) or arrays (.npz)."),
     ] = None,
+    split_above: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="TOKENS",
+            help="Translate a line of more tokens in parts, sentence by sentence; 0 translates every line whole. "
+            "[default: the longest sentence of the training]",
+        ),
+    ] = None,
+    errors: Annotated[
+        Literal["strict", "replace", "skip"],
+        typer.Option(
+            help="What becomes of a line that is not UTF-8: it ends the command, its bad bytes become the replacement "
+            "character, or its translation is left empty."
+        ),
+    ] = "strict",
     which: Which = "best",
     device: Device = "cpu",
     batch_size: BatchSize = 64,
@@ -58,7 +74,8 @@ def translate(
     Without --checkpoint it is the small model for everyday sentences, English to French, that regard comes with.
 
     Signs that the model has never seen, such as emoji, are left out. Standard error says so, by the number of the line,
-    and also which letters it does not know, and which lines are longer than any that it was trained on.
+    and also which letters it does not know, and which lines are longer than any that it was trained on: these are
+    translated sentence by sentence, and sentences of more than twice as many tokens in pieces.
 
     LINE of --n-best counts from 0. Of several lines, --attention FILE.png draws the first to FILE.png and the others to
     FILE-2.png, FILE-3.png and so on; FILE.npz has all, as 1.weights, 1.source, 1.target, 2.weights and so on.
@@ -81,9 +98,15 @@ def translate(
     if checkpoint is None:
         typer.echo("English to French, by the model that regard comes with; --checkpoint names another", err=True)
     number = 1
-    for lines in [sentences] if sentences else arriving_lines(standard_input()):
+    arriving = arriving_lines(standard_input(), errors, lambda warning: typer.echo(warning, err=True))
+    for lines in [sentences] if sentences else arriving:
         translations = translator.translate(
-            lines, search=search, batch_size=batch_size, first_line=number, observe=attention is not None
+            lines,
+            search=search,
+            batch_size=batch_size,
+            first_line=number,
+            observe=attention is not None,
+            split_above=translator.longest_trained if split_above is None else split_above or None,
         )
         for warning in (warning for translation in translations for warning in translation.warnings):
             typer.echo(warning, err=True)

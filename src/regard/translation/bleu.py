@@ -99,6 +99,15 @@ def exact_match(hypotheses: Sequence[str], references: Sequence[str]) -> float:
     return sum(hypothesis == reference for hypothesis, reference in pairs) / len(references)
 
 
+def check_tokenizer(tokenize: str) -> None:
+    """Make sure that a tokeniser of `score` can be used.
+
+    Raises:
+        ConfigurationError: it is unknown, or needs a package that is not installed.
+    """
+    _bleu(lowercase=False, tokenize=tokenize)
+
+
 def _check(hypotheses: Sequence[str], references: Sequence[str]) -> None:
     for name, lines in (("hypotheses", hypotheses), ("references", references)):
         if isinstance(lines, str):

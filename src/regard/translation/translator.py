@@ -5,8 +5,10 @@ Shapes: B sentences, S source tokens, T target tokens.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -20,6 +22,7 @@ from regard.translation.batches import EncodedText, IdSequences, collate
 from regard.translation.build_model import build_model
 from regard.translation.checkpoint import LONGEST_SOURCE, restore
 from regard.translation.experiment import Experiment
+from regard.translation.long_lines import cut_line
 from regard.translation.pharaoh import Link, one_map, word_links
 from regard.translation.run_folder import RunFolder, Which
 from regard.translation.search import Hypothesis, TranslationModel, beam_search
@@ -140,6 +143,7 @@ class Translator:
         batch_size: int = 64,
         first_line: int = 1,
         observe: bool = True,
+        split_above: int | None = None,
     ) -> list[Translation]:
         """Translate lines, in their order; sentences of like length are computed together.
 
@@ -149,25 +153,45 @@ class Translator:
         number of the first line in messages. Without `observe` there are no weights, and a model of many layers and
         heads is faster.
 
-        A source longer than the model allows is refused, not cut: the translation of half a sentence looks like that
-        of a whole one.
+        A line of more tokens than `split_above` is translated in parts, and a warning says so: its sentences, and of a
+        sentence of more than twice as many tokens pieces. Its candidates are the best combinations of those of its
+        parts; their scores are sums, and their weights are 0 from one part to another. Without `split_above` a source
+        longer than the model allows is refused: the translation of half a sentence looks like that of a whole one.
 
         Raises:
             CorpusError: a line has more tokens than the model allows.
         """
         read = [readable(line, self.source_vocabulary) for line in _several(lines)]
-        sources = self._encode([line.text for line in read], first_line)
-        packed, settings = IdSequences.pack(sources), search or self.search
-        found: list[list[Hypothesis]] = [[] for _ in lines]
+        parts = [self._parts(line.text, split_above) for line in read]
+        numbers = [number for number, some in enumerate(parts, start=first_line) for _ in some]
+        sources = self._encode([part for some in parts for part in some], numbers)
+        settings = search or self.search
+        found = iter(zip(sources, self._search(sources, settings, batch_size, observe), strict=True))
+        return [
+            self._translation(line, shown, list(islice(found, len(some))), number, settings.n_best)
+            for number, (line, shown, some) in enumerate(zip(lines, read, parts, strict=True), start=first_line)
+        ]
+
+    def _parts(self, line: str, split_above: int | None) -> list[str]:
+        if split_above is None:
+            return [line]
+        most = self.model.max_source_length
+        longest = 2 * split_above if most is None else min(2 * split_above, most)
+        above = split_above if most is None else min(split_above, most)
+        return cut_line(line, lambda text: len(self.source_vocabulary.encode(text)), above, longest)
+
+    def _search(
+        self, sources: list[list[int]], settings: SearchSettings, batch_size: int, observe: bool
+    ) -> list[list[Hypothesis]]:
+        """The hypotheses of each source, none of an empty one."""
+        packed = IdSequences.pack(sources)
+        found: list[list[Hypothesis]] = [[] for _ in sources]
         for rows in _batches_by_length(sources, batch_size):
             source, lengths = (torch.from_numpy(array).to(self._device) for array in packed.pad(np.array(rows)))
             best = beam_search(self.model, source, lengths, settings, observe=observe)
             for row, hypotheses in zip(rows, best, strict=True):
                 found[row] = hypotheses
-        return [
-            self._translation(*line, number)
-            for number, line in enumerate(zip(lines, read, sources, found, strict=True), start=first_line)
-        ]
+        return found
 
     @torch.no_grad()
     def align(
@@ -195,7 +219,7 @@ class Translator:
                 f"the sides do not line up: there are {len(source_lines):,} source lines and {len(target_lines):,} "
                 "target lines; line i of one needs to translate line i of the other"
             )
-        sources = self._encode(source_lines, first_line)
+        sources = self._encode(source_lines, range(first_line, first_line + len(source_lines)))
         targets = self.target_vocabulary.encode_batch(target_lines)
         text = EncodedText(IdSequences.pack(sources), IdSequences.pack(targets))
         weights = [torch.zeros(len(target), len(source)) for source, target in zip(sources, targets, strict=True)]
@@ -210,11 +234,11 @@ class Translator:
     def _device(self) -> torch.device:
         return next(self.model.parameters()).device
 
-    def _encode(self, lines: Sequence[str], first_line: int) -> list[list[int]]:
+    def _encode(self, lines: Sequence[str], numbers: Sequence[int]) -> list[list[int]]:
         """The ids of each line, all short enough for the model; none for a line of white space."""
         sources = [self.source_vocabulary.encode(line) for line in _several(lines)]
         most = self.model.max_source_length
-        for number, ids in enumerate(sources, start=first_line):
+        for number, ids in zip(numbers, sources, strict=True):
             if most is not None and len(ids) > most:
                 raise CorpusError(
                     f"line {number} has {len(ids)} tokens and this model allows {most}; split it into shorter "
@@ -223,13 +247,22 @@ class Translator:
         return sources
 
     def _translation(
-        self, line: str, read: Readable, ids: list[int], hypotheses: list[Hypothesis], number: int
+        self,
+        line: str,
+        read: Readable,
+        parts: list[tuple[list[int], list[Hypothesis]]],
+        number: int,
+        n_best: int,
     ) -> Translation:
-        warnings = _warnings(line, read, ids, hypotheses, self.longest_trained)
+        """The translation of a line from the ids and hypotheses of its parts, most often one."""
+        ids = [one for part, _ in parts for one in part]
+        candidates = [tuple(map(self._candidate, hypotheses)) for _, hypotheses in parts]
+        joined = candidates[0] if len(parts) == 1 else join_candidates(candidates, n_best)
+        warnings = _warnings(line, read, ids, joined, len(parts), self.longest_trained)
         return Translation(
             source=line,
             source_tokens=tuple(self.source_vocabulary.tokens(ids)),
-            candidates=tuple(map(self._candidate, hypotheses)),
+            candidates=joined,
             warnings=tuple(f"line {number}: {warning}" for warning in warnings),
         )
 
@@ -261,21 +294,70 @@ def _several(lines: Sequence[str]) -> Sequence[str]:
     return lines
 
 
+def join_candidates(parts: Sequence[Sequence[Candidate]], n_best: int) -> tuple[Candidate, ...]:
+    """The n best combinations of one candidate for each part of a line, by the sum of their scores."""
+    best: list[tuple[Candidate, ...]] = [()]
+    for candidates in parts:
+        longer = [(*chosen, one) for chosen in best for one in candidates]
+        best = heapq.nlargest(n_best, longer, key=lambda chosen: sum(one.score for one in chosen))
+    return tuple(map(_joined_candidate, best))
+
+
+def _joined_candidate(parts: Sequence[Candidate]) -> Candidate:
+    """One candidate of those of all parts, of whose ends of sentences only the last stays."""
+    inner = [len(part.tokens) - part.finished for part in parts[:-1]] + [len(parts[-1].tokens)]
+    return Candidate(
+        text=" ".join(part.text for part in parts),
+        tokens=tuple(token for part, rows in zip(parts, inner, strict=True) for token in part.tokens[:rows]),
+        score=sum(part.score for part in parts),
+        log_probability=sum(part.log_probability for part in parts),
+        weights=_block_diagonal([part.weights[:rows] for part, rows in zip(parts, inner, strict=True)]),
+        self_weights=_block_diagonal(
+            [part.self_weights[:rows, ..., :rows] for part, rows in zip(parts, inner, strict=True)]
+        ),
+        finished=all(part.finished for part in parts),
+    )
+
+
+def _block_diagonal(blocks: Sequence[Tensor]) -> Tensor:
+    """Weights [T, ..., S] of several parts as one tensor, 0 from one part to another."""
+    rows, columns = sum(len(block) for block in blocks), sum(block.shape[-1] for block in blocks)
+    whole = blocks[0].new_zeros(rows, *blocks[0].shape[1:-1], columns)
+    row = column = 0
+    for block in blocks:
+        whole[row : row + len(block), ..., column : column + block.shape[-1]] = block
+        row, column = row + len(block), column + block.shape[-1]
+    return whole
+
+
 def _warnings(
-    line: str, read: Readable, ids: list[int], hypotheses: list[Hypothesis], longest_trained: int | None
+    line: str,
+    read: Readable,
+    ids: list[int],
+    candidates: Sequence[Candidate],
+    parts: int,
+    longest_trained: int | None,
 ) -> Iterator[str]:
-    """What is to be known of a line's translation, a sentence each."""
+    """Warnings about a line's translation, a sentence each."""
     if ids and (set(ids) == {UNKNOWN} or set("".join(read.text.split())) == set(read.guessed)):
         yield f"the source vocabulary knows nothing of {line.strip()!r}; the translation is a guess"
     else:
         yield from read.warnings()
-    if longest_trained is not None and len(ids) > longest_trained:
+    if parts > 1:
+        yield (
+            f"it has {len(ids):,} tokens, more than are translated at once, and is translated in {parts:,} parts, "
+            "each by itself; give one sentence a line"
+        )
+    elif longest_trained is not None and len(ids) > longest_trained:
         yield (
             f"it has {len(ids):,} tokens, and the model was trained on sentences of {longest_trained:,} at most: the "
             "translation may leave out much of it; give one sentence a line"
         )
-    if hypotheses and not hypotheses[0].finished:
-        yield f"the translation did not end within {len(hypotheses[0].ids)} tokens and was cut"
+    if candidates and not candidates[0].finished:
+        if parts > 1:
+            yield "the translation of one of its parts did not end, and was cut"
+        else:
+            yield f"the translation did not end within {len(candidates[0].tokens)} tokens and was cut"
 
 
 def _device(name: str | torch.device) -> torch.device:

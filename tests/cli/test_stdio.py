@@ -42,3 +42,11 @@ def test_what_is_not_utf_8_is_named_after_the_lines_before_it():
     assert next(lines) == ["grün", "blau"]
     with pytest.raises(CorpusError, match=r"standard input, line 3: byte 0xfc at position 3 is not UTF-8 .* iconv"):
         next(lines)
+
+
+def test_a_line_without_an_end_is_refused_before_it_fills_the_memory(monkeypatch):
+    monkeypatch.setattr("regard.translation.corpus.LONGEST_LINE", 1000)
+    lines = arriving_lines(io.BytesIO(b"one\n" + b"0" * 100_000))
+    assert next(lines) == ["one"]
+    with pytest.raises(CorpusError, match=r"standard input, line 2 has more than 1,000 bytes"):
+        next(lines)
