@@ -10,7 +10,7 @@ from regard.kernels.additive import AdditiveKernel
 from regard.kernels.block_sparse import BlockSparseKernel
 from regard.kernels.decode import DecodeKernel
 from regard.kernels.tiled import TiledKernel
-from regard.testing import Case, assert_agrees, cases, long_cases, sampled, suite
+from regard.testing import Case, assert_agrees, cases, long_cases, random_cases, suite
 
 # Small tiles, so that few queries and keys lie in several of them.
 SMALL = (
@@ -71,4 +71,4 @@ def test_every_kernel_has_cases():
 
 
 def test_random_cases_reach_every_kernel():
-    assert {kernel.name for kernel, _ in suite(SMALL, among=sampled(100))} == {kernel.name for kernel in SMALL}
+    assert {kernel.name for kernel, _ in suite(SMALL, among=random_cases(100))} == {kernel.name for kernel in SMALL}

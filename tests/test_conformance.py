@@ -13,7 +13,7 @@ from regard.kernels.additive import AdditiveKernel
 from regard.kernels.block_sparse import BlockSparseKernel
 from regard.kernels.decode import DecodeKernel
 from regard.kernels.tiled import TiledKernel
-from regard.testing import Case, assert_agrees, sampled, suite
+from regard.testing import Case, assert_agrees, random_cases, suite
 
 COUNT, CHUNK, SEED = 10_000, 100, 20_170_612
 FEW = 1
@@ -38,7 +38,7 @@ MIDDLE = (
 
 
 def chunk(number: int) -> list[Case]:
-    return list(islice(sampled(COUNT, SEED), number * CHUNK, (number + 1) * CHUNK))
+    return list(islice(random_cases(COUNT, SEED), number * CHUNK, (number + 1) * CHUNK))
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_random_problems(number: int, record_property, monkeypatch):
 
 
 def test_chunks_are_all_of_the_problems():
-    drawn = list(sampled(COUNT, SEED))
+    drawn = list(random_cases(COUNT, SEED))
     assert len(drawn) == COUNT
     assert chunk(3) == drawn[3 * CHUNK : 4 * CHUNK]
     assert len(set(drawn)) > 0.99 * COUNT

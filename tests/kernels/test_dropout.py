@@ -9,7 +9,7 @@ import regard
 from regard import biases, masks, scores
 from regard.core.dropout import Dropout
 from regard.kernels.tiled import TiledKernel
-from regard.testing import kept
+from regard.testing import dropout_keeps
 
 SHAPE = (2, 3, 64, 128)
 ALL = slice(None)
@@ -37,13 +37,13 @@ def sigmas(count: int) -> float:
 @pytest.mark.parametrize("seed", [0, 1, -1, 2**63 - 1, -(2**63), 0x1234_5678_9ABC_DEF0])
 @pytest.mark.parametrize("probability", [0.1, 0.5, 0.999, 1e-9])
 def test_it_is_the_function_that_is_written_down(seed, probability):
-    expected = torch.tensor(
-        [
-            [[[kept(seed, 3 * b + h, i, j, probability) for j in range(7)] for i in range(5)] for h in range(3)]
-            for b in range(2)
-        ]
-    )
-    assert pattern(seed, probability, (2, 3, 5, 7)).equal(expected.float())
+    expected = [
+        dropout_keeps(seed, head, query, key, probability)
+        for head in range(6)
+        for query in range(5)
+        for key in range(7)
+    ]
+    assert pattern(seed, probability, (2, 3, 5, 7)).equal(torch.tensor(expected).view(2, 3, 5, 7).float())
 
 
 @pytest.mark.parametrize("probability", [0.05, 0.1, 0.3, 0.5, 0.9])

@@ -3,7 +3,7 @@ from itertools import combinations, product
 import pytest
 import torch
 
-from regard.testing import Case, cases, long_cases, make_inputs, sampled
+from regard.testing import Case, cases, long_cases, make_inputs, random_cases
 from regard.testing.cases import (
     AXES,
     DTYPES,
@@ -11,16 +11,16 @@ from regard.testing.cases import (
     LAYOUTS,
     LENGTHS,
     LONG_AXES,
-    MOST_TRIPLES,
-    Layout,
-    covering,
-    possible,
+    MAX_TRIPLES,
+    LeadingAxes,
+    consistent,
+    covering_array,
 )
 
 
 def test_every_pair_of_values_meets():
     axes = {"a": ("1", "2", "3"), "b": ("x", "y"), "c": ("p", "q", "r"), "d": ("s", "t")}
-    rows = covering(axes, 2)
+    rows = covering_array(axes, 2)
     for one, other in combinations(axes, 2):
         assert {(row[one], row[other]) for row in rows} == {(i, j) for i in axes[one] for j in axes[other]}
     assert len(rows) < 15  # of 36
@@ -28,14 +28,14 @@ def test_every_pair_of_values_meets():
 
 def test_what_is_impossible_is_left_out():
     axes = {"a": ("1", "2"), "b": ("x", "y"), "c": ("p", "q")}
-    rows = covering(axes, 2, lambda row: not (row.get("a") == "2" and row.get("b") == "y"))
+    rows = covering_array(axes, 2, lambda row: not (row.get("a") == "2" and row.get("b") == "y"))
     assert {(row["a"], row["b"]) for row in rows} == {("1", "x"), ("1", "y"), ("2", "x")}
     assert {(row["a"], row["c"]) for row in rows} == {("1", "p"), ("1", "q"), ("2", "p"), ("2", "q")}
 
 
 def test_of_axes_with_many_values_one_less_meet():
     axes = {"a": "123456", "b": "123456", "c": "12", "d": "12"}
-    rows = covering(axes, 3, most=30)
+    rows = covering_array(axes, 3, most=30)
     for names in combinations(axes, 3):
         met = {tuple(row[name] for name in names) for row in rows}
         if {"a", "b"} <= set(names):
@@ -43,7 +43,7 @@ def test_of_axes_with_many_values_one_less_meet():
         else:
             assert len(met) == 24
     assert {(row["a"], row["b"]) for row in rows} == {(i, j) for i in axes["a"] for j in axes["b"]}
-    assert len(covering(axes, 3, most=30)) < len(covering(axes, 3))
+    assert len(covering_array(axes, 3, most=30)) < len(covering_array(axes, 3))
 
 
 def test_triples_of_cases():
@@ -52,11 +52,11 @@ def test_triples_of_cases():
         wanted = 1
         for size in sizes:
             wanted *= size
-        if wanted > MOST_TRIPLES:
+        if wanted > MAX_TRIPLES:
             continue
         met = {tuple(getattr(case, name) for name in names) for case in cases()}
         for values in product(*(AXES[name] for name in names)):
-            assert values in met or not possible(dict(zip(names, values, strict=True))), values
+            assert values in met or not consistent(dict(zip(names, values, strict=True))), values
 
 
 def test_long_cases_cross_the_borders_of_tiles():
@@ -66,14 +66,14 @@ def test_long_cases_cross_the_borders_of_tiles():
 
 
 def test_sampled_cases():
-    drawn = list(sampled(400, 3))
-    assert drawn == list(sampled(400, 3))
-    assert drawn[:50] == list(sampled(50, 3))
-    assert drawn != list(sampled(400, 4))
+    drawn = list(random_cases(400, 3))
+    assert drawn == list(random_cases(400, 3))
+    assert drawn[:50] == list(random_cases(50, 3))
+    assert drawn != list(random_cases(400, 4))
     assert len({case.id for case in drawn}) == len(set(drawn)) > 390
     for name, values in AXES.items():
         assert name == "lengths" or {getattr(case, name) for case in drawn} == set(values)
-    assert all(possible({name: getattr(case, name) for name in AXES}) for case in drawn)
+    assert all(consistent({name: getattr(case, name) for name in AXES}) for case in drawn)
     queries, keys = zip(*(case.sizes for case in drawn), strict=True)
     assert min(queries) == min(keys) == 0
     assert max(queries) > 20 < max(keys)
@@ -91,9 +91,9 @@ def test_sampled_cases():
     ],
 )
 def test_what_makes_no_sense_together(choices):
-    assert not possible(choices)
+    assert not consistent(choices)
     for name in choices:
-        assert possible({other: value for other, value in choices.items() if other != name})
+        assert consistent({other: value for other, value in choices.items() if other != name})
 
 
 def test_every_value_of_every_axis_is_in_some_case():
@@ -124,8 +124,8 @@ def test_the_same_case_has_the_same_numbers_and_leaves_the_seed_alone():
 @pytest.mark.parametrize("memory", AXES["memory"])
 def test_the_shapes_are_those_of_the_layout(layout, memory):
     inputs = make_inputs(Case(layout=layout, memory=memory, score="general"))
-    query, key, value = (inputs.arranged(name, inputs.leaves[name]) for name in ("query", "key", "value"))
-    of: Layout = LAYOUTS[layout]
+    query, key, value = (inputs.argument(name, inputs.leaves[name]) for name in ("query", "key", "value"))
+    of: LeadingAxes = LAYOUTS[layout]
     heads, key_heads = ((of.heads,), (of.key_heads,)) if of.heads else ((), ())
     batch = (1,) * len(of.batch) if memory == "broadcast" else of.batch
     assert query.shape == (*of.batch, *heads, 5, 11)
@@ -150,7 +150,7 @@ def test_poison_in_masked_places_only(memory, mask, lengths, poisoned):
     inputs = make_inputs(Case(mask=mask, lengths=lengths, memory=memory, poison="masked", layout="grouped"))
     assert not inputs.leaves[poisoned].isfinite().all()
     for name in ("query", "key", "value"):
-        assert inputs.leaves[name].isfinite().equal(inputs.reached(name))
+        assert inputs.leaves[name].isfinite().equal(inputs.attended_entries(name))
 
 
 @pytest.mark.parametrize("name", ["query", "key", "value"])

@@ -1,156 +1,197 @@
-"""Does a kernel compute what the formula says? Forward and gradients, over every case that its `why_not` admits."""
+"""The agreement suite: does a kernel compute what the oracle says, forward and backward, on every case it admits?
+
+What is tested need not be one of the library's kernels, nor softmax attention: anything with a `name`, `why_not` and
+`run` is run through the same cases, and held to the oracle of its operator.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from ..kernels import KERNELS, Kernel, Result
+from ..core.problem import Problem
+from ..kernels import KERNELS, Result
 from .case_inputs import Inputs, make_inputs
 from .cases import Case, cases
-from .oracle import Answer, attempts, truth, upstream
+from .oracle import SOFTMAX, Oracle, OracleResult, upstream_gradients
 from .tolerance import Expected, fault
 
 
+class Implementation(Protocol):
+    """What the suite runs: a kernel, or any other way to compute an attention operator.
+
+    An attribute `exponential` declares how far, relatively, its exponentials are from correctly rounded ones.
+    """
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        ...
+
+    def why_not(self, problem: Problem) -> list[str]:
+        """The reasons why it cannot compute the problem; empty if it can."""
+        ...
+
+    def run(self, problem: Problem) -> Result:
+        """The result; only called where `why_not` is empty."""
+        ...
+
+
+AnyImplementation = TypeVar("AnyImplementation", bound=Implementation)
+
+
 def suite(
-    kernels: Iterable[Kernel] = KERNELS,
+    implementations: Iterable[AnyImplementation] = KERNELS,
     *,
     strength: int = 3,
     among: Iterable[Case] | None = None,
     device: str | torch.device = "cpu",
-) -> Iterator[tuple[Kernel, Case]]:
-    """The kernels with the cases that they admit: what `assert_agrees` is to be called with, one by one.
+    with_lse: bool = False,
+) -> Iterator[tuple[AnyImplementation, Case]]:
+    """Pairs of an implementation and a case that it admits, the arguments of `assert_agrees`.
 
-    Any `strength` choices of score, mask, bias, layout, lengths, dtype and so on meet in some case (see `cases`);
-    `among` has other cases instead, such as `long_cases()` or `sampled(1000)`.
+    Any `strength` choices of score, mask, bias, layout, lengths, dtype and so on are combined in some case (see
+    `cases`); `among` replaces the cases, by `long_cases()` or `random_cases(1000)` for example. `with_lse` admits only
+    cases whose log-sum-exp can be returned.
 
     >>> from regard.testing import suite
     >>> kernel, case = next(suite(strength=1))
     >>> kernel.name, case.id
     ('sdpa', 'default-2d-5x7-float32')
     """
-    kernels = tuple(kernels)
+    implementations = tuple(implementations)
     for case in cases(strength) if among is None else among:
-        problem = make_inputs(case, device).problem()
-        yield from ((kernel, case) for kernel in kernels if not kernel.why_not(problem))
+        problem = make_inputs(case, device).problem(wants_lse=with_lse)
+        yield from ((one, case) for one in implementations if not one.why_not(problem))
 
 
-def assert_agrees(kernel: Kernel, case: Case, device: str | torch.device = "cpu") -> None:
-    """Compute a case by a kernel, and say what is wrong with the result.
+def assert_agrees(
+    implementation: Implementation, case: Case, device: str | torch.device = "cpu", *, oracle: Oracle = SOFTMAX
+) -> None:
+    """Compute a case by an implementation, and compare the result with the oracle's.
 
-    Checked, alone and with the log-sum-exp if the kernel can give it: the output, the log-sum-exp, the gradients of
-    query, key, value, bias, sinks and the score's parameters, each within its budget. Rows that attend to nothing are
-    exactly 0, with log-sum-exp -inf (but for a sink) and gradient 0; what nothing attends to has gradient exactly 0,
-    whatever stands there. Rows that attend to NaN or infinity are not finite, and no other row is touched by it.
+    Checked, with and without the log-sum-exp if it can be returned: the output, the log-sum-exp, the gradients of
+    query, key, value, bias, sinks and the score's parameters, each within its tolerance. Rows without keys are exactly
+    0, with log-sum-exp -inf (if there is no sink) and gradient 0; keys and values that no query attends to have
+    gradient exactly 0, whatever their numbers are. Rows that attend to NaN or infinity are not finite, and no other row
+    is affected.
 
     Raises:
-        AssertionError: with every fault found.
+        AssertionError: the message lists every fault.
     """
     inputs = make_inputs(case, device)
-    alone, with_lse = inputs.problem(), inputs.problem(wants_lse=True)
-    can_give_lse = not kernel.why_not(with_lse)
-    known = replace(_known(case, can_give_lse), exponential=getattr(kernel, "exponential", 0.0))
+    plain, with_lse = inputs.problem(), inputs.problem(wants_lse=True)
+    has_lse = not implementation.why_not(with_lse)
+    exponential = getattr(implementation, "exponential", 0.0)
+    comparison = _Comparison(inputs, _expected_results(case, has_lse, oracle), has_lse, exponential)
     faults = []
-    if not kernel.why_not(alone):
-        faults = _output_faults(kernel.run(alone).output, inputs, known)
+    if not implementation.why_not(plain):
+        faults = comparison.output_faults(implementation.run(plain).output)
     if not faults:
-        faults = _faults(kernel.run(with_lse if can_give_lse else alone), inputs, known)
+        faults = comparison.faults(implementation.run(with_lse if has_lse else plain))
     if faults:
-        raise AssertionError("\n".join([f"kernel {kernel.name!r} is wrong on the case {case.id}:", *faults]))
+        raise AssertionError("\n".join([f"kernel {implementation.name!r} is wrong on the case {case.id}:", *faults]))
 
 
 @dataclass(frozen=True, eq=False)
-class _Known:
-    """What is known of a case: the truth, and how near the plain formula comes to it."""
+class _ExpectedResults:
+    """The oracle's truth of a case, and its approximations in the working precision."""
 
-    truth: Answer
-    near: Sequence[Answer]
-    with_lse: bool
-    exponential: float = 0.0
-
-    # How far from true ones the exponentials are shows in the log of a sum once, in a weight twice, as numerator and in
-    # its sum. In a gradient it does four times: in the weight, and in the output that is part of it.
-    @property
-    def in_output(self) -> float:
-        return 2 * self.exponential
-
-    @property
-    def in_gradient(self) -> float:
-        return 4 * self.exponential
+    truth: OracleResult
+    approximations: Sequence[OracleResult]
 
 
-@lru_cache(maxsize=256)
-def _known(case: Case, with_lse: bool) -> _Known:
+# Neighbouring tests run one case through one kernel after the other, and a suite is run several times.
+@lru_cache(maxsize=512)
+def _expected_results(case: Case, with_lse: bool, oracle: Oracle) -> _ExpectedResults:
     inputs = make_inputs(case)
-    answer = truth(inputs, with_lse=with_lse)
-    return _Known(answer, attempts(inputs, answer, with_lse=with_lse), with_lse)
+    truth = oracle.truth(inputs, with_lse=with_lse)
+    return _ExpectedResults(truth, list(oracle.approximations(inputs, truth, with_lse=with_lse)))
 
 
-def _faults(result: Result, inputs: Inputs, known: _Known) -> list[str]:
-    """All that is wrong with a result."""
-    results = [result.output]
-    if known.with_lse:
-        if result.lse is None:
-            return ["lse: there is none, and it was wanted"]
-        results.append(result.lse)
-    faults = _output_faults(result.output, inputs, known)
-    if result.lse is not None:
-        faults += _lse_faults(result.lse, inputs, known)
-    if faults:
+@dataclass(frozen=True, eq=False)
+class _Comparison:
+    """A result of an implementation against the expected ones.
+
+    The relative error of an exponential enters the log of a sum once, and a weight twice, in its numerator and in the
+    sum. It enters a gradient four times: in the weight, and in the output that the gradient contains.
+    """
+
+    inputs: Inputs
+    expected: _ExpectedResults
+    with_lse: bool
+    exponential: float
+
+    def faults(self, result: Result) -> list[str]:
+        """All faults of a result and of its gradients; those of the gradients if the result is right."""
+        results = [result.output]
+        if self.with_lse:
+            if result.lse is None:
+                return ["lse: there is none, and it was wanted"]
+            results.append(result.lse)
+        faults = self.output_faults(result.output)
+        if result.lse is not None:
+            faults += self.lse_faults(result.lse)
+        if faults:
+            return faults
+        upstream = upstream_gradients(self.inputs, self.expected.truth.output)
+        upstream = [gradient.to(tensor) for gradient, tensor in zip(upstream, results, strict=False)]
+        leaves = self.inputs.leaves
+        gradients = torch.autograd.grad(
+            results, list(leaves.values()), upstream, allow_unused=True, materialize_grads=True
+        )
+        return self.gradient_faults(dict(zip(leaves, gradients, strict=True)))
+
+    def output_faults(self, output: Tensor) -> list[str]:
+        truth = self.expected.truth
+        expected = Expected(
+            _infinity_as_nan(truth.output),
+            self.inputs.leaves["value"].dtype,
+            [result.output for result in self.expected.approximations],
+            exponential=2 * self.exponential,
+        )
+        if text := fault(_infinity_as_nan(output), expected):
+            return [f"output: {text}"]
+        empty = ~self.inputs.keep.any(-1).reshape(truth.lse.shape)
+        return [] if (output.cpu()[empty] == 0).all() else ["output: a row that attends to nothing is not exactly 0"]
+
+    def lse_faults(self, lse: Tensor) -> list[str]:
+        """In float32 at least, with magnitude 1: a relative error of the sum is an absolute one of its log."""
+        dtype = torch.promote_types(self.inputs.leaves["value"].dtype, torch.float32)
+        approximations = [result.lse for result in self.expected.approximations]
+        truth = _infinity_as_nan(self.expected.truth.lse)
+        text = fault(_infinity_as_nan(lse), Expected(truth, dtype, approximations, 1.0, self.exponential))
+        return [f"lse: {text}"] if text else []
+
+    def gradient_faults(self, gradients: dict[str, Tensor]) -> list[str]:
+        inputs, truth = self.inputs, self.expected.truth
+        attends_to_non_finite = inputs.case.poison in ("query", "key", "value")
+        # A gradient may be a difference that cancels; its terms are as large as the other gradients.
+        sizes = [gradient.abs().mean().item() for gradient in truth.gradients.values() if gradient.isfinite().all()]
+        magnitude = max((size for size in sizes if size == size), default=0.0)
+        faults = []
+        for name, gradient in gradients.items():
+            # NaN that is attended to may be in every gradient but those of the queries whose rows are finite.
+            if attends_to_non_finite and name != "query":
+                continue
+            compared = gradient, truth.gradients[name], *(one.gradients[name] for one in self.expected.approximations)
+            if attends_to_non_finite:
+                finite = inputs.entries_of_rows("query", truth.output.isfinite().all(-1))
+                compared = tuple(torch.where(finite.to(tensor.device), tensor, 0.0) for tensor in compared)
+            gradient, true, *approximations = compared
+            dtype = inputs.leaves["value"].dtype
+            if text := fault(gradient, Expected(true, dtype, approximations, magnitude, 4 * self.exponential)):
+                faults.append(f"gradient of {name}: {text}")
+            elif name in ("query", "key", "value") and not (gradient.cpu()[~inputs.attended_entries(name)] == 0).all():
+                faults.append(f"gradient of {name}: it is not exactly 0 where nothing is attended to")
         return faults
-    above = [g.to(of) for g, of in zip(upstream(inputs, known.truth.output), results, strict=False)]
-    leaves = inputs.leaves
-    gradients = torch.autograd.grad(results, list(leaves.values()), above, allow_unused=True, materialize_grads=True)
-    return _gradient_faults(dict(zip(leaves, gradients, strict=True)), inputs, known)
 
 
-def _output_faults(output: Tensor, inputs: Inputs, known: _Known) -> list[str]:
-    expected = Expected(
-        _one_kind(known.truth.output),
-        inputs.leaves["value"].dtype,
-        [answer.output for answer in known.near],
-        exponential=known.in_output,
-    )
-    if text := fault(_one_kind(output), expected):
-        return [f"output: {text}"]
-    empty = ~inputs.keep.any(-1).reshape(known.truth.lse.shape)
-    return [] if (output.cpu()[empty] == 0).all() else ["output: a row that attends to nothing is not exactly 0"]
-
-
-def _lse_faults(lse: Tensor, inputs: Inputs, known: _Known) -> list[str]:
-    """In float32 at least; where a sum is off by its millionth, its log is off by a millionth: the scale is 1."""
-    dtype = torch.promote_types(inputs.leaves["value"].dtype, torch.float32)
-    near = [answer.lse for answer in known.near]
-    text = fault(_one_kind(lse), Expected(_one_kind(known.truth.lse), dtype, near, 1.0, known.exponential))
-    return [f"lse: {text}"] if text else []
-
-
-def _gradient_faults(gradients: dict[str, Tensor], inputs: Inputs, known: _Known) -> list[str]:
-    dtype = inputs.leaves["value"].dtype
-    attends_to_bad = inputs.case.poison in ("query", "key", "value")
-    # A row's gradient is a difference that may cancel to nothing; what it is a difference of is as large as the others.
-    sizes = [gradient.abs().mean().item() for gradient in known.truth.gradients.values() if gradient.isfinite().all()]
-    magnitude = max((size for size in sizes if size == size), default=0.0)
-    faults = []
-    for name, gradient in gradients.items():
-        # NaN that is attended to may be in any gradient but those of the queries whose rows are finite.
-        if attends_to_bad and name != "query":
-            continue
-        true, near = known.truth.gradients[name], [answer.gradients[name] for answer in known.near]
-        if attends_to_bad:
-            finite = inputs.entries("query", known.truth.output.isfinite().all(-1))
-            gradient, true, *near = (torch.where(finite.to(of.device), of, 0.0) for of in (gradient, true, *near))
-        if text := fault(gradient, Expected(true, dtype, near, magnitude, known.in_gradient)):
-            faults.append(f"gradient of {name}: {text}")
-        elif name in ("query", "key", "value") and not (gradient.cpu()[~inputs.reached(name)] == 0).all():
-            faults.append(f"gradient of {name}: it is not exactly 0 where nothing is attended to")
-    return faults
-
-
-def _one_kind(tensor: Tensor) -> Tensor:
-    """Infinity as NaN: which of the two a row shows that attends to infinity is the kernel's choice; -inf stays."""
+def _infinity_as_nan(tensor: Tensor) -> Tensor:
+    """Infinity as NaN: a row that attends to infinity may have either; -inf stays."""
     return tensor.masked_fill(tensor == torch.inf, torch.nan)

@@ -1,4 +1,4 @@
-"""The biases of cases: what each is made of, how the library says it, and what it means in plain arithmetic."""
+"""The biases of cases: their tensors, the library's bias, and its values in plain index arithmetic."""
 
 from __future__ import annotations
 
@@ -11,145 +11,145 @@ from torch import Tensor
 
 from .. import biases
 from ..biases import Bias
-from .random_tensors import Draw
+from .random_tensors import CaseGenerator
 
-Held = Mapping[str, Tensor]
+Tensors = Mapping[str, Tensor]
 BUCKETS, MAX_DISTANCE, BEFORE, AFTER, PERIOD = 8, 7, 2, 3, 3
 
 
 @dataclass(frozen=True)
-class Places:
-    """Where queries and keys sit, (*batch, 1, M, 1) and (*batch, 1, 1, N), and whether there is a head axis."""
+class PairPositions:
+    """Positions of queries (*batch, 1, M, 1) and keys (*batch, 1, 1, N); `headless` if there is no head axis."""
 
-    query_at: Tensor
-    key_at: Tensor
+    row_positions: Tensor
+    column_positions: Tensor
     headless: bool
 
     @property
     def distance(self) -> Tensor:
         """Key position - query position, (*batch, 1, M, N)."""
-        return self.key_at - self.query_at
+        return self.column_positions - self.row_positions
 
 
 @dataclass(frozen=True)
-class Adding:
-    """One kind of bias: the tensors that it holds, the library's word for it, and the numbers that it means.
+class BiasCase:
+    """One kind of bias: draws its tensors, builds the library's bias, computes its values without the library.
 
-    The numbers broadcast to (*batch, heads, M, N).
+    `values` broadcast to (*batch, heads, M, N). The second argument of `build` says that there is no head axis.
     """
 
-    hold: Callable[[Draw], dict[str, Tensor]]
-    say: Callable[[Held, bool], Bias | Tensor]
-    mean: Callable[[Held, Places], Tensor]
+    draw: Callable[[CaseGenerator], dict[str, Tensor]]
+    build: Callable[[Tensors, bool], Bias | Tensor]
+    values: Callable[[Tensors, PairPositions], Tensor]
 
 
-def _of_pairs(held: Held, places: Places) -> Tensor:
-    bias = held["bias"]
-    return bias.unsqueeze(-3) if places.headless and bias.ndim > 2 else bias
+def _pair_values(tensors: Tensors, positions: PairPositions) -> Tensor:
+    bias = tensors["bias"]
+    return bias.unsqueeze(-3) if positions.headless and bias.ndim > 2 else bias
 
 
-def _as_tensor(held: Held, headless: bool) -> Tensor:
-    return held["bias"]
+def _build_tensor(tensors: Tensors, headless: bool) -> Tensor:
+    return tensors["bias"]
 
 
-def _blocked(draw: Draw) -> dict[str, Tensor]:
-    blocked = ~draw.coins(*draw.weights_shape)
+def _draw_blocked(draw: CaseGenerator) -> dict[str, Tensor]:
+    blocked = ~draw.booleans(*draw.weights_shape)
     blocked[..., :1, :] = True
-    return {"bias": draw.tensor(*draw.weights_shape).masked_fill(blocked, -math.inf)}
+    return {"bias": draw.normal(*draw.weights_shape).masked_fill(blocked, -math.inf)}
 
 
-def _bell(held: Held, places: Places) -> Tensor:
-    center = held["center"].unsqueeze(-2) if places.headless else held["center"]
-    return -((places.key_at - center.unsqueeze(-1)) ** 2) / (2 * held["sigma"] ** 2)
+def _gaussian_values(tensors: Tensors, positions: PairPositions) -> Tensor:
+    center = tensors["center"].unsqueeze(-2) if positions.headless else tensors["center"]
+    return -((positions.column_positions - center.unsqueeze(-1)) ** 2) / (2 * tensors["sigma"] ** 2)
 
 
-def _sloped(held: Held, places: Places) -> Tensor:
-    return -held["slopes"][:, None, None] * places.distance.abs()
+def _alibi_values(tensors: Tensors, positions: PairPositions) -> Tensor:
+    return -tensors["slopes"][:, None, None] * positions.distance.abs()
 
 
-def _bucketed(held: Held, places: Places) -> Tensor:
-    """T5's rule, as Raffel et al. 2020 released it: half of the buckets for each side, half of these exact."""
+def _relative_values(tensors: Tensors, positions: PairPositions) -> Tensor:
+    """T5's buckets (Raffel et al. 2020): half for keys before, half for keys after; half of each exact distances."""
     side = BUCKETS // 2
-    exact, distance = side // 2, places.distance.abs()
+    exact, distance = side // 2, positions.distance.abs()
     # Bucket exact + k begins where (distance/exact)^(side - exact) reaches (max_distance/exact)^k: in whole numbers.
     far = torch.zeros_like(distance)
     for k in range(1, side - exact):
         far += distance ** (side - exact) >= MAX_DISTANCE**k * exact ** (side - exact - k)
-    bucket = torch.where(distance < exact, distance, exact + far) + side * (places.distance > 0)
-    return _looked_up(held["table"], bucket)
+    bucket = torch.where(distance < exact, distance, exact + far) + side * (positions.distance > 0)
+    return _gather_columns(tensors["table"], bucket)
 
 
-def _clipped(held: Held, places: Places) -> Tensor:
-    return _looked_up(held["table"], places.distance.clamp(-BEFORE, AFTER) + BEFORE)
+def _clipped_values(tensors: Tensors, positions: PairPositions) -> Tensor:
+    return _gather_columns(tensors["table"], positions.distance.clamp(-BEFORE, AFTER) + BEFORE)
 
 
-def _periodic(held: Held, places: Places) -> Tensor:
-    return _looked_up(held["table"], places.key_at.remainder(PERIOD))
+def _periodic_values(tensors: Tensors, positions: PairPositions) -> Tensor:
+    return _gather_columns(tensors["table"], positions.column_positions.remainder(PERIOD))
 
 
-def _looked_up(table: Tensor, column: Tensor) -> Tensor:
+def _gather_columns(table: Tensor, column: Tensor) -> Tensor:
     """table[head, column], for columns (*batch, 1, M, N) or (M, N)."""
     head = torch.arange(len(table))[:, None, None]
     return table[head, column]
 
 
-def _relative(held: Held, headless: bool) -> Bias:
-    return biases.relative(held["table"], max_distance=MAX_DISTANCE)
+def _build_relative(tensors: Tensors, headless: bool) -> Bias:
+    return biases.relative(tensors["table"], max_distance=MAX_DISTANCE)
 
 
-def _mod(held: Held, headless: bool) -> Bias:
-    table = held["table"]
+def _build_mod(tensors: Tensors, headless: bool) -> Bias:
+    table = tensors["table"]
     if headless:
         return biases.from_mod(lambda score, b, h, q, k: score + table[0, k % PERIOD])
     return biases.from_mod(lambda score, b, h, q, k: score + table[h, k % PERIOD], heads=len(table))
 
 
-def _pairs(draw: Draw) -> dict[str, Tensor]:
-    return {"bias": draw.tensor(draw.queries, draw.keys)}
+def _draw_pairs(draw: CaseGenerator) -> dict[str, Tensor]:
+    return {"bias": draw.normal(draw.queries, draw.keys)}
 
 
-def _slopes(draw: Draw) -> dict[str, Tensor]:
-    return {"slopes": draw.tensor(draw.heads).abs() * 2 / draw.reach}
+def _draw_slopes(draw: CaseGenerator) -> dict[str, Tensor]:
+    return {"slopes": draw.normal(draw.heads).abs() * 2 / draw.near_distance}
 
 
-def _table(columns: int) -> Callable[[Draw], dict[str, Tensor]]:
-    return lambda draw: {"table": draw.tensor(draw.heads, columns)}
+def _draw_table(columns: int) -> Callable[[CaseGenerator], dict[str, Tensor]]:
+    return lambda draw: {"table": draw.normal(draw.heads, columns)}
 
 
-def _say_alibi(held: Held, headless: bool) -> Bias:
-    return biases.alibi(held["slopes"])
+def _build_alibi(tensors: Tensors, headless: bool) -> Bias:
+    return biases.alibi(tensors["slopes"])
 
 
-def _say_clipped(held: Held, headless: bool) -> Bias:
-    return biases.clipped(held["table"], before=BEFORE, after=AFTER)
+def _build_clipped(tensors: Tensors, headless: bool) -> Bias:
+    return biases.clipped(tensors["table"], before=BEFORE, after=AFTER)
 
 
-ADDING: dict[str, Adding] = {
-    "pairs": Adding(_pairs, _as_tensor, _of_pairs),
-    "heads": Adding(
-        lambda draw: {"bias": draw.tensor(*draw.weights_shape[-3:-2][: draw.layout.heads], 1, draw.keys)},
-        _as_tensor,
-        _of_pairs,
+BIAS_CASES: dict[str, BiasCase] = {
+    "pairs": BiasCase(_draw_pairs, _build_tensor, _pair_values),
+    "heads": BiasCase(
+        lambda draw: {"bias": draw.normal(*draw.weights_shape[-3:-2][: draw.layout.heads], 1, draw.keys)},
+        _build_tensor,
+        _pair_values,
     ),
-    "blocked": Adding(_blocked, _as_tensor, _of_pairs),
-    "gaussian": Adding(
+    "blocked": BiasCase(_draw_blocked, _build_tensor, _pair_values),
+    "gaussian": BiasCase(
         lambda draw: {
-            "center": draw.tensor(*draw.weights_shape[:-1]) + draw.keys / 2,
-            "sigma": (draw.tensor().abs() + 1) * draw.reach / 2,
+            "center": draw.normal(*draw.weights_shape[:-1]) + draw.keys / 2,
+            "sigma": (draw.normal().abs() + 1) * draw.near_distance / 2,
         },
-        lambda held, headless: biases.gaussian(held["center"], held["sigma"]),
-        _bell,
+        lambda tensors, headless: biases.gaussian(tensors["center"], tensors["sigma"]),
+        _gaussian_values,
     ),
-    "slopes": Adding(_slopes, _say_alibi, _sloped),
-    "relative": Adding(_table(BUCKETS), _relative, _bucketed),
-    "clipped": Adding(_table(BEFORE + 1 + AFTER), _say_clipped, _clipped),
-    "mod": Adding(_table(PERIOD), _mod, _periodic),
-    "pairs+relative": Adding(
-        lambda draw: _pairs(draw) | _table(BUCKETS)(draw),
-        lambda held, headless: biases.tensor(held["bias"]) + _relative(held, headless),
-        lambda held, places: _of_pairs(held, places) + _bucketed(held, places),
+    "slopes": BiasCase(_draw_slopes, _build_alibi, _alibi_values),
+    "relative": BiasCase(_draw_table(BUCKETS), _build_relative, _relative_values),
+    "clipped": BiasCase(_draw_table(BEFORE + 1 + AFTER), _build_clipped, _clipped_values),
+    "mod": BiasCase(_draw_table(PERIOD), _build_mod, _periodic_values),
+    "pairs+relative": BiasCase(
+        lambda draw: _draw_pairs(draw) | _draw_table(BUCKETS)(draw),
+        lambda tensors, headless: biases.tensor(tensors["bias"]) + _build_relative(tensors, headless),
+        lambda tensors, positions: _pair_values(tensors, positions) + _relative_values(tensors, positions),
     ),
-    "given": Adding(lambda draw: {"bias": draw.tensor(*draw.weights_shape)}, _as_tensor, _of_pairs),
-    "given-table": Adding(_table(BUCKETS), _relative, _bucketed),
-    "alibi": Adding(_slopes, _say_alibi, _sloped),
+    "given": BiasCase(lambda draw: {"bias": draw.normal(*draw.weights_shape)}, _build_tensor, _pair_values),
+    "given-table": BiasCase(_draw_table(BUCKETS), _build_relative, _relative_values),
+    "alibi": BiasCase(_draw_slopes, _build_alibi, _alibi_values),
 }

@@ -1,4 +1,4 @@
-"""The tensors of a case: seeded, of prime sizes, and what mask and bias mean for them in plain index arithmetic."""
+"""The tensors of a case: seeded, of prime sizes, with the mask as booleans computed without the library."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ..core.dropout import Dropout
 from ..core.problem import Problem
 from ..masks import Mask
 from ..scores import Score
-from .bias_cases import ADDING, Places
-from .cases import CONSTANT, LAYOUTS, Case, Layout
-from .mask_cases import mask_of
-from .random_tensors import KEY_DIM, QUERY_DIM, Draw
+from .bias_cases import BIAS_CASES, PairPositions
+from .cases import CONSTANT_BIASES, LAYOUTS, Case, LeadingAxes
+from .mask_cases import draw_mask
+from .random_tensors import KEY_DIM, QUERY_DIM, CaseGenerator
 
 HIDDEN_DIM, MAX_LENGTH = 19, 23
-SCALE, SOFTCAP, DROPPED = 0.3, 2.0, 0.3
+SCALE, SOFTCAP, DROPOUT = 0.3, 2.0, 0.3
 NON_FINITE = (math.nan, math.inf, -math.inf)
 
 SCORES: dict[str, Callable[[int], Score | None]] = {
@@ -39,10 +39,10 @@ SCORES: dict[str, Callable[[int], Score | None]] = {
 class Inputs:
     """The tensors of one case, on one device.
 
-    `leaves` are all tensors that have a gradient, by name; a score's parameters are under "score.". `constants` are
-    those of a bias that has none. `keep` says which pairs exist, found without the library's masks: (*batch, heads or
-    1, M, N). `query_at` and `key_at` are the positions, (*batch, 1, M, 1) and (*batch, 1, 1, N). `seed` is what
-    dropout is a function of.
+    `leaves` are all tensors that have a gradient, by name; a score's parameters start with "score.". `constants` are
+    the tensors of a bias without gradient. `keep` (*batch, heads or 1, M, N) is the mask, True = attend, computed
+    without the library's masks. `row_positions` (*batch, 1, M, 1) and `column_positions` (*batch, 1, 1, N) are the
+    positions of queries and keys; `query_positions` and `key_positions` the arguments of the call. `seed` is dropout's.
     """
 
     case: Case
@@ -51,32 +51,32 @@ class Inputs:
     score: Score | None
     mask: Mask | None
     keep: Tensor
-    query_at: Tensor
-    key_at: Tensor
+    row_positions: Tensor
+    column_positions: Tensor
     query_positions: Tensor | None
     key_positions: Tensor | None
     seed: int
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> LeadingAxes:
         """The axes in front of (length, dim)."""
         return LAYOUTS[self.case.layout]
 
     @property
-    def places(self) -> Places:
-        """What a bias has to know of where queries and keys sit."""
-        return Places(self.query_at, self.key_at, self.layout.heads is None)
+    def pair_positions(self) -> PairPositions:
+        """The positions that biases are functions of."""
+        return PairPositions(self.row_positions, self.column_positions, self.layout.heads is None)
 
-    def arranged(self, name: str, leaf: Tensor) -> Tensor:
-        """Query, key or value as the call gets it: a view of its leaf, strided or expanded as the case has it."""
+    def argument(self, name: str, leaf: Tensor) -> Tensor:
+        """Query, key or value of the call: a view of its leaf, strided or expanded as the case says."""
         if self.case.memory == "strided":
             return leaf.mT if self.layout.heads is None else leaf.transpose(-3, -2)
         if self.case.memory == "expanded" and name != "query":
             return leaf.expand(*self.layout.batch, *leaf.shape[len(self.layout.batch) :])
         return leaf
 
-    def reached(self, name: str) -> Tensor:
-        """Which entries of query's, key's or value's leaf stand in some pair that exists."""
+    def attended_entries(self, name: str) -> Tensor:
+        """Which entries of the leaf of query, key or value belong to some pair that the mask keeps."""
         keep, heads = self.keep, self.layout.heads
         if name == "query":
             rows = keep.any(-1)
@@ -84,23 +84,23 @@ class Inputs:
             rows = keep.any(-2)
         else:
             rows = keep.any(-2).unflatten(-2, (self.layout.key_heads or 1, -1)).any(-2)  # [*batch, Hk, N]
-        return self.entries(name, rows.squeeze(-2) if heads is None else rows)
+        return self.entries_of_rows(name, rows.squeeze(-2) if heads is None else rows)
 
-    def entries(self, name: str, rows: Tensor) -> Tensor:
-        """Which entries of a leaf belong to rows of query, key or value that are marked, (..., length)."""
-        # The views of `arranged`, followed backwards: an entry belongs to a marked row where anything flows into it.
+    def entries_of_rows(self, name: str, rows: Tensor) -> Tensor:
+        """Which entries of a leaf belong to marked rows (..., length) of query, key or value."""
+        # Autograd inverts the views of `argument`: an entry belongs to a marked row if its gradient is not 0.
         leaf = torch.zeros(self.leaves[name].shape, requires_grad=True)
-        (flow,) = torch.autograd.grad((self.arranged(name, leaf) * rows.unsqueeze(-1)).sum(), leaf)
-        return flow > 0
+        (gradient,) = torch.autograd.grad((self.argument(name, leaf) * rows.unsqueeze(-1)).sum(), leaf)
+        return gradient > 0
 
     def problem(self, *, wants_lse: bool = False) -> Problem:
-        """The case as kernels get it."""
+        """The `Problem` that kernels compute."""
         case, leaves = self.case, self.leaves
         bias = None
         if case.bias != "unbiased":
-            bias = ADDING[case.bias].say({**leaves, **self.constants}, self.layout.heads is None)
+            bias = BIAS_CASES[case.bias].build({**leaves, **self.constants}, self.layout.heads is None)
         plan = regard.explain(
-            *(self.arranged(name, leaves[name]) for name in ("query", "key", "value")),
+            *(self.argument(name, leaves[name]) for name in ("query", "key", "value")),
             score=self.score,
             mask=self.mask,
             bias=bias,
@@ -112,68 +112,68 @@ class Inputs:
         )
         dropout = None
         if case.dropout == "dropout":
-            dropout = Dropout(DROPPED, torch.tensor(self.seed, device=leaves["value"].device))
+            dropout = Dropout(DROPOUT, torch.tensor(self.seed, device=leaves["value"].device))
         return replace(plan.problem, wants_lse=wants_lse, dropout=dropout)
 
 
 def make_inputs(case: Case, device: str | torch.device = "cpu") -> Inputs:
-    """The tensors of a case: drawn on the CPU from the case's own seed, so the same on every device.
+    """The tensors of a case, drawn on the CPU from the case's own seed: the same on every device.
 
     >>> make_inputs(Case(layout="grouped")).problem().weights_shape
     torch.Size([2, 6, 5, 7])
     """
-    draw = Draw(case)
-    query_positions, key_positions = draw.positions()
-    mask, keep = mask_of(draw)
+    draw = CaseGenerator(case)
+    query_positions, key_positions = draw.call_positions()
+    mask, keep = draw_mask(draw)
     score = _score(draw)
-    leaves = {name: draw.tensor(*draw.leaf_shape(name)) for name in ("query", "key", "value")}
-    added = {} if case.bias == "unbiased" else ADDING[case.bias].hold(draw)
-    learned = case.bias not in CONSTANT
-    sinks = {"sinks": draw.tensor(draw.heads)} if "sinks" in case.variant else {}
+    leaves = {name: draw.normal(*draw.leaf_shape(name)) for name in ("query", "key", "value")}
+    bias = {} if case.bias == "unbiased" else BIAS_CASES[case.bias].draw(draw)
+    learned = case.bias not in CONSTANT_BIASES
+    sinks = {"sinks": draw.normal(draw.heads)} if "sinks" in case.variant else {}
     inputs = Inputs(
         case=case,
-        leaves=leaves | (added if learned else {}) | sinks,
-        constants={} if learned else added,
+        leaves=leaves | (bias if learned else {}) | sinks,
+        constants={} if learned else bias,
         score=score,
         mask=mask,
-        keep=draw.whole(keep),
-        query_at=draw.query_at,
-        key_at=draw.key_at,
+        keep=draw.expand_pairs(keep),
+        row_positions=draw.row_positions,
+        column_positions=draw.column_positions,
         query_positions=query_positions,
         key_positions=key_positions,
         seed=int(torch.randint(-(2**63), 2**63 - 1, (), generator=draw.generator)),
     )
     _poison(inputs, draw)
-    return _on(inputs, torch.device(device))
+    return _to_device(inputs, torch.device(device))
 
 
-def _score(draw: Draw) -> Score | None:
-    """The score, its parameters drawn from the case's seed and not from torch's."""
+def _score(draw: CaseGenerator) -> Score | None:
+    """The score, with parameters from the case's seed; torch's generator stays as it is."""
     with torch.random.fork_rng(devices=[]):
         score = SCORES[draw.case.score](draw.keys)
     if score is None:
         return None
     for parameter in score.parameters():
-        parameter.data = draw.tensor(*parameter.shape) * parameter.shape[-1] ** -0.5
+        parameter.data = draw.normal(*parameter.shape) * parameter.shape[-1] ** -0.5
     return score
 
 
-def _poison(inputs: Inputs, draw: Draw) -> None:
-    """Put NaN and infinity where the case wants them."""
+def _poison(inputs: Inputs, draw: CaseGenerator) -> None:
+    """Write NaN and infinity into the entries that the case names."""
     poison = inputs.case.poison
     if poison == "masked":
         for name in ("query", "key", "value"):
-            unreached = ~inputs.reached(name)
-            bad = torch.tensor(NON_FINITE, dtype=draw.dtype).repeat(unreached.numel() // 3 + 1)
-            inputs.leaves[name][unreached] = bad[: int(unreached.sum())]
+            unattended = ~inputs.attended_entries(name)
+            bad = torch.tensor(NON_FINITE, dtype=draw.dtype).repeat(unattended.numel() // 3 + 1)
+            inputs.leaves[name][unattended] = bad[: int(unattended.sum())]
     elif poison != "clean":
         leaf = inputs.leaves[poison].view(-1)
         if leaf.numel():
             leaf[int(draw.integers(leaf.numel()))] = math.inf if poison == "value" else math.nan
 
 
-def _on(inputs: Inputs, device: torch.device) -> Inputs:
-    """The same inputs on a device, every leaf with a gradient."""
+def _to_device(inputs: Inputs, device: torch.device) -> Inputs:
+    """The same inputs on a device; every leaf requires a gradient."""
     leaves = {name: leaf.to(device).requires_grad_() for name, leaf in inputs.leaves.items()}
     if inputs.score is not None:
         inputs.score.to(device)

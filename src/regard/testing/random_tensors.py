@@ -1,4 +1,4 @@
-"""The sizes of a case, and numbers from its seed."""
+"""Sizes and seeded random tensors of a case."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ QUERY_DIM, KEY_DIM, VALUE_DIM = 11, 13, 17
 EQUAL_DIMS = ("default", "dot", "scaled")
 
 
-class Draw:
-    """The sizes of a case, and numbers from its seed, always in the same order.
+class CaseGenerator:
+    """Sizes of a case, and random tensors from its seed; the same calls in the same order draw the same numbers.
 
-    `query_at` and `key_at` are the positions, (*batch, 1, M, 1) and (*batch, 1, 1, N), or without the axes in front.
+    `row_positions` (*batch, 1, M, 1) and `column_positions` (*batch, 1, 1, N) are the positions of queries and keys,
+    without the leading axes where all batches share them.
     """
 
     def __init__(self, case: Case) -> None:
@@ -22,34 +23,34 @@ class Draw:
         self.queries, self.keys = case.sizes
         self.dtype = DTYPES[case.dtype]
         self.generator = torch.Generator().manual_seed(case.seed)
-        self.query_at = torch.arange(self.keys - self.queries, self.keys)[:, None]
-        self.key_at = torch.arange(self.keys)[None, :]
+        self.row_positions = torch.arange(self.keys - self.queries, self.keys)[:, None]
+        self.column_positions = torch.arange(self.keys)[None, :]
 
-    def tensor(self, *shape: int) -> Tensor:
-        """Normal numbers in the dtype of the case."""
+    def normal(self, *shape: int) -> Tensor:
+        """Standard normal numbers in the dtype of the case."""
         return torch.randn(shape, generator=self.generator, dtype=torch.float64).to(self.dtype)
 
     def integers(self, below: int, *shape: int) -> Tensor:
-        """Whole numbers from 0 on."""
+        """Uniform integers from 0 to below - 1."""
         return torch.randint(below, shape, generator=self.generator)
 
-    def coins(self, *shape: int) -> Tensor:
-        """Booleans, six of ten true."""
+    def booleans(self, *shape: int) -> Tensor:
+        """Booleans, true with probability 0.6."""
         return torch.rand(shape, generator=self.generator) < 0.6
 
     @property
     def heads(self) -> int:
-        """How many heads, 1 where there is no head axis."""
+        """The number of query heads, 1 where there is no head axis."""
         return self.layout.heads or 1
 
     @property
-    def reach(self) -> int:
-        """A distance that parts near keys from far ones: 2, or a quarter of many keys."""
+    def near_distance(self) -> int:
+        """The size of windows, blocks and buckets: a quarter of the keys, 2 at least."""
         return max(self.keys // 4, 2)
 
     @property
     def positions_end(self) -> int:
-        """All positions from 0 on are below this."""
+        """A bound above all positions."""
         return max(self.queries, self.keys) + 1
 
     @property
@@ -58,12 +59,12 @@ class Draw:
         heads = () if self.layout.heads is None else (self.layout.heads,)
         return (*self.layout.batch, *heads, self.queries, self.keys)
 
-    def whole(self, pairs: Tensor) -> Tensor:
-        """Booleans over pairs, as (*batch, heads or 1, M, N)."""
+    def expand_pairs(self, pairs: Tensor) -> Tensor:
+        """Booleans over pairs, expanded to (*batch, heads or 1, M, N)."""
         return pairs.expand(*self.layout.batch, self.heads, self.queries, self.keys)
 
     def leaf_shape(self, name: str) -> tuple[int, ...]:
-        """The shape of query's, key's or value's leaf, before `Inputs.arranged`."""
+        """The shape of the leaf of query, key or value, of which `Inputs.argument` is a view."""
         key_dim = QUERY_DIM if self.case.score in EQUAL_DIMS else KEY_DIM
         length = self.queries if name == "query" else self.keys
         value_dim = VALUE_DIM if self.case.dims == "unequal" else key_dim
@@ -75,14 +76,14 @@ class Draw:
         heads = (self.layout.heads if name == "query" else self.layout.key_heads) or 1
         return (*batch, length, heads, dim) if self.case.memory == "strided" else (*batch, heads, length, dim)
 
-    def positions(self) -> tuple[Tensor | None, Tensor | None]:
-        """What the call is told of positions; `query_at` and `key_at` become what that means."""
+    def call_positions(self) -> tuple[Tensor | None, Tensor | None]:
+        """The position arguments of the call; sets `row_positions` and `column_positions` to the same positions."""
         if self.case.positions == "start":
-            self.query_at = torch.arange(self.queries)[:, None]
+            self.row_positions = torch.arange(self.queries)[:, None]
             return torch.arange(self.queries), None
         if self.case.positions == "scattered":
             queries = self.integers(self.keys + 1, *self.layout.batch, self.queries)
             keys = torch.rand(*self.layout.batch, self.keys, generator=self.generator).argsort(-1)
-            self.query_at, self.key_at = queries[..., None, :, None], keys[..., None, None, :]
+            self.row_positions, self.column_positions = queries[..., None, :, None], keys[..., None, None, :]
             return queries, keys
         return None, None

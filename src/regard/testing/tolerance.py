@@ -1,7 +1,7 @@
-"""Is a tensor right? Against the truth in float64, within a budget that the arithmetic itself sets.
+"""Comparison with a float64 truth, within a tolerance derived from the errors of the plain formula.
 
-No tolerance is chosen by hand. The plain formula, computed in the precision at hand, is off from the truth by so
-much; a kernel, which sums in another order, may be off by twice that, and by one rounding of its dtype more.
+No tolerance is chosen by hand. The formula computed in the working precision has some error; a kernel, which sums in
+another order, may have twice that error, and one rounding of its dtype more.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Expected:
-    """What a tensor has to be: the truth, and how near to it the plain formula comes.
+    """The expected values of a tensor, and what determines their tolerance.
 
-    truth: in float64. dtype: what the tensor has to have. near: the same by the plain formula in the working precision,
-    once or a few times (see `regard.testing.attempts`); without it only one rounding is allowed. magnitude: the size
-    of what went into the numbers, where they cancel; the largest |truth| where that is larger. exponential: how far
-    from the true ones, relatively, the exponentials are that a kernel declares to take; 0 for correctly rounded ones.
+    truth: in float64. dtype: the required dtype. approximations: the same by the plain formula in the working
+    precision, once or several times (see `Oracle.approximations`); without them only one rounding is allowed.
+    magnitude: the size of the terms, where they cancel; the largest |truth| where that is larger. exponential: the
+    relative error of the exponentials that a kernel declares; 0 for correctly rounded ones.
     """
 
     truth: Tensor
     dtype: torch.dtype
-    near: Sequence[Tensor] = ()
+    approximations: Sequence[Tensor] = ()
     magnitude: float = 0.0
     exponential: float = 0.0
 
     def budget(self) -> float:
-        """What an element may be off: twice the plain formula's worst error, and one rounding at the magnitude.
+        """The largest error an element may have: twice the plain formula's, and one rounding at the magnitude.
 
-        One number for the whole tensor: each element is a sum of products, and what a sum is off depends on the size of
-        its terms, which the elements of a tensor share, not on the size that is left of it.
+        One number for the whole tensor: each element is a sum of products, and the error of a sum depends on the size
+        of its terms, which the elements of a tensor share, not on the size of the sum.
 
         Raises:
-            ValueError: what is near to the truth is NaN or infinite where the truth is not.
+            ValueError: an approximation is NaN or infinite where the truth is not.
         """
         truth = self.truth.double()
         finite = truth.isfinite()
         magnitude = max(self.magnitude, _largest(truth[finite]))
-        errors = [self._scale(near) * (near.double() - truth)[finite] for near in self.near]
+        errors = [self._scale(tensor) * (tensor.double() - truth)[finite] for tensor in self.approximations]
         worst = _largest(torch.cat(errors)) if errors else 0.0
         if not math.isfinite(worst):
             raise ValueError("the plain formula is not finite where the truth is: it sets no budget")
@@ -50,15 +50,15 @@ class Expected:
         exponential = 0.0 if self.dtype == torch.float64 else self.exponential
         return 2 * worst + max(rounding, exponential) * magnitude
 
-    def _scale(self, near: Tensor) -> float:
-        """In float64 the plain formula is the truth itself: so its error in float32, scaled, once for each of them."""
-        if self.dtype != torch.float64 or near.dtype == torch.float64:
+    def _scale(self, approximation: Tensor) -> float:
+        """The factor from an error in float32 to one in float64, where the plain formula is the truth itself."""
+        if self.dtype != torch.float64 or approximation.dtype == torch.float64:
             return 1.0
-        return 2 * torch.finfo(torch.float64).eps / torch.finfo(near.dtype).eps
+        return 2 * torch.finfo(torch.float64).eps / torch.finfo(approximation.dtype).eps
 
 
 def fault(actual: Tensor, expected: Expected) -> str | None:
-    """What is wrong with a tensor, in a sentence, or None: shape, dtype, NaN and infinity in place, then the budget.
+    """What is wrong with a tensor, in a sentence, or None: its shape, dtype, NaN and infinity, or errors over budget.
 
     >>> truth = torch.tensor([1.0, 2.0], dtype=torch.float64)
     >>> fault(truth.float(), Expected(truth, torch.float32))
@@ -90,11 +90,11 @@ def fault(actual: Tensor, expected: Expected) -> str | None:
 
 
 def _largest(numbers: Tensor) -> float:
-    """The largest size, 0 where there is no number."""
+    """The largest absolute value, 0 of no values."""
     return float(numbers.abs().max()) if numbers.numel() else 0.0
 
 
 def assert_close(actual: Tensor, expected: Expected, name: str = "tensor") -> None:
-    """Raise AssertionError with the fault of a tensor, if it has one."""
+    """Raise an AssertionError with the `fault` of a tensor, if it has one."""
     if problem := fault(actual, expected):
         raise AssertionError(f"{name}: {problem}")
