@@ -16,13 +16,14 @@ from .biases import Bias
 from .core.problem import Problem
 from .core.score_forms import at_least_float32
 from .core.torch_causal_bias import is_causal_bias
+from .core.torch_modes import functorch_active
 from .errors import ConfigurationError, ShapeError
-from .kernels import Plan, choose, zero_nonfinite_inputs
-from .kernels.hooks import run
+from .kernels import Plan, Result, choose, zero_nonfinite_inputs
+from .kernels.hooks import CURRENT_HOOK, run_with_hook
 from .kernels.lens_pass import run_reductions, start_lenses
 from .kernels.validation import AttentionOptions, ScoreLike, make_problem
 from .lenses import Lens
-from .lenses.base import Result
+from .lenses.base import Result as LensResult
 from .masks import Mask, causal, where
 from .masks.convert.torch_tensors import read_causal_bias
 
@@ -105,7 +106,16 @@ def attention(
         query_positions=query_positions,
         key_positions=key_positions,
     )
-    return run(choose(problem, kernel)).output
+    return _run(problem, kernel).output
+
+
+def _run(problem: Problem, kernel: str | None) -> Result:
+    """Choose a kernel, run it, and call the current attention hook, if there is one."""
+    chosen = choose(problem, kernel)
+    # torch.compile cannot trace the look-up of the hook.
+    if torch.compiler.is_compiling() or (hook := CURRENT_HOOK.get()) is None or functorch_active():
+        return chosen.run(problem)
+    return run_with_hook(problem, chosen, hook)
 
 
 def attention_with_lse(
@@ -178,7 +188,8 @@ def explain(
     'sdpa'
     """
     with torch.random.fork_rng(devices=[], enabled=bool(options.get("dropout_p"))):
-        return choose(make_problem(query, key, value, **options), kernel)
+        problem = make_problem(query, key, value, **options)
+        return Plan(problem, choose(problem, kernel), asked=kernel is not None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,7 +200,7 @@ class Observation:
     lse: Tensor
     results: Mapping[Lens, Any]
 
-    def __getitem__(self, lens: Lens[Result]) -> Result:
+    def __getitem__(self, lens: Lens[LensResult]) -> LensResult:
         """What the lens shows, or one that equals it.
 
         Raises:
@@ -236,7 +247,7 @@ def observe(
 
 def _run_with_lse(problem: Problem, kernel: str | None) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp of a problem that wants both."""
-    result = run(choose(problem, kernel))
+    result = _run(problem, kernel)
     if result.lse is None:
         raise AssertionError("a kernel chosen for a problem that wants the log-sum-exp gave none")
     return result.output, result.lse

@@ -12,7 +12,6 @@ from torch import Tensor
 from regard import lenses
 from regard.core.problem import Problem
 from regard.kernels import KERNELS, Kernel, lens_pass, mask_tiles, zero_nonfinite_inputs
-from regard.kernels.reference import softmax
 from regard.kernels.tiled import TiledKernel
 from regard.lenses import topk
 from regard.testing import Case, cases, long_cases, make_inputs, suite
@@ -39,7 +38,10 @@ def dense(problem: Problem, lse: Tensor) -> Tensor:
     pairs = replace(clean.pairs, query=clean.pairs.query.double(), key=clean.pairs.key.double())
     clean = replace(clean, pairs=pairs, value=clean.value.double())
     with torch.no_grad():
-        weights = softmax(clean.scores().double(), clean.sinks)[0]
+        scores = clean.scores()
+        sink = scores.new_full((*scores.shape[:-1], 1), -math.inf)
+        sink = sink if clean.sinks is None else clean.sinks.to(sink)[:, None, None].expand_as(sink)
+        weights = torch.cat([scores, sink], -1).softmax(-1).nan_to_num(0.0)[..., :-1]
     return weights.masked_fill((lse.isnan() | lse.isposinf()).unsqueeze(-1), math.nan)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..errors import DeviceError, MaskError, ShapeError
 from .dropout import Dropout
 from .grid import WHOLE, Grid
-from .score_forms import PairForm
+from .score_forms import AdditivePairs, PairForm
 
 if TYPE_CHECKING:
     from ..biases import Bias
@@ -93,12 +93,15 @@ class Problem:
             device=self.value.device,
         )
 
-    def keep(self, grid: Grid) -> Tensor | None:
-        """Which pairs of the grid exist (True = attend), broadcastable to its weights; None means all."""
+    def keep(self, grid: Grid | None = None) -> Tensor | None:
+        """Which pairs of the grid exist (True = attend), broadcastable to its weights; None: all do.
+
+        grid: the whole grid by default.
+        """
         if self.mask is None:
             return None
         try:
-            keep = self.mask.evaluate(grid)
+            keep = self.mask.evaluate(grid or self.grid())
         except ShapeError as error:
             raise MaskError(f"mask {self.mask!r} does not fit: {error}") from None
         if not self._fits(keep):
@@ -108,12 +111,12 @@ class Problem:
             )
         return keep
 
-    def bias_values(self, grid: Grid) -> Tensor | None:
-        """What is added to the scores of the grid, broadcastable to its weights; None means nothing."""
+    def bias_values(self, grid: Grid | None = None) -> Tensor | None:
+        """The bias of the grid, by default of all pairs, broadcastable to its weights; None without a bias."""
         if self.bias is None:
             return None
         try:
-            values = self.bias.evaluate(grid)
+            values = self.bias.evaluate(grid or self.grid())
         except ShapeError as error:
             raise ShapeError(f"bias {self.bias!r} does not fit: {error}") from None
         if values.device != self.value.device:
@@ -141,13 +144,6 @@ class Problem:
             scores = scores.masked_fill(~keep, float("-inf"))
         return scores
 
-    def drop(self, weights: Tensor) -> Tensor:
-        """The weights (..., heads, M, N) after dropout, if there is any."""
-        if self.dropout is None:
-            return weights
-        kept = self.dropout.keep_mask(*self.dropout_indices(self.grid())).view(self.weights_shape)
-        return weights * kept.to(weights.dtype) / (1 - self.dropout.probability)
-
     def dropout_indices(self, grid: Grid, batch: slice = WHOLE) -> tuple[Tensor, Tensor, Tensor]:
         """Arguments of `Dropout.keep_mask` for a tile of some batches: head numbers, query and key positions."""
         count, heads = self.batch.numel(), self.weights_shape[-3] if self.heads else 1
@@ -161,13 +157,22 @@ class Problem:
         queries, keys = grid.query_positions[..., grid.rows], grid.key_positions[..., grid.columns]
         return numbers, per_batch(queries), per_batch(keys)
 
-    def asks_for_gradient(self) -> bool:
-        """Whether autograd will ask for the gradient of query, key or value."""
-        tensors = self.pairs.query, self.pairs.key, self.value
-        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    def inputs_require_grad(self) -> bool:
+        """Whether autograd needs the gradient of query, key or value."""
+        query, key = self.pairs.query, self.pairs.key
+        return torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or self.value.requires_grad)
 
-    def bias_needs_gradient(self) -> bool:
-        """Whether autograd asks the bias for a gradient."""
+    def requires_grad(self) -> bool:
+        """Whether autograd needs the gradient of any tensor."""
+        tensors = [self.sinks] if self.bias is None else [self.sinks, *self.bias.parameters()]
+        if isinstance(self.pairs, AdditivePairs):
+            tensors.append(self.pairs.weight)
+        return self.inputs_require_grad() or (
+            torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+        )
+
+    def bias_requires_grad(self) -> bool:
+        """Whether autograd needs the gradient of the bias."""
         return (
             self.bias is not None and torch.is_grad_enabled() and any(p.requires_grad for p in self.bias.parameters())
         )

@@ -6,6 +6,9 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
+functorch_active = torch._C._are_functorch_transforms_active
+"""Whether a transform of torch.func is active: `under_transform` without the case of torch.compile."""
+
 
 def under_transform() -> bool:
     """Whether torch.compile or torch.func is looking on: tensors can be computed with then, but not asked for values.
@@ -13,7 +16,7 @@ def under_transform() -> bool:
     >>> under_transform()
     False
     """
-    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    return torch.compiler.is_compiling() or functorch_active()
 
 
 def under_dispatch_mode() -> bool:

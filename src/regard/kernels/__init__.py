@@ -1,4 +1,4 @@
-"""Kernels: the ways to compute a Problem, and the choice among them."""
+"""Kernels: implementations of attention, and the choice among them."""
 
 from .base import Cost as Cost
 from .base import Kernel as Kernel

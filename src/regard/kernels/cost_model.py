@@ -267,7 +267,7 @@ CACHE = 2**22
 
 def operator_calls(problem: Problem) -> float:
     """Calls that an operator of our own takes beside its work; its backward takes more of them than others' does."""
-    return OPERATOR * (TRAINING if problem.asks_for_gradient() else 1.0)
+    return OPERATOR * (TRAINING if problem.inputs_require_grad() else 1.0)
 
 
 def width_of(problem: Problem) -> int:

@@ -57,7 +57,7 @@ class CpuFlashKernel:
             bytes=sum(part.layout.masked_pairs for part in found) / 8 * max(distinct_matrices(problem)[0], 1),
             passes=(PAIR + extras) * pairs + LAID * laid + RESULT * numbers,
             moved=bytes_read(problem, heads=problem.weights_shape[:-2].numel()),
-            calls=CALLS + operator_calls(problem) * problem.asks_for_gradient(),
+            calls=CALLS + operator_calls(problem) * problem.inputs_require_grad(),
         )
 
     def run(self, problem: Problem) -> Result:

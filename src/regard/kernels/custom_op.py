@@ -20,7 +20,7 @@ from torch import Tensor
 from ..core.large_scores import in_float64, too_large, within_float32
 from ..core.problem import Problem
 from ..core.score_forms import AdditivePairs, all_finite
-from ..core.torch_modes import under_transform, without_autocast
+from ..core.torch_modes import functorch_active, without_autocast
 from ..errors import KernelError
 from ..utils.pytree import tree_flatten, tree_tensors, tree_unflatten
 from .base import OwnGradient, Result
@@ -43,16 +43,11 @@ def attend(problem: Problem, computation: OwnGradient) -> Result:
     """Run a registered kernel on a problem; the result is differentiable twice."""
     if torch.compiler.is_compiling():
         output, lse = torch.ops.regard.attend(*tree_flatten(problem), computation.name)
-    elif under_transform() or _wants_gradient(problem):
+    elif functorch_active() or problem.requires_grad():
         output, lse = _Attend.apply(problem, computation.name, *tree_tensors(problem))
     else:
         output, lse = _forward(problem, computation.name)
     return Result(output, lse if problem.wants_lse else None)
-
-
-def _wants_gradient(problem: Problem) -> bool:
-    """Whether any tensor of the problem requires a gradient."""
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tree_tensors(problem))
 
 
 def _with_tensors(problem: Problem, tensors: Sequence[Tensor]) -> Problem:
@@ -64,7 +59,7 @@ def _with_tensors(problem: Problem, tensors: Sequence[Tensor]) -> Problem:
 def _forward(problem: Problem, name: str) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp, in the problem's own shapes."""
     problem = replace(problem, wants_lse=True)
-    with torch.no_grad(), without_autocast(problem.value.device.type):
+    with torch.no_grad():
         result = run_nan_safe(problem, lambda clean: _with_sinks(clean, _COMPUTATIONS[name]))
     return result.output, require_lse(result.lse)
 

@@ -34,7 +34,7 @@ def dense_reasons(problem: Problem) -> list[str]:
         reasons.append("its dense kernel has no softcap")
     if problem.dropout is not None:
         reasons.append("its dense kernel drops no weights")
-    if problem.bias_needs_gradient():
+    if problem.bias_requires_grad():
         reasons.append("its dense kernel gives no gradient to a bias")
     return reasons
 

@@ -1,4 +1,4 @@
-"""Which kernel computes a problem, and why each other does not."""
+"""The choice of a kernel by predicted time, and the plan that explains it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ..core.problem import Problem
-from ..core.score_forms import AdditivePairs
-from ..core.torch_modes import under_transform
+from ..core.score_forms import AdditivePairs, DotPairs
+from ..core.torch_modes import functorch_active
 from ..errors import KernelError, nearest
 from .additive import AdditiveKernel
 from .base import Cost, Kernel, OwnGradient, Result
@@ -32,23 +32,23 @@ KERNELS: tuple[Kernel, ...] = (
     TiledKernel(),
     ReferenceKernel(),
 )
-"""All kernels. Of those that can, the one is chosen that takes the least time by its cost."""
+"""All kernels. Among those without a reason against the problem, the lowest predicted time wins."""
 
-REMEMBERED = 4096
-"""How many choices are remembered before all are forgotten."""
+MAX_CHOICES = 4096
+"""How many choices are memoized before the memo is cleared."""
 
 EXACT = 64
-"""Lengths up to this one make a difference of their own: kernels for few queries and few keys have theirs there."""
+"""Lengths up to this one are not rounded in the memo: kernels for few queries and few keys change over there."""
 
 FEW_PAIRS = 2**16
-"""Up to so many pairs without mask and bias, torch's own kernel is done before others have begun."""
+"""Up to so many pairs without mask and bias, torch's operator is faster than the start of any other kernel."""
 
 _chosen: dict[tuple, Kernel] = {}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Plan:
-    """The kernel chosen for a problem. `print(plan)` says why each other was not; a plan computes nothing itself."""
+    """The kernel chosen for a problem; `print(plan)` also prints why each other kernel was not chosen."""
 
     problem: Problem
     kernel: Kernel
@@ -72,7 +72,7 @@ class Plan:
         return "\n".join(lines)
 
     def _second(self) -> str:
-        """Where the derivative of the gradient comes from."""
+        """How second derivatives are computed."""
         pairs = self.problem.weights_shape.numel()
         if self.kernel.name == "reference":
             return "its own, with all weights in memory"
@@ -96,14 +96,20 @@ class Plan:
         return f"{mark} {kernel.name:<12} {why} ({spent})"
 
 
-def choose(problem: Problem, name: str | None = None) -> Plan:
-    """The plan for a problem; a kernel asked for by name never falls back.
+def choose(problem: Problem, name: str | None = None) -> Kernel:
+    """The kernel with the lowest predicted time, or the one of that name, which never falls back to another.
 
     Raises:
         KernelError: no kernel has that name, or it cannot compute the problem.
     """
     if name is None:
-        return Plan(problem, _DEFERRED if under_transform() and not _is_plain(problem) else _fastest(problem))
+        if _is_plain(problem):
+            pairs = problem.pairs.query.shape[:-1].numel() * problem.keys
+            if pairs <= FEW_PAIRS or not problem.value.is_cpu:
+                return KERNELS[0]
+        elif torch.compiler.is_compiling() or functorch_active():
+            return _DEFERRED
+        return _fastest(problem)
     kernel = next((kernel for kernel in KERNELS if kernel.name == name), None)
     if kernel is None:
         raise KernelError(f"there is no kernel {name!r}; {nearest(name, [kernel.name for kernel in KERNELS])}")
@@ -112,16 +118,14 @@ def choose(problem: Problem, name: str | None = None) -> Plan:
             f"kernel {name!r} cannot compute this: {'; '.join(reasons)}. Leave kernel out to let one be chosen; "
             "regard.explain(...) says which"
         )
-    return Plan(problem, kernel, asked=True)
+    return kernel
 
 
 def _fastest(problem: Problem) -> Kernel:
-    """The kernel that takes the least time, remembered for problems of the same sizes and the same mask."""
-    if _is_plain(problem) and (problem.weights_shape.numel() <= FEW_PAIRS or not problem.value.is_cpu):
-        return KERNELS[0]
+    """The kernel with the lowest predicted time, memoized for problems of the same sizes and the same mask."""
     key = _signature(problem)
     if (kernel := _chosen.get(key)) is None:
-        if len(_chosen) >= REMEMBERED:
+        if len(_chosen) >= MAX_CHOICES:
             _chosen.clear()
         able = [kernel for kernel in KERNELS if not kernel.why_not(problem)]
         kernel = _chosen[key] = min(able, key=lambda kernel: _seconds(kernel, problem))
@@ -129,21 +133,26 @@ def _fastest(problem: Problem) -> Kernel:
 
 
 def _is_plain(problem: Problem) -> bool:
-    """Whether there is nothing to choose: torch's own kernel is made for it."""
-    plain = problem.mask is None and problem.bias is None and _is_even(problem) and not problem.asks_for_gradient()
-    return plain and not KERNELS[0].why_not(problem)
-
-
-def _is_even(problem: Problem) -> bool:
-    """As many query heads as key heads, and dims alike: what torch's fast path takes."""
+    """Whether torch's operator computes the problem on its fast path: dot products alone, equal heads, equal dims."""
+    if not (
+        problem.mask is None
+        and problem.bias is None
+        and problem.softcap is None
+        and problem.sinks is None
+        and problem.dropout is None
+        and not problem.wants_lse
+        and isinstance(problem.pairs, DotPairs)
+    ):
+        return False
     query, key, value = problem.pairs.query.shape, problem.pairs.key.shape, problem.value.shape
-    return query[-1] == value[-1] and query[:-2] == key[:-2] == value[:-2] and query[-2] > 1
+    even = query[-1] == value[-1] and query[:-2] == key[:-2] == value[:-2] and query[-2] > 1
+    return even and not problem.inputs_require_grad()
 
 
 def _signature(problem: Problem) -> tuple:
-    """All that a choice depends on; a mask by its hash, for what is remembered of another is no wrong choice.
+    """The memo key: all that a choice depends on; of a mask its hash, since a collision is still a valid choice.
 
-    Lengths are taken roughly: while text is generated, each call has one key more than the last.
+    Lengths are rounded: while text is generated, each call has one key more than the last.
     """
     query, key, value = problem.pairs.query, problem.pairs.key, problem.value
     queries, keys = problem.queries, problem.keys
@@ -153,10 +162,10 @@ def _signature(problem: Problem) -> tuple:
         *(_roughly(queries), _roughly(keys), queries == keys),
         *(value.dtype, value.device.type, query.stride(-1)),
         hash(problem.mask),
-        *(type(problem.bias), problem.bias_needs_gradient()),
+        *(type(problem.bias), problem.bias_requires_grad()),
         *(problem.softcap is None, problem.sinks is None, problem.dropout is None, problem.wants_lse),
         _roughly_signed(problem.shift),
-        problem.asks_for_gradient(),
+        problem.inputs_require_grad(),
         torch.get_num_threads(),
     )
 
@@ -179,7 +188,7 @@ def _seconds(kernel: Kernel, problem: Problem) -> float:
 
 
 class _DeferredChoice:
-    """The choice put off until the numbers are there: what a compiled or mapped call runs."""
+    """A kernel that chooses among the others when tensors have values: what a compiled or mapped call runs."""
 
     name = "auto"
 
@@ -199,7 +208,7 @@ class _DeferredChoice:
         return self._own(batched.problem, bias=saved.needs_bias_grad).backward(batched, saved)
 
     def _own(self, problem: Problem, *, bias: bool = False) -> OwnGradient:
-        """The fastest of the kernels that bring their own gradient."""
+        """The fastest kernel that brings its own gradient."""
         dot = not isinstance(problem.pairs, AdditivePairs)
         able = [
             kernel

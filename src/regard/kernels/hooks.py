@@ -12,15 +12,14 @@ import torch
 from torch import Tensor
 
 from ..core.problem import Problem
-from ..core.torch_modes import under_transform
-from . import Plan, Result, choose, zero_nonfinite_inputs
+from . import Kernel, Result, choose, zero_nonfinite_inputs
 from .custom_op import attend
 from .dense_block import NARROW
 
 AttentionHook: TypeAlias = Callable[[Problem, Tensor], None]
 """hook(problem, lse): the problem with NaN set to 0, and its rows' log-sum-exp, NaN where a row attends to NaN."""
 
-_current_hook: ContextVar[AttentionHook | None] = ContextVar("attention_hook", default=None)
+CURRENT_HOOK: ContextVar[AttentionHook | None] = ContextVar("attention_hook", default=None)
 
 
 @contextmanager
@@ -39,40 +38,35 @@ def attention_hook(hook: AttentionHook) -> Iterator[None]:
     >>> shapes
     [torch.Size([3])]
     """
-    token = _current_hook.set(hook)
+    token = CURRENT_HOOK.set(hook)
     try:
         yield
     finally:
-        _current_hook.reset(token)
+        CURRENT_HOOK.reset(token)
 
 
 def current_hook() -> AttentionHook | None:
     """The hook that attention computed now in this thread would call."""
-    return _current_hook.get()
+    return CURRENT_HOOK.get()
 
 
-def run(plan: Plan) -> Result:
-    """Compute a problem, and call the current hook, if there is one."""
-    # Without a hook the look-up costs some tens of nanoseconds. torch.compile cannot trace it.
-    if torch.compiler.is_compiling() or (hook := _current_hook.get()) is None or under_transform():
-        return plan.run()
-    result = _with_lse(plan)
+def run_with_hook(problem: Problem, kernel: Kernel, hook: AttentionHook) -> Result:
+    """Run a kernel on a problem, and call the hook."""
+    result = _run_with_lse(problem, kernel)
     with torch.no_grad():
-        problem = plan.problem
         lse = _compute_lse(problem) if result.lse is None else result.lse
         hook(zero_nonfinite_inputs(problem), lse.detach())
     return result
 
 
-def _with_lse(plan: Plan) -> Result:
-    """The result of a plan with its bits unchanged, and the log-sum-exp too where the same computation returns both."""
-    problem = plan.problem
+def _run_with_lse(problem: Problem, kernel: Kernel) -> Result:
+    """A kernel's result, bit for bit, with the log-sum-exp if the same computation returns both."""
     wanting = replace(problem, wants_lse=True)
-    if not plan.kernel.why_not(wanting):
-        return plan.kernel.run(wanting)
-    if plan.kernel.name == "sdpa" and _uses_flash(problem):
-        return attend(wanting, plan.kernel)  # type: ignore[arg-type]  # the sdpa kernel brings its own gradient
-    return plan.run()
+    if not kernel.why_not(wanting):
+        return kernel.run(wanting)
+    if kernel.name == "sdpa" and _uses_flash(problem):
+        return attend(wanting, kernel)  # type: ignore[arg-type]  # the sdpa kernel brings its own gradient
+    return kernel.run(problem)
 
 
 def _uses_flash(problem: Problem) -> bool:
@@ -81,13 +75,14 @@ def _uses_flash(problem: Problem) -> bool:
         problem.value.is_cpu
         and problem.keys >= NARROW
         and problem.pairs.query.shape[-1] == problem.value.shape[-1]
-        and not problem.bias_needs_gradient()
+        and not problem.bias_requires_grad()
     )
 
 
 def _compute_lse(problem: Problem) -> Tensor:
     """The log-sum-exp by itself; dropout does not change it, and none is drawn."""
-    lse = choose(replace(problem, wants_lse=True, dropout=None)).run().lse
+    wanting = replace(problem, wants_lse=True, dropout=None)
+    lse = choose(wanting).run(wanting).lse
     if lse is None:
         raise AssertionError("a kernel chosen for a problem that wants the log-sum-exp returned none")
     return lse

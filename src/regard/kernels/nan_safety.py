@@ -14,22 +14,26 @@ from torch import Tensor
 
 from ..core.problem import Problem
 from ..core.score_forms import all_finite, zero_nonfinite
-from ..core.torch_modes import under_transform
+from ..core.torch_modes import functorch_active, under_transform
 from .base import Result
 
 Compute = Callable[[Problem], Result]
 
 
 def run_nan_safe(problem: Problem, compute: Compute, *, propagates_nan: bool = True) -> Result:
-    """Run `compute` on a problem so that NaN or infinity in a masked position affects nothing.
+    """Run `compute` on a problem, without autocast, so that NaN or infinity in a masked position affects nothing.
 
     propagates_nan: whether NaN in a query or key is certain to appear in the result.
 
     If any may be present, the problem is computed with them set to 0; the rows that attend to one are found by
     attention itself (uniform weights over indicators: above 0 where one is attended to) and set to NaN.
     """
-    all_pairs_exist = problem.mask is None and problem.keys > 0
-    if under_transform():
+    value = problem.value
+    if torch.is_autocast_enabled(value.device.type):
+        with torch.autocast(value.device.type, enabled=False):
+            return run_nan_safe(problem, compute, propagates_nan=propagates_nan)
+    all_pairs_exist = problem.mask is None and value.shape[-2] > 0
+    if torch.compiler.is_compiling() or functorch_active():
         return (
             compute(problem)
             if all_pairs_exist and propagates_nan
@@ -38,7 +42,7 @@ def run_nan_safe(problem: Problem, compute: Compute, *, propagates_nan: bool = T
     if propagates_nan or all_finite(problem.pairs.query, problem.pairs.key):
         if all_pairs_exist:
             return compute(problem)
-        if not problem.asks_for_gradient():  # NaN may be in a gradient though not in the result
+        if not problem.inputs_require_grad():  # NaN may be in a gradient though not in the result
             result = compute(problem)
             if all_finite(result.output):
                 return result

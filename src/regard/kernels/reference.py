@@ -1,65 +1,79 @@
-"""The formula as it is written: any score, mask, bias, dtype and derivative. The oracle of every other kernel.
-
-The formula as it is written, with all the weights in memory at once: every derivative, and the oracle of kernels.
-"""
+"""The reference kernel: the formula of attention as written, with all weights in memory and autograd's derivatives."""
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from ..core.problem import Problem
-from ..core.score_forms import AdditivePairs, at_least_float32, per_head
-from ..core.torch_modes import without_autocast
+from ..core.score_forms import AdditivePairs
 from .base import Cost, Result
 from .cost_model import CAP, DROP, FEATURE, MASK, SELECT, VALUE, WEIGHTS, bytes_read
 from .mask_tiles import distinct_matrices
 from .nan_safety import run_nan_safe
 
+INFINITY = float("inf")
+
 
 def formula(problem: Problem) -> Result:
-    """C = softmax( softcap(f(Q, K)) + B, where M ) · V, and the log-sum-exp of each row's scores."""
-    weights, lse = softmax(problem.scores(), problem.sinks)  # [..., H, M, N], [..., H, M]
-    weights = problem.drop(weights)
-    value = at_least_float32(problem.value).to(weights.dtype)
-    output = per_head(lambda folded: folded @ value, weights, value)  # [..., H, M, Dv]
+    """Output = softmax( softcap(f(Q, K)) + B, where M ) · V, and lse = log Σ exp(scores), in float32 at least.
+
+    A row that attends to no key has output 0 and lse -inf; a sink is a logit that takes weight and has no value.
+    """
+    pairs = problem.pairs
+    dtype = torch.promote_types(pairs.query.dtype, torch.float32)
+    query, key, value = pairs.query.to(dtype), pairs.key.to(dtype), problem.value.to(dtype)
+    if problem.heads and query.shape[-3] != key.shape[-3]:  # grouped heads: query head h attends to key head h // group
+        group = query.shape[-3] // key.shape[-3]
+        key, value = key.repeat_interleave(group, -3), value.repeat_interleave(group, -3)  # [..., H, N, ·]
+
+    if isinstance(pairs, AdditivePairs):
+        features = torch.tanh(query.unsqueeze(-2) + key.unsqueeze(-3))  # [..., H, M, N, A]
+        scores = features @ pairs.weight.to(dtype)  # [..., H, M, N]
+    else:
+        scores = (pairs.scale * query) @ key.mT  # [..., H, M, N]
+    if problem.softcap is not None:
+        scores = problem.softcap * torch.tanh(scores / problem.softcap)  # [..., H, M, N]
+    bias, keep = (
+        problem.bias_values(),
+        problem.keep(),
+    )  # both [..., H or 1, M or 1, N or 1]; keep is bool, True = attend
+    if bias is not None:
+        scores = scores + bias  # [..., H, M, N]
+    if keep is not None:
+        scores = scores.masked_fill(~keep, -INFINITY)  # [..., H, M, N]
+
+    # The sink is one more column, -inf without sinks: empty rows and empty sequences are then no special case.
+    sink = scores.new_full((*scores.shape[:-1], 1), -INFINITY)  # [..., H, M, 1]
+    if problem.sinks is not None:
+        sink = problem.sinks.to(dtype)[:, None, None].expand_as(sink)  # [H, 1, 1] -> [..., H, M, 1]
+    logits = torch.cat([scores, sink], dim=-1)  # [..., H, M, N + 1]
+    peak = logits.detach().amax(-1, keepdim=True)  # [..., H, M, 1]
+    peak = peak.masked_fill(peak == -INFINITY, 0.0)
+    exponentials = torch.exp(logits - peak)  # [..., H, M, N + 1]
+    total = exponentials.sum(-1, keepdim=True)  # [..., H, M, 1]
+    empty = total == 0
+    total = total.masked_fill(empty, 1.0)  # neither the quotient nor the gradient of the log divides by 0
+    lse = (total.log() + peak).masked_fill(empty, -INFINITY).squeeze(-1)  # [..., H, M]
+    weights = (exponentials / total)[..., :-1]  # [..., H, M, N]
+
+    if problem.dropout is not None:
+        kept = problem.dropout.keep_mask(*problem.dropout_indices(problem.grid()))  # [B, H, M, N], 0 or 1
+        weights = weights * kept.view(weights.shape).to(dtype) / (1 - problem.dropout.probability)
+    output = weights @ value  # [..., H, M, Dv]
     return Result(output.to(problem.value.dtype), lse if problem.wants_lse else None)
 
 
-def softmax(scores: Tensor, sinks: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """exp(scores - lse) over the keys, and lse = log Σ exp(scores); a row without keys has weights 0 and lse -inf.
-
-    Shapes: scores (..., heads, M, N); sinks (heads,), one logit per head that takes weight and gives no value.
-    """
-    # One more column, the sink, or -inf where there is none: so that empty rows and empty sequences need no case.
-    column = scores.new_full((*scores.shape[:-1], 1), float("-inf"))
-    if sinks is not None:
-        column = sinks.to(scores.dtype)[:, None, None].expand_as(column)
-    scores = torch.cat([scores, column], dim=-1)
-    peak = scores.detach().amax(-1, keepdim=True)
-    peak = peak.masked_fill(peak == float("-inf"), 0.0)
-    exponentials = torch.exp(scores - peak)
-    total = exponentials.sum(-1, keepdim=True)
-    empty = total == 0
-    total = total.masked_fill(empty, 1.0)  # so that neither the quotient nor the gradient of the log divides by 0
-    lse = (total.log() + peak).masked_fill(empty, float("-inf"))
-    return (exponentials / total)[..., :-1], lse.squeeze(-1)
-
-
 class ReferenceKernel:
-    """C = softmax( f(Q, K) + B, where M ) · V, with all the weights in memory at once.
-
-    Sums are in float32 at least; autocast does not reach in.
-    """
+    """`formula`, for any score, mask, bias, dtype and derivative."""
 
     name = "reference"
 
     def why_not(self, problem: Problem) -> list[str]:
-        """Nothing: whatever is a problem, this computes."""
+        """No reasons: it computes every problem."""
         return []
 
     def cost(self, problem: Problem) -> Cost:
-        """Every pair is computed and kept, several times over: scores, masked scores, weights."""
+        """Every pair is computed and stored several times: scores, masked scores, weights."""
         pairs, features = problem.weights_shape.numel(), problem.pairs.query.shape[-1]
         size = max(problem.value.element_size(), 4)
         masks, biases = distinct_matrices(problem)
@@ -80,5 +94,4 @@ class ReferenceKernel:
 
     def run(self, problem: Problem) -> Result:
         """The output, and the log-sum-exp where it is wanted."""
-        with without_autocast(problem.value.device.type):
-            return run_nan_safe(problem, formula)
+        return run_nan_safe(problem, formula)

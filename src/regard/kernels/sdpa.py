@@ -93,8 +93,8 @@ class SdpaKernel:
 def _by_operator(problem: Problem) -> bool:
     """Whether the operator's gradient takes the place of torch's own: a bias's has all weights in memory."""
     return (
-        problem.asks_for_gradient()
-        and not problem.bias_needs_gradient()
+        problem.inputs_require_grad()
+        and not problem.bias_requires_grad()
         and problem.value.is_cpu
         and not under_transform()
     )
@@ -126,7 +126,7 @@ def _attend(problem: Problem) -> Result:
 
 def _slow_path(problem: Problem) -> str:
     """Why torch would leave its fast path for the formula with all weights in memory; empty if it does not."""
-    if problem.bias_needs_gradient():
+    if problem.bias_requires_grad():
         return "torch keeps all weights in memory for the gradient of a bias"
     if problem.pairs.query.shape[-1] != problem.value.shape[-1]:
         return "torch keeps all weights in memory where key and value dims differ"

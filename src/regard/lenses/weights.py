@@ -256,7 +256,7 @@ def _differentiable(problem: Problem, lse: Tensor | None = None) -> bool:
     read = [*tree_tensors(problem), *([] if lse is None else [lse])]
     # A user-defined bias may have parameters that `tree_tensors` does not find.
     wanted = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in read)
-    return wanted or problem.bias_needs_gradient()
+    return wanted or problem.bias_requires_grad()
 
 
 def _slice(rows: range) -> slice:
