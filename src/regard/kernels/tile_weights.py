@@ -84,7 +84,7 @@ class DotProductLogs:
 
     def __init__(self, batched: BatchedProblem, pairs: DotPairs, lse: Tensor) -> None:
         self.batched, self.query, self.factor = batched, pairs.query, pairs.scale * LOG2_E
-        self.key = at_least_float32(pairs.key).flatten(0, 1)  # [b·Hk, N, D]
+        self.key, self.key_heads = at_least_float32(pairs.key).flatten(0, 1), pairs.key.shape[1]  # [b·Hk, N, D]
         self.lse = lse * -LOG2_E
         self.buffer: Tensor | None = None
         self._row: tuple[slice, Tensor, Tensor] | None = None
@@ -105,8 +105,9 @@ class DotProductLogs:
         """Query rows times the factor and offsets, (b·Hk, group·m, D or 1): heads that share a key become its rows."""
         if self._row is None or self._row[0] != rows:
             query = at_least_float32(self.query[:, :, rows]) * self.factor
-            query, offset = (of.reshape(len(self.key), -1, of.shape[-1]) for of in (query, self.lse[:, :, rows]))
-            self._row = rows, query, offset
+            height = query.shape[1] // max(self.key_heads, 1) * query.shape[2]
+            sizes = len(self.key), height
+            self._row = rows, query.reshape(*sizes, query.shape[-1]), self.lse[:, :, rows].reshape(*sizes, 1)
         return self._row[1:]
 
 
