@@ -53,8 +53,8 @@ def test_handed_on_it_stays_a_symbol(mask, hand_on):
     after = hand_on(mask)
     assert isinstance(after, SymbolicMask)
     assert repr(after.symbol) == "causal()"
-    assert after.held.elements is None
-    assert after.device == after.held.frame.device == after.held.reached.device
+    assert after.contents.elements is None
+    assert after.device == after.contents.extent.device == after.contents.reached.device
 
 
 COMPUTED = {
@@ -162,7 +162,7 @@ def test_transformers_takes_it_for_a_finished_mask(pair, ask, close):
     mask = made(batch_size=2, q_length=13, kv_length=13, mask_function=function)
     with torch.no_grad():
         close(ours(**inputs, attention_mask=mask), eager(**inputs))
-    assert mask.held.elements is None
+    assert mask.contents.elements is None
     mask[..., 0] = True  # everyone sees the first token
     with torch.no_grad():
         close(ours(**inputs, attention_mask=mask), eager(**inputs, attention_mask=_added(mask.dense())))

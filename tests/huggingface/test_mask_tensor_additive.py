@@ -12,7 +12,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 from transformers.models.bert.modeling_bert import eager_attention_forward
 
 import regard.huggingface
-from regard.huggingface.mask_tensor import SymbolicMask, adds_its_masks, symbolic_mask
+from regard.huggingface.mask_tensor import SymbolicMask, needs_additive_masks, symbolic_mask
 
 LEAST = torch.finfo(torch.float32).min
 
@@ -131,7 +131,7 @@ def test_it_looks_like_numbers_and_stays_a_symbol():
     for after in (mask, mask.contiguous(), mask.to(torch.float32), mask[:, :, :, :5], mask.to("meta")):
         assert isinstance(after, SymbolicMask)
         assert repr(after) == "SymbolicMask(causal(), (2, 1, 5, 5))"
-        assert after.held.elements is None
+        assert after.contents.elements is None
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
@@ -148,13 +148,13 @@ KINDS = {"DeepseekV4": True, "Gemma2": True, "GptOss": True, "Llama": False, "Be
 def test_models_say_whether_they_know_booleans(name):
     getattr(transformers, name.removesuffix("Text") + "PreTrainedModel")  # loads what says it
     kind = getattr(transformers, f"{name}Config")
-    assert adds_its_masks(kind) == KINDS[name]
-    assert adds_its_masks(type("Mine", (kind,), {})) == KINDS[name]
+    assert needs_additive_masks(kind) == KINDS[name]
+    assert needs_additive_masks(type("Mine", (kind,), {})) == KINDS[name]
 
 
 def test_a_configuration_of_no_model_expects_no_numbers():
-    assert not adds_its_masks(type(None))
-    assert not adds_its_masks(transformers.PreTrainedConfig)
+    assert not needs_additive_masks(type(None))
+    assert not needs_additive_masks(transformers.PreTrainedConfig)
 
 
 DEEPSEEK = {

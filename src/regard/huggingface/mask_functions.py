@@ -1,8 +1,6 @@
-"""Transformers' mask functions read as masks: a closure is known by where it was defined, and by what it closes over.
+"""Convert mask functions of transformers to masks, recognised by qualified name and closure variables.
 
-Whatever is not known is evaluated, never guessed: through `masks.from_mod`, or by transformers itself.
-
-Where the queries and the keys of one layer sit, as transformers counts them.
+An unknown function is evaluated and never guessed: through `masks.from_mod`, or on all pairs by transformers itself.
 """
 
 from __future__ import annotations
@@ -25,11 +23,11 @@ from ..masks.window import Window
 
 
 @dataclass(frozen=True)
-class Frame:
-    """M queries from position `query_offset` on, and N keys from `key_offset` on: a cache may have dropped the first.
+class MaskExtent:
+    """Positions of M queries, from `query_offset` on, and N keys, from `key_offset` on, of one layer and call.
 
-    A static cache has keys beyond the last query, not yet written. Masks read here count from the first key that is
-    there: keys sit at 0..N-1, queries at first..last.
+    key_offset is above 0 where a cache has evicted the first keys. A static cache has keys after the last query, not
+    yet written. Converted masks count positions from the first stored key: keys 0..N-1, queries first..last.
     """
 
     batch: int
@@ -41,203 +39,203 @@ class Frame:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """That of a mask over it: (batch, 1, M, N), the same for all heads."""
+        """Shape of the mask tensor: (batch, 1, M, N), the same for all heads."""
         return self.batch, 1, self.queries, self.keys
 
     @property
     def first(self) -> int:
-        """The position of the first query, where the first key has position 0."""
+        """Position of the first query, relative to the first key."""
         return self.query_offset - self.key_offset
 
     @property
     def last(self) -> int:
-        """The position of the last query, where the first key has position 0."""
+        """Position of the last query, relative to the first key."""
         return self.first + self.queries - 1
 
     @property
     def query_positions(self) -> Tensor | None:
-        """Positions of the queries, (M,); None where they are the last M of the keys, as attention takes it."""
+        """Positions of the queries, (M,); None where they are the last M key positions, the default of attention."""
         if self.last == self.keys - 1:
             return None
         return torch.arange(self.first, self.last + 1, device=self.device)
 
 
 MaskFunction = Callable[..., Any]
-"""(batch, head, query position, key position) -> bool, as transformers.masking_utils has them."""
+"""A function (batch, head, query position, key position) -> bool, as in transformers.masking_utils."""
 
 EVERYTHING = masks.window()
 
 
-def read(function: MaskFunction, frame: Frame) -> Mask:
-    """The mask that a mask function of transformers stands for, over the positions of a frame.
+def convert(function: MaskFunction, extent: MaskExtent) -> Mask:
+    """The mask that is equal to a mask function of transformers over the positions of an extent.
 
-    What the frame makes certain is left out: `causal()` says nothing of a query that sits at the last key.
+    Parts that hold for all pairs are dropped: `causal()` where all queries are at the last key or later.
     """
-    reader = _READERS.get(_origin(function))
-    mask = None if reader is None else reader(_closure(function), frame)
-    return evaluated(function, frame) if mask is None else mask
+    converter = _CONVERTERS.get(_qualified_name(function))
+    mask = None if converter is None else converter(_closure(function), extent)
+    return evaluate(function, extent) if mask is None else mask
 
 
-def evaluated(function: MaskFunction, frame: Frame) -> Mask:
-    """The mask of a function that is not known: asked about its pairs, as transformers would."""
-    offset = frame.key_offset
+def evaluate(function: MaskFunction, extent: MaskExtent) -> Mask:
+    """The mask of an unknown function: traced by `masks.from_mod`, or evaluated on all pairs."""
+    offset = extent.key_offset
 
-    def counted_from_the_first_key(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    def relative_to_first_key(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return function(batch, head, query + offset, key + offset)
 
-    for batch in (None, frame.batch):
+    for batch in (None, extent.batch):
         try:
-            return masks.from_mod(counted_from_the_first_key, batch=batch)
+            return masks.from_mod(relative_to_first_key, batch=batch)
         except MaskError:
-            continue  # it reads the number in the batch, or cannot be asked about one pair
+            continue  # it depends on the batch index, or cannot be traced for one pair
     from transformers.masking_utils import sdpa_mask
 
     pairs = sdpa_mask(
-        batch_size=frame.batch,
-        q_length=frame.queries,
-        kv_length=frame.keys,
-        q_offset=frame.query_offset,
-        kv_offset=frame.key_offset,
+        batch_size=extent.batch,
+        q_length=extent.queries,
+        kv_length=extent.keys,
+        q_offset=extent.query_offset,
+        kv_offset=extent.key_offset,
         mask_function=function,
         allow_is_causal_skip=False,
         use_vmap=True,
-        device=frame.device,
+        device=extent.device,
     )
     return masks.where(keep=pairs)
 
 
-def existing(tokens: Tensor, frame: Frame) -> Mask:
-    """The mask of keys that exist, from bool (batch, length) over all positions, where True = token."""
-    tokens = tokens[:, frame.key_offset : frame.key_offset + frame.keys]
-    if (missing := frame.keys - tokens.shape[-1]) > 0:
+def padding_mask(tokens: Tensor, extent: MaskExtent) -> Mask:
+    """The mask of non-padding keys, from bool (batch, length) over all positions, where True = token."""
+    tokens = tokens[:, extent.key_offset : extent.key_offset + extent.keys]
+    if (missing := extent.keys - tokens.shape[-1]) > 0:
         tokens = torch.nn.functional.pad(tokens, (0, missing))  # keys not yet written
     return EVERYTHING if bool(tokens.all()) else masks.from_huggingface(tokens)
 
 
-def ends_at_the_query(mask: Mask) -> bool:
-    """Whether no query attends to a key later than itself, for certain."""
+def is_causal(mask: Mask) -> bool:
+    """Whether no query attends to a later key, as far as it can be decided; False where it cannot."""
     match mask:
         case Causal():
             return True
         case Window(after=after):
             return after == 0
         case And(left=left, right=right):
-            return ends_at_the_query(left) or ends_at_the_query(right)
+            return is_causal(left) or is_causal(right)
         case Or(left=left, right=right):
-            return ends_at_the_query(left) and ends_at_the_query(right)
+            return is_causal(left) and is_causal(right)
     return False
 
 
-def both(parts: Sequence[Mask]) -> Mask:
-    """All masks at once."""
+def intersection(parts: Sequence[Mask]) -> Mask:
+    """The intersection of masks, without those that allow everything."""
     parts = [part for part in parts if part != EVERYTHING]
     return reduce(and_, parts) if parts else EVERYTHING
 
 
-def either(parts: Sequence[Mask]) -> Mask:
-    """Any of the masks."""
+def union(parts: Sequence[Mask]) -> Mask:
+    """The union of masks."""
     return EVERYTHING if EVERYTHING in parts else reduce(or_, parts)
 
 
-def _origin(function: MaskFunction) -> str:
-    """The name under which transformers defines a function; nothing for any other."""
-    here = getattr(function, "__module__", None) == "transformers.masking_utils"
-    return getattr(function, "__qualname__", "").replace(".<locals>", "") if here else ""
+def _qualified_name(function: MaskFunction) -> str:
+    """Qualified name of a function of transformers.masking_utils; '' for any other."""
+    is_theirs = getattr(function, "__module__", None) == "transformers.masking_utils"
+    return getattr(function, "__qualname__", "").replace(".<locals>", "") if is_theirs else ""
 
 
 def _closure(function: MaskFunction) -> dict[str, Any]:
-    """What a function closes over, by name."""
+    """Closure variables of a function by name."""
     cells = getattr(function, "__closure__", None) or ()
     return {name: cell.cell_contents for name, cell in zip(function.__code__.co_freevars, cells, strict=True)}
 
 
-def _causal(_: dict[str, Any], frame: Frame) -> Mask:
-    return EVERYTHING if frame.first >= frame.keys - 1 else masks.causal()
+def _causal(_: dict[str, Any], extent: MaskExtent) -> Mask:
+    return EVERYTHING if extent.first >= extent.keys - 1 else masks.causal()
 
 
-def _sliding(closure: dict[str, Any], frame: Frame) -> Mask:
-    # key > query - W: W keys with the query's own, so W - 1 before it.
-    return _window(closure["sliding_window"] - 1, None, frame)
+def _sliding(closure: dict[str, Any], extent: MaskExtent) -> Mask:
+    # key > query - W: W keys including the query's own, so W - 1 before it.
+    return _window(closure["sliding_window"] - 1, None, extent)
 
 
-def _sliding_both_ways(closure: dict[str, Any], frame: Frame) -> Mask:
+def _sliding_both_ways(closure: dict[str, Any], extent: MaskExtent) -> Mask:
     # |query - key| <= W: W on each side of the query's own.
-    return _window(closure["sliding_window"], closure["sliding_window"], frame)
+    return _window(closure["sliding_window"], closure["sliding_window"], extent)
 
 
-def _window(before: int, after: int | None, frame: Frame) -> Mask:
+def _window(before: int, after: int | None, extent: MaskExtent) -> Mask:
     if before < 0:
-        return ~EVERYTHING  # a window of no keys, which configurations have that use none
+        return ~EVERYTHING  # a window of no keys, in configurations without sliding layers
     return masks.window(
-        None if before >= frame.last else before,
-        None if after is None or after >= frame.keys - 1 - frame.first else after,
+        None if before >= extent.last else before,
+        None if after is None or after >= extent.keys - 1 - extent.first else after,
     )
 
 
-def _chunked(closure: dict[str, Any], frame: Frame) -> Mask | None:
-    end = frame.key_offset + max(frame.keys, frame.last + 1)
+def _chunked(closure: dict[str, Any], extent: MaskExtent) -> Mask | None:
+    end = extent.key_offset + max(extent.keys, extent.last + 1)
     left = closure["left_padding"].unsqueeze(-1)
-    chunks = (torch.arange(end, device=frame.device) - left) // closure["chunk_size"]
-    return _documents(chunks, frame)
+    chunks = (torch.arange(end, device=extent.device) - left) // closure["chunk_size"]
+    return _documents(chunks, extent)
 
 
-def _blockwise(closure: dict[str, Any], frame: Frame) -> Mask | None:
+def _blockwise(closure: dict[str, Any], extent: MaskExtent) -> Mask | None:
     ids = closure["block_sequence_ids"]
-    blocks = _documents(ids, frame)
+    blocks = _documents(ids, extent)
     if blocks is None:
         return None
-    return both([blocks, existing(ids >= 0, frame)])  # -1 is no block
+    return intersection([blocks, padding_mask(ids >= 0, extent)])  # -1 is no block
 
 
-def _packed(closure: dict[str, Any], frame: Frame) -> Mask | None:
-    return _documents(closure["packed_sequence_mask"], frame)
+def _packed(closure: dict[str, Any], extent: MaskExtent) -> Mask | None:
+    return _documents(closure["packed_sequence_mask"], extent)
 
 
-def _padding(closure: dict[str, Any], frame: Frame) -> Mask:
-    return existing(closure["padding_mask"], frame)
+def _padding(closure: dict[str, Any], extent: MaskExtent) -> Mask:
+    return padding_mask(closure["padding_mask"], extent)
 
 
-def _documents(ids: Tensor, frame: Frame) -> Mask | None:
-    """Pairs of equal ids, (batch, length) over all positions, where each position has one."""
-    ids = ids[:, frame.key_offset :]
-    if frame.first < 0 or ids.shape[-1] < max(frame.keys, frame.last + 1):
+def _documents(ids: Tensor, extent: MaskExtent) -> Mask | None:
+    """Pairs of equal ids, (batch, length) over all positions; None where the ids do not cover all positions."""
+    ids = ids[:, extent.key_offset :]
+    if extent.first < 0 or ids.shape[-1] < max(extent.keys, extent.last + 1):
         return None
     return EVERYTHING if bool((ids == ids[:, :1]).all()) else masks.documents(ids)
 
 
-def _all_of(closure: dict[str, Any], frame: Frame) -> Mask:
+def _all_of(closure: dict[str, Any], extent: MaskExtent) -> Mask:
     functions = closure["mask_functions"]
-    packed = next((_closure(function) for function in functions if _origin(function) == _PACKED), None)
+    packed = next((_closure(function) for function in functions if _qualified_name(function) == _PACKED), None)
     parts = []
     for function in functions:
-        mask = _remapped(function, packed, frame) if packed and _origin(function) == _REMAPPED else None
-        parts.append(read(function, frame) if mask is None else mask)
-    return both(parts)
+        mask = _remapped(function, packed, extent) if packed and _qualified_name(function) == _REMAPPED else None
+        parts.append(convert(function, extent) if mask is None else mask)
+    return intersection(parts)
 
 
-def _any_of(closure: dict[str, Any], frame: Frame) -> Mask:
-    return either([read(function, frame) for function in closure["mask_functions"]])
+def _any_of(closure: dict[str, Any], extent: MaskExtent) -> Mask:
+    return union([convert(function, extent) for function in closure["mask_functions"]])
 
 
-def _remapped(function: MaskFunction, packed: dict[str, Any], frame: Frame) -> Mask | None:
-    """A function of positions within the documents, joined by & with the documents themselves.
+def _remapped(function: MaskFunction, packed: dict[str, Any], extent: MaskExtent) -> Mask | None:
+    """The mask of a function of positions within packed documents, which is intersected with the documents themselves.
 
-    Where positions run on by 1 in every document, a distance within one is the same in both counts: so a mask that
-    asks for distances alone may count from the first key.
+    Where positions increase by 1 within every document, distances within one are the same in both numberings, so a mask
+    of distances alone may use the positions from the first key. None in other cases.
     """
     closure, documents = _closure(function), packed["packed_sequence_mask"]
     within, positions = documents.diff(dim=-1) == 0, closure["position_ids"].diff(dim=-1) == 1
-    runs = bool((documents.diff(dim=-1) >= 0).all()) and bool((positions | ~within).all())
-    inner = read(closure["mask_function"], frame)
-    return inner if runs and inner.by_distance else None
+    consecutive = bool((documents.diff(dim=-1) >= 0).all()) and bool((positions | ~within).all())
+    inner = convert(closure["mask_function"], extent)
+    return inner if consecutive and inner.by_distance else None
 
 
 _PACKED = "packed_sequence_mask_function.inner_mask"
 _REMAPPED = "remap_positions_for_packed_sequence.inner_mask"
 
-_READERS: dict[str, Callable[[dict[str, Any], Frame], Mask | None]] = {
+_CONVERTERS: dict[str, Callable[[dict[str, Any], MaskExtent], Mask | None]] = {
     "causal_mask_function": _causal,
-    "bidirectional_mask_function": lambda closure, frame: EVERYTHING,
+    "bidirectional_mask_function": lambda closure, extent: EVERYTHING,
     "sliding_window_overlay.inner_mask": _sliding,
     "sliding_window_bidirectional_overlay.inner_mask": _sliding_both_ways,
     "chunked_overlay.inner_mask": _chunked,

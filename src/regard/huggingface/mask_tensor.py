@@ -1,7 +1,4 @@
-"""The mask that goes through a model of transformers as a tensor, and stays a symbol.
-
-Masks as eager attention has them: numbers that are added to the scores.
-"""
+"""The mask function registered with transformers, and the tensor subclass for symbolic masks that it returns."""
 
 from __future__ import annotations
 
@@ -15,111 +12,113 @@ from torch.utils._pytree import tree_map_only
 
 from ..errors import MaskError
 from ..masks import Mask
-from .mask_functions import Frame, MaskFunction, both, ends_at_the_query, existing, read
+from .mask_functions import MaskExtent, MaskFunction, convert, intersection, is_causal, padding_mask
 
 
-def added(keep: Tensor, dtype: torch.dtype) -> Tensor:
-    """What eager attention adds to scores of this dtype, from booleans: 0 (attend) or its least number."""
+def additive_mask(keep: Tensor, dtype: torch.dtype) -> Tensor:
+    """The additive mask of eager attention from booleans: 0 where True, else the lowest finite number of the dtype."""
     return torch.zeros(keep.shape, dtype=dtype, device=keep.device).masked_fill_(~keep, torch.finfo(dtype).min)
 
 
-def adds_its_masks(configuration: type) -> bool:
-    """Whether the models of a kind of configuration know masks as numbers that are added, and no booleans.
+def needs_additive_masks(configuration: type) -> bool:
+    """Whether the models of a configuration class expect additive float masks, and not booleans.
 
-    A model that supports sdpa gets booleans there, so it knows both. One that does not may compute with its mask as if
-    it could be nothing but numbers: pad it with 0.0 for "attend", or fill it with the least number for "do not". Where
-    no model has this configuration, nor any that it is a kind of, no one expects numbers.
+    A model that supports sdpa gets booleans with it, so it accepts both. One that does not may rely on float masks: pad
+    them with 0.0 for "attend", or fill them with the lowest number for "ignore". False where no model has this
+    configuration class or one of its bases.
     """
     from transformers import PreTrainedModel
 
-    known = list(_kinds_of(PreTrainedModel))
+    known = list(_subclasses(PreTrainedModel))
     for kind in configuration.__mro__:
         if models := [model for model in known if model.config_class is kind]:
             return not all(model._supports_sdpa for model in models)
     return False
 
 
-def _kinds_of(model: type) -> Iterator[type]:
-    """Its subclasses, and theirs."""
+def _subclasses(model: type) -> Iterator[type]:
+    """All direct and indirect subclasses."""
     for kind in model.__subclasses__():
         yield kind
-        yield from _kinds_of(kind)
+        yield from _subclasses(kind)
 
 
 @dataclass
-class Held:
-    """What a symbolic mask holds, which all its aliases share: a mask, and its elements once they were asked for."""
+class MaskContents:
+    """Contents of a symbolic mask, shared by all its aliases: the mask, and its elements once they are evaluated.
+
+    extent: positions of the whole tensor; reached: the same without the keys that no query can attend to.
+    """
 
     mask: Mask | None
-    frame: Frame
-    reached: Frame
+    extent: MaskExtent
+    reached: MaskExtent
     dtype: torch.dtype = torch.bool
     elements: Tensor | None = None
 
     def dense(self) -> Tensor:
-        """The elements, (batch, 1, M, N): booleans, True = attend, or numbers that are added; of a part, its own."""
+        """The elements, (batch, 1, M, N): booleans, True = attend, or an additive mask."""
         if self.elements is None and self.mask is not None:
-            frame = self.reached
-            positions = frame.query_positions
-            booleans = torch.zeros(self.frame.shape, dtype=torch.bool, device=frame.device)
-            booleans[..., : frame.keys] = self.mask.dense(
-                frame.queries, frame.keys, query_positions=positions, device=frame.device
+            extent = self.reached
+            positions = extent.query_positions
+            booleans = torch.zeros(self.extent.shape, dtype=torch.bool, device=extent.device)
+            booleans[..., : extent.keys] = self.mask.dense(
+                extent.queries, extent.keys, query_positions=positions, device=extent.device
             )
-            self.elements = booleans if self.dtype == torch.bool else added(booleans, self.dtype)
+            self.elements = booleans if self.dtype == torch.bool else additive_mask(booleans, self.dtype)
         if self.elements is None:
-            raise AssertionError("a part of a mask is made of its elements")
+            raise AssertionError("a mask without a symbol needs elements")
         return self.elements
 
 
 class SymbolicMask(Tensor):
-    """A mask that looks like a tensor (batch, 1, M, N), and holds no pairs: it says which exist.
+    """A lazy mask tensor (batch, 1, M, N): a symbolic mask, and its elements once an operation needs them.
 
-    It looks like what the model expects. A model that supports sdpa knows booleans, True = attend. One that does not
-    knows the mask of eager attention alone, numbers that are added: 0 (attend) or the least of its dtype; so this looks
-    like them, and whatever the model computes with it is what it computes with eager attention.
+    Its dtype is the one that the model expects: booleans, True = attend, for a model that supports sdpa; else the
+    additive mask of eager attention, 0 (attend) or the lowest number of its dtype. So the results of operations on it
+    are those with eager attention.
 
-    Models hand on what their mask function gives, look at its shape, and now and then compute with it. This goes
-    through all of that: whatever computes with it gets the elements, made once and kept, so that a change in place is
-    seen too. Booleans that a module adds to its scores are 0 or the least number of the scores' dtype there. `symbol`
-    is the mask over the first `reach` keys, `None` of a part and once the elements may have changed; no query attends
-    to a key beyond these.
+    Models pass on the result of their mask function, read its shape, and sometimes compute with it. Operations get the
+    elements, which are evaluated once and stored, so that changes in place take effect. Booleans that a module adds to
+    its scores are converted to an additive mask of the dtype of the scores. `symbol` is the mask over the first `reach`
+    keys, and None for a slice or once the elements may have changed; no query attends to a key beyond these.
 
     Raises:
         MaskError: booleans are converted to floating-point numbers, which may mean either.
     """
 
-    held: Held
+    contents: MaskContents
 
     @staticmethod
-    def __new__(cls, held: Held) -> SymbolicMask:
-        made = held.elements
-        shape = held.frame.shape if made is None else made.shape
-        strides = None if made is None else made.stride()
-        mask = Tensor._make_wrapper_subclass(cls, shape, strides, dtype=held.dtype, device=held.frame.device)
-        mask.held = held
+    def __new__(cls, contents: MaskContents) -> SymbolicMask:
+        elements = contents.elements
+        shape = contents.extent.shape if elements is None else elements.shape
+        strides = None if elements is None else elements.stride()
+        mask = Tensor._make_wrapper_subclass(cls, shape, strides, dtype=contents.dtype, device=contents.extent.device)
+        mask.contents = contents
         return mask
 
     @property
     def symbol(self) -> Mask | None:
-        """Which pairs exist, keys at 0..reach-1 and queries at `query_positions`; None: what `dense` says."""
-        # Whoever changes the elements, or a part of them, changes this tensor, as autograd counts it. What is made in
-        # inference mode counts no changes: its elements are taken as they are, once someone asked for them.
-        changed = self.held.elements is not None and (self.is_inference() or self._version > 0)
-        return None if changed else self.held.mask
+        """The mask, keys at 0..reach-1 and queries at `query_positions`; None where only `dense` is right."""
+        # A change in place of the elements or of a view increases the version of this tensor. Inference tensors have no
+        # version: there the elements count, once they have been evaluated.
+        changed = self.contents.elements is not None and (self.is_inference() or self._version > 0)
+        return None if changed else self.contents.mask
 
     @property
     def reach(self) -> int:
-        """How many keys there are that a query may attend to: a static cache has more, not yet written."""
-        return self.held.reached.keys
+        """Number of keys that a query may attend to: a static cache has more, not yet written."""
+        return self.contents.reached.keys
 
     @property
     def query_positions(self) -> Tensor | None:
         """Positions of the queries, (M,), where they are not the last M of the keys within reach."""
-        return self.held.reached.query_positions
+        return self.contents.reached.query_positions
 
     def dense(self) -> Tensor:
-        """The elements, (batch, 1, M, N): booleans, True = attend, or numbers that are added, as `dtype` says."""
-        return self.held.dense()
+        """The elements, (batch, 1, M, N): booleans, True = attend, or an additive mask, depending on `dtype`."""
+        return self.contents.dense()
 
     def tolist(self) -> Any:
         """The elements as lists."""
@@ -137,44 +136,47 @@ class SymbolicMask(Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        if func in _AS_IT_IS:
-            return cls(args[0].held)
+        if func in _ALIASES:
+            return cls(args[0].contents)
         if func is _aten._to_copy.default:
-            return _converted(args[0], kwargs)
-        into = next((scores.dtype for scores in args[:2] if _is_floating(scores)), None) if func in _ADDITIONS else None
+            return _convert_copy(args[0], kwargs)
+        added_to = _floating_dtype(args[:2]) if func in _ADDITIONS else None
 
         def as_tensor(mask: SymbolicMask) -> Tensor:
-            return mask.dense() if into is None or mask.dtype != torch.bool else added(mask.dense(), into)
+            if added_to is None or mask.dtype != torch.bool:
+                return mask.dense()
+            return additive_mask(mask.dense(), added_to)
 
         result = func(*tree_map_only(cls, as_tensor, args), **tree_map_only(cls, as_tensor, kwargs))
-        return cls(replace(args[0].held, mask=None, elements=result)) if func in _PARTS else result
+        return cls(replace(args[0].contents, mask=None, elements=result)) if func in _VIEWS else result
 
 
-def _converted(mask: SymbolicMask, kwargs: dict) -> Tensor:
-    """The mask on another device, still a symbol; or its elements in another dtype."""
+def _convert_copy(mask: SymbolicMask, kwargs: dict) -> Tensor:
+    """The mask on another device, still symbolic; or its elements in another dtype."""
     dtype = kwargs.get("dtype") or mask.dtype
     if mask.dtype == torch.bool and dtype.is_floating_point:
         raise MaskError(
-            f"{mask!r} is bool, True = attend: as {dtype} it may mean what is added to scores or what they are "
-            "multiplied with. Take torch.where(mask, 0.0, -inf), or choose attn_implementation='eager'"
+            f"{mask!r} is bool, True = attend: as {dtype} it may mean numbers to add to scores, "
+            "or to multiply them with. Take torch.where(mask, 0.0, -inf), or choose attn_implementation='eager'"
         )
     if dtype != mask.dtype:
         return _aten._to_copy.default(mask.dense(), **kwargs)
-    held, device = mask.held, kwargs.get("device") or mask.device
+    contents, device = mask.contents, kwargs.get("device") or mask.device
     dense = None if mask.symbol is not None else mask.dense().to(device)
-    frames = {name: replace(getattr(held, name), device=device) for name in ("frame", "reached")}
-    return SymbolicMask(replace(held, mask=mask.symbol, elements=dense, **frames))
+    extents = {name: replace(getattr(contents, name), device=device) for name in ("extent", "reached")}
+    return SymbolicMask(replace(contents, mask=mask.symbol, elements=dense, **extents))
 
 
-def _is_floating(value: object) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point()
+def _floating_dtype(values: tuple) -> torch.dtype | None:
+    """Dtype of the first floating-point tensor among values."""
+    return next((value.dtype for value in values if isinstance(value, Tensor) and value.is_floating_point()), None)
 
 
 _aten = torch.ops.aten
-_AS_IT_IS = {_aten.alias.default, _aten.detach.default}
-"""What hands a tensor on without a change, so that it may stay a symbol."""
+_ALIASES = {_aten.alias.default, _aten.detach.default}
+"""Operations that return the same elements, so that the result stays symbolic."""
 
-_PARTS = {
+_VIEWS = {
     _aten.clone.default,
     _aten.expand.default,
     _aten.select.int,
@@ -182,7 +184,7 @@ _PARTS = {
     _aten.unsqueeze.default,
     _aten.view.default,
 }
-"""What takes a part, or gives it another shape: elements of the same meaning."""
+"""Operations that slice or reshape: the result has elements of the same meaning, and no symbol."""
 
 _ADDITIONS = {_aten.add.Tensor, _aten.add_.Tensor}
 
@@ -200,23 +202,23 @@ def symbolic_mask(
     config: object = None,
     **options: Any,
 ) -> Tensor:
-    """The mask function of "regard": which keys exist (`attention_mask`) and which of them a query sees, as symbols.
+    """The mask function of "regard": a `SymbolicMask` of padding (`attention_mask`) and of the given `mask_function`.
 
-    It is never None: to transformers that means "causal, or not, as the module has it", which is a guess where there
-    are fewer queries than keys. While a graph is traced it is the elements themselves, made by transformers.
+    It never returns None: to transformers that means "causal or not, as the module decides", which is ambiguous with
+    fewer queries than keys. While a graph is traced it returns the elements, evaluated by transformers.
 
     Shapes: (batch, 1, M, N) for M = q_length and N = kv_length; the first query has the position q_offset, the first
-    key kv_offset; attention_mask is bool (batch, positions), True = token. It looks like booleans, or like numbers of
-    `dtype` that are added where the models of this `config` know no others.
+    key kv_offset; attention_mask is bool (batch, positions), True = token. The result is bool, or an additive mask
+    of `dtype` where the models of this `config` expect one.
     """
     from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_mask
     from transformers.utils.import_utils import is_tracing
 
     function = causal_mask_function if mask_function is None else mask_function
-    adds = adds_its_masks(type(config))
+    additive = needs_additive_masks(type(config))
     if is_tracing(attention_mask) or is_tracing(q_offset if isinstance(q_offset, Tensor) else None):
         options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False, "q_offset": q_offset}
-        made = (eager_mask if adds else sdpa_mask)(
+        elements = (eager_mask if additive else sdpa_mask)(
             batch_size,
             q_length,
             kv_length,
@@ -227,15 +229,15 @@ def symbolic_mask(
             dtype=dtype,
             **options,
         )
-        if made is None:
-            raise AssertionError("transformers left out a mask that it was told to make")
-        return made
-    frame = Frame(batch_size, q_length, kv_length, int(q_offset), int(kv_offset), torch.device(device))
-    mask = read(function, frame)
-    reached = frame
-    if ends_at_the_query(mask) and frame.last + 1 < frame.keys:
-        reached = replace(frame, keys=max(frame.last + 1, 0))
-        mask = read(function, reached)
+        if elements is None:
+            raise AssertionError("transformers returned no mask, although skipping it was disabled")
+        return elements
+    extent = MaskExtent(batch_size, q_length, kv_length, int(q_offset), int(kv_offset), torch.device(device))
+    mask = convert(function, extent)
+    reached = extent
+    if is_causal(mask) and extent.last + 1 < extent.keys:
+        reached = replace(extent, keys=max(extent.last + 1, 0))
+        mask = convert(function, reached)
     if attention_mask is not None:
-        mask = both([mask, existing(attention_mask, reached)])
-    return SymbolicMask(Held(mask, frame, reached, dtype if adds else torch.bool))
+        mask = intersection([mask, padding_mask(attention_mask, reached)])
+    return SymbolicMask(MaskContents(mask, extent, reached, dtype if additive else torch.bool))

@@ -1,4 +1,4 @@
-"""Lenses over the attention of a whole model, while it runs."""
+"""Context manager that applies lenses to every attention call of a transformers model."""
 
 from __future__ import annotations
 
@@ -14,43 +14,43 @@ from torch import nn
 from ..errors import ConfigurationError
 from ..lenses import Lens
 
-Shown = Mapping[Lens, Any]
-Views = Mapping[str, list[Shown]]
-"""By the name of the attention module: one entry a call, in the order of the calls; each has what each lens shows."""
+LensResults = Mapping[Lens, Any]
+Views = Mapping[str, list[LensResults]]
+"""By name of the attention module: the results of all lenses for each call, in the order of the calls."""
 
 
-class Watch:
-    """What is looked at, and what was seen."""
+class ModelObserver:
+    """The lenses to apply to a model, and their results by attention module."""
 
     def __init__(self, model: nn.Module, lenses: tuple[Lens, ...]) -> None:
         self.lenses = lenses
         self.names = {module: name for name, module in model.named_modules()}
-        self.views: defaultdict[str, list[Shown]] = defaultdict(list)
+        self.views: defaultdict[str, list[LensResults]] = defaultdict(list)
 
-    def wants(self, module: nn.Module) -> bool:
-        """Whether the module is part of the model that is watched."""
+    def includes(self, module: nn.Module) -> bool:
+        """Whether the module is part of the observed model."""
         return module in self.names
 
-    def note(self, module: nn.Module, shown: Shown) -> None:
-        """Keep what one call showed."""
-        self.views[self.names[module]].append(shown)
+    def add(self, module: nn.Module, results: LensResults) -> None:
+        """Store the results of one call."""
+        self.views[self.names[module]].append(results)
 
 
-_watching: ContextVar[Watch | None] = ContextVar("watching", default=None)
-_watches: list[Watch] = []
-"""Those of every thread. torch.compile cannot trace a ContextVar, but it compiles anew once this is not empty."""
+_current: ContextVar[ModelObserver | None] = ContextVar("model_observer", default=None)
+_observers: list[ModelObserver] = []
+"""Observers of all threads. torch.compile cannot trace a ContextVar, but it recompiles once this is not empty."""
 
 
 @contextmanager
 def observing(model: nn.Module, *lenses: Lens) -> Iterator[Views]:
-    """Look at the weights of every attention of a model through lenses, whatever the model returns.
+    """Apply lenses to the weights of every attention call of a model, whatever the model returns.
 
-    `views[name][call][lens]` is what the lens shows of the attention module `name` in its first, second, ... call: a
-    decoder that generates is called once for all of the prompt, and then for each token. The lenses show softmax
-    weights before dropout, in float32 at least, over the keys within reach: of a static cache, those written.
+    `views[name][call][lens]` is the result of a lens for the attention module `name` in its first, second, ... call: a
+    decoder that generates is called once for the prompt, and then for each token. The weights are those before dropout,
+    in float32 at least, over the keys that can be attended to: of a static cache, the written ones.
 
     Raises:
-        ConfigurationError: no lens is given, or something else than a lens.
+        ConfigurationError: no lens, or something else than a lens.
 
     >>> import torch, regard.huggingface
     >>> from transformers import BertConfig, BertModel
@@ -67,19 +67,19 @@ def observing(model: nn.Module, *lenses: Lens) -> Iterator[Views]:
         raise ConfigurationError(
             f"observing needs a model and at least one lens, such as regard.lenses.Weights(); the lenses are {lenses!r}"
         )
-    watch = Watch(model, lenses)
-    token = _watching.set(watch)
-    _watches.append(watch)
+    observer = ModelObserver(model, lenses)
+    token = _current.set(observer)
+    _observers.append(observer)
     try:
-        yield watch.views
+        yield observer.views
     finally:
-        _watches.remove(watch)
-        _watching.reset(token)
+        _observers.remove(observer)
+        _current.reset(token)
 
 
-def watched(module: nn.Module) -> Watch | None:
-    """Who looks at a module now, if anyone."""
-    if torch.compiler.is_compiling() and not _watches:
+def active_observer(module: nn.Module) -> ModelObserver | None:
+    """The observer of the model that a module is part of, None outside of `observing`."""
+    if torch.compiler.is_compiling() and not _observers:
         return None
-    watch = _watching.get()
-    return watch if watch is not None and watch.wants(module) else None
+    observer = _current.get()
+    return observer if observer is not None and observer.includes(module) else None
