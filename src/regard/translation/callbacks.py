@@ -18,6 +18,7 @@ from regard.translation.averaging import forget
 from regard.translation.checkpoint import save_tensors
 from regard.translation.lightning_module import Training
 from regard.translation.run_folder import RunFolder
+from regard.translation.spinning_threads import SpinningCheck
 
 UPDATES_BETWEEN_LOGS = 50
 
@@ -151,6 +152,17 @@ class Interruptible(Callback):
         if self._saving:
             self._saving.save(trainer, training)
         raise Interrupted
+
+
+class SpinningThreads(Callback):
+    """Warns once if other processes make this one's OpenMP threads spin."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._spinning = SpinningCheck()
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        if trainer.is_global_zero:
+            self._spinning.check()
 
 
 class Logging(Callback):

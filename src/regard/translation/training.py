@@ -23,7 +23,7 @@ from torch import nn
 
 from regard.errors import ConfigurationError
 from regard.translation.batches import EncodedText
-from regard.translation.callbacks import Interrupt, Interrupted, Interruptible, Logging, Saving
+from regard.translation.callbacks import Interrupt, Interrupted, Interruptible, Logging, Saving, SpinningThreads
 from regard.translation.experiment import Experiment
 from regard.translation.lightning_module import SafetensorsIO, Training
 from regard.translation.progress_display import ProgressBar, ProgressLines
@@ -150,7 +150,14 @@ def _fit(
         limit = timedelta(minutes=settings.max_minutes) if settings.max_minutes else None
         # The timer is there without a limit too: a run that is resumed can be given one, and its time counts from 0.
         timer = Timer(limit, verbose=False)
-        parts = [*callbacks, timer, Logging(), Interruptible(interrupt, saving), *([saving] if saving else [])]
+        parts = [
+            *callbacks,
+            timer,
+            Logging(),
+            SpinningThreads(),
+            Interruptible(interrupt, saving),
+            *([saving] if saving else []),
+        ]
         trainer = _build_trainer(settings, run, parts, validates=validation is not None)
         state = str(run.state) if run and run.state.exists() else None
         with suppress(Interrupted):

@@ -27,6 +27,7 @@ from regard.translation.pharaoh import Link, one_map, word_links
 from regard.translation.run_folder import RunFolder, Which
 from regard.translation.search import Hypothesis, TranslationModel, beam_search
 from regard.translation.settings import SearchSettings
+from regard.translation.spinning_threads import SpinningCheck
 from regard.translation.vocabulary import END, UNKNOWN, Readable, Vocabulary, readable
 
 if TYPE_CHECKING:
@@ -186,11 +187,13 @@ class Translator:
         """The hypotheses of each source, none of an empty one."""
         packed = IdSequences.pack(sources)
         found: list[list[Hypothesis]] = [[] for _ in sources]
+        spinning = SpinningCheck()
         for rows in _batches_by_length(sources, batch_size):
             source, lengths = (torch.from_numpy(array).to(self._device) for array in packed.pad(np.array(rows)))
             best = beam_search(self.model, source, lengths, settings, observe=observe)
             for row, hypotheses in zip(rows, best, strict=True):
                 found[row] = hypotheses
+            spinning.check()
         return found
 
     @torch.no_grad()
