@@ -196,5 +196,7 @@ def test_a_bias_says_what_it_is_made_from():
         def values(self, grid):
             return torch.zeros(1, 1)
 
-    with pytest.raises(ConfigurationError, match=r"Bare is a bias, but not a dataclass: make it a dataclass .*parameters\(\) and"):
+    with pytest.raises(
+        ConfigurationError, match=r"Bare is a bias, but not a dataclass: make it a dataclass .*parameters\(\) and"
+    ):
         Bare().parameters()

@@ -13,7 +13,7 @@ from .. import plots
 from ..core.grid import Blocks, Grid
 from ..core.intervals import FULL, PARTIAL
 from ..errors import MaskError, MissingExtra, ShapeError
-from ..plots.mask_plot import names
+from ..plots.mask_plot import verdict_names
 from .index_checks import count
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Drawing:
         lines = [f"{'':8}{at[row] if row % 4 == 0 else '':>{width}} {cells}" for row, cells in enumerate(rows)]
         lines[0] = "queries" + lines[0][7:]
         ruler = _ruler(self._positions(self.grid.key_positions)[:: size[1]])
-        signs = zip(SIGNS, names(size), strict=True)
+        signs = zip(SIGNS, verdict_names(size), strict=True)
         legend = "  ".join(f"{sign} {name}" for sign, name in reversed([*signs]) if name)
         return "\n".join([self.title, self.subtitle(size), f"{'keys':>{8 + width}} {ruler}", *lines, legend])
 

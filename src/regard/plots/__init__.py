@@ -1,4 +1,4 @@
-"""Pictures of attention; they need the extra `plots`, which is loaded when the first one is drawn."""
+"""Figures of attention, for matplotlib: the extra `plots`, imported when the first figure is drawn."""
 
 from regard.plots.alignment_plot import alignment as alignment
 from regard.plots.figures import save as save
@@ -7,6 +7,6 @@ from regard.plots.heatmaps import difference as difference
 from regard.plots.heatmaps import heatmap as heatmap
 from regard.plots.line_plot import lines as lines
 from regard.plots.mask_plot import tiles as tiles
-from regard.plots.pooling import Cells as Cells
+from regard.plots.pooling import Pooling as Pooling
 from regard.plots.profile_plot import profiles as profiles
 from regard.plots.similarity_plot import similarity as similarity

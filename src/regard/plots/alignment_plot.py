@@ -1,4 +1,4 @@
-"""Links between the words of a sentence and its translation, with those that people made beside them."""
+"""Plot word alignments: links, over their weights, against gold links."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from regard.errors import ConfigurationError, ShapeError, require
-from regard.plots.colours import HEADS, Colouring
+from regard.plots.colours import HEADS, ColourScale
 from regard.plots.figures import NOTE, PLAIN
-from regard.plots.heatmaps import Map
-from regard.plots.labels import labelled, listed
-from regard.plots.pooling import Picture, Side, picture
+from regard.plots.heatmaps import Heatmap
+from regard.plots.pooling import CellAxis, PooledWeights, check_tokens, checked_matrix, pool_weights
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,16 +31,16 @@ _POINTS = 72
 
 
 class Gold(Protocol):
-    """Links that people made, such as `regard.translation.pharaoh.SentenceLinks`; what is sure is possible too."""
+    """Gold links, such as `regard.translation.pharaoh.SentenceLinks`; sure links are possible, too."""
 
     @property
     def sure(self) -> Collection[Link]:
-        """Links that they agree on."""
+        """The sure links."""
         ...
 
     @property
     def possible(self) -> Collection[Link]:
-        """Links that are right as well."""
+        """The possible links."""
         ...
 
 
@@ -57,14 +56,13 @@ def alignment(
 ) -> Figure:
     """A matplotlib figure of links between words: target words down the side, source words along the top.
 
-    Links are discs, over the `weights` [target words, source words] they come from, if those are given. With `gold`,
-    sure links are squares, possible ones dashed squares, and a link that is neither is a cross. Words without a link
-    are grey, with ∅ at the far end of their row or column. The caption has precision |A ∩ P| / |A| and recall
-    |A ∩ S| / |S| of the links A, the sure S and the possible P with S part of P, and the `error_rate` if that is given,
+    Links are discs, over the `weights` [target words, source words] they come from, if passed. With `gold`, sure links
+    are squares, possible ones dashed squares, and a link that is neither is a cross. Words without a link are grey,
+    with ∅ at the far end of their row or column. The caption has precision |A ∩ P| / |A| and recall
+    |A ∩ S| / |S| of the links A, the sure S and the possible P with S part of P, and the `error_rate`, if passed,
     such as `regard.translation.pharaoh.alignment_error_rate([links], [gold.sure], [gold.possible])`.
 
-    The weights are one raster, without them there is none; all else is lines and text. The figure is not one of
-    pyplot's.
+    The weights are one raster image; everything else is lines and text. The figure is not registered with pyplot.
 
     Source: Och and Ney 2003, A Systematic Comparison of Various Statistical Alignment Models (on evaluation).
 
@@ -84,11 +82,11 @@ def alignment(
     sure, possible = _gold(gold, source, target)
     if error_rate is not None and not 0 <= error_rate <= 1:
         raise ConfigurationError(f"error_rate is {error_rate}; it needs to be in 0..1, 0 where all is right")
-    shown, colouring = _weights(weights, source, target)
+    pooled, colouring = _weights(weights, source, target)
     notes = [] if gold is None else _caption(found, sure, possible, error_rate)
-    drawn = Map(shown, colouring, title, right=_MARGIN, below=_MARGIN + 0.05, notes=notes)
-    axes = drawn.draw()
-    cell = min(drawn.sheet.cell_width, drawn.sheet.cell_height) * _POINTS
+    plot = Heatmap(pooled, colouring, title, right=_MARGIN, below=_MARGIN + 0.05, notes=notes)
+    axes = plot.draw()
+    cell = min(plot.geometry.cell_width, plot.geometry.cell_height) * _POINTS
     handles = [
         *_boxes(axes, sure, cell, "sure link", dashed=False),
         *_boxes(axes, possible - sure, cell, "possible link", dashed=True),
@@ -96,12 +94,12 @@ def alignment(
         *_marks(axes, set() if gold is None else found - possible, cell, "X", _WRONG, "link that is not possible"),
     ]
     handles += _unlinked(axes, found, len(source), len(target))
-    _legend(axes, handles, drawn)
-    return drawn.fit(axes)
+    _legend(axes, handles, plot)
+    return plot.fit(axes)
 
 
 def _check_words(source: Sequence[str], target: Sequence[str]) -> None:
-    listed(source=source, target=target)
+    check_tokens(source=source, target=target)
     for name, words in (("source", source), ("target", target)):
         if not 1 <= len(words) <= _MOST_WORDS:
             raise ShapeError(
@@ -128,7 +126,7 @@ def _links(name: str, links: Iterable[Link], source: Sequence[str], target: Sequ
 
 
 def _gold(gold: Gold | None, source: Sequence[str], target: Sequence[str]) -> tuple[set[Link], set[Link]]:
-    """The sure links, and the possible ones with the sure ones among them."""
+    """The sure links, and the possible links including the sure ones."""
     if gold is None:
         return set(), set()
     if not (hasattr(gold, "sure") and hasattr(gold, "possible")):
@@ -142,14 +140,15 @@ def _gold(gold: Gold | None, source: Sequence[str], target: Sequence[str]) -> tu
 
 def _weights(
     weights: ArrayLike | Tensor | None, source: Sequence[str], target: Sequence[str]
-) -> tuple[Picture, Colouring | None]:
+) -> tuple[PooledWeights, ColourScale | None]:
     if weights is None:
         empty = numpy.ma.zeros((len(target), len(source)))
-        return Picture(empty, numpy.zeros(empty.shape, bool), Side.of(target), Side.of(source), "max"), None
-    shown = picture(labelled(weights, target, source), target, source)
-    if shown.values.count() and float(shown.values.min()) < 0:
-        raise ConfigurationError(f"weights go down to {float(shown.values.min()):.6g}; weights are not negative")
-    return shown, Colouring.of_weights(shown.values, "linear", None, "weight")
+        hidden, down, across = numpy.zeros(empty.shape, bool), CellAxis.uniform(target), CellAxis.uniform(source)
+        return PooledWeights(empty, hidden, down, across, "max"), None
+    pooled = pool_weights(checked_matrix(weights, target, source), target, source)
+    if pooled.values.count() and float(pooled.values.min()) < 0:
+        raise ConfigurationError(f"weights go down to {float(pooled.values.min()):.6g}; weights are not negative")
+    return pooled, ColourScale.for_weights(pooled.values, "linear", None, "weight")
 
 
 def _caption(found: set[Link], sure: set[Link], possible: set[Link], error_rate: float | None) -> list[str]:
@@ -164,7 +163,7 @@ def _caption(found: set[Link], sure: set[Link], possible: set[Link], error_rate:
 
 
 def _boxes(axes: Axes, links: set[Link], cell: float, label: str, *, dashed: bool) -> list[Any]:
-    """Squares round cells, seen on light and dark."""
+    """Squares around cells, with a white border so that they stand out on light and dark."""
     if not links:
         return []
     rectangle = require("matplotlib.patches", extra="plots").Rectangle
@@ -189,7 +188,7 @@ def _marks(axes: Axes, links: set[Link], cell: float, marker: str, colour: str, 
 
 
 def _unlinked(axes: Axes, found: set[Link], sources: int, targets: int) -> list[Any]:
-    """Grey names, and a sign at the other end of the row or column."""
+    """Grey labels for words without a link, and ∅ at the other end of their row or column."""
     without = (
         (axes.xaxis, set(range(sources)) - {source for source, _ in found}),
         (axes.yaxis, set(range(targets)) - {target for _, target in found}),
@@ -210,10 +209,10 @@ def _unlinked(axes: Axes, found: set[Link], sources: int, targets: int) -> list[
     return [line([], [], linestyle="none", label="∅  word without a link")]
 
 
-def _legend(axes: Axes, handles: list[Any], drawn: Map) -> None:
-    """Below the notes, as wide as the map."""
-    wide, high = drawn.extent
-    below = drawn.below + 0.2 + NOTE * len(drawn.foot)
+def _legend(axes: Axes, handles: list[Any], plot: Heatmap) -> None:
+    """The legend below the notes, as wide as the heat map."""
+    wide, high = plot.extent
+    below = plot.below + 0.2 + NOTE * len(plot.note_lines)
     axes.legend(
         handles=handles,
         loc="upper left",

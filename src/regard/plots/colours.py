@@ -1,4 +1,4 @@
-"""Which colours stand for which numbers: one map for weights, one for differences, and colours for heads."""
+"""Colour scales for weights and differences, and colours of heads."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 Scale = Literal["linear", "log", "sqrt"]
 
 WEIGHTS = "viridis"
-"""For weights: it rises evenly in lightness, for every kind of colour vision and in grey."""
+"""For weights: perceptually uniform, also in greyscale and for colour-blind readers."""
 
 DIFFERENCES = "RdBu_r"
-"""For what has a sign: white is 0, red is more, blue is less; told apart by every kind of colour vision."""
+"""For signed values: white is 0, red is positive, blue negative; safe for colour-blind readers."""
 
 HEADS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-"""Told apart by every kind of colour vision on white: Okabe and Ito 2008 (Color Universal Design), less the yellow."""
+"""Safe for colour-blind readers, on white: Okabe and Ito 2008 (Color Universal Design), without the yellow."""
 
-_DEEPEST = 1e-6  # of the greatest weight: what a logarithmic scale goes down to
+_DEEPEST = 1e-6  # of the greatest weight: the lower end of a logarithmic scale
 
 
 @dataclass(frozen=True)
-class Colouring:
-    """The colours from `low` to `high` on a scale; `unit` says what they measure."""
+class ColourScale:
+    """The range `low` to `high`, the scale and the colour map; `unit` labels the colour bar."""
 
     low: float
     high: float
@@ -40,16 +40,16 @@ class Colouring:
     colours: str = WEIGHTS
 
     @classmethod
-    def of_weights(cls, values: numpy.ma.MaskedArray, scale: Scale, maximum: float | None, unit: str) -> Colouring:
+    def for_weights(cls, values: numpy.ma.MaskedArray, scale: Scale, maximum: float | None, unit: str) -> ColourScale:
         """From 0, or the least value if that is negative, to `maximum` or else the greatest value.
 
-        A logarithmic scale begins at the least positive value, between a millionth and a tenth of its end.
+        A logarithmic scale starts at the least positive value, limited to 1e-6 to 0.1 of its end.
 
         Raises:
-            ConfigurationError: an unknown scale, one that has no place for negative values, or a maximum below the
-                least value.
+            ConfigurationError: an unknown scale, negative values on another than the linear scale, or a maximum
+                below the least value.
 
-        >>> Colouring.of_weights(numpy.ma.array([0.0, 0.001, 0.25]), "log", None, "weight").low
+        >>> ColourScale.for_weights(numpy.ma.array([0.0, 0.001, 0.25]), "log", None, "weight").low
         0.001
         """
         if scale not in get_args(Scale):
@@ -59,7 +59,7 @@ class Colouring:
             raise ConfigurationError(
                 f"weights go down to {low:.6g}, and a scale {scale!r} has no place below 0: use scale='linear'"
             )
-        high = greatest(values) if maximum is None else maximum
+        high = colour_maximum(values) if maximum is None else maximum
         if not math.isfinite(high) or high <= low:
             raise ConfigurationError(f"maximum is {maximum}; it needs to be a finite number above {low:.6g}")
         if scale == "log":
@@ -68,33 +68,35 @@ class Colouring:
         return cls(low, high, scale, unit)
 
     @classmethod
-    def of_differences(cls, values: numpy.ma.MaskedArray, maximum: float | None, unit: str) -> Colouring:
-        """As far below 0 as above."""
-        high = greatest(abs(values)) if maximum is None else maximum
+    def for_differences(cls, values: numpy.ma.MaskedArray, maximum: float | None, unit: str) -> ColourScale:
+        """Symmetric around 0."""
+        high = colour_maximum(abs(values)) if maximum is None else maximum
         if not math.isfinite(high) or high <= 0:
             raise ConfigurationError(f"maximum is {maximum}; it needs to be a finite number above 0")
         return cls(-high, high, "linear", unit, DIFFERENCES)
 
     def notes(self, values: numpy.ma.MaskedArray) -> list[str]:
-        """Which numbers share the colour of an end.
+        """Notes on values outside the range, which get the colour of its end.
 
-        >>> Colouring(0.0, 0.5).notes(numpy.ma.array([0.25, 0.75]))
+        >>> ColourScale(0.0, 0.5).notes(numpy.ma.array([0.25, 0.75]))
         ['0.75 is the greatest, drawn as 0.5']
         """
         low, high = (float(values.min()), float(values.max())) if values.count() else (self.low, self.high)
-        return [
-            *([f"{written(low, 3)} is the least, drawn as {written(self.low, 3)}"] if low < self.low else []),
-            *([f"{written(high, 3)} is the greatest, drawn as {written(self.high, 3)}"] if high > self.high else []),
-        ]
+        notes = []
+        if low < self.low:
+            notes.append(f"{format_number(low, 3)} is the least, drawn as {format_number(self.low, 3)}")
+        if high > self.high:
+            notes.append(f"{format_number(high, 3)} is the greatest, drawn as {format_number(self.high, 3)}")
+        return notes
 
     @property
     def map(self) -> Colormap:
-        """Grey where there is no number."""
+        """The colour map, grey for NaN and infinity."""
         return require("matplotlib", extra="plots").colormaps[self.colours].with_extremes(bad="0.8")
 
     @property
     def norm(self) -> Normalize:
-        """From numbers to 0..1; what lies outside gets the colour of the nearer end."""
+        """The normalisation of values to 0..1, clipped to the range."""
         colors = require("matplotlib.colors", extra="plots")
         if self.scale == "log":
             return colors.LogNorm(self.low, self.high, clip=True)
@@ -103,10 +105,10 @@ class Colouring:
         return colors.Normalize(self.low, self.high)
 
 
-def greatest(values: numpy.ndarray) -> float:
-    """The greatest value; 1 where all are 0 or less, so that nothing is not drawn as if it were the most.
+def colour_maximum(values: numpy.ndarray) -> float:
+    """The greatest value, or 1 where none is positive, so that 0 does not get the darkest colour.
 
-    >>> greatest(numpy.ma.zeros(3))
+    >>> colour_maximum(numpy.ma.zeros(3))
     1.0
     """
     known = numpy.ma.compressed(values)
@@ -114,25 +116,27 @@ def greatest(values: numpy.ndarray) -> float:
     return high if high > 0 else 1.0
 
 
-def written(number: float, digits: int = 6) -> str:
-    """A number as plain text, with so many digits.
+def format_number(number: float, digits: int = 6) -> str:
+    """A number as plain text with that many significant digits.
 
-    >>> written(-0.25), written(1e-6)
+    >>> format_number(-0.25), format_number(1e-6)
     ('−0.25', '1e−06')
     """
     return f"{number:.{digits}g}".replace("-", "−")
 
 
-def add_bar(axes: Axes, image: ScalarMappable, colouring: Colouring, place: tuple[float, float, float, float]) -> None:
-    """A colour bar at `place` (left, bottom, width, height) in parts of the axes, made of lines and not of pixels."""
+def add_colour_bar(
+    axes: Axes, image: ScalarMappable, colouring: ColourScale, bounds: tuple[float, float, float, float]
+) -> None:
+    """Add a vector colour bar at `bounds` (left, bottom, width, height), in fractions of the axes."""
     figure: Any = axes.figure
-    bar = figure.colorbar(image, cax=axes.inset_axes(place))
-    # Seen as vectors, neighbouring colours would have hairs of white between them without edges of their own.
+    bar = figure.colorbar(image, cax=axes.inset_axes(bounds))
+    # Without edges, vector viewers show thin white lines between neighbouring colours.
     bar.solids.set(rasterized=False, edgecolor="face")
     bar.outline.set_visible(False)
     ticker = require("matplotlib.ticker", extra="plots")
-    # Plain text in place of formulas: it stays text in every file.
-    bar.ax.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: written(value)))
+    # Plain text instead of formulas stays text in every file format.
+    bar.ax.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: format_number(value)))
     bar.ax.yaxis.set_minor_formatter(ticker.NullFormatter())
     bar.ax.tick_params(labelsize=8, length=2)
     unit = colouring.unit if colouring.scale == "linear" else f"{colouring.unit} ({colouring.scale} scale)"

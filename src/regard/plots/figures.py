@@ -1,34 +1,24 @@
-"""How large the parts of a picture are, and which of its tokens are named.
-
-Figures as files, with their text as text.
-"""
+"""The layout of figures: cell sizes, axis labels, titles and notes; and saving figures to files."""
 
 from __future__ import annotations
 
+import logging
 import math
 import textwrap
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard.errors import require
-from regard.plots.labels import families, phrase, shown
-from regard.plots.pooling import Side
+from regard.errors import ConfigurationError, require
+from regard.plots.labels import font_families, phrase, token_label
+from regard.plots.pooling import CellAxis
+from regard.utils.atomic_files import atomic_write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
-    from matplotlib.figure import Figure
-
-
-import logging
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-from regard.errors import ConfigurationError
-
-if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Inches.
@@ -46,24 +36,24 @@ _LEAST_CHARACTERS, _MOST_CHARACTERS = 32, 400  # of a line of a title, and befor
 _MOST_POSITIONS = 20
 
 PLAIN: dict[str, Any] = {"parse_math": False, "usetex": False}
-"""For every text: a token "$" is no formula."""
+"""Arguments of every text, so that a token with "$" is not parsed as a formula."""
 
 
 @dataclass(frozen=True)
-class Labels:
-    """The names along one side of `count` cells: what is named, where, and every how many tokens."""
+class AxisLabels:
+    """The tick labels along `count` cells: texts, their places in cells, and the step between labelled tokens."""
 
     texts: list[str]
-    at: list[float]
+    places: list[float]
     count: int
     step: int = 1
 
     @classmethod
-    def of(cls, side: Side, show: Callable[[str], str] = shown) -> Labels:
-        """As many tokens as there is room for, made visible by `show`; where a cell has several, with their positions.
+    def for_axis(cls, side: CellAxis, show: Callable[[str], str] = token_label) -> AxisLabels:
+        """Labels for as many tokens as there is room for, by `show`; with positions where cells have several tokens.
 
-        >>> from regard.plots.pooling import Side
-        >>> Labels.of(Side.of(["the"] * 20_000, 40)).texts[:3]
+        >>> from regard.plots.pooling import CellAxis
+        >>> AxisLabels.for_axis(CellAxis.uniform(["the"] * 20_000, 40)).texts[:3]
         ['0 the', '1,000 the', '2,000 the']
         """
         step = math.ceil(SMALLEST_LABELLED_CELL / cell_size(side.cells) - 1e-9)
@@ -73,30 +63,30 @@ class Labels:
         texts = [show(side.tokens[number]) for number in named]
         if side.pooled:
             texts = [f"{number:,} {text}" for number, text in zip(named, texts, strict=True)]
-        return cls(texts, [side.at(number) for number in named], side.cells, step)
+        return cls(texts, [side.place(number) for number in named], side.cells, step)
 
     @property
     def width(self) -> float:
-        """Of the widest, in units of the font size."""
+        """The width of the widest label, in units of the font size."""
         return max(map(text_width, self.texts))
 
     @property
     def spacing(self) -> float:
-        """Between one name and the next, in cells."""
-        return self.at[1] - self.at[0] if len(self.at) > 1 else self.count
+        """The distance between two labels, in cells."""
+        return self.places[1] - self.places[0] if len(self.places) > 1 else self.count
 
 
 @dataclass(frozen=True)
-class Sheet:
-    """How large things are, in inches, and whether the columns' names stand upright (0), aslant (45) or turned (90)."""
+class CellGeometry:
+    """The size of a cell in inches, and the rotation of the column labels: 0, 45 or 90 degrees."""
 
     cell_width: float
     cell_height: float
     rotation: int
 
     @classmethod
-    def of(cls, down: Labels, across: Labels) -> Sheet:
-        """Square cells, as large as the longer side allows; oblong ones only where a side is too long for its names."""
+    def for_labels(cls, down: AxisLabels, across: AxisLabels) -> CellGeometry:
+        """Square cells, as large as the longer side allows; oblong only where one side is too long for labels."""
         width, height = cell_size(across.count), cell_size(down.count)
         if min(width, height) >= SMALLEST_LABELLED_CELL:
             width = height = min(width, height)
@@ -108,33 +98,33 @@ class Sheet:
 
     @property
     def square(self) -> bool:
-        """Whether every cell is square, with room for its name."""
+        """Whether cells are square, with room for a label each."""
         return self.cell_width == self.cell_height >= SMALLEST_LABELLED_CELL
 
 
 def cell_size(count: int) -> float:
-    """Of as many cells beside each other."""
+    """The size in inches of one of `count` cells in a row."""
     comfortable = min(_LARGEST_CELL, max(SMALLEST_LABELLED_CELL, _USUAL_SIDE / count))
     return min(comfortable, _LONGEST_SIDE / count)
 
 
 def font_size(cell: float) -> float:
-    """In points, of the names of cells."""
+    """The font size of labels in points, for cells of that size in inches."""
     return min(11.0, max(7.0, 0.66 * cell * _POINTS))
 
 
 def text_width(text: str) -> float:
-    """About how wide a text is, in units of the font size."""
+    """The approximate width of a text, in units of the font size."""
     return sum(1.0 if unicodedata.east_asian_width(character) in "WF" else 0.62 for character in text)
 
 
-def page(width: float) -> Axes:
-    """Axes on a page of no window, about so many inches wide; `fit` cuts the page to what is drawn."""
+def new_axes(width: float) -> Axes:
+    """Axes of a new figure without a window, about `width` inches wide; `fit_figure` sets the final size."""
     return require("matplotlib.figure", extra="plots").Figure(figsize=(width, width)).add_subplot()
 
 
-def fit(axes: Axes, size: tuple[float, float]) -> Figure:
-    """The figure, with axes of `size` inches and as large as they and all that is written beside them."""
+def fit_figure(axes: Axes, size: tuple[float, float]) -> Figure:
+    """Set the axes to `size` inches, and crop the figure to them and their texts."""
     figure: Any = axes.figure
     wide, high = figure.get_size_inches()
     axes.set_position((0, 0, size[0] / wide, size[1] / high))
@@ -146,37 +136,37 @@ def fit(axes: Axes, size: tuple[float, float]) -> Figure:
     return figure
 
 
-def folded(notes: Sequence[str], width: float) -> list[str]:
-    """The notes as lines that fit in so many inches."""
+def wrap_notes(notes: Sequence[str], width: float) -> list[str]:
+    """The notes as lines of at most `width` inches."""
     return textwrap.wrap("; ".join(notes), max(24, int(width * _NOTE_CHARACTERS)))
 
 
-def name(axis: Axis, labels: Labels, cell: float, family: list[str], rotation: int = 0) -> None:
-    """Write the names along an axis; a short line shows which cell is meant where not every one is named."""
+def label_axis(axis: Axis, labels: AxisLabels, cell: float, family: list[str], rotation: int = 0) -> None:
+    """Set the tick labels of an axis, with tick lines where not every cell is labelled."""
     slant = {"rotation": rotation, "rotation_mode": "anchor", "ha": "left", "va": "center"} if rotation else {}
-    axis.set_ticks(labels.at, labels=labels.texts, fontsize=font_size(cell), fontfamily=family, **PLAIN, **slant)
+    axis.set_ticks(labels.places, labels=labels.texts, fontsize=font_size(cell), fontfamily=family, **PLAIN, **slant)
     axis.set_tick_params(length=0 if labels.step == 1 else 2, width=0.5)
 
 
-def head(axes: Axes, title: str | None, width: float, above: float = 0.0) -> None:
-    """The title, in lines of about `width` inches; `above` are points left free between it and the names."""
+def draw_title(axes: Axes, title: str | None, width: float, above: float = 0.0) -> None:
+    """Set the title, in lines of about `width` inches, `above` points above the labels."""
     if title:
         longest = max(_LEAST_CHARACTERS, int(width / _CHARACTER))
         lines = (phrase(line, _MOST_CHARACTERS) for line in title.splitlines())
         text = "\n".join(textwrap.fill(line, longest) if len(line) > longest else line for line in lines)
-        axes.set_title(text, fontfamily=families(text), fontsize=12, pad=6 + above, **PLAIN)
+        axes.set_title(text, fontfamily=font_families(text), fontsize=12, pad=6 + above, **PLAIN)
 
 
-def foot(axes: Axes, lines: Sequence[str], below: float = 0.0) -> None:
-    """Notes from the left edge of the axes, so many inches below them."""
+def draw_notes(axes: Axes, lines: Sequence[str], below: float = 0.0) -> None:
+    """Write notes at the left edge of the axes, `below` inches below them."""
     if lines:
         axes.xaxis.set_label_position("bottom")
         axes.set_xlabel("\n".join(lines), fontsize=8, color="0.35", loc="left", labelpad=4 + below * _POINTS)
-        axes.xaxis.label.set(ha="left", linespacing=1.25, fontfamily=families("".join(lines)), **PLAIN)
+        axes.xaxis.label.set(ha="left", linespacing=1.25, fontfamily=font_families("".join(lines)), **PLAIN)
 
 
 def ordinal(number: int) -> str:
-    """A number in a row.
+    """An ordinal number.
 
     >>> ordinal(2), ordinal(11), ordinal(1003)
     ('2nd', '11th', '1,003rd')
@@ -186,7 +176,7 @@ def ordinal(number: int) -> str:
 
 
 def _round_step(length: int, most: int) -> int:
-    """The least of 1, 2, 5, 10, ... that makes at most so many steps."""
+    """The smallest of 1, 2, 5, 10, ... that divides the length into at most `most` steps."""
     power = 1
     while True:
         for factor in (1, 2, 5):
@@ -197,21 +187,21 @@ def _round_step(length: int, most: int) -> int:
 
 _FORMATS = (".png", ".svg", ".pdf")
 
-# Text that can be searched, copied and edited, in place of outlines; in PDF with the fonts embedded as TrueType, which
-# publishers ask for. Without a date and with fixed names the same figure is the same file.
+# Text stays text instead of outlines; in PDF with embedded TrueType fonts, which publishers ask for. Without a date and
+# with fixed ids the same figure gives the same file.
 _SETTINGS = {"svg.fonttype": "none", "pdf.fonttype": 42, "svg.hashsalt": "regard"}
 _NO_DATE = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 
 
 def save(figure: Figure, path: str | Path, *, dpi: float = 300) -> None:
-    """Write a figure as PNG, SVG or PDF, as the ending of `path` says.
+    """Save a figure as PNG, SVG or PDF, by the ending of `path`; an existing file is replaced atomically.
 
-    In SVG and PDF the weights are one raster of `dpi` dots an inch, and everything else is lines and text that stays
-    text. An SVG names its fonts and does not hold them. matplotlib's settings are as before afterwards.
+    In SVG and PDF the weights are one raster image of `dpi` dots per inch, and everything else is lines and text. An
+    SVG refers to its fonts by name. matplotlib's settings do not change.
 
     Raises:
         ConfigurationError: another ending; `dpi` that is not above 0.
-        OSError: the file cannot be written.
+        CheckpointError: the file cannot be written: a missing folder, a full or read-only disk.
 
     >>> from regard.plots import heatmap
     >>> save(heatmap([[1.0]], ["das"], ["the"]), "map.gif")
@@ -223,12 +213,12 @@ def save(figure: Figure, path: str | Path, *, dpi: float = 300) -> None:
         raise ConfigurationError(f"{path} ends in {ending!r}; a figure is written as .png, .svg or .pdf")
     if not dpi > 0:
         raise ConfigurationError(f"dpi is {dpi}; it needs to be above 0, such as 300 for print")
-    # On the way to a PDF fontTools lists the tables that it leaves out of a font, as warnings.
+    # For a PDF fontTools warns of each table that it drops from a font.
     fonts = logging.getLogger("fontTools.subset")
     fonts.addFilter(_is_error)
     try:
-        with require("matplotlib", extra="plots").rc_context(_SETTINGS):
-            figure.savefig(path, dpi=dpi, metadata=_NO_DATE.get(ending))
+        with require("matplotlib", extra="plots").rc_context(_SETTINGS), atomic_write(path) as partial:
+            figure.savefig(partial, format=ending[1:], dpi=dpi, metadata=_NO_DATE.get(ending))
     finally:
         fonts.removeFilter(_is_error)
 

@@ -1,4 +1,4 @@
-"""Every head of every layer in one picture."""
+"""Plot thumbnails of every head of every layer."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from regard.errors import ConfigurationError, ShapeError, require
-from regard.plots.colours import Colouring, Scale, add_bar, greatest
-from regard.plots.figures import PLAIN, fit, folded, foot, head, page
-from regard.plots.labels import families, numbers, phrase, shortened
-from regard.plots.pooling import Side, reduced
+from regard.plots.colours import ColourScale, Scale, add_colour_bar, colour_maximum
+from regard.plots.figures import PLAIN, draw_notes, draw_title, fit_figure, new_axes, wrap_notes
+from regard.plots.labels import font_families, phrase, shortened
+from regard.plots.pooling import CellAxis, numbers, reduced
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,7 +37,7 @@ _MOST_PIXELS = 96
 _MOST_OBLONG = 2.0
 _BADGE = 17  # characters in an inch
 _MOST_LINES = 2  # of a badge
-_GREATEST = 20_000  # thumbnails
+_MOST_HEADS = 20_000  # thumbnails
 
 
 def grid(
@@ -52,19 +52,18 @@ def grid(
 ) -> Figure:
     """A matplotlib figure of every head: a row for each layer and a column for each head, both counted from 0.
 
-    `weights_by_layer` has for each layer the weights [heads, M, N] of one sentence; heads, M and N may differ from
-    layer to layer. Thumbnails longer than 64 cells show the largest weight of each cell, and the figure says so.
+    `weights_by_layer` has for each layer the weights [heads, M, N] of one sentence; heads, M and N may differ between
+    layers. Maps longer than 64 tokens are pooled to the largest weight of each cell, and the figure notes it.
 
-    The colours are `shared`, from 0 to the greatest weight of all heads, or each head has its own, from 0 to its own
-    greatest. `badges` are short texts below heads, such as roles, by (layer, head). `order` lists heads as (layer,
-    head), all or some, in the order in which they are drawn: from left to right and from top to bottom, each with its
-    numbers above it, "layer.head".
+    The colour scale is `shared`, from 0 to the greatest weight of all heads, or each head has its own. `badges` are
+    short texts below heads, such as roles, by (layer, head). `order` lists heads as (layer, head), all or some, in the
+    order in which they are drawn: from left to right and from top to bottom, each with "layer.head" above it.
 
-    The thumbnails are one raster; everything else is lines and text. The figure is not one of pyplot's.
+    The thumbnails are one raster image; everything else is lines and text. The figure is not registered with pyplot.
 
     Raises:
         ShapeError: a layer that is not [heads, M, N] or is empty; no layer at all.
-        ConfigurationError: negative weights; a head in `badges` or `order` that is not there or is there twice; an
+        ConfigurationError: negative weights; a head in `badges` or `order` that does not exist or occurs twice; an
             unknown scale.
         MissingExtra: matplotlib is not installed.
 
@@ -77,32 +76,33 @@ def grid(
     _check_places("badges", badges or {}, layers)
     if order is not None:
         _check_places("order", order, layers)
-    thumbnails = {place: _Thumbnail.of(weights) for place, weights in heads.items() if order is None or place in order}
+    chosen = heads if order is None else order
+    thumbnails = {place: _Thumbnail.from_weights(weights) for place, weights in heads.items() if place in chosen}
     values = {place: thumbnail.values for place, thumbnail in thumbnails.items()}
     if not shared:
-        values = {place: one / greatest(one) for place, one in values.items()}
+        values = {place: one / colour_maximum(one) for place, one in values.items()}
         unit = f"{unit}, of each head's greatest"
     every = numpy.ma.concatenate([one.ravel() for one in values.values()])
     if every.count() and float(every.min()) < 0:
         raise ConfigurationError(
             f"weights go down to {float(every.min()):.6g}; weights are not negative: for scores, draw a heatmap of each"
         )
-    colouring = Colouring.of_weights(every, scale, None, unit)
-    plan = _Plan.of(thumbnails, layers, order, badges or {})
-    return _draw(plan, values, colouring, title, [*_notes(thumbnails, shared), *colouring.notes(every)])
+    colouring = ColourScale.for_weights(every, scale, None, unit)
+    layout = _GridLayout.for_thumbnails(thumbnails, layers, order, badges or {})
+    return _draw(layout, values, colouring, title, [*_notes(thumbnails, shared), *colouring.notes(every)])
 
 
 @dataclass(frozen=True)
 class _Thumbnail:
-    """A head's weights in few cells, and the size of a cell."""
+    """The weights of a head, pooled to at most 64 × 64 cells, and the size of a cell."""
 
     values: numpy.ma.MaskedArray
     cell: tuple[str, str]
     broken: bool
 
     @classmethod
-    def of(cls, weights: Tensor) -> _Thumbnail:
-        down, across = (Side.of([""] * n, -(-n // _MOST_CELLS)) for n in weights.shape)
+    def from_weights(cls, weights: Tensor) -> _Thumbnail:
+        down, across = (CellAxis.uniform([""] * n, -(-n // _MOST_CELLS)) for n in weights.shape)
         values = reduced(numpy.maximum, weights.to(torch.float64).numpy(), down.edges, across.edges)
         finite = numpy.ma.masked_invalid(values)
         return cls(finite, (str(down), str(across)), finite.count() < finite.size)
@@ -113,10 +113,10 @@ class _Thumbnail:
 
 
 @dataclass(frozen=True)
-class _Plan:
-    """Which head is where in the table of thumbnails, and how large all is in pixels of the raster, down and across."""
+class _GridLayout:
+    """The row and column of each head in the table, and sizes in pixels of the raster image, down and across."""
 
-    at: dict[Place, tuple[int, int]]
+    cells: dict[Place, tuple[int, int]]
     table: tuple[int, int]
     pixels: tuple[int, int]
     inch: tuple[float, float]  # in pixels
@@ -124,53 +124,53 @@ class _Plan:
     sorted: bool
 
     @classmethod
-    def of(
+    def for_thumbnails(
         cls,
         thumbnails: Mapping[Place, _Thumbnail],
         layers: list[Tensor],
         order: Sequence[Place] | None,
         badges: Mapping[Place, str],
-    ) -> _Plan:
+    ) -> _GridLayout:
         if order is None:
-            at, table = {place: place for place in thumbnails}, (len(layers), max(map(len, layers)))
+            cells, table = {place: place for place in thumbnails}, (len(layers), max(map(len, layers)))
         else:
             rows = -(-len(order) // max(*map(len, layers), math.ceil(math.sqrt(len(order)))))
             table = rows, -(-len(order) // rows)
-            at = {place: divmod(number, table[1]) for number, place in enumerate(order)}
+            cells = {place: divmod(number, table[1]) for number, place in enumerate(order)}
         shapes = [one.values.shape for one in thumbnails.values()]
         down, across = max(m for m, _ in shapes), max(n for _, n in shapes)
         pixels = down * max(1, _MOST_PIXELS // down), across * max(1, _MOST_PIXELS // across)
         wide = min(_LARGEST, max(_SMALLEST, _PAGE / table[1] - _GAP))
         high = wide * min(max(down / across, 1 / _MOST_OBLONG), _MOST_OBLONG)
-        texts = {place: _badge(text, wide) for place, text in badges.items() if place in at}
-        return cls(at, table, pixels, (pixels[0] / high, pixels[1] / wide), texts, order is not None)
+        texts = {place: _badge(text, wide) for place, text in badges.items() if place in cells}
+        return cls(cells, table, pixels, (pixels[0] / high, pixels[1] / wide), texts, order is not None)
 
     @property
     def above(self) -> int:
-        """Pixels above each thumbnail for its numbers."""
+        """Pixels above each thumbnail, for its label."""
         return round(_LINE * self.inch[0]) if self.sorted else 0
 
     @property
     def step(self) -> tuple[int, int]:
-        """Pixels from one thumbnail to the next."""
+        """Pixels between the corners of neighbouring thumbnails."""
         lines = max(map(len, self.badges.values()), default=0)
         below = round((_GAP + _LINE * lines) * self.inch[0])
         return self.pixels[0] + self.above + below, self.pixels[1] + round(_GAP * self.inch[1])
 
     @property
     def raster(self) -> tuple[int, int]:
-        """Pixels of all."""
+        """The size of the whole raster image in pixels."""
         down, across = (count * step for count, step in zip(self.table, self.step, strict=True))
         return down, across - round(_GAP * self.inch[1])
 
     def corner(self, place: Place) -> tuple[int, int]:
-        """The upper and left edge of a thumbnail in the raster."""
-        row, column = self.at[place]
+        """The top and left pixel of a thumbnail."""
+        row, column = self.cells[place]
         return row * self.step[0] + self.above, column * self.step[1]
 
 
 def _badge(text: str, wide: float) -> list[str]:
-    """In lines that fit below a thumbnail."""
+    """A badge, wrapped to the width of a thumbnail."""
     most = max(4, int(wide * _BADGE))
     lines = textwrap.wrap(phrase(text, _MOST_LINES * most), most, break_long_words=False) or [""]
     if len(lines) > _MOST_LINES:
@@ -179,75 +179,80 @@ def _badge(text: str, wide: float) -> list[str]:
 
 
 def _draw(
-    plan: _Plan,
+    layout: _GridLayout,
     values: Mapping[Place, numpy.ma.MaskedArray],
-    colouring: Colouring,
+    colouring: ColourScale,
     title: str | None,
     notes: list[str],
 ) -> Figure:
-    high, wide = (pixels / inch for pixels, inch in zip(plan.raster, plan.inch, strict=True))
-    axes = page(wide + 1.5)
-    extent = (0, plan.raster[1], plan.raster[0], 0)
+    high, wide = (pixels / inch for pixels, inch in zip(layout.raster, layout.inch, strict=True))
+    axes = new_axes(wide + 1.5)
+    extent = (0, layout.raster[1], layout.raster[0], 0)
     axes.imshow(
-        _raster(plan, values, colouring), extent=extent, aspect=plan.inch[1] / plan.inch[0], interpolation="nearest"
+        _raster(layout, values, colouring),
+        extent=extent,
+        aspect=layout.inch[1] / layout.inch[0],
+        interpolation="nearest",
     )
-    _number(axes, plan)
-    _frame(axes, plan)
-    family = families("".join("".join(lines) for lines in plan.badges.values()))
-    for place in plan.at:
-        top, left = plan.corner(place)
+    _number(axes, layout)
+    _frame(axes, layout)
+    family = font_families("".join("".join(lines) for lines in layout.badges.values()))
+    for place in layout.cells:
+        top, left = layout.corner(place)
         small = {"fontsize": 7, "ha": "center", **PLAIN}
-        middle, gap = left + plan.pixels[1] / 2, 0.03 * plan.inch[0]
-        if plan.sorted:
+        middle, gap = left + layout.pixels[1] / 2, 0.03 * layout.inch[0]
+        if layout.sorted:
             axes.text(middle, top - gap, f"{place[0]}.{place[1]}", va="bottom", **small)
-        if plan.badges.get(place):
-            badge = "\n".join(plan.badges[place])
-            axes.text(middle, top + plan.pixels[0] + gap, badge, va="top", fontfamily=family, linespacing=1.1, **small)
+        if layout.badges.get(place):
+            badge = "\n".join(layout.badges[place])
+            axes.text(
+                middle, top + layout.pixels[0] + gap, badge, va="top", fontfamily=family, linespacing=1.1, **small
+            )
     mappable = require("matplotlib.cm", extra="plots").ScalarMappable(colouring.norm, colouring.map)
     tall = min(high, 3.0)
-    add_bar(axes, mappable, colouring, (1 + 0.14 / wide, 1 - tall / high, 0.14 / wide, tall / high))
-    head(axes, title, wide, above=0 if plan.sorted else 26)
-    foot(axes, folded(notes, wide))
-    return fit(axes, (wide, high))
+    add_colour_bar(axes, mappable, colouring, (1 + 0.14 / wide, 1 - tall / high, 0.14 / wide, tall / high))
+    draw_title(axes, title, wide, above=0 if layout.sorted else 26)
+    draw_notes(axes, wrap_notes(notes, wide))
+    return fit_figure(axes, (wide, high))
 
 
-def _raster(plan: _Plan, values: Mapping[Place, numpy.ma.MaskedArray], colouring: Colouring) -> numpy.ndarray:
-    """All thumbnails as one picture on white; one that lets light through would be two in a PDF."""
-    raster = numpy.full((*plan.raster, 3), 255, numpy.uint8)
+def _raster(layout: _GridLayout, values: Mapping[Place, numpy.ma.MaskedArray], colouring: ColourScale) -> numpy.ndarray:
+    """All thumbnails as one opaque RGB image: with transparency a PDF would have two."""
+    raster = numpy.full((*layout.raster, 3), 255, numpy.uint8)
     for place, cells in values.items():
-        top, left = plan.corner(place)
-        down, across = (numpy.arange(p) * n // p for p, n in zip(plan.pixels, cells.shape, strict=True))
+        top, left = layout.corner(place)
+        down, across = (numpy.arange(p) * n // p for p, n in zip(layout.pixels, cells.shape, strict=True))
         colours = colouring.map(colouring.norm(cells[down][:, across]), bytes=True)
-        raster[top : top + plan.pixels[0], left : left + plan.pixels[1]] = colours[..., :3]
+        raster[top : top + layout.pixels[0], left : left + layout.pixels[1]] = colours[..., :3]
     return raster
 
 
-def _number(axes: Axes, plan: _Plan) -> None:
-    """Numbers of layers and heads along the sides of a table that is not sorted."""
+def _number(axes: Axes, layout: _GridLayout) -> None:
+    """Label rows with layers and columns with heads, where heads are in their own order."""
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0, labelsize=8, top=True, labeltop=True, bottom=False, labelbottom=False)
-    if plan.sorted:
+    if layout.sorted:
         axes.set(xticks=[], yticks=[])
         return
-    (down, across), (rows, columns) = plan.step, plan.table
-    axes.set_xticks([n * across + plan.pixels[1] / 2 for n in range(columns)], labels=[*map(str, range(columns))])
-    axes.set_yticks([n * down + plan.pixels[0] / 2 for n in range(rows)], labels=[*map(str, range(rows))])
+    (down, across), (rows, columns) = layout.step, layout.table
+    axes.set_xticks([n * across + layout.pixels[1] / 2 for n in range(columns)], labels=[*map(str, range(columns))])
+    axes.set_yticks([n * down + layout.pixels[0] / 2 for n in range(rows)], labels=[*map(str, range(rows))])
     axes.set_ylabel("layer", fontsize=9, color="0.35", **PLAIN)
     above = {"xytext": (0, 16), "textcoords": "offset points", "xycoords": "axes fraction"}
     axes.annotate("head", (0.5, 1), fontsize=9, color="0.35", ha="center", va="bottom", **above, **PLAIN)
 
 
-def _frame(axes: Axes, plan: _Plan) -> None:
-    """A thin line round each thumbnail, also where its edge is as light as the page."""
+def _frame(axes: Axes, layout: _GridLayout) -> None:
+    """A thin frame around each thumbnail."""
     rectangle = require("matplotlib.patches", extra="plots").Rectangle
     collection = require("matplotlib.collections", extra="plots").PatchCollection
-    boxes = [rectangle(plan.corner(place)[::-1], plan.pixels[1], plan.pixels[0]) for place in plan.at]
+    boxes = [rectangle(layout.corner(place)[::-1], layout.pixels[1], layout.pixels[0]) for place in layout.cells]
     axes.add_collection(collection(boxes, facecolor="none", edgecolor="0.6", linewidth=0.4), autolim=False)
 
 
 def _layers(weights_by_layer: Sequence[ArrayLike | Tensor] | ArrayLike | Tensor) -> list[Tensor]:
-    given = weights_by_layer if isinstance(weights_by_layer, (list, tuple)) else [*numbers(weights_by_layer)]
-    layers = [numbers(one, f"weights_by_layer[{number}]") for number, one in enumerate(given)]
+    items = weights_by_layer if isinstance(weights_by_layer, (list, tuple)) else [*numbers(weights_by_layer)]
+    layers = [numbers(one, f"weights_by_layer[{number}]") for number, one in enumerate(items)]
     if not layers:
         raise ShapeError("weights_by_layer has no layer; it needs weights [heads, rows, columns] for one or more")
     for number, one in enumerate(layers):
@@ -257,8 +262,8 @@ def _layers(weights_by_layer: Sequence[ArrayLike | Tensor] | ArrayLike | Tensor)
                 f"weights_by_layer[{number}] is {list(one.shape)}; it needs to be [heads, rows, columns] with at least "
                 f"one of each{f': {which}' if one.ndim == 4 else ''}"
             )
-    if sum(map(len, layers)) > _GREATEST:
-        raise ShapeError(f"{sum(map(len, layers)):,} heads are more than a page holds; draw {_GREATEST:,} at most")
+    if sum(map(len, layers)) > _MOST_HEADS:
+        raise ShapeError(f"{sum(map(len, layers)):,} heads are more than a page holds; draw {_MOST_HEADS:,} at most")
     return layers
 
 

@@ -1,4 +1,4 @@
-"""Weights as lines between two columns of tokens."""
+"""Plot weights as lines between two columns of tokens."""
 
 from __future__ import annotations
 
@@ -13,9 +13,21 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from regard.errors import ConfigurationError, ShapeError, require
-from regard.plots.colours import HEADS, greatest, written
-from regard.plots.figures import NOTE, PLAIN, fit, folded, font_size, foot, head, ordinal, page, text_width
-from regard.plots.labels import families, listed, numbers, phrase, shown
+from regard.plots.colours import HEADS, colour_maximum, format_number
+from regard.plots.figures import (
+    NOTE,
+    PLAIN,
+    draw_notes,
+    draw_title,
+    fit_figure,
+    font_size,
+    new_axes,
+    ordinal,
+    text_width,
+    wrap_notes,
+)
+from regard.plots.labels import font_families, phrase, token_label
+from regard.plots.pooling import check_tokens, numbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,18 +56,18 @@ def lines(
 ) -> Figure:
     """A matplotlib figure of lines from queries, on the left, to keys, on the right; the darker, the more weight.
 
-    `weights` is [M, N], or [heads, M, N] for up to 7 heads: each then has a colour and a kind of dashes, and its name
-    of `heads` in a legend. A line is as opaque as its weight is large, in parts of `maximum`, by default the greatest
-    weight of all. Lines are drawn for weights of at least `threshold`, and if `top` is given only for the `top` largest
-    weights of each query in each head; the figure says what is left out. Weights that are NaN or infinite have no
-    line, and are counted.
+    `weights` is [M, N], or [heads, M, N] for up to 7 heads: each then has a colour and a dash pattern, and its name
+    of `heads` in a legend. The opacity of a line is its weight divided by `maximum`, by default the greatest weight of
+    all. Lines are drawn for weights of at least `threshold`, and with `top` only for the `top` largest weights of each
+    query in each head; the figure notes what is left out. Weights that are NaN or infinite have no line, and are
+    counted.
 
-    All is lines and text, with no raster. The figure is not one of pyplot's.
+    Everything is lines and text, without a raster image. The figure is not registered with pyplot.
 
     Raises:
         ShapeError: the weights are not [M, N] or [heads, M, N], are empty, or do not fit the tokens or the names.
-        ConfigurationError: negative weights; more heads than colours; a threshold, `top` or maximum that is no such
-            number; more than 20,000 lines.
+        ConfigurationError: negative weights; more heads than colours; a threshold, `top` or maximum out of its
+            range; more than 20,000 lines.
         MissingExtra: matplotlib is not installed.
 
     >>> figure = lines([[0.9, 0.1], [0.2, 0.8]], ["das", "Haus"], ["the", "house"], threshold=0.15)
@@ -70,81 +82,81 @@ def lines(
             f"weights go down to {float(finite.min()):.6g}; lines are for weights, which are not negative: "
             "draw scores as a heatmap"
         )
-    full = greatest(finite) if maximum is None else maximum
-    kept = _kept(finite.filled(0.0), threshold, top, full)
+    full = colour_maximum(finite) if maximum is None else maximum
+    kept = _with_lines(finite.filled(0.0), threshold, top, full)
     if kept.sum() > _MOST_LINES:
         raise ConfigurationError(
             f"there are {int(kept.sum()):,} lines, and {_MOST_LINES:,} at most can be drawn: give top=1, a threshold, "
             "or a window of the weights and tokens"
         )
     names = [phrase(str(name)) for name in heads] if heads else [f"head {number}" for number in range(len(values))]
-    strands = _Strands(finite.filled(0.0), kept, full, names if heads or len(values) > 1 else [])
+    drawing = _LineDrawing(finite.filled(0.0), kept, full, names if heads or len(values) > 1 else [])
     notes = _notes(threshold, top, full, kept, finite)
-    return strands.draw(_Column.of(query_tokens), _Column.of(key_tokens), notes, title)
+    return drawing.draw(_TokenColumn.from_tokens(query_tokens), _TokenColumn.from_tokens(key_tokens), notes, title)
 
 
 @dataclass(frozen=True)
-class _Column:
-    """The tokens of one side: as many as there is room for are named."""
+class _TokenColumn:
+    """The tokens of one side; every `step`-th is labelled."""
 
     count: int
     step: int
     texts: list[str]
 
     @classmethod
-    def of(cls, tokens: Sequence[str]) -> _Column:
+    def from_tokens(cls, tokens: Sequence[str]) -> _TokenColumn:
         step = math.ceil(len(tokens) * _CLOSEST / _LONGEST_SIDE)
-        return cls(len(tokens), step, [shown(token) for token in tokens[::step]])
+        return cls(len(tokens), step, [token_label(token) for token in tokens[::step]])
 
     @property
     def height(self) -> float:
-        """Inches."""
+        """The height in inches."""
         return min(_ROW * self.count, _LONGEST_SIDE)
 
-    def at(self, numbers: numpy.ndarray) -> numpy.ndarray:
-        """How far down tokens are, in parts of the whole height: both sides are as high."""
+    def heights(self, numbers: numpy.ndarray) -> numpy.ndarray:
+        """The places of tokens from the top, as fractions of the height, which is the same on both sides."""
         return (numbers + 0.5) / self.count
 
 
 @dataclass(frozen=True)
-class _Strands:
-    """The weights [heads, M, N], which of them have lines, the weight that is opaque, and the names of the heads."""
+class _LineDrawing:
+    """The weights [heads, M, N], which of them have lines, the weight with full opacity, and the names of heads."""
 
     weights: numpy.ndarray
     kept: numpy.ndarray
     full: float
     names: list[str]
 
-    def draw(self, left: _Column, right: _Column, notes: list[str], title: str | None) -> Figure:
+    def draw(self, left: _TokenColumn, right: _TokenColumn, notes: list[str], title: str | None) -> Figure:
         high = max(left.height, right.height)
         thinned = {column.step for column in (left, right) if column.step > 1}
         notes = [*notes, *(f"every {ordinal(step)} token is named" for step in sorted(thinned))]
-        said = folded(notes, _GAP)
-        axes = page(_GAP + 2.0)
+        note_lines = wrap_notes(notes, _GAP)
+        axes = new_axes(_GAP + 2.0)
         axes.set(xlim=(0, 1), ylim=(1, 0), xticks=[])
         axes.spines[:].set_visible(False)
         other = axes.secondary_yaxis("right")
         other.spines[:].set_visible(False)
-        family = families("".join([*left.texts, *right.texts]))
+        family = font_families("".join([*left.texts, *right.texts]))
         for axis, column in ((axes.yaxis, left), (other.yaxis, right)):
-            at = column.at(numpy.arange(0, column.count, column.step)).tolist()
+            at = column.heights(numpy.arange(0, column.count, column.step)).tolist()
             size = font_size(high / column.count if column.step == 1 else _CLOSEST)
             axis.set_ticks(at, labels=column.texts, fontsize=min(size, 10), fontfamily=family, **PLAIN)
             axis.set_tick_params(length=0 if column.step == 1 else 2, width=0.5)
         for number in range(len(self.weights)):
             self._add(axes, number, left, right)
-        head(axes, title, _GAP)
-        foot(axes, said)
-        self._name(axes, below=(0.2 + NOTE * len(said)) / high)
-        return fit(axes, (_GAP, high))
+        draw_title(axes, title, _GAP)
+        draw_notes(axes, note_lines)
+        self._name(axes, below=(0.2 + NOTE * len(note_lines)) / high)
+        return fit_figure(axes, (_GAP, high))
 
-    def _add(self, axes: Axes, number: int, left: _Column, right: _Column) -> None:
-        """The lines of one head, the faintest first; heads lie beside each other at their ends."""
+    def _add(self, axes: Axes, number: int, left: _TokenColumn, right: _TokenColumn) -> None:
+        """Add the lines of one head, the faintest first; the ends of heads are offset from each other."""
         queries, keys = self.kept[number].nonzero()
         weights = self.weights[number, queries, keys]
         order = numpy.argsort(weights, kind="stable")
-        aside = 0.5 * ((number + 0.5) / len(self.weights) - 0.5)
-        starts, ends = left.at(queries[order] + aside), right.at(keys[order] + aside)
+        offset = 0.5 * ((number + 0.5) / len(self.weights) - 0.5)
+        starts, ends = left.heights(queries[order] + offset), right.heights(keys[order] + offset)
         collections = require("matplotlib.collections", extra="plots")
         colour = require("matplotlib.colors", extra="plots").to_rgb(HEADS[number])
         opaque = numpy.minimum(weights[order] / self.full, 1.0)
@@ -158,7 +170,7 @@ class _Strands:
         axes.add_collection(drawn, autolim=False)
 
     def _name(self, axes: Axes, below: float) -> None:
-        """The legend of the heads, so far below the lines in parts of their height."""
+        """Add the legend of heads, `below` times the height under the lines."""
         if not self.names:
             return
         line = require("matplotlib.lines", extra="plots").Line2D
@@ -175,14 +187,14 @@ class _Strands:
             ncols=max(1, int((_GAP + 0.6) / (0.65 + 0.12 * max(map(text_width, self.names))))),
             frameon=False,
             handlelength=3.2,
-            prop={"family": families("".join(self.names)), "size": 8.5},
+            prop={"family": font_families("".join(self.names)), "size": 8.5},
         )
         for text in legend.get_texts():
             text.set(**PLAIN)
 
 
-def _kept(weights: numpy.ndarray, threshold: float, top: int | None, full: float) -> numpy.ndarray:
-    """Which weights [heads, M, N] have a line; of equal ones those of the first keys."""
+def _with_lines(weights: numpy.ndarray, threshold: float, top: int | None, full: float) -> numpy.ndarray:
+    """Which weights [heads, M, N] have a line; of equal weights the first keys."""
     kept = (weights >= threshold) & (weights >= full * _FAINTEST)
     if top is not None and top < weights.shape[-1]:
         largest = numpy.argsort(-weights, axis=-1, kind="stable")[..., :top]
@@ -198,9 +210,9 @@ def _notes(
     broken = finite.size - finite.count()
     part = finite.filled(0.0)[kept].sum() / max(float(finite.filled(0.0).sum()), 1e-300)
     return [
-        f"full colour: {written(float(f'{full:.3g}'))}",
+        f"full colour: {format_number(float(f'{full:.3g}'))}",
         *([f"the {top} largest of each query" if top > 1 else "the largest of each query"] if top else []),
-        *([f"weights of at least {written(threshold)}"] if threshold else []),
+        *([f"weights of at least {format_number(threshold)}"] if threshold else []),
         *([f"lines have {part:.0%} of all weight"] if top or threshold else []),
         *([f"without a line: {broken:,} NaN or infinite"] if broken else []),
     ]
@@ -209,8 +221,8 @@ def _notes(
 def _checked(
     weights: ArrayLike | Tensor, query_tokens: Sequence[str], key_tokens: Sequence[str], heads: Sequence[str] | None
 ) -> numpy.ndarray:
-    """The weights as [heads, M, N]."""
-    listed(query_tokens=query_tokens, key_tokens=key_tokens, heads=heads or ())
+    """The weights as an array [heads, M, N], after checks."""
+    check_tokens(query_tokens=query_tokens, key_tokens=key_tokens, heads=heads or ())
     values = numbers(weights).to(torch.float64)
     if values.ndim not in (2, 3) or not values.numel():
         raise ShapeError(

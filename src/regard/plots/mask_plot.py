@@ -1,4 +1,4 @@
-"""Which pairs exist, drawn tile by tile."""
+"""Plot the tiles of a mask: empty, partial or full."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-# For EMPTY, PARTIAL and FULL: apart in print and for every kind of colour vision.
+# For EMPTY, PARTIAL and FULL: distinct in print and for colour-blind readers.
 _COLOURS = ("#f1f1ee", "#8fb8de", "#1f4e79")
 
 _SIDE, _NARROWEST = 5.2, 4.4  # inches
@@ -38,10 +38,10 @@ def tiles(
     """A matplotlib figure of a mask's tiles [R, C]: queries from top to bottom, keys from left to right.
 
     `verdicts` has 0 where no pair exists, 1 where some may, 2 where every pair does, as `mask.tiles` gives them; `size`
-    is the rows and columns of a tile. The axes tell positions, one for each query and one for each key.
+    is the rows and columns of a tile. The axes are labelled with positions, one for each query and each key.
 
-    The figure is not one of pyplot's, and no global setting of matplotlib changes: `figure.savefig("mask.png")` writes
-    it. `mask.draw(M, N).figure()` chooses a size of tiles that makes a good picture.
+    The figure is not registered with pyplot, and no global setting of matplotlib changes: `figure.savefig("mask.png")`
+    writes it. `mask.draw(M, N).figure()` chooses the size of tiles.
 
     Raises:
         ShapeError: the tiles do not cover the queries and keys, or there are none.
@@ -59,7 +59,7 @@ def tiles(
             f"verdicts has the shape {tuple(verdicts.shape)}; {queries} queries and {keys} keys in tiles of {rows} × "
             f"{columns} need {(-(-queries // rows), -(-keys // columns))}, and at least one"
         )
-    wide, high = _page(queries, keys)
+    wide, high = _axes_size(queries, keys)
     figure = require("matplotlib.figure", extra="plots").Figure(
         figsize=(max(wide + 1.0, _NARROWEST), high + 1.5), layout="compressed"
     )
@@ -72,12 +72,12 @@ def tiles(
     axes.tick_params(length=0, labelsize=9, top=False, labeltop=True, bottom=False, labelbottom=False)
     axes.xaxis.set_label_position("top")
     axes.spines[:].set_visible(False)
-    _describe(figure, names((rows, columns)), title, subtitle)
+    _describe(figure, verdict_names((rows, columns)), title, subtitle)
     return figure
 
 
 def _fill(axes: Axes, verdicts: Tensor, down: list[int], across: list[int]) -> None:
-    """Colour each tile; `down` and `across` are where tiles begin, and where the last ones end."""
+    """Colour each tile; `down` and `across` are the edges of tiles."""
     colours = require("matplotlib.colors", extra="plots")
     few = max(verdicts.shape) <= _MOST_LINES
     mesh = axes.pcolormesh(
@@ -93,25 +93,25 @@ def _fill(axes: Axes, verdicts: Tensor, down: list[int], across: list[int]) -> N
         mesh.set(edgecolor="white", linewidth=1.0)
 
 
-def names(size: tuple[int, ...]) -> tuple[str, str, str]:
-    """What EMPTY, PARTIAL and FULL are called; a tile of one pair is never PARTIAL, and that has no name.
+def verdict_names(size: tuple[int, ...]) -> tuple[str, str, str]:
+    """The names of EMPTY, PARTIAL and FULL; for tiles of one pair, which are never PARTIAL, that name is empty.
 
-    >>> names((4, 4)), names((1, 1))
+    >>> verdict_names((4, 4)), verdict_names((1, 1))
     (('empty', 'partial', 'full'), ('does not exist', '', 'exists'))
     """
     return ("does not exist", "", "exists") if size == (1, 1) else ("empty", "partial", "full")
 
 
-def _page(queries: int, keys: int) -> tuple[float, float]:
-    """Inches: to scale, unless that would leave next to nothing of one side."""
+def _axes_size(queries: int, keys: int) -> tuple[float, float]:
+    """Width and height of the axes in inches: to scale, up to a ratio of 4."""
     ratio = min(max(keys / queries, 1 / _MOST_OBLONG), _MOST_OBLONG)
     return _SIDE * min(1.0, ratio), _SIDE * min(1.0, 1 / ratio)
 
 
 def _name(axis: Axis, label: str, positions: Sequence[int], most: float) -> None:
     step = 1 << (math.ceil(len(positions) / most) - 1).bit_length()
-    at = range(0, len(positions), step)
-    axis.set_ticks([number + 0.5 for number in at], labels=[f"{positions[number]:,}" for number in at])
+    indices = range(0, len(positions), step)
+    axis.set_ticks([index + 0.5 for index in indices], labels=[f"{positions[index]:,}" for index in indices])
     axis.set_label_text(label, fontsize=9, color="0.35")
 
 

@@ -1,7 +1,8 @@
-"""Weights of any length as a picture has room for them: pooled to cells, and what each cell stands for."""
+"""Check weights and tokens for a figure, and pool long inputs to cells."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -12,7 +13,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from regard.errors import ConfigurationError, DtypeError, ShapeError
-from regard.plots.labels import labelled, listed, matrix, numbers
+from regard.plots.labels import shortened
 
 Reduce = Literal["max", "mean", "sum"]
 
@@ -24,8 +25,8 @@ _REDUCTIONS = {"max": numpy.maximum, "mean": numpy.add, "sum": numpy.add}
 
 
 @dataclass(frozen=True)
-class Cells:
-    """How weights are pooled for a picture, or were already: to the largest, the mean or the sum of each cell.
+class Pooling:
+    """How weights are pooled for a figure, or already were: to the largest, the mean or the sum of each cell.
 
     reduce: "max", "mean" or "sum". size: the rows and columns of weights in a cell, or one number for both; the last
     cells may have fewer, as in the levels of an atlas. Without a size, weights that are pooled already have for cell c
@@ -34,8 +35,8 @@ class Cells:
     Raises:
         ConfigurationError: another `reduce`; sizes that are no whole numbers of at least 1.
 
-    >>> Cells("mean", size=98)
-    Cells(reduce='mean', size=(98, 98))
+    >>> Pooling("mean", size=98)
+    Pooling(reduce='mean', size=(98, 98))
     """
 
     reduce: Reduce = "max"
@@ -43,121 +44,122 @@ class Cells:
 
     def __post_init__(self) -> None:
         if self.reduce not in get_args(Reduce):
-            raise ConfigurationError(f"Cells needs reduce as 'max', 'mean' or 'sum'; it is {self.reduce!r}")
+            raise ConfigurationError(f"Pooling needs reduce as 'max', 'mean' or 'sum'; it is {self.reduce!r}")
         if self.size is None:
             return
         both = self.size if isinstance(self.size, tuple) else (self.size, self.size)
         if len(both) != 2 or not all(isinstance(n, int) and not isinstance(n, bool) and n >= 1 for n in both):
             raise ConfigurationError(
-                f"Cells needs size as a whole number of at least 1, or two of them for rows and columns; it is {both!r}"
+                "Pooling needs size as a whole number of at least 1, or two of them for rows and columns; it is "
+                f"{both!r}"
             )
         object.__setattr__(self, "size", both)
 
     def sizes(self) -> tuple[int, int] | None:
-        """The rows and columns of a cell, if they are given."""
+        """The rows and columns of a cell; None without a size."""
         return self.size if isinstance(self.size, tuple) or self.size is None else (self.size, self.size)
 
 
 @dataclass(frozen=True)
-class Side:
-    """The tokens along one side of a picture, and where its cells begin among them; the last edge is their end."""
+class CellAxis:
+    """The tokens along one side, and the edges of its cells: cell c has the tokens edges[c] to edges[c + 1] - 1."""
 
     tokens: Sequence[str]
     edges: numpy.ndarray
 
     @classmethod
-    def of(cls, tokens: Sequence[str], size: int = 1) -> Side:
-        """In cells of `size` tokens."""
+    def uniform(cls, tokens: Sequence[str], size: int = 1) -> CellAxis:
+        """Cells of `size` tokens; the last may have fewer."""
         return cls(tokens, numpy.array([*range(0, len(tokens), size), len(tokens)]))
 
     @property
     def cells(self) -> int:
-        """How many there are."""
+        """The number of cells."""
         return len(self.edges) - 1
 
     @property
     def pooled(self) -> bool:
-        """Whether a cell has several tokens."""
+        """Whether any cell has several tokens."""
         return self.cells < len(self.tokens)
 
-    def at(self, position: float) -> float:
-        """Where the middle of a token lies, cell c lying from c - 1/2 to c + 1/2.
+    def place(self, position: float) -> float:
+        """The coordinate of the middle of a token, where cell c reaches from c - 1/2 to c + 1/2.
 
-        >>> Side.of("abcdef", 3).at(1), Side.of("abcdef").at(1)
+        >>> CellAxis.uniform("abcdef", 3).place(1), CellAxis.uniform("abcdef").place(1)
         (0.0, 1.0)
         """
         return float(numpy.interp(position + 0.5, self.edges, numpy.arange(len(self.edges)))) - 0.5
 
     def __str__(self) -> str:
-        """How many tokens a cell has, such as "98" or "97-98"; the last cell, which is cut off, does not count."""
+        """The number of tokens in a cell, such as "98" or "97–98", without a shorter last cell."""
         sizes = numpy.diff(self.edges)
         least, most = min(sizes[:-1], default=sizes[-1]), max(sizes)
         return f"{least}" if least == most else f"{least}–{most}"
 
 
 @dataclass(frozen=True)
-class Picture:
-    """Weights as cells: `values` float64, masked where they are no finite number; `hidden` where no pair exists."""
+class PooledWeights:
+    """Weights as cells: `values` float64, masked where not finite; `hidden`, True where no pair exists."""
 
     values: numpy.ma.MaskedArray
     hidden: numpy.ndarray
-    down: Side
-    across: Side
+    down: CellAxis
+    across: CellAxis
     reduce: Reduce
 
     @property
-    def pooled(self) -> str:
-        """What a cell shows, or nothing where it shows one weight."""
+    def pooling_note(self) -> str:
+        """The note on pooling; empty where each cell is one weight."""
         if not (self.down.pooled or self.across.pooled):
             return ""
         return f"each cell: {self.reduce} of {self.down} × {self.across} weights"
 
     @property
     def notes(self) -> list[str]:
-        """What a reader needs to know of the cells."""
+        """The notes on the cells: pooling, masked pairs, numbers that are not finite."""
         broken = int((numpy.ma.getmaskarray(self.values) & ~self.hidden).sum())
         has = "cell has" if broken == 1 else "cells have"
         return [
-            *([self.pooled] if self.pooled else []),
+            *([self.pooling_note] if self.pooling_note else []),
             *(["hatched: left out by the mask"] if self.hidden.any() else []),
             *([f"grey: {broken:,} {has} NaN or infinity"] if broken else []),
         ]
 
 
-def picture(
+def pool_weights(
     weights: ArrayLike | Tensor,
     rows: Sequence[str],
     columns: Sequence[str],
     *,
     mask: ArrayLike | Tensor | None = None,
-    cells: Cells | None = None,
-) -> Picture:
-    """The cells of weights [rows, columns]: pooled where there are more than a page has room for, or as they are.
+    pooling: Pooling | None = None,
+) -> PooledWeights:
+    """Pool weights [rows, columns] to at most 512 × 512 cells, or as `pooling` specifies.
 
-    `mask` has the shape of the weights, True where a pair exists; the others count as weight 0, whatever they are.
+    `mask` has the shape of the weights, True where a pair exists; other pairs count as weight 0.
 
     Raises:
         ShapeError: the weights are no matrix or are empty; they fit neither the tokens nor the cells; another mask.
         DtypeError: a mask that is not bool.
 
-    >>> picture([[0.5, 0.5, 0.0, 0.0]], ["a"], list("bcde"), cells=Cells("sum", size=(1, 2))).values.tolist()
+    >>> pool_weights([[0.5, 0.5, 0.0, 0.0]], ["a"], list("bcde"), pooling=Pooling("sum", size=(1, 2))).values.tolist()
     [[1.0, 0.0]]
     """
     values = matrix(weights)
-    listed(rows=rows, columns=columns)
+    check_tokens(rows=rows, columns=columns)
     exists = _mask(mask, values)
     whole = values.shape == (len(rows), len(columns))
-    if whole or cells is None:
+    if whole or pooling is None:
         if not whole or not values.numel():
-            labelled(values, rows, columns)  # says what is wrong
-        page = tuple(-(-len(tokens) // MOST_CELLS) for tokens in (rows, columns))
-        size = (cells and cells.sizes()) or page
-        reduce = cells.reduce if cells else "max"
-        down, across = (Side.of(tokens, n) for tokens, n in zip((rows, columns), size, strict=True))
+            checked_matrix(values, rows, columns)  # raises
+        default = tuple(-(-len(tokens) // MOST_CELLS) for tokens in (rows, columns))
+        size = (pooling and pooling.sizes()) or default
+        reduce = pooling.reduce if pooling else "max"
+        down, across = (CellAxis.uniform(tokens, n) for tokens, n in zip((rows, columns), size, strict=True))
         return _pool(values, exists, down, across, reduce)
-    down, across = _sides(tuple(values.shape), rows, columns, cells)
+    down, across = _pooled_axes(tuple(values.shape), rows, columns, pooling)
     hidden = numpy.zeros(tuple(values.shape), bool) if exists is None else ~exists
-    return Picture(_finite(values.to(torch.float64).numpy(), hidden), hidden, down, across, cells.reduce)
+    return PooledWeights(_finite(values.to(torch.float64).numpy(), hidden), hidden, down, across, pooling.reduce)
 
 
 def _mask(mask: ArrayLike | Tensor | None, weights: Tensor) -> numpy.ndarray | None:
@@ -173,9 +175,11 @@ def _mask(mask: ArrayLike | Tensor | None, weights: Tensor) -> numpy.ndarray | N
     return exists.numpy()
 
 
-def _sides(shape: tuple[int, ...], rows: Sequence[str], columns: Sequence[str], cells: Cells) -> tuple[Side, Side]:
-    """Of weights that are pooled already."""
-    lengths, size = (len(rows), len(columns)), cells.sizes()
+def _pooled_axes(
+    shape: tuple[int, ...], rows: Sequence[str], columns: Sequence[str], pooling: Pooling
+) -> tuple[CellAxis, CellAxis]:
+    """The axes of weights that are pooled already."""
+    lengths, size = (len(rows), len(columns)), pooling.sizes()
     if size:
         expected = tuple(-(-n // s) for n, s in zip(lengths, size, strict=True))
         if shape != expected:
@@ -184,18 +188,20 @@ def _sides(shape: tuple[int, ...], rows: Sequence[str], columns: Sequence[str], 
                 f"{size[0]} × {size[1]} are {expected[0]} × {expected[1]}: give these, or all {lengths[0]:,} × "
                 f"{lengths[1]:,} weights"
             )
-        return Side.of(rows, size[0]), Side.of(columns, size[1])
+        return CellAxis.uniform(rows, size[0]), CellAxis.uniform(columns, size[1])
     if not all(1 <= count <= length for count, length in zip(shape, lengths, strict=True)):
         raise ShapeError(
             f"weights is {shape[0]} × {shape[1]}: so many cells cannot have a token each of {lengths[0]:,} rows and "
             f"{lengths[1]:,} columns; pooled weights have at least one cell and at most as many as tokens"
         )
     edges = (numpy.arange(c + 1) * n // c for c, n in zip(shape, lengths, strict=True))
-    return Side(rows, next(edges)), Side(columns, next(edges))
+    return CellAxis(rows, next(edges)), CellAxis(columns, next(edges))
 
 
-def _pool(values: Tensor, exists: numpy.ndarray | None, down: Side, across: Side, reduce: Reduce) -> Picture:
-    """Some rows of cells after another, so that long inputs are never copied whole."""
+def _pool(
+    values: Tensor, exists: numpy.ndarray | None, down: CellAxis, across: CellAxis, reduce: Reduce
+) -> PooledWeights:
+    """Pool weights, some rows of cells at a time, so that long inputs are never copied whole."""
     hidden = numpy.zeros((down.cells, across.cells), bool)
     pooled = numpy.empty(hidden.shape)
     many = max(1, _AT_ONCE // (int(numpy.diff(down.edges).max()) * len(across.tokens)))
@@ -210,11 +216,11 @@ def _pool(values: Tensor, exists: numpy.ndarray | None, down: Side, across: Side
         pooled[first:last] = reduced(_REDUCTIONS[reduce], block, above, across.edges)
     if reduce == "mean":
         pooled /= numpy.outer(numpy.diff(down.edges), numpy.diff(across.edges))
-    return Picture(_finite(pooled, hidden), hidden, down, across, reduce)
+    return PooledWeights(_finite(pooled, hidden), hidden, down, across, reduce)
 
 
 def reduced(reduction: numpy.ufunc, values: numpy.ndarray, down: numpy.ndarray, across: numpy.ndarray) -> numpy.ndarray:
-    """One number for each cell; `down` and `across` are where cells begin, and then where the last ones end.
+    """Reduce each cell to one number; `down` and `across` are the edges of cells.
 
     >>> reduced(numpy.maximum, numpy.array([[1.0, 3.0, 2.0]]), numpy.array([0, 1]), numpy.array([0, 2, 3]))
     array([[3., 2.]])
@@ -224,3 +230,100 @@ def reduced(reduction: numpy.ufunc, values: numpy.ndarray, down: numpy.ndarray, 
 
 def _finite(values: numpy.ndarray, hidden: numpy.ndarray) -> numpy.ma.MaskedArray:
     return numpy.ma.masked_array(values, mask=~numpy.isfinite(values) | hidden)
+
+
+def checked_matrix(weights: ArrayLike | Tensor, rows: Sequence[str], columns: Sequence[str]) -> Tensor:
+    """The weights as a float64 matrix [R, C] on the CPU, with a row and a column for each token.
+
+    Raises:
+        ShapeError: the weights are no matrix, are empty, or do not have a row and a column for each token.
+
+    >>> checked_matrix([[0.25, 0.75]], ["Haus"], ["the", "house"]).shape
+    torch.Size([1, 2])
+    """
+    values = matrix(weights).to(torch.float64)
+    check_tokens(rows=rows, columns=columns)
+    if values.shape != (len(rows), len(columns)):
+        raise ShapeError(
+            f"weights is {values.shape[0]} × {values.shape[1]}, but there are {len(rows)} rows and {len(columns)} "
+            f"columns; it needs a row per output token and a column per input token{_advice(values, rows, columns)}"
+        )
+    if not values.numel():
+        raise ShapeError(f"weights is {len(rows)} × {len(columns)}: there is nothing to draw")
+    return values
+
+
+def matrix(weights: ArrayLike | Tensor) -> Tensor:
+    """The weights as a matrix on the CPU, in their own dtype.
+
+    Raises:
+        ShapeError: the weights are no matrix.
+
+    >>> matrix([[0.25, 0.75]])
+    tensor([[0.2500, 0.7500]], dtype=torch.float64)
+    """
+    values = numbers(weights)
+    if values.ndim != 2:
+        raise ShapeError(
+            f"weights has {values.ndim} dims {list(values.shape)}; it needs two, [rows, columns]: "
+            "choose one sentence and one head, for instance weights[0, 0]"
+        )
+    return values
+
+
+def numbers(weights: object, name: str = "weights") -> Tensor:
+    """A tensor on the CPU from a tensor, array or nested lists.
+
+    Raises:
+        ShapeError: it is no rectangular array of real numbers.
+
+    >>> numbers([[1, 2], [3]])
+    Traceback (most recent call last):
+    regard.errors.ShapeError: weights needs to be a tensor or rectangular array of real numbers; it is a list
+    """
+    try:
+        values = weights if isinstance(weights, Tensor) else _from_array(numpy.asarray(weights))
+    except (TypeError, ValueError, RuntimeError):
+        values = None
+    if values is None or values.is_complex():
+        raise ShapeError(
+            f"{name} needs to be a tensor or rectangular array of real numbers; it is a {type(weights).__name__}"
+        )
+    return values.detach().cpu()
+
+
+def _from_array(array: numpy.ndarray) -> Tensor:
+    """A tensor that shares the array's memory where torch can: not with negative strides or a foreign byte order."""
+    if min(array.strides, default=0) < 0 or not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="), order="C")
+    with warnings.catch_warnings():
+        # Nothing here writes to the weights, so a read-only array, such as a memory map, is fine.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.as_tensor(array)
+
+
+def check_tokens(**sides: Sequence[str]) -> None:
+    """Check that the tokens of each side are a list of texts and not one text; keywords are names for messages.
+
+    Raises:
+        ShapeError: tokens are one text, no list, or no texts.
+
+    >>> check_tokens(rows=["the"])
+    """
+    for name, tokens in sides.items():
+        if isinstance(tokens, str):
+            text = repr(shortened(tokens))
+            raise ShapeError(f"{name} is one text, {text}; it needs to be a list of tokens, as list({name}) gives")
+        if not hasattr(tokens, "__len__") or not hasattr(tokens, "__getitem__"):
+            raise ShapeError(f"{name} needs to be a list of tokens, such as ['the', 'house']; it is {tokens!r}")
+        other = next((token for token in tokens if not isinstance(token, str)), None)
+        if other is not None:
+            raise ShapeError(
+                f"{name} needs tokens as texts, and one is {other!r}: give list(map(str, {name})), or what a "
+                "tokenizer's convert_ids_to_tokens gives"
+            )
+
+
+def _advice(values: Tensor, rows: Sequence[str], columns: Sequence[str]) -> str:
+    swapped = values.shape == (len(columns), len(rows))
+    return "; transpose it, or swap rows and columns" if swapped else ""

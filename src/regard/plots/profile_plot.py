@@ -1,4 +1,4 @@
-"""A map with what its rows and columns come to beside it."""
+"""Plot a heat map with the entropy of its rows and the column sums beside it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from regard.errors import ShapeError
-from regard.plots.colours import HEADS, Colouring, Scale, written
+from regard.plots.colours import HEADS, ColourScale, Scale, format_number
 from regard.plots.figures import PLAIN
-from regard.plots.heatmaps import Map
-from regard.plots.labels import numbers
-from regard.plots.pooling import Cells, Side, picture
+from regard.plots.heatmaps import Heatmap
+from regard.plots.pooling import CellAxis, Pooling, numbers, pool_weights
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,19 +38,19 @@ def profiles(
     title: str | None = None,
     scale: Scale = "linear",
     mask: ArrayLike | Tensor | None = None,
-    cells: Cells | None = None,
+    pooling: Pooling | None = None,
 ) -> Figure:
     """A matplotlib figure of `weights` [R, C] with the `entropy` [R] of each row and what each column has `received`.
 
-    The entropy, in nats, is to the right of the map; `received` [C], the sum of each column, is below it: such as
-    `regard.lenses.Entropy` and `regard.lenses.Received` give them. Both have a number for each token also where the
-    map is pooled: there a line shows the mean of a cell's tokens, and a band goes from the least to the greatest.
-    What is NaN or infinite has no line, and is counted. The map is as `heatmap` draws it.
+    The entropy, in nats, is to the right of the map; `received` [C], the sum of each column, is below it, as from
+    `regard.lenses.Entropy` and `regard.lenses.Received`. Both have a number for each token, also where the map is
+    pooled: then a line is the mean of a cell's tokens, and a band reaches from the least to the greatest. Numbers that
+    are NaN or infinite have no line, and are counted. The map is that of `heatmap`.
 
     Raises:
         ShapeError: profiles that do not have a number for each token; weights that do not fit the tokens or cells.
         DtypeError: the mask is not bool.
-        ConfigurationError: an unknown scale, or one with no place for negative weights.
+        ConfigurationError: an unknown scale, or negative weights on another than the linear scale.
         MissingExtra: matplotlib is not installed.
 
     >>> weights = [[0.5, 0.5], [0.0, 1.0]]
@@ -61,30 +60,30 @@ def profiles(
     """
     beside = _profile("entropy", entropy, "row", len(rows))
     below = _profile("received", received, "column", len(columns))
-    shown = picture(weights, rows, columns, mask=mask, cells=cells)
-    notes = ["profiles: mean of a cell's tokens, least to greatest"] if shown.pooled else []
+    pooled = pool_weights(weights, rows, columns, mask=mask, pooling=pooling)
+    notes = ["profiles: mean of a cell's tokens, least to greatest"] if pooled.pooling_note else []
     for name, profile in (("entropy", beside), ("received", below)):
         if broken := int((~numpy.isfinite(profile)).sum()):
             notes.append(f"{name}: {broken:,} NaN or infinite")
-    drawn = Map(
-        shown,
-        Colouring.of_weights(shown.values, scale, None, "weight"),
+    plot = Heatmap(
+        pooled,
+        ColourScale.for_weights(pooled.values, scale, None, "weight"),
         title,
         right=_GAP + _DEEP,
         below=_GAP + _DEEP + _TICKS / 2,
         notes=notes,
     )
-    axes = drawn.draw()
-    wide, high = drawn.extent
+    axes = plot.draw()
+    wide, high = plot.extent
     right = axes.inset_axes((1 + _GAP / wide, 0, _DEEP / wide, 1))
-    _draw(right, beside, shown.down, upright=False)
+    _draw(right, beside, pooled.down, upright=False)
     right.set(ylim=axes.get_ylim(), yticks=[])
     right.set_xlabel("entropy (nats)", fontsize=8, color="0.35", **PLAIN)
     under = axes.inset_axes((0, -(_GAP + _DEEP) / high, 1, _DEEP / high))
-    _draw(under, below, shown.across, upright=True)
+    _draw(under, below, pooled.across, upright=True)
     under.set(xlim=axes.get_xlim(), xticks=[])
     under.set_ylabel("received\n(column sum)", fontsize=8, color="0.35", **PLAIN)
-    return drawn.fit(axes)
+    return plot.fit(axes)
 
 
 def _profile(name: str, values: ArrayLike | Tensor, side: str, count: int) -> numpy.ndarray:
@@ -97,8 +96,8 @@ def _profile(name: str, values: ArrayLike | Tensor, side: str, count: int) -> nu
     return profile.numpy()
 
 
-def _draw(axes: Axes, profile: numpy.ndarray, side: Side, *, upright: bool) -> None:
-    """Steps over the cells: filled from 0, or where a cell has several tokens the mean in its band."""
+def _draw(axes: Axes, profile: numpy.ndarray, side: CellAxis, *, upright: bool) -> None:
+    """Draw steps over the cells: filled from 0, or for pooled cells the mean in a band."""
     orientation = "vertical" if upright else "horizontal"
     edges = numpy.arange(side.cells + 1) - 0.5
     finite = numpy.where(numpy.isfinite(profile), profile, numpy.nan)
@@ -119,5 +118,5 @@ def _draw(axes: Axes, profile: numpy.ndarray, side: Side, *, upright: bool) -> N
     top = max(float(numpy.nanmax(finite)) if numpy.isfinite(finite).any() else 0.0, 0.0) or 1.0
     bottom = min(float(numpy.nanmin(finite)) if numpy.isfinite(finite).any() else 0.0, 0.0)
     (axes.set_ylim if upright else axes.set_xlim)(bottom, 1.05 * top)
-    axis.set_ticks([0.0, top], labels=["0", written(top, 3)], fontsize=7, **PLAIN)
+    axis.set_ticks([0.0, top], labels=["0", format_number(top, 3)], fontsize=7, **PLAIN)
     axes.tick_params(length=2, width=0.5)

@@ -1,4 +1,4 @@
-"""Which heads look alike."""
+"""Plot the similarity matrix of heads."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from regard.errors import ConfigurationError, ShapeError
-from regard.plots.colours import Colouring
+from regard.plots.colours import ColourScale
 from regard.plots.figures import PLAIN, text_width
-from regard.plots.heatmaps import Map
-from regard.plots.labels import families, listed, numbers, phrase
-from regard.plots.pooling import Side, picture
+from regard.plots.heatmaps import Heatmap
+from regard.plots.labels import font_families, phrase
+from regard.plots.pooling import CellAxis, check_tokens, numbers, pool_weights
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,12 +35,12 @@ def similarity(
     unit: str = "similarity",
     title: str | None = None,
 ) -> Figure:
-    """A matplotlib figure of how alike heads are, `matrix` [H, H], in the given order.
+    """A matplotlib figure of the similarity of heads, `matrix` [H, H], in a chosen order.
 
     `order` has each of 0..H-1 once: the head drawn first, second, and so on. `groups` has the group of each head, such
-    as its layer or cluster, in the order of `names`: lines part neighbours of different groups, and each stretch is
-    named at its right. The colours go from 0 to `maximum`, by default the greatest entry; where an entry is negative,
-    from white at 0 to blue below and red above.
+    as its layer or cluster, in the order of `names`: lines separate neighbours of different groups, and each run
+    of a group is labelled at its right. The colours go from 0 to `maximum`, by default the greatest entry; with
+    negative entries, from white at 0 to blue below and red above.
 
     Raises:
         ShapeError: a matrix that is not square with a row for each name; groups that are not one for each name.
@@ -51,7 +51,7 @@ def similarity(
     >>> [label.get_text() for label in figure.axes[0].get_yticklabels()]
     ['0.1', '0.0']
     """
-    listed(names=names, groups=groups or ())
+    check_tokens(names=names, groups=groups or ())
     values = _square(matrix, names)
     order = range(len(names)) if order is None else [*order]
     if sorted(order) != [*range(len(names))]:
@@ -62,20 +62,20 @@ def similarity(
     if groups is not None and len(groups) != len(names):
         raise ShapeError(f"groups has {len(groups)} entries and names has {len(names)}; each head needs its group")
     names = [names[number] for number in order]
-    cells = picture(values[list(order)][:, list(order)], names, names)
+    cells = pool_weights(values[list(order)][:, list(order)], names, names)
     if cells.values.count() and float(cells.values.min()) < 0:
-        colouring = Colouring.of_differences(cells.values, maximum, unit)
+        colouring = ColourScale.for_differences(cells.values, maximum, unit)
     else:
-        colouring = Colouring.of_weights(cells.values, "linear", maximum, unit)
+        colouring = ColourScale.for_weights(cells.values, "linear", maximum, unit)
     if groups is None:
-        drawn = Map(cells, colouring, title, noun="head")
-        return drawn.fit(drawn.draw())
-    stretches = _stretches([str(groups[number]) for number in order])
-    room = max(text_width(name) for name, _, _ in stretches) * _TEXT / _POINTS + 0.15
-    drawn = Map(cells, colouring, title, right=room, noun="head")
-    axes = drawn.draw()
-    _part(axes, cells.down, stretches, drawn.sheet.cell_height)
-    return drawn.fit(axes)
+        plot = Heatmap(cells, colouring, title, noun="head")
+        return plot.fit(plot.draw())
+    runs = _group_runs([str(groups[number]) for number in order])
+    room = max(text_width(name) for name, _, _ in runs) * _TEXT / _POINTS + 0.15
+    plot = Heatmap(cells, colouring, title, right=room, noun="head")
+    axes = plot.draw()
+    _draw_groups(axes, cells.down, runs, plot.geometry.cell_height)
+    return plot.fit(axes)
 
 
 def _square(matrix: ArrayLike | Tensor, names: Sequence[str]) -> Tensor:
@@ -88,8 +88,8 @@ def _square(matrix: ArrayLike | Tensor, names: Sequence[str]) -> Tensor:
     return values
 
 
-def _stretches(groups: Sequence[str]) -> list[tuple[str, int, int]]:
-    """Each run of one group: its name, where it starts and where it ends."""
+def _group_runs(groups: Sequence[str]) -> list[tuple[str, int, int]]:
+    """Each run of one group: its name, start and end."""
     runs, start = [], 0
     for name, members in groupby(groups):
         end = start + len([*members])
@@ -98,19 +98,19 @@ def _stretches(groups: Sequence[str]) -> list[tuple[str, int, int]]:
     return runs
 
 
-def _part(axes: Axes, side: Side, stretches: list[tuple[str, int, int]], cell: float) -> None:
-    """Lines between groups, dark on light so that they show on every colour, and the names at the right."""
-    family = families("".join(name for name, _, _ in stretches))
+def _draw_groups(axes: Axes, side: CellAxis, runs: list[tuple[str, int, int]], cell: float) -> None:
+    """Draw lines between groups, black on white so that they stand out on every colour, and the names at the right."""
+    family = font_families("".join(name for name, _, _ in runs))
     last, free = side.cells - 0.5, float("-inf")
-    for name, start, end in stretches:
-        top, bottom = side.at(start - 0.5), side.at(end - 0.5)
+    for name, start, end in runs:
+        top, bottom = side.place(start - 0.5), side.place(end - 0.5)
         if start:
             for colour, thick in (("white", 2.2), ("black", 0.8)):
                 axes.plot([-0.5, last], [top, top], color=colour, linewidth=thick, solid_capstyle="butt")
                 axes.plot([top, top], [-0.5, last], color=colour, linewidth=thick, solid_capstyle="butt")
         middle = (top + bottom) / 2
         if (middle - free) * cell < _CLOSEST:
-            continue  # no room: the lines show the group, and its heads are named
+            continue  # no room for the name; the lines separate the group
         free = middle
         axes.annotate(
             name,

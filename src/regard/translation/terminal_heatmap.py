@@ -12,7 +12,8 @@ from rich.style import Style
 from rich.text import Text
 from torch import Tensor
 
-from regard.plots.labels import labelled, visible
+from regard.plots.labels import visible
+from regard.plots.pooling import checked_matrix
 
 # Sixteen steps of matplotlib's viridis, dark to bright, which also the colour-blind see rise.
 _VIRIDIS = (
@@ -105,7 +106,7 @@ def alignment_table(weights: ArrayLike | Tensor, rows: Sequence[str], columns: S
     <BLANKLINE>
          tenths of 0.90; . is less than one
     """
-    return AlignmentTable(labelled(weights, rows, columns), rows, columns)
+    return AlignmentTable(checked_matrix(weights, rows, columns), rows, columns)
 
 
 def _header(names: Sequence[str], widths: Sequence[int]) -> Iterator[str]:

@@ -1,3 +1,5 @@
+"""Heat maps with awkward tokens and sizes: labels, visible characters, fonts."""
+
 import itertools
 import subprocess
 import sys
@@ -165,7 +167,7 @@ def test_tokens_are_made_visible(token, seen):
 
 
 def test_hangul_and_chinese_characters_are_drawn():
-    chosen = labels.families("가年")
+    chosen = labels.font_families("가年")
     boxes = picture_of("\ue000\ue000", [*chosen, "Last Resort High-Efficiency"])
     missing = picture_of("가年", ["Last Resort High-Efficiency"])
     drawn = picture_of("가年", chosen)
@@ -184,10 +186,10 @@ def test_each_character_is_in_a_font_of_its_picture():
 
 
 def test_latin_text_keeps_the_font_of_the_user():
-    assert labels.families("Straße, ελληνικά, українська") == matplotlib.rcParams["font.family"]
+    assert labels.font_families("Straße, ελληνικά, українська") == matplotlib.rcParams["font.family"]
     with matplotlib.rc_context({"font.family": ["DejaVu Serif"]}):
-        assert labels.families("abc") == ["DejaVu Serif"]
-        assert labels.families("가")[0] == "DejaVu Serif"
+        assert labels.font_families("abc") == ["DejaVu Serif"]
+        assert labels.font_families("가")[0] == "DejaVu Serif"
 
 
 def test_the_font_that_draws_most_comes_first(monkeypatch):
@@ -197,13 +199,13 @@ def test_the_font_that_draws_most_comes_first(monkeypatch):
         "as many": frozenset(map(ord, "나다")),
     }
     monkeypatch.setattr(labels, "_candidates", lambda manager: some)
-    assert labels.families("가나다")[-2:] == ["most", "few"]
-    assert labels.families("나")[-1:] == ["most"]
+    assert labels.font_families("가나다")[-2:] == ["most", "few"]
+    assert labels.font_families("나")[-1:] == ["most"]
 
 
 def test_an_installed_font_goes_before_a_packaged_one():
     installed = [font.name for font in font_manager.fontManager.ttflist if labels._is_plain(font)]
-    labels.families("가")
+    labels.font_families("가")
     order = list(labels._candidates(font_manager))
     assert order[-1] == "NanumGothic" or "NanumGothic" in installed
     assert order[0] in installed
@@ -222,7 +224,7 @@ def test_a_character_without_a_font_is_named_with_the_mend(tmp_path, monkeypatch
 def test_many_characters_without_a_font_are_counted(monkeypatch):
     monkeypatch.setattr(labels, "_candidates", lambda manager: {})
     with pytest.warns(UserWarning, match="and 3 more: boxes are drawn"):
-        labels.families("가나다라마바사아자차카타파")
+        labels.font_families("가나다라마바사아자차카타파")
 
 
 def test_a_file_that_is_no_font_draws_nothing(tmp_path):

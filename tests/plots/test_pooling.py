@@ -6,8 +6,8 @@ import torch
 
 import regard
 from regard.errors import ConfigurationError, DtypeError, ShapeError
-from regard.plots import Cells, heatmap
-from regard.plots.pooling import Side, picture
+from regard.plots import Pooling, heatmap
+from regard.plots.pooling import CellAxis, pool_weights
 
 
 def tokens(count):
@@ -18,7 +18,7 @@ def tokens(count):
 @pytest.mark.parametrize(("shape", "size"), [((7, 11), (3, 4)), ((7, 11), (1, 2)), ((13, 5), (13, 5)), ((1, 1), 3)])
 def test_each_cell_is_reduced(reduce, shape, size):
     weights = numpy.random.default_rng(0).random(shape)
-    values = picture(weights, tokens(shape[0]), tokens(shape[1]), cells=Cells(reduce, size)).values
+    values = pool_weights(weights, tokens(shape[0]), tokens(shape[1]), pooling=Pooling(reduce, size)).values
     height, width = size if isinstance(size, tuple) else (size, size)
     for row in range(values.shape[0]):
         for column in range(values.shape[1]):
@@ -30,19 +30,19 @@ def test_each_cell_is_reduced(reduce, shape, size):
 def test_long_sides_are_pooled_and_short_ones_are_not():
     weights = torch.zeros(1025, 3)
     weights[1024, 2] = 1.0
-    shown = picture(weights, tokens(1025), tokens(3))
+    shown = pool_weights(weights, tokens(1025), tokens(3))
     assert shown.values.shape == (342, 3)
     assert shown.values[341, 2] == 1.0
     assert shown.values.sum() == 1.0
-    assert shown.pooled == "each cell: max of 3 × 1 weights"
-    assert picture(weights[:512], tokens(512), tokens(3)).pooled == ""
+    assert shown.pooling_note == "each cell: max of 3 × 1 weights"
+    assert pool_weights(weights[:512], tokens(512), tokens(3)).pooling_note == ""
 
 
 def test_blocks_of_rows_make_the_same_cells(monkeypatch):
     weights = numpy.random.default_rng(1).random((23, 9))
-    whole = picture(weights, tokens(23), tokens(9), mask=weights > 0.5, cells=Cells("mean", size=(4, 2)))
+    whole = pool_weights(weights, tokens(23), tokens(9), mask=weights > 0.5, pooling=Pooling("mean", size=(4, 2)))
     monkeypatch.setattr("regard.plots.pooling._AT_ONCE", 1)
-    parts = picture(weights, tokens(23), tokens(9), mask=weights > 0.5, cells=Cells("mean", size=(4, 2)))
+    parts = pool_weights(weights, tokens(23), tokens(9), mask=weights > 0.5, pooling=Pooling("mean", size=(4, 2)))
     numpy.testing.assert_array_equal(parts.values, whole.values)
     numpy.testing.assert_array_equal(parts.hidden, whole.hidden)
 
@@ -53,38 +53,38 @@ def test_what_a_lens_has_pooled():
     generator = torch.Generator().manual_seed(0)
     q, k = (torch.randn(n, 8, generator=generator) for n in (7, 11))
     view = regard.observe(q, k, k, lens, weights)
-    shown = picture(view[lens], tokens(7), tokens(11), cells=Cells("sum"))
+    shown = pool_weights(view[lens], tokens(7), tokens(11), pooling=Pooling("sum"))
     whole = view[weights].double().numpy()
     for row in range(3):
         for column in range(4):
             down, across = (slice(*side.edges[c : c + 2]) for side, c in ((shown.down, row), (shown.across, column)))
             assert shown.values[row, column] == pytest.approx(whole[down, across].sum(), abs=1e-6)
-    assert shown.pooled == "each cell: sum of 2–3 × 2–3 weights"
+    assert shown.pooling_note == "each cell: sum of 2–3 × 2–3 weights"
 
 
 def test_a_level_of_an_atlas():
-    shown = picture(torch.rand(3, 2), tokens(250), tokens(196), cells=Cells(size=98))
-    assert shown.pooled == "each cell: max of 98 × 98 weights"
+    shown = pool_weights(torch.rand(3, 2), tokens(250), tokens(196), pooling=Pooling(size=98))
+    assert shown.pooling_note == "each cell: max of 98 × 98 weights"
     assert shown.down.edges.tolist() == [0, 98, 196, 250]
 
 
 def test_where_tokens_lie():
-    side = Side.of(tokens(10), 4)
-    assert [side.at(position) for position in (0, 3, 4, 8, 9)] == pytest.approx([-0.375, 0.375, 0.625, 1.75, 2.25])
-    assert [Side.of(tokens(3)).at(position) for position in range(3)] == [0, 1, 2]
+    side = CellAxis.uniform(tokens(10), 4)
+    assert [side.place(position) for position in (0, 3, 4, 8, 9)] == pytest.approx([-0.375, 0.375, 0.625, 1.75, 2.25])
+    assert [CellAxis.uniform(tokens(3)).place(position) for position in range(3)] == [0, 1, 2]
 
 
 def test_masked_pairs_count_as_nothing():
     weights = [[0.5, float("nan"), 0.25], [0.1, 9.0, 9.0]]
     exists = [[True, False, True], [True, False, False]]
-    shown = picture(weights, tokens(2), tokens(3), mask=exists, cells=Cells("sum", size=(1, 2)))
+    shown = pool_weights(weights, tokens(2), tokens(3), mask=exists, pooling=Pooling("sum", size=(1, 2)))
     assert shown.values.tolist() == [[0.5, 0.25], [0.1, None]]
     assert shown.hidden.tolist() == [[False, False], [False, True]]
     assert shown.notes == ["each cell: sum of 1 × 2 weights", "hatched: left out by the mask"]
 
 
 def test_nan_makes_its_cell_grey_and_is_said():
-    shown = picture([[0.5, float("nan"), 0.25, float("inf")]], tokens(1), tokens(4), cells=Cells(size=(1, 2)))
+    shown = pool_weights([[0.5, float("nan"), 0.25, float("inf")]], tokens(1), tokens(4), pooling=Pooling(size=(1, 2)))
     assert shown.values.mask.tolist() == [[True, True]]
     assert shown.notes[-1] == "grey: 2 cells have NaN or infinity"
 
@@ -94,12 +94,12 @@ def test_nan_makes_its_cell_grey_and_is_said():
     [
         (torch.rand(3, 4), (5, 9), None, "weights is 3 × 4, but there are 5 rows and 9 columns; it needs a row per"),
         (
-            *(torch.rand(3, 4), (500, 900), Cells(size=98)),
+            *(torch.rand(3, 4), (500, 900), Pooling(size=98)),
             r"weights is 3 × 4; 500 rows and 900 columns in cells of 98 × 98 are 6 × 10: give these, or all 500 × 900",
         ),
-        (torch.rand(3, 4), (5, 2), Cells(), "so many cells cannot have a token each of 5 rows and 2 columns"),
-        (torch.rand(0, 4), (5, 9), Cells(), "weights is 0 × 4: so many cells cannot"),
-        (torch.rand(0, 0), (0, 0), Cells(), "weights is 0 × 0: there is nothing to draw"),
+        (torch.rand(3, 4), (5, 2), Pooling(), "so many cells cannot have a token each of 5 rows and 2 columns"),
+        (torch.rand(0, 4), (5, 9), Pooling(), "weights is 0 × 4: so many cells cannot"),
+        (torch.rand(0, 0), (0, 0), Pooling(), "weights is 0 × 0: there is nothing to draw"),
         (
             [[1.0], [1.0, 2.0]],
             (2, 2),
@@ -111,7 +111,7 @@ def test_nan_makes_its_cell_grey_and_is_said():
 )
 def test_weights_that_fit_neither_tokens_nor_cells(weights, shape, cells, message):
     with pytest.raises(ShapeError, match=message):
-        heatmap(weights, tokens(shape[0]), tokens(shape[1]), cells=cells)
+        heatmap(weights, tokens(shape[0]), tokens(shape[1]), pooling=cells)
 
 
 def test_masks_that_do_not_fit():
@@ -132,14 +132,14 @@ def test_arrays_of_every_kind_are_read_as_they_are(tmp_path):
         weights.tolist(),
         torch.tensor(weights, requires_grad=True),
     ):
-        numpy.testing.assert_array_equal(picture(same, tokens(3), tokens(4)).values, weights)
+        numpy.testing.assert_array_equal(pool_weights(same, tokens(3), tokens(4)).values, weights)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"reduce": "min"}, "Cells needs reduce as 'max', 'mean' or 'sum'; it is 'min'"),
-        ({"size": 0}, r"Cells needs size as a whole number of at least 1, .* it is \(0, 0\)"),
+        ({"reduce": "min"}, "Pooling needs reduce as 'max', 'mean' or 'sum'; it is 'min'"),
+        ({"size": 0}, r"Pooling needs size as a whole number of at least 1, .* it is \(0, 0\)"),
         ({"size": (1, 2, 3)}, r"or two of them for rows and columns; it is \(1, 2, 3\)"),
         ({"size": 1.5}, r"it is \(1.5, 1.5\)"),
         ({"size": True}, r"it is \(True, True\)"),
@@ -147,4 +147,4 @@ def test_arrays_of_every_kind_are_read_as_they_are(tmp_path):
 )
 def test_cells_that_are_none(settings, message):
     with pytest.raises(ConfigurationError, match=message):
-        Cells(**settings)
+        Pooling(**settings)

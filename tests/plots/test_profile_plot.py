@@ -7,7 +7,7 @@ from matplotlib.patches import StepPatch
 
 import regard
 from regard.errors import ShapeError
-from regard.plots import Cells, profiles
+from regard.plots import Pooling, profiles
 
 
 def tokens(count):
@@ -57,7 +57,9 @@ def test_the_profiles_lie_along_the_map():
 def test_pooled_maps_have_bands(notes):
     entropy, received = torch.arange(10.0), torch.ones(6)
     entropy[1], entropy[8:] = float("nan"), float("nan")
-    figure = profiles(torch.rand(5, 3), tokens(10), tokens(6), entropy=entropy, received=received, cells=Cells(size=2))
+    figure = profiles(
+        torch.rand(5, 3), tokens(10), tokens(6), entropy=entropy, received=received, pooling=Pooling(size=2)
+    )
     (high, _, low), (mean, _, _) = steps(sides(figure)[0])
     numpy.testing.assert_array_equal(low, [0, 2, 4, 6, numpy.nan])
     numpy.testing.assert_array_equal(high, [0, 3, 5, 7, numpy.nan])
