@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -26,11 +27,14 @@ TILE_SIZE = (BLOCK, BLOCK)
 MIN_FULL_RUN = 1
 """Tiles all of whose pairs exist need no bits, however few lie side by side."""
 MAX_MEMO_BYTES = 2**22
-"""Bytes of bits that are memoize for a mask and a size; more are worked out for each call."""
+"""The most bytes of bits that are memoized for a mask and a size; more are computed in each call."""
 
 
 def packed_tiles(batched: BatchedProblem) -> tuple[tuple[slice, Tiles], ...]:
-    """The tiles of a batched problem, batch by batch where these see different ones."""
+    """The tiles that the mask leaves as runs and bits, batch by batch where they differ."""
+    queries, keys = batched.shape[2:]
+    if batched.problem.mask is None:
+        return ((slice(0, batched.problem.batch.numel()), _all_tiles(queries, keys)),)
 
     def compute() -> tuple[tuple[slice, Tiles], ...]:
         return tuple(
@@ -43,6 +47,14 @@ def packed_tiles(batched: BatchedProblem) -> tuple[tuple[slice, Tiles], ...]:
         compute,
         when=lambda found: sum(tiles.bits.nbytes for _, tiles in found) <= MAX_MEMO_BYTES,
     )
+
+
+@lru_cache(maxsize=1024)
+def _all_tiles(queries: int, keys: int) -> Tiles:
+    """All tiles, without bits: every pair exists."""
+    rows, runs = -(-queries // BLOCK), int(keys > 0)
+    table = np.tile(np.array([[0, keys, -1]], dtype=np.int64), (rows * runs, 1))
+    return Tiles(np.arange(rows + 1, dtype=np.int64) * runs, table, np.zeros((1, 1, 1, BLOCK), dtype=np.uint64))
 
 
 def masked_pairs(problem: Problem) -> int:

@@ -77,7 +77,7 @@ def make_problem(
     query, key, value = _same_kind(query, key, value)
     if not query.shape == key.shape == value.shape or query.ndim < 2:  # what is all alike fits
         _check_shapes(query, key, value)
-    if (mask is not None and is_causal_bias(mask)) or (bias is not None and is_causal_bias(bias)):
+    if (isinstance(mask, Tensor) and is_causal_bias(mask)) or (isinstance(bias, Tensor) and is_causal_bias(bias)):
         mask, bias = _read_causal_biases(mask, bias, query, key, query_positions is None and key_positions is None)
     problem = Problem(
         pairs=_scaled_dot(query, key, scale) if score is None else _scored(score, query, key, scale, mask is not None),

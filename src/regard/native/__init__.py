@@ -16,9 +16,9 @@ from .dots import few_rows as few_rows
 from .flash import Drops as Drops
 from .flash import FlashProblem as FlashProblem
 from .flash import Tiles as Tiles
-from .inputs import DTYPES as DTYPES
-from .inputs import reads as reads
+from .library import DTYPES as DTYPES
 from .library import available as available
+from .library import reads as reads
 from .library import using as using
 from .library import variant as variant
 from .library import variants as variants

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..errors import DtypeError, ShapeError
 from . import library
-from .inputs import check_cpu, last_contiguous
+from .library import check_cpu, last_contiguous
 from .threads import parts, share, together, workers
 
 STRIP = 64  # additive.h has the same

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .additive import LEAST_WORK, STRIP, WHOLE, Prepared, Tile, check_pairs, interval
-from .inputs import last_contiguous
+from .library import last_contiguous
 from .threads import parts, share, workers
 
 SUMS = tuple((name, c_void_p) for name in ("query", "key", "weight", "scratch"))

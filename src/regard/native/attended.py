@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..errors import ShapeError
 from .additive import LEAST_WORK, WHOLE, Prepared, check_float32, interval
-from .inputs import last_contiguous
+from .library import last_contiguous
 from .threads import together, workers
 
 BAND = 32  # additive.h has the same

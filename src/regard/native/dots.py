@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..errors import DtypeError, ShapeError
 from . import library
-from .inputs import DTYPES, check_cpu, last_contiguous
+from .library import DTYPES, check_cpu, last_contiguous
 from .threads import together, workers
 
 MOST_ROWS = 64  # dots.h has the same, and the next one

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..errors import DtypeError, ShapeError
 from . import library
-from .inputs import DTYPES, check_cpu, last_contiguous
+from .library import DTYPES, check_cpu, last_contiguous
 from .threads import together, workers
 
 BLOCK = 64  # flash.h has the same, and the next one

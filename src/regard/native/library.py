@@ -1,4 +1,4 @@
-"""The compiled library: opened when it is first asked for, or the reason why it cannot be."""
+"""The compiled library, loaded on first use, or why it cannot be; and checks of the tensors that it reads."""
 
 from __future__ import annotations
 
@@ -9,12 +9,17 @@ from contextlib import contextmanager
 from ctypes import c_int64, c_void_p
 from pathlib import Path
 
-from ..errors import ConfigurationError, KernelError
+import torch
+from torch import Tensor
+
+from ..errors import ConfigurationError, DeviceError, KernelError
 from . import build
 
 FOLDER = build.SOURCES
 SETTING = "REGARD_NATIVE"
 MEND = "install regard again where there is a C compiler: cc, or what $CC names"
+DTYPES = (torch.float32, torch.bfloat16)
+"""What the code for dot products reads."""
 
 
 class Library:
@@ -86,6 +91,23 @@ def current() -> Library:
         raise KernelError(f"native code cannot be called: {found}")
     libraries, name = found
     return libraries[name]
+
+
+def reads(*tensors: Tensor) -> bool:
+    """Whether native code computes dot products of these tensors: on the CPU, all float32 or all bfloat16."""
+    dtype = tensors[0].dtype
+    return dtype in DTYPES and all(t.is_cpu and t.dtype == dtype for t in tensors) and available()
+
+
+def check_cpu(name: str, tensor: Tensor) -> None:
+    """Raise DeviceError for a tensor that is not on the CPU."""
+    if tensor.device.type != "cpu":
+        raise DeviceError(f"{name} is on {tensor.device}; native code runs on the CPU: pass {name}.cpu()")
+
+
+def last_contiguous(tensor: Tensor) -> Tensor:
+    """The tensor, copied if its last axis is not contiguous."""
+    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] <= 1 else tensor.contiguous()
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import DtypeError, ShapeError
-from .inputs import check_cpu
+from .library import check_cpu
 
 FARTHEST = 2**23
 """How far positions may be apart: distances are computed in float32."""

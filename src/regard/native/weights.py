@@ -10,7 +10,7 @@ from torch import Tensor
 from ..errors import DtypeError, ShapeError
 from . import library
 from .flash import LEAST_WORK, FlashProblem, FlashWork, place, shares
-from .inputs import DTYPES, check_cpu, last_contiguous
+from .library import DTYPES, check_cpu, last_contiguous
 from .threads import together, workers
 
 

@@ -1,0 +1,69 @@
+"""How many files of the package one call of `regard.attention` enters: a reader has to open as many to follow it."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import regard
+from regard import native
+from regard.masks import causal, window
+
+PACKAGE = Path(regard.__file__).parent
+
+
+def entered_files(call: Callable[[], object]) -> list[str]:
+    """The files of the package whose functions a call enters, in the order in which it first does."""
+    files: dict[str, None] = {}
+
+    def profile(frame, event: str, _: object) -> None:
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and path.is_relative_to(PACKAGE):
+            files.setdefault(path.relative_to(PACKAGE).as_posix())
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        call()
+    finally:
+        sys.setprofile(before)
+    return list(files)
+
+
+def path(*sizes: int, **options) -> list[str]:
+    """The files that attention over inputs of these sizes enters once its caches are warm."""
+    query, key, value = (torch.randn(*sizes) for _ in range(3))
+    for _ in range(2):
+        regard.attention(query, key, value, **options)
+    return entered_files(lambda: regard.attention(query, key, value, **options))
+
+
+MASK = causal() & window(before=127)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options", "kernel", "most"),
+    [
+        pytest.param((1, 8, 1024, 64), {"kernel": "reference"}, "kernels/reference.py", 6, id="reference"),
+        pytest.param((1, 8, 1024, 64), {}, "kernels/cpu_flash.py", 12, id="default"),
+        pytest.param((1, 8, 16, 64), {}, "kernels/sdpa.py", 8, id="default of few pairs"),
+        pytest.param((1, 8, 1024, 64), {"mask": MASK}, "kernels/cpu_flash.py", 15, id="causal window"),
+    ],
+)
+def test_a_call_enters_few_files(sizes, options, kernel, most):
+    if kernel == "kernels/cpu_flash.py" and not native.available():
+        pytest.skip("without native code other kernels are chosen")
+    files = path(*sizes, **options)
+    print(f"{len(files)} files: {' -> '.join(files)}")
+    assert kernel in files
+    assert len(files) <= most
+
+
+def test_files_are_counted_once_and_those_of_others_are_not():
+    mask = causal()
+    assert entered_files(lambda: [mask.dense(2, 2), mask.dense(2, 2), torch.nn.Linear(1, 1)]) == entered_files(
+        lambda: mask.dense(2, 2)
+    )
+    assert entered_files(lambda: torch.zeros(1)) == []
