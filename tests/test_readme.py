@@ -12,9 +12,13 @@ README = Path(__file__).parent.parent / "README.md"
 TEXT = README.read_text("utf-8")
 BLOCK = re.compile(r"^```python\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 BLOCKS = [(TEXT.count("\n", 0, match.start(1)), match.group(1)) for match in BLOCK.finditer(TEXT)]
+PARAMETERS = [
+    pytest.param(line, block, id=f"line {line + 1}", marks=[pytest.mark.slow] if "train(" in block else [])
+    for line, block in BLOCKS
+]
 
 
-@pytest.mark.parametrize(("line", "block"), BLOCKS, ids=[f"line {line + 1}" for line, _ in BLOCKS])
+@pytest.mark.parametrize(("line", "block"), PARAMETERS)
 def test_block_prints_what_it_says(line, block, tmp_path, monkeypatch):
     if "# native code" in block and not native.available():
         pytest.skip(str(native.why_not()))
