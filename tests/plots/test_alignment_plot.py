@@ -7,8 +7,8 @@ import pytest
 from matplotlib.collections import PatchCollection
 
 from regard.errors import ConfigurationError, ShapeError
+from regard.heads import SentenceLinks, alignment_error_rate
 from regard.plots import alignment
-from regard.translation.pharaoh import SentenceLinks, alignment_error_rate
 
 SOURCE = ["das", "alte", "Haus", "da"]
 TARGET = ["the", "old", "house"]
@@ -133,7 +133,7 @@ def test_links_that_do_not_fit(links, source, target, message):
         (
             [],
             {"gold": [(0, 0)]},
-            "gold is a list; it needs links as gold.sure and gold.possible, as regard.translation",
+            "gold is a list; it needs links as gold.sure and gold.possible, as regard.heads",
         ),
         ([], {"error_rate": 40.0}, "error_rate is 40.0; it needs to be in 0..1, 0 where all is right"),
         ([], {"weights": -numpy.ones((3, 4))}, "weights go down to -1; weights are not negative"),

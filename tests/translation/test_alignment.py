@@ -5,14 +5,8 @@ import pytest
 import torch
 
 from regard.errors import ConfigurationError, CorpusError, ShapeError
-from regard.translation.pharaoh import (
-    SentenceLinks,
-    alignment_error_rate,
-    format_pharaoh,
-    read_pharaoh,
-    word_links,
-    word_weights,
-)
+from regard.heads import SentenceLinks, alignment_error_rate, format_pharaoh, word_links, word_weights
+from regard.translation.pharaoh import read_pharaoh
 
 
 def test_word_weights_sum_over_the_source_and_average_over_the_target():
@@ -104,7 +98,7 @@ def test_perfect_and_worst():
 
 
 def test_weights_that_do_not_fit():
-    message = r"weights have the shape \(2, 3\) for 3 pieces of queries and 2 of keys: each row and column"
+    message = r"weights have the shape \(2, 3\) for 3 tokens of queries and 2 of keys: each row and column"
     with pytest.raises(ShapeError, match=message):
         word_links(torch.rand(2, 3), [0, 1], [0, 1, 2])
 

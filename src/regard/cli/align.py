@@ -32,8 +32,8 @@ def align(
     most while it says it: of a Transformer by the mean over all layers and heads, unless one is chosen. A pair with an
     empty side gives an empty line.
     """
+    from regard.heads.word_alignment import format_pharaoh
     from regard.translation.corpus import read_lines
-    from regard.translation.pharaoh import format_pharaoh
     from regard.translation.translator import Translator
 
     translator = Translator.load(checkpoint, which, device)

@@ -3,7 +3,8 @@
 - `Metrics`, `Roles` and `JensenShannon` are lenses, for texts of any length: pass them to `regard.observe`, a layer's
   `observe`, or `regard.huggingface.observing`. `observe_weights` applies lenses to a tensor of weights.
 - All layers together: `attention_rollout`, `attention_flow`. What weights carry: `norm_weighted`, gradients, ablation.
-- Against annotated text: `SyntaxEvidence` and `CoreferenceEvidence`, from weights between words (`word_weights`).
+- Against annotated text, from weights between words (`word_weights`): `SyntaxEvidence`, `CoreferenceEvidence`; word
+  alignments of translations and their error rate (`word_links`, `mutual_links`, `alignment_error_rate`).
 """
 
 from .ablation import ablating as ablating
@@ -55,6 +56,12 @@ from .value_norms import effective_attention as effective_attention
 from .value_norms import norm_weighted as norm_weighted
 from .value_norms import transformed_norms as transformed_norms
 from .value_norms import transformed_values as transformed_values
+from .word_alignment import SentenceLinks as SentenceLinks
+from .word_alignment import alignment_error_rate as alignment_error_rate
+from .word_alignment import format_pharaoh as format_pharaoh
+from .word_alignment import mutual_links as mutual_links
+from .word_alignment import parse_pharaoh as parse_pharaoh
+from .word_alignment import word_links as word_links
 from .word_alignment import word_weights as word_weights
 
 __all__ = [
@@ -75,17 +82,20 @@ __all__ = [
     "RoleEvidence",
     "Roles",
     "Sentence",
+    "SentenceLinks",
     "Sink",
     "SyntaxEvidence",
     "SyntaxTable",
     "Tokens",
     "Values",
     "ablating",
+    "alignment_error_rate",
     "attention_flow",
     "attention_rollout",
     "capturing_gradients",
     "effective_attention",
     "find_roles",
+    "format_pharaoh",
     "gather_role_evidence",
     "gradient_times_weights",
     "head_divergence",
@@ -94,9 +104,11 @@ __all__ = [
     "head_metrics",
     "head_projections",
     "is_delimiter",
+    "mutual_links",
     "norm_weighted",
     "observe_weights",
     "parse_conllu",
+    "parse_pharaoh",
     "probe_roles",
     "read_conllu",
     "repeat_probe",
@@ -107,5 +119,6 @@ __all__ = [
     "transformed_norms",
     "transformed_values",
     "weight_gradients",
+    "word_links",
     "word_weights",
 ]

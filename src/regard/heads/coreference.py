@@ -78,7 +78,7 @@ class CoreferenceEvidence:
 
     @staticmethod
     def total(parts: Iterable[CoreferenceEvidence]) -> CoreferenceEvidence:
-        """The sum of several counts.
+        """The sum of several parts.
 
         Raises:
             ConfigurationError: no parts.

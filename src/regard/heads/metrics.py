@@ -52,8 +52,8 @@ class Metrics:
 
     >>> import torch, regard
     >>> lens, q = regard.heads.Metrics(local=1), torch.zeros(1, 2, 4, 8)
-    >>> shown = regard.observe(q, q, q, lens, mask=regard.masks.causal())[lens]
-    >>> shown.effective_keys, shown.distance, shown.sink
+    >>> metrics = regard.observe(q, q, q, lens, mask=regard.masks.causal())[lens]
+    >>> metrics.effective_keys, metrics.distance, metrics.sink
     (tensor([[2.5000, 2.5000]]), tensor([[0.7500, 0.7500]]), tensor([[0.5208, 0.5208]]))
     """
 

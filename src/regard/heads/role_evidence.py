@@ -74,7 +74,7 @@ class RoleEvidence:
 
     @staticmethod
     def total(parts: Iterable[RoleEvidence]) -> RoleEvidence:
-        """The sum of several evidences.
+        """The sum of several parts.
 
         Raises:
             ConfigurationError: no parts.

@@ -41,8 +41,8 @@ class Roles:
 
     >>> import torch, regard
     >>> lens, q = regard.heads.Roles(["a", "b", "a", "c"]), torch.zeros(1, 2, 4, 8)
-    >>> shown = regard.observe(q, q, q, lens, mask=regard.masks.causal())[lens]
-    >>> print(shown.holding()[0][0])
+    >>> evidence = regard.observe(q, q, q, lens, mask=regard.masks.causal())[lens]
+    >>> print(evidence.holding()[0][0])
     diffuse 1.00 (n = 3): mean entropy over ln(keys), of rows with two keys and more, at least 0.9
     """
 

@@ -188,7 +188,7 @@ class SyntaxEvidence:
 
     @staticmethod
     def total(parts: Iterable[SyntaxEvidence]) -> SyntaxEvidence:
-        """The sum of several counts.
+        """The sum of several parts.
 
         Raises:
             ConfigurationError: no parts.

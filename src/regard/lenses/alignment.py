@@ -34,10 +34,10 @@ class Alignment:
     >>> import torch, regard
     >>> alignment = regard.lenses.Alignment()
     >>> q = torch.eye(3)
-    >>> seen = regard.observe(q, q[[0, 0, 1, 2]], torch.zeros(4, 1), alignment, scale=9.0)[alignment]
-    >>> seen.columns
+    >>> result = regard.observe(q, q[[0, 0, 1, 2]], torch.zeros(4, 1), alignment, scale=9.0)[alignment]
+    >>> result.columns
     tensor([0, 2, 3])
-    >>> seen.path.mT
+    >>> result.path.mT
     tensor([[ 0,  0,  1,  2, -1, -1],
             [ 0,  1,  2,  3, -1, -1]])
     """

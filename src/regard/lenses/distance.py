@@ -45,12 +45,12 @@ class Distance:
     Source: the mean attention distance of Dosovitskiy et al. 2021 (arXiv 2010.11929, section 4.5), in tokens.
 
     >>> import torch, regard
-    >>> far = regard.lenses.Distance()
+    >>> distance = regard.lenses.Distance()
     >>> q = torch.zeros(4, 8)
-    >>> seen = regard.observe(q, q, q, far, mask=regard.masks.causal())[far]
-    >>> seen.mean
+    >>> result = regard.observe(q, q, q, distance, mask=regard.masks.causal())[distance]
+    >>> result.mean
     tensor([0.0000, 0.5000, 1.0000, 1.5000])
-    >>> seen.histogram, seen.edges
+    >>> result.histogram, result.edges
     (tensor([2.0833, 1.0833, 0.8333]), tensor([1, 2]))
     """
 

@@ -230,8 +230,8 @@ def _checked_slice(name: str, choice: slice) -> slice:
         ) from None
     if step is not None and step < 1:
         raise ConfigurationError(
-            f"Weights needs {name} as a slice with a step of at least 1, such as slice(0, 5); it is {choice!r}: turn "
-            "what is shown round, as with .flip(-2) for rows"
+            f"Weights needs {name} as a slice with a step of at least 1, such as slice(0, 5); it is {choice!r}: flip "
+            "the result instead, as with .flip(-2) for rows"
         )
     return slice(start, stop, step)
 

@@ -31,7 +31,7 @@ _POINTS = 72
 
 
 class Gold(Protocol):
-    """Gold links, such as `regard.translation.pharaoh.SentenceLinks`; sure links are possible, too."""
+    """Gold links, such as `regard.heads.SentenceLinks`; sure links are possible, too."""
 
     @property
     def sure(self) -> Collection[Link]:
@@ -60,7 +60,7 @@ def alignment(
     are squares, possible ones dashed squares, and a link that is neither is a cross. Words without a link are grey,
     with ∅ at the far end of their row or column. The caption has precision |A ∩ P| / |A| and recall
     |A ∩ S| / |S| of the links A, the sure S and the possible P with S part of P, and the `error_rate`, if passed,
-    such as `regard.translation.pharaoh.alignment_error_rate([links], [gold.sure], [gold.possible])`.
+    such as `regard.heads.alignment_error_rate([links], [gold.sure], [gold.possible])`.
 
     The weights are one raster image; everything else is lines and text. The figure is not registered with pyplot.
 
@@ -132,7 +132,7 @@ def _gold(gold: Gold | None, source: Sequence[str], target: Sequence[str]) -> tu
     if not (hasattr(gold, "sure") and hasattr(gold, "possible")):
         raise ConfigurationError(
             f"gold is a {type(gold).__name__}; it needs links as gold.sure and gold.possible, as "
-            "regard.translation.pharaoh.SentenceLinks has them"
+            "regard.heads.SentenceLinks has them"
         )
     sure = _links("gold.sure", gold.sure, source, target)
     return sure, sure | _links("gold.possible", gold.possible, source, target)

@@ -40,7 +40,7 @@ _GAP = 2.6
 
 _STYLES = ("solid", (0, (5, 1.5)), (0, (1.5, 1)), (0, (6, 1.5, 1.5, 1.5)), (0, (3, 3)), (0, (1, 2.5)), (0, (9, 2)))
 _MOST_LINES = 20_000
-_FAINTEST = 1 / 255  # of full colour: less cannot be seen
+_FAINTEST = 1 / 255  # of full opacity: less is invisible
 
 
 def lines(
@@ -83,15 +83,15 @@ def lines(
             "draw scores as a heatmap"
         )
     full = colour_maximum(finite) if maximum is None else maximum
-    kept = _with_lines(finite.filled(0.0), threshold, top, full)
-    if kept.sum() > _MOST_LINES:
+    drawn = _with_lines(finite.filled(0.0), threshold, top, full)
+    if drawn.sum() > _MOST_LINES:
         raise ConfigurationError(
-            f"there are {int(kept.sum()):,} lines, and {_MOST_LINES:,} at most can be drawn: give top=1, a threshold, "
+            f"there are {int(drawn.sum()):,} lines, and {_MOST_LINES:,} at most can be drawn: give top=1, a threshold, "
             "or a window of the weights and tokens"
         )
     names = [phrase(str(name)) for name in heads] if heads else [f"head {number}" for number in range(len(values))]
-    drawing = _LineDrawing(finite.filled(0.0), kept, full, names if heads or len(values) > 1 else [])
-    notes = _notes(threshold, top, full, kept, finite)
+    drawing = _LineDrawing(finite.filled(0.0), drawn, full, names if heads or len(values) > 1 else [])
+    notes = _notes(threshold, top, full, drawn, finite)
     return drawing.draw(_TokenColumn.from_tokens(query_tokens), _TokenColumn.from_tokens(key_tokens), notes, title)
 
 
@@ -123,7 +123,7 @@ class _LineDrawing:
     """The weights [heads, M, N], which of them have lines, the weight with full opacity, and the names of heads."""
 
     weights: numpy.ndarray
-    kept: numpy.ndarray
+    drawn: numpy.ndarray
     full: float
     names: list[str]
 
@@ -152,7 +152,7 @@ class _LineDrawing:
 
     def _add(self, axes: Axes, number: int, left: _TokenColumn, right: _TokenColumn) -> None:
         """Add the lines of one head, the faintest first; the ends of heads are offset from each other."""
-        queries, keys = self.kept[number].nonzero()
+        queries, keys = self.drawn[number].nonzero()
         weights = self.weights[number, queries, keys]
         order = numpy.argsort(weights, kind="stable")
         offset = 0.5 * ((number + 0.5) / len(self.weights) - 0.5)
@@ -195,20 +195,20 @@ class _LineDrawing:
 
 def _with_lines(weights: numpy.ndarray, threshold: float, top: int | None, full: float) -> numpy.ndarray:
     """Which weights [heads, M, N] have a line; of equal weights the first keys."""
-    kept = (weights >= threshold) & (weights >= full * _FAINTEST)
+    drawn = (weights >= threshold) & (weights >= full * _FAINTEST)
     if top is not None and top < weights.shape[-1]:
         largest = numpy.argsort(-weights, axis=-1, kind="stable")[..., :top]
-        among = numpy.zeros_like(kept)
+        among = numpy.zeros_like(drawn)
         numpy.put_along_axis(among, largest, values=True, axis=-1)
-        kept &= among
-    return kept
+        drawn &= among
+    return drawn
 
 
 def _notes(
-    threshold: float, top: int | None, full: float, kept: numpy.ndarray, finite: numpy.ma.MaskedArray
+    threshold: float, top: int | None, full: float, drawn: numpy.ndarray, finite: numpy.ma.MaskedArray
 ) -> list[str]:
     broken = finite.size - finite.count()
-    part = finite.filled(0.0)[kept].sum() / max(float(finite.filled(0.0).sum()), 1e-300)
+    part = finite.filled(0.0)[drawn].sum() / max(float(finite.filled(0.0).sum()), 1e-300)
     return [
         f"full colour: {format_number(float(f'{full:.3g}'))}",
         *([f"the {top} largest of each query" if top > 1 else "the largest of each query"] if top else []),

@@ -1,4 +1,4 @@
-"""Attention weights as links between words, and files of links in the Pharaoh format "0-0 1-2"."""
+"""Reduce weights of several layers and heads to one matrix, and read files of links in the Pharaoh format."""
 
 from __future__ import annotations
 
@@ -7,14 +7,7 @@ from pathlib import Path
 from torch import Tensor
 
 from regard.errors import ConfigurationError, CorpusError
-from regard.heads.word_alignment import Link as Link
-from regard.heads.word_alignment import SentenceLinks as SentenceLinks
-from regard.heads.word_alignment import alignment_error_rate as alignment_error_rate
-from regard.heads.word_alignment import format_pharaoh as format_pharaoh
-from regard.heads.word_alignment import mutual_links as mutual_links
-from regard.heads.word_alignment import parse_pharaoh as parse_pharaoh
-from regard.heads.word_alignment import word_links as word_links
-from regard.heads.word_alignment import word_weights as word_weights
+from regard.heads.word_alignment import SentenceLinks, parse_pharaoh
 from regard.translation.corpus import read_lines
 
 

@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 
 from regard.errors import CorpusError, DeviceError
+from regard.heads.word_alignment import Link, word_links
 from regard.plots import heatmap
 from regard.translation.batches import EncodedText, IdSequences, collate
 from regard.translation.build_model import build_model
 from regard.translation.checkpoint import LONGEST_SOURCE, restore
 from regard.translation.experiment import Experiment
 from regard.translation.long_lines import cut_line
-from regard.translation.pharaoh import Link, one_map, word_links
+from regard.translation.pharaoh import one_map
 from regard.translation.run_folder import RunFolder, Which
 from regard.translation.search import Hypothesis, TranslationModel, beam_search
 from regard.translation.settings import SearchSettings
