@@ -28,7 +28,7 @@ from torch import Tensor
 import regard
 import regard.huggingface
 from regard import heads, lenses, plots
-from regard.explorer import record, static_page, with_roles_found
+from regard.explorer import record, static_page, with_detected_roles
 
 ANIMAL = "The animal didn't cross the street because it was too tired."
 PRONOUNS = {"he", "she", "they", "his", "her", "their", "him", "them"}
@@ -141,7 +141,7 @@ def pictures(minilm: MiniLM, folder: Path) -> None:
     )
     folder.mkdir(parents=True, exist_ok=True)
     plots.save(plots.grid(weights, title=ANIMAL), folder / "animal-every-head.png")
-    page = static_page(with_roles_found(atlas))
+    page = static_page(with_detected_roles(atlas))
     page.save(folder / "animal.html")
     it = tokens.index("it")
     layer, head = divmod(int((weights[..., it, tokens.index("animal")]).argmax()), weights.shape[1])

@@ -158,7 +158,7 @@ def test_without_a_display_it_says_so(shell, atlas):
 
 def test_the_browser_gets_the_address(regard, atlas, monkeypatch):
     seen = []
-    monkeypatch.setattr("regard.explorer.serve.opened", lambda address: seen.append(address) or True)
+    monkeypatch.setattr("regard.explorer.server.open_browser", lambda address: seen.append(address) or True)
     monkeypatch.setattr("uvicorn.Server.run", lambda self, sockets: None)
     result = regard("explore", atlas)
     assert (result.exit_code, result.stdout) == (0, f"{seen[0]}\n")

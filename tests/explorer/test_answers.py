@@ -11,9 +11,9 @@ from torch import nn
 import regard
 from regard.errors import AtlasError, ConfigurationError
 from regard.explorer import Atlas, record
-from regard.explorer.api import Answers
-from regard.explorer.recording import with_roles_found
-from regard.explorer.server import number, read_query, stretch, word
+from regard.explorer.api import AtlasAPI
+from regard.explorer.query_params import number, read_query, stretch, word
+from regard.explorer.recording import with_detected_roles
 
 LENGTH = 90
 
@@ -29,7 +29,7 @@ def atlas():
 
 @pytest.fixture
 def answers(atlas):
-    return Answers(atlas)
+    return AtlasAPI(atlas)
 
 
 def test_meta_is_json_and_says_what_there_is(atlas, answers):
@@ -47,7 +47,7 @@ def test_meta_is_json_and_says_what_there_is(atlas, answers):
 
 def test_a_metric_that_is_no_number_is_null():
     atlas = Atlas.from_weights([torch.zeros(1, 2, 2)])
-    values = Answers(atlas).meta()["maps"][0]["metrics"]["entropy"]
+    values = AtlasAPI(atlas).meta()["maps"][0]["metrics"]["entropy"]
     assert all(value is None or math.isfinite(value) for value in values)
     json.dumps(values, allow_nan=False)
 
@@ -79,7 +79,7 @@ def test_levels_profiles_and_tokens_are_the_atlas_s(atlas, answers):
 
 
 def test_a_long_token_is_cut():
-    answers = Answers(Atlas.from_weights([torch.full((1, 2, 2), 0.5)], tokens=["x" * 10**6, "<b>"]))
+    answers = AtlasAPI(Atlas.from_weights([torch.full((1, 2, 2), 0.5)], tokens=["x" * 10**6, "<b>"]))
     first, second = answers.tokens(0, "key", 0, 2)
     assert (len(first), first[-1], second) == (1000, "…", "<b>")
 
@@ -107,7 +107,7 @@ def test_what_is_not_there_is_refused(answers, name, arguments, message):
 
 
 def test_too_much_at_once_is_refused(monkeypatch):
-    answers = Answers(Atlas.from_weights([torch.full((1, 300, 300), 1 / 300)]))
+    answers = AtlasAPI(Atlas.from_weights([torch.full((1, 300, 300), 1 / 300)]))
     with pytest.raises(AtlasError, match="257 rows were asked for at once; at most 256 are told: ask for parts"):
         answers.weights(0, 0, (0, 257), (0, 1))
     monkeypatch.setattr("regard.explorer.api.MOST_CELLS", 100)
@@ -119,7 +119,7 @@ def test_too_much_at_once_is_refused(monkeypatch):
 
 def test_an_atlas_without_maps_has_nothing_to_show():
     with pytest.raises(AtlasError, match="no map of attention in it"):
-        Answers(Atlas([], {}))
+        AtlasAPI(Atlas([], {}))
 
 
 ROWS = {"map": number, "rows": stretch, "side": word}
@@ -165,23 +165,23 @@ def test_a_query_that_needs_nothing_takes_nothing():
 
 def test_roles_are_found_where_the_truth_is_known(atlas):
     previous = torch.eye(40)[torch.arange(40).sub(1).clamp(min=0)]
-    found = with_roles_found(Atlas.from_weights({"a": torch.stack([previous, torch.full((40, 40), 1 / 40)])}))
-    roles = Answers(found).meta()["maps"][0]["roles"]
+    found = with_detected_roles(Atlas.from_weights({"a": torch.stack([previous, torch.full((40, 40), 1 / 40)])}))
+    roles = AtlasAPI(found).meta()["maps"][0]["roles"]
     assert [role["name"] for role in roles[0]] == ["previous token"]
     assert roles[0][0]["score"] == pytest.approx(1)
     assert roles[0][0]["n"] == 39
     assert [role["name"] for role in roles[1]] == ["diffuse"]
-    assert [len(of.roles) for of in with_roles_found(atlas).maps] == [3, 3]
+    assert [len(of.roles) for of in with_detected_roles(atlas).maps] == [3, 3]
 
 
 def test_roles_of_cross_attention_stay():
-    found = with_roles_found(Atlas.from_weights({"cross": torch.full((1, 4, 7), 1 / 7)}))
+    found = with_detected_roles(Atlas.from_weights({"cross": torch.full((1, 4, 7), 1 / 7)}))
     assert found.maps[0].roles == ((),)
 
 
 def test_roles_that_were_told_stay():
     told = [[[{"name": "mine", "score": 0.5, "n": 3, "rule": "as I like it"}]]]
-    found = with_roles_found(Atlas.from_weights([torch.eye(9)[None]]).with_roles(told))
+    found = with_detected_roles(Atlas.from_weights([torch.eye(9)[None]]).with_roles(told))
     assert [role["name"] for role in found.maps[0].roles[0]] == ["mine"]
 
 
@@ -194,7 +194,7 @@ def test_rows_that_attend_to_nan_are_told_from_pairs_that_do_not_exist():
     key[0, 1, 60] = math.nan  # of one head: its rows from 60 on attend to it
     with record(Attending()) as recording:
         recording.model(query, key)
-    answers = Answers(recording.atlas())
+    answers = AtlasAPI(recording.atlas())
     assert answers.meta()["maps"][0]["broken"] == [0, 40]
     tile = answers.weights(0, 1, (0, 100), (0, 100))
     rows, columns = np.indices(tile.shape)
@@ -210,7 +210,7 @@ def test_rows_that_attend_to_nan_are_told_from_pairs_that_do_not_exist():
         np.testing.assert_array_equal(np.isinf(cells), ((down + 1) * high > 60) & ~empty)
         assert np.isnan(recording.atlas().maps[0].pooled(1, level)[-1]).all()  # a NaN for both in Python
     assert np.isinf(answers.overview(0, "max")[1]).any()
-    assert "broken" not in Answers(Atlas.from_weights([torch.full((1, 2, 2), 0.5)])).meta()["maps"][0]
+    assert "broken" not in AtlasAPI(Atlas.from_weights([torch.full((1, 2, 2), 0.5)])).meta()["maps"][0]
 
 
 def test_shares_are_at_most_one():

@@ -13,7 +13,7 @@ from regard.errors import AtlasError
 from regard.explorer import Atlas, record
 from regard.explorer.atlas import pyramid
 from regard.explorer.atlas.bitmap_mask import tiled
-from regard.explorer.atlas.pyramid import Existing, Levels
+from regard.explorer.atlas.pyramid import PyramidLevels, UnmaskedCells
 
 B, H, D = 2, 3, 8
 
@@ -86,9 +86,9 @@ def test_strips_make_no_difference(cells, pairs, monkeypatch):
     monkeypatch.setattr(pyramid, "CELLS", cells)
     monkeypatch.setattr(pyramid, "PAIRS", pairs)
     mask, n = MASKS["pairs of their own"](310), 310
-    grid, levels = Grid.of(n, n), Levels.of(n, n, 1e9)
+    grid, levels = Grid.of(n, n), PyramidLevels.of(n, n, 1e9)
     nothing_shown = torch.zeros(B, H, *levels.shapes[0])
-    found = Existing.by(mask, grid, levels, nothing_shown)
+    found = UnmaskedCells.by(mask, grid, levels, nothing_shown)
     for level, shape in enumerate(levels.shapes):
         told = found.of(level, torch.Size((B, H, *shape)))
         assert told is not None
@@ -103,10 +103,10 @@ def test_a_mask_that_knows_is_not_looked_into(monkeypatch):
         pyramid, "_look", lambda mask, grid, levels, start, exists, unknown: unknown.sum() == 0 or 1 / 0
     )
     n = 4096
-    levels = Levels.of(n, n, 1e9)
+    levels = PyramidLevels.of(n, n, 1e9)
     shown = torch.zeros(1, 1, *levels.shapes[0])
     shown[..., torch.arange(1024), torch.arange(1024)] = 1e-30  # on the diagonal cells, of which causal() has a part
-    found = Existing.by(masks.causal(), Grid.of(n, n), levels, shown)
+    found = UnmaskedCells.by(masks.causal(), Grid.of(n, n), levels, shown)
     assert int(found.levels[0].sum()) == 1024 * 1025 // 2
 
 

@@ -14,7 +14,7 @@ from torch import nn
 import regard
 from regard import biases, masks
 from regard.errors import AtlasError
-from regard.explorer import Atlas, Hypothesis, Pieces, record
+from regard.explorer import Atlas, RankedTranslation, TokenizedText, record
 
 ROOM = 2**31
 """How much more address space the tests may take than before; a header that is believed asks for far more."""
@@ -61,9 +61,9 @@ def files(tmp_path_factory):
     spread = torch.randn(2, 3, 20, 20).softmax(-1)
     role = {"name": "a", "score": 1.0, "n": 2, "rule": "b"}
     atlas = Atlas.from_weights({"a": spread}).with_roles([[[role], [], []]] * 2)
-    pieces = Pieces([str(n) for n in range(20)], [n // 2 for n in range(20)]), Pieces(["a", "b", "c"])
+    pieces = TokenizedText([str(n) for n in range(20)], [n // 2 for n in range(20)]), TokenizedText(["a", "b", "c"])
     pair = Atlas.from_weights({"cross": torch.full((2, 1, 20, 3), 1 / 3)}, tokens=pieces)
-    pair = pair.with_hypotheses([Hypothesis(0, "a", -1.5), Hypothesis(1, "b", -2.0)]).with_gold("0-0 2?9")
+    pair = pair.with_hypotheses([RankedTranslation(0, "a", -1.5), RankedTranslation(1, "b", -2.0)]).with_gold("0-0 2?9")
     return [
         recorded(path, 20, [str(n) for n in range(20)], mask=masks.causal() & documents, bias=biases.alibi(4)),
         recorded(path, 150, mask=masks.where(keep=torch.rand(2, 1, 150, 150) > 0.4), softcap=2.0),

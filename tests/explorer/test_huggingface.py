@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import regard.huggingface
-from regard.explorer import Atlas, Hypothesis, record
+from regard.explorer import Atlas, RankedTranslation, record
 
 transformers = pytest.importorskip("transformers")
 
@@ -224,7 +224,7 @@ def test_the_translations_of_a_beam_have_their_maps(pair):
     with torch.no_grad(), record(ours, dtype="keep") as recording:
         ours(ids.expand(len(said), -1), decoder_input_ids=said[:, :-1], use_cache=False)
     given = [[f"{rank}.{place}" for place in range(said.shape[1] - 1)] for rank in range(3)]
-    hypotheses = [Hypothesis(rank, f"text {rank}", float(found.sequences_scores[rank])) for rank in range(3)]
+    hypotheses = [RankedTranslation(rank, f"text {rank}", float(found.sequences_scores[rank])) for rank in range(3)]
     atlas = recording.atlas(tokens=(given, [f"s{place}" for place in range(7)]))
     atlas = atlas.with_hypotheses([hypotheses[of.sequence] for of in atlas.maps])
     cross = [of for of in atlas.maps if of.name == "model.decoder.layers.0.encoder_attn"]

@@ -8,7 +8,7 @@ from torch import nn
 import regard
 from regard import masks
 from regard.explorer import Atlas, record
-from regard.explorer.atlas.pyramid import Levels, packed, unpacked
+from regard.explorer.atlas.pyramid import PyramidLevels, packed, unpacked
 from regard.explorer.atlas.summary import NEAR
 from regard.lenses import Weights
 
@@ -128,7 +128,7 @@ def test_cross_attention_has_no_distances():
     ],
 )
 def test_levels(queries, keys, room, first, last):
-    levels = Levels.of(queries, keys, room)
+    levels = PyramidLevels.of(queries, keys, room)
     assert levels.shapes[0] == first
     assert levels.shapes[-1] == last
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from regard.errors import AtlasError, ConfigurationError, MissingExtra
-from regard.explorer import Atlas, State, show
-from regard.explorer.collection import Shelf
-from regard.explorer.notebook import Framed, Live
-from regard.explorer.png_preview import COLOURS, NO_PAIR, PAPER, picture
-from regard.explorer.static_page import Bundle
+from regard.explorer import Atlas, ViewState, show
+from regard.explorer.collection import Collection
+from regard.explorer.notebook import FramedPage, LiveWidget
+from regard.explorer.png_preview import COLOURS, NO_PAIR, PAPER, preview_png
+from regard.explorer.static_page import WebBundle
 from regard.explorer.widget import answer
 
 
@@ -30,12 +30,12 @@ def made(text):
 
 @pytest.fixture
 def ask():
-    shelf = Shelf({"it was late": made("it was late")}, rerun=made)
+    collection = Collection({"it was late": made("it was late")}, rerun=made)
 
     def asking(method, _message=None, **arguments):
         sent = []
         message = {"id": "a.1", "method": method, "arguments": arguments} if _message is None else _message
-        answer(shelf, message, lambda content, buffers: sent.append((content, buffers)))
+        answer(collection, message, lambda content, buffers: sent.append((content, buffers)))
         assert len(sent) == 1
         return sent[0]
 
@@ -105,15 +105,15 @@ def test_a_bad_message_is_answered_in_words(ask, message, error):
 def test_a_notebook_shows_a_widget_where_there_is_anywidget(monkeypatch):
     pytest.importorskip("anywidget")
     shown = show({"a": made("it was late"), "b": made("it is late")}, height=500)
-    assert isinstance(shown, Live)
+    assert isinstance(shown, LiveWidget)
     assert (shown.widget.height, shown.widget.state) == (500, "")
-    assert shown.widget._esm == Bundle.read().script
+    assert shown.widget._esm == WebBundle.read().script
     assert "export{" in shown.widget._esm
     outputs = []
     monkeypatch.setattr("IPython.display.display", lambda output, raw: outputs.append(output))
     shown._ipython_display_()
     still, live = outputs
-    assert base64.b64decode(still["image/png"]) == picture(made("it was late"))
+    assert base64.b64decode(still["image/png"]) == preview_png(made("it was late"))
     assert still["image/png"].endswith(shown.widget.hides)
     assert len(shown.widget.hides) == 60
     assert live["application/vnd.jupyter.widget-view+json"]["model_id"] == shown.widget.model_id
@@ -126,17 +126,17 @@ def test_a_notebook_shows_a_widget_where_there_is_anywidget(monkeypatch):
 
 def test_what_is_shown_is_told():
     pytest.importorskip("anywidget")
-    shown = made("it was late").show(state=State(view="head"))
-    assert isinstance(shown, Live)
-    assert shown.state == State(view="head")
+    shown = made("it was late").show(state=ViewState(view="head"))
+    assert isinstance(shown, LiveWidget)
+    assert shown.state == ViewState(view="head")
     shown.widget.state = "view=lines&top=5"  # as the page sets it
-    assert shown.state == State(view="lines", top=5)
+    assert shown.state == ViewState(view="lines", top=5)
 
 
 def test_an_atlas_shows_itself_with_its_model():
     pytest.importorskip("anywidget")
     shown = made("it was late").show(rerun=made)
-    assert isinstance(shown, Live)
+    assert isinstance(shown, LiveWidget)
     with pytest.raises(ConfigurationError, match="there are 2 atlases and a model to run again"):
         show({"a": made("a"), "b": made("b")}, rerun=made)
     with pytest.raises(AtlasError, match="there is no atlas to show"):
@@ -146,7 +146,7 @@ def test_an_atlas_shows_itself_with_its_model():
 def test_without_anywidget_it_is_a_page_in_a_frame(monkeypatch):
     monkeypatch.setitem(sys.modules, "anywidget", None)
     shown = made("it was late").show()
-    assert isinstance(shown, Framed)
+    assert isinstance(shown, FramedPage)
     bundle = shown._repr_mimebundle_()
     still = f'<img src="data:image/png;base64,{bundle["image/png"]}"'
     # A frame over the picture, which is all that is left of it where a notebook is not trusted.
@@ -181,7 +181,7 @@ def test_the_picture_has_all_heads():
     torch.manual_seed(0)
     layer = torch.zeros(2, 2, 2)
     layer[0] = torch.eye(2)
-    drawn = pixels(picture(Atlas.from_weights({"a": layer, "b": layer[:1]})))
+    drawn = pixels(preview_png(Atlas.from_weights({"a": layer, "b": layer[:1]})))
     assert drawn.shape == (6 + 2 * 54, 6 + 2 * 54, 3)
     first, last = tuple(COLOURS[0]), tuple(COLOURS[-1])
     centres = [18, 42, 72, 96]
@@ -198,6 +198,6 @@ def test_pairs_that_do_not_exist_are_no_colour_of_the_map():
     layer = regard.nn.Attention(regard.nn.Projections(4, num_heads=1), mask=regard.masks.causal())
     with torch.no_grad(), record(nn := torch.nn.Sequential(layer)) as recording:
         nn(torch.randn(1, 2, 4))
-    drawn = pixels(picture(recording.atlas()))
+    drawn = pixels(preview_png(recording.atlas()))
     assert tuple(drawn[18, 42].tolist()) == NO_PAIR
     assert tuple(drawn[18, 18].tolist()) == tuple(COLOURS[-1])

@@ -4,7 +4,7 @@ import webbrowser
 
 import pytest
 
-from regard.explorer.serve import opened
+from regard.explorer.server import open_browser
 
 
 class Browser:
@@ -42,25 +42,25 @@ def machine(monkeypatch):
 def test_a_browser_gets_the_address(machine, variables):
     browser = Browser("firefox")
     machine(browser, **variables)
-    assert opened("http://127.0.0.1:1/token/")
+    assert open_browser("http://127.0.0.1:1/token/")
     assert browser.seen == ["http://127.0.0.1:1/token/"]
 
 
 def test_without_a_display_nothing_is_opened(machine):
     browser = Browser("firefox")
     machine(browser)
-    assert not opened("http://127.0.0.1:1/token/")
+    assert not open_browser("http://127.0.0.1:1/token/")
     assert browser.seen == []
 
 
 def test_a_browser_of_the_terminal_is_left_alone(machine):
     browser = Browser("lynx")
     machine(browser, DISPLAY=":0")
-    assert not opened("http://127.0.0.1:1/token/")
+    assert not open_browser("http://127.0.0.1:1/token/")
     assert browser.seen == []
 
 
 @pytest.mark.parametrize("browser", [None, Browser("firefox", works=False), Browser("firefox", works=None)])
 def test_a_browser_that_does_not_start_is_no_error(machine, browser):
     machine(browser, DISPLAY=":0")
-    assert not opened("http://127.0.0.1:1/token/")
+    assert not open_browser("http://127.0.0.1:1/token/")

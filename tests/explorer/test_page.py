@@ -14,8 +14,8 @@ import torch
 import regard
 from regard.errors import AtlasError, CheckpointError, ConfigurationError
 from regard.explorer import Atlas, record
-from regard.explorer.notebook import framed
-from regard.explorer.static_page import Bundle, contents_of, rounded, static_page, written
+from regard.explorer.notebook import framed_page
+from regard.explorer.static_page import WebBundle, encode_array, fit_payload, round_mantissa, static_page
 
 HOSTILE = ["</script><script>alert(1)</script>", "<!--", "]]>", "‮abc", "\ud800", "x" * 5000, "&lt;", "\u2028"]
 
@@ -117,7 +117,7 @@ def test_the_heads_with_the_clearest_roles_are_in_it_as_far_as_there_is_room():
         (500_000, 0, "2 maps in cells of 2 × 2 weights and more"),
         (370_000, 1, "2 maps in cells of 4 × 4 weights and more, with whole weights of 1 head of them"),
     ):
-        contents = contents_of(atlas.with_roles(roles), most)
+        contents = fit_payload(atlas.with_roles(roles), most)
         data = contents.held
         assert contents.said() == said
         assert len(json.dumps(data)) < contents.size + 5000 < most + 5000  # beside the names of what there is
@@ -135,7 +135,7 @@ def test_its_policy_lets_its_own_script_run_and_nothing_else(causal):
     assert len(policy) == 1
     assert text.index("Content-Security-Policy") < min(text.index("<style"), text.index("<script"))
     said = dict(part.split(" ", 1) for part in policy[0].split("; "))
-    bundle = Bundle.read()
+    bundle = WebBundle.read()
     for name, part in (("script-src", bundle.script), ("style-src", bundle.styles)):
         assert said[name] == f"'sha256-{base64.b64encode(hashlib.sha256(part.encode()).digest()).decode()}'"
         assert part in text
@@ -175,7 +175,7 @@ def test_it_is_written_whole_or_not_at_all(causal, tmp_path):
 
 
 def test_a_notebook_gets_it_in_a_sandbox(causal):
-    shown = framed(causal, height=500)
+    shown = framed_page(causal, height=500)
     markup = shown._repr_html_()
     found = re.fullmatch(
         r'<iframe srcdoc="([^"]*)" sandbox="([^"]*)" title="regard explorer" style="([^"]*)"></iframe>', markup
@@ -185,32 +185,32 @@ def test_a_notebook_gets_it_in_a_sandbox(causal):
     assert found[2] == "allow-scripts allow-downloads allow-forms"
     assert "height: 500px" in found[3]
     assert repr(shown).startswith("<explorer, ")
-    assert framed(causal, most=200_000).page.size <= 200_000
+    assert framed_page(causal, most=200_000).page.size <= 200_000
 
 
 @pytest.mark.parametrize("digits", [3, 8, 10, 11])
 def test_numbers_are_rounded_to_the_nearest(digits):
     values = np.concatenate([np.logspace(-4, 0, 500), [0.0, 1.0]]).astype(np.float32)
-    kept = rounded(values, digits).astype(np.float32)
+    kept = round_mantissa(values, digits).astype(np.float32)
     assert (np.abs(kept - values) <= np.maximum(2.0**-digits * values, 2.0 ** (-14 - digits))).all()
     assert len(np.unique(kept)) <= 14 * 2 ** (digits - 1) + 2
     assert (np.diff(kept[:-2]) >= 0).all()
-    assert np.isnan(rounded(np.array([np.nan], np.float32), digits)).all()
+    assert np.isnan(round_mantissa(np.array([np.nan], np.float32), digits)).all()
 
 
 def test_large_numbers_keep_single_precision():
     values = np.array([1e5, 0.25], np.float32)
-    assert read(written(values), 2).tolist() == [1e5, 0.25]
+    assert read(encode_array(values), 2).tolist() == [1e5, 0.25]
 
 
 def test_a_page_that_is_not_there_is_told(tmp_path, monkeypatch, causal):
     with pytest.raises(ConfigurationError, match="install regard anew, or, in a checkout, run `npm ci"):
-        Bundle.read(tmp_path)
-    broken = Bundle("<html></html>", "", "")
-    monkeypatch.setattr(Bundle, "read", classmethod(lambda cls: broken))
+        WebBundle.read(tmp_path)
+    broken = WebBundle("<html></html>", "", "")
+    monkeypatch.setattr(WebBundle, "read", classmethod(lambda cls: broken))
     with pytest.raises(ConfigurationError, match='needs <meta charset="utf-8"> once; it has it 0 times'):
         static_page(causal)
-    monkeypatch.setattr(Bundle, "read", classmethod(lambda cls: Bundle("", "</SCRIPT>", "")))
+    monkeypatch.setattr(WebBundle, "read", classmethod(lambda cls: WebBundle("", "</SCRIPT>", "")))
     with pytest.raises(ConfigurationError, match="cannot stand inside a page"):
         static_page(causal)
 

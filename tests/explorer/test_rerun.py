@@ -18,11 +18,11 @@ from torch import nn
 
 from regard.errors import AtlasError, ConfigurationError, CorpusError
 from regard.explorer import Atlas
-from regard.explorer.collection import MOST_BYTES, Shelf, Stopped, stoppable
+from regard.explorer.collection import MOST_BYTES, Collection, RunStopped, stoppable
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
-from regard.explorer.serve import Serving
+from regard.explorer.server import ExplorerServer
 
 
 class Model:
@@ -57,7 +57,7 @@ def model():
 
 @pytest.fixture
 def serving(model):
-    serving = Serving({"it was late": model("it was late")}, rerun=model)
+    serving = ExplorerServer({"it was late": model("it was late")}, rerun=model)
     thread = threading.Thread(target=serving.run)
     thread.start()
     yield serving
@@ -166,7 +166,9 @@ def test_other_ways_in_are_shut(ask):
 
 
 def test_without_a_model_nothing_can_be_run():
-    serving = Serving({"a": Atlas.from_weights([torch.ones(1, 1, 1)]), "b": Atlas.from_weights([torch.ones(1, 1, 1)])})
+    serving = ExplorerServer(
+        {"a": Atlas.from_weights([torch.ones(1, 1, 1)]), "b": Atlas.from_weights([torch.ones(1, 1, 1)])}
+    )
     thread = threading.Thread(target=serving.run)
     thread.start()
     try:
@@ -220,7 +222,7 @@ def test_a_run_ends_when_nobody_waits_for_it(ask, serving, model):
 
 
 def test_the_server_ends_while_a_model_runs(model):
-    serving = Serving({"a": model("a")}, rerun=model)
+    serving = ExplorerServer({"a": model("a")}, rerun=model)
     thread = threading.Thread(target=serving.run)
     thread.start()
     connection = leave(serving, b"wait for the end")
@@ -235,14 +237,14 @@ def test_the_server_ends_while_a_model_runs(model):
 def test_a_request_for_the_old_atlas_is_answered_about_the_old_atlas(ask, monkeypatch):
     from regard.explorer import api
 
-    begun, go_on, real = threading.Event(), threading.Event(), api.shown_weights
+    begun, go_on, real = threading.Event(), threading.Event(), api.displayed_weights
 
     def wait(*asked):
         begun.set()
         assert go_on.wait(60)
         return real(*asked)
 
-    monkeypatch.setattr(api, "shown_weights", wait)
+    monkeypatch.setattr(api, "displayed_weights", wait)
     with ThreadPoolExecutor(1) as pool:
         late = pool.submit(ask, "0/weights?map=0&head=0&rows=0-3&columns=0-3")
         assert begun.wait(60)
@@ -272,21 +274,21 @@ def test_a_tag_of_one_atlas_is_none_of_another(serving, ask):
 
 def test_a_shelf_of_several_atlases():
     one = Atlas.from_weights([torch.ones(1, 1, 1)], title="one")
-    assert Shelf(one).listed()["atlases"] == [{"number": 0, "name": "one"}]
+    assert Collection(one).listed()["atlases"] == [{"number": 0, "name": "one"}]
     with pytest.raises(AtlasError, match="there is no atlas to show: give one, or several by their names"):
-        Shelf({})
+        Collection({})
     with pytest.raises(ConfigurationError, match="there are 2 atlases and a model to run again: give the one atlas"):
-        Shelf({"a": one, "b": one}, rerun=lambda text: one)
+        Collection({"a": one, "b": one}, rerun=lambda text: one)
     with pytest.raises(ConfigurationError, match="these atlases are records: there is no model here to run"):
-        Shelf(one).run("a")
+        Collection(one).run("a")
     with pytest.raises(CorpusError, match="half of a character in it, a surrogate without its other half"):
-        Shelf(one, rerun=lambda text: one).run("\ud800")
+        Collection(one, rerun=lambda text: one).run("\ud800")
     with pytest.raises(CorpusError, match="the text has 100,002 bytes, and at most 100,000 are read"):
-        Shelf(one, rerun=lambda text: one).run("é" * 50_001)
-    shelf = Shelf(one, rerun=lambda text: Atlas([], {}))
+        Collection(one, rerun=lambda text: one).run("é" * 50_001)
+    collection = Collection(one, rerun=lambda text: Atlas([], {}))
     with pytest.raises(AtlasError, match="no map of attention in it"):
-        shelf.run("a")
-    assert shelf.listed()["atlases"] == [{"number": 0, "name": "one"}]
+        collection.run("a")
+    assert collection.listed()["atlases"] == [{"number": 0, "name": "one"}]
 
 
 def test_a_run_is_stopped_on_its_own_thread_alone():
@@ -297,11 +299,11 @@ def test_a_run_is_stopped_on_its_own_thread_alone():
         stop.set()
         with ThreadPoolExecutor(1) as pool:
             assert pool.submit(layer, torch.zeros(1)).result().shape == (1,)
-        with pytest.raises(Stopped):
+        with pytest.raises(RunStopped):
             layer(torch.zeros(1))
         stop.clear()
     layer(torch.zeros(1))
-    with pytest.raises(Stopped), stoppable(stop):  # at its end, if not before
+    with pytest.raises(RunStopped), stoppable(stop):  # at its end, if not before
         stop.set()
     layer(torch.zeros(1))
 
@@ -361,13 +363,13 @@ def test_runs_leave_no_memory_behind():
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     weights = torch.eye(400)[None]
-    shelf = Shelf(
+    collection = Collection(
         Atlas.from_weights({"head": weights}), rerun=lambda text: Atlas.from_weights({"head": weights.clone()})
     )
     for _ in range(20):
-        shelf.run("a")
+        collection.run("a")
     before = resident()
     for _ in range(200):  # each atlas takes half a megabyte
-        shelf.run("a")
+        collection.run("a")
     assert resident() - before < 30e6
-    assert [entry.number for entry in shelf.entries] == [220, 219]
+    assert [entry.number for entry in collection.entries] == [220, 219]

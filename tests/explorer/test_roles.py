@@ -8,7 +8,7 @@ from torch import nn
 
 import regard
 from regard import masks, scores
-from regard.explorer import Atlas, record, with_roles_found
+from regard.explorer import Atlas, record, with_detected_roles
 from regard.heads import Roles
 
 B, H, N, D = 3, 4, 90, 8
@@ -79,7 +79,7 @@ def test_a_record_with_words_finds_the_roles_of_each_sequence(rule, length, tmp_
     assert [shown.roles for shown in without.maps] == [((),) * H] * B
     without._records[0]["tokens"].update(recording.atlas(tokens=WORDS)._records[0]["tokens"])  # words, no roles yet
     arrays = {**without._arrays, **recording.atlas(tokens=WORDS)._arrays}
-    for shown, found in zip(maps, with_roles_found(Atlas(without._records, arrays)).maps, strict=True):
+    for shown, found in zip(maps, with_detected_roles(Atlas(without._records, arrays)).maps, strict=True):
         assert [[role["name"] for role in head] for head in found.roles] == [
             [role["name"] for role in head] for head in shown.roles
         ]
@@ -114,7 +114,7 @@ def test_cross_attention_and_queries_in_other_places_have_none():
         with record(Asker()) as recording:
             recording.model(query, key, key, **options)
         atlas = recording.atlas(tokens=WORDS)
-        assert [shown.roles for shown in [*atlas.maps, *with_roles_found(atlas).maps]] == [((),) * H] * 2 * B
+        assert [shown.roles for shown in [*atlas.maps, *with_detected_roles(atlas).maps]] == [((),) * H] * 2 * B
 
 
 def test_a_head_that_attends_to_nan_has_none():
@@ -136,7 +136,7 @@ def test_a_long_map_has_roles():
         recording.model(8 * before, 4 * key, 4 * key, mask=masks.causal() & masks.window(before=64))
     atlas = recording.atlas(tokens=[f"w{number}" for number in range(n)])
     assert [role["name"] for role in atlas.maps[0].roles[0]] == ["previous token"]
-    found = with_roles_found(
+    found = with_detected_roles(
         Atlas([{name: value for name, value in atlas._records[0].items() if name != "roles"}], atlas._arrays)
     )
     assert [role["name"] for role in found.maps[0].roles[0]] == ["previous token"]
@@ -144,5 +144,5 @@ def test_a_long_map_has_roles():
 
 def test_long_weights_that_are_given_have_roles():
     before = torch.eye(1100)[torch.arange(1100).sub(1).clamp(min=0)]
-    found = with_roles_found(Atlas.from_weights({"a": torch.stack([before, torch.full((1100, 1100), 1 / 1100)])}))
+    found = with_detected_roles(Atlas.from_weights({"a": torch.stack([before, torch.full((1100, 1100), 1 / 1100)])}))
     assert [[role["name"] for role in head] for head in found.maps[0].roles] == [["previous token"], ["diffuse"]]

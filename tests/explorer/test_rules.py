@@ -11,7 +11,7 @@ import regard
 from regard import biases, masks, scores
 from regard.errors import AtlasError
 from regard.explorer import Atlas, record
-from regard.explorer.api import Answers
+from regard.explorer.api import AtlasAPI
 from regard.lenses import Weights
 
 B, H, M, N, D = 2, 4, 150, 170, 8
@@ -223,7 +223,7 @@ def test_metrics_are_nan_where_those_of_heads_are(tmp_path):
     for name in ("entropy", "effective_keys", "distance", "top1", "local"):
         np.testing.assert_allclose(shown.metrics[name], getattr(expected, name)[0], rtol=1e-4, err_msg=name)
     assert np.isnan(shown.metrics["entropy"]).tolist() == [True, False, True, False]
-    metrics = Answers(Atlas.open(tmp_path / "a.atlas")).meta()["maps"][0]["metrics"]
+    metrics = AtlasAPI(Atlas.open(tmp_path / "a.atlas")).meta()["maps"][0]["metrics"]
     assert [value is None for value in metrics["entropy"]] == [True, False, True, False]
 
 

@@ -19,7 +19,7 @@ from regard.explorer import Atlas, record
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
-from regard.explorer.serve import Serving
+from regard.explorer.server import ExplorerServer
 
 LENGTH = 300
 GOOD = (
@@ -67,7 +67,7 @@ def atlas():
 
 @pytest.fixture(scope="module")
 def serving(atlas):
-    serving = Serving(atlas)
+    serving = ExplorerServer(atlas)
     thread = threading.Thread(target=serving.run)
     thread.start()
     yield serving
@@ -101,7 +101,7 @@ def test_it_listens_on_the_loopback_interface_alone(serving):
     assert serving._socket.getsockname()[0] == "127.0.0.1"
     token = urlsplit(serving.address).path.strip("/")
     assert len(token) >= 32
-    other = Serving(Atlas.from_weights([torch.ones(1, 1, 1)]))
+    other = ExplorerServer(Atlas.from_weights([torch.ones(1, 1, 1)]))
     other.close()
     assert token not in other.address
 
@@ -142,10 +142,10 @@ def test_an_answer_that_is_known_is_neither_computed_nor_sent_again(ask, monkeyp
     path = "0/weights?map=0&head=1&rows=0-9&columns=0-9"
     _, headers, _ = ask(path)
     assert headers["cache-control"] == "private, max-age=3600, immutable"
-    monkeypatch.setattr("regard.explorer.api.shown_weights", None)
+    monkeypatch.setattr("regard.explorer.api.displayed_weights", None)
     assert ask(path, If_None_Match=headers["etag"])[::2] == (304, b"")
     monkeypatch.undo()
-    monkeypatch.setattr("regard.explorer.api.shown_weights", lambda *_: np.zeros((9, 9), np.float32))
+    monkeypatch.setattr("regard.explorer.api.displayed_weights", lambda *_: np.zeros((9, 9), np.float32))
     assert ask(path.replace("head=1", "head=0"), If_None_Match=headers["etag"])[::2] == (200, bytes(4 * 81))
     assert ask(path, If_None_Match='"else"')[::2] == (200, bytes(4 * 81))
     assert ask("0/meta")[1]["cache-control"] == "no-store"
@@ -212,7 +212,7 @@ def test_what_fails_inside_tells_nothing(ask, monkeypatch, caplog):
     def fail(*_):
         raise RuntimeError("a secret")
 
-    monkeypatch.setattr("regard.explorer.api.shown_weights", fail)
+    monkeypatch.setattr("regard.explorer.api.displayed_weights", fail)
     status, _, body = ask("0/weights?map=0&head=0&rows=0-1&columns=0-1")
     assert status == 500
     assert json.loads(body) == {"error": "the server failed at this; where it runs it has said more"}
@@ -227,7 +227,7 @@ def test_it_listens_while_it_computes(ask, monkeypatch):
         assert go_on.wait(60)
         return np.zeros((rows.stop - rows.start, columns.stop - columns.start), np.float32)
 
-    monkeypatch.setattr("regard.explorer.api.shown_weights", wait)
+    monkeypatch.setattr("regard.explorer.api.displayed_weights", wait)
     path = "0/weights?map=0&head=0&rows=0-1&columns=0-2"
     with ThreadPoolExecutor(5) as pool:
         waiting = [pool.submit(ask, path) for _ in range(5)]

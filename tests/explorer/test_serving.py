@@ -12,10 +12,10 @@ from regard.explorer import Atlas
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
-from regard.explorer.collection import Shelf
-from regard.explorer.serve import Serving
-from regard.explorer.server import application
-from regard.explorer.static_page import Bundle
+from regard.explorer.app import application
+from regard.explorer.collection import Collection
+from regard.explorer.server import ExplorerServer
+from regard.explorer.static_page import WebBundle
 
 
 @pytest.fixture
@@ -29,31 +29,31 @@ def test_a_port_that_is_taken_is_told(atlas):
         other.listen()
         port = other.getsockname()[1]
         with pytest.raises(ConfigurationError, match=f"the port {port} of 127.0.0.1 cannot be used: .* Choose another"):
-            Serving(atlas, port)
+            ExplorerServer(atlas, port)
     with pytest.raises(ConfigurationError, match="port is 70000; it needs to be between 0"):
-        Serving(atlas, 70000)
+        ExplorerServer(atlas, 70000)
 
 
 def test_a_port_may_be_chosen_and_is_given_back(atlas):
-    first = Serving(atlas)
+    first = ExplorerServer(atlas)
     first.close()
-    again = Serving(atlas, first.port)
+    again = ExplorerServer(atlas, first.port)
     assert f":{first.port}/" in again.address
     again.close()
 
 
 def test_without_maps_or_without_the_extra_nothing_is_served(atlas, monkeypatch):
     with pytest.raises(AtlasError, match="no map of attention"):
-        Serving(Atlas([], {}))
+        ExplorerServer(Atlas([], {}))
     monkeypatch.setitem(sys.modules, "starlette", None)
     with pytest.raises(MissingExtra, match=r"pip install 'regard\[explorer\]'"):
-        Serving(atlas)
+        ExplorerServer(atlas)
 
 
 def test_what_nobody_waits_for_any_more_is_not_computed(atlas, monkeypatch):
     computed = []
-    monkeypatch.setattr("regard.explorer.api.shown_weights", lambda *of: computed.append(of))
-    app = application(Shelf(atlas), Bundle.read(), token="t", port=1)
+    monkeypatch.setattr("regard.explorer.api.displayed_weights", lambda *of: computed.append(of))
+    app = application(Collection(atlas), WebBundle.read(), token="t", port=1)
     query = b"map=0&head=0&rows=0-1&columns=0-2"
     scope = {"type": "http", "method": "GET", "path": "/t/0/weights", "query_string": query, "http_version": "1.1"}
     sent = []

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from regard.errors import ConfigurationError
-from regard.explorer import Atlas, State, show, static_page
-from regard.explorer.notebook import Framed, Live
+from regard.explorer import Atlas, ViewState, show, static_page
+from regard.explorer.notebook import FramedPage, LiveWidget
 
 PERMALINKS = json.loads(
     (Path(__file__).parents[2] / "explorer" / "test" / "permalinks.json").read_text(encoding="utf-8")
@@ -31,18 +31,18 @@ def atlas():
 @pytest.mark.parametrize("case", PERMALINKS, ids=lambda case: case["permalink"][:20])
 def test_permalinks_are_those_of_the_page(case):
     told: dict[str, Any] = {name: tupled(value) for name, value in case["state"].items()}
-    state = State(**told)
+    state = ViewState(**told)
     assert state.permalink() == case["permalink"]
-    assert State.from_permalink(case["permalink"]) == state
-    assert State.from_permalink(f"http://127.0.0.1:1/token/#{case['permalink']}") == state
+    assert ViewState.from_permalink(case["permalink"]) == state
+    assert ViewState.from_permalink(f"http://127.0.0.1:1/token/#{case['permalink']}") == state
 
 
 def test_all_that_the_page_keeps_is_among_them():
-    assert set(PERMALINKS[-1]["state"]) == {field.name for field in dataclasses.fields(State)}
+    assert set(PERMALINKS[-1]["state"]) == {field.name for field in dataclasses.fields(ViewState)}
 
 
 def test_an_address_without_a_permalink_tells_nothing():
-    assert State.from_permalink("http://127.0.0.1:1/token/") == State() == State.from_permalink("#")
+    assert ViewState.from_permalink("http://127.0.0.1:1/token/") == ViewState() == ViewState.from_permalink("#")
 
 
 @pytest.mark.parametrize(
@@ -67,20 +67,20 @@ def test_an_address_without_a_permalink_tells_nothing():
 )
 def test_what_is_no_permalink_is_refused(permalink, error):
     with pytest.raises(ConfigurationError, match=error):
-        State.from_permalink(permalink)
+        ViewState.from_permalink(permalink)
 
 
 @pytest.mark.parametrize(
     ("state", "error"),
     [
-        (State(map="third"), "the state's map is 'third'; the atlas has first, second"),
-        (State(map=2), "the state's map is 2; there are 2, and the first is 0"),
-        (State(map="second", head=1), "the state's head of map 1 is 1; there are 1, and the first is 0"),
-        (State(pins=((0, 1), (1, 1))), "the state's head of map 1 is 1"),
-        (State(map=1, at=(2, 0)), "the state's chosen query is 2; there are 2"),
-        (State(at=(2, 3)), "the state's chosen key is 3; there are 3"),
-        (State(atlas=1), "the state's atlas is 1; there are 1"),
-        (State(against=1), "the state's atlas is 1; there are 1"),
+        (ViewState(map="third"), "the state's map is 'third'; the atlas has first, second"),
+        (ViewState(map=2), "the state's map is 2; there are 2, and the first is 0"),
+        (ViewState(map="second", head=1), "the state's head of map 1 is 1; there are 1, and the first is 0"),
+        (ViewState(pins=((0, 1), (1, 1))), "the state's head of map 1 is 1"),
+        (ViewState(map=1, at=(2, 0)), "the state's chosen query is 2; there are 2"),
+        (ViewState(at=(2, 3)), "the state's chosen key is 3; there are 3"),
+        (ViewState(atlas=1), "the state's atlas is 1; there are 1"),
+        (ViewState(against=1), "the state's atlas is 1; there are 1"),
     ],
 )
 def test_a_state_of_what_is_not_there_is_refused(atlas, state, error):
@@ -89,35 +89,35 @@ def test_a_state_of_what_is_not_there_is_refused(atlas, state, error):
 
 
 def test_a_page_opens_with_it(atlas):
-    assert '"state":"view=head&map=1"' in static_page(atlas, state=State(view="head", map="second")).text
-    assert '"state":"head=1&find=%3C%2Fscript%3E"' in static_page(atlas, state=State(head=1, find="</script>")).text
+    assert '"state":"view=head&map=1"' in static_page(atlas, state=ViewState(view="head", map="second")).text
+    assert '"state":"head=1&find=%3C%2Fscript%3E"' in static_page(atlas, state=ViewState(head=1, find="</script>")).text
     assert '"state":' not in static_page(atlas).text
-    assert '"state":' not in static_page(atlas, state=State()).text
+    assert '"state":' not in static_page(atlas, state=ViewState()).text
 
 
 def test_a_notebook_opens_with_it(atlas, monkeypatch):
     pytest.importorskip("anywidget")
     one = atlas.show(state="view=head&head=1")
-    several = show({"a": atlas, "b": atlas}, state=State(atlas=1, map="second", against=0))
-    assert isinstance(one, Live)
-    assert isinstance(several, Live)
+    several = show({"a": atlas, "b": atlas}, state=ViewState(atlas=1, map="second", against=0))
+    assert isinstance(one, LiveWidget)
+    assert isinstance(several, LiveWidget)
     assert one.widget.state == "view=head&head=1"
     assert several.widget.state == "map=1&atlas=1&against=0"
     with pytest.raises(ConfigurationError, match="the state's atlas is 2"):
-        show({"a": atlas, "b": atlas}, state=State(atlas=2))
+        show({"a": atlas, "b": atlas}, state=ViewState(atlas=2))
     monkeypatch.setitem(sys.modules, "anywidget", None)
-    framed = atlas.show(state=State(view="table"))
-    assert isinstance(framed, Framed)
-    assert "view=table" in framed.page.text
+    framed_page = atlas.show(state=ViewState(view="table"))
+    assert isinstance(framed_page, FramedPage)
+    assert "view=table" in framed_page.page.text
 
 
 def test_an_address_opens_with_it(atlas):
     pytest.importorskip("starlette")
     pytest.importorskip("uvicorn")
-    from regard.explorer.serve import Serving
+    from regard.explorer.server import ExplorerServer
 
-    serving = Serving(atlas, state=State(map="second", at=(1, 2)))
+    serving = ExplorerServer(atlas, state=ViewState(map="second", at=(1, 2)))
     serving.close()
     assert serving.address.endswith("/#map=1&at=1,2")
     with pytest.raises(ConfigurationError, match="the state's map is 5"):
-        Serving(atlas, state="map=5")
+        ExplorerServer(atlas, state="map=5")

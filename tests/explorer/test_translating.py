@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from regard.errors import AtlasError, ConfigurationError, CorpusError
-from regard.explorer import Atlas, Hypothesis, Pieces
-from regard.explorer.api import Answers
+from regard.explorer import Atlas, RankedTranslation, TokenizedText
+from regard.explorer.api import AtlasAPI
 from regard.explorer.record_translation import atlas_of_pair, atlas_of_translation
 from regard.explorer.static_page import static_page
 from regard.heads.word_alignment import SentenceLinks, word_links
@@ -167,14 +167,14 @@ def test_gold_is_of_one_sequence_and_of_one_hypothesis():
     assert [of.gold is not None for of in batch.with_gold("0-0", sequence=1).maps] == [False, True, False, False]
     with pytest.raises(AtlasError, match="there is no map of cross-attention of sequence 2 to have gold links"):
         batch.with_gold("0-0", sequence=2)
-    beam = batch.with_hypotheses([Hypothesis(0, "a", -1.0), Hypothesis(1, "b", -2.0), None, None])
+    beam = batch.with_hypotheses([RankedTranslation(0, "a", -1.0), RankedTranslation(1, "b", -2.0), None, None])
     assert beam.with_gold("0-0", hypothesis=0).maps[0].gold is not None
     with pytest.raises(AtlasError, match="of cross-attention of sequence 0 and hypothesis 1 to have gold links"):
         beam.with_gold("0-0", hypothesis=1)
 
 
 def test_gold_counts_words_and_not_tokens():
-    tokens = Pieces(["un", "seen", "</s>"], [0, 0, None]), Pieces(list("abcd"))
+    tokens = TokenizedText(["un", "seen", "</s>"], [0, 0, None]), TokenizedText(list("abcd"))
     atlas = Atlas.from_weights({"cross": torch.full((1, 3, 4), 0.25)}, tokens=tokens)
     assert told(atlas.with_gold("3-0").maps[0].gold).sure == {(3, 0)}
     with pytest.raises(AtlasError, match="there are 4 source words and 1 target words"):
@@ -185,16 +185,16 @@ def test_hypotheses_that_are_none():
     with pytest.raises(AtlasError, match="hypotheses need one entry for each of the 1 maps; they are 2"):
         small().with_hypotheses([None, None])
     with pytest.raises(AtlasError, match="a hypothesis needs to be {'rank': whole number, .*; one is {'rank': -1"):
-        small().with_hypotheses([Hypothesis(-1, "a", 0.0)])
+        small().with_hypotheses([RankedTranslation(-1, "a", 0.0)])
     with pytest.raises(AtlasError, match="a hypothesis needs to be"):
-        small().with_hypotheses([Hypothesis(0, "a", float("nan"))])
+        small().with_hypotheses([RankedTranslation(0, "a", float("nan"))])
     assert small().with_hypotheses([None]).maps[0].hypothesis is None
 
 
 def test_pieces_tell_which_tokens_make_which_word(tmp_path):
     weights = torch.rand(1, 4, 4).softmax(-1)
     words = [None, 0, 0, 1]
-    atlas = Atlas.from_weights({"a": weights}, tokens=Pieces(["[CLS]", "un", "##seen", "cat"], words))
+    atlas = Atlas.from_weights({"a": weights}, tokens=TokenizedText(["[CLS]", "un", "##seen", "cat"], words))
     atlas.save(tmp_path / "a.atlas")
     of = Atlas.open(tmp_path / "a.atlas").maps[0]
     assert of.query_tokens == ("[CLS]", "un", "##seen", "cat")
@@ -214,18 +214,18 @@ def test_pieces_tell_which_tokens_make_which_word(tmp_path):
 )
 def test_pieces_that_are_none(tokens, words, message):
     with pytest.raises(AtlasError, match=message):
-        Pieces(tokens, words)
+        TokenizedText(tokens, words)
 
 
 def test_a_page_is_told_of_words_gold_and_hypotheses():
-    tokens = Pieces(["x", "y"], [0, 0]), Pieces(["a", "b", "c"], [0, 1, 1])
-    atlas = small(tokens=tokens).with_hypotheses([Hypothesis(0, "h" * 2000, -1.5)]).with_gold("0-0 1?0")
-    meta = json.loads(json.dumps(Answers(atlas).meta(), allow_nan=False))
+    tokens = TokenizedText(["x", "y"], [0, 0]), TokenizedText(["a", "b", "c"], [0, 1, 1])
+    atlas = small(tokens=tokens).with_hypotheses([RankedTranslation(0, "h" * 2000, -1.5)]).with_gold("0-0 1?0")
+    meta = json.loads(json.dumps(AtlasAPI(atlas).meta(), allow_nan=False))
     [of] = meta["maps"]
     assert meta["words"] == [[0, 0], [0, 1, 1]]
     assert (of["words"], of["gold"]) == ([0, 1], {"sure": [[0, 0]], "possible": [[1, 0]]})
     assert (of["hypothesis"]["rank"], len(of["hypothesis"]["text"])) == (0, 1000)
-    [plain] = Answers(small()).meta()["maps"]
+    [plain] = AtlasAPI(small()).meta()["maps"]
     assert not {"words", "gold", "hypothesis"} & set(plain)
     assert '"possible"' in static_page(atlas).text
 
@@ -233,17 +233,17 @@ def test_a_page_is_told_of_words_gold_and_hypotheses():
 def test_a_page_is_told_which_heads_align_best(monkeypatch):
     weights = torch.stack([torch.eye(3), torch.eye(3).flip(0)])[:, :2]
     atlas = Atlas.from_weights({"cross": weights}, tokens=(["t0", "t1"], ["s0", "s1", "s2"]))
-    rates = Answers(atlas.with_gold("0-0 1-1")).meta()["maps"][0]["metrics"]["AER_argmax"]
+    rates = AtlasAPI(atlas.with_gold("0-0 1-1")).meta()["maps"][0]["metrics"]["AER_argmax"]
     assert rates == [0.0, pytest.approx(0.5)]  # of (0, 0) and (1, 1); of (2, 0) and (1, 1)
-    assert "AER_argmax" not in Answers(atlas).meta()["maps"][0]["metrics"]
+    assert "AER_argmax" not in AtlasAPI(atlas).meta()["maps"][0]["metrics"]
     nothing = Atlas.from_weights({"cross": torch.zeros(1, 2, 3)}).with_gold("0?0")
-    assert Answers(nothing).meta()["maps"][0]["metrics"]["AER_argmax"] == [None]
+    assert AtlasAPI(nothing).meta()["maps"][0]["metrics"]["AER_argmax"] == [None]
     monkeypatch.setattr("regard.explorer.api.MOST_HEADS", 1)
-    assert "AER_argmax" not in Answers(atlas.with_gold("0-0")).meta()["maps"][0]["metrics"]
+    assert "AER_argmax" not in AtlasAPI(atlas.with_gold("0-0")).meta()["maps"][0]["metrics"]
 
 
 def test_of_long_maps_a_page_is_told_nothing():
-    tokens = Pieces([str(i) for i in range(513)], range(513))
-    meta = Answers(Atlas.from_weights([torch.full((1, 513, 513), 1 / 513)], tokens=tokens)).meta()
+    tokens = TokenizedText([str(i) for i in range(513)], range(513))
+    meta = AtlasAPI(Atlas.from_weights([torch.full((1, 513, 513), 1 / 513)], tokens=tokens)).meta()
     assert meta["words"] == []
     assert "words" not in meta["maps"][0]

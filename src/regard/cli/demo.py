@@ -36,9 +36,9 @@ def demo(
 
 def _write(translator: Translator, sentence: str, path: Path) -> None:
     """Write an explorer page of a translation and say what is in it."""
-    from regard.explorer import static_page, with_roles_found
+    from regard.explorer import static_page, with_detected_roles
     from regard.explorer.record_translation import atlas_of_translation
 
-    page = static_page(with_roles_found(atlas_of_translation(translator, sentence, n_best=1)))
+    page = static_page(with_detected_roles(atlas_of_translation(translator, sentence, n_best=1)))
     page.save(path)
     typer.echo(f"  {path}  {page.size / 1e6:.1f} MB: {sentence}")

@@ -15,7 +15,7 @@ from regard.errors import AtlasError, ConfigurationError
 if TYPE_CHECKING:
     from regard.explorer import Atlas
     from regard.explorer.collection import Rerun
-    from regard.explorer.serve import Serving
+    from regard.explorer.server import ExplorerServer
 
 
 def explore(
@@ -77,9 +77,9 @@ def explore(
     if html is not None:
         _write(first, html, state)
     else:
-        from regard.explorer.serve import Serving
+        from regard.explorer.server import ExplorerServer
 
-        _serve(Serving(atlases, port or 0, state=state, rerun=rerun), no_open)
+        _serve(ExplorerServer(atlases, port or 0, state=state, rerun=rerun), no_open)
 
 
 def _atlases(
@@ -101,10 +101,10 @@ def _atlases(
 
         look = partial(atlas_of_translation, Translator.load(checkpoint or ENGLISH_FRENCH, which))
         said = what[0] if what else next(iter(next(arriving_lines(standard_input()), [])), "")
-    from regard.explorer.recording import with_roles_found
+    from regard.explorer.recording import with_detected_roles
 
     def rerun(text: str) -> Atlas:
-        return with_roles_found(look(text))
+        return with_detected_roles(look(text))
 
     return {said: rerun(said)}, rerun
 
@@ -124,16 +124,16 @@ def _write(atlas: Atlas, path: Path, state: str | None) -> None:
     emit([str(path)])
 
 
-def _serve(serving: Serving, no_open: bool) -> None:
-    from regard.explorer.serve import opened
+def _serve(server: ExplorerServer, no_open: bool) -> None:
+    from regard.explorer.server import open_browser
 
     def ready() -> None:
-        emit([serving.address])
-        if not no_open and not opened(serving.address):
+        emit([server.address])
+        if not no_open and not open_browser(server.address):
             typer.echo("There is no display or browser here: open the address above in one on this machine.", err=True)
         typer.echo("Ctrl-C ends it.", err=True)
 
-    serving.run(ready)
+    server.run(ready)
 
 
 def _check(

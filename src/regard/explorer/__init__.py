@@ -2,14 +2,14 @@
 
 from .atlas import Atlas as Atlas
 from .atlas import AttentionMap as AttentionMap
-from .atlas import Hypothesis as Hypothesis
-from .atlas import Pieces as Pieces
+from .atlas import RankedTranslation as RankedTranslation
+from .atlas import TokenizedText as TokenizedText
 from .notebook import show as show
 from .recording import Recording as Recording
 from .recording import record as record
-from .recording import with_roles_found as with_roles_found
+from .recording import with_detected_roles as with_detected_roles
 from .static_page import static_page as static_page
-from .view_state import State as State
+from .view_state import ViewState as ViewState
 
 __all__ = [
     "Atlas",

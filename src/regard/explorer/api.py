@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ..errors import AtlasError, CorpusError
 from ..heads.word_alignment import SentenceLinks, alignment_error_rate, word_links
 from .atlas import Atlas, AttentionMap
-from .atlas.translation_info import Numbers, to_json
+from .atlas.translation_info import WordNumbers, to_json
 
 MOST_WORDS = 512
 """Of longer maps, or maps of more words, nothing is told: a page could not hold all of their weights."""
@@ -28,14 +28,14 @@ MOST_HEADS = 4096
 """nor of more heads than these."""
 
 
-class Wording:
+class WordMetadata:
     """Lists of word numbers, each once, and what each of some maps has of them, ready for JSON.
 
     maps: by map, what it has of words. metrics: by map, numbers for each head by their names.
     """
 
     def __init__(self, maps: Sequence[AttentionMap], longest: int) -> None:
-        self._numbers: dict[Numbers, int] = {}
+        self._numbers: dict[WordNumbers, int] = {}
         self._longest = longest
         self._room = MOST_HEADS
         self.metrics = [self._rates(of) for of in maps]
@@ -69,7 +69,7 @@ class Wording:
         self._room -= of.heads
         return {"AER_argmax": [_error_rate(of, of.gold, head) for head in range(of.heads)]}
 
-    def _place(self, numbers: Numbers | None) -> int | None:
+    def _place(self, numbers: WordNumbers | None) -> int | None:
         return None if numbers is None else self._numbers.setdefault(numbers, len(self._numbers))
 
 
@@ -97,14 +97,14 @@ MOST_CELLS = 2**22
 """Cells of a pyramid that are told at a time: 16 MB."""
 
 
-class Answers:
+class AtlasAPI:
     """An atlas, asked by numbers: maps, heads, rows and columns count from 0, and stops do not count themselves.
 
     Raises:
         AtlasError: there is no map in the atlas.
 
     >>> import torch
-    >>> answers = Answers(Atlas.from_weights({"head": torch.tensor([[[1.0, 0.0], [0.25, 0.75]]])}, tokens=["a", "b"]))
+    >>> answers = AtlasAPI(Atlas.from_weights({"head": torch.tensor([[[1.0, 0.0], [0.25, 0.75]]])}, tokens=["a", "b"]))
     >>> answers.tokens(0, "key", 0, 2), answers.weights(0, 0, (1, 2), (0, 2)).tolist()
     (['a', 'b'], [[0.25, 0.75]])
     """
@@ -118,7 +118,7 @@ class Answers:
 
     def meta(self) -> dict[str, Any]:
         """What there is, ready for JSON: the title, and of each map its sizes, levels, metrics and roles."""
-        wording = Wording(self._maps, MOST_CHARACTERS)
+        wording = WordMetadata(self._maps, MOST_CHARACTERS)
         return {
             "version": VERSION,
             "title": self._title,
@@ -170,7 +170,7 @@ class Answers:
         return np.stack([of.pooled_pairs(head, last, how) for head in range(of.heads)]).astype(np.float32)
 
     def weights(self, map: int, head: int, rows: tuple[int, int], columns: tuple[int, int]) -> Floats:  # noqa: A002
-        """The exact weights of a head, from rows[0] to rows[1] - 1 and so for columns, as `shown_weights` has them.
+        """The exact weights of a head, from rows[0] to rows[1] - 1 and so for columns, as `displayed_weights` has them.
 
         Raises:
             AtlasError: there is no such map, head, row or column; more than TILE × TILE.
@@ -179,7 +179,7 @@ class Answers:
         _check_number("head", head, of.heads, of)
         _check_stretch("rows", rows, of.queries, TILE)
         _check_stretch("columns", columns, of.keys, TILE)
-        return shown_weights(of, head, slice(*rows), slice(*columns))
+        return displayed_weights(of, head, slice(*rows), slice(*columns))
 
     def profile(self, map: int, head: int, which: str) -> Floats:  # noqa: A002
         """The "entropy" of each row, (M,), in nats, its "largest" weight, or what each key "received", (N,).
@@ -199,7 +199,7 @@ class Answers:
         return self._maps[number]
 
 
-def shown_weights(of: AttentionMap, head: int, rows: slice, columns: slice) -> Floats:
+def displayed_weights(of: AttentionMap, head: int, rows: slice, columns: slice) -> Floats:
     """Weights as the page takes them: NaN where a pair does not exist, infinity in rows that attend to NaN.
 
     JSON and half precision hold both; a page could not tell two kinds of NaN apart.

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import AtlasError, ConfigurationError, CorpusError
-from .api import Answers
+from .api import AtlasAPI
 from .atlas import Atlas
 
 Rerun = Callable[[str], Atlas]
@@ -23,12 +23,12 @@ MOST_BYTES = 100_000
 """The longest text that a model is run on, in UTF-8."""
 
 
-class Stopped(Exception):
+class RunStopped(Exception):
     """Nobody waits any more for what a model computes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CollectionEntry:
     """An atlas on a shelf. Its name is the text that the model read where a model can be run again.
 
     `meta` is what its answers tell first, which then takes no time.
@@ -36,21 +36,21 @@ class Entry:
 
     number: int
     name: str
-    answers: Answers
+    answers: AtlasAPI
     meta: dict[str, Any]
 
     @classmethod
-    def of(cls, number: int, name: str, atlas: Atlas) -> Entry:
+    def of(cls, number: int, name: str, atlas: Atlas) -> CollectionEntry:
         """With all that it has.
 
         Raises:
             AtlasError: there is no map in the atlas.
         """
-        answers = Answers(atlas)
+        answers = AtlasAPI(atlas)
         return cls(number, name, answers, answers.meta())
 
 
-class Shelf:
+class Collection:
     """One atlas or several by their names, such as the steps of a training; or one, and the model that made it.
 
     An atlas never changes, and numbers are not used again: whoever asks by number gets answers about that atlas or
@@ -68,7 +68,7 @@ class Shelf:
     >>> def run(text):
     ...     words = text.split()
     ...     return Atlas.from_weights([torch.eye(len(words))[None]], tokens=words)
-    >>> shelf = Shelf({"It is late.": run("It is late.")}, rerun=run)
+    >>> shelf = Collection({"It is late.": run("It is late.")}, rerun=run)
     >>> shelf.run("It is not late.")
     >>> shelf.listed()["atlases"]
     [{'number': 1, 'name': 'It is not late.'}, {'number': 0, 'name': 'It is late.'}]
@@ -85,7 +85,7 @@ class Shelf:
             )
         self.rerun = rerun
         # Replaced as a whole, never changed: requests on other threads see the old ones or the new ones.
-        self.entries = tuple(Entry.of(n, name, atlas) for n, (name, atlas) in enumerate(named.items()))
+        self.entries = tuple(CollectionEntry.of(n, name, atlas) for n, (name, atlas) in enumerate(named.items()))
         self._next = len(self.entries)
         self._running = Event()
 
@@ -94,7 +94,7 @@ class Shelf:
         atlases = [{"number": entry.number, "name": entry.name} for entry in self.entries]
         return {"atlases": atlases, "rerun": 0 if self.rerun is None else MOST_BYTES}
 
-    def entry(self, number: int) -> Entry | None:
+    def entry(self, number: int) -> CollectionEntry | None:
         """The atlas of a number; None where it is not kept any more, or never was."""
         return next((entry for entry in self.entries if entry.number == number), None)
 
@@ -116,7 +116,7 @@ class Shelf:
         _check_text(text)
         self._running = stop or Event()
         with stoppable(self._running):
-            made = Entry.of(self._next, text, self.rerun(text))
+            made = CollectionEntry.of(self._next, text, self.rerun(text))
         self.entries = (made, *self.entries[: KEPT - 1])
         self._next += 1
 
@@ -132,7 +132,7 @@ def stoppable(stop: Event) -> Iterator[None]:
 
     def check(*_: Any) -> None:
         if stop.is_set() and get_ident() == thread:
-            raise Stopped
+            raise RunStopped
 
     hook = nn.modules.module.register_module_forward_pre_hook(check)
     try:
@@ -140,7 +140,7 @@ def stoppable(stop: Event) -> Iterator[None]:
     finally:
         hook.remove()
     if stop.is_set():
-        raise Stopped
+        raise RunStopped
 
 
 def _check_text(text: str) -> None:

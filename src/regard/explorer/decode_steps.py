@@ -1,67 +1,55 @@
-"""Calls of one module that are rows of one map: steps on a cache, or over one source.
-
-Masks and biases of queries that came one after another, as those of all of them over the same keys.
-"""
+"""Decode steps of a module merged into one attention map: steps on a cache, or over one source."""
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, fields, replace
+from functools import reduce
+from operator import and_
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from ..biases import Bias
+from ..biases import Bias, RelativeBias
 from ..biases.base import Sum, TensorBias
 from ..biases.gaussian import Gaussian
 from ..masks import Mask
 from ..masks.base import And, Not, Or
+from ..masks.causal import Causal
 from ..masks.padding import Padding
 from ..masks.prefix import Prefix, PrefixPerBatch
 from ..masks.tensor_mask import Where
-
-if TYPE_CHECKING:
-    from .captured_call import Call
-
-
-from dataclasses import dataclass, field
-from functools import reduce
-from operator import and_
-
-from torch.nn.functional import pad
-
-from ..biases import RelativeBias
-from ..masks.causal import Causal
 from ..masks.window import Window
 from ..utils.pytree import tree_flatten
-from .atlas.records import conjuncts
-from .captured_call import Call
+from .atlas.captured_call import CapturedCall, conjuncts
 
 _BY_KEY = Padding | Prefix | PrefixPerBatch
 
 
-class _Differ(Exception):
+class _NoCommonRule(Exception):
     """There is no one rule for both."""
 
 
-def stacked(before: Call, call: Call, rows: tuple[int, int]) -> tuple[Any, Any]:
+def merge_rules(before: CapturedCall, call: CapturedCall, rows: tuple[int, int]) -> tuple[Any, Any]:
     """Mask and bias of both calls' rows; False where there is no one rule for both."""
     try:
-        return _both(before.mask, call.mask, rows), _both(before.bias, call.bias, rows)
-    except _Differ:
+        return _merged_rule(before.mask, call.mask, rows), _merged_rule(before.bias, call.bias, rows)
+    except _NoCommonRule:
         return False, False
 
 
-def _both(old: Any, new: Any, rows: tuple[int, int]) -> Any:
+def _merged_rule(old: Any, new: Any, rows: tuple[int, int]) -> Any:
     if old is new:
         if _is_by_key(old):
             return old
     elif type(old) is not type(new):
-        raise _Differ
+        raise _NoCommonRule
     match old:
         case And() | Or() | Not() | Sum():
             parts = {
-                field.name: _both(getattr(old, field.name), getattr(new, field.name), rows) for field in fields(old)
+                field.name: _merged_rule(getattr(old, field.name), getattr(new, field.name), rows)
+                for field in fields(old)
             }
             return replace(old, **parts)
         case Where() | TensorBias():
@@ -73,7 +61,7 @@ def _both(old: Any, new: Any, rows: tuple[int, int]) -> Any:
         case Prefix() if old == new:
             return old
         case _:
-            raise _Differ
+            raise _NoCommonRule
 
 
 def _is_by_key(value: Mask | Bias | None) -> bool:
@@ -86,7 +74,7 @@ def _rows(old: Tensor, new: Tensor, rows: tuple[int, int], axis: int) -> Tensor:
         return old
     around = [(of.shape[:axis], of.shape[of.ndim + axis + 1 :]) for of in (old, new)]
     if old.ndim != new.ndim or around[0] != around[1]:
-        raise _Differ
+        raise _NoCommonRule
     if old.shape[axis] == new.shape[axis] == 1 and torch.equal(old, new):
         return old
     sizes = [list(of.shape) for of in (old, new)]
@@ -99,7 +87,7 @@ EVERYTHING = Window(None, None)
 
 
 @dataclass(slots=True)
-class Passes:
+class ForwardPasses:
     """What tells the next step over a source from the first one of another pass over it, whose keys are the same.
 
     A new pass begins where self-attention to nothing but its own queries, without a cache, is called once more. Within
@@ -110,18 +98,18 @@ class Passes:
     number: int = 0
     ended: int = 0
     selves: int = 0
-    begun: set[str] = field(default_factory=set)
+    started: set[str] = field(default_factory=set)
     last: dict[str, tuple[int, int, int]] = field(default_factory=dict)
 
-    def goes_on(self, call: Call, *, with_cache: bool) -> bool:
+    def continues(self, call: CapturedCall, *, with_cache: bool) -> bool:
         """Take in a call; whether it may be one more step of the pass that its module's last call was in."""
         if call.kind == "self":
             self.selves += 1
             if call.key.shape[2] <= call.query.shape[2]:
-                if call.name in self.begun:
+                if call.name in self.started:
                     self.number += 1
-                    self.begun.clear()
-                self.begun.add(call.name)
+                    self.started.clear()
+                self.started.add(call.name)
             return True
         before = self.last.get(call.name)
         self.last[call.name] = now = (self.number, self.selves, self.ended)
@@ -130,7 +118,7 @@ class Passes:
         return with_cache or before[1] < now[1] or before[2] == now[2]
 
 
-def continued(before: Call, call: Call) -> Call | None:
+def merge_steps(before: CapturedCall, call: CapturedCall) -> CapturedCall | None:
     """Two calls of one module as one, if they are rows of one map; None if they are not.
 
     They are where the keys of the next begin with those of the one before, and are as many more as there are new
@@ -146,7 +134,7 @@ def continued(before: Call, call: Call) -> Call | None:
     if not torch.equal(call.key[:, :, :old], before.key) or not torch.equal(keys, before.positions[1]):
         return None
     rows = before.query.shape[2], call.query.shape[2]
-    mask, bias = _of_cache(before, call) if grows else stacked(before, call, rows)
+    mask, bias = _of_cache(before, call) if grows else merge_rules(before, call, rows)
     if mask is False or bias is False:
         return None
     return replace(
@@ -162,7 +150,7 @@ def continued(before: Call, call: Call) -> Call | None:
     )
 
 
-def _alike(before: Call, call: Call) -> bool:
+def _alike(before: CapturedCall, call: CapturedCall) -> bool:
     """Whether two calls differ in nothing but their rows, their keys and which pairs exist."""
     return (
         (before.leading, before.has_heads, before.kind, before.scale, before.softcap)
@@ -180,7 +168,7 @@ def _same(left: Tensor | None, right: Tensor | None) -> bool:
     return left is right or (left is not None and right is not None and torch.equal(left, right))
 
 
-def _of_cache(before: Call, call: Call) -> tuple[Any, Any]:
+def _of_cache(before: CapturedCall, call: CapturedCall) -> tuple[Any, Any]:
     """Mask and bias of a sequence that grew; False where two calls do not follow one rule.
 
     Each row sees no key beyond its own: `causal()` says so of all of them, where positions grow with the keys.
@@ -195,7 +183,7 @@ def _of_cache(before: Call, call: Call) -> tuple[Any, Any]:
     return (False, False) if rest is None or bias is False else (reduce(and_, rest, Causal()), bias)
 
 
-def _without_causal(call: Call) -> list[Mask] | None:
+def _without_causal(call: CapturedCall) -> list[Mask] | None:
     """What a mask asks beside causal(); None where a row may see a later key."""
     parts = conjuncts(call.mask)
     if call.query.shape[2] > 1 and not any(isinstance(part, Causal) for part in parts):
@@ -231,7 +219,7 @@ def _agree(old: Mask, new: Mask) -> bool:
             return not tree_flatten(new)[0] and old == new
 
 
-def _bias_of_cache(before: Call, call: Call) -> Any:
+def _bias_of_cache(before: CapturedCall, call: CapturedCall) -> Any:
     """The bias of all rows: one rule of distances, or numbers that were given row by row; False where it is neither."""
     old, new = before.bias, call.bias
     if old is new and not isinstance(new, TensorBias):
@@ -242,7 +230,7 @@ def _bias_of_cache(before: Call, call: Call) -> Any:
         more = call.key.shape[2] - before.key.shape[2] if by_key else 0
         earlier = TensorBias(pad(old.pairs, (0, more)))
         rows = before.query.shape[2], call.query.shape[2]
-        return stacked(replace(before, mask=None, bias=earlier), replace(call, mask=None), rows)[1]
+        return merge_rules(replace(before, mask=None, bias=earlier), replace(call, mask=None), rows)[1]
     return new if _same_bias(old, new) else False
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from ..errors import MissingExtra, require
 from .atlas import Atlas
-from .collection import Rerun, Shelf
-from .png_preview import picture
+from .collection import Collection, Rerun
+from .png_preview import preview_png
 from .static_page import StaticPage, static_page
-from .view_state import State, start
+from .view_state import ViewState, opening_permalink
 
 MOST_BYTES = 8_000_000
 """The largest page in a notebook, which keeps it with its outputs."""
@@ -24,7 +24,7 @@ IN_PLACE = "grid-area: 1 / 1"
 
 
 @dataclass(frozen=True, slots=True)
-class Framed:
+class FramedPage:
     """What a notebook displays where it is the last value of a cell: a page in a frame, `height` pixels high.
 
     Behind the page there is a picture of all heads: that is for who shows a saved notebook and no frames.
@@ -55,7 +55,7 @@ class Framed:
 
 
 @dataclass(frozen=True, slots=True)
-class Live:
+class LiveWidget:
     """What a notebook displays where it is the last value of a cell: a widget that the kernel answers.
 
     Before the widget there is a picture of all heads, which the widget hides: that is what a saved notebook shows where
@@ -67,9 +67,9 @@ class Live:
     widget: Any
 
     @property
-    def state(self) -> State:
+    def state(self) -> ViewState:
         """What the widget shows now, as it was turned by hand; `atlas.show(state=...)` opens another with it."""
-        return State.from_permalink(self.widget.state)
+        return ViewState.from_permalink(self.widget.state)
 
     def _ipython_display_(self) -> None:
         from IPython.display import display
@@ -85,43 +85,45 @@ class Live:
 
 def _still(atlas: Atlas) -> str:
     """The picture that is seen where nothing runs."""
-    return b64encode(picture(atlas)).decode()
+    return b64encode(preview_png(atlas)).decode()
 
 
 def show(
     atlases: Atlas | Mapping[str, Atlas],
     *,
-    state: State | str | None = None,
+    state: ViewState | str | None = None,
     rerun: Rerun | None = None,
     height: int = 640,
-) -> Framed | Live:
+) -> FramedPage | LiveWidget:
     """Atlases as a notebook displays them, `height` pixels high, with a state or as a permalink tells.
 
     With anywidget the kernel answers the page: every tile is exact and computed as it is looked at. Several atlases by
     their names are shown with a slider, and `rerun`, which gives the atlas of another text, adds a box for one; while
-    it runs, so does the kernel, which may be interrupted. Without anywidget it is one atlas, as `framed` shows it.
+    it runs, so does the kernel, which may be interrupted. Without anywidget it is one atlas, as `framed_page` shows it.
 
     Raises:
         AtlasError: there is no atlas, or one without a map; without anywidget, one that is too large.
         ConfigurationError: `rerun` with several atlases; a state that is none, or of something that is not there.
         MissingExtra: anywidget is not installed, and there are several atlases, or `rerun`.
     """
-    shelf = Shelf(atlases, rerun)
+    collection = Collection(atlases, rerun)
     shown = [atlases] if isinstance(atlases, Atlas) else list(atlases.values())
-    opening = start(state, shown)
+    opening = opening_permalink(state, shown)
     try:
         require("anywidget", extra="notebook")
     except MissingExtra:
-        if rerun is not None or len(shelf.entries) > 1:
+        if rerun is not None or len(collection.entries) > 1:
             raise
-        return framed(shown[0], state=opening, height=height)
+        return framed_page(shown[0], state=opening, height=height)
     from .widget import widget
 
     still = _still(shown[0])
-    return Live(shown[0], still, widget(shelf, state=opening, height=height, hides=still[-ENDING:]))
+    return LiveWidget(shown[0], still, widget(collection, state=opening, height=height, hides=still[-ENDING:]))
 
 
-def framed(atlas: Atlas, *, state: State | str | None = None, height: int = 640, most: int = MOST_BYTES) -> Framed:
+def framed_page(
+    atlas: Atlas, *, state: ViewState | str | None = None, height: int = 640, most: int = MOST_BYTES
+) -> FramedPage:
     """An atlas as a page in a frame, which needs no kernel, with the contents of `static_page`.
 
     The page is in a sandbox: it has neither the notebook's origin nor its cookies.
@@ -131,7 +133,10 @@ def framed(atlas: Atlas, *, state: State | str | None = None, height: int = 640,
         ConfigurationError: a state that is none, or of something that the atlas does not have.
 
     >>> import torch
-    >>> framed(Atlas.from_weights([torch.full((1, 2, 2), 0.5)]))
+    >>> framed_page(Atlas.from_weights([torch.full((1, 2, 2), 0.5)]))
     <explorer, 0.1 MB: whole weights of 1 map, to within 0.4% of each>
     """
-    return Framed(atlas, static_page(atlas, state=state, most=most), height)
+    return FramedPage(atlas, static_page(atlas, state=state, most=most), height)
+
+
+Atlas.notebook_view = staticmethod(show)

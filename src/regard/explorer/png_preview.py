@@ -28,13 +28,13 @@ SHADES = 62
 """So few make the file a third as large as all that a screen can show."""
 
 
-def picture(atlas: Atlas) -> bytes:
+def preview_png(atlas: Atlas) -> bytes:
     """A PNG: of each head the greatest weights of the coarsest level, the square root of their part of the greatest.
 
     Of several translations of a sentence it shows the best.
 
     >>> import torch
-    >>> picture(Atlas.from_weights([torch.full((2, 3, 3), 1 / 3)]))[1:4]
+    >>> preview_png(Atlas.from_weights([torch.full((2, 3, 3), 1 / 3)]))[1:4]
     b'PNG'
     """
     maps = [of for of in atlas.maps if of.hypothesis is None or of.hypothesis.rank == 0][:MOST_MAPS] or atlas.maps[:1]

@@ -11,7 +11,7 @@ import torch
 
 from ..errors import CheckpointError, CorpusError, require
 from .atlas import Atlas
-from .atlas.tokenized_text import Pieces
+from .atlas.tokenized_text import TokenizedText
 from .record_translation import atlas_of_translation as atlas_of_translation
 from .recording import Recording, record
 
@@ -71,7 +71,7 @@ def _read(model: Any, tokenizer: Any, text: str, title: str) -> Atlas:
     encoded = tokenizer(text, return_tensors="pt", verbose=False)
     ids = encoded["input_ids"][0].tolist()
     _check_length(len(ids), model)
-    words = Pieces(_words(tokenizer, ids), encoded.word_ids() if tokenizer.is_fast else None)
+    words = TokenizedText(_words(tokenizer, ids), encoded.word_ids() if tokenizer.is_fast else None)
     read = {name: encoded[name] for name in encoded if name in signature(model.forward).parameters}
     try:
         with torch.no_grad(), record(model) as recording:
@@ -87,7 +87,7 @@ def _read(model: Any, tokenizer: Any, text: str, title: str) -> Atlas:
     return recording.atlas(tokens=tokens, title=title)
 
 
-def _by_module(recording: Recording, read: list[str], said: list[str], source: Pieces) -> dict[str, Any]:
+def _by_module(recording: Recording, read: list[str], said: list[str], source: TokenizedText) -> dict[str, Any]:
     """The words of each module of a model with encoder and decoder."""
     tokens: dict[str, Any] = {}
     for call in recording.calls:

@@ -10,10 +10,10 @@ import torch
 
 from ..errors import ConfigurationError, CorpusError
 from .atlas import Atlas
-from .atlas.records import records_of
-from .atlas.tokenized_text import Pieces
-from .atlas.translation_info import Hypothesis
-from .captured_call import Call
+from .atlas.captured_call import CapturedCall
+from .atlas.records import records_from_calls
+from .atlas.tokenized_text import TokenizedText
+from .atlas.translation_info import RankedTranslation
 from .recording import record
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def atlas_of_translation(translator: Translator, sentence: str, *, n_best: int |
     found = _searched(translator, read, search)
     said = [[*of.ids, END] if of.finished else list(of.ids) for of in found]
     hypotheses = [
-        Hypothesis(rank, translator.target_vocabulary.decode(of.ids), of.score) for rank, of in enumerate(found)
+        RankedTranslation(rank, translator.target_vocabulary.decode(of.ids), of.score) for rank, of in enumerate(found)
     ]
     return _recorded(translator, read, said, hypotheses, title or f"{sentence} → {hypotheses[0].text}")
 
@@ -102,7 +102,11 @@ def _source(translator: Translator, sentence: str) -> tuple[torch.Tensor, torch.
 
 
 def _recorded(
-    translator: Translator, sentence: str, said: Sequence[list[int]], hypotheses: Sequence[Hypothesis], title: str
+    translator: Translator,
+    sentence: str,
+    said: Sequence[list[int]],
+    hypotheses: Sequence[RankedTranslation],
+    title: str,
 ) -> Atlas:
     """The model made to say some translations, one after the other, each recorded by itself."""
     from ..translation.vocabulary import BEGIN
@@ -110,7 +114,7 @@ def _recorded(
     model: Any = translator.model
     source, lengths = _source(translator, sentence)
     words = _pieces(translator.source_vocabulary, source[0].tolist())
-    calls: list[Call] = []
+    calls: list[CapturedCall] = []
     tokens: list[Any] = []
     for rank, ids in enumerate(said):
         read = [BEGIN, *ids[:-1]]
@@ -124,16 +128,16 @@ def _recorded(
             tokens.append((spoken, words) if call.kind == "cross" else words if _of_encoder(call) else given)
     order = {name: at for at, name in enumerate(dict.fromkeys(call.name for call in calls))}
     places = sorted(range(len(calls)), key=lambda at: order[calls[at].name])
-    records, arrays = records_of([calls[at] for at in places], [tokens[at] for at in places])
+    records, arrays = records_from_calls([calls[at] for at in places], [tokens[at] for at in places])
     atlas = Atlas(records, arrays, title)
     if not hypotheses:
         return atlas
     return atlas.with_hypotheses([None if _of_encoder(calls[at]) else hypotheses[calls[at].number] for at in places])
 
 
-def _of_encoder(call: Call) -> bool:
+def _of_encoder(call: CapturedCall) -> bool:
     return "encoder" in call.name.split(".")
 
 
-def _pieces(vocabulary: Any, ids: list[int]) -> Pieces:
-    return Pieces(vocabulary.tokens(ids), vocabulary.words(ids))
+def _pieces(vocabulary: Any, ids: list[int]) -> TokenizedText:
+    return TokenizedText(vocabulary.tokens(ids), vocabulary.words(ids))

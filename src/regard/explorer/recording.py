@@ -19,16 +19,17 @@ from ..core.problem import Problem
 from ..errors import AtlasError, ConfigurationError
 from ..kernels.hooks import attention_hook, current_hook
 from .atlas import Atlas
+from .atlas.captured_call import CapturedCall, TensorSnapshots, capture
 from .atlas.record_schema import check_title
-from .atlas.records import records_of
-from .atlas.role_detection import roles_of_map
-from .atlas.tokenized_text import Pieces
-from .captured_call import Call, Snapshots, caller, kept, kind_of
-from .decode_steps import Passes, continued
-from .torch_recorder import TorchLayers
+from .atlas.records import records_from_calls
+from .atlas.role_detection import detect_map_roles
+from .atlas.tokenized_text import TokenizedText
+from .call_site import attention_kind, find_call_site
+from .decode_steps import ForwardPasses, merge_steps
+from .torch_recorder import TorchLayerRecorder
 
-Tokens = Sequence[Any] | Mapping[str, Any] | Pieces
-_within: ContextVar[tuple[str, str] | None] = ContextVar("within", default=None)
+Tokens = Sequence[Any] | Mapping[str, Any] | TokenizedText
+_named_call: ContextVar[tuple[str, str] | None] = ContextVar("within", default=None)
 """The name and kind of what is heard, where it comes from no module of the model."""
 
 
@@ -37,28 +38,28 @@ class Recording:
 
     def __init__(self, model: nn.Module, *, dtype: Literal["float16", "keep"] = "float16") -> None:
         self.model, self.dtype = model, dtype
-        self.calls: list[Call] = []
+        self.calls: list[CapturedCall] = []
         self._names = {module: name for name, module in model.named_modules()}
         self._numbers: Counter[str] = Counter()
         self._last: dict[str, int] = {}
-        self._snapshots = Snapshots()
-        self._passes = Passes()
-        self._layers = TorchLayers(self._names, within=_named, hears=self._hears, ended=self._ended)
+        self._snapshots = TensorSnapshots()
+        self._passes = ForwardPasses()
+        self._layers = TorchLayerRecorder(self._names, within=_named, hears=self._hears, ended=self._ended)
         self._lock = Lock()  # more than one thread may run in the context of the block
 
     def on_attention(self, problem: Problem, lse: Tensor) -> None:
         """Keep one call; what comes from no module of the model, or has no pairs, is left out."""
-        within, with_cache = _within.get(), False
+        within, with_cache = _named_call.get(), False
         if within is not None:
             name, kind = within[0], (within[1], False)
         else:
-            work = caller(self._names)
-            name, with_cache = work.name, work.with_cache
-            kind = kind_of(problem, work) if name else ("self", True)
+            site = find_call_site(self._names)
+            name, with_cache = site.name, site.with_cache
+            kind = attention_kind(problem, site) if name else ("self", True)
         if not name or not problem.weights_shape.numel():
             return
         with self._lock:
-            call = kept(
+            call = capture(
                 problem,
                 lse,
                 name=name,
@@ -69,12 +70,12 @@ class Recording:
             )
             self._keep(call, with_cache)
 
-    def _keep(self, call: Call, with_cache: bool) -> None:
+    def _keep(self, call: CapturedCall, with_cache: bool) -> None:
         """Put a call beside the others, or together with the one before at once: a cache would be kept every step."""
         self._numbers[call.name] += 1
         last = self._last.get(call.name)
-        goes_on = self._passes.goes_on(call, with_cache=with_cache)
-        more = continued(self.calls[last], call) if last is not None and goes_on else None
+        continues = self._passes.continues(call, with_cache=with_cache)
+        more = merge_steps(self.calls[last], call) if last is not None and continues else None
         if last is not None and more is not None:
             self.calls[last] = more
             return
@@ -89,14 +90,14 @@ class Recording:
         cache that drops keys, and of a beam whose hypotheses change places, where a sequence is a place in the beam.
 
         Args:
-            tokens: a list of words, one for each position, or `Pieces`, which also tell which of them make which word;
-                or a list of such lists, one for each sequence of the batch;
-                or a pair of either, those of the queries' side and those of the keys', for cross-attention: there maps
-                of self-attention take the side whose length is theirs, the keys' side in modules called "encoder"; or
-                a mapping from names of modules, or their beginnings, to any of these. A generated text may have one
-                token more than it has keys: the last one was never asked. A module of one's own that was given two
-                sequences of one length looks from one to the other where a pair of different words is given; so does
-                any map whose whole name a mapping gives such a pair.
+            tokens: the tokens of each position, as a list of str, or as `TokenizedText`, which also says which tokens
+                form which word. One list serves all sequences of the batch; a list of lists has one for each sequence.
+                A pair (queries, keys) of these is for cross-attention; self-attention then takes the list whose length
+                fits, the keys' in modules called "encoder". A mapping has any of these by the names of modules, or by
+                beginnings of names. A generated text may have one token more than there are keys: its last token was
+                never a query.
+                A pair of two different lists of the same length marks a map as cross-attention where the recording
+                could only guess its kind, and wherever a mapping gives the pair under the full name of the module.
             title: what the atlas is called.
 
         Where tokens are given, heads of self-attention have the `roles` of `regard.heads.text_roles` that they meet; of
@@ -116,7 +117,7 @@ class Recording:
             warnings.warn(f"the atlas has not all of the model's attention. Not heard: {missed}", stacklevel=2)
         order = {name: at for at, name in enumerate(self._numbers)}
         calls = sorted(self.calls, key=lambda call: order[call.name])
-        records, arrays = records_of(calls, [tokens] * len(calls))
+        records, arrays = records_from_calls(calls, [tokens] * len(calls))
         return Atlas(records, arrays, title)
 
     def _missed(self) -> str:
@@ -139,11 +140,11 @@ class Recording:
 @contextmanager
 def _named(name: str, kind: str) -> Iterator[None]:
     """Whatever is heard in the block has this name and kind."""
-    token = _within.set((name, kind))
+    token = _named_call.set((name, kind))
     try:
         yield
     finally:
-        _within.reset(token)
+        _named_call.reset(token)
 
 
 @contextmanager
@@ -200,7 +201,7 @@ def _nothing_caught(model: nn.Module) -> str:
     )
 
 
-def with_roles_found(atlas: Atlas) -> Atlas:
+def with_detected_roles(atlas: Atlas) -> Atlas:
     """The same atlas, its maps of self-attention with the roles whose rules their heads meet.
 
     The rules are those of `regard.heads.text_roles`, each with its score and how many rows were counted. Maps that have
@@ -210,9 +211,9 @@ def with_roles_found(atlas: Atlas) -> Atlas:
 
     >>> import torch
     >>> weights = torch.eye(40)[torch.arange(40).sub(1).clamp(min=0)]
-    >>> found = with_roles_found(Atlas.from_weights({"head": weights[None]}, tokens=[str(i) for i in range(40)]))
+    >>> found = with_detected_roles(Atlas.from_weights({"head": weights[None]}, tokens=[str(i) for i in range(40)]))
     >>> [role["name"] for role in found.maps[0].roles[0]]
     ['previous token']
     """
-    roles = [None if of.record.get("roles") else roles_of_map(of) for of in atlas.maps]
+    roles = [None if of.record.get("roles") else detect_map_roles(of) for of in atlas.maps]
     return atlas.with_roles([of.roles if found is None else found for of, found in zip(atlas.maps, roles, strict=True)])

@@ -1,432 +1,152 @@
-"""The explorer's server: atlases told to a page on the same machine, and to nobody else.
+"""The explorer served: a socket of this machine alone, and the server on it until Ctrl-C.
 
-Requests are GET, below a random token, for this host and from this page. No part of a request is ever a path of the
-file system, and every answer is a function of one atlas, named by its number, and the checked query. Where a model can
-be run again, one more is taken, by POST: `running` has it.
-
-What a request asks, read strictly: whatever is unknown, missing, twice there or no plain number is refused.
-
-What the explorer's server says in words.
-
-The one request that changes anything: the model is run on another text, one run at a time.
+A browser for an address, where there is one.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import logging
-import re
+import os
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
-from functools import partial
-from threading import Event
+import socket
+import sys
+import webbrowser
+from collections.abc import Callable, Mapping
 from typing import Any
-from urllib.parse import parse_qsl
 
-import numpy as np
-from anyio import CapacityLimiter, create_task_group, get_cancelled_exc_class, to_thread
-from starlette.applications import Starlette
-from starlette.datastructures import MutableHeaders
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
-from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from ..errors import ConfigurationError, require
+from .atlas import Atlas
+from .collection import Collection, Rerun
+from .static_page import WebBundle
+from .view_state import ViewState, opening_permalink
 
-from ..errors import ConfigurationError, RegardError
-from .collection import MOST_BYTES, Entry, Shelf, Stopped
-from .static_page import Bundle
-
-LONGEST_QUERY = 500
-"""The longest query that is read."""
-
-Reader = Callable[[str, str], Any]
-
-_NUMBER = r"(?:0|[1-9][0-9]{0,11})"
-_WHOLE = re.compile(_NUMBER, re.ASCII)
-_STRETCH = re.compile(f"({_NUMBER})-({_NUMBER})", re.ASCII)
-
-
-def number(name: str, text: str) -> int:
-    """A whole number of at least 0, in plain digits.
-
-    >>> number("head", "3")
-    3
-    """
-    if not _WHOLE.fullmatch(text):
-        raise ConfigurationError(
-            f"{name} is {text[:40]!r}; it needs a whole number of at least 0, in digits without leading zeros"
-        )
-    return int(text)
-
-
-def stretch(name: str, text: str) -> tuple[int, int]:
-    """A start and a stop.
-
-    >>> stretch("rows", "0-256")
-    (0, 256)
-    """
-    found = _STRETCH.fullmatch(text)
-    if found is None:
-        raise ConfigurationError(f"{name} is {text[:40]!r}; it needs a start and a stop, such as {name}=0-256")
-    return int(found[1]), int(found[2])
-
-
-def word(name: str, text: str) -> str:
-    """A word that the atlas will know, or not.
-
-    >>> word("side", "key")
-    'key'
-    """
-    if not text:
-        raise ConfigurationError(f"{name} is empty; it needs a word")
-    return text
-
-
-ASKED: dict[str, dict[str, Reader]] = {
-    "meta": {},
-    "tokens": {"map": number, "side": word, "start": number, "stop": number},
-    "pooled": {"map": number, "head": number, "level": number, "reduce": word},
-    "overview": {"map": number, "reduce": word},
-    "weights": {"map": number, "head": number, "rows": stretch, "columns": stretch},
-    "profile": {"map": number, "head": number, "which": word},
+HOST = "127.0.0.1"
+SETTINGS: dict[str, Any] = {
+    "ws": "none",
+    "lifespan": "off",
+    "log_config": None,
+    "access_log": False,
+    "server_header": False,
+    "proxy_headers": False,
+    "limit_concurrency": 64,  # connections that may be open; more are told to come back
+    "timeout_keep_alive": 30,
+    "timeout_graceful_shutdown": 1,
 }
-"""By the name of an answer: what it is asked with."""
+"""Of uvicorn."""
 
 
-def read_query(query: bytes, readers: Mapping[str, Reader]) -> dict[str, Any]:
-    """What the part of an address behind "?" asks, by the readers of the names that it needs to have, each once.
+class ExplorerServer:
+    """Atlases about to be served: `address` is where, and `run` serves them.
+
+    The address has a random token in it: without it the server says nothing. It listens on the loopback interface
+    alone, and only reads, unless there is a model to run again.
+
+    Args:
+        atlases: one atlas, or several by their names: the page compares them.
+        port: where, or 0 for any port that is free.
+        state: what the page shows when it opens, or a permalink; it is in the address.
+        rerun: what the model that made the one atlas attends to in another text; the page then asks for texts. It is
+            called on a thread of its own, for one text at a time, and its atlas is kept with the one before it.
+            Errors of `regard.errors` are told to the page, and so is that any other was raised.
 
     Raises:
-        ConfigurationError: it asks for anything else.
-
-    >>> read_query(b"map=0&rows=0-16", {"map": number, "rows": stretch})
-    {'map': 0, 'rows': (0, 16)}
+        AtlasError: there is no atlas, or one without a map.
+        ConfigurationError: the port is taken, or is none; `rerun` with several atlases; or a state that is none, or of
+            something that is not there.
+        MissingExtra: starlette or uvicorn is not installed.
     """
-    return read_pairs(_pairs(query), readers)
 
+    def __init__(
+        self,
+        atlases: Atlas | Mapping[str, Atlas],
+        port: int = 0,
+        *,
+        state: ViewState | str | None = None,
+        rerun: Rerun | None = None,
+    ) -> None:
+        require("starlette", extra="explorer")
+        uvicorn = require("uvicorn", extra="explorer")
+        from .app import application
+        from .http_limits import LimitedHTTP
 
-def read_pairs(found: Mapping[str, str], readers: Mapping[str, Reader]) -> dict[str, Any]:
-    """What names and their texts ask, by the readers of all the names that it needs to have.
-
-    Raises:
-        ConfigurationError: it asks for anything else.
-
-    >>> read_pairs({"map": "0"}, {"map": number})
-    {'map': 0}
-    """
-    needs = f"it needs {', '.join(readers)}" if readers else "it needs none"
-    for name in found:
-        if name not in readers:
-            raise ConfigurationError(f"there is no parameter {name[:40]!r}; {needs}")
-    missing = [name for name in readers if name not in found]
-    if missing:
-        raise ConfigurationError(f"the parameter {missing[0]!r} is missing; {needs}")
-    return {name: reader(name, found[name]) for name, reader in readers.items()}
-
-
-def _pairs(query: bytes) -> dict[str, str]:
-    if not query:
-        return {}
-    if len(query) > LONGEST_QUERY:
-        raise ConfigurationError(f"the query has {len(query):,} bytes; at most {LONGEST_QUERY} are read")
-    try:
-        pairs = parse_qsl(
-            query.decode("ascii"), keep_blank_values=True, strict_parsing=True, errors="strict", max_num_fields=16
+        self._shelf, bundle = Collection(atlases, rerun), WebBundle.read()
+        opening = opening_permalink(state, [atlases] if isinstance(atlases, Atlas) else list(atlases.values()))
+        self._socket = _bound(port)
+        self.port: int = self._socket.getsockname()[1]
+        token = secrets.token_urlsafe(24)
+        self.address = f"http://{HOST}:{self.port}/{token}/" + (f"#{opening}" if opening else "")
+        config = uvicorn.Config(
+            application(self._shelf, bundle, token=token, port=self.port), http=LimitedHTTP, **SETTINGS
         )
-    except ValueError:  # no UTF-8, no "=", or too many
-        raise ConfigurationError("the query cannot be read; it needs to be NAME=VALUE&NAME=VALUE, in UTF-8") from None
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ConfigurationError(f"the parameter {twice[:40]!r} is there more than once; it needs to be there once")
-    return found
+        self._server = uvicorn.Server(config)
+        self._handle_exit = self._server.handle_exit
+        self._server.handle_exit = self._interrupted
 
-
-def told(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """JSON in ASCII, which holds any string of Python; nobody keeps it."""
-    text = json.dumps(value, allow_nan=False)
-    return Response(
-        text, status, media_type="application/json", headers={"cache-control": "no-store", **(headers or {})}
-    )
-
-
-def refusal(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
-    """Why not."""
-    return told({"error": message}, status, headers)
-
-
-MOST_READ = 10_000_000
-"""Of a text that is too long so much is read, so that its sender comes to hear that it is."""
-KIND = "text/plain"
-GONE = 499
-"""The status of what nobody waits for any more."""
-
-log = logging.getLogger("regard.explorer")
-
-
-class Refused(Exception):
-    """The request cannot be taken: a status, and why."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-
-
-class Running:
-    """Runs the model of a shelf for whoever asks by POST with a text in UTF-8, and tells which atlases there are then.
-
-    A second request meanwhile is refused. A run ends when whoever asked for it goes away: then all stays as it was, and
-    the next one waits until the model has let go.
-    """
-
-    def __init__(self, shelf: Shelf) -> None:
-        self._shelf = shelf
-        self._stop: Event | None = None
-        self._limiter: CapacityLimiter | None = None
-
-    async def answer(self, request: Request) -> Response:
-        """The atlases after the run; 4xx where the text cannot be read, 5xx where the model fails at it."""
+    def run(self, ready: Callable[[], None] = lambda: None) -> None:
+        """Serve until Ctrl-C or `stop`; `ready` is called before, when the socket takes connections already."""
         try:
-            text = await _text(request)
-        except Refused as error:
-            return refusal(error.status, str(error))
-        except ClientDisconnect:
-            return Response(status_code=GONE)
-        if self._stop is not None and not self._stop.is_set():
-            return refusal(409, "the model is running on another text already: wait until it is done, or cancel that")
-        stop = self._stop = Event()
-        try:
-            return await self._run(request, text, stop)
-        except get_cancelled_exc_class():  # the server ends, and a model must not keep it
-            return refusal(503, "the server has ended")
+            ready()
+            self._server.run(sockets=[self._socket])
+        except KeyboardInterrupt:
+            pass  # that is how one ends it
         finally:
-            stop.set()
+            self.close()
 
-    async def _run(self, request: Request, text: str, stop: Event) -> Response:
-        if self._limiter is None:
-            self._limiter = CapacityLimiter(1)
-        async with create_task_group() as group:
-            group.start_soon(_watch, request, stop)
-            try:
-                await to_thread.run_sync(partial(self._shelf.run, text, stop), limiter=self._limiter)
-                reply = told(self._shelf.listed())
-            except Stopped:
-                reply = Response(status_code=GONE)
-            except RegardError as error:
-                reply = refusal(400, str(error))
-            except Exception as error:
-                log.error("the model failed at a text", exc_info=error)
-                reply = refusal(500, "the model failed at this text; where the server runs it has said more")
-            group.cancel_scope.cancel()
-        return reply
+    def stop(self) -> None:
+        """End what runs in another thread."""
+        self._shelf.end()
+        self._server.should_exit = True
+
+    def _interrupted(self, *signal: Any) -> None:
+        """Ctrl-C ends the model's run, too: the server would wait for it."""
+        self._shelf.end()
+        self._handle_exit(*signal)
+
+    def close(self) -> None:
+        """Give the port back."""
+        self._socket.close()
 
 
-async def _watch(request: Request, stop: Event) -> None:
-    """Set `stop` when whoever asked goes away."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-    stop.set()
+def _bound(port: int) -> socket.socket:
+    """A socket that takes connections from this machine.
 
-
-async def _text(request: Request) -> str:
-    if request.headers.get("content-type", "").split(";")[0].strip().lower() != KIND:
-        raise Refused(415, f"a text is taken as {KIND} in UTF-8")
-    if request.scope["query_string"]:
-        raise Refused(400, "this is asked without a query: the text is what is sent")
-    size, body = 0, bytearray()
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size <= MOST_BYTES:
-            body += chunk
-        elif size > MOST_READ:
-            break
-    if size > MOST_BYTES:
-        raise Refused(413, f"the text has more than {MOST_BYTES:,} bytes, the most that are read; give a shorter one")
-    try:
-        return body.decode()
-    except UnicodeDecodeError as error:
-        raise Refused(400, f"the text is not UTF-8: byte 0x{body[error.start]:02x} at {error.start + 1}") from None
-
-
-WORKERS = 2
-"""Answers that are computed at the same time; others wait, and the server goes on listening."""
-
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-HEADERS = {
-    "content-security-policy": POLICY,
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
-}
-
-
-def application(shelf: Shelf, bundle: Bundle, *, token: str, port: int) -> ASGIApp:
-    """The server's application, for 127.0.0.1 at a port, below /TOKEN/.
-
-    /TOKEN/atlases lists the shelf; /TOKEN/NUMBER/meta and the like ask about one atlas; /TOKEN/rerun takes a text.
+    Raises:
+        ConfigurationError: the port is taken, or is none.
     """
-    files = {
-        "": (bundle.markup, "text/html; charset=utf-8"),
-        "explorer.js": (bundle.script, "text/javascript; charset=utf-8"),
-        "explorer.css": (bundle.styles, "text/css; charset=utf-8"),
-    }
-    routes = [
-        *(Route(f"/{name}", partial(_file, text=text, kind=kind)) for name, (text, kind) in files.items()),
-        Route("/atlases", partial(_listed, shelf=shelf)),
-        Route("/{number}/{name}", Answering(shelf).answer),
-    ]
-    if shelf.rerun is not None:
-        routes.append(Route("/rerun", Running(shelf).answer, methods=["POST"]))
-    inner = Starlette(routes=routes, exception_handlers={HTTPException: _refused, Exception: _failed})
-    inner.router.redirect_slashes = False
-    return Guard(inner, token, port, posts={"rerun"} if shelf.rerun is not None else set())
-
-
-class Guard:
-    """Lets through what asks this host, from its own page, by GET, below the token; says no to all else.
-
-    What is in `posts` is asked by POST instead, and then only by a page that says to be this server's.
-    """
-
-    def __init__(self, inner: ASGIApp, token: str, port: int, posts: set[str]) -> None:
-        self._inner, self._token, self._posts = inner, token.encode(), posts
-        self._hosts = {f"127.0.0.1:{port}".encode(), f"localhost:{port}".encode()}
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
-        send = _with_headers(send)
-        no = self._refusal(scope)
-        if no is not None:
-            await no(scope, receive, send)
-            return
-        path = scope["path"].split("/", 2)[2]
-        below = {**scope, "path": f"/{path}", "raw_path": None, "root_path": ""}
-        with suppress(Exception):  # which has been answered and logged by now: Starlette raises it again
-            await self._inner(below, receive, send)
-
-    def _refusal(self, scope: Scope) -> Response | None:
-        hosts = [value for name, value in scope["headers"] if name == b"host"]
-        if len(hosts) != 1 or hosts[0].lower() not in self._hosts:
-            return refusal(403, "this server answers for its own address alone: open the address that it printed")
-        origins = [value for name, value in scope["headers"] if name == b"origin"]
-        if any(origin.lower() != b"http://" + hosts[0].lower() for origin in origins):
-            return refusal(403, "this server answers its own page alone")
-        parts = scope["path"].split("/", 2)
-        method = "POST" if len(parts) == 3 and parts[2] in self._posts else "GET"
-        if scope["method"] != method:
-            words = f"the method is {scope['method'][:20]}; this server is asked by {method}"
-            return refusal(405, words, {"allow": method})
-        if method == "POST" and len(origins) != 1:
-            return refusal(403, "this server runs the model for its own page alone")
-        given = parts[1].encode("utf-8", "replace") if len(parts) > 1 else b""
-        if not secrets.compare_digest(given, self._token) or len(parts) < 3:
-            return refusal(
-                404, "there is nothing here: open the address that the server printed, with all that is in it"
-            )
-        return None
-
-
-class Answering:
-    """Computes answers on a few threads; one that nobody waits for any more is left out."""
-
-    def __init__(self, shelf: Shelf) -> None:
-        self._shelf = shelf
-        self._limiter: CapacityLimiter | None = None
-        # An atlas does not change, nor does another get its number: number and query say which answer it is, and the
-        # run of the server whose.
-        self._run = secrets.token_bytes(16)
-
-    async def answer(self, request: Request) -> Response:
-        """One answer about one atlas: numbers as float32 in little-endian order, words as JSON."""
-        name, entry = request.path_params["name"], self._entry(request)
-        if isinstance(entry, Response):
-            return entry
-        try:
-            asked = read_query(request.scope["query_string"], ASKED[name])
-            if name == "meta":
-                return told(entry.meta)
-            tag = self._tag(f"{entry.number}/{name}", request.scope["query_string"])
-            headers = {"etag": tag, "cache-control": "private, max-age=3600, immutable"}
-            if request.headers.get("if-none-match") == tag:  # nobody can know it whom it was not given
-                return Response(status_code=304, headers=headers)
-            found = await self._compute(request, partial(getattr(entry.answers, name), **asked))
-        except RegardError as error:
-            return refusal(400, str(error))
-        if found is None:
-            return Response(status_code=GONE)
-        if not isinstance(found, np.ndarray):
-            return told(found)
-        body = np.ascontiguousarray(found, dtype="<f4").tobytes()
-        return Response(body, media_type="application/octet-stream", headers=headers)
-
-    def _entry(self, request: Request) -> Entry | Response:
-        """The atlas that the address names."""
-        try:
-            which = number("atlas", request.path_params["number"])
-        except RegardError:
-            raise HTTPException(404) from None
-        if request.path_params["name"] not in ASKED:
-            raise HTTPException(404)
-        entry = self._shelf.entry(which)
-        if entry is not None:
-            return entry
-        if self._shelf.had(which):
-            return refusal(410, "this atlas is not kept any more, since the model was run again: load the page anew")
-        return refusal(404, f"there is no atlas {which} here")
-
-    async def _compute(self, request: Request, work: Callable[[], Any]) -> Any:
-        """What the work gives; None if who asked has gone away before it began."""
-        if self._limiter is None:
-            self._limiter = CapacityLimiter(WORKERS)
-        async with self._limiter:
-            if await request.is_disconnected():
-                return None
-            return await to_thread.run_sync(work)
-
-    def _tag(self, name: str, query: bytes) -> str:
-        return f'"{hashlib.blake2b(name.encode() + b"?" + query, key=self._run, digest_size=16).hexdigest()}"'
-
-
-async def _file(request: Request, text: str, kind: str) -> Response:
-    return Response(text, headers={"content-type": kind, "cache-control": "no-store"})
-
-
-async def _listed(request: Request, shelf: Shelf) -> Response:
+    if not 0 <= port <= 65535:
+        raise ConfigurationError(f"port is {port}; it needs to be between 0, for any that is free, and 65535")
+    # By its protocol too: asyncio sends at once, without waiting for more, only on what says that it is TCP.
+    taken = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        read_query(request.scope["query_string"], {})
-    except RegardError as error:
-        return refusal(400, str(error))
-    return told(shelf.listed())
+        taken.bind((HOST, port))
+        taken.listen(128)
+    except OSError as error:
+        taken.close()
+        raise ConfigurationError(
+            f"the port {port} of {HOST} cannot be used: {error.strerror or error}. Choose another port, or leave it "
+            "out: then one that is free is taken"
+        ) from None
+    return taken
 
 
-async def _refused(request: Request, error: Exception) -> Response:
-    status = error.status_code if isinstance(error, HTTPException) else 500
-    known = ", ".join(ASKED)
-    words = f"there is no {request.scope['path'][1:41]!r} here; there are atlases, and of each, as in 0/meta, {known}"
-    return refusal(status, words)
+TEXT_BROWSERS = {"www-browser", "links", "elinks", "lynx", "w3m"}
+"""They run in the terminal, and show no picture."""
 
 
-async def _failed(request: Request, error: Exception) -> Response:
-    log.error("a request failed", exc_info=error)
-    return refusal(500, "the server failed at this; where it runs it has said more")
+def open_browser(address: str) -> bool:
+    """Open an address in the user's browser; False if there is no display or no browser, or it would not start."""
+    if not _has_display():
+        return False
+    try:
+        browser = webbrowser.get()
+        if getattr(browser, "basename", getattr(browser, "name", "")) in TEXT_BROWSERS:
+            return False
+        return browser.open(address)
+    except (webbrowser.Error, OSError):
+        return False
 
 
-def _with_headers(send: Send) -> Callable[[Message], Awaitable[None]]:
-    async def sending(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            headers = MutableHeaders(scope=message)
-            for name, value in HEADERS.items():
-                headers[name] = value
-        with suppress(Exception):  # what came behind the request was no HTTP: nobody can be told any more
-            await send(message)
-
-    return sending
+def _has_display() -> bool:
+    if sys.platform in ("win32", "darwin"):
+        return True
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY") or os.environ.get("BROWSER"))

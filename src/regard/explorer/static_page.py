@@ -28,9 +28,9 @@ from numpy.typing import NDArray
 
 from ..errors import AtlasError, ConfigurationError
 from ..utils.atomic_files import atomic_write
-from .api import TILE, Answers, Floats, profile_of, shortened, shown_weights
+from .api import TILE, AtlasAPI, Floats, displayed_weights, profile_of, shortened
 from .atlas import Atlas, AttentionMap
-from .view_state import State, start
+from .view_state import ViewState, opening_permalink
 
 DIGITS = 8
 """Binary digits of a weight that are written, of the 11 that half precision has: to within 0.4 % of it."""
@@ -39,7 +39,7 @@ GZIP = 31
 """For zlib: in the frame of gzip, without a time in it."""
 
 
-def written(values: Floats, digits: int = DIGITS) -> dict[str, Any]:
+def encode_array(values: Floats, digits: int = DIGITS) -> dict[str, Any]:
     """Numbers as text: half precision with that many binary digits, through gzip, in base64.
 
     Digits that are not written compress away. A number v is off by at most |v| · 2^-digits, or
@@ -47,20 +47,20 @@ def written(values: Floats, digits: int = DIGITS) -> dict[str, Any]:
     What half precision cannot hold, above 65504, is written in single precision.
 
     >>> import numpy
-    >>> sorted(written(numpy.ones((2, 2), numpy.float32)).items())[1:]
+    >>> sorted(encode_array(numpy.ones((2, 2), numpy.float32)).items())[1:]
     [('gzip', True), ('type', 'f2')]
     """
     finite = values[np.isfinite(values)]
     if finite.size and float(np.abs(finite).max()) > 65504:
         return _text("f4", values.astype("<f4").tobytes())
-    return _text("f2", rounded(values, digits).astype("<f2").tobytes())
+    return _text("f2", round_mantissa(values, digits).astype("<f2").tobytes())
 
 
-def rounded(values: Floats, digits: int = DIGITS) -> NDArray[np.float16]:
+def round_mantissa(values: Floats, digits: int = DIGITS) -> NDArray[np.float16]:
     """The nearest numbers of half precision with so many binary digits.
 
     >>> import numpy
-    >>> rounded(numpy.array([1.0, 1 / 3, 0.0], numpy.float32), 3).tolist()
+    >>> round_mantissa(numpy.array([1.0, 1 / 3, 0.0], numpy.float32), 3).tolist()
     [1.0, 0.3125, 0.0]
     """
     dropped = 24 - digits
@@ -88,7 +88,7 @@ LEAST_BYTES = 0.3
 
 
 @dataclass(frozen=True, slots=True)
-class Depth:
+class DetailLevel:
     """How much is written: whole weights of maps with at most `whole` rows and columns, else cells, at most side²."""
 
     whole: int
@@ -105,20 +105,27 @@ class Depth:
         return [level for level, shape in enumerate(of.levels) if max(shape) <= self.side]
 
 
-DEPTHS = Depth(512, 1024), Depth(512, 512), Depth(256, 256), Depth(128, 128), Depth(64, 64), Depth(0, 64)
+DEPTHS = (
+    DetailLevel(512, 1024),
+    DetailLevel(512, 512),
+    DetailLevel(256, 256),
+    DetailLevel(128, 128),
+    DetailLevel(64, 64),
+    DetailLevel(0, 64),
+)
 """What is tried, one after the other, until it fits; the coarsest level always is in."""
 
 
-class TooMuch(Exception):
+class PayloadTooLarge(Exception):
     """There is no room for all of it."""
 
 
 @dataclass(slots=True)
-class Contents:
+class PagePayload:
     """What a page has in it, and how many bytes that takes."""
 
     most: int
-    held: dict[str, Any]
+    payload: dict[str, Any]
     size: int = 0
     whole: int = 0
     heads: int = 0
@@ -126,53 +133,53 @@ class Contents:
 
     def add(self, part: str, key: str, values: Floats) -> None:
         """Write one array."""
-        text = written(values)
-        self.held[part][key] = text
+        text = encode_array(values)
+        self.payload[part][key] = text
         self.size += _size(key, text)
         if self.size > self.most:
-            raise TooMuch
+            raise PayloadTooLarge
 
     def add_if_they_fit(self, part: str, arrays: dict[str, Floats]) -> bool:
         """Write all of some arrays, or none of them."""
-        texts = {key: written(values) for key, values in arrays.items()}
+        texts = {key: encode_array(values) for key, values in arrays.items()}
         size = sum(_size(key, text) for key, text in texts.items())
         if self.size + size > self.most:
             return False
-        self.held[part].update(texts)
+        self.payload[part].update(texts)
         self.size += size
         return True
 
-    def said(self) -> str:
+    def summary(self) -> str:
         """What it is, in words."""
-        others = len(self.held["meta"]["maps"]) - self.whole
+        others = len(self.payload["meta"]["maps"]) - self.whole
         parts = []
         if self.whole:
-            parts.append(f"whole weights of {_some(self.whole, 'map')}, to within {2.0**-DIGITS:.1%} of each")
+            parts.append(f"whole weights of {_counted(self.whole, 'map')}, to within {2.0**-DIGITS:.1%} of each")
         if others:
             finest = " and ".join(f"{rows} × {columns}" for rows, columns in sorted(self.cells))
-            more = f", with whole weights of {_some(self.heads, 'head')} of them" if self.heads else ""
-            parts.append(f"{_some(others, 'map')} in cells of {finest} weights and more{more}")
+            more = f", with whole weights of {_counted(self.heads, 'head')} of them" if self.heads else ""
+            parts.append(f"{_counted(others, 'map')} in cells of {finest} weights and more{more}")
         return "; ".join(parts)
 
 
-def contents_of(atlas: Atlas, most: int) -> Contents:
+def fit_payload(atlas: Atlas, most: int) -> PagePayload:
     """As much of an atlas as fits into so many bytes.
 
     Raises:
         AtlasError: not even the least fits; there is no map in the atlas.
     """
-    meta = Answers(atlas).meta() | {"exact": f"weights to within {100 * 2.0**-DIGITS:.1f} %", "all": ALL}
+    meta = AtlasAPI(atlas).meta() | {"exact": f"weights to within {100 * 2.0**-DIGITS:.1f} %", "all": ALL}
     del meta["overview"]
     for depth in DEPTHS:
         weights = sum(of.heads * of.queries * of.keys for of in atlas.maps if depth.takes_whole(of))
         if weights * LEAST_BYTES > most:
             continue
-        held: dict[str, Any] = {"meta": meta, "tokens": [], "pooled": {}, "tiles": {}, "profiles": {}}
-        contents = Contents(most, held)
+        payload: dict[str, Any] = {"meta": meta, "tokens": [], "pooled": {}, "tiles": {}, "profiles": {}}
+        contents = PagePayload(most, payload)
         try:
             for number, of in enumerate(atlas.maps):
                 _write(contents, depth, number, of)
-        except TooMuch:
+        except PayloadTooLarge:
             continue
         _fill(contents, depth, atlas)
         return contents
@@ -183,8 +190,8 @@ def contents_of(atlas: Atlas, most: int) -> Contents:
     )
 
 
-def _write(contents: Contents, depth: Depth, number: int, of: AttentionMap) -> None:
-    contents.held["tokens"].append(_tokens(contents, of))
+def _write(contents: PagePayload, depth: DetailLevel, number: int, of: AttentionMap) -> None:
+    contents.payload["tokens"].append(_tokens(contents, of))
     levels = depth.levels(of)
     if depth.takes_whole(of):
         contents.whole += 1
@@ -197,11 +204,11 @@ def _write(contents: Contents, depth: Depth, number: int, of: AttentionMap) -> N
         if depth.takes_whole(of):
             for key, values in _tiles(of, number, head):
                 contents.add("tiles", key, values)
-        for which in contents.held["meta"]["profiles"]:
+        for which in contents.payload["meta"]["profiles"]:
             contents.add("profiles", f"{number}/{head}/{which}", profile_of(of, head, which))
 
 
-def _fill(contents: Contents, depth: Depth, atlas: Atlas) -> None:
+def _fill(contents: PagePayload, depth: DetailLevel, atlas: Atlas) -> None:
     """Add the whole weights of single heads while there is room, those whose roles are clearest first."""
     heads = [
         (-max((float(role["score"]) for role in of.roles[head]), default=0.0), number, head)
@@ -220,25 +227,25 @@ def _tiles(of: AttentionMap, number: int, head: int) -> Iterator[tuple[str, Floa
         for column in range(-(-of.keys // TILE)):
             rows = slice(row * TILE, min((row + 1) * TILE, of.queries))
             columns = slice(column * TILE, min((column + 1) * TILE, of.keys))
-            yield f"{number}/{head}/{row}/{column}", shown_weights(of, head, rows, columns)
+            yield f"{number}/{head}/{row}/{column}", displayed_weights(of, head, rows, columns)
 
 
 def _size(key: str, text: dict[str, Any]) -> int:
     return len(text["data"]) + len(key) + 60
 
 
-def _tokens(contents: Contents, of: AttentionMap) -> dict[str, list[str]]:
+def _tokens(contents: PagePayload, of: AttentionMap) -> dict[str, list[str]]:
     """The tokens of a map; those of the keys are left out where they are those of the queries."""
     tokens = {"query": [shortened(word) for word in of.query_tokens]}
     if of.key_tokens != of.query_tokens:
         tokens["key"] = [shortened(word) for word in of.key_tokens]
     contents.size += sum(len(word.encode()) + 3 for words in tokens.values() for word in words)
     if contents.size > contents.most:
-        raise TooMuch
+        raise PayloadTooLarge
     return tokens
 
 
-def _some(count: int, what: str) -> str:
+def _counted(count: int, what: str) -> str:
     return f"1 {what}" if count == 1 else f"{count} {what}s"
 
 
@@ -246,7 +253,7 @@ FOLDER = Path(__file__).parent / "web"
 
 
 @dataclass(frozen=True, slots=True)
-class Bundle:
+class WebBundle:
     """Markup, script and styles of the page, read once."""
 
     markup: str
@@ -254,7 +261,7 @@ class Bundle:
     styles: str
 
     @classmethod
-    def read(cls, folder: Path = FOLDER) -> Bundle:
+    def read(cls, folder: Path = FOLDER) -> WebBundle:
         """The files of a folder.
 
         Raises:
@@ -296,7 +303,7 @@ class StaticPage:
             partial.write_text(self.text, encoding="utf-8")
 
 
-def static_page(atlas: Atlas, *, state: State | str | None = None, most: int = MOST_BYTES) -> StaticPage:
+def static_page(atlas: Atlas, *, state: ViewState | str | None = None, most: int = MOST_BYTES) -> StaticPage:
     """An atlas as a page of its own, of at most so many bytes.
 
     Maps of at most 512 rows and columns are in it weight by weight, each to within 0.4 %; longer ones, or all where
@@ -314,15 +321,15 @@ def static_page(atlas: Atlas, *, state: State | str | None = None, most: int = M
     >>> page.contents, "<b>" in page.text
     ('whole weights of 1 map, to within 0.4% of each', False)
     """
-    bundle = Bundle.read()
+    bundle = WebBundle.read()
     fixed = sum(len(part.encode()) for part in (bundle.markup, bundle.script, bundle.styles)) + 1000
-    opening = start(state, [atlas])
-    contents = contents_of(atlas, max(most - fixed, 0))
-    held = {**contents.held, "state": opening} if opening else contents.held
-    return StaticPage(_put_together(bundle, held, atlas.title), contents.said())
+    opening = opening_permalink(state, [atlas])
+    contents = fit_payload(atlas, max(most - fixed, 0))
+    payload = {**contents.payload, "state": opening} if opening else contents.payload
+    return StaticPage(_put_together(bundle, payload, atlas.title), contents.summary())
 
 
-def _put_together(bundle: Bundle, held: dict[str, Any], title: str) -> str:
+def _put_together(bundle: WebBundle, payload: dict[str, Any], title: str) -> str:
     script, styles = bundle.script, bundle.styles
     if "</script" in script.lower() or "<!--" in script or "</style" in styles.lower():
         raise ConfigurationError("the explorer's script or styles cannot stand inside a page; build them anew")
@@ -330,7 +337,7 @@ def _put_together(bundle: Bundle, held: dict[str, Any], title: str) -> str:
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(styles)}; img-src data: blob:; "
         "base-uri 'none'; form-action 'none'"
     )
-    data = json.dumps(held, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    data = json.dumps(payload, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     shown = html.escape("".join(letter for letter in title if letter.isprintable())[:120])
     page, opening = bundle.markup, '<script type="application/json" id="regard-data">'
     for old, new in (

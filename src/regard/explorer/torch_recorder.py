@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from ..nn import MultiheadAttention
-from .captured_call import variables_of
+from .call_site import variables_of
 
 _ATTENTION, _LAYER = (inspect.signature(of.forward) for of in (nn.MultiheadAttention, nn.TransformerEncoderLayer))
 
 
-class TorchLayers:
+class TorchLayerRecorder:
     """Repeats the attention of torch's layers by regard's, which tell whoever listens.
 
     names: the modules that are heard. within: names what is heard in its block. hears: whether this call is listened

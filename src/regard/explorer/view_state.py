@@ -32,7 +32,7 @@ Direction = Literal["query", "key"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class ViewState:
     """What the page shows when it opens. All counts are from 0, and all positions are those of rows and columns.
 
     Args:
@@ -70,7 +70,7 @@ class State:
     Raises:
         ConfigurationError: a value that is none of these.
 
-    >>> State(view="head", map=2, head=1, frame=(50_000, 49_900, 200)).permalink()
+    >>> ViewState(view="head", map=2, head=1, frame=(50_000, 49_900, 200)).permalink()
     'view=head&map=2&head=1&frame=50000,49900,200'
     >>> State.from_permalink("http://127.0.0.1:8000/token/#view=lines&top=5").top
     5
@@ -114,7 +114,7 @@ class State:
                 raise ConfigurationError(f"the state's {name} is {value!r}; it needs {needs}")
 
     @classmethod
-    def from_permalink(cls, text: str) -> State:
+    def from_permalink(cls, text: str) -> ViewState:
         """The state that an address of the page tells, or what stands behind its "#".
 
         Raises:
@@ -138,7 +138,7 @@ class State:
         told = [(of.name, getattr(self, of.name)) for of in fields(self) if getattr(self, of.name) != of.default]
         return "&".join(f"{name}={quote(_written(value), safe=UNQUOTED)}" for name, value in told)
 
-    def within(self, atlas: Atlas) -> State:
+    def within(self, atlas: Atlas) -> ViewState:
         """The same state with the map's number for its name, of an atlas that has what it shows.
 
         Raises:
@@ -158,7 +158,7 @@ class State:
         return replace(self, map=chosen)
 
 
-def start(state: State | str | None, atlases: list[Atlas]) -> str:
+def opening_permalink(state: ViewState | str | None, atlases: list[Atlas]) -> str:
     """What a page of these atlases reads behind "#" to open with a state, which may be a permalink.
 
     Raises:
@@ -166,7 +166,7 @@ def start(state: State | str | None, atlases: list[Atlas]) -> str:
     """
     if state is None:
         return ""
-    state = State.from_permalink(state) if isinstance(state, str) else state
+    state = ViewState.from_permalink(state) if isinstance(state, str) else state
     for which in (state.atlas, state.against or 0):
         _check_count("atlas", which, len(atlases))
     return state.within(atlases[state.atlas]).permalink()
@@ -238,7 +238,7 @@ def _rules() -> dict[str, tuple[str, Callable[[Any], bool]]]:
 
 @cache
 def _types() -> dict[str, Any]:
-    return get_type_hints(State)
+    return get_type_hints(ViewState)
 
 
 def _one_of(choices: tuple[str, ...]) -> tuple[str, Callable[[Any], bool]]:

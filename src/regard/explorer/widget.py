@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from ..errors import AtlasError, ConfigurationError, RegardError, require
-from .collection import Shelf
-from .server import ASKED, number, read_pairs
-from .static_page import Bundle
+from .collection import Collection
+from .query_params import QUERIES, number, read_pairs
+from .static_page import WebBundle
 
 Send = Callable[[dict[str, Any], list[bytes]], None]
 
 
-def widget(shelf: Shelf, *, state: str, height: int, hides: str) -> Any:
+def widget(collection: Collection, *, state: str, height: int, hides: str) -> Any:
     """A widget that shows what is on a shelf; it opens with a state, told as in a permalink.
 
     hides: the end of the data of the picture that stands in for it where it cannot be shown.
@@ -30,7 +30,7 @@ def widget(shelf: Shelf, *, state: str, height: int, hides: str) -> Any:
     anywidget = require("anywidget", extra="notebook")
     import traitlets
 
-    bundle = Bundle.read()
+    bundle = WebBundle.read()
 
     class Explorer(anywidget.AnyWidget):
         _esm = bundle.script
@@ -40,15 +40,15 @@ def widget(shelf: Shelf, *, state: str, height: int, hides: str) -> Any:
         hides = traitlets.Unicode().tag(sync=True)
 
     made = Explorer(height=height, state=state, hides=hides)
-    made.on_msg(lambda widget, message, _: answer(shelf, message, widget.send))
+    made.on_msg(lambda widget, message, _: answer(collection, message, widget.send))
     return made
 
 
-def answer(shelf: Shelf, message: Any, send: Send) -> None:
+def answer(collection: Collection, message: Any, send: Send) -> None:
     """Answer one message; what is wrong with it is the answer, too."""
     name = message.get("id") if isinstance(message, Mapping) else None
     try:
-        found = _found(shelf, message)
+        found = _found(collection, message)
     except RegardError as error:
         send({"id": name, "error": str(error)}, [])
     except KeyboardInterrupt:
@@ -62,21 +62,21 @@ def answer(shelf: Shelf, message: Any, send: Send) -> None:
             send({"id": name, "result": found}, [])
 
 
-def _found(shelf: Shelf, message: Any) -> Any:
+def _found(collection: Collection, message: Any) -> Any:
     given = message if isinstance(message, Mapping) else {}
     method, arguments = given.get("method"), given.get("arguments")
     if not isinstance(method, str) or not isinstance(arguments, Mapping):
         raise ConfigurationError("a message needs an id, a method and its arguments")
     if method == "atlases":
-        return shelf.listed()
+        return collection.listed()
     if method == "rerun":
-        shelf.run(_text(arguments))
-        return shelf.listed()
-    if method not in ASKED:
-        raise ConfigurationError(f"there is no method {method[:40]!r}; there are atlases, rerun, {', '.join(ASKED)}")
+        collection.run(_text(arguments))
+        return collection.listed()
+    if method not in QUERIES:
+        raise ConfigurationError(f"there is no method {method[:40]!r}; there are atlases, rerun, {', '.join(QUERIES)}")
     pairs = {str(name): _written(value) for name, value in arguments.items()}
-    asked = read_pairs(pairs, {"atlas": number, **ASKED[method]})
-    entry = shelf.entry(asked.pop("atlas"))
+    asked = read_pairs(pairs, {"atlas": number, **QUERIES[method]})
+    entry = collection.entry(asked.pop("atlas"))
     if entry is None:
         raise AtlasError("this atlas is not kept any more, since the model was run again: run the cell again")
     return entry.meta if method == "meta" else getattr(entry.answers, method)(**asked)

@@ -2,7 +2,7 @@
 
 from .atlas import Atlas as Atlas
 from .attention_map import AttentionMap as AttentionMap
-from .tokenized_text import Pieces as Pieces
-from .translation_info import Hypothesis as Hypothesis
+from .tokenized_text import TokenizedText as TokenizedText
+from .translation_info import RankedTranslation as RankedTranslation
 
 __all__ = ["Atlas", "AttentionMap", "Hypothesis", "Pieces"]

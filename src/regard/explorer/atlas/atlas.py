@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from ...errors import AtlasError
 from .atlas_file import open_atlas, save_atlas
 from .attention_map import AttentionMap
-from .record_schema import check_title, checked_roles
+from .record_schema import check_title, validated_roles
 from .records import records_from_weights
-from .tokenized_text import Words
-from .translation_info import Hypothesis, check_fit, checked_hypotheses, links_of, to_json, word_count
-
-if TYPE_CHECKING:
-    from ..notebook import Framed, Live
-    from ..view_state import State
+from .tokenized_text import TokenTable
+from .translation_info import RankedTranslation, check_fit, links_of, to_json, validated_hypotheses, word_count
 
 
 class Atlas:
@@ -33,8 +29,11 @@ class Atlas:
     The file is in the safetensors format, one JSON text and raw arrays that are mapped into memory. Nothing in it is
     code, and all of it is checked when it is opened.
 
-    title: what it is called. maps: in the order of modules, calls and sequences.
+    title: its name. maps: in the order of modules, calls and sequences.
     """
+
+    notebook_view: ClassVar[Callable[..., Any]]
+    """What `show` calls; `regard.explorer.notebook` sets it, which imports this module and not the other way."""
 
     def __init__(self, records: Sequence[Mapping[str, Any]], arrays: Mapping[str, Tensor], title: str = "") -> None:
         self.title = title
@@ -78,17 +77,16 @@ class Atlas:
         ([[0.25, 0.75]], ('a', 'b'))
         """
         check_title(title)
-        words = Words()
+        words = TokenTable()
         records, arrays = records_from_weights(maps, tokens, tolerance, words)
         return cls(records, {**arrays, **words.arrays()}, title)
 
-    def show(
-        self, *, state: State | str | None = None, rerun: Callable[[str], Atlas] | None = None, height: int = 640
-    ) -> Framed | Live:
-        """The explorer in a notebook: live with anywidget, else a page in a frame; `regard.explorer.show` says more."""
-        from ..notebook import show
+    def show(self, *, state: Any = None, rerun: Callable[[str], Atlas] | None = None, height: int = 640) -> Any:
+        """Display the atlas in a notebook: a live widget with anywidget, else a static page in a frame.
 
-        return show(self, state=state, rerun=rerun, height=height)
+        Arguments, result and errors are those of `regard.explorer.show`.
+        """
+        return self.notebook_view(self, state=state, rerun=rerun, height=height)
 
     def save(self, path: str | Path) -> None:
         """Write the atlas to one file, which is the old one or the new one, never half of each.
@@ -108,13 +106,13 @@ class Atlas:
         Raises:
             AtlasError: roles that are not that.
         """
-        return self._with("roles", checked_roles(roles, [(of.name, of.heads) for of in self.maps]))
+        return self._with("roles", validated_roles(roles, [(of.name, of.heads) for of in self.maps]))
 
     def with_gold(self, gold: Any, *, sequence: int = 0, hypothesis: int | None = None) -> Atlas:
         """The same atlas with the links that people made between the words of a sentence and its translation.
 
         They belong to the maps of cross-attention of one sequence of the batch, and of one hypothesis where the maps
-        are of several. Words are those that `Pieces` told; where they told none, each token is a word.
+        are of several. Words are those that `TokenizedText` told; where they told none, each token is a word.
 
         Args:
             gold: "0-0 1-2 2?3", source word first, with ? or p for a link that is only possible; pairs, which are
@@ -148,13 +146,13 @@ class Atlas:
             held[at] = to_json(links)
         return self._with("gold", held)
 
-    def with_hypotheses(self, hypotheses: Sequence[Hypothesis | None]) -> Atlas:
+    def with_hypotheses(self, hypotheses: Sequence[RankedTranslation | None]) -> Atlas:
         """The same atlas, told for each of `maps` which of the n best translations it is of; None: of none.
 
         Raises:
             AtlasError: not one entry for each map.
         """
-        return self._with("hypotheses", checked_hypotheses(hypotheses, len(self.maps)))
+        return self._with("hypotheses", validated_hypotheses(hypotheses, len(self.maps)))
 
     def _with(self, name: str, entries: Sequence[Any]) -> Atlas:
         """The same atlas with something told of each of its maps; of records of which nothing is, nothing is kept."""

@@ -16,10 +16,10 @@ from torch import Tensor
 from ...errors import AtlasError
 from ...heads.word_alignment import SentenceLinks
 from ...lenses import Weights
-from .pyramid import Levels, unpacked
-from .recorded_problem import Faults, Posed
+from .pyramid import PyramidLevels, unpacked
+from .recorded_problem import RecordedProblem, RecordErrors
 from .tokenized_text import read_words
-from .translation_info import Hypothesis, Numbers, from_json, read_numbers
+from .translation_info import RankedTranslation, WordNumbers, from_json, read_word_numbers
 
 Record = Mapping[str, Any]
 Floats = NDArray[np.float32]
@@ -101,20 +101,20 @@ class AttentionMap:
         return self._positions("key", self.keys)
 
     @cached_property
-    def query_words(self) -> Numbers | None:
-        """(M,): the number of the word that each query belongs to, -1 for none; None where `Pieces` told nothing."""
+    def query_words(self) -> WordNumbers | None:
+        """Index of the word of each query token, (M,), -1 for tokens of no word; None if words are unknown."""
         return self._word_numbers("query")
 
     @cached_property
-    def key_words(self) -> Numbers | None:
-        """(N,): the same of the keys."""
+    def key_words(self) -> WordNumbers | None:
+        """Index of the word of each key token, (N,), as `query_words`."""
         return self._word_numbers("key")
 
     @property
-    def hypothesis(self) -> Hypothesis | None:
+    def hypothesis(self) -> RankedTranslation | None:
         """Which of the n best translations it is of; None where `Atlas.with_hypotheses` told nothing."""
         told = self.record.get("hypotheses")
-        return Hypothesis(**told[self.sequence]) if told and told[self.sequence] else None
+        return RankedTranslation(**told[self.sequence]) if told and told[self.sequence] else None
 
     @property
     def gold(self) -> SentenceLinks | None:
@@ -136,9 +136,9 @@ class AttentionMap:
         if self.record["score"] == "weights":
             return self._array("weights")[self.sequence, head, rows, columns].float().numpy()
         with torch.no_grad(), self._faults():
-            problem, lens = self.posed.head(head), Weights(rows, columns)
+            problem, lens = self.recorded_problem.head(head), Weights(rows, columns)
             lens.check(problem)
-            return lens.compute(problem, self.posed.lse[head]).float().numpy()
+            return lens.compute(problem, self.recorded_problem.lse[head]).float().numpy()
 
     def exists(self, head: int, rows: slice, columns: slice) -> NDArray[np.bool_]:
         """Which pairs of a head exist, (m, n), True = attend; all do, as far as is known, of arrays that were given.
@@ -151,7 +151,7 @@ class AttentionMap:
         if self.record["score"] == "weights":
             return np.ones(shape, dtype=np.bool_)
         with torch.no_grad(), self._faults():
-            problem = self.posed.head(head)
+            problem = self.recorded_problem.head(head)
             keep = problem.keep(problem.grid().tile(rows, columns))
             return np.ones(shape, dtype=np.bool_) if keep is None else keep.expand(shape).numpy().copy()
 
@@ -260,8 +260,8 @@ class AttentionMap:
         return f"<{self.kind} attention {self.name!r}{at}: {self.heads} heads, {self.queries} × {self.keys}>"
 
     @cached_property
-    def _levels(self) -> Levels:
-        return Levels(self.queries, self.keys, *self.record["cell"])
+    def _levels(self) -> PyramidLevels:
+        return PyramidLevels(self.queries, self.keys, *self.record["cell"])
 
     def _array(self, name: str) -> Tensor:
         return self.arrays[self.record["arrays"][name]]
@@ -276,19 +276,19 @@ class AttentionMap:
         name = f"words.{lists[self.sequence]}"
         return read_words(self.arrays[name], self.arrays[f"{name}.ends"])
 
-    def _word_numbers(self, side: str) -> Numbers | None:
+    def _word_numbers(self, side: str) -> WordNumbers | None:
         lists = self.record["tokens"][side]
-        return None if lists is None else read_numbers(self.arrays, f"words.{lists[self.sequence]}")
+        return None if lists is None else read_word_numbers(self.arrays, f"words.{lists[self.sequence]}")
 
     def _positions(self, side: str, count: int) -> NDArray[np.int64]:
         if f"{side}_positions" not in self.record["arrays"]:
             return np.arange(count, dtype=np.int64)
-        return self.posed.of_sequence(f"{side}_positions").numpy()
+        return self.recorded_problem.of_sequence(f"{side}_positions").numpy()
 
     @cached_property
-    def posed(self) -> Posed:
+    def recorded_problem(self) -> RecordedProblem:
         """What is kept of queries and keys, as problems; a map of weights that were given has none."""
-        return Posed(self.record, self.arrays, self.sequence)
+        return RecordedProblem(self.record, self.arrays, self.sequence)
 
     def _stretches(self, head: int, rows: slice, columns: slice) -> tuple[slice, slice]:
         self._check("head", head, self.heads)
@@ -298,8 +298,8 @@ class AttentionMap:
         if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < count:
             raise AtlasError(f"the map {self.name!r} has the {what}s 0 to {count - 1}; there is no {what} {number!r}")
 
-    def _faults(self) -> Faults:
-        return Faults(self.name)
+    def _faults(self) -> RecordErrors:
+        return RecordErrors(self.name)
 
 
 def _stretch(name: str, stretch: slice, count: int) -> slice:

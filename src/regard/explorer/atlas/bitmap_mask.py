@@ -25,7 +25,7 @@ MOST_BITS = 2**26
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class TiledMask(Mask):
+class BitmapMask(Mask):
     """Which pairs exist, by rows and columns and not by positions.
 
     marks: uint8 (..., ⌈M/128⌉, ⌈N/128⌉), as of `Mask.tiles`. bits: uint8 (P, 128, 16), those of the PARTIAL tiles in
@@ -88,7 +88,7 @@ class TiledMask(Mask):
         return f"tiles(<{tuple(self.marks.shape)} of {SIDE} × {SIDE}>)"
 
 
-def tiled(mask: Mask, grid: Grid) -> TiledMask:
+def tiled(mask: Mask, grid: Grid) -> BitmapMask:
     """Any mask on the pairs of a grid, by its tiles.
 
     Raises:
@@ -114,7 +114,7 @@ def tiled(mask: Mask, grid: Grid) -> TiledMask:
         mixed = order[..., row, column]
         bits[numbers[..., row, column][mixed], :height, :width] = kept.expand(*leading, height, width).cpu()[mixed]
     packed = np.packbits(bits.numpy(), axis=-1) if count else np.zeros((0, SIDE, SIDE // 8), dtype=np.uint8)
-    return TiledMask(verdicts.to(torch.uint8).cpu().contiguous(), torch.from_numpy(packed))
+    return BitmapMask(verdicts.to(torch.uint8).cpu().contiguous(), torch.from_numpy(packed))
 
 
 def _joined(parts: Tensor, axis: int, count: int, filling: bool) -> Tensor:

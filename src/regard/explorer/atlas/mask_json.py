@@ -27,7 +27,7 @@ from ...masks.prefix import Prefix, PrefixPerBatch
 from ...masks.sparse_patterns import Dilated, Fixed, GlobalTokens, RandomBlocks, Strided
 from ...masks.tensor_mask import Where
 from ...masks.window import Window
-from .bitmap_mask import TiledMask, tiled
+from .bitmap_mask import BitmapMask, tiled
 
 MASKS: dict[str, type[Mask]] = {
     "and": And,
@@ -46,7 +46,7 @@ MASKS: dict[str, type[Mask]] = {
     "random_blocks": RandomBlocks,
     "block_layout": BlockLayout,
     "where": Where,
-    "tiles": TiledMask,
+    "tiles": BitmapMask,
 }
 BIASES: dict[str, type[Bias]] = {
     "sum": Sum,
@@ -57,7 +57,7 @@ BIASES: dict[str, type[Bias]] = {
     "tensor": TensorBias,
 }
 _NAMES: dict[type, str] = {kind: name for table in (MASKS, BIASES) for name, kind in table.items()}
-_BY_ROWS = Where | Padding | Prefix | PrefixPerBatch | TiledMask | TensorBias | Gaussian
+_BY_ROWS = Where | Padding | Prefix | PrefixPerBatch | BitmapMask | TensorBias | Gaussian
 FEW = 2**12
 """A bool tensor over pairs of at most so many numbers is kept as it is."""
 MOST_NUMBERS = 2**26

@@ -25,7 +25,7 @@ SHARE = 1.5
 
 
 @dataclass(frozen=True, slots=True)
-class Levels:
+class PyramidLevels:
     """Cells of rows · 2^l × columns · 2^l pairs at level l, the finest being level 0, over `queries` × `keys` pairs."""
 
     queries: int
@@ -34,7 +34,7 @@ class Levels:
     columns: int
 
     @classmethod
-    def of(cls, queries: int, keys: int, room: float) -> Levels:
+    def of(cls, queries: int, keys: int, room: float) -> PyramidLevels:
         """The finest levels that fit into `room` bytes for each head.
 
         Cells are powers of two. A map of at most 64 rows or columns has cells of 1 there; others have 2 at least.
@@ -83,7 +83,7 @@ def _cells(length: int, cell: int) -> int:
     return -(-length // cell)
 
 
-def pyramid(finest: Tensor, levels: Levels, reduce: str) -> list[Tensor]:
+def pyramid(finest: Tensor, levels: PyramidLevels, reduce: str) -> list[Tensor]:
     """Each level of sums or maxima (B, H, R, C), the finest first; "mean" turns sums into means of their cells."""
     found = [finest]
     for rows, columns in levels.shapes[1:]:
@@ -130,7 +130,7 @@ STEP = 128
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Existing:
+class UnmaskedCells:
     """For each level, the finest first, whether a pair of a cell exists; no levels where all pairs do.
 
     levels: bool (..., R, C), leading axes broadcastable to `leading`, the axes (*batch, heads) of the weights.
@@ -140,12 +140,12 @@ class Existing:
     leading: tuple[int, ...] = ()
 
     @classmethod
-    def everywhere(cls) -> Existing:
+    def everywhere(cls) -> UnmaskedCells:
         """Where all pairs exist, as far as is known."""
         return cls()
 
     @classmethod
-    def by(cls, mask: Mask, grid: Grid, levels: Levels, largest: Tensor) -> Existing:
+    def by(cls, mask: Mask, grid: Grid, levels: PyramidLevels, largest: Tensor) -> UnmaskedCells:
         """What a mask says of the cells of a grid, exactly.
 
         Of most cells it says so in O(1), and a cell whose `largest` weight, (*batch, heads, R, C), is above 0 has a
@@ -167,7 +167,7 @@ class Existing:
         return self.levels[level].expand(*self.leading, *shape[-2:]).reshape(shape)
 
 
-def _finest(mask: Mask, grid: Grid, levels: Levels, largest: Tensor) -> Tensor:
+def _finest(mask: Mask, grid: Grid, levels: PyramidLevels, largest: Tensor) -> Tensor:
     leading, (_, across) = largest.shape[:-2], levels.shapes[0]
     one = mask.evaluate(grid.tile(slice(0, 1), slice(0, 1))).shape[:-2]
     apart = (*[1] * (len(leading) - len(one)), *one)  # the axes along which the mask tells heads and sequences apart
@@ -187,7 +187,7 @@ def _finest(mask: Mask, grid: Grid, levels: Levels, largest: Tensor) -> Tensor:
     return torch.cat(parts, -2)
 
 
-def _look(mask: Mask, grid: Grid, levels: Levels, start: int, exists: Tensor, unknown: Tensor) -> None:
+def _look(mask: Mask, grid: Grid, levels: PyramidLevels, start: int, exists: Tensor, unknown: Tensor) -> None:
     """Write into `exists`, which begins at row `start`, what single pairs say of the unknown cells."""
     high, wide, leading = levels.rows, levels.columns, exists.shape[:-2]
     cells = max(1, PAIRS // (leading.numel() * high * wide))

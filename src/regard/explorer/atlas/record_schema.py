@@ -10,13 +10,13 @@ from torch import Tensor
 
 from ...errors import AtlasError
 from .attention_map import AttentionMap
-from .pyramid import Levels
-from .translation_info import check_told, check_words
+from .pyramid import PyramidLevels
+from .translation_info import check_translation_info, check_words
 
 ENTRIES = {"name": str, "score": (int, float), "n": int, "rule": str}
 
 
-def checked_roles(roles: Any, maps: Sequence[tuple[str, int]]) -> list[list[list[dict[str, Any]]]]:
+def validated_roles(roles: Any, maps: Sequence[tuple[str, int]]) -> list[list[list[dict[str, Any]]]]:
     """Roles for maps of these names and heads, as plain lists.
 
     Raises:
@@ -188,7 +188,7 @@ def _check_kept(record: dict[str, Any], shape: tuple[int, int, int, int], sizes:
     names = record["metrics"]
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
         _fail("'metrics' needs different words")
-    prefix, levels = record["prefix"], Levels(queries, keys, *record["cell"])
+    prefix, levels = record["prefix"], PyramidLevels(queries, keys, *record["cell"])
     for level, cells in enumerate(levels.shapes):
         for reduce in ("max", "mean"):
             _check_size(f"{prefix}{reduce}.{level}", ("U8",), (batch, heads, *cells), sizes)
@@ -219,8 +219,8 @@ def _check_words(record: dict[str, Any], sizes: Sizes) -> None:
             if f"words.{number}.numbers" in sizes:
                 _check_size(f"words.{number}.numbers", ("I32",), (count,), sizes)
     if "roles" in record:
-        checked_roles(record["roles"], [(record["name"][:80], record["heads"])] * batch)
-    check_told(record, batch)
+        validated_roles(record["roles"], [(record["name"][:80], record["heads"])] * batch)
+    check_translation_info(record, batch)
 
 
 def _check_ends(name: str, arrays: Mapping[str, Tensor]) -> None:

@@ -24,7 +24,7 @@ from ...masks.base import Kept, Pairs
 from .mask_json import read_bias, read_mask
 
 
-class Faults:
+class RecordErrors:
     """What goes wrong where a file says which pairs exist, as an AtlasError."""
 
     def __init__(self, name: str) -> None:
@@ -44,7 +44,7 @@ class Faults:
 
 
 @dataclass(frozen=True, slots=True)
-class Axes:
+class RecordAxes:
     """The leading axes that a record's mask and bias know."""
 
     leading: tuple[int, ...]
@@ -63,10 +63,10 @@ class Axes:
 
 
 @dataclass(frozen=True, slots=True)
-class OneHead:
+class HeadSlice:
     """One head of one sequence."""
 
-    axes: Axes
+    axes: RecordAxes
     sequence: int
     head: int
 
@@ -79,10 +79,10 @@ class OneHead:
 
 
 @dataclass(frozen=True, slots=True)
-class OneSequence:
+class SequenceSlice:
     """All heads of one sequence."""
 
-    axes: Axes
+    axes: RecordAxes
     sequence: int
 
     def of(self, pairs: Tensor) -> Tensor:
@@ -97,11 +97,11 @@ class OneSequence:
 
 
 @dataclass(frozen=True, eq=False)
-class MaskOf(Mask):
+class SlicedMask(Mask):
     """A record's mask for a part of the record."""
 
     mask: Mask
-    part: OneHead | OneSequence
+    part: HeadSlice | SequenceSlice
 
     def keep(self, grid: Pairs) -> Kept:
         kept = self.mask.evaluate(self.part.axes.grid(grid))
@@ -109,18 +109,18 @@ class MaskOf(Mask):
 
 
 @dataclass(frozen=True, eq=False)
-class BiasOf(Bias):
+class SlicedBias(Bias):
     """A record's bias for a part of the record."""
 
     bias: Bias
-    part: OneHead | OneSequence
+    part: HeadSlice | SequenceSlice
 
     def values(self, grid: Grid) -> Tensor:
         return self.part.of(self.bias.values(self.part.axes.grid(grid)))
 
 
 @dataclass(frozen=True, eq=False)
-class Posed:
+class RecordedProblem:
     """The problems of one sequence of a record that has queries and keys."""
 
     record: Mapping[str, Any]
@@ -133,7 +133,7 @@ class Posed:
         return self._problem(
             self._array("query")[self.sequence, head],
             self._array("key")[self.sequence, head // group],
-            OneHead(self._axes, self.sequence, head),
+            HeadSlice(self._axes, self.sequence, head),
         )
 
     def whole(self) -> Problem:
@@ -141,7 +141,7 @@ class Posed:
         return self._problem(
             self._axes.of(self._array("query"), self.sequence),
             self._axes.of(self._array("key"), self.sequence),
-            OneSequence(self._axes, self.sequence),
+            SequenceSlice(self._axes, self.sequence),
         )
 
     @property
@@ -154,7 +154,7 @@ class Posed:
         held = self._array(name)
         return held[self.sequence if len(held) > 1 else 0]
 
-    def _problem(self, query: Tensor, key: Tensor, part: OneHead | OneSequence) -> Problem:
+    def _problem(self, query: Tensor, key: Tensor, part: HeadSlice | SequenceSlice) -> Problem:
         mask, bias = self._rules
         additive = self.record["score"] == "additive"
         placed = "query_positions" in self.record["arrays"]
@@ -163,8 +163,8 @@ class Posed:
             if additive
             else DotPairs(query, key, self.record["scale"]),
             value=key[..., :0],
-            mask=None if mask is None else MaskOf(mask, part),
-            bias=None if bias is None else BiasOf(bias, part),
+            mask=None if mask is None else SlicedMask(mask, part),
+            bias=None if bias is None else SlicedBias(bias, part),
             softcap=self.record["softcap"],
             query_positions=self.of_sequence("query_positions") if placed else None,
             key_positions=self.of_sequence("key_positions") if placed else None,
@@ -179,8 +179,8 @@ class Posed:
         )
 
     @property
-    def _axes(self) -> Axes:
-        return Axes(tuple(self.record["leading"]), self.record["head_axis"], self.record["heads"])
+    def _axes(self) -> RecordAxes:
+        return RecordAxes(tuple(self.record["leading"]), self.record["head_axis"], self.record["heads"])
 
     def _array(self, name: str) -> Tensor:
         return self.arrays[self.record["arrays"][name]]

@@ -9,45 +9,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...core.problem import Problem
 from ...errors import AtlasError
 from ...kernels.lens_pass import run_reductions
 from ...lenses.base import WeightsLayout, WeightTile
-from ...masks import Mask
-from ...masks.base import And
-from ...masks.causal import Causal
-from ...masks.window import Window
+from .captured_call import CapturedCall, is_causal
 from .mask_json import by_rows, read_mask, written
-from .pyramid import SHARE, Existing, Levels
-from .role_detection import RolesOf
-from .summary import Arrays, Survey, Surveyed, summary
-from .tokenized_text import Lists, Place, Words, words_for
-
-if TYPE_CHECKING:
-    from ..captured_call import Call
+from .pyramid import SHARE, PyramidLevels, UnmaskedCells
+from .role_detection import RoleDetector
+from .summary import ArrayStore, SummaryAccumulator, SummaryValues, summary
+from .tokenized_text import CallShape, TokenLists, TokenTable, words_for
 
 ROWS = 512
 """Rows and columns that are looked at together."""
 
 
 def records_from_weights(
-    maps: Any, tokens: Any, tolerance: float, words: Words
+    maps: Any, tokens: Any, tolerance: float, words: TokenTable
 ) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
     """The records of arrays, and the arrays that they have."""
     named = _named(maps)
-    arrays, records = Arrays(), []
+    arrays, records = ArrayStore(), []
     with torch.no_grad():
         for number, (name, given) in enumerate(named.items()):
             weights = _checked(name, given, tolerance)
             batch, _, queries, keys = weights.shape
             positions = torch.arange(queries)[None], torch.arange(keys)[None]
             shape_says = "self" if queries == keys else "cross"
-            kind, sides = words_for(Place(name, shape_says, batch, queries, keys, 1, positions), tokens)
+            kind, sides = words_for(CallShape(name, shape_says, batch, queries, keys, 1, positions), tokens)
             record = _weights_record(name, weights, kind, arrays, f"{number}.")
             record["tokens"] = {side: words.add(lists) for side, lists in sides.items()}
             records.append(record)
@@ -93,11 +86,11 @@ def _checked(name: str, given: Any, tolerance: float) -> Tensor:
     return (weights if weights.ndim == 4 else weights[None]).to(torch.float16)
 
 
-def _weights_record(name: str, weights: Tensor, kind: str, arrays: Arrays, prefix: str) -> dict[str, Any]:
+def _weights_record(name: str, weights: Tensor, kind: str, arrays: ArrayStore, prefix: str) -> dict[str, Any]:
     batch, heads, queries, keys = weights.shape
-    levels = Levels.of(queries, keys, SHARE * weights[0, 0].numel() * weights.element_size())
+    levels = PyramidLevels.of(queries, keys, SHARE * weights[0, 0].numel() * weights.element_size())
     layout = WeightsLayout(weights.shape[:2], batch, heads, queries, keys, torch.float32, weights.device)
-    survey = Survey(layout, levels, (torch.arange(queries)[None], torch.arange(keys)[None]))
+    survey = SummaryAccumulator(layout, levels, (torch.arange(queries)[None], torch.arange(keys)[None]))
     for tile in _tiles(weights):
         survey.add(tile)
     seen = survey.finish(None)
@@ -119,7 +112,7 @@ def _weights_record(name: str, weights: Tensor, kind: str, arrays: Arrays, prefi
         "bias": None,
         "rounding": 0.0,
         "arrays": {"weights": arrays.add(prefix + "weights", weights)},
-        **summary(seen, levels, Existing.everywhere(), seen.mass > 0, kind, arrays, prefix),
+        **summary(seen, levels, UnmaskedCells.everywhere(), seen.mass > 0, kind, arrays, prefix),
     }
 
 
@@ -138,52 +131,15 @@ def _tiles(weights: Tensor) -> Any:
 _LOG2_E = 1.4426950408889634
 
 
-CORNER = 128
-"""So many of the last rows and keys are looked at where a mask or a bias has no symbol."""
-MIN_TILE_SIDE = -1e4
-"""What models add to the score of a pair that is not to exist is below this, also in half precision."""
-
-
-def looks_back(problem: Problem) -> bool:
-    """Whether no row attends to a key behind its own, where the queries are the last of the keys.
-
-    A mask that says so by its symbol is believed. Of others, and of biases, the corner of the last rows and keys tells.
-    """
-    if problem.queries > problem.keys:
-        return False
-    if problem.queries == 1 or any(_is_back(part) for part in conjuncts(problem.mask)):
-        return True
-    if problem.mask is None and problem.bias is None:
-        return False
-    side = min(problem.queries, CORNER)
-    rows, columns = slice(problem.queries - side, problem.queries), slice(problem.keys - side, problem.keys)
-    grid = problem.grid().tile(rows, columns)
-    exists = torch.ones(side, side, dtype=torch.bool, device=problem.pairs.key.device)
-    if (keep := problem.keep(grid)) is not None:
-        exists = exists & keep
-    if problem.bias is not None and (added := problem.bias_values(grid)) is not None:
-        exists = exists & (added > MIN_TILE_SIDE)
-    return not bool(exists.triu(1).any())
-
-
-def conjuncts(mask: Mask | None) -> list[Mask]:
-    """The masks that a mask asks for together."""
-    if mask is None:
-        return []
-    return [*conjuncts(mask.left), *conjuncts(mask.right)] if isinstance(mask, And) else [mask]
-
-
-def _is_back(mask: Mask) -> bool:
-    return isinstance(mask, Causal) or (isinstance(mask, Window) and mask.after == 0)
-
-
-def records_of(calls: Sequence[Call], tokens: Sequence[Any]) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+def records_from_calls(
+    calls: Sequence[CapturedCall], tokens: Sequence[Any]
+) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
     """The records of some calls, each with its own tokens, and the arrays that they have.
 
     Raises:
         AtlasError: tokens do not fit; a mask or a bias that an atlas cannot hold.
     """
-    arrays, words = Arrays(), Words()
+    arrays, words = ArrayStore(), TokenTable()
     # What does not fit is said before anything is computed.
     with torch.no_grad():
         chosen = [words_for(_place(call), own) for call, own in zip(calls, tokens, strict=True)]
@@ -195,17 +151,17 @@ def records_of(calls: Sequence[Call], tokens: Sequence[Any]) -> tuple[list[dict[
     return records, {**arrays.held, **words.arrays()}
 
 
-def _place(call: Call) -> Place:
+def _place(call: CapturedCall) -> CallShape:
     sizes = len(call.query), call.query.shape[2], call.key.shape[2]
-    looking = call.kind == "self" and looks_back(call.problem())
-    return Place(call.name, call.kind, *sizes, call.steps, call.positions, call.guessed, looking)
+    looking = call.kind == "self" and is_causal(call.problem())
+    return CallShape(call.name, call.kind, *sizes, call.steps, call.positions, call.guessed, looking)
 
 
-def _record(call: Call, words: Lists | None, arrays: Arrays, prefix: str) -> dict[str, Any]:
+def _record(call: CapturedCall, words: TokenLists | None, arrays: ArrayStore, prefix: str) -> dict[str, Any]:
     problem = call.problem()
     levels = levels_of(call)
     layout = WeightsLayout.from_problem(problem)
-    survey, roles = Survey(layout, levels, call.positions), RolesOf.call(call, words)
+    survey, roles = SummaryAccumulator(layout, levels, call.positions), RoleDetector.call(call, words)
     run_reductions(problem, call.lse.view(problem.weights_shape[:-1]), [survey, *roles.reductions])
     seen = survey.finish(call.lse)
     lse = call.lse if call.errors is None else _matched(call, seen)
@@ -217,9 +173,9 @@ def _record(call: Call, words: Lists | None, arrays: Arrays, prefix: str) -> dic
         held |= {"query_positions": call.positions[0], "key_positions": call.positions[1]}
     grid = problem.grid()
     mask = None if call.mask is None else written(call.mask, grid, arrays.shared)
-    exists = Existing.everywhere()
+    exists = UnmaskedCells.everywhere()
     if mask is not None:  # as the atlas has it, so that cells and tiles say the same
-        exists = Existing.by(
+        exists = UnmaskedCells.by(
             read_mask(mask, arrays.held), grid, levels, seen.largest.view(*call.leading, *levels.shapes[0])
         )
     return {
@@ -245,16 +201,16 @@ def _record(call: Call, words: Lists | None, arrays: Arrays, prefix: str) -> dic
     }
 
 
-def levels_of(call: Call) -> Levels:
+def levels_of(call: CapturedCall) -> PyramidLevels:
     """The levels that the sizes of q and k allow."""
     heads = call.query.shape[1]
     numbers = call.query.shape[2] * call.query.shape[3] + call.key.shape[2] * call.key.shape[3] * (
         call.key.shape[1] / heads
     )
-    return Levels.of(call.query.shape[2], call.key.shape[2], SHARE * numbers * call.query.element_size())
+    return PyramidLevels.of(call.query.shape[2], call.key.shape[2], SHARE * numbers * call.query.element_size())
 
 
-def _placed(call: Call) -> bool:
+def _placed(call: CapturedCall) -> bool:
     """Whether positions are to be kept: those that are not 0..M-1 and 0..N-1, and say something.
 
     In cross-attention those of the queries say nothing where no rule asks for them; then they count the rows.
@@ -267,7 +223,7 @@ def _placed(call: Call) -> bool:
     return not torch.equal(queries, torch.arange(queries.shape[-1]).expand_as(queries))
 
 
-def _matched(call: Call, seen: Surveyed) -> Tensor:
+def _matched(call: CapturedCall, seen: SummaryValues) -> Tensor:
     """The log-sum-exp of what is kept: rounded queries and keys, whose rows then sum to 1 again."""
     known = call.lse.isfinite() & (seen.mass > 0)
     found = call.lse + seen.mass.masked_fill(~known, 1.0).log()

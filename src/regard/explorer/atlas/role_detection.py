@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,20 +17,18 @@ from ...kernels.lens_pass import run_reductions
 from ...lenses import LensState, WeightTile
 from ...lenses.base import Reduction
 from .attention_map import AttentionMap
-from .recorded_problem import Axes, Faults, MaskOf, OneSequence
-from .tokenized_text import Lists
+from .captured_call import CapturedCall
+from .recorded_problem import RecordAxes, RecordErrors, SequenceSlice, SlicedMask
+from .tokenized_text import TokenLists
 
-if TYPE_CHECKING:
-    from ..captured_call import Call
-
-Found = list[list[dict[str, Any]]]
+HeadRoles = list[list[dict[str, Any]]]
 """The roles of each head of a map."""
 MOST_ROWS = 512
 """Of a longer text so many rows are looked at, in strips all along it: what a role says is a mean over rows."""
 
 
 @dataclass(frozen=True, slots=True)
-class _At:
+class _SequenceRoles:
     """One sequence of a call: its problem, the log-sum-exp of its rows, and the lens at work on it."""
 
     problem: Problem
@@ -38,21 +36,21 @@ class _At:
     look: LensState[RoleEvidence]
 
 
-class RolesOf:
+class RoleDetector:
     """The roles of a call's heads, found in a look at the weights of all its sequences that others take part in.
 
     Of a call without words, of cross-attention, or whose queries are not the last of the keys, nothing is looked for.
     """
 
-    def __init__(self, sequences: Sequence[_At]) -> None:
+    def __init__(self, sequences: Sequence[_SequenceRoles]) -> None:
         self._sequences = sequences
 
     @classmethod
-    def call(cls, call: Call, words: Lists | None) -> RolesOf:
+    def call(cls, call: CapturedCall, words: TokenLists | None) -> RoleDetector:
         """The lenses for a call whose keys have some words."""
-        if words is None or call.kind != "self" or not are_last(*call.positions):
+        if words is None or call.kind != "self" or not queries_are_last(*call.positions):
             return cls(())
-        axes, sequences = Axes(call.leading, call.has_heads, call.query.shape[1]), []
+        axes, sequences = RecordAxes(call.leading, call.has_heads, call.query.shape[1]), []
         for at, pieces in enumerate(words):
             query, key = (axes.of(tensor, at) for tensor in (call.query, call.key))
             problem = Problem(
@@ -60,25 +58,25 @@ class RolesOf:
                 if call.weight is None
                 else AdditivePairs(query, key, call.weight),
                 value=key[..., :0],
-                mask=None if call.mask is None else MaskOf(call.mask, OneSequence(axes, at)),
+                mask=None if call.mask is None else SlicedMask(call.mask, SequenceSlice(axes, at)),
                 query_positions=_of(call.positions[0], at),
                 key_positions=_of(call.positions[1], at),
             )
-            sequences.append(_At(problem, call.lse[at], _lens(tuple(pieces.tokens)).start(problem)))
+            sequences.append(_SequenceRoles(problem, call.lse[at], _lens(tuple(pieces.tokens)).start(problem)))
         return cls(sequences)
 
     @property
     def reductions(self) -> list[Reduction]:
         """What takes in the tiles of all sequences."""
         return [
-            _OfSequence(_Sampled(of, one.problem.queries), at)
+            _SequenceReduction(_SampledRows(of, one.problem.queries), at)
             for at, one in enumerate(self._sequences)
             for of in one.look.reductions
         ]
 
-    def found(self) -> dict[str, list[Found]]:
+    def found(self) -> dict[str, list[HeadRoles]]:
         """What a record says of roles, once all weights are in: nothing where nothing was looked for."""
-        roles = [_told(one.look.finish(one.problem, one.lse)) for one in self._sequences]
+        roles = [_role_dicts(one.look.finish(one.problem, one.lse)) for one in self._sequences]
         return {"roles": roles} if roles else {}
 
 
@@ -88,7 +86,7 @@ def _lens(words: tuple[str, ...]) -> Roles:
     return Roles(list(words))
 
 
-class _Sampled:
+class _SampledRows:
     """A reduction of some strips of rows: of those that are left out nothing is counted."""
 
     def __init__(self, reduction: Reduction, queries: int) -> None:
@@ -107,7 +105,7 @@ class _Sampled:
             self.reduction.add(tile)
 
 
-class _OfSequence:
+class _SequenceReduction:
     """A reduction of one sequence's weights, among the tiles of all."""
 
     def __init__(self, reduction: Reduction, sequence: int) -> None:
@@ -125,30 +123,30 @@ class _OfSequence:
             self.reduction.add(WeightTile(tile.weights[at], terms, slice(0, 1), tile.rows, tile.columns))
 
 
-def roles_of_map(of: AttentionMap) -> Found | None:
-    """The roles of the heads of a map, found by a look at its weights; None where `RolesOf` would look for nothing."""
+def detect_map_roles(of: AttentionMap) -> HeadRoles | None:
+    """Detect the roles of the heads of a stored map; None where roles do not apply, as in cross-attention."""
     placed = (torch.from_numpy(positions)[None] for positions in (of.query_positions, of.key_positions))
-    if of.kind != "self" or not are_last(*placed):
+    if of.kind != "self" or not queries_are_last(*placed):
         return None
     lens = _lens(tuple(of.key_tokens))
     if of.record["score"] != "weights":
-        with torch.no_grad(), Faults(of.name):
-            problem, lse = of.posed.whole(), of.posed.lse
+        with torch.no_grad(), RecordErrors(of.name):
+            problem, lse = of.recorded_problem.whole(), of.recorded_problem.lse
             found = lens.start(problem)
-            run_reductions(problem, lse, [_Sampled(reduction, of.queries) for reduction in found.reductions])
-            return _told(found.finish(problem, lse))
+            run_reductions(problem, lse, [_SampledRows(reduction, of.queries) for reduction in found.reductions])
+            return _role_dicts(found.finish(problem, lse))
     everything = slice(0, of.queries), slice(0, of.keys)
     heads = (torch.from_numpy(of.weights(head, *everything))[None, None] for head in range(of.heads))
-    return [_told(observe_weights(weights, lens)[lens])[0] for weights in heads]
+    return [_role_dicts(observe_weights(weights, lens)[lens])[0] for weights in heads]
 
 
-def are_last(queries: Tensor, keys: Tensor) -> bool:
+def queries_are_last(queries: Tensor, keys: Tensor) -> bool:
     """Whether queries at (B or 1, M) are the last of the keys at (B or 1, N)."""
     last = keys[:, keys.shape[1] - queries.shape[1] :] if queries.shape[1] <= keys.shape[1] else None
     return last is not None and bool((last == queries).all())
 
 
-def _told(evidence: RoleEvidence) -> Found:
+def _role_dicts(evidence: RoleEvidence) -> HeadRoles:
     return [[finding.to_dict() for finding in found] for found in evidence.holding()]
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ...lenses.base import WeightsLayout, WeightTile, select_batches
-from .pyramid import Existing, Levels, packed, pyramid
+from .pyramid import PyramidLevels, UnmaskedCells, packed, pyramid
 
 NEAR = 8
 """How far away a key may be that counts as local, in positions."""
@@ -24,7 +24,7 @@ AT_ONCE = 64
 
 
 @dataclass(frozen=True, eq=False)
-class Surveyed:
+class SummaryValues:
     """What was seen: largest and sums of the finest cells (B, H, R, C); per row (B, H, M) and per key (B, H, N).
 
     broken: which rows attend to NaN. mass: what each row gives in all, 0 where it is broken.
@@ -43,12 +43,12 @@ class Surveyed:
     near: Tensor
 
 
-class Survey:
+class SummaryAccumulator:
     """A look, for `sweep` or for tiles of one's own; positions are (B or 1, M) and (B or 1, N)."""
 
     needs_entropy_terms = True
 
-    def __init__(self, layout: WeightsLayout, levels: Levels, positions: tuple[Tensor, Tensor]) -> None:
+    def __init__(self, layout: WeightsLayout, levels: PyramidLevels, positions: tuple[Tensor, Tensor]) -> None:
         def zeros(*sizes: int) -> Tensor:
             return torch.zeros(layout.batch, layout.heads, *sizes, dtype=layout.dtype, device=layout.device)
 
@@ -81,7 +81,7 @@ class Survey:
         if near is not None:
             self.near[batch] += near
 
-    def finish(self, lse: Tensor | None) -> Surveyed:
+    def finish(self, lse: Tensor | None) -> SummaryValues:
         """All that was seen; rows that attend to nothing have 0 everywhere.
 
         A row that attends to NaN, whose log-sum-exp (B, H, M) says so, has NaN, and so has whatever sums over all rows.
@@ -90,7 +90,7 @@ class Survey:
         broken = torch.zeros_like(mass, dtype=torch.bool) if lse is None else lse.isnan() | lse.isposinf()
         of_heads = broken.any(-1, keepdim=True)
         # Rounded queries and keys may make a weight of 1 a little more.
-        return Surveyed(
+        return SummaryValues(
             largest=self.largest.clamp(max=1.0),
             sums=self.sums,
             broken=broken,
@@ -162,7 +162,7 @@ def _steps(weights: Tensor, axis: int, ahead: int, step: int, reduce: str) -> Te
     return getattr(weights.unflatten(axis, (-1, step)), reduce)(axis)
 
 
-class Arrays:
+class ArrayStore:
     """Tensors under names, each once."""
 
     def __init__(self) -> None:
@@ -184,7 +184,13 @@ class Arrays:
 
 
 def summary(
-    seen: Surveyed, levels: Levels, exists: Existing, attending: Tensor, kind: str, arrays: Arrays, prefix: str
+    seen: SummaryValues,
+    levels: PyramidLevels,
+    exists: UnmaskedCells,
+    attending: Tensor,
+    kind: str,
+    arrays: ArrayStore,
+    prefix: str,
 ) -> dict[str, Any]:
     """The pyramid, the profiles and the metrics of what was seen, over rows that attend to something: (B, H, M)."""
     tops = []
@@ -202,7 +208,7 @@ def summary(
     return {"cell": [levels.rows, levels.columns], "metrics": list(metrics), "prefix": prefix}
 
 
-def _metrics(seen: Surveyed, attending: Tensor, kind: str) -> Mapping[str, Tensor]:
+def _metrics(seen: SummaryValues, attending: Tensor, kind: str) -> Mapping[str, Tensor]:
     """Numbers for each head, (B, H), over its rows that attend to something; NaN where none does, or one to NaN."""
     count = attending.sum(-1)
 

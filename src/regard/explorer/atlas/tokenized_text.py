@@ -15,7 +15,7 @@ from ...errors import AtlasError, nearest
 
 
 @dataclass(frozen=True)
-class Pieces:
+class TokenizedText:
     """Tokens, and which of them make which word: what `Recording.atlas` takes in place of a list of tokens.
 
     tokens: one for each position. words: the number of each token's word, from 0; None or below 0 for tokens of no
@@ -24,7 +24,7 @@ class Pieces:
     Raises:
         AtlasError: tokens that are no words; not one whole number for each token.
 
-    >>> Pieces(["[CLS]", "un", "##seen", "cat"], [None, 0, 0, 1]).words
+    >>> TokenizedText(["[CLS]", "un", "##seen", "cat"], [None, 0, 0, 1]).words
     (-1, 0, 0, 1)
     """
 
@@ -48,15 +48,15 @@ class Pieces:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def at(self, indices: Sequence[int | None]) -> Pieces:
+    def at(self, indices: Sequence[int | None]) -> TokenizedText:
         """Those at some positions; nothing, of no word, where there is None."""
         tokens = ["" if index is None else self.tokens[index] for index in indices]
         if self.words is None:
-            return Pieces(tokens)
-        return Pieces(tokens, [None if index is None else self.words[index] for index in indices])
+            return TokenizedText(tokens)
+        return TokenizedText(tokens, [None if index is None else self.words[index] for index in indices])
 
 
-Lists = list[Pieces]  # the words of each sequence
+TokenLists = list[TokenizedText]  # the words of each sequence
 
 
 def _are_words(words: Any) -> bool:
@@ -68,7 +68,7 @@ def _is_number(number: Any) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CallShape:
     """What words have to fit: a call by its name, its sizes, and the positions (B or 1, M) and (B or 1, N).
 
     guessed: whether nothing but its sizes said that it is of the kind "self". looks_back: whether no row attends to
@@ -83,16 +83,16 @@ class Place:
     steps: int
     positions: tuple[Tensor, Tensor]
     guessed: bool = False
-    looks_back: bool = False
+    is_causal: bool = False
 
 
-class Words:
+class TokenTable:
     """Lists of words, each kept once, as bytes of UTF-8 and where each word begins."""
 
     def __init__(self) -> None:
-        self._numbers: dict[Pieces, int] = {}
+        self._numbers: dict[TokenizedText, int] = {}
 
-    def add(self, lists: Lists | None) -> list[int] | None:
+    def add(self, lists: TokenLists | None) -> list[int] | None:
         """The numbers of the lists."""
         return None if lists is None else [self._numbers.setdefault(words, len(self._numbers)) for words in lists]
 
@@ -115,7 +115,7 @@ def read_words(held: Tensor, ends: Tensor) -> tuple[str, ...]:
     return tuple(data[start:stop].decode("utf-8", "replace") for start, stop in pairwise(ends.tolist()))
 
 
-def words_for(call: Place, tokens: Any) -> tuple[str, dict[str, Lists | None]]:
+def words_for(call: CallShape, tokens: Any) -> tuple[str, dict[str, TokenLists | None]]:
     """The kind of a call, and the words of its queries and keys, one list for each sequence; None where none are given.
 
     A pair of different words, one for each query and each key, says "cross" where "self" was guessed.
@@ -143,7 +143,7 @@ def words_for(call: Place, tokens: Any) -> tuple[str, dict[str, Lists | None]]:
     return "self", {"query": [_of_queries(call, words, number) for number, words in enumerate(of_keys)], "key": of_keys}
 
 
-def _are_pair(call: Place, of_queries: Lists, of_keys: Lists) -> bool:
+def _are_pair(call: CallShape, of_queries: TokenLists, of_keys: TokenLists) -> bool:
     """Whether lists are one for the queries and another one for the keys, word by word."""
     return (
         all(len(words) == call.queries for words in of_queries)
@@ -165,7 +165,7 @@ def _chosen(name: str, tokens: Any) -> Any:
     return tokens[max(fitting, key=len)]
 
 
-def _lists(call: Place, tokens: Any) -> Lists:
+def _lists(call: CallShape, tokens: Any) -> TokenLists:
     """One list for all sequences, or one for each, as tuples."""
     if _are_list(tokens):
         return [_pieces(tokens)] * call.sequences
@@ -183,23 +183,23 @@ def _lists(call: Place, tokens: Any) -> Lists:
 
 
 def _are_list(tokens: Any) -> bool:
-    return isinstance(tokens, Pieces) or _are_words(tokens)
+    return isinstance(tokens, TokenizedText) or _are_words(tokens)
 
 
-def _pieces(tokens: Any) -> Pieces:
-    return tokens if isinstance(tokens, Pieces) else Pieces(tokens)
+def _pieces(tokens: Any) -> TokenizedText:
+    return tokens if isinstance(tokens, TokenizedText) else TokenizedText(tokens)
 
 
-def _fits(call: Place, side: str, words: Pieces, count: int) -> bool:
+def _fits(call: CallShape, side: str, words: TokenizedText, count: int) -> bool:
     """Whether there is a word for each position; a generated text has one more, which was not asked.
 
     One step is enough for that: rows that look back, or a single row over a source, may be the last of a text.
     """
-    grows = call.steps > 1 or (call.looks_back if call.kind == "self" else side == "query" and count == 1)
+    grows = call.steps > 1 or (call.is_causal if call.kind == "self" else side == "query" and count == 1)
     return len(words) == count or (grows and len(words) == count + 1)
 
 
-def _fitted(call: Place, side: str, lists: Lists, count: int) -> Lists:
+def _fitted(call: CallShape, side: str, lists: TokenLists, count: int) -> TokenLists:
     wrong = next((words for words in lists if not _fits(call, side, words, count)), None)
     if wrong is not None:
         where = "keys" if side == "key" else "queries"
@@ -211,7 +211,7 @@ def _fitted(call: Place, side: str, lists: Lists, count: int) -> Lists:
     return [words if len(words) == count else words.at(range(count)) for words in lists]
 
 
-def _of_queries(call: Place, words: Pieces, sequence: int) -> Pieces:
+def _of_queries(call: CallShape, words: TokenizedText, sequence: int) -> TokenizedText:
     """The words at which a sequence that looks at itself asks: those of the keys at the same positions."""
     if call.queries == call.keys:
         return words

@@ -12,11 +12,11 @@ from torch import Tensor
 from ...errors import AtlasError, CorpusError
 from ...heads.word_alignment import Link, SentenceLinks, parse_pharaoh
 
-Numbers = tuple[int, ...]
+WordNumbers = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Hypothesis:
+class RankedTranslation:
     """One of the n best translations of a sentence: its place among them, from 0, its text, and its score."""
 
     rank: int
@@ -68,29 +68,29 @@ def from_json(gold: Mapping[str, Any]) -> SentenceLinks:
     return SentenceLinks(sure, sure | {(source, target) for source, target in gold["possible"]})
 
 
-def word_count(numbers: Numbers | None, tokens: int) -> int:
+def word_count(numbers: WordNumbers | None, tokens: int) -> int:
     """How many words there are; each token is one where nothing else is known."""
     return tokens if numbers is None else max(numbers, default=-1) + 1
 
 
-def read_numbers(arrays: Mapping[str, Tensor], name: str) -> Numbers | None:
+def read_word_numbers(arrays: Mapping[str, Tensor], name: str) -> WordNumbers | None:
     """Which word each token of a list belongs to, -1 for none; None where that is not known."""
     held = f"{name}.numbers"
     return tuple(arrays[held].tolist()) if held in arrays else None
 
 
-def checked_hypotheses(given: Any, maps: int) -> list[dict[str, Any] | None]:
+def validated_hypotheses(given: Any, maps: int) -> list[dict[str, Any] | None]:
     """Hypotheses for so many maps, as a file has them.
 
     Raises:
-        AtlasError: they are not one `Hypothesis`, or what a file has of it, or None for each map.
+        AtlasError: they are not one `RankedTranslation`, or what a file has of it, or None for each map.
     """
     if not isinstance(given, Sequence) or isinstance(given, str) or len(given) != maps:
         has = len(given) if isinstance(given, Sequence) else f"a {type(given).__name__}"
         raise AtlasError(f"hypotheses need one entry for each of the {maps} maps; they are {has}")
     found = []
     for one in given:
-        entry = {"rank": one.rank, "text": one.text, "score": one.score} if isinstance(one, Hypothesis) else one
+        entry = {"rank": one.rank, "text": one.text, "score": one.score} if isinstance(one, RankedTranslation) else one
         if entry is not None and not _is_hypothesis(entry):
             raise AtlasError(
                 "a hypothesis needs to be {'rank': whole number, 'text': words, 'score': number}, or None; "
@@ -100,14 +100,14 @@ def checked_hypotheses(given: Any, maps: int) -> list[dict[str, Any] | None]:
     return found
 
 
-def check_told(record: Mapping[str, Any], sequences: int) -> None:
+def check_translation_info(record: Mapping[str, Any], sequences: int) -> None:
     """That hypotheses and gold links of a file have the form that they should; `check_words` tells whether they fit.
 
     Raises:
         AtlasError: they do not.
     """
     if "hypotheses" in record:
-        checked_hypotheses(record["hypotheses"], sequences)
+        validated_hypotheses(record["hypotheses"], sequences)
     gold = record.get("gold")
     if "gold" not in record:
         return
@@ -135,9 +135,9 @@ def check_words(record: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> None
             check_fit(from_json(gold), *counts)
 
 
-def _numbers(record: Mapping[str, Any], arrays: Mapping[str, Tensor], side: str, sequence: int) -> Numbers | None:
+def _numbers(record: Mapping[str, Any], arrays: Mapping[str, Tensor], side: str, sequence: int) -> WordNumbers | None:
     lists = record["tokens"][side]
-    return None if lists is None else read_numbers(arrays, f"words.{lists[sequence]}")
+    return None if lists is None else read_word_numbers(arrays, f"words.{lists[sequence]}")
 
 
 def _pairs(links: Any) -> frozenset[Link]:

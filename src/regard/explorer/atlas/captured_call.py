@@ -1,32 +1,27 @@
-"""What is kept of a call of attention while a model runs.
-
-Which module of a model a call of attention comes from, and whether it looks at the module's own input.
-"""
+"""A captured call of attention: queries and keys as stored, log-sum-exp, mask, bias, positions, rounding errors."""
 
 from __future__ import annotations
 
-import inspect
 import math
-import sys
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..biases import Bias
-from ..core.problem import Problem
-from ..core.score_forms import AdditivePairs, DotPairs, PairForm
-from ..lenses.base import WeightsLayout
-from ..masks import Mask
-from ..utils.pytree import tree_flatten, tree_unflatten
-from .atlas.records import looks_back
+from ...biases import Bias
+from ...core.problem import Problem
+from ...core.score_forms import AdditivePairs, DotPairs, PairForm
+from ...lenses.base import WeightsLayout
+from ...masks import Mask
+from ...masks.base import And
+from ...masks.causal import Causal
+from ...masks.window import Window
+from ...utils.pytree import tree_flatten, tree_unflatten
 
 
 @dataclass(eq=False)
-class Call:
+class CapturedCall:
     """One call, or several that are rows of one: all axes before the heads are one, the sequences.
 
     query (B, H, M, ·) and key (B, Hk, N, ·) as they are to be kept, lse (B, H, M); errors: what rounding did to query
@@ -95,7 +90,7 @@ class Call:
         )
 
 
-class Snapshots:
+class TensorSnapshots:
     """Tensors as they are now, copied once however many calls share them."""
 
     def __init__(self) -> None:
@@ -116,19 +111,26 @@ class Snapshots:
         return kept[1]
 
 
-def kept(
-    problem: Problem, lse: Tensor, *, name: str, number: int, kind: tuple[str, bool], snapshots: Snapshots, half: bool
-) -> Call:
+def capture(
+    problem: Problem,
+    lse: Tensor,
+    *,
+    name: str,
+    number: int,
+    kind: tuple[str, bool],
+    snapshots: TensorSnapshots,
+    half: bool,
+) -> CapturedCall:
     """What is kept of a problem: its own copies, on the CPU; q and k in half precision if `half` and if they fit."""
     layout = WeightsLayout.from_problem(problem)
     heads = problem.pairs.key.shape[-3] if problem.heads else 1
-    query = _four(problem.pairs.query, problem, layout.heads)
-    key = _four(problem.pairs.key, problem, heads)
-    dtype = torch.float16 if half and _fit(query, key) else query.dtype
+    query = _batched(problem.pairs.query, problem, layout.heads)
+    key = _batched(problem.pairs.key, problem, heads)
+    dtype = torch.float16 if half and _fits_float16(query, key) else query.dtype
     queries, keys = layout.positions(problem)
     mine, theirs = _copied(query, dtype), _copied(key, dtype)
     weight = problem.pairs.weight if isinstance(problem.pairs, AdditivePairs) else None
-    return Call(
+    return CapturedCall(
         name=name,
         number=number,
         kind=kind[0],
@@ -149,7 +151,7 @@ def kept(
     )
 
 
-def _four(tensor: Tensor, problem: Problem, heads: int) -> Tensor:
+def _batched(tensor: Tensor, problem: Problem, heads: int) -> Tensor:
     """(*batch, heads, length, ·) as (B, heads, length, ·), where the batch may have been broadcast."""
     own = tensor.shape[-3:] if problem.heads else tensor.shape[-2:]
     tensor = tensor.expand(*problem.batch, *own)
@@ -172,127 +174,46 @@ def _errors(query: Tensor, kept_query: Tensor, key: Tensor, kept_key: Tensor) ->
     return torch.cat([of(query, kept_query), of(key, kept_key).repeat_interleave(query.shape[1] // key.shape[1], -1)])
 
 
-def _fit(*tensors: Tensor) -> bool:
+def _fits_float16(*tensors: Tensor) -> bool:
     """Whether numbers are within the reach of half precision."""
     most = torch.finfo(torch.float16).max
     return all(float(of.detach().abs().amax()) <= most if of.numel() else True for of in tensors)
 
 
-ELSEWHERE = ("memory", "key_value_states", "encoder_hidden_states")
-"""What attention modules call another sequence that they look at: ours, and those of transformers."""
-CACHES = ("cache", "past_key_values", "past_key_value", "layer_past")
-"""What they call the keys of the steps before."""
-_CALLING = nn.modules.module.__file__
+CORNER = 128
+"""So many of the last rows and keys are looked at where a mask or a bias has no symbol."""
+MIN_TILE_SIDE = -1e4
+"""What models add to the score of a pair that is not to exist is below this, also in half precision."""
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """A module at work: its name, the local variables of its innermost method, and what its outermost one was given.
+def is_causal(problem: Problem) -> bool:
+    """Whether no row attends to a key behind its own, where the queries are the last of the keys.
 
-    with_cache: whether one of its methods has a cache.
+    A mask that says so by its symbol is believed. Of others, and of biases, the corner of the last rows and keys tells.
     """
-
-    name: str
-    variables: Mapping[str, Any]
-    arguments: tuple[Any, ...] = ()
-    with_cache: bool = False
-
-
-NOBODY = Work("", {})
-
-
-def caller(names: Mapping[nn.Module, str]) -> Work:
-    """The innermost module that is at work, as far as its call goes.
-
-    It is read off Python's stack: a module's hooks tell of `forward` alone, and a decoder's steps, or what is looked at
-    through lenses, come from other methods.
-    """
-    found: nn.Module | None = None
-    methods: list[FrameType] = []
-    for frame, module, below in _methods(sys._getframe(1)):
-        if found is None and module in names:
-            found = module
-        if found is None:
-            continue
-        if module is not found:
-            break
-        if frame.f_code.co_filename == _CALLING:
-            methods = methods or [below]  # a method may call its module something else than self
-            break
-        methods.append(frame)
-    if found is None:
-        return NOBODY
-    return Work(
-        names[found] or type(found).__name__,
-        {**methods[0].f_locals, "self": found},
-        _arguments(methods[-1]),
-        any(of.f_locals.get(name) is not None for of in methods for name in CACHES),
-    )
-
-
-def variables_of(kind: type[nn.Module]) -> Mapping[str, Any]:
-    """The local variables of the innermost method at work of a module of some class; none where there is none."""
-    for frame, module, _ in _methods(sys._getframe(1)):
-        if isinstance(module, kind) and frame.f_code.co_filename != _CALLING:
-            return frame.f_locals
-    return {}
-
-
-def kind_of(problem: Problem, work: Work) -> tuple[str, bool]:
-    """Whether attention is "cross", to another sequence, or "self"; and whether that is guessed.
-
-    A module's method says so by the names of its arguments. Where it does not, more queries than keys are "cross", and
-    so are fewer without a cache, but for a single one and for rows that look back: these may go on from keys that were
-    kept. All else is "self", a guess where the method was given two sequences.
-    """
-    variables = work.variables
-    if any(variables.get(name) is not None for name in ELSEWHERE):
-        return "cross", False
-    module = variables.get("self")
-    if isinstance(module, nn.MultiheadAttention):
-        return ("self" if variables.get("key") is variables.get("query") else "cross"), False
-    if variables.get("is_cross_attention") or getattr(module, "is_cross_attention", False):
-        return "cross", False
     if problem.queries > problem.keys:
-        return "cross", False
-    if work.with_cache or any(name in variables for name in ELSEWHERE):
-        return "self", False
-    if problem.queries < problem.keys and not looks_back(problem):
-        return "cross", False
-    return "self", _are_two(work.arguments, problem)
+        return False
+    if problem.queries == 1 or any(_is_back(part) for part in conjuncts(problem.mask)):
+        return True
+    if problem.mask is None and problem.bias is None:
+        return False
+    side = min(problem.queries, CORNER)
+    rows, columns = slice(problem.queries - side, problem.queries), slice(problem.keys - side, problem.keys)
+    grid = problem.grid().tile(rows, columns)
+    exists = torch.ones(side, side, dtype=torch.bool, device=problem.pairs.key.device)
+    if (keep := problem.keep(grid)) is not None:
+        exists = exists & keep
+    if problem.bias is not None and (added := problem.bias_values(grid)) is not None:
+        exists = exists & (added > MIN_TILE_SIDE)
+    return not bool(exists.triu(1).any())
 
 
-def _methods(frame: FrameType) -> Iterator[tuple[FrameType, nn.Module, FrameType]]:
-    """The methods of modules that are at work, the innermost first, their modules, and what each of them called."""
-    at: FrameType | None = frame
-    below = frame
-    while at is not None:
-        code = at.f_code
-        if "self" in code.co_varnames or "self" in code.co_freevars:
-            module = at.f_locals.get("self")
-            if isinstance(module, nn.Module):
-                yield at, module, below
-        below, at = at, at.f_back
+def conjuncts(mask: Mask | None) -> list[Mask]:
+    """The masks that a mask asks for together."""
+    if mask is None:
+        return []
+    return [*conjuncts(mask.left), *conjuncts(mask.right)] if isinstance(mask, And) else [mask]
 
 
-def _arguments(frame: FrameType) -> tuple[Any, ...]:
-    """What a method was given."""
-    names, more, keywords, values = inspect.getargvalues(frame)
-    given = [values[name] for name in names if name in values]
-    if more is not None:
-        given += values.get(more, ())
-    if keywords is not None:
-        given += values.get(keywords, {}).values()
-    return tuple(given)
-
-
-def _are_two(arguments: tuple[Any, ...], problem: Problem) -> bool:
-    """Whether there are two different sequences among some arguments: (..., M or N, dim), with axes alike."""
-    lengths = problem.queries, problem.keys
-    given = [of for of in arguments if isinstance(of, Tensor) and of.is_floating_point() and of.ndim > 1]
-    given = [of for of in given if of.ndim == given[0].ndim and of.shape[-2] in lengths]
-    return any(of is not given[0] and not _equal(of, given[0]) for of in given[1:])
-
-
-def _equal(left: Tensor, right: Tensor) -> bool:
-    return left.shape == right.shape and left.device == right.device and torch.equal(left, right)
+def _is_back(mask: Mask) -> bool:
+    return isinstance(mask, Causal) or (isinstance(mask, Window) and mask.after == 0)

@@ -1,0 +1,329 @@
+"""The ASGI application of the explorer: a page and read-only atlases on one machine, behind a random token.
+
+Requests are GET, below the token, for this host and from this page. No part of a request is ever a path of the file
+system, and every answer is a function of one atlas, named by its number, and the checked query. Where a model can be
+run on another text, `RerunEndpoint` takes the text by POST, one run at a time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from threading import Event
+from typing import Any
+
+import numpy as np
+from anyio import CapacityLimiter, create_task_group, get_cancelled_exc_class, to_thread
+from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ..errors import RegardError
+from .collection import MOST_BYTES, Collection, CollectionEntry, RunStopped
+from .query_params import QUERIES, number, read_query
+from .static_page import WebBundle
+
+
+def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """JSON in ASCII, which holds any string of Python; nobody keeps it."""
+    text = json.dumps(value, allow_nan=False)
+    return Response(
+        text, status, media_type="application/json", headers={"cache-control": "no-store", **(headers or {})}
+    )
+
+
+def error_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
+    """Why not."""
+    return json_response({"error": message}, status, headers)
+
+
+MOST_READ = 10_000_000
+"""Of a text that is too long so much is read, so that its sender comes to hear that it is."""
+KIND = "text/plain"
+GONE = 499
+"""The status of what nobody waits for any more."""
+
+log = logging.getLogger("regard.explorer")
+
+
+class RequestRefused(Exception):
+    """The request cannot be taken: a status, and why."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class RerunEndpoint:
+    """Runs the model of a shelf for whoever asks by POST with a text in UTF-8, and tells which atlases there are then.
+
+    A second request meanwhile is refused. A run ends when whoever asked for it goes away: then all stays as it was, and
+    the next one waits until the model has let go.
+    """
+
+    def __init__(self, collection: Collection) -> None:
+        self._shelf = collection
+        self._stop: Event | None = None
+        self._limiter: CapacityLimiter | None = None
+
+    async def answer(self, request: Request) -> Response:
+        """The atlases after the run; 4xx where the text cannot be read, 5xx where the model fails at it."""
+        try:
+            text = await _text(request)
+        except RequestRefused as error:
+            return error_response(error.status, str(error))
+        except ClientDisconnect:
+            return Response(status_code=GONE)
+        if self._stop is not None and not self._stop.is_set():
+            return error_response(
+                409, "the model is running on another text already: wait until it is done, or cancel that"
+            )
+        stop = self._stop = Event()
+        try:
+            return await self._run(request, text, stop)
+        except get_cancelled_exc_class():  # the server ends, and a model must not keep it
+            return error_response(503, "the server has ended")
+        finally:
+            stop.set()
+
+    async def _run(self, request: Request, text: str, stop: Event) -> Response:
+        if self._limiter is None:
+            self._limiter = CapacityLimiter(1)
+        async with create_task_group() as group:
+            group.start_soon(_watch, request, stop)
+            try:
+                await to_thread.run_sync(partial(self._shelf.run, text, stop), limiter=self._limiter)
+                reply = json_response(self._shelf.listed())
+            except RunStopped:
+                reply = Response(status_code=GONE)
+            except RegardError as error:
+                reply = error_response(400, str(error))
+            except Exception as error:
+                log.error("the model failed at a text", exc_info=error)
+                reply = error_response(500, "the model failed at this text; where the server runs it has said more")
+            group.cancel_scope.cancel()
+        return reply
+
+
+async def _watch(request: Request, stop: Event) -> None:
+    """Set `stop` when whoever asked goes away."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    stop.set()
+
+
+async def _text(request: Request) -> str:
+    if request.headers.get("content-type", "").split(";")[0].strip().lower() != KIND:
+        raise RequestRefused(415, f"a text is taken as {KIND} in UTF-8")
+    if request.scope["query_string"]:
+        raise RequestRefused(400, "this is asked without a query: the text is what is sent")
+    size, body = 0, bytearray()
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size <= MOST_BYTES:
+            body += chunk
+        elif size > MOST_READ:
+            break
+    if size > MOST_BYTES:
+        raise RequestRefused(
+            413, f"the text has more than {MOST_BYTES:,} bytes, the most that are read; give a shorter one"
+        )
+    try:
+        return body.decode()
+    except UnicodeDecodeError as error:
+        raise RequestRefused(
+            400, f"the text is not UTF-8: byte 0x{body[error.start]:02x} at {error.start + 1}"
+        ) from None
+
+
+WORKERS = 2
+"""Answers that are computed at the same time; others wait, and the server goes on listening."""
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+SECURITY_HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
+
+
+def application(collection: Collection, bundle: WebBundle, *, token: str, port: int) -> ASGIApp:
+    """The server's application, for 127.0.0.1 at a port, below /TOKEN/.
+
+    /TOKEN/atlases lists the shelf; /TOKEN/NUMBER/meta and the like ask about one atlas; /TOKEN/rerun takes a text.
+    """
+    files = {
+        "": (bundle.markup, "text/html; charset=utf-8"),
+        "explorer.js": (bundle.script, "text/javascript; charset=utf-8"),
+        "explorer.css": (bundle.styles, "text/css; charset=utf-8"),
+    }
+    routes = [
+        *(Route(f"/{name}", partial(_file, text=text, kind=kind)) for name, (text, kind) in files.items()),
+        Route("/atlases", partial(_listed, collection=collection)),
+        Route("/{number}/{name}", AtlasEndpoint(collection).answer),
+    ]
+    if collection.rerun is not None:
+        routes.append(Route("/rerun", RerunEndpoint(collection).answer, methods=["POST"]))
+    inner = Starlette(routes=routes, exception_handlers={HTTPException: _refused, Exception: _failed})
+    inner.router.redirect_slashes = False
+    return RequestGuard(inner, token, port, posts={"rerun"} if collection.rerun is not None else set())
+
+
+class RequestGuard:
+    """Lets through what asks this host, from its own page, by GET, below the token; says no to all else.
+
+    What is in `posts` is asked by POST instead, and then only by a page that says to be this server's.
+    """
+
+    def __init__(self, inner: ASGIApp, token: str, port: int, posts: set[str]) -> None:
+        self._inner, self._token, self._posts = inner, token.encode(), posts
+        self._hosts = {f"127.0.0.1:{port}".encode(), f"localhost:{port}".encode()}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        send = _with_headers(send)
+        no = self._refusal(scope)
+        if no is not None:
+            await no(scope, receive, send)
+            return
+        path = scope["path"].split("/", 2)[2]
+        below = {**scope, "path": f"/{path}", "raw_path": None, "root_path": ""}
+        with suppress(Exception):  # which has been answered and logged by now: Starlette raises it again
+            await self._inner(below, receive, send)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        hosts = [value for name, value in scope["headers"] if name == b"host"]
+        if len(hosts) != 1 or hosts[0].lower() not in self._hosts:
+            return error_response(
+                403, "this server answers for its own address alone: open the address that it printed"
+            )
+        origins = [value for name, value in scope["headers"] if name == b"origin"]
+        if any(origin.lower() != b"http://" + hosts[0].lower() for origin in origins):
+            return error_response(403, "this server answers its own page alone")
+        parts = scope["path"].split("/", 2)
+        method = "POST" if len(parts) == 3 and parts[2] in self._posts else "GET"
+        if scope["method"] != method:
+            words = f"the method is {scope['method'][:20]}; this server is asked by {method}"
+            return error_response(405, words, {"allow": method})
+        if method == "POST" and len(origins) != 1:
+            return error_response(403, "this server runs the model for its own page alone")
+        given = parts[1].encode("utf-8", "replace") if len(parts) > 1 else b""
+        if not secrets.compare_digest(given, self._token) or len(parts) < 3:
+            return error_response(
+                404, "there is nothing here: open the address that the server printed, with all that is in it"
+            )
+        return None
+
+
+class AtlasEndpoint:
+    """Computes answers on a few threads; one that nobody waits for any more is left out."""
+
+    def __init__(self, collection: Collection) -> None:
+        self._shelf = collection
+        self._limiter: CapacityLimiter | None = None
+        # An atlas does not change, nor does another get its number: number and query say which answer it is, and the
+        # run of the server whose.
+        self._run = secrets.token_bytes(16)
+
+    async def answer(self, request: Request) -> Response:
+        """One answer about one atlas: numbers as float32 in little-endian order, words as JSON."""
+        name, entry = request.path_params["name"], self._entry(request)
+        if isinstance(entry, Response):
+            return entry
+        try:
+            asked = read_query(request.scope["query_string"], QUERIES[name])
+            if name == "meta":
+                return json_response(entry.meta)
+            tag = self._tag(f"{entry.number}/{name}", request.scope["query_string"])
+            headers = {"etag": tag, "cache-control": "private, max-age=3600, immutable"}
+            if request.headers.get("if-none-match") == tag:  # nobody can know it whom it was not given
+                return Response(status_code=304, headers=headers)
+            found = await self._compute(request, partial(getattr(entry.answers, name), **asked))
+        except RegardError as error:
+            return error_response(400, str(error))
+        if found is None:
+            return Response(status_code=GONE)
+        if not isinstance(found, np.ndarray):
+            return json_response(found)
+        body = np.ascontiguousarray(found, dtype="<f4").tobytes()
+        return Response(body, media_type="application/octet-stream", headers=headers)
+
+    def _entry(self, request: Request) -> CollectionEntry | Response:
+        """The atlas that the address names."""
+        try:
+            which = number("atlas", request.path_params["number"])
+        except RegardError:
+            raise HTTPException(404) from None
+        if request.path_params["name"] not in QUERIES:
+            raise HTTPException(404)
+        entry = self._shelf.entry(which)
+        if entry is not None:
+            return entry
+        if self._shelf.had(which):
+            return error_response(
+                410, "this atlas is not kept any more, since the model was run again: load the page anew"
+            )
+        return error_response(404, f"there is no atlas {which} here")
+
+    async def _compute(self, request: Request, work: Callable[[], Any]) -> Any:
+        """What the work gives; None if who asked has gone away before it began."""
+        if self._limiter is None:
+            self._limiter = CapacityLimiter(WORKERS)
+        async with self._limiter:
+            if await request.is_disconnected():
+                return None
+            return await to_thread.run_sync(work)
+
+    def _tag(self, name: str, query: bytes) -> str:
+        return f'"{hashlib.blake2b(name.encode() + b"?" + query, key=self._run, digest_size=16).hexdigest()}"'
+
+
+async def _file(request: Request, text: str, kind: str) -> Response:
+    return Response(text, headers={"content-type": kind, "cache-control": "no-store"})
+
+
+async def _listed(request: Request, collection: Collection) -> Response:
+    try:
+        read_query(request.scope["query_string"], {})
+    except RegardError as error:
+        return error_response(400, str(error))
+    return json_response(collection.listed())
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    known = ", ".join(QUERIES)
+    words = f"there is no {request.scope['path'][1:41]!r} here; there are atlases, and of each, as in 0/meta, {known}"
+    return error_response(status, words)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    log.error("a request failed", exc_info=error)
+    return error_response(500, "the server failed at this; where it runs it has said more")
+
+
+def _with_headers(send: Send) -> Callable[[Message], Awaitable[None]]:
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            for name, value in SECURITY_HEADERS.items():
+                headers[name] = value
+        with suppress(Exception):  # what came behind the request was no HTTP: nobody can be told any more
+            await send(message)
+
+    return sending
