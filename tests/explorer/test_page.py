@@ -118,8 +118,8 @@ def test_the_heads_with_the_clearest_roles_are_in_it_as_far_as_there_is_room():
         (370_000, 1, "2 maps in cells of 4 × 4 weights and more, with whole weights of 1 head of them"),
     ):
         contents = fit_payload(atlas.with_roles(roles), most)
-        data = contents.held
-        assert contents.said() == said
+        data = contents.payload
+        assert contents.summary() == said
         assert len(json.dumps(data)) < contents.size + 5000 < most + 5000  # beside the names of what there is
         expected = [f"{n}/{h}/{r}/{c}" for n, h in order[:count] for r in range(2) for c in range(2)]
         assert sorted(data["tiles"]) == sorted(expected)

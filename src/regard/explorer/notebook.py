@@ -134,7 +134,7 @@ def framed_page(
 
     >>> import torch
     >>> framed_page(Atlas.from_weights([torch.full((1, 2, 2), 0.5)]))
-    <explorer, 0.1 MB: whole weights of 1 map, to within 0.4% of each>
+    <explorer, 0.2 MB: whole weights of 1 map, to within 0.4% of each>
     """
     return FramedPage(atlas, static_page(atlas, state=state, most=most), height)
 

@@ -72,7 +72,7 @@ class ViewState:
 
     >>> ViewState(view="head", map=2, head=1, frame=(50_000, 49_900, 200)).permalink()
     'view=head&map=2&head=1&frame=50000,49900,200'
-    >>> State.from_permalink("http://127.0.0.1:8000/token/#view=lines&top=5").top
+    >>> ViewState.from_permalink("http://127.0.0.1:8000/token/#view=lines&top=5").top
     5
     """
 
