@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .. import biases
 from ..biases import Bias
-from .random_tensors import CaseGenerator
+from .case_generator import CaseGenerator
 
 Tensors = Mapping[str, Tensor]
 BUCKETS, MAX_DISTANCE, BEFORE, AFTER, PERIOD = 8, 7, 2, 3, 3

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .. import masks
 from ..masks import Mask
-from .random_tensors import CaseGenerator
+from .case_generator import CaseGenerator
 
 MaskAndPairs = tuple[Mask, Tensor]
 """A mask of the library, and the same as booleans (True = attend), broadcastable to (*batch, heads, M, N)."""
