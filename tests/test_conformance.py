@@ -1,6 +1,6 @@
 """Random problems under a fixed seed: each through every kernel that admits it, forward and backward.
 
-`make conformance` draws ten thousand, `make test` the first of them.
+`make conformance` draws ten thousand, `make test-all` the first of them.
 """
 
 import math
@@ -17,7 +17,7 @@ from regard.testing import Case, assert_agrees, random_cases, suite
 
 COUNT, CHUNK, SEED = 10_000, 100, 20_170_612
 FEW = 1
-"""Chunks in `make test`."""
+"""Chunks in `make test-all`."""
 # Tiles so small that few queries and keys lie in several of them.
 SMALL = (
     *KERNELS,
@@ -44,7 +44,9 @@ def chunk(number: int) -> list[Case]:
 @pytest.mark.parametrize(
     "number",
     [
-        pytest.param(number, marks=[] if number < FEW else pytest.mark.conformance, id=f"{number * CHUNK}")
+        pytest.param(
+            number, marks=pytest.mark.slow if number < FEW else pytest.mark.conformance, id=f"{number * CHUNK}"
+        )
         for number in range(COUNT // CHUNK)
     ],
 )

@@ -2,6 +2,7 @@
 
 import random
 
+import pytest
 import torch
 
 from regard.translation.batches import encode
@@ -25,6 +26,7 @@ def digit_strings(count, seed):
     return ["".join(draw.choices("0123456789", k=draw.randint(4, 10))) for _ in range(count)]
 
 
+@pytest.mark.slow
 def test_reversal_is_learned_and_looks_backwards():
     train, held_out = digit_strings(10_000, seed=1), digit_strings(500, seed=2)
     vocabulary = Vocabulary.train(train, VocabularySettings(kind="characters", size=20))

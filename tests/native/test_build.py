@@ -22,6 +22,7 @@ COMPILER = shutil.which("cc")
 compiles = pytest.mark.skipif(COMPILER is None, reason="there is no C compiler")
 
 
+@pytest.mark.slow
 @compiles
 def test_a_compiler_that_knows_no_wider_variant(monkeypatch, tmp_path):
     wider = {"wide": ("-mno-such-flag",), build.baseline(): ()}
