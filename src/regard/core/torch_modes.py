@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
+from torch.autograd import forward_ad
 
 functorch_active = torch._C._are_functorch_transforms_active
 """Whether a transform of torch.func is active: `under_transform` without the case of torch.compile."""
@@ -17,6 +18,15 @@ def under_transform() -> bool:
     False
     """
     return torch.compiler.is_compiling() or functorch_active()
+
+
+def under_forward_mode() -> bool:
+    """Whether forward-mode differentiation is active: `torch.func.jvp`, `jacfwd`, `hessian` or a dual level.
+
+    >>> under_forward_mode()
+    False
+    """
+    return forward_ad._current_level >= 0
 
 
 def under_dispatch_mode() -> bool:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..core.problem import Problem
 from ..core.score_forms import AdditivePairs, DotPairs
-from ..core.torch_modes import functorch_active
+from ..core.torch_modes import functorch_active, under_forward_mode
 from ..errors import KernelError, nearest
 from .additive import AdditiveKernel
 from .base import Cost, Kernel, OwnGradient, Result
@@ -99,10 +99,14 @@ class Plan:
 def choose(problem: Problem, name: str | None = None) -> Kernel:
     """The kernel with the lowest predicted time, or the one of that name, which never falls back to another.
 
+    Under forward-mode differentiation it is the reference kernel, the only one with such derivatives.
+
     Raises:
         KernelError: no kernel has that name, or it cannot compute the problem.
     """
     if name is None:
+        if under_forward_mode():
+            return KERNELS[-1]
         if _is_plain(problem):
             pairs = problem.pairs.query.shape[:-1].numel() * problem.keys
             if pairs <= FEW_PAIRS or not problem.value.is_cpu:
@@ -113,7 +117,10 @@ def choose(problem: Problem, name: str | None = None) -> Kernel:
     kernel = next((kernel for kernel in KERNELS if kernel.name == name), None)
     if kernel is None:
         raise KernelError(f"there is no kernel {name!r}; {nearest(name, [kernel.name for kernel in KERNELS])}")
-    if reasons := kernel.why_not(problem):
+    reasons = kernel.why_not(problem)
+    if under_forward_mode() and kernel is not KERNELS[-1]:
+        reasons = ["only kernel='reference' has forward-mode derivatives (torch.func.jvp, jacfwd, hessian)", *reasons]
+    if reasons:
         raise KernelError(
             f"kernel {name!r} cannot compute this: {'; '.join(reasons)}. Leave kernel out to let one be chosen; "
             "regard.explain(...) says which"

@@ -21,7 +21,7 @@ from torch.ao.quantization.quantization_mappings import get_default_dynamic_quan
 from torch.nn import Parameter, functional
 
 from .. import native
-from ..core.torch_modes import under_dispatch_mode, under_transform
+from ..core.torch_modes import under_dispatch_mode, under_forward_mode, under_transform
 
 MIN_ONEDNN_PRODUCTS = 2**25
 """Multiplications below which the code generation of oneDNN for each new shape costs more than it saves."""
@@ -210,6 +210,7 @@ def _uses_native_code(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         and 0 < x.numel() <= MAX_NATIVE_ROWS.get(x.dtype, 0) * x.shape[-1]
         and not (torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in (x, weight, bias)))
         and not torch.is_autocast_enabled("cpu")
+        and not under_forward_mode()
         and native.reads(x, weight)
         and (x.numel() <= MAX_NATIVE_ROWS_WITH_ONEDNN * x.shape[-1] or not uses_onednn(x, weight, bias))
     )
