@@ -9,9 +9,9 @@ from regard.translation.batches import encode
 from regard.translation.build_model import build_model
 from regard.translation.corpus import ParallelText
 from regard.translation.settings import (
-    InverseSquareRoot,
-    LuongDecoder,
-    PlainScore,
+    InverseSquareRootDecay,
+    LuongSettings,
+    PlainScoreSettings,
     RecurrentSettings,
     SearchSettings,
     TrainingSettings,
@@ -32,14 +32,14 @@ def test_reversal_is_learned_and_looks_backwards():
     vocabulary = Vocabulary.train(train, VocabularySettings(kind="characters", size=20))
     text = encode(ParallelText.pair(train, [line[::-1] for line in train]), vocabulary, vocabulary)
     torch.manual_seed(1)
-    decoder = LuongDecoder(score=PlainScore(kind="general"), input_feeding=False)
+    decoder = LuongSettings(score=PlainScoreSettings(kind="general"), input_feeding=False)
     settings = RecurrentSettings(cell="lstm", embedding_dim=32, hidden_dim=64, dropout=0.0, decoder=decoder)
     model = build_model(settings, len(vocabulary), len(vocabulary))
     fit(
         model,
         text,
         TrainingSettings(
-            batch_tokens=1000, max_epochs=6, learning_rate=0.01, decay=InverseSquareRoot(), warmup_steps=50
+            batch_tokens=1000, max_epochs=6, learning_rate=0.01, decay=InverseSquareRootDecay(), warmup_steps=50
         ),
     )
     translator = Translator(model, vocabulary, vocabulary, SearchSettings(beam=1))

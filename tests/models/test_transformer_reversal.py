@@ -8,7 +8,7 @@ import torch
 from regard.translation.batches import encode
 from regard.translation.build_model import build_model
 from regard.translation.corpus import ParallelText
-from regard.translation.settings import InverseSquareRoot, SearchSettings, TrainingSettings, TransformerSettings
+from regard.translation.settings import InverseSquareRootDecay, SearchSettings, TrainingSettings, TransformerSettings
 from regard.translation.training import fit
 from regard.translation.translator import Translator
 from regard.translation.vocabulary import Vocabulary, VocabularySettings
@@ -37,7 +37,7 @@ def test_reversal_is_learned_and_a_head_looks_backwards():
             batch_tokens=1000,
             max_epochs=9,
             learning_rate=0.005,
-            decay=InverseSquareRoot(),
+            decay=InverseSquareRootDecay(),
             warmup_steps=100,
             betas=(0.9, 0.98),
         ),

@@ -8,12 +8,12 @@ from regard.translation.build_model import build_model
 from regard.translation.config_errors import OTHER_NAMES, _places
 from regard.translation.experiment import Experiment
 from regard.translation.settings import (
-    HiddenScore,
-    LearnedPositions,
-    LocalWindow,
-    LuongDecoder,
-    PlainScore,
-    Plateau,
+    HiddenScoreSettings,
+    LearnedPositionSettings,
+    LocalWindowSettings,
+    LuongSettings,
+    PlainScoreSettings,
+    PlateauDecay,
     RecurrentSettings,
     TextTable,
     TransformerSettings,
@@ -59,9 +59,9 @@ def test_options_with_parameters_are_mappings_and_their_plain_names_are_shorthan
         MINIMAL + "model: {decoder: {kind: luong, score: concat, window: {kind: local-p, radius: 3}, readout: linear}}"
     )
     decoder = decoder_of(load(tmp_path, text))
-    window = LocalWindow(kind="local-p", radius=3)
-    assert decoder == LuongDecoder(score=HiddenScore(kind="concat"), window=window, readout="linear")
-    assert decoder_of(load(tmp_path, MINIMAL + "model: {decoder: luong}")) == LuongDecoder()
+    window = LocalWindowSettings(kind="local-p", radius=3)
+    assert decoder == LuongSettings(score=HiddenScoreSettings(kind="concat"), window=window, readout="linear")
+    assert decoder_of(load(tmp_path, MINIMAL + "model: {decoder: luong}")) == LuongSettings()
     assert load(tmp_path, MINIMAL + "training: {learning_rate: 1e-3}").training.learning_rate == 0.001
 
 
@@ -253,7 +253,7 @@ def test_the_model_is_chosen_by_its_name(tmp_path: Path):
     assert load(tmp_path, MINIMAL + "model: recurrent").model == RecurrentSettings()
     text = MINIMAL + "model: {kind: transformer, positions: learned, norm: pre}\ntraining: {betas: [0.9, 0.98]}"
     experiment = load(tmp_path, text, "model.dim=64")
-    assert experiment.model == TransformerSettings(dim=64, positions=LearnedPositions(), norm="pre")
+    assert experiment.model == TransformerSettings(dim=64, positions=LearnedPositionSettings(), norm="pre")
     assert experiment.training.betas == (0.9, 0.98)
     experiment.save(tmp_path / "saved.yaml")
     assert Experiment.load(tmp_path / "saved.yaml") == experiment
@@ -290,10 +290,10 @@ def test_overrides_are_put_in_before_anything_is_checked(tmp_path: Path):
     assert experiment.data.folder == Path("/text")
     assert experiment.training.learning_rate == 1e-4
     assert experiment.training.decay.kind == "inverse-sqrt"
-    assert decoder_of(experiment).score == HiddenScore(kind="concat", hidden_dim=7)
+    assert decoder_of(experiment).score == HiddenScoreSettings(kind="concat", hidden_dim=7)
     assert experiment.data.source_language == "no"
     assert experiment.data.validation == TextTable(tsv=Path("a"))
-    assert decoder_of(load(tmp_path, MINIMAL, "model.decoder=luong")) == LuongDecoder()
+    assert decoder_of(load(tmp_path, MINIMAL, "model.decoder=luong")) == LuongSettings()
 
 
 @pytest.mark.parametrize(
@@ -319,8 +319,8 @@ def test_an_experiment_survives_its_yaml(tmp_path: Path):
         "training: {decay: {kind: plateau, factor: 0.3}, clip_norm: null, validate_every: 1, devices: [0, 1]}\n"
     )
     experiment = load(tmp_path, text)
-    assert experiment.training.decay == Plateau(factor=0.3)
-    assert decoder_of(experiment).score == PlainScore(kind="location")
+    assert experiment.training.decay == PlateauDecay(factor=0.3)
+    assert decoder_of(experiment).score == PlainScoreSettings(kind="location")
     experiment.save(tmp_path / "saved.yaml")
     again = Experiment.load(tmp_path / "saved.yaml")
     assert again == experiment

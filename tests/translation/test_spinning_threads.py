@@ -7,6 +7,7 @@ import pytest
 import torch
 from small_runs import copier, text
 
+import regard_command
 from regard.translation import spinning_threads
 from regard.translation.spinning_threads import SETTINGS, SpinningCheck, seconds_waited
 

@@ -23,7 +23,7 @@ from regard.translation.checkpoint import load_weights, restore
 from regard.translation.data_split import training_text
 from regard.translation.experiment import Experiment
 from regard.translation.lightning_module import Training
-from regard.translation.settings import InverseSquareRoot, Plateau, TrainingSettings
+from regard.translation.settings import InverseSquareRootDecay, PlateauDecay, TrainingSettings
 from regard.translation.training import fit, train
 from regard.translation.translator import Translator
 from regard.translation.vocabulary import PAD, Vocabulary
@@ -111,7 +111,7 @@ def test_validation_comes_as_often_as_asked_and_at_the_end():
 
 def test_the_learning_rate_follows_its_schedule():
     witness = Witness()
-    fit(copier(), text(60), settings(warmup_steps=4, decay=InverseSquareRoot(), max_epochs=2), callbacks=[witness])
+    fit(copier(), text(60), settings(warmup_steps=4, decay=InverseSquareRootDecay(), max_epochs=2), callbacks=[witness])
     assert witness.rates[:4] == pytest.approx([0.00025, 0.0005, 0.00075, 0.001])
     assert witness.rates[8] == pytest.approx(0.001 * math.sqrt(4 / 9))
 
@@ -125,7 +125,7 @@ def test_the_learning_rate_falls_on_a_plateau():
                 )
 
     witness = Rising()
-    decay = Plateau(factor=0.5, patience=1)
+    decay = PlateauDecay(factor=0.5, patience=1)
     options = settings(decay=decay, validate_every=1, max_epochs=2, learning_rate=1e-9)
     fit(copier(), text(60), options, validation=text(9), callbacks=[witness])
     assert witness.scores == sorted(witness.scores)

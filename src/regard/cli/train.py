@@ -29,6 +29,8 @@ def train(
     other commands take as --checkpoint. The progress is a bar in a terminal; elsewhere a line at each validation and
     every half minute.
 
+    The keys of the YAML file are in docs/yaml.md, which `python -m regard.translation.yaml_reference` prints.
+
     Ctrl-C, and the SIGTERM of a cluster, end it after the current update with its state saved.
     """
     from lightning.pytorch.utilities import rank_zero_only

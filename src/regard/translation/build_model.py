@@ -13,23 +13,23 @@ from regard.models.recurrent.source_attention import SourceAttention
 from regard.nn import Attention, FeedForward, PostNorm, PreNorm, Projections, TransformerBlock
 from regard.positions import Learned, Rotary, Sinusoidal
 from regard.scores import Additive, Concat, Dot, General, Location, ScaledDot, Score
-from regard.translation import settings as told
+from regard.translation import settings as sections
 
 
 def build_model(
-    settings: told.RecurrentSettings | told.TransformerSettings, source_size: int, target_size: int
+    settings: sections.RecurrentSettings | sections.TransformerSettings, source_size: int, target_size: int
 ) -> RecurrentTranslator | Transformer:
     """The model that the settings describe, for vocabularies of these sizes, freshly initialised.
 
     Raises:
         ConfigurationError: sizes that cannot meet, such as a dot product of a state and an annotation of other width.
     """
-    if isinstance(settings, told.TransformerSettings):
+    if isinstance(settings, sections.TransformerSettings):
         return _build_transformer(settings, source_size, target_size)
     return _build_recurrent(settings, source_size, target_size)
 
 
-def _build_transformer(settings: told.TransformerSettings, source_size: int, target_size: int) -> Transformer:
+def _build_transformer(settings: sections.TransformerSettings, source_size: int, target_size: int) -> Transformer:
     if settings.shared_embeddings == "all" and source_size != target_size:
         raise ConfigurationError(
             f"model.shared_embeddings 'all' is one table for both sides, but the vocabularies have {source_size:,} and "
@@ -44,7 +44,9 @@ def _build_transformer(settings: told.TransformerSettings, source_size: int, tar
     else:
         output = transformer.TiedOutput(target.tokens)
     # The target's BEGIN takes a position, and pairs are cut on both sides alike.
-    learned = settings.positions.length - 1 if isinstance(settings.positions, told.LearnedPositions) else None
+    learned = (
+        settings.positions.length - 1 if isinstance(settings.positions, sections.LearnedPositionSettings) else None
+    )
     limits = [limit for limit in (settings.max_source_length, learned) if limit is not None]
     return Transformer(
         source,
@@ -61,7 +63,7 @@ def _build_transformer(settings: told.TransformerSettings, source_size: int, tar
 
 
 def _build_embedding(
-    settings: told.TransformerSettings, size: int, tokens: nn.Embedding | None = None
+    settings: sections.TransformerSettings, size: int, tokens: nn.Embedding | None = None
 ) -> transformer.Embedding:
     """Embeddings of a table that is given, or of a new one: normal numbers that √dim scales to a deviation of 1."""
     if tokens is None:
@@ -69,14 +71,14 @@ def _build_embedding(
         nn.init.normal_(tokens.weight, std=settings.dim**-0.5)
         nn.init.zeros_(tokens.weight[0])
     positions = None
-    if isinstance(settings.positions, told.LearnedPositions):
+    if isinstance(settings.positions, sections.LearnedPositionSettings):
         positions = Learned(settings.positions.length, settings.dim)
     elif settings.positions.kind == "sinusoidal":
         positions = Sinusoidal(settings.dim)
     return transformer.Embedding(tokens, positions, dropout=settings.dropout)
 
 
-def _build_block(settings: told.TransformerSettings, *, decoder: bool = False) -> TransformerBlock:
+def _build_block(settings: sections.TransformerSettings, *, decoder: bool = False) -> TransformerBlock:
     kind = PostNorm if settings.norm == "post" else PreNorm
     rotary = Rotary(settings.dim // settings.num_heads) if settings.positions.kind == "rotary" else None
     dropout = settings.attention_dropout
@@ -89,7 +91,7 @@ def _build_block(settings: told.TransformerSettings, *, decoder: bool = False) -
     )
 
 
-def _build_projections(settings: told.TransformerSettings) -> Projections:
+def _build_projections(settings: sections.TransformerSettings) -> Projections:
     """Queries, keys and values begin smaller by √2, as if the three were one matrix: so torch and fairseq have it."""
     projections = Projections(settings.dim, settings.num_heads)
     with torch.no_grad():
@@ -98,12 +100,12 @@ def _build_projections(settings: told.TransformerSettings) -> Projections:
     return projections
 
 
-def _last_norm(settings: told.TransformerSettings) -> nn.Module | None:
+def _last_norm(settings: sections.TransformerSettings) -> nn.Module | None:
     """What ends a stack of pre-norm blocks; post-norm blocks end in their own."""
     return nn.LayerNorm(settings.dim) if settings.norm == "pre" else None
 
 
-def _build_recurrent(settings: told.RecurrentSettings, source_size: int, target_size: int) -> RecurrentTranslator:
+def _build_recurrent(settings: sections.RecurrentSettings, source_size: int, target_size: int) -> RecurrentTranslator:
     if settings.hidden_dim % 2:
         raise ConfigurationError(
             f"model.hidden_dim is {settings.hidden_dim}; it needs to be even: each direction of the encoder takes half"
@@ -127,11 +129,11 @@ def _build_recurrent(settings: told.RecurrentSettings, source_size: int, target_
 
 
 def _build_decoder(
-    settings: told.RecurrentSettings, annotation_dim: int
+    settings: sections.RecurrentSettings, annotation_dim: int
 ) -> recurrent.BahdanauDecoder | recurrent.LuongDecoder:
     decoder = settings.decoder
     score = _build_score(decoder.score, settings, annotation_dim)
-    if isinstance(decoder, told.BahdanauDecoder):
+    if isinstance(decoder, sections.BahdanauSettings):
         return recurrent.BahdanauDecoder(
             settings.embedding_dim,
             annotation_dim,
@@ -153,9 +155,9 @@ def _build_decoder(
 
 
 def _build_window(
-    window: told.GlobalWindow | told.LocalWindow, query_dim: int
+    window: sections.GlobalWindowSettings | sections.LocalWindowSettings, query_dim: int
 ) -> recurrent.GlobalWindow | recurrent.MonotonicWindow | recurrent.PredictiveWindow:
-    if isinstance(window, told.GlobalWindow):
+    if isinstance(window, sections.GlobalWindowSettings):
         return recurrent.GlobalWindow()
     if window.kind == "local-m":
         return recurrent.MonotonicWindow(window.radius)
@@ -163,10 +165,12 @@ def _build_window(
 
 
 def _build_score(
-    score: told.PlainScore | told.HiddenScore, settings: told.RecurrentSettings, annotation_dim: int
+    score: sections.PlainScoreSettings | sections.HiddenScoreSettings,
+    settings: sections.RecurrentSettings,
+    annotation_dim: int,
 ) -> Score:
     query_dim = settings.hidden_dim
-    if isinstance(score, told.HiddenScore):
+    if isinstance(score, sections.HiddenScoreSettings):
         kind = {"additive": Additive, "concat": Concat}[score.kind]
         return kind(query_dim, annotation_dim, score.hidden_dim or settings.hidden_dim)
     if score.kind == "general":

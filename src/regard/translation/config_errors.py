@@ -62,8 +62,8 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
 
 def unknown_keys(data: Any, annotation: Any, root: type[BaseModel], path: KeyPath = ()) -> Iterator[str]:
     """A message for every unknown key, and every unknown `kind`, with the known one that is meant."""
-    candidates = _sections(annotation)
-    kinds = {kind: section for section in candidates for kind in _kinds(section)}
+    candidates = sections_of(annotation)
+    kinds = {kind: section for section in candidates for kind in kinds_of(section)}
     kind = data.get("kind") if isinstance(data, Mapping) else data
     if kinds and isinstance(kind, str) and kind not in kinds:
         yield f"{_dotted(path)}: there is no kind {kind!r}; {_kind_meant(kind, kinds, root)}"
@@ -122,24 +122,25 @@ def _kind_meant(kind: str, kinds: Iterable[str], root: type[BaseModel]) -> str:
 
 def _places(name: str, annotation: Any, path: KeyPath = (), kind: str | None = None) -> Iterator[KeyPath]:
     """The paths to every key of a name in the tree of sections; of a `kind` only those that can have this value."""
-    for section in _sections(annotation):
+    for section in sections_of(annotation):
         for key, field in section.model_fields.items():
-            if key == name and (kind is None or kind in _kinds(section)):
+            if key == name and (kind is None or kind in kinds_of(section)):
                 yield (*path, key)
             yield from _places(name, field.annotation, (*path, key), kind)
 
 
-def _sections(annotation: Any) -> list[type[BaseModel]]:
+def sections_of(annotation: Any) -> list[type[BaseModel]]:
     """The settings classes that a field of this annotation can hold."""
     origin = typing.get_origin(annotation)
     if origin is Annotated:
-        return _sections(typing.get_args(annotation)[0])
+        return sections_of(typing.get_args(annotation)[0])
     if origin in (typing.Union, types.UnionType):
-        return [section for option in typing.get_args(annotation) for section in _sections(option)]
+        return [section for option in typing.get_args(annotation) for section in sections_of(option)]
     return [annotation] if isinstance(annotation, type) and issubclass(annotation, BaseModel) else []
 
 
-def _kinds(section: type[BaseModel]) -> tuple[str, ...]:
+def kinds_of(section: type[BaseModel]) -> tuple[str, ...]:
+    """The values of `kind` that choose a settings class; none of one that has no kind."""
     field = section.model_fields.get("kind")
     return typing.get_args(field.annotation) if field and typing.get_origin(field.annotation) is Literal else ()
 

@@ -17,7 +17,7 @@ from regard.translation.settings import (
     ModelSettings,
     RecurrentSettings,
     SearchSettings,
-    Settings,
+    Section,
     TrainingSettings,
     TransformerSettings,
     VocabularyChoice,
@@ -27,7 +27,7 @@ from regard.translation.vocabulary import VocabularySettings
 from regard.utils.atomic_files import atomic_write
 
 
-class Experiment(Settings):
+class Experiment(Section):
     """Everything that decides what a run does: data, vocabulary, model, training, search.
 
     >>> files = {"source": "train.en", "target": "train.de"}
@@ -37,12 +37,19 @@ class Experiment(Settings):
     """
 
     name: Annotated[str, Field(min_length=1)]
+    """Name of the run; its folder is runs/NAME unless `--folder` names another."""
     seed: WholeNumber = 1
+    """Seed of initialisation, dropout and the order of the batches."""
     data: DataSettings
+    """Where the text is."""
     vocabulary: VocabularyChoice = VocabularySettings()
+    """How text becomes ids: one mapping for both sides, or one each under `source` and `target`."""
     model: ModelSettings = RecurrentSettings()
+    """The model to train."""
     training: TrainingSettings = TrainingSettings()
+    """How to train it."""
     search: SearchSettings = SearchSettings()
+    """How to translate with it."""
 
     @model_validator(mode="after")
     def _scores_need_validation_text(self) -> Experiment:

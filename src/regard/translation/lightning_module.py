@@ -24,7 +24,7 @@ from regard.errors import CheckpointError
 from regard.translation.batches import Batch, EncodedText, OrderedBatches, TokenBatches
 from regard.translation.checkpoint import load_state, save_state
 from regard.translation.resume import Progress, Stops, Stretches, Sweep
-from regard.translation.settings import InverseSquareRoot, Plateau, TrainingSettings
+from regard.translation.settings import InverseSquareRootDecay, PlateauDecay, TrainingSettings
 from regard.translation.training_loss import training_loss
 
 
@@ -55,15 +55,15 @@ def learning_rate(settings: TrainingSettings, update: int, reductions: int = 0) 
 
     Source: Vaswani et al. (2017), section 5.3, equation 3, with its peak given instead of d_model.
 
-    >>> settings = TrainingSettings(learning_rate=0.1, warmup_steps=4, decay=InverseSquareRoot())
+    >>> settings = TrainingSettings(learning_rate=0.1, warmup_steps=4, decay=InverseSquareRootDecay())
     >>> [round(learning_rate(settings, update), 3) for update in (0, 1, 3, 15)]
     [0.025, 0.05, 0.1, 0.05]
     """
     number, warmup = update + 1, max(1, settings.warmup_steps)
     rate = settings.learning_rate * min(1.0, number / warmup)
-    if isinstance(settings.decay, InverseSquareRoot):
+    if isinstance(settings.decay, InverseSquareRootDecay):
         return rate * (warmup / max(number, warmup)) ** 0.5
-    if isinstance(settings.decay, Plateau):
+    if isinstance(settings.decay, PlateauDecay):
         return rate * settings.decay.factor**reductions
     return rate
 

@@ -15,7 +15,7 @@ from math import ceil
 from typing import Any
 
 from regard.translation.batches import Batch, BatchPlan, EncodedText, collate
-from regard.translation.settings import Plateau, TrainingSettings
+from regard.translation.settings import PlateauDecay, TrainingSettings
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Progress:
             return
         self.stale_validations += 1
         self.stale_on_plateau += 1
-        if isinstance(settings.decay, Plateau) and self.stale_on_plateau > settings.decay.patience:
+        if isinstance(settings.decay, PlateauDecay) and self.stale_on_plateau > settings.decay.patience:
             self.reductions += 1
             self.stale_on_plateau = 0
 

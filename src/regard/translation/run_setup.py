@@ -23,7 +23,7 @@ from regard.translation.corpus import ParallelText
 from regard.translation.data_split import training_text
 from regard.translation.experiment import Experiment
 from regard.translation.run_folder import RunFolder
-from regard.translation.settings import VocabularySettings, VocabularySides
+from regard.translation.settings import SeparateVocabularySettings, VocabularySettings
 from regard.translation.vocabulary import Vocabulary
 
 
@@ -169,7 +169,7 @@ def refuse_other_run(run: RunFolder, experiment: Experiment, resume: Resume) -> 
 
 
 def _vocabularies(
-    run: RunFolder, text: ParallelText, settings: VocabularySettings | VocabularySides, start: Start | None
+    run: RunFolder, text: ParallelText, settings: VocabularySettings | SeparateVocabularySettings, start: Start | None
 ) -> tuple[Vocabulary, Vocabulary]:
     """The vocabularies in the folder; if they are not there, those of the start, or learned from the training text."""
     if run.source_vocabulary.exists() and run.target_vocabulary.exists():
@@ -178,9 +178,9 @@ def _vocabularies(
 
 
 def _learn_vocabularies(
-    text: ParallelText, settings: VocabularySettings | VocabularySides
+    text: ParallelText, settings: VocabularySettings | SeparateVocabularySettings
 ) -> tuple[Vocabulary, Vocabulary]:
-    if isinstance(settings, VocabularySides):
+    if isinstance(settings, SeparateVocabularySettings):
         return Vocabulary.train(text.sources, settings.source), Vocabulary.train(text.targets, settings.target)
     if settings.shared:
         shared = Vocabulary.train([*text.sources, *text.targets], settings)

@@ -1,11 +1,7 @@
-"""What an experiment can be told: one frozen class per section of its YAML.
+"""The sections of an experiment's YAML, as one frozen pydantic class each; docs/yaml.md lists their keys.
 
 Where an option has parameters of its own it is a mapping with a `kind`, and its plain name is shorthand for it:
 `score: dot` is `score: {kind: dot}`.
-
-What the sections of an experiment have in common, and the kinds of numbers in them.
-
-What an experiment can be told about its model: one frozen class for each architecture and each part of one.
 """
 
 from __future__ import annotations
@@ -37,78 +33,100 @@ Share = Annotated[float, NotTruth, Field(ge=0, lt=1)]
 Shorthand = BeforeValidator(_expand_shorthand)
 
 
-class Settings(BaseModel):
-    """A section: unknown keys are refused, values cannot change."""
+class Section(BaseModel):
+    """Base of all sections: unknown keys are refused, values cannot be changed."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class PlainScore(Settings):
+class PlainScoreSettings(Section):
     """A score without sizes of its own."""
 
     kind: Literal["dot", "scaled_dot", "general", "location"]
+    """q·k, q·k/√d, q·Wk, or a row of weights for each source position."""
 
 
-class HiddenScore(Settings):
+class HiddenScoreSettings(Section):
     """A score with a hidden layer."""
 
     kind: Literal["additive", "concat"]
+    """v·tanh(Wq + Uk) of Bahdanau et al., or v·tanh(W[q; k]) of Luong et al."""
     hidden_dim: Count | None = None
     """Width of the score's tanh layer; None: as wide as the decoder."""
 
 
-ScoreSettings = Annotated[PlainScore | HiddenScore, Discriminator("kind"), Shorthand]
+ScoreSettings = Annotated[PlainScoreSettings | HiddenScoreSettings, Discriminator("kind"), Shorthand]
 
 
-class GlobalWindow(Settings):
-    """Every word of the source can be looked at."""
+class GlobalWindowSettings(Section):
+    """Attention to all source positions."""
 
     kind: Literal["global"] = "global"
+    """All source positions."""
 
 
-class LocalWindow(Settings):
-    """Only the words up to `radius` from a centre: the target's own place (local-m) or a predicted one (local-p)."""
+class LocalWindowSettings(Section):
+    """Attention to source positions within `radius` of a centre (Luong et al. 2015, section 3.2)."""
 
     kind: Literal["local-m", "local-p"]
+    """The centre is the target's own position (monotonic), or predicted from the state."""
     radius: Count = 10
+    """Positions on each side of the centre."""
 
 
-WindowSettings = Annotated[GlobalWindow | LocalWindow, Discriminator("kind"), Shorthand]
+WindowSettings = Annotated[GlobalWindowSettings | LocalWindowSettings, Discriminator("kind"), Shorthand]
 
 
-class BahdanauDecoder(Settings):
-    """The previous state asks, the context joins the input of the step."""
+class BahdanauSettings(Section):
+    """Decoder of Bahdanau et al. (2015): the query is the previous state, the context is an input of the step."""
 
     kind: Literal["bahdanau"] = "bahdanau"
-    score: ScoreSettings = HiddenScore(kind="additive")
+    """The query is the previous state, the context is an input of the step."""
+    score: ScoreSettings = HiddenScoreSettings(kind="additive")
+    """How well a query and a source position match."""
 
 
-class LuongDecoder(Settings):
-    """The current state asks; tanh(W[context; state]), or the two as they are, predicts."""
+class LuongSettings(Section):
+    """Decoder of Luong et al. (2015): the query is the current state, the context is an input of the output layer."""
 
     kind: Literal["luong"] = "luong"
-    score: ScoreSettings = PlainScore(kind="general")
+    """The query is the current state, the context is an input of the output layer."""
+    score: ScoreSettings = PlainScoreSettings(kind="general")
+    """How well a query and a source position match."""
     input_feeding: bool = True
-    window: WindowSettings = GlobalWindow()
+    """Whether the features that predicted a token are an input of the next step; without it a batch's steps are
+    computed at once, several times as fast."""
+    window: WindowSettings = GlobalWindowSettings()
+    """Which source positions are attended to."""
     readout: Literal["tanh", "linear"] = "tanh"
+    """The output layer's input: tanh(W[context; state]), or [context; state]."""
     layers: Count = 1
+    """Recurrent layers."""
 
 
-DecoderSettings = Annotated[BahdanauDecoder | LuongDecoder, Discriminator("kind"), Shorthand]
+DecoderSettings = Annotated[BahdanauSettings | LuongSettings, Discriminator("kind"), Shorthand]
 
 
-class RecurrentSettings(Settings):
+class RecurrentSettings(Section):
     """The recurrent translator: a bidirectional recurrent encoder and a decoder that attends to it."""
 
     kind: Literal["recurrent"] = "recurrent"
+    """A recurrent encoder and decoder."""
     embedding_dim: Count = 256
+    """Width of the embeddings of both sides."""
     hidden_dim: Count = 512
+    """Width of the decoder's state; each direction of the encoder has half."""
     cell: Literal["gru", "lstm"] = "gru"
+    """The recurrent cell."""
     encoder_layers: Count = 1
+    """Bidirectional layers of the encoder."""
     dropout: Share = 0.2
-    decoder: DecoderSettings = BahdanauDecoder()
+    """On embeddings, between encoder layers, and on the features that predict a token."""
+    decoder: DecoderSettings = BahdanauSettings()
+    """The decoder and its attention."""
     max_source_length: Count | None = None
-    """Tokens; needed by the score `location`, which has a row of weights for each position."""
+    """Most source tokens that the model takes; null: any number. Needed by the score `location`, which has a row of
+    weights for each position."""
 
     @model_validator(mode="after")
     def _location_knows_its_length(self) -> RecurrentSettings:
@@ -120,44 +138,54 @@ class RecurrentSettings(Settings):
         return self
 
 
-class ComputedPositions(Settings):
-    """Positions without an end: sines and cosines that are added, or that turn queries and keys."""
+class ComputedPositionSettings(Section):
+    """Position encodings without parameters, for any length."""
 
     kind: Literal["sinusoidal", "rotary"] = "sinusoidal"
+    """Sines and cosines added to the embeddings, or rotations of queries and keys."""
 
 
-class LearnedPositions(Settings):
+class LearnedPositionSettings(Section):
     """A learned vector for each of the positions 0 .. length - 1, of which BEGIN takes one on the target side."""
 
     kind: Literal["learned"] = "learned"
+    """A learned vector for each position."""
     length: Count = 512
+    """Number of positions; longer sentences are refused."""
 
 
-PositionSettings = Annotated[ComputedPositions | LearnedPositions, Discriminator("kind"), Shorthand]
+PositionSettings = Annotated[ComputedPositionSettings | LearnedPositionSettings, Discriminator("kind"), Shorthand]
 
 
-class TransformerSettings(Settings):
+class TransformerSettings(Section):
     """The Transformer of Vaswani et al. (2017), whose base model is the default."""
 
     kind: Literal["transformer"] = "transformer"
+    """A Transformer encoder and decoder."""
     dim: Count = 512
+    """Width of the model, d_model; a multiple of num_heads."""
     hidden_dim: Count = 2048
-    """Width of the feed-forward parts."""
+    """Width of the feed-forward layers, d_ff."""
     num_heads: Count = 8
+    """Attention heads of each layer."""
     encoder_layers: Count = 6
+    """Layers of the encoder."""
     decoder_layers: Count = 6
+    """Layers of the decoder."""
     dropout: Share = 0.1
-    """Of what each part says before it is added, and of the embeddings."""
+    """On the output of each sub-layer, and on the embeddings."""
     attention_dropout: Share = 0.0
-    """Of the attention's weights; not in the paper."""
+    """On the attention weights; not in the paper."""
     activation_dropout: Share = 0.0
-    """Within the feed-forward parts; not in the paper."""
+    """Within the feed-forward layers; not in the paper."""
     norm: Literal["post", "pre"] = "post"
-    """After each part, as in the paper, or before it."""
-    positions: PositionSettings = ComputedPositions()
+    """Layer normalisation after each residual sum, as in the paper, or before each sub-layer."""
+    positions: PositionSettings = ComputedPositionSettings()
+    """How positions enter."""
     shared_embeddings: Literal["none", "target", "all"] = "none"
-    """One table for target and output, or for source, target and output as in the paper."""
+    """One matrix for target embeddings and output layer (target), or for all embeddings, as in the paper (all)."""
     max_source_length: Count | None = None
+    """Most source tokens that the model takes; null: any number."""
 
     @model_validator(mode="after")
     def _sizes_meet(self) -> TransformerSettings:
@@ -189,19 +217,24 @@ ModelSettings = Annotated[
 """By `kind`; without one it is recurrent."""
 
 
-class TextFiles(Settings):
+class TextFiles(Section):
     """Parallel text in two files, line by line, plain or gzip."""
 
     source: Path
+    """File of the source side."""
     target: Path
+    """File of the target side: its line i translates line i of the source."""
 
 
-class TextTable(Settings):
+class TextTable(Section):
     """Parallel text in two columns of one tab-separated file, plain or gzip; columns count from 0."""
 
     tsv: Path
+    """The tab-separated file."""
     source_column: WholeNumber = 0
+    """Column of the source side, from 0."""
     target_column: WholeNumber = 1
+    """Column of the target side, from 0."""
 
     @model_validator(mode="after")
     def _columns_differ(self) -> TextTable:
@@ -220,11 +253,13 @@ TextSettings = Annotated[
 ]
 
 
-class SplitSettings(Settings):
-    """How many pairs of `data.train` are held out of it; pairs that share a sentence stay on one side."""
+class SplitSettings(Section):
+    """Pairs that are held out of `data.train`; pairs that share a sentence stay in one part."""
 
     validation: WholeNumber = 0
+    """Pairs to validate on."""
     test: WholeNumber = 0
+    """Pairs to test on."""
     seed: WholeNumber = 1
     """Of the split alone: trainings with other seeds are tested on the same pairs."""
 
@@ -235,26 +270,33 @@ class SplitSettings(Settings):
         return self
 
 
-class DataSettings(Settings):
+class DataSettings(Section):
     """Where the text is. Files are relative to `folder`, which is relative to the current directory."""
 
     folder: Path = Path()
+    """Folder that the files are relative to."""
     train: TextSettings
+    """Text to train on."""
     validation: TextSettings | None = None
+    """Text to validate on."""
     test: TextSettings | None = None
+    """Text that `regard test` translates and scores."""
     split: SplitSettings | None = None
-    """In place of files for validation or test, or of both."""
+    """Pairs of the training text to validate or test on, in place of files."""
     casual_copies: Share = 0.0
-    """Of how many training pairs there is a copy without the source's final mark, in lower case, or both."""
+    """Share of the training pairs that are there a second time without the source's final mark, in lower case, or
+    both."""
     extra: TextSettings | None = None
-    """More to train on, of which nothing is held out; without pairs that share a sentence with what is held out, or
-    with the files to validate and to test on."""
+    """More text to train on, of which nothing is held out; pairs that share a sentence with what is validated or tested
+    on are left out of it."""
     extra_times: Count = 1
-    """How often each of these pairs is in the training text: few that matter are lost among many."""
+    """How often each extra pair is in the training text."""
     source_language: str | None = None
+    """Code of the source language, such as en."""
     target_language: str | None = None
+    """Code of the target language, such as de; `regard test --tokenised` needs it."""
     max_length: Count = 100
-    """Tokens; training pairs with a longer side are dropped."""
+    """Most tokens of a side of a training pair; longer pairs are left out."""
 
     @property
     def validates(self) -> bool:
@@ -275,14 +317,16 @@ class DataSettings(Settings):
         return self
 
 
-class VocabularySides(Settings):
-    """A vocabulary for each language, told apart."""
+class SeparateVocabularySettings(Section):
+    """A vocabulary for each side, with settings of its own."""
 
     source: VocabularySettings
+    """Vocabulary of the source side."""
     target: VocabularySettings
+    """Vocabulary of the target side."""
 
     @model_validator(mode="after")
-    def _two_are_not_shared(self) -> VocabularySides:
+    def _two_are_not_shared(self) -> SeparateVocabularySettings:
         if self.source.shared or self.target.shared:
             raise ValueError(
                 "a shared vocabulary is one for both sides: write vocabulary.shared, without vocabulary.source and "
@@ -294,75 +338,94 @@ class VocabularySides(Settings):
 def _one_or_two(value: Any) -> str:
     if isinstance(value, Mapping):
         return "two" if "source" in value or "target" in value else "one"
-    return "two" if isinstance(value, VocabularySides) else "one"
+    return "two" if isinstance(value, SeparateVocabularySettings) else "one"
 
 
 VocabularyChoice = Annotated[
-    Annotated[VocabularySettings, Tag("one")] | Annotated[VocabularySides, Tag("two")],
+    Annotated[VocabularySettings, Tag("one")] | Annotated[SeparateVocabularySettings, Tag("two")],
     Discriminator(_one_or_two),
     Shorthand,
 ]
 
 
-class Constant(Settings):
+class ConstantDecay(Section):
     """The learning rate stays as it is after the warm-up."""
 
     kind: Literal["constant"] = "constant"
+    """No decay."""
 
 
-class InverseSquareRoot(Settings):
+class InverseSquareRootDecay(Section):
     """The learning rate falls as 1/√update after the warm-up."""
 
     kind: Literal["inverse-sqrt"] = "inverse-sqrt"
+    """Decay as 1/√update."""
 
 
-class Plateau(Settings):
+class PlateauDecay(Section):
     """The learning rate is multiplied by `factor` after more than `patience` validations without a better score."""
 
     kind: Literal["plateau"] = "plateau"
+    """Reduction where validations get no better."""
     factor: Annotated[Share, Field(gt=0)] = 0.5
+    """What the learning rate is multiplied by."""
     patience: WholeNumber = 1
+    """Validations without a better score that change nothing."""
 
 
-DecaySettings = Annotated[Constant | InverseSquareRoot | Plateau, Discriminator("kind"), Shorthand]
+DecaySettings = Annotated[ConstantDecay | InverseSquareRootDecay | PlateauDecay, Discriminator("kind"), Shorthand]
 
 
-class TrainingSettings(Settings):
+class TrainingSettings(Section):
     """How to train. An update is one step of the optimiser on one batch."""
 
     start_from: Path | None = None
-    """Weights of another run, such as runs/NAME/best.safetensors, with its vocabularies beside it: fine-tuning.
-
-    Vocabulary and model are as in that run, but for dropout: what a section without a kind does not tell is from there.
-    Where text is split, the other run has to have split it alike, or what is held out here was trained on there.
-    """
+    """Weights of another run to fine-tune, such as runs/NAME/best.safetensors, with its vocabularies beside them.
+    Vocabulary and model are as in that run, but for dropout: a section without a kind takes them from there. Where text
+    is split, the other run has to have split it alike, or what is held out here was trained on there."""
     batch_tokens: Count = 4000
+    """Most tokens of a batch, padding included: sentences times the longest of a side."""
     max_epochs: Count = 30
+    """Passes over the training text after which training ends."""
     max_updates: Count | None = None
+    """Updates after which training ends; null: no limit."""
     max_minutes: Positive | None = None
+    """Minutes after which training ends; null: no limit."""
     learning_rate: Positive = 1e-3
+    """Peak of the learning rate, after the warm-up."""
     optimizer: Literal["adam"] = "adam"
+    """The optimiser."""
     betas: tuple[Share, Share] = (0.9, 0.999)
-    """Adam's: of the mean and of the square."""
+    """Adam's decay rates of the mean and of the square of gradients."""
     warmup_steps: WholeNumber = 0
-    decay: DecaySettings = Constant()
+    """Updates over which the learning rate rises linearly."""
+    decay: DecaySettings = ConstantDecay()
+    """What the learning rate does after the warm-up."""
     clip_norm: Positive | None = 1.0
+    """Norm to which gradients are clipped; null: not at all."""
     label_smoothing: Share = 0.0
+    """Share of the target distribution that is spread over all tokens."""
     patience: Count | None = None
-    """Validations without a better score after which training ends."""
+    """Validations without a better score after which training ends; null: no limit."""
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
+    """Number format of the computation, as Lightning names it."""
     accelerator: str = "auto"
+    """Where to compute, as Lightning names it: cpu, cuda, mps, auto."""
     devices: Annotated[int, NotTruth, Field(ge=-1)] | Literal["auto"] | list[WholeNumber] = 1
+    """Number of devices, or their indices, or auto; -1 is all."""
     num_nodes: Count = 1
+    """Machines that train together."""
     strategy: str = "auto"
+    """How several processes train together, as Lightning names it: ddp, auto."""
     validate_every: Count | Annotated[float, NotTruth, Field(gt=0, le=1)] = 1.0
-    """A whole number of updates, or a part of an epoch: 1 is after every update, 1.0 after every epoch."""
+    """Updates between two validations if a whole number, part of an epoch if a fraction: 1 is after every update, 1.0
+    after every epoch."""
     save_every: Count = 500
-    """Updates between two saves of the whole state, beside those at every validation."""
+    """Updates between two saves of the state, beside those at every validation."""
     keep_last: WholeNumber = 0
-    """Stops of which the weights are kept, the latest ones, for averaging."""
+    """How many of the latest weights, one set per validation, are kept for `regard average`."""
     keep_best: WholeNumber = 0
-    """The same of those that validated best."""
+    """How many of the weights that validated best are kept for `regard average`."""
 
     @model_validator(mode="after")
     def _half_precision_needs_an_accelerator(self) -> TrainingSettings:
@@ -372,18 +435,23 @@ class TrainingSettings(Settings):
 
 
 PenaltyForm = Literal["gnmt", "length"]
-"""What of a length is raised to the power of the length penalty: (5 + length) / 6, or the length itself."""
+"""Base of the length penalty: (5 + length) / 6 (gnmt), or the length itself (length)."""
 
 
-class SearchSettings(Settings):
-    """How to translate: beam search, ranked by log P / ((5 + length) / 6)^length_penalty, or another form of it."""
+class SearchSettings(Section):
+    """How to translate: beam search with a length penalty."""
 
     beam: Count = 5
+    """Hypotheses that are kept at each step; 1 is greedy search."""
     length_penalty: Annotated[float, NotTruth, Field(ge=0)] = 1.0
+    """Exponent of the length penalty; 0 ranks by probability alone."""
     penalty_form: PenaltyForm = "gnmt"
-    """gnmt: Wu et al. (2016). length: log P / length^length_penalty, as fairseq, Marian and Hugging Face have it."""
+    """gnmt: log P / ((5 + length) / 6)^length_penalty, of Wu et al. (2016). length: log P / length^length_penalty, as
+    fairseq, Marian and Hugging Face have it."""
     max_length_ratio: Positive = 2.0
+    """Most tokens of a translation, as a multiple of its source's, plus 10."""
     n_best: Count = 1
+    """Translations of each line."""
 
     @model_validator(mode="after")
     def _beam_holds_the_best(self) -> SearchSettings:

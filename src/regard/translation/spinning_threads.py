@@ -46,8 +46,8 @@ class SpinningCheck:
         _warned = True
         log.warning(
             "other processes occupy the cores: in the last %.0f s the threads of this one waited %.0f s for a core, "
-            "and while one waits, the others spin, which makes it many times slower; set OMP_WAIT_POLICY=PASSIVE in the "
-            "environment before Python starts, or OMP_NUM_THREADS=1 (the command `regard` sets the first for itself)",
+            "and while one waits, the others spin, which makes it many times slower; set OMP_WAIT_POLICY=PASSIVE in "
+            "the environment before Python starts, or OMP_NUM_THREADS=1 (the command `regard` sets the first itself)",
             elapsed,
             waiting,
         )

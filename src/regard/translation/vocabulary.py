@@ -52,13 +52,15 @@ class VocabularySettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Literal["characters", "words", "bpe", "unigram"] = "bpe"
+    """What has an id: characters, words, or subwords by byte pair encoding or a unigram language model."""
     size: int = 8000
-    """The most ids there may be, the four special ones included."""
+    """Most ids, the four special ones included."""
     lowercase: bool = False
+    """Whether text is brought to lower case."""
     minimum_count: int = Field(default=1, ge=1)
-    """How often a character or word has to be seen to get an id; for bpe a pair, too, to be merged."""
+    """Occurrences that a character or word needs to get an id, and for bpe a pair to be merged."""
     shared: bool = False
-    """One vocabulary for both sides."""
+    """Whether both sides have one vocabulary, learned from both."""
 
     @field_validator("size")
     @classmethod
