@@ -1,4 +1,4 @@
-"""Heads taken away by hooks, against weights of the output projection that are set to 0."""
+"""Heads ablated by hooks, against an output projection with their weights set to 0."""
 
 import copy
 
@@ -147,7 +147,7 @@ def test_gradients_need_a_model_that_is_run():
 
 
 class Strange(nn.Module):
-    """An attention whose output projection has a name of its own."""
+    """An attention module whose output projection has an unknown name."""
 
     def __init__(self, width=8):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Lenses over weights as numbers show what they show over queries and keys."""
+"""Lenses on a tensor of weights against the same lenses on queries and keys."""
 
 import math
 from typing import Any
@@ -54,7 +54,7 @@ LEADING = {
 @pytest.mark.parametrize("lens", LEADING, ids=lambda lens: repr(lens)[:24])
 @pytest.mark.parametrize("number", [1, 4])
 def test_three_axes_are_the_heads_of_one_sequence(lens, number):
-    """Shown as of a batch of one, without its axis."""
+    """The same results as for a batch of one, without its axis."""
     weights = torch.randn(number, 7, 9).softmax(-1)
     mask = masks.padding(lengths=[8])
     batch, one = (

@@ -1,4 +1,4 @@
-"""Metrics against their formulas, and what they say of heads that are known."""
+"""Metrics against their formulas, and on heads with known weights."""
 
 import math
 

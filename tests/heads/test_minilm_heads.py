@@ -32,7 +32,7 @@ PRONOUNS = {"he", "she", "they", "his", "her", "their", "him", "them"}
 
 
 def data(name):
-    """A file of real text, where there is one."""
+    """The path of a file of real text; skips where there is none."""
     folder = os.environ.get("REGARD_TEST_DATA")
     if folder is None:
         pytest.skip(f"REGARD_TEST_DATA names no folder with {name}")
@@ -55,7 +55,7 @@ def minilm():
 
 
 def look(minilm, words, *others):
-    """What lenses show in each layer, and the tokenizer's own output."""
+    """The results of lenses for each layer, and the output of the tokenizer."""
     model, tokenizer = minilm
     encoded = tokenizer(words, is_split_into_words=True, return_tensors="pt")
     every: list[Any] = [lens(encoded) if callable(lens) else lens for lens in others]
@@ -65,7 +65,7 @@ def look(minilm, words, *others):
 
 
 def between_words(minilm, words):
-    """(layers, heads, W, W)."""
+    """The weights between words of all layers, (layers, heads, W, W)."""
     (weights,), encoded = look(minilm, words, lenses.Weights())
     return heads.word_weights(torch.cat(weights), encoded.word_ids())
 
@@ -99,7 +99,7 @@ def test_a_model_of_sentences_has_no_induction_head_but_one_for_the_same_token(m
 
 
 def test_every_head_without_which_the_sentence_means_something_else(minilm):
-    """Gradients tell the first order of what ablation tells."""
+    """Head gradients are the first-order estimate of the effect of ablation."""
     model, tokenizer = minilm
     encoded = tokenizer(SENTENCES[0], return_tensors="pt")
     with torch.no_grad():
@@ -153,7 +153,7 @@ def test_who_a_pronoun_is(minilm):
 
 
 def _noun_phrase(words, name):
-    """Where a participant is named, with its article."""
+    """The words of a participant with its article."""
     first = next(number for number in range(len(words)) if words[number : number + len(name.split())] == name.split())
     last = first + len(name.split()) - 1
     return (first - 1, last) if words[first - 1] in ("the", "a", "an") and first else (first, last)

@@ -1,4 +1,4 @@
-"""RoleEvidence that adds up over a corpus, the tokens that it is about, and what does not fit."""
+"""Evidence that adds up over a corpus, classes of tokens, and their errors."""
 
 import operator
 from typing import Any

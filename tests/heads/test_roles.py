@@ -1,4 +1,4 @@
-"""Heads that were built to do one thing are called that, with the score and the rows that can be worked out."""
+"""Roles of constructed heads, with scores and row counts computed by hand."""
 
 import math
 
@@ -18,7 +18,7 @@ def one_hot(numbers, size):
 
 
 def at_offset(length, offset):
-    """Queries and keys of a head that attends to the token at an offset, where there is one."""
+    """Queries and keys of a head that attends to the token at an offset."""
     positions = torch.arange(length)
     return SHARP * one_hot((positions + offset).clamp(0, length - 1), length), one_hot(positions, length)
 
@@ -116,7 +116,7 @@ def test_duplicate_tokens():
 
 
 def test_an_induction_head_on_the_repeat_probe():
-    """Queries hold their own token, keys the one before them: what came after its token the last time."""
+    """Queries encode their own token and keys the token before them: the definition of an induction head."""
     probe = heads.repeat_probe(1000, 60, sequences=3)
     codes = torch.randn(1000, 64).sign() / 8
     before = probe.roll(1, -1)
@@ -215,7 +215,7 @@ def test_many_tiles_are_as_good_as_one():
 
 
 def test_positions_that_leave_gaps():
-    """Keys at even positions: the token before is not there, the one two before is."""
+    """Keys at even positions only: offset -1 has no key, offset -2 has."""
     query, key = torch.randn(2, 3, 12, 8), torch.randn(2, 3, 12, 8)
     places = torch.stack([torch.arange(12) * 2, torch.arange(12) * 3])
     lens, whole = heads.Roles(range(12)), lenses.Weights()

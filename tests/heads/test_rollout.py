@@ -1,4 +1,4 @@
-"""Rollout and flow against what they are by definition."""
+"""Rollout and flow against their definitions."""
 
 import itertools
 
@@ -38,7 +38,7 @@ def test_rollout_of_sources_is_rollout_without_its_matrix():
 
 
 def minimum_cut(mixed, output, source):
-    """The least capacity of all cuts between an output and an input, one after another: the maximum flow."""
+    """The minimum cut between an output and an input, by enumeration of all cuts: it equals the maximum flow."""
     depth, tokens = len(mixed), len(mixed[0])
     start, end = depth * tokens + output, source
     others = [node for node in range((depth + 1) * tokens) if node not in (start, end)]
@@ -67,7 +67,7 @@ def test_the_flow_is_the_least_cut(depth, tokens):
 
 
 def test_a_first_way_that_was_wrong_is_taken_back():
-    """Token 0 above goes by 0 or 1; if 0 takes the way of 1, there is none left for 1."""
+    """A greedy path that blocks the rest is undone by its reverse edges."""
     top = torch.tensor([[0.5, 0.5, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
     middle = torch.tensor([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
     bottom = torch.tensor([[0.5, 0.0, 0.5], [0.5, 0.0, 0.5], [0.0, 0.0, 1.0]])

@@ -1,4 +1,4 @@
-"""Jensen-Shannon divergence against its definition, and the order that it gives."""
+"""Jensen-Shannon divergence against its definition, and the order of heads."""
 
 import itertools
 import math

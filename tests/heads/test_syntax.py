@@ -1,4 +1,4 @@
-"""CoNLL-U, weights between words, and what heads make of dependencies and of mentions."""
+"""CoNLL-U, weights between words, and the accuracy of heads on dependencies and coreference."""
 
 import gzip
 
@@ -82,7 +82,7 @@ def test_words_are_as_many_as_tokens():
 
 
 def follows(targets):
-    """A head that attends to these words, and to itself as much."""
+    """A head in which each word attends to one word and to itself, equally."""
     return 0.5 * torch.nn.functional.one_hot(torch.tensor(targets), 6) + 0.5 * torch.eye(6)
 
 
@@ -150,7 +150,7 @@ def test_evidence_that_does_not_fit():
 
 
 def test_an_antecedent_is_found():
-    """[the doctor] told [the nurse] that [she]: the first head looks at the doctor, the second at the nurse."""
+    """[the doctor] told [the nurse] that [she]: the first head attends to the doctor, the second to the nurse."""
     between = torch.zeros(2, 7, 7)
     between[0, 6, :2], between[0, 6, 4] = 0.3, 0.5  # two words of the doctor have more than one of the nurse
     between[1, 6, 4] = 1.0

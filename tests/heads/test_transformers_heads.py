@@ -1,4 +1,4 @@
-"""Models of transformers: which projection is a head's, and lenses for roles over a whole model."""
+"""Models of transformers: their output projections, and the roles lens on a whole model."""
 
 import pytest
 import torch

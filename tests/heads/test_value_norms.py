@@ -1,4 +1,4 @@
-"""What weights carry and what a result owes them, against the layer's own output and autograd."""
+"""Norm-weighted and gradient-weighted attention, against the output of the layer and autograd."""
 
 import pytest
 import torch

@@ -12,7 +12,7 @@ from regard.lenses.weights import lazy_zeros
 
 
 def taken() -> int:
-    """Bytes of memory that this process has now."""
+    """The resident memory of this process in bytes."""
     return 4096 * int(Path("/proc/self/statm").read_text().split()[1])
 
 

@@ -1,4 +1,4 @@
-"""Every lens shows the same reduction of the reference's weights, from the log-sum-exp of any kernel."""
+"""Every lens against the same reduction of the reference's weights, with the log-sum-exp of any kernel."""
 
 import itertools
 import math
@@ -38,7 +38,7 @@ def each_case_once(kernels: Sequence[Kernel], among: Sequence[Case]) -> list:
 
 
 def look(problem: Problem, lse: Tensor, *wanted: lenses.Lens) -> Result:
-    """What `observe` does after the kernel has run."""
+    """Apply lenses as `observe` does after the kernel has run."""
     looks, clean = lens_pass.start_lenses(problem, wanted), zero_nonfinite_inputs(problem)
     lens_pass.run_reductions(clean, lse, (reduction for seen in looks.values() for reduction in seen.reductions))
     return {lens: seen.finish(clean, lse) for lens, seen in looks.items()}

@@ -1,4 +1,4 @@
-"""What takes more memory than there is: said before anything is computed, with what to ask for instead."""
+"""Results larger than the memory are refused before anything is computed, with advice."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from regard.lenses import base as memory_module
 
 
 def start(lens: lenses.Lens, queries: int):
-    """A lens that begins to look."""
+    """The state of a lens for that many queries and keys."""
     query = torch.zeros(queries, 4)
     return lens.start(make_problem(query, query, query))
 
@@ -45,7 +45,7 @@ def test_the_message_of_what_cannot_fit(monkeypatch):
     ids=repr,
 )
 def test_every_table_that_cannot_fit_says_so(monkeypatch, lens, said):
-    """Also those that show less than all weights."""
+    """Also of lenses with results smaller than all weights."""
     monkeypatch.setattr(
         memory_module, "device_memory", lambda device: 5 * 10**8 if isinstance(lens, lenses.Mass) else 10**9
     )

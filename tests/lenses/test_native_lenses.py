@@ -1,4 +1,4 @@
-"""What native code reduces, and what tiles do, are the same; each lens goes the way it should."""
+"""Reductions by the C code against those over tiles, and which lenses use which."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""What each lens shows where it can be worked out by hand, and what it says of a question that does not fit."""
+"""Lenses against results computed by hand, and their errors."""
 
 import math
 
@@ -16,7 +16,7 @@ CAUSAL = masks.causal()
 
 
 def show(lens: lenses.Lens, queries: int = 4, keys: int | None = None, **options):
-    """What a lens shows where every key of a row has the same weight."""
+    """The result of a lens where all keys of a row have the same weight."""
     key = torch.zeros(queries if keys is None else keys, 4)
     return regard.observe(torch.zeros(queries, 4), key, key, lens, **options)[lens]
 
@@ -108,7 +108,7 @@ def test_entropy_is_of_no_key_one_key_and_all_keys():
 
 
 def test_entropy_survives_biases_of_the_least_number():
-    """Masks written as the least number there is: they are no masks where a row has nothing else."""
+    """Biases of the least float32 as masks: where a row has nothing else, its keys keep their weights."""
     bias = torch.zeros(2, 3)
     bias[0, 1:], bias[1] = torch.finfo(torch.float32).min, torch.finfo(torch.float32).min
     query, key = torch.zeros(2, 4), torch.zeros(3, 4)
@@ -217,7 +217,7 @@ def test_edges_grow(edges):
 
 
 def test_the_path_is_the_cheapest():
-    """Against all monotone paths of a small table."""
+    """Compared with all monotone paths of a small matrix."""
 
     def paths(row: int, column: int, rows: int, columns: int):
         if (row, column) == (rows - 1, columns - 1):

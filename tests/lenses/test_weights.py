@@ -1,4 +1,4 @@
-"""`regard.observe`, and what the Weights lens shows."""
+"""`regard.observe` and the `Weights` lens."""
 
 import gc
 import math
@@ -168,7 +168,7 @@ def test_an_empty_batch(shape, lens):
 
 
 class Own(biases.Bias):
-    """A bias that is no dataclass, and so says itself what its parameters are."""
+    """A bias that is no dataclass, and lists its parameters itself."""
 
     def __init__(self, table: torch.Tensor) -> None:
         self.table = table
@@ -207,7 +207,7 @@ def test_the_default_device_is_not_asked():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("differentiable", [False, True])
 def test_a_row_whose_only_score_is_minus_infinity_has_no_weight(dtype, differentiable):
-    """As part or whole: the infinite key is 0 by then, and its score finite."""
+    """In a rectangle and in the whole matrix: the infinite key was replaced by 0, so that its score is finite."""
     query = torch.tensor([[-1.0], [1.0]], dtype=dtype, requires_grad=differentiable)
     key, value = torch.tensor([[math.inf]], dtype=dtype), torch.ones(1, 1, dtype=dtype)
     whole, part = lenses.Weights(), lenses.Weights(slice(0, 1))
@@ -217,7 +217,7 @@ def test_a_row_whose_only_score_is_minus_infinity_has_no_weight(dtype, different
 
 
 def test_what_is_shown_lives_no_longer_than_it_is_held(monkeypatch):
-    """Not even until the next collection of garbage: all weights of a long text are many."""
+    """Freed by reference counting, before the next garbage collection."""
     made = []
 
     def kept(*sizes, **options):

@@ -11,7 +11,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 @pytest.fixture
 def vector(tmp_path):
-    """Write a figure as SVG: its texts, and how many images it has."""
+    """A function that saves a figure as SVG, and returns its texts and its number of images."""
 
     def written(figure):
         save(figure, tmp_path / "figure.svg", dpi=72)
@@ -24,7 +24,7 @@ def vector(tmp_path):
 
 @pytest.fixture
 def inside(monkeypatch):
-    """Check that every text that is drawn is on the page and can be read, and give back what the texts say."""
+    """A function that checks that every text is on the page and legible, and returns the texts."""
     drawn = []
     draw = Text.draw
     monkeypatch.setattr(Text, "draw", lambda text, renderer: drawn.append(text) or draw(text, renderer))
@@ -47,5 +47,5 @@ def inside(monkeypatch):
 
 @pytest.fixture
 def notes():
-    """What stands below a map, as one line."""
+    """The notes below a map, as one line."""
     return lambda figure: re.sub(r"\s+", " ", figure.axes[0].get_xlabel())

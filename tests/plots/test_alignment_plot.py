@@ -17,7 +17,7 @@ GOLD = SentenceLinks(sure=frozenset({(0, 0), (2, 2)}), possible=frozenset({(0, 0
 
 
 def marks(figure):
-    """The links that are drawn, by the kind of mark."""
+    """The drawn links, by the kind of mark."""
     return {
         line.get_marker(): [tuple(point) for point in line.get_xydata().round().astype(int).tolist()]
         for line in figure.axes[0].lines
@@ -25,7 +25,7 @@ def marks(figure):
 
 
 def outlines(figure):
-    """The links that have a square round them, by its label."""
+    """The links with a square around them, by its label."""
     return {
         squares.get_label(): sorted(
             tuple(path.get_extents().get_points().mean(0).round().astype(int).tolist()) for path in squares.get_paths()

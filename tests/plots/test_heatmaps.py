@@ -1,4 +1,4 @@
-"""Heat maps of all lengths and their differences: scales, masks, notes, names, and what is written to files."""
+"""Heat maps of all lengths and their differences: scales, masks, notes, labels, saved files."""
 
 import itertools
 import logging

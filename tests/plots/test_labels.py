@@ -32,12 +32,12 @@ def names(axis):
 
 
 def shown(figure):
-    """What the picture's cells hold, as a masked array."""
+    """The values of a figure's cells, as a masked array."""
     return numpy.ma.asarray(figure.axes[0].images[0].get_array())
 
 
 def picture_of(text, family):
-    """The pixels of a drawing of nothing but the text."""
+    """The pixels of a figure with only this text."""
     figure = Figure(figsize=(2, 1))
     figure.text(0.2, 0.4, text, fontfamily=family, fontsize=20)
     canvas = FigureCanvasAgg(figure)

@@ -1,4 +1,4 @@
-"""Lines between tokens: which are drawn, how opaque they are, and what is said of the others."""
+"""Lines between tokens: which are drawn, their opacity, and the notes on the others."""
 
 import re
 

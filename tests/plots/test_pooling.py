@@ -1,4 +1,4 @@
-"""Weights pooled for a picture: what each cell holds, and which tokens it stands for."""
+"""Weights pooled for a figure: the values of cells, and their tokens."""
 
 import numpy
 import pytest
@@ -48,7 +48,7 @@ def test_blocks_of_rows_make_the_same_cells(monkeypatch):
 
 
 def test_what_a_lens_has_pooled():
-    """The lens's own cells, and each token where the lens has it."""
+    """The cells of the lens, and the place of each token in them."""
     lens, weights = regard.lenses.Pooled((3, 4), reduce="sum"), regard.lenses.Weights()
     generator = torch.Generator().manual_seed(0)
     q, k = (torch.randn(n, 8, generator=generator) for n in (7, 11))

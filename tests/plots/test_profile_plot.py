@@ -1,4 +1,4 @@
-"""Row and column profiles beside a map."""
+"""Row and column profiles of a heat map."""
 
 import numpy
 import pytest
@@ -15,7 +15,7 @@ def tokens(count):
 
 
 def sides(figure):
-    """The axes beside and below the map; the first that hangs on it is the colour bar."""
+    """The axes beside and below the map; the first child axes are the colour bar."""
     return figure.axes[0].child_axes[1:]
 
 

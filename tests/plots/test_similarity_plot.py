@@ -1,4 +1,4 @@
-"""Which heads look alike: their order, their groups, and the colours."""
+"""Similarity matrices of heads: order, groups and colours."""
 
 import itertools
 from typing import Any

@@ -27,6 +27,27 @@ class Lens(Protocol[Result_co]):
     """A statistic of the attention weights: hashable settings, and `start`, which returns the state of one run.
 
     Equal lenses share one result: `regard.observe(..., lens)[lens]`. A frozen dataclass is the usual form.
+
+    The largest weight of each head, in memory independent of the lengths:
+
+    >>> import torch, regard
+    >>> from dataclasses import dataclass
+    >>> class PeakState:
+    ...     needs_entropy_terms = False
+    ...     def __init__(self, layout):
+    ...         self.layout, self.peaks, self.reductions = layout, layout.zeros(), (self,)
+    ...     def add(self, tile):
+    ...         peaks = self.peaks[tile.batch]
+    ...         torch.maximum(peaks, tile.weights.amax((-2, -1)), out=peaks)
+    ...     def finish(self, problem, lse):
+    ...         return self.layout.to_result(self.peaks)
+    >>> @dataclass(frozen=True)
+    ... class Peak:
+    ...     def start(self, problem):
+    ...         return PeakState(regard.lenses.WeightsLayout.from_problem(problem))
+    >>> query = key = torch.eye(3).expand(1, 2, 3, 3)
+    >>> regard.observe(query, key, key, Peak(), mask=regard.masks.window(0, 1))[Peak()]
+    tensor([[1., 1.]])
     """
 
     def start(self, problem: Problem) -> LensState[Result_co]:
