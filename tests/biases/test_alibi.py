@@ -70,7 +70,7 @@ def test_gradient_into_slopes():
 
 def test_far_positions_keep_apart_in_half_precision():
     bias = biases.alibi(torch.tensor([0.5], dtype=torch.bfloat16))
-    assert bias.along(torch.tensor([-4001, -4000, 3])).tolist() == [[-2000.5, -2000.0, -1.5]]
+    assert bias.values_at(torch.tensor([-4001, -4000, 3])).tolist() == [[-2000.5, -2000.0, -1.5]]
 
 
 def test_repr():

@@ -5,7 +5,7 @@ import torch
 
 import regard
 from regard import biases
-from regard.biases.score_mod import FromMod
+from regard.biases.score_mod import ScoreModBias
 from regard.core.grid import Grid
 from regard.errors import ConfigurationError, ShapeError
 
@@ -53,7 +53,7 @@ MODS = {
 def test_what_the_function_adds_pair_by_pair(mod, tile):
     sizes, elementwise = MODS[mod]
     bias = biases.from_mod(mod, **sizes)
-    assert isinstance(bias, FromMod)
+    assert isinstance(bias, ScoreModBias)
     assert bias.function.elementwise == elementwise
     grid = Grid.of(4, 5)
     expected = torch.zeros(2, 3, 4, 5)

@@ -113,10 +113,10 @@ def test_diagonals_of_all_tiles_go_through_along_once(name):
                 sums[..., first : first + sum(tile.shape[-2:]) - 1] += diagonal_sums(tile)
     distances = diagonals(grid)
     into, expected = ([torch.zeros_like(tensor) for tensor in bias.parameters()] for _ in range(2))
-    bias.accumulate_along(distances, sums, into)
+    bias.accumulate_at(distances, sums, into)
     bias.accumulate(grid, upstream, expected)
     torch.testing.assert_close(into, expected)
-    bias.accumulate_along(distances, sums, [None])
+    bias.accumulate_at(distances, sums, [None])
 
 
 def test_a_tensor_that_two_biases_hold():
@@ -196,7 +196,5 @@ def test_a_bias_says_what_it_is_made_from():
         def values(self, grid):
             return torch.zeros(1, 1)
 
-    with pytest.raises(
-        ConfigurationError, match=r"Bare is a bias, but not a dataclass: make it a dataclass .*parameters\(\) and"
-    ):
+    with pytest.raises(ConfigurationError, match=r"Bare is a bias, but not a dataclass: make it .*parameters\(\) and"):
         Bare().parameters()

@@ -115,9 +115,9 @@ def test_tiles_are_parts_of_the_formula_at_any_positions(heads, positions, rows,
 def test_along_takes_any_shape():
     bias = biases.relative(torch.randn(3, 32))
     distances = torch.tensor([[2**62, -(2**62)], [0, 1]])
-    assert bias.along(distances).shape == (3, 2, 2)
-    assert bias.along(distances)[:, 0, 0].equal(bias.along(torch.tensor(5000)))
-    assert bias.along(distances[:, :0]).shape == (3, 2, 0)
+    assert bias.values_at(distances).shape == (3, 2, 2)
+    assert bias.values_at(distances)[:, 0, 0].equal(bias.values_at(torch.tensor(5000)))
+    assert bias.values_at(distances[:, :0]).shape == (3, 2, 0)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from transformers import masking_utils as theirs
 from regard.errors import MaskError
 from regard.huggingface.mask_tensor import SymbolicMask, symbolic_mask
 from regard.masks.base import And, Or
-from regard.masks.mask_mod import FromMod
-from regard.masks.tensor_mask import Where
+from regard.masks.mask_mod import MaskModMask
+from regard.masks.tensor_mask import TensorMask
 
 # Sizes and offsets of queries and keys: (queries, keys, first query, first key).
 FRAMES = {
@@ -97,8 +97,8 @@ def test_the_pairs_are_theirs(name, frame, tokens):
 @pytest.mark.parametrize("name", SYMBOLS)
 def test_what_transformers_defines_is_never_evaluated(name):
     mask = both(FUNCTIONS[name], (9, 9, 0, 0))[0].symbol
-    assert not any(isinstance(leaf, FromMod) for leaf in leaves(mask))
-    assert all(leaf.pairs.shape[-2] == 1 for leaf in leaves(mask) if isinstance(leaf, Where))
+    assert not any(isinstance(leaf, MaskModMask) for leaf in leaves(mask))
+    assert all(leaf.pairs.shape[-2] == 1 for leaf in leaves(mask) if isinstance(leaf, TensorMask))
 
 
 WRITTEN = {
@@ -185,7 +185,7 @@ def test_a_function_of_the_head_is_evaluated_by_transformers_for_the_one_head_it
         return table[query, key] & (head == 0)
 
     mine, expected = both(stubborn, (9, 9, 0, 0), use_vmap=True)
-    assert isinstance(mine.symbol, Where)
+    assert isinstance(mine.symbol, TensorMask)
     assert torch.equal(mine.dense(), expected)
 
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import regard
 from regard import masks
 from regard.core.grid import Grid
 from regard.errors import MaskError, ShapeError
@@ -119,3 +120,42 @@ class TestWhere:
     def test_of_other_lengths(self):
         with pytest.raises(ShapeError, match=r"the shape \(2, 3\), but there are 2 queries and 4 keys"):
             masks.where(keep=torch.ones(2, 3).bool()).dense(2, 4)
+
+
+class TestLargeNumbers:
+    """Positions are int64: greater numbers are refused, the greatest of them work in every kernel."""
+
+    @pytest.mark.parametrize("number", [2**63, 10**30])
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda n: masks.window(n),
+            lambda n: masks.window(after=n),
+            lambda n: masks.prefix(n),
+            lambda n: masks.strided(n),
+            lambda n: masks.dilated(n, 1),
+            lambda n: masks.dilated(1, n),
+            lambda n: masks.dilated(0, 1, n),
+            lambda n: masks.fixed(n, 1),
+        ],
+    )
+    def test_too_large(self, make, number):
+        with pytest.raises(MaskError, match=rf"is {number}; it needs at most 2\*\*63 - 1, as positions are 64-bit"):
+            make(number)
+
+    def test_a_product_that_is_too_large(self):
+        with pytest.raises(MaskError, match=r"step times before and after is 9223372036854775808; it needs at most"):
+            masks.dilated(2**62, 2)
+
+    @pytest.mark.parametrize("kernel", [None, "reference", "tiled", "sdpa"])
+    def test_largest(self, kernel):
+        query = torch.randn(1, 1, 150, 4)
+        for mask in (masks.window(2**63 - 1, 2**63 - 1), masks.prefix(2**63 - 1), masks.fixed(2**63 - 1, 0)):
+            everything = regard.attention(query, query, query, mask=mask, kernel=kernel)
+            torch.testing.assert_close(everything, regard.attention(query, query, query))
+
+
+def test_padding_by_place():
+    assert masks.padding([1, 3]).dense(1, 3).equal(masks.padding(lengths=torch.tensor([1, 3])).dense(1, 3))
+    with pytest.raises(MaskError, match="padding needs lengths of at least 0; the smallest here is -1"):
+        masks.padding([-1])

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import regard
-from regard import scores
-from regard.errors import DeviceError, DtypeError, ShapeError
+from regard import masks, scores
+from regard.errors import ConfigurationError, DeviceError, DtypeError, ShapeError
 from regard.scores import AdditivePairs, DotPairs, Score
 
 QUERY, KEY, HIDDEN = 3, 5, 7
@@ -201,3 +201,47 @@ def test_a_score_on_another_device(score):
     query, key = torch.zeros(2, QUERY), torch.zeros(6, KEY)
     with pytest.raises(DeviceError, match=r"query is on cpu, but the parameters of .* are on meta"):
         regard.attention(query, key, key, score=copy.deepcopy(score).to("meta"))
+
+
+@pytest.mark.parametrize("leading", [(), (3,), (2, 3)])
+def test_a_score_called_as_a_module_gives_all_scores(leading):
+    for score in (scores.Dot(), scores.ScaledDot(0.5), scores.General(4, 4), scores.Additive(4, 4, 5)):
+        query, key = torch.randn(*leading, 5, 4), torch.randn(*leading, 7, 4)
+        given = score(query, key)
+        assert given.shape == (*leading, 5, 7)
+        torch.testing.assert_close(given, score.pairs(query, key).scores())
+    grouped = scores.Dot()(torch.randn(2, 6, 5, 4), torch.randn(2, 3, 7, 4))
+    assert grouped.shape == (2, 6, 5, 7)
+
+
+class Unknown(scores.Score):
+    """A pair form that no kernel computes."""
+
+    def form(self, query, key):
+        return torch.cdist(query, key)
+
+
+class Fails(scores.Score):
+    def form(self, query, key):
+        return scores.DotPairs(query, key @ torch.zeros(99, 1), 1.0)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_pair_form_that_no_kernel_computes(masked):
+    query = torch.randn(1, 2, 5, 4, requires_grad=True)
+    query.data[0, 0, 0, 0] = torch.nan
+    mask = masks.causal() if masked else None
+    match = r"score Unknown\(\) gives a Tensor, which no kernel computes: .*DotPairs\(query, key, scale\) or .*Additive"
+    with pytest.raises(ConfigurationError, match=match):
+        regard.attention(query, query, query, score=Unknown(), mask=mask)
+
+
+def test_a_score_that_fails_names_itself():
+    query = torch.randn(1, 2, 5, 4)
+    with pytest.raises(ConfigurationError, match=r"score Fails\(\) fails for query \(1, 2, 5, 4\) and .*Runtime"):
+        regard.attention(query, query, query, score=Fails())
+
+
+@pytest.mark.parametrize("form", ["DotPairs(query, key, scale)", "AdditivePairs(query, key, weight)"])
+def test_help_names_the_pair_forms(form):
+    assert form in scores.Score.__doc__

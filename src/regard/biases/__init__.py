@@ -1,4 +1,4 @@
-"""Biases: numbers added to the scores before the softmax."""
+"""Biases: numbers added to the scores before the softmax, as functions of positions."""
 
 from .alibi import alibi as alibi
 from .alibi import alibi_slopes as alibi_slopes

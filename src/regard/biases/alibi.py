@@ -1,4 +1,4 @@
-"""ALiBi: a penalty that grows with the distance, at a slope of each head's own."""
+"""ALiBi: a bias linear in the distance, with one slope per head."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Alibi(RelativeBias):
 
     slopes: Tensor
 
-    def along(self, distances: Tensor) -> Tensor:
+    def values_at(self, distances: Tensor) -> Tensor:
         slopes = at_least_float32(self.slopes).to(distances.device)
         return slopes.reshape(-1, *[1] * distances.ndim) * -distances.abs()
 
@@ -28,21 +28,21 @@ class Alibi(RelativeBias):
 
 
 def alibi(heads: int | Tensor) -> RelativeBias:
-    """-m_h · |key position - query position|: head h attends the less, the further away (units: positions).
+    """-m_h · |key position - query position|: a penalty linear in the distance, with slope m_h in head h.
 
-    Shapes: `heads` is their number, for the published slopes m = `alibi_slopes(heads)`, or a tensor (heads,) of other
-    slopes, into which gradients flow. Two conventions are in use where the number is no power of two:
-    `alibi(heads)` takes those of the authors' code, `alibi(geometric_slopes(heads))` the formula of the paper at any
-    number. They are the same for powers of two.
+    Shapes: `heads` is the number of heads, for the published slopes m = `alibi_slopes(heads)`, or a tensor (heads,) of
+    other slopes, into which gradients flow. Units: positions. For numbers of heads that are not powers of two, two
+    conventions are in use: `alibi(heads)` is that of the authors' code, `alibi(geometric_slopes(heads))` the formula of
+    the paper. They agree for powers of two.
 
     Raises:
-        ConfigurationError: heads is a number below 1.
+        ConfigurationError: a number of heads below 1.
         DtypeError: heads is neither a whole number nor a floating-point tensor.
         ShapeError: slopes that are not (heads,).
 
-    Source: Press et al. 2022 (arXiv 2108.12409), section 3. There the keys after the query are always masked; here
-    they get the penalty of their distance. Code that multiplies a slope by the key's own position differs from this,
-    under a causal mask, by a constant in each row, which the softmax takes out.
+    Source: Press et al. 2022 (arXiv 2108.12409), section 3. There keys after the query are always masked; here they
+    get the penalty of their distance. Implementations that multiply the slope by the key's own position differ, under
+    a causal mask, by a constant per row, which the softmax cancels.
 
     >>> from regard import biases
     >>> from regard.core.grid import Grid
@@ -65,8 +65,8 @@ def alibi(heads: int | Tensor) -> RelativeBias:
 def alibi_slopes(heads: int, *, steepness: float = 8.0) -> Tensor:
     """The slopes of the published ALiBi models, (heads,) float32.
 
-    For P the largest power of two that is not above the heads: the P slopes 2^(-steepness · h/P), h = 1..P, then from
-    those that 2P heads would have the first, third, fifth and so on, until each head has its own.
+    With P the largest power of two up to `heads`: the P slopes 2^(-steepness · h/P), h = 1..P, then for the remaining
+    heads the first, third, fifth and so on of the slopes for 2P heads.
 
     Raises:
         ConfigurationError: heads below 1, or a steepness that is not above 0.
@@ -79,12 +79,12 @@ def alibi_slopes(heads: int, *, steepness: float = 8.0) -> Tensor:
     """
     _check(heads, steepness)
     power = 1 << (heads.bit_length() - 1)
-    of_power, of_next = geometric_slopes(power, steepness=steepness), geometric_slopes(2 * power, steepness=steepness)
-    return torch.cat([of_power, of_next[::2][: heads - power]])
+    slopes, twice_as_many = (geometric_slopes(n, steepness=steepness) for n in (power, 2 * power))
+    return torch.cat([slopes, twice_as_many[::2][: heads - power]])
 
 
 def geometric_slopes(heads: int, *, steepness: float = 8.0) -> Tensor:
-    """The slopes 2^(-steepness · h/heads), h = 1..heads, at any number of heads: (heads,) float32.
+    """The slopes 2^(-steepness · h/heads), h = 1..heads, for any number of heads: (heads,) float32.
 
     Raises:
         ConfigurationError: heads below 1, or a steepness that is not above 0.

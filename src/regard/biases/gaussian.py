@@ -1,4 +1,4 @@
-"""A bell around a position of each query's own."""
+"""A Gaussian bias around a predicted position per query (Luong's local attention)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Gaussian(Bias):
         return -(distance**2) / (2 * self._column(self.sigma, grid) ** 2)
 
     def _column(self, per_query: Tensor, grid: Grid) -> Tensor:
-        """(..., M) or a single number, as (..., M, 1) of the tile; wide enough for positions to keep apart."""
+        """(..., M) or a single number, as (..., M, 1) of the tile, in float32 at least to represent positions."""
         per_query = at_least_float32(per_query)
         if per_query.ndim == 0:
             return per_query
@@ -35,16 +35,16 @@ class Gaussian(Bias):
 
 
 def gaussian(center: Tensor | float, sigma: Tensor | float) -> Bias:
-    """-(s - center)² / (2 sigma²) for a key at position s: a Gaussian that multiplies each weight before it is normed.
+    """-(s - center)² / (2 sigma²) for a key at position s: the log of a Gaussian that multiplies each weight.
 
-    Shapes: center and sigma are numbers or (..., M), one for each query (with heads: (..., heads, M)); gradients flow
-    into both. Units: positions.
+    Shapes: center and sigma are numbers or (..., M), one per query (with heads: (..., heads, M)); gradients flow into
+    both. Units: positions.
 
     Raises:
-        ConfigurationError: sigma holds a number that is not above 0.
+        ConfigurationError: sigma is not above 0 everywhere.
 
     Source: Luong et al. 2015 (arXiv 1508.04025), Eq. 10, whose Gaussian multiplies the weights *after* the softmax
-    and leaves their sum below 1; as a bias it acts before, and the weights sum to 1.
+    so that they sum to less than 1; as a bias it applies before the softmax, and the weights sum to 1.
 
     >>> from regard import biases
     >>> from regard.core.grid import Grid

@@ -1,8 +1,6 @@
-"""Biases that know of a pair its head and its distance alone: one number a diagonal instead of one a pair.
+"""Relative position biases: functions of head and distance alone, such as the learned tables of T5 and Shaw et al.
 
-Learned tables over buckets of distances, as in T5.
-
-Learned tables over clipped distances.
+They are evaluated once per diagonal of a tile, M + N - 1 numbers per head, instead of once per pair.
 """
 
 from __future__ import annotations
@@ -25,13 +23,13 @@ BLOCK = 128
 
 
 class RelativeBias(Bias):
-    """A bias that depends on the head and on *key position - query position* alone. Subclasses say `along`.
+    """A bias that depends on the head and on *key position - query position* alone. Subclasses implement `values_at`.
 
-    Where the positions of a tile are runs (each the one before plus 1), M + N - 1 numbers a head say all of it.
+    If the positions of a tile are consecutive, M + N - 1 numbers per head determine it, one per diagonal.
     """
 
     @abstractmethod
-    def along(self, distances: Tensor) -> Tensor:
+    def values_at(self, distances: Tensor) -> Tensor:
         """The bias at each distance, *key position - query position*.
 
         Shapes: int64 of any shape to (heads, *distances.shape), floating point.
@@ -41,49 +39,49 @@ class RelativeBias(Bias):
         distances = diagonals(grid)
         if distances is None:
             return self._pair_by_pair(grid)
-        line = self.along(distances)  # [H, M + N - 1]
-        # One window of the line for each query; the last query's is where the line begins.
-        return _beside(grid, line.unfold(-1, grid.key.shape[-1], 1).flip(-2))  # [H, M, N]
+        line = self.values_at(distances)  # [H, M + N - 1]
+        # One window of the line for each query; the window of the last query is the first one.
+        return _match_head_axis(grid, line.unfold(-1, grid.key.shape[-1], 1).flip(-2))  # [H, M, N]
 
     def accumulate(self, grid: Grid, upstream: Tensor, into: Sequence[Tensor | None]) -> None:
-        """The tile's diagonals are summed first, and M + N - 1 numbers a head go through `along`."""
+        """Sum the gradient over each diagonal of the tile, then differentiate `values_at` at M + N - 1 distances."""
         distances = diagonals(grid)
         if distances is None:
             super().accumulate(grid, upstream, into)
         elif any_needed(into):
-            per_head = summed_to(upstream, upstream.shape[-3:])  # what the batch shares is summed at once
-            self.accumulate_along(distances, diagonal_sums(per_head), into)
+            per_head = summed_to(upstream, upstream.shape[-3:])  # the batch shares the bias
+            self.accumulate_at(distances, diagonal_sums(per_head), into)
 
-    def accumulate_along(self, distances: Tensor, upstream: Tensor, into: Sequence[Tensor | None]) -> None:
-        """Add the gradient of Σ upstream · along(distances) in each of the parameters to the tensors of `into`.
+    def accumulate_at(self, distances: Tensor, upstream: Tensor, into: Sequence[Tensor | None]) -> None:
+        """Add the gradient of Σ upstream · values_at(distances) in each of the parameters to the tensors of `into`.
 
-        Shapes: distances (D,), upstream (..., heads, D). A kernel may add up the `diagonal_sums` of all its tiles and
-        come here once, at the end.
+        Shapes: distances (D,), upstream (..., heads, D). A kernel may sum the `diagonal_sums` of all its tiles and call
+        this once, at the end.
         """
         if any_needed(into):
             with torch.enable_grad():
-                held = leaves(self, into)
-                line = self.with_parameters(held).along(distances)
-            add_gradients(line, summed_to(upstream, line.shape), held, into)
+                parameters = leaves(self, into)
+                line = self.with_parameters(parameters).values_at(distances)
+            add_gradients(line, summed_to(upstream, line.shape), parameters, into)
 
     def _pair_by_pair(self, grid: Grid) -> Tensor:
-        """The values where positions are no runs, or differ between the sequences of the batch."""
+        """The values for positions that are not consecutive, or differ between the sequences of the batch."""
         distances = grid.key - grid.query  # [M, N] or [*batch, 1, M, N], without the 1 where there are no heads
         if distances.ndim > 2 and grid.heads:
             distances = distances.squeeze(-3)
-        return _beside(grid, self.along(distances).movedim(0, -3))
+        return _match_head_axis(grid, self.values_at(distances).movedim(0, -3))
 
 
-def _beside(grid: Grid, values: Tensor) -> Tensor:
-    """Values per head, (..., heads, M, N), without the head axis where neither they nor the weights need one."""
+def _match_head_axis(grid: Grid, values: Tensor) -> Tensor:
+    """Values per head, (..., heads, M, N), without a head axis of size 1 if the weights have none."""
     return values.squeeze(-3) if not grid.heads and values.shape[-3] == 1 else values
 
 
 def diagonals(grid: Grid) -> Tensor | None:
-    """The distances on the diagonals of a tile, from the last query's to its first key to the first's to its last.
+    """The distance of each diagonal of a tile, from the lower left corner to the upper right one.
 
-    Shapes: (M + N - 1,), each the one before plus 1; pair (i, j) lies on diagonal j - i + M - 1. None where positions
-    are no runs, differ between the sequences of a batch, or cannot be looked at because of a transform.
+    Shapes: (M + N - 1,), consecutive; pair (i, j) is on diagonal j - i + M - 1. None if positions are not consecutive,
+    differ between the sequences of a batch, or have no values under a transform.
 
     >>> diagonals(Grid.of(2, 3))
     tensor([-2, -1,  0,  1])
@@ -92,16 +90,18 @@ def diagonals(grid: Grid) -> Tensor | None:
     if under_transform() or query.ndim > 2 or key.ndim > 2 or not query.numel() or not key.numel():
         return None
     query, key = query.flatten(), key.flatten()
-    runs = (query.diff() == 1).all() & (key.diff() == 1).all()
-    is_run, lowest = torch.stack([runs.long(), key[0] - query[-1]]).tolist()  # the one wait for the device
-    return torch.arange(lowest, lowest + len(query) + len(key) - 1, device=key.device) if is_run else None
+    consecutive = (query.diff() == 1).all() & (key.diff() == 1).all()
+    usable, lowest = torch.stack(
+        [consecutive.long(), key[0] - query[-1]]
+    ).tolist()  # one synchronisation with the device
+    return torch.arange(lowest, lowest + len(query) + len(key) - 1, device=key.device) if usable else None
 
 
 def diagonal_sums(upstream: Tensor) -> Tensor:
     """The sum over each diagonal of a tile: (..., M, N) to (..., M + N - 1), in float32 at least.
 
-    Pair (i, j) lies on diagonal j - i + M - 1: the gradient of the values on a tile becomes that of `along` on its
-    `diagonals`.
+    Pair (i, j) is on diagonal j - i + M - 1: the gradient in the values of a tile becomes the gradient in `values_at`
+    of its `diagonals`.
 
     >>> diagonal_sums(torch.tensor([[1.0, 2.0, 3.0], [10.0, 20.0, 30.0]]))
     tensor([10., 21., 32.,  3.])
@@ -117,9 +117,9 @@ def diagonal_sums(upstream: Tensor) -> Tensor:
 
 
 def _skewed(block: Tensor) -> Tensor:
-    """(..., M, N) as (..., M, M + N - 1), zeros around, with each row one place further left than the one above it.
+    """(..., M, N) as (..., M, M + N - 1), padded with zeros, each row shifted one place left of the row above it.
 
-    In memory, a row that is one element shorter than its successor believes is a row shifted by one.
+    Rows written with a stride of M + N - 2 and read with a stride of M + N - 1 are shifted by one place each.
     """
     rows, columns = block.shape[-2:]
     if rows == 1:
@@ -131,7 +131,7 @@ def _skewed(block: Tensor) -> Tensor:
 
 
 def table_of(table: object, maker: str, columns: str) -> Tensor:
-    """A learned table of a bias, checked: floating point, one row for each head."""
+    """A learned table (heads, columns), checked; `maker` and `columns` are for the message."""
     if not is_floating(table):
         has = table.dtype if isinstance(table, Tensor) else f"a {type(table).__name__}"
         raise DtypeError(f"{maker} needs a floating-point table (heads, {columns}); this is {has}")
@@ -143,8 +143,8 @@ def table_of(table: object, maker: str, columns: str) -> Tensor:
     return table
 
 
-def looked_up(table: Tensor, index: Tensor) -> Tensor:
-    """Columns of a table, (heads, columns) to (heads, *index.shape), in float32 at least."""
+def select_columns(table: Tensor, index: Tensor) -> Tensor:
+    """Select columns of a table: (heads, columns) to (heads, *index.shape), in float32 at least."""
     chosen = at_least_float32(table).index_select(-1, index.flatten().to(table.device))
     return chosen.reshape(len(table), *index.shape)
 
@@ -158,8 +158,8 @@ class Bucketed(RelativeBias):
     bidirectional: bool
     starts: tuple[int, ...]
 
-    def along(self, distances: Tensor) -> Tensor:
-        return looked_up(self.table, bucket(distances, self.starts, bidirectional=self.bidirectional))
+    def values_at(self, distances: Tensor) -> Tensor:
+        return select_columns(self.table, bucket(distances, self.starts, bidirectional=self.bidirectional))
 
     def __repr__(self) -> str:
         options = f"max_distance={self.max_distance}, bidirectional={self.bidirectional}"
@@ -167,25 +167,25 @@ class Bucketed(RelativeBias):
 
 
 def relative(table: Tensor, *, max_distance: int = 128, bidirectional: bool = True) -> RelativeBias:
-    """table[head, bucket(key position - query position)]: one learned number a head and bucket of distances.
+    """T5's bias, table[head, bucket(key position - query position)]: a learned number per head and distance bucket.
 
-    The buckets are narrow nearby and wide far away. Of the B buckets on one side the first ⌊B/2⌋ hold one distance
-    each, 0, 1, 2 and so on; the others reach, in equal steps of the distance's logarithm, to `max_distance`, and the
-    last holds everything from there on. `bidirectional` gives the first half of the table to the keys at and before
-    the query, the second half to those after it; without it the whole table serves keys at and before the query, and
-    keys after it are in bucket 0, where an encoder would see them (a decoder's mask takes them out).
+    Buckets are narrow for short distances and wide for long ones. Of the B buckets on one side, the first ⌊B/2⌋ have
+    one distance each, 0, 1, 2 and so on; the others divide the distances up to `max_distance` into equal steps of the
+    logarithm, and the last one has all distances from `max_distance` on. With `bidirectional`, the first half of the
+    table is for keys at and before the query, the second half for keys after it; without it, the whole table is for
+    keys at and before the query, and keys after it are in bucket 0 (a decoder masks them).
 
-    Shapes: table (heads, buckets); gradients flow into it. transformers stores (buckets, heads): give `weight.T`.
-    Units: positions. T5 has no 1/√d: give `scale=1.0` to the call.
+    Shapes: table (heads, buckets); gradients flow into it. transformers stores (buckets, heads): pass `weight.T`.
+    Units: positions. T5 does not scale scores by 1/√d: pass `scale=1.0` to the call.
 
     Raises:
         DtypeError: the table is not floating point.
         ShapeError: the table is not (heads, buckets).
-        ConfigurationError: fewer than 2 buckets on a side, an odd number for two sides, or a max_distance that does
-            not lie beyond the buckets of one distance each.
+        ConfigurationError: fewer than 2 buckets per side, an odd number for two sides, or a max_distance that does
+            not exceed the distances with a bucket of their own.
 
-    Source: Raffel et al. 2020 (arXiv 1910.10683), section 2.1, whose rule is the code released with it. That takes
-    the logarithm in float32; here the buckets begin where whole-number arithmetic says, the same on every device.
+    Source: Raffel et al. 2020 (arXiv 1910.10683), section 2.1, with the rule of the code released with it. That takes
+    the logarithm in float32; here bucket boundaries are computed with whole numbers, the same on every device.
 
     >>> import torch
     >>> from regard import biases
@@ -200,7 +200,9 @@ def relative(table: Tensor, *, max_distance: int = 128, bidirectional: bool = Tr
 
 
 def bucket(distances: Tensor, starts: tuple[int, ...], *, bidirectional: bool) -> Tensor:
-    """The bucket of each distance, *key position - query position*, as `relative` has it, for the starts of a side.
+    """The bucket of each distance, *key position - query position*, by the rule of `relative`.
+
+    `starts` are the smallest distances of the buckets of one side, from `bucket_starts`.
 
     >>> bucket(torch.tensor([-9, -2, -1, 0, 1, 2, 9]), (1, 2, 3), bidirectional=True).tolist()
     [3, 2, 1, 0, 5, 6, 7]
@@ -211,10 +213,10 @@ def bucket(distances: Tensor, starts: tuple[int, ...], *, bidirectional: bool) -
 
 
 def bucket_starts(buckets: int, max_distance: int) -> tuple[int, ...]:
-    """The smallest distance of each bucket of one side but the first, which holds 0.
+    """The smallest distance of each bucket of one side except the first, which starts at 0.
 
-    Bucket e + k, where e = ⌊buckets/2⌋ are the buckets of one distance and K = buckets - e the others, begins at the
-    smallest n with K · log(n/e) / log(max_distance/e) >= k, which is n^K >= max_distance^k · e^(K-k).
+    With e = ⌊buckets/2⌋ buckets of one distance each and K = buckets - e others, bucket e + k starts at the smallest n
+    with K · log(n/e) / log(max_distance/e) >= k, which is n^K >= max_distance^k · e^(K-k).
 
     >>> bucket_starts(8, 32)
     (1, 2, 3, 4, 7, 12, 20)
@@ -231,7 +233,7 @@ def bucket_starts(buckets: int, max_distance: int) -> tuple[int, ...]:
 
 
 def _root(bound: int, power: int) -> int:
-    """The smallest whole number whose power is not below a bound, by halving."""
+    """The smallest whole number n with n^power >= bound, by bisection."""
     low, high = 0, 1 << (bound.bit_length() // power + 1)
     while high - low > 1:
         middle = (low + high) // 2
@@ -242,11 +244,8 @@ def _root(bound: int, power: int) -> int:
 def _check(buckets: int, max_distance: int, bidirectional: bool) -> None:
     sides = 2 if bidirectional else 1
     if buckets < 2 * sides or buckets % sides:
-        need = (
-            "an even number of buckets, at least 4, half of them for each side"
-            if bidirectional
-            else ("at least 2 buckets")
-        )
+        per_side = "an even number of buckets, at least 4, half of them for each side"
+        need = per_side if bidirectional else "at least 2 buckets"
         raise ConfigurationError(
             f"relative needs {need}, as the last axis of its table; with bidirectional={bidirectional} this has "
             f"{buckets}"
@@ -255,7 +254,7 @@ def _check(buckets: int, max_distance: int, bidirectional: bool) -> None:
     if max_distance <= exact:
         raise ConfigurationError(
             f"relative needs a max_distance above {exact}, the distances that have a bucket of their own ({buckets} "
-            f"buckets, bidirectional={bidirectional}); it is {max_distance}. Give a longer max_distance, or a table "
+            f"buckets, bidirectional={bidirectional}); it is {max_distance}. Pass a longer max_distance, or a table "
             "with fewer buckets"
         )
 
@@ -268,18 +267,18 @@ class Clipped(RelativeBias):
     before: int
     after: int
 
-    def along(self, distances: Tensor) -> Tensor:
-        return looked_up(self.table, distances.clamp(-self.before, self.after) + self.before)
+    def values_at(self, distances: Tensor) -> Tensor:
+        return select_columns(self.table, distances.clamp(-self.before, self.after) + self.before)
 
     def __repr__(self) -> str:
         return f"clipped({describe_tensor(self.table)}, before={self.before}, after={self.after})"
 
 
 def clipped(table: Tensor, *, before: int, after: int) -> RelativeBias:
-    """table[head, clip(key position - query position, -before, after) + before]: a learned number a head and distance.
+    """table[head, clip(key position - query position, -before, after) + before]: a number per head and distance.
 
-    Column 0 of the table serves keys `before` and more positions before the query, column `before` the query's own
-    position, the last one keys `after` and more positions after it. Units: positions, both ends included.
+    Column 0 of the table is for keys `before` or more positions before the query, column `before` for the query's own
+    position, the last column for keys `after` or more positions after it. Units: positions, both ends included.
 
     Shapes: table (heads, before + 1 + after); gradients flow into it.
 
@@ -288,9 +287,9 @@ def clipped(table: Tensor, *, before: int, after: int) -> RelativeBias:
         ShapeError: the table is not (heads, before + 1 + after).
         ConfigurationError: before or after is negative.
 
-    Source: Shaw et al. 2018 (arXiv 1803.02155), section 3.2, with before = after = k. There the table holds vectors,
-    which are added to the keys (and others to the values), so that the score gets query · vector; here it holds
-    numbers that are added to the score and do not ask the query.
+    Source: Shaw et al. 2018 (arXiv 1803.02155), section 3.2, with before = after = k. There the table has vectors,
+    which are added to the keys (and others to the values), so that query · vector is added to the score; here it has
+    numbers that are added to the score and do not depend on the query.
 
     >>> import torch
     >>> from regard import biases

@@ -1,4 +1,4 @@
-"""From a function: the score_mod of FlexAttention, as a bias."""
+"""Biases from Python functions: the score_mod of FlexAttention."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 PROBE, TOLERANCE = 64.0, 1e-4
 
 
-class Watched:
-    """A score_mod, and what was seen of it: whether it may be broadcast, and the tensors that it uses."""
+class TracedScoreMod:
+    """A score_mod with the result of tracing it: whether it may be broadcast, and the tensors that it uses."""
 
     def __init__(self, score_mod: ScoreMod, reading: Reading):
         self.score_mod = score_mod
         self.elementwise = reading.elementwise
         self.captured = tuple(tensor for tensor in reading.captured.values() if is_floating(tensor))
 
-    def over(self, tensors: Sequence[Tensor], score: Tensor, *indices: Tensor) -> Tensor:
-        """The function's value with other tensors in the place of the captured ones."""
+    def call_with(self, tensors: Sequence[Tensor], score: Tensor, *indices: Tensor) -> Tensor:
+        """The function's value, with other tensors substituted for the captured ones."""
         if all(own is other for own, other in zip(self.captured, tensors, strict=True)):
             return self.score_mod(score, *indices)  # type: ignore[call-arg]
         with Swapped(self.captured, tensors):
@@ -44,10 +44,10 @@ class Watched:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class FromMod(Bias):
+class ScoreModBias(Bias):
     """score_mod(0, batch, head, query position, key position)."""
 
-    function: Watched
+    function: TracedScoreMod
     batch: int | None
     heads: int | None
     tensors: tuple[Tensor, ...]
@@ -66,14 +66,14 @@ class FromMod(Bias):
         return values
 
     def parameters(self) -> tuple[Tensor, ...]:
-        """The floating-point tensors that the function used when it was traced, wherever they come from."""
+        """The floating-point tensors that the function used when it was traced: from closure, globals or attributes."""
         return self.tensors
 
     def with_parameters(self, tensors: Sequence[Tensor]) -> Self:
         return replace(self, tensors=tuple(tensors))
 
     def _indices(self, grid: Grid) -> tuple[Tensor, ...]:
-        """Numbers of batch and heads, as leading axes where they are told, and positions: (..., M|1, N|1)."""
+        """Indices of batch and heads, as leading axes if the function reads them, and positions: (..., M|1, N|1)."""
         batch = head = torch.zeros((1, 1), dtype=torch.int64, device=grid.device)
         if self.batch is not None:
             batch = grid.per_batch(torch.arange(self.batch, device=grid.device)[:, None, None])
@@ -87,17 +87,17 @@ class FromMod(Bias):
         return batch, head, grid.query, grid.key
 
     def _evaluated(self, score: Tensor, indices: tuple[Tensor, ...]) -> Tensor:
-        """What the function makes of one score at many pairs, which broadcast: (..., M|1, N|1)."""
+        """The function of one score and many pairs, whose indices broadcast: (..., M|1, N|1)."""
         shape = torch.broadcast_shapes(*(index.shape for index in indices))
         if not shape.numel():
             return score.expand(shape)
         try:
             if self.function.elementwise:
-                values = self.function.over(self.tensors, score, *indices)
+                values = self.function.call_with(self.tensors, score, *indices)
             else:
                 full = [index.reshape((1,) * (len(shape) - index.ndim) + index.shape) for index in indices]
-                values = _mapped(partial(self.function.over, self.tensors, score), *full)
-        except Exception as error:  # it may be any: the function is the user's
+                values = _mapped(partial(self.function.call_with, self.tensors, score), *full)
+        except Exception as error:  # the function is the user's, and may raise anything
             raise ConfigurationError(
                 f"{self!r} cannot be evaluated: {type(error).__name__}: {error}. A score_mod gets a score and four "
                 "tensors of whole numbers, and returns the score with a number added; torch.where stands for if"
@@ -106,13 +106,13 @@ class FromMod(Bias):
 
     @torch.no_grad()
     def _check_score_is_added(self, indices: tuple[Tensor, ...]) -> None:
-        """Ask at the corners of the tile with two scores: what is added to them has to be the same."""
+        """Evaluate at the corners of the tile with two scores: the number added must be the same for both."""
         batch, head, query, key = indices
         corners = (batch, head, _ends(query, -2), _ends(key, -1))
         score = torch.zeros((), dtype=torch.float64, device=query.device)
         at_zero = self._evaluated(score, corners)
         at_probe = self._evaluated(score + PROBE, corners) - PROBE
-        # Where both are the same infinity or NaN, the other check has the better words.
+        # If both are the same infinity or NaN, the other check has the better message.
         rounding = 2 * PROBE * torch.finfo(at_probe.dtype).eps  # a table in half precision makes the sum one, too
         apart = (at_probe - at_zero).abs() > max(TOLERANCE, rounding) * at_zero.abs().clamp(min=1.0)
         if bool(apart.any()):
@@ -124,29 +124,30 @@ class FromMod(Bias):
             )
 
     def __repr__(self) -> str:
-        told = [f", {name}={size}" for name in ("batch", "heads") if (size := getattr(self, name)) is not None]
-        return f"from_mod({self.function!r}{''.join(told)})"
+        sizes = [f", {name}={size}" for name in ("batch", "heads") if (size := getattr(self, name)) is not None]
+        return f"from_mod({self.function!r}{''.join(sizes)})"
 
 
 def from_mod(score_mod: ScoreMod, *, batch: int | None = None, heads: int | None = None) -> Bias:
-    """*score_mod(score, b, h, q, k) - score*: what a score_mod of FlexAttention adds, with positions as q and k.
+    """*score_mod(score, b, h, q, k) - score*: the number that a score_mod of FlexAttention adds, with positions q, k.
 
-    The function is written for one pair: it gets the score and four whole numbers as tensors without axes, the number
-    of the batch, of the head, the query's and the key's position, and returns the score with a number added that does
-    not depend on the score; the number is taken as score_mod(0, b, h, q, k), with 0 in float32. This is checked at
-    the corners of what is computed, not everywhere. (FlexAttention counts rows instead of positions. That is the same
-    where M = N; `query_positions=torch.arange(M)` makes it the same elsewhere.) A function that reads b or h needs
-    `batch` or `heads`, how many there are.
+    The function is written for one pair: its arguments are the score and four whole numbers as tensors without axes,
+    the indices of batch and head and the positions of query and key. It returns the score plus a number that does not
+    depend on the score; the number is evaluated as score_mod(0, b, h, q, k), with 0 in float32. That it only adds is
+    checked at the corners of each tile, not everywhere. (FlexAttention passes rows and columns instead of positions.
+    These are the same for M = N, and otherwise with `query_positions=torch.arange(M)`.) A function that reads b or h
+    needs `batch` or `heads`, their number.
 
-    Gradients flow into the tensors that the function uses, wherever it has them from: it is traced at one pair,
-    b = h = q = k = 0, and a tensor that it does not use there gets a gradient from none of the tiled kernels. A
-    function of operators, comparisons, torch.where and look-ups in tensors by all their indices at once, `table[h, q]`,
-    computes whole tiles; any other, `table[h][q]` too, is mapped over the pairs, which is slower. Make the bias outside
-    of what torch.compile compiles: watching a function needs numbers.
+    Gradients flow into the tensors that the function uses, from its closure, globals or attributes: the function is
+    traced at one pair, b = h = q = k = 0, and tiled kernels compute no gradient for a tensor that it does not use
+    there. A function of operators, comparisons, torch.where and indexing with all indices at once, `table[h, q]`,
+    computes whole tiles; any other, including `table[h][q]`, is mapped over the pairs, which is slower. Create the bias
+    outside code that torch.compile compiles: tracing the function needs values.
 
     Raises:
-        ConfigurationError: score_mod is no function, fails, returns anything but one number, reads b or h without
-            `batch` or `heads`, or uses a tensor with gradient out of torch's sight; when used, it does more than add.
+        ConfigurationError: score_mod is not a function, fails, returns anything but one number, reads b or h without
+            `batch` or `heads`, or uses a tensor with gradient where torch cannot trace it; at evaluation, it does more
+            than add.
 
     Source: Dong et al. 2024 (arXiv 2412.05496), where a score_mod may be any function of the score.
 
@@ -164,20 +165,20 @@ def from_mod(score_mod: ScoreMod, *, batch: int | None = None, heads: int | None
     for name, size in sizes.items():
         if size is not None and size < 1:
             raise ConfigurationError(f"from_mod needs at least 1 as {name}; it is {size}")
-    reading = _read(score_mod)
+    reading = _trace(score_mod)
     for name in ("batch", "heads"):
         if name in reading.reads and sizes[name] is None:
             raise ConfigurationError(
                 f"from_mod's function reads {'b' if name == 'batch' else 'h'}, so the bias differs between {name}: say "
                 f"how many there are, from_mod(function, {name}=...)"
             )
-    function = Watched(score_mod, reading)
+    function = TracedScoreMod(score_mod, reading)
     remembered(function)
-    return FromMod(function, batch, heads, function.captured)
+    return ScoreModBias(function, batch, heads, function.captured)
 
 
-def _read(score_mod: ScoreMod) -> Reading:
-    """Watch the function at one pair."""
+def _trace(score_mod: ScoreMod) -> Reading:
+    """Trace the function at one pair: what it reads and uses, and whether it may be broadcast."""
     score = torch.zeros(())
     batch, heads, query, key = torch.zeros(4, dtype=torch.int64).unbind()
     reading = Reading(score=score, batch=batch, heads=heads, query=query, key=key)
@@ -187,7 +188,7 @@ def _read(score_mod: ScoreMod) -> Reading:
         used = list(reading.captured.values())
         with torch.enable_grad(), Swapped(used, [tensor.detach() for tensor in used]):
             unseen = score_mod(score, batch, heads, query, key)
-    except Exception as error:  # it may be any: the function is the user's
+    except Exception as error:  # the function is the user's, and may raise anything
         raise ConfigurationError(
             f"from_mod's function fails for a score of 0 at b = h = q = k = 0: {type(error).__name__}: {error}. It is "
             "called as score_mod(score, b, h, q, k), five tensors without axes"
@@ -201,7 +202,7 @@ def _read(score_mod: ScoreMod) -> Reading:
     if unseen.requires_grad:
         raise ConfigurationError(
             "from_mod's function takes a gradient into a tensor that torch does not see it use, such as one inside an "
-            "autograd.Function: give that tensor's numbers by indexing, or make them biases.tensor(...)"
+            "autograd.Function: read that tensor by indexing, or make it a biases.tensor(...)"
         )
     return reading
 
@@ -213,7 +214,7 @@ def _ends(positions: Tensor, axis: int) -> Tensor:
 
 
 def _mapped(function: Callable[..., Tensor], *indices: Tensor) -> Tensor:
-    """A function of single numbers over all pairs of indices with as many axes, which broadcast."""
+    """Map a function of single indices over all pairs; the index tensors have equally many axes and broadcast."""
     if not indices[0].ndim:
         return function(*indices)
     several = tuple(0 if len(index) > 1 else None for index in indices)

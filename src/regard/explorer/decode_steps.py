@@ -19,7 +19,7 @@ from ..masks.base import And, Not, Or
 from ..masks.causal import Causal
 from ..masks.padding import Padding
 from ..masks.prefix import Prefix, PrefixPerBatch
-from ..masks.tensor_mask import Where
+from ..masks.tensor_mask import TensorMask
 from ..masks.window import Window
 from ..utils.pytree import tree_flatten
 from .atlas.captured_call import CapturedCall, conjuncts
@@ -52,7 +52,7 @@ def _merged_rule(old: Any, new: Any, rows: tuple[int, int]) -> Any:
                 for field in fields(old)
             }
             return replace(old, **parts)
-        case Where() | TensorBias():
+        case TensorMask() | TensorBias():
             return type(old)(_rows(old.pairs, new.pairs, rows, -2))
         case Gaussian():
             return Gaussian(*(_rows(getattr(old, of), getattr(new, of), rows, -1) for of in ("center", "sigma")))
@@ -205,7 +205,7 @@ def _agree(old: Mask, new: Mask) -> bool:
     if type(old) is not type(new):
         return False
     match old, new:
-        case Where(pairs=left), Where(pairs=right):
+        case TensorMask(pairs=left), TensorMask(pairs=right):
             rows = left.shape[-2] == right.shape[-2] == 1 and left.shape[:-1] == right.shape[:-1]
             return rows and torch.equal(left, right[..., : left.shape[-1]])
         case (Padding(lengths=left), Padding(lengths=right)) | (

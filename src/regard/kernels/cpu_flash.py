@@ -82,7 +82,7 @@ class CpuFlashKernel:
                 gradients.query[batch], gradients.key[batch], gradients.value[batch] = query, key, value
                 line = own_line if line is None or own_line is None else line + own_line
         if line is not None and isinstance(batched.problem.bias, RelativeBias):
-            batched.problem.bias.accumulate_along(distances(batched.problem), line, gradients.bias)
+            batched.problem.bias.accumulate_at(distances(batched.problem), line, gradients.bias)
         return gradients
 
 

@@ -33,7 +33,7 @@ def distances(problem: Problem) -> Tensor:
 def bias_along(problem: Problem, bias: RelativeBias) -> Tensor:
     """The bias of a problem on each of its diagonals, (heads, M + N - 1), if it fits the problem."""
     problem.bias_values(problem.grid().tile(slice(0, 1), slice(0, 1)))  # says so if it does not
-    return bias.along(distances(problem))
+    return bias.values_at(distances(problem))
 
 
 class Diagonals:
@@ -129,7 +129,7 @@ class DiagonalTileBias:
         self.gradient[:, self._window(rows, columns)] += diagonal_sums(upstream.sum(0))
 
     def finish(self, into: ProblemGradients) -> None:
-        self.bias.accumulate_along(self.distances, self.gradient, into.bias)
+        self.bias.accumulate_at(self.distances, self.gradient, into.bias)
 
     def _window(self, rows: slice, columns: slice) -> slice:
         """The diagonals of a tile, from its last query's first key to its first query's last."""

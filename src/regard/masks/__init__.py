@@ -1,4 +1,4 @@
-"""Masks: which pairs of query and key exist, as symbols with `&`, `|` and `~`; True = attend."""
+"""Masks: which pairs of query and key exist, as symbolic expressions with `&`, `|` and `~`; True = attend."""
 
 from .base import Mask as Mask
 from .base import as_mask as as_mask

@@ -74,7 +74,7 @@ class Mask(ABC):
         except (RegardError, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # a mask may be the user's, and raise anything
-            self._blame_operands(grid)
+            self.check_operands(grid)
             raise MaskError(
                 f"{self!r} cannot be evaluated: {type(error).__name__}: {error}. `keep` gets the positions of many "
                 "pairs as tensors of whole numbers, 0 among them, and returns a bool tensor; & | ~ and torch.where "
@@ -82,7 +82,7 @@ class Mask(ABC):
             ) from error
         if isinstance(grid, Grid):
             if not _is_over(kept, *grid.shape):
-                self._blame_operands(grid)
+                self.check_operands(grid)
                 raise self._wrong_result(kept, *grid.shape)
             if kept.ndim < 2:
                 return kept.reshape(1, -1)
@@ -102,8 +102,8 @@ class Mask(ABC):
         except Exception:  # Undecided, or an operation that intervals do not have; pairs show what is wrong
             return Ternary(torch.full((1, 1), PARTIAL, dtype=torch.int8, device=blocks.device))
 
-    def _blame_operands(self, grid: Grid) -> None:
-        """Raise the error of the operand that is at fault, if it is one of them."""
+    def check_operands(self, grid: Pairs) -> None:
+        """Raise the error of the operand that fails, if one of them does."""
         for operand in self.operands:
             operand.evaluate(grid)
 
@@ -335,6 +335,7 @@ def _evaluated(both: And | Or, grid: Pairs) -> tuple[Kept, Kept]:
     else:
         left, right = both.left.keep(grid), both.right.keep(grid)
     if left.shape != right.shape and not broadcast_together(left, right):
+        both.check_operands(grid)
         raise MaskError(
             f"{both.left!r} has the shape {tuple(left.shape)} and {both.right!r} {tuple(right.shape)} (batch and "
             "heads, queries, keys): they do not broadcast"

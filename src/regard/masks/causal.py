@@ -1,4 +1,4 @@
-"""Causal: no key later than the query."""
+"""The causal mask: key position <= query position."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Causal(Mask):
 def causal() -> Mask:
     """Pairs with *key position <= query position* (Vaswani et al. 2017, arXiv 1706.03762, section 3.2.3).
 
-    Queries sit at the last M of the keys' positions unless the call gives positions, so that one query after a
-    cache of N keys sees all of them. torch's `is_causal` aligns to the start instead: give
+    By default the M queries have the last M positions of the keys, so that a single query after a cache of N keys
+    attends to all of them. torch's `is_causal` aligns queries to the first keys instead: pass
     `query_positions=torch.arange(M)` for that.
 
     >>> from regard import masks

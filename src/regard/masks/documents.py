@@ -1,4 +1,4 @@
-"""Documents: several texts in one sequence, none of which sees another."""
+"""Document masks: several texts packed into one sequence, each attending only to itself."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Documents(Mask):
     ids: Tensor
 
     def keep(self, grid: Pairs) -> Kept:
-        return grid.by_query(self._at) == grid.by_key(self._at)
+        return grid.by_query(self._ids_of) == grid.by_key(self._ids_of)
 
-    def _at(self, positions: Tensor) -> Tensor:
-        """The ids at some positions: (*batch, ·)."""
+    def _ids_of(self, positions: Tensor) -> Tensor:
+        """The document ids at the given positions: (*batch, ·)."""
         length = self.ids.shape[-1]
-        check_range(repr(self), positions, length, "give documents() one id for each position")
+        check_range(repr(self), positions, length, "pass documents() one id for each position")
         try:
             batch = torch.broadcast_shapes(self.ids.shape[:-1], positions.shape[:-1])
         except RuntimeError:
@@ -43,13 +43,13 @@ class Documents(Mask):
 def documents(ids: Tensor | Sequence[int] | Sequence[Sequence[int]]) -> Mask:
     """Pairs within one document: *ids[query position] == ids[key position]*.
 
-    `causal() & documents(ids)` is for texts packed into one sequence: each is attended to as if it were alone.
+    `causal() & documents(ids)` is for texts packed into one sequence: each attends to itself as if it were alone.
 
-    Shapes: ids is (L,) or (*batch, L), whole numbers; positions lie in 0..L-1. Ids need not be sorted, but where they
-    are, every tile without a border between documents is EMPTY or FULL.
+    Shapes: ids is (L,) or (*batch, L), whole numbers; positions are in 0..L-1. Ids need not be sorted, but if they
+    are, every tile without a boundary between documents is EMPTY or FULL.
 
     Raises:
-        MaskError: ids are not whole numbers; when used, a position has no id.
+        MaskError: ids are not whole numbers; at evaluation, a position without an id.
 
     >>> from regard import masks
     >>> masks.documents([7, 7, 9]).dense(3, 3).int()

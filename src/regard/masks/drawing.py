@@ -1,46 +1,54 @@
-"""A mask as a picture: text for a terminal, a figure for a page."""
+"""Pictures of masks: text for a terminal, a matplotlib figure for a page."""
 
 from __future__ import annotations
 
 import io
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, overload
 
 import torch
 from torch import Tensor
 
 from .. import plots
 from ..core.grid import Blocks, Grid
-from ..core.intervals import FULL, PARTIAL
+from ..core.intervals import FULL, PARTIAL, Ternary
 from ..errors import MaskError, MissingExtra, ShapeError
 from ..plots.mask_plot import verdict_names
-from .index_checks import count
+from .index_checks import checked_count
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from .base import Mask
 
 # The most cells of a text, which fits 80 columns and whose characters are twice as high as wide, and of a figure.
 TEXT_ROWS, TEXT_COLUMNS, FIGURE_CELLS = 32, 64, 256
 SIGNS = "·▒█"
 LONGEST_TITLE = 78
 
-# So many pairs are looked at one by one; beyond, a picture is drawn from tiles, and some of them tell the density.
+# Up to so many pairs are evaluated one by one; beyond, a picture is drawn from tiles, and a sample gives the density.
 FEW_PAIRS, SAMPLED_PAIRS = 2**20, 2**21
 SMALLEST_TILE, MOST_TILES = 128, 1024
 
 
+class Evaluated(Protocol):
+    """A mask, as far as it is drawn: its checked values on pairs and on tiles."""
+
+    @overload
+    def evaluate(self, grid: Grid) -> Tensor: ...
+
+    @overload
+    def evaluate(self, grid: Blocks) -> Ternary: ...
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Drawing:
-    """The pairs of one sentence and one head, queries from top to bottom, keys from left to right.
+    """The pairs of one batch row and one head, queries from top to bottom, keys from left to right.
 
-    `str(drawing)` is the text, which a Python prompt shows too; `drawing.figure()` is the figure, which a notebook
-    shows. Either is drawn when it is asked for. Small masks are drawn pair by pair, large ones tile by tile, where
-    PARTIAL also stands for tiles that interval arithmetic does not tell of.
+    `str(drawing)` is the text, which a Python prompt displays too; `drawing.figure()` is the figure, which a notebook
+    displays. Both are rendered on demand. Small masks are drawn pair by pair, large ones tile by tile, where PARTIAL
+    includes tiles that interval arithmetic cannot decide.
     """
 
-    mask: Mask
+    mask: Evaluated
     grid: Grid
     batch: int
     head: int
@@ -49,9 +57,9 @@ class Drawing:
         queries, keys = self.grid.shape
         size = _cell(queries, TEXT_ROWS), _cell(keys, TEXT_COLUMNS)
         rows = ["".join(SIGNS[verdict] for verdict in row) for row in self.cells(size).tolist()]
-        at = [str(position) for position in self._positions(self.grid.query_positions)[:: size[0]]]
-        width = max(map(len, at))
-        lines = [f"{'':8}{at[row] if row % 4 == 0 else '':>{width}} {cells}" for row, cells in enumerate(rows)]
+        labels = [str(position) for position in self._positions(self.grid.query_positions)[:: size[0]]]
+        width = max(map(len, labels))
+        lines = [f"{'':8}{labels[row] if row % 4 == 0 else '':>{width}} {cells}" for row, cells in enumerate(rows)]
         lines[0] = "queries" + lines[0][7:]
         ruler = _ruler(self._positions(self.grid.key_positions)[:: size[1]])
         signs = zip(SIGNS, verdict_names(size), strict=True)
@@ -78,90 +86,90 @@ class Drawing:
         )
 
     def _repr_png_(self) -> bytes | None:
-        """What a notebook shows; without matplotlib, it shows the text."""
+        """The PNG that a notebook displays; None without matplotlib, and the notebook displays the text."""
         try:
             figure = self.figure()
         except MissingExtra:
             return None
-        page = io.BytesIO()
-        figure.savefig(page, format="png", dpi=120)
-        return page.getvalue()
+        png = io.BytesIO()
+        figure.savefig(png, format="png", dpi=120)
+        return png.getvalue()
 
     @property
     def title(self) -> str:
-        """The mask as it was written, and which of the batch and of the heads is shown."""
+        """The `repr` of the mask, shortened, with the batch row and head that are drawn."""
         *batch, heads = (1, 1, *self.mask.evaluate(self.grid.tile(slice(0, 1), slice(0, 1))).shape[:-2])
         sizes = {"batch": (self.batch, torch.Size(batch).numel()), "head": (self.head, heads)}
-        shown = [f", {name} {number} of {size}" for name, (number, size) in sizes.items() if size > 1]
-        written = repr(self.mask)
-        longest = LONGEST_TITLE - sum(map(len, shown))
-        return "".join([written if len(written) <= longest else written[: longest - 1] + "…", *shown])
+        selected = [f", {name} {number} of {size}" for name, (number, size) in sizes.items() if size > 1]
+        text = repr(self.mask)
+        longest = LONGEST_TITLE - sum(map(len, selected))
+        return "".join([text if len(text) <= longest else text[: longest - 1] + "…", *selected])
 
     def subtitle(self, size: tuple[int, ...]) -> str:
-        """How many pairs there are, how many of them exist, and how many a cell stands for."""
+        """The number of pairs, the share that exists, and the pairs per cell."""
         queries, keys = self.grid.shape
         cell = "" if size == (1, 1) else f"; a cell is {size[0]:,} × {size[1]:,}"
         return f"{queries:,} × {keys:,} pairs{cell}; {self.density()} exist"
 
     def cells(self, size: tuple[int, ...]) -> Tensor:
-        """What exists in each tile, EMPTY, PARTIAL or FULL: int8 (rows, columns)."""
+        """The state of each cell, EMPTY, PARTIAL or FULL: int8 (rows, columns)."""
         blocks = Blocks.of(self.grid, size)  # type: ignore[arg-type]
         if self._few:
-            return blocks.cut(self.shown(self.mask.evaluate(self.grid)).expand(self.grid.shape)).verdicts
-        return self.shown(self.mask.evaluate(blocks).verdicts).expand(blocks.shape)
+            return blocks.cut(self.selected(self.mask.evaluate(self.grid)).expand(self.grid.shape)).verdicts
+        return self.selected(self.mask.evaluate(blocks).verdicts).expand(blocks.shape)
 
     def density(self) -> str:
-        """The share of the pairs that exist, as text; of too many tiles that are PARTIAL, some tell of the others."""
+        """The share of the pairs that exist, as text; estimated from a sample if too many tiles are PARTIAL."""
         queries, keys = self.grid.shape
         if self._few:
-            kept = self.shown(self.mask.evaluate(self.grid)).expand(queries, keys)
+            kept = self.selected(self.mask.evaluate(self.grid)).expand(queries, keys)
             return _share(int(kept.sum()) / (queries * keys))
         blocks = Blocks.of(self.grid, max(SMALLEST_TILE, _cell(max(queries, keys), MOST_TILES)))
-        verdicts = self.shown(self.mask.evaluate(blocks).verdicts).expand(blocks.shape)
+        verdicts = self.selected(self.mask.evaluate(blocks).verdicts).expand(blocks.shape)
         partial = (verdicts == PARTIAL).nonzero()
-        asked = partial[_spread(len(partial), max(1, SAMPLED_PAIRS // blocks.rows**2))]
-        kept, looked_at = 0, 0
-        for row, column in asked.tolist():
+        sample = partial[_sample(len(partial), max(1, SAMPLED_PAIRS // blocks.rows**2))]
+        kept, evaluated = 0, 0
+        for row, column in sample.tolist():
             tile = blocks.tile(row, column)
-            kept += int(self.shown(self.mask.evaluate(tile)).expand(tile.shape).sum())
-            looked_at += tile.shape[0] * tile.shape[1]
+            kept += int(self.selected(self.mask.evaluate(tile)).expand(tile.shape).sum())
+            evaluated += tile.shape[0] * tile.shape[1]
         unknown = int(((verdicts == PARTIAL) * blocks.areas).sum())
         full = int(((verdicts == FULL) * blocks.areas).sum())
-        share = (full + unknown * kept / max(looked_at, 1)) / (queries * keys)
-        return _share(share) if len(asked) == len(partial) else f"about {100 * share:.2g} %"
+        share = (full + unknown * kept / max(evaluated, 1)) / (queries * keys)
+        return _share(share) if len(sample) == len(partial) else f"about {100 * share:.2g} %"
 
     @property
     def _few(self) -> bool:
-        """Whether all pairs are looked at."""
+        """Whether the mask is evaluated pair by pair."""
         return self.grid.shape[0] * self.grid.shape[1] <= FEW_PAIRS
 
-    def shown(self, pairs: Tensor) -> Tensor:
-        """What is said of the sentence and the head that are drawn."""
+    def selected(self, pairs: Tensor) -> Tensor:
+        """The part of a tensor over (..., heads, rows, columns) for the batch row and head that are drawn."""
         if pairs.ndim > 2:
-            pairs = _chosen("head", self.head, pairs, -3)
+            pairs = _select("head", self.head, pairs, -3)
         if pairs.ndim > 2:
-            pairs = _chosen("batch", self.batch, pairs.flatten(0, -3), 0)
+            pairs = _select("batch", self.batch, pairs.flatten(0, -3), 0)
         return pairs
 
     def _positions(self, positions: Tensor) -> list[int]:
         if positions.ndim > 1:
-            positions = _chosen("batch", self.batch, positions.flatten(0, -2), 0)
+            positions = _select("batch", self.batch, positions.flatten(0, -2), 0)
         return positions.tolist()
 
 
-def draw(mask: Mask, grid: Grid, batch: int, head: int) -> Drawing:
-    """A mask that does not fit the grid says so now: it is asked about one pair, and about all of them as one tile."""
-    count("draw's batch", batch)
-    count("draw's head", head)
+def draw(mask: Evaluated, grid: Grid, batch: int, head: int) -> Drawing:
+    """A `Drawing`; the mask is evaluated on one pair and on one tile first, so that errors are raised here."""
+    checked_count("draw's batch", batch)
+    checked_count("draw's head", head)
     if 0 in grid.shape:
         raise ShapeError(f"draw: {grid.shape[0]} queries × {grid.shape[1]} keys are no pairs; there is nothing to draw")
     drawing = Drawing(mask, grid, batch, head)
-    drawing.shown(mask.evaluate(grid.tile(slice(0, 1), slice(0, 1))))
+    drawing.selected(mask.evaluate(grid.tile(slice(0, 1), slice(0, 1))))
     drawing.cells(grid.shape)
     return drawing
 
 
-def _chosen(name: str, number: int, tensor: Tensor, axis: int) -> Tensor:
+def _select(name: str, number: int, tensor: Tensor, axis: int) -> Tensor:
     size = tensor.shape[axis]
     if size == 1:
         return tensor.select(axis, 0)
@@ -171,12 +179,12 @@ def _chosen(name: str, number: int, tensor: Tensor, axis: int) -> Tensor:
 
 
 def _cell(length: int, most: int) -> int:
-    """The least power of 2 that cuts a length to no more than `most` cells."""
+    """The least power of 2 that divides a length into at most `most` cells."""
     return 1 << max(0, (-(-length // most) - 1).bit_length())
 
 
 def _ruler(positions: list[int]) -> str:
-    """Positions over the columns that they belong to, as many as stay apart."""
+    """Key positions above their columns, as many as fit without touching."""
     longest = max(len(str(position)) for position in positions)
     step = next(step for step in (4, 8, 16, 32) if step > longest + 1 or step == 32)
     return "".join(f"{position:<{step}}" for position in positions[::step]).rstrip()
@@ -186,8 +194,8 @@ def _share(share: float) -> str:
     return f"{100 * share:.3g} %"
 
 
-def _spread(length: int, number: int) -> Tensor:
-    """`number` of `length`, drawn without a pattern that a mask might share, the same ones each time."""
+def _sample(length: int, number: int) -> Tensor:
+    """`number` indices below `length`, pseudo-random so that no mask has the same pattern; always the same ones."""
     if length <= number:
         return torch.arange(length)
     return torch.randperm(length, generator=torch.Generator().manual_seed(0))[:number]

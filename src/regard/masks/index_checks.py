@@ -1,34 +1,45 @@
-"""Whole numbers that masks are made from and ask for, checked where they are given."""
+"""Checks of the whole numbers that masks take: counts, lengths, positions and head indices."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from ..core.grid import Blocks, Grid
+from ..core.torch_modes import under_transform
 from ..errors import MaskError
 from ..utils.numbers import whole_number
 
-if TYPE_CHECKING:
-    from .base import Mask, Pairs
-from ..core.torch_modes import under_transform
+LARGEST = 2**63 - 1
+"""Positions and their differences are int64."""
 
 
-def count(name: str, value: object, *, least: int = 0) -> int:
-    """A whole number of at least `least`; `name` is the mask and its argument, such as "window's before"."""
-    return whole_number(name, value, least=least, error=MaskError)
+def checked_count(name: str, value: object, *, least: int = 0) -> int:
+    """A whole number from `least` to 2⁶³ - 1; `name` is the mask and its argument, such as "window's before".
+
+    Raises:
+        MaskError: it is not that.
+    """
+    number = whole_number(name, value, least=least, error=MaskError)
+    if number > LARGEST:
+        raise MaskError(f"{name} is {number}; it needs at most 2**63 - 1, as positions are 64-bit whole numbers")
+    return number
 
 
 def whole_numbers(mask: str, name: str, values: Tensor | Sequence, *, instead: str = "") -> Tensor:
-    """A tensor of whole numbers; `instead` says what to do with booleans."""
+    """A tensor of whole numbers; `instead` is the advice for booleans.
+
+    Raises:
+        MaskError: they are floating-point numbers, complex numbers, booleans or no numbers.
+    """
     try:
         numbers = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError, OverflowError):
         raise MaskError(f"{mask} needs whole numbers as {name}; it was given {values!r}") from None
     if not numbers.numel():
-        return numbers.long()  # an empty list says nothing of its type
+        return numbers.long()  # an empty list has no type of its own
     if numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool:
         raise MaskError(
             f"{mask} needs whole numbers as {name}; these are {numbers.dtype}" + (instead and f". {instead}")
@@ -37,16 +48,23 @@ def whole_numbers(mask: str, name: str, values: Tensor | Sequence, *, instead: s
 
 
 def check_range(mask: str, positions: Tensor, length: int, mend: str) -> None:
-    """Positions have to lie in 0..length-1, for a mask that is made for this length."""
+    """Raise a MaskError unless positions lie in 0..length-1, for a mask that covers this length.
+
+    Under a transform positions have no values to check; torch then refuses an index that is out of range.
+    """
     if under_transform():
-        return  # they have no values to look at; a look-up beyond the end is then torch's to refuse
+        return
     low, high = (int(end) for end in positions.aminmax()) if positions.numel() else (0, -1)
     if low < 0 or high >= length:
         raise MaskError(f"{mask} is for {length} positions, from 0, but queries or keys sit at {low} to {high}: {mend}")
 
 
-def by_head(mask: Mask, heads: int, grid: Pairs) -> Tensor:
-    """The numbers of the heads, (heads, 1, 1), for a mask that differs between them."""
+def head_indices(mask: object, heads: int, grid: Grid | Blocks) -> Tensor:
+    """The indices of the heads, (heads, 1, 1), for a mask that differs between heads.
+
+    Raises:
+        MaskError: the weights have no head axis.
+    """
     if not grid.heads:
         raise MaskError(
             f"{mask!r} differs between heads, but query, key and value have no head axis: give "

@@ -1,4 +1,4 @@
-"""From a function: the mask_mod of FlexAttention, as a mask."""
+"""Masks from Python functions: the mask_mod of FlexAttention."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ..core.traced_function import Reading
 from ..errors import MaskError
 from ..utils.pytree import remembered
 from .base import Kept, Mask, Pairs
-from .index_checks import by_head, count
+from .index_checks import checked_count, head_indices
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, repr=False)
-class FromMod(Mask):
+class MaskModMask(Mask):
     """mask_mod(batch, head, query position, key position)."""
 
     mask_mod: MaskMod
@@ -38,15 +38,15 @@ class FromMod(Mask):
             return evaluate(*self._indices(grid), query, key)
         except MaskError:
             raise
-        except Exception as error:  # it may be any: the function is the user's
+        except Exception as error:  # the function is the user's, and may raise anything
             raise MaskError(
                 f"{self!r} cannot be evaluated: {type(error).__name__}: {error}. A mask_mod gets four tensors of whole "
                 "numbers and returns a bool tensor; & | ~ and torch.where stand for and, or, not and if"
             ) from error
 
     def _mapped(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """The function of each pair by itself, mapped by torch over all of them."""
-        from torch.nn.attention.flex_attention import create_mask  # brings the compiler, which few functions need
+        """The function evaluated for one pair at a time, mapped over all pairs by torch."""
+        from torch.nn.attention.flex_attention import create_mask  # imports torch's compiler, which few functions need
 
         leading = torch.broadcast_shapes(*(index.shape[:-2] for index in (batch, head, query, key)))
         rows, columns = query.shape[-2], key.shape[-1]
@@ -57,7 +57,7 @@ class FromMod(Mask):
             for index in (batch, head, query, key)
         )
         kept = create_mask(
-            lambda at, _, i, j: self.mask_mod(b[at, 0], h[at, 0], q[at, i], k[at, j]),
+            lambda row, _, i, j: self.mask_mod(b[row, 0], h[row, 0], q[row, i], k[row, j]),
             len(b),
             1,
             rows,
@@ -69,40 +69,40 @@ class FromMod(Mask):
         return kept.view(*leading, rows, columns)
 
     def _on_tiles(self, blocks: Blocks) -> Ternary:
-        """The function of intervals; where it cannot be broadcast, or intervals do not support it, no answer."""
+        """The function evaluated on intervals of positions; Undecided if it can only be mapped over single pairs."""
         if not self.elementwise:
             raise Undecided(f"{self!r} is evaluated pair by pair")
         return Ternary.of(self.mask_mod(*self._indices(blocks), blocks.query, blocks.key))  # type: ignore[arg-type]
 
     def _indices(self, grid: Pairs) -> tuple[Tensor, Tensor]:
-        """The numbers of the batch and of the heads, as leading axes where they are told."""
+        """Indices of batch and heads as leading axes, or 0 if the function reads neither."""
         batch = head = torch.zeros((), dtype=torch.int64, device=grid.device)
         if self.batch is not None:
             batch = grid.per_batch(torch.arange(self.batch, device=grid.device)[:, None, None])
         if self.heads is not None:
-            head = by_head(self, self.heads, grid)
+            head = head_indices(self, self.heads, grid)
         return batch, head
 
     def __repr__(self) -> str:
         name = getattr(self.mask_mod, "__name__", None) or repr(self.mask_mod)
         sizes = {"batch": self.batch, "heads": self.heads}
-        return f"from_mod({name}{''.join(f', {name}={size}' for name, size in sizes.items() if size is not None)})"
+        return f"from_mod({name}{''.join(f', {axis}={size}' for axis, size in sizes.items() if size is not None)})"
 
 
 def from_mod(mask_mod: MaskMod, *, batch: int | None = None, heads: int | None = None) -> Mask:
     """Pairs where *mask_mod(b, h, q, k)* is True: a mask_mod of FlexAttention, with positions as q and k.
 
-    The function is written for one pair: it gets four whole numbers as tensors without axes, the number of the batch,
-    of the head, the query's and the key's position, and returns a bool. (FlexAttention counts rows instead of
-    positions. That is the same where M = N; `query_positions=torch.arange(M)` makes it the same elsewhere.) A function
-    that reads b or h needs `batch` or `heads`, how many there are, as `create_block_mask` does.
+    The function is written for one pair: its arguments are four whole numbers as tensors without axes, the indices of
+    batch and head and the positions of query and key, and it returns a bool. (FlexAttention passes rows and columns
+    instead of positions. These are the same for M = N, and otherwise with `query_positions=torch.arange(M)`.) A
+    function that reads b or h needs `batch` or `heads`, their number, as in `create_block_mask`.
 
-    A function made of operators, comparisons, torch.where and look-ups in tensors is asked about whole tiles by
-    interval arithmetic; what that cannot tell, and every tile of another function, is PARTIAL.
+    A function of operators, comparisons, torch.where and tensor indexing is also evaluated on whole tiles, by interval
+    arithmetic. A tile on which that has no answer, and every tile of any other function, is PARTIAL.
 
     Raises:
-        MaskError: mask_mod is no function; it returns anything but one bool, reads b or h without `batch` or `heads`,
-            or reads a tensor that requires a gradient; when used, it fails.
+        MaskError: mask_mod is not a function; it returns anything but one bool, reads b or h without `batch` or
+            `heads`, or reads a tensor that requires a gradient; at evaluation, it fails.
 
     Source: FlexAttention, Dong et al. 2024, arXiv 2412.05496.
 
@@ -117,8 +117,8 @@ def from_mod(mask_mod: MaskMod, *, batch: int | None = None, heads: int | None =
     sizes = {"batch": batch, "heads": heads}
     for name, size in sizes.items():
         if size is not None:
-            count(f"from_mod's {name}", size)
-    elementwise, reads = _read(mask_mod, FromMod(mask_mod, batch, heads, False))
+            checked_count(f"from_mod's {name}", size)
+    elementwise, reads = _trace(mask_mod, MaskModMask(mask_mod, batch, heads, False))
     for name in sorted(reads):
         if sizes[name] is None:
             raise MaskError(
@@ -126,17 +126,17 @@ def from_mod(mask_mod: MaskMod, *, batch: int | None = None, heads: int | None =
                 f"how many there are, from_mod(function, {name}=...)"
             )
     remembered(mask_mod)
-    return FromMod(mask_mod, batch, heads, elementwise)
+    return MaskModMask(mask_mod, batch, heads, elementwise)
 
 
-def _read(mask_mod: MaskMod, mask: FromMod) -> tuple[bool, set[str]]:
-    """Whether a function may be broadcast, and which of batch and heads it reads: it is asked about one pair."""
+def _trace(mask_mod: MaskMod, mask: MaskModMask) -> tuple[bool, set[str]]:
+    """Whether a function may be broadcast, and which of batch and heads it reads, from a call for one pair."""
     batch, head, query, key = torch.zeros(4, dtype=torch.int64).unbind()
     reading = Reading(batch=batch, heads=head)
     try:
         with reading:
             kept = mask_mod(batch, head, query, key)
-    except Exception:  # it may only be this pair that it cannot tell of
+    except Exception:  # it may fail for this pair alone
         return False, set()
     if any(tensor.requires_grad for tensor in reading.captured.values()):
         raise MaskError(
@@ -152,7 +152,7 @@ def _read(mask_mod: MaskMod, mask: FromMod) -> tuple[bool, set[str]]:
     return reading.elementwise, reading.reads
 
 
-def _wrong_result(mask: FromMod, dtype: torch.dtype, shape: tuple[int, ...]) -> MaskError:
+def _wrong_result(mask: MaskModMask, dtype: torch.dtype, shape: tuple[int, ...]) -> MaskError:
     return MaskError(
         f"{mask!r}: the function returned {dtype} of shape {shape} for one pair; it needs one bool, of shape (). "
         "It is written for one query and one key, without axes; numbers that are added to the scores are a bias"

@@ -1,4 +1,4 @@
-"""Padding: sequences of a batch end at their own lengths."""
+"""Padding masks: per sequence of a batch, the number of keys that exist."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .index_checks import whole_numbers
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Padding(Mask):
-    """Key position < length, for each sequence of the batch."""
+    """Key position < length, per sequence of the batch."""
 
     lengths: Tensor
 
@@ -26,16 +26,20 @@ class Padding(Mask):
         return f"padding(lengths={self.lengths.tolist()})"
 
 
-def padding(*, lengths: Tensor | Sequence[int]) -> Mask:
-    """Pairs whose key lies within its sequence: *key position < length*, so keys 0..length-1 exist.
+def padding(lengths: Tensor | Sequence[int]) -> Mask:
+    """Pairs whose key lies within its sequence: *key position < length*.
 
-    Shapes: lengths is (*batch), whole numbers >= 0; a length of 0 leaves rows that attend to nothing (output 0).
+    Lengths count from the start: keys 0..length-1 exist, and padding is on the right. For padding on the left, where
+    the last `length` of N keys exist, the mask is `where(keep=torch.arange(N) >= (N - lengths)[:, None, None, None])`.
+
+    Shapes: lengths is (*batch), a tensor or a list of whole numbers >= 0; a length of 0 leaves rows that attend to
+    nothing (output 0).
 
     Raises:
         MaskError: lengths are not whole numbers, or one is negative.
 
     >>> from regard import masks
-    >>> masks.padding(lengths=[1, 3]).dense(1, 3).int()
+    >>> masks.padding([1, 3]).dense(1, 3).int()
     tensor([[[[1, 0, 0]]],
             [[[1, 1, 1]]]], dtype=torch.int32)
     """
@@ -43,7 +47,7 @@ def padding(*, lengths: Tensor | Sequence[int]) -> Mask:
 
 
 def checked_lengths(mask: str, name: str, lengths: Tensor | Sequence[int]) -> Tensor:
-    """Whole numbers of at least 0, one for each sequence of the batch."""
+    """Whole numbers of at least 0, one per sequence of the batch; `mask` and `name` are for the message."""
     tokens = "A bool tensor of tokens that exist goes to masks.where(keep=tensor[..., None, None, :])"
     counts = whole_numbers(mask, name, lengths, instead=tokens)
     if counts.numel() and not under_transform() and int(counts.min()) < 0:

@@ -1,4 +1,4 @@
-"""Prefix: the first keys, for every query."""
+"""Prefix masks: every query attends to the first keys."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from .base import Kept, Mask, Pairs
-from .index_checks import count
+from .index_checks import checked_count
 from .padding import checked_lengths, keys_before
 
 
@@ -27,7 +27,7 @@ class Prefix(Mask):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PrefixPerBatch(Mask):
-    """Key position < length, for each sequence of the batch."""
+    """Key position < length, per sequence of the batch."""
 
     lengths: Tensor
 
@@ -39,7 +39,7 @@ class PrefixPerBatch(Mask):
 
 
 def prefix(length: int | Tensor | Sequence[int]) -> Mask:
-    """Pairs with *key position < length*: every query sees keys 0..length-1.
+    """Pairs with *key position < length*: every query attends to keys 0..length-1.
 
     `causal() | prefix(p)` is the prefix language model (Raffel et al. 2020, arXiv 1910.10683, section 3.2.1);
     `causal() & (window(before=w) | prefix(4))` keeps StreamingLLM's four attention sinks (Xiao et al. 2024, arXiv
@@ -48,7 +48,7 @@ def prefix(length: int | Tensor | Sequence[int]) -> Mask:
     Shapes: length is a number, or (*batch).
 
     Raises:
-        MaskError: a length that is negative or no whole number.
+        MaskError: a length that is negative, above 2⁶³ - 1 or not a whole number.
 
     >>> from regard import masks
     >>> (masks.causal() | masks.prefix(2)).dense(3, 3).int()
@@ -57,5 +57,5 @@ def prefix(length: int | Tensor | Sequence[int]) -> Mask:
             [1, 1, 1]], dtype=torch.int32)
     """
     if isinstance(length, int):
-        return Prefix(count("prefix's length", length))
+        return Prefix(checked_count("prefix's length", length))
     return PrefixPerBatch(checked_lengths("prefix", "lengths", length))

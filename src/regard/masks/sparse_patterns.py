@@ -1,9 +1,4 @@
-"""Strided, fixed and dilated: keys at regular distances.
-
-Global tokens: positions that see everything and are seen by everything.
-
-Random blocks: a few blocks of keys for each block of queries.
-"""
+"""Sparse attention patterns: strided, fixed (Sparse Transformer), dilated, global (Longformer), random (BigBird)."""
 
 from __future__ import annotations
 
@@ -16,9 +11,9 @@ from torch import Tensor
 
 from ..core.intervals import look_up
 from ..errors import MaskError
+from ..utils.numbers import whole_number
 from .base import Kept, Mask, Pairs
-from .index_checks import by_head, check_range, count, whole_numbers
-from .index_checks import count as checked
+from .index_checks import check_range, checked_count, head_indices, whole_numbers
 
 
 @dataclass(frozen=True, repr=False)
@@ -40,7 +35,7 @@ class Strided(Mask):
 
 @dataclass(frozen=True, repr=False)
 class Fixed(Mask):
-    """The key is in the query's block, or among the last positions of its own block."""
+    """Same block, or the key is among the last `summary` positions of its block."""
 
     block: int
     summary: int
@@ -55,7 +50,7 @@ class Fixed(Mask):
 
 @dataclass(frozen=True, repr=False)
 class Dilated(Mask):
-    """query position - key position is step · t for some t in -after..before."""
+    """query position - key position = step · t for some t in -after..before."""
 
     before: int
     step: int
@@ -82,7 +77,7 @@ def strided(stride: int) -> Mask:
     different heads or, as here, merged).
 
     Raises:
-        MaskError: a stride that is below 1 or no whole number.
+        MaskError: a stride below 1, above 2⁶³ - 1 or not a whole number.
 
     >>> from regard import masks
     >>> masks.strided(2).dense(3, 3).int()
@@ -90,7 +85,7 @@ def strided(stride: int) -> Mask:
             [0, 1, 0],
             [1, 0, 1]], dtype=torch.int32)
     """
-    return Strided(count("strided's stride", stride, least=1))
+    return Strided(checked_count("strided's stride", stride, least=1))
 
 
 def fixed(block: int, summary: int) -> Mask:
@@ -102,7 +97,7 @@ def fixed(block: int, summary: int) -> Mask:
     t = l - c and {j mod l in {t, t + 1, ..., l}}; positions here count from 0, so they are l - c..l - 1.)
 
     Raises:
-        MaskError: a block below 1, a summary below 0 or above the block, or one that is no whole number.
+        MaskError: a block below 1, a summary below 0 or above the block, or one that is not a whole number.
 
     >>> from regard import masks
     >>> masks.fixed(2, 1).dense(4, 4).int()
@@ -111,7 +106,7 @@ def fixed(block: int, summary: int) -> Mask:
             [0, 1, 1, 1],
             [0, 1, 1, 1]], dtype=torch.int32)
     """
-    block, summary = count("fixed's block", block, least=1), count("fixed's summary", summary)
+    block, summary = checked_count("fixed's block", block, least=1), checked_count("fixed's summary", summary)
     if summary > block:
         raise MaskError(
             f"fixed's summary is {summary}, more than the {block} positions of a block: it needs 0 to {block}"
@@ -120,12 +115,12 @@ def fixed(block: int, summary: int) -> Mask:
 
 
 def dilated(before: int, step: int, after: int = 0) -> Mask:
-    """Pairs whose key sits at *query position - step · t* for t in the closed interval -after..before.
+    """Pairs with *key position = query position - step · t* for t in the closed interval -after..before.
 
     Longformer's dilated window (Beltagy et al. 2020, arXiv 2004.05150, section 3.1): a window with gaps of step - 1.
 
     Raises:
-        MaskError: a step below 1, a count below 0, or one that is no whole number.
+        MaskError: a step below 1, a count below 0, one that is not a whole number, or step · count above 2⁶³ - 1.
 
     >>> from regard import masks
     >>> masks.dilated(1, 2).dense(4, 4).int()
@@ -134,21 +129,22 @@ def dilated(before: int, step: int, after: int = 0) -> Mask:
             [1, 0, 1, 0],
             [0, 1, 0, 1]], dtype=torch.int32)
     """
-    return Dilated(
-        count("dilated's before", before), count("dilated's step", step, least=1), count("dilated's after", after)
-    )
+    before, after = checked_count("dilated's before", before), checked_count("dilated's after", after)
+    step = checked_count("dilated's step", step, least=1)
+    checked_count("dilated's step times before and after", step * max(before, after))
+    return Dilated(before, step, after)
 
 
 @dataclass(frozen=True, repr=False)
 class GlobalTokens(Mask):
-    """The key's or the query's position is among the indices."""
+    """Query position or key position in `indices`."""
 
     indices: tuple[int, ...]
 
     def keep(self, grid: Pairs) -> Kept:
-        return grid.by_query(self._chosen) | grid.by_key(self._chosen)
+        return grid.by_query(self._is_global) | grid.by_key(self._is_global)
 
-    def _chosen(self, positions: Tensor) -> Tensor:
+    def _is_global(self, positions: Tensor) -> Tensor:
         return torch.isin(positions, torch.tensor(self.indices, dtype=torch.int64, device=positions.device))
 
     def __repr__(self) -> str:
@@ -156,7 +152,7 @@ class GlobalTokens(Mask):
 
 
 def global_tokens(indices: Tensor | Sequence[int]) -> Mask:
-    """Pairs with a chosen token on either side: *query position or key position among the indices*.
+    """Pairs with a global token on either side: *query position in indices or key position in indices*.
 
     Longformer's global attention (Beltagy et al. 2020, arXiv 2004.05150, section 3.1), which is symmetric, and
     BigBird's (Zaheer et al. 2020, arXiv 2007.14062, section 2, internal construction).
@@ -164,7 +160,7 @@ def global_tokens(indices: Tensor | Sequence[int]) -> Mask:
     Shapes: indices is (G,), whole numbers >= 0.
 
     Raises:
-        MaskError: indices are not one axis of whole numbers, or one is negative.
+        MaskError: indices are not one axis of whole numbers, or one of them is negative.
 
     >>> from regard import masks
     >>> masks.global_tokens([1]).dense(3, 3).int()
@@ -185,14 +181,14 @@ def global_tokens(indices: Tensor | Sequence[int]) -> Mask:
 
 @dataclass(frozen=True, repr=False)
 class RandomBlocks(Mask):
-    """The block of the key is among those drawn for the block of the query."""
+    """The key's block is one of those drawn for the query's block."""
 
     length: int
     block: int
     number: int
     seed: int
     heads: int | None
-    drawn: Tensor = field(init=False, compare=False)  # (heads or 1, blocks, blocks)
+    drawn: Tensor = field(init=False, compare=False)  # [heads or 1, query blocks, key blocks]
 
     def __post_init__(self) -> None:
         blocks = -(-self.length // self.block)
@@ -203,13 +199,13 @@ class RandomBlocks(Mask):
         object.__setattr__(self, "drawn", drawn)
 
     def keep(self, grid: Pairs) -> Kept:
-        head = 0 if self.heads is None else by_head(self, self.heads, grid)
+        head = 0 if self.heads is None else head_indices(self, self.heads, grid)
         index = (head, grid.by_query(self._block), grid.by_key(self._block))
         return cast(Kept, look_up(self.drawn.to(grid.device), index))  # a table of booleans
 
     def _block(self, positions: Tensor) -> Tensor:
-        """The blocks that positions are in."""
-        check_range(repr(self), positions, self.length, "give random_blocks() a greater length")
+        """The block index of each position."""
+        check_range(repr(self), positions, self.length, "pass random_blocks() a greater length")
         return positions // self.block
 
     def __repr__(self) -> str:
@@ -220,26 +216,29 @@ class RandomBlocks(Mask):
 def random_blocks(length: int, block: int, count: int, *, seed: int = 0, heads: int | None = None) -> Mask:
     """Pairs of blocks drawn at random: each block of queries attends to `count` different blocks of keys.
 
-    Positions 0..length-1 are cut to ⌈length / block⌉ blocks; each block of queries gets `count` of these without
-    repetition, the same for every batch, and for every head unless `heads` says how many heads get their own. The
-    same arguments always draw the same blocks, on every device.
+    Positions 0..length-1 are split into ⌈length / block⌉ blocks; each block of queries gets `count` of them without
+    repetition, the same for every batch, and for every head unless `heads` is the number of heads that get their own.
+    The same arguments draw the same blocks on every device.
 
-    BigBird's random attention (Zaheer et al. 2020, arXiv 2007.14062, appendix D). There the drawn blocks leave out
-    those of window and global tokens; here they may fall together, and `|` joins all three.
+    BigBird's random attention (Zaheer et al. 2020, arXiv 2007.14062, appendix D). There the random blocks exclude
+    those of window and global tokens; here they may coincide, and `|` combines all three.
 
     Raises:
-        MaskError: a number below its least, a count above the number of blocks, or one that is no whole number; when
-            used, a position outside 0..length-1.
+        MaskError: a number below its minimum, a count above the number of blocks, or one that is not a whole number;
+            at evaluation, a position outside 0..length-1.
 
     >>> from regard import masks
     >>> masks.random_blocks(6, 2, 1, seed=1).dense(6, 6)[::2, ::2].sum(1)
     tensor([1, 1, 1])
     """
-    block, length = checked("random_blocks' block", block, least=1), checked("random_blocks' length", length)
-    checked("random_blocks' count", count)
-    checked("random_blocks' seed", seed)
+    block, length = (
+        checked_count("random_blocks' block", block, least=1),
+        checked_count("random_blocks' length", length),
+    )
+    checked_count("random_blocks' count", count)
+    whole_number("random_blocks' seed", seed, least=0, error=MaskError)
     if heads is not None:
-        checked("random_blocks' heads", heads, least=1)
+        checked_count("random_blocks' heads", heads, least=1)
     blocks = -(-length // block)
     if count > blocks:
         raise MaskError(

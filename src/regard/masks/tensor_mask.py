@@ -1,4 +1,4 @@
-"""Where: any booleans, with their meaning in the name of the argument."""
+"""Masks from bool tensors; the name of the argument, keep or ignore, says what True means."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..core.torch_causal_bias import is_causal_bias
 from ..errors import MaskError
 from .base import Kept, Mask, Pairs
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Where(Mask):
-    """The pairs that a tensor marks as True."""
+class TensorMask(Mask):
+    """The pairs where a tensor is True."""
 
     pairs: Tensor
 
@@ -25,13 +26,13 @@ class Where(Mask):
 
 
 def where(*, keep: Tensor | None = None, ignore: Tensor | None = None) -> Mask:
-    """Pairs chosen by a bool tensor: `keep` has True = attend, `ignore` has True = leave out. Give one of the two.
+    """Pairs selected by a bool tensor: `keep` has True = attend, `ignore` has True = leave out. Pass one of the two.
 
-    Shapes: broadcastable to the weights, (..., heads, M, N); (M, N) or (N,) serve every batch and head. To keep keys
-    per sentence in a batch with heads, give (batch, 1, 1, N).
+    Shapes: broadcastable to the weights, (..., heads, M, N); (M, N) or (N,) apply to every batch and head. A mask of
+    keys per sequence, in a batch with heads, is (batch, 1, 1, N).
 
     Raises:
-        MaskError: none or both are given, or the tensor is not bool (numbers that are added are a bias).
+        MaskError: neither or both are passed, or the tensor is not bool (numbers added to the scores are a bias).
 
     >>> import torch
     >>> from regard import masks
@@ -45,6 +46,8 @@ def where(*, keep: Tensor | None = None, ignore: Tensor | None = None) -> Mask:
             f"it was given {'neither' if keep is None else 'both'}"
         )
     name, pairs = ("keep", keep) if keep is not None else ("ignore", ignore)
+    if is_causal_bias(pairs):
+        raise MaskError(f"{name} needs a bool tensor; a CausalBias of torch is read by masks.from_sdpa(bias)")
     if not isinstance(pairs, Tensor) or pairs.dtype != torch.bool:
         has = f"{pairs.dtype}" if isinstance(pairs, Tensor) else f"a {type(pairs).__name__}"
         raise MaskError(
@@ -53,4 +56,4 @@ def where(*, keep: Tensor | None = None, ignore: Tensor | None = None) -> Mask:
         )
     if pairs.ndim < 2:
         pairs = pairs.reshape(1, -1)
-    return Where(pairs if name == "keep" else ~pairs)
+    return TensorMask(pairs if name == "keep" else ~pairs)

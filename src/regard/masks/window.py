@@ -1,4 +1,4 @@
-"""Window: keys near the query."""
+"""Sliding windows: a limited distance between query and key."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from .base import Kept, Mask, Pairs
-from .index_checks import count
+from .index_checks import checked_count
 
 
 @dataclass(frozen=True, repr=False)
@@ -24,28 +24,28 @@ class Window(Mask):
     def keep(self, grid: Pairs) -> Kept:
         before, after, distance = self.before, self.after, grid.query - grid.key
         if after is None:
-            return _everything(grid) if before is None else distance <= before
+            return _all_pairs(grid) if before is None else distance <= before
         return distance >= -after if before is None else (distance >= -after) & (distance <= before)
 
     def __repr__(self) -> str:
         sides = {"before": self.before, "after": self.after}
-        return f"window({', '.join(f'{side}={count}' for side, count in sides.items() if count is not None)})"
+        return f"window({', '.join(f'{side}={limit}' for side, limit in sides.items() if limit is not None)})"
 
 
-def _everything(grid: Pairs) -> Kept:
+def _all_pairs(grid: Pairs) -> Kept:
     return grid.by_query(lambda positions: torch.ones_like(positions, dtype=torch.bool))
 
 
 def window(before: int | None = None, after: int | None = None) -> Mask:
     """Pairs with *-after <= query position - key position <= before*, a closed interval.
 
-    `before` and `after` count the neighbours on each side, the position itself not counted; None = unlimited. So
-    `causal() & window(before=511)` shows 512 keys, which Mistral calls a window of 512 (Jiang et al. 2023, arXiv
-    2310.06825, section 2), and `window(256, 256)` is Longformer's window of 512, 513 keys with the position itself
-    (Beltagy et al. 2020, arXiv 2004.05150, section 3.1).
+    `before` and `after` count the neighbours on each side, without the position itself; None = unlimited. So
+    `causal() & window(before=511)` attends to 512 keys, which Mistral calls a window of 512 (Jiang et al. 2023, arXiv
+    2310.06825, section 2), and `window(256, 256)` is Longformer's window of 512, which is 513 keys with the position
+    itself (Beltagy et al. 2020, arXiv 2004.05150, section 3.1).
 
     Raises:
-        MaskError: a count that is negative or no whole number.
+        MaskError: a count that is negative, above 2⁶³ - 1 or not a whole number.
 
     >>> from regard import masks
     >>> masks.window(before=1, after=0).dense(3, 3).int()
@@ -54,6 +54,6 @@ def window(before: int | None = None, after: int | None = None) -> Mask:
             [0, 1, 1]], dtype=torch.int32)
     """
     return Window(
-        None if before is None else count("window's before", before),
-        None if after is None else count("window's after", after),
+        None if before is None else checked_count("window's before", before),
+        None if after is None else checked_count("window's after", after),
     )

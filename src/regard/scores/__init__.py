@@ -1,4 +1,4 @@
-"""Scores: six functions f(q, k), two pair forms."""
+"""Scores f(q, k): dot products, additive scores and location, as modules; and the two pair forms they compute."""
 
 from ..core.score_forms import AdditivePairs as AdditivePairs
 from ..core.score_forms import DotPairs as DotPairs

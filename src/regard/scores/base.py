@@ -1,4 +1,4 @@
-"""What every score is: a function of query and key that gives one of two pair forms."""
+"""Base class of scores: modules that project query and key, and return one of two pair forms."""
 
 from __future__ import annotations
 
@@ -12,35 +12,60 @@ from ..errors import DeviceError, DtypeError, ShapeError
 
 
 class Score(nn.Module, ABC):
-    """f(q, k), as a module: projections of query and of key, then a pair form over both.
+    """The score f(q, k) of a query and a key, as a module: two projections, then a pair form.
 
-    Subclasses are final and say `form`, and `project_query` or `project_key` where they have parameters. Query, key
-    and value dims may all differ where the score has a projection for it.
+    Subclasses implement `form`, and `project_query` and `project_key` if they have parameters. `form` returns one of
+    the two pair forms that kernels compute, and no other:
+
+    - `DotPairs(query, key, scale)`: scale · query_i · key_j;
+    - `AdditivePairs(query, key, weight)`: weight · tanh(query_i + key_j).
+
+    Any function of a pair that a projection of query and key turns into one of these needs no kernel of its own. Query,
+    key and value dims may differ if the score projects them.
+
+    >>> import torch, regard
+    >>> class Cosine(regard.scores.Score):
+    ...     def project_query(self, query):
+    ...         return torch.nn.functional.normalize(query, dim=-1)
+    ...     def project_key(self, key):
+    ...         return torch.nn.functional.normalize(key, dim=-1)
+    ...     def form(self, query, key):
+    ...         return regard.scores.DotPairs(query, key, 1.0)
+    >>> Cosine()(torch.tensor([[3.0, 4.0]]), torch.tensor([[6.0, 8.0], [-4.0, 3.0]]))
+    tensor([[1., 0.]])
     """
 
     def project_query(self, query: Tensor) -> Tensor:
-        """(..., M, query dim) to what the pair form compares."""
+        """The projected query, (..., M, query dim) to (..., M, ·)."""
         return query
 
     def project_key(self, key: Tensor) -> Tensor:
-        """(..., N, key dim) to what the pair form compares: worth keeping where many calls share the keys."""
+        """The projected key, (..., N, key dim) to (..., N, ·); calls with the same keys may share it."""
         return key
 
     @abstractmethod
     def form(self, query: Tensor, key: Tensor) -> PairForm:
-        """The pair form of a projected query and a projected key."""
+        """The pair form over a projected query and a projected key: `DotPairs` or `AdditivePairs`."""
 
     def pairs(self, query: Tensor, key: Tensor) -> PairForm:
-        """The pair form of this score over query (..., M, ·) and key (..., N, ·)."""
+        """The pair form over query (..., M, query dim) and key (..., N, key dim)."""
         return self.form(self.project_query(query), self.project_key(key))
 
+    def forward(self, query: Tensor, key: Tensor) -> Tensor:
+        """The scores of all pairs, in float32 at least; `attention` computes them tile by tile instead.
+
+        Shapes: query (..., heads, M, query dim), key (..., key heads, N, key dim); the result is (..., heads, M, N).
+        Without a head axis, (..., M, query dim) and (..., N, key dim) to (..., M, N).
+        """
+        return self.pairs(query, key).scores()
+
     def over_projected_keys(self) -> OverProjectedKeys:
-        """This score for keys that went through `project_key` before: a decoder projects a sentence once."""
+        """This score for keys that `project_key` has already been applied to; a decoder projects a source once."""
         return OverProjectedKeys(self)
 
 
 class OverProjectedKeys:
-    """A score whose keys are projected already."""
+    """A score whose keys are already projected."""
 
     def __init__(self, score: Score) -> None:
         self.score = score
@@ -54,7 +79,7 @@ class OverProjectedKeys:
 
 
 def check_dim(score: nn.Module, argument: str, tensor: Tensor, dim: int) -> None:
-    """Refuse a tensor whose last dimension, device or dtype the score was not made for."""
+    """Raise an error if a tensor's last dimension, device or dtype differs from the score's parameters."""
     if tensor.shape[-1] != dim:
         raise ShapeError(
             f"{argument} has the dim {tensor.shape[-1]} (shape {tuple(tensor.shape)}), but {score} was made for "
@@ -74,7 +99,7 @@ def check_dim(score: nn.Module, argument: str, tensor: Tensor, dim: int) -> None
 
 
 def check_same_dim(score: nn.Module, query: Tensor, key: Tensor) -> None:
-    """Refuse a dot product of vectors of different lengths."""
+    """Raise a ShapeError if query and key dims differ, for a dot product."""
     if query.shape[-1] != key.shape[-1]:
         raise ShapeError(
             f"query has the dim {query.shape[-1]} and key {key.shape[-1]}: {type(score).__name__} needs equal dims; "

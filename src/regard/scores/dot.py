@@ -1,4 +1,4 @@
-"""Scores that end in a dot product: Dot, ScaledDot, General."""
+"""Dot-product scores: Dot, ScaledDot and General (bilinear)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Dot(Score):
 
     >>> import torch, regard
     >>> score = regard.scores.Dot()
-    >>> score.pairs(torch.tensor([[1.0, 1.1]]), torch.tensor([[2.0, 10.0]])).scores()
+    >>> score(torch.tensor([[1.0, 1.1]]), torch.tensor([[2.0, 10.0]]))
     tensor([[13.]])
     """
 
@@ -29,12 +29,12 @@ class Dot(Score):
 
 
 class ScaledDot(Score):
-    """score(q, k) = scale · q · k, with scale = 1/√dim unless given. Query and key dims must be equal.
+    """score(q, k) = scale · q · k, with scale = 1/√dim by default. Query and key dims must be equal.
 
     Source: Vaswani et al. 2017 (arXiv 1706.03762), Eq. 1.
 
     >>> import torch, regard
-    >>> regard.scores.ScaledDot().pairs(torch.ones(1, 4), torch.ones(1, 4)).scores()
+    >>> regard.scores.ScaledDot()(torch.ones(1, 4), torch.ones(1, 4))
     tensor([[2.]])
     """
 
@@ -54,13 +54,13 @@ class ScaledDot(Score):
 
 
 class General(Score):
-    """score(q, k) = qᵀ W k, with W of (query dim, key dim): the query is projected, then it is a dot product.
+    """score(q, k) = qᵀ W k, with W of (query dim, key dim): a bilinear score, the dot product of Wᵀ q and k.
 
     Source: Luong et al. 2015 (arXiv 1508.04025), Eq. 8, "general".
 
     >>> import torch, regard
     >>> score = regard.scores.General(query_dim=2, key_dim=3)
-    >>> score.pairs(torch.zeros(4, 2), torch.zeros(5, 3)).scores().shape
+    >>> score(torch.zeros(4, 2), torch.zeros(5, 3)).shape
     torch.Size([4, 5])
     """
 

@@ -1,4 +1,4 @@
-"""A score that reads the query alone: Location."""
+"""The location score, which depends on the query alone."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .base import Score, check_dim
 
 
 class Location(Score):
-    """score(q, key j) = (W q)_j, with W of (max length, query dim): where to look is read from the query alone.
+    """score(q, key j) = (W q)_j, with W of (max length, query dim): a score per key index, from the query alone.
 
-    As a pair form it is a dot product of W q with the one-hot vector of j; j counts the keys of the call from 0.
+    As a pair form it is the dot product of W q with the one-hot vector of j, the index of the key in the call, from 0.
 
     Raises:
         ShapeError: more keys than `max_length`.
@@ -23,7 +23,7 @@ class Location(Score):
 
     >>> import torch, regard
     >>> score = regard.scores.Location(query_dim=2, max_length=7)
-    >>> score.pairs(torch.zeros(4, 2), torch.zeros(5, 3)).scores().shape
+    >>> score(torch.zeros(4, 2), torch.zeros(5, 3)).shape
     torch.Size([4, 5])
     """
 
@@ -42,7 +42,7 @@ class Location(Score):
         if length > self.max_length:
             raise ShapeError(
                 f"key has {length} positions, but {self} was made for at most max_length={self.max_length}: "
-                "shorten the sequence or make the score with a larger max_length"
+                "shorten the sequence or create the score with a larger max_length"
             )
         one_hot = torch.eye(length, self.max_length, dtype=self.weight.dtype, device=key.device)
         return one_hot.expand(*key.shape[:-2], length, self.max_length)

@@ -1,4 +1,4 @@
-"""Scores that pass a sum through tanh: Additive and Concat."""
+"""Additive scores, vᵀ tanh(...): Additive (Bahdanau) and Concat (Luong)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .base import Score, check_dim
 class Additive(Score):
     """score(q, k) = vᵀ tanh(W q + U k), with W of (hidden, query dim), U of (hidden, key dim), v of (hidden,).
 
-    Source: Bahdanau et al. 2015 (arXiv 1409.0473), section A.1.2, whose alignment model this is; no offset, as there.
+    Source: Bahdanau et al. 2015 (arXiv 1409.0473), section A.1.2, the alignment model; without an offset, as there.
 
     >>> import torch, regard
     >>> score = regard.scores.Additive(query_dim=2, key_dim=3, hidden_dim=5)
-    >>> score.pairs(torch.zeros(4, 2), torch.zeros(7, 3)).scores().shape
+    >>> score(torch.zeros(4, 2), torch.zeros(7, 3)).shape
     torch.Size([4, 7])
     """
 
@@ -49,8 +49,8 @@ class Additive(Score):
 class Concat(Score):
     """score(q, k) = vᵀ tanh(W [q; k]), with W of (hidden, query dim + key dim) and v of (hidden,).
 
-    W [q; k] = W₁ q + W₂ k for the two halves of W's columns, so no pair is ever concatenated: it is the additive
-    form, with its parameters in one matrix.
+    W [q; k] = W₁ q + W₂ k for the two halves of W's columns, so pairs are never concatenated: it is the additive score
+    with its parameters in one matrix.
 
     Source: Luong et al. 2015 (arXiv 1508.04025), Eq. 8, "concat".
 

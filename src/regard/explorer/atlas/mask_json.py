@@ -14,7 +14,7 @@ from ...biases.alibi import Alibi
 from ...biases.base import Sum, TensorBias
 from ...biases.gaussian import Gaussian
 from ...biases.relative import Bucketed, Clipped
-from ...biases.score_mod import FromMod as BiasFromMod
+from ...biases.score_mod import ScoreModBias
 from ...core.grid import Grid
 from ...errors import AtlasError, nearest
 from ...masks import Mask
@@ -25,7 +25,7 @@ from ...masks.documents import Documents
 from ...masks.padding import Padding
 from ...masks.prefix import Prefix, PrefixPerBatch
 from ...masks.sparse_patterns import Dilated, Fixed, GlobalTokens, RandomBlocks, Strided
-from ...masks.tensor_mask import Where
+from ...masks.tensor_mask import TensorMask
 from ...masks.window import Window
 from .bitmap_mask import BitmapMask, tiled
 
@@ -45,7 +45,7 @@ MASKS: dict[str, type[Mask]] = {
     "global_tokens": GlobalTokens,
     "random_blocks": RandomBlocks,
     "block_layout": BlockLayout,
-    "where": Where,
+    "where": TensorMask,
     "tiles": BitmapMask,
 }
 BIASES: dict[str, type[Bias]] = {
@@ -57,7 +57,7 @@ BIASES: dict[str, type[Bias]] = {
     "tensor": TensorBias,
 }
 _NAMES: dict[type, str] = {kind: name for table in (MASKS, BIASES) for name, kind in table.items()}
-_BY_ROWS = Where | Padding | Prefix | PrefixPerBatch | BitmapMask | TensorBias | Gaussian
+_BY_ROWS = TensorMask | Padding | Prefix | PrefixPerBatch | BitmapMask | TensorBias | Gaussian
 FEW = 2**12
 """A bool tensor over pairs of at most so many numbers is kept as it is."""
 MOST_NUMBERS = 2**26
@@ -79,7 +79,7 @@ def written(value: Mask | Bias, grid: Grid, store: Store) -> dict[str, Any]:
     if isinstance(value, Mask) and (type(value) not in _NAMES or _is_large(value)):
         value = tiled(value, grid)
     if type(value) not in _NAMES:
-        what = "a function" if isinstance(value, BiasFromMod) else f"a {type(value).__name__}"
+        what = "a function" if isinstance(value, ScoreModBias) else f"a {type(value).__name__}"
         raise AtlasError(
             f"the bias {value!r} is {what}, which an atlas cannot hold: give the attention its values, by "
             "biases.tensor(...), or a bias of distances such as biases.alibi or biases.relative"
@@ -131,7 +131,7 @@ def by_distance(bias: TensorBias, grid: Grid) -> TensorBias | Clipped:
 
 def _is_large(mask: Mask) -> bool:
     """Whether a mask has a number for each of many pairs."""
-    return isinstance(mask, Where) and min(mask.pairs.shape[-2:]) > 1 and mask.pairs.numel() > FEW
+    return isinstance(mask, TensorMask) and min(mask.pairs.shape[-2:]) > 1 and mask.pairs.numel() > FEW
 
 
 def _check_size(bias: TensorBias) -> None:

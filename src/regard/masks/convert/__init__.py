@@ -1,4 +1,4 @@
-"""Masks of other libraries, read and written: torch, FlexAttention, Hugging Face, flash-attn."""
+"""Conversion between masks and those of torch, FlexAttention, Hugging Face and flash-attn."""
 
 from .flex import from_block_mask as from_block_mask
 from .flex import to_block_mask as to_block_mask

@@ -1,7 +1,4 @@
-"""FlexAttention's mask_mod and BlockMask, from masks and to them.
-
-One pair at a time: a mask's formula asked by indices, as FlexAttention asks a mask_mod.
-"""
+"""Conversion between masks and FlexAttention's mask_mod and BlockMask."""
 
 from __future__ import annotations
 
@@ -15,9 +12,10 @@ from torch import Tensor
 
 from ...core.grid import Blocks, Grid
 from ...core.intervals import FULL, PARTIAL, look_up
+from ...core.torch_modes import under_transform
 from ...errors import MaskError
 from ..base import Kept, Mask, Pairs, as_mask
-from ..index_checks import by_head, check_range
+from ..index_checks import head_indices
 from ..mask_mod import MaskMod, from_mod
 from .torch_tensors import four_axes
 
@@ -28,32 +26,37 @@ Indices: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]  # batch, head, row a
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
-    """Values over some of batch, heads, rows and columns; it has no axis for those that they are the same for."""
+class IndexedTable:
+    """Values over some of batch, heads, rows and columns, without the axes along which they are constant."""
 
     values: Tensor
     axes: tuple[int, ...]
 
     @classmethod
-    def of(cls, pairs: Tensor) -> Table:
+    def from_pairs(cls, pairs: Tensor) -> IndexedTable:
         """A tensor that broadcasts over (batch, heads, M, N), without its axes of size 1."""
         four = four_axes("FlexAttention", pairs)
         axes = tuple(axis for axis, size in enumerate(four.shape) if size != 1)
         return cls(four.reshape([four.shape[axis] for axis in axes]), axes)
 
-    def at(self, indices: Indices) -> Tensor:
+    def lookup(self, indices: Indices) -> Tensor:
         """The value for one pair."""
         return self.values[tuple(indices[axis] for axis in self.axes)] if self.axes else self.values
 
 
 @dataclass(frozen=True, eq=False)
-class Asked(ABC):
-    """A grid whose every answer passes through `_answer`, which is told how the whole grid would come to it."""
+class TabledGrid(ABC):
+    """A grid that passes each of its tensors through `_replace`, so that a mask's formula can be turned into tables.
+
+    A formula queries its grid for the same tensors in the same order each time: `TableRecorder` stores them as tables,
+    `TableReader` looks single pairs up in these.
+    """
 
     grid: Grid
 
     @abstractmethod
-    def _answer(self, whole: Callable[[], Tensor]) -> Tensor: ...
+    def _replace(self, whole: Callable[[], Tensor]) -> Tensor:
+        """What the formula gets instead of `whole()`, the tensor over the whole grid."""
 
     @property
     def heads(self) -> bool:
@@ -62,64 +65,64 @@ class Asked(ABC):
 
     @property
     def device(self) -> torch.device:
-        """Where the positions are."""
+        """The device of the positions."""
         return self.grid.device
 
     @property
     def query(self) -> Tensor:
         """Positions of the queries."""
-        return self._answer(lambda: self.grid.query)
+        return self._replace(lambda: self.grid.query)
 
     @property
     def key(self) -> Tensor:
         """Positions of the keys."""
-        return self._answer(lambda: self.grid.key)
+        return self._replace(lambda: self.grid.key)
 
     def by_query(self, function: Callable[[Tensor], Tensor]) -> Tensor:
-        """What a function says of the positions of the queries."""
-        return self._answer(lambda: self.grid.by_query(function))
+        """A function of the positions of the queries."""
+        return self._replace(lambda: self.grid.by_query(function))
 
     def by_key(self, function: Callable[[Tensor], Tensor]) -> Tensor:
-        """What a function says of the positions of the keys."""
-        return self._answer(lambda: self.grid.by_key(function))
+        """A function of the positions of the keys."""
+        return self._replace(lambda: self.grid.by_key(function))
 
     def by_head(self, heads: int) -> Tensor:
-        """The numbers of the heads."""
-        return self._answer(lambda: self.grid.by_head(heads))
+        """The indices of the heads."""
+        return self._replace(lambda: self.grid.by_head(heads))
 
     def per_batch(self, pairs: Tensor) -> Tensor:
-        """What is told for each of the batch."""
-        return self._answer(lambda: self.grid.per_batch(pairs))
+        """A tensor with one entry per batch row."""
+        return self._replace(lambda: self.grid.per_batch(pairs))
 
     def cut(self, pairs: Tensor) -> Tensor:
         """A tensor over all pairs."""
-        return self._answer(lambda: self.grid.cut(pairs))
+        return self._replace(lambda: self.grid.cut(pairs))
 
 
 @dataclass(frozen=True, eq=False)
-class First(Asked):
-    """The first pair, which keeps all that the formula asks about the others, in the order in which it asks."""
+class TableRecorder(TabledGrid):
+    """The first pair of a grid; records the tables that the formula queries, in order."""
 
-    tables: list[Table] = field(default_factory=list)
+    tables: list[IndexedTable] = field(default_factory=list)
 
-    def _answer(self, whole: Callable[[], Tensor]) -> Tensor:
+    def _replace(self, whole: Callable[[], Tensor]) -> Tensor:
         pairs = whole()
-        self.tables.append(Table.of(pairs))
+        self.tables.append(IndexedTable.from_pairs(pairs))
         return pairs[..., :1, :1]
 
 
 @dataclass(frozen=True, eq=False)
-class Pair(Asked):
-    """Any one pair: the same formula asks the same in the same order, and is answered from what was kept.
+class TableReader(TabledGrid):
+    """Any single pair of a grid, by its indices, from recorded tables.
 
-    The answers have no axes. They are look-ups and nothing else, so that the indices may be mapped over or compiled.
+    Its tensors have no axes. They are look-ups and nothing else, so that the indices may be mapped over or compiled.
     """
 
-    tables: Iterator[Table]
+    tables: Iterator[IndexedTable]
     indices: Indices
 
-    def _answer(self, whole: Callable[[], Tensor]) -> Tensor:
-        return next(self.tables).at(self.indices)
+    def _replace(self, whole: Callable[[], Tensor]) -> Tensor:
+        return next(self.tables).lookup(self.indices)
 
 
 def to_mask_mod(
@@ -131,16 +134,16 @@ def to_mask_mod(
     key_positions: Tensor | None = None,
     device: torch.device | None = None,
 ) -> MaskMod:
-    """A mask_mod(b, h, q_idx, kv_idx) of FlexAttention that says what the mask says, for M queries and N keys.
+    """The mask as a mask_mod(b, h, q_idx, kv_idx) of FlexAttention, for M queries and N keys.
 
-    FlexAttention counts queries and keys from 0; the function puts them at their positions, which unless told are
-    0..N-1 for keys and the last M of these for queries. So `causal()` shows the last query all keys, also where M < N.
+    FlexAttention passes row and column indices from 0; the function maps them to positions, by default 0..N-1 for keys
+    and the last M of these for queries. So with `causal()` the last query attends to all keys, also for M < N.
 
-    The function reads tables of O(M + N), and the tensors that the mask is made of. It takes single indices or
+    The function reads tables of size O(M + N), and the tensors that the mask holds. It takes single indices or
     tensors of them that broadcast; torch may map it, as `create_block_mask` does, or compile it.
 
     Raises:
-        MaskError: a mask with more than one axis of batches.
+        MaskError: a mask with more than one batch axis.
 
     Source: Dong et al. 2024, arXiv 2412.05496.
 
@@ -150,7 +153,7 @@ def to_mask_mod(
     tensor([True, True, True, True, True, True])
     """
     grid = Grid.of(queries, keys, query_positions=query_positions, key_positions=key_positions, device=device)
-    return _asked(as_mask(mask), grid)[0]
+    return _as_mask_mod(as_mask(mask), grid)[0]
 
 
 def to_block_mask(
@@ -163,18 +166,18 @@ def to_block_mask(
     key_positions: Tensor | None = None,
     device: torch.device | None = None,
 ) -> BlockMask:
-    """A BlockMask of FlexAttention, made from `mask.tiles`: no pair is looked at, and no n² memory taken.
+    """The mask as a BlockMask of FlexAttention, from `mask.tiles`: single pairs are not evaluated, memory is not n².
 
-    FULL tiles are its full blocks, PARTIAL ones its blocks with `to_mask_mod(mask)`; `size` is the rows and columns of
-    a block, or one number for both. Its axes of batch and heads have the size 1 unless the mask depends on them, and
-    then serve any. As in torch, a block that goes over the end is never full.
+    FULL tiles become full blocks, PARTIAL ones blocks with `to_mask_mod(mask)`; `size` is the rows and columns of a
+    block, or one number for both. The axes of batch and heads have size 1, which broadcasts, unless the mask depends
+    on them. As in torch, a block that extends past the end is never full.
 
-    Where interval arithmetic tells all, the blocks are those of `create_block_mask`; else there are more, and
-    FlexAttention comes to the same result, with more work.
+    If interval arithmetic decides every tile, the blocks are those of `create_block_mask`; otherwise there are more,
+    and FlexAttention computes the same result with more work.
 
     Raises:
-        MaskError: a mask with more than one axis of batches.
-        ShapeError: a size that is no whole number of at least 1.
+        MaskError: a mask with more than one batch axis.
+        ShapeError: a size that is not a whole number of at least 1.
 
     >>> from regard import masks
     >>> masks.to_block_mask(masks.causal() & masks.window(before=255), 512, 512).to_dense()
@@ -183,17 +186,17 @@ def to_block_mask(
               [1, 1, 1, 0],
               [0, 1, 1, 1]]]], dtype=torch.int32)
     """
-    from torch.nn.attention.flex_attention import BlockMask  # brings the compiler, which few need
+    from torch.nn.attention.flex_attention import BlockMask  # imports torch's compiler, which few need
 
     grid = Grid.of(queries, keys, query_positions=query_positions, key_positions=key_positions, device=device)
-    mask_mod, leading = _asked(as_mask(mask), grid)
+    mask_mod, leading = _as_mask_mod(as_mask(mask), grid)
     blocks = Blocks.of(grid, size)
     tiles = four_axes("FlexAttention", mask.verdicts(blocks)).expand(*leading, -1, -1)
     whole = blocks.areas == blocks.rows * blocks.columns
     tiles = tiles.where((tiles != FULL) | whole, PARTIAL)
     return BlockMask.from_kv_blocks(
-        *_listed(tiles == PARTIAL),
-        *_listed(tiles == FULL),
+        *_to_kv_blocks(tiles == PARTIAL),
+        *_to_kv_blocks(tiles == FULL),
         BLOCK_SIZE=(blocks.rows, blocks.columns),
         mask_mod=mask_mod,
         seq_lengths=(queries, keys),
@@ -201,13 +204,14 @@ def to_block_mask(
 
 
 def from_block_mask(block_mask: BlockMask) -> Mask:
-    """The mask that a BlockMask stands for: all pairs of its full blocks, and of its other blocks what mask_mod keeps.
+    """The mask of a BlockMask: all pairs of its full blocks, and the pairs of its other blocks where mask_mod is True.
 
-    Rows become positions: its keys sit at 0..N-1 and its queries at the last M of these. An axis of batch or heads of
-    the size 1 serves any number, and mask_mod is asked about the first.
+    Rows and columns become positions: keys are at 0..N-1 and queries at the last M of these, which is the default of
+    `attention`; leave `query_positions` out. A batch or head axis of size 1 broadcasts, and mask_mod is evaluated with
+    index 0.
 
     Raises:
-        MaskError: it is no BlockMask; when used, a position is outside of it, or mask_mod cannot be evaluated.
+        MaskError: not a BlockMask; at evaluation, a position outside it, or a mask_mod that fails.
 
     >>> from torch.nn.attention.flex_attention import create_block_mask
     >>> from regard import masks
@@ -225,17 +229,17 @@ def from_block_mask(block_mask: BlockMask) -> Mask:
             "goes to masks.from_mod"
         )
     lengths, size = block_mask.seq_lengths, block_mask.BLOCK_SIZE
-    partial = _unlisted(block_mask.kv_num_blocks, block_mask.kv_indices)
-    kept = BlockLayout(partial, lengths, size) & _shifted(block_mask.mask_mod, partial.shape, lengths)
+    partial = _from_kv_blocks(block_mask.kv_num_blocks, block_mask.kv_indices)
+    kept = BlockLayout(partial, lengths, size) & _mask_of_positions(block_mask.mask_mod, partial.shape, lengths)
     if block_mask.full_kv_num_blocks is None or block_mask.full_kv_indices is None:
         return kept
-    full = _unlisted(block_mask.full_kv_num_blocks, block_mask.full_kv_indices)
+    full = _from_kv_blocks(block_mask.full_kv_num_blocks, block_mask.full_kv_indices)
     return BlockLayout(full, lengths, size) | kept
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BlockLayout(Mask):
-    """The pair's block is among those that a table marks: bool (batch|1, heads|1, rows of blocks, columns)."""
+    """Pairs in the blocks where a table is True: bool (batch|1, heads|1, rows of blocks, columns of blocks)."""
 
     blocks: Tensor
     lengths: tuple[int, int]
@@ -243,38 +247,57 @@ class BlockLayout(Mask):
 
     def keep(self, grid: Pairs) -> Kept:
         batch, heads = self.blocks.shape[:2]
-        numbers = torch.arange(batch, device=grid.device)[:, None, None]
+        batches = torch.arange(batch, device=grid.device)[:, None, None]
         index = (
-            grid.per_batch(numbers) if batch > 1 else 0,
-            by_head(self, heads, grid) if heads > 1 else 0,
-            grid.by_query(lambda positions: self._block(positions - (self.lengths[1] - self.lengths[0]), 0)),
-            grid.by_key(lambda positions: self._block(positions, 1)),
+            grid.per_batch(batches) if batch > 1 else 0,
+            head_indices(self, heads, grid) if heads > 1 else 0,
+            grid.by_query(self._row_of_blocks),
+            grid.by_key(self._column_of_blocks),
         )
         return cast(Kept, look_up(self.blocks.to(grid.device), index))  # a table of booleans
 
-    def _block(self, indices: Tensor, side: int) -> Tensor:
-        """The rows or columns of blocks that rows or columns of pairs are in."""
-        check_range(repr(self), indices, self.lengths[side], "make a BlockMask of these lengths")
-        return indices // self.size[side]
+    def _row_of_blocks(self, positions: Tensor) -> Tensor:
+        """The row of blocks of each query position; the first query is at N - M."""
+        queries, keys = self.lengths
+        self._check("queries", positions, keys - queries)
+        return (positions - (keys - queries)) // self.size[0]
+
+    def _column_of_blocks(self, positions: Tensor) -> Tensor:
+        """The column of blocks of each key position."""
+        self._check("keys", positions, 0)
+        return positions // self.size[1]
+
+    def _check(self, side: str, positions: Tensor, first: int) -> None:
+        """Raise a MaskError for positions outside first..N-1."""
+        if under_transform() or not positions.numel():
+            return  # no values to check
+        queries, keys = self.lengths
+        low, high = (int(end) for end in positions.aminmax())
+        if low < first or high >= keys:
+            raise MaskError(
+                f"{self!r} is made from a BlockMask of {queries} queries and {keys} keys, whose {side} have the "
+                f"positions {first} to {keys - 1}, but {side} are at {low} to {high}: if these are the rows and "
+                "columns of the BlockMask, leave query_positions and key_positions out; else make one of these lengths"
+            )
 
     def __repr__(self) -> str:
         return f"block_layout(<{int(self.blocks.sum())} of {tuple(self.blocks.shape)}>)"
 
 
-def _asked(mask: Mask, grid: Grid) -> tuple[MaskMod, torch.Size]:
-    """The mask, asked by indices, and the axes of batch and heads that it has: (batch | 1, heads | 1)."""
-    first = First(grid)
-    leading = four_axes("FlexAttention", mask.evaluate(first)).shape[:2]  # type: ignore[call-overload]
-    tables = first.tables
+def _as_mask_mod(mask: Mask, grid: Grid) -> tuple[MaskMod, torch.Size]:
+    """The mask as a function of indices, and its axes of batch and heads: (batch | 1, heads | 1)."""
+    recorder = TableRecorder(grid)
+    leading = four_axes("FlexAttention", mask.evaluate(recorder)).shape[:2]  # type: ignore[call-overload]
+    tables = recorder.tables
 
     def mask_mod(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        return mask.evaluate(Pair(grid, iter(tables), (b, h, q_idx, kv_idx)))  # type: ignore[call-overload]
+        return mask.evaluate(TableReader(grid, iter(tables), (b, h, q_idx, kv_idx)))  # type: ignore[call-overload]
 
     return mask_mod, leading
 
 
-def _shifted(mask_mod: MaskMod, shape: torch.Size, lengths: tuple[int, int]) -> Mask:
-    """A mask_mod of rows, as a mask of positions."""
+def _mask_of_positions(mask_mod: MaskMod, shape: torch.Size, lengths: tuple[int, int]) -> Mask:
+    """A mask_mod of rows and columns, as a mask of positions."""
     offset, (batch, heads) = lengths[1] - lengths[0], shape[:2]
     first = torch.zeros((), dtype=torch.int64)
 
@@ -285,16 +308,19 @@ def _shifted(mask_mod: MaskMod, shape: torch.Size, lengths: tuple[int, int]) -> 
     return from_mod(block_mask, batch=batch if batch > 1 else None, heads=heads if heads > 1 else None)
 
 
-def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """How many blocks each row has, and their columns, these first: int32, as a BlockMask keeps them."""
+def _to_kv_blocks(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Bool blocks as kv_num_blocks and kv_indices of a BlockMask, int32: per row the number of blocks and columns."""
     counts = blocks.sum(-1, dtype=torch.int32)
     return counts, blocks.to(torch.int8).argsort(dim=-1, descending=True, stable=True).int()
 
 
-def _unlisted(counts: Tensor, indices: Tensor) -> Tensor:
-    """Blocks as booleans, (batch|1, heads|1, rows, columns); indices after the first `counts` say nothing."""
+def _from_kv_blocks(counts: Tensor, indices: Tensor) -> Tensor:
+    """kv_num_blocks and kv_indices as bool blocks, (batch|1, heads|1, rows, columns).
+
+    In each row, only the first `counts` indices are valid.
+    """
     columns = indices.shape[-1]
-    named = torch.arange(columns, device=indices.device) < counts[..., None]
+    valid = torch.arange(columns, device=indices.device) < counts[..., None]
     spare = torch.zeros(*indices.shape[:-1], columns + 1, dtype=torch.bool, device=indices.device)
-    marked = spare.scatter(-1, indices.long().where(named, columns), torch.ones_like(named))
+    marked = spare.scatter(-1, indices.long().where(valid, columns), torch.ones_like(valid))
     return four_axes("FlexAttention", marked[..., :columns])

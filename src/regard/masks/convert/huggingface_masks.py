@@ -1,4 +1,4 @@
-"""The attention masks of Hugging Face: of tokens, as tokenizers give them, and of pairs, as models pass them on."""
+"""Conversion between masks and Hugging Face's attention_mask: of tokens (tokenizers) or of pairs (models)."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from torch import Tensor
 from ...errors import MaskError
 from ..base import Mask, as_mask
 from ..tensor_mask import where
-from .torch_tensors import by_tokens, checked, four_axes, tokens, unmasked
+from .torch_tensors import checked, four_axes, token_mask, tokens_of, unmasked
 
 
 def from_huggingface(attention_mask: Tensor) -> Mask:
     """The mask that Hugging Face's models read from an attention_mask.
 
-    Shapes: (batch, N) of tokens, bool or 0 and 1, where 1 = token, 0 = padding: on the right it becomes
-    `padding(lengths=...)`, anywhere else `where(keep=...)`. Or (batch|1, heads|1, M, N) of pairs: bool, where
-    True = attend, or floats that are added, of nothing but 0 (attend) and -inf or the least number of a float type
-    (leave out). The mask of tokens does not say `causal()`: where the model is causal, join it with `&`.
+    Shapes: (batch, N) of tokens, bool or 0 and 1, where 1 = token, 0 = padding: padding on the right becomes
+    `padding(lengths=...)`, any other `where(keep=...)`. Or (batch|1, heads|1, M, N) of pairs: bool, where
+    True = attend, or floats added to the scores that are all 0 (attend), -inf or the least number of a float type
+    (leave out). A mask of tokens is not causal: for a causal model, combine it with `causal()` by `&`.
 
-    Models that add the least number instead of -inf give a row without any key the mean of all values; such a row is
-    0 here.
+    In models that add the least number instead of -inf, a row without any key gets the mean of all values; here its
+    output is 0.
 
     Raises:
-        MaskError: another shape; tokens that are floats, or other numbers than 0 and 1; pairs of whole numbers, or
-            floats that are none of these.
+        MaskError: another shape; tokens that are floats, or numbers other than 0 and 1; pairs of whole numbers, or
+            other floats.
 
     >>> from regard import masks
     >>> masks.from_huggingface(torch.tensor([[1, 1, 0], [1, 1, 1]]))
@@ -33,7 +33,7 @@ def from_huggingface(attention_mask: Tensor) -> Mask:
     name = "from_huggingface's attention_mask"
     tensor = checked(name, attention_mask, (2, 4), "(batch, N) or (batch, heads or 1, M, N)")
     if tensor.ndim == 2:
-        return by_tokens(_exist(name, tensor))
+        return token_mask(_tokens(name, tensor))
     return where(keep=tensor if tensor.dtype == torch.bool else unmasked(name, tensor, "attend", least=True))
 
 
@@ -45,12 +45,12 @@ def to_huggingface(
     dtype: torch.dtype = torch.bool,
     device: torch.device | None = None,
 ) -> Tensor:
-    """The attention_mask of pairs, (batch|1, heads|1, M, N): bool, where True = attend, or what is added to scores.
+    """The mask as an attention_mask of pairs, (batch|1, heads|1, M, N): bool, True = attend, or added to the scores.
 
-    A floating `dtype` gives 0 (attend) and the least number of that type (leave out), as Hugging Face's own do.
+    With a floating `dtype` it is 0 (attend) or the least number of that type (leave out), as in Hugging Face's models.
 
     Raises:
-        MaskError: a dtype that is neither bool nor floating; a mask with more than one axis of batches.
+        MaskError: a dtype that is neither bool nor floating; a mask with more than one batch axis.
 
     >>> from regard import masks
     >>> masks.to_huggingface(masks.causal(), 2, 2, dtype=torch.float16)
@@ -66,17 +66,17 @@ def to_huggingface(
 
 
 def to_padding_mask(mask: Mask, queries: int, keys: int) -> Tensor:
-    """The attention_mask of tokens, as Hugging Face's tokenizers give it: int64 (batch|1, N), 1 = token, 0 = padding.
+    """The mask as an attention_mask of tokens, as from a tokenizer: int64 (batch|1, N), 1 = token, 0 = padding.
 
     Raises:
-        MaskError: the mask differs between queries or heads, or has more than one axis of batches.
+        MaskError: the mask differs between queries or heads, or has more than one batch axis.
 
     >>> from regard import masks
     >>> masks.to_padding_mask(masks.padding(lengths=[2, 3]), 3, 3)
     tensor([[1, 1, 0],
             [1, 1, 1]])
     """
-    exist = tokens(as_mask(mask), queries, keys)
+    exist = tokens_of(as_mask(mask), queries, keys)
     if exist is None or exist.ndim > 2:
         raise MaskError(
             f"to_padding_mask: {mask!r} does not keep the same keys for every query and head of a sequence, which a "
@@ -85,7 +85,8 @@ def to_padding_mask(mask: Mask, queries: int, keys: int) -> Tensor:
     return exist.reshape(-1, keys).long()
 
 
-def _exist(name: str, tensor: Tensor) -> Tensor:
+def _tokens(name: str, tensor: Tensor) -> Tensor:
+    """A mask of tokens as bool; a MaskError for floats and for numbers other than 0 and 1."""
     if tensor.dtype == torch.bool:
         return tensor
     if tensor.is_floating_point() or tensor.is_complex():

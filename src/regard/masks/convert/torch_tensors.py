@@ -1,6 +1,6 @@
-"""What the tensors of other libraries say, checked: which pairs they keep, and which keys a mask keeps for all.
+"""Conversion between masks and torch's mask tensors: scaled_dot_product_attention's and nn.MultiheadAttention's.
 
-The mask tensors of torch: those of scaled_dot_product_attention, and those of nn.MultiheadAttention.
+The checks of mask tensors are shared with the converters of other libraries.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ...core.torch_causal_bias import is_causal_bias
 from ...errors import MaskError
 from ..base import And, Mask, Not, as_mask
 from ..causal import causal
-from ..index_checks import count
+from ..index_checks import checked_count
 from ..padding import padding
 from ..tensor_mask import where
 from ..window import window
@@ -27,7 +27,11 @@ FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def checked(name: str, tensor: object, axes: Container[int], shapes: str) -> Tensor:
-    """A tensor with as many axes as its `shapes` may have; `name` is the function and its argument."""
+    """A tensor with one of the allowed numbers of axes; `name` (function and argument) and `shapes` are for messages.
+
+    Raises:
+        MaskError: not a tensor, or another number of axes.
+    """
     if not isinstance(tensor, Tensor):
         raise MaskError(f"{name} needs a tensor of the shape {shapes}; it is {tensor!r}")
     if tensor.ndim not in axes:
@@ -36,9 +40,12 @@ def checked(name: str, tensor: object, axes: Container[int], shapes: str) -> Ten
 
 
 def unmasked(name: str, added: Tensor, true: str, *, least: bool = False) -> Tensor:
-    """Where 0 is added to the scores; elsewhere it has to be -inf, or, if `least`, the least number of a float type.
+    """Where an additive mask is 0: bool. Elsewhere it must be -inf or, with `least`, the least number of a float type.
 
-    `true` is what True means, to the library that the tensor comes from, where it is bool instead.
+    `true` is, for messages, the meaning of True in a bool mask of the same library.
+
+    Raises:
+        MaskError: not floating point, or other numbers: these are a bias.
     """
     if not added.is_floating_point():
         raise MaskError(
@@ -60,19 +67,19 @@ def unmasked(name: str, added: Tensor, true: str, *, least: bool = False) -> Ten
 
 
 def _least(like: Tensor) -> Tensor:
-    """The least number of each float type: a mask may have been made in one and be handed over in another."""
+    """The least number of each float type: a mask may be created in one type and passed in another."""
     return torch.tensor([torch.finfo(dtype).min for dtype in FLOATS], dtype=torch.float64).to(like)
 
 
-def by_tokens(exist: Tensor) -> Mask:
-    """Keys that exist, bool (batch, N): `padding` where they come first in each sequence, else `where`."""
-    lengths = exist.sum(-1)
-    first = torch.arange(exist.shape[-1], device=exist.device) < lengths[:, None]
-    return padding(lengths=lengths) if first.equal(exist) else where(keep=exist[:, None, None, :])
+def token_mask(tokens: Tensor) -> Mask:
+    """The mask of bool tokens (batch, N): `padding` if they come first in each sequence, else `where`."""
+    lengths = tokens.sum(-1)
+    first = torch.arange(tokens.shape[-1], device=tokens.device) < lengths[:, None]
+    return padding(lengths=lengths) if first.equal(tokens) else where(keep=tokens[:, None, None, :])
 
 
-def tokens(mask: Mask, queries: int, keys: int) -> Tensor | None:
-    """Keys that exist for every query and head, bool (*batch, N), if no others exist for any; None otherwise."""
+def tokens_of(mask: Mask, queries: int, keys: int) -> Tensor | None:
+    """The keys that exist, bool (*batch, N), if they are the same for every query and head; None otherwise."""
     verdicts = mask.tiles(max(queries, 1), keys, (max(queries, 1), 1)).squeeze(-2)
     if (verdicts == PARTIAL).any():
         return None
@@ -84,12 +91,12 @@ def tokens(mask: Mask, queries: int, keys: int) -> Tensor | None:
 
 
 def conjuncts(mask: Mask) -> list[Mask]:
-    """The masks that `&` joins."""
+    """The operands of nested `&`, in order."""
     return [*conjuncts(mask.left), *conjuncts(mask.right)] if isinstance(mask, And) else [mask]
 
 
 def four_axes(name: str, pairs: Tensor) -> Tensor:
-    """(batch | 1, heads | 1, ·, ·), for those who need all four."""
+    """A tensor over pairs as (batch | 1, heads | 1, ·, ·); a MaskError if it has more axes."""
     if pairs.ndim > 4:
         raise MaskError(
             f"{name} makes tensors with one axis for the batch and one for heads; this mask has the axes "
@@ -101,12 +108,12 @@ def four_axes(name: str, pairs: Tensor) -> Tensor:
 def from_sdpa(attn_mask: Tensor) -> Mask:
     """The mask that torch's scaled_dot_product_attention reads from its attn_mask: True = attend.
 
-    Shapes: (..., M|1, N|1), broadcastable to the weights. Floats of nothing but 0 (attend) and -inf (leave out) are a
-    mask too; all other floats are a bias.
+    Shapes: (..., M|1, N|1), broadcastable to the weights. Floats that are all 0 (attend) or -inf (leave out) are a mask
+    too; other floats are a bias.
 
-    A `torch.nn.attention.bias.CausalBias` for M queries and N keys is read as a symbol: `causal_lower_right` is
-    `causal()`, whose last query attends to every key; `causal_upper_left`, where query i attends to keys 0..i, is the
-    window *query position - key position >= N - M*, for these lengths and without positions of one's own.
+    A `torch.nn.attention.bias.CausalBias` for M queries and N keys becomes a symbolic mask: `causal_lower_right`
+    is `causal()`, whose last query attends to every key; `causal_upper_left`, where query i attends to keys 0..i, is
+    the window *query position - key position >= N - M*, for these lengths and default positions.
 
     Raises:
         MaskError: neither bool nor float; floats that are neither 0 nor -inf; fewer than two axes.
@@ -124,10 +131,10 @@ def from_sdpa(attn_mask: Tensor) -> Mask:
 
 
 def read_causal_bias(bias: Any, queries: int, keys: int) -> Mask:
-    """The mask of a `CausalBias` in a call with M queries and N keys, for which it has to be made.
+    """The mask of a `CausalBias` in a call with M queries and N keys.
 
     Raises:
-        MaskError: it was made for other lengths.
+        MaskError: the `CausalBias` is for other lengths.
     """
     if (bias.seq_len_q, bias.seq_len_kv) != (queries, keys):
         raise MaskError(
@@ -138,7 +145,7 @@ def read_causal_bias(bias: Any, queries: int, keys: int) -> Mask:
 
 
 def _from_causal_bias(bias: Any) -> Mask:
-    """A `CausalBias` as a mask of positions: keys at 0..N-1 and queries at the last M of these."""
+    """The mask of a `CausalBias` for default positions: keys 0..N-1, queries the last M of these."""
     first = bias.seq_len_kv - bias.seq_len_q  # the position of the first query
     if bias.variant.name == "LOWER_RIGHT" or not first:
         return causal()
@@ -148,7 +155,7 @@ def _from_causal_bias(bias: Any) -> Mask:
 def to_sdpa(mask: Mask, queries: int, keys: int, *, device: torch.device | None = None) -> Tensor:
     """The attn_mask of torch's scaled_dot_product_attention: bool, (M, N) or (..., heads|1, M, N), True = attend.
 
-    A row that attends to nothing is 0 there as here.
+    A row that attends to nothing has output 0 in torch too.
 
     >>> from regard import masks
     >>> masks.to_sdpa(masks.causal(), 2, 2)
@@ -163,14 +170,14 @@ def from_multihead(
 ) -> Mask:
     """The mask that nn.MultiheadAttention and nn.Transformer read from their tensors, where True = leave out.
 
-    Both given, a pair has to be left in by both. Floats of nothing but 0 (attend) and -inf (leave out) are taken too.
+    With both, a pair exists if neither leaves it out. Floats that are all 0 (attend) or -inf (leave out) work too.
 
-    Shapes: attn_mask is (M, N), or (batch · heads, M, N) with `heads` said; key_padding_mask is (batch, N), or (N,)
-    without a batch. Where padding comes last in each sequence, the mask is `padding(lengths=...)`.
+    Shapes: attn_mask is (M, N), or (batch · heads, M, N), which needs `heads`; key_padding_mask is (batch, N), or (N,)
+    without a batch. If padding comes last in each sequence, the mask is `padding(lengths=...)`.
 
     Raises:
-        MaskError: neither is given; a shape or a type that is none of these; floats that are neither 0 nor -inf;
-            `heads` missing, or no divisor of the first axis.
+        MaskError: neither is passed; another shape or dtype; floats that are neither 0 nor -inf; `heads` missing, or
+            not a divisor of the first axis.
 
     >>> from regard import masks
     >>> masks.from_multihead(key_padding_mask=torch.tensor([[False, True], [False, False]]))
@@ -197,10 +204,10 @@ def to_multihead(
 ) -> dict[str, Tensor | None]:
     """The arguments attn_mask and key_padding_mask of nn.MultiheadAttention, in which True = leave out.
 
-    `layer(x, x, x, **to_multihead(mask, M, N))` hands them over. Of masks joined by `&`, those that leave out the same
-    keys for every query and head are the key_padding_mask, (batch, N); the others are the attn_mask, (M, N), or
-    (batch · heads, M, N) if it depends on batch or heads: then `batch` and `heads` say how many there are. What no
-    part says is None. The layer gives NaN for a row that attends to nothing, which here is 0.
+    `layer(x, x, x, **to_multihead(mask, M, N))` passes them. Operands of `&` that leave out the same keys for every
+    query and head become the key_padding_mask, (batch, N); the others become the attn_mask, (M, N), or
+    (batch · heads, M, N) if it depends on batch or heads, which needs their numbers, `batch` and `heads`. An argument
+    without operands is None. The output of the layer is NaN for a row that attends to nothing, and 0 here.
 
     Raises:
         MaskError: the mask depends on batch or heads, and `batch` or `heads` is missing or not the mask's own number.
@@ -213,7 +220,7 @@ def to_multihead(
     """
     padded, pairs = None, []
     for part in conjuncts(as_mask(mask)):
-        exist = tokens(part, queries, keys)
+        exist = tokens_of(part, queries, keys)
         if exist is None or exist.ndim != 2 or len(exist) == 1:  # one row may be meant for any batch
             pairs.append(part)
         else:
@@ -237,7 +244,7 @@ def _ignored_pairs(attn_mask: Tensor, heads: int | None) -> Mask:
         raise MaskError(
             f"{name} has the shape {tuple(keep.shape)}, (batch · heads, M, N): say how many heads there are, heads=..."
         )
-    if keep.shape[0] % count("from_multihead's heads", heads, least=1):
+    if keep.shape[0] % checked_count("from_multihead's heads", heads, least=1):
         raise MaskError(
             f"{name} has the shape {tuple(keep.shape)}: its first axis needs to be batch · heads, and is no multiple "
             f"of {heads} heads"
@@ -249,16 +256,16 @@ def _ignored_pairs(attn_mask: Tensor, heads: int | None) -> Mask:
 def _ignored_keys(key_padding_mask: Tensor) -> Mask:
     name = "from_multihead's key_padding_mask"
     keep = _attended(name, checked(name, key_padding_mask, (1, 2), "(N,) or (batch, N)"))
-    return where(keep=keep) if keep.ndim == 1 else by_tokens(keep)
+    return where(keep=keep) if keep.ndim == 1 else token_mask(keep)
 
 
 def _attended(name: str, tensor: Tensor) -> Tensor:
-    """Booleans turned round; floats mean the same in all of torch."""
+    """True = attend, from bool, where True = leave out, or from floats of 0 and -inf."""
     return ~tensor if tensor.dtype == torch.bool else unmasked(name, tensor, "leave out")
 
 
 def _per_head(keep: Tensor, sizes: dict[str, int | None]) -> Tensor:
-    """(M, N), or (batch · heads, M, N) where batch or heads differ."""
+    """(M, N), or (batch · heads, M, N) if the mask depends on batch or heads."""
     four = four_axes("to_multihead", keep)
     if four.shape[:2] == (1, 1):
         return four[0, 0]
@@ -268,6 +275,6 @@ def _per_head(keep: Tensor, sizes: dict[str, int | None]) -> Tensor:
                 f"to_multihead: this mask depends on batch or heads, its shape is {tuple(keep.shape)}, and the layer "
                 f"needs (batch · heads, M, N): say both, batch=... and heads=...; {name} is missing"
             )
-        if own not in (1, count(f"to_multihead's {name}", size)):
+        if own not in (1, checked_count(f"to_multihead's {name}", size)):
             raise MaskError(f"to_multihead: {name} is {size}, but this mask has the shape {tuple(keep.shape)}")
     return four.expand(*sizes.values(), -1, -1).flatten(0, 1)  # type: ignore[arg-type]

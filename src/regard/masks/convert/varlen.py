@@ -1,4 +1,4 @@
-"""The arguments of flash-attn's kernels: cu_seqlens, where packed sequences begin, and window_size."""
+"""Conversion between masks and flash-attn's arguments cu_seqlens and window_size."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .torch_tensors import conjuncts
 
 
 def from_cu_seqlens(cu_seqlens: Tensor | Sequence[int]) -> Mask:
-    """`documents` from where the sequences packed into one begin: sequence i has the positions cu[i]..cu[i+1]-1.
+    """`documents` from flash-attn's cumulative lengths: packed sequence i has the positions cu[i]..cu[i+1]-1.
 
-    Shapes: cu_seqlens is (sequences + 1,), whole numbers: 0, then the end of each sequence. It is the same for queries
-    and keys. Sequences may be empty.
+    Shapes: cu_seqlens is (sequences + 1,), whole numbers: 0, then the end of each sequence, the same for queries and
+    keys. Sequences may be empty.
 
     Raises:
         MaskError: not one axis of whole numbers; it does not start at 0, or decreases.
@@ -50,12 +50,12 @@ def from_cu_seqlens(cu_seqlens: Tensor | Sequence[int]) -> Mask:
 
 
 def to_cu_seqlens(mask: Mask) -> Tensor:
-    """Where the documents of one packed sequence begin, and where the last ends: int32 (documents + 1,).
+    """The cumulative lengths of the documents of one packed sequence: int32 (documents + 1,).
 
-    Only `documents(ids)` itself is asked: flash-attn has arguments of its own for `causal()` and `window(...)`.
+    The mask is `documents(ids)` alone: flash-attn has other arguments for `causal()` and `window(...)`.
 
     Raises:
-        MaskError: another mask; ids with a batch; a document that goes on after another began.
+        MaskError: another mask; ids with a batch; a document that continues after another began.
 
     >>> from regard import masks
     >>> masks.to_cu_seqlens(masks.documents([7, 7, 9]))
@@ -84,7 +84,7 @@ def to_cu_seqlens(mask: Mask) -> Tensor:
 
 
 def from_window_size(window_size: tuple[int, int]) -> Mask:
-    """`window` from flash-attn's window_size: (left, right), both counted without the position itself, -1 = unlimited.
+    """`window` from flash-attn's window_size, (left, right), both without the position itself, -1 = unlimited.
 
     Raises:
         MaskError: not two whole numbers of at least -1.
