@@ -167,7 +167,7 @@ def test_enough_buckets(buckets, bidirectional):
 
 @pytest.mark.parametrize(("max_distance", "bidirectional", "above"), [(8, True, 8), (0, True, 8), (16, False, 16)])
 def test_max_distance_lies_beyond_single_distances(max_distance, bidirectional, above):
-    match = rf"needs a max_distance above {above}, .*; it is {max_distance}. Give a longer max_distance, or a table"
+    match = rf"needs a max_distance above {above}, .*; it is {max_distance}. Pass a longer max_distance, or a table"
     with pytest.raises(ConfigurationError, match=match):
         biases.relative(torch.zeros(2, 32), max_distance=max_distance, bidirectional=bidirectional)
 

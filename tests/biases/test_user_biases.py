@@ -49,6 +49,8 @@ def test_a_bias_that_fails_names_itself(kernel, length):
 def test_a_wrong_result_names_the_bias(result, has):
     for bias in (Returns(result), Returns(result) + torch.zeros(5, 5)):
         with pytest.raises(ConfigurationError, match=rf"^Returns\(\): values returned {has} for 5 queries and 5"):
+            bias.evaluate(Grid.of(5, 5))
+        with pytest.raises(ConfigurationError, match=rf"^Returns\(\): values returned {has} for "):
             regard.attention(torch.zeros(5, 4), torch.zeros(5, 4), torch.zeros(5, 4), bias=bias)
 
 

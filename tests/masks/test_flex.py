@@ -201,7 +201,7 @@ class TestFromBlockMask:
 
     def test_positions_outside(self):
         read = masks.from_block_mask(create_block_mask(lambda b, h, q, k: q >= k, None, None, 4, 4, "cpu"))
-        match = "made from a BlockMask of 4 queries and 4 keys, whose queries have the positions 0 to 3, but queries are"
+        match = "a BlockMask of 4 queries and 4 keys, whose queries have the positions 0 to 3, but queries are"
         with pytest.raises(MaskError, match=match):
             read.dense(5, 5)
         with pytest.raises(MaskError, match="whose keys have the positions 0 to 3, but keys are at 0 to 4"):
