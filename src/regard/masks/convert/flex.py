@@ -276,8 +276,8 @@ class BlockLayout(Mask):
         if low < first or high >= keys:
             raise MaskError(
                 f"{self!r} is made from a BlockMask of {queries} queries and {keys} keys, whose {side} have the "
-                f"positions {first} to {keys - 1}, but {side} are at {low} to {high}: if these are the rows and "
-                "columns of the BlockMask, leave query_positions and key_positions out; else make one of these lengths"
+                f"positions {first} to {keys - 1}, but one is at {low if low < first else high}: if that is a row or "
+                "column of the BlockMask, leave query_positions and key_positions out; else make one of these lengths"
             )
 
     def __repr__(self) -> str:
