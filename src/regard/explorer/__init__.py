@@ -1,4 +1,4 @@
-"""The explorer: records of what a model attends to, kept as atlases."""
+"""Recording of a model's attention into atlases, and their display in a page or a notebook."""
 
 from .atlas import Atlas as Atlas
 from .atlas import AttentionMap as AttentionMap

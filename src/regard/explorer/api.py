@@ -1,8 +1,7 @@
-"""What is told of an atlas to whoever shows it: a page that is served, a static page, a notebook.
+"""Read-only query API of an atlas, used by the server, the static page and the notebook widget.
 
-Numbers are float32, row by row. Whatever is asked is checked against the atlas before anything is computed.
-
-What a page is told of words: which tokens make them, links between them, and which translation they are of.
+Arrays are float32, row-major. Arguments are checked against the atlas before anything is computed. `WordMetadata` has
+what the page needs about words: which tokens form them, gold links between them, and which translation a map is of.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from .atlas import Atlas, AttentionMap
 from .atlas.translation_info import WordNumbers, to_json
 
 MOST_WORDS = 512
-"""Of longer maps, or maps of more words, nothing is told: a page could not hold all of their weights."""
+"""Words of maps with more rows, columns or words are left out: a page could not hold all weights of these."""
 MOST_LINK_CELLS = 2**16
-"""Of maps with more pairs no head's links are counted beforehand,"""
+"""Alignment error rates are computed for maps with at most so many pairs,"""
 MOST_HEADS = 4096
-"""nor of more heads than these."""
+"""and for at most so many heads in all."""
 
 
 class WordMetadata:
-    """Lists of word numbers, each once, and what each of some maps has of them, ready for JSON.
+    """Words, hypotheses and gold links of maps as JSON; equal lists of word numbers are stored once.
 
     maps: by map, what it has of words. metrics: by map, numbers for each head by their names.
     """
@@ -43,11 +42,11 @@ class WordMetadata:
 
     @property
     def lists(self) -> list[list[int]]:
-        """For each list the number of each token's word, -1 for none."""
+        """The distinct lists of word numbers, one number for each token, -1 for tokens of no word."""
         return [list(numbers) for numbers in self._numbers]
 
     def _of(self, of: AttentionMap) -> dict[str, Any]:
-        """Its hypothesis, its lists of words by their places in `lists`, None where each token is one, and its gold."""
+        """Hypothesis, word lists as indices into `lists` (None: each token is a word), and gold links of a map."""
         told: dict[str, Any] = {}
         if of.hypothesis is not None:
             text = of.hypothesis.text
@@ -63,7 +62,7 @@ class WordMetadata:
         return told
 
     def _rates(self, of: AttentionMap) -> dict[str, list[float | None]]:
-        """How far the argmax links of each head are from the gold ones, where a map has some and is short."""
+        """Alignment error rate of each head's argmax links, for short maps that have gold links."""
         if of.gold is None or of.queries * of.keys > MOST_LINK_CELLS or of.heads > self._room:
             return {}
         self._room -= of.heads
@@ -88,17 +87,17 @@ Reduce = Literal["mean", "max"]
 
 VERSION = 1
 TILE = 256
-"""Rows and columns of the weights that are told at a time."""
+"""Rows and columns of the largest tile of weights in one request."""
 MOST_TOKENS = 4096
-"""Tokens that are told at a time."""
+"""The most tokens in one request."""
 MOST_CHARACTERS = 1000
-"""A token is cut behind so many."""
+"""The longest token; longer ones are truncated."""
 MOST_CELLS = 2**22
-"""Cells of a pyramid that are told at a time: 16 MB."""
+"""The most pyramid cells in one request: 16 MB."""
 
 
 class AtlasAPI:
-    """An atlas, asked by numbers: maps, heads, rows and columns count from 0, and stops do not count themselves.
+    """Read-only queries of an atlas by indices of maps, heads, rows and columns; ranges are half-open.
 
     Raises:
         AtlasError: there is no map in the atlas.
@@ -117,7 +116,7 @@ class AtlasAPI:
         self._profiles = list(atlas.maps[0].profiles)
 
     def meta(self) -> dict[str, Any]:
-        """What there is, ready for JSON: the title, and of each map its sizes, levels, metrics and roles."""
+        """Metadata as JSON: the title, and the sizes, pyramid levels, metrics and roles of each map."""
         wording = WordMetadata(self._maps, MOST_CHARACTERS)
         return {
             "version": VERSION,
@@ -132,7 +131,7 @@ class AtlasAPI:
         }
 
     def tokens(self, map: int, side: str, start: int, stop: int) -> list[str]:  # noqa: A002
-        """The tokens from start to stop - 1 of the queries ("query") or keys ("key"), each cut to MOST_CHARACTERS.
+        """Tokens start to stop - 1 of the queries ("query") or keys ("key"), truncated to MOST_CHARACTERS.
 
         Raises:
             AtlasError: there is no such map, side or token; too many at a time.
@@ -146,7 +145,7 @@ class AtlasAPI:
         return [shortened(word) for word in words[start:stop]]
 
     def pooled(self, map: int, head: int, level: int, reduce: str) -> Floats:  # noqa: A002
-        """One whole level of the pyramid of a head, (rows, columns).
+        """One pooled level of a head's pyramid, (rows, columns).
 
         NaN where a cell has no pair that exists, infinity where it has one and a row of the cell attends to NaN.
 
@@ -213,13 +212,13 @@ def displayed_weights(of: AttentionMap, head: int, rows: slice, columns: slice) 
 
 
 def profile_of(of: AttentionMap, head: int, which: str) -> Floats:
-    """One of the `profiles` of a map."""
+    """One profile of a head by its name in `AttentionMap.profiles`."""
     tell = {"entropy": of.entropy, "received": of.received, "largest": of.largest}[which]
     return np.asarray(tell(head), dtype=np.float32)
 
 
 def shortened(word: str) -> str:
-    """A token of at most MOST_CHARACTERS: a page shows no more, and one may have a million.
+    """Truncate a token to MOST_CHARACTERS; some have a million.
 
     >>> len(shortened("a" * 5000)), shortened("short")
     (1000, 'short')
@@ -247,7 +246,7 @@ def _described(of: AttentionMap, more: Mapping[str, Sequence[float | None]]) -> 
 
 
 def _numbers(values: Sequence[float]) -> list[float | None]:
-    """JSON has no NaN and no infinity: null stands for both."""
+    """Numbers as JSON has them: None for NaN and infinity."""
     return [float(value) if math.isfinite(value) else None for value in values]
 
 

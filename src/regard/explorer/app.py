@@ -34,7 +34,7 @@ from .static_page import WebBundle
 
 
 def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """JSON in ASCII, which holds any string of Python; nobody keeps it."""
+    """A JSON response in ASCII, which holds any string of Python; not cached."""
     text = json.dumps(value, allow_nan=False)
     return Response(
         text, status, media_type="application/json", headers={"cache-control": "no-store", **(headers or {})}
@@ -42,21 +42,21 @@ def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | No
 
 
 def error_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
-    """Why not."""
+    """A JSON response {"error": message}."""
     return json_response({"error": message}, status, headers)
 
 
 MOST_READ = 10_000_000
-"""Of a text that is too long so much is read, so that its sender comes to hear that it is."""
+"""Bytes read of a text that is too long: a client that is cut off earlier would not receive the error."""
 KIND = "text/plain"
 GONE = 499
-"""The status of what nobody waits for any more."""
+"""The status where the client has disconnected."""
 
 log = logging.getLogger("regard.explorer")
 
 
 class RequestRefused(Exception):
-    """The request cannot be taken: a status, and why."""
+    """A request that is refused, with its HTTP status and a message."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -64,7 +64,7 @@ class RequestRefused(Exception):
 
 
 class RerunEndpoint:
-    """Runs the model of a shelf for whoever asks by POST with a text in UTF-8, and tells which atlases there are then.
+    """POST endpoint: run the model on a UTF-8 text, and list the atlases of the collection afterwards.
 
     A second request meanwhile is refused. A run ends when whoever asked for it goes away: then all stays as it was, and
     the next one waits until the model has let go.
@@ -76,7 +76,7 @@ class RerunEndpoint:
         self._limiter: CapacityLimiter | None = None
 
     async def answer(self, request: Request) -> Response:
-        """The atlases after the run; 4xx where the text cannot be read, 5xx where the model fails at it."""
+        """Run the model; respond with the atlases, 4xx if the text cannot be read, 5xx if the model fails."""
         try:
             text = await _text(request)
         except RequestRefused as error:
@@ -115,7 +115,7 @@ class RerunEndpoint:
 
 
 async def _watch(request: Request, stop: Event) -> None:
-    """Set `stop` when whoever asked goes away."""
+    """Set `stop` when the client disconnects."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
     stop.set()
@@ -146,7 +146,7 @@ async def _text(request: Request) -> str:
 
 
 WORKERS = 2
-"""Answers that are computed at the same time; others wait, and the server goes on listening."""
+"""Requests that are computed at the same time; others wait, while the server accepts more."""
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
@@ -162,9 +162,9 @@ SECURITY_HEADERS = {
 
 
 def application(collection: Collection, bundle: WebBundle, *, token: str, port: int) -> ASGIApp:
-    """The server's application, for 127.0.0.1 at a port, below /TOKEN/.
+    """The ASGI application for 127.0.0.1:port; all paths are below /TOKEN/.
 
-    /TOKEN/atlases lists the shelf; /TOKEN/NUMBER/meta and the like ask about one atlas; /TOKEN/rerun takes a text.
+    /TOKEN/atlases lists the collection; /TOKEN/NUMBER/meta and the like ask about one atlas; /TOKEN/rerun takes a text.
     """
     files = {
         "": (bundle.markup, "text/html; charset=utf-8"),
@@ -184,7 +184,7 @@ def application(collection: Collection, bundle: WebBundle, *, token: str, port: 
 
 
 class RequestGuard:
-    """Lets through what asks this host, from its own page, by GET, below the token; says no to all else.
+    """Middleware that passes GET requests to this host, from its own page, below the token, and refuses all others.
 
     What is in `posts` is asked by POST instead, and then only by a page that says to be this server's.
     """
@@ -231,7 +231,7 @@ class RequestGuard:
 
 
 class AtlasEndpoint:
-    """Computes answers on a few threads; one that nobody waits for any more is left out."""
+    """GET endpoint of one atlas: answers are computed on a few threads, unless the client has disconnected."""
 
     def __init__(self, collection: Collection) -> None:
         self._shelf = collection
@@ -241,7 +241,7 @@ class AtlasEndpoint:
         self._run = secrets.token_bytes(16)
 
     async def answer(self, request: Request) -> Response:
-        """One answer about one atlas: numbers as float32 in little-endian order, words as JSON."""
+        """Answer one request: arrays as little-endian float32, everything else as JSON."""
         name, entry = request.path_params["name"], self._entry(request)
         if isinstance(entry, Response):
             return entry
@@ -264,7 +264,7 @@ class AtlasEndpoint:
         return Response(body, media_type="application/octet-stream", headers=headers)
 
     def _entry(self, request: Request) -> CollectionEntry | Response:
-        """The atlas that the address names."""
+        """The entry of the collection that the path names, or an error response."""
         try:
             which = number("atlas", request.path_params["number"])
         except RegardError:
@@ -281,7 +281,7 @@ class AtlasEndpoint:
         return error_response(404, f"there is no atlas {which} here")
 
     async def _compute(self, request: Request, work: Callable[[], Any]) -> Any:
-        """What the work gives; None if who asked has gone away before it began."""
+        """Run `work` on a worker thread; None if the client disconnected before it began."""
         if self._limiter is None:
             self._limiter = CapacityLimiter(WORKERS)
         async with self._limiter:

@@ -27,7 +27,7 @@ _CALLING = nn.modules.module.__file__
 
 @dataclass(frozen=True, slots=True)
 class CallSite:
-    """A module at work: its name, the local variables of its innermost method, and what its outermost one was given.
+    """A module whose method is running: its name, the locals of the innermost, the arguments of the outermost frame.
 
     with_cache: whether one of its methods has a cache.
     """
@@ -42,7 +42,7 @@ NO_CALL_SITE = CallSite("", {})
 
 
 def find_call_site(names: Mapping[nn.Module, str]) -> CallSite:
-    """The innermost module that is at work, as far as its call goes.
+    """The innermost named module on the stack, with the frames of its call.
 
     It is read off Python's stack: a module's hooks tell of `forward` alone, and a decoder's steps, or what is looked at
     through lenses, come from other methods.
@@ -71,7 +71,7 @@ def find_call_site(names: Mapping[nn.Module, str]) -> CallSite:
 
 
 def variables_of(kind: type[nn.Module]) -> Mapping[str, Any]:
-    """The local variables of the innermost method at work of a module of some class; none where there is none."""
+    """Local variables of the innermost running method of a module of some class; {} if there is none."""
     for frame, module, _ in _methods(sys._getframe(1)):
         if isinstance(module, kind) and frame.f_code.co_filename != _CALLING:
             return frame.f_locals
@@ -79,7 +79,7 @@ def variables_of(kind: type[nn.Module]) -> Mapping[str, Any]:
 
 
 def attention_kind(problem: Problem, site: CallSite) -> tuple[str, bool]:
-    """Whether attention is "cross", to another sequence, or "self"; and whether that is guessed.
+    """Classify a call as "self" or "cross" attention; also return whether that is a guess.
 
     A module's method says so by the names of its arguments. Where it does not, more queries than keys are "cross", and
     so are fewer without a cache, but for a single one and for rows that look back: these may go on from keys that were
@@ -103,7 +103,7 @@ def attention_kind(problem: Problem, site: CallSite) -> tuple[str, bool]:
 
 
 def _methods(frame: FrameType) -> Iterator[tuple[FrameType, nn.Module, FrameType]]:
-    """The methods of modules that are at work, the innermost first, their modules, and what each of them called."""
+    """Running methods of modules, the innermost first: (frame, module, frame that it called)."""
     at: FrameType | None = frame
     below = frame
     while at is not None:
@@ -116,7 +116,7 @@ def _methods(frame: FrameType) -> Iterator[tuple[FrameType, nn.Module, FrameType
 
 
 def _arguments(frame: FrameType) -> tuple[Any, ...]:
-    """What a method was given."""
+    """The arguments of a running method."""
     names, more, keywords, values = inspect.getargvalues(frame)
     given = [values[name] for name in names if name in values]
     if more is not None:
@@ -127,7 +127,7 @@ def _arguments(frame: FrameType) -> tuple[Any, ...]:
 
 
 def _are_two(arguments: tuple[Any, ...], problem: Problem) -> bool:
-    """Whether there are two different sequences among some arguments: (..., M or N, dim), with axes alike."""
+    """Whether the arguments have two different sequences, (..., M or N, dim), of the same number of axes."""
     lengths = problem.queries, problem.keys
     given = [of for of in arguments if isinstance(of, Tensor) and of.is_floating_point() and of.ndim > 1]
     given = [of for of in given if of.ndim == given[0].ndim and of.shape[-2] in lengths]

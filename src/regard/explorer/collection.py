@@ -1,4 +1,4 @@
-"""The atlases that one page shows: each with a name, and with a number that no other ever has."""
+"""The atlases of one page, by name and by a number that is never used again."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ MOST_BYTES = 100_000
 
 
 class RunStopped(Exception):
-    """Nobody waits any more for what a model computes."""
+    """A run of the model was stopped because nobody waits for its result."""
 
 
 @dataclass(frozen=True, slots=True)
 class CollectionEntry:
-    """An atlas on a shelf. Its name is the text that the model read where a model can be run again.
+    """One atlas of a collection; its name is the text that was read where a model can be run again.
 
-    `meta` is what its answers tell first, which then takes no time.
+    `meta` is computed once, since it is what a page requests first.
     """
 
     number: int
@@ -41,7 +41,7 @@ class CollectionEntry:
 
     @classmethod
     def of(cls, number: int, name: str, atlas: Atlas) -> CollectionEntry:
-        """With all that it has.
+        """Make an entry and compute its metadata.
 
         Raises:
             AtlasError: there is no map in the atlas.
@@ -51,7 +51,7 @@ class CollectionEntry:
 
 
 class Collection:
-    """One atlas or several by their names, such as the steps of a training; or one, and the model that made it.
+    """One atlas, several by name (such as training steps), or one with the model that can be run on other texts.
 
     An atlas never changes, and numbers are not used again: whoever asks by number gets answers about that atlas or
     none. With `rerun` each run puts its atlas first, and KEPT of them stay; without, what is given is what there is.
@@ -90,20 +90,20 @@ class Collection:
         self._running = Event()
 
     def listed(self) -> dict[str, Any]:
-        """Numbers and names, ready for JSON, and how long a text may be; 0 where no model can be run."""
+        """Numbers and names as JSON, and the longest text that a model can be run on, 0 without a model."""
         atlases = [{"number": entry.number, "name": entry.name} for entry in self.entries]
         return {"atlases": atlases, "rerun": 0 if self.rerun is None else MOST_BYTES}
 
     def entry(self, number: int) -> CollectionEntry | None:
-        """The atlas of a number; None where it is not kept any more, or never was."""
+        """The entry of a number; None if it was dropped or never existed."""
         return next((entry for entry in self.entries if entry.number == number), None)
 
     def had(self, number: int) -> bool:
-        """Whether there ever was an atlas of this number."""
+        """Whether an atlas ever had this number."""
         return number < self._next
 
     def run(self, text: str, stop: Event | None = None) -> None:
-        """Run the model on a text; its atlas is then the first. Where that fails, all stays as it is.
+        """Run the model on a text and put its atlas first; if that fails, nothing changes.
 
         One run at a time: whoever calls sees to that. Once `stop` is set, the next call of a module ends the run.
 
@@ -121,13 +121,13 @@ class Collection:
         self._next += 1
 
     def end(self) -> None:
-        """End the run that goes on, if one does."""
+        """Stop the current run, if there is one."""
         self._running.set()
 
 
 @contextmanager
 def stoppable(stop: Event) -> Iterator[None]:
-    """In the block, and on its thread, any call of a module raises Stopped once the event is set; so does its end."""
+    """Raise RunStopped once the event is set: at a module's next call on this thread, or at the end of the block."""
     thread = get_ident()
 
     def check(*_: Any) -> None:

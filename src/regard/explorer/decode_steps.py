@@ -28,11 +28,11 @@ _BY_KEY = Padding | Prefix | PrefixPerBatch
 
 
 class _NoCommonRule(Exception):
-    """There is no one rule for both."""
+    """Two calls have masks or biases that no single one describes."""
 
 
 def merge_rules(before: CapturedCall, call: CapturedCall, rows: tuple[int, int]) -> tuple[Any, Any]:
-    """Mask and bias of both calls' rows; False where there is no one rule for both."""
+    """Concatenate mask and bias of two calls along rows; (False, False) if no single rule covers both."""
     try:
         return _merged_rule(before.mask, call.mask, rows), _merged_rule(before.bias, call.bias, rows)
     except _NoCommonRule:
@@ -69,7 +69,7 @@ def _is_by_key(value: Mask | Bias | None) -> bool:
 
 
 def _rows(old: Tensor, new: Tensor, rows: tuple[int, int], axis: int) -> Tensor:
-    """The numbers of both calls' rows along an axis; one for all rows where they are alike."""
+    """Concatenate two tensors along the row axis; kept as one where a single equal entry is broadcast."""
     if not old.ndim and not new.ndim and bool(old == new):
         return old
     around = [(of.shape[:axis], of.shape[of.ndim + axis + 1 :]) for of in (old, new)]
@@ -88,7 +88,7 @@ EVERYTHING = Window(None, None)
 
 @dataclass(slots=True)
 class ForwardPasses:
-    """What tells the next step over a source from the first one of another pass over it, whose keys are the same.
+    """Tells decode steps of one forward pass from those of another pass over the same source, by order of calls.
 
     A new pass begins where self-attention to nothing but its own queries, without a cache, is called once more. Within
     one, steps are calls of cross-attention with self-attention between them, with a cache, or within one call of the
@@ -102,7 +102,7 @@ class ForwardPasses:
     last: dict[str, tuple[int, int, int]] = field(default_factory=dict)
 
     def continues(self, call: CapturedCall, *, with_cache: bool) -> bool:
-        """Take in a call; whether it may be one more step of the pass that its module's last call was in."""
+        """Register a call, and return whether it may continue the pass of its module's last call."""
         if call.kind == "self":
             self.selves += 1
             if call.key.shape[2] <= call.query.shape[2]:
@@ -119,7 +119,7 @@ class ForwardPasses:
 
 
 def merge_steps(before: CapturedCall, call: CapturedCall) -> CapturedCall | None:
-    """Two calls of one module as one, if they are rows of one map; None if they are not.
+    """Merge two calls of a module if they are rows of one map; None if they are not.
 
     They are where the keys of the next begin with those of the one before, and are as many more as there are new
     queries (a cache), or as many, for one query more (cross-attention, step by step); and where one mask and one bias
@@ -151,7 +151,7 @@ def merge_steps(before: CapturedCall, call: CapturedCall) -> CapturedCall | None
 
 
 def _alike(before: CapturedCall, call: CapturedCall) -> bool:
-    """Whether two calls differ in nothing but their rows, their keys and which pairs exist."""
+    """Whether two calls are equal but for their rows, keys and masks."""
     return (
         (before.leading, before.has_heads, before.kind, before.scale, before.softcap)
         == (call.leading, call.has_heads, call.kind, call.scale, call.softcap)
@@ -169,7 +169,7 @@ def _same(left: Tensor | None, right: Tensor | None) -> bool:
 
 
 def _of_cache(before: CapturedCall, call: CapturedCall) -> tuple[Any, Any]:
-    """Mask and bias of a sequence that grew; False where two calls do not follow one rule.
+    """Mask and bias of two steps on a growing cache; False if no single rule covers both.
 
     Each row sees no key beyond its own: `causal()` says so of all of them, where positions grow with the keys.
     """
@@ -184,7 +184,7 @@ def _of_cache(before: CapturedCall, call: CapturedCall) -> tuple[Any, Any]:
 
 
 def _without_causal(call: CapturedCall) -> list[Mask] | None:
-    """What a mask asks beside causal(); None where a row may see a later key."""
+    """The conjuncts of a mask other than causal(); None if a row may attend to a later key."""
     parts = conjuncts(call.mask)
     if call.query.shape[2] > 1 and not any(isinstance(part, Causal) for part in parts):
         return None
@@ -195,7 +195,7 @@ def _without_causal(call: CapturedCall) -> list[Mask] | None:
 
 
 def _one_rule(before: list[Mask], call: list[Mask]) -> list[Mask] | None:
-    """The later of two lists of masks, if each says the same as its neighbour of the keys that both know."""
+    """The later of two lists of masks, if they agree pairwise on the keys that both cover."""
     if len(before) != len(call):
         return None
     return call if all(_agree(old, new) for old, new in zip(before, call, strict=True)) else None
@@ -220,7 +220,7 @@ def _agree(old: Mask, new: Mask) -> bool:
 
 
 def _bias_of_cache(before: CapturedCall, call: CapturedCall) -> Any:
-    """The bias of all rows: one rule of distances, or numbers that were given row by row; False where it is neither."""
+    """The bias of all rows: one function of distance, or concatenated tensors; False if it is neither."""
     old, new = before.bias, call.bias
     if old is new and not isinstance(new, TensorBias):
         return new
@@ -235,7 +235,7 @@ def _bias_of_cache(before: CapturedCall, call: CapturedCall) -> Any:
 
 
 def _same_bias(left: Bias | None, right: Bias | None) -> bool:
-    """Whether two biases are one rule of distances."""
+    """Whether two biases are equal functions of distance."""
     if not isinstance(left, RelativeBias) or type(left) is not type(right):
         return False
     ours, theirs = tree_flatten(left), tree_flatten(right)

@@ -1,4 +1,4 @@
-"""The explorer in a notebook: live where anywidget is installed, else the static page inside a frame of its own."""
+"""Notebook display: a live widget with anywidget, else the static page in an iframe."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .view_state import ViewState, opening_permalink
 MOST_BYTES = 8_000_000
 """The largest page in a notebook, which keeps it with its outputs."""
 ENDING = 60
-"""Characters by which the page knows its picture: a checksum, and the last of the data."""
+"""Trailing characters of the base64 preview by which the page finds it: the data and the PNG checksum."""
 IN_PLACE = "grid-area: 1 / 1"
-"""One over the other."""
+"""CSS that places the page over its preview."""
 
 
 @dataclass(frozen=True, slots=True)
 class FramedPage:
-    """What a notebook displays where it is the last value of a cell: a page in a frame, `height` pixels high.
+    """Cell output that displays a static page in an iframe, `height` pixels high.
 
     Behind the page there is a picture of all heads: that is for who shows a saved notebook and no frames.
     """
@@ -56,7 +56,7 @@ class FramedPage:
 
 @dataclass(frozen=True, slots=True)
 class LiveWidget:
-    """What a notebook displays where it is the last value of a cell: a widget that the kernel answers.
+    """Cell output that displays a live widget, whose requests the kernel answers.
 
     Before the widget there is a picture of all heads, which the widget hides: that is what a saved notebook shows where
     no kernel runs.
@@ -68,7 +68,7 @@ class LiveWidget:
 
     @property
     def state(self) -> ViewState:
-        """What the widget shows now, as it was turned by hand; `atlas.show(state=...)` opens another with it."""
+        """The current view of the widget; `atlas.show(state=...)` opens another one with it."""
         return ViewState.from_permalink(self.widget.state)
 
     def _ipython_display_(self) -> None:
@@ -84,7 +84,7 @@ class LiveWidget:
 
 
 def _still(atlas: Atlas) -> str:
-    """The picture that is seen where nothing runs."""
+    """The preview as base64 PNG, for saved notebooks."""
     return b64encode(preview_png(atlas)).decode()
 
 
@@ -95,7 +95,7 @@ def show(
     rerun: Rerun | None = None,
     height: int = 640,
 ) -> FramedPage | LiveWidget:
-    """Atlases as a notebook displays them, `height` pixels high, with a state or as a permalink tells.
+    """Display atlases in a notebook, `height` pixels high, opened with a state or a permalink.
 
     With anywidget the kernel answers the page: every tile is exact and computed as it is looked at. Several atlases by
     their names are shown with a slider, and `rerun`, which gives the atlas of another text, adds a box for one; while
@@ -124,7 +124,7 @@ def show(
 def framed_page(
     atlas: Atlas, *, state: ViewState | str | None = None, height: int = 640, most: int = MOST_BYTES
 ) -> FramedPage:
-    """An atlas as a page in a frame, which needs no kernel, with the contents of `static_page`.
+    """Display an atlas as a static page in an iframe, which needs no kernel.
 
     The page is in a sandbox: it has neither the notebook's origin nor its cookies.
 

@@ -1,4 +1,4 @@
-"""All heads of an atlas in small, as a picture that needs no page: layers downwards, heads from left to right."""
+"""Preview of all heads of an atlas as a PNG: one row of thumbnails for each layer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from .atlas import Atlas, AttentionMap
 
 MOST_MAPS, MOST_HEADS = 32, 32
-"""What is beyond is left out: the picture is for a saved notebook, which has to stay small."""
+"""More maps or heads are left out, so that saved notebooks stay small."""
 SIDE, GAP = 48, 6
 PAPER = (255, 255, 255)
 NO_PAIR = (228, 231, 234)
@@ -23,13 +23,13 @@ COLOURS = np.array(
         *((40, 174, 128), (94, 201, 98), (173, 220, 48), (253, 231, 37)),
     ]
 )
-"""Points of viridis, at equal distances; between them colours are mixed."""
+"""Equidistant points of viridis, interpolated linearly."""
 SHADES = 62
-"""So few make the file a third as large as all that a screen can show."""
+"""Colours for weights; 62 make the file a third as large as 253."""
 
 
 def preview_png(atlas: Atlas) -> bytes:
-    """A PNG: of each head the greatest weights of the coarsest level, the square root of their part of the greatest.
+    """PNG of all heads: the coarsest level by its maxima, on a square root scale up to the head's largest weight.
 
     Of several translations of a sentence it shows the best.
 
@@ -49,14 +49,14 @@ def preview_png(atlas: Atlas) -> bytes:
 
 
 def _palette() -> NDArray[np.uint8]:
-    """Paper, no pair, the colour of NaN, and the shades from 0 to the greatest."""
+    """RGB palette: background, masked, NaN, and the shades from 0 to the largest weight."""
     at = np.linspace(0, len(COLOURS) - 1, SHADES)
     shades = np.stack([np.interp(at, range(len(COLOURS)), COLOURS[:, channel]) for channel in range(3)], axis=-1)
     return np.concatenate([[PAPER, NO_PAIR, BROKEN], shades.round()]).astype(np.uint8)
 
 
 def _drawn(of: AttentionMap, head: int) -> NDArray[np.uint8]:
-    """SIDE × SIDE pixels of a head, as numbers of the palette."""
+    """SIDE × SIDE palette indices of a head."""
     weights = np.asarray(of.pooled_pairs(head, len(of.levels) - 1, "max"), dtype=np.float64)
     broken = np.isinf(weights)
     weights[broken] = np.nan
@@ -69,7 +69,7 @@ def _drawn(of: AttentionMap, head: int) -> NDArray[np.uint8]:
 
 
 def png(pixels: NDArray[np.uint8], palette: NDArray[np.uint8]) -> bytes:
-    """(height, width) numbers of a palette (colours, 3) in the PNG format (ISO/IEC 15948, section 5)."""
+    """Encode (height, width) indices into a palette (colours, 3) as PNG (ISO/IEC 15948, section 5)."""
     height, width = pixels.shape
     lines = np.concatenate([np.zeros((height, 1), np.uint8), pixels], axis=1)
 

@@ -1,4 +1,4 @@
-"""Atlases of a text that a model of transformers from a local folder reads."""
+"""Record the attention of a Hugging Face model from a local folder while it reads a text."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .record_translation import atlas_of_translation as atlas_of_translation
 from .recording import Recording, record
 
 MOST_GENERATED = 256
-"""Tokens that a model which writes a text of its own, such as T5, is let write."""
+"""The most tokens that an encoder-decoder model, such as T5, generates."""
 
 
 def read_text(path: str | Path) -> str:
-    """The text of a file, without the white space around it.
+    """Read a UTF-8 text file, stripped of surrounding white space.
 
     Raises:
         CorpusError: it cannot be read, is empty, or is not UTF-8.
@@ -41,7 +41,7 @@ def read_text(path: str | Path) -> str:
 
 
 def atlas_of_text(folder: str | Path, text: str, *, title: str = "") -> Atlas:
-    """What a model of transformers attends to while it reads a text as one sequence.
+    """Record the attention of a Hugging Face model that reads a text as one sequence.
 
     The model and its tokenizer come from a folder, as `save_pretrained` leaves it; nothing is fetched, no code of the
     folder runs, and weights are read from safetensors alone. A model with encoder and decoder reads the text and writes
@@ -57,7 +57,7 @@ def atlas_of_text(folder: str | Path, text: str, *, title: str = "") -> Atlas:
 
 
 def reader_of(folder: str | Path) -> Callable[[str], Atlas]:
-    """`atlas_of_text` for text after text: the model is loaded once, now.
+    """`atlas_of_text` as a function of the text, for a model that is loaded once, now.
 
     Raises:
         CheckpointError: there is no such model, or transformers cannot read it.
@@ -88,7 +88,7 @@ def _read(model: Any, tokenizer: Any, text: str, title: str) -> Atlas:
 
 
 def _by_module(recording: Recording, read: list[str], said: list[str], source: TokenizedText) -> dict[str, Any]:
-    """The words of each module of a model with encoder and decoder."""
+    """Tokens for each module of an encoder-decoder model."""
     tokens: dict[str, Any] = {}
     for call in recording.calls:
         if call.kind == "cross":
@@ -99,7 +99,7 @@ def _by_module(recording: Recording, read: list[str], said: list[str], source: T
 
 
 def _loaded(folder: Path) -> tuple[Any, Any]:
-    """Model and tokenizer of a folder, the model with "regard" for its attention."""
+    """Load model and tokenizer from a folder, with `attn_implementation="regard"`."""
     require("transformers", extra="huggingface")
     if not (folder / "config.json").is_file():
         raise CheckpointError(

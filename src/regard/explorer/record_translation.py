@@ -1,4 +1,4 @@
-"""Atlases of translations: what a translator attends to while it says its n best, or a translation that is given."""
+"""Record the attention of a translator for its n best translations, or for a given translation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def atlas_of_translation(translator: Translator, sentence: str, *, n_best: int | None = None, title: str = "") -> Atlas:
-    """What a translator attends to while it says its n best translations of a sentence, the best first.
+    """Record the attention of a translator for its n best translations of a sentence, the best first.
 
     Maps of the decoder are there once for each of them, and `AttentionMap.hypothesis` has its text and score; those of
     the encoder are there once. Rows of cross-attention are named by the tokens that are said there, END the last; rows
@@ -57,7 +57,7 @@ def atlas_of_translation(translator: Translator, sentence: str, *, n_best: int |
 def atlas_of_pair(
     translator: Translator, sentence: str, translation: str, *, gold: Any = None, title: str = ""
 ) -> Atlas:
-    """What a translator attends to while it is made to say a given translation of a sentence.
+    """Record the attention of a translator that is forced to produce a given translation.
 
     Maps are as in `atlas_of_translation`, of this one translation; words are what white space separates.
 
@@ -82,7 +82,7 @@ def atlas_of_pair(
 
 
 def _searched(translator: Translator, sentence: str, search: Any) -> list[Any]:
-    """The n best hypotheses."""
+    """The n best hypotheses of a beam search."""
     from ..translation.search import beam_search
 
     source, lengths = _source(translator, sentence)
@@ -108,7 +108,7 @@ def _recorded(
     hypotheses: Sequence[RankedTranslation],
     title: str,
 ) -> Atlas:
-    """The model made to say some translations, one after the other, each recorded by itself."""
+    """Run the model with forced decoding of each translation, and join the recordings in one atlas."""
     from ..translation.vocabulary import BEGIN
 
     model: Any = translator.model

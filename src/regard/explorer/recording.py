@@ -1,7 +1,4 @@
-"""Records: every attention of a model caught while it runs.
-
-Roles of an atlas's heads, found in its own weights.
-"""
+"""Record every attention call of a model while it runs; detect the roles of the recorded heads."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ _named_call: ContextVar[tuple[str, str] | None] = ContextVar("within", default=N
 
 
 class Recording:
-    """What `record` has caught so far; `atlas` makes an atlas of it."""
+    """The calls that `record` has captured so far; `atlas` converts them."""
 
     def __init__(self, model: nn.Module, *, dtype: Literal["float16", "keep"] = "float16") -> None:
         self.model, self.dtype = model, dtype
@@ -48,7 +45,7 @@ class Recording:
         self._lock = Lock()  # more than one thread may run in the context of the block
 
     def on_attention(self, problem: Problem, lse: Tensor) -> None:
-        """Keep one call; what comes from no module of the model, or has no pairs, is left out."""
+        """Capture one call, unless it comes from no module of the model or has no pairs."""
         within, with_cache = _named_call.get(), False
         if within is not None:
             name, kind = within[0], (within[1], False)
@@ -71,7 +68,7 @@ class Recording:
             self._keep(call, with_cache)
 
     def _keep(self, call: CapturedCall, with_cache: bool) -> None:
-        """Put a call beside the others, or together with the one before at once: a cache would be kept every step."""
+        """Store a call, merged into the one that it continues: else each decode step would store its whole cache."""
         self._numbers[call.name] += 1
         last = self._last.get(call.name)
         continues = self._passes.continues(call, with_cache=with_cache)
@@ -83,7 +80,7 @@ class Recording:
         self.calls.append(call)
 
     def atlas(self, *, tokens: Tokens | None = None, title: str = "") -> Atlas:
-        """The atlas of all that was caught: one map for each attention module, call, and sequence of the batch.
+        """Convert the captured calls to an atlas: one map for each attention module, call, and sequence of the batch.
 
         Calls of one module that are rows of one map become one: the steps of a decoder on a cache that only grew, or
         over one source. Others stay calls of their own, in their order, with the positions that they had: those of a
@@ -121,7 +118,7 @@ class Recording:
         return Atlas(records, arrays, title)
 
     def _missed(self) -> str:
-        """Which layers were called and could not be heard; a layer that calls regard.attention itself could."""
+        """Names of the torch layers that were called but could not be recorded, and why."""
         heard = {*self._numbers}
         missed = [
             f"{name!r}, {why}"
@@ -139,7 +136,7 @@ class Recording:
 
 @contextmanager
 def _named(name: str, kind: str) -> Iterator[None]:
-    """Whatever is heard in the block has this name and kind."""
+    """Calls captured in the block get this module name and kind."""
     token = _named_call.set((name, kind))
     try:
         yield
@@ -149,7 +146,7 @@ def _named(name: str, kind: str) -> Iterator[None]:
 
 @contextmanager
 def record(model: nn.Module, *, dtype: Literal["float16", "keep"] = "float16") -> Iterator[Recording]:
-    """Catch what every attention of a model computes in the block; no result of the model changes by a bit.
+    """Record every attention call of a model in the block; the model's results do not change by a bit.
 
     Caught are `regard.attention` and all that calls it: our models and layers, models of transformers with
     `attn_implementation="regard"` (`regard.huggingface.swap` chooses it); and `torch.nn.MultiheadAttention`, by its
@@ -202,7 +199,7 @@ def _nothing_caught(model: nn.Module) -> str:
 
 
 def with_detected_roles(atlas: Atlas) -> Atlas:
-    """The same atlas, its maps of self-attention with the roles whose rules their heads meet.
+    """A copy of an atlas with the roles of its self-attention heads, detected on its own weights.
 
     The rules are those of `regard.heads.text_roles`, each with its score and how many rows were counted. Maps that have
     been told roles, as a record does where it is given tokens, keep what they have; so do those of cross-attention, and

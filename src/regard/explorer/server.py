@@ -1,7 +1,4 @@
-"""The explorer served: a socket of this machine alone, and the server on it until Ctrl-C.
-
-A browser for an address, where there is one.
-"""
+"""HTTP server of the explorer on the loopback interface, and opening its page in a browser."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ SETTINGS: dict[str, Any] = {
 
 
 class ExplorerServer:
-    """Atlases about to be served: `address` is where, and `run` serves them.
+    """A server of atlases, bound to a port: `address` is its URL, and `run` serves until Ctrl-C.
 
     The address has a random token in it: without it the server says nothing. It listens on the loopback interface
     alone, and only reads, unless there is a model to run again.
@@ -82,7 +79,7 @@ class ExplorerServer:
         self._server.handle_exit = self._interrupted
 
     def run(self, ready: Callable[[], None] = lambda: None) -> None:
-        """Serve until Ctrl-C or `stop`; `ready` is called before, when the socket takes connections already."""
+        """Serve until Ctrl-C or `stop`; `ready` is called first, when the socket accepts connections already."""
         try:
             ready()
             self._server.run(sockets=[self._socket])
@@ -92,22 +89,22 @@ class ExplorerServer:
             self.close()
 
     def stop(self) -> None:
-        """End what runs in another thread."""
+        """Stop the server, which runs in another thread."""
         self._shelf.end()
         self._server.should_exit = True
 
     def _interrupted(self, *signal: Any) -> None:
-        """Ctrl-C ends the model's run, too: the server would wait for it."""
+        """Handle Ctrl-C: stop the model's run too, since the server would wait for it."""
         self._shelf.end()
         self._handle_exit(*signal)
 
     def close(self) -> None:
-        """Give the port back."""
+        """Close the listening socket."""
         self._socket.close()
 
 
 def _bound(port: int) -> socket.socket:
-    """A socket that takes connections from this machine.
+    """A listening socket on the loopback interface.
 
     Raises:
         ConfigurationError: the port is taken, or is none.
@@ -130,7 +127,7 @@ def _bound(port: int) -> socket.socket:
 
 
 TEXT_BROWSERS = {"www-browser", "links", "elinks", "lynx", "w3m"}
-"""They run in the terminal, and show no picture."""
+"""Browsers without JavaScript and pictures, which run in the terminal."""
 
 
 def open_browser(address: str) -> bool:

@@ -1,14 +1,8 @@
-"""The explorer as one file: page, styles, script and data, which works from a disk and asks nobody for anything.
+"""Static HTML page of an atlas: markup, styles, script and data in one file that works offline.
 
-Arrays written into a page as text: compressed, in half precision, as `explorer/src/sources/arrays.ts` reads them.
-
-What of an atlas goes into a static page: whole weights of short maps, cells of long ones, as much as there is room.
-
-Where there is room for the whole weights of some heads alone, they are of those whose roles are clearest.
-
-The keys are those that `explorer/src/sources/embedded.ts` reads.
-
-The page's three files, as they ship with the package.
+`WebBundle` has the built page as it ships with the package. `PagePayload` has as much of an atlas as fits into a number
+of bytes: all weights of short maps, pooled cells of long ones, then all weights of the heads whose roles are clearest.
+Arrays are written in half precision, through gzip, in base64. The page's source for embedded data reads the same keys.
 """
 
 from __future__ import annotations
@@ -40,7 +34,7 @@ GZIP = 31
 
 
 def encode_array(values: Floats, digits: int = DIGITS) -> dict[str, Any]:
-    """Numbers as text: half precision with that many binary digits, through gzip, in base64.
+    """Encode an array as text: half precision with `digits` binary digits, gzip, base64.
 
     Digits that are not written compress away. A number v is off by at most |v| · 2^-digits, or
     2^-(14 + digits) where that is more: 2.4e-7 with 8. NaN stays.
@@ -57,7 +51,7 @@ def encode_array(values: Floats, digits: int = DIGITS) -> dict[str, Any]:
 
 
 def round_mantissa(values: Floats, digits: int = DIGITS) -> NDArray[np.float16]:
-    """The nearest numbers of half precision with so many binary digits.
+    """Round to half precision with so many binary digits.
 
     >>> import numpy
     >>> round_mantissa(numpy.array([1.0, 1 / 3, 0.0], numpy.float32), 3).tolist()
@@ -82,24 +76,24 @@ def _text(kind: str, data: bytes) -> dict[str, Any]:
 
 
 ALL = "regard explore ATLAS serves all"
-"""Where a page that does not hold all weights says that they are."""
+"""How to see all weights, for a page that does not contain them."""
 LEAST_BYTES = 0.3
-"""Bytes that a weight takes in a page, however well it is compressed: what would be too much is not tried."""
+"""Lower bound on the bytes of a compressed weight: detail levels that exceed the limit by it are not tried."""
 
 
 @dataclass(frozen=True, slots=True)
 class DetailLevel:
-    """How much is written: whole weights of maps with at most `whole` rows and columns, else cells, at most side²."""
+    """Detail of a page: all weights of maps up to `whole` × `whole`, pooled cells, at most side², of others."""
 
     whole: int
     side: int
 
     def takes_whole(self, of: AttentionMap) -> bool:
-        """Whether the weights of a map are written as they are."""
+        """Whether all weights of a map are written."""
         return max(of.queries, of.keys) <= self.whole
 
     def levels(self, of: AttentionMap) -> list[int]:
-        """The levels of the pyramid that are written; none where one tile of weights is all that there is."""
+        """Pyramid levels that are written; none where one tile has all weights."""
         if self.takes_whole(of):
             return [] if max(of.queries, of.keys) <= TILE else [len(of.levels) - 1]
         return [level for level, shape in enumerate(of.levels) if max(shape) <= self.side]
@@ -113,16 +107,16 @@ DEPTHS = (
     DetailLevel(64, 64),
     DetailLevel(0, 64),
 )
-"""What is tried, one after the other, until it fits; the coarsest level always is in."""
+"""Detail levels in the order in which they are tried; the coarsest pyramid level is always included."""
 
 
 class PayloadTooLarge(Exception):
-    """There is no room for all of it."""
+    """The payload exceeds its limit in bytes."""
 
 
 @dataclass(slots=True)
 class PagePayload:
-    """What a page has in it, and how many bytes that takes."""
+    """The JSON data of a static page, with its size in bytes."""
 
     most: int
     payload: dict[str, Any]
@@ -132,7 +126,7 @@ class PagePayload:
     cells: set[tuple[int, int]] = field(default_factory=set)
 
     def add(self, part: str, key: str, values: Floats) -> None:
-        """Write one array."""
+        """Add an array, or raise PayloadTooLarge."""
         text = encode_array(values)
         self.payload[part][key] = text
         self.size += _size(key, text)
@@ -140,7 +134,7 @@ class PagePayload:
             raise PayloadTooLarge
 
     def add_if_they_fit(self, part: str, arrays: dict[str, Floats]) -> bool:
-        """Write all of some arrays, or none of them."""
+        """Add all arrays if they fit, else none; return whether they did."""
         texts = {key: encode_array(values) for key, values in arrays.items()}
         size = sum(_size(key, text) for key, text in texts.items())
         if self.size + size > self.most:
@@ -150,7 +144,7 @@ class PagePayload:
         return True
 
     def summary(self) -> str:
-        """What it is, in words."""
+        """The contents in words."""
         others = len(self.payload["meta"]["maps"]) - self.whole
         parts = []
         if self.whole:
@@ -163,7 +157,7 @@ class PagePayload:
 
 
 def fit_payload(atlas: Atlas, most: int) -> PagePayload:
-    """As much of an atlas as fits into so many bytes.
+    """Choose the finest detail of an atlas that fits into so many bytes.
 
     Raises:
         AtlasError: not even the least fits; there is no map in the atlas.
@@ -209,7 +203,7 @@ def _write(contents: PagePayload, depth: DetailLevel, number: int, of: Attention
 
 
 def _fill(contents: PagePayload, depth: DetailLevel, atlas: Atlas) -> None:
-    """Add the whole weights of single heads while there is room, those whose roles are clearest first."""
+    """Add all weights of single heads while they fit, those with the clearest roles first."""
     heads = [
         (-max((float(role["score"]) for role in of.roles[head]), default=0.0), number, head)
         for number, of in enumerate(atlas.maps)
@@ -235,7 +229,7 @@ def _size(key: str, text: dict[str, Any]) -> int:
 
 
 def _tokens(contents: PagePayload, of: AttentionMap) -> dict[str, list[str]]:
-    """The tokens of a map; those of the keys are left out where they are those of the queries."""
+    """Tokens of a map; those of the keys are left out if they equal those of the queries."""
     tokens = {"query": [shortened(word) for word in of.query_tokens]}
     if of.key_tokens != of.query_tokens:
         tokens["key"] = [shortened(word) for word in of.key_tokens]
@@ -254,7 +248,7 @@ FOLDER = Path(__file__).parent / "web"
 
 @dataclass(frozen=True, slots=True)
 class WebBundle:
-    """Markup, script and styles of the page, read once."""
+    """Markup, script and styles of the page, as built from its sources."""
 
     markup: str
     script: str
@@ -262,7 +256,7 @@ class WebBundle:
 
     @classmethod
     def read(cls, folder: Path = FOLDER) -> WebBundle:
-        """The files of a folder.
+        """Read the three files from a folder.
 
         Raises:
             ConfigurationError: one of them is not there, or is not text.
@@ -283,18 +277,18 @@ MOST_BYTES = 32_000_000
 
 @dataclass(frozen=True, slots=True)
 class StaticPage:
-    """One page of HTML with all that it needs, and what of the atlas is in it, in words."""
+    """A self-contained HTML page, and a description of what it contains."""
 
     text: str
     contents: str
 
     @property
     def size(self) -> int:
-        """Bytes of the file."""
+        """Size of the file in bytes."""
         return len(self.text.encode())
 
     def save(self, path: str | Path) -> None:
-        """Write it to one file, which is the old one or the new one, never half of each.
+        """Write the page to a file, replaced atomically.
 
         Raises:
             CheckpointError: it cannot be written.
@@ -304,7 +298,7 @@ class StaticPage:
 
 
 def static_page(atlas: Atlas, *, state: ViewState | str | None = None, most: int = MOST_BYTES) -> StaticPage:
-    """An atlas as a page of its own, of at most so many bytes.
+    """Make a self-contained HTML page of an atlas, of at most `most` bytes.
 
     Maps of at most 512 rows and columns are in it weight by weight, each to within 0.4 %; longer ones, or all where
     that is too much, by the levels of their pyramids, as fine as there is room, and then as many heads as there is room

@@ -1,4 +1,4 @@
-"""torch.nn.MultiheadAttention heard without being touched: after a call its attention is computed again, by ours.
+"""Record torch.nn.MultiheadAttention by recomputing each call with regard, without hooks on the modules.
 
 torch's layers take other paths, with other rounding, where a module has hooks. So none is hung on any module: torch's
 hooks for all modules are not looked at there, and tell of every call, of every thread.
@@ -23,7 +23,7 @@ _ATTENTION, _LAYER = (inspect.signature(of.forward) for of in (nn.MultiheadAtten
 
 
 class TorchLayerRecorder:
-    """Repeats the attention of torch's layers by regard's, which tell whoever listens.
+    """Recomputes the attention of torch's layers with regard's layer, whose calls are recorded.
 
     names: the modules that are heard. within: names what is heard in its block. hears: whether this call is listened
     to. ended: is called when the whole model has returned. missed: why layers that were called could not be heard.
@@ -43,7 +43,7 @@ class TorchLayerRecorder:
 
     @contextmanager
     def heard(self) -> Iterator[None]:
-        """Hear of every call of these layers in the block."""
+        """Record the calls of these layers in the block."""
         before = register_module_forward_pre_hook(self._before)
         after = register_module_forward_hook(self._after, with_kwargs=True)
         try:
@@ -82,7 +82,7 @@ class TorchLayerRecorder:
             self._look_at_layer(module, arguments, keywords)
 
     def _look_at_layer(self, layer: nn.TransformerEncoderLayer, arguments: tuple, keywords: dict[str, Any]) -> None:
-        """Repeat the attention of a layer that torch computed in one go, and whose attention it never called."""
+        """Recompute the attention of an encoder layer that torch ran on its fast path."""
         attention = layer.self_attn
         if (get_ident(), attention) in self._called or attention not in self.names:
             return
@@ -100,7 +100,7 @@ class TorchLayerRecorder:
         self.missed.setdefault(self.names.get(module) or type(module).__name__, why)
 
     def _repeat(self, module: nn.Module, given: dict[str, Any]) -> None:
-        """The attention of one call, by a twin that has the module's parameters and nothing else of it."""
+        """Recompute one call with a regard layer that shares the module's parameters."""
         kind = "self" if given["query"] is given["key"] else "cross"
         given |= {"need_weights": False}
         name = self.names.get(module) or type(module).__name__
@@ -110,26 +110,26 @@ class TorchLayerRecorder:
 
 
 def _is_torchs(module: Any) -> bool:
-    """Whether a module is torch's own layer: regard's tells by itself."""
+    """Whether a module is torch's own attention layer; calls of regard's are recorded anyway."""
     return isinstance(module, nn.MultiheadAttention) and not isinstance(module, MultiheadAttention)
 
 
 def _has_forward_of(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Whether a module computes what a class does, so that what it was given is what its attention sees."""
+    """Whether a module has the `forward` of a class, so that its inputs are those of its attention."""
     return type(module).forward is kind.forward and "forward" not in vars(module)
 
 
 def _bound(
     signature: inspect.Signature, module: nn.Module, arguments: tuple, keywords: dict[str, Any]
 ) -> dict[str, Any]:
-    """What a layer was called with, by name."""
+    """The arguments of a call by name."""
     given = signature.bind(module, *arguments, **keywords)
     given.apply_defaults()
     return {name: value for name, value in given.arguments.items() if name != "self"}
 
 
 def _of_layer(layer: nn.TransformerEncoderLayer, given: dict[str, Any]) -> dict[str, Any]:
-    """What an encoder layer hands its attention."""
+    """The arguments that an encoder layer passes to its attention."""
     with torch.no_grad():
         x = given["src"]
         x = layer.norm1(x) if layer.norm_first else x
@@ -143,7 +143,7 @@ def _of_layer(layer: nn.TransformerEncoderLayer, given: dict[str, Any]) -> dict[
 
 
 def _plain(given: dict[str, Any]) -> dict[str, Any]:
-    """Nested tensors, which torch's encoder makes of padded batches, as padded as they were; and no hint."""
+    """The same arguments with nested tensors padded again, and without `is_causal`."""
     given = {name: value for name, value in given.items() if name != "is_causal"}
     query = given["query"]
     if not query.is_nested:
@@ -156,7 +156,7 @@ def _plain(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _length(lengths: Tensor) -> int:
-    """The positions of a padded batch, with its padding where it is torch's encoder that took it away."""
+    """The padded length of a batch, including padding that torch's encoder removed."""
     longest = int(lengths.max())
     variables = variables_of(nn.TransformerEncoder)
     padding = variables.get("src_key_padding_mask") if variables.get("convert_to_nested") else None
@@ -166,7 +166,7 @@ def _length(lengths: Tensor) -> int:
 
 
 def _twin(module: nn.Module) -> MultiheadAttention:
-    """A layer of regard's over the same parameters, in evaluation, with none of the module's hooks."""
+    """A regard layer over the same parameters, in evaluation mode, without the module's hooks."""
     twin = MultiheadAttention.__new__(MultiheadAttention)
     state = {name: held.copy() if isinstance(held, dict) else held for name, held in vars(module).items()}
     twin.__setstate__(state | {"training": False})

@@ -1,6 +1,6 @@
-"""What the explorer shows and how, as a permalink keeps it: the same names in Python, and behind "#" of the address.
+"""State of the page's view and its permalink: the same names in Python and behind "#" of the address.
 
-`explorer/src/state.ts` is the same list for the page; `explorer/test/permalinks.json` holds the two together.
+The page's sources have the same list of names; a table of permalinks in the tests checks that both agree.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Direction = Literal["query", "key"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewState:
-    """What the page shows when it opens. All counts are from 0, and all positions are those of rows and columns.
+    """State of the view when the page opens. Counts are from 0, and positions are indices of rows and columns.
 
     Args:
         view: all heads, one head, its lines between tokens, pinned heads beside each other, or a table.
@@ -115,7 +115,7 @@ class ViewState:
 
     @classmethod
     def from_permalink(cls, text: str) -> ViewState:
-        """The state that an address of the page tells, or what stands behind its "#".
+        """Parse the address of a page, or what stands behind its "#".
 
         Raises:
             ConfigurationError: it is none.
@@ -134,12 +134,12 @@ class ViewState:
         return cls(**{name: _read(name, value) for name, value in texts.items()})
 
     def permalink(self) -> str:
-        """What stands behind "#" in the page's address: whatever is not as it is without being told."""
+        """The text behind "#" of the address: all fields that differ from their defaults."""
         told = [(of.name, getattr(self, of.name)) for of in fields(self) if getattr(self, of.name) != of.default]
         return "&".join(f"{name}={quote(_written(value), safe=UNQUOTED)}" for name, value in told)
 
     def within(self, atlas: Atlas) -> ViewState:
-        """The same state with the map's number for its name, of an atlas that has what it shows.
+        """A copy with the index of the map for its name, validated against an atlas.
 
         Raises:
             ConfigurationError: a map, head, row or column that the atlas does not have.
@@ -159,7 +159,7 @@ class ViewState:
 
 
 def opening_permalink(state: ViewState | str | None, atlases: list[Atlas]) -> str:
-    """What a page of these atlases reads behind "#" to open with a state, which may be a permalink.
+    """Validate a state or permalink against atlases, and return it as the text behind "#" of the address.
 
     Raises:
         ConfigurationError: a state that is none, or of something that the atlases do not have.
@@ -227,7 +227,7 @@ _KINDS: dict[Any, tuple[str, Callable[[Any], bool]]] = {
         lambda value: isinstance(value, tuple) and len(value) <= MOST_PINS and all(map(_is_pair, value)),
     ),
 }
-"""By the type of a value: what it needs to be, in words, and whether one is that."""
+"""By the type of a field: a description of valid values, and the check."""
 
 
 @cache
@@ -254,7 +254,7 @@ def _written(value: Any) -> str:
 
 
 def _read(name: str, text: str) -> Any:
-    """The value of a text in a permalink, by the type that its name has; a text that is none is left for the rules."""
+    """Parse a value of a permalink by the type of its name; text that does not parse is left to validation."""
     kind = _types()[name]
     if kind is str or get_origin(kind) is Literal:
         return text

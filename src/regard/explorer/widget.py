@@ -1,4 +1,4 @@
-"""The explorer as a widget of anywidget: messages from the page are answered by the kernel.
+"""The explorer as an anywidget: the kernel answers messages from the page.
 
 A message asks {"id", "method", "arguments"} and is answered by {"id", "result"} or {"id", "error"}; numbers come as one
 buffer of float32 in little-endian order beside {"id"}.
@@ -20,7 +20,7 @@ Send = Callable[[dict[str, Any], list[bytes]], None]
 
 
 def widget(collection: Collection, *, state: str, height: int, hides: str) -> Any:
-    """A widget that shows what is on a shelf; it opens with a state, told as in a permalink.
+    """Make a widget that displays a collection, opened with a permalink.
 
     hides: the end of the data of the picture that stands in for it where it cannot be shown.
 
@@ -45,7 +45,7 @@ def widget(collection: Collection, *, state: str, height: int, hides: str) -> An
 
 
 def answer(collection: Collection, message: Any, send: Send) -> None:
-    """Answer one message; what is wrong with it is the answer, too."""
+    """Answer one message; errors are sent as answers."""
     name = message.get("id") if isinstance(message, Mapping) else None
     try:
         found = _found(collection, message)
@@ -90,7 +90,7 @@ def _text(arguments: Mapping[str, Any]) -> str:
 
 
 def _written(value: Any) -> str:
-    """A value of a message as it would stand in an address, where it is checked."""
+    """A value of a message as the text of a query parameter, for the same checks."""
     if isinstance(value, Sequence) and not isinstance(value, str):
         return "-".join(str(part) for part in value[:3])
     return str(value)

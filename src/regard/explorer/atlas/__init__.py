@@ -1,4 +1,4 @@
-"""Atlases: what every attention of a model computed, in one file, small enough to keep and exact where one looks."""
+"""Atlases: attention maps of a model in one file, stored as queries, keys and log-sum-exp instead of weights."""
 
 from .atlas import Atlas as Atlas
 from .attention_map import AttentionMap as AttentionMap

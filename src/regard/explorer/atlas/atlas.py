@@ -1,4 +1,4 @@
-"""An atlas: maps of attention, in memory or in a file."""
+"""The `Atlas` class: the attention maps of a model, in memory or memory-mapped from a file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .translation_info import RankedTranslation, check_fit, links_of, to_json, v
 
 
 class Atlas:
-    """What every attention of a model computed: one map for each module, call, and sequence of the batch.
+    """The attention of a model: one map for each attention module, call, and sequence of the batch.
 
     It is made by `regard.explorer.record`, by `Atlas.open` from a file, or by `Atlas.from_weights` from other tools'
     arrays. Of each call it holds queries and keys, one log-sum-exp a row, and which pairs exist: any tile of the exact
@@ -44,7 +44,7 @@ class Atlas:
 
     @classmethod
     def open(cls, path: str | Path) -> Atlas:
-        """The atlas in a file, of which nothing is read but what is asked for; the file must not change meanwhile.
+        """Open a file; arrays are read lazily, so the file must not change while the atlas is in use.
 
         Raises:
             AtlasError: the file is missing, truncated, of a newer version, no atlas, or inconsistent in any part.
@@ -57,7 +57,7 @@ class Atlas:
     def from_weights(
         cls, maps: Mapping[str, Any] | Sequence[Any], *, tokens: Any = None, title: str = "", tolerance: float = 0.02
     ) -> Atlas:
-        """An atlas of weights that another tool computed; they are kept whole, in half precision.
+        """Make an atlas of attention weights that another tool computed, stored in half precision.
 
         Args:
             maps: by name, or in a list (which is then "layers.0", "layers.1", ...): tensors or arrays (heads, M, N) or
@@ -89,7 +89,7 @@ class Atlas:
         return self.notebook_view(self, state=state, rerun=rerun, height=height)
 
     def save(self, path: str | Path) -> None:
-        """Write the atlas to one file, which is the old one or the new one, never half of each.
+        """Write the atlas to one file, replaced atomically.
 
         Raises:
             AtlasError: it cannot be written, or its title is none.
@@ -99,7 +99,7 @@ class Atlas:
         save_atlas(Path(path), self.title, self._records, self._arrays)
 
     def with_roles(self, roles: Sequence[Sequence[Sequence[Mapping[str, Any]]]]) -> Atlas:
-        """The same atlas with roles: for each of `maps` one list a head of {"name", "score", "n", "rule"}.
+        """A copy with roles: for each of `maps`, for each head, a list of {"name", "score", "n", "rule"}.
 
         name and rule are words, score a number, n how many cases it was counted on.
 
@@ -109,7 +109,7 @@ class Atlas:
         return self._with("roles", validated_roles(roles, [(of.name, of.heads) for of in self.maps]))
 
     def with_gold(self, gold: Any, *, sequence: int = 0, hypothesis: int | None = None) -> Atlas:
-        """The same atlas with the links that people made between the words of a sentence and its translation.
+        """A copy with gold word alignments between a sentence and its translation.
 
         They belong to the maps of cross-attention of one sequence of the batch, and of one hypothesis where the maps
         are of several. Words are those that `TokenizedText` told; where they told none, each token is a word.
@@ -147,7 +147,7 @@ class Atlas:
         return self._with("gold", held)
 
     def with_hypotheses(self, hypotheses: Sequence[RankedTranslation | None]) -> Atlas:
-        """The same atlas, told for each of `maps` which of the n best translations it is of; None: of none.
+        """A copy that says, for each of `maps`, which of the n best translations it belongs to; None: none.
 
         Raises:
             AtlasError: not one entry for each map.
@@ -155,7 +155,7 @@ class Atlas:
         return self._with("hypotheses", validated_hypotheses(hypotheses, len(self.maps)))
 
     def _with(self, name: str, entries: Sequence[Any]) -> Atlas:
-        """The same atlas with something told of each of its maps; of records of which nothing is, nothing is kept."""
+        """A copy whose records have a field with one entry for each map, left out where all of its entries are None."""
         records, at = [], 0
         for record in self._records:
             own = list(entries[at : (at := at + sequences(record))])
@@ -170,7 +170,7 @@ class Atlas:
 
 
 def sequences(record: Mapping[str, Any]) -> int:
-    """How many sequences a record has."""
+    """The number of sequences, the product of the batch axes, of a record."""
     leading = record["leading"][:-1] if record["head_axis"] else record["leading"]
     count = 1
     for size in leading:

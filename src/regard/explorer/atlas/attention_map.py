@@ -1,4 +1,4 @@
-"""One map of an atlas: the weights of all heads of one call on one sequence."""
+"""The `AttentionMap` class: weights, pyramid, profiles and metrics of one call on one sequence."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class AttentionMap:
-    """The weights of one call of an attention module on one sequence of the batch, all heads, at any length.
+    """All heads of one call of an attention module on one sequence of the batch; tiles of weights are recomputed.
 
     name: of the module in its model. call: which of its calls; where several are rows of one map, the first of them.
     sequence: which of the batch. kind: "self", or "cross" to another sequence.
@@ -44,60 +44,60 @@ class AttentionMap:
 
     @property
     def call(self) -> int:
-        """Which of the module's calls it is, from 0; the first of them where several are rows of one map."""
+        """The index of the module's call, from 0; of the first one where several calls are rows of one map."""
         return self.record["call"]
 
     @property
     def steps(self) -> int:
-        """How many calls it is made of."""
+        """The number of calls that are rows of this map."""
         return self.record["steps"]
 
     @property
     def kind(self) -> Literal["self", "cross"]:
-        """What the queries attend to: their own sequence, or another."""
+        """Self-attention within one sequence, or cross-attention between two."""
         return self.record["kind"]
 
     @property
     def heads(self) -> int:
-        """How many heads there are."""
+        """The number of heads."""
         return self.record["heads"]
 
     @property
     def queries(self) -> int:
-        """M, how many queries there are."""
+        """M, the number of queries."""
         return self.record["queries"]
 
     @property
     def keys(self) -> int:
-        """N, how many keys there are."""
+        """N, the number of keys."""
         return self.record["keys"]
 
     @property
     def rounding(self) -> float:
-        """By how much a weight may differ, for its size, from that of the model; 0 where q and k are kept as they were.
+        """Bound on the relative error of weights, from storing q and k in half precision; 0 if stored exactly.
 
-        A bound on what rounding q and k to half precision does: most weights are several times nearer.
+        Most weights are several times nearer.
         """
         return self.record["rounding"]
 
     @cached_property
     def query_tokens(self) -> tuple[str, ...]:
-        """The words that ask; their positions where none were given."""
+        """Tokens of the queries; their positions if the atlas has no tokens."""
         return self._words("query", self.query_positions)
 
     @cached_property
     def key_tokens(self) -> tuple[str, ...]:
-        """The words that are asked; their positions where none were given."""
+        """Tokens of the keys; their positions if the atlas has no tokens."""
         return self._words("key", self.key_positions)
 
     @cached_property
     def query_positions(self) -> NDArray[np.int64]:
-        """(M,): where the queries sit."""
+        """Positions of the queries, (M,)."""
         return self._positions("query", self.queries)
 
     @cached_property
     def key_positions(self) -> NDArray[np.int64]:
-        """(N,): where the keys sit."""
+        """Positions of the keys, (N,)."""
         return self._positions("key", self.keys)
 
     @cached_property
@@ -112,20 +112,20 @@ class AttentionMap:
 
     @property
     def hypothesis(self) -> RankedTranslation | None:
-        """Which of the n best translations it is of; None where `Atlas.with_hypotheses` told nothing."""
+        """The translation that the map belongs to, as `Atlas.with_hypotheses` set it; None if it has none."""
         told = self.record.get("hypotheses")
         return RankedTranslation(**told[self.sequence]) if told and told[self.sequence] else None
 
     @property
     def gold(self) -> SentenceLinks | None:
-        """The links between words that people made, source word first; None unless `Atlas.with_gold` gave some."""
+        """Gold word links (source, target), as `Atlas.with_gold` set them; None if it has none."""
         told = self.record.get("gold")
         return from_json(told[self.sequence]) if told and told[self.sequence] else None
 
     def weights(self, head: int, rows: slice, columns: slice) -> Floats:
-        """The weights of a head on rows × columns, (m, n); 0 where a pair does not exist.
+        """Recompute the weights of a head on rows × columns, (m, n); 0 where a pair is masked.
 
-        They are computed from what is kept, by the library's formula, and are those of the model up to `rounding`,
+        They are computed from the stored q, k and log-sum-exp, and are those of the model up to `rounding`,
         each row normed over all its keys.
 
         Raises:
@@ -141,7 +141,7 @@ class AttentionMap:
             return lens.compute(problem, self.recorded_problem.lse[head]).float().numpy()
 
     def exists(self, head: int, rows: slice, columns: slice) -> NDArray[np.bool_]:
-        """Which pairs of a head exist, (m, n), True = attend; all do, as far as is known, of arrays that were given.
+        """The mask of a head on rows × columns, (m, n), True = attend; all True for `Atlas.from_weights`.
 
         Raises:
             AtlasError: as `weights`.
@@ -161,12 +161,12 @@ class AttentionMap:
         return self._levels.shapes
 
     def cell(self, level: int) -> tuple[int, int]:
-        """How many queries and keys one cell of a level has; the last ones may have fewer."""
+        """Queries and keys in one cell of a level; the last cells may have fewer."""
         self._check("level", level, len(self.levels))
         return self._levels.cell(level)
 
     def pooled(self, head: int, level: int, reduce: Literal["mean", "max"] = "mean") -> Floats:
-        """The mean or largest weight of each cell of a level, (rows, columns); NaN where no pair of the cell exists.
+        """Mean or largest weight of each cell of a pyramid level, (rows, columns); NaN where all pairs are masked.
 
         So have all cells of a row that attends to NaN.
 
@@ -201,7 +201,7 @@ class AttentionMap:
         return cells
 
     def attends_to_nan(self, head: int) -> NDArray[np.bool_]:
-        """Which rows attend to NaN or to infinity, (M,): their weights are no numbers.
+        """Rows that attend to NaN or infinity, (M,), True = its weights are not numbers.
 
         Raises:
             AtlasError: there is no such head.
@@ -214,7 +214,7 @@ class AttentionMap:
 
     @cached_property
     def metrics(self) -> Mapping[str, Floats]:
-        """One number for each head, (heads,), under the name of what it measures, over rows that attend to something.
+        """Metrics of the heads, each (heads,), averaged over the rows that attend to some key.
 
         NaN of a head without such a row, or with one that attends to NaN.
 
@@ -246,12 +246,12 @@ class AttentionMap:
 
     @property
     def profiles(self) -> tuple[Literal["entropy", "received", "largest"], ...]:
-        """The names of the methods that tell one number for each row or key."""
+        """Names of the methods that return one number for each query or key."""
         return ("entropy", "received", "largest")
 
     @property
     def roles(self) -> tuple[tuple[Mapping[str, Any], ...], ...]:
-        """The roles of each head, {"name", "score", "n", "rule"}: found where tokens were given, or told."""
+        """Roles of each head, {"name", "score", "n", "rule"}: detected, or set by `Atlas.with_roles`."""
         roles = self.record.get("roles")
         return tuple(tuple(of) for of in roles[self.sequence]) if roles else ((),) * self.heads
 
@@ -287,7 +287,7 @@ class AttentionMap:
 
     @cached_property
     def recorded_problem(self) -> RecordedProblem:
-        """What is kept of queries and keys, as problems; a map of weights that were given has none."""
+        """The stored queries and keys as `Problem`s; not available for `Atlas.from_weights`."""
         return RecordedProblem(self.record, self.arrays, self.sequence)
 
     def _stretches(self, head: int, rows: slice, columns: slice) -> tuple[slice, slice]:
@@ -303,7 +303,7 @@ class AttentionMap:
 
 
 def _stretch(name: str, stretch: slice, count: int) -> slice:
-    """A plain slice within 0..count, its ends written out."""
+    """Validate a slice without a step within 0..count, and return it with both ends."""
     if not isinstance(stretch, slice) or stretch.step not in (None, 1):
         raise AtlasError(f"weights need {name} as a slice without a step, such as slice(0, 256); they are {stretch!r}")
     ends = [0 if stretch.start is None else stretch.start, count if stretch.stop is None else stretch.stop]

@@ -1,4 +1,4 @@
-"""A mask as an atlas keeps one that has no symbol: a verdict on each tile, and the bits of those that are mixed."""
+"""A mask stored by tiles of 128 × 128: EMPTY, FULL, or PARTIAL with one bit for each pair."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOST_BITS = 2**26
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BitmapMask(Mask):
-    """Which pairs exist, by rows and columns and not by positions.
+    """A mask given by tiles over rows and columns; it does not depend on positions.
 
     marks: uint8 (..., ⌈M/128⌉, ⌈N/128⌉), as of `Mask.tiles`. bits: uint8 (P, 128, 16), those of the PARTIAL tiles in
     their order; beyond the last row or column they are 0. Leading axes broadcast to those of the weights.
@@ -37,7 +37,7 @@ class BitmapMask(Mask):
 
     @cached_property
     def numbers(self) -> Tensor:
-        """Which of the bits belong to a tile that is PARTIAL."""
+        """Index into `bits` of each PARTIAL tile, in the shape of `marks`."""
         partial = self.marks == PARTIAL
         return (partial.flatten().cumsum(0) - 1).view(partial.shape)
 
@@ -50,7 +50,7 @@ class BitmapMask(Mask):
         return shown[..., above : above + len(rows), left : left + len(columns)]
 
     def _known(self, blocks: Blocks) -> Ternary:
-        """What holds for whole blocks; nothing where they do not lie within tiles, or tiles within them."""
+        """Verdicts on blocks; PARTIAL where blocks and tiles do not nest."""
         rows, columns = _stretches(blocks.grid)
         sizes = blocks.rows, blocks.columns
         within = min(sizes[0], SIDE), min(sizes[1], SIDE)
@@ -66,7 +66,7 @@ class BitmapMask(Mask):
         return Ternary.between(every, some)
 
     def _shown(self, rows: range, columns: range, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-        """Whether some and whether every pair exists, of all parts of the tiles met, each of `size` rows and columns.
+        """For each part of `size` rows and columns of the tiles: does any pair exist, and do all pairs exist?
 
         Bits beyond the last row or column do not exist: a part that reaches there does not exist as a whole.
         """
@@ -89,7 +89,7 @@ class BitmapMask(Mask):
 
 
 def tiled(mask: Mask, grid: Grid) -> BitmapMask:
-    """Any mask on the pairs of a grid, by its tiles.
+    """Convert any mask on a grid to a `BitmapMask`.
 
     Raises:
         AtlasError: the bits of its mixed tiles would take more than MOST_BITS.
@@ -118,7 +118,7 @@ def tiled(mask: Mask, grid: Grid) -> BitmapMask:
 
 
 def _joined(parts: Tensor, axis: int, count: int, filling: bool) -> Tensor:
-    """Parts along an axis in groups of so many, the axis of the groups in front; the last one is filled up."""
+    """Group the entries along an axis by `count`, padding the last group with `filling`."""
     short = -parts.shape[axis] % count
     parts = pad(parts, (0, short) if axis == -1 else (0, 0, 0, short), value=filling)
     return parts.unflatten(axis, (-1, count))

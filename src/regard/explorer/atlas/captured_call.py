@@ -22,9 +22,9 @@ from ...utils.pytree import tree_flatten, tree_unflatten
 
 @dataclass(eq=False)
 class CapturedCall:
-    """One call, or several that are rows of one: all axes before the heads are one, the sequences.
+    """One call of attention, or several decode steps merged into one; batch axes are flattened to sequences.
 
-    query (B, H, M, ·) and key (B, Hk, N, ·) as they are to be kept, lse (B, H, M); errors: what rounding did to query
+    query (B, H, M, ·) and key (B, Hk, N, ·) as they are stored, lse (B, H, M); errors: what rounding did to query
     and key, (4, H) as `_errors` has it, None where they are as they were;
     leading: the axes (*batch, heads), or (*batch,) where there are no heads, that masks and biases broadcast to;
     positions (B or 1, M) and (B or 1, N); guessed: whether the kind is.
@@ -51,7 +51,7 @@ class CapturedCall:
 
     @property
     def rounding(self) -> float:
-        """By how much a weight may differ from what it was, for its size: exp(2 · the most that a score differs) - 1.
+        """Bound on the relative error of a weight: exp(2 · largest error of a score) - 1.
 
         The log-sum-exp of a row differs by no more than its scores do. tanh and a softcap make differences smaller.
         """
@@ -66,14 +66,14 @@ class CapturedCall:
 
     @property
     def form(self) -> PairForm:
-        """The pair form, in the axes that mask and bias know."""
+        """The pair form with the original batch axes, to which mask and bias broadcast."""
         query = self.query.view(*self.leading, *self.query.shape[2:])
         heads = (*self.leading[:-1], self.key.shape[1]) if self.has_heads else self.leading
         key = self.key.view(*heads, *self.key.shape[2:])
         return DotPairs(query, key, self.scale) if self.weight is None else AdditivePairs(query, key, self.weight)
 
     def problem(self) -> Problem:
-        """The call as a problem without values."""
+        """The call as a `Problem` whose values have no columns."""
         form = self.form
         batch = self.leading[:-1] if self.has_heads else self.leading
         placed = [
@@ -91,13 +91,13 @@ class CapturedCall:
 
 
 class TensorSnapshots:
-    """Tensors as they are now, copied once however many calls share them."""
+    """Copies of the tensors of masks and biases, made once for all calls that share them."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     def of(self, value: Any) -> Any:
-        """A mask or a bias over copies of its tensors."""
+        """Copy a mask or a bias with its tensors."""
         if value is None:
             return None
         tensors, form = tree_flatten(value)
@@ -121,7 +121,7 @@ def capture(
     snapshots: TensorSnapshots,
     half: bool,
 ) -> CapturedCall:
-    """What is kept of a problem: its own copies, on the CPU; q and k in half precision if `half` and if they fit."""
+    """Copy a problem to the CPU, with q and k in half precision if `half` and if their values fit."""
     layout = WeightsLayout.from_problem(problem)
     heads = problem.pairs.key.shape[-3] if problem.heads else 1
     query = _batched(problem.pairs.query, problem, layout.heads)
@@ -152,19 +152,19 @@ def capture(
 
 
 def _batched(tensor: Tensor, problem: Problem, heads: int) -> Tensor:
-    """(*batch, heads, length, ·) as (B, heads, length, ·), where the batch may have been broadcast."""
+    """Reshape (*batch, heads, length, ·) to (B, heads, length, ·), expanding a broadcast batch."""
     own = tensor.shape[-3:] if problem.heads else tensor.shape[-2:]
     tensor = tensor.expand(*problem.batch, *own)
     return tensor.reshape(problem.batch.numel(), heads, *tensor.shape[-2:])
 
 
 def _copied(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """A copy of one's own, without the history."""
+    """A detached copy on the CPU in another dtype."""
     return torch.empty(tensor.shape, dtype=dtype).copy_(tensor.detach())
 
 
 def _errors(query: Tensor, kept_query: Tensor, key: Tensor, kept_key: Tensor) -> Tensor:
-    """The largest norms of each head's vectors, and of what rounding changed in them: (4, H), queries first."""
+    """Largest norms of each head's vectors and of their rounding errors, (4, H): queries, then keys."""
 
     def of(tensor: Tensor, rounded: Tensor) -> Tensor:
         tensor, rounded = tensor.detach().float(), rounded.to(tensor.device).float()
@@ -175,7 +175,7 @@ def _errors(query: Tensor, kept_query: Tensor, key: Tensor, kept_key: Tensor) ->
 
 
 def _fits_float16(*tensors: Tensor) -> bool:
-    """Whether numbers are within the reach of half precision."""
+    """Whether all values are within the range of float16."""
     most = torch.finfo(torch.float16).max
     return all(float(of.detach().abs().amax()) <= most if of.numel() else True for of in tensors)
 
@@ -187,7 +187,7 @@ MIN_TILE_SIDE = -1e4
 
 
 def is_causal(problem: Problem) -> bool:
-    """Whether no row attends to a key behind its own, where the queries are the last of the keys.
+    """Whether no query attends to a key after its own position, where the queries are the last of the keys.
 
     A mask that says so by its symbol is believed. Of others, and of biases, the corner of the last rows and keys tells.
     """
@@ -209,7 +209,7 @@ def is_causal(problem: Problem) -> bool:
 
 
 def conjuncts(mask: Mask | None) -> list[Mask]:
-    """The masks that a mask asks for together."""
+    """The operands of a conjunction of masks; [] of None."""
     if mask is None:
         return []
     return [*conjuncts(mask.left), *conjuncts(mask.right)] if isinstance(mask, And) else [mask]

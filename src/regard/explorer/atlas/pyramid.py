@@ -1,7 +1,4 @@
-"""The levels of a pyramid over a map: how large their cells are, and how a level is kept in one byte a cell.
-
-Which cells of a pyramid have a pair that exists: told by the mask for whole cells, looked into where it cannot.
-"""
+"""Pooled pyramids over attention maps: level sizes, one byte per cell, and which cells contain an unmasked pair."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ SHARE = 1.5
 
 @dataclass(frozen=True, slots=True)
 class PyramidLevels:
-    """Cells of rows · 2^l × columns · 2^l pairs at level l, the finest being level 0, over `queries` × `keys` pairs."""
+    """Sizes of a pyramid over `queries` × `keys` pairs; cells of level l have rows · 2^l × columns · 2^l pairs."""
 
     queries: int
     keys: int
@@ -35,7 +32,7 @@ class PyramidLevels:
 
     @classmethod
     def of(cls, queries: int, keys: int, room: float) -> PyramidLevels:
-        """The finest levels that fit into `room` bytes for each head.
+        """The finest pyramid that fits into `room` bytes for each head.
 
         Cells are powers of two. A map of at most 64 rows or columns has cells of 1 there; others have 2 at least.
         """
@@ -50,7 +47,7 @@ class PyramidLevels:
 
     @property
     def shapes(self) -> tuple[tuple[int, int], ...]:
-        """Rows and columns of cells of each level, the finest first: each halves the one before, rounded up."""
+        """(rows, columns) of each level, the finest first; each is half of the one before, rounded up."""
         shapes = [(_cells(self.queries, self.rows), _cells(self.keys, self.columns))]
         while max(shapes[-1]) > COARSEST:
             shapes.append((-(-shapes[-1][0] // 2), -(-shapes[-1][1] // 2)))
@@ -61,7 +58,7 @@ class PyramidLevels:
         return self.rows << level, self.columns << level
 
     def pairs(self, level: int) -> Tensor:
-        """How many pairs each cell has, (rows, columns), float32."""
+        """The number of pairs in each cell, (rows, columns), float32."""
         sizes = [
             (length - torch.arange(cells) * cell).clamp(max=cell)
             for length, cells, cell in zip((self.queries, self.keys), self.shapes[level], self.cell(level), strict=True)
@@ -70,7 +67,7 @@ class PyramidLevels:
 
 
 def _least(length: int) -> int:
-    """The smallest cell that a length may have."""
+    """The smallest side of a cell for a map of this length."""
     if length <= COARSEST:
         return 1
     cell = 2
@@ -84,7 +81,7 @@ def _cells(length: int, cell: int) -> int:
 
 
 def pyramid(finest: Tensor, levels: PyramidLevels, reduce: str) -> list[Tensor]:
-    """Each level of sums or maxima (B, H, R, C), the finest first; "mean" turns sums into means of their cells."""
+    """Pool the finest level to all levels (B, H, R, C), by maxima, or by means of the finest level's sums."""
     found = [finest]
     for rows, columns in levels.shapes[1:]:
         below = found[-1]
@@ -98,7 +95,7 @@ def pyramid(finest: Tensor, levels: PyramidLevels, reduce: str) -> list[Tensor]:
 
 
 def packed(level: Tensor, exists: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Numbers of at least 0, (B, H, R, C), as bytes, and the largest of each head, (B, H).
+    """Quantise numbers of at least 0, (B, H, R, C), to bytes; also return the largest of each head, (B, H).
 
     A number v of a head whose largest is t is kept as b = 1 + round(254 · √(v/t)) and read as t · ((b - 1)/254)²: it is
     off by at most t · (√(v/t)/254 + 1/508²), so that small numbers keep more digits than in equal steps. 0 is kept for
@@ -116,7 +113,7 @@ def packed(level: Tensor, exists: Tensor | None = None) -> tuple[Tensor, Tensor]
 
 
 def unpacked(bytes_: Tensor, top: Tensor) -> Tensor:
-    """What was packed, as float32, within the error that `packed` states; NaN where there is no pair."""
+    """Dequantise what `packed` returned, as float32, within its error; NaN for cells without a pair."""
     values = ((bytes_.float() - 1.0) / 254.0).square_() * top[..., None, None]
     return values.masked_fill_(bytes_ == 0, math.nan)
 
@@ -131,7 +128,7 @@ STEP = 128
 
 @dataclass(frozen=True, eq=False, slots=True)
 class UnmaskedCells:
-    """For each level, the finest first, whether a pair of a cell exists; no levels where all pairs do.
+    """For each pooled cell: does it contain an unmasked pair? No levels where nothing is masked.
 
     levels: bool (..., R, C), leading axes broadcastable to `leading`, the axes (*batch, heads) of the weights.
     """
@@ -141,12 +138,12 @@ class UnmaskedCells:
 
     @classmethod
     def everywhere(cls) -> UnmaskedCells:
-        """Where all pairs exist, as far as is known."""
+        """The value for maps without a mask."""
         return cls()
 
     @classmethod
     def by(cls, mask: Mask, grid: Grid, levels: PyramidLevels, largest: Tensor) -> UnmaskedCells:
-        """What a mask says of the cells of a grid, exactly.
+        """Evaluate a mask on the cells of a grid, exactly.
 
         Of most cells it says so in O(1), and a cell whose `largest` weight, (*batch, heads, R, C), is above 0 has a
         pair. What is left is looked into: cells that the mask leaves open and whose weights are too small to be told
@@ -161,7 +158,7 @@ class UnmaskedCells:
         return cls(tuple(found), tuple(largest.shape[:-2]))
 
     def of(self, level: int, shape: torch.Size) -> Tensor | None:
-        """A level in the shape (B, H, R, C) of its cells; None where all pairs exist."""
+        """One level expanded to (B, H, R, C); None where nothing is masked."""
         if not self.levels:
             return None
         return self.levels[level].expand(*self.leading, *shape[-2:]).reshape(shape)
@@ -188,7 +185,7 @@ def _finest(mask: Mask, grid: Grid, levels: PyramidLevels, largest: Tensor) -> T
 
 
 def _look(mask: Mask, grid: Grid, levels: PyramidLevels, start: int, exists: Tensor, unknown: Tensor) -> None:
-    """Write into `exists`, which begins at row `start`, what single pairs say of the unknown cells."""
+    """Decide the unknown cells by evaluating the mask on their pairs, and write the result into `exists`."""
     high, wide, leading = levels.rows, levels.columns, exists.shape[:-2]
     cells = max(1, PAIRS // (leading.numel() * high * wide))
     for row in unknown.reshape(-1, *unknown.shape[-2:]).any(0).any(-1).nonzero().flatten().tolist():

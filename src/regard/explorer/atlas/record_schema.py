@@ -17,7 +17,7 @@ ENTRIES = {"name": str, "score": (int, float), "n": int, "rule": str}
 
 
 def validated_roles(roles: Any, maps: Sequence[tuple[str, int]]) -> list[list[list[dict[str, Any]]]]:
-    """Roles for maps of these names and heads, as plain lists.
+    """Validate roles for maps of these names and numbers of heads, and return plain lists.
 
     Raises:
         AtlasError: they are not that.
@@ -73,7 +73,7 @@ MOST_MAPS = 2**20
 
 
 def check_title(title: Any) -> None:
-    """What an atlas is called.
+    """Check that the title of an atlas is a str.
 
     Raises:
         AtlasError: it is no word.
@@ -83,7 +83,7 @@ def check_title(title: Any) -> None:
 
 
 def check_records(records: list[Any], sizes: Sizes) -> None:
-    """Names, counts and shapes of all records.
+    """Check field types, counts and array shapes of all records.
 
     Raises:
         AtlasError: something is missing, unknown, or does not fit.
@@ -102,7 +102,7 @@ def check_records(records: list[Any], sizes: Sizes) -> None:
 
 
 def check_rules(records: list[dict[str, Any]], arrays: Mapping[str, Tensor]) -> None:
-    """Masks, biases and words, as far as their first pair tells; a fault further in shows where it is asked for.
+    """Check masks, biases and words by their first pair; faults further in are raised when they are evaluated.
 
     Raises:
         AtlasError: they are not to be read, or do not fit the weights.
@@ -181,7 +181,7 @@ def _check_arrays(record: dict[str, Any], sizes: Sizes) -> None:
 
 
 def _check_kept(record: dict[str, Any], shape: tuple[int, int, int, int], sizes: Sizes) -> None:
-    """The pyramid, the profiles and the metrics."""
+    """Check the sizes of pyramid, profiles and metrics."""
     batch, heads, queries, keys = shape
     if len(record["cell"]) != 2:
         _fail("'cell' needs two numbers")
@@ -238,7 +238,7 @@ def _check_size(name: Any, dtypes: tuple[str, ...], shape: tuple[int, ...], size
 
 
 def _shape(name: Any, sizes: Sizes) -> tuple[int, ...]:
-    """The shape of an array; (0,) of one that is not there."""
+    """The shape of an array; (0,) if it does not exist."""
     return sizes[name][1] if isinstance(name, str) and name in sizes else (0,)
 
 

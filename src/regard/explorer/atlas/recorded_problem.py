@@ -1,7 +1,4 @@
-"""What a record keeps of a call, posed as problems again, in no memory but the file's.
-
-What a record says of many heads and sequences, said of one head or one sequence.
-"""
+"""Rebuild `Problem`s of one head or one sequence from a memory-mapped record."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ from .mask_json import read_bias, read_mask
 
 
 class RecordErrors:
-    """What goes wrong where a file says which pairs exist, as an AtlasError."""
+    """Context manager that turns any error in evaluating a record's mask or bias into an AtlasError."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -45,33 +42,33 @@ class RecordErrors:
 
 @dataclass(frozen=True, slots=True)
 class RecordAxes:
-    """The leading axes that a record's mask and bias know."""
+    """Batch and head axes that a record's mask and bias broadcast to."""
 
     leading: tuple[int, ...]
     has_heads: bool
     heads: int
 
     def grid(self, grid: Any) -> Any:
-        """A grid of one head as one of the record."""
+        """The same grid with the head axis of the record."""
         if not isinstance(grid, Grid):
             return replace(grid, grid=replace(grid.grid, heads=self.has_heads))
         return replace(grid, heads=self.has_heads)
 
     def of(self, tensor: Tensor, sequence: int) -> Tensor:
-        """One sequence of (B, heads, ...), a batch of one: (1, heads, ...), or (1, ...) without an axis for heads."""
+        """Select one sequence of (B, heads, ...): (1, heads, ...), or (1, ...) without a head axis."""
         return tensor[sequence : sequence + 1] if self.has_heads else tensor[sequence]
 
 
 @dataclass(frozen=True, slots=True)
 class HeadSlice:
-    """One head of one sequence."""
+    """Selects one head of one sequence from a mask or bias."""
 
     axes: RecordAxes
     sequence: int
     head: int
 
     def of(self, pairs: Tensor) -> Tensor:
-        """What (..., m, n) has for it: (m, n)."""
+        """Select from (..., m, n): (m, n)."""
         leading = self.axes.leading
         index = self.sequence * self.axes.heads + self.head if self.axes.has_heads else self.sequence
         pairs = pairs.expand(*leading, *pairs.shape[-2:])
@@ -80,13 +77,13 @@ class HeadSlice:
 
 @dataclass(frozen=True, slots=True)
 class SequenceSlice:
-    """All heads of one sequence."""
+    """Selects all heads of one sequence from a mask or bias."""
 
     axes: RecordAxes
     sequence: int
 
     def of(self, pairs: Tensor) -> Tensor:
-        """What (..., m, n) has for them: (heads or 1, m, n), or (m, n) where all have the same."""
+        """Select from (..., m, n): (heads or 1, m, n), or (m, n) where heads share it."""
         leading, has_heads = self.axes.leading, self.axes.has_heads
         batch = leading[:-1] if has_heads else leading
         if pairs.ndim <= 2 + has_heads:
@@ -98,7 +95,7 @@ class SequenceSlice:
 
 @dataclass(frozen=True, eq=False)
 class SlicedMask(Mask):
-    """A record's mask for a part of the record."""
+    """A record's mask, sliced to one head or one sequence."""
 
     mask: Mask
     part: HeadSlice | SequenceSlice
@@ -110,7 +107,7 @@ class SlicedMask(Mask):
 
 @dataclass(frozen=True, eq=False)
 class SlicedBias(Bias):
-    """A record's bias for a part of the record."""
+    """A record's bias, sliced to one head or one sequence."""
 
     bias: Bias
     part: HeadSlice | SequenceSlice
@@ -121,14 +118,14 @@ class SlicedBias(Bias):
 
 @dataclass(frozen=True, eq=False)
 class RecordedProblem:
-    """The problems of one sequence of a record that has queries and keys."""
+    """Builds `Problem`s of one sequence from a record's stored queries and keys."""
 
     record: Mapping[str, Any]
     arrays: Mapping[str, Tensor]
     sequence: int
 
     def head(self, head: int) -> Problem:
-        """One head as a problem of its own, over all rows and columns."""
+        """The problem of one head over all rows and columns."""
         group = self.record["heads"] // self.record["key_heads"]
         return self._problem(
             self._array("query")[self.sequence, head],
@@ -137,7 +134,7 @@ class RecordedProblem:
         )
 
     def whole(self) -> Problem:
-        """All heads together."""
+        """The problem of all heads."""
         return self._problem(
             self._axes.of(self._array("query"), self.sequence),
             self._axes.of(self._array("key"), self.sequence),
@@ -150,7 +147,7 @@ class RecordedProblem:
         return self._array("lse")[self.sequence]
 
     def of_sequence(self, name: str) -> Tensor:
-        """What the sequence has of positions, which all may have in common."""
+        """The positions of the sequence, which all sequences may share."""
         held = self._array(name)
         return held[self.sequence if len(held) > 1 else 0]
 

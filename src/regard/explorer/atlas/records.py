@@ -1,9 +1,4 @@
-"""Calls as records of an atlas: its weights are looked at once, and all that is kept is put into arrays.
-
-Weights that another tool computed, as an atlas keeps them.
-
-Whether the rows of a problem look back alone, as those of a text do that is read or written from left to right.
-"""
+"""Convert captured calls, or weights that another tool computed, to records: JSON fields and named arrays."""
 
 from __future__ import annotations
 
@@ -25,13 +20,13 @@ from .summary import ArrayStore, SummaryAccumulator, SummaryValues, summary
 from .tokenized_text import CallShape, TokenLists, TokenTable, words_for
 
 ROWS = 512
-"""Rows and columns that are looked at together."""
+"""Rows and columns of a tile of plain weights."""
 
 
 def records_from_weights(
     maps: Any, tokens: Any, tolerance: float, words: TokenTable
 ) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
-    """The records of arrays, and the arrays that they have."""
+    """Records of plain weights, and their arrays by name."""
     named = _named(maps)
     arrays, records = ArrayStore(), []
     with torch.no_grad():
@@ -63,7 +58,7 @@ def _named(maps: Any) -> Mapping[str, Any]:
 
 
 def _checked(name: str, given: Any, tolerance: float) -> Tensor:
-    """Weights (B, H, M, N) in half precision."""
+    """Validate weights and return them as (B, H, M, N) in half precision."""
     try:
         weights = torch.as_tensor(given).detach().cpu()
     except (TypeError, ValueError, RuntimeError):
@@ -134,7 +129,7 @@ _LOG2_E = 1.4426950408889634
 def records_from_calls(
     calls: Sequence[CapturedCall], tokens: Sequence[Any]
 ) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
-    """The records of some calls, each with its own tokens, and the arrays that they have.
+    """Records of captured calls, each with its own tokens, and their arrays by name.
 
     Raises:
         AtlasError: tokens do not fit; a mask or a bias that an atlas cannot hold.
@@ -202,7 +197,7 @@ def _record(call: CapturedCall, words: TokenLists | None, arrays: ArrayStore, pr
 
 
 def levels_of(call: CapturedCall) -> PyramidLevels:
-    """The levels that the sizes of q and k allow."""
+    """The pyramid whose size is at most SHARE times that of q and k."""
     heads = call.query.shape[1]
     numbers = call.query.shape[2] * call.query.shape[3] + call.key.shape[2] * call.key.shape[3] * (
         call.key.shape[1] / heads
@@ -211,7 +206,7 @@ def levels_of(call: CapturedCall) -> PyramidLevels:
 
 
 def _placed(call: CapturedCall) -> bool:
-    """Whether positions are to be kept: those that are not 0..M-1 and 0..N-1, and say something.
+    """Whether positions have to be stored: they are not 0..M-1 and 0..N-1, and a mask, bias or display needs them.
 
     In cross-attention those of the queries say nothing where no rule asks for them; then they count the rows.
     """
@@ -224,7 +219,7 @@ def _placed(call: CapturedCall) -> bool:
 
 
 def _matched(call: CapturedCall, seen: SummaryValues) -> Tensor:
-    """The log-sum-exp of what is kept: rounded queries and keys, whose rows then sum to 1 again."""
+    """The log-sum-exp of the rounded queries and keys, so that rows sum to 1 again."""
     known = call.lse.isfinite() & (seen.mass > 0)
     found = call.lse + seen.mass.masked_fill(~known, 1.0).log()
     if call.sinks is not None:  # a sink takes its weight as before

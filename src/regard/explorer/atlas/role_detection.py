@@ -1,4 +1,4 @@
-"""Roles that heads of self-attention are found to have in their own texts, sequence by sequence."""
+"""Detect the roles of self-attention heads on the recorded texts, sequence by sequence."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MOST_ROWS = 512
 
 @dataclass(frozen=True, slots=True)
 class _SequenceRoles:
-    """One sequence of a call: its problem, the log-sum-exp of its rows, and the lens at work on it."""
+    """One sequence of a call with its problem, log-sum-exp and the running state of the role lens."""
 
     problem: Problem
     lse: Tensor
@@ -37,7 +37,7 @@ class _SequenceRoles:
 
 
 class RoleDetector:
-    """The roles of a call's heads, found in a look at the weights of all its sequences that others take part in.
+    """Role lenses for all sequences of a call, as reductions for a pass over its weights.
 
     Of a call without words, of cross-attention, or whose queries are not the last of the keys, nothing is looked for.
     """
@@ -47,7 +47,7 @@ class RoleDetector:
 
     @classmethod
     def call(cls, call: CapturedCall, words: TokenLists | None) -> RoleDetector:
-        """The lenses for a call whose keys have some words."""
+        """Start a role lens for each sequence of a call whose keys have these tokens."""
         if words is None or call.kind != "self" or not queries_are_last(*call.positions):
             return cls(())
         axes, sequences = RecordAxes(call.leading, call.has_heads, call.query.shape[1]), []
@@ -67,7 +67,7 @@ class RoleDetector:
 
     @property
     def reductions(self) -> list[Reduction]:
-        """What takes in the tiles of all sequences."""
+        """Reductions that receive the tiles of all sequences."""
         return [
             _SequenceReduction(_SampledRows(of, one.problem.queries), at)
             for at, one in enumerate(self._sequences)
@@ -75,19 +75,19 @@ class RoleDetector:
         ]
 
     def found(self) -> dict[str, list[HeadRoles]]:
-        """What a record says of roles, once all weights are in: nothing where nothing was looked for."""
+        """The record's field "roles" after all weights were added; {} where roles do not apply."""
         roles = [_role_dicts(one.look.finish(one.problem, one.lse)) for one in self._sequences]
         return {"roles": roles} if roles else {}
 
 
 @lru_cache(maxsize=4)
 def _lens(words: tuple[str, ...]) -> Roles:
-    """The lens of a text, which is read once for all layers."""
+    """The role lens of a text, cached for all layers."""
     return Roles(list(words))
 
 
 class _SampledRows:
-    """A reduction of some strips of rows: of those that are left out nothing is counted."""
+    """A reduction that receives evenly spaced strips of some MOST_ROWS rows of a long text."""
 
     def __init__(self, reduction: Reduction, queries: int) -> None:
         self.reduction, self.queries = reduction, queries
@@ -97,7 +97,7 @@ class _SampledRows:
         return self.reduction.needs_entropy_terms
 
     def add(self, tile: WeightTile) -> None:
-        """Take in a tile, if one of as many middles as there are to be strips of its height falls on its rows."""
+        """Add a tile if the middle of one of the evenly spaced strips lies in its rows."""
         start, stop = tile.rows.start, tile.rows.stop
         strips = -(-MOST_ROWS // (stop - start))
         first = -(-(2 * start * strips - self.queries) // (2 * self.queries))  # (first + 1/2) queries / strips >= start
@@ -106,7 +106,7 @@ class _SampledRows:
 
 
 class _SequenceReduction:
-    """A reduction of one sequence's weights, among the tiles of all."""
+    """A reduction that receives the weights of one sequence out of tiles of all sequences."""
 
     def __init__(self, reduction: Reduction, sequence: int) -> None:
         self.reduction, self.sequence = reduction, sequence
@@ -116,7 +116,7 @@ class _SequenceReduction:
         return self.reduction.needs_entropy_terms
 
     def add(self, tile: WeightTile) -> None:
-        """Take in the sequence's part of a tile, if it has one."""
+        """Add the sequence's part of a tile, if it has one."""
         if tile.batch.start <= self.sequence < tile.batch.stop:
             at = slice(self.sequence - tile.batch.start, self.sequence - tile.batch.start + 1)
             terms = None if tile.entropy_terms is None else tile.entropy_terms[at]
@@ -141,7 +141,7 @@ def detect_map_roles(of: AttentionMap) -> HeadRoles | None:
 
 
 def queries_are_last(queries: Tensor, keys: Tensor) -> bool:
-    """Whether queries at (B or 1, M) are the last of the keys at (B or 1, N)."""
+    """Whether the query positions (B or 1, M) are the last of the key positions (B or 1, N)."""
     last = keys[:, keys.shape[1] - queries.shape[1] :] if queries.shape[1] <= keys.shape[1] else None
     return last is not None and bool((last == queries).all())
 

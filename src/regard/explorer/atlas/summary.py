@@ -1,7 +1,4 @@
-"""One look at all weights of a call for everything that an atlas keeps of them: cells, profiles, metrics.
-
-What an atlas keeps of weights beside themselves: a pyramid, profiles and metrics, as arrays under names.
-"""
+"""One pass over all weights of a call for its summary: pooled pyramid, profiles and metrics, as named arrays."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ AT_ONCE = 64
 
 @dataclass(frozen=True, eq=False)
 class SummaryValues:
-    """What was seen: largest and sums of the finest cells (B, H, R, C); per row (B, H, M) and per key (B, H, N).
+    """Results of a pass: finest cells (B, H, R, C), values per row (B, H, M) and per key (B, H, N).
 
     broken: which rows attend to NaN. mass: what each row gives in all, 0 where it is broken.
     entropy: in nats. top: its largest weight. reach: its mean distance, in positions.
@@ -44,7 +41,7 @@ class SummaryValues:
 
 
 class SummaryAccumulator:
-    """A look, for `sweep` or for tiles of one's own; positions are (B or 1, M) and (B or 1, N)."""
+    """Accumulates `SummaryValues` from weight tiles; positions are (B or 1, M) and (B or 1, N)."""
 
     needs_entropy_terms = True
 
@@ -58,7 +55,7 @@ class SummaryAccumulator:
         self.received, self.near = zeros(layout.keys), zeros(4)
 
     def add(self, tile: WeightTile) -> None:
-        """Take in one more tile."""
+        """Add a tile of weights."""
         weights, batch, rows, columns = tile.weights, tile.batch, tile.rows, tile.columns
         queries, keys = select_batches(self.queries, batch)[:, rows], select_batches(self.keys, batch)[:, columns]
         mass, moment = _reach(weights, queries, keys)
@@ -82,7 +79,7 @@ class SummaryAccumulator:
             self.near[batch] += near
 
     def finish(self, lse: Tensor | None) -> SummaryValues:
-        """All that was seen; rows that attend to nothing have 0 everywhere.
+        """Return the sums; rows that attend to no key have 0 everywhere.
 
         A row that attends to NaN, whose log-sum-exp (B, H, M) says so, has NaN, and so has whatever sums over all rows.
         """
@@ -121,7 +118,7 @@ def _reach(weights: Tensor, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tens
 
 
 def _near(weights: Tensor, queries: Tensor, keys: Tensor) -> Tensor | None:
-    """Σ w within NEAR positions, at the query's own, at the one before and at the next: (b, H, 4); None if far off."""
+    """Σ w within NEAR positions and at distances 0, 1 and -1, (b, H, 4); None if the tile is farther off."""
     if int(queries.min() - keys.max()) > NEAR or int(keys.min() - queries.max()) > NEAR:
         return None
     if len(queries) == len(keys) == 1 and bool((queries.diff() == 1).all() & (keys.diff() == 1).all()):
@@ -134,26 +131,26 @@ def _near(weights: Tensor, queries: Tensor, keys: Tensor) -> Tensor | None:
 
 
 def _diagonal(weights: Tensor, offset: int) -> Tensor:
-    """The sum over one diagonal, (b, H); 0 where it does not meet the tile."""
+    """The sum over one diagonal of a tile, (b, H); 0 if it does not cross the tile."""
     if not -weights.shape[-2] < offset < weights.shape[-1]:
         return weights.new_zeros(weights.shape[:2])
     return weights.diagonal(offset, -2, -1).sum(-1)
 
 
 def _cells(stretch: slice, cell: int) -> slice:
-    """The cells that a stretch meets."""
+    """The cells that a range of rows or columns overlaps."""
     return slice(stretch.start // cell, -(-stretch.stop // cell))
 
 
 def _grouped(weights: Tensor, axis: int, start: int, cell: int, reduce: str) -> Tensor:
-    """One number for each cell along an axis, the first of which begins before or at `start`."""
+    """Reduce to one number for each cell along an axis that begins at index `start` of the map."""
     step = min(cell, AT_ONCE)
     groups = _steps(weights, axis, start % step, step, reduce)
     return groups if step == cell else _steps(groups, axis, start % cell // step, cell // step, reduce)
 
 
 def _steps(weights: Tensor, axis: int, ahead: int, step: int, reduce: str) -> Tensor:
-    """One number for each `step` along an axis, as if `ahead` zeros stood before: no weight is below 0."""
+    """Reduce each `step` entries along an axis, padded with `ahead` zeros in front (neutral: no weight is below 0)."""
     if step == 1:
         return weights
     behind = -(ahead + weights.shape[axis]) % step
@@ -163,7 +160,7 @@ def _steps(weights: Tensor, axis: int, ahead: int, step: int, reduce: str) -> Te
 
 
 class ArrayStore:
-    """Tensors under names, each once."""
+    """Arrays of a file by name; shared tensors are stored once."""
 
     def __init__(self) -> None:
         self.held: dict[str, Tensor] = {}
@@ -171,12 +168,12 @@ class ArrayStore:
         self._sources: list[Tensor] = []
 
     def add(self, name: str, tensor: Tensor) -> str:
-        """Hold a tensor under a name."""
+        """Store a tensor under a name, and return the name."""
         self.held[name] = tensor.contiguous()
         return name
 
     def shared(self, tensor: Tensor) -> str:
-        """The name of a tensor that others may hold too."""
+        """Store a tensor that several records may share, once, and return its name."""
         if id(tensor) not in self._names:
             self._names[id(tensor)] = self.add(f"shared.{len(self._names)}", tensor.detach().cpu())
             self._sources.append(tensor)  # its id is its own for as long as it is alive
@@ -192,7 +189,7 @@ def summary(
     arrays: ArrayStore,
     prefix: str,
 ) -> dict[str, Any]:
-    """The pyramid, the profiles and the metrics of what was seen, over rows that attend to something: (B, H, M)."""
+    """Store pyramid, profiles and metrics; `attending` (B, H, M) marks the rows that attend to some key."""
     tops = []
     for reduce, finest in (("max", seen.largest), ("mean", seen.sums)):
         for level, cells in enumerate(pyramid(finest.float(), levels, reduce)):
@@ -209,7 +206,7 @@ def summary(
 
 
 def _metrics(seen: SummaryValues, attending: Tensor, kind: str) -> Mapping[str, Tensor]:
-    """Numbers for each head, (B, H), over its rows that attend to something; NaN where none does, or one to NaN."""
+    """Metrics of each head, (B, H), averaged over attending rows; NaN if there is none, or one attends to NaN."""
     count = attending.sum(-1)
 
     def mean(rows: Tensor) -> Tensor:

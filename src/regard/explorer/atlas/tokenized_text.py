@@ -1,4 +1,4 @@
-"""The words of an atlas: which belong to which map, and how they are kept."""
+"""Tokens and words of an atlas: matching token lists to maps, and their storage as UTF-8 arrays."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ...errors import AtlasError, nearest
 
 @dataclass(frozen=True)
 class TokenizedText:
-    """Tokens, and which of them make which word: what `Recording.atlas` takes in place of a list of tokens.
+    """Tokens with the word that each belongs to; `Recording.atlas` takes it in place of a list of tokens.
 
     tokens: one for each position. words: the number of each token's word, from 0; None or below 0 for tokens of no
     word, such as [CLS]. It is what `word_ids()` of a tokenizer of transformers and `Vocabulary.words` give.
@@ -49,7 +49,7 @@ class TokenizedText:
         return len(self.tokens)
 
     def at(self, indices: Sequence[int | None]) -> TokenizedText:
-        """Those at some positions; nothing, of no word, where there is None."""
+        """The tokens at some indices; an empty token of no word for None."""
         tokens = ["" if index is None else self.tokens[index] for index in indices]
         if self.words is None:
             return TokenizedText(tokens)
@@ -69,7 +69,7 @@ def _is_number(number: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CallShape:
-    """What words have to fit: a call by its name, its sizes, and the positions (B or 1, M) and (B or 1, N).
+    """Name, kind, sizes and positions (B or 1, M), (B or 1, N) of a call, which its tokens have to match.
 
     guessed: whether nothing but its sizes said that it is of the kind "self". looks_back: whether no row attends to
     a later key, as where a text is generated.
@@ -87,17 +87,17 @@ class CallShape:
 
 
 class TokenTable:
-    """Lists of words, each kept once, as bytes of UTF-8 and where each word begins."""
+    """Token lists of an atlas, each stored once, as UTF-8 bytes with offsets."""
 
     def __init__(self) -> None:
         self._numbers: dict[TokenizedText, int] = {}
 
     def add(self, lists: TokenLists | None) -> list[int] | None:
-        """The numbers of the lists."""
+        """Store token lists, and return their numbers."""
         return None if lists is None else [self._numbers.setdefault(words, len(self._numbers)) for words in lists]
 
     def arrays(self) -> dict[str, Tensor]:
-        """What is kept of them."""
+        """The arrays of all stored lists by name."""
         held = {}
         for pieces, number in self._numbers.items():
             parts = [word.encode("utf-8", "replace") for word in pieces.tokens]
@@ -110,13 +110,13 @@ class TokenTable:
 
 
 def read_words(held: Tensor, ends: Tensor) -> tuple[str, ...]:
-    """The words again; bytes that are no UTF-8 are marked as such."""
+    """Decode stored tokens; invalid UTF-8 becomes replacement characters."""
     data = held.numpy().tobytes()
     return tuple(data[start:stop].decode("utf-8", "replace") for start, stop in pairwise(ends.tolist()))
 
 
 def words_for(call: CallShape, tokens: Any) -> tuple[str, dict[str, TokenLists | None]]:
-    """The kind of a call, and the words of its queries and keys, one list for each sequence; None where none are given.
+    """Kind of a call, and tokens of its queries and keys by sequence; None where no tokens were passed.
 
     A pair of different words, one for each query and each key, says "cross" where "self" was guessed.
 
@@ -144,7 +144,7 @@ def words_for(call: CallShape, tokens: Any) -> tuple[str, dict[str, TokenLists |
 
 
 def _are_pair(call: CallShape, of_queries: TokenLists, of_keys: TokenLists) -> bool:
-    """Whether lists are one for the queries and another one for the keys, word by word."""
+    """Whether the lists fit queries and keys, and differ."""
     return (
         all(len(words) == call.queries for words in of_queries)
         and all(len(words) == call.keys for words in of_keys)
@@ -153,7 +153,7 @@ def _are_pair(call: CallShape, of_queries: TokenLists, of_keys: TokenLists) -> b
 
 
 def _chosen(name: str, tokens: Any) -> Any:
-    """What a mapping has for a module: under its name, or the longest beginning of it."""
+    """The entry of a mapping for a module: under its name, or the longest prefix of it."""
     if not isinstance(tokens, Mapping):
         return tokens
     fitting = [key for key in tokens if name == key or name.startswith(f"{key}.") or not key]
@@ -166,7 +166,7 @@ def _chosen(name: str, tokens: Any) -> Any:
 
 
 def _lists(call: CallShape, tokens: Any) -> TokenLists:
-    """One list for all sequences, or one for each, as tuples."""
+    """Token lists by sequence, from one list for all or one for each."""
     if _are_list(tokens):
         return [_pieces(tokens)] * call.sequences
     if not isinstance(tokens, Sequence) or isinstance(tokens, str) or not all(map(_are_list, tokens)):
@@ -191,7 +191,7 @@ def _pieces(tokens: Any) -> TokenizedText:
 
 
 def _fits(call: CallShape, side: str, words: TokenizedText, count: int) -> bool:
-    """Whether there is a word for each position; a generated text has one more, which was not asked.
+    """Whether there is a token for each position; a generated text may have one more, which was never a query.
 
     One step is enough for that: rows that look back, or a single row over a source, may be the last of a text.
     """
@@ -212,7 +212,7 @@ def _fitted(call: CallShape, side: str, lists: TokenLists, count: int) -> TokenL
 
 
 def _of_queries(call: CallShape, words: TokenizedText, sequence: int) -> TokenizedText:
-    """The words at which a sequence that looks at itself asks: those of the keys at the same positions."""
+    """Query tokens of self-attention: those of the keys at the same positions."""
     if call.queries == call.keys:
         return words
     queries, keys = (of[sequence % len(of)].tolist() for of in call.positions)

@@ -1,4 +1,4 @@
-"""What an atlas may tell of translations: the links that people made, and which hypothesis of a beam a map is of."""
+"""Metadata of translations: gold word links, and which of the n best translations a map belongs to."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WordNumbers = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class RankedTranslation:
-    """One of the n best translations of a sentence: its place among them, from 0, its text, and its score."""
+    """One of the n best translations of a sentence: rank from 0, text and score."""
 
     rank: int
     text: str
@@ -25,7 +25,7 @@ class RankedTranslation:
 
 
 def links_of(gold: Any) -> SentenceLinks:
-    """Gold links as they may be given: "0-0 1-2 2?3", an object with `sure` and `possible`, or pairs, which are sure.
+    """Parse gold links: "0-0 1-2 2?3", an object with `sure` and `possible`, or pairs, which are sure.
 
     Raises:
         AtlasError: they are none of these.
@@ -42,7 +42,7 @@ def links_of(gold: Any) -> SentenceLinks:
 
 
 def check_fit(links: SentenceLinks, source: int, target: int) -> None:
-    """That links are between so many words.
+    """Check that links are within so many source and target words.
 
     Raises:
         AtlasError: one is of a word that is not there.
@@ -57,30 +57,30 @@ def check_fit(links: SentenceLinks, source: int, target: int) -> None:
 
 
 def to_json(links: SentenceLinks) -> dict[str, list[list[int]]]:
-    """Links as a file and a page have them: what is possible and not sure apart from what is sure."""
+    """Links as JSON {"sure", "possible"}; sure links are not repeated among the possible ones."""
     sure, possible = sorted(links.sure), sorted(links.possible - links.sure)
     return {"sure": [list(link) for link in sure], "possible": [list(link) for link in possible]}
 
 
 def from_json(gold: Mapping[str, Any]) -> SentenceLinks:
-    """What `to_json` wrote."""
+    """Links from the JSON of `to_json`."""
     sure = frozenset((source, target) for source, target in gold["sure"])
     return SentenceLinks(sure, sure | {(source, target) for source, target in gold["possible"]})
 
 
 def word_count(numbers: WordNumbers | None, tokens: int) -> int:
-    """How many words there are; each token is one where nothing else is known."""
+    """The number of words; without word numbers each token is a word."""
     return tokens if numbers is None else max(numbers, default=-1) + 1
 
 
 def read_word_numbers(arrays: Mapping[str, Tensor], name: str) -> WordNumbers | None:
-    """Which word each token of a list belongs to, -1 for none; None where that is not known."""
+    """The stored word number of each token of a list, -1 for none; None if they are not stored."""
     held = f"{name}.numbers"
     return tuple(arrays[held].tolist()) if held in arrays else None
 
 
 def validated_hypotheses(given: Any, maps: int) -> list[dict[str, Any] | None]:
-    """Hypotheses for so many maps, as a file has them.
+    """Validate one hypothesis or None for each map, and return them as JSON.
 
     Raises:
         AtlasError: they are not one `RankedTranslation`, or what a file has of it, or None for each map.
@@ -101,7 +101,7 @@ def validated_hypotheses(given: Any, maps: int) -> list[dict[str, Any] | None]:
 
 
 def check_translation_info(record: Mapping[str, Any], sequences: int) -> None:
-    """That hypotheses and gold links of a file have the form that they should; `check_words` tells whether they fit.
+    """Check the form of a file's hypotheses and gold links; `check_words` checks that links fit the words.
 
     Raises:
         AtlasError: they do not.
@@ -121,7 +121,7 @@ def check_translation_info(record: Mapping[str, Any], sequences: int) -> None:
 
 
 def check_words(record: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> None:
-    """That the gold links of a file are between words that are there.
+    """Check that a file's gold links are between words that exist.
 
     Raises:
         AtlasError: they are not.
