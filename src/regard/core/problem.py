@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..masks import Mask
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(eq=False, slots=True)  # never changed, but not frozen: small calls would feel what that takes
 class Problem:
     """softmax( softcap(f(Q, K)) + B, where M ) · V, with the score's projections done.
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from .grid import WHOLE
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(eq=False, slots=True)  # not frozen: see Problem
 class DotPairs:
     """score(i, j) = scale · query_i · key_j, for query (..., heads, M, D), key (..., key heads, N, D)."""
 
@@ -69,7 +69,14 @@ def at_least_float32(tensor: Tensor) -> Tensor:
 
 
 def all_finite(*tensors: Tensor) -> bool:
-    """Whether no entry is NaN or infinite: one sum a tensor; a finite sum proves it."""
+    """Whether no entry is NaN or infinite: one sum a tensor, or one dot product of two; a finite one proves it."""
+    if len(tensors) == 2:
+        a, b = tensors
+        as_vectors = (
+            a.dtype is b.dtype is torch.float32 and a.shape == b.shape and a.is_contiguous() and b.is_contiguous()
+        )
+        if as_vectors and math.isfinite(torch.dot(a.view(-1), b.view(-1)).item()):
+            return True
     return all(math.isfinite(tensor.detach().sum(dtype=torch.float32).item()) for tensor in tensors) or all(
         bool(tensor.isfinite().all()) for tensor in tensors
     )

@@ -1,4 +1,4 @@
-"""What a kernel is: one way to compute a Problem, which says what it cannot do before it is asked."""
+"""The interface of a kernel: reasons why it cannot compute a problem, predicted cost, and result."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from .batched_problem import BatchedProblem, ProblemGradients, Saved
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(eq=False, slots=True)  # not frozen: that would take as long as all else around a small call
 class Result:
-    """output (..., heads, M, Dv), and the log-sum-exp (..., heads, M) of each row of scores where it was wanted."""
+    """output (..., heads, M, Dv), and the log-sum-exp (..., heads, M) of each row of scores if it was requested."""
 
     output: Tensor
     lse: Tensor | None = None
@@ -23,12 +23,12 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a kernel will spend on a problem, forward.
+    """The work of a kernel's forward pass on a problem; `cost_model` predicts the time from it.
 
-    flops: of matrix products by torch. native: of those by native code, in float32. bytes: of memory above inputs and
-    outputs. passes: numbers that are looked at one by one beside the products (scores that are exponentiated, masked,
-    summed), each time. moved: bytes that come from main memory, where that is what takes the time. calls: of torch's
-    operators. note: why it costs that much, where that is no matter of course.
+    flops: of torch's matrix products. native: flops of native code, in float32. bytes: memory beside inputs and
+    outputs. passes: element-wise reads and writes beside the products (exponentials, masking, sums). moved: bytes read
+    from main memory, where that is the bottleneck. calls: of torch's operators. note: an explanation of an unusually
+    high cost, shown by `explain`.
     """
 
     flops: float
@@ -46,15 +46,15 @@ class Kernel(Protocol):
     name: str
 
     def why_not(self, problem: Problem) -> list[str]:
-        """The reasons why this kernel cannot compute the problem; empty if it can."""
+        """Reasons why this kernel cannot compute the problem; empty if it can."""
         ...
 
     def cost(self, problem: Problem) -> Cost:
-        """What the problem would cost here."""
+        """The work that the problem would take."""
         ...
 
     def run(self, problem: Problem) -> Result:
-        """The result; only asked for where `why_not` is empty."""
+        """Compute the problem; called only if `why_not` is empty."""
         ...
 
 

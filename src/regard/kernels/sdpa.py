@@ -30,7 +30,7 @@ class SdpaKernel:
         register(self)
 
     def why_not(self, problem: Problem) -> list[str]:
-        """What torch's operator has no word for."""
+        """Features that torch's operator does not support."""
         reasons = []
         if not isinstance(problem.pairs, DotPairs):
             reasons.append("torch's operator computes dot products; this score is additive")
@@ -43,7 +43,7 @@ class SdpaKernel:
         if problem.dropout is not None:
             reasons.append("torch's operator drops weights by a pattern of its own, with all of them in memory")
         if problem.mask is not None and under_transform():
-            reasons.append("under a transform of torch's it cannot be looked whether NaN stands behind the mask")
+            reasons.append("under a transform of torch's NaN behind the mask cannot be detected")
         return reasons
 
     def cost(self, problem: Problem) -> Cost:
@@ -70,10 +70,7 @@ class SdpaKernel:
         )
 
     def run(self, problem: Problem) -> Result:
-        """The output.
-
-        Where torch's own gradient has no derivative, as on the CPU, the operator's takes its place.
-        """
+        """The output; on the CPU, where torch's gradient has no derivative, with the gradient of `custom_op`."""
         if _by_operator(problem):
             return attend(problem, self)
         return run_nan_safe(problem, _attend, propagates_nan=problem.keys >= NARROW)
@@ -108,20 +105,20 @@ def _rectangle(batched: BatchedProblem) -> Rectangle:
 
 
 def _attend(problem: Problem) -> Result:
-    pairs = cast(DotPairs, problem.pairs)  # `why_not` lets nothing else through
-    causal = is_square_causal(problem)
-    added = None if causal else _attn_mask(problem)
-    grouped = problem.heads and pairs.key.shape[-3] != pairs.query.shape[-3]
-    options = {"is_causal": causal, "scale": pairs.scale, "enable_gqa": grouped}
-    if problem.value.ndim == 4:
-        return Result(scaled_dot_product_attention(pairs.query, pairs.key, problem.value, added, **options))
-    batched = BatchedProblem.from_problem(problem)
-    added = None if added is None else batched.as_4d(added)
-    return Result(
-        batched.unflatten_batch(
-            scaled_dot_product_attention(batched.pairs.query, batched.pairs.key, batched.value, added, **options)
-        )
+    pairs: DotPairs = problem.pairs  # type: ignore[assignment]  # `why_not` refuses other forms
+    query, key, value = pairs.query, pairs.key, problem.value
+    causal = problem.mask is not None and is_square_causal(problem)
+    attn_mask = None if causal or (problem.mask is None and problem.bias is None) else _attn_mask(problem)
+    grouped = value.ndim >= 4 and key.shape[-3] != query.shape[-3]
+    batched = None
+    if value.ndim != 4:
+        batched = BatchedProblem.from_problem(problem)
+        query, key, value = batched.pairs.query, batched.pairs.key, batched.value
+        attn_mask = None if attn_mask is None else batched.as_4d(attn_mask)
+    output = scaled_dot_product_attention(
+        query, key, value, attn_mask, 0.0, causal, scale=pairs.scale, enable_gqa=grouped
     )
+    return Result(output if batched is None else batched.unflatten_batch(output))
 
 
 def _slow_path(problem: Problem) -> str:
@@ -143,8 +140,6 @@ def _waste(problem: Problem, causal: bool) -> str:
 
 def _attn_mask(problem: Problem) -> Tensor | None:
     """Mask and bias as the one tensor that torch takes: bool, or numbers with -inf where nothing is kept."""
-    if problem.mask is None and problem.bias is None:
-        return None
     grid = problem.grid()
     keep, bias = problem.keep(grid), problem.bias_values(grid)
     if bias is None:
