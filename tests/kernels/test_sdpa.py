@@ -16,9 +16,9 @@ def calls(monkeypatch) -> list[dict]:
     seen: list[dict] = []
     original = sdpa.scaled_dot_product_attention
 
-    def spy(query, key, value, attn_mask, is_causal, **rest):
+    def spy(query, key, value, attn_mask, dropout_p, is_causal, **rest):
         seen.append({"shape": tuple(query.shape), "mask": attn_mask, "causal": is_causal, **rest})
-        return original(query, key, value, attn_mask, is_causal=is_causal, **rest)
+        return original(query, key, value, attn_mask, dropout_p, is_causal, **rest)
 
     monkeypatch.setattr(sdpa, "scaled_dot_product_attention", spy)
     return seen
@@ -34,8 +34,8 @@ def test_a_square_causal_mask_stays_a_word(calls):
 @pytest.mark.parametrize(
     "options",
     [
-        {"query_positions": torch.arange(5)},
-        {"key_positions": torch.arange(5)},
+        {"query_positions": torch.arange(5) + 1},
+        {"key_positions": torch.arange(5).flip(0)},
         {"bias": torch.zeros(5, 5)},
         {"mask": masks.causal() & masks.causal()},
     ],

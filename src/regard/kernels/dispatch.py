@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from ..core.problem import Problem
 from ..core.score_forms import AdditivePairs, DotPairs
-from ..core.torch_modes import functorch_active, under_forward_mode
+from ..core.torch_modes import functorch_active
 from ..errors import KernelError, nearest
 from .additive import AdditiveKernel
 from .base import Cost, Kernel, OwnGradient, Result
@@ -104,8 +105,9 @@ def choose(problem: Problem, name: str | None = None) -> Kernel:
     Raises:
         KernelError: no kernel has that name, or it cannot compute the problem.
     """
+    forward_mode = forward_ad._current_level >= 0  # `under_forward_mode` without a call, on the way of every attention
     if name is None:
-        if under_forward_mode():
+        if forward_mode:
             return KERNELS[-1]
         if _is_plain(problem):
             pairs = problem.pairs.query.shape[:-1].numel() * problem.keys
@@ -118,7 +120,7 @@ def choose(problem: Problem, name: str | None = None) -> Kernel:
     if kernel is None:
         raise KernelError(f"there is no kernel {name!r}; {nearest(name, [kernel.name for kernel in KERNELS])}")
     reasons = kernel.why_not(problem)
-    if under_forward_mode() and kernel is not KERNELS[-1]:
+    if forward_mode and kernel is not KERNELS[-1]:
         reasons = ["only kernel='reference' has forward-mode derivatives (torch.func.jvp, jacfwd, hessian)", *reasons]
     if reasons:
         raise KernelError(
