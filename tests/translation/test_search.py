@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.translation import search
-from regard.translation.search import Hypothesis, beam_search, length_penalty
+from regard.translation.search import BeamHypothesis, beam_search, length_penalty
 from regard.translation.settings import SearchSettings
 from regard.translation.vocabulary import BEGIN, END, PAD, UNKNOWN
 
@@ -108,7 +108,7 @@ def sources(*rows: tuple[int, int]) -> tuple[Tensor, Tensor]:
     return source, lengths
 
 
-def facts(hypotheses: list[Hypothesis]) -> list[tuple[tuple[int, ...], float, bool]]:
+def facts(hypotheses: list[BeamHypothesis]) -> list[tuple[tuple[int, ...], float, bool]]:
     return [(one.ids, round(one.score, 5), one.finished) for one in hypotheses]
 
 

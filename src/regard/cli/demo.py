@@ -22,7 +22,8 @@ def demo(
     makes, with every score, prints how good and how fast they are, and draws where they look. Last it writes two pages
     for a browser: everything that a translator of dates, and the one that regard comes with, attends to.
     """
-    from regard.translation.date_demo import SENTENCES, SHOWN, examples, run
+    from regard.translation.date_corpus import examples
+    from regard.translation.date_demo import SENTENCES, SHOWN, run
     from regard.translation.run_folder import ENGLISH_FRENCH
     from regard.translation.translator import Translator
 

@@ -38,14 +38,15 @@ def atlas_of_translation(translator: Translator, sentence: str, *, n_best: int |
         ConfigurationError: `n_best` is not at least 1.
         CorpusError: the sentence is empty, or has more tokens than the model takes.
     """
-    from ..translation.vocabulary import END, readable
+    from ..translation.normalize_input import normalize_line
+    from ..translation.vocabulary import END
 
     settings = translator.search
     count = settings.beam if n_best is None else n_best
     if count < 1:
         raise ConfigurationError(f"n_best is {n_best}; it needs to be at least 1")
     search = settings.model_copy(update={"n_best": count, "beam": max(settings.beam, count)})
-    read = readable(sentence, translator.source_vocabulary).text
+    read = normalize_line(sentence, translator.source_vocabulary).text
     found = _searched(translator, read, search)
     said = [[*of.ids, END] if of.finished else list(of.ids) for of in found]
     hypotheses = [

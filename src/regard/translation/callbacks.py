@@ -36,7 +36,7 @@ class Saving(Checkpoint):
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         training = ours(pl_module)
         position = training.progress.position
-        if position.update % self._every == 0 and not training.stops.at(position):
+        if position.update % self._every == 0 and not training.stops.stops_at(position):
             self.save(trainer, training)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -133,7 +133,7 @@ class Interruptible(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         training = ours(pl_module)
-        if self._is_wished(trainer) and not training.stops.at(training.progress.position):
+        if self._is_wished(trainer) and not training.stops.stops_at(training.progress.position):
             self._end(trainer, training)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

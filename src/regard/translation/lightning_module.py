@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from regard.errors import CheckpointError
 from regard.translation.batches import Batch, EncodedText, OrderedBatches, TokenBatches
 from regard.translation.checkpoint import load_state, save_state
-from regard.translation.resume import Progress, Stops, Stretches, Sweep
+from regard.translation.resume import AllBatches, BatchesToNextStop, StopSchedule, TrainingProgress
 from regard.translation.settings import InverseSquareRootDecay, PlateauDecay, TrainingSettings
 from regard.translation.training_loss import training_loss
 
@@ -89,7 +89,7 @@ class Training(LightningModule):
         super().__init__()
         self.model = model
         self.settings, self.seed = settings, seed
-        self.progress = Progress()
+        self.progress = TrainingProgress()
         self.latest: dict[str, float] = {}
         """What was last logged."""
         self._text, self._validation = text, validation
@@ -101,17 +101,19 @@ class Training(LightningModule):
 
     def setup(self, stage: str) -> None:
         self._plan = TokenBatches(self._text, self.settings.batch_tokens, self.seed, *self._place())
-        self.stops = Stops(
+        self.stops = StopSchedule(
             self.settings.validate_every, len(self._plan), self.settings.max_epochs, self.settings.max_updates
         )
 
-    def train_dataloader(self) -> Stretches:
-        return Stretches(self._text, self.plan, self.stops, lambda: self.progress.position)
+    def train_dataloader(self) -> BatchesToNextStop:
+        return BatchesToNextStop(self._text, self.plan, self.stops, lambda: self.progress.position)
 
     def val_dataloader(self) -> Any:
         if self._validation is None:
             return []
-        return Sweep(self._validation, OrderedBatches(self._validation, self.settings.batch_tokens, *self._place()))
+        return AllBatches(
+            self._validation, OrderedBatches(self._validation, self.settings.batch_tokens, *self._place())
+        )
 
     def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
         return batch if batch.source.device == device else batch.to(device, non_blocking=True)
@@ -221,7 +223,7 @@ class Training(LightningModule):
                 f"the run cannot go on where it was, because its batches have changed: {', '.join(differences)}; "
                 "resume with the text, the settings and the number of processes that it began with"
             )
-        self.progress = Progress.from_state(state["progress"])
+        self.progress = TrainingProgress.from_state(state["progress"])
 
 
 def _seed_generators(device: torch.device, *numbers: int) -> None:

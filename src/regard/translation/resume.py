@@ -1,9 +1,7 @@
-"""Where a run is in its text, and the stretches of updates between two stops.
+"""Where a run is in its text, when it stops to validate, and what it has reached: the state that resuming needs.
 
-A run stops to validate. What lies between two stops is one epoch to Lightning's Trainer, however it lies in the epochs
-of the text. So the Trainer never has to take up an epoch in the middle: a resumed run begins with a shorter stretch.
-
-What a run has come to so far: the part of its state that is neither weights nor optimiser.
+A run stops to validate. Lightning's Trainer takes what lies between two stops for one epoch, wherever the epochs of the
+text begin. So it never has to resume within an epoch: a resumed run begins with a shorter one.
 """
 
 from __future__ import annotations
@@ -19,30 +17,30 @@ from regard.translation.settings import PlateauDecay, TrainingSettings
 
 
 @dataclass(frozen=True)
-class Position:
-    """How far a run has come: epochs done, batches done in the epoch begun, updates done in all."""
+class TextPosition:
+    """Completed epochs, batches completed in the current epoch, and completed updates."""
 
     epoch: int = 0
     batch: int = 0
     update: int = 0
 
-    def after_update(self, batches_per_epoch: int) -> Position:
-        """The position one update on.
+    def after_update(self, batches_per_epoch: int) -> TextPosition:
+        """The position after one more update.
 
-        >>> Position(epoch=0, batch=2, update=2).after_update(batches_per_epoch=3)
-        Position(epoch=1, batch=0, update=3)
+        >>> TextPosition(epoch=0, batch=2, update=2).after_update(batches_per_epoch=3)
+        TextPosition(epoch=1, batch=0, update=3)
         """
         ends_epoch = self.batch + 1 >= batches_per_epoch
         batch = 0 if ends_epoch else self.batch + 1
-        return Position(self.epoch + ends_epoch, batch, self.update + 1)
+        return TextPosition(self.epoch + ends_epoch, batch, self.update + 1)
 
 
 @dataclass(frozen=True)
-class Stops:
-    """After which updates a run stops: every so many, or every such part of an epoch, and at its very end.
+class StopSchedule:
+    """After which updates a run stops to validate: every `every` updates or part of an epoch, and at its end.
 
-    >>> stops = Stops(every=0.5, batches_per_epoch=5, max_epochs=2)
-    >>> [batch for batch in range(5) if stops.at(Position(epoch=0, batch=batch, update=batch))]
+    >>> stops = StopSchedule(every=0.5, batches_per_epoch=5, max_epochs=2)
+    >>> [batch for batch in range(5) if stops.stops_at(TextPosition(epoch=0, batch=batch, update=batch))]
     [3]
     """
 
@@ -51,16 +49,16 @@ class Stops:
     max_epochs: int
     max_updates: int | None = None
 
-    def ends(self, position: Position) -> bool:
-        """Whether a run that has come here has nothing left to do."""
+    def ends_at(self, position: TextPosition) -> bool:
+        """Whether a run ends at a position."""
         within = self.max_updates is None or position.update < self.max_updates
         return position.epoch >= self.max_epochs or not within
 
-    def at(self, position: Position) -> bool:
-        """Whether a run that has just arrived here stops."""
+    def stops_at(self, position: TextPosition) -> bool:
+        """Whether a run stops to validate at a position."""
         if position.update == 0:
             return False
-        if self.ends(position):
+        if self.ends_at(position):
             return True
         if isinstance(self.every, int):
             return position.update % self.every == 0
@@ -70,28 +68,28 @@ class Stops:
         }
 
 
-class Stretches:
-    """Each iteration gives the batches from where the run is then to its next stop.
+class BatchesToNextStop:
+    """Iterates over the batches from the current position to the next stop.
 
-    It has no length: stretches differ, and the Trainer would take the first for all.
+    It has no length: lengths differ, and the Trainer would take the first for all.
     """
 
-    def __init__(self, text: EncodedText, plan: BatchPlan, stops: Stops, position: Callable[[], Position]):
+    def __init__(self, text: EncodedText, plan: BatchPlan, stops: StopSchedule, position: Callable[[], TextPosition]):
         self._text, self._plan, self._stops, self._position = text, plan, stops, position
 
     def __iter__(self) -> Iterator[Batch]:
         position = self._position()
         batches = len(self._plan)
-        while not self._stops.ends(position):
+        while not self._stops.ends_at(position):
             for rows in self._plan.epoch(position.epoch)[position.batch :]:
                 yield collate(self._text, rows)
                 position = position.after_update(batches)
-                if self._stops.at(position):
+                if self._stops.stops_at(position):
                     return
 
 
-class Sweep:
-    """Each iteration gives all batches of a plan, in order; there may be none for one of several processes."""
+class AllBatches:
+    """Iterates over all batches of a plan, in order; one of several processes may have none."""
 
     def __init__(self, text: EncodedText, plan: BatchPlan):
         self._text, self._plan = text, plan
@@ -101,10 +99,10 @@ class Sweep:
 
 
 @dataclass
-class Progress:
-    """How far a run is and how good it has been; `state` and `from_state` turn it to plain values and back."""
+class TrainingProgress:
+    """Position, time and scores of a run; `state` and `from_state` convert it to plain values and back."""
 
-    position: Position = field(default_factory=Position)
+    position: TextPosition = field(default_factory=TextPosition)
     target_tokens: int = 0
     seconds: float = 0.0
     """Spent on updates; validating and saving do not count."""
@@ -119,7 +117,7 @@ class Progress:
     reductions: int = 0
 
     def record(self, scores: dict[str, float], score: float, settings: TrainingSettings) -> None:
-        """Take the outcome of a validation; a lower `score` is better."""
+        """Record the result of a validation; a lower `score` is better."""
         self.scores = scores
         if not math.isnan(score) and (self.best_score is None or score < self.best_score):
             self.best_score, self.best_update = score, self.position.update
@@ -132,7 +130,7 @@ class Progress:
             self.stale_on_plateau = 0
 
     def has_ended(self, settings: TrainingSettings) -> bool:
-        """Whether there is nothing left to do, or no hope that more would help."""
+        """Whether the run is at its end, or out of patience."""
         out_of_patience = settings.patience is not None and self.stale_validations >= settings.patience
         most = settings.max_updates
         return (
@@ -146,8 +144,8 @@ class Progress:
         return asdict(self)
 
     @classmethod
-    def from_state(cls, state: dict[str, Any]) -> Progress:
-        """The progress that a `state` describes."""
+    def from_state(cls, state: dict[str, Any]) -> TrainingProgress:
+        """Rebuild the progress from a `state`."""
         progress = cls(**state)
-        progress.position = Position(**state["position"])
+        progress.position = TextPosition(**state["position"])
         return progress

@@ -1,7 +1,4 @@
-"""What a run needs before its first update: nothing is written before all of it has been read and found fit.
-
-Training that starts from the weights of another run, to teach a model what it has not seen: fine-tuning.
-"""
+"""Everything that a run needs before its first update, read and checked before anything is written."""
 
 from __future__ import annotations
 
@@ -28,14 +25,14 @@ from regard.translation.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)
-class Start:
-    """The weights of a run, `weights`, that another run starts from, and its vocabularies, which lie beside them."""
+class InitialWeights:
+    """Weights of another run to fine-tune, with its vocabularies beside them."""
 
     weights: Path
 
     @classmethod
-    def of(cls, experiment: Experiment) -> Start | None:
-        """What an experiment starts from; None where it starts afresh.
+    def of_experiment(cls, experiment: Experiment) -> InitialWeights | None:
+        """The initial weights of an experiment, checked against it; None where it has none.
 
         Raises:
             CheckpointError: there are no such weights, or what belongs to them is not beside them.
@@ -71,11 +68,11 @@ class Start:
 
     @property
     def run(self) -> RunFolder:
-        """The folder that the weights are in."""
+        """The run folder that the weights are in."""
         return RunFolder(self.weights.parent)
 
-    def put_into(self, model: nn.Module) -> None:
-        """Give a model these weights, in its own precision.
+    def load_into(self, model: nn.Module) -> None:
+        """Copy the weights into a model, in its own precision.
 
         Raises:
             CheckpointError: they are damaged, or of another model.
@@ -84,7 +81,7 @@ class Start:
 
 
 Resume = Literal["auto", "never", "must"]
-"""Whether a folder that holds a run is gone on with, refused, or needed."""
+"""What becomes of a run that the folder holds: it is resumed (auto), refused (never), or required (must)."""
 
 MAY_CHANGE = (
     "training.max_epochs",
@@ -96,22 +93,22 @@ MAY_CHANGE = (
     "data.folder",
     "search.",
 )
-"""Keys, and sections, whose value does not touch an update: a run that is resumed may have others."""
+"""Keys, and sections, that no update depends on: they may change when a run is resumed."""
 
 MAY_CHANGE_WITHOUT_EXTRA = ("data.test.",)
-"""The same where there are no extra pairs, which have nothing of what is tested on."""
+"""Further such keys, unless there are extra pairs, which leave out what is tested on."""
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A run that can begin, or go on."""
+class PreparedRun:
+    """Model, text and vocabularies of a run that can begin or resume."""
 
     vocabularies: tuple[Vocabulary, Vocabulary]
     model: nn.Module
     text: EncodedText
     validation: EncodedText | None
     about: Mapping[str, Any]
-    """What the saved weights say of themselves."""
+    """Header of the saved weights."""
 
     def write(self, run: RunFolder, experiment: Experiment) -> None:
         """Write the settings in effect and the vocabularies into the run's folder; a vocabulary that is there stays.
@@ -125,21 +122,21 @@ class Prepared:
                 vocabulary.save(path)
 
 
-def prepare(experiment: Experiment, run: RunFolder, resume: Resume) -> Prepared:
-    """Look at the folder, read the text, read or learn the vocabularies, and build the model, with what it starts from.
+def prepare(experiment: Experiment, run: RunFolder, resume: Resume) -> PreparedRun:
+    """Check the folder, read the text, read or learn the vocabularies, build the model, and load its initial weights.
 
     Raises:
         ConfigurationError, CorpusError, VocabularyError, CheckpointError: as for `train`.
     """
     refuse_other_run(run, experiment, resume)
-    start = None if run.state.exists() else Start.of(experiment)
+    start = None if run.state.exists() else InitialWeights.of_experiment(experiment)
     text, held_out = training_text(experiment.data)
     source, target = vocabularies = _vocabularies(run, text, experiment.vocabulary, start)
     with isolate_rng():
         torch.manual_seed(experiment.seed)
         model = build_model(experiment.model, len(source), len(target))
     if start is not None:
-        start.put_into(model)
+        start.load_into(model)
     longest = model.max_source_length
     encoded = encode(text, source, target, min(experiment.data.max_length, longest or experiment.data.max_length))
     about = {
@@ -149,11 +146,16 @@ def prepare(experiment: Experiment, run: RunFolder, resume: Resume) -> Prepared:
         **_longest_source(encoded, start.weights if start else run.last),
     }
     validation = None if held_out is None else encode(held_out, source, target, longest)
-    return Prepared(vocabularies, model, encoded, validation, about)
+    return PreparedRun(vocabularies, model, encoded, validation, about)
 
 
 def refuse_other_run(run: RunFolder, experiment: Experiment, resume: Resume) -> None:
-    """Make sure that the folder holds this run and no other."""
+    """Check that the folder holds this run or none.
+
+    Raises:
+        ConfigurationError: it holds a run of other settings, or any run where `resume` is "never".
+        CheckpointError: there is no state, and `resume` is "must".
+    """
     if run.experiment.exists():
         if resume == "never" and rank_zero_only.rank == 0:
             raise ConfigurationError(f"{run.path} already holds a run; choose another folder, or let it be resumed")
@@ -169,9 +171,12 @@ def refuse_other_run(run: RunFolder, experiment: Experiment, resume: Resume) -> 
 
 
 def _vocabularies(
-    run: RunFolder, text: ParallelText, settings: VocabularySettings | SeparateVocabularySettings, start: Start | None
+    run: RunFolder,
+    text: ParallelText,
+    settings: VocabularySettings | SeparateVocabularySettings,
+    start: InitialWeights | None,
 ) -> tuple[Vocabulary, Vocabulary]:
-    """The vocabularies in the folder; if they are not there, those of the start, or learned from the training text."""
+    """The vocabularies of the folder, else those of the initial weights, else learned from the training text."""
     if run.source_vocabulary.exists() and run.target_vocabulary.exists():
         return run.vocabularies()
     return start.run.vocabularies() if start else _learn_vocabularies(text, settings)
@@ -189,9 +194,9 @@ def _learn_vocabularies(
 
 
 def _longest_source(text: EncodedText, before: Path) -> dict[str, int]:
-    """How many tokens the longest source has of all that the weights will have seen, in this run and before it.
+    """Header entry: tokens of the longest source that the weights are trained on, in this run and before it.
 
-    Nothing of weights that were saved before this was counted: what they saw is not known.
+    Empty where the earlier weights do not say theirs.
     """
     seen = read_header(before).get(LONGEST_SOURCE) if before.is_file() else 0
     return {} if seen is None else {LONGEST_SOURCE: max(int(text.sources.lengths.max()), seen)}

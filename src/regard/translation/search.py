@@ -1,181 +1,30 @@
 """Greedy and beam search over any model that encodes a source and decodes it step by step.
 
-Shapes: N sentences that are still searched, K beams of each, R = N·K rows, S source tokens, V target words.
-
-What a search leaves behind: its steps, and the way back from each ending.
-
-Shapes: R rows of a step, H endings, T steps, S source tokens.
-
-What a model offers to be searched, and to be used by a `Translator`.
-
-Shapes: R rows, one per beam, B sentences, S source tokens, T target tokens, V target words.
+Shapes: N sentences that are still searched, K beams of each, R = N·K rows, S source tokens, V target vocabulary.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, Self
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.errors import RegardError
+from regard.translation.beam_trace import SearchStep, StepWeights, TracedPath, trace
+from regard.translation.model_protocols import SearchableModel
 from regard.translation.settings import PenaltyForm, SearchSettings
 from regard.translation.vocabulary import BEGIN, END, PAD
-
-
-class Looked(NamedTuple):
-    """Where a step looked, if it was observed: weights [R, ..., S] at the source, [R, ..., t] at the target so far."""
-
-    weights: Tensor | None = None
-    self_weights: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class Moment:
-    """One step of all beams: what went in, which row of the step before each came from, where each looked."""
-
-    tokens: Tensor  # [R]
-    parents: Tensor  # [R]
-    looked: Looked
-
-
-class Traced(NamedTuple):
-    """The tokens that went in, BEGIN first, and where each step looked, on the way to one ending."""
-
-    tokens: list[int]
-    weights: Tensor | None  # [T, ..., S]
-    self_weights: Tensor | None  # [T, ..., T]
-
-
-def trace(moments: Sequence[Moment], ends: Sequence[tuple[int, int]]) -> list[Traced]:
-    """The ways to endings, each told by its length and its row in its last step; results are on the CPU.
-
-    What lies behind an ending's length means nothing.
-    """
-    device, steps = moments[0].tokens.device, len(moments)
-    lengths, rows = torch.tensor(ends, device=device).unbind(1)
-    tokens = moments[0].tokens.new_full((len(ends), steps), PAD)
-    weights = self_weights = None
-    for step in reversed(range(steps)):
-        there = lengths > step  # the others ended before this step
-        at, moment = rows[there], moments[step]
-        tokens[there, step] = moment.tokens[at]
-        weights = _put(weights, there, step, moment.looked.weights, at, None, steps)
-        # A cache that drops what no one looks at any more has the latest columns.
-        self_weights = _put(self_weights, there, step, moment.looked.self_weights, at, step + 1, steps)
-        rows[there] = moment.parents[at]
-    return [
-        Traced(line, None if weights is None else weights[row], None if self_weights is None else self_weights[row])
-        for row, line in enumerate(tokens.tolist())
-    ]
-
-
-def _put(
-    held: Tensor | None, there: Tensor, step: int, seen: Tensor | None, rows: Tensor, end: int | None, steps: int
-) -> Tensor | None:
-    """Some rows of what a step has seen, put into what is held for all steps, with columns up to `end`."""
-    if seen is None:
-        return held
-    columns = seen.shape[-1]
-    if held is None:
-        held = torch.zeros(len(there), steps, *seen.shape[1:-1], columns if end is None else steps, dtype=seen.dtype)
-    end = columns if end is None else end
-    held[there.cpu(), step, ..., end - columns : end] = seen[rows].cpu()
-    return held
-
-
-class Selectable(Protocol):
-    """What a model knows of its rows: one row per beam."""
-
-    def reorder(self, rows: Tensor) -> Any:
-        """The same, its rows reordered, repeated or dropped."""
-        ...
-
-
-class Step(Protocol):
-    """What one decoding step gives."""
-
-    @property
-    def logits(self) -> Tensor:
-        """[R, V]."""
-        ...
-
-    @property
-    def state(self) -> Any:
-        """What the next step starts from."""
-        ...
-
-
-class SeenStep(Step, Protocol):
-    """The same, and where it looked."""
-
-    @property
-    def weights(self) -> Tensor:
-        """At the source: [R, ..., S], with any dims between, as layers and heads."""
-        ...
-
-    @property
-    def self_weights(self) -> Tensor | None:
-        """At the target so far, this step's token the last: [R, ..., T]; None of a model that does not look there."""
-        ...
-
-
-class Searchable(Protocol):
-    """A model that can be searched: state goes in and comes out, nothing is kept on the model."""
-
-    @property
-    def max_target_length(self) -> int | None:
-        """The most tokens that it can say, END counted; None: any number."""
-        ...
-
-    def encode(self, source: Tensor, source_lengths: Tensor) -> Any:
-        """What there is to know of the sources: a `Selectable`."""
-        ...
-
-    def start(self, memory: Any) -> Any:
-        """The state before BEGIN: a `Selectable`."""
-        ...
-
-    def step(self, tokens: Tensor, state: Any, memory: Any) -> Step:
-        """The next words behind one more token [R] of every row."""
-        ...
-
-    def observe_step(self, tokens: Tensor, state: Any, memory: Any) -> SeenStep:
-        """The same, and where the step looked."""
-        ...
-
-
-class TranslationModel(Searchable, Protocol):
-    """A model that a `Translator` can use: it is searched, and gives the weights of a translation that is known."""
-
-    @property
-    def max_source_length(self) -> int | None:
-        """The most source tokens it takes; None: any number."""
-        ...
-
-    def attention_weights(self, source: Tensor, source_lengths: Tensor, target: Tensor) -> Tensor:
-        """[B, T, ..., S]: where each step of target [B, T] (BEGIN y1 ...) looks in source [B, S]."""
-        ...
-
-    def eval(self) -> Self:
-        """The model without dropout."""
-        ...
-
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """Its weights; it computes where they are."""
-        ...
-
 
 EXTRA_LENGTH = 10
 """Tokens that a hypothesis may have beyond `max_length_ratio` times its source: room for the shortest sources."""
 
 
 @dataclass(frozen=True, eq=False)
-class Hypothesis:
-    """One translation: its tokens without BEGIN and END, what it is worth, where each of its tokens looked.
+class BeamHypothesis:
+    """One translation: its tokens without BEGIN and END, its score, and the attention weights of each token.
 
     `weights` is [T, ..., S] on the CPU: a row for each token and, where `finished`, one more for END; S is the true
     length of the source. `self_weights` is [T, ..., T]: column t is the token that step t was given, BEGIN the first.
@@ -194,18 +43,18 @@ class Hypothesis:
 
 @torch.no_grad()
 def beam_search(
-    model: Searchable, source: Tensor, source_lengths: Tensor, settings: SearchSettings, *, observe: bool = True
-) -> list[list[Hypothesis]]:
-    """The n best Y of each source X by score(Y) = log P(Y | X) / ((5 + |Y|) / 6)^α, the best first.
+    model: SearchableModel, source: Tensor, source_lengths: Tensor, settings: SearchSettings, *, observe: bool = True
+) -> list[list[BeamHypothesis]]:
+    """The n best translations Y of each source X by log P(Y | X) / ((5 + |Y|) / 6)^α, best first.
 
     Shapes: source [N, S] int64, padded behind; source_lengths [N]. |Y| counts END, which is a factor of P as every
     other token is; α is `settings.length_penalty`, and 0 ranks by probability alone. Where `settings.penalty_form` is
     "length", the score is log P(Y | X) / |Y|^α. A beam of 1 is greedy search. In each step the best K of all
     continuations of a sentence are kept: those that end leave the beam, the others go on. Stopping early changes no
     result: a sentence ends when nothing in its beam can still enter its n best. PAD and BEGIN are never generated. At
-    `max_length_ratio`·S + `EXTRA_LENGTH` tokens, or as many as the model can say, a hypothesis is cut; cut hypotheses
-    fill the places that finished ones leave, and so come last. The model should be in eval mode. Unless it is told not
-    to `observe`, every hypothesis has the weights of all its steps, each the model's own at that step, whatever beam it
+    `max_length_ratio`·S + `EXTRA_LENGTH` tokens, or the model's `max_target_length`, a hypothesis is cut; cut ones fill
+    the places that finished ones leave, and so come last. The model should be in eval mode. Unless `observe` is false,
+    every hypothesis has the weights of all its steps, each the model's own at that step, whatever beam it
     came from; it costs the time and memory that they take.
 
     Raises:
@@ -236,15 +85,15 @@ def beam_search(
         return []
     memory = model.encode(source, source_lengths)
     state = model.start(memory)
-    live = _Live.begin(len(source), source.device)
-    record = _Record(source_lengths.to(source.device), settings, model.max_target_length)
+    live = _LiveBeams.initial(len(source), source.device)
+    record = _SearchRecord(source_lengths.to(source.device), settings, model.max_target_length)
     while True:
         if observe:
             step = model.observe_step(live.tokens, state, memory)
-            looked = Looked(step.weights, step.self_weights)
+            attention = StepWeights(step.weights, step.self_weights)
         else:
-            step, looked = model.step(live.tokens, state, memory), Looked()
-        following = record.follow(live, _continuations(live, step.logits, settings.beam), looked)
+            step, attention = model.step(live.tokens, state, memory), StepWeights()
+        following = record.advance(live, _continuations(live, step.logits, settings.beam), attention)
         if len(following.sentences) == 0:
             return record.hypotheses()
         # A greedy step in which no sentence ends moves nothing; and all beams of a sentence have the same memory.
@@ -265,31 +114,31 @@ def length_penalty(length: int, alpha: float, form: PenaltyForm = "gnmt") -> flo
 
 
 @dataclass(frozen=True)
-class _Live:
-    """The beams that go on: the rows that the model sees in its next step, sentence by sentence."""
+class _LiveBeams:
+    """The beams that continue: the rows of the model's next step, sentence by sentence."""
 
-    sentences: Tensor  # [N]: the place of each in the batch as it was given
-    log_probabilities: Tensor  # [N, K]; -inf is a place that nothing fills
+    sentences: Tensor  # [N]: index of each in the whole batch
+    log_probabilities: Tensor  # [N, K]; -inf is an empty place
     tokens: Tensor  # [R]
     parents: Tensor  # [R]: the row of the step before that each continues
 
     @classmethod
-    def begin(cls, sentences: int, device: torch.device) -> _Live:
-        """One beam per sentence: before the first step there is nothing to tell several apart."""
+    def initial(cls, sentences: int, device: torch.device) -> _LiveBeams:
+        """One beam per sentence: before the first step several would be equal."""
         every = torch.arange(sentences, device=device)
         return cls(every, torch.zeros(sentences, 1, device=device), torch.full_like(every, BEGIN), every)
 
 
 @dataclass(frozen=True)
-class _Candidates:
-    """The best continuations of each sentence, the best first; a place that nothing fills has log P = -inf."""
+class _Continuations:
+    """The best continuations of each sentence, best first; an empty place has log P = -inf."""
 
     log_probabilities: Tensor  # [N, K]
     tokens: Tensor  # [N, K]
     parents: Tensor  # [N, K]: the row that each continues
 
 
-def _continuations(live: _Live, logits: Tensor, beam: int) -> _Candidates:
+def _continuations(live: _LiveBeams, logits: Tensor, beam: int) -> _Continuations:
     """The `beam` most probable of all tokens behind all beams, for each sentence; fewer where there are fewer."""
     sentences, width = live.log_probabilities.shape
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))  # [R, V]
@@ -300,7 +149,7 @@ def _continuations(live: _Live, logits: Tensor, beam: int) -> _Candidates:
     totals = (live.log_probabilities.view(-1, 1) + log_probabilities).view(sentences, -1)  # [N, K (K + 2)]
     chosen = totals.topk(min(beam, totals.shape[1]))
     first_rows = torch.arange(sentences, device=logits.device)[:, None] * width
-    return _Candidates(
+    return _Continuations(
         log_probabilities=chosen.values,
         tokens=best.indices.view(sentences, -1).gather(1, chosen.indices),
         parents=first_rows + chosen.indices // best.indices.shape[1],
@@ -308,7 +157,7 @@ def _continuations(live: _Live, logits: Tensor, beam: int) -> _Candidates:
 
 
 class _Ending(NamedTuple):
-    """A hypothesis that ended: its last token and the row that gave it; the tokens before are in the history."""
+    """A hypothesis that ended: its last token and the row it continues; earlier tokens are in the history."""
 
     score: float
     log_probability: float
@@ -318,12 +167,12 @@ class _Ending(NamedTuple):
 
     @property
     def finished(self) -> bool:
-        """Whether it ended by itself."""
+        """Whether it ended with END, and was not cut."""
         return self.token == END
 
 
-class _Record:
-    """What a search has seen: every step, and every hypothesis that ended.
+class _SearchRecord:
+    """The history of a search: every step, and every hypothesis that ended.
 
     Histories are not copied from step to step. Each step leaves its tokens, back pointers and weights; at the end the
     pointers of the few hypotheses that are returned are followed back.
@@ -340,30 +189,30 @@ class _Record:
         self._penalties = torch.tensor(penalties, dtype=torch.float32, device=source_lengths.device)  # by length
         self._best_scores = self._penalties.new_full((len(limits), settings.n_best), -torch.inf)  # of what finished
         self._endings: list[list[_Ending]] = [[] for _ in limits]
-        self._history: list[Moment] = []
+        self._history: list[SearchStep] = []
 
-    def follow(self, live: _Live, chosen: _Candidates, looked: Looked) -> _Live:
-        """Write down one step, and give the beams that go on."""
-        self._history.append(Moment(live.tokens, live.parents, looked))
+    def advance(self, live: _LiveBeams, chosen: _Continuations, attention: StepWeights) -> _LiveBeams:
+        """Record one step, and return the beams that continue."""
+        self._history.append(SearchStep(live.tokens, live.parents, attention))
         length, limits = len(self._history), self._limits[live.sentences]
         ends, at_limit = chosen.tokens == END, limits <= length
         scores = chosen.log_probabilities.float() / self._penalties[length]
-        self._note(live, chosen, scores.masked_fill(~(ends | at_limit[:, None]), -torch.inf))
+        self._record_endings(live, chosen, scores.masked_fill(~(ends | at_limit[:, None]), -torch.inf))
         finished = torch.cat([self._best_scores[live.sentences], scores.masked_fill(~ends, -torch.inf)], dim=1)
         self._best_scores[live.sentences] = finished.topk(self._n_best).values
         unended = chosen.log_probabilities.masked_fill(ends, -torch.inf)
         # A sentence stays while one of its beams can still enter its n best. Let p <= 0 be the log P of a beam. What it
         # becomes has p' <= p, as each token adds a logarithm <= 0, and a penalty of at most that of the longest length
         # allowed, as α >= 0. Therefore p' / penalty <= p / penalty <= p / penalty(limit). This holds in floating point
-        # too, where addition and division are monotone. A place that nothing fills has p = -inf and cannot enter.
+        # too, where addition and division are monotone. An empty place has p = -inf and cannot enter.
         bounds = unended.amax(dim=1).float() / self._penalties[limits]
         stays = ~at_limit & (bounds > self._best_scores[live.sentences, -1])
-        return _Live(
+        return _LiveBeams(
             live.sentences[stays], unended[stays], chosen.tokens[stays].flatten(), chosen.parents[stays].flatten()
         )
 
-    def _note(self, live: _Live, chosen: _Candidates, scores: Tensor) -> None:
-        """Write down the candidates that end in this step: those with a score above -inf."""
+    def _record_endings(self, live: _LiveBeams, chosen: _Continuations, scores: Tensor) -> None:
+        """Record the continuations that end in this step: those with a score above -inf."""
         places = (scores > -torch.inf).nonzero(as_tuple=True)
         sentences = live.sentences[places[0]].tolist()
         columns = (scores, chosen.log_probabilities, chosen.parents, chosen.tokens)
@@ -371,8 +220,8 @@ class _Record:
             score, log_probability, row, token = column
             self._endings[sentence].append(_Ending(score, log_probability, len(self._history), row, token))
 
-    def hypotheses(self) -> list[list[Hypothesis]]:
-        """The n best of each sentence: what finished before what was cut, each by score."""
+    def hypotheses(self) -> list[list[BeamHypothesis]]:
+        """The n best of each sentence by score, finished ones before those that were cut."""
         best = [
             sorted(endings, key=lambda ending: (not ending.finished, -ending.score))[: self._n_best]
             for endings in self._endings
@@ -388,15 +237,15 @@ class _Record:
             for endings, length in zip(best, self._source_lengths, strict=True)
         ]
 
-    def _hypothesis(self, ending: _Ending, way: Traced, source_length: int) -> Hypothesis:
+    def _hypothesis(self, ending: _Ending, path: TracedPath, source_length: int) -> BeamHypothesis:
         last, length = () if ending.finished else (ending.token,), ending.length
-        weights = torch.zeros(length, 0, source_length) if way.weights is None else way.weights
-        self_weights = torch.zeros(length, 0, length) if way.self_weights is None else way.self_weights
-        return Hypothesis(
-            ids=(*way.tokens[1:length], *last),
+        weights = torch.zeros(length, 0, source_length) if path.weights is None else path.weights
+        self_weights = torch.zeros(length, 0, length) if path.self_weights is None else path.self_weights
+        return BeamHypothesis(
+            ids=(*path.tokens[1:length], *last),
             score=ending.score,
             log_probability=ending.log_probability,
-            weights=weights[:length, ..., :source_length].clone(),  # not a view that holds all the others
+            weights=weights[:length, ..., :source_length].clone(),  # a view would keep the memory of all
             self_weights=self_weights[:length, ..., :length].clone(),
             finished=ending.finished,
         )

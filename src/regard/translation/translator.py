@@ -24,12 +24,14 @@ from regard.translation.build_model import build_model
 from regard.translation.checkpoint import LONGEST_SOURCE, restore
 from regard.translation.experiment import Experiment
 from regard.translation.long_lines import cut_line
+from regard.translation.model_protocols import TranslationModel
+from regard.translation.normalize_input import NormalizedLine, normalize_line
 from regard.translation.pharaoh import one_map
 from regard.translation.run_folder import RunFolder, Which
-from regard.translation.search import Hypothesis, TranslationModel, beam_search
+from regard.translation.search import BeamHypothesis, beam_search
 from regard.translation.settings import SearchSettings
 from regard.translation.spinning_threads import SpinningCheck
-from regard.translation.vocabulary import END, UNKNOWN, Readable, Vocabulary, readable
+from regard.translation.vocabulary import END, UNKNOWN, Vocabulary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -163,7 +165,7 @@ class Translator:
         Raises:
             CorpusError: a line has more tokens than the model allows.
         """
-        read = [readable(line, self.source_vocabulary) for line in _several(lines)]
+        read = [normalize_line(line, self.source_vocabulary) for line in _several(lines)]
         parts = [self._parts(line.text, split_above) for line in read]
         numbers = [number for number, some in enumerate(parts, start=first_line) for _ in some]
         sources = self._encode([part for some in parts for part in some], numbers)
@@ -184,10 +186,10 @@ class Translator:
 
     def _search(
         self, sources: list[list[int]], settings: SearchSettings, batch_size: int, observe: bool
-    ) -> list[list[Hypothesis]]:
+    ) -> list[list[BeamHypothesis]]:
         """The hypotheses of each source, none of an empty one."""
         packed = IdSequences.pack(sources)
-        found: list[list[Hypothesis]] = [[] for _ in sources]
+        found: list[list[BeamHypothesis]] = [[] for _ in sources]
         spinning = SpinningCheck()
         for rows in _batches_by_length(sources, batch_size):
             source, lengths = (torch.from_numpy(array).to(self._device) for array in packed.pad(np.array(rows)))
@@ -253,8 +255,8 @@ class Translator:
     def _translation(
         self,
         line: str,
-        read: Readable,
-        parts: list[tuple[list[int], list[Hypothesis]]],
+        read: NormalizedLine,
+        parts: list[tuple[list[int], list[BeamHypothesis]]],
         number: int,
         n_best: int,
     ) -> Translation:
@@ -270,7 +272,7 @@ class Translator:
             warnings=tuple(f"line {number}: {warning}" for warning in warnings),
         )
 
-    def _candidate(self, hypothesis: Hypothesis) -> Candidate:
+    def _candidate(self, hypothesis: BeamHypothesis) -> Candidate:
         ids = [*hypothesis.ids, END] if hypothesis.finished else hypothesis.ids
         return Candidate(
             text=self.target_vocabulary.decode(hypothesis.ids),
@@ -336,7 +338,7 @@ def _block_diagonal(blocks: Sequence[Tensor]) -> Tensor:
 
 def _warnings(
     line: str,
-    read: Readable,
+    read: NormalizedLine,
     ids: list[int],
     candidates: Sequence[Candidate],
     parts: int,

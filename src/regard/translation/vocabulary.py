@@ -1,18 +1,13 @@
-"""Vocabularies: text to ids and back to the very same text.
-
-What a vocabulary knows of a line: signs that it has no piece for are left out, or a model invents words for them.
-"""
+"""Vocabularies: text to ids, and back to the same text."""
 
 from __future__ import annotations
 
 import functools
 import itertools
 import json
-import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -47,7 +42,7 @@ _REMEMBERED_CHUNKS = 1 << 17
 
 
 class VocabularySettings(BaseModel):
-    """How to make a vocabulary."""
+    """How to make a vocabulary: a section of an experiment."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -73,8 +68,8 @@ class VocabularySettings(BaseModel):
         return size
 
 
-class _Saved(BaseModel):
-    """The file of a vocabulary. The piece at place i has the id i + 4, after the special ones."""
+class _VocabularyFile(BaseModel):
+    """Contents of a vocabulary file; piece i has the id i + 4, after the special ones."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -104,7 +99,7 @@ class Vocabulary:
     'Hello, <unk> world!'
     """
 
-    def __init__(self, saved: _Saved):
+    def __init__(self, saved: _VocabularyFile):
         self.settings = saved.settings
         self._saved = saved
         self._pieces = [*SPECIAL, *saved.pieces]
@@ -139,7 +134,7 @@ class Vocabulary:
         if not counts:
             raise VocabularyError("there is no text to learn a vocabulary from: no lines, or only empty ones")
         learned = _learn(counts, settings)
-        saved = _Saved(settings=settings, pieces=learned.pieces, merges=learned.merges, scores=learned.scores)
+        saved = _VocabularyFile(settings=settings, pieces=learned.pieces, merges=learned.merges, scores=learned.scores)
         return cls(saved)
 
     def encode(self, line: str) -> list[int]:
@@ -148,7 +143,7 @@ class Vocabulary:
         return list(itertools.chain.from_iterable(map(self._chunk_ids, chunks)))
 
     def normalised(self, line: str) -> str:
-        """The line as it is cut: in NFC, and in lower case where the settings say so."""
+        """The line in NFC, and in lower case if the settings say so: the form that is cut into pieces."""
         return _normalise(line, self.settings)
 
     def unknown_characters(self, line: str) -> list[str]:
@@ -171,7 +166,7 @@ class Vocabulary:
         return self._spelling.line([self._piece(i) for i in ids if i not in (PAD, BEGIN, END)])
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
-        """What each id stands for, to be read: "▁" is a space; special ids are spelled out.
+        """The piece of each id for display: "▁" is a space; special ids are spelled out.
 
         Raises:
             VocabularyError: an id is not one of this vocabulary.
@@ -209,7 +204,7 @@ class Vocabulary:
             VocabularyError: there is no such file, or it is truncated or not a vocabulary.
         """
         try:
-            saved = _Saved.model_validate(json.loads(Path(path).read_text(encoding="utf-8")))
+            saved = _VocabularyFile.model_validate(json.loads(Path(path).read_text(encoding="utf-8")))
             return cls(saved)
         except OSError as error:
             raise VocabularyError(f"cannot read the vocabulary {path}: {error.strerror or error}") from None
@@ -226,7 +221,7 @@ class Vocabulary:
 
     @functools.cached_property
     def _characters(self) -> frozenset[str]:
-        """All that pieces are spelled with, and white space."""
+        """Characters of all pieces, and white space."""
         return frozenset(spelled_with(self._saved.pieces))
 
     def _encode_chunk(self, chunk: str) -> list[int]:
@@ -254,8 +249,8 @@ def _learn(counts: Counter[str], settings: VocabularySettings) -> Subwords:
     return Subwords([piece for _, piece in frequent[:room]])
 
 
-def _segmenter(saved: _Saved) -> Segmenter:
-    """The rule that gives pieces their ids.
+def _segmenter(saved: _VocabularyFile) -> Segmenter:
+    """The function from pieces to ids.
 
     Raises:
         VocabularyError: the parts of `saved` contradict each other.
@@ -274,99 +269,3 @@ def _segmenter(saved: _Saved) -> Segmenter:
             raise VocabularyError("it needs one score for each piece")
         return unigram_segmenter(subwords, special=SPECIAL, unknown=UNKNOWN)
     return lambda pieces: [ids.get(piece, UNKNOWN) for piece in pieces]
-
-
-_PLAIN = (
-    dict.fromkeys("«»“”„‟", '"') | dict.fromkeys("‘’‚‛", "'") | dict.fromkeys("‐‑‒–—―", "-") | {"…": "..."}
-)  # fmt: skip
-_CLOSING = ".,;:!?…)]}»”’%"
-_NAMED = 8
-
-
-@dataclass(frozen=True)
-class Readable:
-    """A line as a translator reads it, and what of it is unknown: signs that were left out, and what it guesses at.
-
-    Each character is named once, in the order in which they come.
-    """
-
-    text: str
-    left_out: tuple[str, ...] = ()
-    guessed: tuple[str, ...] = ()
-
-    def warnings(self) -> Iterator[str]:
-        """What is to be told of it: nothing, or one sentence."""
-        said = []
-        if self.left_out:
-            said.append(f"does not know {_named(self.left_out)}, which it leaves out")
-        if self.guessed:
-            said.append(f"does not know {_named(self.guessed)}; what the translation says there is a guess")
-        if said:
-            yield "the source vocabulary " + ", and ".join(said)
-
-
-def readable(line: str, vocabulary: Vocabulary) -> Readable:
-    """A line with what the vocabulary has no piece for made plain, left out, or named as unknown.
-
-    Typographic quotes, dashes and spaces become the plain ones if the vocabulary knows these. Symbols, punctuation and
-    what is invisible, such as the selectors and joiners of emoji, are left out, with the space that they leave over.
-    Letters, digits and accents stay.
-
-    >>> from regard.translation.vocabulary import VocabularySettings
-    >>> vocabulary = Vocabulary.train(['I love "you".'], VocabularySettings(kind="characters"))
-    >>> readable("I love “you” ❤.", vocabulary)
-    Readable(text='I love "you".', left_out=('❤',), guessed=())
-    """
-    unknown = vocabulary.unknown_characters(line)
-    if not unknown:
-        return Readable(line)
-    plain = {character: _plain(character, vocabulary) for character in unknown}
-    known = {ord(character): of for character, of in plain.items() if of is not None}
-    unknown = [character for character in unknown if plain[character] is None]
-    signs = [character for character in unknown if _is_sign(character) or _is_invisible(character)]
-    return Readable(
-        text=_without(signs, vocabulary.normalised(line).translate(known)),
-        left_out=tuple(character for character in signs if not _is_invisible(character)),
-        guessed=tuple(character for character in unknown if character not in signs),
-    )
-
-
-def _plain(character: str, vocabulary: Vocabulary) -> str | None:
-    """What stands for it on a typewriter, where the vocabulary knows that."""
-    plain = " " if unicodedata.category(character)[0] == "Z" else _PLAIN.get(character)
-    return None if plain is None or vocabulary.unknown_characters(plain) else plain
-
-
-def _is_sign(character: str) -> bool:
-    """Symbols and punctuation."""
-    return unicodedata.category(character)[0] in "SP"
-
-
-def _is_invisible(character: str) -> bool:
-    """Control and format characters, joiners among them; variation selectors, and marks that enclose, as of keycaps."""
-    selects = "\ufe00" <= character <= "\ufe0f" or "\U000e0100" <= character <= "\U000e01ef"
-    return selects or unicodedata.category(character) in ("Cc", "Cf", "Me")
-
-
-def _without(characters: list[str], text: str) -> str:
-    """The text without some characters: words that they held apart stay apart, and no space is left before a full stop.
-
-    >>> _without(["❤", "—"], "I ❤ you — a lot ❤."), _without(["—", "❤"], "you—me❤"), _without(["­"], "co­operate")
-    ('I you a lot.', 'you me', 'cooperate')
-    """
-    if not characters:
-        return text
-
-    def left(found: re.Match[str]) -> str:
-        at_edge = found.start() == 0 or found.end() == len(text)
-        if at_edge or text[found.end()] in _CLOSING:
-            return ""
-        return "" if all(map(_is_invisible, found.group())) else " "
-
-    return re.sub(rf"\s*(?:[{re.escape(''.join(characters))}]\s*)+", left, text)
-
-
-def _named(characters: Iterable[str]) -> str:
-    names = [repr(character) for character in characters]
-    more = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {more} more characters" if more > 0 else "")

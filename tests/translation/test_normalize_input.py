@@ -3,8 +3,9 @@
 import pytest
 from test_translator import ENGLISH, reverser
 
+from regard.translation.normalize_input import normalize_line
 from regard.translation.translator import Translator
-from regard.translation.vocabulary import Vocabulary, VocabularySettings, readable
+from regard.translation.vocabulary import Vocabulary, VocabularySettings
 
 LINES = ['I love "you", Tom - a lot...', "it's e1"] * 3
 
@@ -16,7 +17,7 @@ def vocabulary(kind: str = "characters", lines: list[str] = LINES, **options) ->
 @pytest.mark.parametrize("kind", ["characters", "words", "bpe", "unigram"])
 def test_known_lines_stay_as_they_are(kind):
     for line in [*LINES, "", " \t", "I  love\tTom"]:
-        known = readable(line, vocabulary(kind))
+        known = normalize_line(line, vocabulary(kind))
         assert (known.text, known.left_out, known.guessed, list(known.warnings())) == (line, (), (), [])
 
 
@@ -46,21 +47,21 @@ def test_the_characters_that_a_vocabulary_knows(kind):
     ],
 )
 def test_signs_are_made_plain_or_left_out(line, text, left_out):
-    known = readable(line, vocabulary())
+    known = normalize_line(line, vocabulary())
     assert (known.text, known.left_out, known.guessed) == (text, left_out, ())
 
 
 def test_what_is_known_is_not_made_plain():
-    assert readable("«a»❤", vocabulary(lines=["«a»"])).text == "«a»"
+    assert normalize_line("«a»❤", vocabulary(lines=["«a»"])).text == "«a»"
 
 
 def test_where_the_plain_sign_is_unknown_too_it_is_left_out():
-    known = readable("“a” — a", vocabulary(lines=["a"]))
+    known = normalize_line("“a” — a", vocabulary(lines=["a"]))
     assert (known.text, known.left_out) == ("a a", ("“", "”", "—"))
 
 
 def test_letters_digits_and_accents_stay():
-    known = readable("Iж 2 a\u0302\u0302 ❤", vocabulary())
+    known = normalize_line("Iж 2 a\u0302\u0302 ❤", vocabulary())
     assert (known.text, known.left_out, known.guessed) == ("Iж 2 â\u0302", ("❤",), ("ж", "2", "â", "\u0302"))
     assert list(known.warnings()) == [
         "the source vocabulary does not know '❤', which it leaves out, and does not know 'ж', '2', 'â', '\u0302'; what "
@@ -69,7 +70,7 @@ def test_letters_digits_and_accents_stay():
 
 
 def test_many_characters_are_counted():
-    [warning] = readable("абвгдежзийк", vocabulary()).warnings()
+    [warning] = normalize_line("абвгдежзийк", vocabulary()).warnings()
     assert "'з' and 3 more characters; what the translation says there is a guess" in warning
 
 

@@ -1,0 +1,105 @@
+"""Remove or replace characters of a line that the vocabulary cannot encode, for which a model would invent words."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from regard.translation.vocabulary import Vocabulary
+
+_TYPEWRITER_FORMS = (
+    dict.fromkeys("«»“”„‟", '"') | dict.fromkeys("‘’‚‛", "'") | dict.fromkeys("‐‑‒–—―", "-") | {"…": "..."}
+)  # fmt: skip
+_CLOSING = ".,;:!?…)]}»”’%"
+_NAMED = 8
+
+
+@dataclass(frozen=True)
+class NormalizedLine:
+    """A line without the symbols that a vocabulary lacks; these, and the letters that it lacks, are listed.
+
+    Each character is named once, in the order in which they come.
+    """
+
+    text: str
+    left_out: tuple[str, ...] = ()
+    guessed: tuple[str, ...] = ()
+
+    def warnings(self) -> Iterator[str]:
+        """A sentence about unknown characters, if there are any."""
+        said = []
+        if self.left_out:
+            said.append(f"does not know {_named(self.left_out)}, which it leaves out")
+        if self.guessed:
+            said.append(f"does not know {_named(self.guessed)}; what the translation says there is a guess")
+        if said:
+            yield "the source vocabulary " + ", and ".join(said)
+
+
+def normalize_line(line: str, vocabulary: Vocabulary) -> NormalizedLine:
+    """Replace or remove the symbols of a line that the vocabulary cannot encode.
+
+    Typographic quotes, dashes and spaces become the plain ones if the vocabulary knows these. Symbols, punctuation and
+    what is invisible, such as the selectors and joiners of emoji, are left out, with the space that they leave over.
+    Letters, digits and accents stay.
+
+    >>> from regard.translation.vocabulary import VocabularySettings
+    >>> vocabulary = Vocabulary.train(['I love "you".'], VocabularySettings(kind="characters"))
+    >>> normalize_line("I love “you” ❤.", vocabulary)
+    NormalizedLine(text='I love "you".', left_out=('❤',), guessed=())
+    """
+    unknown = vocabulary.unknown_characters(line)
+    if not unknown:
+        return NormalizedLine(line)
+    plain = {character: _plain_form(character, vocabulary) for character in unknown}
+    known = {ord(character): of for character, of in plain.items() if of is not None}
+    unknown = [character for character in unknown if plain[character] is None]
+    signs = [character for character in unknown if _is_sign(character) or _is_invisible(character)]
+    return NormalizedLine(
+        text=_without(signs, vocabulary.normalised(line).translate(known)),
+        left_out=tuple(character for character in signs if not _is_invisible(character)),
+        guessed=tuple(character for character in unknown if character not in signs),
+    )
+
+
+def _plain_form(character: str, vocabulary: Vocabulary) -> str | None:
+    """The ASCII form of a character, if it has one that the vocabulary knows."""
+    plain = " " if unicodedata.category(character)[0] == "Z" else _TYPEWRITER_FORMS.get(character)
+    return None if plain is None or vocabulary.unknown_characters(plain) else plain
+
+
+def _is_sign(character: str) -> bool:
+    """Whether a character is a symbol or punctuation."""
+    return unicodedata.category(character)[0] in "SP"
+
+
+def _is_invisible(character: str) -> bool:
+    """Whether a character is a control or format character, a variation selector, or an enclosing mark."""
+    selects = "\ufe00" <= character <= "\ufe0f" or "\U000e0100" <= character <= "\U000e01ef"
+    return selects or unicodedata.category(character) in ("Cc", "Cf", "Me")
+
+
+def _without(characters: list[str], text: str) -> str:
+    """Remove characters: words that they separated stay apart, and no space is left before a full stop.
+
+    >>> _without(["❤", "—"], "I ❤ you — a lot ❤."), _without(["—", "❤"], "you—me❤"), _without(["­"], "co­operate")
+    ('I you a lot.', 'you me', 'cooperate')
+    """
+    if not characters:
+        return text
+
+    def left(found: re.Match[str]) -> str:
+        at_edge = found.start() == 0 or found.end() == len(text)
+        if at_edge or text[found.end()] in _CLOSING:
+            return ""
+        return "" if all(map(_is_invisible, found.group())) else " "
+
+    return re.sub(rf"\s*(?:[{re.escape(''.join(characters))}]\s*)+", left, text)
+
+
+def _named(characters: Iterable[str]) -> str:
+    names = [repr(character) for character in characters]
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more characters" if more > 0 else "")
