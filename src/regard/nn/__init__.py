@@ -18,16 +18,17 @@ from .replace import swap_linear as swap_linear
 from .torch_conversion import block_from_torch as block_from_torch
 from .torch_conversion import blocks_from_torch as blocks_from_torch
 from .transformer_block import BlockCache as BlockCache
+from .transformer_block import BlockObservation as BlockObservation
 from .transformer_block import PostNorm as PostNorm
 from .transformer_block import PreNorm as PreNorm
 from .transformer_block import Residual as Residual
 from .transformer_block import SandwichNorm as SandwichNorm
-from .transformer_block import SeenBlock as SeenBlock
 from .transformer_block import TransformerBlock as TransformerBlock
 
 __all__ = [
     "Attention",
     "BlockCache",
+    "BlockObservation",
     "Cache",
     "FeedForward",
     "GatedFeedForward",
@@ -43,7 +44,6 @@ __all__ = [
     "RMSNorm",
     "Residual",
     "SandwichNorm",
-    "SeenBlock",
     "SwapReport",
     "TransformerBlock",
     "block_from_torch",

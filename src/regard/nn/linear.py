@@ -141,7 +141,7 @@ class Linear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (torch calls it so)
         """Product x Wᵀ + b."""
-        if torch.jit.is_scripting():
+        if torch.jit.is_scripting():  # type: ignore[attr-defined]
             return functional.linear(input, self.weight, self.bias)
         return linear(input, self.weight, self.bias)
 

@@ -1,7 +1,4 @@
-"""torch's MultiheadAttention to the letter, by regard's kernels: no weight is NaN, and no mask is lost.
-
-The two mask tensors of torch's MultiheadAttention, checked, and read as a mask and a bias.
-"""
+"""A drop-in replacement of `torch.nn.MultiheadAttention` on regard's kernels, with the same masks."""
 
 from __future__ import annotations
 
@@ -34,16 +31,16 @@ def check_masks(
     is_causal: bool,
     device: torch.device,
 ) -> None:
-    """Masks of bool or floats, of the shapes that torch takes; sizes are batch or None, heads, queries and keys.
+    """Check torch's two mask tensors, bool or float; sizes are batch (or None), heads, queries and keys.
 
     Raises:
-        MaskError: they are not that; `is_causal` without `attn_mask`.
+        MaskError: another dtype or shape; `is_causal` without `attn_mask`.
         DeviceError: one is not on the device of the queries.
     """
     batch, heads, queries, keys = sizes
     if is_causal and attn_mask is None:
         raise MaskError(
-            "is_causal is a hint that attn_mask is causal, and needs attn_mask: give it as "
+            "is_causal is a hint that attn_mask is causal, and needs attn_mask: pass it as "
             "nn.Transformer.generate_square_subsequent_mask(M), or torch.ones(M, M, dtype=torch.bool).triu(1)"
         )
     if key_padding_mask is not None:
@@ -55,25 +52,25 @@ def check_masks(
         _check_mask("attn_mask", attn_mask, shapes, device)
 
 
-def read_masks(
-    attn_mask: Tensor | None, key_padding_mask: Tensor | None, heads: int, own: int
+def convert_masks(
+    attn_mask: Tensor | None, key_padding_mask: Tensor | None, heads: int, extra_keys: int
 ) -> tuple[Mask | None, Bias | None]:
-    """What torch's two tensors say, as a mask and a bias; the layer's `own` last keys are there for all."""
-    pairs, added_pairs = _taken_apart(attn_mask, own)
-    keys, added_keys = _taken_apart(key_padding_mask, own)
-    kept: list[Mask] = []
-    if pairs is not None:
-        kept.append(causal() if _is_causal(pairs) else from_multihead(pairs, heads=heads))
-    if keys is not None:
-        # Whether it is the last keys that are padded is seen in the numbers, which a compiled call does not have yet.
-        over_pairs = keys if keys.ndim == 1 else keys[:, None, None, :]
-        kept.append(where(ignore=over_pairs) if under_transform() else from_multihead(key_padding_mask=keys))
-    added: list[Bias] = []
-    if added_pairs is not None:
-        added.append(tensor(added_pairs if added_pairs.ndim == 2 else added_pairs.unflatten(0, (-1, heads))))
-    if added_keys is not None:
-        added.append(tensor(added_keys if added_keys.ndim == 1 else added_keys[:, None, None, :]))
-    return reduce(and_, kept) if kept else None, reduce(add, added) if added else None
+    """Torch's two mask tensors as a mask and a bias; the last `extra_keys`, which the layer adds, are never masked."""
+    ignored_pairs, pair_bias = _split_mask(attn_mask, extra_keys)
+    ignored_keys, key_bias = _split_mask(key_padding_mask, extra_keys)
+    masks: list[Mask] = []
+    if ignored_pairs is not None:
+        masks.append(causal() if _is_causal(ignored_pairs) else from_multihead(ignored_pairs, heads=heads))
+    if ignored_keys is not None:
+        # `from_multihead` reads values to recognise padding at the end, which a compiled call has not.
+        over_pairs = ignored_keys if ignored_keys.ndim == 1 else ignored_keys[:, None, None, :]
+        masks.append(where(ignore=over_pairs) if under_transform() else from_multihead(key_padding_mask=ignored_keys))
+    biases: list[Bias] = []
+    if pair_bias is not None:
+        biases.append(tensor(pair_bias if pair_bias.ndim == 2 else pair_bias.unflatten(0, (-1, heads))))
+    if key_bias is not None:
+        biases.append(tensor(key_bias if key_bias.ndim == 1 else key_bias[:, None, None, :]))
+    return reduce(and_, masks) if masks else None, reduce(add, biases) if biases else None
 
 
 def _check_mask(name: str, mask: object, shapes: dict[str, tuple[int, ...]], device: torch.device) -> None:
@@ -85,7 +82,7 @@ def _check_mask(name: str, mask: object, shapes: dict[str, tuple[int, ...]], dev
     if mask.dtype != torch.bool and not mask.is_floating_point():
         raise MaskError(
             f"{name} is {mask.dtype}, whose polarity is not clear; it needs bool, where True = leave out, or floats "
-            "that are added to the scores. If 1 means leave out, give the tensor's .bool()"
+            "that are added to the scores. If 1 means leave out, pass the tensor's .bool()"
         )
     if tuple(mask.shape) not in shapes.values():
         needs = " or ".join(f"{word} {shape}" for word, shape in shapes.items())
@@ -96,24 +93,24 @@ def _check_mask(name: str, mask: object, shapes: dict[str, tuple[int, ...]], dev
         )
 
 
-def _taken_apart(mask: Tensor | None, own: int) -> tuple[Tensor | None, Tensor | None]:
-    """Which pairs or keys are left out, and what is added to the others; None for what says nothing."""
+def _split_mask(mask: Tensor | None, extra_keys: int) -> tuple[Tensor | None, Tensor | None]:
+    """A mask as bool, True = ignore, and as an additive bias of the rest; None for a part without effect."""
     if mask is None:
         return None, None
-    if own:
-        mask = torch.cat([mask, mask.new_zeros(*mask.shape[:-1], own)], dim=-1)
+    if extra_keys:
+        mask = torch.cat([mask, mask.new_zeros(*mask.shape[:-1], extra_keys)], dim=-1)
     if mask.dtype == torch.bool:
         return mask if under_transform() or mask.any() else None, None
     ignored = mask == -math.inf
-    added = mask.masked_fill(ignored, 0.0)
+    bias = mask.masked_fill(ignored, 0.0)
     return (
         ignored if under_transform() or ignored.any() else None,
-        added if under_transform() or added.requires_grad or added.any() else None,
+        bias if under_transform() or bias.requires_grad or bias.any() else None,
     )
 
 
 def _is_causal(ignored: Tensor) -> bool:
-    """Whether nothing but later keys is left out, and all of these; most others show it in their first or last row."""
+    """Whether exactly the later keys are ignored; first and last row are compared first, as most masks differ there."""
     if under_transform() or ignored.ndim != 2 or ignored.shape[0] != ignored.shape[1]:
         return False
     if ignored[-1].any() or not ignored[0, 1:].all():
@@ -122,45 +119,46 @@ def _is_causal(ignored: Tensor) -> bool:
 
 
 WEIGHTS = Weights()
+"""The lens for all weights."""
 
 
-def _not_to_be_bypassed(module: nn.Module, arguments: tuple) -> None:
-    """A hook that does nothing. Where there is one, torch's encoder layer calls its attention.
+def _disable_fast_path(module: nn.Module, arguments: tuple) -> None:
+    """A forward pre-hook that does nothing but disable the fast path of torch's encoder layer.
 
-    Without any it computes attention by itself in evaluation, from the parameters, and never calls the module.
+    Without a hook that layer computes attention itself in evaluation, from the parameters, and never calls the module.
     """
 
 
 class MultiheadAttention(nn.MultiheadAttention):
     """concat(head_1, ..., head_H) · W_O, where head_h = softmax(Q W_h^Q (K W_h^K)ᵀ / √D + masks) · V W_h^V.
 
-    The twin of `torch.nn.MultiheadAttention`: its arguments, defaults and attributes, its parameters by name, first
-    value and `state_dict`, its meaning of every mask, and what it returns. It is a subclass, so that whatever asks for
-    torch's layer takes this one. `swap` puts it in its place in a whole model.
+    A drop-in replacement of `torch.nn.MultiheadAttention`: arguments, defaults, attributes, parameter names,
+    initialisation, `state_dict`, the meaning of masks and the results are the same. It is a subclass, so `isinstance`
+    checks for torch's layer accept it. `swap` replaces torch's layers in a whole model.
 
-    It differs where torch's own results are wrong or depend on which of its paths is taken:
+    It differs where torch's own results are wrong or depend on the code path:
 
     - A row that may attend to nothing has weights 0, and as output the bias of the output projection; never NaN.
-    - `attn_mask` always holds. torch drops it for `is_causal` on some paths; here the tensor is looked at, and one
-      that is causal is computed as `masks.causal()`, with `is_causal` or without.
+    - `attn_mask` is always applied. torch drops it for `is_causal` on some paths; here the tensor is compared, and a
+      causal one is computed as `masks.causal()`, with `is_causal` or without.
     - NaN in keys or values that are masked reaches no other row, no weight, and no gradient.
-    - With dropout, the weights returned are those before it (torch returns what is left after it).
-    - Without `need_weights` no memory is taken for the weights, forward or backward.
+    - With dropout, the returned weights are those before it (torch: after it).
+    - Without `need_weights` the weights are not stored, forward or backward.
     - Wrong input raises errors of `regard.errors`, which are `ValueError`s and name the shapes.
 
-    Nested tensors are refused; torch's encoder makes them in evaluation, unless `use_nested_tensor` is False.
+    Nested tensors are refused; torch's encoder creates them in evaluation, unless `use_nested_tensor` is False.
 
     Args:
         embed_dim: E, of queries and output: heads · D.
         num_heads: H, which divides E.
-        dropout: the probability with which a weight is dropped in training, in [0, 1]; with 1 attention gives 0.
+        dropout: probability of dropping a weight in training, in [0, 1]; with 1 the attention is 0.
         bias: whether the four projections have one.
-        add_bias_kv: whether a learned key and value come after those given.
-        add_zero_attn: whether a key and value of zeros come last.
-        kdim: the dim of keys, E unless given.
-        vdim: the dim of values, E unless given.
+        add_bias_kv: whether a learned key and value are appended.
+        add_zero_attn: whether a key and value of zeros are appended.
+        kdim: the dim of keys, E by default.
+        vdim: the dim of values, E by default.
         batch_first: whether tensors are (batch, length, dim), and not (length, batch, dim).
-        device: where the parameters are made.
+        device: of the parameters.
         dtype: of the parameters.
 
     Raises:
@@ -206,12 +204,12 @@ class MultiheadAttention(nn.MultiheadAttention):
         super().__init__(
             embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
         )
-        self.register_forward_pre_hook(_not_to_be_bypassed)
+        self.register_forward_pre_hook(_disable_fast_path)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        if _not_to_be_bypassed not in self._forward_pre_hooks.values():
-            self.register_forward_pre_hook(_not_to_be_bypassed)
+        if _disable_fast_path not in self._forward_pre_hooks.values():
+            self.register_forward_pre_hook(_disable_fast_path)
 
     def forward(
         self,
@@ -224,16 +222,16 @@ class MultiheadAttention(nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """The output, and the weights or None: the one place where what is asked for changes what comes back.
+        """The output, and the weights, which are None without `need_weights`.
 
         Shapes: query (batch, M, E), key (batch, N, kdim), value (batch, N, vdim) with `batch_first`, else with the
         length in front; without a batch (M, E), (N, kdim), (N, vdim). The output is like the query. Weights are
         (batch, M, N), or (batch, heads, M, N) if not averaged; N counts the keys that the layer adds.
 
         Args:
-            query: what asks.
-            key: what is asked.
-            value: what is answered.
+            query: the input of the query projection.
+            key: the input of the key projection.
+            value: the input of the value projection.
             key_padding_mask: (batch, N), or (N,) without a batch: bool, where True = leave out, or floats that are
                 added to the scores.
             need_weights: whether the weights are returned.
@@ -249,18 +247,18 @@ class MultiheadAttention(nn.MultiheadAttention):
         self._check(query, key, value)
         batch, queries, keys = self._sizes(query, key)
         check_masks(attn_mask, key_padding_mask, (batch, self.num_heads, queries, keys), is_causal, query.device)
-        own = (self.bias_k is not None) + self.add_zero_attn
-        mask, bias = read_masks(attn_mask, key_padding_mask, self.num_heads, own)
+        extra_keys = (self.bias_k is not None) + self.add_zero_attn
+        mask, bias = convert_masks(attn_mask, key_padding_mask, self.num_heads, extra_keys)
         # The gradient of a projection is a sum over all positions, the masked ones too, and 0 times NaN is NaN.
         careful = (
             mask is not None and torch.is_grad_enabled() and (under_transform() or not all_finite(query, key, value))
         )
         q, k, v = (self._per_head(x) for x in self._project(query, key, value, careful))  # [B, H, M or N, D]
-        k, v = self._with_own(k, self.bias_k), self._with_own(v, self.bias_v)
+        k, v = self._with_extra_keys(k, self.bias_k), self._with_extra_keys(v, self.bias_v)
         dropped = self.dropout if self.training else 0.0
         options: dict[str, Any] = {"mask": mask, "bias": bias, "dropout_p": dropped if dropped != 1 else 0.0}
         context, weights = _with_weights(q, k, v, options) if need_weights else (attention(q, k, v, **options), None)
-        if dropped == 1:  # every weight: no kernel computes that, and NaN that is attended to still shows
+        if dropped == 1:  # all weights are dropped, which no kernel computes; NaN that is attended to stays NaN
             context = context * 0.0
         if weights is None:
             return self._output(context, query.ndim, careful), None
@@ -270,7 +268,7 @@ class MultiheadAttention(nn.MultiheadAttention):
     __prepare_scriptable__ = refuse_scripting
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor, careful: bool) -> tuple[Tensor, ...]:
-        """Q W^Q, K W^K and V W^V, by as few products as the inputs are tensors."""
+        """Q W^Q, K W^K and V W^V, as one product where query, key and value are the same tensor."""
         biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
         if self.in_proj_weight is None:
             weights = self.q_proj_weight, self.k_proj_weight, self.v_proj_weight
@@ -282,37 +280,37 @@ class MultiheadAttention(nn.MultiheadAttention):
         return tuple(_linear(x, w, b, careful) for x, w, b in zip(inputs, weights, biases, strict=True))
 
     def _per_head(self, x: Tensor) -> Tensor:
-        """(batch, heads, length, D) from the layer's own layout, with a batch of 1 where there is none."""
+        """The layer's layout to (batch, heads, length, D), with a batch of 1 where there is none."""
         x = x.unflatten(-1, (self.num_heads, self.head_dim))
         if x.ndim == 3:
             return x.transpose(0, 1).unsqueeze(0)
         return x.transpose(1, 2) if self.batch_first else x.permute(1, 2, 0, 3)
 
-    def _with_own(self, x: Tensor, own: Tensor | None) -> Tensor:
-        """Keys or values (batch, heads, N, D) with those that the layer adds after them."""
-        if own is not None:
-            last = own.view(1, 1, self.num_heads, self.head_dim).transpose(1, 2)
+    def _with_extra_keys(self, x: Tensor, learned: Tensor | None) -> Tensor:
+        """Keys or values (batch, heads, N, D) with the learned one and zeros of the layer appended."""
+        if learned is not None:
+            last = learned.view(1, 1, self.num_heads, self.head_dim).transpose(1, 2)
             x = torch.cat([x, last.expand(x.shape[0], -1, -1, -1).to(x.dtype)], dim=-2)
         return pad(x, (0, 0, 0, 1)) if self.add_zero_attn else x
 
     def _output(self, context: Tensor, axes: int, careful: bool) -> Tensor:
-        """(batch, heads, M, D) side by side in the layer's own layout, projected."""
+        """Heads (batch, heads, M, D) concatenated in the layer's layout, and projected."""
         if axes == 2:
             context = context.squeeze(0).transpose(0, 1)
         else:
             context = context.transpose(1, 2) if self.batch_first else context.permute(2, 0, 1, 3)
         context = context.flatten(-2)
-        return _of_finite(self.out_proj, context) if careful else self.out_proj(context)
+        return _apply_to_finite_rows(self.out_proj, context) if careful else self.out_proj(context)
 
     def _sizes(self, query: Tensor, key: Tensor) -> tuple[int | None, int, int]:
-        """The batch, None where there is none, and how many queries and keys there are."""
+        """Batch size, None where there is none, number of queries, number of keys."""
         if query.ndim == 2:
             return None, query.shape[0], key.shape[0]
         length = 1 if self.batch_first else 0
         return query.shape[1 - length], query.shape[length], key.shape[length]
 
     def _check(self, query: Tensor, key: Tensor, value: Tensor) -> None:
-        """Three tensors of the layer's dtype, on its device, of its layout and dims."""
+        """Check dtype, device, layout and dims of the three inputs."""
         weight = self.q_proj_weight if self.in_proj_weight is None else self.in_proj_weight
         check_tensors(query, key, value, weight)
         if self.in_proj_bias is not None and self.in_proj_bias.dtype is not weight.dtype:
@@ -348,20 +346,20 @@ class MultiheadAttention(nn.MultiheadAttention):
 
 
 def _with_weights(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """What attention gives, and its weights before dropout, (batch, heads, M, N)."""
+    """The output of attention, and its weights before dropout, (batch, heads, M, N)."""
     if not under_transform():
         seen = observe(q, k, v, WEIGHTS, **options)
         return seen.output, seen[WEIGHTS]
-    # `observe` looks whether there is NaN, which a compiled call cannot: here it is taken out unseen.
+    # `observe` checks values for NaN, which a compiled call cannot: here NaN is replaced without a check.
     context, lse = attention_with_lse(q, k, v, **options)
     problem = make_problem(zero_nonfinite(q), zero_nonfinite(k), v, mask=options["mask"], bias=options["bias"])
     return context, WEIGHTS.compute(problem, lse)
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, careful: bool) -> Tensor:
-    return _of_finite(lambda clean: linear(clean, weight, bias), x) if careful else linear(x, weight, bias)
+    return _apply_to_finite_rows(lambda clean: linear(clean, weight, bias), x) if careful else linear(x, weight, bias)
 
 
-def _of_finite(project: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """A projection of the rows that are finite; the others are NaN, and reach no gradient."""
+def _apply_to_finite_rows(project: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """A projection of the finite rows; the others become NaN, and reach no gradient."""
     return project(zero_nonfinite(x)).masked_fill(~x.isfinite().all(-1, keepdim=True), math.nan)

@@ -126,7 +126,7 @@ class BlockCache:
 
 
 @dataclass(frozen=True, eq=False)
-class SeenBlock:
+class BlockObservation:
     """Result of `TransformerBlock.observe`: the output, and the results of lenses on both attentions.
 
     attention, cross_attention: `seen[lens]` of each; the second is None for a block without cross-attention.
@@ -143,7 +143,16 @@ class SelfAttention(Protocol):
     The keyword arguments are those of `Attention.forward`. Linear attention fits: its cache is its running sum.
     """
 
-    def __call__(self, query: Tensor, /, **call: Unpack[CallKwargs]) -> Tensor:
+    def __call__(
+        self,
+        query: Tensor,
+        /,
+        *,
+        mask: Mask | Tensor | None = None,
+        bias: Bias | Tensor | None = None,
+        positions: Tensor | None = None,
+        rotation: Rotation | None = None,
+    ) -> Tensor:
         """Self-attention of a whole sequence: (batch, length, dim) to the same."""
         ...
 
@@ -151,17 +160,25 @@ class SelfAttention(Protocol):
         """An empty cache for decoding."""
         ...
 
-    def step(self, query: Tensor, cache: Any, /, **call: Unpack[CallKwargs]) -> tuple[Tensor, Any]:
+    def step(
+        self,
+        query: Tensor,
+        cache: Any,
+        /,
+        *,
+        mask: Mask | Tensor | None = None,
+        bias: Bias | Tensor | None = None,
+        positions: Tensor | None = None,
+        rotation: Rotation | None = None,
+    ) -> tuple[Tensor, Any]:
         """One decoding step: the output for the next tokens, and the cache extended by them."""
         ...
 
-    def observe(self, query: Tensor, /, *lenses: Lens, **call: Unpack[CallKwargs]) -> Observation:
-        """`forward` with lenses on the weights."""
+    def observe(self, query: Tensor, /, *lenses: Lens, **call: Any) -> Observation:
+        """`__call__` with lenses on the weights."""
         ...
 
-    def observe_step(
-        self, query: Tensor, cache: Any, /, *lenses: Lens, **call: Unpack[CallKwargs]
-    ) -> tuple[Observation, Any]:
+    def observe_step(self, query: Tensor, cache: Any, /, *lenses: Lens, **call: Any) -> tuple[Observation, Any]:
         """`step` with lenses on the weights."""
         ...
 
@@ -256,7 +273,7 @@ class TransformerBlock(nn.Module):
         memory: Tensor | ProjectedMemory | None = None,
         memory_mask: Mask | Tensor | None = None,
         **call: Unpack[CallKwargs],
-    ) -> SeenBlock:
+    ) -> BlockObservation:
         """`forward` with lenses on the weights of both attentions."""
         self._check_memory(memory)
         seen: list[Observation] = []
@@ -270,7 +287,7 @@ class TransformerBlock(nn.Module):
             seen.append(cross.observe(h, *lenses, memory=memory, mask=memory_mask, positions=positions))
             return seen[-1].output
 
-        return SeenBlock(self._apply_sublayers(x, attend, cross_attend), *seen)
+        return BlockObservation(self._apply_sublayers(x, attend, cross_attend), *seen)
 
     def make_cache(
         self, memory: Tensor | None = None, *, memory_positions: Tensor | None = None, max_length: int | None = None
@@ -321,7 +338,7 @@ class TransformerBlock(nn.Module):
         *lenses: Lens,
         memory_mask: Mask | Tensor | None = None,
         **call: Unpack[CallKwargs],
-    ) -> tuple[SeenBlock, BlockCache]:
+    ) -> tuple[BlockObservation, BlockCache]:
         """`step` with lenses on the weights of both attentions."""
         self._check_cache(cache)
         at = call.get("positions")
@@ -339,7 +356,9 @@ class TransformerBlock(nn.Module):
             seen.append(cross.observe(h, *lenses, memory=cache.memory, mask=memory_mask, positions=at))
             return seen[-1].output
 
-        return SeenBlock(self._apply_sublayers(x, attend, cross_attend), *seen), replace(cache, attention=after[0])
+        return BlockObservation(self._apply_sublayers(x, attend, cross_attend), *seen), replace(
+            cache, attention=after[0]
+        )
 
     def _apply_sublayers(
         self, x: Tensor, attend: Callable[[Tensor], Tensor], cross_attend: Callable[[Attention, Tensor], Tensor]

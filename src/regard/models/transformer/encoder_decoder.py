@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from ...errors import ConfigurationError
 from ...lenses import Lens
 from ...masks import Mask
-from ...nn import BlockCache, KVCache, ProjectedMemory, SeenBlock, TransformerBlock
+from ...nn import BlockCache, BlockObservation, KVCache, ProjectedMemory, TransformerBlock
 
 
 class Encoder(nn.Module):
@@ -36,7 +36,9 @@ class Encoder(nn.Module):
             x = block(x, mask=mask)
         return self.norm(x)
 
-    def observe(self, x: Tensor, *lenses: Lens, mask: Mask | None = None) -> tuple[Tensor, tuple[SeenBlock, ...]]:
+    def observe(
+        self, x: Tensor, *lenses: Lens, mask: Mask | None = None
+    ) -> tuple[Tensor, tuple[BlockObservation, ...]]:
         """`forward`, and what lenses show of each block."""
         seen = []
         for block in self.blocks:
@@ -81,7 +83,7 @@ class Decoder(nn.Module):
 
     def observe(
         self, x: Tensor, memory: tuple[ProjectedMemory, ...], *lenses: Lens, mask: Mask | None = None
-    ) -> tuple[Tensor, tuple[SeenBlock, ...]]:
+    ) -> tuple[Tensor, tuple[BlockObservation, ...]]:
         """`forward`, and what lenses show of each block."""
         seen = []
         for block, remembered in zip(self._blocks, memory, strict=True):
@@ -106,7 +108,7 @@ class Decoder(nn.Module):
         memory: tuple[ProjectedMemory, ...],
         *lenses: Lens,
         mask: Mask | None = None,
-    ) -> tuple[Tensor, tuple[SeenBlock, ...], tuple[KVCache, ...]]:
+    ) -> tuple[Tensor, tuple[BlockObservation, ...], tuple[KVCache, ...]]:
         """`step`, and what lenses show of each block."""
         seen, after = [], []
         for block, cache, remembered in zip(self._blocks, caches, memory, strict=True):

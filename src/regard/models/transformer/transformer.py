@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from ...errors import ConfigurationError, ShapeError
 from ...lenses import Lens, Weights
 from ...masks import padding
-from ...nn import SeenBlock
+from ...nn import BlockObservation
 from .embedding import Embedding, TiedOutput
 from .encoder_decoder import Decoder, Encoder
 from .transformer_state import Memory, SeenStep, SeenTransformer, State, Step
@@ -138,7 +138,7 @@ class Transformer(nn.Module):
         )
 
 
-def _cross(blocks: tuple[SeenBlock, ...]) -> Tensor:
+def _cross(blocks: tuple[BlockObservation, ...]) -> Tensor:
     """The weights of all layers at the source, [B, L, H, T, S]."""
     seen = (block.cross_attention for block in blocks)
     return torch.stack([one[WEIGHTS] for one in seen if one is not None], dim=1)

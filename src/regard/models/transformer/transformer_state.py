@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from ...masks import Mask, padding
-from ...nn import KVCache, ProjectedMemory, SeenBlock
+from ...nn import BlockObservation, KVCache, ProjectedMemory
 from ...nn.caches.base import check_rows
 
 
@@ -75,5 +75,5 @@ class SeenTransformer:
     """What a Transformer gives where it is observed: logits [B, T, V], and what lenses show of each layer."""
 
     logits: Tensor
-    encoder: tuple[SeenBlock, ...]
-    decoder: tuple[SeenBlock, ...]
+    encoder: tuple[BlockObservation, ...]
+    decoder: tuple[BlockObservation, ...]
