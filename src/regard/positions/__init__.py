@@ -1,4 +1,4 @@
-"""Positions: what tells attention where each query and key stands, added to the input or turning queries and keys."""
+"""Position embeddings: absolute (sinusoidal, learned), rotary (RoPE), and RoPE scalings for longer contexts."""
 
 from .absolute import Learned as Learned
 from .absolute import Sinusoidal as Sinusoidal

@@ -1,7 +1,4 @@
-"""Sines and cosines of the position, to be added to the input: as published, and as Tensor2Tensor has them.
-
-A learned row for each position, to be added to the input.
-"""
+"""Absolute position embeddings, added to the input: sinusoidal (the paper's, Tensor2Tensor's) and learned."""
 
 from __future__ import annotations
 
@@ -15,15 +12,14 @@ from .frequencies import angles, check_base, check_dim, check_positions, geometr
 
 
 class Sinusoidal(nn.Module):
-    """PE(p, 2i) = sin(p · base^(-2i/dim)), PE(p, 2i+1) = cos(p · base^(-2i/dim)): no parameters, no last position.
+    """PE(p, 2i) = sin(p · base^(-2i/dim)), PE(p, 2i+1) = cos(p · base^(-2i/dim)): no parameters, any position.
 
-    Shapes: positions (...) of any shape, whole numbers, negative ones too; the result (..., dim), in float32 unless
-    another `dtype` is asked for. Angles are taken in double precision: at position 100,000 each number is still
-    within 1e-6.
+    Shapes: positions (...) of any shape, whole numbers, also negative; the result is (..., dim), in `dtype`, by default
+    float32. Angles are computed in double precision: at position 100,000 the error of each number is below 1e-6.
 
     Raises:
         ConfigurationError: a dim that is odd or below 2, or a base that is not above 1.
-        DtypeError: positions that are no whole numbers, or a dtype that is no floating-point one.
+        DtypeError: positions that are not whole numbers, or a dtype that is not floating point.
 
     Source: Vaswani et al. 2017 (arXiv 1706.03762), section 3.5. Released code differs: see `Tensor2TensorSinusoidal`.
 
@@ -41,8 +37,8 @@ class Sinusoidal(nn.Module):
     def forward(self, positions: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
         """The positions (...) as (..., dim)."""
         _check(self, positions, dtype)
-        at = angles(positions, geometric(self.dim, self.base, positions.device))
-        return torch.stack([at.sin(), at.cos()], dim=-1).flatten(-2).to(dtype)
+        radians = angles(positions, geometric(self.dim, self.base, positions.device))  # [..., dim/2]
+        return torch.stack([radians.sin(), radians.cos()], dim=-1).flatten(-2).to(dtype)
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, base={self.base}"
@@ -51,16 +47,16 @@ class Sinusoidal(nn.Module):
 class Tensor2TensorSinusoidal(nn.Module):
     """PE(p, i) = sin(p · base^(-i/(n-1))), PE(p, n+i) = cos(p · base^(-i/(n-1))), for i = 0..n-1, n = dim/2.
 
-    As `Sinusoidal`, with two differences: all sines come before all cosines, and the slowest wave is base times slower
-    than the first, where in the paper's formula it stays a little faster. With n = 1 there is one wave, of frequency 1.
+    It differs from `Sinusoidal` in two ways: all sines come before all cosines, and the lowest frequency is exactly
+    1/base, while in the paper's formula it is a little higher. With n = 1 there is one frequency, 1.
 
-    Positions are those that are given: Tensor2Tensor counts from 0, CTranslate2 from 1, fairseq from the number of
-    its padding symbol plus 1.
+    The positions are those passed by the caller: Tensor2Tensor counts from 0, CTranslate2 from 1, fairseq from the
+    index of its padding symbol plus 1.
 
     Raises:
-        ConfigurationError: a dim that is odd or below 2, or a base that is not above 1. (Tensor2Tensor gives an odd
-            dim a last feature of 0.)
-        DtypeError: positions that are no whole numbers, or a dtype that is no floating-point one.
+        ConfigurationError: a dim that is odd or below 2, or a base that is not above 1. (Tensor2Tensor pads an odd
+            dim with a feature of 0.)
+        DtypeError: positions that are not whole numbers, or a dtype that is not floating point.
 
     Source: `get_timing_signal_1d` in the code released with Vaswani et al. 2017 (arXiv 1706.03762).
 
@@ -78,10 +74,10 @@ class Tensor2TensorSinusoidal(nn.Module):
     def forward(self, positions: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
         """The positions (...) as (..., dim)."""
         _check(self, positions, dtype)
-        waves = self.dim // 2
-        steps = torch.arange(waves, dtype=precise(positions.device), device=positions.device) / max(waves - 1, 1)
-        at = angles(positions, torch.pow(self.base, -steps))
-        return torch.cat([at.sin(), at.cos()], dim=-1).to(dtype)
+        n = self.dim // 2
+        steps = torch.arange(n, dtype=precise(positions.device), device=positions.device) / max(n - 1, 1)
+        radians = angles(positions, torch.pow(self.base, -steps))  # [..., n]
+        return torch.cat([radians.sin(), radians.cos()], dim=-1).to(dtype)
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, base={self.base}"
@@ -94,20 +90,20 @@ def _check(owner: nn.Module, positions: Tensor, dtype: torch.dtype) -> None:
 
 
 class Learned(nn.Module):
-    """The row table[p] for each position p: as many positions as the table is long, and no more.
+    """A learned embedding per position, weight[p], for positions 0..length-1.
 
-    Shapes: positions (...) of any shape, whole numbers in [0, length - 1]; the result (..., dim), in the table's
-    dtype. The table is the parameter `weight`, (length, dim), named as in `nn.Embedding`; it starts from normal
-    numbers of standard deviation 0.02.
+    Shapes: positions (...) of any shape, whole numbers in [0, length - 1]; the result is (..., dim), in the dtype of
+    the parameter `weight`, (length, dim), which is named as in `nn.Embedding` and initialised from a normal
+    distribution with standard deviation 0.02.
 
     Raises:
         ConfigurationError: a length or dim below 1.
-        DtypeError: positions that are no whole numbers.
+        DtypeError: positions that are not whole numbers.
         DeviceError: positions on another device than the table.
-        ShapeError: a position that the table has no row for. Under torch.compile and torch.func positions cannot be
-            looked at beforehand: torch's own look-up then raises.
+        ShapeError: a position outside the table. Under torch.compile and torch.func, where positions have no values to
+            check, torch's own indexing raises instead.
 
-    Source: Gehring et al. 2017 (arXiv 1705.03122), section 3.1; the deviation is that of BERT and GPT-2.
+    Source: Gehring et al. 2017 (arXiv 1705.03122), section 3.1; the standard deviation is that of BERT and GPT-2.
 
     >>> Learned(length=10, dim=4)(torch.tensor([[0, 1, 2]])).shape
     torch.Size([1, 3, 4])

@@ -1,7 +1,4 @@
-"""Rotary positions: queries and keys are turned by angles that grow with their positions.
-
-The turn itself: pairs of features times cosines and sines, on a CPU a stretch of a long sequence at a time.
-"""
+"""Rotary position embeddings (RoPE): pairs of features of queries and keys are rotated by position-dependent angles."""
 
 from __future__ import annotations
 
@@ -19,23 +16,23 @@ from .scaling import Scaling
 Layout = Literal["half", "interleaved"]
 LAYOUTS = ("half", "interleaved")
 
-# Features that a CPU turns at a time: products of this size use the same memory again and again. Those of a long
-# sequence turned at once are fresh from the system each time, which takes several times as long as the arithmetic.
-STRETCH = 1 << 19
+# Numbers that are rotated at a time on a CPU. Intermediate products of this size reuse memory; those of a whole long
+# sequence are allocated from the system each time, which takes several times as long as the arithmetic.
+CHUNK = 1 << 19
 
 
-def turned(tensor: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
-    """Each pair (x, y) of the first features as (x cos - y sin, x sin + y cos), the others as they are.
+def apply_rotary(tensor: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
+    """Rotate each pair (x, y) of the first features to (x cos - y sin, x sin + y cos); copy the other features.
 
     Shapes: tensor (..., length, head_dim), cos and sin (..., length, dim/2) that broadcast with it.
     """
-    if tensor.device.type == "cpu" and tensor.numel() > STRETCH and not (under_transform() or cos.requires_grad):
-        return Stretches.apply(tensor, cos, sin, layout)  # type: ignore[return-value]
-    return _whole(tensor, cos, sin, layout)
+    if tensor.device.type == "cpu" and tensor.numel() > CHUNK and not (under_transform() or cos.requires_grad):
+        return ChunkedRotary.apply(tensor, cos, sin, layout)  # type: ignore[return-value]
+    return _rotate(tensor, cos, sin, layout)
 
 
-class Stretches(torch.autograd.Function):
-    """The same numbers as of the whole tensor, a stretch at a time."""
+class ChunkedRotary(torch.autograd.Function):
+    """`apply_rotary` in chunks along the length, with the same numbers as for the whole tensor."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
@@ -43,25 +40,26 @@ class Stretches(torch.autograd.Function):
         ctx.save_for_forward(cos, sin)
         ctx.layout = layout
         length = tensor.shape[-2]
-        rows = max(1, STRETCH * length // tensor.numel())
+        rows = max(1, CHUNK * length // tensor.numel())
         result = torch.empty_like(tensor)
-        split = (whole.split(rows, dim=-2) for whole in (tensor, cos, sin, result))
-        for stretch, its_cos, its_sin, into in zip(*split, strict=True):
-            into.copy_(_whole(stretch, its_cos, its_sin, layout))
+        chunks = (whole.split(rows, dim=-2) for whole in (tensor, cos, sin, result))
+        for chunk, chunk_cos, chunk_sin, out in zip(*chunks, strict=True):
+            out.copy_(_rotate(chunk, chunk_cos, chunk_sin, layout))
         return result
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None, None, None]:
         cos, sin = ctx.saved_tensors
-        return turned(upstream[0], cos, -sin, ctx.layout), None, None, None
+        return apply_rotary(upstream[0], cos, -sin, ctx.layout), None, None, None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
         cos, sin = ctx.saved_tensors
-        return turned(tangents[0], cos, sin, ctx.layout)
+        return apply_rotary(tangents[0], cos, sin, ctx.layout)
 
 
-def _whole(tensor: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
+def _rotate(tensor: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
+    """`apply_rotary` for the whole tensor at once."""
     dim = 2 * cos.shape[-1]
     x, y = _pairs(tensor[..., :dim], layout)
     features = _features(x * cos - y * sin, x * sin + y * cos, layout).to(tensor.dtype)
@@ -69,7 +67,7 @@ def _whole(tensor: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
 
 
 def _pairs(features: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
-    """The first and the second feature of each pair: two tensors (..., dim/2)."""
+    """Split features into the first and the second of each pair: two tensors (..., dim/2)."""
     if layout == "half":
         x, y = features.chunk(2, dim=-1)
     else:
@@ -78,7 +76,7 @@ def _pairs(features: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
 
 
 def _features(x: Tensor, y: Tensor, layout: Layout) -> Tensor:
-    """The pairs put back where `_pairs` found them: (..., dim)."""
+    """The inverse of `_pairs`: (..., dim)."""
     return torch.cat([x, y], dim=-1) if layout == "half" else torch.stack([x, y], dim=-1).flatten(-2)
 
 
@@ -86,25 +84,25 @@ def _features(x: Tensor, y: Tensor, layout: Layout) -> Tensor:
 class Rotary:
     """(x, y) -> (x cos a - y sin a, x sin a + y cos a), a = p · base^(-2i/dim): pair i of a vector at position p.
 
-    So that the product of a query and a key depends on the difference of their positions alone. A value without
-    parameters: any device, any floating-point dtype, any position, negative ones too.
+    The dot product of a rotated query and a rotated key depends on the difference of their positions alone. There are
+    no parameters; any device, floating-point dtype and position works, also negative positions.
 
-    - `dim`: how many features are turned, the first ones; those after them pass through unchanged.
-    - `layout`: which features make pair i. "half": i and i + dim/2, as in GPT-NeoX and in Llama's checkpoints of
+    - `dim`: the number of features that are rotated, the first ones; the others are unchanged.
+    - `layout`: the features of pair i. "half": i and i + dim/2, as in GPT-NeoX and in Llama's checkpoints of
       transformers. "interleaved": 2i and 2i + 1, as in the paper, in GPT-J and in Meta's own Llama checkpoints.
-    - `scaling`: how frequencies change for sequences longer than those trained on: `Linear`, `NTK`, `DynamicNTK`,
+    - `scaling`: how frequencies change for sequences longer than those in training: `Linear`, `NTK`, `DynamicNTK`,
       `YaRN`, `Llama3`, `LongRoPE`.
 
-    Layers that share their positions share the work: `rotation(positions)` is computed once and turns many tensors.
+    Layers with the same positions can share `rotation(positions)`, which is computed once and rotates many tensors.
 
     Raises:
         ConfigurationError: a dim that is odd or below 2, a base that is not above 1, an unknown layout, a scaling
-            that is none or does not fit the dim.
+            of another type or one that does not fit the dim.
 
     Source: Su et al. 2021 (arXiv 2104.09864), section 3.2.2.
 
     >>> rotary = Rotary(dim=2)
-    >>> rotary.turn(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([0, 1]))
+    >>> rotary.rotate(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([0, 1]))
     tensor([[1.0000, 0.0000],
             [0.5403, 0.8415]])
     """
@@ -128,10 +126,10 @@ class Rotary:
             self.frequencies(torch.zeros(1, dtype=torch.int64, device="cpu"))  # a scaling may not fit every dim
 
     def frequencies(self, positions: Tensor) -> Tensor:
-        """The angle from one position to the next of each pair, for a sequence that is at these: (dim/2,), radians.
+        """The frequency of each pair for a sequence at these positions: (dim/2,), radians per position.
 
-        Of the scalings `DynamicNTK` and `LongRoPE` alone read the positions, of which the largest says how long the
-        sequence is.
+        Only the scalings `DynamicNTK` and `LongRoPE` depend on the positions: the largest one, plus 1, is the length of
+        the sequence.
 
         >>> Rotary(dim=4, base=100.0).frequencies(torch.arange(3))
         tensor([1.0000, 0.1000], dtype=torch.float64)
@@ -141,19 +139,19 @@ class Rotary:
         return self.scaling.frequencies(self.dim, self.base, positions)
 
     def rotation(self, positions: Tensor, *, dtype: torch.dtype = torch.float32) -> Rotation:
-        """The cosines and sines at some positions, to turn any number of tensors with.
+        """The cosines and sines at the given positions, which rotate any number of tensors.
 
-        Shapes: positions (length,), or (*batch, length) where sequences have their own. Angles are taken in double
-        precision, also under autocast. `dtype` is that of cosines and sines: float64 for tensors of float64, float32
-        for all others.
+        Shapes: positions (length,), or (*batch, length) if they differ between sequences. Angles are computed in
+        double precision, also under autocast. `dtype` is that of cosines and sines: float64 for float64 tensors,
+        float32 for all others.
 
         Raises:
-            DtypeError: positions that are no whole numbers, or a dtype other than these two.
+            DtypeError: positions that are not whole numbers, or a dtype other than these two.
             ShapeError: positions without an axis.
 
         >>> rotary = Rotary(dim=4)
         >>> rotation = rotary.rotation(torch.arange(7))
-        >>> query, key = rotation.turn(torch.ones(2, 8, 7, 4)), rotation.turn(torch.ones(2, 2, 7, 4))
+        >>> query, key = rotation.rotate(torch.ones(2, 8, 7, 4)), rotation.rotate(torch.ones(2, 2, 7, 4))
         >>> query.shape, key.shape
         (torch.Size([2, 8, 7, 4]), torch.Size([2, 2, 7, 4]))
         """
@@ -165,69 +163,69 @@ class Rotary:
             )
         if dtype not in (torch.float32, torch.float64):
             raise DtypeError(
-                f"a rotation needs cosines and sines in torch.float32 or torch.float64; dtype is {dtype}. What is "
-                "turned may be narrower, and keeps its dtype"
+                f"a rotation needs cosines and sines in torch.float32 or torch.float64; dtype is {dtype}. "
+                "Rotated tensors may be narrower, and keep their dtype"
             )
-        at = angles(positions, self.frequencies(positions))
+        radians = angles(positions, self.frequencies(positions))  # [..., length, dim/2]
         magnitude = 1.0 if self.scaling is None else self.scaling.magnitude
-        return Rotation((magnitude * at.cos()).to(dtype), (magnitude * at.sin()).to(dtype), self.layout)
+        return Rotation((magnitude * radians.cos()).to(dtype), (magnitude * radians.sin()).to(dtype), self.layout)
 
-    def turn(self, tensor: Tensor, positions: Tensor) -> Tensor:
-        """Queries or keys turned by their positions: `rotation(positions).turn(tensor)`, which says more."""
+    def rotate(self, tensor: Tensor, positions: Tensor) -> Tensor:
+        """Queries or keys rotated by their positions: `rotation(positions).rotate(tensor)`; see there for shapes."""
         wide = isinstance(tensor, Tensor) and tensor.dtype == torch.float64
-        return self.rotation(positions, dtype=torch.float64 if wide else torch.float32).turn(tensor)
+        return self.rotation(positions, dtype=torch.float64 if wide else torch.float32).rotate(tensor)
 
 
 @dataclass(frozen=True, eq=False)
 class Rotation:
-    """What a `Rotary` does at some positions: cosines and sines, each (*batch, length, dim/2), and which pairs."""
+    """The cosines and sines of a `Rotary` at given positions, each (*batch, length, dim/2), and its layout."""
 
     cos: Tensor
     sin: Tensor
     layout: Layout
 
-    def turn(self, tensor: Tensor) -> Tensor:
-        """Queries or keys turned; the same shape and dtype.
+    def rotate(self, tensor: Tensor) -> Tensor:
+        """Queries or keys, rotated; shape and dtype do not change.
 
-        Shapes: (..., heads, length, head_dim), where heads share their positions, (batch, length, head_dim) or
-        (length, head_dim). The products are taken in float32 at least and rounded once.
+        Shapes: (..., heads, length, head_dim), with the same positions for all heads, (batch, length, head_dim) or
+        (length, head_dim). Products are computed in float32 at least and rounded once.
 
         Raises:
             DtypeError: a tensor that is not floating point.
-            DeviceError: a tensor on another device than the positions were.
-            ShapeError: a head_dim below the dim of the rotation, or a shape that the positions do not fit.
+            DeviceError: a tensor on another device than the positions.
+            ShapeError: a head_dim below the dim of the rotation, or a shape that does not fit the positions.
         """
         self._check(tensor)
         cos, sin = self.cos, self.sin
         if cos.ndim > 2 and tensor.ndim >= 4:
             cos, sin = cos.unsqueeze(-3), sin.unsqueeze(-3)  # the same for every head
-        return turned(tensor, cos, sin, self.layout)
+        return apply_rotary(tensor, cos, sin, self.layout)
 
     def _check(self, tensor: Tensor) -> None:
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             has = tensor.dtype if isinstance(tensor, Tensor) else f"a {type(tensor).__name__}"
-            raise DtypeError(f"a rotation turns floating-point tensors; this is {has}")
+            raise DtypeError(f"a rotation needs a floating-point tensor; this is {has}")
         if tensor.device != self.cos.device:
             raise DeviceError(
-                f"the tensor to turn is on {tensor.device}, but the positions of the rotation are on "
+                f"the tensor to rotate is on {tensor.device}, but the positions of the rotation are on "
                 f"{self.cos.device}: move one of them with .to(device)"
             )
         dim, shape = 2 * self.cos.shape[-1], tuple(tensor.shape)
         if tensor.ndim < 2:
             raise ShapeError(
-                f"a rotation turns (..., heads, length, head_dim), (batch, length, head_dim) or (length, head_dim); "
+                f"a rotation needs (..., heads, length, head_dim), (batch, length, head_dim) or (length, head_dim); "
                 f"this tensor has the shape {shape}"
             )
         if shape[-1] < dim:
             raise ShapeError(
-                f"a rotation of {dim} features cannot turn a tensor whose head_dim is {shape[-1]} (shape {shape}): "
-                f"give Rotary a dim of {shape[-1]} or less"
+                f"a rotation of {dim} features cannot rotate a tensor whose head_dim is {shape[-1]} (shape {shape}): "
+                f"create Rotary with a dim of {shape[-1]} or less"
             )
-        places = tuple(self.cos.shape[:-1])
+        positions = tuple(self.cos.shape[:-1])
         axes = (*shape[:-3], shape[-2]) if tensor.ndim >= 4 else shape[:-1]
-        fitting = all(place in (1, axis) for place, axis in zip(places[-2::-1], axes[-2::-1], strict=False))
-        if len(places) > len(axes) or places[-1] != axes[-1] or not fitting:
+        fitting = all(size in (1, axis) for size, axis in zip(positions[-2::-1], axes[-2::-1], strict=False))
+        if len(positions) > len(axes) or positions[-1] != axes[-1] or not fitting:
             raise ShapeError(
-                f"positions of the shape {places} do not fit a tensor of the shape {shape}: they need "
-                f"({axes[-1]},), one for each of its {axes[-1]} places, or {axes} where sequences have their own"
+                f"positions of the shape {positions} do not fit a tensor of the shape {shape}: they need "
+                f"({axes[-1]},), one for each of its {axes[-1]} tokens, or {axes} if sequences have their own"
             )

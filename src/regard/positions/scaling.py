@@ -1,10 +1,7 @@
-"""How rotary frequencies change for sequences longer than those a model was trained on.
+"""RoPE scalings: modified rotary frequencies for sequences longer than those in training.
 
-θ stands for the unscaled frequencies base^(-2i/dim), i = 0..dim/2 - 1, in radians a position, the fastest first.
-
-Scalings that treat fast and slow frequencies apart: those that turn often within the original length stay.
-
-θ stands for the unscaled frequencies base^(-2i/dim), i = 0..dim/2 - 1, in radians a position, the fastest first.
+θ denotes the unscaled frequencies base^(-2i/dim), i = 0..dim/2 - 1, in radians per position, the highest first. YaRN
+and Llama 3 scale only low frequencies; those with many periods within the original length are unchanged.
 """
 
 from __future__ import annotations
@@ -23,27 +20,27 @@ from .frequencies import geometric, is_whole, precise
 
 
 class Scaling(ABC):
-    """Frequencies for longer sequences. Subclasses are frozen dataclasses, and say `frequencies`."""
+    """Rotary frequencies for longer sequences. Subclasses are frozen dataclasses that implement `frequencies`."""
 
     reads_length: ClassVar[bool] = False
-    """Whether frequencies depend on how long the sequence is: a part of one is turned otherwise than the whole then."""
+    """Whether frequencies depend on the length of the sequence, so that a part is rotated differently from the whole."""
 
     @abstractmethod
     def frequencies(self, dim: int, base: float, positions: Tensor) -> Tensor:
-        """The angle from one position to the next of each pair: (dim/2,), radians, on the device of the positions.
+        """The frequency of each pair: (dim/2,), radians per position, on the device of the positions.
 
-        The positions (...) are those that are turned in this call. Nothing is remembered from call to call.
+        `positions` (...) are all positions of this call; there is no state between calls.
         """
 
     @property
     def magnitude(self) -> float:
-        """What turned features are multiplied by."""
+        """The factor that multiplies rotated features."""
         return 1.0
 
 
 @dataclass(frozen=True)
 class Linear(Scaling):
-    """θ / factor: the positions of a longer sequence are squeezed into the range that was trained on.
+    """θ / factor: position interpolation, which maps a longer sequence into the range of positions in training.
 
     Raises:
         ConfigurationError: a factor below 1.
@@ -65,7 +62,7 @@ class Linear(Scaling):
 
 @dataclass(frozen=True)
 class NTK(Scaling):
-    """θ with the base · factor^(dim/(dim-2)): the fastest frequency stays, the slowest is divided by the factor.
+    """θ with the base · factor^(dim/(dim-2)): the highest frequency is unchanged, the lowest divided by the factor.
 
     Raises:
         ConfigurationError: a factor below 1; with a `Rotary`, a dim below 4.
@@ -87,11 +84,11 @@ class NTK(Scaling):
 
 @dataclass(frozen=True)
 class DynamicNTK(Scaling):
-    """`NTK(1 + factor · (length/original_length - 1))`, from where the sequence is longer than `original_length`.
+    """`NTK(1 + factor · (length/original_length - 1))` for a length above `original_length`, and none below.
 
-    The length is the largest position of the call plus 1, over all sequences of a batch. Keys that were turned when
-    the sequence was shorter, and wait in a cache, keep the frequencies of then; where it is known how long the
-    sequence will be, `at(length)` is the scaling that stays the same.
+    The length is the largest position of the call plus 1, over all sequences of a batch. Cached keys that were rotated
+    when the sequence was shorter retain their frequencies; if the final length is known, `for_length(length)` is a
+    scaling with constant frequencies.
 
     Raises:
         ConfigurationError: a factor or an original_length below 1; with a `Rotary`, a dim below 4.
@@ -100,7 +97,7 @@ class DynamicNTK(Scaling):
 
     >>> DynamicNTK(factor=2.0, original_length=4).frequencies(4, 100.0, torch.arange(8))
     tensor([1.0000, 0.0333], dtype=torch.float64)
-    >>> DynamicNTK(factor=2.0, original_length=4).at(8)
+    >>> DynamicNTK(factor=2.0, original_length=4).for_length(8)
     NTK(factor=3.0)
     """
 
@@ -113,8 +110,8 @@ class DynamicNTK(Scaling):
         check_factor(self, self.factor)
         check_length(self, self.original_length)
 
-    def at(self, length: int) -> NTK:
-        """The scaling of all sequences of one length."""
+    def for_length(self, length: int) -> NTK:
+        """The scaling for sequences of one length."""
         return NTK(1 + self.factor * (max(length, self.original_length) / self.original_length - 1))
 
     def frequencies(self, dim: int, base: float, positions: Tensor) -> Tensor:
@@ -126,18 +123,18 @@ class DynamicNTK(Scaling):
 
 @dataclass(frozen=True)
 class LongRoPE(Scaling):
-    """θ_i / long_factors[i] where the sequence is longer than `original_length`, else θ_i / short_factors[i].
+    """θ_i / long_factors[i] if the sequence is longer than `original_length`, else θ_i / short_factors[i].
 
-    Each list has a factor for each pair. The length is the largest position of the call plus 1, over all sequences of
-    a batch. `factor` is how many times longer than `original_length` sequences may become; turned features are
-    multiplied by `attention_factor`, unless it is given by √(1 + ln factor / ln original_length).
+    Each list has one factor per pair. The length is the largest position of the call plus 1, over all sequences of a
+    batch. `factor` is the maximum length divided by `original_length`; rotated features are multiplied by
+    `attention_factor`, by default √(1 + ln factor / ln original_length).
 
     Raises:
         ConfigurationError: a factor below 1, an original_length below 2, an attention_factor or a factor of a pair
             that is not above 0; with a `Rotary`, lists that do not have dim/2 numbers.
 
     Source: Ding et al. 2024 (arXiv 2402.13753), in the form of the code released with it and of "longrope" in
-    transformers: the paper also keeps the first positions unscaled.
+    transformers; the paper also leaves the first positions unscaled.
 
     >>> scaling = LongRoPE((1.0, 1.0), (2.0, 5.0), original_length=4, factor=2.0)
     >>> scaling.frequencies(4, 100.0, torch.arange(5))
@@ -157,7 +154,7 @@ class LongRoPE(Scaling):
         check_length(self, self.original_length, least=2)
         check_attention_factor(self, self.attention_factor)
         for name in ("short_factors", "long_factors"):
-            factors = tuple(getattr(self, name))  # lists, as configurations have them, become part of a value
+            factors = tuple(getattr(self, name))  # configurations have lists, which are not hashable
             object.__setattr__(self, name, factors)
             if not all(0 < factor < math.inf for factor in factors):
                 raise ConfigurationError(f"LongRoPE needs {name} that are all above 0; they are {factors}")
@@ -181,7 +178,7 @@ class LongRoPE(Scaling):
 
 
 def _length(positions: Tensor) -> Tensor:
-    """How long the sequences are, as a number without axes: the largest position plus 1, and 0 where there is none."""
+    """The length of the sequences as a scalar tensor: the largest position plus 1; 0 without positions."""
     positions = positions.long()
     return positions.amax() + 1 if positions.numel() else positions.new_zeros(())
 
@@ -189,14 +186,14 @@ def _length(positions: Tensor) -> Tensor:
 def _ntk_exponent(scaling: Scaling, dim: int) -> float:
     if dim < 4:
         raise ConfigurationError(
-            f"{scaling} needs a dim of 4 or more: it keeps the fastest frequency and slows the slowest, and a dim of "
-            f"{dim} has only one; Linear divides any"
+            f"{scaling} needs a dim of 4 or more: it scales the lowest frequency and not the highest, and a dim of "
+            f"{dim} has only one; Linear scales any"
         )
     return dim / (dim - 2)
 
 
 def check_factor(scaling: Scaling, factor: float) -> None:
-    """Refuse a factor that makes sequences shorter."""
+    """Raise a ConfigurationError unless the factor is finite and at least 1."""
     if not 1 <= factor < math.inf:
         raise ConfigurationError(
             f"{type(scaling).__name__} needs a factor of 1 or more, how many times longer sequences become; it is "
@@ -205,16 +202,16 @@ def check_factor(scaling: Scaling, factor: float) -> None:
 
 
 def check_length(scaling: Scaling, length: int, *, least: int = 1) -> None:
-    """Refuse an original length that is no number of positions."""
+    """Raise a ConfigurationError unless the original length is a whole number of at least `least`."""
     if not is_whole(length) or length < least:
         raise ConfigurationError(
-            f"{type(scaling).__name__} needs an original_length of {least} or more, the positions trained on; it is "
+            f"{type(scaling).__name__} needs an original_length of {least} or more, the length in training; it is "
             f"{length!r}"
         )
 
 
 def check_attention_factor(scaling: Scaling, factor: float | None) -> None:
-    """Refuse a factor that turned features cannot be multiplied by."""
+    """Raise a ConfigurationError unless the attention factor is None or finite and above 0."""
     if factor is not None and not 0 < factor < math.inf:
         raise ConfigurationError(
             f"{type(scaling).__name__} needs an attention_factor above 0, or None for the published one; it is "
@@ -224,19 +221,19 @@ def check_attention_factor(scaling: Scaling, factor: float | None) -> None:
 
 @dataclass(frozen=True)
 class YaRN(Scaling):
-    """(1 - r) θ + r θ/factor, r rising from 0 for fast to 1 for slow frequencies; cosines and sines are scaled too.
+    """(1 - r) θ + r θ/factor, with r from 0 for high to 1 for low frequencies; cosines and sines are scaled too.
 
-    Frequencies with more than `beta_fast` full turns within `original_length` stay, those with fewer than `beta_slow`
-    are divided by the factor. Between them r is linear in the number of the pair; `truncate` first widens the stretch
-    to whole pairs. Turned queries and keys are both multiplied by `attention_factor`, so that the scores grow by its
-    square: unless it is given, by `yarn_attention_factor(factor)`.
+    Frequencies with more than `beta_fast` periods within `original_length` are unchanged, those with fewer than
+    `beta_slow` are divided by the factor. Between them r is linear in the index of the pair; `truncate` first widens
+    the range to whole pairs. Rotated queries and keys are both multiplied by `attention_factor`, by default
+    `yarn_attention_factor(factor)`, so that scores are multiplied by its square.
 
     Raises:
         ConfigurationError: a factor or an original_length below 1, a beta_fast that is not above beta_slow, a
             beta_slow or an attention_factor that is not above 0.
 
-    Source: Peng et al. 2023 (arXiv 2309.00071), sections 3.2 and 3.4. There r is linear in the number of turns; in the
-    code released with it, in transformers and so here, in the number of the pair. `truncate=False` is gpt-oss's.
+    Source: Peng et al. 2023 (arXiv 2309.00071), sections 3.2 and 3.4. There r is linear in the number of periods;
+    in the code released with it, in transformers and here, in the index of the pair. `truncate=False` is gpt-oss's.
 
     >>> scaling = YaRN(factor=4.0, original_length=1000)
     >>> scaling.frequencies(4, 100.0, torch.arange(3))
@@ -263,10 +260,10 @@ class YaRN(Scaling):
         return yarn_attention_factor(self.factor) if self.attention_factor is None else self.attention_factor
 
     def frequencies(self, dim: int, base: float, positions: Tensor) -> Tensor:
-        first, last = (self._pair(turns, dim, base) for turns in (self.beta_fast, self.beta_slow))
+        first, last = (self._pair_index(periods, dim, base) for periods in (self.beta_fast, self.beta_slow))
         if self.truncate:
             first, last = math.floor(first), math.ceil(last)
-        # The bounds are those of the released code, also where it lets the stretch end beyond the last pair.
+        # The bounds are those of the released code, which lets the range end beyond the last pair.
         first, last = max(first, 0), min(last, dim - 1)
         if first == last:
             last = first + 1  # a step, from one pair to the next
@@ -274,18 +271,18 @@ class YaRN(Scaling):
         slow = ((pairs - first) / (last - first)).clamp(0, 1)
         return _blended(geometric(dim, base, positions.device), self.factor, slow)
 
-    def _pair(self, turns: float, dim: int, base: float) -> float:
-        """The number of the pair, as if there were pairs between, that makes so many turns in the original length."""
-        return dim * math.log(self.original_length / (2 * math.pi * turns)) / (2 * math.log(base))
+    def _pair_index(self, periods: float, dim: int, base: float) -> float:
+        """The fractional index of the pair whose frequency has so many periods within the original length."""
+        return dim * math.log(self.original_length / (2 * math.pi * periods)) / (2 * math.log(base))
 
 
 @dataclass(frozen=True)
 class Llama3(Scaling):
-    """(1 - r) θ + r θ/factor, r from 0 to 1 between high_frequency_factor and low_frequency_factor turns.
+    """(1 - r) θ + r θ/factor, with r from 0 to 1 between high_frequency_factor and low_frequency_factor periods.
 
-    A frequency makes original_length · θ / 2π full turns within `original_length`. With `high_frequency_factor` turns
-    or more it stays, with `low_frequency_factor` or fewer it is divided by the factor; between these r is linear in
-    the number of turns.
+    A frequency has original_length · θ / 2π periods within `original_length`. With `high_frequency_factor` periods or
+    more it is unchanged, with `low_frequency_factor` or fewer it is divided by the factor; between these r is linear in
+    the number of periods.
 
     Raises:
         ConfigurationError: a factor or an original_length below 1, a high_frequency_factor that is not above
@@ -310,15 +307,15 @@ class Llama3(Scaling):
 
     def frequencies(self, dim: int, base: float, positions: Tensor) -> Tensor:
         unscaled = geometric(dim, base, positions.device)
-        turns = self.original_length / (2 * math.pi) * unscaled
+        periods = self.original_length / (2 * math.pi) * unscaled
         low, high = self.low_frequency_factor, self.high_frequency_factor
-        return _blended(unscaled, self.factor, ((high - turns) / (high - low)).clamp(0, 1))
+        return _blended(unscaled, self.factor, ((high - periods) / (high - low)).clamp(0, 1))
 
 
 def yarn_attention_factor(factor: float, weight: float = 1.0) -> float:
-    """0.1 · weight · ln(factor) + 1: what YaRN multiplies turned queries and keys by.
+    """0.1 · weight · ln(factor) + 1: the factor by which YaRN multiplies rotated queries and keys.
 
-    DeepSeek's checkpoints name two weights, `mscale` and `mscale_all_dim`: theirs is the quotient of the two results.
+    DeepSeek's checkpoints have two weights, `mscale` and `mscale_all_dim`: their factor is the quotient of the results.
 
     Source: Peng et al. 2023 (arXiv 2309.00071), section 3.4.
 
@@ -329,10 +326,12 @@ def yarn_attention_factor(factor: float, weight: float = 1.0) -> float:
 
 
 def _blended(unscaled: Tensor, factor: float, slow: Tensor) -> Tensor:
+    """(1 - r) θ + r θ/factor, for θ = `unscaled` and r = `slow`."""
     return (1 - slow) * unscaled + slow * unscaled / factor
 
 
 def _check_order(scaling: Scaling, low_name: str, low: float, high_name: str, high: float) -> None:
+    """Raise a ConfigurationError unless 0 < low < high and both are finite."""
     if not 0 < low < high < math.inf:
         raise ConfigurationError(
             f"{type(scaling).__name__} needs 0 < {low_name} < {high_name}; {low_name} is {low!r} and {high_name} "
