@@ -154,7 +154,7 @@ class TestFormula:
         layer, x = filled(Attention(Projections(DIM, 4), rotary=rotary)), double(BATCH, LENGTH, DIM)
         at = torch.tensor([3, 1, 4, 1, 5, 9, 2])
         query, (key, value) = layer.projections.queries(x), layer.projections.keys_and_values(x)
-        context = regard.attention(rotary.turn(query, at), rotary.turn(key, at), value)
+        context = regard.attention(rotary.rotate(query, at), rotary.rotate(key, at), value)
         close(layer(x, positions=at), layer.projections.project_output(context))
         counted = torch.arange(LENGTH)
         close(layer(x), layer(x, positions=counted))

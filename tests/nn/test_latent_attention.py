@@ -38,11 +38,11 @@ def by_hand(layer: LatentAttention, x: torch.Tensor) -> torch.Tensor:
     made, at = layer.projections, torch.arange(x.shape[1])
     source = x if made.query_down is None else made.query_norm(x @ made.query_down.weight.T)
     c = made.norm(x @ made.down.weight[:5].T)
-    shared = layer.rotary.turn(x @ made.down.weight[5:].T, at)
+    shared = layer.rotary.rotate(x @ made.down.weight[5:].T, at)
     outputs = torch.zeros(*x.shape[:2], 44, dtype=x.dtype)
     for head in range(4):
         weight = made.query.weight[5 * head : 5 * head + 5]
-        plain, turned = source @ weight[:3].T, layer.rotary.turn(source @ weight[3:].T, at)
+        plain, turned = source @ weight[:3].T, layer.rotary.rotate(source @ weight[3:].T, at)
         key, value = c @ made.key.weight[3 * head : 3 * head + 3].T, c @ made.value.weight[11 * head :][:11].T
         for t in range(x.shape[1]):
             scored = torch.einsum("bd,bsd->bs", plain[:, t], key[:, : t + 1])

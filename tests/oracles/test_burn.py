@@ -18,7 +18,7 @@ def test_two_heads():
             [[9.0000, 10.0000, 11.0000, 12.0000], [-4.7567, 18.5034, 14.8393, 16.1492]],
         ]
     )
-    turned = Rotary(4, layout="interleaved").turn(tensor[None], torch.arange(2))[0]
+    turned = Rotary(4, layout="interleaved").rotate(tensor[None], torch.arange(2))[0]
     torch.testing.assert_close(turned, expected, atol=0.6e-4, rtol=0)
 
 

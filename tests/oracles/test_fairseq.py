@@ -18,7 +18,7 @@ def test_cosines_and_sines():
 def test_turned_queries():
     torch.manual_seed(0)
     query = torch.randn(3, 1, 2).transpose(0, 1)
-    close(Rotary(2).turn(query, torch.arange(3)), [[[1.5410, -0.2934], [-1.6555, -1.5263], [1.7231, -0.4041]]])
+    close(Rotary(2).rotate(query, torch.arange(3)), [[[1.5410, -0.2934], [-1.6555, -1.5263], [1.7231, -0.4041]]])
 
 
 def test_distances_of_both_signs():

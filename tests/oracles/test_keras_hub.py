@@ -7,7 +7,7 @@ from regard.positions import Linear, Rotary
 
 
 def turned_ones(rotary, position):
-    return rotary.turn(torch.ones(1, rotary.dim), torch.tensor([position]))[0].tolist()
+    return rotary.rotate(torch.ones(1, rotary.dim), torch.tensor([position]))[0].tolist()
 
 
 @pytest.mark.parametrize(

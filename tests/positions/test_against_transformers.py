@@ -89,7 +89,7 @@ def test_a_llama_turns_queries_and_keys_so(theirs, scaling, base, length):
     positions = torch.stack([torch.arange(length)] * 2 + [torch.arange(length).flip(0)])
     expected = modeling_llama.apply_rotary_pos_emb(query, key, *embedding(query, positions))
     rotation = Rotary(16, base, scaling=scaling).rotation(positions)
-    check((rotation.turn(query), rotation.turn(key)), expected, base, length)
+    check((rotation.rotate(query), rotation.rotate(key)), expected, base, length)
 
 
 def test_gpt_neox_turns_the_first_features():
@@ -103,7 +103,7 @@ def test_gpt_neox_turns_the_first_features():
     query, key, positions = torch.randn(2, HEADS, length, 16), torch.randn(2, HEADS, length, 16), torch.arange(length)
     expected = modeling_gpt_neox.apply_rotary_pos_emb(query, key, *embedding(query, positions[None]))
     rotation = Rotary(8).rotation(positions)
-    check((rotation.turn(query), rotation.turn(key)), expected, 10000.0, length)
+    check((rotation.rotate(query), rotation.rotate(key)), expected, 10000.0, length)
 
 
 def test_gpt_j_turns_neighbours():
@@ -111,7 +111,7 @@ def test_gpt_j_turns_neighbours():
     sines, cosines = modeling_gptj.create_sinusoidal_positions(length, 8).chunk(2, dim=-1)
     query = torch.randn(2, length, HEADS, 8)
     expected = modeling_gptj.apply_rotary_pos_emb(query, sines[None], cosines[None]).transpose(1, 2)
-    turned = Rotary(8, layout="interleaved").turn(query.transpose(1, 2), torch.arange(length))
+    turned = Rotary(8, layout="interleaved").rotate(query.transpose(1, 2), torch.arange(length))
     check((turned,), (expected,), 10000.0, length)
 
 

@@ -1,4 +1,4 @@
-"""Turning queries and keys: against complex numbers, by its laws, in every shape and dtype."""
+"""Rotary positions against complex numbers, by their laws, in every shape and dtype."""
 
 import cmath
 import itertools
@@ -51,7 +51,7 @@ def by_complex_numbers(vector, position, dim, base, layout):
 @pytest.mark.parametrize(("dim", "head_dim", "base"), [(2, 2, 10000.0), (6, 6, 500.0), (6, 11, 10000.0), (10, 12, 7.0)])
 def test_complex_numbers(layout, dim, head_dim, base):
     tensor, positions = rand(3, 5, head_dim), torch.tensor([0, 1, -3, 1234, 100_000])
-    turned = Rotary(dim, base, layout).turn(tensor, positions)
+    turned = Rotary(dim, base, layout).rotate(tensor, positions)
     expected = [
         [by_complex_numbers(vector, int(p), dim, base, layout) for vector, p in zip(head, positions, strict=True)]
         for head in tensor.tolist()
@@ -65,14 +65,14 @@ def test_complex_numbers(layout, dim, head_dim, base):
 def test_only_the_difference_of_positions_matters(layout, dim, base, at, moved, seed):
     rotary, (query, key) = Rotary(dim, base, layout), seeded(seed, 2, 1, dim)
     there, elsewhere = (
-        rotary.turn(query, torch.tensor([at[0] + by])) @ rotary.turn(key, torch.tensor([at[1] + by])).T
+        rotary.rotate(query, torch.tensor([at[0] + by])) @ rotary.rotate(key, torch.tensor([at[1] + by])).T
         for by in (0, moved)
     )
     # Angles of up to 10,000 in double precision are exact to 10,000 · 2⁻⁵³.
     bound = 1e-10 * query.norm() * key.norm()
     assert (there - elsewhere).abs() <= bound
     # And it is their difference that matters: with one moved, another product, but where a turn is a whole one.
-    alone = rotary.turn(query, torch.tensor([at[0] + 1])) @ rotary.turn(key, torch.tensor([at[1]])).T
+    alone = rotary.rotate(query, torch.tensor([at[0] + 1])) @ rotary.rotate(key, torch.tensor([at[1]])).T
     assert (alone - there).abs() > bound
 
 
@@ -80,7 +80,7 @@ def test_only_the_difference_of_positions_matters(layout, dim, base, at, moved, 
 @given(layout=layouts, dim=dims, base=bases, at=places, seed=st.integers(0, 99))
 def test_norms_are_kept(layout, dim, base, at, seed):
     tensor = seeded(seed, 1, dim + 3)
-    turned = Rotary(dim, base, layout).turn(tensor, torch.tensor([at]))
+    turned = Rotary(dim, base, layout).rotate(tensor, torch.tensor([at]))
     torch.testing.assert_close(turned.norm(), tensor.norm(), atol=0, rtol=1e-12)
 
 
@@ -89,16 +89,16 @@ def test_norms_are_kept(layout, dim, base, at, seed):
 def test_layouts_are_one_rotation_of_permuted_features(dim, base, at, seed):
     tensor, positions = seeded(seed, len(at), dim + 1), torch.tensor(at)
     evens_first = torch.tensor([*range(0, dim, 2), *range(1, dim, 2), dim])
-    half = Rotary(dim, base, "half").turn(tensor[:, evens_first], positions)
-    assert half.equal(Rotary(dim, base, "interleaved").turn(tensor, positions)[:, evens_first])
+    half = Rotary(dim, base, "half").rotate(tensor[:, evens_first], positions)
+    assert half.equal(Rotary(dim, base, "interleaved").rotate(tensor, positions)[:, evens_first])
 
 
 @thorough
 @given(layout=layouts, dim=dims, base=bases, one=places, other=places, seed=st.integers(0, 99))
-def test_turns_add_up(layout, dim, base, one, other, seed):
+def test_rotations_add_up(layout, dim, base, one, other, seed):
     rotary, tensor = Rotary(dim, base, layout), seeded(seed, 1, dim)
-    twice = rotary.turn(rotary.turn(tensor, torch.tensor([one])), torch.tensor([other]))
-    torch.testing.assert_close(twice, rotary.turn(tensor, torch.tensor([one + other])), atol=1e-10, rtol=0)
+    twice = rotary.rotate(rotary.rotate(tensor, torch.tensor([one])), torch.tensor([other]))
+    torch.testing.assert_close(twice, rotary.rotate(tensor, torch.tensor([one + other])), atol=1e-10, rtol=0)
 
 
 def test_rotaries_share_nothing():
@@ -110,15 +110,15 @@ def test_rotaries_share_nothing():
         for layout in LAYOUTS
         for scaling in (None, Linear(2.0), NTK(2.0))
     ]
-    turned = [rotary.turn(tensor, positions) for rotary in rotaries]
-    assert all(one.equal(rotary.turn(tensor, positions)) for one, rotary in zip(turned, rotaries, strict=True))
+    turned = [rotary.rotate(tensor, positions) for rotary in rotaries]
+    assert all(one.equal(rotary.rotate(tensor, positions)) for one, rotary in zip(turned, rotaries, strict=True))
     assert not any(one.equal(other) for one, other in itertools.combinations(turned, 2))
 
 
 def test_position_zero_changes_nothing():
     tensor = rand(2, 4, 1, 8)
     for layout in LAYOUTS:
-        assert Rotary(6, layout=layout).turn(tensor, torch.tensor([0])).equal(tensor)
+        assert Rotary(6, layout=layout).rotate(tensor, torch.tensor([0])).equal(tensor)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -132,67 +132,67 @@ class TestWays:
     def test_positions_of_each_sequence(self, layout, scaling):
         rotary, tensor = self.rotary(layout, scaling), rand(2, 3, 5, 7)
         positions = torch.tensor([[0, 1, 2, 3, 4], [40, 7, 0, 7, -2]])
-        turned = rotary.turn(tensor, positions)
+        turned = rotary.rotate(tensor, positions)
         if isinstance(scaling, DynamicNTK | LongRoPE):  # the longest sequence of the batch says how long they are
-            rotary = self.rotary(layout, scaling.at(41) if isinstance(scaling, DynamicNTK) else long(scaling))
+            rotary = self.rotary(layout, scaling.for_length(41) if isinstance(scaling, DynamicNTK) else long(scaling))
         for sequence in range(2):
             for head in range(3):
-                alone = rotary.turn(tensor[sequence, head], positions[sequence])
+                alone = rotary.rotate(tensor[sequence, head], positions[sequence])
                 torch.testing.assert_close(turned[sequence, head], alone, atol=1e-12, rtol=0)
 
-    def test_one_rotation_turns_many(self, layout, scaling):
+    def test_one_rotation_of_many_tensors(self, layout, scaling):
         rotary, positions = self.rotary(layout, scaling), torch.arange(3, 8)
         query, key = rand(2, 4, 5, 7, dtype=torch.float32), rand(2, 2, 5, 6, dtype=torch.float32)
         rotation = rotary.rotation(positions)
-        assert rotation.turn(query).equal(rotary.turn(query, positions))
-        assert rotation.turn(key).equal(rotary.turn(key, positions))
+        assert rotation.rotate(query).equal(rotary.rotate(query, positions))
+        assert rotation.rotate(key).equal(rotary.rotate(key, positions))
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
     def test_half_precision_is_rounded_once(self, layout, scaling, dtype):
         rotary, positions = self.rotary(layout, scaling), torch.arange(5) + 4000
         tensor = rand(2, 3, 5, 7).to(dtype)
-        turned = rotary.turn(tensor, positions)
+        turned = rotary.rotate(tensor, positions)
         assert turned.dtype == dtype
-        assert turned.equal(rotary.turn(tensor.float(), positions).to(dtype))
+        assert turned.equal(rotary.rotate(tensor.float(), positions).to(dtype))
 
     def test_float32_is_near_float64(self, layout, scaling):
         rotary, positions = self.rotary(layout, scaling), torch.arange(5) + 100_000
         tensor = rand(2, 3, 5, 7, dtype=torch.float32)
-        exact = rotary.turn(tensor.double(), positions)
+        exact = rotary.rotate(tensor.double(), positions)
         # Four roundings to float32: of the cosine, of two products and of their sum.
         budget = 4 * 2**-24 * 2 * tensor.abs().max().item() * 1.5
-        torch.testing.assert_close(rotary.turn(tensor, positions).double(), exact, atol=budget, rtol=0)
+        torch.testing.assert_close(rotary.rotate(tensor, positions).double(), exact, atol=budget, rtol=0)
 
     def test_autocast(self, layout, scaling):
         rotary, positions, tensor = self.rotary(layout, scaling), torch.arange(5) + 4000, rand(2, 3, 5, 7).bfloat16()
         with torch.autocast("cpu", dtype=torch.bfloat16):
             rotation = rotary.rotation(positions)
-            turned = rotation.turn(tensor)
+            turned = rotation.rotate(tensor)
         assert rotation.cos.dtype == rotation.sin.dtype == torch.float32
         assert rotation.cos.equal(rotary.rotation(positions).cos)
-        assert turned.equal(rotary.turn(tensor, positions))
+        assert turned.equal(rotary.rotate(tensor, positions))
 
     def test_gradient(self, layout, scaling):
         rotary, positions = self.rotary(layout, scaling), torch.tensor([[4, 0, 2]])
         tensor = rand(2, 2, 3, 7).requires_grad_()
-        assert torch.autograd.gradcheck(lambda t: rotary.turn(t, positions), tensor)
+        assert torch.autograd.gradcheck(lambda t: rotary.rotate(t, positions), tensor)
 
     def test_vmap(self, layout, scaling):
         rotary, tensor = self.rotary(layout, scaling), rand(3, 2, 5, 7)
         positions = torch.tensor([0, 2, 3, 9, 20])
-        over_batch = vmap(rotary.turn, in_dims=(0, None))(tensor, positions)
-        assert over_batch.equal(rotary.turn(tensor, positions))
+        over_batch = vmap(rotary.rotate, in_dims=(0, None))(tensor, positions)
+        assert over_batch.equal(rotary.rotate(tensor, positions))
         each = torch.stack([positions, positions + 1, positions * 2])
-        expected = torch.stack([rotary.turn(one, at) for one, at in zip(tensor, each, strict=True)])
-        torch.testing.assert_close(vmap(rotary.turn)(tensor, each), expected, atol=1e-12, rtol=0)
+        expected = torch.stack([rotary.rotate(one, at) for one, at in zip(tensor, each, strict=True)])
+        torch.testing.assert_close(vmap(rotary.rotate)(tensor, each), expected, atol=1e-12, rtol=0)
 
     def test_vmap_of_grad(self, layout, scaling):
         rotary, tensor, positions = self.rotary(layout, scaling), rand(3, 2, 5, 7), torch.arange(5)
         direction = rand(2, 5, 7)
-        gradients = vmap(grad(lambda t: (rotary.turn(t, positions) * direction).sum()))(tensor)
+        gradients = vmap(grad(lambda t: (rotary.rotate(t, positions) * direction).sum()))(tensor)
         # A rotation is linear: one gradient for all, which the transposed rotation gives.
         leaf = tensor[0].clone().requires_grad_()
-        (gradient,) = torch.autograd.grad((rotary.turn(leaf, positions) * direction).sum(), leaf)
+        (gradient,) = torch.autograd.grad((rotary.rotate(leaf, positions) * direction).sum(), leaf)
         torch.testing.assert_close(gradients, gradient.expand(3, 2, 5, 7), atol=1e-12, rtol=0)
 
     def test_a_value(self, layout, scaling):
@@ -217,7 +217,7 @@ def test_compiled(layout, scaling):
 
     def both(query, key, positions):
         rotation = rotary.rotation(positions)
-        return rotation.turn(query), rotation.turn(key)
+        return rotation.rotate(query), rotation.rotate(key)
 
     compiled = torch.compile(both, fullgraph=True, backend="aot_eager")
     for length in (5, 6):  # the second time for any length
@@ -229,8 +229,8 @@ def test_a_rotation_goes_through_the_door_of_compiled_code():
     torch.compiler.reset()
     rotary, query = Rotary(4), rand(2, 3, 5, 6, dtype=torch.float32)
     make = torch.compile(rotary.rotation, fullgraph=True, backend="aot_eager")
-    turn = torch.compile(lambda rotation, tensor: rotation.turn(tensor), fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(turn(make(torch.arange(5)), query), rotary.turn(query, torch.arange(5)))
+    turn = torch.compile(lambda rotation, tensor: rotation.rotate(tensor), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(turn(make(torch.arange(5)), query), rotary.rotate(query, torch.arange(5)))
 
 
 @pytest.mark.slow
@@ -240,8 +240,8 @@ def test_compiled_by_the_default_backend(layout):
     torch.compiler.reset()
     rotary, positions = Rotary(6, layout=layout, scaling=YaRN(4.0, 512)), torch.arange(5) + 100_000
     query = rand(2, 3, 5, 7, dtype=torch.float32).requires_grad_()
-    turned = torch.compile(rotary.turn, fullgraph=True)(query, positions)
-    expected = rotary.turn(query, positions)
+    turned = torch.compile(rotary.rotate, fullgraph=True)(query, positions)
+    expected = rotary.rotate(query, positions)
     torch.testing.assert_close(turned, expected, atol=2e-6, rtol=0)
     gradients = [torch.autograd.grad(result.sin().sum(), query)[0] for result in (turned, expected)]
     torch.testing.assert_close(*gradients, atol=2e-6, rtol=0)
@@ -261,15 +261,15 @@ def test_far_positions_are_exact():
 def test_narrow_positions(dtype, scaling):
     rotary, tensor = Rotary(6, scaling=scaling), rand(3, 6)
     positions = torch.tensor([0, 100, 255])  # 255 + 1 does not fit a byte
-    assert rotary.turn(tensor, positions.to(dtype)).equal(rotary.turn(tensor, positions))
+    assert rotary.rotate(tensor, positions.to(dtype)).equal(rotary.rotate(tensor, positions))
 
 
 def test_positions_and_tensors_need_not_be_contiguous():
     tensor, positions = rand(3, 5, 2, 8), torch.arange(20).view(5, 4)
     strided = tensor.permute(2, 0, 1, 3)[..., ::2]
     for layout in LAYOUTS:
-        turned = Rotary(4, layout=layout).turn(strided, positions[:, 1])
-        assert turned.equal(Rotary(4, layout=layout).turn(strided.contiguous(), torch.tensor([1, 5, 9, 13, 17])))
+        turned = Rotary(4, layout=layout).rotate(strided, positions[:, 1])
+        assert turned.equal(Rotary(4, layout=layout).rotate(strided.contiguous(), torch.tensor([1, 5, 9, 13, 17])))
 
 
 @pytest.mark.parametrize(
@@ -295,7 +295,7 @@ def test_positions_and_tensors_need_not_be_contiguous():
 @pytest.mark.parametrize("scaling", [None, DynamicNTK(2.0, 16)])
 def test_shapes(shape, positions, layout, scaling):
     tensor, at = rand(*shape), torch.randint(-9, 9, positions)
-    turned = Rotary(6, layout=layout, scaling=scaling).turn(tensor, at)
+    turned = Rotary(6, layout=layout, scaling=scaling).rotate(tensor, at)
     assert turned.shape == shape
     if tensor.ndim >= 4:
         at = at.unsqueeze(-2)  # heads share their positions

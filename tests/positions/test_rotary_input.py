@@ -1,4 +1,4 @@
-"""What rotary positions refuse, and what they say then."""
+"""Errors of rotary positions and their messages."""
 
 import math
 
@@ -41,23 +41,23 @@ def test_a_scaling_is_a_scaling():
 def test_positions_are_whole_numbers(dtype):
     match = rf"^Rotary\(dim=4, .*\) needs positions that are whole numbers; they are {dtype}: call .long\(\)$"
     with pytest.raises(DtypeError, match=match):
-        Rotary(4).turn(rand(3, 4), torch.zeros(3, dtype=dtype))
+        Rotary(4).rotate(rand(3, 4), torch.zeros(3, dtype=dtype))
 
 
 def test_positions_are_a_tensor():
     with pytest.raises(DtypeError, match="needs positions as a torch.Tensor of whole numbers; they are a range: torch"):
-        Rotary(4).turn(rand(3, 4), range(3))  # type: ignore[arg-type]
+        Rotary(4).rotate(rand(3, 4), range(3))  # type: ignore[arg-type]
 
 
 def test_positions_have_an_axis():
     match = r"needs positions of the shape \(length,\) or \(\*batch, length\); these have no axis: call .unsqueeze\(0\)"
     with pytest.raises(ShapeError, match=match):
-        Rotary(4).turn(rand(1, 4), torch.tensor(3))
+        Rotary(4).rotate(rand(1, 4), torch.tensor(3))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int64])
 def test_cosines_are_not_narrow(dtype):
-    match = f"^a rotation needs cosines and sines in torch.float32 or torch.float64; dtype is {dtype}. What is turned"
+    match = f"^a rotation needs cosines and sines in torch.float32 or torch.float64; dtype is {dtype}. Rotated"
     with pytest.raises(DtypeError, match=match):
         Rotary(4).rotation(torch.arange(3), dtype=dtype)
 
@@ -65,46 +65,46 @@ def test_cosines_are_not_narrow(dtype):
 @pytest.mark.parametrize(
     ("wrong", "has"), [(torch.ones(3, 4).long(), "torch.int64"), (torch.ones(3, 4) + 0j, "torch.c"), ([1.0], "a list")]
 )
-def test_what_is_turned_is_floating_point(wrong, has):
-    with pytest.raises(DtypeError, match=f"^a rotation turns floating-point tensors; this is {has}"):
-        Rotary(4).turn(wrong, torch.arange(3))
+def test_a_rotated_tensor_is_floating_point(wrong, has):
+    with pytest.raises(DtypeError, match=f"^a rotation needs a floating-point tensor; this is {has}"):
+        Rotary(4).rotate(wrong, torch.arange(3))
 
 
-def test_what_is_turned_is_where_the_positions_are():
-    match = "^the tensor to turn is on meta, but the positions of the rotation are on cpu: move one of them with .to"
+def test_a_rotated_tensor_is_on_the_device_of_the_positions():
+    match = "^the tensor to rotate is on meta, but the positions of the rotation are on cpu: move one of them with .to"
     with pytest.raises(DeviceError, match=match):
-        Rotary(4).turn(torch.ones(3, 4, device="meta"), torch.arange(3))
+        Rotary(4).rotate(torch.ones(3, 4, device="meta"), torch.arange(3))
 
 
-def test_what_is_turned_has_a_length():
-    match = r"^a rotation turns \(..., heads, length, head_dim\), .*; this tensor has the shape \(4,\)$"
+def test_a_rotated_tensor_has_a_length():
+    match = r"^a rotation needs \(..., heads, length, head_dim\), .*; this tensor has the shape \(4,\)$"
     with pytest.raises(ShapeError, match=match):
-        Rotary(4).turn(rand(4), torch.arange(4))
+        Rotary(4).rotate(rand(4), torch.arange(4))
 
 
 def test_head_dim_is_enough():
     match = (
-        r"^a rotation of 8 features cannot turn a tensor whose head_dim is 6 \(shape \(2, 3, 6\)\): give Rotary a dim "
-        "of 6 or less$"
+        r"^a rotation of 8 features cannot rotate a tensor whose head_dim is 6 \(shape \(2, 3, 6\)\): create "
+        "Rotary with a dim of 6 or less$"
     )
     with pytest.raises(ShapeError, match=match):
-        Rotary(8).turn(rand(2, 3, 6), torch.arange(3))
+        Rotary(8).rotate(rand(2, 3, 6), torch.arange(3))
 
 
 @pytest.mark.parametrize(
     ("shape", "positions", "need"),
     [
-        ((2, 3, 5, 4), (4,), r"\(5,\), one for each of its 5 places, or \(2, 5\) where"),
+        ((2, 3, 5, 4), (4,), r"\(5,\), one for each of its 5 tokens, or \(2, 5\) if"),
         ((2, 3, 5, 4), (1,), r"\(5,\), one for each"),
-        ((2, 3, 5, 4), (3, 5), r"or \(2, 5\) where sequences have their own"),
-        ((2, 3, 5, 4), (2, 3, 5), r"or \(2, 5\) where"),
-        ((3, 5, 4), (2, 5), r"or \(3, 5\) where"),
-        ((5, 4), (1, 5), r"or \(5,\) where"),
-        ((1, 3, 5, 4), (2, 5), r"or \(1, 5\) where"),
+        ((2, 3, 5, 4), (3, 5), r"or \(2, 5\) if sequences have their own"),
+        ((2, 3, 5, 4), (2, 3, 5), r"or \(2, 5\) if"),
+        ((3, 5, 4), (2, 5), r"or \(3, 5\) if"),
+        ((5, 4), (1, 5), r"or \(5,\) if"),
+        ((1, 3, 5, 4), (2, 5), r"or \(1, 5\) if"),
     ],
 )
 def test_positions_fit(shape, positions, need):
     at = torch.zeros(positions, dtype=torch.int64)
     match = rf"^positions of the shape \({', '.join(map(str, positions))},?\) do not fit a tensor of the shape .*{need}"
     with pytest.raises(ShapeError, match=match):
-        Rotary(4).turn(rand(*shape), at)
+        Rotary(4).rotate(rand(*shape), at)

@@ -53,7 +53,7 @@ class TestFormulas:
     def test_dynamic_ntk(self, dim, base, length):
         found = frequencies(DynamicNTK(2.0, 100), dim, base, length)
         close(found, unscaled(dim, base * (2 * length / 100 - 1) ** (dim / (dim - 2))))
-        close(found, frequencies(DynamicNTK(2.0, 100).at(length), dim, base))
+        close(found, frequencies(DynamicNTK(2.0, 100).for_length(length), dim, base))
         # With the factor 1 the slowest wave is stretched as much as the sequence.
         slowest = frequencies(DynamicNTK(1.0, 100), dim, base, length)[-1]
         close([slowest], [unscaled(dim, base)[-1] * 100 / length])
@@ -124,7 +124,7 @@ def test_yarn_where_the_stretch_has_no_length():
 def test_magnitudes(scaling, magnitude):
     assert scaling.magnitude == pytest.approx(magnitude, rel=1e-12)
     tensor = torch.randn(3, 6, dtype=torch.float64)
-    turned = Rotary(4, scaling=scaling).turn(tensor, torch.arange(3))
+    turned = Rotary(4, scaling=scaling).rotate(tensor, torch.arange(3))
     torch.testing.assert_close(turned[:, :4].norm(dim=-1), magnitude * tensor[:, :4].norm(dim=-1))
     assert turned[:, 4:].equal(tensor[:, 4:])
 
@@ -182,7 +182,7 @@ def test_factors_lengthen(name, factor):
 @pytest.mark.parametrize("name", WITH_LENGTH)
 @pytest.mark.parametrize("length", [0, -8, 8.0, True])
 def test_lengths_are_numbers_of_positions(name, length):
-    match = f"^{name} needs an original_length of [12] or more, the positions trained on; it is {length!r}$"
+    match = f"^{name} needs an original_length of [12] or more, the length in training; it is {length!r}$"
     with pytest.raises(ConfigurationError, match=match):
         WITH_LENGTH[name](length)
 
@@ -194,7 +194,7 @@ def test_longrope_takes_the_logarithm_of_its_length():
 
 @pytest.mark.parametrize("scaling", [NTK(2.0), DynamicNTK(2.0, 8)], ids=repr)
 def test_ntk_needs_two_frequencies(scaling):
-    match = r"NTK\(factor=2.0.*\) needs a dim of 4 or more: it keeps the fastest .* a dim of 2 has only one; Linear div"
+    match = r"NTK\(factor=2.0.*\) needs a dim of 4 or more: it scales the lowest .* a dim of 2 has only one; Linear scal"
     with pytest.raises(ConfigurationError, match=match):
         Rotary(2, scaling=scaling)
 

@@ -105,7 +105,7 @@ def test_repr():
 @pytest.mark.parametrize("kind", BOTH)
 @pytest.mark.parametrize("dim", [0, -2, 1, 7, True, 4.0])
 def test_dim_is_even(kind, dim):
-    match = f"^{kind.__name__} needs an even dim of 2 or more, for its features go in pairs; it is {dim!r}$"
+    match = f"^{kind.__name__} needs an even dim of 2 or more, as features come in pairs; it is {dim!r}$"
     with pytest.raises(ConfigurationError, match=match):
         kind(dim)
 

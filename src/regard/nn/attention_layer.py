@@ -272,7 +272,7 @@ class Attention(nn.Module):
         if rotation is None:
             dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
             rotation = self.rotary.rotation(positions, dtype=dtype)
-        return tuple(rotation.turn(tensor) for tensor in heads)
+        return tuple(rotation.rotate(tensor) for tensor in heads)
 
     def _options(
         self,

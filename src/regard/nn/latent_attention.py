@@ -254,7 +254,7 @@ class LatentAttention(nn.Module):
         if rotation is None:
             dtype = torch.float64 if heads[0].dtype == torch.float64 else torch.float32
             rotation = self.rotary.rotation(positions, dtype=dtype)
-        return tuple(rotation.turn(tensor) for tensor in heads)
+        return tuple(rotation.rotate(tensor) for tensor in heads)
 
     def _output(self, context: Tensor) -> Tensor:
         return self.projections.project_output(self.projections.expand_context(context))

@@ -20,7 +20,7 @@ def geometric(dim: int, base: float | Tensor, device: torch.device) -> Tensor:
 
 
 def angles(positions: Tensor, frequencies: Tensor) -> Tensor:
-    """position · frequency in radians: positions (...) of any shape and frequencies (F,) to (..., F)."""
+    """Angles position · frequency in radians: positions (...) of any shape and frequencies (F,) to (..., F)."""
     return positions.unsqueeze(-1).to(frequencies.dtype) * frequencies
 
 
@@ -41,7 +41,7 @@ def is_whole(number: object) -> bool:
 def check_dim(owner: str, dim: int) -> None:
     """Raise a ConfigurationError unless dim is an even number of at least 2."""
     if not is_whole(dim) or dim < 2 or dim % 2:
-        raise ConfigurationError(f"{owner} needs an even dim of 2 or more, because features are rotated in pairs; it is {dim!r}")
+        raise ConfigurationError(f"{owner} needs an even dim of 2 or more, as features come in pairs; it is {dim!r}")
 
 
 def check_base(owner: str, base: float) -> None:

@@ -23,7 +23,7 @@ class Scaling(ABC):
     """Rotary frequencies for longer sequences. Subclasses are frozen dataclasses that implement `frequencies`."""
 
     reads_length: ClassVar[bool] = False
-    """Whether frequencies depend on the length of the sequence, so that a part is rotated differently from the whole."""
+    """Whether frequencies depend on the length of the sequence: then a part is rotated differently from the whole."""
 
     @abstractmethod
     def frequencies(self, dim: int, base: float, positions: Tensor) -> Tensor:
