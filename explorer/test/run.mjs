@@ -1,7 +1,7 @@
 /**
- * Runs the tests: `node test/run.mjs` all of them, `node test/run.mjs unit`, `browser` (a short form without measuring),
- * `measure`; `serve [port]` shows the page over synthetic attention. Chromium is the one that CHROMIUM names, else
- * /usr/bin/chromium.
+ * Runs the tests: `node test/run.mjs` all of them, `unit` those without a browser, `browser` those in Chromium, or of
+ * these the files that are named behind it, as in `browser explorer shelf`; `measure` the budgets; `serve [port]` shows
+ * the page over synthetic attention. Chromium is the one that CHROMIUM names, else /usr/bin/chromium.
  */
 import { build } from "esbuild";
 import { spawnSync } from "node:child_process";
@@ -44,6 +44,7 @@ const ends = {
 }[kind];
 const files = names
   .filter((name) => ends.some((end) => name.endsWith(end)))
+  .filter((name) => process.argv.length < 4 || process.argv.slice(3).includes(name.split(".")[0]))
   .map((name) => join(output, name.replace(/\.ts$/, ".mjs")));
 const run = spawnSync(process.execPath, ["--test", "--test-concurrency=1", ...files], {
   stdio: "inherit",
