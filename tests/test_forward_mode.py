@@ -49,7 +49,7 @@ class TestEqualsReverseMode:
         def attention(*tensors: Tensor) -> Tensor:
             return regard.attention(*tensors, **CALLS[call])
 
-        output, tangent = jvp(attention, inputs, tangents(inputs))
+        output, tangent = jvp(attention, inputs, tangents(inputs))  # type: ignore[misc]
         close(output, attention(*inputs))
         jacobians = jacrev(attention, (0, 1, 2))(*inputs)
         pairs = zip(jacobians, tangents(inputs), strict=True)
@@ -65,7 +65,9 @@ class TestEqualsReverseMode:
 
     def test_hessian(self, inputs, call):
         query, key, value = (tensor[:1, :, :3] for tensor in inputs)
-        options = CALLS[call] if call != "an empty row" else {"mask": masks.where(keep=torch.arange(3)[:, None] > 0)}
+        options: dict[str, Any] = (
+            CALLS[call] if call != "an empty row" else {"mask": masks.where(keep=torch.arange(3)[:, None] > 0)}
+        )
 
         def loss(query: Tensor) -> Tensor:
             return regard.attention(query, key, value, **options).sin().sum()
@@ -81,15 +83,18 @@ class TestEqualsReverseMode:
 
 
 def test_the_log_sum_exp_and_torchs_function(inputs):
-    for function in (regard.attention_with_lse, lambda *t: regard.scaled_dot_product_attention(*t, enable_gqa=True)):
-        outputs, found = jvp(function, inputs, tangents(inputs))
+    functions: list[Any] = [
+        regard.attention_with_lse,
+        lambda *tensors: regard.scaled_dot_product_attention(*tensors, enable_gqa=True),
+    ]
+    for function in functions:
+        found: Any = jvp(function, inputs, tangents(inputs))[1]
         step = 1e-6
         ahead = function(*(t + step * dt for t, dt in zip(inputs, tangents(inputs), strict=True)))
         behind = function(*(t - step * dt for t, dt in zip(inputs, tangents(inputs), strict=True)))
         pairs = [(ahead, behind, found)] if isinstance(found, Tensor) else list(zip(ahead, behind, found, strict=True))
         for after, before, tangent in pairs:
             torch.testing.assert_close((after - before) / (2 * step), tangent, atol=1e-7, rtol=1e-6)
-        assert outputs is not None
 
 
 def test_over_a_batch(inputs):

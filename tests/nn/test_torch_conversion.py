@@ -79,9 +79,9 @@ def test_a_whole_transformer(norm_first):
 def test_gradients():
     layer = randomized(nn.TransformerEncoderLayer(DIM, HEADS, HIDDEN, dropout=0.0, batch_first=True)).double().train()
     block, x = block_from_torch(layer), SOURCE.double().requires_grad_()
-    ours = torch.autograd.grad(
-        block(x).square().sum(), [x, block.feed_forward.up.weight, block.attention_residual.norm.bias]
-    )
+    parameters = dict(block.named_parameters())
+    weights = [parameters["feed_forward.up.weight"], parameters["attention_residual.norm.bias"]]
+    ours = torch.autograd.grad(block(x).square().sum(), [x, *weights])
     expected = torch.autograd.grad(layer(x).square().sum(), [x, layer.linear1.weight, layer.norm1.bias])
     for one, other in zip(ours, expected, strict=True):
         torch.testing.assert_close(one, other, atol=1e-9, rtol=1e-9)

@@ -356,9 +356,8 @@ class TransformerBlock(nn.Module):
             seen.append(cross.observe(h, *lenses, memory=cache.memory, mask=memory_mask, positions=at))
             return seen[-1].output
 
-        return BlockObservation(self._apply_sublayers(x, attend, cross_attend), *seen), replace(
-            cache, attention=after[0]
-        )
+        output = self._apply_sublayers(x, attend, cross_attend)
+        return BlockObservation(output, *seen), replace(cache, attention=after[0])
 
     def _apply_sublayers(
         self, x: Tensor, attend: Callable[[Tensor], Tensor], cross_attend: Callable[[Attention, Tensor], Tensor]

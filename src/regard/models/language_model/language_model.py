@@ -307,7 +307,7 @@ class LanguageModel(nn.Module):
 
     def _rotaries(self) -> list[Rotary | None]:
         """What turns the queries and keys of each layer."""
-        return [block.attention.rotary for block in self._blocks()]
+        return [block.attention.rotary for block in self._blocks()]  # type: ignore[attr-defined]
 
     def _blocks(self) -> Iterator[TransformerBlock]:
         yield from self.blocks  # type: ignore[misc]

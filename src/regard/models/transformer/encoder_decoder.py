@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from ...errors import ConfigurationError
 from ...lenses import Lens
 from ...masks import Mask
-from ...nn import BlockCache, BlockObservation, KVCache, ProjectedMemory, TransformerBlock
+from ...nn import BlockCache, BlockObservation, Cache, ProjectedMemory, TransformerBlock
 
 
 class Encoder(nn.Module):
@@ -71,7 +71,7 @@ class Decoder(nn.Module):
         """The keys and values of a memory [B, S, dim] for each block, once for all steps."""
         return tuple(block.cross_attention.project_memory(memory) for block in self._blocks)  # type: ignore[union-attr]
 
-    def make_caches(self) -> tuple[KVCache, ...]:
+    def make_caches(self) -> tuple[Cache, ...]:
         """What each block keeps of the target, before its first token."""
         return tuple(block.attention.make_cache() for block in self._blocks)
 
@@ -92,8 +92,8 @@ class Decoder(nn.Module):
         return self.norm(x), tuple(seen)
 
     def step(
-        self, x: Tensor, caches: tuple[KVCache, ...], memory: tuple[ProjectedMemory, ...], mask: Mask | None = None
-    ) -> tuple[Tensor, tuple[KVCache, ...]]:
+        self, x: Tensor, caches: tuple[Cache, ...], memory: tuple[ProjectedMemory, ...], mask: Mask | None = None
+    ) -> tuple[Tensor, tuple[Cache, ...]]:
         """The tokens that come next, and the caches with them in it."""
         after = []
         for block, cache, remembered in zip(self._blocks, caches, memory, strict=True):
@@ -104,11 +104,11 @@ class Decoder(nn.Module):
     def observe_step(
         self,
         x: Tensor,
-        caches: tuple[KVCache, ...],
+        caches: tuple[Cache, ...],
         memory: tuple[ProjectedMemory, ...],
         *lenses: Lens,
         mask: Mask | None = None,
-    ) -> tuple[Tensor, tuple[BlockObservation, ...], tuple[KVCache, ...]]:
+    ) -> tuple[Tensor, tuple[BlockObservation, ...], tuple[Cache, ...]]:
         """`step`, and what lenses show of each block."""
         seen, after = [], []
         for block, cache, remembered in zip(self._blocks, caches, memory, strict=True):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from ...masks import Mask, padding
-from ...nn import BlockObservation, KVCache, ProjectedMemory
+from ...nn import BlockObservation, Cache, ProjectedMemory
 from ...nn.caches.base import check_rows
 
 
@@ -37,7 +37,7 @@ class Memory:
 class State:
     """A decoder between two steps: what each layer keeps of the target so far, and how many tokens that is."""
 
-    caches: tuple[KVCache, ...]
+    caches: tuple[Cache, ...]
     length: int = 0
 
     def reorder(self, rows: Tensor) -> State:
