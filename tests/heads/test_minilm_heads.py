@@ -1,4 +1,4 @@
-"""What the heads of a model that was trained do: all-MiniLM-L6-v2, 6 layers of 12 heads.
+"""Heads of a trained model: all-MiniLM-L6-v2, 6 layers of 12 heads.
 
 The folder of `REGARD_TEST_DATA` may have `ud-en-ewt/en_ewt-ud-dev.conllu.gz`, the development part of Universal
 Dependencies' English Web Treebank, and `winogender/all_sentences.tsv.gz`, the Winogender schemas; tests that read them
