@@ -6,7 +6,7 @@ torch's twin: the same signature and meaning as `torch.nn.functional.scaled_dot_
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
 import torch
@@ -106,11 +106,14 @@ def attention(
         query_positions=query_positions,
         key_positions=key_positions,
     )
-    return _run(problem, kernel).output
+    return run_problem(problem, kernel).output
 
 
-def _run(problem: Problem, kernel: str | None) -> Result:
-    """Choose a kernel, run it, and call the current attention hook, if there is one."""
+def run_problem(problem: Problem, kernel: str | None = None) -> Result:
+    """The result of a problem of any attention operator, by the kernel of that name or the fastest.
+
+    The current attention hook is called, if there is one.
+    """
     chosen = choose(problem, kernel)
     # torch.compile cannot trace the look-up of the hook.
     if torch.compiler.is_compiling() or (hook := CURRENT_HOOK.get()) is None or functorch_active():
@@ -237,7 +240,16 @@ def observe(
     >>> seen[weights], seen[spread]
     (tensor([[0.5000, 0.5000]]), tensor([0.6931]))
     """
-    problem = make_problem(query, key, value, wants_lse=True, **options)
+    return observe_problem(make_problem(query, key, value, **options), lenses, kernel)
+
+
+def observe_problem(problem: Problem, lenses: Sequence[Lens], kernel: str | None = None) -> Observation:
+    """Output, log-sum-exp and the results of lenses for a problem of any attention operator.
+
+    Raises:
+        ConfigurationError, KernelError: as `observe`.
+    """
+    problem = replace(problem, wants_lse=True)
     looks = start_lenses(problem, lenses)
     output, lse = _run_with_lse(problem, kernel)
     problem = zero_nonfinite_inputs(problem)  # rows that attend to NaN show it through their log-sum-exp
@@ -247,7 +259,7 @@ def observe(
 
 def _run_with_lse(problem: Problem, kernel: str | None) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp of a problem that wants both."""
-    result = _run(problem, kernel)
+    result = run_problem(problem, kernel)
     if result.lse is None:
         raise AssertionError("a kernel chosen for a problem that wants the log-sum-exp gave none")
     return result.output, result.lse

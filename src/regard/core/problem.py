@@ -11,6 +11,7 @@ from torch import Tensor
 from ..errors import DeviceError, MaskError, ShapeError
 from .dropout import Dropout
 from .grid import WHOLE, Grid
+from .operator import operator_named
 from .score_forms import AdditivePairs, PairForm
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class Problem:
     query_positions: Tensor | range | None = None
     key_positions: Tensor | range | None = None
     wants_lse: bool = False
+    operator: str = "softmax"
 
     @property
     def queries(self) -> int:
@@ -156,6 +158,10 @@ class Problem:
 
         queries, keys = grid.query_positions[..., grid.rows], grid.key_positions[..., grid.columns]
         return numbers, per_batch(queries), per_batch(keys)
+
+    def log_numerator(self, scores: Tensor) -> Tensor:
+        """The logarithms of the weights of some scores before their rows are normalized; for softmax the scores."""
+        return scores if self.operator == "softmax" else operator_named(self.operator).log_numerator(scores)
 
     def inputs_require_grad(self) -> bool:
         """Whether autograd needs the gradient of query, key or value."""

@@ -28,6 +28,11 @@ class DotPairs:
         """The same form for some of the rows and columns."""
         return DotPairs(self.query[..., rows, :], self.key[..., columns, :], self.scale)
 
+    def uniform(self) -> DotPairs:
+        """The same form over other queries and keys, with which every score is 1."""
+        scale = 1 / max(self.query.shape[-1], 1)
+        return DotPairs(torch.ones_like(self.query), torch.ones_like(self.key), scale)
+
     def scores(self) -> Tensor:
         """All scores, (..., heads, M, N), summed in float32 at least."""
         query, key = at_least_float32(self.query), at_least_float32(self.key)
@@ -48,6 +53,11 @@ class AdditivePairs:
     def tile(self, rows: slice = WHOLE, columns: slice = WHOLE) -> AdditivePairs:
         """The same form for some of the rows and columns."""
         return AdditivePairs(self.query[..., rows, :], self.key[..., columns, :], self.weight)
+
+    def uniform(self) -> AdditivePairs:
+        """The same form over other queries and keys, with which every score is 1."""
+        weight = torch.full_like(self.weight, 1 / (math.tanh(1.0) * max(len(self.weight), 1)))
+        return AdditivePairs(torch.ones_like(self.query), torch.zeros_like(self.key), weight)
 
     def scores(self) -> Tensor:
         """All scores, (..., heads, M, N), summed in float32 at least."""

@@ -57,14 +57,14 @@ class AdditiveKernel:
     def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
         """Output and log-sum-exp of a batched problem, some batches at a time."""
         return batched.join_batches(
-            (batch, self._forward(batched.part(batch), rows)) for batch, rows in self._parts(batched.problem)
+            (batch, self._forward(batched.part(batch), rows)) for batch, rows in self.block_rows(batched.problem)
         )
 
     def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
         """The gradients of a batched problem."""
         return self._tiled.backward(batched, saved)
 
-    def _parts(self, problem: Problem) -> Iterator[tuple[slice, tuple[BlockRow, ...]]]:
+    def block_rows(self, problem: Problem) -> Iterator[tuple[slice, tuple[BlockRow, ...]]]:
         """Batches that see the same tiles, and these; all rows together where nothing is given for each pair."""
         plain = problem.mask is None and problem.bias is None and problem.dropout is None
         height = max(problem.queries, 1) if plain else tile_size(problem, self.tile)[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -58,6 +58,7 @@ class Kernel(Protocol):
         ...
 
 
+@runtime_checkable
 class OwnGradient(Protocol):
     """A computation that brings its own gradient: what `operator.attend` makes differentiable, and an operator.
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ..core.large_scores import in_float64, too_large, within_float32
+from ..core.operator import operator_named
 from ..core.problem import Problem
 from ..core.score_forms import AdditivePairs, all_finite
 from ..core.torch_modes import functorch_active, without_autocast
@@ -26,7 +27,6 @@ from ..utils.pytree import tree_flatten, tree_tensors, tree_unflatten
 from .base import OwnGradient, Result
 from .batched_problem import BatchedProblem, ProblemGradients, Saved
 from .nan_safety import run_nan_safe, zero_nonfinite_inputs
-from .reference import formula
 
 MAX_SECOND_DERIVATIVE_PAIRS = 2**27
 """The most query-key pairs that a second derivative is computed for: it needs several numbers for each in memory."""
@@ -247,7 +247,7 @@ def _second_derivative(
     def computed(*inputs: Tensor) -> tuple[Tensor, Tensor]:
         spread = _scatter_needed(inputs, needed)
         over = [tensor if new is None else new for tensor, new in zip(tensors, spread, strict=True)]
-        result = formula(replace(_with_tensors(problem, over), wants_lse=True))
+        result = operator_named(problem.operator).formula(replace(_with_tensors(problem, over), wants_lse=True))
         return result.output, require_lse(result.lse)
 
     def gradient(grad_output: Tensor, grad_lse: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:

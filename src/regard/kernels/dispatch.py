@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from ..core.operator import OPERATORS, Operator, operator_named
 from ..core.problem import Problem
 from ..core.score_forms import AdditivePairs, DotPairs
 from ..core.torch_modes import functorch_active
-from ..errors import KernelError, nearest
+from ..errors import ConfigurationError, KernelError, nearest
 from .additive import AdditiveKernel
 from .base import Cost, Kernel, OwnGradient, Result
 from .batched_problem import BatchedProblem, ProblemGradients, Saved
@@ -20,7 +21,7 @@ from .cost_model import predicted_seconds
 from .cpu_flash import CpuFlashKernel
 from .custom_op import MAX_SECOND_DERIVATIVE_PAIRS, attend, register
 from .decode import DecodeKernel
-from .reference import ReferenceKernel
+from .reference import ReferenceKernel, formula
 from .sdpa import SdpaKernel
 from .tiled import TiledKernel
 
@@ -33,7 +34,7 @@ KERNELS: tuple[Kernel, ...] = (
     TiledKernel(),
     ReferenceKernel(),
 )
-"""All kernels. Among those without a reason against the problem, the lowest predicted time wins."""
+"""All kernels of softmax attention. Of those that can compute a problem, the one of the lowest predicted time wins."""
 
 MAX_CHOICES = 4096
 """How many choices are memoized before the memo is cleared."""
@@ -61,12 +62,13 @@ class Plan:
 
     def __str__(self) -> str:
         problem = self.problem
+        operator = "" if problem.operator == "softmax" else f"{problem.operator} "
         lines = [
-            f"attention of {problem.queries:,} queries over {problem.keys:,} keys, weights "
+            f"{operator}attention of {problem.queries:,} queries over {problem.keys:,} keys, weights "
             f"{tuple(problem.weights_shape)}, {_word(problem.value.dtype)} on {problem.value.device}",
             f"  score: {type(problem.pairs).__name__}   mask: {problem.mask!r}   bias: {problem.bias!r}",
         ]
-        lines += [self._line(kernel) for kernel in KERNELS]
+        lines += [self._line(kernel) for kernel in kernels_of(problem)]
         tensors = problem.pairs.query, problem.pairs.key, problem.value
         if any(tensor.requires_grad for tensor in tensors):
             lines.append(f"  second derivatives: {self._second()}")
@@ -75,7 +77,7 @@ class Plan:
     def _second(self) -> str:
         """How second derivatives are computed."""
         pairs = self.problem.weights_shape.numel()
-        if self.kernel.name == "reference":
+        if not isinstance(self.kernel, OwnGradient):
             return "its own, with all weights in memory"
         if pairs > MAX_SECOND_DERIVATIVE_PAIRS:
             return (
@@ -97,10 +99,16 @@ class Plan:
         return f"{mark} {kernel.name:<12} {why} ({spent})"
 
 
+def kernels_of(problem: Problem) -> tuple[Kernel, ...]:
+    """The kernels of the problem's operator."""
+    return KERNELS if problem.operator == "softmax" else operator_named(problem.operator).kernels
+
+
 def choose(problem: Problem, name: str | None = None) -> Kernel:
     """The kernel with the lowest predicted time, or the one of that name, which never falls back to another.
 
-    Under forward-mode differentiation it is the reference kernel, the only one with such derivatives.
+    Under forward-mode differentiation it is the operator's last kernel: of softmax the reference, the only one with
+    such derivatives.
 
     Raises:
         KernelError: no kernel has that name, or it cannot compute the problem.
@@ -108,20 +116,22 @@ def choose(problem: Problem, name: str | None = None) -> Kernel:
     forward_mode = forward_ad._current_level >= 0  # `under_forward_mode` without a call, on the way of every attention
     if name is None:
         if forward_mode:
-            return KERNELS[-1]
+            return kernels_of(problem)[-1]
         if _is_plain(problem):
             pairs = problem.pairs.query.shape[:-1].numel() * problem.keys
             if pairs <= FEW_PAIRS or not problem.value.is_cpu:
                 return KERNELS[0]
         elif torch.compiler.is_compiling() or functorch_active():
-            return _DEFERRED
+            return _deferred_choices[problem.operator]
         return _fastest(problem)
-    kernel = next((kernel for kernel in KERNELS if kernel.name == name), None)
+    kernels = kernels_of(problem)
+    kernel = next((kernel for kernel in kernels if kernel.name == name), None)
     if kernel is None:
-        raise KernelError(f"there is no kernel {name!r}; {nearest(name, [kernel.name for kernel in KERNELS])}")
+        raise KernelError(f"there is no kernel {name!r}; {nearest(name, [kernel.name for kernel in kernels])}")
     reasons = kernel.why_not(problem)
-    if forward_mode and kernel is not KERNELS[-1]:
-        reasons = ["only kernel='reference' has forward-mode derivatives (torch.func.jvp, jacfwd, hessian)", *reasons]
+    if forward_mode and kernel is not kernels[-1]:
+        last = kernels[-1].name
+        reasons = [f"only kernel={last!r} has forward-mode derivatives (torch.func.jvp, jacfwd, hessian)", *reasons]
     if reasons:
         raise KernelError(
             f"kernel {name!r} cannot compute this: {'; '.join(reasons)}. Leave kernel out to let one be chosen; "
@@ -136,7 +146,7 @@ def _fastest(problem: Problem) -> Kernel:
     if (kernel := _chosen.get(key)) is None:
         if len(_chosen) >= MAX_CHOICES:
             _chosen.clear()
-        able = [kernel for kernel in KERNELS if not kernel.why_not(problem)]
+        able = [kernel for kernel in kernels_of(problem) if not kernel.why_not(problem)]
         kernel = _chosen[key] = min(able, key=lambda kernel: _seconds(kernel, problem))
     return kernel
 
@@ -151,6 +161,7 @@ def _is_plain(problem: Problem) -> bool:
         and problem.dropout is None
         and not problem.wants_lse
         and isinstance(problem.pairs, DotPairs)
+        and problem.operator == "softmax"
     ):
         return False
     query, key, value = problem.pairs.query.shape, problem.pairs.key.shape, problem.value.shape
@@ -166,6 +177,7 @@ def _signature(problem: Problem) -> tuple:
     query, key, value = problem.pairs.query, problem.pairs.key, problem.value
     queries, keys = problem.queries, problem.keys
     return (
+        problem.operator,
         type(problem.pairs),
         *(query.shape[:-2], key.shape[:-2], value.shape[:-2], query.shape[-1], value.shape[-1]),
         *(_roughly(queries), _roughly(keys), queries == keys),
@@ -199,7 +211,9 @@ def _seconds(kernel: Kernel, problem: Problem) -> float:
 class _DeferredChoice:
     """A kernel that chooses among the others when tensors have values: what a compiled or mapped call runs."""
 
-    name = "auto"
+    def __init__(self, operator: str) -> None:
+        self.name = f"{operator}: auto"
+        register(self)
 
     def why_not(self, problem: Problem) -> list[str]:
         return []
@@ -221,20 +235,31 @@ class _DeferredChoice:
         dot = not isinstance(problem.pairs, AdditivePairs)
         able = [
             kernel
-            for kernel in _WITH_OWN_GRADIENT
-            if not kernel.why_not(problem)
-            and not (bias and dot and not isinstance(kernel, CpuFlashKernel | TiledKernel))
+            for kernel in kernels_of(problem)
+            if isinstance(kernel, OwnGradient)
+            and not isinstance(kernel, SdpaKernel)  # whose gradient is torch's own unless asked for
+            and not kernel.why_not(problem)
+            and not (bias and dot and isinstance(kernel, DecodeKernel | BlockSparseKernel))
         ]
         return min(able, key=lambda kernel: _seconds(kernel, problem))
 
 
-_WITH_OWN_GRADIENT = [
-    kernel
-    for kernel in KERNELS
-    if isinstance(kernel, DecodeKernel | CpuFlashKernel | BlockSparseKernel | AdditiveKernel | TiledKernel)
-]
-_DEFERRED = _DeferredChoice()
-register(_DEFERRED)
+_deferred_choices: dict[str, _DeferredChoice] = {}
+
+
+def register_operator(operator: Operator) -> Operator:
+    """Make an operator known by its name: to the choice of kernels, to autograd, to lenses and to records.
+
+    Raises:
+        ConfigurationError: another operator has that name.
+    """
+    if OPERATORS.setdefault(operator.name, operator) is not operator:
+        raise ConfigurationError(f"there is another operator {operator.name!r}: each needs a name of its own")
+    _deferred_choices[operator.name] = _DeferredChoice(operator.name)
+    return operator
+
+
+SOFTMAX = register_operator(Operator("softmax", lambda scores: scores, formula, KERNELS))
 
 
 def _word(dtype: torch.dtype) -> str:

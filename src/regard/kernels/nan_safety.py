@@ -87,12 +87,9 @@ def _attends_to(problem: Problem, marked: Tensor, compute: Compute) -> Tensor:
     The mask alone decides: a bias or a sink may leave a key a weight that underflows, and NaN passes through it.
     """
     with torch.no_grad():
-        pairs = replace(
-            problem.pairs, query=torch.zeros_like(problem.pairs.query), key=torch.zeros_like(problem.pairs.key)
-        )
         uniform = replace(
             problem,
-            pairs=pairs,
+            pairs=problem.pairs.uniform(),
             value=marked.to(problem.value.dtype),
             bias=None,
             softcap=None,

@@ -135,6 +135,8 @@ MAX_BITS = 2**31
 def native_reasons(problem: Problem) -> list[str]:
     """Why native code cannot: other scores, other numbers, other processors, and what its code has no word for."""
     reasons, value = [], problem.value
+    if problem.operator != "softmax":
+        reasons.append(f"its code computes softmax attention; this is {problem.operator}")
     if not isinstance(problem.pairs, DotPairs):
         reasons.append("its code computes dot products; this score is additive")
     if value.dtype not in native.DTYPES:

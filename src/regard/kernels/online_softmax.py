@@ -45,7 +45,7 @@ class TiledAttention:
         size, heads = tile_size(problem, self.tile), problem.weights_shape[-3] if problem.heads else 1
         (masks, biases), alike = distinct_matrices(problem), isinstance(problem.bias, RelativeBias)
         pairs = tiles = at_once = asked = 0.0
-        for batch, rows in self._parts(problem):
+        for batch, rows in self.block_rows(problem):
             for row in rows:
                 height = (row.rows.stop - row.rows.start) * (batch.stop - batch.start) * heads
                 for run in row.runs:
@@ -69,20 +69,22 @@ class TiledAttention:
     def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
         """The online softmax over the tiles of each block row."""
         output, lse = batched.empty_results()
-        for batch, rows in self._parts(batched.problem):
-            self._forward(_Tiles(batched.part(batch), self.tile_scores, self.tile), rows, output[batch], lse[batch])
+        for batch, rows in self.block_rows(batched.problem):
+            self._forward(
+                ScoredTiles(batched.part(batch), self.tile_scores, self.tile), rows, output[batch], lse[batch]
+            )
         return output, lse
 
     def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
         """Tile by tile: P = exp(scores - lse), dP = dO · Vᵀ, dS = P · (dP - delta), and from dS everything else."""
         gradients = batched.zero_gradients(bias=saved.needs_bias_grad)
-        for batch, rows in self._parts(batched.problem, together=saved.needs_bias_grad):
-            tiles = _Tiles(batched.part(batch), self.tile_scores, self.tile)
+        for batch, rows in self.block_rows(batched.problem, together=saved.needs_bias_grad):
+            tiles = ScoredTiles(batched.part(batch), self.tile_scores, self.tile)
             self._backward(tiles, rows, saved.part(batch), gradients.part(batch))
             tiles.finish(gradients.part(batch))
         return gradients
 
-    def _parts(self, problem: Problem, *, together: bool = False) -> Iterator[tuple[slice, tuple[BlockRow, ...]]]:
+    def block_rows(self, problem: Problem, *, together: bool = False) -> Iterator[tuple[slice, tuple[BlockRow, ...]]]:
         """Batches that see the same tiles, as many at a time as make tiles of a good size; or all batches together."""
         size = tile_size(problem, self.tile)[0], MIN_TILE_SIDE
         if together:
@@ -93,7 +95,7 @@ class TiledAttention:
             for batch in split_slice(part.batch, most):
                 yield batch, part.layout.rows
 
-    def _forward(self, tiles: _Tiles, rows: tuple[BlockRow, ...], output: Tensor, lse: Tensor) -> None:
+    def _forward(self, tiles: ScoredTiles, rows: tuple[BlockRow, ...], output: Tensor, lse: Tensor) -> None:
         value = at_least_float32(tiles.batched.value)
         for row in rows:
             softmax = _OnlineSoftmax(output[:, :, row.rows], lse[:, :, row.rows])
@@ -105,7 +107,9 @@ class TiledAttention:
                 softmax.add(per_head(lambda folded, part=part: folded @ part, weights, part))
             softmax.write(tiles.kept_share)
 
-    def _backward(self, tiles: _Tiles, rows: tuple[BlockRow, ...], saved: Saved, gradients: ProblemGradients) -> None:
+    def _backward(
+        self, tiles: ScoredTiles, rows: tuple[BlockRow, ...], saved: Saved, gradients: ProblemGradients
+    ) -> None:
         value = at_least_float32(tiles.batched.value)
         for row in rows:
             here = saved.part(rows=row.rows)
@@ -124,7 +128,7 @@ class TiledAttention:
                 tiles.add_gradients(row.rows, columns, inner.sub_(delta).mul_(weights), slope, gradients)
 
 
-class _Tiles:
+class ScoredTiles:
     """The tiles of a batched problem: their columns, their scores with softcap, bias and mask, and their backward."""
 
     def __init__(self, batched: BatchedProblem, make_tile_scores: Callable[[PairForm], TileScores], tile: int) -> None:

@@ -28,7 +28,7 @@ class TileWeights(Protocol):
 def make_tile_weights(batched: BatchedProblem, lse: Tensor) -> TileWeights:
     """The way for a problem; lse (b, H, M, 1), `FAR` for rows whose weights are to be 0."""
     problem, pairs = batched.problem, batched.pairs
-    if isinstance(pairs, DotPairs) and problem.bias is None:
+    if problem.operator == "softmax" and isinstance(pairs, DotPairs) and problem.bias is None:
         if native.reads(pairs.query, pairs.key):
             return NativeTileWeights(batched, pairs, lse)
         if problem.softcap is None:
@@ -112,7 +112,7 @@ class DotProductLogs:
 
 
 class ScoreLogs:
-    """log₂ w = (softcap(f(q, k)) + bias - lse) · log₂ e, one step after another."""
+    """log₂ w = (log g(softcap(f(q, k)) + bias) - lse) · log₂ e for any operator, one step after another."""
 
     def __init__(self, batched: BatchedProblem, lse: Tensor) -> None:
         self.batched, self.lse = batched, lse
@@ -129,6 +129,7 @@ class ScoreLogs:
             scores.div_(self.softcap).tanh_().mul_(self.softcap)
         if self.tile_bias is not None:
             scores.add_(self.tile_bias.values(rows, columns))
+        scores = self.batched.problem.log_numerator(scores)
         scores.sub_(self.lse[:, :, rows])
         if masked and (keep := self.batched.keep(rows, columns)) is not None:
             scores.add_(torch.zeros(keep.shape, dtype=scores.dtype, device=scores.device).masked_fill_(~keep, -FAR))

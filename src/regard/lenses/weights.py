@@ -115,7 +115,7 @@ class Weights:
     def _at_once(self, problem: Problem, lse: Tensor) -> Tensor:
         """All rows in one step, with a gradient."""
         lse = lse[..., self.rows, None]
-        scores = problem.scores(self.rows, self.columns)
+        scores = problem.log_numerator(problem.scores(self.rows, self.columns))
         return (scores - _infinite_where_empty(lse)).exp_()
 
     def _by_rows(self, problem: Problem, lse: Tensor) -> Tensor:
@@ -130,8 +130,8 @@ class Weights:
             if _supports_native(problem):
                 _write_natively(problem, part, block, self.columns, into)
                 continue
-            scores = problem.scores(block, self.columns).sub_(_infinite_where_empty(part[..., None]))
-            torch.exp(scores, out=into)
+            logs = problem.log_numerator(problem.scores(block, self.columns))
+            torch.exp(logs.sub_(_infinite_where_empty(part[..., None])), out=into)
         return result
 
     def __hash__(self) -> int:
@@ -146,7 +146,8 @@ def _infinite_where_empty(lse: Tensor) -> Tensor:
 
 def _supports_native(problem: Problem) -> bool:
     pairs = problem.pairs
-    return isinstance(pairs, DotPairs) and problem.bias is None and native.reads(pairs.query, pairs.key)
+    plain = problem.operator == "softmax" and isinstance(pairs, DotPairs) and problem.bias is None
+    return plain and native.reads(pairs.query, pairs.key)
 
 
 def _write_natively(problem: Problem, lse: Tensor, rows: slice, columns: slice, into: Tensor) -> None:

@@ -39,6 +39,7 @@ class CapturedCall:
     scale: float
     weight: Tensor | None
     softcap: float | None
+    operator: str
     sinks: Tensor | None
     mask: Mask | None
     bias: Bias | None
@@ -85,6 +86,7 @@ class CapturedCall:
             mask=self.mask,
             bias=self.bias,
             softcap=self.softcap,
+            operator=self.operator,
             query_positions=placed[0],
             key_positions=placed[1],
         )
@@ -140,6 +142,7 @@ def capture(
         scale=problem.pairs.scale if isinstance(problem.pairs, DotPairs) else 1.0,
         weight=None if weight is None else _copied(weight, weight.dtype),
         softcap=problem.softcap,
+        operator=problem.operator,
         sinks=None if problem.sinks is None else _copied(problem.sinks, torch.float32),
         mask=snapshots.of(problem.mask),
         bias=snapshots.of(problem.bias),

@@ -8,7 +8,8 @@ from typing import Any, NoReturn, TypeAlias
 
 from torch import Tensor
 
-from ...errors import AtlasError
+from ...core.operator import operator_named
+from ...errors import AtlasError, ConfigurationError
 from .attention_map import AttentionMap
 from .pyramid import PyramidLevels
 from .translation_info import check_translation_info, check_words
@@ -61,7 +62,7 @@ def _role_size(value: Any) -> str:
 Sizes: TypeAlias = dict[str, tuple[str, tuple[int, ...]]]
 FLOATS = ("F16", "BF16", "F32", "F64")
 COUNTS = "call", "steps", "heads", "key_heads", "queries", "keys"
-WORDS = "name", "kind", "score", "prefix"
+WORDS = "name", "kind", "score", "operator", "prefix"
 FIELDS = {
     *(*COUNTS, *WORDS, "leading", "head_axis", "scale", "softcap", "mask", "bias", "rounding"),
     *("arrays", "cell", "metrics", "tokens"),
@@ -134,6 +135,10 @@ def _check_fields(record: Any) -> None:
             _fail(f"{name!r} is {str(record[name])[:80]!r}; it needs a word")
     if record["kind"] not in ("self", "cross") or record["score"] not in ("dot", "additive", "weights"):
         _fail(f"its kind {record['kind'][:80]!r} or its score {record['score'][:80]!r} is not known")
+    try:
+        operator_named(record["operator"])
+    except ConfigurationError as error:
+        _fail(f"it is of an operator that this program does not have: {error}")
     for name in ("leading", "cell"):
         if not isinstance(record[name], list) or not all(_is_count(item) for item in record[name]):
             _fail(f"{name!r} is {str(record[name])[:80]!r}; it needs whole numbers of at least 1")

@@ -163,6 +163,7 @@ class RecordedProblem:
             mask=None if mask is None else SlicedMask(mask, part),
             bias=None if bias is None else SlicedBias(bias, part),
             softcap=self.record["softcap"],
+            operator=self.record["operator"],
             query_positions=self.of_sequence("query_positions") if placed else None,
             key_positions=self.of_sequence("key_positions") if placed else None,
         )
