@@ -39,7 +39,10 @@ def relu_formula(problem: Problem) -> Result:
     """Output and lse with all weights in memory."""
     numerators = problem.scores().relu()  # [..., H, M, N]; relu(-inf) = 0
     total = numerators.sum(-1, keepdim=True)
-    weights = problem.drop(numerators / total.masked_fill(total == 0, 1.0))
+    weights = numerators / total.masked_fill(total == 0, 1.0)
+    if problem.dropout is not None:
+        kept = problem.dropout.keep_mask(*problem.dropout_indices(problem.grid())).view(weights.shape)
+        weights = weights * kept / (1 - problem.dropout.probability)
     value = at_least_float32(problem.value).to(weights.dtype)
     output = per_head(lambda folded: folded @ value, weights, value)  # [..., H, M, Dv]
     lse = torch.where(total > 0, torch.where(total > 0, total, 1.0).log(), -math.inf).squeeze(-1)
