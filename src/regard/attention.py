@@ -1,7 +1,4 @@
-"""The library's functions: attention, its log-sum-exp, its weights, its plan.
-
-torch's twin: the same signature and meaning as `torch.nn.functional.scaled_dot_product_attention`.
-"""
+"""The functions of the library: `attention`, its log-sum-exp, `merge`, `observe`, `explain`, and torch's SDPA."""
 
 from __future__ import annotations
 
@@ -15,6 +12,7 @@ from torch import Tensor
 from .biases import Bias
 from .core.problem import Problem
 from .core.score_forms import at_least_float32
+from .core.softmax_merge import merge_softmax
 from .core.torch_causal_bias import is_causal_bias
 from .core.torch_modes import functorch_active
 from .errors import ConfigurationError, ShapeError
@@ -44,10 +42,10 @@ def attention(
     key_positions: Tensor | range | None = None,
     kernel: str | None = None,
 ) -> Tensor:
-    """C = softmax( f(Q, K) + B, where M ) · V, by the kernel that takes the least time.
+    """softmax( f(Q, K) + B, where M ) · V, by the kernel with the lowest predicted time.
 
-    The time is that of the pairs which the mask leaves, and memory is linear in the lengths, forward and backward,
-    unless all pairs are few; `explain` says which kernel it is, and why.
+    Only the tiles of query-key pairs that the mask keeps are computed, and memory is linear in the lengths, forward
+    and backward, unless all pairs are few; `explain` reports the kernel and the reasons.
 
     Shapes:
         query (..., heads, M, Dq), key (..., key heads, N, Dk), value (..., key heads, N, Dv); the output is
@@ -55,18 +53,18 @@ def attention(
         is (batch, length, dim), with two (length, dim): one head. Batch dimensions broadcast; any length may be 0.
 
     Args:
-        query: what asks.
-        key: what is asked.
-        value: what is answered.
+        query: (..., heads, M, Dq).
+        key: (..., key heads, N, Dk).
+        value: (..., key heads, N, Dv).
         score: f, from `regard.scores`; without one q · k / √dim (Vaswani et al. 2017, arXiv 1706.03762, Eq. 1).
-        mask: M, which pairs exist: from `regard.masks`, or a bool tensor that broadcasts to (..., heads, M, N), where
-            True = attend. NaN or infinity in a masked position reaches nothing. A row that attends to NaN has output
+        mask: M, which keys each query attends to: from `regard.masks`, or a bool tensor that broadcasts to
+            (..., heads, M, N), where True = attend. NaN or infinity in a masked position reaches nothing. A row that attends to NaN has output
             NaN; one that attends to infinity has no finite output, but for a key whose score is -infinity: it counts
             for nothing, or makes the row NaN.
-        bias: B, what is added: from `regard.biases`, or a floating-point tensor that broadcasts likewise.
+        bias: B, added to the scores: from `regard.biases`, or a floating-point tensor that broadcasts likewise.
         scale: instead of 1/√dim, for the default score.
         softcap: c · tanh(score / c) before bias and mask (Gemma 2, arXiv 2408.00118, section 2).
-        sinks: (heads,), a logit per head that takes weight and gives no value (Xiao et al. 2024, arXiv 2309.17453,
+        sinks: (heads,), a logit per head that takes weight and has no value (Xiao et al. 2024, arXiv 2309.17453,
             learned as in gpt-oss); it counts in the log-sum-exp.
         dropout_p: the probability with which a weight is dropped, in [0, 1); applied as given, in evaluation too. What
             is dropped depends on torch's seed, batch, head and the two positions, and not on the kernel.
@@ -74,16 +72,17 @@ def attention(
         key_positions: (N,) or (*batch, N), whole numbers, or a range; without them 0..N-1. Mask, bias and dropout are
             functions of these: a shard of a longer sequence computes what the whole would, as fast as one from 0 where
             the positions are consecutive.
-        kernel: the name of the kernel to use; it never falls back to another.
+        kernel: the name of the kernel to use, never another: "sdpa", "cpu_flash", "decode", "block_sparse",
+            "additive", "tiled" or "reference".
 
     A row that may attend to nothing has output 0 and gradient 0. Sums are in float32 at least.
 
     Raises:
         ShapeError, DtypeError, DeviceError: tensors that do not fit; the message has their shapes and the mend.
         MaskError: a mask that is not bool, or does not broadcast to the weights.
-        ConfigurationError: a number out of its range; a call under `torch.jit.trace`, which keeps what was chosen for
-            one input.
-        KernelError: the kernel asked for cannot compute this.
+        ConfigurationError: a number out of its range; a call under `torch.jit.trace`, which would record the choices
+            made for one input.
+        KernelError: the named kernel cannot compute this.
 
     >>> import torch, regard
     >>> q, k = torch.eye(2), torch.tensor([[0.0, 1.0], [1.0, 0.0]])
@@ -124,7 +123,7 @@ def run_problem(problem: Problem, kernel: str | None = None) -> Result:
 def attention_with_lse(
     query: Tensor, key: Tensor, value: Tensor, *, kernel: str | None = None, **options: Unpack[AttentionOptions]
 ) -> tuple[Tensor, Tensor]:
-    """`attention`, and for each row the log-sum-exp of its scores: log Σ_j exp(score_ij), over the keys it attends to.
+    """`attention` and the log-sum-exp of each row's scores: log Σ_j exp(score_ij) over the keys it attends to.
 
     Shapes: (..., heads, M, Dv) and (..., heads, M). The natural log, in float32 at least; -inf where a row attends to
     nothing. Both have gradients. Arguments and errors are those of `attention`.
@@ -138,10 +137,10 @@ def attention_with_lse(
 
 
 def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Parts of one softmax put together: lse = log Σ_p exp(lse_p), output = Σ_p exp(lse_p - lse) · output_p.
+    """Merge attention over disjoint sets of keys: lse = log Σ_p exp(lse_p), output = Σ_p exp(lse_p - lse) · output_p.
 
-    Each part is what `attention_with_lse` gives for some of the keys; merged, they are what it gives for all of them.
-    A sink belongs to one part only.
+    Each part is the result of `attention_with_lse` for some of the keys; merged, they are its result for all of them.
+    A sink may be in one part only.
 
     Shapes: outputs (..., M, Dv), log-sum-exps (..., M), the same in all parts.
 
@@ -166,22 +165,15 @@ def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
                 f"part {index} has the output {tuple(output.shape)} and the lse {tuple(lse.shape)}; the first output "
                 f"is {tuple(first)}: all outputs need that shape, and each lse {tuple(first[:-1])}"
             )
-    stacked = torch.stack([lse for _, lse in parts])  # [P, ..., M]
-    peak = stacked.detach().amax(0)
-    peak = peak.masked_fill(peak == float("-inf"), 0.0)
-    shares = torch.exp(stacked - peak)
-    total = shares.sum(0)
-    empty = total == 0
-    total = total.masked_fill(empty, 1.0)
     outputs = torch.stack([at_least_float32(output) for output, _ in parts])  # [P, ..., M, Dv]
-    merged = ((shares / total).unsqueeze(-1) * outputs).sum(0)
-    return merged.to(parts[0][0].dtype), (total.log() + peak).masked_fill(empty, float("-inf"))
+    output, lse = merge_softmax(outputs, torch.stack([lse for _, lse in parts]), dim=0)
+    return output.to(parts[0][0].dtype), lse
 
 
 def explain(
     query: Tensor, key: Tensor, value: Tensor, *, kernel: str | None = None, **options: Unpack[AttentionOptions]
 ) -> Plan:
-    """Which kernel `attention` would choose, what it costs, and why not the others; no attention is computed.
+    """The kernel that `attention` would choose, its predicted cost, and why not the others; computes no attention.
 
     Arguments and errors are those of `attention`.
 

@@ -12,7 +12,7 @@ from .cost_model import BLOCKWISE, MASK, RESULT, VALUE, beginnings, bytes_read, 
 from .custom_op import attend, register
 from .dense_block import EXPONENTIAL, Rectangle, dense_reasons, is_square_causal
 from .mask_tiles import BatchLayout, BlockRow, Run, TileLayout, batch_layouts, count_visited_pairs, distinct_matrices
-from .online_softmax import Merged
+from .online_softmax import RunningMerge
 from .tile_bias import Diagonals
 
 NARROW_BLOCK, WIDE_BLOCK, WIDE = (64, 64), (256, 64), 1536
@@ -79,7 +79,7 @@ class BlockSparseKernel:
         for part in self._parts(batched.problem):
             rectangles = _Rectangles(batched.part(part.batch))
             for row in part.layout.rows:
-                merged, query = Merged(), rectangles.rows(rectangles.batched.pairs.query, row)
+                merged, query = RunningMerge(), rectangles.rows(rectangles.batched.pairs.query, row)
                 for run in row.runs:
                     merged.add(*rectangles.of(query, row.rows, run).forward())
                 here = part.batch, WHOLE, row.rows

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from .. import native
 from ..core.problem import Problem
-from ..core.score_forms import at_least_float32
+from ..core.softmax_merge import merge_softmax
 from .base import Cost, Result
 from .batched_problem import BatchedProblem, ProblemGradients, Saved
 from .cost_model import BLOCKWISE, MASK, RESULT, VALUE, beginnings, bytes_read, flash_width, operator_calls
 from .custom_op import attend, register
 from .dense_block import EXPONENTIAL, Rectangle, dense_reasons
 from .mask_tiles import distinct_matrices, union_layout
-from .online_softmax import Merged
+from .online_softmax import RunningMerge
 
 MOST_ROWS = 64
 """Queries of one key head, over all its query heads: above that, the products are large enough by themselves."""
@@ -88,7 +87,7 @@ class DecodeKernel:
             output, lse = _in_one_pass(rectangle)
             rows = batched.shape[:3]
             return output.reshape(*rows, output.shape[-1]), lse.reshape(rows)
-        merged, keys = Merged(), rectangle.key.shape[2]
+        merged, keys = RunningMerge(), rectangle.key.shape[2]
         if parts := keys // self.part:
             merged.add(*_side_by_side(rectangle.columns(slice(0, parts * self.part)), parts))
         if keys % self.part:
@@ -144,7 +143,7 @@ def _in_one_pass(rectangle: Rectangle) -> tuple[Tensor, Tensor]:
     if added is not None:
         added = added.expand(*rectangle.query.shape[:2], -1, -1)
     output, lse = native.few_rows(rectangle.query, rectangle.key, rectangle.value, rectangle.scale, added)
-    return (output, lse) if lse.shape[2] == 1 else _merged(output, lse)
+    return (output.squeeze(2), lse.squeeze(2)) if lse.shape[2] == 1 else merge_softmax(output, lse, dim=2)
 
 
 def _side_by_side(rectangle: Rectangle, parts: int) -> tuple[Tensor, Tensor]:
@@ -164,17 +163,10 @@ def _side_by_side(rectangle: Rectangle, parts: int) -> tuple[Tensor, Tensor]:
         value=split(rectangle.value, 2),
         added=added,
     ).forward()
-    output = at_least_float32(output).reshape(batch, heads, parts, rows, output.shape[-1])
-    return _merged(output, lse.reshape(batch, heads, parts, rows))
-
-
-def _merged(output: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Parts of the keys, (B, H, P, m, Dv) and (B, H, P, m), as one."""
-    if lse.shape[2] == 1:
-        return output.squeeze(2), lse.squeeze(2)
-    total = lse.logsumexp(2, keepdim=True)
-    shares = torch.exp(lse - total.masked_fill(total == float("-inf"), 0.0)).unsqueeze(-1)
-    return (shares * output).sum(2), total.squeeze(2)
+    if parts == 1:
+        return output, lse
+    output = output.reshape(batch, heads, parts, rows, output.shape[-1])
+    return merge_softmax(output, lse.reshape(batch, heads, parts, rows), dim=2)
 
 
 def _seen(batched: BatchedProblem) -> tuple[slice, bool]:

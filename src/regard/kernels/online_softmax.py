@@ -1,6 +1,6 @@
-"""Attention tile by tile, in memory linear in the lengths, forward and backward: what `tiled` and `additive` share.
+"""The online softmax: attention tile by tile in memory linear in the lengths, forward and backward.
 
-Parts of one softmax put together, as they come: the output and log-sum-exp of some rows.
+`tiled` and `additive` run on it; kernels that compute parts of the keys merge them with `RunningMerge`.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ from torch import Tensor
 from ..biases import RelativeBias
 from ..core.problem import Problem
 from ..core.score_forms import AdditivePairs, PairForm, at_least_float32, per_head, per_key_head
+from ..core.softmax_merge import merge_softmax
 from .base import Cost
 from .batched_problem import BatchedProblem, ProblemGradients, Saved
 from .cost_model import CAP, DROP, MASK, RESULT, TILEWISE, VALUE, beginnings, bytes_read, operator_calls, width_of
 from .mask_tiles import BlockRow, batch_layouts, distinct_matrices, split_slice, union_layout
 from .tile_bias import make_tile_bias
-from .tile_scores import TileScores
+from .tile_scores import LOG2_E, TileScores
 
 MIN_TILE_SIDE = 64
 """Rows and columns of the smallest tile whose products are still worth their calls."""
-LOG2_E = math.log2(math.e)
+MAX_PENDING = 8
+"""Parts of some rows that wait in memory until they are merged."""
 TILE = 2**18
 """Scores in a tile, over all batches and heads: a megabyte, which stays near the processor."""
 
@@ -253,32 +255,30 @@ def tile_size(problem: Problem, tile: int) -> tuple[int, int]:
     return rows, min(tile // (leading * rows) // MIN_TILE_SIDE * MIN_TILE_SIDE, 512)
 
 
-class Merged:
-    """lse = log(exp(lse₁) + exp(lse₂)), output = Σ exp(lseᵢ - lse) · outputᵢ, for one part after another.
-
-    Source: Milakov and Gimelshein 2018 (arXiv 1805.02867), the online softmax.
-    """
+class RunningMerge:
+    """`merge_softmax` of parts that are computed one after another: the output and log-sum-exp of some rows."""
 
     def __init__(self) -> None:
-        self._output: Tensor | None = None
-        self._lse: Tensor | None = None
+        self._parts: list[tuple[Tensor, Tensor]] = []
 
     def add(self, output: Tensor, lse: Tensor) -> None:
-        """One more part, (..., m, Dv) and (..., m)."""
-        if self._output is None or self._lse is None:
-            self._output, self._lse = output, lse
-            return
-        total = torch.logaddexp(self._lse, lse)
-        some = total.masked_fill(total == float("-inf"), 0.0)  # where no part has anything, all shares are 0
-        shares = [torch.exp(part - some).unsqueeze(-1) for part in (self._lse, lse)]
-        self._output = shares[0] * at_least_float32(self._output) + shares[1] * at_least_float32(output)
-        self._lse = total
+        """Add a part, (..., m, Dv) and (..., m)."""
+        self._parts.append((output, lse))
+        if len(self._parts) == MAX_PENDING:
+            self._parts = [self._merged()]
 
     def write(self, output: Tensor, lse: Tensor, arrange: Callable[[Tensor], Tensor] = lambda rows: rows) -> None:
-        """What the parts add up to, arranged, into the tensors of a result; 0 and -inf where there were none."""
-        if self._output is None or self._lse is None:
+        """Write the merged rows, arranged, into a result; 0 and -inf if there were no parts."""
+        if not self._parts:
             output.zero_()
             lse.fill_(float("-inf"))
-        else:
-            output.copy_(arrange(self._output))
-            lse.copy_(arrange(self._lse))
+            return
+        merged_output, merged_lse = self._merged()
+        output.copy_(arrange(merged_output))
+        lse.copy_(arrange(merged_lse))
+
+    def _merged(self) -> tuple[Tensor, Tensor]:
+        if len(self._parts) == 1:
+            return self._parts[0]
+        outputs, lses = zip(*self._parts, strict=True)
+        return merge_softmax(torch.stack([at_least_float32(output) for output in outputs]), torch.stack(lses), dim=0)
