@@ -58,16 +58,16 @@ def attention(
         value: (..., key heads, N, Dv).
         score: f, from `regard.scores`; without one q · k / √dim (Vaswani et al. 2017, arXiv 1706.03762, Eq. 1).
         mask: M, which keys each query attends to: from `regard.masks`, or a bool tensor that broadcasts to
-            (..., heads, M, N), where True = attend. NaN or infinity in a masked position reaches nothing. A row that attends to NaN has output
-            NaN; one that attends to infinity has no finite output, but for a key whose score is -infinity: it counts
-            for nothing, or makes the row NaN.
+            (..., heads, M, N), where True = attend. NaN or infinity in a masked position reaches nothing. A row that
+            attends to NaN has output NaN; one that attends to infinity has no finite output, but for a key whose score
+            is -infinity: it counts for nothing, or makes the row NaN.
         bias: B, added to the scores: from `regard.biases`, or a floating-point tensor that broadcasts likewise.
         scale: instead of 1/√dim, for the default score.
         softcap: c · tanh(score / c) before bias and mask (Gemma 2, arXiv 2408.00118, section 2).
         sinks: (heads,), a logit per head that takes weight and has no value (Xiao et al. 2024, arXiv 2309.17453,
             learned as in gpt-oss); it counts in the log-sum-exp.
-        dropout_p: the probability with which a weight is dropped, in [0, 1); applied as given, in evaluation too. What
-            is dropped depends on torch's seed, batch, head and the two positions, and not on the kernel.
+        dropout_p: the probability with which a weight is dropped, in [0, 1); applied in evaluation too. Which
+            weights are dropped depends on torch's seed, batch, head and the two positions, and not on the kernel.
         query_positions: (M,) or (*batch, M), whole numbers, or a range; without them the last M of the keys'.
         key_positions: (N,) or (*batch, N), whole numbers, or a range; without them 0..N-1. Mask, bias and dropout are
             functions of these: a shard of a longer sequence computes what the whole would, as fast as one from 0 where
