@@ -259,7 +259,10 @@ class ReluAttention(Wrong):
         positive = self.positive(scores)
         total = positive.sum(-1, keepdim=True)
         divisor = total.masked_fill(total == 0, 1.0)
-        weights = problem.drop(positive / divisor)
+        weights = positive / divisor
+        if problem.dropout is not None:
+            kept = problem.dropout.keep_mask(*problem.dropout_indices(problem.grid()))
+            weights = weights * kept.view(weights.shape) / (1 - problem.dropout.probability)
         value = value.to(weights.dtype)
         value = value.repeat_interleave(scores.shape[-3] // value.shape[-3], -3) if problem.heads else value
         lse = divisor.log().masked_fill(total == 0, -torch.inf).squeeze(-1)
