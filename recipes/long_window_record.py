@@ -43,7 +43,7 @@ def made() -> LanguageModel:
 
 
 def train(model: LanguageModel, text: Tensor, minutes: float) -> float:
-    """Learn to say the next byte, for so many minutes; the loss of the last updates, in bits a byte."""
+    """Train next-byte prediction for some minutes; return the loss of the last updates in bits per byte."""
     optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
     began, updates, loss_so_far = time.monotonic(), 0, 8.0
     while (spent := (time.monotonic() - began) / (60 * minutes)) < 1:
@@ -73,24 +73,26 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="where the atlas is written")
     parser.add_argument("--minutes", type=float, default=6.0, help="of training")
     parser.add_argument("--tokens", type=int, default=100_000, help="recorded")
-    told = parser.parse_args()
+    arguments = parser.parse_args()
     torch.manual_seed(1)
-    data = told.text.read_bytes()
-    data = gzip.decompress(data) if told.text.suffix == ".gz" else data
+    data = arguments.text.read_bytes()
+    data = gzip.decompress(data) if arguments.text.suffix == ".gz" else data
     text = torch.frombuffer(bytearray(data), dtype=torch.uint8).long()
-    if len(text) < 2 * told.tokens:
-        parser.error(f"{told.text} has {len(text):,} bytes; twice the {told.tokens:,} that are recorded are needed")
+    if len(text) < 2 * arguments.tokens:
+        parser.error(
+            f"{arguments.text} has {len(text):,} bytes; twice the {arguments.tokens:,} that are recorded are needed"
+        )
     model = made()
-    train(model, text[: -told.tokens], told.minutes)
-    read = text[-told.tokens :]
+    train(model, text[: -arguments.tokens], arguments.minutes)
+    read = text[-arguments.tokens :]
     with torch.no_grad(), regard.explorer.record(model.eval()) as recording:
         began = time.monotonic()
         model.features(read[None])
-    sys.stdout.write(f"{told.tokens:,} tokens read in {time.monotonic() - began:.1f} s")
-    atlas = recording.atlas(tokens=shown(read), title=f"{told.tokens:,} bytes of {told.text.name}")
-    atlas.save(told.out)
-    size, spent = told.out.stat().st_size, time.monotonic() - began
-    sys.stdout.write(f"{told.out}: {size / 2**20:.0f} MiB, written {spent:.1f} s after reading began\n")
+    sys.stdout.write(f"{arguments.tokens:,} tokens read in {time.monotonic() - began:.1f} s")
+    atlas = recording.atlas(tokens=shown(read), title=f"{arguments.tokens:,} bytes of {arguments.text.name}")
+    atlas.save(arguments.out)
+    size, spent = arguments.out.stat().st_size, time.monotonic() - began
+    sys.stdout.write(f"{arguments.out}: {size / 2**20:.0f} MiB, written {spent:.1f} s after reading began\n")
 
 
 if __name__ == "__main__":

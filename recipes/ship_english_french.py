@@ -1,4 +1,4 @@
-"""Put the translator that regard is installed with in its place, from a run of `english-french-everyday.yaml`.
+"""Export the translator that regard is installed with, from a run of `english-french-everyday.yaml`.
 
     python recipes/ship_english_french.py --data FILE
 
@@ -35,13 +35,13 @@ def main() -> None:
     parser.add_argument("--run", type=Path, default=Path("runs/english-french-everyday"), help="folder of the run")
     parser.add_argument("--data", type=Path, required=True, help="the table of pairs")
     parser.add_argument("--last", type=int, default=4, help="how many of the last weights are averaged")
-    told = parser.parse_args()
-    run = RunFolder(told.run)
-    experiment = Experiment.load(run.experiment, [f"data.train.tsv={told.data}"])
-    trained = of_training(run, experiment)  # what is of no such run ends here, with the model in place as it was
-    average(run.path, last=told.last)
+    arguments = parser.parse_args()
+    run = RunFolder(arguments.run)
+    experiment = Experiment.load(run.experiment, [f"data.train.tsv={arguments.data}"])
+    trained = training_fields(run, experiment)  # what is of no such run ends here, with the model in place as it was
+    average(run.path, last=arguments.last)
     export(run.path, ENGLISH_FRENCH, which="average")
-    card = Template(CARD.read_text("utf-8")).substitute(trained | of_weights() | scores(experiment))
+    card = Template(CARD.read_text("utf-8")).substitute(trained | weight_fields() | score_fields(experiment))
     with atomic_write(ENGLISH_FRENCH / "README.md") as partial:
         partial.write_text(card, encoding="utf-8")
     size = sum(path.stat().st_size for path in ENGLISH_FRENCH.iterdir())
@@ -50,8 +50,8 @@ def main() -> None:
         raise CheckpointError(f"the folder has {size:,} bytes; it may have {MOST_BYTES:,}")
 
 
-def of_training(run: RunFolder, experiment: Experiment) -> dict[str, object]:
-    """What the card says of the model, the data and the training."""
+def training_fields(run: RunFolder, experiment: Experiment) -> dict[str, object]:
+    """Fields of the model card about the model, the data and the training."""
     model, training, data = experiment.model, experiment.training, experiment.data
     if training.start_from is None or data.extra is None or data.split is None:
         raise ConfigurationError(f"{run.path} is no run of recipes/english-french-everyday.yaml")
@@ -66,15 +66,15 @@ def of_training(run: RunFolder, experiment: Experiment) -> dict[str, object]:
         "extra": len(extra),
         "extra_times": data.extra_times,
         "seed": experiment.seed,
-        **progress(RunFolder(training.start_from.parent), "first_"),
-        **progress(run, ""),
+        **progress_fields(RunFolder(training.start_from.parent), "first_"),
+        **progress_fields(run, ""),
         "batch_tokens": f"{training.batch_tokens:,}",
         "beam": experiment.search.beam,
     }
 
 
-def of_weights() -> dict[str, object]:
-    """What the card says of the exported weights."""
+def weight_fields() -> dict[str, object]:
+    """Fields of the model card about the exported weights."""
     weights, header = load_weights(RunFolder(ENGLISH_FRENCH).best)
     return {
         "parameters": f"{sum(tensor.numel() for tensor in {id(one): one for one in weights.values()}.values()):,}",
@@ -85,8 +85,8 @@ def of_weights() -> dict[str, object]:
     }
 
 
-def progress(run: RunFolder, prefix: str) -> dict[str, object]:
-    """How long a run took, under names that begin with the prefix."""
+def progress_fields(run: RunFolder, prefix: str) -> dict[str, object]:
+    """Updates, epochs and minutes of a run, under names with a prefix."""
     made = load_state(run.state)["state_dict"]["_extra_state"]["progress"]
     return {
         f"{prefix}updates": f"{made['position']['update']:,}",
@@ -95,8 +95,8 @@ def progress(run: RunFolder, prefix: str) -> dict[str, object]:
     }
 
 
-def scores(experiment: Experiment) -> dict[str, object]:
-    """How good the exported weights are on the held-out sentences."""
+def score_fields(experiment: Experiment) -> dict[str, object]:
+    """BLEU and chrF of the exported weights on the held-out sentences."""
     text = evaluation_text(experiment.data)
     if text is None:
         raise ConfigurationError(f"{experiment.name} holds nothing out: set data.split.test")

@@ -24,10 +24,10 @@ def weights_of(update: int) -> dict[str, torch.Tensor]:
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
     folder = RunFolder(tmp_path)
-    folder.kept.mkdir()
+    folder.saved_weights.mkdir()
     for update, loss in LOSSES.items():
         header = {"update": update, "scores": {"validation_loss": loss}, "model": {"kind": "toy"}}
-        save_tensors(weights_of(update), folder.kept_after(update), header)
+        save_tensors(weights_of(update), folder.weights_after(update), header)
     return folder
 
 
@@ -49,7 +49,7 @@ def test_the_mean_is_of_those_that_are_asked_for(run: RunFolder, options: dict, 
 
 
 def test_the_mean_of_one_is_that_one(run: RunFolder):
-    tensors, _ = mean([run.kept_after(20)])
+    tensors, _ = mean([run.weights_after(20)])
     assert torch.equal(tensors["source"], weights_of(20)["source"])
 
 
@@ -73,16 +73,16 @@ def test_a_run_that_kept_nothing_says_how_to_keep(tmp_path: Path):
 
 
 def test_weights_of_other_models_are_not_mixed(run: RunFolder):
-    save_weights(nn.Linear(2, 2), run.kept_after(50), {})
+    save_weights(nn.Linear(2, 2), run.weights_after(50), {})
     with pytest.raises(CheckpointError, match=r"update-00000050.safetensors is of another .*: they differ in counts"):
         average(run.path, last=2)
-    save_tensors({**weights_of(60), "counts": torch.tensor([8])}, run.kept_after(60), {})
+    save_tensors({**weights_of(60), "counts": torch.tensor([8])}, run.weights_after(60), {})
     with pytest.raises(CheckpointError, match="different numbers in counts, which cannot be averaged"):
-        mean([run.kept_after(40), run.kept_after(60)])
+        mean([run.weights_after(40), run.weights_after(60)])
 
 
 def test_a_pickle_is_refused(run: RunFolder):
-    torch.save(weights_of(70), run.kept_after(70))
+    torch.save(weights_of(70), run.weights_after(70))
     with pytest.raises(CheckpointError, match="is not a whole safetensors file"):
         average(run.path)
 

@@ -14,7 +14,7 @@ import torch
 from small_runs import experiment, write_text
 
 from regard.errors import CheckpointError, ConfigurationError
-from regard.translation.callbacks import Saving
+from regard.translation.callbacks import SaveRun
 from regard.translation.checkpoint import load_state, load_weights
 from regard.translation.experiment import Experiment
 from regard.translation.lightning_module import Training
@@ -133,14 +133,14 @@ def test_sigterm_after_a_signal_changes_nothing(
 def test_a_signal_in_the_last_save_ends_the_caller_too(
     home: Path, monkeypatch: pytest.MonkeyPatch, sent: signal.Signals, ends: type
 ):
-    settings, save = experiment(home, max_epochs=1), Saving.save
+    settings, save = experiment(home, max_epochs=1), SaveRun.save
 
-    def interrupted(self: Saving, trainer: Any, training: Training) -> None:
+    def interrupted(self: SaveRun, trainer: Any, training: Training) -> None:
         os.kill(os.getpid(), sent)
         save(self, trainer, training)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Saving, "save", interrupted)
+        patch.setattr(SaveRun, "save", interrupted)
         with pytest.raises(ends):
             train(settings, home / "run")
     assert without_updates(monkeypatch, lambda: train(settings, home / "run")).epochs == 1

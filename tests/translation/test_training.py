@@ -18,7 +18,7 @@ import regard
 from regard.errors import ConfigurationError, VocabularyError
 from regard.translation.batches import EncodedText, IdSequences, collate
 from regard.translation.build_model import build_model
-from regard.translation.callbacks import UPDATES_BETWEEN_LOGS, ours
+from regard.translation.callbacks import UPDATES_BETWEEN_LOGS, as_training
 from regard.translation.checkpoint import load_weights, restore
 from regard.translation.data_split import training_text
 from regard.translation.experiment import Experiment
@@ -43,7 +43,7 @@ class Witness(Callback):
         self.losses.append(float(outputs["loss"]))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        progress = ours(pl_module).progress
+        progress = as_training(pl_module).progress
         self.validated_at.append(progress.position.update)
         self.scores.append(progress.scores["validation_loss"])
 
@@ -120,7 +120,7 @@ def test_the_learning_rate_falls_on_a_plateau():
     class Rising(Witness):
         def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_) -> None:
             with torch.no_grad():
-                ours(pl_module).model.get_parameter("predict.bias")[PAD] += (
+                as_training(pl_module).model.get_parameter("predict.bias")[PAD] += (
                     1.0  # whatever is learned, validations get worse
                 )
 
@@ -328,4 +328,4 @@ def test_the_module_says_what_it_needs():
     with pytest.raises(RuntimeError, match="planned when the Trainer calls setup"):
         _ = Training(copier(), text(3), None, settings(), seed=1).plan
     with pytest.raises(TypeError, match="serve Training, not LightningModule"):
-        ours(LightningModule())
+        as_training(LightningModule())

@@ -1,4 +1,4 @@
-"""The commands put together, and what they have in common: how they fail, what they print where.
+"""The Typer application: all commands, and how they report errors.
 
 Results go to standard output, everything else to standard error. The commands import what they need when they run, so
 that help is there at once.
@@ -26,10 +26,10 @@ from regard.errors import RegardError
 
 
 class Commands(TyperGroup):
-    """Commands that say in one message what the user can mend, with exit code 2 and no traceback."""
+    """Command group that prints a user's mistake as one message, with exit code 2 and no traceback."""
 
     def invoke(self, ctx: typer.Context) -> Any:
-        """Run the command that was asked for."""
+        """Run the chosen command."""
         try:
             with naming_the_extra():
                 return super().invoke(ctx)

@@ -20,7 +20,7 @@ class AttentionFile(Protocol):
         ...
 
     def close(self) -> None:
-        """Write what needs all lines."""
+        """Finish the file after the last line."""
         ...
 
 

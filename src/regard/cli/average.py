@@ -1,4 +1,4 @@
-"""`regard average`: several weights of a run made one."""
+"""`regard average`: the mean of several weights of a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def average(
     last: Annotated[int | None, typer.Option(min=1, metavar="N", help="Average the last N. [default: all]")] = None,
     best: Annotated[int | None, typer.Option(min=1, metavar="N", help="Average the N that validated best.")] = None,
 ) -> None:
-    """Average weights that a run kept.
+    """Average weights that a run has saved.
 
     A run keeps the weights of its stops with --set training.keep_last=N or --set training.keep_best=N. The average goes
     into the run folder, where the other commands find it with --which average. Prints its path.

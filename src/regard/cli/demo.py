@@ -1,4 +1,4 @@
-"""`regard demo`: everything at once, without a download."""
+"""`regard demo`: translating, training and drawing, without a download."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def demo(
 
 
 def _write(translator: Translator, sentence: str, path: Path) -> None:
-    """Write an explorer page of a translation and say what is in it."""
+    """Write an explorer page of a translation, and print its size."""
     from regard.explorer import static_page, with_detected_roles
     from regard.explorer.record_translation import atlas_of_translation
 

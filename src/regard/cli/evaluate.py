@@ -1,4 +1,4 @@
-"""`regard test`: the test set translated and scored."""
+"""`regard test`: translates a test set and scores it."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _scores(
 
 
 def _experiment(path: Path, overrides: list[str]) -> Experiment:
-    """The experiment of a run with other data or another search; the model is what it was trained to be."""
+    """The experiment of a run with overrides of data and search; others are refused."""
     from regard.translation.experiment import Experiment
 
     experiment = Experiment.load(path, overrides)
@@ -114,7 +114,7 @@ def _experiment(path: Path, overrides: list[str]) -> Experiment:
 
 
 def _language(experiment: Experiment) -> str:
-    """The language whose tokens are scored; what that needs is asked for before anything is translated."""
+    """The language of Moses tokenisation, checked before anything is translated."""
     require("sacremoses", extra="moses")
     if experiment.data.target_language is None:
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""`regard explore`: attention of any length, looked at in a browser."""
+"""`regard explore`: a browser page of the attention of a model."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def explore(
 def _atlases(
     what: list[str], model: Path | None, text: Path | None, translate: bool, checkpoint: Path | None, which: Which
 ) -> tuple[dict[str, Atlas], Rerun | None]:
-    """What to show by its names; and, where a model made it of the text that is its name, how to run that again."""
+    """The atlases by name, and for a model the function that records another text."""
     if not (translate or model):
         from regard.explorer import Atlas
 
@@ -110,7 +110,7 @@ def _atlases(
 
 
 def _named(paths: list[str]) -> dict[str, str]:
-    """Files by names that tell them apart: those without folder and ending, where these differ."""
+    """Files by unique names: those without folder and suffix, where these differ."""
     stems = [Path(path).stem for path in paths]
     return dict(zip(stems if len(set(stems)) == len(stems) else paths, paths, strict=True))
 
@@ -148,7 +148,7 @@ def _check(
     port: int | None,
     no_open: bool,
 ) -> None:
-    """That the options go together."""
+    """Refuse options that contradict each other."""
     if translate and (model or text):
         raise ConfigurationError("--translate and --model record two different things: leave one of them out")
     if checkpoint is not None and not translate:
@@ -173,7 +173,7 @@ def _check(
 
 
 def _check_several(what: list[str], translate: bool, html: Path | None) -> None:
-    """That there are no more sentences or atlases than one can show."""
+    """Refuse more sentences or atlases than can be shown."""
     if translate and len(what) > 1:
         raise ConfigurationError(f"--translate takes one sentence, and there are {len(what)}: put it into quotes")
     twice = next((path for path in what if what.count(path) > 1), None)

@@ -1,4 +1,4 @@
-"""`regard export`: a run made small enough to pass on."""
+"""`regard export`: a run without its training state, in half precision."""
 
 from __future__ import annotations
 

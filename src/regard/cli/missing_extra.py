@@ -1,4 +1,4 @@
-"""Which extra of regard brings which package, for whoever runs a command without it."""
+"""The extra of regard that each optional package belongs to, for the message when one is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines from standard input, as they arrive, and results to standard output."""
+"""Lines from standard input as they arrive, and results to standard output in UTF-8."""
 
 from __future__ import annotations
 
@@ -82,6 +82,6 @@ def _arriving_bytes(stream: BufferedIOBase) -> Iterator[list[bytes]]:
 
 
 def emit(lines: Iterable[str]) -> None:
-    """Write results to standard output, at once, and in UTF-8 whatever the locale says."""
+    """Write results to standard output and flush, in UTF-8 whatever the locale."""
     sys.stdout.buffer.write("".join(f"{line}\n" for line in lines).encode("utf-8"))
     sys.stdout.buffer.flush()

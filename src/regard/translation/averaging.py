@@ -1,4 +1,4 @@
-"""The mean of several weights of one run, and which weights a run keeps for it."""
+"""Averages of several checkpoints of one run, and deletion of the checkpoints that are no longer needed for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from regard.translation.run_folder import RunFolder
 
 
 def average(folder: str | Path, *, last: int | None = None, best: int | None = None) -> Path:
-    """Average weights that a run kept, write average.safetensors into its folder, and give its path.
+    """Average weights that a run has saved, write average.safetensors into its folder, and return its path.
 
     `last` takes the latest ones, `best` those that validated best; with neither it is all that are there. A run keeps
     weights where its settings have `training.keep_last` or `training.keep_best`.
@@ -45,7 +45,7 @@ def average(folder: str | Path, *, last: int | None = None, best: int | None = N
 
 
 def mean(paths: Sequence[Path]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The mean of the weights in several files, and the header of the last, which says after which updates they were.
+    """Mean of the weights in several files, and the header of the last file with the updates of all.
 
     What is no floating-point number has to be the same in all. Sums are in double precision.
 
@@ -68,8 +68,8 @@ def mean(paths: Sequence[Path]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return {name: by_identity[id(tensor)] for name, tensor in first.items()}, {**header, "averaged_updates": updates}
 
 
-def forget(run: RunFolder, keep_last: int, keep_best: int) -> None:
-    """Remove the kept weights that are neither among the last nor among the best."""
+def delete_old_weights(run: RunFolder, keep_last: int, keep_best: int) -> None:
+    """Delete saved weights that are neither among the last nor among the best."""
     kept = _kept(run)
     staying = {*kept[len(kept) - min(keep_last, len(kept)) :], *_by_score(kept)[:keep_best]}
     for path in kept:
@@ -78,12 +78,12 @@ def forget(run: RunFolder, keep_last: int, keep_best: int) -> None:
 
 
 def _kept(run: RunFolder) -> list[Path]:
-    """The weights that a run has kept, the earliest first."""
-    return sorted(run.kept.glob("update-*.safetensors"))
+    """Files of a run's saved weights, earliest first."""
+    return sorted(run.saved_weights.glob("update-*.safetensors"))
 
 
 def _by_score(paths: Sequence[Path]) -> list[Path]:
-    """The best first; without validation the latest."""
+    """Files sorted by validation loss, best first; without validation, latest first."""
     scores = [read_header(path).get("scores", {}).get("validation_loss", 0.0) for path in paths]
     return [paths[place] for place in sorted(range(len(paths)), key=lambda place: (scores[place], -place))]
 

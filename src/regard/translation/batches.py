@@ -1,6 +1,6 @@
-"""Batches of sentence pairs: which pairs go together is a pure function of the seed and the epoch.
+"""Parallel text as ids, and its batches: a pure function of the seed and the epoch.
 
-Parallel text as ids: packed while it waits, padded into a batch when it is used.
+Text is stored packed, without padding; `collate` pads the pairs of a batch.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class IdSequences:
-    """Sequences of ids, one behind the other: sequence i is `ids[offsets[i]:offsets[i + 1]]`.
+    """Packed sequences of ids: sequence i is `ids[offsets[i]:offsets[i + 1]]`.
 
     >>> sequences = IdSequences.pack([[5, 6], [], [7]])
     >>> sequences.offsets.tolist(), sequences.lengths.tolist(), sequences[2].tolist()
@@ -65,7 +65,7 @@ class IdSequences:
 
     @classmethod
     def pack(cls, sequences: Sequence[Sequence[int]]) -> IdSequences:
-        """Put lists of ids into one array."""
+        """Pack lists of ids into one array."""
         offsets = np.zeros(len(sequences) + 1, dtype=np.int64)
         np.cumsum([len(sequence) for sequence in sequences], out=offsets[1:])
         ids = np.fromiter(itertools.chain.from_iterable(sequences), dtype=np.int32, count=int(offsets[-1]))
@@ -106,11 +106,11 @@ class EncodedText:
 
     @property
     def lengths(self) -> np.ndarray:
-        """What each pair takes of a batch: the tokens of its source, or of its target with END if those are more."""
+        """Tokens of each pair's source, or of its target with END if those are more: its share of a batch."""
         return np.maximum(self.sources.lengths, self.targets.lengths + 1)
 
     def checksum(self) -> int:
-        """A number that tells this text from another."""
+        """CRC-32 of all ids and lengths."""
         checksum = 0
         for side in (self.sources, self.targets):
             for array in (side.offsets, side.ids):
@@ -184,7 +184,7 @@ __all__ = [
 
 
 class BatchPlan(Protocol):
-    """Says which rows of a text make up each batch of an epoch; as many batches in every epoch."""
+    """Rows of a text for each batch of an epoch; every epoch has as many batches."""
 
     def __len__(self) -> int:
         """Batches in an epoch."""
@@ -195,7 +195,7 @@ class BatchPlan(Protocol):
         ...
 
     def fingerprint(self) -> dict[str, int]:
-        """What two plans need to share to give the same batches."""
+        """Values that two plans with the same batches have in common."""
         ...
 
 
@@ -242,7 +242,7 @@ class TokenBatches:
         return [rows[start:end] for start, end in steps[:, self._rank]]
 
     def fingerprint(self) -> dict[str, int]:
-        """What the batches of all processes depend on."""
+        """Values that the batches of all processes depend on."""
         return dict(self._fingerprint)
 
 
@@ -267,7 +267,7 @@ class OrderedBatches:
         return list(self._batches)
 
     def fingerprint(self) -> dict[str, int]:
-        """What the batches of all processes depend on."""
+        """Values that the batches of all processes depend on."""
         return dict(self._fingerprint)
 
 

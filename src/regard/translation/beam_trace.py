@@ -71,7 +71,7 @@ def _copy_rows(
     end: int | None,
     steps: int,
 ) -> Tensor | None:
-    """Copy rows of a step's weights into the tensor of all steps, which is made if need be; columns end at `end`."""
+    """Copy rows of a step's weights into those of all steps, allocated if None, with columns that end at `end`."""
     if weights is None:
         return collected
     columns = weights.shape[-1]

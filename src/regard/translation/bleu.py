@@ -1,4 +1,4 @@
-"""How good translations are: BLEU and chrF by sacreBLEU, with the signatures that make them comparable."""
+"""BLEU and chrF by sacreBLEU, with the signatures that make scores comparable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From an experiment's settings to a model."""
+"""Build a model from the `model` section of an experiment."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _build_transformer(settings: sections.TransformerSettings, source_size: int,
 def _build_embedding(
     settings: sections.TransformerSettings, size: int, tokens: nn.Embedding | None = None
 ) -> transformer.Embedding:
-    """Embeddings of a table that is given, or of a new one: normal numbers that √dim scales to a deviation of 1."""
+    """Embeddings with a shared table, or a new one of normal numbers with deviation 1/√dim."""
     if tokens is None:
         tokens = nn.Embedding(size, settings.dim, padding_idx=0)
         nn.init.normal_(tokens.weight, std=settings.dim**-0.5)
@@ -101,7 +101,7 @@ def _build_projections(settings: sections.TransformerSettings) -> Projections:
 
 
 def _last_norm(settings: sections.TransformerSettings) -> nn.Module | None:
-    """What ends a stack of pre-norm blocks; post-norm blocks end in their own."""
+    """The last norm of a stack of pre-norm blocks; post-norm blocks have their own."""
     return nn.LayerNorm(settings.dim) if settings.norm == "pre" else None
 
 

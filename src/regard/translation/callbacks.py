@@ -1,4 +1,4 @@
-"""What happens beside the updates: saving, logging, ending when asked to."""
+"""Lightning callbacks of a training: saving, logging, ending on a signal, a warning about spinning threads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from torch import Tensor
 
-from regard.translation.averaging import forget
+from regard.translation.averaging import delete_old_weights
 from regard.translation.checkpoint import save_tensors
 from regard.translation.lightning_module import Training
 from regard.translation.run_folder import RunFolder
@@ -23,38 +23,38 @@ from regard.translation.spinning_threads import SpinningCheck
 UPDATES_BETWEEN_LOGS = 50
 
 
-class Saving(Checkpoint):
+class SaveRun(Checkpoint):
     """Saves the whole state every so many updates and at every stop, and the best weights when they are found.
 
-    A save is taken where nothing is left to do for the last update: between two updates of a stretch, or at its end,
-    after the validation. The state is written last: once it is there, all else of that moment is there too.
+    It saves between two updates, or after the validation at a stop. The state is written last: once it is there, the
+    other files of that moment are there, too.
     """
 
     def __init__(self, folder: RunFolder, every: int, about: Mapping[str, Any]):
         self._folder, self._every, self._about = folder, every, about
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        training = ours(pl_module)
+        training = as_training(pl_module)
         position = training.progress.position
         if position.update % self._every == 0 and not training.stops.stops_at(position):
             self.save(trainer, training)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        progress = ours(pl_module).progress
+        progress = as_training(pl_module).progress
         if progress.best_update == progress.position.update:
-            self._write(trainer, ours(pl_module), self._folder.best)
+            self._write(trainer, as_training(pl_module), self._folder.best)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        training = ours(pl_module)
+        training = as_training(pl_module)
         settings = training.settings
         if settings.keep_last or settings.keep_best:
-            self._write(trainer, training, self._folder.kept_after(training.progress.position.update))
+            self._write(trainer, training, self._folder.weights_after(training.progress.position.update))
             if trainer.is_global_zero:
-                forget(self._folder, settings.keep_last, settings.keep_best)
+                delete_old_weights(self._folder, settings.keep_last, settings.keep_best)
         self.save(trainer, training)
 
     def save(self, trainer: Trainer, training: Training) -> None:
-        """Write the last weights, then the state that goes on from them."""
+        """Write the last weights, then the state to resume from."""
         self._write(trainer, training, self._folder.last)
         trainer.save_checkpoint(self._folder.state, weights_only=False)
         training.begin_lap()
@@ -73,18 +73,18 @@ class Saving(Checkpoint):
 
 
 class Interrupted(BaseException):
-    """Someone wants the run to end, and it is at a place where it can."""
+    """Raised after a signal, where the run can end without loss."""
 
 
-class Interrupt:
-    """Ctrl-C and SIGTERM as a wish to be granted after the current update; a second Ctrl-C is granted at once.
+class SignalHandler:
+    """Handler of Ctrl-C and SIGTERM that lets the current update end; a second Ctrl-C raises at once.
 
     An exception in the middle of an optimiser's step would leave weights that no unbroken run ever has. A second
-    SIGTERM changes nothing: launchers send it to a process and to its group, and SIGKILL to who does not end.
+    SIGTERM changes nothing: launchers send it to a process and to its group, and SIGKILL to one that does not end.
     """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
-    """What a person sends, and what a cluster sends before it takes the machine away."""
+    """Of Ctrl-C, and of a cluster that is about to take the machine away."""
 
     def __init__(self) -> None:
         self.received: int | None = None
@@ -92,7 +92,7 @@ class Interrupt:
         self._previous: dict[int, Any] = {}
 
     def error(self) -> BaseException:
-        """What ends the caller, too, unless it is caught: SystemExit(143) for SIGTERM, else KeyboardInterrupt."""
+        """The exception for the caller: SystemExit(143) for SIGTERM, else KeyboardInterrupt."""
         return SystemExit(128 + signal.SIGTERM) if self.received == signal.SIGTERM else KeyboardInterrupt()
 
     def __enter__(self) -> Self:
@@ -102,11 +102,11 @@ class Interrupt:
             self._previous = {
                 number: handler for number, handler in handlers.items() if handler not in (signal.SIG_IGN, None)
             }
-        self.listen()
+        self.install()
         return self
 
-    def listen(self) -> None:
-        """Take the signals, also from whoever has taken them since."""
+    def install(self) -> None:
+        """Install the signal handlers, also over handlers that were installed since."""
         for number in self._previous:
             signal.signal(number, self._handle)
 
@@ -121,26 +121,26 @@ class Interrupt:
             raise Interrupted
 
 
-class Interruptible(Callback):
-    """Ends the run after the update, or the validation, in which someone wished it, with its state saved."""
+class EndOnSignal(Callback):
+    """Ends the run after the update or validation in which a signal arrived, with its state saved."""
 
-    def __init__(self, interrupt: Interrupt, saving: Saving | None):
+    def __init__(self, interrupt: SignalHandler, saving: SaveRun | None):
         self._interrupt, self._saving = interrupt, saving
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # Lightning answers SIGTERM by leaving without a state, and with the exit status of success.
-        self._interrupt.listen()
+        self._interrupt.install()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        training = ours(pl_module)
-        if self._is_wished(trainer) and not training.stops.stops_at(training.progress.position):
+        training = as_training(pl_module)
+        if self._is_signalled(trainer) and not training.stops.stops_at(training.progress.position):
             self._end(trainer, training)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._is_wished(trainer):
-            self._end(trainer, ours(pl_module))
+        if self._is_signalled(trainer):
+            self._end(trainer, as_training(pl_module))
 
-    def _is_wished(self, trainer: Trainer) -> bool:
+    def _is_signalled(self, trainer: Trainer) -> bool:
         # All processes have to end after the same update, and in the same way: the others would wait for ever.
         if not trainer.strategy.reduce_boolean_decision(self._interrupt.received is not None, all=False):
             return False
@@ -165,18 +165,18 @@ class SpinningThreads(Callback):
             self._spinning.check()
 
 
-class Logging(Callback):
-    """Tells TensorBoard how training goes, by the number of updates, which resuming does not set back."""
+class LogMetrics(Callback):
+    """Logs metrics to TensorBoard by the number of updates, which continues when a run is resumed."""
 
     def __init__(self) -> None:
         self._tokens, self._seconds = 0, 0.0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        progress = ours(pl_module).progress
+        progress = as_training(pl_module).progress
         self._tokens, self._seconds = progress.target_tokens, progress.seconds
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        training = ours(pl_module)
+        training = as_training(pl_module)
         progress = training.progress
         if progress.position.update % UPDATES_BETWEEN_LOGS:
             return
@@ -190,7 +190,7 @@ class Logging(Callback):
         self._log(trainer, training, {f"training_{name}": value for name, value in training.latest.items()})
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        training = ours(pl_module)
+        training = as_training(pl_module)
         self._log(trainer, training, training.progress.scores)
 
     def _log(self, trainer: Trainer, training: Training, metrics: dict[str, float]) -> None:
@@ -198,8 +198,8 @@ class Logging(Callback):
             trainer.logger.log_metrics(metrics, step=training.progress.position.update)
 
 
-def ours(module: LightningModule) -> Training:
-    """The module as what it is: Lightning's hooks know it as a LightningModule."""
+def as_training(module: LightningModule) -> Training:
+    """Cast the LightningModule that a hook gets to `Training`."""
     if not isinstance(module, Training):
         raise TypeError(f"these callbacks serve {Training.__name__}, not {type(module).__name__}")
     return module

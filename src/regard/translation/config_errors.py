@@ -100,7 +100,7 @@ def wrong_values(error: ValidationError, data: Any) -> Iterator[str]:
 
 
 def _key_meant(key: str, known: Iterable[str], kinds: list[str], root: type[BaseModel]) -> str:
-    """What to write in place of a key that is unknown at its place: the tail of a message."""
+    """Suggest a key in place of an unknown one: the end of a message."""
     if kinds:
         return f"only the kind {' or '.join(map(repr, kinds))} has it"
     meant = [name for name in OTHER_NAMES.get(key, ()) if name in known]

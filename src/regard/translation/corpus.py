@@ -70,7 +70,7 @@ class ParallelText:
         source_name: str = "the sources",
         target_name: str = "the targets",
     ) -> ParallelText:
-        """Put lines side by side; pairs with an empty side (nothing but white space) are left out and counted.
+        """Pair lines; pairs with an empty side (only white space) are left out and counted.
 
         Raises:
             CorpusError: the sides differ in length, or no pair is left.
@@ -149,7 +149,7 @@ def _open(path: Path) -> Iterator[BinaryIO | gzip.GzipFile]:
 
 
 def _suggest_neighbour(path: Path) -> str:
-    """What the user may have meant: a file beside it with nearly that name."""
+    """Suggest a file in the same folder with a similar name: the end of a message."""
     if not path.parent.is_dir():
         return f": the folder {path.parent} does not exist either"
     close = difflib.get_close_matches(path.name, (file.name for file in path.parent.iterdir()), n=1)

@@ -1,4 +1,4 @@
-"""The parts of an experiment's text: files of their own, or parts that are held out of one text, sentence by sentence.
+"""Training, validation and test text of an experiment: from files, or split off one text without shared sentences.
 
 A sentence with several translations is in several pairs. Split by pair, its other translations would be in the training
 text; so pairs that share a sentence, directly or through others, stay together.
@@ -19,7 +19,7 @@ _FINAL_MARKS = ".!?…。！？"
 
 
 def training_text(data: DataSettings) -> tuple[ParallelText, ParallelText | None]:
-    """The text to train on, with its casual copies and what is extra, and the text to validate on, if there is one.
+    """The training text with its casual copies and extra pairs, and the validation text or None.
 
     Raises:
         CorpusError: a file cannot be read, or holds too little for the split.
@@ -41,7 +41,7 @@ def training_text(data: DataSettings) -> tuple[ParallelText, ParallelText | None
 
 
 def evaluation_text(data: DataSettings) -> ParallelText | None:
-    """The text to test on: `data.test`, or what the split holds out for it; None where there is neither.
+    """The test text: `data.test`, or the split's; None without either.
 
     Raises:
         CorpusError: as `training_text`.
@@ -86,7 +86,7 @@ def split(text: ParallelText, settings: SplitSettings) -> dict[str, ParallelText
 
 
 def with_casual_copies(text: ParallelText, share: float) -> ParallelText:
-    """A text and, of a share of its pairs, a copy as people type in haste: the translation stays what it was.
+    """Add copies of a share of the pairs, with the source typed carelessly and the target unchanged.
 
     In a third of the copies the source has no final mark, in a third it is in lower case, in a third both. A hash of
     the pair decides, so that the same pairs have the same copies in any text.
@@ -100,7 +100,7 @@ def with_casual_copies(text: ParallelText, share: float) -> ParallelText:
 
 
 def unseen(text: ParallelText, held_out: Iterable[ParallelText]) -> list[tuple[str, str]]:
-    """The pairs of a text that share no sentence with what is held out, whatever its case and punctuation.
+    """Pairs of a text that share no sentence with the held-out texts, compared without case and punctuation.
 
     Raises:
         CorpusError: none is left.
@@ -123,7 +123,7 @@ def unseen(text: ParallelText, held_out: Iterable[ParallelText]) -> list[tuple[s
 
 
 def _joined(text: ParallelText, pairs: Sequence[tuple[str, str]]) -> ParallelText:
-    """A text with pairs behind its own."""
+    """A text with more pairs appended."""
     sources, targets = [source for source, _ in pairs], [target for _, target in pairs]
     return replace(text, sources=[*text.sources, *sources], targets=[*text.targets, *targets])
 
@@ -134,7 +134,7 @@ def _hasty(source: str, kind: int) -> str:
 
 
 def _groups(text: ParallelText) -> Iterable[list[int]]:
-    """The rows of the pairs that hang together: the connected components of a graph whose edges are the pairs."""
+    """Rows of pairs that share sentences: connected components of the graph whose edges are the pairs."""
     parents: dict[tuple[int, str], tuple[int, str]] = {}
 
     def root(sentence: tuple[int, str]) -> tuple[int, str]:
@@ -154,13 +154,13 @@ def _groups(text: ParallelText) -> Iterable[list[int]]:
 
 
 def _bare(sentence: str) -> str:
-    """What two spellings of one sentence have in common: its letters, their marks, and digits, without case."""
+    """Letters, marks and digits of a sentence, without case: equal for two spellings of it."""
     folded = unicodedata.normalize("NFKC", sentence).casefold()
     return "".join(sign for sign in folded if unicodedata.category(sign)[0] in "LMN") or sentence
 
 
 def _hash(pair: tuple[str, str], seed: object) -> float:
-    """A number in [0, 1) that a pair and a seed decide, on every machine."""
+    """Hash of a pair and a seed, in [0, 1), the same on every machine."""
     digest = hashlib.blake2b("\t".join([str(seed), *pair]).encode(), digest_size=6).digest()
     return int.from_bytes(digest, "big") / 2**48
 
@@ -168,7 +168,7 @@ def _hash(pair: tuple[str, str], seed: object) -> float:
 def _fill(
     groups: Sequence[list[int]], pairs: int, name: str, text: ParallelText
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """The first groups that fit into so many pairs, and the others."""
+    """The first groups that fit into a number of pairs, and the others."""
     chosen, others, missing = [], [], pairs
     for rows in groups:
         fits = len(rows) <= missing

@@ -65,7 +65,7 @@ class DateFormat:
     pattern: str
 
     def write(self, day: date) -> str:
-        """The date as text, its white space made plain: CLDR has narrow no-break spaces in some locales."""
+        """The date as text with plain spaces: CLDR has narrow no-break spaces in some locales."""
         names, pattern = self._compiled
         return " ".join(pattern.apply(day, names).split())
 

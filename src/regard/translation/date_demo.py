@@ -46,7 +46,7 @@ GREEDY = SearchSettings(beam=1)
 
 @dataclass(frozen=True)
 class Trained:
-    """How one translator of the demo did."""
+    """Quality and speed of one translator of the demo."""
 
     name: str
     parameters: int
@@ -57,7 +57,7 @@ class Trained:
 
 
 def run(folder: str | Path, console: Console | None = None) -> None:
-    """Translate, then train, compare and draw: `regard demo`. Run again, it shows what the folder holds already.
+    """Run the demo: translate, then train, compare and draw; models that the folder has already are not trained again.
 
     The folder gets the corpus as `dates/*.tsv`, and for each translator a run folder with `attention.png`. Models this
     small gain nothing from a second thread, so each is trained by one, as many at once as there are cores.
@@ -80,7 +80,7 @@ def run(folder: str | Path, console: Console | None = None) -> None:
 
 
 def show_translations(console: Console) -> None:
-    """Print what the model that regard comes with makes of everyday sentences, and where it looks for one."""
+    """Print translations of everyday sentences by the installed model, and the attention weights of one."""
     translations = Translator.load(ENGLISH_FRENCH).translate(SENTENCES)
     console.print(f"{' to '.join(LANGUAGES)}, by the small Transformer that regard comes with:")
     for translation in translations:
@@ -94,7 +94,7 @@ def show_translations(console: Console) -> None:
 
 
 def _train_all(experiments: list[Experiment], folder: Path, corpus: dict[str, ParallelText]) -> Iterator[Trained]:
-    """The translators as they are ready."""
+    """Train all translators, and yield each when it is ready."""
     workers = min(len(experiments), os.cpu_count() or 1)
     spawn = multiprocessing.get_context("spawn")  # a fork would copy torch's threads in whatever state they are
     with ProcessPoolExecutor(workers, spawn, torch.set_num_threads, (1,)) as pool:

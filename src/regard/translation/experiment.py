@@ -1,4 +1,4 @@
-"""An experiment: everything that decides what a run does, as read from one YAML file."""
+"""The settings of an experiment, read from one YAML file and checked."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from regard.utils.atomic_files import atomic_write
 
 
 class Experiment(Section):
-    """Everything that decides what a run does: data, vocabulary, model, training, search.
+    """All settings of a run: data, vocabulary, model, training, search.
 
     >>> files = {"source": "train.en", "target": "train.de"}
     >>> experiment = Experiment.from_mapping({"name": "toy", "data": {"train": files}, "model": {"cell": "lstm"}})
@@ -76,7 +76,7 @@ class Experiment(Section):
 
     @classmethod
     def load(cls, path: str | Path, overrides: Iterable[str] = ()) -> Experiment:
-        """The experiment that a YAML file holds, with overrides such as `training.max_epochs=3` put in.
+        """Read the experiment of a YAML file, with overrides such as `training.max_epochs=3`.
 
         What a file with `training.start_from` does not tell of `vocabulary` and `model` is read from the
         experiment.yaml beside those weights.
@@ -93,12 +93,12 @@ class Experiment(Section):
 
     @classmethod
     def from_mapping(cls, data: Mapping[str, Any], *, origin: str = "experiment") -> Experiment:
-        """The experiment that nested mappings spell; `origin` stands before each complaint.
+        """Build an experiment from nested mappings; `origin` prefixes each error message.
 
         Raises:
             ConfigurationError: as for `load`.
         """
-        data = _as_where_it_starts(data, origin)
+        data = _completed_from_start(data, origin)
         problems = list(unknown_keys(data, cls, root=cls))
         if not problems:
             try:
@@ -134,10 +134,10 @@ class Experiment(Section):
         return [key for key in ours | theirs if ours.get(key, ...) != theirs.get(key, ...)]
 
 
-def _as_where_it_starts(data: Mapping[str, Any], origin: str) -> Mapping[str, Any]:
-    """The mappings, with what they do not tell of vocabulary and model from the run that training starts from.
+def _completed_from_start(data: Mapping[str, Any], origin: str) -> Mapping[str, Any]:
+    """Complete vocabulary and model from the run of `training.start_from`, if there is one.
 
-    A section that tells its kind stands for itself. So the file of a run, which tells all, needs no other run.
+    A section with a kind is complete. So the experiment.yaml of a run, which has every key, needs no other run.
     """
     sections = [key for key in ("vocabulary", "model") if not _stands_alone(data.get(key, {}))]
     training = data.get("training")
@@ -161,7 +161,7 @@ def _stands_alone(section: Any) -> bool:
 
 
 def _spelled_out(section: Any) -> Any:
-    """A section's mapping, of which the kind alone may stand for it; one that is not there has no keys."""
+    """A section as a mapping: a plain name is its kind, and one that is missing has no keys."""
     return {"kind": section} if isinstance(section, str) else section or {}
 
 
@@ -190,7 +190,7 @@ def _yaml_problem(error: yaml.YAMLError) -> str:
 
 
 def _override(data: dict[str, Any], override: str) -> None:
-    """Put `a.b=c` into nested mappings, in place; c is YAML."""
+    """Set `a.b=c` in nested mappings, in place; c is YAML."""
     name, equals, text = override.partition("=")
     path = name.strip().split(".")
     if not equals or not all(path):

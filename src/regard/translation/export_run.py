@@ -1,4 +1,4 @@
-"""A run made small enough to pass on: what translating needs of it, its weights in half precision."""
+"""Export a run for translating alone, its weights in half precision."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Precision = Literal["bfloat16", "float16", "float32"]
 
 
 def export(folder: str | Path, to: str | Path, *, which: Which = "best", dtype: Precision = "bfloat16") -> Path:
-    """Write what translating needs of a run into a folder of its own, and give the folder's path.
+    """Write the files that translating needs into another folder, and return its path.
 
     The folder gets experiment.yaml, both vocabularies and the chosen weights, as best.safetensors; it is made if it is
     not there, and what else it holds stays. All that takes the folder of a run takes it, but that no training goes on
@@ -57,7 +57,7 @@ def export(folder: str | Path, to: str | Path, *, which: Which = "best", dtype: 
 
 
 def _rounded(tensors: dict[str, Tensor], dtype: torch.dtype, path: Path) -> dict[str, Tensor]:
-    """The tensors with every fraction rounded to the nearest of a type; one of several names stays one."""
+    """Cast floating-point tensors to a dtype; a tensor with several names stays shared."""
     by_identity: dict[int, Tensor] = {}
     for name, tensor in tensors.items():
         rounded = tensor.to(dtype) if tensor.is_floating_point() else tensor

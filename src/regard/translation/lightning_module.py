@@ -1,9 +1,4 @@
-"""Training as Lightning runs it: one update, one validation, and the state between them.
-
-Lightning's checkpoints as safetensors; apart from `checkpoint`, so that translating need not load Lightning.
-
-The learning rate as a function of how many updates were made: nothing to save, nothing to restore.
-"""
+"""Training as a LightningModule: one update, one validation, the learning rate, and checkpoints as safetensors."""
 
 from __future__ import annotations
 
@@ -69,7 +64,7 @@ def learning_rate(settings: TrainingSettings, update: int, reductions: int = 0) 
 
 
 class Training(LightningModule):
-    """Trains a model that maps (source, source_lengths, target) to logits, by label-smoothed cross entropy.
+    """Trains a model (source, source_lengths, target) -> logits with label-smoothed cross entropy.
 
     What an update does is a function of the weights, the optimiser's state, the seed and the update's number alone:
     the generators are seeded anew for each update. So there is no generator whose state has to be saved, whatever drew
@@ -120,7 +115,7 @@ class Training(LightningModule):
 
     @property
     def plan(self) -> TokenBatches:
-        """Which pairs make up which batch."""
+        """The plan of the training batches."""
         if self._plan is None:
             raise RuntimeError("the batches are planned when the Trainer calls setup")
         return self._plan
@@ -166,7 +161,7 @@ class Training(LightningModule):
         self._stop_if_ended()
 
     def begin_lap(self) -> None:
-        """Count the time from now on as training."""
+        """Start counting time as training time."""
         self._lap_began = time.perf_counter()
 
     def take_window(self) -> dict[str, float]:
@@ -209,11 +204,15 @@ class Training(LightningModule):
         del checkpoint["loops"]
 
     def get_extra_state(self) -> dict[str, Any]:
-        """What travels with the weights: how far the run is, and in which batches."""
+        """State saved with the weights: the progress of the run, and the fingerprint of its batches."""
         return {"progress": self.progress.state(), "batches": self._plan.fingerprint() if self._plan else {}}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Go to where a state was taken; other batches than its own are refused."""
+        """Restore the progress; a state with other batches is refused.
+
+        Raises:
+            CheckpointError: the batches have changed, so that the run cannot continue.
+        """
         here, there = self.get_extra_state()["batches"], state["batches"]
         differences = [
             f"{name} was {there.get(name)} and is {value}" for name, value in here.items() if there.get(name) != value

@@ -65,7 +65,7 @@ def normalize_line(line: str, vocabulary: Vocabulary) -> NormalizedLine:
 
 
 def _plain_form(character: str, vocabulary: Vocabulary) -> str | None:
-    """The ASCII form of a character, if it has one that the vocabulary knows."""
+    """The plain form of a typographic character, if the vocabulary has it."""
     plain = " " if unicodedata.category(character)[0] == "Z" else _TYPEWRITER_FORMS.get(character)
     return None if plain is None or vocabulary.unknown_characters(plain) else plain
 

@@ -11,7 +11,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from regard.translation.callbacks import ours
+from regard.translation.callbacks import as_training
 from regard.translation.lightning_module import Training
 
 SECONDS_BETWEEN_DRAWINGS = 0.25
@@ -60,20 +60,20 @@ class ProgressBar(Callback):
         self._drawn = 0.0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        training = ours(pl_module)
+        training = as_training(pl_module)
         self._bar.console.print(first_line(training), highlight=False)
         self._task = self._bar.add_task("", total=len(training.plan), epoch="")
         self._bar.start()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         if time.monotonic() - self._drawn > SECONDS_BETWEEN_DRAWINGS:
-            self._draw(ours(pl_module))
+            self._draw(as_training(pl_module))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._draw(ours(pl_module))
+        self._draw(as_training(pl_module))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._draw(ours(pl_module))
+        self._draw(as_training(pl_module))
         self._bar.stop()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -106,14 +106,14 @@ class ProgressLines(Callback):
         self._written = 0.0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._write(first_line(ours(pl_module)))
+        self._write(first_line(as_training(pl_module)))
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         if time.monotonic() - self._written > SECONDS_BETWEEN_LINES:
-            self._write_progress(ours(pl_module))
+            self._write_progress(as_training(pl_module))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._write_progress(ours(pl_module))
+        self._write_progress(as_training(pl_module))
 
     def _write_progress(self, training: Training) -> None:
         epoch, batches = place_in_epoch(training)

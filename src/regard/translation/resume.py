@@ -1,4 +1,4 @@
-"""Where a run is in its text, when it stops to validate, and what it has reached: the state that resuming needs.
+"""State of a run that resuming needs: its position in the text, the stops to validate, and the scores so far.
 
 A run stops to validate. Lightning's Trainer takes what lies between two stops for one epoch, wherever the epochs of the
 text begin. So it never has to resume within an epoch: a resumed run begins with a shorter one.

@@ -58,26 +58,26 @@ class RunFolder:
         return self.path / "average.safetensors"
 
     @property
-    def kept(self) -> Path:
-        """The folder of the weights of single stops."""
+    def saved_weights(self) -> Path:
+        """Folder of weights saved at single validations."""
         return self.path / "weights"
 
-    def kept_after(self, update: int) -> Path:
-        """The weights of the stop after an update."""
-        return self.kept / f"update-{update:08}.safetensors"
+    def weights_after(self, update: int) -> Path:
+        """Weights saved at the validation after an update."""
+        return self.saved_weights / f"update-{update:08}.safetensors"
 
     @property
     def state(self) -> Path:
-        """All that is needed to go on."""
+        """The training state to resume from."""
         return self.path / "state" / "last.safetensors"
 
     @property
     def logs(self) -> Path:
-        """What TensorBoard shows."""
+        """Logs for TensorBoard."""
         return self.path / "logs"
 
     def vocabularies(self) -> tuple[Vocabulary, Vocabulary]:
-        """Of the source and of the target, read anew.
+        """Read the source and target vocabularies.
 
         Raises:
             VocabularyError: one is not there, or was damaged.
@@ -86,7 +86,7 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Make the folder, and lock it for one training while the block runs; a process that is killed lets go of it.
+        """Make the folder, and lock it for one training while the block runs; the lock ends with its process.
 
         The lock is on the folder itself (flock) and leaves no file. File systems without locks have none.
 
@@ -117,12 +117,12 @@ class RunFolder:
             os.close(descriptor)
 
     def missing_for(self, weights: Path) -> list[str]:
-        """The names of the files that weights are of use with, their own among them, and that are not there."""
+        """Names of missing files among the weights and those that they are used with."""
         needed = (self.experiment, self.source_vocabulary, self.target_vocabulary, weights)
         return [path.name for path in needed if not path.is_file()]
 
     def weights(self, which: Which) -> Path:
-        """Some weights of the run, in a folder that has all else that translating needs.
+        """The file of the chosen weights, after checking that the folder has all that translating needs.
 
         Raises:
             CheckpointError: the folder or one of its files is missing.

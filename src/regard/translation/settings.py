@@ -52,7 +52,7 @@ class HiddenScoreSettings(Section):
     kind: Literal["additive", "concat"]
     """v·tanh(Wq + Uk) of Bahdanau et al., or v·tanh(W[q; k]) of Luong et al."""
     hidden_dim: Count | None = None
-    """Width of the score's tanh layer; None: as wide as the decoder."""
+    """Width of the tanh layer; null: that of the decoder."""
 
 
 ScoreSettings = Annotated[PlainScoreSettings | HiddenScoreSettings, Discriminator("kind"), Shorthand]
@@ -254,14 +254,14 @@ TextSettings = Annotated[
 
 
 class SplitSettings(Section):
-    """Pairs that are held out of `data.train`; pairs that share a sentence stay in one part."""
+    """Pairs split off `data.train`; pairs that share a sentence stay in one part."""
 
     validation: WholeNumber = 0
     """Pairs to validate on."""
     test: WholeNumber = 0
     """Pairs to test on."""
     seed: WholeNumber = 1
-    """Of the split alone: trainings with other seeds are tested on the same pairs."""
+    """Seed of the split alone: trainings with other seeds are tested on the same pairs."""
 
     @model_validator(mode="after")
     def _something_is_held_out(self) -> SplitSettings:

@@ -36,7 +36,7 @@ class AlignmentTable:
         self._top = max((w for row in self._weights for w in row if math.isfinite(w) and w > 0), default=1.0)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The lines: names of the columns, a line per row, the scale, and what was left out."""
+        """Render the names of the columns, a line per row, the scale, and the number of columns left out."""
         coloured = not console.no_color and console.color_system in ("256", "truecolor")
         # Where the names of the rows are digits, the digits of the weights need to stand apart from them.
         border = " " if coloured else "|" if options.ascii_only else "│"
@@ -124,7 +124,7 @@ def _header(names: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
 
 
 def _upright(name: str) -> list[str]:
-    """The letters of a name, accents kept with their letter, cut where there are too many."""
+    """The letters of a name with their accents, truncated if there are too many."""
     letters: list[str] = []
     for character in name:
         if letters and cell_len(character) == 0:

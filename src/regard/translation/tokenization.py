@@ -1,13 +1,12 @@
-"""How a line is cut into pieces so that the pieces spell the very same line again.
+"""Tokenisation: lines to characters, words or subwords, and back to the same line.
 
-Each spelling marks what the cut would lose. Where white space marks a word's beginning, "▁" stands at the front of the
-word ("▁Hello" "," "▁world"). Where words are whole, "￭" stands on punctuation at the side where it touches its
+Each spelling marks what cutting a line would lose. Where white space marks a word's beginning, "▁" stands at the front
+of the word ("▁Hello" "," "▁world"). Where words are whole, "￭" stands on punctuation at the side where it touches its
 neighbour ("Hello" "￭," "world"), so that a word is the same piece wherever it occurs.
 
-Subwords learned from text, by byte pair encoding or as a unigram language model, with the `tokenizers` library.
-
-Only the library's trainers and models are used, not its pipeline around them: special spellings in a text therefore
-have no power, and encoding needs no threads of the library, so that a process may fork between training and encoding.
+Subwords are learned by byte pair encoding or as a unigram language model, with the `tokenizers` library. Only its
+trainers and models are used, not its pipeline: special tokens spelled in a text have no effect, and encoding needs no
+threads of the library, so that a process may fork between training and encoding.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ _READABLE = str.maketrans({"\ufdd0": SPACE, "\ufdd1": JOINER})
 
 
 class Spelling(Protocol):
-    """One way to cut lines. A chunk is what stands between two spaces, with a mark if the spelling puts one there."""
+    """Reversible pre-tokenisation. A chunk is the text between two spaces, with the mark that a spelling puts there."""
 
     def chunks(self, line: str) -> list[str]:
         """The line cut at its white space: spaces, tabs and line ends; a no-break space is text."""
@@ -227,7 +226,7 @@ _REPEATS_PER_LINE = 1000
 
 @dataclass(frozen=True)
 class Subwords:
-    """What was learned: the subwords in the order of their ids, and the rule by which they cut a piece of text."""
+    """A subword model: the subwords in the order of their ids, and the merges or scores that segment text."""
 
     pieces: list[str]
     merges: list[tuple[str, str]] | None = None
@@ -300,7 +299,7 @@ def _segmenter(model: BPE | Unigram) -> Segmenter:
 def _learn(
     model: BPE | Unigram, trainer: BpeTrainer | UnigramTrainer, counts: Counter[str], *, size: int, minimum_count: int
 ) -> dict:
-    """Train, and give the model as plain data."""
+    """Train, and return the model as plain data."""
     characters = Counter[str]()
     for piece, count in counts.items():
         for character in piece:
@@ -325,7 +324,7 @@ def _require_room(alphabet: set[str], size: int) -> None:
 
 
 def _training_lines(counts: Counter[str], rare: set[str]) -> Iterator[str]:
-    """The pieces as often as they were seen, in an order that depends on nothing else; rare characters cut them."""
+    """Each piece as often as it was counted, in alphabetical order, cut at rare characters."""
     cuts = str.maketrans(dict.fromkeys(rare, _SEPARATOR))
     for piece in sorted(counts):
         kept = piece.translate(cuts)
@@ -334,7 +333,7 @@ def _training_lines(counts: Counter[str], rare: set[str]) -> Iterator[str]:
 
 
 def _settle_scores(scores: dict[str, float]) -> dict[str, float]:
-    """The scores without what differs from one training to the next, best first.
+    """Scores without the noise between two trainings, best first.
 
     The trainer adds in an order that changes, which moves the last digits, and it hands the characters that its model
     dropped the lowest score plus 0.0001, 0.0002 and so on in such an order. They all get the lowest score here.
@@ -349,7 +348,7 @@ def _settle_scores(scores: dict[str, float]) -> dict[str, float]:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Have the library train in one thread where it can; older ones warn at every fork after they used several."""
+    """Make the tokenizers library train in one thread; older versions warn at every fork after using several."""
     name = "TOKENIZERS_PARALLELISM"
     before = os.environ.get(name)
     os.environ[name] = "false"

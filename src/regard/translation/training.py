@@ -23,7 +23,7 @@ from torch import nn
 
 from regard.errors import ConfigurationError
 from regard.translation.batches import EncodedText
-from regard.translation.callbacks import Interrupt, Interrupted, Interruptible, Logging, Saving, SpinningThreads
+from regard.translation.callbacks import EndOnSignal, Interrupted, LogMetrics, SaveRun, SignalHandler, SpinningThreads
 from regard.translation.experiment import Experiment
 from regard.translation.lightning_module import SafetensorsIO, Training
 from regard.translation.progress_display import ProgressBar, ProgressLines
@@ -34,7 +34,7 @@ from regard.translation.settings import TrainingSettings
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What came of a run, over all the times it was resumed."""
+    """Result of a run, over all the times it was resumed."""
 
     folder: Path | None
     best_score: float | None
@@ -145,17 +145,17 @@ def _fit(
 ) -> TrainingResult:
     """Train in a folder that is locked, or without one."""
     training = Training(model, text, validation, settings, seed=seed)
-    saving = Saving(run, settings.save_every, about or {}) if run else None
-    with _quiet_lightning(), isolate_rng(), Interrupt() as interrupt:
+    saving = SaveRun(run, settings.save_every, about or {}) if run else None
+    with _quiet_lightning(), isolate_rng(), SignalHandler() as interrupt:
         limit = timedelta(minutes=settings.max_minutes) if settings.max_minutes else None
         # The timer is there without a limit too: a run that is resumed can be given one, and its time counts from 0.
         timer = Timer(limit, verbose=False)
         parts = [
             *callbacks,
             timer,
-            Logging(),
+            LogMetrics(),
             SpinningThreads(),
-            Interruptible(interrupt, saving),
+            EndOnSignal(interrupt, saving),
             *([saving] if saving else []),
         ]
         trainer = _build_trainer(settings, run, parts, validates=validation is not None)
@@ -212,7 +212,7 @@ def _build_trainer(
 
 @contextmanager
 def _quiet_lightning() -> Iterator[None]:
-    """Keep from our users what Lightning tells its own: which machine it found, what it could do on another."""
+    """Suppress Lightning's messages about the machine, and a warning about its own code."""
     loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

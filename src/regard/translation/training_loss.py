@@ -17,7 +17,7 @@ LOGITS_AT_ONCE = 2**21
 
 
 class Output(Protocol):
-    """An output layer: features [..., F] become logits by weight [V, F] and bias [V], if there is one."""
+    """An output layer: logits = features [..., F] · weight [V, F]ᵀ + bias [V], the bias optional."""
 
     @property
     def weight(self) -> Tensor:
@@ -171,7 +171,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
 
 
 class _Parts:
-    """The loss of some rows at a time.
+    """Loss and gradients of a slice of rows at a time.
 
     The gradient of a row's logits is p - (1-ε)·[target] - ε/V. Its last term is the same for all, and what the logits
     sum to is known from the sum of the weights; so smoothing takes no pass over the logits.
@@ -221,7 +221,7 @@ class _Parts:
         return loss, entropy
 
     def add_smoothing(self, gradients: tuple[Tensor, Tensor, Tensor]) -> None:
-        """What the smoothing's -ε/V adds to the gradients of all rows."""
+        """Add the smoothing term -ε/V to the gradients of all rows."""
         if not self.smoothing:
             return
         of_features, of_weight, of_bias = gradients

@@ -1,4 +1,4 @@
-"""A trained translator in use: lines in, translations out, each with where it looked.
+"""Translate and align lines with a trained model, with the attention weights of each translation.
 
 Shapes: B sentences, S source tokens, T target tokens.
 """
@@ -57,7 +57,7 @@ class Candidate:
 
 @dataclass(frozen=True, eq=False)
 class Translation:
-    """What became of one line: its n best candidates, the best first; none for an empty line."""
+    """Translation of one line: its n best candidates, best first; none for an empty line."""
 
     source: str
     source_tokens: tuple[str, ...]
@@ -70,7 +70,7 @@ class Translation:
         return self.candidates[0].text if self.candidates else ""
 
     def heatmap(self, rank: int = 0, *, layer: int | None = None, head: int | None = None) -> Figure:
-        """Where one candidate looked, as a matplotlib figure; the mean over layers or heads that are not chosen.
+        """Heat map of a candidate's attention weights, the mean over layers or heads that are not chosen.
 
         Raises:
             CorpusError: there is no such candidate, as of an empty line.
@@ -88,7 +88,7 @@ class Translation:
 
 @dataclass(frozen=True, eq=False)
 class AlignedPair:
-    """Where a given translation looks: `weights` [T, S] by token, and the links (source word, target word)."""
+    """Attention weights [T, S] of a known translation by token, and its word links (source word, target word)."""
 
     source_tokens: tuple[str, ...]
     target_tokens: tuple[str, ...]
@@ -122,7 +122,7 @@ class Translator:
 
     @classmethod
     def load(cls, folder: str | Path, which: Which = "best", device: str | torch.device = "cpu") -> Self:
-        """The translator that a training run, or `export`, left in a folder; it computes in single precision.
+        """Load the translator of a run folder, or of an exported one; it computes in single precision.
 
         Raises:
             CheckpointError: the folder or one of its files is missing, or the weights are truncated or of another
@@ -210,7 +210,7 @@ class Translator:
         layer: int | None = None,
         head: int | None = None,
     ) -> list[AlignedPair]:
-        """Where the model looks when it is made to say the given translations, and the word links that follow.
+        """Attention weights of the model on known translations (forced decoding), and the word links that follow.
 
         The weights of a token are those of the step that says it, and have no row for END. A pair with an empty side
         has no links. Of several layers and heads the weights are those of the chosen ones, counted from 0, and the mean

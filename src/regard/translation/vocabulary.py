@@ -138,7 +138,7 @@ class Vocabulary:
         return cls(saved)
 
     def encode(self, line: str) -> list[int]:
-        """The ids of a line, without BEGIN and END; what the vocabulary does not know is UNKNOWN."""
+        """The ids of a line, without BEGIN and END; unknown pieces are UNKNOWN."""
         chunks = self._spelling.chunks(self.normalised(line))
         return list(itertools.chain.from_iterable(map(self._chunk_ids, chunks)))
 
@@ -174,7 +174,7 @@ class Vocabulary:
         return [self._piece(i) if i < len(SPECIAL) else self._spelling.label(self._piece(i)) for i in ids]
 
     def words(self, ids: Sequence[int]) -> list[int]:
-        """For each id, the number of the word it belongs to; words are what white space separates, counted from 0.
+        """For each id, the number of its word; words are separated by white space and counted from 0.
 
         PAD, BEGIN and END belong to no word: -1.
 
