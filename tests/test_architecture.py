@@ -23,7 +23,8 @@ LAYERS = (
     ("regard.kernels",),
     ("regard.scores", "regard.masks", "regard.biases", "regard.lenses", "regard.positions"),
     ("regard.core", "regard.native"),
-    ("regard.utils", "regard.plots"),
+    ("regard.plots",),
+    ("regard.utils",),
     ("regard.errors",),
 )
 
