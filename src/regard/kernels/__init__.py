@@ -6,6 +6,18 @@ from .base import Result as Result
 from .dispatch import KERNELS as KERNELS
 from .dispatch import Plan as Plan
 from .dispatch import choose as choose
+from .dispatch import register_operator as register_operator
 from .nan_safety import zero_nonfinite_inputs as zero_nonfinite_inputs
+from .validation import make_problem as make_problem
 
-__all__ = ["KERNELS", "Cost", "Kernel", "Plan", "Result", "choose", "zero_nonfinite_inputs"]
+__all__ = [
+    "KERNELS",
+    "Cost",
+    "Kernel",
+    "Plan",
+    "Result",
+    "choose",
+    "make_problem",
+    "register_operator",
+    "zero_nonfinite_inputs",
+]
