@@ -251,5 +251,10 @@ def test_causal_bias_that_does_not_fit():
         regard.attention(query[..., :3, :], query, query, mask=bias, query_positions=torch.arange(3))
     with pytest.raises(DtypeError, match="CausalBias has no numbers to add: it is a mask"):
         regard.biases.tensor(bias)
+    for read in (regard.masks.from_multihead, regard.masks.from_huggingface):
+        with pytest.raises(MaskError, match=r"is a CausalBias of torch, which has no numbers: masks.from_sdpa reads it"):
+            read(bias)
+    with pytest.raises(MaskError, match=r"keep needs a bool tensor; a CausalBias of torch is read by masks.from_sdpa"):
+        regard.masks.where(keep=bias)
     with pytest.raises(MaskError, match=r"joins a mask through masks.from_sdpa"):
         regard.masks.causal() & bias

@@ -1,4 +1,4 @@
-"""What a kernel without a graph is given, tile by tile, against autograd through the values of the whole grid."""
+"""Gradients accumulated tile by tile without a graph, against autograd through the values of the whole grid."""
 
 import random
 from dataclasses import dataclass

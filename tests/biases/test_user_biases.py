@@ -1,4 +1,4 @@
-"""Biases of the user's own: what fails, or returns something else than numbers over pairs, is named."""
+"""Biases defined by users: errors name the bias."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""The algebra of masks: its laws, how it is written, and what it refuses."""
+"""The algebra of masks: Boolean laws, `repr`, and errors."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Masks of other libraries, there and back: against torch's own functions, and against definitions written out."""
+"""Conversion of other libraries' masks in both directions, against torch's functions and explicit definitions."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Masks as pictures: what each cell shows, and that long ones are drawn without looking at their pairs."""
+"""Pictures of masks: the state of each cell; large masks are drawn from tiles, not from single pairs."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""FlexAttention, from masks and to them: torch's own functions say what it means."""
+"""Conversion between masks and FlexAttention, against torch's own functions."""
 
 import time
 from typing import Any

@@ -1,4 +1,4 @@
-"""Each mask by itself, as booleans."""
+"""Single masks as bool tensors."""
 
 import pytest
 import torch

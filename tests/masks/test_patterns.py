@@ -1,4 +1,4 @@
-"""Published patterns as one line each, against what their papers say of position i, in plain Python."""
+"""Published attention patterns as expressions of masks, against the definitions of their papers in plain Python."""
 
 import pytest
 import torch

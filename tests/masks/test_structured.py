@@ -1,4 +1,4 @@
-"""The masks made from positions and numbers: pair by pair in plain Python, as written, and what they refuse."""
+"""Masks of positions and numbers against definitions in plain Python; their `repr` and errors."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""What masks say of tiles, held against what they say of every pair."""
+"""The state of tiles, against the values of all their pairs."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""Masks of the user's own: what fails names itself, and what tiles cannot tell is partial."""
+"""Masks defined by users: errors name the mask; tiles that interval arithmetic cannot decide are partial."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""transformers' own rotary positions and scalings, computed where it is installed."""
+"""Rotary positions and scalings against those of transformers, if it is installed."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The scalings against their formulas, one pair after the other, and what is refused."""
+"""RoPE scalings against their formulas, pair by pair; errors."""
 
 import math
 

@@ -29,7 +29,7 @@ FEW_PAIRS, SAMPLED_PAIRS = 2**20, 2**21
 SMALLEST_TILE, MOST_TILES = 128, 1024
 
 
-class Evaluated(Protocol):
+class Evaluable(Protocol):
     """A mask, as far as it is drawn: its checked values on pairs and on tiles."""
 
     @overload
@@ -48,7 +48,7 @@ class Drawing:
     includes tiles that interval arithmetic cannot decide.
     """
 
-    mask: Evaluated
+    mask: Evaluable
     grid: Grid
     batch: int
     head: int
@@ -157,7 +157,7 @@ class Drawing:
         return positions.tolist()
 
 
-def draw(mask: Evaluated, grid: Grid, batch: int, head: int) -> Drawing:
+def draw(mask: Evaluable, grid: Grid, batch: int, head: int) -> Drawing:
     """A `Drawing`; the mask is evaluated on one pair and on one tile first, so that errors are raised here."""
     checked_count("draw's batch", batch)
     checked_count("draw's head", head)

@@ -30,10 +30,12 @@ def checked(name: str, tensor: object, axes: Container[int], shapes: str) -> Ten
     """A tensor with one of the allowed numbers of axes; `name` (function and argument) and `shapes` are for messages.
 
     Raises:
-        MaskError: not a tensor, or another number of axes.
+        MaskError: not a tensor, a `CausalBias`, or another number of axes.
     """
     if not isinstance(tensor, Tensor):
         raise MaskError(f"{name} needs a tensor of the shape {shapes}; it is {tensor!r}")
+    if is_causal_bias(tensor):
+        raise MaskError(f"{name} is a CausalBias of torch, which has no numbers: masks.from_sdpa reads it")
     if tensor.ndim not in axes:
         raise MaskError(f"{name} has the shape {tuple(tensor.shape)}; it needs {shapes}")
     return tensor

@@ -1,4 +1,4 @@
-"""Functions as masks: FlexAttention's own answer, what may be told of tiles, and what is refused."""
+"""Masks from functions, against FlexAttention; their tiles; errors."""
 
 from typing import Any
 
