@@ -164,7 +164,7 @@ def test_heads_that_neither_broadcast_nor_divide(heads, key_heads, value_heads):
     tensors = [rand(2, h, 5, 4) for h in (heads, key_heads, value_heads)]
     match = f"query has {heads} heads and key {key_heads}, value {value_heads}: they need to be the same, or 1"
     with pytest.raises(ShapeError, match=match):
-        regard.scaled_dot_product_attention(*tensors)
+        regard.scaled_dot_product_attention(*tensors)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("mask", [None, torch.eye(5, 7).bool()])
@@ -191,7 +191,7 @@ def through(function: Callable, variant: str, m: int, n: int) -> None:
     tensors = [rand(2, 3, m, 4).requires_grad_(), rand(2, 3, n, 4).requires_grad_(), rand(2, 3, n, 6).requires_grad_()]
     keep = torch.ones(m, n, dtype=torch.bool).tril(0 if variant == "upper_left" else n - m)
     results = []
-    for output in (function(*tensors, bias), torch_sdpa(*tensors, keep)):
+    for output in (function(*tensors, bias), torch_sdpa(*tensors, keep)):  # type: ignore[call-arg]
         results.append([output, *torch.autograd.grad(output.cos().sum(), tensors)])
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-10, rtol=1e-10)
@@ -252,9 +252,11 @@ def test_causal_bias_that_does_not_fit():
     with pytest.raises(DtypeError, match="CausalBias has no numbers to add: it is a mask"):
         regard.biases.tensor(bias)
     for read in (regard.masks.from_multihead, regard.masks.from_huggingface):
-        with pytest.raises(MaskError, match=r"is a CausalBias of torch, which has no numbers: masks.from_sdpa reads it"):
+        with pytest.raises(
+            MaskError, match=r"is a CausalBias of torch, which has no numbers: masks.from_sdpa reads it"
+        ):
             read(bias)
     with pytest.raises(MaskError, match=r"keep needs a bool tensor; a CausalBias of torch is read by masks.from_sdpa"):
         regard.masks.where(keep=bias)
     with pytest.raises(MaskError, match=r"joins a mask through masks.from_sdpa"):
-        regard.masks.causal() & bias
+        regard.masks.causal() & bias  # type: ignore[operator]

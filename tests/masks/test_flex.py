@@ -210,7 +210,7 @@ class TestFromBlockMask:
     def test_rows_given_as_positions(self):
         read = masks.from_block_mask(create_block_mask(lambda b, h, q, k: q >= k, None, None, 9, 21, "cpu"))
         query, key = torch.rand(9, 4), torch.rand(21, 4)
-        match = "9 queries and 21 keys, whose queries have the positions 12 to 20, but one is at 0: .* leave query_positions"
+        match = "9 queries and 21 keys, whose queries have the positions 12 to 20, but one is at 0: .* leave query"
         with pytest.raises(MaskError, match=match):
             regard.attention(query, key, key, mask=read, query_positions=torch.arange(9))
         expected = torch.nn.functional.scaled_dot_product_attention(query, key, key, torch.ones(9, 21).bool().tril())

@@ -124,3 +124,24 @@ def test_a_mask_mod_that_fails_names_itself():
 def test_positions_beyond_a_mask_are_no_undecided_tiles():
     with pytest.raises(MaskError, match="is for 3 positions"):
         (Divides() & masks.documents([1, 1, 2])).tiles(4, 4, 2)
+
+
+@dataclass(frozen=True)
+class DividesNumber(Mask):
+    """A number and a tensor divided by positions: 60 mod (key position + 1) == 0, and likewise for queries."""
+
+    def keep(self, grid):
+        return (60 % (grid.key + 1) == 0) & (torch.tensor(60) // (grid.query + 1) >= 12)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_numbers_divided_by_positions_are_decided_on_tiles(size):
+    mask = DividesNumber()
+    dense, tiles = mask.dense(21, 21), mask.tiles(21, 21, size)
+    for (row, column), state in zip(
+        torch.cartesian_prod(*map(torch.arange, tiles.shape)), tiles.flatten(), strict=True
+    ):
+        tile = dense[row * size : (row + 1) * size, column * size : (column + 1) * size]
+        assert state == PARTIAL or tile.eq(bool(state)).all()
+    assert size > 1 or not tiles.eq(PARTIAL).any()
+    assert tiles[-1].eq(0).all()

@@ -211,6 +211,12 @@ class Interval(_TorchLike):
             torch.where(one_period, self.high % divisor.low, divisor.high - 1),
         )
 
+    def __rfloordiv__(self, other: Tensor | int) -> Interval:
+        return Interval.of(other) // self
+
+    def __rmod__(self, other: Tensor | int) -> Interval:
+        return Interval.of(other) % self
+
     __radd__ = __add__
     __rmul__ = __mul__
 
