@@ -189,14 +189,14 @@ def explain(
 
 @dataclass(frozen=True, eq=False)
 class Observation:
-    """What `observe` gives: the output, the log-sum-exp, and under each lens what it shows."""
+    """The result of `observe`: the output, the log-sum-exp and the result of each lens."""
 
     output: Tensor
     lse: Tensor
     results: Mapping[Lens, Any]
 
     def __getitem__(self, lens: Lens[LensResult]) -> LensResult:
-        """What the lens shows, or one that equals it.
+        """The result of the lens, or of an equal one.
 
         Raises:
             ConfigurationError: nothing was looked at through it.
@@ -215,7 +215,7 @@ def observe(
     kernel: str | None = None,
     **options: Unpack[AttentionOptions],
 ) -> Observation:
-    """`attention`, and what lenses from `regard.lenses` show of its weights: `seen.output`, `seen[lens]`.
+    """`attention`, with results of lenses from `regard.lenses` over its weights: `seen.output`, `seen[lens]`.
 
     The weights are computed a second time, exp(scores - lse), tile by tile where the mask leaves any, and once for all
     lenses together: memory is linear in the lengths, and what the lenses show. With dropout they show the weights
@@ -250,7 +250,7 @@ def observe_problem(problem: Problem, lenses: Sequence[Lens], kernel: str | None
 
 
 def _run_with_lse(problem: Problem, kernel: str | None) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp of a problem that wants both."""
+    """Run attention and return output and log-sum-exp."""
     result = run_problem(problem, kernel)
     if result.lse is None:
         raise AssertionError("a kernel chosen for a problem that wants the log-sum-exp gave none")

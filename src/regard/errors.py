@@ -1,4 +1,4 @@
-"""What can go wrong, as one family: every error that bad input causes is a `RegardError`, and so a `ValueError`.
+"""The exceptions of the library: every error caused by bad input is a `RegardError`, and so a `ValueError`.
 
 A message says what was wrong, what it has, what it needs, and the mend.
 """

@@ -13,9 +13,9 @@ from torch import Tensor
 from ..core.grid import Grid
 from ..core.score_forms import all_finite
 from ..core.torch_modes import under_transform
-from ..core.traced_function import Reading, Swapped
+from ..core.traced_function import PairFunctionTrace, TensorSubstitution
 from ..errors import ConfigurationError, ShapeError
-from ..utils.pytree import remembered
+from ..utils.pytree import object_token
 from .base import Bias, is_floating
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -27,16 +27,16 @@ PROBE, TOLERANCE = 64.0, 1e-4
 class TracedScoreMod:
     """A score_mod with the result of tracing it: whether it may be broadcast, and the tensors that it uses."""
 
-    def __init__(self, score_mod: ScoreMod, reading: Reading):
+    def __init__(self, score_mod: ScoreMod, trace: PairFunctionTrace):
         self.score_mod = score_mod
-        self.elementwise = reading.elementwise
-        self.captured = tuple(tensor for tensor in reading.captured.values() if is_floating(tensor))
+        self.elementwise = trace.elementwise
+        self.captured = tuple(tensor for tensor in trace.captured.values() if is_floating(tensor))
 
     def call_with(self, tensors: Sequence[Tensor], score: Tensor, *indices: Tensor) -> Tensor:
         """The function's value, with other tensors substituted for the captured ones."""
         if all(own is other for own, other in zip(self.captured, tensors, strict=True)):
             return self.score_mod(score, *indices)  # type: ignore[call-arg]
-        with Swapped(self.captured, tensors):
+        with TensorSubstitution(self.captured, tensors):
             return self.score_mod(score, *indices)  # type: ignore[call-arg]
 
     def __repr__(self) -> str:
@@ -165,28 +165,28 @@ def from_mod(score_mod: ScoreMod, *, batch: int | None = None, heads: int | None
     for name, size in sizes.items():
         if size is not None and size < 1:
             raise ConfigurationError(f"from_mod needs at least 1 as {name}; it is {size}")
-    reading = _trace(score_mod)
+    trace = _trace(score_mod)
     for name in ("batch", "heads"):
-        if name in reading.reads and sizes[name] is None:
+        if name in trace.reads and sizes[name] is None:
             raise ConfigurationError(
                 f"from_mod's function reads {'b' if name == 'batch' else 'h'}, so the bias differs between {name}: say "
                 f"how many there are, from_mod(function, {name}=...)"
             )
-    function = TracedScoreMod(score_mod, reading)
-    remembered(function)
+    function = TracedScoreMod(score_mod, trace)
+    object_token(function)
     return ScoreModBias(function, batch, heads, function.captured)
 
 
-def _trace(score_mod: ScoreMod) -> Reading:
+def _trace(score_mod: ScoreMod) -> PairFunctionTrace:
     """Trace the function at one pair: what it reads and uses, and whether it may be broadcast."""
     score = torch.zeros(())
     batch, heads, query, key = torch.zeros(4, dtype=torch.int64).unbind()
-    reading = Reading(score=score, batch=batch, heads=heads, query=query, key=key)
+    trace = PairFunctionTrace(score=score, batch=batch, heads=heads, query=query, key=key)
     try:
-        with reading:
+        with trace:
             value = score_mod(score, batch, heads, query, key)
-        used = list(reading.captured.values())
-        with torch.enable_grad(), Swapped(used, [tensor.detach() for tensor in used]):
+        used = list(trace.captured.values())
+        with torch.enable_grad(), TensorSubstitution(used, [tensor.detach() for tensor in used]):
             unseen = score_mod(score, batch, heads, query, key)
     except Exception as error:  # the function is the user's, and may raise anything
         raise ConfigurationError(
@@ -204,7 +204,7 @@ def _trace(score_mod: ScoreMod) -> Reading:
             "from_mod's function takes a gradient into a tensor that torch does not see it use, such as one inside an "
             "autograd.Function: read that tensor by indexing, or make it a biases.tensor(...)"
         )
-    return reading
+    return trace
 
 
 def _ends(positions: Tensor, axis: int) -> Tensor:

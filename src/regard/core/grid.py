@@ -78,7 +78,7 @@ class Grid:
 
     @property
     def device(self) -> torch.device:
-        """Where the positions are, and so everything that is said of the pairs."""
+        """The device of the positions."""
         return self.key_positions.device
 
     @property
@@ -92,18 +92,18 @@ class Grid:
         return self.by_key(lambda positions: positions)
 
     def by_query(self, function: Callable[[Tensor], Tensor]) -> Tensor:
-        """What a function says of the positions of the queries, (..., M), as a column: (..., M, 1).
+        """A function of the query positions, (..., M), as a column: (..., M, 1).
 
         It gets them as int64: smaller whole numbers would wrap round where they are subtracted.
         """
         return self.per_batch(function(self.query_positions[..., self.rows].long()).unsqueeze(-1))
 
     def by_key(self, function: Callable[[Tensor], Tensor]) -> Tensor:
-        """What a function says of the positions of the keys, (..., N), as a row: (..., 1, N)."""
+        """A function of the key positions, (..., N), as a row: (..., 1, N)."""
         return self.per_batch(function(self.key_positions[..., self.columns].long()).unsqueeze(-2))
 
     def by_head(self, heads: int) -> Tensor:
-        """The numbers of the heads, as a leading axis: (heads, 1, 1)."""
+        """Head indices, (heads, 1, 1)."""
         return torch.arange(heads, device=self.device)[:, None, None]
 
     def per_batch(self, pairs: Tensor) -> Tensor:
@@ -130,7 +130,7 @@ def _as_tensor(positions: Tensor | range, device: torch.device | None) -> Tensor
 
 
 class HasShape(Protocol):
-    """A tensor, or what is known of one."""
+    """A tensor, an interval or a ternary."""
 
     @property
     def shape(self) -> torch.Size:
@@ -139,7 +139,7 @@ class HasShape(Protocol):
 
 
 def broadcast_together(left: HasShape, right: HasShape) -> bool:
-    """Whether two tensors over pairs can be joined element by element.
+    """Whether two tensors over pairs broadcast.
 
     >>> broadcast_together(torch.zeros(2, 1, 3), torch.zeros(5, 3))
     True
@@ -208,7 +208,7 @@ class Blocks:
 
     @property
     def device(self) -> torch.device:
-        """Where the positions are, and so everything that is said of the tiles."""
+        """The device of the positions."""
         return self.grid.device
 
     @property
@@ -227,15 +227,15 @@ class Blocks:
         return Interval(*self._extremes(self.grid.key))
 
     def by_query(self, function: Callable[[Tensor], Tensor]) -> Known:
-        """What a function says of the positions of the queries, (..., M), as a column: (..., ⌈M/rows⌉, 1)."""
+        """A function of the query positions, (..., M), as a column: (..., ⌈M/rows⌉, 1)."""
         return self._known(self.grid.by_query(function))
 
     def by_key(self, function: Callable[[Tensor], Tensor]) -> Known:
-        """What a function says of the positions of the keys, (..., N), as a row: (..., 1, ⌈N/columns⌉)."""
+        """A function of the key positions, (..., N), as a row: (..., 1, ⌈N/columns⌉)."""
         return self._known(self.grid.by_key(function))
 
     def by_head(self, heads: int) -> Tensor:
-        """The numbers of the heads, as a leading axis: (heads, 1, 1)."""
+        """Head indices, (heads, 1, 1)."""
         return self.grid.by_head(heads)
 
     def per_batch(self, pairs: Tensor) -> Tensor:
@@ -260,7 +260,7 @@ class Blocks:
 
 
 def _by_tile(reduce: Callable[..., Tensor], values: Tensor, axis: int, size: int) -> Tensor:
-    """One value for each `size` along an axis counted from the end; what is left over makes one more."""
+    """Reduce each block of `size` along an axis; the last block may be smaller."""
     length = values.shape[axis]
     if size == 1 or length == 1:
         return values

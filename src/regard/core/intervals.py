@@ -1,6 +1,6 @@
-"""Interval arithmetic and three-valued logic: what is known of many pairs at once, without looking at any of them.
+"""Interval arithmetic and three-valued logic, which evaluate a mask on whole tiles of pairs at once.
 
-Stretches and rectangles of a table: what is in them, in a few steps for each however long they are.
+Range queries on tables: minimum and maximum over ranges of indices in O(1) each.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ Number: TypeAlias = "Interval | Tensor | int"
 
 
 class Undecided(Exception):
-    """Interval arithmetic has no answer here; PARTIAL is always right."""
+    """Raised where interval arithmetic cannot decide; the tile is then PARTIAL."""
 
 
 class _TorchLike:
-    """What torch's functions may be handed: they answer by the rules below, and operators by the class's own."""
+    """Base of the values that torch's functions accept by `__torch_function__`, with the rules below."""
 
     @classmethod
     def __torch_function__(
@@ -281,7 +281,7 @@ class Interval(_TorchLike):
 
 
 def _positive(divisor: Number) -> Interval:
-    """A divisor that is above 0 for certain: division rounds down, and goes no other way round."""
+    """The divisor as an interval, if it is certainly above 0; else Undecided."""
     divisor = Interval.of(divisor)
     if not (divisor.low > 0).all():
         raise Undecided("a divisor may be 0 or below")
@@ -318,7 +318,7 @@ def look_up(table: Tensor, index: tuple[Number, ...]) -> Interval | Ternary | Te
 
 
 def _where(condition: Ternary | Tensor, chosen: Any, otherwise: Any) -> Interval | Ternary:
-    """torch.where, of numbers or of what exists."""
+    """torch.where of intervals or ternaries."""
     condition = Ternary.of(condition)
     if any(
         isinstance(value, Ternary | bool) or getattr(value, "dtype", None) == torch.bool

@@ -1,4 +1,4 @@
-"""One call of attention, checked and ready: what every kernel gets, and all that it gets."""
+"""The checked inputs of one call of attention, passed to every kernel."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Problem:
 
     @property
     def weights_shape(self) -> torch.Size:
-        """The shape that the weights would have: (..., heads, M, N)."""
+        """The shape of the weights: (..., heads, M, N)."""
         query = self.pairs.query
         last = -3 if query.ndim >= 4 else -2
         batches = query.shape[:last], self.pairs.key.shape[:last], self.value.shape[:last]

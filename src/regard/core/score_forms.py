@@ -1,4 +1,4 @@
-"""The two pair forms: all that a kernel has to know of a score.
+"""The pair forms of scores: what a kernel computes scores from.
 
 A score turns query and key into one of these, with its projections done; a kernel is written for pair forms, so a
 new score costs no kernel. Query heads may be a multiple of key heads: query head h then meets key head ⌊h/group⌋
@@ -74,7 +74,7 @@ PairForm = DotPairs | AdditivePairs
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
-    """Half precision widened to float32; float32 and float64 as they are."""
+    """Cast half precision to float32; float32 and float64 are returned unchanged."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 

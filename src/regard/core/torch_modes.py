@@ -1,4 +1,4 @@
-"""What torch's transforms and modes do to a call: what they look at may have no values; and autocast changes dtypes."""
+"""Detect torch's transforms and modes, under which tensors may have no values, and disable autocast."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ functorch_active = torch._C._are_functorch_transforms_active
 
 
 def under_transform() -> bool:
-    """Whether torch.compile or torch.func is looking on: tensors can be computed with then, but not asked for values.
+    """Whether torch.compile or torch.func traces the call, so that values of tensors cannot be read.
 
     >>> under_transform()
     False
@@ -30,7 +30,7 @@ def under_forward_mode() -> bool:
 
 
 def under_dispatch_mode() -> bool:
-    """Whether something of torch's sees each operation, to write it down, to count it, or to compute with shapes alone.
+    """Whether a TorchDispatchMode or a tracer intercepts each operation.
 
     >>> from torch.utils.flop_counter import FlopCounterMode
     >>> with FlopCounterMode(display=False):
@@ -41,7 +41,7 @@ def under_dispatch_mode() -> bool:
 
 
 def without_autocast(device: str) -> AbstractContextManager:
-    """The block in which autocast does not reach in; where there is none, for no more than a look.
+    """A context without autocast; a null context if autocast is off.
 
     >>> with without_autocast("cpu"):
     ...     torch.is_autocast_enabled("cpu")

@@ -1,4 +1,4 @@
-"""What a function of one pair does: which numbers it reads, what else it uses, whether it may be broadcast."""
+"""Trace a function of one pair: the numbers that it reads, the tensors that it captures, whether it broadcasts."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ NAMES = """
 """
 ELEMENTWISE = frozenset(NAMES.split())
 # What asks a number for no more than its kind.
-KIND = (Tensor.device.__get__, Tensor.dtype.__get__)  # type: ignore[attr-defined]
-OF_ITS_KIND = frozenset({Tensor.new_ones, Tensor.new_zeros, Tensor.new_full})
+METADATA = (Tensor.device.__get__, Tensor.dtype.__get__)  # type: ignore[attr-defined]
+NEW_LIKE = frozenset({Tensor.new_ones, Tensor.new_zeros, Tensor.new_full})
 
 
-class Reading(TorchFunctionMode):
-    """Watches a function at one pair, whose numbers are tensors without axes."""
+class PairFunctionTrace(TorchFunctionMode):
+    """A TorchFunctionMode that traces a function at one pair, whose numbers are tensors of shape ()."""
 
     def __init__(self, **numbers: Tensor):
         super().__init__()
@@ -43,22 +43,22 @@ class Reading(TorchFunctionMode):
         self, function: Callable, types: object, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> object:
         result = function(*args, **(kwargs or {}))
-        taken, given = list(_tensors((args, kwargs or {}))), list(_tensors(result))
-        self.captured |= {id(tensor): tensor for tensor in taken if id(tensor) not in self._known}
-        self._known |= {id(tensor): tensor for tensor in given if id(tensor) not in self.captured}
-        if function in KIND:
+        inputs, outputs = list(_tensors((args, kwargs or {}))), list(_tensors(result))
+        self.captured |= {id(tensor): tensor for tensor in inputs if id(tensor) not in self._known}
+        self._known |= {id(tensor): tensor for tensor in outputs if id(tensor) not in self.captured}
+        if function in METADATA:
             return result
-        if function not in OF_ITS_KIND:
-            self.reads |= {name for name, number in self.numbers.items() if any(tensor is number for tensor in taken)}
+        if function not in NEW_LIKE:
+            self.reads |= {name for name, number in self.numbers.items() if any(tensor is number for tensor in inputs)}
         if function.__name__ == "__getitem__":
-            taken = taken[1:]  # the table is no number, what is found in it has to be
-        numbers = all(tensor.ndim == 0 for tensor in (*taken, *given))
-        self.elementwise &= numbers and bool(given) and function.__name__ in ELEMENTWISE
+            inputs = inputs[1:]  # the table is no number, what is found in it has to be
+        numbers = all(tensor.ndim == 0 for tensor in (*inputs, *outputs))
+        self.elementwise &= numbers and bool(outputs) and function.__name__ in ELEMENTWISE
         return result
 
 
-class Swapped(TorchFunctionMode):
-    """Within it, a function computes with other tensors in the place of those that it captured."""
+class TensorSubstitution(TorchFunctionMode):
+    """A TorchFunctionMode that substitutes captured tensors by others."""
 
     def __init__(self, captured: Sequence[Tensor], others: Sequence[Tensor]):
         super().__init__()
@@ -67,22 +67,22 @@ class Swapped(TorchFunctionMode):
     def __torch_function__(
         self, function: Callable, types: object, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> object:
-        return function(*self._swap(args), **self._swap(kwargs or {}))
+        return function(*self._substitute(args), **self._substitute(kwargs or {}))
 
-    def _swap(self, nested: Any) -> Any:
+    def _substitute(self, nested: Any) -> Any:
         match nested:
             case Tensor():
                 return self.others.get(id(nested), nested)
             case tuple() | list() if type(nested) in (tuple, list):
-                return type(nested)(self._swap(part) for part in nested)
+                return type(nested)(self._substitute(part) for part in nested)
             case dict():
-                return {name: self._swap(part) for name, part in nested.items()}
+                return {name: self._substitute(part) for name, part in nested.items()}
             case _:
                 return nested
 
 
 def _tensors(nested: Any) -> Iterator[Tensor]:
-    """The tensors in tuples, lists and dictionaries, and in those that are in them."""
+    """The tensors in nested tuples, lists and dictionaries."""
     match nested:
         case Tensor():
             yield nested

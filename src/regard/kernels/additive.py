@@ -1,4 +1,4 @@
-"""Additive scores by native code, which keeps nothing of the size of pairs times features."""
+"""The additive kernel: native attention with scores weight · tanh(q + k), in memory linear in the lengths."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class AdditiveKernel:
         register(self)
 
     def why_not(self, problem: Problem) -> list[str]:
-        """Other scores, other numbers, other processors, and no code where there was no compiler."""
+        """Scores, dtypes and devices that the native code does not support, or that it was not built."""
         reasons = []
         if not isinstance(problem.pairs, AdditivePairs):
             reasons.append("its code computes additive scores; this score is a dot product")
@@ -65,7 +65,7 @@ class AdditiveKernel:
         return self._tiled.backward(batched, saved)
 
     def block_rows(self, problem: Problem) -> Iterator[tuple[slice, tuple[BlockRow, ...]]]:
-        """Batches that see the same tiles, and these; all rows together where nothing is given for each pair."""
+        """Slices of batches with the same tiles, and their block rows; one row of all queries if none is per pair."""
         plain = problem.mask is None and problem.bias is None and problem.dropout is None
         height = max(problem.queries, 1) if plain else tile_size(problem, self.tile)[0]
         for part in batch_layouts(problem, (height, MIN_TILE_SIDE), 1):
@@ -73,28 +73,28 @@ class AdditiveKernel:
                 yield batch, part.layout.rows
 
     def _forward(self, batched: BatchedProblem, rows: tuple[BlockRow, ...]) -> tuple[Tensor, Tensor]:
-        problem, given = batched.problem, _Given(batched)
+        problem, inputs = batched.problem, _PairInputs(batched)
         attended = native.Attended(_prepared(batched.pairs), batched.value.flatten(0, 1), problem.softcap)
         for row in rows:
             for run in row.runs:
-                width = tile_size(problem, self.tile)[1] if given.for_all or run.masked else problem.keys
+                width = tile_size(problem, self.tile)[1] if inputs.for_all or run.masked else problem.keys
                 for columns in split_slice(run.columns, width):
-                    added, kept = given.added(row.rows, columns, run.masked), given.kept(row.rows, columns)
+                    added, kept = inputs.added(row.rows, columns, run.masked), inputs.kept(row.rows, columns)
                     attended.add(row.rows, columns, added, kept)
         if problem.dropout is not None:
             attended.output.div_(1.0 - problem.dropout.probability)
         return attended.output.unflatten(0, batched.shape[:2]), attended.lse.unflatten(0, batched.shape[:2])
 
 
-class _Given:
-    """What is given for each pair of a tile, as numbers (B, H, m, n)."""
+class _PairInputs:
+    """Bias, mask and dropout of a tile as dense tensors (B, H, m, n)."""
 
     def __init__(self, batched: BatchedProblem) -> None:
         self.batched, self.tile_bias, self.dropout = batched, make_tile_bias(batched), batched.problem.dropout
         self.for_all = self.tile_bias is not None or self.dropout is not None
 
     def added(self, rows: slice, columns: slice, masked: bool) -> Tensor | None:
-        """Bias, and -inf where there is no pair; None for neither."""
+        """Bias plus -inf where the mask forbids the pair; None for neither."""
         added = None if self.tile_bias is None else self.tile_bias.values(rows, columns).float()
         if masked and (keep := self.batched.keep(rows, columns)) is not None:
             absent = torch.zeros(keep.shape).masked_fill_(~keep, float("-inf"))
@@ -104,7 +104,7 @@ class _Given:
         return added.expand(*self.batched.shape[:2], rows.stop - rows.start, columns.stop - columns.start)
 
     def kept(self, rows: slice, columns: slice) -> Tensor | None:
-        """1 for weights that are kept, 0 for those that are dropped; None without dropout."""
+        """The keep mask of dropout, float 0 or 1; None without dropout."""
         if self.dropout is None:
             return None
         tile = self.batched.grid.tile(rows, columns)
@@ -134,7 +134,7 @@ class _NativeTileScores:
 
 
 def _prepared(pairs: PairForm) -> native.Prepared:
-    """All batches and heads at once."""
+    """Additive pairs as the native code takes them, batches and heads merged."""
     if not isinstance(pairs, AdditivePairs):
         raise TypeError("native code scores additive pairs")
     return native.Prepared(pairs.query.flatten(0, 1), pairs.key.flatten(0, 1), pairs.weight.float())

@@ -41,7 +41,7 @@ class Cost:
 
 
 class Kernel(Protocol):
-    """One way to compute a Problem."""
+    """An implementation of attention."""
 
     name: str
 
@@ -60,9 +60,9 @@ class Kernel(Protocol):
 
 @runtime_checkable
 class OwnGradient(Protocol):
-    """A computation that brings its own gradient: what `operator.attend` makes differentiable, and an operator.
+    """A kernel with a backward of its own, which `custom_op.attend` makes differentiable and compilable.
 
-    Both are asked without autograd, for a problem whose numbers are finite or are all attended to. Sinks and rows that
+    Both are called without autograd, for a problem whose numbers are finite or are all attended to. Sinks and rows that
     attend to nothing are the operator's: `forward` leaves sinks out, and gives such rows the log-sum-exp -inf.
     """
 

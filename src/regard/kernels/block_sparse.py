@@ -1,4 +1,4 @@
-"""A structured mask as a few dense calls on contiguous spans of keys, merged by log-sum-exp."""
+"""The block-sparse kernel: dense attention of each block of queries over the spans of keys that the mask keeps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ APART = 1024
 
 
 class BlockSparseKernel:
-    """Each block of queries meets the keys that its mask leaves, in torch's dense kernel; no others are touched.
+    """Torch's dense flash kernel on the spans of keys that each block of queries attends to, merged by log-sum-exp.
 
     Its own backward adds into slices: autograd would write a gradient of full size for every block.
     """
@@ -36,11 +36,11 @@ class BlockSparseKernel:
         register(self)
 
     def why_not(self, problem: Problem) -> list[str]:
-        """What its dense kernel has no word for."""
+        """Features that the dense kernel does not support."""
         return dense_reasons(problem)
 
     def cost(self, problem: Problem) -> Cost:
-        """The pairs that lie in the spans are computed; a mask or a bias stands in memory for one span at a time."""
+        """All pairs in the spans; the mask or bias of one span at a time in memory."""
         numbers = problem.weights_shape[:-1].numel() * problem.value.shape[-1]
         if is_square_causal(problem):
             flops, passes, moved = whole(problem, causal=True)
@@ -74,7 +74,7 @@ class BlockSparseKernel:
         return attend(problem, self)
 
     def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
-        """Block row after block row, the runs of one merged."""
+        """The output of each block row, merged over its runs."""
         output, lse = batched.empty_results()
         for part in self._parts(batched.problem):
             rectangles = _Rectangles(batched.part(part.batch))
@@ -87,7 +87,7 @@ class BlockSparseKernel:
         return output, lse
 
     def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
-        """Each rectangle's gradients, added to the slices that it touched."""
+        """The gradients of each rectangle, added to slices of the inputs' gradients."""
         gradients = batched.zero_gradients()
         for part in self._parts(batched.problem):
             rectangles, into = _Rectangles(batched.part(part.batch)), gradients.part(part.batch)
@@ -119,7 +119,7 @@ class BlockSparseKernel:
 
 
 class _Rectangles:
-    """The rectangles of a batched problem, and what is added to their scores."""
+    """The rectangles of a batched problem and their additive masks."""
 
     def __init__(self, batched: BatchedProblem) -> None:
         self.batched = batched

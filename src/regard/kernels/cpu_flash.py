@@ -1,4 +1,4 @@
-"""Dot products by native code: the tiles that the mask leaves, their weights never in memory, forward and backward."""
+"""The CPU flash kernel: native flash attention over the tiles that the mask keeps, forward and backward."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CALLS = 40.0
 
 
 class CpuFlashKernel:
-    """All in one pass over the tiles (Dao et al. 2022, arXiv 2205.14135): products, the online softmax, values.
+    """Flash attention (Dao et al. 2022, arXiv 2205.14135) in C: one pass over the tiles, no weights in memory.
 
     In float32, whatever comes in: bfloat16 is widened as it is read. A mask is read as a bit for each pair of the tiles
     that it cuts; a bias by distance and its gradient as one number for each diagonal.
@@ -36,7 +36,7 @@ class CpuFlashKernel:
         register(self)
 
     def why_not(self, problem: Problem) -> list[str]:
-        """Other scores, other numbers, other processors, and what its code has no word for."""
+        """Scores, dtypes, devices and biases that the native code does not support."""
         return native_reasons(problem)
 
     def cost(self, problem: Problem) -> Cost:

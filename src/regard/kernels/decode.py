@@ -1,4 +1,4 @@
-"""Few queries over many keys: the query heads of a group as rows of one product, the keys in parts side by side."""
+"""The decode kernel: few queries over many keys, which are read once per group of query heads."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LONG = 1024
 
 
 class DecodeKernel:
-    """The keys are read once for a whole group of query heads, and parts of them by all cores at once.
+    """Grouped heads as rows of one product, and flash decoding over parts of the keys.
 
     Query heads of a group become rows (Ainslie et al. 2023, arXiv 2305.13245, put to use); parts of the keys are
     merged by log-sum-exp (flash decoding: Dao, Haziza, Massa and Sizov 2023). Native code, where it is there, takes
@@ -45,7 +45,7 @@ class DecodeKernel:
         register(self)
 
     def why_not(self, problem: Problem) -> list[str]:
-        """What its dense kernel has no word for, and queries enough for other kernels."""
+        """Features that the dense kernel does not support, and more rows than it is made for."""
         reasons = dense_reasons(problem)
         rows = _group(problem) * problem.queries
         if rows > MOST_ROWS:
@@ -56,7 +56,7 @@ class DecodeKernel:
         return reasons
 
     def cost(self, problem: Problem) -> Cost:
-        """All is spent on reading keys and values once."""
+        """The time to read keys and values once."""
         columns = _columns(problem)
         leading, wide = problem.weights_shape[:-2].numel(), columns.stop - columns.start
         visited, group = problem.queries * wide, _group(problem)
@@ -81,7 +81,7 @@ class DecodeKernel:
         return attend(problem, self)
 
     def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
-        """The parts side by side, and what is left over as one more."""
+        """Equal parts of the keys at once, and the remainder as one more part."""
         rectangle = _folded(batched, *_seen(batched))
         if rectangle.key.shape[2] >= self.long and native.reads(rectangle.key, rectangle.value):
             output, lse = _in_one_pass(rectangle)
@@ -114,7 +114,7 @@ class DecodeKernel:
 
 
 def _folded(batched: BatchedProblem, columns: slice, masked: bool) -> Rectangle:
-    """Some columns, masked or not, with the heads of each group as rows: query (B, Hk, G·M, D)."""
+    """The rectangle of some columns, with the heads of each group folded into rows: query (B, Hk, G·M, D)."""
     pairs = batched.pairs
     batch, heads, queries, _ = batched.shape
     key_heads = pairs.key.shape[1]
@@ -138,7 +138,7 @@ def _folded(batched: BatchedProblem, columns: slice, masked: bool) -> Rectangle:
 
 
 def _in_one_pass(rectangle: Rectangle) -> tuple[Tensor, Tensor]:
-    """Native code reads each key and value once, for all rows: outputs (B, Hk, R, Dv), or (B, Hk, 1, R, Dv)."""
+    """Output (B, Hk, R, Dv) and log-sum-exp by native code, which reads each key and value once for all rows."""
     added = rectangle.added
     if added is not None:
         added = added.expand(*rectangle.query.shape[:2], -1, -1)
@@ -147,7 +147,7 @@ def _in_one_pass(rectangle: Rectangle) -> tuple[Tensor, Tensor]:
 
 
 def _side_by_side(rectangle: Rectangle, parts: int) -> tuple[Tensor, Tensor]:
-    """The keys in equal parts, each as a head of its own, and merged."""
+    """Equal parts of the keys computed as separate heads, and merged."""
     batch, heads, rows = rectangle.query.shape[:3]
 
     def split(tensor: Tensor, axis: int) -> Tensor:
@@ -170,7 +170,7 @@ def _side_by_side(rectangle: Rectangle, parts: int) -> tuple[Tensor, Tensor]:
 
 
 def _seen(batched: BatchedProblem) -> tuple[slice, bool]:
-    """From the first to the last key that a query may attend to, and whether the mask leaves out any pair of these."""
+    """The columns from the first to the last key that is attended to, and whether the mask forbids any pair in them."""
     _, _, queries, keys = batched.shape
     if batched.problem.mask is None or queries * keys > FEW_PAIRS:
         return _columns(batched.problem), batched.problem.mask is not None
@@ -186,7 +186,7 @@ def _seen(batched: BatchedProblem) -> tuple[slice, bool]:
 
 
 def _columns(problem: Problem) -> slice:
-    """From the first to the last key that a query may attend to."""
+    """The columns from the first to the last key that is attended to."""
     if problem.mask is None:
         return slice(0, problem.keys)
     runs = [
@@ -196,5 +196,5 @@ def _columns(problem: Problem) -> slice:
 
 
 def _group(problem: Problem) -> int:
-    """Query heads of one key head."""
+    """Query heads per key head."""
     return problem.pairs.query.shape[-3] // max(problem.value.shape[-3], 1) if problem.heads else 1

@@ -1,4 +1,4 @@
-"""One dense rectangle of dot-product attention with its log-sum-exp, forward and backward: what spans are made of.
+"""One dense rectangle of dot-product attention with its log-sum-exp, forward and backward.
 
 On the CPU it is torch's flash kernel, called where it can be: equal dims, weights that are not dropped. Elsewhere it is
 the formula on the rectangle.
@@ -26,7 +26,7 @@ EXPONENTIAL = 2.0**-20
 
 
 def dense_reasons(problem: Problem) -> list[str]:
-    """What a rectangle has no word for."""
+    """Features that a dense rectangle does not support."""
     reasons = []
     if not isinstance(problem.pairs, DotPairs):
         reasons.append("its dense kernel computes dot products; this score is additive")
@@ -40,7 +40,7 @@ def dense_reasons(problem: Problem) -> list[str]:
 
 
 def is_square_causal(problem: Problem) -> bool:
-    """Whether the mask is what torch calls causal: aligned to the start, which is the end too where M = N."""
+    """Whether the mask equals torch's is_causal=True: causal, M = N and default positions."""
     return (
         isinstance(problem.mask, Causal)
         and problem.bias is None
@@ -64,7 +64,7 @@ class Rectangle:
     causal: bool = False
 
     def columns(self, columns: slice) -> Rectangle:
-        """Some of the columns."""
+        """The same for some of the columns."""
         added = None if self.added is None else self.added[..., columns]
         return replace(self, key=self.key[:, :, columns], value=self.value[:, :, columns], added=added)
 
@@ -102,12 +102,12 @@ class Rectangle:
         return gradients[0][..., :dim], gradients[1][..., :dim], gradients[2][..., :value_dim]
 
     def _suits_flash(self) -> bool:
-        """On the CPU, keys enough to see NaN, and no axis empty: torch's flash kernel divides by their lengths."""
+        """Whether torch's CPU flash kernel can run: on the CPU, with keys enough to propagate NaN and no empty axis."""
         tensors = self.query, self.key, self.value
         return self.query.is_cpu and self.key.shape[-2] >= NARROW and all(tensor.numel() for tensor in tensors)
 
     def _equal_dims(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Zeros beside the narrower ones change neither scores nor what is asked of the output."""
+        """Query, key and value padded with zeros to equal dims, which changes no score."""
         dim = max(self.query.shape[-1], self.value.shape[-1])
         return _widened(self.query, dim), _widened(self.key, dim), _widened(self.value, dim)
 

@@ -192,7 +192,7 @@ def _signature(problem: Problem) -> tuple:
 
 
 def _roughly(length: int) -> int:
-    """Up to EXACT as it is, and beyond it to within a sixteenth."""
+    """A length, rounded to within a sixteenth above EXACT."""
     if length <= EXACT:
         return length
     dropped = length.bit_length() - 5
@@ -267,7 +267,7 @@ def _word(dtype: torch.dtype) -> str:
 
 
 def _time(seconds: float) -> str:
-    """About how long, in the unit that reads best."""
+    """A duration in a readable unit."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= size:
             return f"about {seconds / size:.3g} {unit}"
@@ -275,7 +275,7 @@ def _time(seconds: float) -> str:
 
 
 def _memory(size: float) -> str:
-    """Bytes, in the unit that reads best."""
+    """A size in a readable unit."""
     for unit, of in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if size >= of:
             return f"{size / of:.3g} {unit}"

@@ -1,4 +1,4 @@
-"""The second pass: the weights of a problem, computed again tile by tile from its log-sum-exp, for lenses to look at.
+"""The second pass of `observe`: weights recomputed tile by tile from the log-sum-exp, for lenses.
 
 The weights of a tile are exp(scores - lse) (Dao et al. 2022, arXiv 2205.14135, section 3.1, does so backward). One pass
 serves all lenses, over the tiles that the mask leaves. It takes the products of queries and keys once more, half of
@@ -33,7 +33,7 @@ TILE = 2**19
 
 
 def start_lenses(problem: Problem, lenses: Iterable[Lens]) -> dict[Lens, LensState[Any]]:
-    """Each lens at work on the problem; equal lenses are one.
+    """Start each lens on the problem; equal lenses share one state.
 
     Raises:
         ConfigurationError: something else than a lens; and what each lens says of a problem that does not fit.
@@ -78,7 +78,7 @@ def _in_float64(problem: Problem, lse: Tensor) -> tuple[Problem, Tensor]:
 
 
 def _run_native_reductions(problem: Problem, lse: Tensor, reductions: list[Reduction]) -> list[Reduction]:
-    """Those reductions that native code can do, in one pass of its own; what is left for the tiles."""
+    """Run the reductions that native code supports in one pass; returns the others."""
     able = [reduction for reduction in reductions if isinstance(reduction, NativeReduction)]
     if not able or native_reasons(problem):
         return reductions
@@ -92,7 +92,7 @@ def _run_native_reductions(problem: Problem, lse: Tensor, reductions: list[Reduc
 
 
 def _tiles(problem: Problem, lse: Tensor, *, terms: bool) -> Iterator[WeightTile]:
-    """The tiles one after another, in memory that the next one takes over."""
+    """Tiles of weights one after another, in a buffer that the next one overwrites."""
     batched, size = BatchedProblem.from_problem(problem), tile_size(problem, TILE)
     batches, heads, queries, _ = batched.shape
     # A row that attends to nothing, or to NaN, has weights 0.

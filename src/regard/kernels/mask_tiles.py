@@ -1,6 +1,6 @@
-"""Which tiles the mask of a problem leaves, worked out once for each mask and size.
+"""The tiles that a mask keeps, as rows of blocks and runs of columns; memoized for each mask and size.
 
-The tiles that a mask leaves, as rows of blocks and contiguous runs of columns: which pairs a kernel has to visit.
+Kernels visit the pairs in these runs and no others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..utils.pytree import tree_tensors
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Contiguous columns that some pairs of a block row are in; not `masked` where every pair exists."""
+    """Contiguous columns that a block row attends to; `masked` unless every pair in them exists."""
 
     columns: slice
     masked: bool
@@ -65,7 +65,7 @@ class TileLayout:
 
     @classmethod
     def whole(cls, height: int, shape: tuple[int, int]) -> TileLayout:
-        """The layout of blocks of so many rows where every pair exists."""
+        """The layout of blocks of `height` rows without a mask."""
         queries, keys = shape
         runs = (Run(slice(0, keys), masked=False),) if keys else ()
         rows = (BlockRow(slice(start, min(start + height, queries)), runs) for start in range(0, queries, height))
@@ -73,7 +73,7 @@ class TileLayout:
 
 
 def split_slice(columns: slice, width: int) -> Iterator[slice]:
-    """Columns in stretches of at most `width`."""
+    """Split a slice into slices of at most `width`."""
     for start in range(columns.start, columns.stop, width):
         yield slice(start, min(start + width, columns.stop))
 
@@ -99,7 +99,7 @@ def _runs(line: np.ndarray, apart: int) -> list[tuple[int, int, bool]]:
 
 
 def _equal_stretches(line: np.ndarray) -> list[tuple[int, int, int]]:
-    """Stretches of equal verdicts."""
+    """Maximal stretches of equal verdicts, as (start, stop, verdict)."""
     if not len(line):
         return []
     edges = [0, *(np.flatnonzero(np.diff(line)) + 1).tolist(), len(line)]
@@ -123,7 +123,7 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True, slots=True)
 class BatchLayout:
-    """Some neighbouring batches, of all leading axes together, that see the same tiles."""
+    """A slice of batches, of all leading axes merged, with the same tiles."""
 
     batch: slice
     layout: TileLayout
@@ -135,14 +135,14 @@ _memo_without_mask: dict[tuple, Any] = {}
 
 
 def batch_layouts(problem: Problem, size: tuple[int, int], apart: int) -> tuple[BatchLayout, ...]:
-    """The tiles of `size` that the problem's mask leaves, batch by batch where these differ; all heads together."""
+    """The tiles of `size` that the mask keeps, batch by batch where they differ, for all heads together."""
     return memoize(problem, (size, apart), lambda: _parts(problem, size, apart))
 
 
 def memoize(
     problem: Problem, what: Hashable, compute: Callable[[], Found], when: Callable[[Found], bool] = lambda _: True
 ) -> Found:
-    """What follows from the problem's mask and sizes alone, worked out once; `when` says whether it is to be kept."""
+    """Memoize a value that depends on the problem's mask and sizes alone; `when` decides whether it is stored."""
     mask, shape = problem.mask, (problem.batch.numel(), problem.queries, problem.keys)
     tensors = tree_tensors(mask)
     positions = problem.query_positions, problem.key_positions
@@ -164,7 +164,7 @@ def memoize(
 
 
 def union_layout(problem: Problem, size: tuple[int, int], apart: int) -> TileLayout:
-    """The tiles that the problem's mask leaves to any of its batches and heads."""
+    """The tiles that the mask keeps for any batch and head."""
     found = batch_layouts(problem, size, apart)
     if len(found) == 1:
         return found[0].layout
@@ -172,13 +172,13 @@ def union_layout(problem: Problem, size: tuple[int, int], apart: int) -> TileLay
 
 
 def count_visited_pairs(problem: Problem, size: tuple[int, int] = (128, 64), apart: int = 1) -> int:
-    """The pairs in the tiles that the problem's mask leaves, over all batches, for one head."""
+    """The number of pairs in the tiles that the mask keeps, over all batches, for one head."""
     found = batch_layouts(problem, size, apart)
     return sum((part.batch.stop - part.batch.start) * part.layout.visited_pairs for part in found)
 
 
 def distinct_matrices(problem: Problem) -> tuple[int, int]:
-    """For how many batches and heads the mask is asked, and the bias; 0 where there is none."""
+    """The number of distinct mask matrices and bias matrices over batches and heads; 0 without a mask or bias."""
     tile = problem.grid().tile(slice(0, 1), slice(0, 1))
     keep, bias = problem.keep(tile), problem.bias_values(tile)
     return (0 if keep is None else keep.shape[:-2].numel()), (0 if bias is None else bias.shape[:-2].numel())
@@ -198,7 +198,7 @@ def _parts(problem: Problem, size: tuple[int, int], apart: int) -> tuple[BatchLa
 
 
 def _edges(verdicts: np.ndarray, problem: Problem, size: tuple[int, int]) -> list[int]:
-    """Where one part ends and the next begins: neighbours go together unless that visits too many pairs in vain."""
+    """Batch indices where tiles change: neighbours are merged unless that visits more than MAX_WASTED_PAIRS."""
     taken = verdicts != EMPTY
     if len(verdicts) and (taken == taken[0]).all():
         return [0, len(verdicts)]  # all see the same tiles: the usual case of a padded batch
@@ -218,7 +218,7 @@ def _edges(verdicts: np.ndarray, problem: Problem, size: tuple[int, int]) -> lis
 
 
 def _layout(verdicts: np.ndarray, problem: Problem, size: tuple[int, int], apart: int) -> TileLayout:
-    """The layout that serves all of some verdicts (·, R, C)."""
+    """The union of the tiles of several verdicts (·, R, C)."""
     return TileLayout.of(_combine(verdicts), size, (problem.queries, problem.keys), apart=apart)
 
 
@@ -243,7 +243,7 @@ def _verdicts(problem: Problem, size: tuple[int, int]) -> np.ndarray:
 
 
 def _combine(verdicts: np.ndarray) -> np.ndarray:
-    """One verdict of several: EMPTY or FULL where all are, PARTIAL elsewhere; EMPTY where there are none."""
+    """Combine verdicts: EMPTY or FULL where all agree, PARTIAL elsewhere; EMPTY for none."""
     if not len(verdicts):
         return np.full(verdicts.shape[1:], EMPTY, dtype=np.int8)
     return np.where(verdicts.min(0) == verdicts.max(0), verdicts[0], PARTIAL).astype(np.int8)

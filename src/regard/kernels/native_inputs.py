@@ -1,6 +1,6 @@
-"""What native code computes of dot products over tiles, and a problem as it takes it: what all that calls it shares.
+"""Convert a problem to the inputs of the native flash code, and list what that code does not support.
 
-The tiles of a problem's mask in bits, as native code reads them: worked out once for each mask and size.
+Masks are packed to one bit per pair of a cut tile, memoized for each mask and size.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _all_tiles(queries: int, keys: int) -> Tiles:
 
 
 def masked_pairs(problem: Problem) -> int:
-    """The pairs that need a bit each, for all batches and heads that the mask tells apart."""
+    """The largest number of pairs that need a bit, over batches with different tiles."""
     return max((part.layout.masked_pairs for part in batch_layouts(problem, TILE_SIZE, MIN_FULL_RUN)), default=0)
 
 
@@ -101,7 +101,7 @@ def _by_distance(problem: Problem, first: np.ndarray, runs: np.ndarray) -> np.nd
 
 
 def _pair_by_pair(batched: BatchedProblem, layout: TileLayout, count: int) -> np.ndarray:
-    """The mask asked for each masked run: (B or 1, H or 1, T, BLOCK)."""
+    """The bits of each masked run, from the mask's pairs: (B or 1, H or 1, T, BLOCK)."""
     found: list[Tensor] = []
     for row in layout.rows:
         for run in row.runs:
@@ -124,7 +124,7 @@ def _pair_by_pair(batched: BatchedProblem, layout: TileLayout, count: int) -> np
 
 
 def _packed(pairs: np.ndarray) -> np.ndarray:
-    """(..., BLOCK) pairs as one word, (..., 1): the first of them is the lowest bit."""
+    """Pack (..., BLOCK) booleans into one word, (..., 1); the first is the lowest bit."""
     return np.packbits(pairs, axis=-1, bitorder="little").view("<u8")
 
 
@@ -133,7 +133,7 @@ MAX_BITS = 2**31
 
 
 def native_reasons(problem: Problem) -> list[str]:
-    """Why native code cannot: other scores, other numbers, other processors, and what its code has no word for."""
+    """Scores, dtypes, devices and biases that the native flash code does not support."""
     reasons, value = [], problem.value
     if problem.operator != "softmax":
         reasons.append(f"its code computes softmax attention; this is {problem.operator}")
@@ -153,7 +153,7 @@ def native_reasons(problem: Problem) -> list[str]:
 
 
 def native_problems(batched: BatchedProblem) -> Iterator[tuple[slice, native.FlashProblem]]:
-    """Batches that see the same tiles, as native code takes them."""
+    """The native problem of each slice of batches with the same tiles."""
     pairs, problem = batched.pairs, batched.problem
     if not isinstance(pairs, DotPairs):
         raise TypeError("native code over tiles computes dot products")
@@ -170,7 +170,7 @@ def _differ_in_columns(batched: BatchedProblem) -> bool:
 
 
 def _one_by_one(found: Iterable[tuple[slice, Tiles]]) -> Iterator[tuple[slice, Tiles]]:
-    """Each batch by itself."""
+    """The tiles of each batch separately."""
     for batch, tiles in found:
         for at in range(batch.start, batch.stop):
             bits = tiles.bits if len(tiles.bits) == 1 else tiles.bits[at - batch.start : at - batch.start + 1]
@@ -178,7 +178,7 @@ def _one_by_one(found: Iterable[tuple[slice, Tiles]]) -> Iterator[tuple[slice, T
 
 
 def _drops(batched: BatchedProblem, batch: slice) -> native.Drops | None:
-    """Which weights of some batches are dropped."""
+    """The dropout hashes of some batches; None without dropout."""
     dropout = batched.problem.dropout
     if dropout is None:
         return None

@@ -164,7 +164,7 @@ class ScoredTiles:
         return scores, slope
 
     def kept(self, rows: slice, columns: slice) -> Tensor | None:
-        """1 for weights that are kept, 0 for those that are dropped; None without dropout."""
+        """The keep mask of dropout, float 0 or 1; None without dropout."""
         dropout = self.batched.problem.dropout
         if dropout is None:
             return None
@@ -174,7 +174,7 @@ class ScoredTiles:
     def add_gradients(
         self, rows: slice, columns: slice, upstream: Tensor, slope: Tensor | None, into: ProblemGradients
     ) -> None:
-        """From the gradient of a tile's scores to those of bias, query, key and weight."""
+        """Backpropagate the gradient of a tile's scores to bias, query, key and weight."""
         if self.tile_bias is not None and into.bias:
             self.tile_bias.add_gradient(rows, columns, upstream, into)
         if slope is not None:
@@ -182,14 +182,14 @@ class ScoredTiles:
         self.tile_scores.add_gradients(rows, columns, upstream, into)
 
     def finish(self, into: ProblemGradients) -> None:
-        """What is done once, after the last tile."""
+        """Finish the gradients after the last tile."""
         self.tile_scores.finish(into)
         if self.tile_bias is not None and into.bias:
             self.tile_bias.finish(into)
 
 
 class _OnlineSoftmax:
-    """Softmax over keys that come in parts: what is known so far is scaled down when a larger score turns up."""
+    """The running maximum, sum and output of some rows, rescaled when a larger score appears."""
 
     def __init__(self, output: Tensor, lse: Tensor) -> None:
         self.output, self.lse = output, lse
@@ -209,7 +209,7 @@ class _OnlineSoftmax:
         return weights
 
     def add(self, values: Tensor) -> None:
-        """Weights times values of the same part."""
+        """Add the weights times the values of a part."""
         self.sum += values
 
     def write(self, kept_share: float) -> None:
@@ -219,7 +219,7 @@ class _OnlineSoftmax:
 
 
 def exponential_(numbers: Tensor) -> Tensor:
-    """exp, in place: 2 to the power of numbers · log₂ e.
+    """Exp in place, computed as exp2(numbers · log₂ e).
 
     torch's exp goes through a library that takes thirty times as long where results are subnormal, its exp2 does not.
     """
@@ -227,7 +227,7 @@ def exponential_(numbers: Tensor) -> Tensor:
 
 
 def add_feature_cost(cost: Cost, problem: Problem, passes: float) -> Cost:
-    """A cost and `passes` for each feature and visited pair, where the score is additive."""
+    """Add `passes` per feature and visited pair to a cost, if the score is additive."""
     if not isinstance(problem.pairs, AdditivePairs):
         return cost
     width = problem.value.shape[-1] + problem.pairs.query.shape[-1]
@@ -239,7 +239,7 @@ def add_feature_cost(cost: Cost, problem: Problem, passes: float) -> Cost:
 
 
 def batches_per_tile(problem: Problem, tile: int) -> int:
-    """How many batches make tiles of 128 × 128 of at most `tile` scores; one at least."""
+    """The number of batches that are computed at once in 128 × 128 tiles of at most `tile` scores; at least one."""
     heads = problem.weights_shape[-3] if problem.heads else 1
     return max(tile // (max(heads, 1) * 128 * 128), 1)
 

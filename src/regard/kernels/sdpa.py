@@ -1,4 +1,4 @@
-"""torch's own fused attention, where the problem is what torch computes."""
+"""The sdpa kernel: torch's own operator, for problems that it supports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .nan_safety import run_nan_safe
 
 
 class SdpaKernel:
-    """`torch.nn.functional.scaled_dot_product_attention`, shaped and masked so that the contract holds."""
+    """`torch.nn.functional.scaled_dot_product_attention`, with NaN safety and a differentiable gradient on the CPU."""
 
     name = "sdpa"
     exponential = EXPONENTIAL
@@ -47,7 +47,7 @@ class SdpaKernel:
         return reasons
 
     def cost(self, problem: Problem) -> Cost:
-        """Every pair is computed; a mask or a bias that is more than `causal()` stands in memory as numbers.
+        """All pairs; any mask but a square causal one, and any bias, is a dense tensor in memory.
 
         Where torch's fast path refuses, it takes the formula's, with all weights in memory.
         """
@@ -131,7 +131,7 @@ def _slow_path(problem: Problem) -> str:
 
 
 def _waste(problem: Problem, causal: bool) -> str:
-    """What is computed for nothing, where a mask leaves out much of it."""
+    """The note that most computed pairs are masked; empty without a mask."""
     if problem.mask is None or causal:
         return ""
     kept = count_visited_pairs(problem) / max(problem.queries * problem.keys, 1)

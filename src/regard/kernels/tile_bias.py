@@ -1,4 +1,4 @@
-"""The bias of a problem tile by tile, and its gradient: by diagonals where it knows of a pair its distance alone.
+"""The bias of a tile and its gradient; one number per diagonal if the bias depends on the distance alone.
 
 Mask and bias that depend on the distance of query and key alone: one number a diagonal, not one a pair.
 """
@@ -57,13 +57,13 @@ class Diagonals:
 
     @classmethod
     def of(cls, problem: Problem) -> Diagonals | None:
-        """The diagonals of a problem, or None where its mask or bias tells pairs of one distance apart."""
+        """The diagonals of a problem; None if its mask or bias depends on more than the distance."""
         some = problem.queries > 0 and problem.keys > 0
         return cls(problem) if some and cls.are_in(problem) else None
 
     @staticmethod
     def are_in(problem: Problem) -> bool:
-        """Whether mask and bias, of which there is one at least, tell no two pairs of one distance apart."""
+        """Whether there is a mask or bias, and they depend on the distance alone."""
         mask, bias = problem.mask, problem.bias
         return (
             problem.shift is not None
@@ -80,7 +80,7 @@ class Diagonals:
 
 
 class TileBias(Protocol):
-    """What is added to the scores of tiles, and where their gradient goes."""
+    """The bias of tiles and its backward."""
 
     def values(self, rows: slice, columns: slice) -> Tensor:
         """The bias of a tile, (B or 1, H or 1, m or 1, n or 1)."""
@@ -91,12 +91,12 @@ class TileBias(Protocol):
         ...
 
     def finish(self, into: ProblemGradients) -> None:
-        """What is done once, after the last tile."""
+        """Finish the gradient after the last tile."""
         ...
 
 
 class PairwiseTileBias:
-    """Any bias: asked for its numbers on each tile."""
+    """Any bias, evaluated on each tile."""
 
     def __init__(self, batched: BatchedProblem, bias: Bias) -> None:
         self.batched, self.bias = batched, bias
@@ -113,7 +113,7 @@ class PairwiseTileBias:
 
 
 class DiagonalTileBias:
-    """One number a diagonal: M + N - 1 of them a head are asked for, once, and get their gradient once."""
+    """A bias by distance, evaluated once on the M + N - 1 diagonals of each head."""
 
     def __init__(self, batched: BatchedProblem, bias: RelativeBias) -> None:
         self.queries, self.distances, self.bias = batched.shape[2], distances(batched.problem), bias
@@ -138,7 +138,7 @@ class DiagonalTileBias:
 
 
 def make_tile_bias(batched: BatchedProblem) -> TileBias | None:
-    """The way to bias the tiles of a problem; None where it has no bias."""
+    """The tile bias of a problem; None without a bias."""
     problem = batched.problem
     if problem.bias is None:
         return None

@@ -1,4 +1,4 @@
-"""The scores of a tile and their gradient, without autograd: for each pair form one way that stays in the cache."""
+"""The scores of a tile and their backward, without autograd, for each pair form."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TileScores(Protocol):
         ...
 
     def finish(self, into: ProblemGradients) -> None:
-        """What is the same for all tiles, once after the last."""
+        """Finish the gradients after the last tile."""
         ...
 
 
@@ -123,5 +123,5 @@ class AdditiveTileScores:
 
 
 def make_tile_scores(pairs: PairForm) -> TileScores:
-    """The way to score the tiles of a pair form."""
+    """The tile scores of a pair form."""
     return DotTileScores(pairs) if isinstance(pairs, DotPairs) else AdditiveTileScores(pairs)

@@ -1,4 +1,4 @@
-"""The weights of tiles from the log-sum-exp of their rows: what lenses look at."""
+"""The weights of tiles, recomputed from the log-sum-exp of their rows."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ FAR = 1e30
 
 
 class TileWeights(Protocol):
-    """One way to make weights."""
+    """Computes the weights of tiles."""
 
     def tile(self, rows: slice, columns: slice, *, masked: bool, terms: bool) -> tuple[Tensor, Tensor | None]:
-        """Weights (b, H, m, n), and, if these are wanted, the terms weight · log₂ weight, in memory that is kept."""
+        """Weights (b, H, m, n), and, if these are wanted, the terms weight · log₂ weight, in a reused buffer."""
         ...
 
 
 def make_tile_weights(batched: BatchedProblem, lse: Tensor) -> TileWeights:
-    """The way for a problem; lse (b, H, M, 1), `FAR` for rows whose weights are to be 0."""
+    """The tile weights of a problem; lse (b, H, M, 1), `FAR` for rows whose weights are 0."""
     problem, pairs = batched.problem, batched.pairs
     if problem.operator == "softmax" and isinstance(pairs, DotPairs) and problem.bias is None:
         if native.reads(pairs.query, pairs.key):
@@ -37,7 +37,7 @@ def make_tile_weights(batched: BatchedProblem, lse: Tensor) -> TileWeights:
 
 
 class NativeTileWeights:
-    """Product, power and mask in one pass."""
+    """Weights by native code: product, exponential and mask in one pass."""
 
     def __init__(self, batched: BatchedProblem, pairs: DotPairs, lse: Tensor) -> None:
         self.batched, self.pairs, self.lse = batched, pairs, lse.squeeze(-1)
@@ -63,7 +63,7 @@ class NativeTileWeights:
 
 
 class TileWeightsFromLogs:
-    """Powers of logarithms to the base 2."""
+    """Weights as exp2 of base-2 logarithms."""
 
     def __init__(self, logs: DotProductLogs | ScoreLogs) -> None:
         self.logs = logs
@@ -80,7 +80,7 @@ class TileWeightsFromLogs:
 
 
 class DotProductLogs:
-    """log₂ w = q · k · scale · log₂ e - lse · log₂ e, with the difference in the product, in memory that is kept."""
+    """log₂ w = q · k · scale · log₂ e - lse · log₂ e, with the difference in the product, in a reused buffer."""
 
     def __init__(self, batched: BatchedProblem, pairs: DotPairs, lse: Tensor) -> None:
         self.batched, self.query, self.factor = batched, pairs.query, pairs.scale * LOG2_E
@@ -138,5 +138,5 @@ class ScoreLogs:
 
 
 def _buffer(buffer: Tensor | None, like: Tensor, numbers: int) -> Tensor:
-    """Memory for so many numbers at least, the same as before where that is enough."""
+    """The buffer if it holds enough numbers, else a larger one."""
     return like.new_empty(numbers) if buffer is None or buffer.numel() < numbers else buffer

@@ -1,4 +1,4 @@
-"""Any problem in memory linear in its lengths, in plain torch."""
+"""The tiled kernel: the online softmax in plain torch, for any problem, in memory linear in the lengths."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TiledKernel:
         register(self)
 
     def why_not(self, problem: Problem) -> list[str]:
-        """Nothing: whatever is a problem, this computes."""
+        """No reasons: it computes every problem."""
         return []
 
     def cost(self, problem: Problem) -> Cost:

@@ -1,4 +1,4 @@
-"""From a user's arguments to a Problem: what can be checked before anything is computed is checked here.
+"""Check the arguments of `regard.attention` and turn them into a Problem.
 
 Whether a mask or a bias fits is known once it is asked about its pairs: `Problem.keep` and `Problem.bias_values` check.
 """
@@ -31,7 +31,7 @@ FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 class ScoreLike(Protocol):
-    """Anything that turns query and key into a pair form: every score."""
+    """The interface of a score: it turns query and key into a pair form."""
 
     def pairs(self, query: Tensor, key: Tensor) -> PairForm:
         """The pair form over query and key."""
@@ -39,7 +39,7 @@ class ScoreLike(Protocol):
 
 
 class AttentionOptions(TypedDict, total=False):
-    """What `regard.attention` takes beside query, key and value; its docstring says what each means."""
+    """The keyword arguments of `regard.attention`, which documents them."""
 
     score: ScoreLike | None
     mask: Mask | Tensor | None
@@ -68,7 +68,7 @@ def make_problem(
     key_positions: Tensor | range | None = None,
     wants_lse: bool = False,
 ) -> Problem:
-    """The Problem that the arguments of `regard.attention` stand for, or the error that names what does not fit."""
+    """Check the arguments of `regard.attention` and return the Problem."""
     if torch._C._get_tracing_state() is not None:
         raise ConfigurationError(
             "attention is traced by torch.jit.trace, which would keep the mask, the bias and the kernel of this one "
@@ -104,7 +104,7 @@ def make_problem(
 
 
 def _same_kind(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Three floating-point tensors of one dtype on one device; autocast casts them as it does for torch's own."""
+    """Check that all are floating-point tensors of one dtype on one device; cast under autocast."""
     if (
         type(query) is type(key) is type(value) is Tensor
         and query.dtype is key.dtype is value.dtype
@@ -144,7 +144,7 @@ def _same_kind(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tenso
 
 
 def _check_shapes(query: Tensor, key: Tensor, value: Tensor) -> None:
-    """(..., heads, length, dim) for four dimensions and more, (batch, length, dim), or (length, dim)."""
+    """Check that the shapes are (..., heads, length, dim), (batch, length, dim) or (length, dim), and fit."""
     tensors = query, key, value
     if not query.ndim == key.ndim == value.ndim or query.ndim < 2:
         raise ShapeError(
@@ -177,7 +177,7 @@ def _check_shapes(query: Tensor, key: Tensor, value: Tensor) -> None:
 
 
 def _shapes(query: Tensor, key: Tensor, value: Tensor) -> str:
-    """All three, for messages."""
+    """The three shapes, for messages."""
     return f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
 
 
@@ -197,7 +197,7 @@ def _scaled_dot(query: Tensor, key: Tensor, scale: float | None) -> DotPairs:
 
 
 def _scored(score: ScoreLike, query: Tensor, key: Tensor, scale: float | None, masked: bool) -> PairForm:
-    """The pair form of a score that was given."""
+    """Check a score and return its pair form."""
     if isinstance(score, type) or not hasattr(score, "pairs"):
         raise ConfigurationError(
             f"score needs a score such as scores.Additive(...); it is {score!r}. Scores have parameters of their own, "

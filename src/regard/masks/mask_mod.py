@@ -10,9 +10,9 @@ from torch import Tensor
 
 from ..core.grid import Blocks
 from ..core.intervals import Ternary, Undecided
-from ..core.traced_function import Reading
+from ..core.traced_function import PairFunctionTrace
 from ..errors import MaskError
-from ..utils.pytree import remembered
+from ..utils.pytree import object_token
 from .base import Kept, Mask, Pairs
 from .index_checks import checked_count, head_indices
 
@@ -125,20 +125,20 @@ def from_mod(mask_mod: MaskMod, *, batch: int | None = None, heads: int | None =
                 f"from_mod's function reads {'b' if name == 'batch' else 'h'}, so the mask differs between {name}: say "
                 f"how many there are, from_mod(function, {name}=...)"
             )
-    remembered(mask_mod)
+    object_token(mask_mod)
     return MaskModMask(mask_mod, batch, heads, elementwise)
 
 
 def _trace(mask_mod: MaskMod, mask: MaskModMask) -> tuple[bool, set[str]]:
     """Whether a function may be broadcast, and which of batch and heads it reads, from a call for one pair."""
     batch, head, query, key = torch.zeros(4, dtype=torch.int64).unbind()
-    reading = Reading(batch=batch, heads=head)
+    trace = PairFunctionTrace(batch=batch, heads=head)
     try:
-        with reading:
+        with trace:
             kept = mask_mod(batch, head, query, key)
     except Exception:  # it may fail for this pair alone
         return False, set()
-    if any(tensor.requires_grad for tensor in reading.captured.values()):
+    if any(tensor.requires_grad for tensor in trace.captured.values()):
         raise MaskError(
             "from_mod's function reads a tensor that requires a gradient, and no gradient flows through a mask: give "
             "it tensor.detach(), or learn a bias instead"
@@ -149,7 +149,7 @@ def _trace(mask_mod: MaskMod, mask: MaskModMask) -> tuple[bool, set[str]]:
         )
     if kept.dtype != torch.bool or kept.ndim:
         raise _wrong_result(mask, kept.dtype, tuple(kept.shape))
-    return reading.elementwise, reading.reads
+    return trace.elementwise, trace.reads
 
 
 def _wrong_result(mask: MaskModMask, dtype: torch.dtype, shape: tuple[int, ...]) -> MaskError:

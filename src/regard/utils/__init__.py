@@ -1,1 +1,1 @@
-"""Atomic files, pytrees, and checks of numbers: what is not about attention."""
+"""Utilities: atomic files, pytrees, checks of numbers."""

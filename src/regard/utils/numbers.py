@@ -1,4 +1,4 @@
-"""Whole numbers that are given as settings, checked where they are given."""
+"""Checks of whole numbers in settings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..errors import ConfigurationError, RegardError
 
 
 def whole_number(name: str, value: object, *, least: int = 1, error: type[RegardError] = ConfigurationError) -> int:
-    """A whole number of at least `least`.
+    """Check that a value is a whole number of at least `least`, and return it.
 
     Raises:
         ConfigurationError, or `error`: it is not that.

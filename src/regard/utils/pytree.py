@@ -1,8 +1,7 @@
-"""A value taken apart into its tensors and the form around them, and put together again.
+"""Flatten a value into tensors plus a spec string, and rebuild it: pytrees of dataclasses and tuples.
 
 torch's transforms know tensors, not masks: an operator, a saved graph and a vectorised map take a flat list of tensors.
-What is left of a value without them, its form, is a plain word that reads as the value was written, so that it means
-the same in every process.
+The spec is a Python expression for the value with the tensors as variables, so that it means the same in every process.
 """
 
 from __future__ import annotations
@@ -23,21 +22,21 @@ from torch import Tensor
 
 
 def tree_flatten(value: Any) -> tuple[list[Tensor], str]:
-    """The tensors of a value in their order, and its form, where `_0` stands for the first of them.
+    """The tensors of a value in order, and its spec, in which `_0` stands for the first of them.
 
-    A value is a dataclass, a tuple, a number, a word, None or a tensor, and so are its parts.
+    A value is a dataclass, a tuple, a number, a string, None or a tensor, and so are its parts.
 
     >>> import torch
-    >>> tensors, form = tree_flatten((torch.zeros(2), None, 0.5))
-    >>> form
+    >>> tensors, spec = tree_flatten((torch.zeros(2), None, 0.5))
+    >>> spec
     '(_0, None, 0.5)'
     """
     tensors: list[Tensor] = []
-    return tensors, _form(value, tensors)
+    return tensors, _spec(value, tensors)
 
 
 def tree_tensors(value: Any) -> list[Tensor]:
-    """The tensors of a value alone, as `tree_flatten` gives them.
+    """The tensors of a value, in the order of `tree_flatten`.
 
     >>> import torch
     >>> tree_tensors((torch.zeros(2), None, 0.5))
@@ -52,41 +51,41 @@ def tree_tensors(value: Any) -> list[Tensor]:
 
 @cache
 def _parts(kind: type) -> tuple[str, ...]:
-    """The names of what a value of a dataclass is made from; none of any other value's."""
+    """The names of a dataclass's init fields; none for any other type."""
     return tuple(field.name for field in fields(kind) if field.init) if is_dataclass(kind) else ()
 
 
-def tree_unflatten(form: str, tensors: Sequence[Tensor]) -> Any:
-    """The value of a form over other tensors, or the same ones.
+def tree_unflatten(spec: str, tensors: Sequence[Tensor]) -> Any:
+    """Rebuild a value from its spec and tensors.
 
     >>> tree_unflatten("(1, _0)", ["a tensor"])
     (1, 'a tensor')
     """
-    return _builder(form)(tensors)
+    return _builder(spec)(tensors)
 
 
-def _form(value: Any, tensors: list[Tensor]) -> str:
+def _spec(value: Any, tensors: list[Tensor]) -> str:
     if isinstance(value, Tensor):
         tensors.append(value)
         return f"_{len(tensors) - 1}"
     if is_dataclass(value):
         kind = type(value)
-        parts = [_form(getattr(value, field.name), tensors) for field in fields(value) if field.init]
+        parts = [_spec(getattr(value, field.name), tensors) for field in fields(value) if field.init]
         return f"{kind.__module__}.{kind.__qualname__}({', '.join(parts)})"
     if isinstance(value, tuple):
-        return "(" + "".join(_form(part, tensors) + ", " for part in value)[: -2 if len(value) > 1 else None] + ")"
+        return "(" + "".join(_spec(part, tensors) + ", " for part in value)[: -2 if len(value) > 1 else None] + ")"
     if isinstance(value, range):
-        return f"builtins.range({_form(value.start, tensors)}, {_form(value.stop, tensors)})"
+        return f"builtins.range({_spec(value.start, tensors)}, {_spec(value.stop, tensors)})"
     if value is None or isinstance(value, bool | int | float | str):
         if torch.compiler.is_compiling():
-            return _compiled_word(value)
-        word = repr(value)
-        return _WITHOUT_LITERAL.get(word, word)
-    return f"{__name__}.{_recalled.__name__}({remembered(value)!r})"
+            return _compiled_literal(value)
+        literal = repr(value)
+        return _WITHOUT_LITERAL.get(literal, literal)
+    return f"{__name__}.{_object_of_token.__name__}({object_token(value)!r})"
 
 
-def _compiled_word(value: bool | int | float | str | None) -> str:
-    """The same under torch.compile, which may let a number vary and then has no repr of it: what it is now, exactly."""
+def _compiled_literal(value: bool | int | float | str | None) -> str:
+    """A literal under torch.compile, where a number may be symbolic and has no repr: its current value, exactly."""
     if isinstance(value, float):
         return f"builtins.float.fromhex({value.hex()!r})"
     if isinstance(value, int) and not isinstance(value, bool):
@@ -96,31 +95,31 @@ def _compiled_word(value: bool | int | float | str | None) -> str:
 
 _WITHOUT_LITERAL = {"inf": "1e999", "-inf": "-1e999", "nan": "(1e999 - 1e999)"}
 
-# What has no form of its own, such as a function, is remembered by a word that no other process uses.
+# What has no spec of its own, such as a function, is stored under a token that no other process uses.
 _PROCESS, _numbers = secrets.token_hex(8), itertools.count()
-_words: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+_tokens: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 _values: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
 
-def remembered(value: Any) -> str:
-    """The word for a value; what is to be used under torch.compile has to be known before."""
-    word = _words.get(value)
-    if word is None:
-        word = _words[value] = f"{_PROCESS}-{next(_numbers)}"
-        _values[word] = value
-    return word
+def object_token(value: Any) -> str:
+    """A token for an object without a literal; under torch.compile it must have been made before."""
+    token = _tokens.get(value)
+    if token is None:
+        token = _tokens[value] = f"{_PROCESS}-{next(_numbers)}"
+        _values[token] = value
+    return token
 
 
-def _recalled(word: str) -> Any:
-    return _values[word]
+def _object_of_token(token: str) -> Any:
+    return _values[token]
 
 
 Builder = Callable[[Sequence[Tensor]], Any]
 
 
 @lru_cache(maxsize=1024)
-def _builder(form: str) -> Builder:
-    return _build(ast.parse(form, mode="eval").body)
+def _builder(spec: str) -> Builder:
+    return _build(ast.parse(spec, mode="eval").body)
 
 
 def _build(node: ast.expr) -> Builder:
@@ -142,7 +141,7 @@ def _build(node: ast.expr) -> Builder:
 
 
 def _class(name: str) -> Callable:
-    """A class, or another function, by the name of its module and its own."""
+    """Look up a class or function by its qualified name."""
     if name == "builtins.float.fromhex":
         return float.fromhex
     module, _, own = name.rpartition(".")
