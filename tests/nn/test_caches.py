@@ -206,7 +206,7 @@ class TestMemory:
         assert max(sizes[200:]) <= (1.5 * most + 33) * 2 * 2 * 4 * 4 + (1.5 * most + 33) * 8
         assert max(sizes[2500:]) <= max(sizes[200:2500])
 
-    def test_a_long_prompt_is_not_held(self):
+    def test_a_long_prompt_is_evicted_after_the_step(self):
         layer = Attention(Projections(8, 2), mask=masks.causal() & masks.window(before=9))
         with torch.no_grad():
             _, cache = layer.step(torch.randn(1, 1000, 8), layer.make_cache())
@@ -214,10 +214,10 @@ class TestMemory:
         assert cache.nbytes < 60 * (2 * 8 * 4 + 8)
 
 
-class TestNeeded:
+class TestKeysToRetain:
     @pytest.mark.parametrize("max_length", [None, LONGEST])
     @pytest.mark.parametrize("name", CAUSAL)
-    def test_a_key_that_any_later_query_attends_to_is_needed(self, name, max_length):
+    def test_a_key_that_any_later_query_attends_to_is_retained(self, name, max_length):
         reach = 2 * LONGEST if name in EXACT and max_length is None else LONGEST
         keep = CAUSAL[name].dense(reach, reach).reshape(-1, reach, reach).any(0)  # of all positions that may come
         dropped = 0
