@@ -164,10 +164,10 @@ class TestMemory:
         assert len(places) == 1
         assert cache.nbytes == size
         with pytest.raises(
-            ShapeError, match=r"the cache is full: it was made for max_length=50 positions, holds 50 and 1 more came"
+            ShapeError, match=r"the cache is full: it was made for max_length=50 positions, has 50 and got 1 more"
         ):
             cache.append(*token())
-        with pytest.raises(ShapeError, match=r"max_length=4 positions, holds 0 and 5 more came"):
+        with pytest.raises(ShapeError, match=r"max_length=4 positions, has 0 and got 5 more"):
             KVCache.static(4).append(*token(5))
 
     @pytest.mark.parametrize("kind", [KVCache(), KVCache.static(60)], ids=repr)
@@ -431,10 +431,15 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("keys", "values", "error", "text"),
         [
-            ((3, 3, 1, 5), (3, 3, 1, 2), ShapeError, "the cache has the batch 2, and what comes 3"),
-            ((2, 4, 1, 5), (2, 4, 1, 2), ShapeError, "the cache has 3 key heads, and what comes 4"),
-            ((2, 3, 1, 6), (2, 3, 1, 2), ShapeError, "the cache has key dim 5, and what comes 6: each layer needs"),
-            ((2, 3, 1, 5), (2, 3, 1, 3), ShapeError, "the cache has value dim 2, and what comes 3"),
+            ((3, 3, 1, 5), (3, 3, 1, 2), ShapeError, "the cache has the batch size 2, and the new keys have 3"),
+            ((2, 4, 1, 5), (2, 4, 1, 2), ShapeError, "the cache has 3 key heads, and the new keys have 4"),
+            (
+                (2, 3, 1, 6),
+                (2, 3, 1, 2),
+                ShapeError,
+                "the cache has key dim 5, and the new keys have 6: each layer",
+            ),
+            ((2, 3, 1, 5), (2, 3, 1, 3), ShapeError, "the cache has value dim 2, and the new values have 3"),
             ((2, 3, 1, 5), (2, 3, 2, 2), ShapeError, "keys have the shape (2, 3, 1, 5) and values (2, 3, 2, 2)"),
             ((3, 1, 5), (3, 1, 2), ShapeError, "they need (batch, key heads, length, dim)"),
         ],
@@ -447,20 +452,20 @@ class TestErrors:
     def test_dtype_and_device(self):
         cache, (key, value) = KVCache().append(*token(4)), token()
         with pytest.raises(
-            DtypeError, match=message("the cache has keys of torch.float32, and what comes is torch.bf")
+            DtypeError, match=message("the cache has keys of torch.float32, and the new keys are torch.bf")
         ):
             cache.append(key.bfloat16(), value.bfloat16())
-        with pytest.raises(DtypeError, match=message("the cache has values of torch.float32, and what comes is")):
+        with pytest.raises(DtypeError, match=message("the cache has values of torch.float32, and the new values are")):
             cache.append(key, value.double())
-        with pytest.raises(DeviceError, match="the cache is on cpu, and what comes on meta"):
+        with pytest.raises(DeviceError, match="the cache is on cpu, and the new keys on meta"):
             cache.append(key.to("meta"), value.to("meta"))
 
     def test_of_a_layer(self):
         layer = Attention(Projections(DIM, 4))
         _, cache = layer.step(torch.zeros(2, 3, DIM), layer.make_cache())
-        with pytest.raises(ShapeError, match="the cache has the batch 2, and what comes 5"):
+        with pytest.raises(ShapeError, match="the cache has the batch size 2, and the new keys have 5"):
             layer.step(torch.zeros(5, 1, DIM), cache)
-        with pytest.raises(ShapeError, match="the cache has 4 key heads, and what comes 2"):
+        with pytest.raises(ShapeError, match="the cache has 4 key heads, and the new keys have 2"):
             Attention(Projections(DIM, 4, num_kv_heads=2)).step(torch.zeros(2, 1, DIM), cache)
         with pytest.raises(DtypeError, match="both under autocast or neither"), torch.autocast("cpu", torch.bfloat16):
             layer.step(torch.zeros(2, 1, DIM), cache)
@@ -471,7 +476,7 @@ class TestErrors:
             cache.append(*token(), torch.arange(2))
         with pytest.raises(DtypeError, match="positions needs a tensor of whole numbers"):
             cache.append(*token(), torch.zeros(1))
-        with pytest.raises(ConfigurationError, match="positions go back to 2, but a rolling cache has dropped what"):
+        with pytest.raises(ConfigurationError, match="positions go back to 2, but a rolling cache has evicted keys"):
             cache.append(*token(), torch.tensor([2]))
         KVCache().append(*token(4)).append(*token(), torch.tensor([2]))
 
@@ -485,9 +490,9 @@ class TestErrors:
 
     def test_positions_beyond_the_end_of_a_rolling_cache(self):
         cache = KVCache.rolling(masks.causal(), 40).append(*token(38)).append(*token(2))
-        with pytest.raises(ConfigurationError, match="for positions below max_length=40, and positions up to 40 came"):
+        with pytest.raises(ConfigurationError, match="for positions below max_length=40, and got positions up to 40"):
             cache.append(*token())
-        with pytest.raises(ConfigurationError, match="for positions below max_length=40, and positions up to 60 came"):
+        with pytest.raises(ConfigurationError, match="for positions below max_length=40, and got positions up to 60"):
             KVCache.rolling(masks.causal(), 40).append(*token(2), torch.tensor([30, 60]))
 
     @pytest.mark.parametrize(

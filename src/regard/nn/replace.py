@@ -85,6 +85,8 @@ def swap_linear(model: nn.Module) -> SwapReport:
     The weights are the same; the products are faster where `regard.nn.Linear` says so, and equal up to the order of
     summation. In a model of transformers that uses regard's attention, these products take most of the remaining time.
 
+    Dynamic quantisation by torch needs the new type by name; see `regard.nn.Linear`.
+
     Skipped, and reported: the same cases as by `swap`, subclasses included, such as quantised or parametrised layers.
 
     Raises:

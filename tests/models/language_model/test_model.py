@@ -271,7 +271,7 @@ def test_caches_that_do_not_fit(make):
     with pytest.raises(ConfigurationError, match="given a LanguageModelCache of 1 layers"):
         model.step(tokens, LanguageModelCache(model.make_cache().layers[:1]))
     _, cache = model.step(tokens, model.make_cache())
-    with pytest.raises(ShapeError, match="the cache has the batch 3, and what comes 2"):
+    with pytest.raises(ShapeError, match="the cache has the batch size 3, and the new keys have 2"):
         model.step(tokens[:2], cache)
     with pytest.raises(ShapeError, match=r"rows are in 3\.\.3, but the batch has the size 3"):
         cache.reorder(torch.tensor([3]))

@@ -93,7 +93,7 @@ def check_fits(keys: Tensor, values: Tensor, stored: Buffers | None) -> None:
     """Check that new keys and values fit each other and the stored ones.
 
     Raises:
-        ShapeError, DtypeError, DeviceError: they do not; the message has both, and the mend.
+        ShapeError, DtypeError, DeviceError: they do not; the message names both, and the fix.
     """
     if keys.ndim != 4 or values.ndim != 4 or keys.shape[:3] != values.shape[:3]:
         raise ShapeError(
@@ -104,22 +104,26 @@ def check_fits(keys: Tensor, values: Tensor, stored: Buffers | None) -> None:
         return
     if keys.shape[0] != stored.keys.shape[0]:
         raise ShapeError(
-            f"the cache has the batch {stored.keys.shape[0]}, and what comes {keys.shape[0]}: a cache goes on with its "
-            "own batch. cache.reorder(rows) gives the cache of other rows; another batch starts with a new cache"
+            f"the cache has the batch size {stored.keys.shape[0]}, and the new keys have {keys.shape[0]}: both need "
+            "the same batch. cache.reorder(rows) returns the cache of other rows; start another batch with a new cache"
         )
     other = "each layer needs a cache of its own"
     if keys.shape[1] != stored.keys.shape[1]:
-        raise ShapeError(f"the cache has {stored.keys.shape[1]} key heads, and what comes {keys.shape[1]}: {other}")
+        raise ShapeError(
+            f"the cache has {stored.keys.shape[1]} key heads, and the new keys have {keys.shape[1]}: {other}"
+        )
     for name, new, own in (("key", keys, stored.keys), ("value", values, stored.values)):
         if new.shape[3] != own.shape[3]:
-            raise ShapeError(f"the cache has {name} dim {own.shape[3]}, and what comes {new.shape[3]}: {other}")
+            raise ShapeError(
+                f"the cache has {name} dim {own.shape[3]}, and the new {name}s have {new.shape[3]}: {other}"
+            )
         if new.dtype != own.dtype:
             raise DtypeError(
-                f"the cache has {name}s of {own.dtype}, and what comes is {new.dtype}: prefill and decode in one "
+                f"the cache has {name}s of {own.dtype}, and the new {name}s are {new.dtype}: prefill and decode in one "
                 "dtype, both under autocast or neither, or start with a new cache"
             )
         if new.device != own.device:
             raise DeviceError(
-                f"the cache is on {own.device}, and what comes on {new.device}: decode on the device of the prefill, "
-                "or start with a new cache"
+                f"the cache is on {own.device}, and the new {name}s on {new.device}: decode on the device of the "
+                "prefill, or start with a new cache"
             )

@@ -187,8 +187,8 @@ class KVCache(Cache):
         least = self.contents.next_position
         if bool((positions.amin(-1) < least).any()):
             raise ConfigurationError(
-                f"positions go back to {int(positions.min())}, but a rolling cache has dropped what positions from "
-                f"{least.tolist() if isinstance(least, Tensor) else least} on do not need: use KVCache() for that"
+                f"positions go back to {int(positions.min())}, but a rolling cache has evicted keys that queries from "
+                f"{least.tolist() if isinstance(least, Tensor) else least} on cannot attend to: use KVCache() for that"
             )
 
     @property

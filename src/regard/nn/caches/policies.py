@@ -41,8 +41,8 @@ class Static:
         """
         if length > self.max_length:
             raise ShapeError(
-                f"the cache is full: it was made for max_length={self.max_length} positions, holds {length - added} "
-                f"and {added} more came. Make it longer, or let it grow with KVCache()"
+                f"the cache is full: it was made for max_length={self.max_length} positions, has {length - added} "
+                f"and got {added} more. Make it longer, or let it grow with KVCache()"
             )
 
     def capacity(self, length: int) -> int:
@@ -65,8 +65,8 @@ class Evicting:
         """
         if self.max_length is not None and bool((torch.as_tensor(next_position) > self.max_length).any()):
             raise ConfigurationError(
-                f"the cache was made for positions below max_length={self.max_length}, and positions up to "
-                f"{int(torch.as_tensor(next_position).max()) - 1} came: make it for more"
+                f"the cache was made for positions below max_length={self.max_length}, and got positions up to "
+                f"{int(torch.as_tensor(next_position).max()) - 1}: make it with a larger max_length"
             )
 
     def capacity(self, length: int) -> int:
