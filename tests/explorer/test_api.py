@@ -12,7 +12,7 @@ import regard
 from regard.errors import AtlasError, ConfigurationError
 from regard.explorer import Atlas, record
 from regard.explorer.api import AtlasAPI
-from regard.explorer.query_params import number, read_query, stretch, word
+from regard.explorer.query_params import number, read_query, span, word
 from regard.explorer.recording import with_detected_roles
 
 LENGTH = 90
@@ -122,7 +122,7 @@ def test_an_atlas_without_maps_has_nothing_to_show():
         AtlasAPI(Atlas([], {}))
 
 
-ROWS = {"map": number, "rows": stretch, "side": word}
+ROWS = {"map": number, "rows": span, "side": word}
 
 
 @pytest.mark.parametrize(

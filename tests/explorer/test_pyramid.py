@@ -86,11 +86,11 @@ def test_strips_make_no_difference(cells, pairs, monkeypatch):
     monkeypatch.setattr(pyramid, "CELLS", cells)
     monkeypatch.setattr(pyramid, "PAIRS", pairs)
     mask, n = MASKS["pairs of their own"](310), 310
-    grid, levels = Grid.of(n, n), PyramidLevels.of(n, n, 1e9)
+    grid, levels = Grid.of(n, n), PyramidLevels.fitting(n, n, 1e9)
     nothing_shown = torch.zeros(B, H, *levels.shapes[0])
-    found = UnmaskedCells.by(mask, grid, levels, nothing_shown)
+    found = UnmaskedCells.evaluate(mask, grid, levels, nothing_shown)
     for level, shape in enumerate(levels.shapes):
-        told = found.of(level, torch.Size((B, H, *shape)))
+        told = found.level(level, torch.Size((B, H, *shape)))
         assert told is not None
         for sequence in range(B):
             for head in range(H):
@@ -100,13 +100,13 @@ def test_strips_make_no_difference(cells, pairs, monkeypatch):
 
 def test_a_mask_that_knows_is_not_looked_into(monkeypatch):
     monkeypatch.setattr(
-        pyramid, "_look", lambda mask, grid, levels, start, exists, unknown: unknown.sum() == 0 or 1 / 0
+        pyramid, "_decide_unknown", lambda mask, grid, levels, start, exists, unknown: unknown.sum() == 0 or 1 / 0
     )
     n = 4096
-    levels = PyramidLevels.of(n, n, 1e9)
+    levels = PyramidLevels.fitting(n, n, 1e9)
     shown = torch.zeros(1, 1, *levels.shapes[0])
     shown[..., torch.arange(1024), torch.arange(1024)] = 1e-30  # on the diagonal cells, of which causal() has a part
-    found = UnmaskedCells.by(masks.causal(), Grid.of(n, n), levels, shown)
+    found = UnmaskedCells.evaluate(masks.causal(), Grid.of(n, n), levels, shown)
     assert int(found.levels[0].sum()) == 1024 * 1025 // 2
 
 

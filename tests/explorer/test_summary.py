@@ -128,7 +128,7 @@ def test_cross_attention_has_no_distances():
     ],
 )
 def test_levels(queries, keys, room, first, last):
-    levels = PyramidLevels.of(queries, keys, room)
+    levels = PyramidLevels.fitting(queries, keys, room)
     assert levels.shapes[0] == first
     assert levels.shapes[-1] == last
 

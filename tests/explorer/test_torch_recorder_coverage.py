@@ -114,7 +114,7 @@ def test_a_repetition_that_fails_changes_nothing(monkeypatch):
     def fail(given):
         raise MemoryError("no room")
 
-    monkeypatch.setattr(torch_recorder, "_plain", fail)
+    monkeypatch.setattr(torch_recorder, "_without_nested_tensors", fail)
     with record(layer) as recording:
         layer(x, x, x)
     with pytest.raises(AtlasError, match="whose attention could not be repeated: MemoryError: no room"):
@@ -166,14 +166,14 @@ def test_a_record_within_another_hears_once_and_alone():
 def test_a_layer_in_another_thread_lends_its_name_to_nothing(monkeypatch):
     ours = regard.nn.Attention(regard.nn.Projections(8, num_heads=2))
     model, x = nn.ModuleDict({"ours": ours, "theirs": nn.MultiheadAttention(8, 2)}), torch.randn(3, 1, 8)
-    repeating, goes_on, plain = Event(), Event(), torch_recorder._plain
+    repeating, goes_on, plain = Event(), Event(), torch_recorder._without_nested_tensors
 
     def waiting(given):
         repeating.set()
         goes_on.wait(10)
         return plain(given)
 
-    monkeypatch.setattr(torch_recorder, "_plain", waiting)
+    monkeypatch.setattr(torch_recorder, "_without_nested_tensors", waiting)
     with record(model) as recording:
         other = Thread(target=lambda: model["theirs"](x, x, x))
         other.start()

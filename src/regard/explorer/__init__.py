@@ -14,12 +14,12 @@ from .view_state import ViewState as ViewState
 __all__ = [
     "Atlas",
     "AttentionMap",
-    "Hypothesis",
-    "Pieces",
+    "RankedTranslation",
     "Recording",
-    "State",
+    "TokenizedText",
+    "ViewState",
     "record",
     "show",
     "static_page",
-    "with_roles_found",
+    "with_detected_roles",
 ]

@@ -140,7 +140,7 @@ class AtlasAPI:
         if side not in ("query", "key"):
             raise AtlasError(f"a map has tokens of the side 'query' and of the side 'key'; there is no side {side!r}")
         count = of.queries if side == "query" else of.keys
-        _check_stretch("tokens", (start, stop), count, MOST_TOKENS)
+        _check_range("tokens", (start, stop), count, MOST_TOKENS)
         words = of.query_tokens if side == "query" else of.key_tokens
         return [shortened(word) for word in words[start:stop]]
 
@@ -176,8 +176,8 @@ class AtlasAPI:
         """
         of = self._map(map)
         _check_number("head", head, of.heads, of)
-        _check_stretch("rows", rows, of.queries, TILE)
-        _check_stretch("columns", columns, of.keys, TILE)
+        _check_range("rows", rows, of.queries, TILE)
+        _check_range("columns", columns, of.keys, TILE)
         return displayed_weights(of, head, slice(*rows), slice(*columns))
 
     def profile(self, map: int, head: int, which: str) -> Floats:  # noqa: A002
@@ -190,7 +190,7 @@ class AtlasAPI:
         if which not in self._profiles:
             known = ", ".join(repr(name) for name in self._profiles)
             raise AtlasError(f"a map has the profiles {known}; there is no {which[:40]!r}")
-        return profile_of(of, head, which)
+        return head_profile(of, head, which)
 
     def _map(self, number: int) -> AttentionMap:
         if not 0 <= number < len(self._maps):
@@ -211,7 +211,7 @@ def displayed_weights(of: AttentionMap, head: int, rows: slice, columns: slice) 
     return weights if exists.all() else np.where(exists, weights, np.float32(np.nan))
 
 
-def profile_of(of: AttentionMap, head: int, which: str) -> Floats:
+def head_profile(of: AttentionMap, head: int, which: str) -> Floats:
     """One profile of a head by its name in `AttentionMap.profiles`."""
     tell = {"entropy": of.entropy, "received": of.received, "largest": of.largest}[which]
     return np.asarray(tell(head), dtype=np.float32)
@@ -261,7 +261,7 @@ def _check_number(what: str, number: int, count: int, of: AttentionMap) -> None:
         raise AtlasError(f"the map {of.name[:80]!r} has the {what}s 0 to {count - 1}; there is no {what} {number}")
 
 
-def _check_stretch(what: str, stretch: tuple[int, int], count: int, most: int) -> None:
+def _check_range(what: str, stretch: tuple[int, int], count: int, most: int) -> None:
     start, stop = stretch
     if not 0 <= start < stop <= count:
         raise AtlasError(

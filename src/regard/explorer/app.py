@@ -274,7 +274,7 @@ class AtlasEndpoint:
         entry = self._shelf.entry(which)
         if entry is not None:
             return entry
-        if self._shelf.had(which):
+        if self._shelf.existed(which):
             return error_response(
                 410, "this atlas is not kept any more, since the model was run again: load the page anew"
             )

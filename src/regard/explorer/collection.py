@@ -40,7 +40,7 @@ class CollectionEntry:
     meta: dict[str, Any]
 
     @classmethod
-    def of(cls, number: int, name: str, atlas: Atlas) -> CollectionEntry:
+    def create(cls, number: int, name: str, atlas: Atlas) -> CollectionEntry:
         """Make an entry and compute its metadata.
 
         Raises:
@@ -85,7 +85,7 @@ class Collection:
             )
         self.rerun = rerun
         # Replaced as a whole, never changed: requests on other threads see the old ones or the new ones.
-        self.entries = tuple(CollectionEntry.of(n, name, atlas) for n, (name, atlas) in enumerate(named.items()))
+        self.entries = tuple(CollectionEntry.create(n, name, atlas) for n, (name, atlas) in enumerate(named.items()))
         self._next = len(self.entries)
         self._running = Event()
 
@@ -98,7 +98,7 @@ class Collection:
         """The entry of a number; None if it was dropped or never existed."""
         return next((entry for entry in self.entries if entry.number == number), None)
 
-    def had(self, number: int) -> bool:
+    def existed(self, number: int) -> bool:
         """Whether an atlas ever had this number."""
         return number < self._next
 
@@ -116,7 +116,7 @@ class Collection:
         _check_text(text)
         self._running = stop or Event()
         with stoppable(self._running):
-            made = CollectionEntry.of(self._next, text, self.rerun(text))
+            made = CollectionEntry.create(self._next, text, self.rerun(text))
         self.entries = (made, *self.entries[: KEPT - 1])
         self._next += 1
 

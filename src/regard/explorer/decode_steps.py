@@ -22,7 +22,7 @@ from ..masks.prefix import Prefix, PrefixPerBatch
 from ..masks.tensor_mask import TensorMask
 from ..masks.window import Window
 from ..utils.pytree import tree_flatten
-from .atlas.captured_call import CapturedCall, conjuncts
+from .atlas.captured_call import CapturedCall, conjunction
 
 _BY_KEY = Padding | Prefix | PrefixPerBatch
 
@@ -184,8 +184,8 @@ def _of_cache(before: CapturedCall, call: CapturedCall) -> tuple[Any, Any]:
 
 
 def _without_causal(call: CapturedCall) -> list[Mask] | None:
-    """The conjuncts of a mask other than causal(); None if a row may attend to a later key."""
-    parts = conjuncts(call.mask)
+    """The conjunction of a mask other than causal(); None if a row may attend to a later key."""
+    parts = conjunction(call.mask)
     if call.query.shape[2] > 1 and not any(isinstance(part, Causal) for part in parts):
         return None
     own = call.positions[1][..., -call.query.shape[2] :]

@@ -16,7 +16,7 @@ Reader = Callable[[str, str], Any]
 
 _NUMBER = r"(?:0|[1-9][0-9]{0,11})"
 _WHOLE = re.compile(_NUMBER, re.ASCII)
-_STRETCH = re.compile(f"({_NUMBER})-({_NUMBER})", re.ASCII)
+_SPAN = re.compile(f"({_NUMBER})-({_NUMBER})", re.ASCII)
 
 
 def number(name: str, text: str) -> int:
@@ -32,13 +32,13 @@ def number(name: str, text: str) -> int:
     return int(text)
 
 
-def stretch(name: str, text: str) -> tuple[int, int]:
+def span(name: str, text: str) -> tuple[int, int]:
     """A range START-STOP of whole numbers.
 
-    >>> stretch("rows", "0-256")
+    >>> span("rows", "0-256")
     (0, 256)
     """
-    found = _STRETCH.fullmatch(text)
+    found = _SPAN.fullmatch(text)
     if found is None:
         raise ConfigurationError(f"{name} is {text[:40]!r}; it needs a start and a stop, such as {name}=0-256")
     return int(found[1]), int(found[2])
@@ -60,7 +60,7 @@ QUERIES: dict[str, dict[str, Reader]] = {
     "tokens": {"map": number, "side": word, "start": number, "stop": number},
     "pooled": {"map": number, "head": number, "level": number, "reduce": word},
     "overview": {"map": number, "reduce": word},
-    "weights": {"map": number, "head": number, "rows": stretch, "columns": stretch},
+    "weights": {"map": number, "head": number, "rows": span, "columns": span},
     "profile": {"map": number, "head": number, "which": word},
 }
 """The parameters of each request by its name, which is that of a method of `AtlasAPI`."""
@@ -72,7 +72,7 @@ def read_query(query: bytes, readers: Mapping[str, Reader]) -> dict[str, Any]:
     Raises:
         ConfigurationError: it asks for anything else.
 
-    >>> read_query(b"map=0&rows=0-16", {"map": number, "rows": stretch})
+    >>> read_query(b"map=0&rows=0-16", {"map": number, "rows": span})
     {'map': 0, 'rows': (0, 16)}
     """
     return read_pairs(_pairs(query), readers)

@@ -41,7 +41,9 @@ class Recording:
         self._last: dict[str, int] = {}
         self._snapshots = TensorSnapshots()
         self._passes = ForwardPasses()
-        self._layers = TorchLayerRecorder(self._names, within=_named, hears=self._hears, ended=self._ended)
+        self._layers = TorchLayerRecorder(
+            self._names, recording_as=_named, is_active=self._is_active, on_model_end=self._on_model_end
+        )
         self._lock = Lock()  # more than one thread may run in the context of the block
 
     def on_attention(self, problem: Problem, lse: Tensor) -> None:
@@ -127,10 +129,10 @@ class Recording:
         ]
         return "; ".join(missed[:5]) + " …" * (len(missed) > 5)
 
-    def _hears(self) -> bool:
+    def _is_active(self) -> bool:
         return current_hook() == self.on_attention
 
-    def _ended(self) -> None:
+    def _on_model_end(self) -> None:
         self._passes.ended += 1
 
 
@@ -181,7 +183,7 @@ def record(model: nn.Module, *, dtype: Literal["float16", "keep"] = "float16") -
     if dtype not in ("float16", "keep"):
         raise ConfigurationError(f"record keeps queries and keys as dtype 'float16' or 'keep'; it is {dtype!r}")
     recording = Recording(model, dtype=dtype)
-    with attention_hook(recording.on_attention), recording._layers.heard():
+    with attention_hook(recording.on_attention), recording._layers.listening_to_calls():
         yield recording
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from ..errors import AtlasError, ConfigurationError
 from ..utils.atomic_files import atomic_write
-from .api import TILE, AtlasAPI, Floats, displayed_weights, profile_of, shortened
+from .api import TILE, AtlasAPI, Floats, displayed_weights, head_profile, shortened
 from .atlas import Atlas, AttentionMap
 from .view_state import ViewState, opening_permalink
 
@@ -199,7 +199,7 @@ def _write(contents: PagePayload, depth: DetailLevel, number: int, of: Attention
             for key, values in _tiles(of, number, head):
                 contents.add("tiles", key, values)
         for which in contents.payload["meta"]["profiles"]:
-            contents.add("profiles", f"{number}/{head}/{which}", profile_of(of, head, which))
+            contents.add("profiles", f"{number}/{head}/{which}", head_profile(of, head, which))
 
 
 def _fill(contents: PagePayload, depth: DetailLevel, atlas: Atlas) -> None:

@@ -25,24 +25,25 @@ _ATTENTION, _LAYER = (inspect.signature(of.forward) for of in (nn.MultiheadAtten
 class TorchLayerRecorder:
     """Recomputes the attention of torch's layers with regard's layer, whose calls are recorded.
 
-    names: the modules that are heard. within: names what is heard in its block. hears: whether this call is listened
-    to. ended: is called when the whole model has returned. missed: why layers that were called could not be heard.
+    names: the modules to record. recording_as: context manager that sets name and kind of the calls in its block.
+    is_active: whether this call is recorded. on_model_end: called when the whole model has returned. missed: why layers
+    that were called could not be recorded.
     """
 
     def __init__(
         self,
         names: Mapping[nn.Module, str],
         *,
-        within: Callable[[str, str], AbstractContextManager[None]],
-        hears: Callable[[], bool],
-        ended: Callable[[], None],
+        recording_as: Callable[[str, str], AbstractContextManager[None]],
+        is_active: Callable[[], bool],
+        on_model_end: Callable[[], None],
     ) -> None:
-        self.names, self.within, self.hears, self.ended = names, within, hears, ended
+        self.names, self.recording_as, self.is_active, self.on_model_end = names, recording_as, is_active, on_model_end
         self.missed: dict[str, str] = {}
         self._called: set[tuple[int, nn.Module]] = set()  # by thread, since their layer was entered
 
     @contextmanager
-    def heard(self) -> Iterator[None]:
+    def listening_to_calls(self) -> Iterator[None]:
         """Record the calls of these layers in the block."""
         before = register_module_forward_pre_hook(self._before)
         after = register_module_forward_hook(self._after, with_kwargs=True)
@@ -55,61 +56,63 @@ class TorchLayerRecorder:
             getattr(torch.nn.modules.module, "_global_forward_hooks_with_kwargs", {}).pop(after.id, None)
 
     def _before(self, module: nn.Module, arguments: Any) -> None:
-        if isinstance(module, nn.TransformerEncoderLayer) and self.hears():
+        if isinstance(module, nn.TransformerEncoderLayer) and self.is_active():
             self._called.discard((get_ident(), getattr(module, "self_attn", None)))  # type: ignore[arg-type]
 
     def _after(self, module: nn.Module, arguments: tuple, *rest: Any) -> None:
         # A thread that was on its way here when the record of another one ended comes without the keywords.
-        if len(rest) != 2 or not self.hears() or torch.compiler.is_compiling():
+        if len(rest) != 2 or not self.is_active() or torch.compiler.is_compiling():
             return
         try:
-            self._look(module, arguments, rest[0])
+            self._on_call(module, arguments, rest[0])
         except Exception as error:  # a model must not fail because it is listened to
-            self._miss(module, f"whose attention could not be repeated: {type(error).__name__}: {error}")
+            self._report_missed(module, f"whose attention could not be repeated: {type(error).__name__}: {error}")
 
-    def _look(self, module: nn.Module, arguments: tuple, keywords: dict[str, Any]) -> None:
+    def _on_call(self, module: nn.Module, arguments: tuple, keywords: dict[str, Any]) -> None:
         if self.names.get(module) == "":
-            self.ended()
-        if _is_torchs(module):
+            self.on_model_end()
+        if _is_torch_layer(module):
             self._called.add((get_ident(), module))
             if module not in self.names:
                 return
             if _has_forward_of(module, nn.MultiheadAttention):
-                self._repeat(module, _bound(_ATTENTION, module, arguments, keywords))
+                self._recompute(module, _bound(_ATTENTION, module, arguments, keywords))
             else:
-                self._miss(module, f"a {type(module).__name__} with a forward of its own: call regard.attention in it")
-        elif isinstance(module, nn.TransformerEncoderLayer) and _is_torchs(getattr(module, "self_attn", None)):
-            self._look_at_layer(module, arguments, keywords)
+                self._report_missed(
+                    module, f"a {type(module).__name__} with a forward of its own: call regard.attention in it"
+                )
+        elif isinstance(module, nn.TransformerEncoderLayer) and _is_torch_layer(getattr(module, "self_attn", None)):
+            self._on_encoder_layer(module, arguments, keywords)
 
-    def _look_at_layer(self, layer: nn.TransformerEncoderLayer, arguments: tuple, keywords: dict[str, Any]) -> None:
+    def _on_encoder_layer(self, layer: nn.TransformerEncoderLayer, arguments: tuple, keywords: dict[str, Any]) -> None:
         """Recompute the attention of an encoder layer that torch ran on its fast path."""
         attention = layer.self_attn
         if (get_ident(), attention) in self._called or attention not in self.names:
             return
         is_torchs = type(layer)._sa_block is nn.TransformerEncoderLayer._sa_block
         if is_torchs and _has_forward_of(layer, nn.TransformerEncoderLayer):
-            self._repeat(attention, _of_layer(layer, _bound(_LAYER, layer, arguments, keywords)))
+            self._recompute(attention, _attention_arguments(layer, _bound(_LAYER, layer, arguments, keywords)))
         else:
-            self._miss(
+            self._report_missed(
                 attention,
                 f"in a {type(layer).__name__} with methods of its own that torch computed without calling it: "
                 "torch.backends.mha.set_fastpath_enabled(False) makes torch call it",
             )
 
-    def _miss(self, module: nn.Module, why: str) -> None:
+    def _report_missed(self, module: nn.Module, why: str) -> None:
         self.missed.setdefault(self.names.get(module) or type(module).__name__, why)
 
-    def _repeat(self, module: nn.Module, given: dict[str, Any]) -> None:
+    def _recompute(self, module: nn.Module, given: dict[str, Any]) -> None:
         """Recompute one call with a regard layer that shares the module's parameters."""
         kind = "self" if given["query"] is given["key"] else "cross"
         given |= {"need_weights": False}
         name = self.names.get(module) or type(module).__name__
-        with torch.no_grad(), self.within(name, kind):
+        with torch.no_grad(), self.recording_as(name, kind):
             # In evaluation: no dropout is drawn, and torch's generator stays as it is.
-            _twin(module).forward(**_plain(given))
+            _regard_layer(module).forward(**_without_nested_tensors(given))
 
 
-def _is_torchs(module: Any) -> bool:
+def _is_torch_layer(module: Any) -> bool:
     """Whether a module is torch's own attention layer; calls of regard's are recorded anyway."""
     return isinstance(module, nn.MultiheadAttention) and not isinstance(module, MultiheadAttention)
 
@@ -128,7 +131,7 @@ def _bound(
     return {name: value for name, value in given.arguments.items() if name != "self"}
 
 
-def _of_layer(layer: nn.TransformerEncoderLayer, given: dict[str, Any]) -> dict[str, Any]:
+def _attention_arguments(layer: nn.TransformerEncoderLayer, given: dict[str, Any]) -> dict[str, Any]:
     """The arguments that an encoder layer passes to its attention."""
     with torch.no_grad():
         x = given["src"]
@@ -142,7 +145,7 @@ def _of_layer(layer: nn.TransformerEncoderLayer, given: dict[str, Any]) -> dict[
     }
 
 
-def _plain(given: dict[str, Any]) -> dict[str, Any]:
+def _without_nested_tensors(given: dict[str, Any]) -> dict[str, Any]:
     """The same arguments with nested tensors padded again, and without `is_causal`."""
     given = {name: value for name, value in given.items() if name != "is_causal"}
     query = given["query"]
@@ -165,7 +168,7 @@ def _length(lengths: Tensor) -> int:
     return longest
 
 
-def _twin(module: nn.Module) -> MultiheadAttention:
+def _regard_layer(module: nn.Module) -> MultiheadAttention:
     """A regard layer over the same parameters, in evaluation mode, without the module's hooks."""
     twin = MultiheadAttention.__new__(MultiheadAttention)
     state = {name: held.copy() if isinstance(held, dict) else held for name, held in vars(module).items()}

@@ -48,7 +48,7 @@ def answer(collection: Collection, message: Any, send: Send) -> None:
     """Answer one message; errors are sent as answers."""
     name = message.get("id") if isinstance(message, Mapping) else None
     try:
-        found = _found(collection, message)
+        found = _result(collection, message)
     except RegardError as error:
         send({"id": name, "error": str(error)}, [])
     except KeyboardInterrupt:
@@ -62,7 +62,7 @@ def answer(collection: Collection, message: Any, send: Send) -> None:
             send({"id": name, "result": found}, [])
 
 
-def _found(collection: Collection, message: Any) -> Any:
+def _result(collection: Collection, message: Any) -> Any:
     given = message if isinstance(message, Mapping) else {}
     method, arguments = given.get("method"), given.get("arguments")
     if not isinstance(method, str) or not isinstance(arguments, Mapping):

@@ -5,4 +5,4 @@ from .attention_map import AttentionMap as AttentionMap
 from .tokenized_text import TokenizedText as TokenizedText
 from .translation_info import RankedTranslation as RankedTranslation
 
-__all__ = ["Atlas", "AttentionMap", "Hypothesis", "Pieces"]
+__all__ = ["Atlas", "AttentionMap", "RankedTranslation", "TokenizedText"]

@@ -14,7 +14,7 @@ from .attention_map import AttentionMap
 from .record_schema import check_title, validated_roles
 from .records import records_from_weights
 from .tokenized_text import TokenTable
-from .translation_info import RankedTranslation, check_fit, links_of, to_json, validated_hypotheses, word_count
+from .translation_info import RankedTranslation, check_fit, parse_gold_links, to_json, validated_hypotheses, word_count
 
 
 class Atlas:
@@ -128,7 +128,7 @@ class Atlas:
         >>> sorted(atlas.with_gold("0-0 1?1").maps[0].gold.sure)
         [(0, 0)]
         """
-        links = links_of(gold)
+        links = parse_gold_links(gold)
         held: list[Any] = [of.record.get("gold") and of.record["gold"][of.sequence] for of in self.maps]
         fitting = [
             at

@@ -62,7 +62,7 @@ def checksum(tensor: Tensor) -> int:
     if not tensor.numel():
         return 0
     raw: np.ndarray[Any, Any] = tensor.reshape(-1).view(torch.uint8).numpy()
-    return zlib.crc32(memoryview(raw))
+    return zlib.crc32(raw.data)
 
 
 def _utf8(text: str) -> bytes:

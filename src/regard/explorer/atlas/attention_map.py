@@ -132,7 +132,7 @@ class AttentionMap:
             AtlasError: there is no such head; rows or columns that are not there, or not a plain slice; more of them
                 than there is memory for.
         """
-        rows, columns = self._stretches(head, rows, columns)
+        rows, columns = self._ranges(head, rows, columns)
         if self.record["score"] == "weights":
             return self._array("weights")[self.sequence, head, rows, columns].float().numpy()
         with torch.no_grad(), self._faults():
@@ -146,7 +146,7 @@ class AttentionMap:
         Raises:
             AtlasError: as `weights`.
         """
-        rows, columns = self._stretches(head, rows, columns)
+        rows, columns = self._ranges(head, rows, columns)
         shape = rows.stop - rows.start, columns.stop - columns.start
         if self.record["score"] == "weights":
             return np.ones(shape, dtype=np.bool_)
@@ -192,11 +192,11 @@ class AttentionMap:
         if reduce not in ("mean", "max"):
             raise AtlasError(f"a map has the cells' 'mean' and 'max'; there is no {reduce!r}")
         column = level + (len(self.levels) if reduce == "mean" else 0)
-        top = self._kept("tops")[self.sequence, head, column]
-        cells = unpacked(self._kept(f"{reduce}.{level}")[self.sequence, head], top).numpy()
+        top = self._stored("tops")[self.sequence, head, column]
+        cells = unpacked(self._stored(f"{reduce}.{level}")[self.sequence, head], top).numpy()
         if (broken := self.attends_to_nan(head)).any():
             high = self.cell(level)[0]
-            rows = np.pad(broken, (0, -self.queries % high)).reshape(-1, high).any(1)
+            rows = np.pad(broken, (0, -self.queries % high)).reshape(-1, high).max(axis=1)
             cells[rows[:, None] & ~np.isnan(cells)] = np.inf
         return cells
 
@@ -222,18 +222,18 @@ class AttentionMap:
         weight on the first key that anything attends to. Of self-attention too, in positions: distance, the mean of
         |query - key|; local, the weight within 8 positions; self, previous, next: that on distance 0, 1 and -1.
         """
-        kept = self._kept("metrics")[self.sequence]
+        kept = self._stored("metrics")[self.sequence]
         return MappingProxyType({name: kept[:, at].numpy() for at, name in enumerate(self.record["metrics"])})
 
     def entropy(self, head: int) -> Floats:
         """-Σ_j w_ij · ln w_ij of each row, (M,), in nats; NaN of a row that attends to NaN."""
         self._check("head", head, self.heads)
-        return self._kept("entropy")[self.sequence, head].numpy()
+        return self._stored("entropy")[self.sequence, head].numpy()
 
     def received(self, head: int) -> Floats:
         """Σ_i w_ij of each key, (N,); NaN of a head with a row that attends to NaN."""
         self._check("head", head, self.heads)
-        return self._kept("received")[self.sequence, head].numpy()
+        return self._stored("received")[self.sequence, head].numpy()
 
     def largest(self, head: int) -> Floats:
         """max_j w_ij of each row, (M,); 0 of a row that attends to nothing, NaN of one that attends to NaN.
@@ -242,7 +242,7 @@ class AttentionMap:
             AtlasError: there is no such head.
         """
         self._check("head", head, self.heads)
-        return self._kept("largest")[self.sequence, head].numpy()
+        return self._stored("largest")[self.sequence, head].numpy()
 
     @property
     def profiles(self) -> tuple[Literal["entropy", "received", "largest"], ...]:
@@ -266,7 +266,7 @@ class AttentionMap:
     def _array(self, name: str) -> Tensor:
         return self.arrays[self.record["arrays"][name]]
 
-    def _kept(self, name: str) -> Tensor:
+    def _stored(self, name: str) -> Tensor:
         return self.arrays[self.record["prefix"] + name]
 
     def _words(self, side: str, positions: NDArray[np.int64]) -> tuple[str, ...]:
@@ -283,16 +283,16 @@ class AttentionMap:
     def _positions(self, side: str, count: int) -> NDArray[np.int64]:
         if f"{side}_positions" not in self.record["arrays"]:
             return np.arange(count, dtype=np.int64)
-        return self.recorded_problem.of_sequence(f"{side}_positions").numpy()
+        return self.recorded_problem.sequence_positions(f"{side}_positions").numpy()
 
     @cached_property
     def recorded_problem(self) -> RecordedProblem:
         """The stored queries and keys as `Problem`s; not available for `Atlas.from_weights`."""
         return RecordedProblem(self.record, self.arrays, self.sequence)
 
-    def _stretches(self, head: int, rows: slice, columns: slice) -> tuple[slice, slice]:
+    def _ranges(self, head: int, rows: slice, columns: slice) -> tuple[slice, slice]:
         self._check("head", head, self.heads)
-        return _stretch("rows", rows, self.queries), _stretch("columns", columns, self.keys)
+        return _plain_slice("rows", rows, self.queries), _plain_slice("columns", columns, self.keys)
 
     def _check(self, what: str, number: int, count: int) -> None:
         if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < count:
@@ -302,7 +302,7 @@ class AttentionMap:
         return RecordErrors(self.name)
 
 
-def _stretch(name: str, stretch: slice, count: int) -> slice:
+def _plain_slice(name: str, stretch: slice, count: int) -> slice:
     """Validate a slice without a step within 0..count, and return it with both ends."""
     if not isinstance(stretch, slice) or stretch.step not in (None, 1):
         raise AtlasError(f"weights need {name} as a slice without a step, such as slice(0, 256); they are {stretch!r}")

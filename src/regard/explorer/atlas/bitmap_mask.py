@@ -44,14 +44,14 @@ class BitmapMask(Mask):
     def keep(self, grid: Pairs) -> Kept:
         if isinstance(grid, Blocks):
             return self._known(grid)
-        rows, columns = _stretches(grid)
+        rows, columns = _ranges(grid)
         shown = self._shown(rows, columns, (1, 1))[0]
         above, left = rows.start % SIDE, columns.start % SIDE
         return shown[..., above : above + len(rows), left : left + len(columns)]
 
     def _known(self, blocks: Blocks) -> Ternary:
         """Verdicts on blocks; PARTIAL where blocks and tiles do not nest."""
-        rows, columns = _stretches(blocks.grid)
+        rows, columns = _ranges(blocks.grid)
         sizes = blocks.rows, blocks.columns
         within = min(sizes[0], SIDE), min(sizes[1], SIDE)
         fit = all(SIDE % part == size % part == 0 for size, part in zip(sizes, within, strict=True))
@@ -124,7 +124,7 @@ def _joined(parts: Tensor, axis: int, count: int, filling: bool) -> Tensor:
     return parts.unflatten(axis, (-1, count))
 
 
-def _stretches(grid: Grid) -> tuple[range, range]:
+def _ranges(grid: Grid) -> tuple[range, range]:
     queries, keys = grid.query_positions.shape[-1], grid.key_positions.shape[-1]
     return range(queries)[grid.rows], range(keys)[grid.columns]
 

@@ -98,7 +98,7 @@ class TensorSnapshots:
     def __init__(self) -> None:
         self._known: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
-    def of(self, value: Any) -> Any:
+    def copy(self, value: Any) -> Any:
         """Copy a mask or a bias with its tensors."""
         if value is None:
             return None
@@ -144,8 +144,8 @@ def capture(
         softcap=problem.softcap,
         operator=problem.operator,
         sinks=None if problem.sinks is None else _copied(problem.sinks, torch.float32),
-        mask=snapshots.of(problem.mask),
-        bias=snapshots.of(problem.bias),
+        mask=snapshots.copy(problem.mask),
+        bias=snapshots.copy(problem.bias),
         leading=tuple(layout.leading),
         has_heads=problem.heads,
         positions=(queries.detach().cpu().clone(), keys.detach().cpu().clone()),
@@ -196,7 +196,7 @@ def is_causal(problem: Problem) -> bool:
     """
     if problem.queries > problem.keys:
         return False
-    if problem.queries == 1 or any(_is_back(part) for part in conjuncts(problem.mask)):
+    if problem.queries == 1 or any(_is_back(part) for part in conjunction(problem.mask)):
         return True
     if problem.mask is None and problem.bias is None:
         return False
@@ -211,11 +211,11 @@ def is_causal(problem: Problem) -> bool:
     return not bool(exists.triu(1).any())
 
 
-def conjuncts(mask: Mask | None) -> list[Mask]:
+def conjunction(mask: Mask | None) -> list[Mask]:
     """The operands of a conjunction of masks; [] of None."""
     if mask is None:
         return []
-    return [*conjuncts(mask.left), *conjuncts(mask.right)] if isinstance(mask, And) else [mask]
+    return [*conjunction(mask.left), *conjunction(mask.right)] if isinstance(mask, And) else [mask]
 
 
 def _is_back(mask: Mask) -> bool:

@@ -31,7 +31,7 @@ class PyramidLevels:
     columns: int
 
     @classmethod
-    def of(cls, queries: int, keys: int, room: float) -> PyramidLevels:
+    def fitting(cls, queries: int, keys: int, room: float) -> PyramidLevels:
         """The finest pyramid that fits into `room` bytes for each head.
 
         Cells are powers of two. A map of at most 64 rows or columns has cells of 1 there; others have 2 at least.
@@ -137,12 +137,12 @@ class UnmaskedCells:
     leading: tuple[int, ...] = ()
 
     @classmethod
-    def everywhere(cls) -> UnmaskedCells:
+    def nothing_masked(cls) -> UnmaskedCells:
         """The value for maps without a mask."""
         return cls()
 
     @classmethod
-    def by(cls, mask: Mask, grid: Grid, levels: PyramidLevels, largest: Tensor) -> UnmaskedCells:
+    def evaluate(cls, mask: Mask, grid: Grid, levels: PyramidLevels, largest: Tensor) -> UnmaskedCells:
         """Evaluate a mask on the cells of a grid, exactly.
 
         Of most cells it says so in O(1), and a cell whose `largest` weight, (*batch, heads, R, C), is above 0 has a
@@ -157,7 +157,7 @@ class UnmaskedCells:
             found.append(max_pool2d(below.float(), 2).bool().view(*finest.shape[:-2], rows, columns))
         return cls(tuple(found), tuple(largest.shape[:-2]))
 
-    def of(self, level: int, shape: torch.Size) -> Tensor | None:
+    def level(self, level: int, shape: torch.Size) -> Tensor | None:
         """One level expanded to (B, H, R, C); None where nothing is masked."""
         if not self.levels:
             return None
@@ -179,12 +179,12 @@ def _finest(mask: Mask, grid: Grid, levels: PyramidLevels, largest: Tensor) -> T
             if size == 1:  # what one head or sequence shows of the mask holds for all of them
                 shown = shown.any(axis, keepdim=True)
         exists = shown | (verdicts == FULL)
-        _look(mask, grid, levels, start, exists, (verdicts == PARTIAL) & ~exists)
+        _decide_unknown(mask, grid, levels, start, exists, (verdicts == PARTIAL) & ~exists)
         parts.append(exists)
     return torch.cat(parts, -2)
 
 
-def _look(mask: Mask, grid: Grid, levels: PyramidLevels, start: int, exists: Tensor, unknown: Tensor) -> None:
+def _decide_unknown(mask: Mask, grid: Grid, levels: PyramidLevels, start: int, exists: Tensor, unknown: Tensor) -> None:
     """Decide the unknown cells by evaluating the mask on their pairs, and write the result into `exists`."""
     high, wide, leading = levels.rows, levels.columns, exists.shape[:-2]
     cells = max(1, PAIRS // (leading.numel() * high * wide))

@@ -54,7 +54,7 @@ class RecordAxes:
             return replace(grid, grid=replace(grid.grid, heads=self.has_heads))
         return replace(grid, heads=self.has_heads)
 
-    def of(self, tensor: Tensor, sequence: int) -> Tensor:
+    def select(self, tensor: Tensor, sequence: int) -> Tensor:
         """Select one sequence of (B, heads, ...): (1, heads, ...), or (1, ...) without a head axis."""
         return tensor[sequence : sequence + 1] if self.has_heads else tensor[sequence]
 
@@ -67,7 +67,7 @@ class HeadSlice:
     sequence: int
     head: int
 
-    def of(self, pairs: Tensor) -> Tensor:
+    def select(self, pairs: Tensor) -> Tensor:
         """Select from (..., m, n): (m, n)."""
         leading = self.axes.leading
         index = self.sequence * self.axes.heads + self.head if self.axes.has_heads else self.sequence
@@ -82,7 +82,7 @@ class SequenceSlice:
     axes: RecordAxes
     sequence: int
 
-    def of(self, pairs: Tensor) -> Tensor:
+    def select(self, pairs: Tensor) -> Tensor:
         """Select from (..., m, n): (heads or 1, m, n), or (m, n) where heads share it."""
         leading, has_heads = self.axes.leading, self.axes.has_heads
         batch = leading[:-1] if has_heads else leading
@@ -102,7 +102,7 @@ class SlicedMask(Mask):
 
     def keep(self, grid: Pairs) -> Kept:
         kept = self.mask.evaluate(self.part.axes.grid(grid))
-        return Ternary(self.part.of(kept.verdicts)) if isinstance(kept, Ternary) else self.part.of(kept)
+        return Ternary(self.part.select(kept.verdicts)) if isinstance(kept, Ternary) else self.part.select(kept)
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +113,7 @@ class SlicedBias(Bias):
     part: HeadSlice | SequenceSlice
 
     def values(self, grid: Grid) -> Tensor:
-        return self.part.of(self.bias.values(self.part.axes.grid(grid)))
+        return self.part.select(self.bias.values(self.part.axes.grid(grid)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,8 +136,8 @@ class RecordedProblem:
     def whole(self) -> Problem:
         """The problem of all heads."""
         return self._problem(
-            self._axes.of(self._array("query"), self.sequence),
-            self._axes.of(self._array("key"), self.sequence),
+            self._axes.select(self._array("query"), self.sequence),
+            self._axes.select(self._array("key"), self.sequence),
             SequenceSlice(self._axes, self.sequence),
         )
 
@@ -146,7 +146,7 @@ class RecordedProblem:
         """The log-sum-exp of the rows, (heads, M)."""
         return self._array("lse")[self.sequence]
 
-    def of_sequence(self, name: str) -> Tensor:
+    def sequence_positions(self, name: str) -> Tensor:
         """The positions of the sequence, which all sequences may share."""
         held = self._array(name)
         return held[self.sequence if len(held) > 1 else 0]
@@ -164,8 +164,8 @@ class RecordedProblem:
             bias=None if bias is None else SlicedBias(bias, part),
             softcap=self.record["softcap"],
             operator=self.record["operator"],
-            query_positions=self.of_sequence("query_positions") if placed else None,
-            key_positions=self.of_sequence("key_positions") if placed else None,
+            query_positions=self.sequence_positions("query_positions") if placed else None,
+            key_positions=self.sequence_positions("key_positions") if placed else None,
         )
 
     @cached_property

@@ -17,7 +17,7 @@ from .mask_json import by_rows, read_mask, written
 from .pyramid import SHARE, PyramidLevels, UnmaskedCells
 from .role_detection import RoleDetector
 from .summary import ArrayStore, SummaryAccumulator, SummaryValues, summary
-from .tokenized_text import CallShape, TokenLists, TokenTable, words_for
+from .tokenized_text import CallShape, TokenLists, TokenTable, match_tokens
 
 ROWS = 512
 """Rows and columns of a tile of plain weights."""
@@ -35,7 +35,7 @@ def records_from_weights(
             batch, _, queries, keys = weights.shape
             positions = torch.arange(queries)[None], torch.arange(keys)[None]
             shape_says = "self" if queries == keys else "cross"
-            kind, sides = words_for(CallShape(name, shape_says, batch, queries, keys, 1, positions), tokens)
+            kind, sides = match_tokens(CallShape(name, shape_says, batch, queries, keys, 1, positions), tokens)
             record = _weights_record(name, weights, kind, arrays, f"{number}.")
             record["tokens"] = {side: words.add(lists) for side, lists in sides.items()}
             records.append(record)
@@ -83,7 +83,7 @@ def _checked(name: str, given: Any, tolerance: float) -> Tensor:
 
 def _weights_record(name: str, weights: Tensor, kind: str, arrays: ArrayStore, prefix: str) -> dict[str, Any]:
     batch, heads, queries, keys = weights.shape
-    levels = PyramidLevels.of(queries, keys, SHARE * weights[0, 0].numel() * weights.element_size())
+    levels = PyramidLevels.fitting(queries, keys, SHARE * weights[0, 0].numel() * weights.element_size())
     layout = WeightsLayout(weights.shape[:2], batch, heads, queries, keys, torch.float32, weights.device)
     survey = SummaryAccumulator(layout, levels, (torch.arange(queries)[None], torch.arange(keys)[None]))
     for tile in _tiles(weights):
@@ -108,7 +108,7 @@ def _weights_record(name: str, weights: Tensor, kind: str, arrays: ArrayStore, p
         "bias": None,
         "rounding": 0.0,
         "arrays": {"weights": arrays.add(prefix + "weights", weights)},
-        **summary(seen, levels, UnmaskedCells.everywhere(), seen.mass > 0, kind, arrays, prefix),
+        **summary(seen, levels, UnmaskedCells.nothing_masked(), seen.mass > 0, kind, arrays, prefix),
     }
 
 
@@ -138,7 +138,7 @@ def records_from_calls(
     arrays, words = ArrayStore(), TokenTable()
     # What does not fit is said before anything is computed.
     with torch.no_grad():
-        chosen = [words_for(_place(call), own) for call, own in zip(calls, tokens, strict=True)]
+        chosen = [match_tokens(_place(call), own) for call, own in zip(calls, tokens, strict=True)]
         records = []
         for number, (call, (kind, sides)) in enumerate(zip(calls, chosen, strict=True)):
             record = _record(replace(call, kind=kind), sides["key"], arrays, f"{number}.")
@@ -155,9 +155,9 @@ def _place(call: CapturedCall) -> CallShape:
 
 def _record(call: CapturedCall, words: TokenLists | None, arrays: ArrayStore, prefix: str) -> dict[str, Any]:
     problem = call.problem()
-    levels = levels_of(call)
+    levels = pyramid_levels(call)
     layout = WeightsLayout.from_problem(problem)
-    survey, roles = SummaryAccumulator(layout, levels, call.positions), RoleDetector.call(call, words)
+    survey, roles = SummaryAccumulator(layout, levels, call.positions), RoleDetector.for_call(call, words)
     run_reductions(problem, call.lse.view(problem.weights_shape[:-1]), [survey, *roles.reductions])
     seen = survey.finish(call.lse)
     lse = call.lse if call.errors is None else _matched(call, seen)
@@ -169,9 +169,9 @@ def _record(call: CapturedCall, words: TokenLists | None, arrays: ArrayStore, pr
         held |= {"query_positions": call.positions[0], "key_positions": call.positions[1]}
     grid = problem.grid()
     mask = None if call.mask is None else written(call.mask, grid, arrays.shared)
-    exists = UnmaskedCells.everywhere()
+    exists = UnmaskedCells.nothing_masked()
     if mask is not None:  # as the atlas has it, so that cells and tiles say the same
-        exists = UnmaskedCells.by(
+        exists = UnmaskedCells.evaluate(
             read_mask(mask, arrays.held), grid, levels, seen.largest.view(*call.leading, *levels.shapes[0])
         )
     return {
@@ -198,13 +198,13 @@ def _record(call: CapturedCall, words: TokenLists | None, arrays: ArrayStore, pr
     }
 
 
-def levels_of(call: CapturedCall) -> PyramidLevels:
+def pyramid_levels(call: CapturedCall) -> PyramidLevels:
     """The pyramid whose size is at most SHARE times that of q and k."""
     heads = call.query.shape[1]
     numbers = call.query.shape[2] * call.query.shape[3] + call.key.shape[2] * call.key.shape[3] * (
         call.key.shape[1] / heads
     )
-    return PyramidLevels.of(call.query.shape[2], call.key.shape[2], SHARE * numbers * call.query.element_size())
+    return PyramidLevels.fitting(call.query.shape[2], call.key.shape[2], SHARE * numbers * call.query.element_size())
 
 
 def _placed(call: CapturedCall) -> bool:

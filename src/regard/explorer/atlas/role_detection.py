@@ -46,13 +46,13 @@ class RoleDetector:
         self._sequences = sequences
 
     @classmethod
-    def call(cls, call: CapturedCall, words: TokenLists | None) -> RoleDetector:
+    def for_call(cls, call: CapturedCall, words: TokenLists | None) -> RoleDetector:
         """Start a role lens for each sequence of a call whose keys have these tokens."""
         if words is None or call.kind != "self" or not queries_are_last(*call.positions):
             return cls(())
         axes, sequences = RecordAxes(call.leading, call.has_heads, call.query.shape[1]), []
         for at, pieces in enumerate(words):
-            query, key = (axes.of(tensor, at) for tensor in (call.query, call.key))
+            query, key = (axes.select(tensor, at) for tensor in (call.query, call.key))
             problem = Problem(
                 pairs=DotPairs(query, key, call.scale)
                 if call.weight is None

@@ -193,7 +193,7 @@ def summary(
     tops = []
     for reduce, finest in (("max", seen.largest), ("mean", seen.sums)):
         for level, cells in enumerate(pyramid(finest.float(), levels, reduce)):
-            bytes_, top = packed(cells, exists.of(level, cells.shape))
+            bytes_, top = packed(cells, exists.level(level, cells.shape))
             arrays.add(f"{prefix}{reduce}.{level}", bytes_)
             tops.append(top)
     metrics = _metrics(seen, attending, kind)

@@ -115,7 +115,7 @@ def read_words(held: Tensor, ends: Tensor) -> tuple[str, ...]:
     return tuple(data[start:stop].decode("utf-8", "replace") for start, stop in pairwise(ends.tolist()))
 
 
-def words_for(call: CallShape, tokens: Any) -> tuple[str, dict[str, TokenLists | None]]:
+def match_tokens(call: CallShape, tokens: Any) -> tuple[str, dict[str, TokenLists | None]]:
     """Kind of a call, and tokens of its queries and keys by sequence; None where no tokens were passed.
 
     A pair of different words, one for each query and each key, says "cross" where "self" was guessed.

@@ -24,7 +24,7 @@ class RankedTranslation:
     score: float
 
 
-def links_of(gold: Any) -> SentenceLinks:
+def parse_gold_links(gold: Any) -> SentenceLinks:
     """Parse gold links: "0-0 1-2 2?3", an object with `sure` and `possible`, or pairs, which are sure.
 
     Raises:
