@@ -164,6 +164,10 @@ def test_an_impossible_name_is_refused(tmp_path, name, reason):
 
 def test_a_device_and_a_folder_are_not_replaced(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    for path, kind in ((tmp_path / "pipe", "not a regular file"), (tmp_path, "a folder"), ("/dev/null", "not a reg")):
+    for path, kind in (
+        (tmp_path / "pipe", "not a regular file"),
+        (tmp_path, "a folder"),
+        (Path("/dev/null"), "not a reg"),
+    ):
         with pytest.raises(CheckpointError, match=f"cannot write .*: it is {kind}"):
             write_half_and_raise(path, AssertionError("the block must not run"))

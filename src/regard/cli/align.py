@@ -28,8 +28,8 @@ def align(
     """Link the words of sentences and translations.
 
     Prints the links of each pair in Pharaoh format: 1-2 links source word 1 with target word 2. Words are what white
-    space separates, counted from 0. Each word of the translation is linked with the source word that the model looks at
-    most while it says it: of a Transformer by the mean over all layers and heads, unless one is chosen. A pair with an
+    space separates, counted from 0. Each word of the translation is linked with the source word that has the greatest
+    attention weight: of a Transformer in the mean over all layers and heads, unless one is chosen. A pair with an
     empty side gives an empty line.
     """
     from regard.heads.word_alignment import format_pharaoh

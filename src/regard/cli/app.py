@@ -63,7 +63,7 @@ def common(
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
-    """Train translators that attend, use them, and look at where they look."""
+    """Train translators with attention, use them, and inspect their attention."""
 
 
 for name, command in {

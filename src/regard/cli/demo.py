@@ -19,8 +19,8 @@ def demo(
     """Translate, train, compare and draw.
 
     Translates everyday sentences with the model that regard comes with, then trains translators of dates, which it
-    makes, with every score, prints how good and how fast they are, and draws where they look. Last it writes two pages
-    for a browser: everything that a translator of dates, and the one that regard comes with, attends to.
+    generates, with every score, prints their quality and speed, and draws their attention. Last it writes two pages for
+    a browser: all attention of a translator of dates, and of the one that regard comes with.
     """
     from regard.translation.date_corpus import examples
     from regard.translation.date_demo import SENTENCES, SHOWN, run

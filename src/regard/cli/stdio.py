@@ -23,11 +23,12 @@ Errors = Literal["strict", "replace", "skip"]
 
 
 def arriving_lines(
-    stream: BufferedIOBase, errors: Errors = "strict", warn: Callable[[str], None] = lambda warning: None
+    stream: BufferedIOBase, errors: Errors = "strict", warn: Callable[[str], None] | None = None
 ) -> Iterator[list[str]]:
-    r"""Whole lines, all that have arrived at a time: one that is typed, hundreds from a file.
+    r"""Yield the whole lines that have arrived: one at a time if typed, hundreds at a time from a file.
 
-    `warn` gets a message for each line that is not UTF-8, unless that is an error.
+    `warn` gets a message for each line that is not UTF-8, unless that is an error; commands that have the option
+    --errors pass it.
 
     Raises:
         CorpusError: a line is not UTF-8 (`errors` "strict"), or longer than any text has; the lines before it are
@@ -51,14 +52,13 @@ def arriving_lines(
                 )
                 if errors == "strict":
                     yield lines
-                    raise CorpusError(
-                        f"{problem}; convert the text to UTF-8, for instance with iconv, or choose what becomes of "
-                        "such lines with --errors"
-                    ) from None
+                    mend = ", or leave such lines out with --errors skip" if warn else ""
+                    raise CorpusError(f"{problem}; convert the text to UTF-8, for instance with iconv{mend}") from None
                 replaced = errors == "replace"
                 lines.append(raw.removesuffix(b"\r").decode("utf-8", "replace") if replaced else "")
                 what = "replaced by \ufffd" if replaced else "the line is left out, and its translation is empty"
-                warn(f"{problem}; {what}")
+                if warn:
+                    warn(f"{problem}; {what}")
         yield lines
 
 

@@ -44,7 +44,10 @@ def translate(
     ] = None,
     attention: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Keep where the best translations looked: pictures (.png) or arrays (.npz)."),
+        typer.Option(
+            metavar="FILE",
+            help="Save the attention weights of the best translations: heat maps (.png) or arrays (.npz).",
+        ),
     ] = None,
     split_above: Annotated[
         int | None,
@@ -81,7 +84,7 @@ def translate(
     FILE-2.png, FILE-3.png and so on; FILE.npz has all, as 1.weights, 1.source, 1.target, 2.weights and so on.
 
     Of a Transformer the pictures are of --layer and --head, or of the mean over all; the arrays have all of them,
-    1.weights as [target, layer, head, source], and 1.self_weights where it looked at its own words.
+    1.weights as [target, layer, head, source], and 1.self_weights for the attention to its own words.
     """
     from regard.cli.attention_files import attention_file
     from regard.translation.experiment import Experiment

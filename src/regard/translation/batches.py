@@ -39,7 +39,7 @@ class Batch:
         return len(self.source)
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
-        """The same batch on another device."""
+        """Copy the batch to another device."""
         return Batch(
             source=self.source.to(device, non_blocking=non_blocking),
             source_lengths=self.source_lengths.to(device, non_blocking=non_blocking),
@@ -73,7 +73,7 @@ class IdSequences:
 
     @property
     def lengths(self) -> np.ndarray:
-        """How long each sequence is."""
+        """Length of each sequence."""
         return np.diff(self.offsets)
 
     def __len__(self) -> int:
@@ -83,7 +83,7 @@ class IdSequences:
         return self.ids[self.offsets[row] : self.offsets[row + 1]]
 
     def pad(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The sequences of `rows` side by side, int64 [rows, longest] filled up with PAD, and their lengths."""
+        """Pad the sequences of `rows`: int64 [rows, longest] with PAD behind, and their lengths."""
         starts, lengths = self.offsets[rows], self.lengths[rows]
         columns = np.arange(lengths.max())
         inside = columns < lengths[:, None]  # [rows, longest]
@@ -155,7 +155,7 @@ def encode(
 
 
 def collate(text: EncodedText, rows: np.ndarray) -> Batch:
-    """The pairs at `rows` as one batch, in that order."""
+    """Pad the pairs at `rows` into one batch, in that order."""
     source, source_lengths = text.sources.pad(rows)
     target, target_lengths = text.targets.pad(rows)
     count = len(rows)
@@ -169,18 +169,6 @@ def collate(text: EncodedText, rows: np.ndarray) -> Batch:
         target_output=torch.from_numpy(target_output),
         target_tokens=int(target_lengths.sum()) + count,
     )
-
-
-__all__ = [
-    "Batch",
-    "BatchPlan",
-    "EncodedText",
-    "IdSequences",
-    "OrderedBatches",
-    "TokenBatches",
-    "collate",
-    "encode",
-]
 
 
 class BatchPlan(Protocol):

@@ -100,7 +100,10 @@ class RunFolder:
         if fcntl is None:
             yield
             return
-        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            descriptor = os.open(self.path, os.O_RDONLY)
+        except OSError as error:
+            raise CheckpointError(f"cannot open the folder {self.path} ({error.strerror})") from None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

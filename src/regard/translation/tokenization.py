@@ -66,7 +66,7 @@ class Spelling(Protocol):
         ...
 
     def label(self, piece: str) -> str:
-        """The piece as a reader wants to see it."""
+        """The piece for display."""
         ...
 
 
@@ -101,7 +101,7 @@ class CharacterSpelling:
 
 
 class SubwordSpelling:
-    """Words with "▁" before them, their punctuation cut off.
+    """Words with "▁" before them; punctuation is separate pieces.
 
     >>> spelling = SubwordSpelling()
     >>> [spelling.pieces(chunk) for chunk in spelling.chunks("Hello, world!")]
@@ -131,7 +131,7 @@ class SubwordSpelling:
 
 
 class WordSpelling:
-    """Whole words; punctuation is cut off and carries "￭" where no space stood.
+    """Whole words; punctuation is separate pieces, with "￭" on the sides that have no space.
 
     >>> spelling = WordSpelling()
     >>> [spelling.pieces(chunk) for chunk in spelling.chunks('Hello, ("world")!')]
@@ -179,7 +179,7 @@ class WordSpelling:
 
 
 def spelled_with(pieces: Iterable[str]) -> set[str]:
-    """The characters of text that pieces hold, of whatever spelling; and white space, which marks stand for.
+    """Characters of the text that pieces of any spelling encode, and white space.
 
     >>> sorted(spelled_with(["▁ab", "￭,"]))[-3:]
     [',', 'a', 'b']

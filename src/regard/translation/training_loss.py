@@ -61,7 +61,7 @@ def training_loss(model: nn.Module, batch: Batch, smoothing: float) -> tuple[Ten
 def projected_cross_entropy(
     features: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, smoothing: float
 ) -> tuple[Tensor, Tensor]:
-    """The two sums of `smoothed_cross_entropy` for logits x Wᵀ + b, a few rows of which are in memory at a time.
+    """The two sums of `smoothed_cross_entropy` for logits x Wᵀ + b, computed for a few rows at a time.
 
     Shapes: features x [N, F], weight W [V, F], bias b [V], target [N] without PAD. What the gradient needs is made of
     each part of the logits while it is there; so the loss has a first derivative and no second. Under autocast the
@@ -185,7 +185,7 @@ class _Parts:
         self.bias_sum = 0.0 if bias is None else bias.sum(dtype=wide)
 
     def no_gradients(self, wide: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-        """Memory for the gradients of features, weight and bias."""
+        """Allocate the gradients of features, weight and bias."""
         return (
             torch.empty_like(self.features, dtype=wide),
             torch.zeros_like(self.weight, dtype=wide),
@@ -195,7 +195,7 @@ class _Parts:
     def add(
         self, part: slice, target: Tensor, gradients: tuple[Tensor, Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor]:
-        """Loss and cross entropy of some rows; their gradients, without the smoothing, are added to those so far."""
+        """Loss and cross entropy of some rows; adds their gradients, without the smoothing term, to `gradients`."""
         x, picked = self.features[part], target.unsqueeze(-1)
         logits = batched_linear(x, self.weight, self.bias)  # [n, V]
         log_p = logits.log_softmax(-1, dtype=self.weight_sum.dtype)
