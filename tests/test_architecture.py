@@ -1,7 +1,8 @@
-"""The sources of regard hold their own rules: imports go down, some things are never called."""
+"""Rules of the sources: imports go down, some things are never called, names are unique, functions are short."""
 
 import ast
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,8 @@ UNPICKLERS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "
 
 ROOT = Path(regard.__file__).parent
 
+parsed = functools.cache(ast.parse)
+
 
 def module_name(path: Path) -> str:
     parts = path.relative_to(ROOT.parent).with_suffix("").parts
@@ -66,7 +69,7 @@ def depth(name: str) -> int:
 
 def imports(module: str, source: str) -> Iterator[tuple[str, bool]]:
     """Each module of regard that a source imports, anywhere in it, and whether for the names of types alone."""
-    tree = ast.parse(source)
+    tree = parsed(source)
     unexecuted = {
         inner
         for node in ast.walk(tree)
@@ -117,7 +120,7 @@ def usage_faults(source: str) -> list[str]:
     """Statements that the library does without, with their lines."""
     return [
         f"line {getattr(node, 'lineno', '?')}: {fault}"
-        for node in ast.walk(ast.parse(source))
+        for node in ast.walk(parsed(source))
         for fault in [usage_fault(node)]
         if fault
     ]
@@ -141,6 +144,37 @@ def usage_fault(node: ast.AST) -> str | None:
             return None
 
 
+MOST_MODULES, MOST_LINES = 220, 60
+
+
+def names_in_several_places(places: Iterable[tuple[str, str]]) -> list[str]:
+    """The names that stand in more than one place, with their places."""
+    found: dict[str, list[str]] = {}
+    for name, place in places:
+        found.setdefault(name, []).append(place)
+    return [f"{name}: {', '.join(places)}" for name, places in found.items() if len(places) > 1]
+
+
+def classes(module: str, source: str) -> Iterator[tuple[str, str]]:
+    """Each class of a module, nested ones too, with its line."""
+    for node in ast.walk(parsed(source)):
+        if isinstance(node, ast.ClassDef):
+            yield node.name, f"{module}:{node.lineno}"
+
+
+def long_functions(source: str) -> list[str]:
+    """Functions of more than MOST_LINES lines without their docstring."""
+    found = []
+    for node in ast.walk(parsed(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = 1 + (node.end_lineno or node.lineno) - node.lineno
+            if ast.get_docstring(node) is not None:
+                lines -= 1 + (node.body[0].end_lineno or 0) - node.body[0].lineno
+            if lines > MOST_LINES:
+                found.append(f"line {node.lineno}: {node.name} has {lines} lines, {MOST_LINES} can be seen at once")
+    return found
+
+
 def by_module(test: Callable) -> Callable:
     return pytest.mark.parametrize("module", FILES)(test)
 
@@ -153,6 +187,25 @@ def test_imports_go_down(module):
 @by_module
 def test_nothing_that_a_library_does_without(module):
     assert usage_faults(FILES[module].read_text("utf-8")) == []
+
+
+@by_module
+def test_functions_can_be_seen_at_once(module):
+    assert long_functions(FILES[module].read_text("utf-8")) == []
+
+
+def test_there_are_not_many_modules():
+    assert len(FILES.keys() - PACKAGES) <= MOST_MODULES
+
+
+def test_modules_have_names_of_their_own():
+    modules = [(module.split(".")[-1], module) for module in FILES.keys() - PACKAGES]
+    assert names_in_several_places(one for one in modules if one[0] != "base") == []
+
+
+def test_classes_have_names_of_their_own():
+    found = (one for module, path in FILES.items() for one in classes(module, path.read_text("utf-8")))
+    assert names_in_several_places(found) == []
 
 
 def test_every_line_of_the_table_is_there():
@@ -226,6 +279,20 @@ def test_the_checker_lets_a_right_import_pass(module, source):
 )
 def test_the_checker_finds_what_a_library_does_without(source):
     assert len(usage_faults(source)) == 1
+
+
+def test_the_checker_finds_names_in_several_places():
+    source = "class Case:\n    class Inner: ...\nclass Inner: ..."
+    assert names_in_several_places(classes("one", source)) == ["Inner: one:3, one:2"]
+    assert names_in_several_places([*classes("one", "class Case: ..."), ("Cases", "two:1")]) == []
+
+
+def test_the_checker_finds_a_long_function():
+    lines = MOST_LINES * "\n    pass"
+    assert long_functions(f"def f():{lines}") == [
+        f"line 1: f has {MOST_LINES + 1} lines, {MOST_LINES} can be seen at once"
+    ]
+    assert long_functions(f'def f():\n    """{lines}"""\n    pass') == []
 
 
 def test_the_checker_lets_other_calls_pass():
