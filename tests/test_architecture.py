@@ -30,7 +30,11 @@ LAYERS = (
 )
 
 # Imports that go up for the names of types alone: under `if TYPE_CHECKING`, and never carried out.
-TYPES_ONLY = {("regard.core.problem", "regard.biases"), ("regard.core.problem", "regard.masks")}
+TYPES_ONLY = {
+    ("regard.core.operator", "regard.kernels.base"),
+    ("regard.core.problem", "regard.biases"),
+    ("regard.core.problem", "regard.masks"),
+}
 
 # Within regard.kernels: the kernels, and who knows them all. Any other module there is shared: a kernel knows what is
 # shared and no other kernel, and what is shared knows no kernel.
