@@ -52,12 +52,13 @@ def suite(
     among: Iterable[Case] | None = None,
     device: str | torch.device = "cpu",
     with_lse: bool = False,
+    oracle: Oracle = SOFTMAX,
 ) -> Iterator[tuple[AnyImplementation, Case]]:
     """Pairs of an implementation and a case that it admits, the arguments of `assert_agrees`.
 
     Any `strength` choices of score, mask, bias, layout, lengths, dtype and so on are combined in some case (see
     `cases`); `among` replaces the cases, by `long_cases()` or `random_cases(1000)` for example. `with_lse` admits only
-    cases whose log-sum-exp can be returned.
+    cases whose log-sum-exp can be returned. The problems are of the operator of `oracle`.
 
     >>> from regard.testing import suite
     >>> kernel, case = next(suite(strength=1))
@@ -66,7 +67,7 @@ def suite(
     """
     implementations = tuple(implementations)
     for case in cases(strength) if among is None else among:
-        problem = make_inputs(case, device).problem(wants_lse=with_lse)
+        problem = make_inputs(case, device).problem(wants_lse=with_lse, operator=oracle.operator)
         yield from ((one, case) for one in implementations if not one.why_not(problem))
 
 
@@ -85,7 +86,7 @@ def assert_agrees(
         AssertionError: the message lists every fault.
     """
     inputs = make_inputs(case, device)
-    plain, with_lse = inputs.problem(), inputs.problem(wants_lse=True)
+    plain, with_lse = (inputs.problem(wants_lse=wanted, operator=oracle.operator) for wanted in (False, True))
     has_lse = not implementation.why_not(with_lse)
     exponential = getattr(implementation, "exponential", 0.0)
     comparison = _Comparison(inputs, _expected_results(case, has_lse, oracle), has_lse, exponential)

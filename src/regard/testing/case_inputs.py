@@ -93,8 +93,8 @@ class Inputs:
         (gradient,) = torch.autograd.grad((self.argument(name, leaf) * rows.unsqueeze(-1)).sum(), leaf)
         return gradient > 0
 
-    def problem(self, *, wants_lse: bool = False) -> Problem:
-        """The `Problem` that kernels compute."""
+    def problem(self, *, wants_lse: bool = False, operator: str = "softmax") -> Problem:
+        """The `Problem` that the kernels of an operator compute."""
         case, leaves = self.case, self.leaves
         bias = None
         if case.bias != "unbiased":
@@ -113,7 +113,7 @@ class Inputs:
         dropout = None
         if case.dropout == "dropout":
             dropout = Dropout(DROPOUT, torch.tensor(self.seed, device=leaves["value"].device))
-        return replace(plan.problem, wants_lse=wants_lse, dropout=dropout)
+        return replace(plan.problem, wants_lse=wants_lse, dropout=dropout, operator=operator)
 
 
 def make_inputs(case: Case, device: str | torch.device = "cpu") -> Inputs:

@@ -55,8 +55,11 @@ class OracleResult:
 class Oracle:
     """An attention operator: output = D · w(S) V of masked scores S, with dropout factors D and weights w.
 
-    Shapes: scores (..., M, N), weights (..., M, N), output (..., M, Dv). A subclass defines `weights`.
+    Shapes: scores (..., M, N), weights (..., M, N), output (..., M, Dv). A subclass defines `weights`,
+    and `operator`, the name of the operator that the problems of the cases are of.
     """
+
+    operator = "softmax"
 
     def weights(self, scores: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
         """The weights of scores (..., M, N), and the log of each row's normaliser (..., M), both differentiable.
