@@ -1,4 +1,4 @@
-/** To which key each query attends most, over the rows in sight. */
+/** Argmax alignment: the key with the largest weight of each visible query. */
 
 import type { Field, Settings } from "./field.ts";
 import type { Need } from "./loader.ts";

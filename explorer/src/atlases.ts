@@ -1,8 +1,8 @@
-/** Several atlases: what they are called, and where a state of one lies in another. */
+/** Labels of several atlases, and mapping a view state from one atlas to another. */
 
 import type { Pin, State } from "./state.ts";
 import { plain } from "./text.ts";
-import type { Meta, Shelf } from "./types.ts";
+import type { Meta, Collection } from "./types.ts";
 
 const LONGEST = 40;
 
@@ -70,10 +70,10 @@ export function among(state: State, count: number): State {
 }
 
 /** The state with the atlas of its text, where a model can be run on texts: the newest where none is of that text. */
-export function ofText(state: State, shelf: Shelf): State {
-  if (!shelf.rerun || !state.text) return state;
-  const atlas = Math.max(shelf.atlases.findIndex(({ name }) => name === state.text), 0);
-  const against = state.against === undefined || shelf.atlases.length < 2 ? undefined : atlas === 0 ? 1 : 0;
+export function ofText(state: State, collection: Collection): State {
+  if (!collection.rerun || !state.text) return state;
+  const atlas = Math.max(collection.atlases.findIndex(({ name }) => name === state.text), 0);
+  const against = state.against === undefined || collection.atlases.length < 2 ? undefined : atlas === 0 ? 1 : 0;
   return { ...state, atlas, against };
 }
 
@@ -83,8 +83,8 @@ export interface Metas {
   other?: Meta;
 }
 
-export async function metasOf(shelf: Shelf, { atlas, against }: Pick<State, "atlas" | "against">): Promise<Metas> {
-  const asked = [atlas, ...(against === undefined ? [] : [against])].map((at) => shelf.atlases[at].source.meta());
+export async function metasOf(collection: Collection, { atlas, against }: Pick<State, "atlas" | "against">): Promise<Metas> {
+  const asked = [atlas, ...(against === undefined ? [] : [against])].map((at) => collection.atlases[at].source.meta());
   const [shown, other] = await Promise.all(asked);
   return { shown, other };
 }

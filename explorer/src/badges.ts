@@ -1,4 +1,4 @@
-/** Roles as small labels that tell their rule, their score and their n. */
+/** Badges of a head's roles, with rule, score and n in their tooltips. */
 
 import { make } from "./dom.ts";
 import { figure, plain, whole } from "./text.ts";

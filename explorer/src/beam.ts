@@ -1,4 +1,4 @@
-/** The translations of a beam: which one is shown, what it says, and how it differs from the best. */
+/** The bar that chooses one of the n best translations, and shows how it differs from the best. */
 
 import type { Context } from "./context.ts";
 import { button, make, replace } from "./dom.ts";

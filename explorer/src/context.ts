@@ -1,4 +1,4 @@
-/** What all parts of one explorer share. */
+/** The context of an atlas: source, caches, view state and palette, shared by all views. */
 
 import type { Loader, Need } from "./loader.ts";
 import type { Palette } from "./palette.ts";

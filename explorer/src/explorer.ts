@@ -3,22 +3,22 @@
 import { Beam } from "./beam.ts";
 import { among, atlasKey, carried, compared, type Metas, metasOf, ofText } from "./atlases.ts";
 import type { Context, ViewPart } from "./context.ts";
-import { contextOf, type Shared } from "./contexts.ts";
+import { makeContext, type Shared } from "./make_context.ts";
 import { openHelp } from "./dialogs.ts";
 import { make, replace } from "./dom.ts";
 import { type Kind, saveView } from "./exports.ts";
 import { GoTo } from "./goto.ts";
 import { Header } from "./header.ts";
 import { isTyping, keyChange, moves } from "./keyboard.ts";
-import { LeftOut } from "./leftout.ts";
+import { LeftOut } from "./left_out.ts";
 import type { Loader } from "./loader.ts";
 import { type Palette, paletteOf } from "./palette.ts";
 import type { Panel } from "./panel.ts";
-import { brokenWords, partWords } from "./part.ts";
-import { ShelfBar, shortLabels } from "./shelf.ts";
+import { brokenWords, partWords } from "./notices.ts";
+import { CollectionBar, shortLabels } from "./collection_bar.ts";
 import { browserScheme, type Scheme } from "./scheme.ts";
 import { isStep, MOST_READ, type State, type View, within } from "./state.ts";
-import type { Meta, Shelf } from "./types.ts";
+import type { Meta, Collection } from "./types.ts";
 import { CompareView } from "./views/compare.ts";
 import { GridView } from "./views/grid.ts";
 import { HeadView } from "./views/head.ts";
@@ -52,7 +52,7 @@ export class Explorer {
   private readonly status = make("footer", { class: "status", set: { role: "status" } });
   private readonly above = make("div", { class: "slot" });
   private readonly below = make("div", { class: "slot" });
-  private readonly bar = new ShelfBar({
+  private readonly bar = new CollectionBar({
     run: (text, signal) => this.run(text, signal),
     choose: (atlas) => this.update({ atlas }),
     compare: (against) => this.update(compared(against)),
@@ -81,12 +81,12 @@ export class Explorer {
 
   constructor(
     parent: Element,
-    private shelf: Shelf,
+    private collection: Collection,
     metas: Metas,
     state: State,
     options: Options = {},
   ) {
-    this.now = among(state, shelf.atlases.length);
+    this.now = among(state, collection.atlases.length);
     this.scheme = options.scheme ?? browserScheme();
     this.sharing = options.sharing ?? "";
     this.shared = {
@@ -130,7 +130,7 @@ export class Explorer {
   restore(given: State): void {
     const merged = this.now.words;
     const { text } = this.now;
-    const state = among(ofText(given, this.shelf), this.shelf.atlases.length);
+    const state = among(ofText(given, this.collection), this.collection.atlases.length);
     if (state.text !== text && this.follow(state)) return;
     if (state.atlas !== this.now.atlas || state.against !== this.now.against) {
       this.now = state;
@@ -189,14 +189,14 @@ export class Explorer {
 
   /** The text of the shown atlas, where a model can be run on another and the text is no longer than an address. */
   private text(): string {
-    const name = this.shelf.rerun ? this.shelf.atlases[this.now.atlas].name : "";
+    const name = this.collection.rerun ? this.collection.atlases[this.now.atlas].name : "";
     return name.length <= MOST_READ ? name : "";
   }
 
   /** Runs the model on the text of a permalink, if no atlas here is of it; whether it does. */
   private follow(state: State): boolean {
-    if (!state.text || this.shelf.atlases.some(({ name }) => name === state.text)) return false;
-    if (!this.shelf.rerun) {
+    if (!state.text || this.collection.atlases.some(({ name }) => name === state.text)) return false;
+    if (!this.collection.rerun) {
       this.status.textContent = "The address has a text in it, and there is no model here to run on it.";
       return false;
     }
@@ -216,13 +216,13 @@ export class Explorer {
   private async run(text: string, signal: AbortSignal): Promise<void> {
     const { followed } = this;
     this.followed = undefined;
-    const shelf = await this.shelf.rerun?.(text, signal);
-    if (!shelf) return;
+    const collection = await this.collection.rerun?.(text, signal);
+    if (!collection) return;
     const from = followed ?? this.now;
-    const against = from.against === undefined || shelf.atlases.length < 2 ? undefined : 1;
-    const metas = await metasOf(shelf, { atlas: 0, against });
+    const against = from.against === undefined || collection.atlases.length < 2 ? undefined : 1;
+    const metas = await metasOf(collection, { atlas: 0, against });
     this.stop();
-    this.shelf = shelf;
+    this.collection = collection;
     const nowhere = { frame: undefined, at: undefined, window: [0, 0] as [number, number] };
     const state = followed ?? { ...carried(this.now, this.metas.shown, metas.shown), ...nowhere };
     this.now = { ...state, atlas: 0, against };
@@ -232,12 +232,12 @@ export class Explorer {
 
   /** Shows the atlases that the state names, once it is known what they have; `carry` if all else is of the old one. */
   private async turn(carry: boolean): Promise<void> {
-    const { shelf } = this;
+    const { collection } = this;
     const { atlas, against } = this.now;
-    this.bar.update(shelf, this.now);
-    const overtaken = () => shelf !== this.shelf || atlas !== this.now.atlas || against !== this.now.against;
+    this.bar.update(collection, this.now);
+    const overtaken = () => collection !== this.collection || atlas !== this.now.atlas || against !== this.now.against;
     try {
-      const metas = await metasOf(shelf, this.now);
+      const metas = await metasOf(collection, this.now);
       if (overtaken()) return;
       const scrolled = this.view.element.scrollTop;
       this.stop();
@@ -254,11 +254,11 @@ export class Explorer {
   }
 
   private connect(given: Meta, atlas: number): Context {
-    const own = this.shelf.atlases[atlas].source;
+    const own = this.collection.atlases[atlas].source;
     const { source, meta } = this.now.words ? byWords(own, given) : { source: own, meta: given };
-    const label = shortLabels(this.shelf)[atlas];
+    const label = shortLabels(this.collection)[atlas];
     const tokenMaps = this.now.words ? given.maps : undefined;
-    return contextOf(source, meta, { number: atlas, label }, this.shared, tokenMaps);
+    return makeContext(source, meta, { number: atlas, label }, this.shared, tokenMaps);
   }
 
   private update(patch: Partial<State>): void {
@@ -270,7 +270,7 @@ export class Explorer {
     // The same place in another map makes sense only where the maps have the same shape.
     if (shape.queries !== old.queries || shape.keys !== old.keys)
       this.now = { ...this.now, frame: patch.frame, at: patch.at };
-    this.now = among(this.now, this.shelf.atlases.length);
+    this.now = among(this.now, this.collection.atlases.length);
     if (before.theme !== this.now.theme) this.applyTheme();
     if (this.now.atlas === before.atlas && this.now.against === before.against) this.refresh();
     else void this.turn(true);
@@ -304,11 +304,11 @@ export class Explorer {
       if (focused && !this.element.contains(document.activeElement)) this.focus();
     }
     this.header.update();
-    this.bar.update(this.shelf, this.now);
+    this.bar.update(this.collection, this.now);
     this.beam.update();
     const { map, atlas, words, view } = this.now;
     const byWord = words && view !== "grid" && view !== "table" && this.metas.shown.maps[map] !== this.context.meta.maps[map];
-    this.leftOut.update(this.shelf.atlases[atlas].source, this.metas.shown.maps[map], map, byWord);
+    this.leftOut.update(this.collection.atlases[atlas].source, this.metas.shown.maps[map], map, byWord);
     this.view.update();
   }
 
@@ -337,7 +337,7 @@ export class Explorer {
       return;
     }
     const change =
-      atlasKey(event.key, this.now, this.shelf.atlases.length) ?? keyChange(event.key, this.now, this.context.meta);
+      atlasKey(event.key, this.now, this.collection.atlases.length) ?? keyChange(event.key, this.now, this.context.meta);
     if (!change) return;
     event.preventDefault();
     this.update(change);

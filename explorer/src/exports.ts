@@ -1,4 +1,4 @@
-/** Pictures and tables to take away. */
+/** Export of views as PNG, SVG, CSV and NPZ files. */
 
 import type { ViewPart } from "./context.ts";
 import { drawShapes, FONT, type Picture, type Shape, TEXT_SIZE } from "./shapes.ts";

@@ -1,4 +1,4 @@
-/** What a panel shows: the weights of a head, or the difference of two. */
+/** Fields: the weights of a head, or the difference of two heads, as rasters for a panel. */
 
 import { type Context, headName, headTitle } from "./context.ts";
 import type { Need } from "./loader.ts";

@@ -1,4 +1,4 @@
-/** Wheel, pinch, drag, double click and click, told as zooms, pans and taps. */
+/** Translates wheel, pinch, drag, double click and click into zoom, pan and tap events. */
 
 export interface Gestures {
   zoom(factor: number, x: number, y: number): void;

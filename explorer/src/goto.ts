@@ -1,4 +1,4 @@
-/** The way to an index, a cell or a token. */
+/** The dialog that goes to an index, a cell or a token. */
 
 import { type Context, present } from "./context.ts";
 import { openDialog } from "./dialogs.ts";

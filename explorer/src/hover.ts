@@ -1,4 +1,4 @@
-/** The cell under the pointer, and what is said of it: both tokens and the exact weight, fetched where it is pooled. */
+/** The tooltip of the cell under the pointer: both tokens and the exact weight, fetched if the cell is pooled. */
 
 import { type Context, present } from "./context.ts";
 import { make, replace } from "./dom.ts";

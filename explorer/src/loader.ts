@@ -1,4 +1,4 @@
-/** What the source gave, kept up to a bound; what is wished for now, and nothing that is no longer in sight. */
+/** A bounded cache of loaded data, with requests that are cancelled once no view needs them. */
 
 type Load<T> = (signal: AbortSignal) => Promise<T>;
 

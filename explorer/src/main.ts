@@ -1,4 +1,4 @@
-/** The one module of page, static file and notebook. */
+/** Entry point of the page, the static file and the notebook widget. */
 
 import { Explorer } from "./explorer.ts";
 import { mount } from "./mount.ts";

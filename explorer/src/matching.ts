@@ -1,4 +1,4 @@
-/** A head's links by the chosen method, and the gold links that they are held against. */
+/** Links of a head by the chosen alignment method, scored against gold links. */
 
 import { alignment, type Mark } from "./alignment.ts";
 import { type Context, headTitle } from "./context.ts";

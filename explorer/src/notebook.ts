@@ -1,4 +1,4 @@
-/** The explorer in a notebook, as anywidget asks for it. */
+/** The anywidget module of the explorer: `render` mounts it in a notebook's cell. */
 
 import { make } from "./dom.ts";
 import { mount } from "./mount.ts";

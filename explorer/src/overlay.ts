@@ -1,10 +1,10 @@
-/** What lies over and around the raster of a panel, as shapes. */
+/** Shapes over and around a panel's raster: rulers, border, crosshair, marks, profiles. */
 
 import type { Mark } from "./alignment.ts";
 import type { Context } from "./context.ts";
 import type { Field } from "./field.ts";
 import type { Need } from "./loader.ts";
-import { goldShapes, markShapes } from "./marks.ts";
+import { goldShapes, markShapes } from "./mark_shapes.ts";
 import type { GoldMark } from "./matching.ts";
 import type { Palette } from "./palette.ts";
 import { greatestWords, profileShapes } from "./profiles.ts";

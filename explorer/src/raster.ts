@@ -1,4 +1,4 @@
-/** Arrays of weights made ready to be drawn: pooled, divided by the maximum of the row, subtracted. */
+/** Operations on arrays of weights before drawing: pooling, row normalisation, difference, quantiles. */
 
 import type { Reduce } from "./types.ts";
 

@@ -1,4 +1,4 @@
-/** Exact weights of any region, and files of them. */
+/** Exact weights of a region, and their CSV and NPZ files. */
 
 import type { Context } from "./context.ts";
 import { csvOf } from "./exports.ts";
@@ -6,7 +6,7 @@ import type { HeadField } from "./field.ts";
 import { npzOf } from "./npz.ts";
 import { visible as shown, whole } from "./text.ts";
 import { EXACT, type Region, TILE } from "./types.ts";
-import { weightsIn } from "./whole.ts";
+import { weightsIn } from "./region_weights.ts";
 
 /** At most so many rows and columns are written into a file. */
 export const MOST_WRITTEN = 512;

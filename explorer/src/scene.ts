@@ -1,4 +1,4 @@
-/** What of a field is drawn for a viewport: the wanted level, over a coarser one until all of it is there. */
+/** The rasters that are drawn for a viewport: the chosen level, over a coarser one until it is loaded. */
 
 import type { Field, Settings } from "./field.ts";
 import type { Need } from "./loader.ts";

@@ -1,4 +1,4 @@
-/** Whether what is around the explorer is dark. */
+/** Detects a dark colour scheme of the browser or the notebook. */
 
 export interface Scheme {
   dark(): boolean;

@@ -1,4 +1,4 @@
-/** The order of heads by how alike their pooled maps are. */
+/** The order of heads by the similarity of their pooled maps. */
 
 import { coarser, divergences, leafOrder, MOST_HEADS, type Shares, shares } from "./clustering.ts";
 import type { Context } from "./context.ts";

@@ -1,4 +1,4 @@
-/** All that a permalink keeps: what is shown and how. */
+/** The view state, and its encoding as a permalink. */
 
 import { COLOUR_MAPS, type ColourMap, SCALES, type Scale } from "./colour.ts";
 import { counterpart, hypothesesOf } from "./hypotheses.ts";

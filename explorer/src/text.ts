@@ -1,4 +1,4 @@
-/** Tokens made fit to be shown: as text, short, with nothing invisible in it. */
+/** Formats tokens, names and numbers for display; invisible characters become visible signs. */
 
 const LONGEST = 64;
 

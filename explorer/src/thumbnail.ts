@@ -1,4 +1,4 @@
-/** A head in small, from its coarsest level. */
+/** The thumbnail of a head, drawn from its coarsest level. */
 
 import { type Colouring, colouringName } from "./colour.ts";
 import type { Context } from "./context.ts";

@@ -1,4 +1,4 @@
-/** Tokens by their index, fetched in pieces as they come into sight. */
+/** Tokens by index, fetched in pieces when they become visible. */
 
 import type { Loader, Need } from "./loader.ts";
 import type { Meta, Side, Source } from "./types.ts";

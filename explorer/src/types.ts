@@ -1,4 +1,4 @@
-/** What the explorer knows of attention, and what it asks of its source. */
+/** Types of maps and metadata, and the interface of a data source. */
 
 export type Reduce = "max" | "mean";
 export type Side = "query" | "key";
@@ -86,13 +86,13 @@ export interface Source {
 }
 
 /** One atlas or several, by their names, such as the steps of a training. */
-export interface Shelf {
+export interface Collection {
   readonly atlases: readonly { name: string; source: Source }[];
   /**
    * Runs the model on another text, and gives what there is then: the new atlas first, the one before it behind. The
    * name of the first atlas is the text that it shows.
    */
-  rerun?(text: string, signal: AbortSignal): Promise<Shelf>;
+  rerun?(text: string, signal: AbortSignal): Promise<Collection>;
   /** Whether aborting `rerun` ends the run. */
   readonly cancels?: boolean;
 }

@@ -1,9 +1,9 @@
-/** A source whose maps are between words: the tokens of a word are one row, and one column. */
+/** A source that merges the tokens of each word: queries by their mean, keys by their sum. */
 
 import { wordCount, type Weights, wordWeights } from "./links.ts";
 import { pool } from "./raster.ts";
 import { type AttentionMap, EXACT, type Meta, type Reduce, type Region, type Side, type Source, TILE } from "./types.ts";
-import { weightsIn } from "./whole.ts";
+import { weightsIn } from "./region_weights.ts";
 
 /** Maps of which all weights are kept at a time. */
 const MOST_KEPT = 24;

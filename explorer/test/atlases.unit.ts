@@ -1,9 +1,9 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { among, atlasKey, carried, compared, labels, neighbour, sameHead, sameMap } from "../src/atlases.ts";
-import { shortLabels } from "../src/shelf.ts";
+import { shortLabels } from "../src/collection_bar.ts";
 import { decode, DEFAULT, encode, showsOneHead, type State } from "../src/state.ts";
-import { type AttentionMap, checkedMeta, type Meta, type Shelf } from "../src/types.ts";
+import { type AttentionMap, checkedMeta, type Meta, type Collection } from "../src/types.ts";
 
 function meta(...maps: (Partial<AttentionMap> & { name: string })[]): Meta {
   const whole = maps.map((map) => ({ call: 0, sequence: 0, kind: "self", heads: 4, queries: 9, keys: 9, ...map }));
@@ -15,9 +15,9 @@ test("atlases are called by names that differ", () => {
   assert.deepEqual(labels(["a", "b", "a", " "]), ["a (1)", "b", "a (3)", "atlas"]);
   const cut = `${"x".repeat(39)}…`;
   assert.deepEqual(labels(["x".repeat(80), `${"x".repeat(80)}y`]), [`${cut} (1)`, `${cut} (2)`]);
-  const shelf = (...names: string[]) => ({ atlases: names.map((name) => ({ name, source: {} })) }) as unknown as Shelf;
-  assert.deepEqual(shortLabels(shelf("alone")), [""]);
-  assert.deepEqual(shortLabels({ ...shelf("a b", "a"), rerun: () => Promise.reject(new Error()) }), ["now", "before"]);
+  const collection = (...names: string[]) => ({ atlases: names.map((name) => ({ name, source: {} })) }) as unknown as Collection;
+  assert.deepEqual(shortLabels(collection("alone")), [""]);
+  assert.deepEqual(shortLabels({ ...collection("a b", "a"), rerun: () => Promise.reject(new Error()) }), ["now", "before"]);
 });
 
 test("a map is found again by its module, call, sequence and translation", () => {

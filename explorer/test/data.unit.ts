@@ -5,7 +5,7 @@ import { BROKEN_PIXEL, COLOUR_MAPS, SCALES, entry, paint, position, table } from
 import { csvOf, escaped, svgOf } from "../src/exports.ts";
 import { condition, heads } from "../src/ordering.ts";
 import { argmaxima, difference, greatest, normalised, pool, quantile, rowMaxima } from "../src/raster.ts";
-import { counted, partWords } from "../src/part.ts";
+import { counted, partWords } from "../src/notices.ts";
 import { figure, shortNames, visible } from "../src/text.ts";
 import { checkedMeta, EXACT } from "../src/types.ts";
 import { HOSTILE, short } from "./synthetic.ts";

@@ -103,7 +103,7 @@ test("a notebook's messages", async () => {
   await widget(page, { state: "view=head&head=2&at=9,4", rerun: 0 });
   await page.waitForFunction(() => /0\.\d{4}$/.test(document.querySelector("#cell .status")?.textContent ?? ""));
   assert.equal(await page.locator("#cell aside h2").textContent(), "h.0 · head 2");
-  assert.equal(await page.locator("#cell .shelf").isVisible(), false);
+  assert.equal(await page.locator("#cell .collection").isVisible(), false);
   assert.equal((await page.locator("#cell .regard-explorer").boundingBox())?.height, 800);
   await page.waitForFunction(() => {
     const { asked } = window as unknown as { asked: string[] };

@@ -8,7 +8,7 @@ import { createServer, type IncomingMessage, type Server, type ServerResponse } 
 import { join } from "node:path";
 import type { AddressInfo } from "node:net";
 import type { Reduce, Side } from "../src/types.ts";
-import { MOST_BYTES, type Named, read, steps } from "./shelves.ts";
+import { MOST_BYTES, type Named, read, steps } from "./collections.ts";
 import { translation } from "./translation.ts";
 import { broken, cross, hostile, long, profileOf, short, special, type SyntheticAtlas, weightsOf } from "./synthetic.ts";
 
@@ -27,7 +27,7 @@ const MAKERS: Record<string, () => SyntheticAtlas> = {
   special,
 };
 
-const SHELVES: Record<string, () => Named[]> = {
+const COLLECTIONS: Record<string, () => Named[]> = {
   steps: () => steps(4),
   live: () => [read("it was late .")],
 };
@@ -70,7 +70,7 @@ export async function serve(web: string, port = 0, delay = 0): Promise<Served> {
   const made = new Map<string, Kept>();
   const asked: string[] = [];
   const kept = (name: string) => {
-    const named = () => SHELVES[name]?.() ?? [{ name: "", atlas: MAKERS[name]() }];
+    const named = () => COLLECTIONS[name]?.() ?? [{ name: "", atlas: MAKERS[name]() }];
     if (!made.has(name)) made.set(name, new Kept(named()));
     return made.get(name) as Kept;
   };
@@ -118,7 +118,7 @@ function answer(
   const url = new URL(request.url ?? "/", "http://127.0.0.1");
   const [, name, first = "", what = ""] = url.pathname.split("/");
   const headers = { "content-security-policy": POLICY, "cache-control": "no-store" };
-  if (!Object.hasOwn(MAKERS, name) && !Object.hasOwn(SHELVES, name)) {
+  if (!Object.hasOwn(MAKERS, name) && !Object.hasOwn(COLLECTIONS, name)) {
     response.writeHead(404, headers).end();
     return;
   }
@@ -171,5 +171,5 @@ function data(atlas: SyntheticAtlas, what: string, query: URLSearchParams): unkn
 
 if (process.argv[2] === "serve") {
   const served = await serve(process.argv[3], Number(process.argv[4] ?? 8000));
-  for (const name of [...Object.keys(MAKERS), ...Object.keys(SHELVES)]) console.log(`${served.address}/${name}/`);
+  for (const name of [...Object.keys(MAKERS), ...Object.keys(COLLECTIONS)]) console.log(`${served.address}/${name}/`);
 }

@@ -222,12 +222,12 @@ test("a run that is asked for in messages gives what there is then", async () =>
   });
   const asked = told(messages);
   answer({ id: sent[0].id, result: { atlases: [{ number: 0, name: "one" }], rerun: 9 } }, []);
-  const shelf = await asked;
-  assert.equal(shelf.cancels, undefined);
+  const collection = await asked;
+  assert.equal(collection.cancels, undefined);
   const { signal } = new AbortController();
-  const long = shelf.rerun?.("more than nine", signal) ?? Promise.resolve();
+  const long = collection.rerun?.("more than nine", signal) ?? Promise.resolve();
   await assert.rejects(long, /has 14 bytes; at most 9 are read/);
-  const run = shelf.rerun?.("two", signal);
+  const run = collection.rerun?.("two", signal);
   assert.deepEqual([sent[1].method, sent[1].arguments], ["rerun", { text: "two" }]);
   assert.notEqual(sent[1].id, sent[0].id);
   const atlases = [

@@ -205,9 +205,13 @@ def test_pieces_tell_which_tokens_make_which_word(tmp_path):
 @pytest.mark.parametrize(
     ("tokens", "words", "message"),
     [
-        ("ab", None, "the tokens of Pieces need to be a list of str; they are 'ab'"),
-        ([1, 2], None, "the tokens of Pieces need to be a list of str"),
-        (["a", "b"], [0], r"Pieces has 2 tokens, and the words \[0\]; it needs the number of a word for each token"),
+        ("ab", None, "the tokens of TokenizedText need to be a list of str; they are 'ab'"),
+        ([1, 2], None, "the tokens of TokenizedText need to be a list of str"),
+        (
+            ["a", "b"],
+            [0],
+            r"TokenizedText has 2 tokens, and the words \[0\]; it needs the number of a word for each token",
+        ),
         (["a"], ["0"], "it needs the number of a word for each token, or None"),
         (["a"], [2**40], "it needs the number of a word for each token"),
     ],

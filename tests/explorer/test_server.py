@@ -12,7 +12,7 @@ from regard.explorer import Atlas
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
-from regard.explorer.app import application
+from regard.explorer.asgi_app import application
 from regard.explorer.collection import Collection
 from regard.explorer.server import ExplorerServer
 from regard.explorer.static_page import WebBundle

@@ -1,4 +1,4 @@
-/** Which painter this machine gets. */
+/** Chooses the WebGL or the canvas painter. */
 
 import { CanvasPainter } from "./canvas.ts";
 import type { Painter } from "./painter.ts";

@@ -1,4 +1,4 @@
-/** Typed arrays written into a page as text. */
+/** Decodes typed arrays that are embedded in a page as base64 text. */
 
 /** `type` f4, f2 or u1 (value × scale; 255 = no pair), little-endian, base64, through gzip where `gzip` is true. */
 export interface WrittenArray {

@@ -1,4 +1,4 @@
-/** The source of a static page: everything that was written into it, and nothing more. */
+/** The source of a static page: data embedded in the page as JSON. */
 
 import { checkedMeta, EXACT, type Meta, type Reduce, type Region, type Side, type Source, TILE } from "../types.ts";
 import { floats, type WrittenArray } from "./arrays.ts";

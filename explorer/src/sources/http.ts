@@ -1,17 +1,17 @@
 /** The source of a served page: requests below the page's own address, all by GET but the one that runs a model. */
 
-import { checkedMeta, type Meta, type Reduce, type Region, type Shelf, type Side, type Source } from "../types.ts";
+import { checkedMeta, type Meta, type Reduce, type Region, type Collection, type Side, type Source } from "../types.ts";
 import { checkLength, type Listed } from "./listed.ts";
 
 /** Everything below the address of a page: atlases at 0/, 1/, ..., and what can be done with them. */
-export async function served(base: string, ready?: Listed): Promise<Shelf> {
+export async function served(base: string, ready?: Listed): Promise<Collection> {
   const listed = ready ?? ((await (await asked(new URL("atlases", base))).json()) as Listed);
   const atlases = listed.atlases.map(({ number, name }) => ({
     name,
     source: new HttpSource(new URL(`${number}/`, base).href),
   }));
   if (!listed.rerun) return { atlases };
-  const rerun = async (text: string, signal: AbortSignal): Promise<Shelf> => {
+  const rerun = async (text: string, signal: AbortSignal): Promise<Collection> => {
     checkLength(text, listed.rerun);
     // The origin is sent with it by all browsers only where the page may be named as the referrer, too.
     const settings = { method: "POST", body: text, signal, referrerPolicy: "same-origin" } as const;

@@ -1,4 +1,4 @@
-/** What a server or a notebook says that it has. */
+/** The list of atlases that a server or a notebook offers. */
 
 import { whole } from "../text.ts";
 

@@ -1,6 +1,6 @@
 /** The source of a notebook: requests and answers as messages, numbers as binary buffers. */
 
-import { checkedMeta, type Meta, type Reduce, type Region, type Shelf, type Side, type Source } from "../types.ts";
+import { checkedMeta, type Meta, type Reduce, type Region, type Collection, type Side, type Source } from "../types.ts";
 import { checkLength, type Listed } from "./listed.ts";
 
 /**
@@ -64,11 +64,11 @@ export class Messages {
 }
 
 /** All atlases that the other end has. A run cannot be cancelled from here: the notebook interrupts its kernel. */
-export async function told(messages: Messages, ready?: Listed): Promise<Shelf> {
+export async function told(messages: Messages, ready?: Listed): Promise<Collection> {
   const listed = ready ?? ((await messages.ask("atlases", {})) as Listed);
   const atlases = listed.atlases.map(({ number, name }) => ({ name, source: new MessageSource(messages, number) }));
   if (!listed.rerun) return { atlases };
-  const rerun = async (text: string): Promise<Shelf> => {
+  const rerun = async (text: string): Promise<Collection> => {
     checkLength(text, listed.rerun);
     return told(messages, (await messages.ask("rerun", { text })) as Listed);
   };

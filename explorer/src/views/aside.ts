@@ -1,4 +1,4 @@
-/** What is known of a head, in words: roles with their evidence, metrics, and the chosen query's greatest weights. */
+/** The side panel of a head: roles with evidence, metrics, and the largest weights of the chosen query. */
 
 import { roleWords } from "../badges.ts";
 import type { Context } from "../context.ts";
@@ -6,7 +6,7 @@ import { button, make, replace } from "../dom.ts";
 import type { HeadField } from "../field.ts";
 import type { Need } from "../loader.ts";
 import { rolesOf } from "../ordering.ts";
-import { finestCell } from "../part.ts";
+import { finestCell } from "../notices.ts";
 import { weightWords } from "../hover.ts";
 import { figure, plain, visible, whole } from "../text.ts";
 import { EXACT, TILE } from "../types.ts";

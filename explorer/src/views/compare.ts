@@ -11,7 +11,7 @@ import { Panel } from "../panel.ts";
 import { cutToWidth, type Picture, type Shape } from "../shapes.ts";
 import { pinned, type Pin } from "../state.ts";
 import { heatControls } from "./controls.ts";
-import { Differing } from "./differing.ts";
+import { Differing } from "./token_differences.ts";
 
 /** Before the titles of the heads, so that A − B says which it subtracts. */
 const LETTERS = "ABCD";

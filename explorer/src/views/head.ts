@@ -1,4 +1,4 @@
-/** One head: its heat map with everything that is known of the head above it. */
+/** The view of one head: heat map, controls and side panel. */
 
 import type { Context, ViewPart } from "../context.ts";
 import { make, replace } from "../dom.ts";

@@ -1,9 +1,9 @@
-/** What the links of a head are worth against gold links, in words, with the signs that they are drawn by. */
+/** Precision, recall and AER of a head's links against gold links, with a key to their signs. */
 
 import { button, make, replace } from "../dom.ts";
 import type { Context } from "../context.ts";
 import type { HeadField } from "../field.ts";
-import { SIGNS } from "../marks.ts";
+import { SIGNS } from "../mark_shapes.ts";
 import { isShort, type Matched, MOST_LINKED } from "../matching.ts";
 
 export class ScoreLine {

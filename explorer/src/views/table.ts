@@ -1,4 +1,4 @@
-/** Metrics of all heads as a table: to sort, to read aloud, to take away. */
+/** The table of all heads' metrics and roles, sortable and saved as CSV. */
 
 import { roleWords } from "../badges.ts";
 import type { Context, ViewPart } from "../context.ts";

@@ -62,7 +62,7 @@ class ExplorerServer:
     ) -> None:
         require("starlette", extra="explorer")
         uvicorn = require("uvicorn", extra="explorer")
-        from .app import application
+        from .asgi_app import application
         from .http_limits import LimitedHTTP
 
         self._shelf, bundle = Collection(atlases, rerun), WebBundle.read()

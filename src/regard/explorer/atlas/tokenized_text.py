@@ -33,15 +33,17 @@ class TokenizedText:
 
     def __post_init__(self) -> None:
         if not _are_words(self.tokens):
-            raise AtlasError(f"the tokens of Pieces need to be a list of str; they are {str(self.tokens)[:80]!r}")
+            raise AtlasError(
+                f"the tokens of TokenizedText need to be a list of str; they are {str(self.tokens)[:80]!r}"
+            )
         object.__setattr__(self, "tokens", tuple(self.tokens))
         if self.words is None:
             return
         numbers = [-1 if number is None else number for number in self.words]
         if len(numbers) != len(self.tokens) or not all(map(_is_number, numbers)):
             raise AtlasError(
-                f"Pieces has {len(self.tokens)} tokens, and the words {str(list(self.words))[:80]}; it needs the "
-                "number of a word for each token, or None"
+                f"TokenizedText has {len(self.tokens)} tokens, and the words {str(list(self.words))[:80]}; it needs "
+                "the number of a word for each token, or None"
             )
         object.__setattr__(self, "words", tuple(max(int(number), -1) for number in numbers))
 
@@ -171,8 +173,8 @@ def _lists(call: CallShape, tokens: Any) -> TokenLists:
         return [_pieces(tokens)] * call.sequences
     if not isinstance(tokens, Sequence) or isinstance(tokens, str) or not all(map(_are_list, tokens)):
         raise AtlasError(
-            f"tokens needs lists of words, str, for {call.name!r}; it has {str(tokens)[:80]!r}: give a list or Pieces, "
-            "one of these for each sequence, or a pair of these for cross-attention"
+            f"tokens needs lists of words, str, for {call.name!r}; it has {str(tokens)[:80]!r}: give a list or "
+            "TokenizedText, one of these for each sequence, or a pair of these for cross-attention"
         )
     if len(tokens) != call.sequences:
         raise AtlasError(

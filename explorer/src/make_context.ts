@@ -1,4 +1,4 @@
-/** A context made: an atlas, with what an explorer keeps of it. */
+/** Makes the context of an atlas. */
 
 import type { Context } from "./context.ts";
 import { Loader } from "./loader.ts";
@@ -14,7 +14,7 @@ const DERIVED_BYTES = 24e6;
 export type Shared = Pick<Context, "beside" | "renderer" | "state" | "update" | "palette" | "announce">;
 
 /** `tokenMaps`: the maps by tokens, where those of `meta` are between words. */
-export function contextOf(
+export function makeContext(
   source: Source,
   meta: Meta,
   atlas: Context["atlas"],

@@ -1,14 +1,14 @@
-/** The bar of several atlases: which is shown, and with which it is compared; and the text that a model can read. */
+/** The bar that chooses and compares atlases, and has the text that the model is run on. */
 
 import { labels } from "./atlases.ts";
 import { make, replace, select, toggle } from "./dom.ts";
 import type { State } from "./state.ts";
 import { plain } from "./text.ts";
-import type { Shelf } from "./types.ts";
+import type { Collection } from "./types.ts";
 
 const MOST_LINES = 4;
 
-export interface ShelfActions {
+export interface CollectionActions {
   run(text: string, signal: AbortSignal): Promise<void>;
   choose(atlas: number): void;
   compare(atlas: number | undefined): void;
@@ -17,14 +17,14 @@ export interface ShelfActions {
 }
 
 /** What the atlases are called where they stand side by side; "" where there is one only. */
-export function shortLabels({ atlases, rerun }: Shelf): string[] {
+export function shortLabels({ atlases, rerun }: Collection): string[] {
   if (atlases.length < 2) return atlases.map(() => "");
   if (rerun) return atlases.map((_, at) => (at ? "before" : "now"));
   return labels(atlases.map(({ name }) => name));
 }
 
-export class ShelfBar {
-  readonly element = make("section", { class: "shelf bar", set: { "aria-label": "atlases", hidden: true } });
+export class CollectionBar {
+  readonly element = make("section", { class: "collection bar", set: { "aria-label": "atlases", hidden: true } });
   private readonly chooser = make("span", { class: "chooser" });
   private readonly text = make("textarea", {
     set: { rows: 1, "aria-label": "text that the model reads (e)", spellcheck: "false" },
@@ -46,25 +46,25 @@ export class ShelfBar {
     this.text,
     this.press,
   );
-  private shown?: Shelf;
+  private shown?: Collection;
   private built = "";
   private running?: AbortController;
 
-  constructor(private readonly actions: ShelfActions) {
+  constructor(private readonly actions: CollectionActions) {
     this.element.append(this.form, this.chooser, this.message);
     this.rest();
   }
 
   /** Brought up to date; what has the focus stays as it is. */
-  update(shelf: Shelf, state: State): void {
-    if (shelf !== this.shown) {
-      this.shown = shelf;
+  update(collection: Collection, state: State): void {
+    if (collection !== this.shown) {
+      this.shown = collection;
       this.built = "";
-      this.element.hidden = shelf.atlases.length < 2 && !shelf.rerun;
-      if (shelf.rerun) this.put(shelf.atlases[0].name);
-      this.form.hidden = !shelf.rerun;
+      this.element.hidden = collection.atlases.length < 2 && !collection.rerun;
+      if (collection.rerun) this.put(collection.atlases[0].name);
+      this.form.hidden = !collection.rerun;
     }
-    if (shelf.atlases.length > 1) this.choices(shelf, state);
+    if (collection.atlases.length > 1) this.choices(collection, state);
   }
 
   /** Puts the focus into the text; false where there is none. */
@@ -145,16 +145,16 @@ export class ShelfBar {
     if (!words) this.message.textContent = "";
   }
 
-  private choices(shelf: Shelf, state: State): void {
+  private choices(collection: Collection, state: State): void {
     const { atlas, against } = state;
     const made = JSON.stringify([atlas, against, state.view === "compare"]);
     if (made === this.built) return;
     const first = !this.built;
     this.built = made;
-    const short = shortLabels(shelf);
-    const names = shelf.atlases.map(({ name }, at) => (shelf.rerun ? `${short[at]} · ${plain(name, 36)}` : short[at]));
+    const short = shortLabels(collection);
+    const names = collection.atlases.map(({ name }, at) => (collection.rerun ? `${short[at]} · ${plain(name, 36)}` : short[at]));
     const options = names.map((label, at) => ({ value: String(at), label }));
-    const last = shelf.atlases.length - 1;
+    const last = collection.atlases.length - 1;
     const slider = this.chooser.querySelector("input");
     if (!first && slider) {
       // It is in the hand, perhaps: everything else is built anew around it.
@@ -184,7 +184,7 @@ export class ShelfBar {
     const other = last - atlas;
     const on = against !== undefined && state.view === "compare";
     const compare = toggle(
-      `Compare with ${shelf.rerun ? short[other] : names[other]}`,
+      `Compare with ${collection.rerun ? short[other] : names[other]}`,
       on,
       () => this.actions.compare(on ? undefined : other),
       "this head in both, and what this one gives more (b)",

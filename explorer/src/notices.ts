@@ -1,4 +1,4 @@
-/** What a page that holds only a part of an atlas says of it. */
+/** Notices above the views: weights that the page does not contain, and heads that attend to NaN. */
 
 import { type AttentionMap, EXACT, type Meta } from "./types.ts";
 

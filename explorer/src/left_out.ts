@@ -1,4 +1,4 @@
-/** Says which tokens a map between words leaves out: those of no word, such as [CLS] and [SEP]. */
+/** The notice about tokens of no word, such as [CLS] and [SEP], which a map between words leaves out. */
 
 import { make } from "./dom.ts";
 import { visible, whole } from "./text.ts";

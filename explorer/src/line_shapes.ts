@@ -1,8 +1,8 @@
-/** What the lines view draws: curves between two columns of tokens, and their names. */
+/** Shapes of the lines view: curves between two columns of tokens, and token labels. */
 
 import type { Mark } from "./alignment.ts";
 import type { Link } from "./bipartite.ts";
-import { signShapes } from "./marks.ts";
+import { signShapes } from "./mark_shapes.ts";
 import type { GoldMark } from "./matching.ts";
 import type { Palette } from "./palette.ts";
 import type { Shape } from "./shapes.ts";

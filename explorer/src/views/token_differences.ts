@@ -1,4 +1,4 @@
-/** Says where the tokens of two heads that are compared differ: what is subtracted there is of different words. */
+/** The notice where the tokens of two compared atlases differ. */
 
 import { make } from "../dom.ts";
 import type { HeadField } from "../field.ts";

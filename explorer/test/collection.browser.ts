@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
 import type { Page } from "playwright-core";
 import { type Bench, hashOf, open, settled, start } from "./harness.ts";
-import { MOST_BYTES } from "./shelves.ts";
+import { MOST_BYTES } from "./collections.ts";
 
 let bench: Bench;
 before(async () => {
@@ -119,7 +119,7 @@ test("through the steps of a training", async () => {
   await page.keyboard.press(".");
   await page.getByText("step 100 · h.1 · head 1").first().waitFor();
   assert.equal(await chosen(), "1");
-  const slider = page.locator(".shelf input[type=range]");
+  const slider = page.locator(".collection input[type=range]");
   assert.equal(await slider.getAttribute("aria-valuetext"), "step 100");
   await slider.focus();
   await page.keyboard.press("ArrowRight");
@@ -184,7 +184,7 @@ test("any two steps, what one has more than the other, and other words", async (
 
 test("one atlas shows no bar, and an atlas that went is told", async () => {
   const { page, quiet } = await open(bench, "small/");
-  assert.equal(await page.locator(".shelf").isVisible(), false);
+  assert.equal(await page.locator(".collection").isVisible(), false);
   quiet();
   const { page: old } = await open(bench, "live/#view=head");
   const body = '{"error": "this atlas is not kept any more"}';

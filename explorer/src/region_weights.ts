@@ -1,4 +1,4 @@
-/** Weights of a region of any size, put together from pieces that a source gives at a time. */
+/** Assembles the weights of a region from tiles that a source returns one at a time. */
 
 import type { Region } from "./types.ts";
 
