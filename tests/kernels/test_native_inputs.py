@@ -13,7 +13,7 @@ from regard.kernels import native_inputs
 from regard.kernels.batched_problem import BatchedProblem
 from regard.kernels.native_inputs import BLOCK, masked_pairs, packed_tiles
 from regard.masks import Mask
-from regard.native import Tiles
+from regard.native import FlashTiles
 
 
 def problem(mask: Mask | None, queries: int, keys: int, **placed: Any) -> Problem:
@@ -21,7 +21,7 @@ def problem(mask: Mask | None, queries: int, keys: int, **placed: Any) -> Proble
     return Problem(DotPairs(query, key, 1.0), key, mask, **placed)
 
 
-def dense(tiles: Tiles, queries: int, keys: int) -> np.ndarray:
+def dense(tiles: FlashTiles, queries: int, keys: int) -> np.ndarray:
     """(B or 1, H or 1, M, N): how often each pair is in the tiles."""
     seen = np.zeros((*tiles.bits.shape[:2], -(-queries // BLOCK) * BLOCK, -(-keys // BLOCK) * BLOCK), dtype=int)
     for block in range(len(tiles.first) - 1):

@@ -10,11 +10,6 @@ from typing import Any
 import pytest
 
 from regard.native import build
-from regard.native.additive import STRIP, AdditiveWork, Tile
-from regard.native.additive_gradient import Sums
-from regard.native.attended import BAND, AttendedWork
-from regard.native.dots import CHUNK, MOST_ROWS, _Dots
-from regard.native.linear import _Linear
 
 ROOT = Path(__file__).parents[2]
 COMPILER = shutil.which("cc")
@@ -31,8 +26,8 @@ def test_a_compiler_that_knows_no_wider_variant(monkeypatch, tmp_path):
     assert build.build(tmp_path) is None
     assert [path.name for path in tmp_path.iterdir()] == [build.LIBRARY]
     opened = ctypes.CDLL(str(tmp_path / build.LIBRARY))
-    assert not hasattr(opened, "regard_scores_wide")
-    assert hasattr(opened, f"regard_scores_{build.baseline()}")
+    assert not hasattr(opened, "regard_flash_wide")
+    assert hasattr(opened, f"regard_flash_{build.baseline()}")
 
 
 @pytest.mark.parametrize(
@@ -51,36 +46,6 @@ def test_without_a_compiler_the_reason_is_kept(monkeypatch, tmp_path, compiler, 
     assert reason in str(build.build(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == [build.REASON]
     assert reason in (tmp_path / build.REASON).read_text("utf-8")
-
-
-@compiles
-def test_python_and_c_agree_on_the_layout(tmp_path):
-    numbers = {"STRIP": STRIP, "BAND": BAND, "MOST_ROWS": MOST_ROWS, "CHUNK": CHUNK}
-    lines = [f'printf("%d\\n", {number} == {name});' for name, number in numbers.items()]
-    for name, structure in (
-        ("additive", AdditiveWork),
-        ("attended", AttendedWork),
-        ("tile", Tile),
-        ("sums", Sums),
-        ("dots", _Dots),
-        ("linear", _Linear),
-    ):
-        lines.append(f'printf("%d\\n", sizeof(struct {name}) == {ctypes.sizeof(structure)});')
-        for field, *_ in structure._fields_:
-            here = getattr(structure, field).offset
-            lines.append(f'printf("%d\\n", offsetof(struct {name}, {field}) == {here});')
-    layouts = ('"additive.h"', '"dots.h"', '"linear.h"')
-    source = (
-        "".join(f"#include {header}\n" for header in ("<stddef.h>", "<stdio.h>", *layouts))
-        + "int main(void) {"
-        + "\n".join(lines)
-        + "}"
-    )
-    (tmp_path / "layout.c").write_text(source)
-    program = tmp_path / "layout"
-    subprocess.run(["cc", "-I", build.SOURCES, tmp_path / "layout.c", "-o", program], check=True)
-    agreed = subprocess.run([program], check=True, capture_output=True, text=True).stdout.split()
-    assert agreed == ["1"] * len(lines)
 
 
 def test_it_builds_without_regard_and_torch():
@@ -130,7 +95,7 @@ def test_a_wheel_holds_every_variant_compiled_without_a_warning_and_says_for_whi
     opened = ctypes.CDLL(source)
     opened.regard_digest.restype = ctypes.c_char_p
     assert opened.regard_digest().decode() == build.digest()
-    assert all(hasattr(opened, f"regard_gradient_{name}") for name in build.variants())
+    assert all(hasattr(opened, f"regard_additive_backward_{name}") for name in build.variants())
     assert opened.regard_runs(build.baseline().encode()) == 1
     assert opened.regard_runs(b"sve") == 0
     hook.finalize("standard", data, "")

@@ -11,12 +11,12 @@ from regard import native
 from regard.core.dropout import Dropout
 from regard.errors import DeviceError, DtypeError, ShapeError
 from regard.native import flash
-from regard.native.flash import BLOCK, FlashProblem, Tiles
+from regard.native.flash import BLOCK, FlashProblem, FlashTiles
 
 pytestmark = pytest.mark.usefixtures("built")
 
 
-def packed_tiles(keep: np.ndarray) -> Tiles:
+def packed_tiles(keep: np.ndarray) -> FlashTiles:
     """The tiles of (B or 1, H or 1, M, N) pairs: one without any pair is left out, one with all has no bits."""
     queries, keys = keep.shape[-2:]
     padded = np.pad(keep, ((0, 0), (0, 0), (0, -queries % BLOCK), (0, -keys % BLOCK)))
@@ -34,7 +34,7 @@ def packed_tiles(keep: np.ndarray) -> Tiles:
                 bits.append(np.packbits(tile, axis=-1, bitorder="little").view("<u8")[..., 0])
         first.append(len(runs))
     words = np.stack(bits, axis=2) if bits else np.zeros((1, 1, 1, BLOCK), dtype=np.uint64)
-    return Tiles(np.array(first), np.array(runs, dtype=np.int64).reshape(-1, 3), np.ascontiguousarray(words))
+    return FlashTiles(np.array(first), np.array(runs, dtype=np.int64).reshape(-1, 3), np.ascontiguousarray(words))
 
 
 def everything(queries: int, keys: int) -> np.ndarray:
@@ -47,15 +47,15 @@ def formula(
     value: Tensor,
     keep: np.ndarray,
     softcap: float | None = None,
-    line: Tensor | None = None,
+    relative_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     group = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
     scores = 0.3 * (query @ key.mT)
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
-    if line is not None:
-        scores = scores + line.unfold(-1, keep.shape[-1], 1).flip(-2)
+    if relative_bias is not None:
+        scores = scores + relative_bias.unfold(-1, keep.shape[-1], 1).flip(-2)
     scores = scores.masked_fill(~torch.from_numpy(keep), -math.inf)
     lse = scores.logsumexp(-1)
     weights = torch.exp(scores - lse.masked_fill(lse == -math.inf, 0.0).unsqueeze(-1))
@@ -86,15 +86,15 @@ def agrees(
     tensors: tuple[Tensor, Tensor, Tensor],
     keep: np.ndarray,
     *,
-    line: Tensor | None = None,
+    relative_bias: Tensor | None = None,
     softcap: float | None = None,
 ) -> bool:
     """Output, log-sum-exp and all gradients."""
-    problem = FlashProblem(*tensors, 0.3, packed_tiles(keep), softcap, line)
+    problem = FlashProblem(*tensors, 0.3, packed_tiles(keep), softcap, relative_bias)
     output, lse = problem.forward()
     above = torch.randn(output.shape).to(output.dtype)
     above_lse = torch.randn(lse.shape)
-    asked = (*tensors, *([] if line is None else [line]))
+    asked = (*tensors, *([] if relative_bias is None else [relative_bias]))
 
     def by_formula(dtype: torch.dtype) -> list[Tensor]:
         held = [tensor.to(dtype).requires_grad_() for tensor in asked]
@@ -110,7 +110,7 @@ def agrees(
     taking_part = lse.masked_fill(lse == -math.inf, math.inf)
     above_lse = above_lse.masked_fill(lse == -math.inf, 0.0)
     rounded = true[0].to(output.dtype)  # what is asked here is the gradient, not how the output was rounded
-    gradients = problem.backward(rounded, taking_part, above, above_lse, wants_line=line is not None)
+    gradients = problem.backward(rounded, taking_part, above, above_lse, wants_relative_bias=relative_bias is not None)
     for has, one, other in zip(gradients, true[2:], plain[2:], strict=False):
         assert has is not None
         assert near(has, one, other, times=8.0 if output.dtype == torch.float32 else 2e5)
@@ -159,8 +159,8 @@ def test_a_line_and_a_softcap(variant, shape):
     _, heads, _, queries, keys, *_ = shape
     keep = (torch.rand(1, 1, queries, keys) < 0.7).numpy()
     line = torch.randn(heads, queries + keys - 1)
-    assert agrees(inputs(*shape), keep, line=line)
-    assert agrees(inputs(*shape), keep, line=line[:1], softcap=1.5)
+    assert agrees(inputs(*shape), keep, relative_bias=line)
+    assert agrees(inputs(*shape), keep, relative_bias=line[:1], softcap=1.5)
 
 
 @pytest.mark.parametrize("shape", SIZES)
@@ -171,7 +171,7 @@ def test_dropped_weights(variant, shape):
     whole = torch.arange(batch * heads).view(batch, heads, 1), torch.arange(queries), torch.arange(keys)
     keep = (torch.rand(1, 1, queries, keys) < 0.7).numpy()
     problem = FlashProblem(
-        *tensors, 0.3, packed_tiles(keep), drops=native.Drops(*dropout.hashes(*whole), dropout.threshold, 0.7)
+        *tensors, 0.3, packed_tiles(keep), dropout=native.DropoutNoise(*dropout.hashes(*whole), dropout.threshold, 0.7)
     )
     output, lse = problem.forward()
     above = torch.randn(output.shape)
@@ -247,7 +247,7 @@ def test_threads_share_the_work(threads, monkeypatch):
     monkeypatch.setattr("torch.get_num_threads", lambda: threads)
     keep = (torch.rand(1, 1, 300, 500) < 0.5).numpy()
     torch.manual_seed(0)
-    assert agrees(inputs(1, 2, 1, 300, 500, 16, 16), keep, line=torch.randn(2, 799))
+    assert agrees(inputs(1, 2, 1, 300, 500, 16, 16), keep, relative_bias=torch.randn(2, 799))
 
 
 def test_nothing_is_read_or_written_beyond_the_tensors(variant):
@@ -271,14 +271,16 @@ def test_nothing_is_read_or_written_beyond_the_tensors(variant):
     problem = FlashProblem(query, key, value, 0.3, packed_tiles(everything(67, 131)), None, line)
     output, lse = problem.forward()
     above = at_the_end(torch.randn(output.shape))
-    found = problem.backward(at_the_end(output), at_the_end(lse), above, None, wants_line=True)
+    found = problem.backward(at_the_end(output), at_the_end(lse), above, None, wants_relative_bias=True)
     assert all(tensor is not None and tensor.isfinite().all() for tensor in found)
     for _, address, protect in kept:
         protect(ctypes.c_void_p(address), page, mmap.PROT_READ | mmap.PROT_WRITE)
 
 
 def test_nothing_at_all():
-    empty = Tiles(np.zeros(2, dtype=np.int64), np.zeros((0, 3), dtype=np.int64), np.zeros((1, 1, 1, BLOCK), np.uint64))
+    empty = FlashTiles(
+        np.zeros(2, dtype=np.int64), np.zeros((0, 3), dtype=np.int64), np.zeros((1, 1, 1, BLOCK), np.uint64)
+    )
     query, key, value = inputs(1, 2, 2, 5, 0, 4, 3)
     output, lse = FlashProblem(query, key, value, 1.0, empty).forward()
     assert torch.equal(output, torch.zeros(1, 2, 5, 3))
@@ -297,8 +299,8 @@ class TestErrors:
             FlashProblem(query, key[:, :, 1:], value, 1.0, tiles)
         with pytest.raises(ShapeError, match="with key heads that divide the 3 query heads"):
             FlashProblem(query[:, 1:], key, value, 1.0, tiles)
-        with pytest.raises(ShapeError, match=r"line has shape \(4, 10\); 5 queries and 7 keys need \(4, 11\)"):
-            FlashProblem(query, key, value, 1.0, tiles, line=torch.zeros(4, 10))
+        with pytest.raises(ShapeError, match=r"relative_bias has shape \(4, 10\); 5 queries and 7 keys need \(4, 11\)"):
+            FlashProblem(query, key, value, 1.0, tiles, relative_bias=torch.zeros(4, 10))
 
     def test_dtypes(self):
         query, key, value = inputs(1, 2, 2, 5, 7, 8, 6)

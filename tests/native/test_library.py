@@ -52,7 +52,7 @@ def test_the_environment_forbids(unopened, monkeypatch, value, reason):
     assert not native.available()
     assert native.variants() == ()
     with pytest.raises(KernelError, match=f"native code cannot be called: .*{reason}"):
-        native.additive_scores(torch.randn(1, 2, 3), torch.randn(1, 2, 3), torch.randn(3))
+        native.AdditiveScores(torch.randn(1, 2, 3), torch.randn(1, 2, 3), torch.randn(3))
 
 
 def test_never_built(unopened, monkeypatch, tmp_path):

@@ -13,7 +13,7 @@ from regard import biases, masks, native
 from regard.kernels.batched_problem import BatchedProblem
 from regard.kernels.native_inputs import native_problems
 from regard.kernels.validation import make_problem
-from regard.native import reducing
+from regard.native import reductions
 
 pytestmark = pytest.mark.usefixtures("built")
 
@@ -70,19 +70,19 @@ class Asked:
         batch, heads, queries, keys = sizes
         self.rows, self.columns, self.most = rows, columns, most
         cells = int(rows.max()) + 1, int(columns.max()) + 1
-        self.terms = native.RowTerms(torch.zeros(batch, heads, queries, dtype=torch.float64))
-        self.received = native.ColumnSums(torch.zeros(batch, heads, keys, dtype=torch.float64))
-        self.sums = native.Cells(rows, columns, torch.zeros(batch, heads, *cells, dtype=torch.float64))
-        self.maxima = native.Cells(rows, columns, torch.zeros(batch, heads, *cells))
+        self.terms = native.RowEntropySums(torch.zeros(batch, heads, queries, dtype=torch.float64))
+        self.received = native.ColumnWeightSums(torch.zeros(batch, heads, keys, dtype=torch.float64))
+        self.sums = native.CellReduction(rows, columns, torch.zeros(batch, heads, *cells, dtype=torch.float64))
+        self.maxima = native.CellReduction(rows, columns, torch.zeros(batch, heads, *cells))
         leading = batch, heads, queries, most
-        self.top = native.Largest(torch.full(leading, math.nan), torch.full(leading, 9**9))
-        self.reach = native.Reach(
+        self.top = native.LargestWeights(torch.full(leading, math.nan), torch.full(leading, 9**9))
+        self.reach = native.DistanceSums(
             torch.arange(queries) + keys - queries if places is None else places[0],
             torch.arange(keys) if places is None else places[1],
             torch.tensor([1, 3, 64, 70]),
             *(torch.zeros(batch, heads, size, dtype=torch.float64) for size in (queries, queries, 5)),
         )
-        self.weights = native.AllWeights(torch.zeros(sizes))
+        self.weights = native.WeightMatrix(torch.zeros(sizes))
         self.all: list[native.Reduction] = [self.terms, self.received, self.sums, self.maxima, self.reach, self.top]
         self.all.append(self.weights)
 
@@ -213,10 +213,12 @@ def test_bins_of_several_that_ask():
     for edges_ in ([], [5], [1, 2, 70], [2, 5, 6]):
         sums = (torch.zeros(1, 2, size, dtype=torch.float64) for size in (150, 150, len(edges_) + 1))
         positions = torch.arange(150), torch.arange(170)
-        found.append(native.Reach(*positions, torch.tensor(edges_, dtype=torch.int64), *sums))
+        found.append(native.DistanceSums(*positions, torch.tensor(edges_, dtype=torch.int64), *sums))
     reduce(query, key, lse, found)
     for one in found:
-        alone = native.Reach(one.queries, one.keys, one.edges, *(torch.zeros_like(getattr(one, name)) for name in SUMS))
+        alone = native.DistanceSums(
+            one.queries, one.keys, one.edges, *(torch.zeros_like(getattr(one, name)) for name in SUMS)
+        )
         reduce(query, key, lse, [alone])
         for name in SUMS:
             torch.testing.assert_close(getattr(one, name), getattr(alone, name), rtol=1e-6, atol=1e-6)
@@ -235,7 +237,7 @@ def test_they_are_the_same_for_any_number_of_threads(threads, monkeypatch):
         assert asked.agrees(weights_of(query, key, torch.float64, lse), weights_of(query, key, torch.float32, lse))
         return [*asked.found(), asked.top.columns]
 
-    monkeypatch.setattr(reducing, "LEAST_WORK", 1)
+    monkeypatch.setattr(reductions, "LEAST_WORK", 1)
     expected = found(1)
     assert all(torch.equal(has, before) for has, before in zip(found(threads), expected, strict=True))
 
@@ -243,11 +245,11 @@ def test_they_are_the_same_for_any_number_of_threads(threads, monkeypatch):
 def test_strips_have_about_as_much_work_each():
     query, key = inputs((1, 1, 1, 16_384, 16_384, 1))
     ((_, part),) = native_problems(BatchedProblem.from_problem(make_problem(query, key, key, mask=masks.causal())))
-    strips = reducing._strips(part.tiles, 8).tolist()
+    strips = reductions._strips(part.tiles, 8).tolist()
     spent = [sum(range(begin + 1, end + 1)) for begin, end in itertools.pairwise(strips)]
     assert (strips[0], strips[-1], len(spent)) == (0, 256, 8)
     assert max(spent) < 1.25 * min(spent)
-    assert reducing._strips(part.tiles, 64).tolist() == [0, 256]
+    assert reductions._strips(part.tiles, 64).tolist() == [0, 256]
 
 
 def test_what_is_there_is_added_to():
@@ -284,7 +286,7 @@ def test_sums_of_many_rows_do_not_drift(variant):
 
 def test_terms_of_many_columns_do_not_drift(variant):
     query, key = torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, 3 * 2**16, 1)
-    terms = native.RowTerms(torch.zeros(1, 1, 1, dtype=torch.float64))
+    terms = native.RowEntropySums(torch.zeros(1, 1, 1, dtype=torch.float64))
     reduce(query, key, torch.full((1, 1, 1), math.log(3 * 2**16)), [terms])
     assert terms.into.item() == pytest.approx(-math.log2(3 * 2**16), rel=2e-6)
 
@@ -344,7 +346,7 @@ def test_nothing_is_written_beyond_the_tensors(variant):
     for name in ("terms", "received", "sums", "maxima", "weights"):
         each = getattr(asked, name)
         setattr(asked, name, replace(each, into=inside(each.into)))
-    asked.top = native.Largest(inside(asked.top.weights), inside(asked.top.columns))
+    asked.top = native.LargestWeights(inside(asked.top.weights), inside(asked.top.columns))
     asked.reach = replace(asked.reach, **{name: inside(getattr(asked.reach, name)) for name in SUMS})
     everything = [asked.terms, asked.received, asked.sums, asked.maxima, asked.weights, asked.reach, asked.top]
     reduce(query, key, lse_of(query, key), everything)
@@ -353,10 +355,10 @@ def test_nothing_is_written_beyond_the_tensors(variant):
 
 
 def test_nothing_at_all():
-    terms = native.RowTerms(torch.zeros(1, 2, 5, dtype=torch.float64))
-    top = native.Largest(torch.ones(1, 2, 5, 2), torch.ones(1, 2, 5, 2, dtype=torch.int64))
+    terms = native.RowEntropySums(torch.zeros(1, 2, 5, dtype=torch.float64))
+    top = native.LargestWeights(torch.ones(1, 2, 5, 2), torch.ones(1, 2, 5, 2, dtype=torch.int64))
     reduce(torch.zeros(1, 2, 5, 4), torch.zeros(1, 2, 0, 4), torch.full((1, 2, 5), -math.inf), [terms, top])
     assert (terms.into == 0).all()
     assert (top.weights == 0).all()
-    empty = native.RowTerms(torch.zeros(1, 2, 0, dtype=torch.float64))
+    empty = native.RowEntropySums(torch.zeros(1, 2, 0, dtype=torch.float64))
     reduce(torch.zeros(1, 2, 0, 4), torch.zeros(1, 2, 5, 4), torch.zeros(1, 2, 0), [empty])

@@ -27,11 +27,11 @@ def test_parts_are_even_and_cover_all():
         (65, 70, 3, 64),
         (0, 640, 3, 64),
     ):
-        found = threads.parts(begin, end, count, step)
+        found = threads.split_range(begin, end, count, step)
         assert [place for low, high in found for place in range(low, high)] == list(range(begin, end))
         assert len(found) <= count
         assert all(low % step == 0 for low, _ in found[1:])
-    assert threads.parts(0, 12, 3) == [(0, 4), (4, 8), (8, 12)]
+    assert threads.split_range(0, 12, 3) == [(0, 4), (4, 8), (8, 12)]
 
 
 def test_threads_are_worth_their_work(monkeypatch):
@@ -41,12 +41,12 @@ def test_threads_are_worth_their_work(monkeypatch):
 
 def test_each_job_is_done_once_by_its_worker():
     done = []
-    threads.share(lambda worker, job: done.append((worker, job)), range(10), 3)
+    threads.run_jobs(lambda worker, job: done.append((worker, job)), range(10), 3)
     assert sorted(done) == [(job // 3 if job < 6 else 2, job) for job in range(10)]
     done.clear()
-    threads.share(lambda worker, job: done.append((worker, job, threading.get_ident())), range(3), 1)
+    threads.run_jobs(lambda worker, job: done.append((worker, job, threading.get_ident())), range(3), 1)
     assert done == [(0, job, threading.get_ident()) for job in range(3)]
-    threads.share(lambda worker, job: done.append(job), [], 3)
+    threads.run_jobs(lambda worker, job: done.append(job), [], 3)
     assert len(done) == 3
 
 
@@ -60,20 +60,20 @@ def test_an_error_of_a_worker_is_raised_when_all_have_ended(bad):
         done.append(job)
 
     with pytest.raises(RuntimeError, match=f"job {bad}"):
-        threads.share(call, range(6), 6)
+        threads.run_jobs(call, range(6), 6)
     assert len(done) == 5
 
 
 def forked() -> None:
     done = []
-    threads.share(lambda worker, job: done.append(job), range(4), 4)
+    threads.run_jobs(lambda worker, job: done.append(job), range(4), 4)
     os._exit(0 if sorted(done) == [0, 1, 2, 3] else 1)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forks")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_process_has_threads_of_its_own():
-    threads.share(lambda worker, job: None, range(4), 4)
+    threads.run_jobs(lambda worker, job: None, range(4), 4)
     child = multiprocessing.get_context("fork").Process(target=forked)
     child.start()
     child.join(60)

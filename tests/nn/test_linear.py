@@ -15,9 +15,9 @@ def counted(monkeypatch):
     """Layers of any size count as large; the list has an entry for each product by native code."""
     if not native.available():
         pytest.skip(str(native.why_not()))
-    products, product = [], native.times_matrix
+    products, product = [], native.matmul_few_rows
     monkeypatch.setattr(module, "MIN_NATIVE_WEIGHTS", 1)
-    monkeypatch.setattr(native, "times_matrix", lambda *given: products.append(given) or product(*given))
+    monkeypatch.setattr(native, "matmul_few_rows", lambda *given: products.append(given) or product(*given))
     return products
 
 
@@ -103,7 +103,7 @@ def test_frozen_weights_let_a_gradient_through(counted):
 
 
 def test_a_small_layer_is_torchs(monkeypatch):
-    monkeypatch.setattr(native, "times_matrix", lambda *_: pytest.fail("too small to be worth a call"))
+    monkeypatch.setattr(native, "matmul_few_rows", lambda *_: pytest.fail("too small to be worth a call"))
     with torch.no_grad():
         Linear(64, 64)(torch.randn(1, 64))
 

@@ -74,7 +74,7 @@ class AdditiveKernel:
 
     def _forward(self, batched: BatchedProblem, rows: tuple[BlockRow, ...]) -> tuple[Tensor, Tensor]:
         problem, inputs = batched.problem, _PairInputs(batched)
-        attended = native.Attended(_prepared(batched.pairs), batched.value.flatten(0, 1), problem.softcap)
+        attended = native.AdditiveForward(_prepared(batched.pairs), batched.value.flatten(0, 1), problem.softcap)
         for row in rows:
             for run in row.runs:
                 width = tile_size(problem, self.tile)[1] if inputs.for_all or run.masked else problem.keys
@@ -117,7 +117,7 @@ class _NativeTileScores:
     def __init__(self, pairs: PairForm) -> None:
         self.leading = pairs.query.shape[:2]
         self.prepared = _prepared(pairs)
-        self.gradients = native.Gradients(self.prepared)
+        self.gradients = native.AdditiveGradients(self.prepared)
 
     def scores(self, rows: slice, columns: slice) -> Tensor:
         return self.prepared.scores(rows, columns).unflatten(0, self.leading)
@@ -133,8 +133,8 @@ class _NativeTileScores:
             into.weight.add_(weight)
 
 
-def _prepared(pairs: PairForm) -> native.Prepared:
+def _prepared(pairs: PairForm) -> native.AdditiveScores:
     """Additive pairs as the native code takes them, batches and heads merged."""
     if not isinstance(pairs, AdditivePairs):
         raise TypeError("native code scores additive pairs")
-    return native.Prepared(pairs.query.flatten(0, 1), pairs.key.flatten(0, 1), pairs.weight.float())
+    return native.AdditiveScores(pairs.query.flatten(0, 1), pairs.key.flatten(0, 1), pairs.weight.float())

@@ -86,7 +86,7 @@ def _native() -> tuple[Work, float]:
         return _products()
     query, key, value = torch.rand(3, 1, 8, 1024, 64).unbind()
     first, runs = np.arange(17), np.tile(np.array([[0, 1024, -1]]), (16, 1))
-    tiles = native.Tiles(first, runs, np.zeros((1, 1, 1, 64), dtype=np.uint64))
+    tiles = native.FlashTiles(first, runs, np.zeros((1, 1, 1, 64), dtype=np.uint64))
     return native.FlashProblem(query, key, value, 0.125, tiles).forward, 4.0 * 8 * 1024 * 1024 * 64
 
 

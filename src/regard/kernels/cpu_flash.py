@@ -88,4 +88,6 @@ class CpuFlashKernel:
 
 def _backward(part: native.FlashProblem, saved: Saved) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     grad_lse = saved.grad_lse if saved.has_lse_grad else None
-    return part.backward(saved.output, saved.lse, saved.grad_output, grad_lse, wants_line=saved.needs_bias_grad)
+    return part.backward(
+        saved.output, saved.lse, saved.grad_output, grad_lse, wants_relative_bias=saved.needs_bias_grad
+    )

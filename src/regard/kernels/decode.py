@@ -61,7 +61,7 @@ class DecodeKernel:
         leading, wide = problem.weights_shape[:-2].numel(), columns.stop - columns.start
         visited, group = problem.queries * wide, _group(problem)
         masks, biases = distinct_matrices(problem)
-        suits = wide >= self.long and native.reads(problem.pairs.key, problem.value)
+        suits = wide >= self.long and native.supports(problem.pairs.key, problem.value)
         per_pair, begun = (
             (ONE_PASS, 0.0) if suits else (BLOCKWISE, beginnings(group * problem.queries, leading / max(group, 1)))
         )
@@ -83,7 +83,7 @@ class DecodeKernel:
     def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
         """Equal parts of the keys at once, and the remainder as one more part."""
         rectangle = _folded(batched, *_seen(batched))
-        if rectangle.key.shape[2] >= self.long and native.reads(rectangle.key, rectangle.value):
+        if rectangle.key.shape[2] >= self.long and native.supports(rectangle.key, rectangle.value):
             output, lse = _in_one_pass(rectangle)
             rows = batched.shape[:3]
             return output.reshape(*rows, output.shape[-1]), lse.reshape(rows)
@@ -142,7 +142,7 @@ def _in_one_pass(rectangle: Rectangle) -> tuple[Tensor, Tensor]:
     added = rectangle.added
     if added is not None:
         added = added.expand(*rectangle.query.shape[:2], -1, -1)
-    output, lse = native.few_rows(rectangle.query, rectangle.key, rectangle.value, rectangle.scale, added)
+    output, lse = native.attend_few_queries(rectangle.query, rectangle.key, rectangle.value, rectangle.scale, added)
     return (output.squeeze(2), lse.squeeze(2)) if lse.shape[2] == 1 else merge_softmax(output, lse, dim=2)
 
 

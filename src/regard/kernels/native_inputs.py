@@ -18,7 +18,7 @@ from ..biases import RelativeBias
 from ..core.grid import Grid
 from ..core.problem import Problem
 from ..core.score_forms import DotPairs
-from ..native.flash import BLOCK, Tiles
+from ..native.flash import BLOCK, FlashTiles
 from .batched_problem import BatchedProblem
 from .mask_tiles import BatchLayout, TileLayout, batch_layouts, memoize
 from .tile_bias import bias_along, distances
@@ -30,13 +30,13 @@ MAX_MEMO_BYTES = 2**22
 """The most bytes of bits that are memoized for a mask and a size; more are computed in each call."""
 
 
-def packed_tiles(batched: BatchedProblem) -> tuple[tuple[slice, Tiles], ...]:
+def packed_tiles(batched: BatchedProblem) -> tuple[tuple[slice, FlashTiles], ...]:
     """The tiles that the mask leaves as runs and bits, batch by batch where they differ."""
     queries, keys = batched.shape[2:]
     if batched.problem.mask is None:
         return ((slice(0, batched.problem.batch.numel()), _all_tiles(queries, keys)),)
 
-    def compute() -> tuple[tuple[slice, Tiles], ...]:
+    def compute() -> tuple[tuple[slice, FlashTiles], ...]:
         return tuple(
             (part.batch, _tiles(batched, part)) for part in batch_layouts(batched.problem, TILE_SIZE, MIN_FULL_RUN)
         )
@@ -50,11 +50,11 @@ def packed_tiles(batched: BatchedProblem) -> tuple[tuple[slice, Tiles], ...]:
 
 
 @lru_cache(maxsize=1024)
-def _all_tiles(queries: int, keys: int) -> Tiles:
+def _all_tiles(queries: int, keys: int) -> FlashTiles:
     """All tiles, without bits: every pair exists."""
     rows, runs = -(-queries // BLOCK), int(keys > 0)
     table = np.tile(np.array([[0, keys, -1]], dtype=np.int64), (rows * runs, 1))
-    return Tiles(np.arange(rows + 1, dtype=np.int64) * runs, table, np.zeros((1, 1, 1, BLOCK), dtype=np.uint64))
+    return FlashTiles(np.arange(rows + 1, dtype=np.int64) * runs, table, np.zeros((1, 1, 1, BLOCK), dtype=np.uint64))
 
 
 def masked_pairs(problem: Problem) -> int:
@@ -62,7 +62,7 @@ def masked_pairs(problem: Problem) -> int:
     return max((part.layout.masked_pairs for part in batch_layouts(problem, TILE_SIZE, MIN_FULL_RUN)), default=0)
 
 
-def _tiles(batched: BatchedProblem, part: BatchLayout) -> Tiles:
+def _tiles(batched: BatchedProblem, part: BatchLayout) -> FlashTiles:
     layout, mask = part.layout, batched.problem.mask
     first = np.cumsum([0, *(len(row.runs) for row in layout.rows)], dtype=np.int64)
     runs, count = [], 0
@@ -77,7 +77,7 @@ def _tiles(batched: BatchedProblem, part: BatchLayout) -> Tiles:
         bits = _by_distance(batched.problem, first, table)
     else:
         bits = _pair_by_pair(batched.part(part.batch), layout, count)
-    return Tiles(first, table, np.ascontiguousarray(bits))
+    return FlashTiles(first, table, np.ascontiguousarray(bits))
 
 
 def _by_distance(problem: Problem, first: np.ndarray, runs: np.ndarray) -> np.ndarray:
@@ -169,7 +169,7 @@ def _differ_in_columns(batched: BatchedProblem) -> bool:
     return batched.problem.dropout is not None and isinstance(positions, Tensor) and positions.ndim > 1
 
 
-def _one_by_one(found: Iterable[tuple[slice, Tiles]]) -> Iterator[tuple[slice, Tiles]]:
+def _one_by_one(found: Iterable[tuple[slice, FlashTiles]]) -> Iterator[tuple[slice, FlashTiles]]:
     """The tiles of each batch separately."""
     for batch, tiles in found:
         for at in range(batch.start, batch.stop):
@@ -177,13 +177,13 @@ def _one_by_one(found: Iterable[tuple[slice, Tiles]]) -> Iterator[tuple[slice, T
             yield slice(at, at + 1), replace(tiles, bits=np.ascontiguousarray(bits))
 
 
-def _drops(batched: BatchedProblem, batch: slice) -> native.Drops | None:
+def _drops(batched: BatchedProblem, batch: slice) -> native.DropoutNoise | None:
     """The dropout hashes of some batches; None without dropout."""
     dropout = batched.problem.dropout
     if dropout is None:
         return None
     rows, columns = dropout.hashes(*batched.problem.dropout_indices(batched.grid, batch))
-    return native.Drops(rows, columns.view(-1), dropout.threshold, 1.0 - dropout.probability)
+    return native.DropoutNoise(rows, columns.view(-1), dropout.threshold, 1.0 - dropout.probability)
 
 
 def _along(problem: Problem) -> bool:

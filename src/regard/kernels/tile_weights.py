@@ -29,7 +29,7 @@ def make_tile_weights(batched: BatchedProblem, lse: Tensor) -> TileWeights:
     """The tile weights of a problem; lse (b, H, M, 1), `FAR` for rows whose weights are 0."""
     problem, pairs = batched.problem, batched.pairs
     if problem.operator == "softmax" and isinstance(pairs, DotPairs) and problem.bias is None:
-        if native.reads(pairs.query, pairs.key):
+        if native.supports(pairs.query, pairs.key):
             return NativeTileWeights(batched, pairs, lse)
         if problem.softcap is None:
             return TileWeightsFromLogs(DotProductLogs(batched, pairs, lse))

@@ -114,11 +114,15 @@ class _DistanceState:
         for number in range(nearest, farthest + 1):
             histogram[..., number] += (tile.weights * (bins == number)).sum((-2, -1))
 
-    def native(self) -> native.Reach | None:
+    def native(self) -> native.DistanceSums | None:
         """Supported where all batches have the same positions, within the range of the C code."""
-        if len(self.queries) != 1 or len(self.keys) != 1 or not native.near(self.queries[0], self.keys[0]):
+        if (
+            len(self.queries) != 1
+            or len(self.keys) != 1
+            or not native.within_max_distance(self.queries[0], self.keys[0])
+        ):
             return None
-        return native.Reach(self.queries[0], self.keys[0], self.edges, self.mass, self.moment, self.histogram)
+        return native.DistanceSums(self.queries[0], self.keys[0], self.edges, self.mass, self.moment, self.histogram)
 
     def finish(self, problem: Problem, lse: Tensor) -> DistanceResult:
         broken = self.layout.nan_rows(lse)

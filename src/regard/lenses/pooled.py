@@ -127,8 +127,8 @@ class _CellMaxState:
         cells = self.largest[tile.batch, :, rows, columns]
         torch.maximum(cells, largest, out=cells)
 
-    def native(self) -> native.Cells:
-        return native.Cells(_cells(self.rows, self.layout), _cells(self.columns, self.layout), self.largest)
+    def native(self) -> native.CellReduction:
+        return native.CellReduction(_cells(self.rows, self.layout), _cells(self.columns, self.layout), self.largest)
 
     def finish(self, problem: Problem, lse: Tensor) -> Tensor:
         broken = self.layout.nan_rows(lse)

@@ -96,9 +96,9 @@ class _TopKState:
             self.buffer = _TileBuffer(tile)
         self.buffer.add(tile)
 
-    def native(self) -> native.Largest | None:
+    def native(self) -> native.LargestWeights | None:
         """Supported up to k = MOST_NATIVE."""
-        return native.Largest(self.weights, self.columns) if self.k <= MOST_NATIVE else None
+        return native.LargestWeights(self.weights, self.columns) if self.k <= MOST_NATIVE else None
 
     def finish(self, problem: Problem, lse: Tensor) -> TopKResult:
         if self.buffer is not None:

@@ -23,8 +23,8 @@ class RowEntropySums:
         if tile.entropy_terms is not None:
             self.sums[tile.batch, :, tile.rows].add_(tile.entropy_terms.sum(-1))
 
-    def native(self) -> native.RowTerms:
-        return native.RowTerms(self.sums)
+    def native(self) -> native.RowEntropySums:
+        return native.RowEntropySums(self.sums)
 
 
 class ColumnSums:
@@ -38,8 +38,8 @@ class ColumnSums:
     def add(self, tile: WeightTile) -> None:
         self.sums[tile.batch, :, tile.columns].add_(tile.weights.sum(-2))
 
-    def native(self) -> native.ColumnSums:
-        return native.ColumnSums(self.sums)
+    def native(self) -> native.ColumnWeightSums:
+        return native.ColumnWeightSums(self.sums)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -82,11 +82,11 @@ class GroupSums:
         else:
             sums[:, :, row_groups, columns.groups] += products
 
-    def native(self) -> native.Cells | None:
+    def native(self) -> native.CellReduction | None:
         """Supported where all batches have the same groups, and the groups of rows never decrease."""
-        if len(self.rows) != 1 or len(self.columns) != 1 or not native.grow(self.rows[0]):
+        if len(self.rows) != 1 or len(self.columns) != 1 or not native.never_decrease(self.rows[0]):
             return None
-        return native.Cells(self.rows[0], self.columns[0], self.sums)
+        return native.CellReduction(self.rows[0], self.columns[0], self.sums)
 
     def nan_groups(self, lse: Tensor) -> Tensor:
         """Which groups of rows contain one that attends to NaN: bool (B, H, groups, 1)."""

@@ -147,7 +147,7 @@ def _infinite_where_empty(lse: Tensor) -> Tensor:
 def _supports_native(problem: Problem) -> bool:
     pairs = problem.pairs
     plain = problem.operator == "softmax" and isinstance(pairs, DotPairs) and problem.bias is None
-    return plain and native.reads(pairs.query, pairs.key)
+    return plain and native.supports(pairs.query, pairs.key)
 
 
 def _write_natively(problem: Problem, lse: Tensor, rows: slice, columns: slice, into: Tensor) -> None:
@@ -207,8 +207,8 @@ class _MatrixState:
     def add(self, tile: WeightTile) -> None:
         self.into[tile.batch, :, tile.rows, tile.columns] = tile.weights
 
-    def native(self) -> native.AllWeights | None:
-        return native.AllWeights(self.into) if self.into.dtype == torch.float32 else None
+    def native(self) -> native.WeightMatrix | None:
+        return native.WeightMatrix(self.into) if self.into.dtype == torch.float32 else None
 
     def finish(self, problem: Problem, lse: Tensor) -> Tensor:
         broken = self.layout.nan_rows(lse)

@@ -24,7 +24,7 @@ enum form {
 
 /* Strides are in elements. `padded` is the features rounded up to whole groups of 16, where weight is 0. */
 struct additive {
-    int64_t taken, units; /* strips to be prepared: how many some thread has taken, and all */
+    int64_t next_unit, unit_count; /* strips to be prepared: how many some thread has taken, and all */
     int64_t heads, key_heads, rows, columns, features, padded, form;
     const float *query; /* (heads, rows, features) */
     int64_t query_head, query_row;
@@ -49,25 +49,25 @@ struct tile {
 
 /* What is given for each pair of a tile, (batches, heads of a batch, rows, columns), or null. */
 struct pairs {
-    const float *at;
+    const float *data;
     int64_t heads, batch, head, row;
 };
 
 /* Attention to a tile, and what its rows have from all tiles so far. */
-struct attended {
-    int64_t taken, units; /* bands of rows: how many some thread has taken, and all */
+struct additive_forward {
+    int64_t next_unit, unit_count; /* bands of rows: how many some thread has taken, and all */
     int64_t failed;       /* whether there was no memory */
-    const struct additive *of;
+    const struct additive *scores;
     int64_t row_begin, row_end, column_begin, column_end;
     int64_t band;       /* rows that are taken at once, at most BAND */
-    struct pairs added; /* to the scores, -infinity where there is no pair */
-    struct pairs kept;  /* factors of the weights */
+    struct pairs bias; /* to the scores, -infinity where there is no pair */
+    struct pairs keep;  /* factors of the weights */
     float softcap;      /* the score becomes softcap tanh(score / softcap); 0 for none */
     const float *value; /* (key_heads, columns, value_dim) */
     int64_t value_head, value_row, value_dim;
     float *output;  /* (heads, rows, value_dim): the sum of exp(score - lse) kept value */
     float *lse;     /* (heads, rows): log of the sum of exp(score), -infinity where there was none */
-    float *largest; /* (heads, rows): the largest score, likewise */
+    float *maximum; /* (heads, rows): the largest score, likewise */
     float *total;   /* (heads, rows): the sum of exp(score - largest) */
 };
 
@@ -80,25 +80,25 @@ struct sums {
 };
 
 /* How one query meets one strip; of the exponentials' ways the later is right where the earlier is. */
-enum way { BY_TANGENTS, BY_EXPONENTIALS, BY_CAPPED_EXPONENTIALS, EACH_PAIR };
+enum method { BY_TANGENTS, BY_EXPONENTIALS, BY_CAPPED_EXPONENTIALS, PER_PAIR };
 
 /* Products of exponentials are capped here: that of four is still finite, and 1 - tanh is below the precision of 1.
  * exp(2 * 10) is below it. */
-#define CAP 0x1p30f
-#define NEVER_CAPPED 10.0f
+#define PRODUCT_CAP 0x1p30f
+#define UNCAPPED_SUM 10.0f
 
 /* exp(2 * 43) and its reciprocal are still finite, normal numbers: entries beyond are taken as this. */
-#define HELD 43.0f
+#define EXPONENT_CAP 43.0f
 
 /* Query and key may not both be large: x = 50 and y = -49 must meet as they are. An entry may be taken as 43 where the
  * other is below 33, for there |x + y| > 10 and tanh is 1 in float32. A bound of infinity may stand for NaN. */
-static inline enum way way_of(const struct additive *of, int64_t query, int64_t strip) {
-    if (of->form == DIRECT || !(of->weight_bound < 0x1p30f)) return EACH_PAIR;
-    if (of->form == TANGENTS) return BY_TANGENTS;
-    float x = of->query_bound[query], y = of->key_bound[strip];
-    float larger = x > y ? x : y, smaller = x > y ? y : x;
-    if (x + y <= NEVER_CAPPED) return BY_EXPONENTIALS;
-    return larger <= HELD || smaller <= HELD - 10.0f ? BY_CAPPED_EXPONENTIALS : EACH_PAIR;
+static inline enum method choose_method(const struct additive *scores, int64_t query, int64_t strip) {
+    if (scores->form == DIRECT || !(scores->weight_bound < 0x1p30f)) return PER_PAIR;
+    if (scores->form == TANGENTS) return BY_TANGENTS;
+    float x = scores->query_bound[query], y = scores->key_bound[strip];
+    float max_lanes = x > y ? x : y, min_int = x > y ? y : x;
+    if (x + y <= UNCAPPED_SUM) return BY_EXPONENTIALS;
+    return max_lanes <= EXPONENT_CAP || min_int <= EXPONENT_CAP - 10.0f ? BY_CAPPED_EXPONENTIALS : PER_PAIR;
 }
 
 #endif

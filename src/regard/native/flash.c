@@ -1,144 +1,144 @@
 /* Dot-product attention, forward: a segment of rows meets the blocks of keys that its mask leaves, each laid out once. */
-#include "blocks.h"
+#include "tile.h"
 
 /* What a thread keeps of the segment that it is at. */
 struct segment {
     float *query;   /* [rows][padded dim], scaled */
     float *output;  /* [rows][padded value dim], in units of 2^largest */
     float *total;   /* [rows][LANES], the sums of weights, lane by lane */
-    float *largest; /* [rows] */
+    float *maximum; /* [rows] */
     float *keys;    /* [dim][BLOCK] */
     float *values;  /* [BLOCK][padded value dim] */
     int64_t batch, head, begin, count, blocks;
 };
 
-INLINE float largest_of(lanes vector) {
+INLINE float max_of_lanes(lanes vector) {
 #if defined(__AVX512F__)
     return _mm512_reduce_max_ps((__m512)vector);
 #else
-    float largest = vector[0];
-    for (int lane = 1; lane < LANES; lane++) largest = vector[lane] > largest ? vector[lane] : largest;
-    return largest;
+    float maximum = vector[0];
+    for (int lane = 1; lane < LANES; lane++) maximum = vector[lane] > maximum ? vector[lane] : maximum;
+    return maximum;
 #endif
 }
 
 /* Products become what the softmax is of: capped, with the line added, -infinity where there is no pair. */
-INLINE float scores_of(const struct flash *of, const struct extent extent, uint64_t word, const float *line,
+INLINE float finish_scores(const struct flash *problem, const struct extent extent, uint64_t word, const float *relative_bias,
                        float *row) {
-    lanes most = every(-INFINITY);
-    for (int64_t j = low_of(extent); j < high_of(extent); j += LANES) {
-        lanes score = capped(of, load(row + j), 0);
-        if (line && j < extent.to) score += load_some(line + j, extent.to - j);
-        if (extent.partial) score = where_bits(word, j, score, -INFINITY);
+    lanes limit = broadcast(-INFINITY);
+    for (int64_t j = aligned_begin(extent); j < aligned_end(extent); j += LANES) {
+        lanes score = apply_softcap(problem, load(row + j), 0);
+        if (relative_bias && j < extent.end) score += load_partial(relative_bias + j, extent.end - j);
+        if (extent.partial) score = select_bits(word, j, score, -INFINITY);
         store(row + j, score);
-        most = larger(most, score);
+        limit = max_lanes(limit, score);
     }
-    return largest_of(most);
+    return max_of_lanes(limit);
 }
 
 /* A group of rows with one block of keys: the online softmax. */
-INLINE void group_of(const struct flash *of, struct segment *at, int64_t row, int64_t column, const uint64_t *words,
+INLINE void process_row_group(const struct flash *problem, struct segment *state, int64_t row, int64_t column, const uint64_t *words,
                      const struct extent extent) {
-    int64_t padded = whole_pairs(of->dim), value_padded = whole_pairs(of->value_dim);
-    int64_t low = low_of(extent), high = high_of(extent), count = smaller(of->columns - column, BLOCK);
-    float weights[GROUP * BLOCK] ALIGNED, kept[(int)LANES < (int)GROUP ? GROUP : LANES] ALIGNED = {0}, shift[GROUP];
-    struct factor query = {at->query + row * padded, padded, 1}, weight = {weights, BLOCK, 1};
+    int64_t padded = padded_dim(problem->dim), value_padded = padded_dim(problem->value_dim);
+    int64_t low = aligned_begin(extent), high = aligned_end(extent), count = min_int(problem->columns - column, BLOCK);
+    float weights[GROUP * BLOCK] ALIGNED, rescale[(int)LANES < (int)GROUP ? GROUP : LANES] ALIGNED = {0}, shift[GROUP];
+    struct factor query = {state->query + row * padded, padded, 1}, weight = {weights, BLOCK, 1};
     for (int64_t j = low; j < high; j += PAIR)
-        product(query, (struct vectors){at->keys + j, BLOCK, 0, of->dim}, weights + j, BLOCK, 0);
+        add_product(query, (struct vectors){state->keys + j, BLOCK, 0, problem->dim}, weights + j, BLOCK, 0);
     for (int r = 0; r < GROUP; r++) {
-        const float *line = line_of(of, at->head, at->begin + row + r, column);
-        float before = at->largest[row + r];
-        float now = scores_of(of, extent, word_of(words, r, count), line, weights + r * BLOCK);
+        const float *relative_bias = row_bias(problem, state->head, state->begin + row + r, column);
+        float before = state->maximum[row + r];
+        float now = finish_scores(problem, extent, row_word(words, r, count), relative_bias, weights + r * BLOCK);
         now = now > before ? now : before;
         shift[r] = now == -INFINITY ? 0.0f : now;
-        kept[r] = before - shift[r];
-        at->largest[row + r] = now;
+        rescale[r] = before - shift[r];
+        state->maximum[row + r] = now;
     }
-    for (int r = 0; r < GROUP; r += LANES) store(kept + r, power_of_two(load(kept + r)));
+    for (int r = 0; r < GROUP; r += LANES) store(rescale + r, exp2_lanes(load(rescale + r)));
     for (int r = 0; r < GROUP; r++) {
         lanes sum = {0}; /* of this block alone first: a sum over many keys is rounded once for each block */
-        int32_t noise = noise_of(of, at->batch, at->head, at->begin + row + r);
+        int32_t noise = row_noise_at(problem, state->batch, state->head, state->begin + row + r);
         for (int64_t j = low; j < high; j += LANES) {
-            lanes power = power_of_two(load(weights + r * BLOCK + j) - shift[r]);
+            lanes power = exp2_lanes(load(weights + r * BLOCK + j) - shift[r]);
             sum += power;
-            if (of->row_noise) power = where(kept_of(of, noise, column + j), power);
+            if (problem->row_noise) power = zero_unless(dropout_keep(problem, noise, column + j), power);
             store(weights + r * BLOCK + j, power);
         }
-        store(at->total + (row + r) * LANES, load(at->total + (row + r) * LANES) * kept[r] + sum);
+        store(state->total + (row + r) * LANES, load(state->total + (row + r) * LANES) * rescale[r] + sum);
     }
-    float *output = at->output + row * value_padded;
+    float *output = state->output + row * value_padded;
     for (int64_t a = 0; a < value_padded; a += PAIR)
-        product(weight, (struct vectors){at->values + a, value_padded, extent.from, extent.to}, output + a,
-                value_padded, kept);
+        add_product(weight, (struct vectors){state->values + a, value_padded, extent.begin, extent.end}, output + a,
+                value_padded, rescale);
 }
 
-INLINE void begin_segment(const struct flash *of, struct segment *at, const int narrow) {
-    int64_t padded = whole_pairs(of->dim), all = at->blocks * BLOCK;
-    const void *query = rows_of(&of->query, at->batch, at->head, at->begin, narrow);
+INLINE void start_segment(const struct flash *problem, struct segment *state, const int is_bfloat16) {
+    int64_t padded = padded_dim(problem->dim), all = state->blocks * BLOCK;
+    const void *query = head_rows(&problem->query, state->batch, state->head, state->begin, is_bfloat16);
     for (int64_t row = 0; row < all; row += BLOCK)
-        lay_rows(row_of(query, row, of->query.row, narrow), of->query.row, smaller(at->count - row, BLOCK), of->dim,
-                 query_factor(of), at->query + row * padded, narrow);
-    memset(at->output, 0, (size_t)(all * whole_pairs(of->value_dim)) * sizeof(float));
-    memset(at->total, 0, (size_t)(all * LANES) * sizeof(float));
-    for (int64_t row = 0; row < all; row++) at->largest[row] = -INFINITY;
+        pack_rows(row_at(query, row, problem->query.row, is_bfloat16), problem->query.row, min_int(state->count - row, BLOCK), problem->dim,
+                 query_factor(problem), state->query + row * padded, is_bfloat16);
+    memset(state->output, 0, (size_t)(all * padded_dim(problem->value_dim)) * sizeof(float));
+    memset(state->total, 0, (size_t)(all * LANES) * sizeof(float));
+    for (int64_t row = 0; row < all; row++) state->maximum[row] = -INFINITY;
 }
 
-INLINE void end_segment(const struct flash *of, const struct segment *at, const int narrow) {
-    int64_t padded = whole_pairs(of->value_dim), first = (at->batch * of->heads + at->head) * of->rows + at->begin;
-    for (int64_t row = 0; row < at->count; row++) {
-        float total = sum_of(load(at->total + row * LANES)), share = total == 0.0f ? 0.0f : 1.0f / (total * of->kept_share);
-        void *to = (void *)row_of(of->result, first + row, of->value_dim, narrow);
-        of->lse[first + row] = total == 0.0f ? -INFINITY : LN_2 * at->largest[row] + logf(total);
-        for (int64_t a = 0; a < of->value_dim; a += LANES)
-            write_entries(to, a, of->value_dim, narrow, load(at->output + row * padded + a) * share);
+INLINE void write_segment(const struct flash *problem, const struct segment *state, const int is_bfloat16) {
+    int64_t padded = padded_dim(problem->value_dim), first = (state->batch * problem->heads + state->head) * problem->rows + state->begin;
+    for (int64_t row = 0; row < state->count; row++) {
+        float total = sum_lanes(load(state->total + row * LANES)), share = total == 0.0f ? 0.0f : 1.0f / (total * problem->keep_probability);
+        void *target = (void *)row_at(problem->result, first + row, problem->value_dim, is_bfloat16);
+        problem->lse[first + row] = total == 0.0f ? -INFINITY : LN_2 * state->maximum[row] + logf(total);
+        for (int64_t a = 0; a < problem->value_dim; a += LANES)
+            store_entries(target, a, problem->value_dim, is_bfloat16, load(state->output + row * padded + a) * share);
     }
 }
 
-INLINE void whole_segment(const struct flash *of, struct segment *at, const int narrow) {
+INLINE void process_segment(const struct flash *problem, struct segment *state, const int is_bfloat16) {
     struct cursor cursors[MOST_BLOCKS];
-    begin_segment(of, at, narrow);
-    for (int64_t b = 0; b < at->blocks; b++) cursors[b] = beginning_of(of, at->begin / BLOCK + b);
+    start_segment(problem, state, is_bfloat16);
+    for (int64_t b = 0; b < state->blocks; b++) cursors[b] = first_tile(problem, state->begin / BLOCK + b);
     for (;;) {
         int64_t column = INT64_MAX;
-        for (int64_t b = 0; b < at->blocks; b++) column = smaller(column, cursors[b].column);
+        for (int64_t b = 0; b < state->blocks; b++) column = min_int(column, cursors[b].column);
         if (column == INT64_MAX) break;
-        int64_t count = smaller(of->columns - column, BLOCK), shared = at->head / of->group;
-        lay_columns(rows_of(&of->key, at->batch, shared, column, narrow), of->key.row, count, of->dim, at->keys, narrow);
-        lay_rows(rows_of(&of->value, at->batch, shared, column, narrow), of->value.row, count, of->value_dim, 1.0f,
-                 at->values, narrow);
-        for (int64_t b = 0; b < at->blocks; b++) {
+        int64_t count = min_int(problem->columns - column, BLOCK), key_head = state->head / problem->group;
+        pack_transposed(head_rows(&problem->key, state->batch, key_head, column, is_bfloat16), problem->key.row, count, problem->dim, state->keys, is_bfloat16);
+        pack_rows(head_rows(&problem->value, state->batch, key_head, column, is_bfloat16), problem->value.row, count, problem->value_dim, 1.0f,
+                 state->values, is_bfloat16);
+        for (int64_t b = 0; b < state->blocks; b++) {
             if (cursors[b].column != column) continue;
-            const uint64_t *words = words_of(of, at->batch, at->head, next_tile(of, cursors + b));
-            for (int64_t row = 0; row < BLOCK && b * BLOCK + row < at->count; row += GROUP) {
-                struct extent extent = extent_of(words ? words + row : 0, count);
-                if (extent.from < extent.to) group_of(of, at, b * BLOCK + row, column, words ? words + row : 0, extent);
+            const uint64_t *words = tile_words(problem, state->batch, state->head, next_tile(problem, cursors + b));
+            for (int64_t row = 0; row < BLOCK && b * BLOCK + row < state->count; row += GROUP) {
+                struct extent extent = tile_extent(words ? words + row : 0, count);
+                if (extent.begin < extent.end) process_row_group(problem, state, b * BLOCK + row, column, words ? words + row : 0, extent);
             }
         }
     }
-    end_segment(of, at, narrow);
+    write_segment(problem, state, is_bfloat16);
 }
 
 /* Takes one segment of one head after another, as long as any is left: for as many threads at once as like. */
-void EXPORTED(regard_flash)(struct flash *of) {
-    int64_t rows = of->segment * BLOCK, padded = whole_pairs(of->dim), value_padded = whole_pairs(of->value_dim);
+void EXPORTED(regard_flash)(struct flash *problem) {
+    int64_t rows = problem->segment * BLOCK, padded = padded_dim(problem->dim), value_padded = padded_dim(problem->value_dim);
     int64_t floats = (rows + BLOCK) * (padded + value_padded) + rows * (LANES + 1) + 6 * 16, unit;
-    float *room = aligned_alloc(64, (size_t)(floats * 4 + 63) / 64 * 64), *left = room;
-    if (!room) {
-        of->failed = 1;
+    float *memory = aligned_alloc(64, (size_t)(floats * 4 + 63) / 64 * 64), *free_memory = memory;
+    if (!memory) {
+        problem->failed = 1;
         return;
     }
-    struct segment at = {.query = taken_off(&left, rows * padded), .output = taken_off(&left, rows * value_padded)};
-    at.total = taken_off(&left, rows * LANES), at.largest = taken_off(&left, rows);
-    at.keys = taken_off(&left, padded * BLOCK), at.values = taken_off(&left, BLOCK * value_padded);
-    int64_t segments = (of->rows + rows - 1) / rows;
-    while ((unit = __atomic_fetch_add(&of->taken, 1, __ATOMIC_RELAXED)) < of->units) {
+    struct segment state = {.query = take_floats(&free_memory, rows * padded), .output = take_floats(&free_memory, rows * value_padded)};
+    state.total = take_floats(&free_memory, rows * LANES), state.maximum = take_floats(&free_memory, rows);
+    state.keys = take_floats(&free_memory, padded * BLOCK), state.values = take_floats(&free_memory, BLOCK * value_padded);
+    int64_t segments = (problem->rows + rows - 1) / rows;
+    while ((unit = __atomic_fetch_add(&problem->next_unit, 1, __ATOMIC_RELAXED)) < problem->unit_count) {
         int64_t head = unit / segments;
-        at.batch = head / of->heads, at.head = head % of->heads, at.begin = unit % segments * rows;
-        at.count = smaller(of->rows - at.begin, rows), at.blocks = (at.count + BLOCK - 1) / BLOCK;
-        if (of->narrow)
-            whole_segment(of, &at, 1);
+        state.batch = head / problem->heads, state.head = head % problem->heads, state.begin = unit % segments * rows;
+        state.count = min_int(problem->rows - state.begin, rows), state.blocks = (state.count + BLOCK - 1) / BLOCK;
+        if (problem->is_bfloat16)
+            process_segment(problem, &state, 1);
         else
-            whole_segment(of, &at, 0);
+            process_segment(problem, &state, 0);
     }
-    free(room);
+    free(memory);
 }

@@ -21,16 +21,16 @@ enum { MOST_BLOCKS = 8 };
 /* Entries of the query, key, value, output and its gradient, (batch, heads, length, dim), are float32, or bfloat16 where
  * `narrow`; all else is float32. Strides are in entries, of batch, head and row; the last axis is contiguous. */
 struct rows {
-    const void *at;
+    const void *data;
     int64_t batch, head, row;
 };
 
 struct reductions;
 
 struct flash {
-    int64_t taken, units; /* how many units of work some thread has taken, and how many there are */
+    int64_t next_unit, unit_count; /* how many units of work some thread has taken, and how many there are */
     int64_t failed;       /* whether there was no memory */
-    int64_t heads, group, rows, columns, dim, value_dim, narrow;
+    int64_t heads, group, rows, columns, dim, value_dim, is_bfloat16;
     int64_t segment; /* forward: blocks of rows in a unit; reductions: those that are taken at once; backward: parts that
                         the blocks of columns are cut in */
     float scale, softcap; /* softcap: 0 for none */
@@ -40,19 +40,19 @@ struct flash {
                                     tiles among those with bits, or -1 where all pairs exist */
     const uint64_t *bits;        /* (batch, heads, tiles, BLOCK); the strides of the first two in words */
     int64_t bits_batch, bits_head;
-    const float *line; /* (heads, rows + columns - 1), times log2(e), or null; the stride of the first */
-    int64_t line_head;
+    const float *relative_bias; /* (heads, rows + columns - 1), times log2(e), or null; the stride of the first */
+    int64_t relative_bias_head;
     const int32_t *row_noise; /* (batch, heads, rows), or null: no weights are dropped; see kept_of */
     const int32_t *column_noise; /* (columns) */
     int64_t threshold;
-    float kept_share;
+    float keep_probability;
     void *result; /* forward: (batch, heads, rows, value_dim), contiguous, and the log-sum-exp (batch, heads, rows) */
     float *lse;   /* backward: it is read, +infinity for rows that take no part */
     struct rows output, grad_output; /* backward */
     const float *grad_lse;           /* like lse, or null for 0 */
     float *grad_query;               /* (batch, heads, parts, rows, dim), to be added up over the parts; 0 before */
     float *grad_key, *grad_value;    /* (batch, key heads, columns, dim or value_dim) */
-    float *grad_line;                /* (batch, heads, parts, rows + columns - 1), or null; 0 before */
+    float *grad_relative_bias;                /* (batch, heads, parts, rows + columns - 1), or null; 0 before */
     struct rows keep;           /* weights, where first is null: bytes (batch, heads, rows, columns), 0 where there is no
                                    pair; or null */
     struct rows weights, terms; /* weights: float32 (batch, heads, rows, columns), to be written; the latter, weight times

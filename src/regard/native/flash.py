@@ -1,6 +1,6 @@
-"""Dot-product attention over the tiles that a mask leaves, forward and backward, by the C functions of `library`.
+"""Dot-product attention over the tiles of a mask: forward, backward, and the weights from the log-sum-exp.
 
-The layouts and what the fields of the structure mean are in flash.h.
+The structures and their layouts are explained in flash.h.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from ..errors import DtypeError, ShapeError
 from . import library
 from .library import DTYPES, check_cpu, last_contiguous
-from .threads import together, workers
+from .threads import run_units, workers
 
 BLOCK = 64  # flash.h has the same, and the next one
 MOST_BLOCKS = 8
@@ -29,30 +29,35 @@ LEAST_WORK = 2**21
 """Flops that are worth a thread of their own: some 10 microseconds."""
 
 
-class _Rows(ctypes.Structure):
-    _fields_ = (("at", c_void_p), ("batch", c_int64), ("head", c_int64), ("row", c_int64))
+class RowsStruct(ctypes.Structure):
+    """The structure `rows` of flash.h."""
+
+    _fields_ = (("data", c_void_p), ("batch", c_int64), ("head", c_int64), ("row", c_int64))
 
 
-class FlashWork(ctypes.Structure):
-    """The structure of flash.h."""
+class FlashStruct(ctypes.Structure):
+    """The structure `flash` of flash.h."""
 
     _fields_ = (
-        *((name, c_int64) for name in ("taken", "units", "failed")),
-        *((name, c_int64) for name in ("heads", "group", "rows", "columns", "dim", "value_dim", "narrow", "segment")),
-        *(("scale", c_float), ("softcap", c_float), ("query", _Rows), ("key", _Rows), ("value", _Rows)),
+        *((name, c_int64) for name in ("next_unit", "unit_count", "failed")),
+        *(
+            (name, c_int64)
+            for name in ("heads", "group", "rows", "columns", "dim", "value_dim", "is_bfloat16", "segment")
+        ),
+        *(("scale", c_float), ("softcap", c_float), ("query", RowsStruct), ("key", RowsStruct), ("value", RowsStruct)),
         *(("first", c_void_p), ("runs", c_void_p), ("bits", c_void_p), ("bits_batch", c_int64)),
-        *(("bits_head", c_int64), ("line", c_void_p), ("line_head", c_int64)),
-        *(("row_noise", c_void_p), ("column_noise", c_void_p), ("threshold", c_int64), ("kept_share", c_float)),
-        *(("result", c_void_p), ("lse", c_void_p), ("output", _Rows), ("grad_output", _Rows)),
-        *((name, c_void_p) for name in ("grad_lse", "grad_query", "grad_key", "grad_value", "grad_line")),
-        *((name, _Rows) for name in ("keep", "weights", "terms")),
+        *(("bits_head", c_int64), ("relative_bias", c_void_p), ("relative_bias_head", c_int64)),
+        *(("row_noise", c_void_p), ("column_noise", c_void_p), ("threshold", c_int64), ("keep_probability", c_float)),
+        *(("result", c_void_p), ("lse", c_void_p), ("output", RowsStruct), ("grad_output", RowsStruct)),
+        *((name, c_void_p) for name in ("grad_lse", "grad_query", "grad_key", "grad_value", "grad_relative_bias")),
+        *((name, RowsStruct) for name in ("keep", "weights", "terms")),
         ("reductions", c_void_p),
     )
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Tiles:
-    """Which tiles of BLOCK × BLOCK pairs are visited, and which of their pairs exist.
+class FlashTiles:
+    """The tiles of BLOCK × BLOCK pairs that a mask leaves, and which of their pairs exist.
 
     Shapes: first (R + 1,) int64: the runs of block row r are first[r] to first[r + 1]. runs (·, 3) int64: the first
     column, a multiple of BLOCK, the column after the last, and the number of the first tile among those with bits; -1
@@ -66,26 +71,27 @@ class Tiles:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Drops:
-    """Which weights are dropped: those of whose row and column the mixed sum is below the threshold.
+class DropoutNoise:
+    """Dropout of weights: those whose hash of row and column noise is below the threshold are 0.
 
-    Shapes: rows (B, H, M), columns (N,), int32, by `Dropout.hashes`. kept_share: the probability of
-    being kept, which the others are divided by.
+    Shapes: rows (B, H, M), columns (N,), int32, by `Dropout.hashes`. keep_probability: what
+    the other weights are divided by.
     """
 
     rows: Tensor
     columns: Tensor
     threshold: int
-    kept_share: float
+    keep_probability: float
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class FlashProblem:
-    """s_ij = softcap(scale · q_i · k_j) + b_(j-i), over the pairs of `tiles`: what both passes start from.
+    """s_ij = softcap(scale · q_i · k_j) + b_(j-i), over the pairs of `tiles`: the inputs of both passes.
 
     query (B, H, M, D), key (B, Hk, N, D), value (B, Hk, N, Dv), all float32 or all bfloat16, on the CPU, of any strides
-    but in the last axis, where what is not contiguous is copied; Hk divides H. softcap: c · tanh(s / c). line: b, (1 or
-    H, M + N - 1) float32, from the last query's first key on. It is computed in float32. Autograd sees nothing of it.
+    but in the last axis, where what is not contiguous is copied; Hk divides H. softcap: c · tanh(s / c).
+    relative_bias: b, (1 or H, M + N - 1) float32, from the last query's first key on. Computed in float32, without
+    autograd.
 
     Raises:
         KernelError: there is no native code to call (`regard.native.why_not`).
@@ -96,13 +102,13 @@ class FlashProblem:
     key: Tensor
     value: Tensor
     scale: float
-    tiles: Tiles
+    tiles: FlashTiles
     softcap: float | None = None
-    line: Tensor | None = None
-    drops: Drops | None = None
+    relative_bias: Tensor | None = None
+    dropout: DropoutNoise | None = None
 
     def __post_init__(self) -> None:
-        _check(self.query, self.key, self.value, self.line)
+        _check(self.query, self.key, self.value, self.relative_bias)
 
     def forward(self) -> tuple[Tensor, Tensor]:
         """Σ_j exp(s_ij - lse_i) · v_j, (B, H, M, Dv) as the value, and lse = log Σ exp(s_ij), (B, H, M) in float32.
@@ -117,15 +123,21 @@ class FlashProblem:
         output = self.value.new_empty(batch, heads, rows, self.value.shape[-1])
         lse = self.value.new_empty(batch, heads, rows, dtype=torch.float32)
         threads = workers(self.flops(), LEAST_WORK)
-        units, segment = shares(batch * heads, rows, 4 * threads)
+        units, segment = segments(batch * heads, rows, 4 * threads)
         work, _held = self.arguments(units, segment, result=output.data_ptr(), lse=lse.data_ptr())
-        together(code.flash, work, threads)
+        run_units(code.flash, work, threads)
         return output, lse
 
     def backward(
-        self, output: Tensor, lse: Tensor, grad_output: Tensor, grad_lse: Tensor | None, *, wants_line: bool = False
+        self,
+        output: Tensor,
+        lse: Tensor,
+        grad_output: Tensor,
+        grad_lse: Tensor | None,
+        *,
+        wants_relative_bias: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """The gradients of query, key, value and, if that is wanted, line, in float32 and in their shapes.
+        """The gradients of query, key, value and, if that is wanted, relative_bias, in float32 and in their shapes.
 
         output and grad_output as the value in all but length; lse and grad_lse (B, H, M) float32, the former +inf for
         rows that take no part, the latter None for 0.
@@ -138,41 +150,42 @@ class FlashProblem:
         parts = min(blocks, max(1, -(-2 * threads // max(batch * shared, 1)))) if batch * shared < threads else 1
         query = torch.zeros(batch, heads, parts, rows, dim)
         key, value = torch.empty(batch, shared, columns, dim), torch.empty(batch, shared, columns, value_dim)
-        line = torch.zeros(batch, heads, parts, rows + columns - 1) if wants_line and self.line is not None else None
+        wants_bias = wants_relative_bias and self.relative_bias is not None
+        bias = torch.zeros(batch, heads, parts, rows + columns - 1) if wants_bias else None
         output, grad_output = last_contiguous(output), last_contiguous(grad_output.to(self.value.dtype))
         lse, grad_lse = lse.contiguous(), None if grad_lse is None else grad_lse.contiguous()
         work, _held = self.arguments(
             batch * shared * parts,
             parts,
             lse=lse.data_ptr(),
-            output=place(output),
-            grad_output=place(grad_output),
+            output=rows_struct(output),
+            grad_output=rows_struct(grad_output),
             grad_lse=None if grad_lse is None else grad_lse.data_ptr(),
             grad_query=query.data_ptr(),
             grad_key=key.data_ptr(),
             grad_value=value.data_ptr(),
-            grad_line=None if line is None else line.data_ptr(),
+            grad_relative_bias=None if bias is None else bias.data_ptr(),
         )
-        together(code.flash_backward, work, threads)
-        if line is not None and self.line is not None:
-            line = line.sum((0, 2)).sum_to_size(self.line.shape)
-        return query.sum(2) if parts > 1 else query.squeeze(2), key, value, line
+        run_units(code.flash_backward, work, threads)
+        if bias is not None and self.relative_bias is not None:
+            bias = bias.sum((0, 2)).sum_to_size(self.relative_bias.shape)
+        return query.sum(2) if parts > 1 else query.squeeze(2), key, value, bias
 
     def flops(self) -> int:
-        """About how many a forward pass takes."""
+        """Floating-point operations of a forward pass, about."""
         runs = self.tiles.runs
         pairs = int((runs[:, 1] - runs[:, 0]).sum()) * BLOCK * self.query.shape[0] * self.query.shape[1]
         return 2 * pairs * (self.query.shape[-1] + self.value.shape[-1])
 
-    def arguments(self, units: int, segment: int, **given: Any) -> tuple[FlashWork, list[Any]]:
-        """The structure, and what has to live as long as it is used."""
+    def arguments(self, units: int, segment: int, **results: Any) -> tuple[FlashStruct, list[Any]]:
+        """The C structure, and the objects that own its memory, to be referenced as long as it is used."""
         query, key, value = (last_contiguous(tensor.detach()) for tensor in (self.query, self.key, self.value))
-        line = None if self.line is None else (self.line.detach() * math.log2(math.e)).contiguous()
+        bias = None if self.relative_bias is None else (self.relative_bias.detach() * math.log2(math.e)).contiguous()
         tiles, noise = self.tiles, self._noise()
         (batches, bit_heads, count, _), words = tiles.bits.shape, BLOCK
-        work = FlashWork(
-            taken=0,
-            units=units,
+        work = FlashStruct(
+            next_unit=0,
+            unit_count=units,
             failed=0,
             heads=query.shape[1],
             group=query.shape[1] // max(key.shape[1], 1),
@@ -180,53 +193,53 @@ class FlashProblem:
             columns=key.shape[2],
             dim=query.shape[3],
             value_dim=value.shape[3],
-            narrow=value.dtype == torch.bfloat16,
+            is_bfloat16=value.dtype == torch.bfloat16,
             segment=segment,
             scale=self.scale,
             softcap=self.softcap or 0.0,
-            query=place(query),
-            key=place(key),
-            value=place(value),
+            query=rows_struct(query),
+            key=rows_struct(key),
+            value=rows_struct(value),
             first=tiles.first.ctypes.data,
             runs=tiles.runs.ctypes.data,
             bits=tiles.bits.ctypes.data,
             bits_batch=bit_heads * count * words if batches > 1 else 0,
             bits_head=count * words if bit_heads > 1 else 0,
-            line=None if line is None else line.data_ptr(),
-            line_head=0 if line is None or line.shape[0] == 1 else line.shape[1],
+            relative_bias=None if bias is None else bias.data_ptr(),
+            relative_bias_head=0 if bias is None or bias.shape[0] == 1 else bias.shape[1],
             row_noise=None if noise is None else noise[0].data_ptr(),
             column_noise=None if noise is None else noise[1].data_ptr(),
-            threshold=0 if self.drops is None else self.drops.threshold,
-            kept_share=1.0 if self.drops is None else self.drops.kept_share,
-            **given,
+            threshold=0 if self.dropout is None else self.dropout.threshold,
+            keep_probability=1.0 if self.dropout is None else self.dropout.keep_probability,
+            **results,
         )
-        return work, [query, key, value, line, noise]
+        return work, [query, key, value, bias, noise]
 
     def _noise(self) -> tuple[Tensor, Tensor] | None:
-        """Of rows and of columns; of the latter there are more, for what is read beyond them."""
-        if self.drops is None:
+        """Dropout noise of rows and of columns, the latter padded, as C reads whole vectors."""
+        if self.dropout is None:
             return None
-        return self.drops.rows.contiguous(), torch.nn.functional.pad(self.drops.columns, (0, BLOCK))
+        return self.dropout.rows.contiguous(), torch.nn.functional.pad(self.dropout.columns, (0, BLOCK))
 
 
-def shares(heads: int, rows: int, wanted: int) -> tuple[int, int]:
-    """The units that the rows of all heads make, and the blocks in each: BLOCKS, or fewer for as many as wanted."""
+def segments(heads: int, rows: int, wanted: int) -> tuple[int, int]:
+    """The number of units of work, and the blocks of rows in each: BLOCKS, or fewer for as many units as wanted."""
     blocks = -(-rows // BLOCK)
     segment = max(min(BLOCKS, heads * blocks // wanted), 1)
     return heads * -(-blocks // segment), segment
 
 
-def place(tensor: Tensor) -> _Rows:
-    """Where a tensor (B, H, ·, ·) lies."""
-    return _Rows(tensor.data_ptr(), *tensor.stride()[:3])
+def rows_struct(tensor: Tensor) -> RowsStruct:
+    """Address and strides of a tensor (B, H, ·, ·)."""
+    return RowsStruct(tensor.data_ptr(), *tensor.stride()[:3])
 
 
-def _check(query: Tensor, key: Tensor, value: Tensor, line: Tensor | None) -> None:
-    for name, tensor in {"query": query, "key": key, "value": value, "line": line}.items():
+def _check(query: Tensor, key: Tensor, value: Tensor, relative_bias: Tensor | None) -> None:
+    for name, tensor in {"query": query, "key": key, "value": value, "relative_bias": relative_bias}.items():
         if tensor is None:
             continue
         check_cpu(name, tensor)
-        if name != "line" and tensor.ndim != 4:
+        if name != "relative_bias" and tensor.ndim != 4:
             raise ShapeError(f"{name} has shape {tuple(tensor.shape)}; it needs four axes: batch, heads, length, dim")
     if value.dtype not in DTYPES or query.dtype != value.dtype or key.dtype != value.dtype:
         raise DtypeError(
@@ -242,7 +255,100 @@ def _check(query: Tensor, key: Tensor, value: Tensor, line: Tensor | None) -> No
                 f"{tuple(value.shape)} it needs {(batch, shared, columns, wanted)}, with key heads that divide the "
                 f"{heads} query heads"
             )
-    if line is not None and (line.shape[0] not in (1, heads) or line.shape[1:] != (rows + columns - 1,)):
+    if relative_bias is not None and (
+        relative_bias.shape[0] not in (1, heads) or relative_bias.shape[1:] != (rows + columns - 1,)
+    ):
         raise ShapeError(
-            f"line has shape {tuple(line.shape)}; {rows} queries and {columns} keys need {(heads, rows + columns - 1)}"
+            f"relative_bias has shape {tuple(relative_bias.shape)}; {rows} queries and {columns} keys need "
+            f"{(heads, rows + columns - 1)}"
         )
+
+
+def write_weights(
+    query: Tensor,
+    key: Tensor,
+    scale: float,
+    lse: Tensor,
+    weights: Tensor,
+    *,
+    terms: Tensor | None = None,
+    keep: Tensor | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """w_ij = exp(softcap(scale · q_i · k_j) - lse_i), 0 where `keep` is False, written into `weights` and returned.
+
+    query (B, H, M, D) and key (B, Hk, N, D), both float32 or both bfloat16, Hk divides H; lse (B, H, M) float32, +inf
+    for rows whose weights are to be 0; weights and terms (B, H, M, N) float32, whose last axis is contiguous; keep
+    (B or 1, H or 1, M or 1, N or 1) bool. All are on the CPU. terms: w · log₂ w is written there.
+
+    Raises:
+        KernelError: there is no native code to call (`regard.native.why_not`).
+        ShapeError, DtypeError, DeviceError: a tensor is not as above.
+    """
+    (batch, heads, rows, dim), (_, shared, columns, _) = query.shape, key.shape
+    _check_weights(query, key, lse, weights, terms)
+    query, key, lse = last_contiguous(query.detach()), last_contiguous(key.detach()), lse.contiguous()
+    if keep is not None:
+        keep = last_contiguous(keep.expand(*keep.shape[:3], columns)).expand(batch, heads, rows, columns)
+    threads = workers(2 * batch * heads * rows * columns * dim, LEAST_WORK)
+    units, segment = segments(batch * heads, rows, 2 * threads)
+    options: dict[str, Any] = {} if keep is None else {"keep": rows_struct(keep)}
+    work = FlashStruct(
+        unit_count=units if columns else 0,
+        heads=heads,
+        group=heads // max(shared, 1),
+        rows=rows,
+        columns=columns,
+        dim=dim,
+        is_bfloat16=query.dtype == torch.bfloat16,
+        segment=segment,
+        scale=scale,
+        softcap=softcap or 0.0,
+        query=rows_struct(query),
+        key=rows_struct(key),
+        lse=lse.data_ptr(),
+        weights=rows_struct(weights),
+        **(options if terms is None else options | {"terms": rows_struct(terms)}),
+    )
+    run_units(library.current().flash_weights, work, threads)
+    return weights
+
+
+def write_all(problem: FlashProblem, lse: Tensor, weights: Tensor) -> None:
+    """w_ij = exp(s_ij - lse_i) for the pairs of the problem's tiles, written into zeros.
+
+    lse (B, H, M) float32: rows where it is no finite number have weights 0. weights (B, H, M, N) float32, contiguous.
+    """
+    batch, heads, rows, _ = problem.query.shape
+    lse = torch.where(lse.isfinite(), lse, float("inf")).contiguous()
+    threads = workers(problem.flops(), LEAST_WORK)
+    units, segment = segments(batch * heads, rows, 2 * threads)
+    work, _held = problem.arguments(units, segment, lse=lse.data_ptr(), weights=rows_struct(weights))
+    run_units(library.current().flash_weights, work, threads)
+
+
+def _check_weights(query: Tensor, key: Tensor, lse: Tensor, weights: Tensor, terms: Tensor | None) -> None:
+    named = {"query": query, "key": key, "lse": lse, "weights": weights} | ({} if terms is None else {"terms": terms})
+    for name, tensor in named.items():
+        check_cpu(name, tensor)
+    if query.dtype not in DTYPES or key.dtype != query.dtype:
+        raise DtypeError(
+            f"query is {query.dtype} and key {key.dtype}; native code takes both as torch.float32 or both as "
+            "torch.bfloat16"
+        )
+    (batch, heads, rows, dim), (columns, shared) = query.shape, (key.shape[2], key.shape[1])
+    if heads % max(shared, 1):
+        raise ShapeError(f"key has {shared} heads; they need to divide the {heads} query heads")
+    wanted = {
+        "key": (batch, shared, columns, dim),
+        "lse": (batch, heads, rows),
+        "weights": (batch, heads, rows, columns),
+        "terms": (batch, heads, rows, columns),
+    }
+    for name, tensor in named.items():
+        if name != "query" and tuple(tensor.shape) != wanted[name]:
+            raise ShapeError(f"{name} has shape {tuple(tensor.shape)}; it needs {wanted[name]}")
+        if name in ("lse", "weights", "terms") and tensor.dtype != torch.float32:
+            raise DtypeError(f"{name} is {tensor.dtype}; native code takes torch.float32")
+        if name in ("weights", "terms") and columns > 1 and tensor.stride(-1) != 1:
+            raise ShapeError(f"{name} needs its last axis contiguous; its strides are {tensor.stride()}")

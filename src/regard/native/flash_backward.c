@@ -1,6 +1,6 @@
 /* The gradients of dot-product attention: a block of keys meets the blocks of rows that attend to it, column of tiles
  * after column, so that the gradients of keys and values are summed up where they are. */
-#include "blocks.h"
+#include "tile.h"
 
 /* What a thread keeps of the key head that it is at. */
 struct gradient {
@@ -9,215 +9,215 @@ struct gradient {
     float *key_columns, *key_rows; /* of the block of keys: [dim][BLOCK], and [BLOCK][padded dim] times the scale */
     float *value_columns;          /* [value dim][BLOCK] */
     float *grad_key, *grad_value;  /* [BLOCK][padded dim or value dim] */
-    float *query, *above;          /* of the block of rows: scaled query and grad_output, [BLOCK][padded] */
+    float *query, *grad_output;          /* of the block of rows: scaled query and grad_output, [BLOCK][padded] */
     float *grad_query;             /* of a group of rows: [GROUP][padded dim] */
     float *weights, *grad_scores;  /* of the tile: [BLOCK][BLOCK] */
-    int64_t batch, shared, part;   /* shared: the key head */
+    int64_t batch, key_head, part;   /* shared: the key head */
 };
 
 /* Of a tile: its query head and place, how many columns there are, its pairs, and from which row to which it has any. */
 struct tile {
-    int64_t head, row, column, count, from, to;
+    int64_t head, row, column, count, begin, end;
     const uint64_t *words;
-    uint64_t some; /* the columns that any row has pairs in */
+    uint64_t columns_used; /* the columns that any row has pairs in */
 };
 
-INLINE int64_t all_rows(const struct flash *of) { return (of->rows + BLOCK - 1) / BLOCK * BLOCK; }
+INLINE int64_t padded_rows(const struct flash *problem) { return (problem->rows + BLOCK - 1) / BLOCK * BLOCK; }
 
 /* What is kept of the rows of a query head. */
-INLINE float *of_head(const struct flash *of, const struct gradient *at, int64_t head, float *kept) {
-    return kept + (head - at->shared * of->group) * all_rows(of);
+INLINE float *head_values(const struct flash *problem, const struct gradient *state, int64_t head, float *keep) {
+    return keep + (head - state->key_head * problem->group) * padded_rows(problem);
 }
 
 /* Which of the sums over the parts is this thread's own. */
-INLINE int64_t sum_of_head(const struct flash *of, const struct gradient *at, int64_t head) {
-    return (at->batch * of->heads + head) * of->segment + at->part;
+INLINE int64_t partial_sum_index(const struct flash *problem, const struct gradient *state, int64_t head) {
+    return (state->batch * problem->heads + head) * problem->segment + state->part;
 }
 
 /* Where the gradients of what is added to a row's scores are summed up. */
-INLINE float *line_gradient(const struct flash *of, const struct gradient *at, int64_t head, int64_t row, int64_t column) {
-    if (!of->grad_line || row >= of->rows) return 0;
-    return of->grad_line + sum_of_head(of, at, head) * (of->rows + of->columns - 1) + on_line(of, row, column);
+INLINE float *row_bias_gradient(const struct flash *problem, const struct gradient *state, int64_t head, int64_t row, int64_t column) {
+    if (!problem->grad_relative_bias || row >= problem->rows) return 0;
+    return problem->grad_relative_bias + partial_sum_index(problem, state, head) * (problem->rows + problem->columns - 1) + diagonal_index(problem, row, column);
 }
 
 /* The weights of a row, and the gradients of its scores: weight (grad_weight - delta). */
-INLINE void row_of_tile(const struct flash *of, const struct gradient *at, const struct tile *tile, int64_t r,
+INLINE void tile_row_gradient(const struct flash *problem, const struct gradient *state, const struct tile *tile, int64_t r,
                         const struct extent extent) {
-    float *weights = at->weights + r * BLOCK, *scores = at->grad_scores + r * BLOCK;
-    int64_t row = tile->row + r, low = low_of(extent), high = high_of(extent);
-    const float *line = line_of(of, tile->head, row, tile->column);
-    float *line_to = line_gradient(of, at, tile->head, row, tile->column);
-    float lse = of_head(of, at, tile->head, at->lse)[row], delta = of_head(of, at, tile->head, at->delta)[row];
-    uint64_t word = word_of(tile->words, (int)r, tile->count);
-    int32_t noise = noise_of(of, at->batch, tile->head, row);
+    float *weights = state->weights + r * BLOCK, *scores = state->grad_scores + r * BLOCK;
+    int64_t row = tile->row + r, low = aligned_begin(extent), high = aligned_end(extent);
+    const float *relative_bias = row_bias(problem, tile->head, row, tile->column);
+    float *relative_bias_target = row_bias_gradient(problem, state, tile->head, row, tile->column);
+    float lse = head_values(problem, state, tile->head, state->lse)[row], delta = head_values(problem, state, tile->head, state->delta)[row];
+    uint64_t word = row_word(tile->words, (int)r, tile->count);
+    int32_t noise = row_noise_at(problem, state->batch, tile->head, row);
     for (int64_t j = low; j < high; j += LANES) {
-        lanes slope = every(1.0f), score = capped(of, load(weights + j), &slope);
-        if (line && j < extent.to) score += load_some(line + j, extent.to - j);
-        if (extent.partial) score = where_bits(word, j, score, -INFINITY);
-        lanes weight = power_of_two(score - lse);
-        lanes used = weight, asked = load(scores + j);
-        if (of->row_noise) {
-            bits kept = kept_of(of, noise, tile->column + j);
-            used = where(kept, used), asked = where(kept, asked);
+        lanes slope = broadcast(1.0f), score = apply_softcap(problem, load(weights + j), &slope);
+        if (relative_bias && j < extent.end) score += load_partial(relative_bias + j, extent.end - j);
+        if (extent.partial) score = select_bits(word, j, score, -INFINITY);
+        lanes weight = exp2_lanes(score - lse);
+        lanes dropped = weight, grad_weight = load(scores + j);
+        if (problem->row_noise) {
+            bits keep = dropout_keep(problem, noise, tile->column + j);
+            dropped = zero_unless(keep, dropped), grad_weight = zero_unless(keep, grad_weight);
         }
-        lanes gradient = weight * (asked - delta);
-        if (extent.partial) gradient = where_bits(word, j, gradient, 0.0f);
-        if (line_to && j < extent.to)
-            store_some(line_to + j, load_some(line_to + j, extent.to - j) + gradient, extent.to - j);
-        store(weights + j, used);
+        lanes gradient = weight * (grad_weight - delta);
+        if (extent.partial) gradient = select_bits(word, j, gradient, 0.0f);
+        if (relative_bias_target && j < extent.end)
+            store_partial(relative_bias_target + j, load_partial(relative_bias_target + j, extent.end - j) + gradient, extent.end - j);
+        store(weights + j, dropped);
         store(scores + j, gradient * slope);
     }
     for (int64_t j = 0; j < BLOCK; j = j + LANES == low ? high : j + LANES) {
         if (j >= low && j < high) continue;
-        store(weights + j, every(0.0f));
-        store(scores + j, every(0.0f));
+        store(weights + j, broadcast(0.0f));
+        store(scores + j, broadcast(0.0f));
     }
 }
 
-INLINE void group_of_tile(const struct flash *of, struct gradient *at, struct tile *tile, int64_t r,
+INLINE void row_group_gradient(const struct flash *problem, struct gradient *state, struct tile *tile, int64_t r,
                           const struct extent extent) {
-    int64_t padded = whole_pairs(of->dim), value_padded = whole_pairs(of->value_dim);
-    struct factor query = {at->query + r * padded, padded, 1}, above = {at->above + r * value_padded, value_padded, 1};
-    for (int64_t j = low_of(extent); j < high_of(extent); j += PAIR) {
-        int64_t to = r * BLOCK + j;
-        product(query, (struct vectors){at->key_columns + j, BLOCK, 0, of->dim}, at->weights + to, BLOCK, 0);
-        product(above, (struct vectors){at->value_columns + j, BLOCK, 0, of->value_dim}, at->grad_scores + to, BLOCK, 0);
+    int64_t padded = padded_dim(problem->dim), value_padded = padded_dim(problem->value_dim);
+    struct factor query = {state->query + r * padded, padded, 1}, grad_output = {state->grad_output + r * value_padded, value_padded, 1};
+    for (int64_t j = aligned_begin(extent); j < aligned_end(extent); j += PAIR) {
+        int64_t target = r * BLOCK + j;
+        add_product(query, (struct vectors){state->key_columns + j, BLOCK, 0, problem->dim}, state->weights + target, BLOCK, 0);
+        add_product(grad_output, (struct vectors){state->value_columns + j, BLOCK, 0, problem->value_dim}, state->grad_scores + target, BLOCK, 0);
     }
-    for (int64_t i = 0; i < GROUP; i++) row_of_tile(of, at, tile, r + i, extent);
-    struct factor scores = {at->grad_scores + r * BLOCK, BLOCK, 1};
+    for (int64_t i = 0; i < GROUP; i++) tile_row_gradient(problem, state, tile, r + i, extent);
+    struct factor scores = {state->grad_scores + r * BLOCK, BLOCK, 1};
     for (int64_t a = 0; a < padded; a += PAIR)
-        product(scores, (struct vectors){at->key_rows + a, padded, extent.from, extent.to}, at->grad_query + a, padded, 0);
-    for (int64_t i = 0; i < GROUP && tile->row + r + i < of->rows; i++) {
-        float *to = of->grad_query + (sum_of_head(of, at, tile->head) * of->rows + tile->row + r + i) * of->dim;
-        for (int64_t a = 0; a < of->dim; a += LANES)
-            store_some(to + a, load_some(to + a, of->dim - a) + load(at->grad_query + i * padded + a), of->dim - a);
+        add_product(scores, (struct vectors){state->key_rows + a, padded, extent.begin, extent.end}, state->grad_query + a, padded, 0);
+    for (int64_t i = 0; i < GROUP && tile->row + r + i < problem->rows; i++) {
+        float *target = problem->grad_query + (partial_sum_index(problem, state, tile->head) * problem->rows + tile->row + r + i) * problem->dim;
+        for (int64_t a = 0; a < problem->dim; a += LANES)
+            store_partial(target + a, load_partial(target + a, problem->dim - a) + load(state->grad_query + i * padded + a), problem->dim - a);
     }
 }
 
 /* Key and value gradients of a tile: products over its rows. */
-INLINE void columns_of_tile(const struct flash *of, struct gradient *at, const struct tile *tile) {
+INLINE void column_gradients(const struct flash *problem, struct gradient *state, const struct tile *tile) {
     static const float whole[GROUP] = {1, 1, 1, 1, 1, 1, 1, 1};
-    int64_t padded = whole_pairs(of->dim), value_padded = whole_pairs(of->value_dim);
+    int64_t padded = padded_dim(problem->dim), value_padded = padded_dim(problem->value_dim);
     for (int64_t j = 0; j < tile->count; j += GROUP) {
-        if (!(tile->some >> j & 0xff)) continue;
-        struct factor weights = {at->weights + j, 1, BLOCK}, scores = {at->grad_scores + j, 1, BLOCK};
+        if (!(tile->columns_used >> j & 0xff)) continue;
+        struct factor weights = {state->weights + j, 1, BLOCK}, scores = {state->grad_scores + j, 1, BLOCK};
         for (int64_t a = 0; a < value_padded; a += PAIR)
-            product(weights, (struct vectors){at->above + a, value_padded, tile->from, tile->to},
-                    at->grad_value + j * value_padded + a, value_padded, whole);
+            add_product(weights, (struct vectors){state->grad_output + a, value_padded, tile->begin, tile->end},
+                    state->grad_value + j * value_padded + a, value_padded, whole);
         for (int64_t a = 0; a < padded; a += PAIR)
-            product(scores, (struct vectors){at->query + a, padded, tile->from, tile->to},
-                    at->grad_key + j * padded + a, padded, whole);
+            add_product(scores, (struct vectors){state->query + a, padded, tile->begin, tile->end},
+                    state->grad_key + j * padded + a, padded, whole);
     }
 }
 
-INLINE void whole_tile(const struct flash *of, struct gradient *at, struct tile *tile, const int narrow) {
-    int64_t count = smaller(of->rows - tile->row, BLOCK);
-    lay_rows(rows_of(&of->query, at->batch, tile->head, tile->row, narrow), of->query.row, count, of->dim,
-             query_factor(of), at->query, narrow);
-    lay_rows(rows_of(&of->grad_output, at->batch, tile->head, tile->row, narrow), of->grad_output.row, count,
-             of->value_dim, 1.0f / of->kept_share, at->above, narrow);
-    tile->from = BLOCK, tile->to = 0, tile->some = 0;
+INLINE void process_tile(const struct flash *problem, struct gradient *state, struct tile *tile, const int is_bfloat16) {
+    int64_t count = min_int(problem->rows - tile->row, BLOCK);
+    pack_rows(head_rows(&problem->query, state->batch, tile->head, tile->row, is_bfloat16), problem->query.row, count, problem->dim,
+             query_factor(problem), state->query, is_bfloat16);
+    pack_rows(head_rows(&problem->grad_output, state->batch, tile->head, tile->row, is_bfloat16), problem->grad_output.row, count,
+             problem->value_dim, 1.0f / problem->keep_probability, state->grad_output, is_bfloat16);
+    tile->begin = BLOCK, tile->end = 0, tile->columns_used = 0;
     for (int64_t r = 0; r < count; r += GROUP) {
-        struct extent extent = extent_of(tile->words ? tile->words + r : 0, tile->count);
-        if (extent.from < extent.to) {
-            group_of_tile(of, at, tile, r, extent);
-            for (int i = 0; i < GROUP; i++) tile->some |= word_of(tile->words, (int)r + i, tile->count);
-            tile->from = smaller(tile->from, r), tile->to = r + GROUP;
+        struct extent extent = tile_extent(tile->words ? tile->words + r : 0, tile->count);
+        if (extent.begin < extent.end) {
+            row_group_gradient(problem, state, tile, r, extent);
+            for (int i = 0; i < GROUP; i++) tile->columns_used |= row_word(tile->words, (int)r + i, tile->count);
+            tile->begin = min_int(tile->begin, r), tile->end = r + GROUP;
         } else {
-            memset(at->weights + r * BLOCK, 0, GROUP * BLOCK * sizeof(float));
-            memset(at->grad_scores + r * BLOCK, 0, GROUP * BLOCK * sizeof(float));
+            memset(state->weights + r * BLOCK, 0, GROUP * BLOCK * sizeof(float));
+            memset(state->grad_scores + r * BLOCK, 0, GROUP * BLOCK * sizeof(float));
         }
     }
-    if (tile->some) columns_of_tile(of, at, tile);
+    if (tile->columns_used) column_gradients(problem, state, tile);
 }
 
 /* Before the first tile: delta and lse of a query head's rows. Rows of padding take no part. */
-INLINE void begin_head(const struct flash *of, struct gradient *at, int64_t head, const int narrow) {
-    int64_t first = (at->batch * of->heads + head) * of->rows;
-    float *delta_to = of_head(of, at, head, at->delta), *lse_to = of_head(of, at, head, at->lse);
-    for (int64_t row = 0; row < all_rows(of); row++) {
+INLINE void prepare_head(const struct flash *problem, struct gradient *state, int64_t head, const int is_bfloat16) {
+    int64_t first = (state->batch * problem->heads + head) * problem->rows;
+    float *delta_to = head_values(problem, state, head, state->delta), *lse_to = head_values(problem, state, head, state->lse);
+    for (int64_t row = 0; row < padded_rows(problem); row++) {
         delta_to[row] = 0.0f, lse_to[row] = INFINITY;
-        if (row >= of->rows) continue;
-        const void *output = rows_of(&of->output, at->batch, head, row, narrow);
-        const void *above = rows_of(&of->grad_output, at->batch, head, row, narrow);
+        if (row >= problem->rows) continue;
+        const void *output = head_rows(&problem->output, state->batch, head, row, is_bfloat16);
+        const void *grad_output = head_rows(&problem->grad_output, state->batch, head, row, is_bfloat16);
         lanes sum = {0};
-        for (int64_t a = 0; a < of->value_dim; a += LANES)
-            sum += entries(output, a, of->value_dim, narrow, 0) * entries(above, a, of->value_dim, narrow, 0);
-        delta_to[row] = sum_of(sum) - (of->grad_lse ? of->grad_lse[first + row] : 0.0f);
-        lse_to[row] = of->lse[first + row] * LOG2_E;
+        for (int64_t a = 0; a < problem->value_dim; a += LANES)
+            sum += load_entries(output, a, problem->value_dim, is_bfloat16, 0) * load_entries(grad_output, a, problem->value_dim, is_bfloat16, 0);
+        delta_to[row] = sum_lanes(sum) - (problem->grad_lse ? problem->grad_lse[first + row] : 0.0f);
+        lse_to[row] = problem->lse[first + row] * LOG2_E;
     }
 }
 
-INLINE void write_gradient(const float *from, int64_t count, int64_t dim, float factor, float *to) {
-    int64_t padded = whole_pairs(dim);
+INLINE void store_gradient(const float *begin, int64_t count, int64_t dim, float factor, float *target) {
+    int64_t padded = padded_dim(dim);
     for (int64_t i = 0; i < count; i++)
         for (int64_t a = 0; a < dim; a += LANES)
-            store_some(to + i * dim + a, load(from + i * padded + a) * factor, dim - a);
+            store_partial(target + i * dim + a, load(begin + i * padded + a) * factor, dim - a);
 }
 
 /* A block of keys with all the blocks of rows that attend to it. */
-INLINE void block_of_keys(const struct flash *of, struct gradient *at, int64_t column, const int narrow) {
-    int64_t count = smaller(of->columns - column, BLOCK), padded = whole_pairs(of->dim), blocks = all_rows(of) / BLOCK;
-    int64_t value_padded = whole_pairs(of->value_dim), first = (at->batch * (of->heads / of->group) + at->shared) * of->columns + column;
-    const void *key = rows_of(&of->key, at->batch, at->shared, column, narrow);
-    const void *value = rows_of(&of->value, at->batch, at->shared, column, narrow);
-    lay_columns(key, of->key.row, count, of->dim, at->key_columns, narrow);
-    lay_rows(key, of->key.row, count, of->dim, of->scale, at->key_rows, narrow);
-    lay_columns(value, of->value.row, count, of->value_dim, at->value_columns, narrow);
-    memset(at->grad_key, 0, (size_t)(BLOCK * padded) * sizeof(float));
-    memset(at->grad_value, 0, (size_t)(BLOCK * value_padded) * sizeof(float));
+INLINE void process_key_block(const struct flash *problem, struct gradient *state, int64_t column, const int is_bfloat16) {
+    int64_t count = min_int(problem->columns - column, BLOCK), padded = padded_dim(problem->dim), blocks = padded_rows(problem) / BLOCK;
+    int64_t value_padded = padded_dim(problem->value_dim), first = (state->batch * (problem->heads / problem->group) + state->key_head) * problem->columns + column;
+    const void *key = head_rows(&problem->key, state->batch, state->key_head, column, is_bfloat16);
+    const void *value = head_rows(&problem->value, state->batch, state->key_head, column, is_bfloat16);
+    pack_transposed(key, problem->key.row, count, problem->dim, state->key_columns, is_bfloat16);
+    pack_rows(key, problem->key.row, count, problem->dim, problem->scale, state->key_rows, is_bfloat16);
+    pack_transposed(value, problem->value.row, count, problem->value_dim, state->value_columns, is_bfloat16);
+    memset(state->grad_key, 0, (size_t)(BLOCK * padded) * sizeof(float));
+    memset(state->grad_value, 0, (size_t)(BLOCK * value_padded) * sizeof(float));
     for (int64_t b = 0; b < blocks; b++) {
-        if (at->cursors[b].column != column) continue;
-        int64_t number = next_tile(of, at->cursors + b);
-        for (int64_t head = at->shared * of->group; head < (at->shared + 1) * of->group; head++) {
+        if (state->cursors[b].column != column) continue;
+        int64_t number = next_tile(problem, state->cursors + b);
+        for (int64_t head = state->key_head * problem->group; head < (state->key_head + 1) * problem->group; head++) {
             struct tile tile = {.head = head, .row = b * BLOCK, .column = column, .count = count};
-            tile.words = words_of(of, at->batch, head, number);
-            whole_tile(of, at, &tile, narrow);
+            tile.words = tile_words(problem, state->batch, head, number);
+            process_tile(problem, state, &tile, is_bfloat16);
         }
     }
-    write_gradient(at->grad_key, count, of->dim, key_gradient_factor(of), of->grad_key + first * of->dim);
-    write_gradient(at->grad_value, count, of->value_dim, 1.0f, of->grad_value + first * of->value_dim);
+    store_gradient(state->grad_key, count, problem->dim, key_gradient_factor(problem), problem->grad_key + first * problem->dim);
+    store_gradient(state->grad_value, count, problem->value_dim, 1.0f, problem->grad_value + first * problem->value_dim);
 }
 
 /* One part of the keys of one head. */
-INLINE void part_of_keys(const struct flash *of, struct gradient *at, const int narrow) {
-    int64_t blocks = (of->columns + BLOCK - 1) / BLOCK;
-    int64_t from = blocks * at->part / of->segment * BLOCK, to = smaller(blocks * (at->part + 1) / of->segment * BLOCK, of->columns);
-    for (int64_t head = at->shared * of->group; head < (at->shared + 1) * of->group; head++)
-        begin_head(of, at, head, narrow);
-    for (int64_t b = 0; b < all_rows(of) / BLOCK; b++) {
-        at->cursors[b] = beginning_of(of, b);
-        while (at->cursors[b].column < from) next_tile(of, at->cursors + b);
+INLINE void process_key_range(const struct flash *problem, struct gradient *state, const int is_bfloat16) {
+    int64_t blocks = (problem->columns + BLOCK - 1) / BLOCK;
+    int64_t begin = blocks * state->part / problem->segment * BLOCK, target = min_int(blocks * (state->part + 1) / problem->segment * BLOCK, problem->columns);
+    for (int64_t head = state->key_head * problem->group; head < (state->key_head + 1) * problem->group; head++)
+        prepare_head(problem, state, head, is_bfloat16);
+    for (int64_t b = 0; b < padded_rows(problem) / BLOCK; b++) {
+        state->cursors[b] = first_tile(problem, b);
+        while (state->cursors[b].column < begin) next_tile(problem, state->cursors + b);
     }
-    for (int64_t column = from; column < to; column += BLOCK) block_of_keys(of, at, column, narrow);
+    for (int64_t column = begin; column < target; column += BLOCK) process_key_block(problem, state, column, is_bfloat16);
 }
 
 /* Takes one part of one key head after another, as long as any is left: for as many threads at once as like. */
-void EXPORTED(regard_flash_backward)(struct flash *of) {
-    int64_t rows = all_rows(of) * of->group, padded = whole_pairs(of->dim), value_padded = whole_pairs(of->value_dim);
+void EXPORTED(regard_flash_backward)(struct flash *problem) {
+    int64_t rows = padded_rows(problem) * problem->group, padded = padded_dim(problem->dim), value_padded = padded_dim(problem->value_dim);
     int64_t floats = 2 * rows + BLOCK * (4 * padded + 3 * value_padded) + GROUP * padded + 2 * BLOCK * BLOCK + 12 * 16;
-    float *room = aligned_alloc(64, (size_t)(floats * 4 + 63) / 64 * 64), *left = room;
-    struct cursor *cursors = malloc((size_t)(all_rows(of) / BLOCK + 1) * sizeof(struct cursor));
-    struct gradient at = {.cursors = cursors};
-    if (!room || !cursors)
-        of->failed = 1;
+    float *memory = aligned_alloc(64, (size_t)(floats * 4 + 63) / 64 * 64), *free_memory = memory;
+    struct cursor *cursors = malloc((size_t)(padded_rows(problem) / BLOCK + 1) * sizeof(struct cursor));
+    struct gradient state = {.cursors = cursors};
+    if (!memory || !cursors)
+        problem->failed = 1;
     else {
-        at.delta = taken_off(&left, rows), at.lse = taken_off(&left, rows);
-        at.key_columns = taken_off(&left, padded * BLOCK), at.key_rows = taken_off(&left, padded * BLOCK);
-        at.value_columns = taken_off(&left, value_padded * BLOCK);
-        at.grad_key = taken_off(&left, padded * BLOCK), at.grad_value = taken_off(&left, value_padded * BLOCK);
-        at.query = taken_off(&left, padded * BLOCK), at.above = taken_off(&left, value_padded * BLOCK);
-        at.grad_query = taken_off(&left, GROUP * padded);
-        at.weights = taken_off(&left, BLOCK * BLOCK), at.grad_scores = taken_off(&left, BLOCK * BLOCK);
-        int64_t unit, shared = of->heads / of->group;
-        while ((unit = __atomic_fetch_add(&of->taken, 1, __ATOMIC_RELAXED)) < of->units) {
-            at.part = unit % of->segment, at.shared = unit / of->segment % shared, at.batch = unit / of->segment / shared;
-            if (of->narrow)
-                part_of_keys(of, &at, 1);
+        state.delta = take_floats(&free_memory, rows), state.lse = take_floats(&free_memory, rows);
+        state.key_columns = take_floats(&free_memory, padded * BLOCK), state.key_rows = take_floats(&free_memory, padded * BLOCK);
+        state.value_columns = take_floats(&free_memory, value_padded * BLOCK);
+        state.grad_key = take_floats(&free_memory, padded * BLOCK), state.grad_value = take_floats(&free_memory, value_padded * BLOCK);
+        state.query = take_floats(&free_memory, padded * BLOCK), state.grad_output = take_floats(&free_memory, value_padded * BLOCK);
+        state.grad_query = take_floats(&free_memory, GROUP * padded);
+        state.weights = take_floats(&free_memory, BLOCK * BLOCK), state.grad_scores = take_floats(&free_memory, BLOCK * BLOCK);
+        int64_t unit, key_head = problem->heads / problem->group;
+        while ((unit = __atomic_fetch_add(&problem->next_unit, 1, __ATOMIC_RELAXED)) < problem->unit_count) {
+            state.part = unit % problem->segment, state.key_head = unit / problem->segment % key_head, state.batch = unit / problem->segment / key_head;
+            if (problem->is_bfloat16)
+                process_key_range(problem, &state, 1);
             else
-                part_of_keys(of, &at, 0);
+                process_key_range(problem, &state, 0);
         }
     }
-    free(room);
+    free(memory);
     free(cursors);
 }

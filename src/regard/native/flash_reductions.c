@@ -1,258 +1,271 @@
-/* Reductions of the weights exp(score(i, j) - lse[i]): each is computed once, and goes into all that is asked for. */
-#include "panel.h"
+/* Reductions of the weights exp(score(i, j) - lse[i]): each weight is computed once, for all reductions. */
+#include "reduce_tile.h"
 
-/* Sums of a row go lane by lane in float32 over so many blocks of keys, and then into a float64. */
-enum { BETWEEN = 16 };
+/* Sums of a row are in float32, lane by lane, for this many blocks of keys, and then added to a float64. */
+enum { BLOCKS_IN_FLOAT32 = 16 };
 
-/* Most rows of a tile have nothing that is among their largest: one comparison says so. */
-INLINE void largest_of_rows(const struct flash *of, const struct panel *at, int64_t row, int64_t column,
-                            const float *products, const uint64_t *words, int64_t low, int64_t high) {
-    const struct reductions *into = of->reductions;
-    for (int r = 0; r < GROUP && row + r < at->count; r++) {
-        lanes most = every(-INFINITY);
-        for (int64_t j = low; j < high; j += LANES)
-            most = larger(most, where_bits(words[r], j, load(products + r * BLOCK + j), -INFINITY));
-        most -= at->shift[row + r];
-        for (int64_t t = 0; t < into->tops; t++) {
-            struct leading own = leading_of(at->leading + t, row + r);
-            int64_t asked = into->top[t].most;
-            if (over(most, own.exponents[asked - 1]))
-                put_in_all(own, asked, products + r * BLOCK, at->shift[row + r], words[r], low, high, column);
+/* The largest weights of a group's rows. Most rows have none among them in a tile: one comparison tells. */
+INLINE void update_topk(const struct reductions *reductions, const struct reduction_state *state,
+                        const struct row_group *group) {
+    for (int r = 0; r < GROUP && group->row + r < state->count; r++) {
+        const float *exponents = group->exponents + r * BLOCK;
+        lanes maximum = broadcast(-INFINITY);
+        for (int64_t j = group->low; j < group->high; j += LANES) maximum = max_lanes(maximum, load(exponents + j));
+        for (int64_t t = 0; t < reductions->topk_count; t++) {
+            struct topk_rows row = topk_row(state->topks + t, group->row + r);
+            int64_t k = reductions->topks[t].k;
+            if (lanes_above(maximum, row.exponents[k - 1]))
+                insert_row(row, k, exponents, group->low, group->high, group->column);
         }
     }
 }
 
-INLINE float sum_between(const float *entries, int64_t from, int64_t to) {
-    lanes sum = every(0.0f);
-    for (; from + LANES <= to; from += LANES) sum += load(entries + from);
-    float total = sum_of(sum);
-    for (; from < to; from++) total += entries[from];
+INLINE float sum_range(const float *entries, int64_t begin, int64_t end) {
+    lanes sum = broadcast(0.0f);
+    for (; begin + LANES <= end; begin += LANES) sum += load(entries + begin);
+    float total = sum_lanes(sum);
+    for (; begin < end; begin++) total += entries[begin];
     return total;
 }
 
-INLINE float largest_between(const float *entries, int64_t from, int64_t to) {
-    float most = entries[from];
-    for (; from < to; from++) most = entries[from] > most ? entries[from] : most;
-    return most;
+INLINE float max_range(const float *entries, int64_t begin, int64_t end) {
+    float maximum = entries[begin];
+    for (; begin < end; begin++) maximum = entries[begin] > maximum ? entries[begin] : maximum;
+    return maximum;
 }
 
-/* The columns of some rows of a tile, all of one cell of rows, go into their cells. */
-INLINE void into_cells(const struct flash *of, const struct panel *at, const struct map *map, int64_t row,
-                       int64_t column) {
-    int64_t strips = of->reductions->strips, cell = map->rows[row];
+/* Adds the columns of some rows of a tile, all of one cell of rows, to their cells. */
+INLINE void flush_cells(const struct flash *problem, const struct reduction_state *state, const struct cell_map *map,
+                        int64_t row, int64_t column) {
+    int64_t strips = problem->reductions->strips, cell = map->row_cells[row];
     if (cell < 0) return;
-    int begun = cell == map->begun[at->strip];
-    int64_t line = (begun ? at->pair * strips + at->strip : at->pair * map->height + cell) * map->width;
-    double *sums = begun ? map->begun_sums : map->sums;
-    float *largest = begun ? map->begun_largest : map->largest;
-    for (int64_t p = map->first[column / BLOCK]; p < map->first[column / BLOCK + 1]; p++) {
+    int continued = cell == map->continued[state->strip];
+    int64_t first = (continued ? state->pair * strips + state->strip : state->pair * map->height + cell) * map->width;
+    double *sums = continued ? map->continued_sums : map->sums;
+    float *maxima = continued ? map->continued_maxima : map->maxima;
+    for (int64_t p = map->first_pieces[column / BLOCK]; p < map->first_pieces[column / BLOCK + 1]; p++) {
         const int32_t *piece = map->pieces + 3 * p;
         if (map->sums) {
-            sums[line + piece[2]] += (double)sum_between(at->sums, piece[0], piece[1]);
+            sums[first + piece[2]] += (double)sum_range(state->column_sums[map->term], piece[0], piece[1]);
         } else {
-            float most = largest_between(at->largest, piece[0], piece[1]), *to = largest + line + piece[2];
-            *to = most > *to ? most : *to;
+            float maximum = max_range(state->column_maxima, piece[0], piece[1]), *target = maxima + first + piece[2];
+            *target = maximum > *target ? maximum : *target;
         }
     }
 }
 
-/* What the columns of a tile have added up goes to where it belongs; the row is the last of those. */
-static void into_columns(const struct flash *of, struct panel *at, int64_t row, int64_t column) {
-    const struct reductions *into = of->reductions;
-    if (!at->some) return;
-    if (into->column_sums) {
-        double *to = into->column_sums + (at->pair * into->strips + at->strip) * of->columns + column;
-        for (int64_t j = 0; j < smaller(of->columns - column, BLOCK); j++) to[j] += (double)at->sums[j];
+/* Adds what the columns of a tile have summed since the last cut to the results; `row` is the last of those rows. */
+static void flush_columns(const struct flash *problem, struct reduction_state *state, int64_t row, int64_t column) {
+    const struct reductions *reductions = problem->reductions;
+    if (!state->pending) return;
+    for (int64_t m = 0; m < reductions->map_count; m++) flush_cells(problem, state, reductions->maps + m, row, column);
+    for (int t = 0; t < TERM_COUNT; t++) {
+        if (!state->column_sums[t]) continue;
+        if (reductions->column_sums[t]) {
+            int64_t first = (state->pair * reductions->strips + state->strip) * problem->columns + column;
+            double *target = reductions->column_sums[t] + first;
+            for (int64_t j = 0; j < min_int(problem->columns - column, BLOCK); j++)
+                target[j] += (double)state->column_sums[t][j];
+        }
+        memset(state->column_sums[t], 0, BLOCK * sizeof(float));
     }
-    for (int64_t m = 0; m < into->maps; m++) into_cells(of, at, into->map + m, row, column);
-    memset(at->sums, 0, BLOCK * sizeof(float)), memset(at->largest, 0, BLOCK * sizeof(float));
-    at->some = 0;
+    if (state->column_maxima) memset(state->column_maxima, 0, BLOCK * sizeof(float));
+    state->pending = 0;
 }
 
-/* Products become exponents but for the log-sum-exp. */
-INLINE void scores_of(const struct flash *of, const struct panel *at, int64_t row, int64_t column, int64_t low,
-                      int64_t high, float *products) {
-    int64_t count = smaller(of->columns - column, BLOCK);
+/* Products become exponents: capped, with the bias, less the log-sum-exp; -infinity where there is no pair. */
+INLINE void finish_exponents(const struct flash *problem, const struct reduction_state *state,
+                             const struct row_group *group, const uint64_t *words, const int partial) {
+    int64_t count = min_int(problem->columns - group->column, BLOCK);
+    const int raw = problem->softcap == 0.0f && !problem->relative_bias;
     for (int r = 0; r < GROUP; r++) {
-        const float *line = line_of(of, at->head, at->begin + row + r, column);
-        for (int64_t j = low; j < high; j += LANES) {
-            lanes score = capped(of, load(products + r * BLOCK + j), 0);
-            if (line && j < count) score += load_some(line + j, count - j);
-            store(products + r * BLOCK + j, score);
+        const float *bias = row_bias(problem, state->head, state->begin + group->row + r, group->column);
+        float *exponents = group->exponents + r * BLOCK, shift = state->shift[group->row + r];
+        for (int64_t j = group->low; j < group->high; j += LANES) {
+            lanes score = load(exponents + j);
+            if (!raw) score = apply_softcap(problem, score, 0);
+            if (bias && j < count) score += load_partial(bias + j, count - j);
+            lanes exponent = score - shift;
+            if (partial) exponent = select_bits(words[r], j, exponent, -INFINITY);
+            store(exponents + j, exponent);
+            if (state->needs_weights) store(group->weights + r * BLOCK + j, exp2_lanes(exponent));
         }
     }
 }
 
-/* A group of rows with one block of keys; cuts: the bits of its own rows. */
-static void group_of(const struct flash *of, struct panel *at, int64_t row, int64_t column, const uint64_t *words,
-                     const struct extent extent, uint32_t cuts) {
-    int64_t padded = whole_pairs(of->dim), low = low_of(extent), high = high_of(extent);
-    float products[GROUP * BLOCK] ALIGNED;
-    struct factor query = {at->query + row * padded, padded, 1};
-    for (int64_t j = low; j < high; j += PAIR)
-        product(query, (struct vectors){at->keys + j, BLOCK, 0, of->dim}, products + j, BLOCK, 0);
-    if (of->softcap != 0.0f || of->line) scores_of(of, at, row, column, low, high, products);
-    if (of->reductions->tops) largest_of_rows(of, at, row, column, products, words, low, high);
-    if (of->reductions->reach)
-        for (int r = 0; r < GROUP && row + r < at->count; r++)
-            weigh_distances(of->reductions->reach, at, row + r, column, products + r * BLOCK, words[r], low, high);
-    if (!of->reductions->terms && !of->reductions->column_sums && !of->reductions->maps) return;
-    if (cuts & ((1u << (GROUP - 1)) - 1)) {
-        for (int r = 0; r < GROUP && row + r < at->count; r++) {
-            weigh(at, row + r, products + r * BLOCK, words + r, low, high, 1, 1);
-            if (cuts >> r & 1) into_columns(of, at, at->begin + row + r, column);
-        }
-        return;
+/* Sums and maxima of a group's columns; cuts: a bit for each of its rows after which they are added to the results. */
+INLINE void reduce_columns(const struct flash *problem, struct reduction_state *state, const struct row_group *group,
+                           uint32_t cuts) {
+    const struct distances *distances = problem->reductions->distances;
+    const int rows = (int)min_int(state->count - group->row, GROUP);
+    for (int first = 0, end; first < rows; first = end) {
+        uint32_t later = cuts >> first;
+        end = later ? first + __builtin_ctz(later) + 1 : rows;
+        add_columns(distances, state, group, first, end);
+        if (later) flush_columns(problem, state, state->begin + group->row + end - 1, group->column);
     }
-    for (int r = 0; r < GROUP; r += AT_ONCE)
-        if (extent.partial)
-            weigh(at, row + r, products + r * BLOCK, words + r, low, high, AT_ONCE, 1);
-        else
-            weigh(at, row + r, products + r * BLOCK, words + r, low, high, AT_ONCE, 0);
-    if (cuts) into_columns(of, at, at->begin + row + GROUP - 1, column);
 }
 
-/* Which bins the distances of a tile lie in. */
-INLINE void begin_bins(const struct reach *reach, struct panel *at, int64_t block, int64_t column) {
-    const float *rows = reach->of_rows + 2 * (at->begin / BLOCK + block);
-    const float *columns = reach->of_columns + 2 * (column / BLOCK);
+/* A group of rows with one block of keys. */
+static void process_row_group(const struct flash *problem, struct reduction_state *state, int64_t row, int64_t column,
+                              const uint64_t *words, const struct extent extent, uint32_t cuts) {
+    const struct reductions *reductions = problem->reductions;
+    int64_t padded = padded_dim(problem->dim);
+    float exponents[GROUP * BLOCK] ALIGNED, weights[GROUP * BLOCK] ALIGNED;
+    struct row_group group = {row, column, aligned_begin(extent), aligned_end(extent), exponents, weights};
+    struct factor query = {state->query + row * padded, padded, 1};
+    for (int64_t j = group.low; j < group.high; j += PAIR)
+        add_product(query, (struct vectors){state->keys + j, BLOCK, 0, problem->dim}, exponents + j, BLOCK, 0);
+    if (extent.partial)
+        finish_exponents(problem, state, &group, words, 1);
+    else
+        finish_exponents(problem, state, &group, words, 0);
+    if (reductions->topk_count) update_topk(reductions, state, &group);
+    if (reductions->distances)
+        for (int r = 0; r < GROUP && row + r < state->count; r++)
+            add_to_histogram(reductions->distances, state, &group, r);
+    add_rows(reductions->distances, state, &group);
+    if (state->has_columns) reduce_columns(problem, state, &group, cuts);
+}
+
+/* Finds the bins that the distances of a tile lie in. */
+INLINE void start_bins(const struct distances *distances, struct reduction_state *state, int64_t block, int64_t column) {
+    const float *rows = distances->row_ranges + 2 * (state->begin / BLOCK + block);
+    const float *columns = distances->column_ranges + 2 * (column / BLOCK), *edges = distances->edges;
     float after = rows[0] - columns[1], before = columns[0] - rows[1];
     float near = after > before ? after : before;
     float far = rows[1] - columns[0] > columns[1] - rows[0] ? rows[1] - columns[0] : columns[1] - rows[0];
-    for (at->nearest = 0; reach->edges[at->nearest + 1] <= near; at->nearest++);
-    for (at->farthest = at->nearest; reach->edges[at->farthest + 1] <= far; at->farthest++);
+    for (state->first_bin = 0; edges[state->first_bin + 1] <= near; state->first_bin++);
+    for (state->last_bin = state->first_bin; edges[state->last_bin + 1] <= far; state->last_bin++);
 }
 
-/* What a tile has added up by distance goes into float64. */
-INLINE void end_bins(const struct reach *reach, const struct panel *at, int64_t strips) {
-    double *to = reach->histogram + (at->pair * strips + at->strip) * reach->bins;
-    for (int64_t b = at->nearest; b <= at->farthest; b++) {
-        to[b] += (double)sum_of(load(at->binned + b * LANES));
-        store(at->binned + b * LANES, every(0.0f));
+/* Adds a tile's sums by distance to the results. */
+INLINE void flush_bins(const struct distances *distances, const struct reduction_state *state, int64_t strips) {
+    double *target = distances->histogram + (state->pair * strips + state->strip) * distances->bins;
+    for (int64_t b = state->first_bin; b <= state->last_bin; b++) {
+        target[b] += (double)sum_lanes(load(state->bins + b * LANES));
+        store(state->bins + b * LANES, broadcast(0.0f));
     }
 }
 
 /* A block of rows with one block of keys. */
-INLINE void tile_of(const struct flash *of, struct panel *at, int64_t block, int64_t column, const uint64_t *words) {
-    int64_t first = block * BLOCK, count = smaller(of->columns - column, BLOCK);
+INLINE void process_tile(const struct flash *problem, struct reduction_state *state, int64_t block, int64_t column,
+                         const uint64_t *words) {
+    int64_t first = block * BLOCK, count = min_int(problem->columns - column, BLOCK);
     uint64_t all = count < BLOCK ? ((uint64_t)1 << count) - 1 : ~(uint64_t)0;
-    uint64_t cuts = of->reductions->cuts[at->begin / BLOCK + block];
-    const struct reach *reach = of->reductions->reach;
-    if (reach) begin_bins(reach, at, block, column);
-    for (int64_t row = 0; row < BLOCK && first + row < at->count; row += GROUP) {
-        uint64_t own[GROUP], some = 0, common = ~(uint64_t)0;
+    uint64_t cuts = problem->reductions->cuts[state->begin / BLOCK + block];
+    const struct distances *distances = problem->reductions->distances;
+    if (distances) start_bins(distances, state, block, column);
+    for (int64_t row = 0; row < BLOCK && first + row < state->count; row += GROUP) {
+        uint64_t group_words[GROUP], any = 0, common = ~(uint64_t)0;
         for (int r = 0; r < GROUP; r++) {
-            own[r] = at->alive[block] >> (row + r) & 1 ? (words ? words[row + r] & all : all) : 0;
-            some |= own[r], common &= own[r];
+            group_words[r] = state->active[block] >> (row + r) & 1 ? (words ? words[row + r] & all : all) : 0;
+            any |= group_words[r], common &= group_words[r];
         }
-        uint32_t here = cuts >> row & ((1u << GROUP) - 1);
-        if (!some) {
-            if (here) into_columns(of, at, at->begin + first + row + __builtin_ctz(here), column);
+        uint32_t group_cuts = cuts >> row & ((1u << GROUP) - 1);
+        if (!any) {
+            if (group_cuts) flush_columns(problem, state, state->begin + first + row + __builtin_ctz(group_cuts), column);
             continue;
         }
-        struct extent extent = {common != ~(uint64_t)0, __builtin_ctzll(some), BLOCK - __builtin_clzll(some)};
-        group_of(of, at, first + row, column, own, extent, here);
+        struct extent extent = {common != ~(uint64_t)0, __builtin_ctzll(any), BLOCK - __builtin_clzll(any)};
+        process_row_group(problem, state, first + row, column, group_words, extent, group_cuts);
     }
-    if (reach) end_bins(reach, at, of->reductions->strips);
+    if (distances) flush_bins(distances, state, problem->reductions->strips);
 }
 
-/* What rows have added up goes into float64. */
-INLINE void into_rows(const struct flash *of, const struct panel *at, float *sums, double *to) {
-    if (!to) return;
-    to += at->pair * of->rows + at->begin;
-    for (int64_t row = 0; row < at->count; row++) {
-        to[row] += (double)sum_of(load(sums + row * LANES));
-        store(sums + row * LANES, every(0.0f));
+/* Adds the rows' sums to the results. */
+static void flush_rows(const struct flash *problem, const struct reduction_state *state) {
+    for (int t = 0; t < TERM_COUNT; t++) {
+        if (!state->row_sums[t]) continue;
+        double *target = problem->reductions->row_sums[t] + state->pair * problem->rows + state->begin;
+        for (int64_t row = 0; row < state->count; row++)
+            target[row] += (double)sum_lanes(load(state->row_sums[t] + row * LANES));
+        memset(state->row_sums[t], 0, (size_t)(state->blocks * BLOCK * LANES) * sizeof(float));
     }
 }
 
-static void into_all_rows(const struct flash *of, const struct panel *at) {
-    const struct reach *reach = of->reductions->reach;
-    into_rows(of, at, at->terms, of->reductions->terms);
-    into_rows(of, at, at->mass, reach ? reach->mass : 0), into_rows(of, at, at->moments, reach ? reach->moments : 0);
-}
-
-static void begin_rows(const struct flash *of, struct panel *at) {
-    int64_t padded = whole_pairs(of->dim), number = at->pair * of->rows + at->begin;
-    memset(at->alive, 0, sizeof(at->alive));
-    memset(at->terms, 0, (size_t)(at->blocks * BLOCK * LANES) * sizeof(float));
-    memset(at->mass, 0, (size_t)(at->blocks * BLOCK * LANES) * sizeof(float));
-    memset(at->moments, 0, (size_t)(at->blocks * BLOCK * LANES) * sizeof(float));
-    memset(at->shift, 0, (size_t)(at->blocks * BLOCK) * sizeof(float));
-    for (int64_t row = 0; row < at->count; row++) {
-        float lse = of->lse[number + row];
+static void start_rows(const struct flash *problem, struct reduction_state *state) {
+    int64_t padded = padded_dim(problem->dim), number = state->pair * problem->rows + state->begin;
+    memset(state->active, 0, sizeof(state->active));
+    memset(state->shift, 0, (size_t)(state->blocks * BLOCK) * sizeof(float));
+    for (int64_t row = 0; row < state->count; row++) {
+        float lse = problem->lse[number + row];
         if (lse - lse != 0.0f) continue; /* it attends to nothing, or to NaN */
-        at->shift[row] = LOG2_E * lse;
-        at->alive[row / BLOCK] |= (uint64_t)1 << row % BLOCK;
+        state->shift[row] = LOG2_E * lse;
+        state->active[row / BLOCK] |= (uint64_t)1 << row % BLOCK;
     }
-    for (int64_t row = 0; row < at->blocks * BLOCK; row += BLOCK) {
-        const void *query = rows_of(&of->query, at->batch, at->head, at->begin + row, (int)of->narrow);
-        int64_t count = smaller(at->count - row, BLOCK);
-        if (of->narrow)
-            lay_rows(query, of->query.row, count, of->dim, query_factor(of), at->query + row * padded, 1);
+    for (int64_t row = 0; row < state->blocks * BLOCK; row += BLOCK) {
+        int64_t count = min_int(state->count - row, BLOCK), first = state->begin + row;
+        const void *query = head_rows(&problem->query, state->batch, state->head, first, (int)problem->is_bfloat16);
+        float factor = query_factor(problem), *target = state->query + row * padded;
+        if (problem->is_bfloat16)
+            pack_rows(query, problem->query.row, count, problem->dim, factor, target, 1);
         else
-            lay_rows(query, of->query.row, count, of->dim, query_factor(of), at->query + row * padded, 0);
+            pack_rows(query, problem->query.row, count, problem->dim, factor, target, 0);
     }
-    for (int64_t t = 0; t < of->reductions->tops; t++)
-        for (int64_t n = 0; n < at->count * at->leading[t].count; n++)
-            at->leading[t].exponents[n] = -127.0f, at->leading[t].columns[n] = -1; /* smaller ones have the weight 0 */
+    for (int64_t t = 0; t < problem->reductions->topk_count; t++)
+        for (int64_t n = 0; n < state->count * state->topks[t].count; n++)
+            state->topks[t].exponents[n] = -127.0f, state->topks[t].columns[n] = -1; /* smaller ones have weight 0 */
 }
 
-static void end_rows(const struct flash *of, const struct panel *at) {
-    into_all_rows(of, at);
-    for (int64_t t = 0; t < of->reductions->tops; t++) {
-        const struct top *top = of->reductions->top + t;
-        for (int64_t row = 0; row < at->count; row++) {
-            struct leading own = leading_of(at->leading + t, row);
-            int64_t first = (at->pair * of->rows + at->begin + row) * top->most;
-            for (int64_t n = 0; n < top->most; n += LANES)
-                store_some(top->weights + first + n, power_of_two(load(own.exponents + n)), top->most - n);
-            for (int64_t n = 0; n < top->most; n++) top->columns[first + n] = own.columns[n];
+static void finish_rows(const struct flash *problem, const struct reduction_state *state) {
+    flush_rows(problem, state);
+    for (int64_t t = 0; t < problem->reductions->topk_count; t++) {
+        const struct topk *topk = problem->reductions->topks + t;
+        for (int64_t row = 0; row < state->count; row++) {
+            struct topk_rows found = topk_row(state->topks + t, row);
+            int64_t first = (state->pair * problem->rows + state->begin + row) * topk->k;
+            for (int64_t n = 0; n < topk->k; n += LANES)
+                store_partial(topk->weights + first + n, exp2_lanes(load(found.exponents + n)), topk->k - n);
+            for (int64_t n = 0; n < topk->k; n++) topk->columns[first + n] = found.columns[n];
         }
     }
 }
 
-/* Some blocks of rows with all keys that their mask leaves: each block of these is laid out once. */
-static void whole_panel(const struct flash *of, struct panel *at) {
+/* Some blocks of rows with all keys that their mask leaves: each block of keys is packed once. */
+static void process_row_blocks(const struct flash *problem, struct reduction_state *state) {
     struct cursor cursors[MOST_BLOCKS];
-    begin_rows(of, at);
-    for (int64_t b = 0; b < at->blocks; b++) cursors[b] = beginning_of(of, at->begin / BLOCK + b);
+    start_rows(problem, state);
+    for (int64_t b = 0; b < state->blocks; b++) cursors[b] = first_tile(problem, state->begin / BLOCK + b);
     for (int64_t visited = 1;; visited++) {
-        int64_t column = INT64_MAX;
-        for (int64_t b = 0; b < at->blocks; b++) column = smaller(column, cursors[b].column);
+        int64_t column = INT64_MAX, key_head = state->head / problem->group;
+        for (int64_t b = 0; b < state->blocks; b++) column = min_int(column, cursors[b].column);
         if (column == INT64_MAX) break;
-        int64_t count = smaller(of->columns - column, BLOCK);
-        const void *keys = rows_of(&of->key, at->batch, at->head / of->group, column, (int)of->narrow);
-        if (of->narrow)
-            lay_columns(keys, of->key.row, count, of->dim, at->keys, 1);
+        int64_t count = min_int(problem->columns - column, BLOCK);
+        const void *keys = head_rows(&problem->key, state->batch, key_head, column, (int)problem->is_bfloat16);
+        if (problem->is_bfloat16)
+            pack_transposed(keys, problem->key.row, count, problem->dim, state->keys, 1);
         else
-            lay_columns(keys, of->key.row, count, of->dim, at->keys, 0);
-        for (int64_t b = 0; b < at->blocks; b++)
-            if (cursors[b].column == column)
-                tile_of(of, at, b, column, words_of(of, at->batch, at->head, next_tile(of, cursors + b)));
-        if (visited % BETWEEN == 0) into_all_rows(of, at);
+            pack_transposed(keys, problem->key.row, count, problem->dim, state->keys, 0);
+        for (int64_t b = 0; b < state->blocks; b++) {
+            if (cursors[b].column != column) continue;
+            int64_t tile = next_tile(problem, cursors + b);
+            process_tile(problem, state, b, column, tile_words(problem, state->batch, state->head, tile));
+        }
+        if (visited % BLOCKS_IN_FLOAT32 == 0) flush_rows(problem, state);
     }
-    end_rows(of, at);
+    finish_rows(problem, state);
 }
 
-/* Takes one strip of one head after another, as long as any is left: for as many threads at once as like. */
-void EXPORTED(regard_flash_reductions)(struct flash *of) {
-    const int64_t *strip = of->reductions->strip, strips = of->reductions->strips;
-    float *room = aligned_alloc(64, (size_t)(room_for(of) * 4 + 63) / 64 * 64);
-    if (!room) {
-        of->failed = 1;
+/* Takes one strip of one head after another while any is left; any number of threads may call it at once. */
+void EXPORTED(regard_flash_reductions)(struct flash *problem) {
+    const int64_t *strip_blocks = problem->reductions->strip_blocks, strips = problem->reductions->strips;
+    float *memory = aligned_alloc(64, (size_t)(state_floats(problem) * 4 + 63) / 64 * 64);
+    if (!memory) {
+        problem->failed = 1;
         return;
     }
-    struct panel at = panel_in(of, room);
+    struct reduction_state state = allocate_state(problem, memory);
     int64_t unit;
-    while ((unit = __atomic_fetch_add(&of->taken, 1, __ATOMIC_RELAXED)) < of->units) {
-        at.pair = unit / strips, at.strip = unit % strips;
-        at.batch = at.pair / of->heads, at.head = at.pair % of->heads;
-        for (int64_t block = strip[at.strip]; block < strip[at.strip + 1]; block += of->segment) {
-            at.blocks = smaller(of->segment, strip[at.strip + 1] - block), at.begin = block * BLOCK;
-            at.count = smaller(of->rows - at.begin, at.blocks * BLOCK);
-            whole_panel(of, &at);
+    while ((unit = __atomic_fetch_add(&problem->next_unit, 1, __ATOMIC_RELAXED)) < problem->unit_count) {
+        state.pair = unit / strips, state.strip = unit % strips;
+        state.batch = state.pair / problem->heads, state.head = state.pair % problem->heads;
+        int64_t end = strip_blocks[state.strip + 1];
+        for (int64_t block = strip_blocks[state.strip]; block < end; block += problem->segment) {
+            state.blocks = min_int(problem->segment, end - block), state.begin = block * BLOCK;
+            state.count = min_int(problem->rows - state.begin, state.blocks * BLOCK);
+            process_row_blocks(problem, &state);
         }
     }
-    free(room);
+    free(memory);
 }

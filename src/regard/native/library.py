@@ -1,4 +1,4 @@
-"""The compiled library, loaded on first use, or why it cannot be; and checks of the tensors that it reads."""
+"""The compiled C library, loaded at first use, or why it cannot be; and checks of the tensors that it reads."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..errors import ConfigurationError, DeviceError, KernelError
+from ..errors import ConfigurationError, DeviceError, DtypeError, KernelError
 from . import build
 
+DTYPES = (torch.float32, torch.bfloat16)
+"""The dtypes that the code for dot products reads."""
 FOLDER = build.SOURCES
 SETTING = "REGARD_NATIVE"
 MEND = "install regard again where there is a C compiler: cc, or what $CC names"
-DTYPES = (torch.float32, torch.bfloat16)
-"""What the code for dot products reads."""
 
 
 class Library:
@@ -27,40 +27,40 @@ class Library:
 
     def __init__(self, opened: ctypes.CDLL, variant: str) -> None:
         def function(name: str, *arguments: type, returns: type | None = None) -> Callable:
-            found = getattr(opened, f"regard_{name}_{variant}")
-            found.argtypes, found.restype = arguments, returns
-            return found
+            symbol = getattr(opened, f"regard_{name}_{variant}")
+            symbol.argtypes, symbol.restype = arguments, returns
+            return symbol
 
         self.variant = variant
-        self.bounds = function("bounds", c_void_p)
-        self.prepare = function("prepare", c_void_p)
-        self.scores = function("scores", c_void_p, c_void_p)
-        self.attend = function("attend", c_void_p)
-        self.gradient = function("gradient", c_void_p, c_void_p, c_void_p)
-        self.scratch = function("scratch", c_int64, returns=c_int64)
-        self.dots = function("dots", c_void_p)
-        self.linear = function("linear", c_void_p)
+        self.additive_bounds = function("additive_bounds", c_void_p)
+        self.additive_prepare = function("additive_prepare", c_void_p)
+        self.additive_scores = function("additive_scores", c_void_p, c_void_p)
+        self.additive_forward = function("additive_forward", c_void_p)
+        self.additive_backward = function("additive_backward", c_void_p, c_void_p, c_void_p)
+        self.additive_scratch = function("additive_scratch", c_int64, returns=c_int64)
+        self.decode = function("decode", c_void_p)
+        self.gemv = function("gemv", c_void_p)
         self.flash = function("flash", c_void_p)
         self.flash_backward = function("flash_backward", c_void_p)
         self.flash_reductions = function("flash_reductions", c_void_p)
         self.flash_weights = function("flash_weights", c_void_p)
 
 
-class _Unusable(Exception):
-    """The library is not there or not for here; the message is the reason."""
+class LibraryUnusable(Exception):
+    """The compiled library is missing or does not fit this processor; the message is the reason."""
 
 
-# What `_state` found, once: the variants that run here, the fastest first, and the one in use; or the reason.
+# The result of `_state`: the variants that run here, the fastest first, and the one in use; or why there are none.
 _found: tuple[dict[str, Library], str] | str | None = None
 
 
 def available() -> bool:
-    """Whether there is native code to call here."""
+    """Whether the native code can be called."""
     return why_not() is None
 
 
 def why_not() -> str | None:
-    """The reason why there is no native code to call, with the mend; None where there is."""
+    """Why the native code cannot be called, and what mends it; None where it can."""
     found = _state()
     return found if isinstance(found, str) else None
 
@@ -93,26 +93,9 @@ def current() -> Library:
     return libraries[name]
 
 
-def reads(*tensors: Tensor) -> bool:
-    """Whether native code computes dot products of these tensors: on the CPU, all float32 or all bfloat16."""
-    dtype = tensors[0].dtype
-    return dtype in DTYPES and all(t.is_cpu and t.dtype == dtype for t in tensors) and available()
-
-
-def check_cpu(name: str, tensor: Tensor) -> None:
-    """Raise DeviceError for a tensor that is not on the CPU."""
-    if tensor.device.type != "cpu":
-        raise DeviceError(f"{name} is on {tensor.device}; native code runs on the CPU: pass {name}.cpu()")
-
-
-def last_contiguous(tensor: Tensor) -> Tensor:
-    """The tensor, copied if its last axis is not contiguous."""
-    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] <= 1 else tensor.contiguous()
-
-
 @contextmanager
 def using(name: str) -> Iterator[None]:
-    """Within the block, another of `variants()` is in use, in all threads.
+    """Use another of `variants()` within the block, in all threads.
 
     Raises:
         ConfigurationError: it is not one of them.
@@ -128,45 +111,71 @@ def using(name: str) -> Iterator[None]:
         _found = before
 
 
+def supports(*tensors: Tensor) -> bool:
+    """Whether native code computes dot products of these tensors: on the CPU, all float32 or all bfloat16."""
+    dtype = tensors[0].dtype
+    return dtype in DTYPES and all(t.is_cpu and t.dtype == dtype for t in tensors) and available()
+
+
+def check_cpu(name: str, tensor: Tensor) -> None:
+    """Raise DeviceError for a tensor that is not on the CPU."""
+    if tensor.device.type != "cpu":
+        raise DeviceError(f"{name} is on {tensor.device}; native code runs on the CPU: pass {name}.cpu()")
+
+
+def check_float32(name: str, tensor: Tensor) -> None:
+    """Raise DtypeError or DeviceError for a tensor that is not float32 on the CPU."""
+    if tensor.dtype != torch.float32:
+        raise DtypeError(f"{name} is {tensor.dtype}; native code takes torch.float32: pass {name}.float()")
+    check_cpu(name, tensor)
+
+
+def last_contiguous(tensor: Tensor) -> Tensor:
+    """The tensor, copied if its last axis is not contiguous."""
+    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] <= 1 else tensor.contiguous()
+
+
 def _state() -> tuple[dict[str, Library], str] | str:
     global _found
     if _found is None:
         try:
             _found = _choose(_open(FOLDER))
-        except _Unusable as error:
+        except LibraryUnusable as error:
             _found = str(error)
     return _found
 
 
 def _choose(libraries: dict[str, Library]) -> tuple[dict[str, Library], str]:
     """The fastest variant, or that of the environment variable REGARD_NATIVE, where "off" is none."""
-    named = os.environ.get(SETTING, "") or next(iter(libraries))
-    if named == "off":
-        raise _Unusable(f"the environment variable {SETTING} is 'off'; unset it")
-    if named not in libraries:
-        raise _Unusable(f"the environment variable {SETTING} is {named!r}, which does not run here; {[*libraries]} do")
-    return libraries, named
+    chosen = os.environ.get(SETTING, "") or next(iter(libraries))
+    if chosen == "off":
+        raise LibraryUnusable(f"the environment variable {SETTING} is 'off'; unset it")
+    if chosen not in libraries:
+        raise LibraryUnusable(
+            f"the environment variable {SETTING} is {chosen!r}, which does not run here; {[*libraries]} do"
+        )
+    return libraries, chosen
 
 
 def _open(folder: Path) -> dict[str, Library]:
     path, note = folder / build.LIBRARY, folder / build.REASON
     if not path.exists():
         if note.exists():
-            raise _Unusable(f"when regard was installed, {note.read_text('utf-8')}; {MEND}")
-        raise _Unusable(f"it was never built; {MEND}")
+            raise LibraryUnusable(f"when regard was installed, {note.read_text('utf-8')}; {MEND}")
+        raise LibraryUnusable(f"it was never built; {MEND}")
     try:
         opened = ctypes.CDLL(str(path))
     except OSError as error:
-        raise _Unusable(f"it was built for another system or processor ({error}); {MEND}") from None
+        raise LibraryUnusable(f"it was built for another system or processor ({error}); {MEND}") from None
     opened.regard_digest.restype = ctypes.c_char_p
     if opened.regard_digest().decode() != build.digest():
-        raise _Unusable(f"it was built from other sources than these; {MEND}")
+        raise LibraryUnusable(f"it was built from other sources than these; {MEND}")
     runs = opened.regard_runs
     libraries = {
         name: Library(opened, name)
         for name in build.variants()
-        if runs(name.encode()) and hasattr(opened, f"regard_scores_{name}")
+        if runs(name.encode()) and hasattr(opened, f"regard_flash_{name}")
     }
     if not libraries:
-        raise _Unusable(f"it was built for another processor; {MEND}")
+        raise LibraryUnusable(f"it was built for another processor; {MEND}")
     return libraries

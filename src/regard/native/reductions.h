@@ -1,52 +1,59 @@
-/* What the Python side and the C side agree on for reductions of the weights: sums and largest, while all that is in
- * memory of the weights themselves is what one core works on. Units of work are the strips of the heads: some blocks of
- * rows that lie side by side. What is written for rows lies in one strip alone; what is written for columns is summed up
- * strip by strip, so that it does not depend on which thread took which. */
+/* Structures that Python and C share for reductions of the weights: sums, maxima and the largest weights, while only the
+ * weights of one tile are in memory. A unit of work is one strip of one head: consecutive blocks of rows. Results for rows
+ * lie in one strip alone. Results for columns are summed strip by strip, so that they do not depend on which thread took
+ * which strip. */
 #ifndef REGARD_REDUCTIONS_H
 #define REGARD_REDUCTIONS_H
 
 #include <stdint.h>
 
-/* Sums or the largest over cells, of which each row and each column is in one at the most. The cells of rows grow from
- * row to row. A strip's first row of cells may have begun in the strip before: then it is written apart. */
-struct map {
-    const int32_t *rows;   /* the cell of each row, or -1 */
-    const int64_t *first;  /* pieces of a block of columns: first[block] to first[block + 1] */
-    const int32_t *pieces; /* of each: its first column in the block, that after its last one, and their cell */
-    int64_t height, width; /* how many cells there are */
-    double *sums;          /* (batch, heads, height, width), to be added to, or null: then it is the largest */
-    float *largest;
-    const int32_t *begun; /* (strips): the cell of rows that is written apart, or -1 */
-    double *begun_sums;   /* (batch, heads, strips, width) */
-    float *begun_largest;
+/* The table of sums: what each weight of a pair contributes to the sum of its row, column or cell. Each name stands for a
+ * function in reduce_tile.h. A new sum is one more name here, that function, and a dataclass in reductions.py. */
+#define TERMS(TERM) TERM(weight) TERM(weight_log2_weight) TERM(weight_distance)
+
+#define TERM_NUMBER(name) TERM_##name,
+enum term { TERMS(TERM_NUMBER) TERM_COUNT };
+
+/* Sums or maxima over cells: a row and a column belong to one cell at most, and the cells of rows never decrease. The
+ * first cell of a strip may continue one of the strip before: its part is then written to `continued_`. */
+struct cell_map {
+    const int32_t *row_cells;     /* the cell of each row, or -1 */
+    const int64_t *first_pieces;  /* pieces of a block of columns: first_pieces[block] to first_pieces[block + 1] */
+    const int32_t *pieces;        /* of each: its first column in the block, the one after its last one, and their cell */
+    int64_t height, width;        /* how many cells there are */
+    int64_t term;                 /* of the sums */
+    double *sums;                 /* (batch, heads, height, width), added to; null where maxima of the weights are wanted */
+    float *maxima;
+    const int32_t *continued;     /* (strips): the cell of rows that continues, or -1 */
+    double *continued_sums;       /* (batch, heads, strips, width) */
+    float *continued_maxima;
 };
 
-/* The largest weights of each row: (batch, heads, rows, most), from the largest on, and their columns; 0 and any beyond. */
-struct top {
-    int64_t most;
+/* The k largest weights of each row, (batch, heads, rows, k), in descending order, and their columns; 0 and any beyond. */
+struct topk {
+    int64_t k;
     float *weights;
     int64_t *columns;
 };
 
-/* How far the weights of each row reach, of |query position - key position|. */
-struct reach {
+/* Where rows and columns are, and the weights summed by |query position - key position|. */
+struct distances {
+    const float *queries, *keys;               /* (rows + BLOCK) and (columns + BLOCK): positions */
+    const float *row_ranges, *column_ranges;   /* (blocks, 2): the smallest and largest position of each block */
     int64_t bins;
-    const float *edges;                /* (bins + 1): a bin has the distances from one edge on to below the next */
-    const float *queries, *keys;       /* (rows) and (columns + BLOCK): where they are */
-    const float *of_rows, *of_columns; /* (blocks, 2): the least and the largest of these in each block */
-    double *mass, *moments; /* (batch, heads, rows), to be added to: sums of weights, and of weights times distances */
-    double *histogram;      /* (batch, heads, strips, bins), to be added to: sums of weights */
+    const float *edges;                        /* (bins + 1): a bin holds distances from one edge to below the next */
+    double *histogram;                         /* (batch, heads, strips, bins), added to */
 };
 
 struct reductions {
-    int64_t strips, maps, tops;
-    const int64_t *strip;  /* the first block of rows of each strip, and the end of the last one */
-    const uint64_t *cuts;  /* for each block of rows a bit for each row: another cell of some map, or block, comes next */
-    double *terms;         /* (batch, heads, rows), to be added to: weight times its logarithm to the base 2; or null */
-    double *column_sums;   /* (batch, heads, strips, columns), to be added to; or null */
-    const struct map *map; /* (maps) */
-    const struct top *top; /* (tops) */
-    const struct reach *reach; /* or null */
+    int64_t strips, map_count, topk_count;
+    const int64_t *strip_blocks;     /* the first block of rows of each strip, and the end of the last one */
+    const uint64_t *cuts;            /* per block of rows a bit per row: another cell, or block, begins after that row */
+    double *row_sums[TERM_COUNT];    /* by term: (batch, heads, rows), added to, or null */
+    double *column_sums[TERM_COUNT]; /* by term: (batch, heads, strips, columns), added to, or null */
+    const struct cell_map *maps;
+    const struct topk *topks;
+    const struct distances *distances; /* or null */
 };
 
 #endif

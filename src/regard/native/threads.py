@@ -1,4 +1,7 @@
-"""Work shared among as many threads as torch uses. The C code holds no lock of Python's while it runs."""
+"""Running C functions on several threads: torch's OpenMP threads where they can be used, else a pool of Python's.
+
+The C code runs without Python's global lock.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +23,17 @@ _forked = False
 
 
 def workers(work: int, least: int) -> int:
-    """How many threads `work` is worth, where each should get `least` of it."""
+    """The number of threads for an amount of work of which each should get at least `least`."""
     return max(1, min(torch.get_num_threads(), work // least))
 
 
-def share(call: Callable[[int, Job], None], jobs: Sequence[Job], count: int) -> None:
-    """call(worker, job) for all jobs, by `count` workers that each do neighbouring ones; this thread is one of them."""
+def run_jobs(call: Callable[[int, Job], None], jobs: Sequence[Job], count: int) -> None:
+    """Run call(worker, job) for all jobs on `count` threads, this one among them, each with consecutive jobs."""
     count = min(count, len(jobs))
     if count <= 1:
         _each(call, 0, jobs)
         return
-    shares = [jobs[begin:end] for begin, end in parts(0, len(jobs), count)]
+    shares = [jobs[begin:end] for begin, end in split_range(0, len(jobs), count)]
     left, errors = iter(range(count)), []
 
     def work(_: object = None) -> None:
@@ -52,13 +55,13 @@ def share(call: Callable[[int, Job], None], jobs: Sequence[Job], count: int) -> 
         raise errors[0]
 
 
-def together(function: Any, work: Any, count: int) -> None:
-    """The C function on the same work by at most `count` threads at once, each of which takes units that no other has.
+def run_units(function: Any, work: Any, count: int) -> None:
+    """Run a C function on at most `count` threads at once, which take units of the same work from a shared counter.
 
     Raises:
-        MemoryError: one of them found none for what it keeps, and has set `failed`.
+        MemoryError: a thread could not allocate its scratch memory, and has set `failed`.
     """
-    team, count = _team(), min(count, work.units)
+    team, count = _team(), min(count, work.unit_count)
     if count <= 0:
         return
     if count == 1:
@@ -66,15 +69,15 @@ def together(function: Any, work: Any, count: int) -> None:
     elif team is not None:
         team(ctypes.cast(function, ctypes.c_void_p), ctypes.byref(work), torch.get_num_threads(), 0)
     else:
-        share(lambda _, each: function(ctypes.byref(each)), [work] * count, count)
+        run_jobs(lambda _, shared_work: function(ctypes.byref(shared_work)), [work] * count, count)
     if getattr(work, "failed", 0):
         raise MemoryError("native code found no memory for the blocks that it lays out")
 
 
-def parts(begin: int, end: int, count: int, step: int = 1) -> list[tuple[int, int]]:
-    """At most `count` parts of [begin, end), as even as can be, none empty, cut where `step` divides.
+def split_range(begin: int, end: int, count: int, step: int = 1) -> list[tuple[int, int]]:
+    """Split [begin, end) into at most `count` non-empty parts of about one length, at multiples of `step`.
 
-    >>> parts(0, 10, 3), parts(5, 200, 2, step=64)
+    >>> split_range(0, 10, 3), split_range(5, 200, 2, step=64)
     ([(0, 3), (3, 6), (6, 10)], [(5, 64), (64, 200)])
     """
     even = (begin + (end - begin) * part // count for part in range(1, count))
@@ -83,13 +86,13 @@ def parts(begin: int, end: int, count: int, step: int = 1) -> list[tuple[int, in
 
 
 def _team() -> Callable | None:
-    """What starts OpenMP's threads, where it can."""
+    """The function that starts OpenMP's threads; None where it cannot be called."""
     return None if _forked else _openmp()
 
 
 @cache
 def _openmp() -> Callable | None:
-    """OpenMP's way to start its threads, as compilers call it, if torch has brought one along.
+    """`GOMP_parallel` of the OpenMP library that torch has loaded, which compilers call to start threads.
 
     Torch's own operators run on these threads, and for a while after each they wait awake: other threads would have to
     share the cores with them. Another number of them than torch's would end some, to be started again.
@@ -108,18 +111,18 @@ def _each(call: Callable[[int, Job], None], worker: int, jobs: Sequence[Job]) ->
 
 
 def _threads() -> ThreadPoolExecutor:
-    """Made when first needed, of threads that start one by one."""
+    """The thread pool, created at first use; its threads start one by one."""
     global _pool
     if _pool is None:
         _pool = ThreadPoolExecutor(max(32, os.cpu_count() or 1), thread_name_prefix="regard")
     return _pool
 
 
-def _forget() -> None:
-    """In a forked process: it has none of its parent's threads, and OpenMP would wait for them."""
+def _reset_after_fork() -> None:
+    """Drop the pool and OpenMP in a forked process, which has none of the parent's threads to wait for."""
     global _pool, _forked
     _pool, _forked = None, True
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
+    os.register_at_fork(after_in_child=_reset_after_fork)

@@ -2,7 +2,7 @@
 #ifndef REGARD_TRANSPOSE_H
 #define REGARD_TRANSPOSE_H
 
-#include "lanes.h"
+#include "simd.h"
 
 #if defined(__clang__)
 #define FOR_ALL_LANES _Pragma("unroll")
@@ -12,11 +12,11 @@
 
 /* One turn: of two vectors whose numbers differ in the bit `step` alone, the lower one's lanes that have that bit change
  * places with the higher one's that have it not. */
-#define TURNED(block, step)                                                                   \
+#define TRANSPOSE_STEP(block, step)                                                                   \
     FOR_ALL_LANES for (int i = 0; i < LANES; i++) if (!(i & (step))) {                        \
         lanes low = (block)[i], high = (block)[i + (step)];                                   \
-        (block)[i] = SHUFFLED(low, high, ALL_LANES(LOWER_LANE, step));                        \
-        (block)[i + (step)] = SHUFFLED(low, high, ALL_LANES(HIGHER_LANE, step));              \
+        (block)[i] = SHUFFLE(low, high, ALL_LANES(LOWER_LANE, step));                        \
+        (block)[i + (step)] = SHUFFLE(low, high, ALL_LANES(HIGHER_LANE, step));              \
     }
 
 /* Where lane l comes from, of two vectors side by side. */
@@ -35,13 +35,13 @@
 
 /* Entry i of vector j becomes entry j of vector i. */
 INLINE void transpose(lanes *block) {
-    TURNED(block, 1)
-    TURNED(block, 2)
+    TRANSPOSE_STEP(block, 1)
+    TRANSPOSE_STEP(block, 2)
 #if defined(__AVX__)
-    TURNED(block, 4)
+    TRANSPOSE_STEP(block, 4)
 #endif
 #if defined(__AVX512F__)
-    TURNED(block, 8)
+    TRANSPOSE_STEP(block, 8)
 #endif
 }
 

@@ -196,7 +196,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """
     if not _uses_native_code(x, weight, bias):
         return batched_linear(x, weight, bias)
-    rows = native.times_matrix(x.reshape(-1, x.shape[-1]), weight, bias)
+    rows = native.matmul_few_rows(x.reshape(-1, x.shape[-1]), weight, bias)
     return rows.view(*x.shape[:-1], weight.shape[0])
 
 
@@ -211,6 +211,6 @@ def _uses_native_code(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         and not (torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in (x, weight, bias)))
         and not torch.is_autocast_enabled("cpu")
         and not under_forward_mode()
-        and native.reads(x, weight)
+        and native.supports(x, weight)
         and (x.numel() <= MAX_NATIVE_ROWS_WITH_ONEDNN * x.shape[-1] or not uses_onednn(x, weight, bias))
     )

@@ -2,8 +2,8 @@
  *
  * output[row][column] = rows[row] . matrix[column] (+ bias[column])
  */
-#ifndef REGARD_LINEAR_H
-#define REGARD_LINEAR_H
+#ifndef REGARD_GEMV_H
+#define REGARD_GEMV_H
 
 #include "variants.h"
 
@@ -11,10 +11,10 @@
 
 /* Rows and the matrix have contiguous last axes, strides are in elements. The matrix is float32, or bfloat16 where `narrow`;
  * all else is float32. */
-struct linear {
-    int64_t taken, units; /* how many units of columns some thread has taken, and how many there are */
+struct gemv {
+    int64_t next_unit, unit_count; /* how many units of columns some thread has taken, and how many there are */
     int64_t unit;         /* columns in a unit, the last of what is left */
-    int64_t rows, columns, dim, narrow;
+    int64_t rows, columns, dim, is_bfloat16;
     const float *input; /* (rows, dim) */
     int64_t input_row;
     const void *matrix; /* (columns, dim) */

@@ -19,26 +19,26 @@ def plain(
     weight: Tensor,
     value: Tensor,
     softcap: float | None = None,
-    added: Tensor | None = None,
-    kept: Tensor | None = None,
+    bias: Tensor | None = None,
+    keep: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp by the formula, in the dtype of the query."""
     key, value = (tensor.repeat_interleave(query.shape[0] // max(key.shape[0], 1), 0) for tensor in (key, value))
     scores = torch.tanh(query.unsqueeze(-2) + key.unsqueeze(-3)) @ weight
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
-    if added is not None:
-        scores = scores + added.flatten(0, 1)
+    if bias is not None:
+        scores = scores + bias.flatten(0, 1)
     lse = scores.logsumexp(-1)
     weights = torch.exp(scores - lse.unsqueeze(-1)).nan_to_num(0.0)  # no keys at all
-    return (weights if kept is None else weights * kept.flatten(0, 1)) @ value, lse
+    return (weights if keep is None else weights * keep.flatten(0, 1)) @ value, lse
 
 
 def attended(
     query: Tensor, key: Tensor, weight: Tensor, value: Tensor, softcap: float | None = None, **given: Any
 ) -> tuple[Tensor, Tensor]:
     """The same by native code, all in one tile."""
-    result = native.Attended(native.Prepared(query, key, weight), value, softcap)
+    result = native.AdditiveForward(native.AdditiveScores(query, key, weight), value, softcap)
     result.add(**given)
     return result.output, result.lse
 
@@ -89,10 +89,10 @@ def test_small_and_large_entries(variant, size):
 def test_one_far_above_the_others_and_far_below(variant):
     query, key, weight, value = inputs(1, 1, 11, 200, 8, 5)
     for shift in (200.0, -200.0):
-        added = torch.zeros(1, 1, 11, 200)
-        added[..., ::7] = shift
-        added[:, :, 3, 150] = 2 * shift
-        assert near(attended(query, key, weight, value, added=added), query, key, weight, value, added=added)
+        bias = torch.zeros(1, 1, 11, 200)
+        bias[..., ::7] = shift
+        bias[:, :, 3, 150] = 2 * shift
+        assert near(attended(query, key, weight, value, bias=bias), query, key, weight, value, bias=bias)
 
 
 @pytest.mark.parametrize(
@@ -113,27 +113,27 @@ def test_softcap(variant):
 @pytest.mark.parametrize("leading", [(1, 6), (2, 3), (6, 1)])
 def test_added_and_kept(variant, leading):
     given = inputs(6, 3, 37, 131, 23, 29)
-    added, kept = torch.randn(*leading, 37, 131), (torch.rand(*leading, 37, 131) > 0.3).float()
-    added = added.masked_fill(torch.rand(added.shape) > 0.4, -math.inf)
-    added[0, 0, :, 40:] = -math.inf
-    assert near(attended(*given, added=added, kept=kept), *given, added=added, kept=kept)
+    bias, keep = torch.randn(*leading, 37, 131), (torch.rand(*leading, 37, 131) > 0.3).float()
+    bias = bias.masked_fill(torch.rand(bias.shape) > 0.4, -math.inf)
+    bias[0, 0, :, 40:] = -math.inf
+    assert near(attended(*given, bias=bias, keep=keep), *given, bias=bias, keep=keep)
 
 
 def test_given_for_all_heads_alike_and_in_any_order(variant):
     given = inputs(4, 4, 19, 131, 9, 5)
-    for added in (torch.randn(1, 1, 1, 131), torch.randn(2, 1, 19, 1), torch.randn(1, 2, 131, 19).mT):
-        added = added.expand(2, 2, 19, 131)
-        assert near(attended(*given, added=added), *given, added=added)
+    for bias in (torch.randn(1, 1, 1, 131), torch.randn(2, 1, 19, 1), torch.randn(1, 2, 131, 19).mT):
+        bias = bias.expand(2, 2, 19, 131)
+        assert near(attended(*given, bias=bias), *given, bias=bias)
 
 
 def test_rows_without_keys_are_empty(variant):
     given = inputs(1, 1, 20, 131, 9, 5)
-    added = torch.zeros(1, 1, 20, 131)
-    added[:, :, ::3] = -math.inf
-    output, lse = attended(*given, added=added)
+    bias = torch.zeros(1, 1, 20, 131)
+    bias[:, :, ::3] = -math.inf
+    output, lse = attended(*given, bias=bias)
     assert torch.equal(output[:, ::3], torch.zeros(1, 7, 5))
     assert torch.equal(lse[:, ::3], torch.full((1, 7), -math.inf))
-    assert near((output, lse), *given, added=added)
+    assert near((output, lse), *given, bias=bias)
 
 
 @pytest.mark.parametrize("size", [0.01, 1.0, 40.0])
@@ -162,26 +162,26 @@ def test_strips_without_pairs_are_not_looked_at(variant):
     rest = [*range(64), *range(128, 192)]
     expected = plain(query, key[:, rest], weight, value[:, rest])
     key[:, 64:128], value[:, 64:128] = math.nan, math.nan
-    added = torch.zeros(1, 1, 21, 192)
-    added[..., 64:128] = -math.inf
-    torch.testing.assert_close(attended(query, key, weight, value, added=added), expected)
+    bias = torch.zeros(1, 1, 21, 192)
+    bias[..., 64:128] = -math.inf
+    torch.testing.assert_close(attended(query, key, weight, value, bias=bias), expected)
 
 
 @pytest.mark.parametrize("rows", [2, 83])
 def test_tiles_add_up(variant, rows):
     query, key, weight, value = given = inputs(4, 2, rows, 311, 23, 13, 3.0)
-    added = torch.randn(2, 2, rows, 311)
-    result = native.Attended(native.Prepared(query, key, weight), value)
+    bias = torch.randn(2, 2, rows, 311)
+    result = native.AdditiveForward(native.AdditiveScores(query, key, weight), value)
     for top, bottom in ((0, 1), (1, 70), (70, rows)):
         for left, right in ((135, 311), (0, 64), (64, 135), (64, 64)):
             tile = slice(top, bottom), slice(left, right)
-            result.add(*tile, added[:, :, *tile])
-    assert near((result.output, result.lse), *given, added=added)
+            result.add(*tile, bias[:, :, *tile])
+    assert near((result.output, result.lse), *given, bias=bias)
 
 
 def test_rows_in_no_tile_are_empty():
     query, key, weight, value = inputs(1, 1, 9, 70, 7, 3)
-    result = native.Attended(native.Prepared(query, key, weight), value)
+    result = native.AdditiveForward(native.AdditiveScores(query, key, weight), value)
     result.add(slice(2, 5))
     assert torch.equal(
         result.lse == -math.inf, torch.tensor([[True, True, False, False, False, True, True, True, True]])
@@ -213,17 +213,17 @@ def test_threads_change_nothing(shape, monkeypatch):
 
 def test_what_does_not_fit():
     query, key, weight, value = inputs(2, 2, 3, 5, 4, 7)
-    prepared = native.Prepared(query, key, weight)
+    prepared = native.AdditiveScores(query, key, weight)
     with pytest.raises(ShapeError, match=r"value has shape \(2, 4, 7\); it needs to be \(Hk, N, Dv\) with \(2, 5\)"):
-        native.Attended(prepared, value[:, :4])
+        native.AdditiveForward(prepared, value[:, :4])
     with pytest.raises(DtypeError, match=r"value is torch.float64; .* pass value.float\(\)"):
-        native.Attended(prepared, value.double())
-    result = native.Attended(prepared, value)
-    with pytest.raises(ShapeError, match=r"added has shape \(2, 3, 5\); the tile needs .* with 2 heads and \(3, 5\)"):
-        result.add(added=torch.zeros(2, 3, 5))
-    with pytest.raises(ShapeError, match=r"kept has shape \(1, 2, 3, 5\); the tile needs .* with 2 heads and \(1, 5\)"):
-        result.add(slice(0, 1), kept=torch.ones(1, 2, 3, 5))
-    with pytest.raises(DtypeError, match="kept is torch.bool"):
-        result.add(kept=torch.ones(1, 2, 3, 5, dtype=torch.bool))
+        native.AdditiveForward(prepared, value.double())
+    result = native.AdditiveForward(prepared, value)
+    with pytest.raises(ShapeError, match=r"bias has shape \(2, 3, 5\); the tile needs .* with 2 heads and \(3, 5\)"):
+        result.add(bias=torch.zeros(2, 3, 5))
+    with pytest.raises(ShapeError, match=r"keep has shape \(1, 2, 3, 5\); the tile needs .* with 2 heads and \(1, 5\)"):
+        result.add(slice(0, 1), keep=torch.ones(1, 2, 3, 5))
+    with pytest.raises(DtypeError, match="keep is torch.bool"):
+        result.add(keep=torch.ones(1, 2, 3, 5, dtype=torch.bool))
     with pytest.raises(ShapeError, match="every 2th row or column is asked for"):
         result.add(slice(0, 3, 2))

@@ -2,8 +2,8 @@
  *
  * output = sum over j of exp(score(j) - lse) value[j], with score(j) = query . key[j] + added[j]
  */
-#ifndef REGARD_DOTS_H
-#define REGARD_DOTS_H
+#ifndef REGARD_DECODE_H
+#define REGARD_DECODE_H
 
 #include "variants.h"
 
@@ -17,10 +17,10 @@ enum { CHUNK = 64 };
 
 /* Strides are in elements, of batch, head and row; the last axes of query, key, value and added are contiguous. Key and
  * value are float32, or bfloat16 where `narrow`, the query likewise where `narrow_query`; all else is float32. */
-struct dots {
-    int64_t taken, units; /* how many of the parts of all heads some thread has taken, and how many there are */
+struct decode {
+    int64_t next_unit, unit_count; /* how many of the parts of all heads some thread has taken, and how many there are */
     int64_t failed;       /* whether there was no memory */
-    int64_t heads, rows, columns, dim, value_dim, narrow, narrow_query;
+    int64_t heads, rows, columns, dim, value_dim, is_bfloat16, query_is_bfloat16;
     int64_t parts, part; /* the keys are cut in so many parts, each of `part` keys, the last of what is left */
     float scale;         /* of the query */
     const void *query;   /* (batch, heads, rows, dim) */
@@ -29,8 +29,8 @@ struct dots {
     int64_t key_batch, key_head, key_row;
     const void *value; /* (batch, heads, columns, value_dim) */
     int64_t value_batch, value_head, value_row;
-    const float *added; /* (batch, heads, rows, columns), or null */
-    int64_t added_batch, added_head, added_row;
+    const float *bias; /* (batch, heads, rows, columns), or null */
+    int64_t bias_batch, bias_head, bias_row;
     float *output; /* (batch, heads, parts, rows, value_dim), contiguous */
     float *lse;    /* (batch, heads, parts, rows), contiguous */
 };

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from regard import native
 from regard.errors import DeviceError, DtypeError, ShapeError
-from regard.native import dots
+from regard.native import few_queries
 
 pytestmark = pytest.mark.usefixtures("built")
 
@@ -18,8 +18,8 @@ def merged(output: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
     return (shares.unsqueeze(-1) * output).sum(2), total.squeeze(2)
 
 
-def formula(query: Tensor, key: Tensor, value: Tensor, scale: float, added: Tensor | None = None):
-    scores = scale * (query @ key.mT) + (0.0 if added is None else added)
+def formula(query: Tensor, key: Tensor, value: Tensor, scale: float, bias: Tensor | None = None):
+    scores = scale * (query @ key.mT) + (0.0 if bias is None else bias)
     lse = scores.logsumexp(-1)
     weights = torch.exp(scores - lse.masked_fill(lse == -math.inf, 0.0).unsqueeze(-1))
     return weights @ value, lse
@@ -33,11 +33,13 @@ def inputs(batch: int, heads: int, rows: int, columns: int, dim: int, value_dim:
     )
 
 
-def agrees(query: Tensor, key: Tensor, value: Tensor, added: Tensor | None = None, scale: float = 0.3) -> bool:
+def agrees(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None, scale: float = 0.3) -> bool:
     """As near to the truth as the formula in float32 is, five times over, and two roundings."""
-    truth = formula(query.double(), key.double(), value.double(), scale, None if added is None else added.double())
-    usual = formula(query.float(), key.float(), value.float(), scale, added)
-    for has, true, plain in zip(merged(*native.few_rows(query, key, value, scale, added)), truth, usual, strict=True):
+    truth = formula(query.double(), key.double(), value.double(), scale, None if bias is None else bias.double())
+    usual = formula(query.float(), key.float(), value.float(), scale, bias)
+    for has, true, plain in zip(
+        merged(*native.attend_few_queries(query, key, value, scale, bias)), truth, usual, strict=True
+    ):
         finite = true.isfinite()
         error = (plain[finite] - true[finite]).abs().amax() if finite.any() else torch.zeros(())
         allowed = 5 * error + 2 * torch.finfo(torch.float32).eps
@@ -68,8 +70,8 @@ def test_it_is_the_formula(variant, shape, dtype):
 
 def test_a_narrow_query_is_widened_before_it_is_scaled():
     query, key, value = (tensor.bfloat16() for tensor in inputs(1, 2, 4, 131, 128, 128))
-    has = merged(*native.few_rows(query, key, value, 0.3))
-    wide = merged(*native.few_rows(query.float(), key, value, 0.3))
+    has = merged(*native.attend_few_queries(query, key, value, 0.3))
+    wide = merged(*native.attend_few_queries(query.float(), key, value, 0.3))
     assert all(torch.equal(one, other) for one, other in zip(has, wide, strict=True))
 
 
@@ -77,9 +79,9 @@ def test_a_narrow_query_is_widened_before_it_is_scaled():
 def test_what_is_added_and_what_is_masked(variant, shape):
     query, key, value = inputs(*shape)
     batch, heads, rows, columns = *query.shape[:3], key.shape[2]
-    added = torch.randn(batch, heads, rows, columns).masked_fill(torch.rand(rows, columns) < 0.5, -math.inf)
-    added[:, :, -1] = -math.inf  # a row that keeps nothing
-    assert agrees(query, key, value, added)
+    bias = torch.randn(batch, heads, rows, columns).masked_fill(torch.rand(rows, columns) < 0.5, -math.inf)
+    bias[:, :, -1] = -math.inf  # a row that keeps nothing
+    assert agrees(query, key, value, bias)
     # one line for all heads, and rows that overlap in memory
     line = torch.randn(rows + columns)
     assert agrees(query, key, value, line.as_strided((batch, heads, rows, columns), (0, 0, 1, 1)))
@@ -87,13 +89,13 @@ def test_what_is_added_and_what_is_masked(variant, shape):
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 8])
 def test_parts_for_any_number_of_threads(monkeypatch, threads):
-    monkeypatch.setattr(dots, "LEAST_WORK", 1)
+    monkeypatch.setattr(few_queries, "LEAST_WORK", 1)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         for shape in ((1, 1, 3, 777, 24, 24), (1, 7, 1, 200, 64, 64)):
             assert agrees(*inputs(*shape))
-        parts = native.few_rows(*inputs(1, 1, 3, 777, 24, 24), 1.0)[1].shape[2]
+        parts = native.attend_few_queries(*inputs(1, 1, 3, 777, 24, 24), 1.0)[1].shape[2]
         assert (parts > 1) == (threads > 1)
     finally:
         torch.set_num_threads(before)
@@ -101,7 +103,7 @@ def test_parts_for_any_number_of_threads(monkeypatch, threads):
 
 def test_threads_of_its_own_where_torch_brings_none(monkeypatch):
     monkeypatch.setattr("regard.native.threads._team", lambda: None)
-    monkeypatch.setattr(dots, "LEAST_WORK", 1)
+    monkeypatch.setattr(few_queries, "LEAST_WORK", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     for _ in range(20):
         assert agrees(*inputs(1, 5, 3, 400, 24, 24))
@@ -120,7 +122,7 @@ def test_a_view_of_a_cache_and_transposed_axes():
 def test_large_scores_keep_their_distance(variant):
     query, key, value = inputs(1, 2, 3, 200, 32, 32)
     assert agrees(100 * query, 100 * key, value, scale=1.0)
-    output, lse = merged(*native.few_rows(query, key, value, 1e30))
+    output, lse = merged(*native.attend_few_queries(query, key, value, 1e30))
     assert output.isfinite().all()
     assert lse.isfinite().all()
 
@@ -130,7 +132,7 @@ def test_large_scores_keep_their_distance(variant):
 def test_nan_and_infinity_show_in_the_rows_that_meet_them(variant, where, bad):
     named = dict(zip(("query", "key", "value"), inputs(1, 1, 3, 150, 33, 33), strict=True))
     named[where][0, 0, 1, 5] = bad
-    output, _ = merged(*native.few_rows(**named, scale=1.0))
+    output, _ = merged(*native.attend_few_queries(**named, scale=1.0))
     rows = ~output.isfinite().all(-1)[0, 0]
     # a key of infinity has a score of -infinity, and no weight, where the query's entry is below 0
     meets = named["query"][0, 0, :, 5] > 0 if where == "key" and bad == math.inf else torch.ones(3, dtype=torch.bool)
@@ -138,23 +140,23 @@ def test_nan_and_infinity_show_in_the_rows_that_meet_them(variant, where, bad):
 
 
 def test_no_keys_and_no_rows():
-    output, lse = merged(*native.few_rows(*inputs(2, 3, 2, 0, 8, 8), 1.0))
+    output, lse = merged(*native.attend_few_queries(*inputs(2, 3, 2, 0, 8, 8), 1.0))
     assert (output == 0).all()
     assert (lse == -math.inf).all()
-    assert native.few_rows(*inputs(2, 3, 0, 5, 8, 8), 1.0)[0].numel() == 0
+    assert native.attend_few_queries(*inputs(2, 3, 0, 5, 8, 8), 1.0)[0].numel() == 0
 
 
 def test_what_does_not_fit():
     query, key, value = inputs(1, 2, 3, 50, 8, 8)
     with pytest.raises(DtypeError, match=r"key is torch.float16 and value torch.float32.*pass key.float\(\)"):
-        native.few_rows(query, key.half(), value, 1.0)
-    with pytest.raises(DtypeError, match=r"added is torch.float64; .* pass added.float\(\)"):
-        native.few_rows(query, key, value, 1.0, torch.zeros(1, 2, 3, 50, dtype=torch.float64))
+        native.attend_few_queries(query, key.half(), value, 1.0)
+    with pytest.raises(DtypeError, match=r"bias is torch.float64; .* pass bias.float\(\)"):
+        native.attend_few_queries(query, key, value, 1.0, torch.zeros(1, 2, 3, 50, dtype=torch.float64))
     with pytest.raises(ShapeError, match="query has 65 rows; native code takes at most 64"):
-        native.few_rows(torch.zeros(1, 2, 65, 8), key, value, 1.0)
+        native.attend_few_queries(torch.zeros(1, 2, 65, 8), key, value, 1.0)
     with pytest.raises(ShapeError, match=r"key has shape \(1, 2, 50, 7\).*it needs \(1, 2, 50, 8\)"):
-        native.few_rows(query, key[..., :7], value, 1.0)
+        native.attend_few_queries(query, key[..., :7], value, 1.0)
     with pytest.raises(ShapeError, match="value has shape .* it needs four axes"):
-        native.few_rows(query, key, value[0], 1.0)
+        native.attend_few_queries(query, key, value[0], 1.0)
     with pytest.raises(DeviceError, match="query is on meta"):
-        native.few_rows(query.to("meta"), key, value, 1.0)
+        native.attend_few_queries(query.to("meta"), key, value, 1.0)

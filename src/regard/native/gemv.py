@@ -1,4 +1,4 @@
-"""A few rows times a matrix that is read once, by the C function of `library`. What the fields mean is in linear.h."""
+"""Matrix-vector products: a few rows times a matrix that is read once. The structure is explained in gemv.h."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from ..errors import DtypeError, ShapeError
 from . import library
 from .library import DTYPES, check_cpu, last_contiguous
-from .threads import together, workers
+from .threads import run_units, workers
 
 UNIT = 2**18
 """Bytes of the matrix that a thread takes at once."""
@@ -20,15 +20,17 @@ LEAST_WORK = 2**18
 """Entries of the matrix that are worth a thread of their own: some 50 microseconds."""
 
 
-class _Linear(ctypes.Structure):
+class GemvStruct(ctypes.Structure):
+    """The structure `gemv` of gemv.h."""
+
     _fields_ = (
-        *((name, c_int64) for name in ("taken", "units", "unit", "rows", "columns", "dim", "narrow")),
+        *((name, c_int64) for name in ("next_unit", "unit_count", "unit", "rows", "columns", "dim", "is_bfloat16")),
         *(("input", c_void_p), ("input_row", c_int64), ("matrix", c_void_p), ("matrix_row", c_int64)),
         *(("bias", c_void_p), ("output", c_void_p)),
     )
 
 
-def times_matrix(rows: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
+def matmul_few_rows(rows: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
     """y_rj = Σ_a rows_ra · matrix_ja + bias_j, (R, N) in the dtype of the rows, summed in float32.
 
     rows (R, D), matrix (N, D) and bias (N,), all float32 or all bfloat16, on the CPU, of any strides. The matrix is
@@ -41,16 +43,16 @@ def times_matrix(rows: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Te
     _check(rows, matrix, bias)
     code = library.current()
     (count, dim), columns = rows.shape, matrix.shape[0]
-    given, matrix = last_contiguous(rows.detach().float()), last_contiguous(matrix.detach())
+    inputs, matrix = last_contiguous(rows.detach().float()), last_contiguous(matrix.detach())
     bias = None if bias is None else bias.detach().float().contiguous()
     output = torch.empty(count, columns)
     unit = max(UNIT // max(dim * matrix.element_size(), 1), 1)
-    work = _Linear(
+    work = GemvStruct(
         *(0, -(-columns // unit), unit, count, columns, dim, matrix.dtype == torch.bfloat16),
-        *(given.data_ptr(), given.stride(0), matrix.data_ptr(), matrix.stride(0)),
+        *(inputs.data_ptr(), inputs.stride(0), matrix.data_ptr(), matrix.stride(0)),
         *(None if bias is None else bias.data_ptr(), output.data_ptr()),
     )
-    together(code.linear, work, workers(matrix.numel(), LEAST_WORK))
+    run_units(code.gemv, work, workers(matrix.numel(), LEAST_WORK))
     return output.to(rows.dtype)
 
 

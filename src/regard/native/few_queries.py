@@ -1,6 +1,6 @@
-"""Dot-product attention of a few rows with many keys, which are read once, by the C functions of `library`.
+"""Dot-product attention of a few queries with many keys, each read once, by parts of the keys.
 
-The layouts and what the fields of the structure mean are in dots.h.
+The structure and its layouts are explained in decode.h.
 """
 
 from __future__ import annotations
@@ -14,78 +14,83 @@ from torch import Tensor
 from ..errors import DtypeError, ShapeError
 from . import library
 from .library import DTYPES, check_cpu, last_contiguous
-from .threads import together, workers
+from .threads import run_units, workers
 
-MOST_ROWS = 64  # dots.h has the same, and the next one
+MOST_ROWS = 64  # decode.h has the same, and the next one
 CHUNK = 64
 
 LEAST_WORK = 2**18
 """Entries of keys and values that are worth a thread of their own: some 50 microseconds."""
 
 
-class _Dots(ctypes.Structure):
+class DecodeStruct(ctypes.Structure):
+    """The structure `decode` of decode.h."""
+
     _fields_ = (
-        *((name, c_int64) for name in ("taken", "units", "failed")),
-        *((name, c_int64) for name in ("heads", "rows", "columns", "dim", "value_dim", "narrow", "narrow_query")),
+        *((name, c_int64) for name in ("next_unit", "unit_count", "failed")),
+        *(
+            (name, c_int64)
+            for name in ("heads", "rows", "columns", "dim", "value_dim", "is_bfloat16", "query_is_bfloat16")
+        ),
         *(("parts", c_int64), ("part", c_int64), ("scale", c_float)),
         *(("query", c_void_p), ("query_batch", c_int64), ("query_head", c_int64), ("query_row", c_int64)),
         *(("key", c_void_p), ("key_batch", c_int64), ("key_head", c_int64), ("key_row", c_int64)),
         *(("value", c_void_p), ("value_batch", c_int64), ("value_head", c_int64), ("value_row", c_int64)),
-        *(("added", c_void_p), ("added_batch", c_int64), ("added_head", c_int64), ("added_row", c_int64)),
+        *(("bias", c_void_p), ("bias_batch", c_int64), ("bias_head", c_int64), ("bias_row", c_int64)),
         *(("output", c_void_p), ("lse", c_void_p)),
     )
 
 
-def few_rows(
-    query: Tensor, key: Tensor, value: Tensor, scale: float, added: Tensor | None = None
+def attend_few_queries(
+    query: Tensor, key: Tensor, value: Tensor, scale: float, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Attention by parts of the keys: s_ij = scale · q_i · k_j + a_ij, lse = log Σ exp(s_ij), Σ exp(s_ij - lse) · v_j.
+    """Attention by parts of the keys: s_ij = scale · q_i · k_j + b_ij, lse = log Σ exp(s_ij), Σ exp(s_ij - lse) · v_j.
 
     The keys are cut in as many parts P as give each thread its share: outputs (B, H, P, R, Dv) and log-sum-exps
-    (B, H, P, R) in float32, to be merged over P; 0 and -inf where a part keeps nothing.
+    (B, H, P, R) in float32, to be merged over P; 0 and -inf where a part has no pairs.
 
     query (B, H, R, D) of any dtype, R at most 64; key (B, H, N, D), value (B, H, N, Dv), both float32 or both bfloat16;
-    added (B, H, R, N), float32, -inf where nothing is kept: on the CPU, of any strides but in the last axis, where what
+    bias (B, H, R, N), float32, -inf where there is no pair: on the CPU, of any strides but in the last axis, where what
     is not contiguous is copied. Autograd does not see what is done here.
 
-    NaN or infinity in what a row meets gives NaN in its output, and so does NaN in a value of weight 0.
+    NaN in what a row meets gives NaN in its output, and so does NaN in a value of weight 0.
 
     Raises:
         KernelError: there is no native code to call (`regard.native.why_not`).
         ShapeError, DtypeError, DeviceError: a tensor is not as above.
     """
-    _check(query, key, value, added)
+    _check(query, key, value, bias)
     code = library.current()
     (batch, heads, rows, dim), (columns, value_dim) = query.shape, value.shape[-2:]
     count = workers(key.numel() + value.numel(), LEAST_WORK)
-    part, cut = _part(batch * heads, columns, count)
+    part, part_count = _part(batch * heads, columns, count)
     if query.dtype not in DTYPES:
         query = query.float()
     read = [last_contiguous(tensor) for tensor in (query, key, value)]
-    added = None if added is None else last_contiguous(added)
-    output, lse = torch.empty(batch, heads, cut, rows, value_dim), torch.empty(batch, heads, cut, rows)
-    narrow, narrow_query = (tensor.dtype == torch.bfloat16 for tensor in (key, query))
-    work = _Dots(
-        *(0, batch * heads * cut, 0),
-        *(heads, rows, columns, dim, value_dim, narrow, narrow_query, cut, part, scale),
+    bias = None if bias is None else last_contiguous(bias)
+    output, lse = torch.empty(batch, heads, part_count, rows, value_dim), torch.empty(batch, heads, part_count, rows)
+    is_bfloat16, query_is_bfloat16 = (tensor.dtype == torch.bfloat16 for tensor in (key, query))
+    work = DecodeStruct(
+        *(0, batch * heads * part_count, 0),
+        *(heads, rows, columns, dim, value_dim, is_bfloat16, query_is_bfloat16, part_count, part, scale),
         *(number for tensor in read for number in (tensor.data_ptr(), *tensor.stride()[:3])),
-        *((None, 0, 0, 0) if added is None else (added.data_ptr(), *added.stride()[:3])),
+        *((None, 0, 0, 0) if bias is None else (bias.data_ptr(), *bias.stride()[:3])),
         *(output.data_ptr(), lse.data_ptr()),
     )
-    together(code.dots, work, count)
+    run_units(code.decode, work, count)
     return output, lse
 
 
 def _part(heads: int, columns: int, threads: int) -> tuple[int, int]:
-    """The keys of a part, whole chunks, and how many parts there are: one where the heads themselves share out well."""
+    """Keys of a part, in whole chunks, and the number of parts: one where the heads alone keep all threads busy."""
     even = heads % threads == 0 or heads >= 8 * threads
     wanted = 1 if even or not heads else -(-2 * threads // heads)
     part = max(-(-columns // (wanted * CHUNK)) * CHUNK, CHUNK)
     return part, max(-(-columns // part), 1)
 
 
-def _check(query: Tensor, key: Tensor, value: Tensor, added: Tensor | None) -> None:
-    named = {"query": query, "key": key, "value": value, "added": added}
+def _check(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> None:
+    named = {"query": query, "key": key, "value": value, "bias": bias}
     for name, tensor in named.items():
         if tensor is None:
             continue
@@ -97,13 +102,13 @@ def _check(query: Tensor, key: Tensor, value: Tensor, added: Tensor | None) -> N
             f"key is {key.dtype} and value {value.dtype}; native code takes both as torch.float32 or both as "
             "torch.bfloat16: pass key.float() and value.float()"
         )
-    if added is not None and added.dtype != torch.float32:
-        raise DtypeError(f"added is {added.dtype}; native code takes torch.float32: pass added.float()")
+    if bias is not None and bias.dtype != torch.float32:
+        raise DtypeError(f"bias is {bias.dtype}; native code takes torch.float32: pass bias.float()")
     batch, heads, rows, dim = query.shape
     if rows > MOST_ROWS:
         raise ShapeError(f"query has {rows} rows; native code takes at most {MOST_ROWS} at a time: pass fewer")
     columns, value_dim = value.shape[-2:]
-    wanted = {"key": (columns, dim), "value": (columns, value_dim), "added": (rows, columns)}
+    wanted = {"key": (columns, dim), "value": (columns, value_dim), "bias": (rows, columns)}
     for name, last in wanted.items():
         tensor = named[name]
         if tensor is not None and tuple(tensor.shape) != (batch, heads, *last):

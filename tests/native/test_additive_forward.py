@@ -6,7 +6,13 @@ from torch import Tensor
 
 from regard import native
 from regard.errors import DtypeError, ShapeError
-from regard.native.additive import DIRECT, EXPONENTIALS, FEW_QUERIES, TANGENTS
+from regard.native.additive_forward import DIRECT, EXPONENTIALS, FEW_QUERIES, TANGENTS
+
+
+def all_scores(query: Tensor, key: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
+    """The scores of all pairs, (H, M, N)."""
+    return native.AdditiveScores(query, key, weight).scores(out=out)
+
 
 pytestmark = pytest.mark.usefixtures("built")
 
@@ -43,26 +49,26 @@ SIZES = [
 @pytest.mark.parametrize("shape", SIZES)
 def test_scores(variant, shape):
     query, key, weight = inputs(*shape)
-    assert near(native.additive_scores(query, key, weight), query, key, weight)
+    assert near(all_scores(query, key, weight), query, key, weight)
 
 
 @pytest.mark.parametrize("size", [1e-3, 0.01, 0.1, 0.3, 1, 3, 10, 30, 100])
 def test_scores_of_small_and_large_entries(variant, size):
     query, key, weight = inputs(2, 67, 149, 64, size)
-    assert near(native.additive_scores(query, key, weight), query, key, weight)
+    assert near(all_scores(query, key, weight), query, key, weight)
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 5, 7), (2, 0, 5, 7), (2, 3, 0, 7), (2, 3, 5, 0), (0, 0, 0, 0)])
 def test_nothing_at_all(variant, shape):
     query, key, weight = inputs(*shape)
-    scores = native.additive_scores(query, key, weight)
+    scores = all_scores(query, key, weight)
     assert torch.equal(scores, torch.zeros(shape[:3]))
 
 
 def test_each_form_is_taken(variant):
     def form(rows: int, size: float) -> int:
         query, key = torch.full((1, rows, 3), size), torch.full((1, 9, 3), -size)
-        return native.Prepared(query, key, torch.ones(3)).work.form
+        return native.AdditiveScores(query, key, torch.ones(3)).work.form
 
     assert form(FEW_QUERIES, 1.0) == DIRECT
     assert form(FEW_QUERIES + 1, 1.0) == TANGENTS
@@ -91,7 +97,7 @@ def test_each_form_is_taken(variant):
 def test_the_sum_decides_and_not_its_parts(variant, rows, x, y):
     query, key, weight = torch.full((1, rows, 7), x), torch.full((1, 70, 7), y), torch.arange(7.0) - 2.5
     query[:, :, 1::2], key[:, ::3] = 0.25, 0.5
-    assert near(native.additive_scores(query, key, weight), query, key, weight)
+    assert near(all_scores(query, key, weight), query, key, weight)
 
 
 @pytest.mark.parametrize(("x", "y"), [(5.0, 5.0), (5.01, 5.0), (8.0, 8.0), (12.0, 9.0), (21.0, 21.0), (15.0, -14.0)])
@@ -99,7 +105,7 @@ def test_the_same_in_all_features(variant, x, y):
     """Products of four powers are as large as they come: from x + y = 11 on they would overflow."""
     query, key, weight = torch.full((1, 5, 9), x), torch.full((1, 70, 9), y), torch.randn(9)
     key[:, ::3] = -y
-    assert near(native.additive_scores(query, key, weight), query, key, weight)
+    assert near(all_scores(query, key, weight), query, key, weight)
 
 
 def test_large_keys_among_small_ones(variant):
@@ -107,16 +113,16 @@ def test_large_keys_among_small_ones(variant):
     key[0, 70] *= 1e3
     key[1, 299, 5] = -50.0
     query[0, 7] *= 100
-    assert near(native.additive_scores(query, key, weight), query, key, weight)
+    assert near(all_scores(query, key, weight), query, key, weight)
 
 
 @pytest.mark.parametrize("rows", [2, 13])
 @pytest.mark.parametrize("size", [0.01, 1.0, 40.0])
 def test_nan_stays_in_its_row_and_column(variant, rows, size):
     query, key, weight = inputs(2, rows, 150, 33, size)
-    clean = native.additive_scores(query, key, weight)
+    clean = all_scores(query, key, weight)
     query[0, 1, 3], key[1, 77, 32] = math.nan, math.nan
-    scores = native.additive_scores(query, key, weight)
+    scores = all_scores(query, key, weight)
     spoilt = torch.zeros_like(scores, dtype=torch.bool)
     spoilt[0, 1], spoilt[1, :, 77] = True, True
     assert scores[spoilt].isnan().all()
@@ -126,9 +132,9 @@ def test_nan_stays_in_its_row_and_column(variant, rows, size):
 def test_infinite_entries_are_taken_to_one(variant):
     query, key, weight = inputs(1, 5, 70, 8)
     query[0, 1, 3], key[0, 50, 3], key[0, 51, 2] = math.inf, math.inf, -math.inf
-    assert near(native.additive_scores(query, key, weight), query, key, weight)
+    assert near(all_scores(query, key, weight), query, key, weight)
     key[0, 50, 3] = -math.inf
-    scores = native.additive_scores(query, key, weight)
+    scores = all_scores(query, key, weight)
     assert scores.isnan().nonzero().tolist() == [[0, 1, 50]]
 
 
@@ -137,22 +143,22 @@ def test_weights_of_any_size(variant, value):
     query, key, weight = inputs(1, 5, 70, 9)
     weight[4] = value
     truth = plain(query, key, weight)
-    torch.testing.assert_close(native.additive_scores(query, key, weight), truth, rtol=1e-5, atol=1e-5, equal_nan=True)
+    torch.testing.assert_close(all_scores(query, key, weight), truth, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
 def test_strided_heads_and_rows_and_groups(variant):
     weight = torch.randn(19)
     projected = torch.randn(11, 6, 2 * 19)  # [M, H, 2A]
     query, key = projected[..., :19].transpose(0, 1), torch.randn(3, 19, 150).mT
-    assert near(native.additive_scores(query, key, weight), query, key, weight)
+    assert near(all_scores(query, key, weight), query, key, weight)
     one_key = torch.randn(1, 19).expand(3, 70, 19)
-    assert near(native.additive_scores(query, one_key, weight), query, one_key, weight)
+    assert near(all_scores(query, one_key, weight), query, one_key, weight)
 
 
 @pytest.mark.parametrize("rows", [2, 37])
 def test_tiles_are_parts_of_the_whole(variant, rows):
     query, key, weight = inputs(4, rows, 311, 23, 3.0)
-    prepared = native.Prepared(query, key[:2], weight)
+    prepared = native.AdditiveScores(query, key[:2], weight)
     whole = prepared.scores()
     for top, bottom in ((0, 1), (1, rows), (rows, rows), (-1, None)):
         for left, right in ((0, 64), (64, 256), (5, 6), (63, 311), (300, 300), (130, 140)):
@@ -164,7 +170,7 @@ def test_out_is_written_and_nothing_beside_it(variant):
     query, key, weight = inputs(2, 5, 150, 9)
     around = torch.full((2, 7, 160), math.nan)
     out = around[:, 1:6, 3:153]
-    assert native.additive_scores(query, key, weight, out=out) is out
+    assert all_scores(query, key, weight, out=out) is out
     assert near(out, query, key, weight)
     assert around.isnan().sum() == around.numel() - out.numel()
 
@@ -175,7 +181,7 @@ def test_threads_change_nothing(shape, monkeypatch):
     each = []
     for count in (1, 2, 5):
         monkeypatch.setattr(torch, "get_num_threads", lambda count=count: count)
-        each.append(native.additive_scores(query, key, weight))
+        each.append(all_scores(query, key, weight))
     assert torch.equal(each[0], each[1])
     assert torch.equal(each[0], each[2])
 
@@ -192,11 +198,11 @@ def test_threads_change_nothing(shape, monkeypatch):
 )
 def test_inputs_that_do_not_fit(change, error, match):
     with pytest.raises(error, match=match):
-        native.Prepared(*change(*inputs(2, 3, 5, 4)))
+        native.AdditiveScores(*change(*inputs(2, 3, 5, 4)))
 
 
 def test_outputs_that_do_not_fit():
-    prepared = native.Prepared(*inputs(2, 3, 5, 4))
+    prepared = native.AdditiveScores(*inputs(2, 3, 5, 4))
     with pytest.raises(
         ShapeError, match=r"out has shape \(2, 3, 4\); the tile needs \(2, 3, 5\): heads, rows, columns"
     ):

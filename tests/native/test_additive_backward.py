@@ -6,9 +6,17 @@ from torch import Tensor
 
 from regard import native
 from regard.errors import ShapeError
-from regard.native.additive_gradient import _ways
+from regard.native.additive_backward import _partial_sums
 
 pytestmark = pytest.mark.usefixtures("built")
+
+
+def all_gradients(query: Tensor, key: Tensor, weight: Tensor, upstream: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients by query, key and weight of all pairs at once."""
+    gradients = native.AdditiveGradients(native.AdditiveScores(query, key, weight))
+    gradients.add(upstream)
+    return gradients.result()
+
 
 Triple = tuple[Tensor, Tensor, Tensor]
 
@@ -52,25 +60,25 @@ SIZES = [
 @pytest.mark.parametrize("shape", SIZES)
 def test_gradient(variant, shape):
     given = inputs(*shape)
-    assert all_near(native.additive_gradient(*given), *given)
+    assert all_near(all_gradients(*given), *given)
 
 
 @pytest.mark.parametrize("size", [1e-3, 0.01, 0.1, 0.3, 1, 3, 10, 30, 100])
 def test_gradient_of_small_and_large_entries(variant, size):
     given = inputs(2, 2, 67, 149, 64, size)
-    assert all_near(native.additive_gradient(*given), *given)
+    assert all_near(all_gradients(*given), *given)
 
 
 @pytest.mark.parametrize("shape", [(0, 0, 3, 5, 7), (2, 2, 0, 5, 7), (2, 1, 3, 0, 7)])
 def test_nothing_at_all(variant, shape):
     given = inputs(*shape)
-    for has, like in zip(native.additive_gradient(*given), given, strict=False):
+    for has, like in zip(all_gradients(*given), given, strict=False):
         assert torch.equal(has, torch.zeros_like(like))
 
 
 def test_no_features(variant):
     query, key = torch.randn(1, 3, 0), torch.randn(1, 5, 0)
-    has = native.additive_gradient(query, key, torch.randn(0), torch.randn(1, 3, 5))
+    has = all_gradients(query, key, torch.randn(0), torch.randn(1, 3, 5))
     assert [tuple(each.shape) for each in has] == [(1, 3, 0), (1, 5, 0), (0,)]
 
 
@@ -94,13 +102,13 @@ def test_the_sum_decides_and_not_its_parts(variant, x, y):
     query, key, weight = torch.full((1, 5, 7), x), torch.full((1, 70, 7), y), torch.arange(7.0) - 2.5
     query[:, :, 1::2], key[:, ::3] = 0.25, 0.5
     given = query, key, weight, torch.randn(1, 5, 70)
-    assert all_near(native.additive_gradient(*given), *given)
+    assert all_near(all_gradients(*given), *given)
 
 
 def test_a_saturated_pair_has_no_slope(variant):
     query, key, weight, upstream = inputs(1, 1, 5, 70, 8)
     for shift in (25.0, -25.0):
-        of_query, of_key, _ = native.additive_gradient(query + shift, key + shift, weight, upstream)
+        of_query, of_key, _ = all_gradients(query + shift, key + shift, weight, upstream)
         assert of_query.abs().max() < 1e-12
         assert of_key.abs().max() < 1e-12
 
@@ -110,16 +118,16 @@ def test_some_pairs_one_by_one(variant):
     key[0, 70] *= 1e3
     query[0, 7] *= 100
     query[1, 12] = math.inf
-    has = native.additive_gradient(query, key, weight, upstream)
+    has = all_gradients(query, key, weight, upstream)
     assert all_near(has, query, key, weight, upstream)
 
 
 @pytest.mark.parametrize("size", [0.01, 1.0, 40.0])
 def test_nan_stays_with_what_it_meets(variant, size):
     query, key, weight, upstream = inputs(3, 3, 13, 150, 9, size)
-    clean = native.additive_gradient(query, key, weight, upstream)
+    clean = all_gradients(query, key, weight, upstream)
     key[1, 77, 5] = math.nan
-    of_query, of_key, _ = native.additive_gradient(query, key, weight, upstream)
+    of_query, of_key, _ = all_gradients(query, key, weight, upstream)
     assert of_query[1, :, 5].isnan().all()
     assert of_key[1, 77, 5].isnan()
     for has, was in ((of_query, clean[0]), (of_key, clean[1])):
@@ -131,7 +139,7 @@ def test_nan_stays_with_what_it_meets(variant, size):
 @pytest.mark.parametrize("rows", [1, 41])
 def test_tiles_add_up(variant, rows):
     query, key, weight, upstream = inputs(4, 2, rows, 311, 23, 3.0)
-    gradients = native.Gradients(native.Prepared(query, key, weight))
+    gradients = native.AdditiveGradients(native.AdditiveScores(query, key, weight))
     for top, bottom in ((0, 1), (1, 18), (18, rows)):
         for left, right in ((0, 64), (64, 135), (135, 311)):
             gradients.add(upstream[:, top:bottom, left:right], slice(top, bottom), slice(left, right))
@@ -141,12 +149,12 @@ def test_tiles_add_up(variant, rows):
 def test_strided_and_expanded_upstream(variant):
     query, key, weight, upstream = inputs(2, 2, 17, 70, 9)
     for given in (upstream.mT.contiguous().mT, upstream[:, :1].expand(2, 17, 70), torch.ones(()).expand(2, 17, 70)):
-        assert all_near(native.additive_gradient(query, key, weight, given), query, key, weight, given)
+        assert all_near(all_gradients(query, key, weight, given), query, key, weight, given)
 
 
 def test_many_rows_keep_their_precision(variant):
     given = inputs(1, 1, 4099, 70, 8)
-    assert all_near(native.additive_gradient(*given), *given)
+    assert all_near(all_gradients(*given), *given)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 700, 311, 31), (6, 3, 200, 90, 31), (8, 4, 1, 900, 64)])
@@ -154,11 +162,11 @@ def test_threads_change_the_last_bits_alone(shape, monkeypatch):
     given = inputs(*shape)
     for count in (1, 2, 3, 5):
         monkeypatch.setattr(torch, "get_num_threads", lambda count=count: count)
-        assert all_near(native.additive_gradient(*given), *given)
+        assert all_near(all_gradients(*given), *given)
 
 
 def test_key_heads_are_cut_as_the_threads_need():
-    assert [_ways(*each) for each in ((0, 4), (8, 2), (2, 8), (1, 2), (3, 2), (63, 64), (5, 4))] == [
+    assert [_partial_sums(*each) for each in ((0, 4), (8, 2), (2, 8), (1, 2), (3, 2), (63, 64), (5, 4))] == [
         1,
         1,
         4,
@@ -171,7 +179,7 @@ def test_key_heads_are_cut_as_the_threads_need():
 
 def test_upstream_that_does_not_fit():
     query, key, weight, upstream = inputs(2, 2, 3, 5, 4)
-    gradients = native.Gradients(native.Prepared(query, key, weight))
+    gradients = native.AdditiveGradients(native.AdditiveScores(query, key, weight))
     with pytest.raises(ShapeError, match=r"upstream has shape \(2, 3, 4\); the tile needs \(2, 3, 5\)"):
         gradients.add(upstream[..., :4])
     with pytest.raises(ShapeError, match=r"upstream has shape \(2, 3, 5\); the tile needs \(2, 1, 5\)"):

@@ -1,6 +1,6 @@
 /* Vectors of as many floats as the processor takes at once, and the functions of them that are needed here. */
-#ifndef REGARD_LANES_H
-#define REGARD_LANES_H
+#ifndef REGARD_SIMD_H
+#define REGARD_SIMD_H
 
 #include <stdint.h>
 #include <string.h>
@@ -26,89 +26,89 @@ typedef float unaligned_lanes __attribute__((vector_size(4 * LANES), aligned(4),
 #define INLINE static inline __attribute__((always_inline))
 
 #if defined(__clang__)
-#define UNROLLED _Pragma("unroll")
+#define UNROLL _Pragma("unroll")
 #else
-#define UNROLLED _Pragma("GCC unroll 8")
+#define UNROLL _Pragma("GCC unroll 8")
 #endif
 
 #if defined(__clang__)
-#define SHUFFLED(first, second, from) shuffled(first, second, from)
-INLINE lanes shuffled(lanes first, lanes second, bits from) {
+#define SHUFFLE(first, second, source) shuffle(first, second, source)
+INLINE lanes shuffle(lanes first, lanes second, bits source) {
     lanes result;
     for (int lane = 0; lane < LANES; lane++)
-        result[lane] = from[lane] < LANES ? first[from[lane]] : second[from[lane] - LANES];
+        result[lane] = source[lane] < LANES ? first[source[lane]] : second[source[lane] - LANES];
     return result;
 }
 #else
-#define SHUFFLED(first, second, from) __builtin_shuffle(first, second, from)
+#define SHUFFLE(first, second, source) __builtin_shuffle(first, second, source)
 #endif
 
 /* So many entries, and as many more as make whole vectors of them. */
-INLINE int64_t whole_vectors(int64_t entries) { return (entries + LANES - 1) / LANES * LANES; }
+INLINE int64_t round_up_to_lanes(int64_t entries) { return (entries + LANES - 1) / LANES * LANES; }
 
-INLINE lanes every(float value) { return value - (lanes){0}; }
+INLINE lanes broadcast(float value) { return value - (lanes){0}; }
 
-INLINE lanes load(const float *from) { return *(const unaligned_lanes *)from; }
+INLINE lanes load(const float *source) { return *(const unaligned_lanes *)source; }
 
-INLINE void store(float *to, lanes value) { *(unaligned_lanes *)to = value; }
+INLINE void store(float *target, lanes value) { *(unaligned_lanes *)target = value; }
 
 /* The first `count` of the lanes; the others are 0. */
-INLINE lanes load_some(const float *from, int64_t count) {
-    if (count >= LANES) return load(from);
+INLINE lanes load_partial(const float *source, int64_t count) {
+    if (count >= LANES) return load(source);
     lanes value = {0};
-    memcpy(&value, from, (size_t)count * sizeof(float));
+    memcpy(&value, source, (size_t)count * sizeof(float));
     return value;
 }
 
-INLINE void store_some(float *to, lanes value, int64_t count) {
+INLINE void store_partial(float *target, lanes value, int64_t count) {
     if (count >= LANES)
-        store(to, value);
+        store(target, value);
     else
-        memcpy(to, &value, (size_t)count * sizeof(float));
+        memcpy(target, &value, (size_t)count * sizeof(float));
 }
 
 typedef float quad __attribute__((vector_size(16), aligned(4), may_alias));
 
-INLINE float sum_of_lanes(const float *entries) {
+INLINE float sum_floats(const float *entries) {
     quad sum = *(const quad *)entries;
     for (int lane = 4; lane < LANES; lane += 4) sum += *(const quad *)(entries + lane);
     return (sum[0] + sum[2]) + (sum[1] + sum[3]);
 }
 
 /* The sum over all lanes. */
-INLINE float sum_of(lanes vector) {
+INLINE float sum_lanes(lanes vector) {
     float apart[LANES];
     store(apart, vector);
-    return sum_of_lanes(apart);
+    return sum_floats(apart);
 }
 
-INLINE lanes magnitude(lanes x) { return (lanes)((bits)x & 0x7fffffff); }
+INLINE lanes absolute(lanes x) { return (lanes)((bits)x & 0x7fffffff); }
 
 /* The smaller of a number and a value; NaN where the value is. */
-INLINE lanes at_most(float most, lanes value) {
+INLINE lanes min_lanes(float limit, lanes value) {
 #if defined(__AVX512F__)
-    return (lanes)_mm512_min_ps(_mm512_set1_ps(most), (__m512)value);
+    return (lanes)_mm512_min_ps(_mm512_set1_ps(limit), (__m512)value);
 #elif defined(__AVX__)
-    return (lanes)_mm256_min_ps(_mm256_set1_ps(most), (__m256)value);
+    return (lanes)_mm256_min_ps(_mm256_set1_ps(limit), (__m256)value);
 #elif defined(__SSE__)
-    return (lanes)_mm_min_ps(_mm_set1_ps(most), (__m128)value);
+    return (lanes)_mm_min_ps(_mm_set1_ps(limit), (__m128)value);
 #elif defined(__ARM_NEON) && defined(__aarch64__)
-    return (lanes)vminq_f32(vdupq_n_f32(most), (float32x4_t)value);
+    return (lanes)vminq_f32(vdupq_n_f32(limit), (float32x4_t)value);
 #else
-    bits over = every(most) < value;
-    return (lanes)((over & (bits)every(most)) | (~over & (bits)value));
+    bits over = broadcast(limit) < value;
+    return (lanes)((over & (bits)broadcast(limit)) | (~over & (bits)value));
 #endif
 }
 
 /* exp(x) - 1 + less for |x| <= 87: x = n ln 2 + r with |r| <= ln 2 / 2, and exp(r) = 1 + r + r^2 p(r), p by Chebyshev's
  * fit. With less = 0 it is exact near 0, where n is 0; with less = 1 it is exp(x). NaN stays. */
-INLINE lanes exponential_minus_one_plus(float less, lanes x) {
+INLINE lanes expm1_plus(float less, lanes x) {
     const float shift = 12582912.0f; /* 1.5 * 2^23: adding it rounds to a whole number, which then stands in its bits */
     lanes shifted = x * 1.44269504f + shift;
     lanes n = shifted - shift;
     lanes r = x - n * 0.693359375f; /* ten bits of ln 2, so that the product is exact, and the rest of it */
     r = r + n * 2.12194440e-4f;
-    lanes p = every(0x1.a124f2p-13f);
+    lanes p = broadcast(0x1.a124f2p-13f);
     p = p * r + 0x1.6d4324p-10f;
     p = p * r + 0x1.1110e0p-7f;
     p = p * r + 0x1.5554eap-5f;
@@ -119,12 +119,12 @@ INLINE lanes exponential_minus_one_plus(float less, lanes x) {
     return power * p + (power - (1.0f - less));
 }
 
-INLINE lanes exponential(lanes x) { return exponential_minus_one_plus(1.0f, x); }
+INLINE lanes exp_lanes(lanes x) { return expm1_plus(1.0f, x); }
 
 /* tanh(x) = sign(x) m / (m + 2) with m = exp(2 |x|) - 1: relatively exact near 0, and 1 to the last bit from 16 on. */
-INLINE lanes tangent(lanes x) {
-    lanes m = exponential_minus_one_plus(0.0f, 2.0f * at_most(16.0f, magnitude(x)));
-    return (lanes)((bits)(m / (m + 2.0f)) | ((bits)x & (bits)every(-0.0f)));
+INLINE lanes tanh_lanes(lanes x) {
+    lanes m = expm1_plus(0.0f, 2.0f * min_lanes(16.0f, absolute(x)));
+    return (lanes)((bits)(m / (m + 2.0f)) | ((bits)x & (bits)broadcast(-0.0f)));
 }
 
 #endif

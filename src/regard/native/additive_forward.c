@@ -1,0 +1,128 @@
+/* Attention by additive scores, forward: a band of rows meets one strip of keys after another, and their scores, the
+ * online softmax and the sum of values follow each other while all of it is near the processor. */
+#include "tile.h"
+#include "additive_scores.h"
+
+/* The rows that a thread is at, all of one head. */
+struct band {
+    int64_t head, begin, count; /* begin: the first row */
+    float *sums;   /* [BAND][padded value dim]: of exp(score - largest) kept value */
+    float *values; /* of a strip: [STRIP][padded value dim] */
+};
+
+/* What is given for the pairs of a row from a column on. */
+INLINE const float *row_pairs(const struct additive_forward *work, const struct pairs *given, int64_t head, int64_t row,
+                             int64_t column) {
+    if (!given->data) return 0;
+    return given->data + head / given->heads * given->batch + head % given->heads * given->head +
+           (row - work->row_begin) * given->row + column - work->column_begin;
+}
+
+INLINE int any_pair_exists(const float *bias, int64_t count) {
+    int any = 0;
+    for (int64_t j = 0; j < count; j++) any |= bias[j] != -INFINITY;
+    return any;
+}
+
+INLINE float max_of_lanes(const float *scores) {
+    lanes limit = broadcast(-INFINITY);
+    for (int j = 0; j < STRIP; j += LANES) limit = max_lanes(limit, load(scores + j));
+    float each[LANES];
+    store(each, limit);
+    for (int half = LANES / 2; half; half /= 2)
+        for (int l = 0; l < half; l++) each[l] = each[l + half] > each[l] ? each[l + half] : each[l];
+    return each[0];
+}
+
+/* Scores become exp(score - largest); what stands for the strips before is to be scaled by what is returned. */
+INLINE float online_softmax(float *scores, float *maximum, float *total) {
+    float now = max_of_lanes(scores);
+    now = now > *maximum ? now : *maximum;
+    float shift = now == -INFINITY ? 0.0f : now, keep = exp2_lanes(broadcast((*maximum - shift) * LOG2_E))[0];
+    lanes sum = {0};
+    for (int j = 0; j < STRIP; j += LANES) {
+        lanes weight = exp2_lanes((load(scores + j) - shift) * LOG2_E);
+        store(scores + j, weight);
+        sum += weight;
+    }
+    *maximum = now, *total = *total * keep + sum_lanes(sum);
+    return keep;
+}
+
+/* The weights of a row with `count` keys of a strip, 0 beyond, and what scales the strips before; whether any pair
+ * exists, for where none does there are no scores to compute. */
+INLINE int row_weights(const struct additive_forward *work, int64_t head, int64_t row, int64_t column, int64_t count, float *weights,
+                      float *rescale) {
+    const float *bias = row_pairs(work, &work->bias, head, row, column), *keep = row_pairs(work, &work->keep, head, row, column);
+    int64_t band = head * work->scores->rows + row;
+    if (bias && !any_pair_exists(bias, count)) return 0;
+    strip_scores(work->scores, head, row, column, count, weights);
+    if (work->softcap != 0.0f)
+        for (int j = 0; j < STRIP; j += LANES)
+            store(weights + j, work->softcap * tanh_lanes(load(weights + j) / work->softcap));
+    if (bias)
+        for (int64_t j = 0; j < count; j++) weights[j] += bias[j];
+    for (int64_t j = count; j < STRIP; j++) weights[j] = -INFINITY;
+    *rescale = online_softmax(weights, work->maximum + band, work->total + band);
+    if (keep)
+        for (int64_t j = 0; j < count; j++) weights[j] *= keep[j];
+    return 1;
+}
+
+/* All rows of a band with the columns from `from` to `from + count` - 1, which are of one strip. */
+INLINE void process_strip(const struct additive_forward *work, struct band *band, int64_t column, int64_t count) {
+    int64_t padded = padded_dim(work->value_dim), stride = work->value_row;
+    const float *values = work->value + band->head / (work->scores->heads / work->scores->key_heads) * work->value_head + column * stride;
+    if (padded != work->value_dim) {
+        pack_rows(values, stride, count, work->value_dim, 1.0f, band->values, 0);
+        values = band->values, stride = padded;
+    }
+    for (int64_t row = 0; row < band->count; row += GROUP) {
+        float weights[GROUP * STRIP] ALIGNED = {0}, rescale[GROUP];
+        int any = 0;
+        for (int64_t r = 0; r < GROUP; r++) {
+            rescale[r] = 1.0f;
+            if (row + r >= band->count) continue;
+            any |= row_weights(work, band->head, band->begin + row + r, column, count, weights + r * STRIP, rescale + r);
+        }
+        for (int64_t a = 0; any && a < padded; a += PAIR)
+            add_product((struct factor){weights, STRIP, 1}, (struct vectors){values + a, stride, 0, count},
+                    band->sums + row * padded + a, padded, rescale);
+    }
+}
+
+/* What the rows have from other tiles becomes sums again, to which this tile's are added. */
+INLINE void process_band(const struct additive_forward *work, struct band *band) {
+    int64_t first = band->head * work->scores->rows + band->begin, dim = work->value_dim, padded = padded_dim(dim);
+    memset(band->sums, 0, (size_t)(BAND * padded) * sizeof(float));
+    for (int64_t r = 0; r < band->count; r++)
+        for (int64_t a = 0; a < dim; a++)
+            band->sums[r * padded + a] = work->output[(first + r) * dim + a] * work->total[first + r];
+    for (int64_t column = work->column_begin, next; column < work->column_end; column = next) {
+        next = min_int((column / STRIP + 1) * STRIP, work->column_end);
+        process_strip(work, band, column, next - column);
+    }
+    for (int64_t r = 0; r < band->count; r++) {
+        float total = work->total[first + r], share = total == 0.0f ? 0.0f : 1.0f / total;
+        work->lse[first + r] = work->maximum[first + r] + logf(total);
+        for (int64_t a = 0; a < dim; a++) work->output[(first + r) * dim + a] = band->sums[r * padded + a] * share;
+    }
+}
+
+/* Takes one band of one head after another, as long as any is left: for as many threads at once as like. */
+void EXPORTED(regard_additive_forward)(struct additive_forward *work) {
+    int64_t padded = padded_dim(work->value_dim), rows = work->row_end - work->row_begin, unit;
+    int64_t bands = (rows + work->band - 1) / work->band;
+    float *room = aligned_alloc(64, (size_t)((BAND + STRIP) * padded + 16) * sizeof(float)), *left = room;
+    if (!room) {
+        work->failed = 1;
+        return;
+    }
+    struct band band = {.sums = take_floats(&left, BAND * padded), .values = take_floats(&left, STRIP * padded)};
+    while ((unit = __atomic_fetch_add(&work->next_unit, 1, __ATOMIC_RELAXED)) < work->unit_count) {
+        int64_t first = unit % bands * work->band;
+        band.head = unit / bands, band.begin = work->row_begin + first, band.count = min_int(rows - first, work->band);
+        process_band(work, &band);
+    }
+    free(room);
+}

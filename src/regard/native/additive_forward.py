@@ -1,0 +1,284 @@
+"""Additive scores of tiles, and attention by them with the online softmax.
+
+The structures and their layouts are explained in additive.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_float, c_int64, c_void_p
+
+import torch
+from torch import Tensor
+
+from ..errors import ShapeError
+from . import library
+from .library import check_float32, last_contiguous
+from .threads import run_jobs, run_units, split_range, workers
+
+STRIP = 64  # additive.h has the same
+FEATURES_AT_ONCE = 16
+WHOLE = slice(None)
+
+# Up to so many queries for each key, tanh of each pair is faster than to prepare the keys.
+FEW_QUERIES = 2
+
+# Features times pairs that are worth a thread of their own: some 20 microseconds.
+LEAST_WORK = 2**19
+LEAST_ENTRIES = 2**15
+
+EXPONENTIALS, TANGENTS, DIRECT = range(3)
+
+BAND = 32  # additive.h has the same
+SMALL_BAND = 8
+BANDS_PER_THREAD = 4
+"""Bands of rows that each thread should get at least, so that all end at about the same time."""
+
+ADDITIVE = (
+    *(("next_unit", c_int64), ("unit_count", c_int64)),
+    *((name, c_int64) for name in ("heads", "key_heads", "rows", "columns", "features", "padded", "form")),
+    *(("query", c_void_p), ("query_head", c_int64), ("query_row", c_int64)),
+    *(("key", c_void_p), ("key_head", c_int64), ("key_row", c_int64)),
+    *((name, c_void_p) for name in ("weight", "prepared_query", "query_bound", "prepared_key", "key_bound")),
+    *(("weight_sum", c_float), ("weight_bound", c_float)),
+)
+TILE = (
+    *((name, c_int64) for name in ("row_begin", "row_end", "column_begin", "column_end", "begin", "end")),
+    *(("pairs", c_void_p), ("pairs_head", c_int64), ("pairs_row", c_int64)),
+)
+
+
+class AdditiveStruct(ctypes.Structure):
+    """The structure `additive` of additive.h."""
+
+    _fields_ = ADDITIVE
+
+
+class AdditiveTileStruct(ctypes.Structure):
+    """The structure `tile` of additive.h."""
+
+    _fields_ = TILE
+
+
+class AdditiveScores:
+    """Tiles of additive scores from prepared queries and keys: score(i, j) = Σ_a weight_a · tanh(query_ia + key_ja).
+
+    The exponentials are taken here, once per token; a pair then costs one multiply-add and a fourth of a division for
+    each feature, by tanh(x + y) = 1 - 2 / (1 + e^2x · e^2y). Where all entries are within [-1, 1], tanh(x + y) is
+    (tanh x + tanh y) / (1 + tanh x · tanh y) instead, whose error is relative: small scores stay exact.
+
+    query (H, M, A), key (Hk, N, A), weight (A,): float32 on the CPU. Hk divides H, and query head h meets key head
+    ⌊h / (H / Hk)⌋. Heads and rows may have any stride; a last axis that is not contiguous is copied. Any size may be
+    0. They must not change while this is in use. Autograd does not see what is done here.
+
+    NaN in a query or key gives NaN in its own row or column of the scores; infinity is what tanh makes of it.
+
+    Raises:
+        KernelError: there is no native code to call (`regard.native.why_not`).
+        ShapeError, DtypeError, DeviceError: a tensor is not as above.
+    """
+
+    def __init__(self, query: Tensor, key: Tensor, weight: Tensor) -> None:
+        _check(query, key, weight)
+        self.library = library.current()
+        self.query, self.key = last_contiguous(query.detach()), last_contiguous(key.detach())
+        self.heads, self.rows, self.features = query.shape
+        self.key_heads, self.columns = key.shape[:2]
+        self.group = self.heads // max(self.key_heads, 1)
+        self.strips = -(-self.columns // STRIP)
+        self.padded = -(-self.features // FEATURES_AT_ONCE) * FEATURES_AT_ONCE
+        self.weight = weight.detach()
+        self.work = self._structure()
+        if self.query.numel() and self.key.numel() and self.rows * self.group > FEW_QUERIES:
+            self._prepare()
+
+    def scores(self, rows: slice = WHOLE, columns: slice = WHOLE, out: Tensor | None = None) -> Tensor:
+        """The scores of some rows and columns, (H, rows, columns), written into `out` if there is one.
+
+        rows and columns: slices of step 1. Columns that begin and end at multiples of 64 are the fastest.
+
+        Raises:
+            ShapeError: a slice has another step, or `out` is not of this shape with a contiguous last axis.
+        """
+        (top, bottom), (left, right) = slice_bounds(rows, self.rows), slice_bounds(columns, self.columns)
+        shape = (self.heads, bottom - top, right - left)
+        if out is None:
+            out = torch.empty(shape, dtype=torch.float32)
+        check_pairs("out", out, shape)
+        if out.stride(-1) != 1 and right - left > 1:
+            raise ShapeError(f"out has strides {out.stride()}; its last axis must be contiguous: pass out.contiguous()")
+        if not out.numel():
+            return out
+        units = shape[0] * shape[1]
+        count = workers(units * shape[2] * self.features, LEAST_WORK)
+        across = 1 if units >= count else -(-count // units)  # few rows are cut along their keys
+        tile = (out.data_ptr(), out.stride(0), out.stride(1))
+
+        def call(_: int, job: tuple[tuple[int, int], tuple[int, int]]) -> None:
+            (begin, end), (first, last) = job
+            pairs = tile[0] + (first - left) * 4
+            work = AdditiveTileStruct(top, bottom, first, last, begin, end, pairs, *tile[1:])
+            self.library.additive_scores(ctypes.byref(self.work), ctypes.byref(work))
+
+        jobs = [
+            (u, c) for u in split_range(0, units, min(units, count)) for c in split_range(left, right, across, STRIP)
+        ]
+        run_jobs(call, jobs, count)
+        return out
+
+    def _structure(self) -> AdditiveStruct:
+        """The C structure; this object owns its memory."""
+        self._padded_weight = torch.zeros(self.padded + FEATURES_AT_ONCE)
+        self._padded_weight[: self.features] = self.weight
+        total, bound = self.weight.double().sum().item(), 0.0
+        if self.features:
+            bound = self.weight.abs().amax().item()  # NaN where one is NaN
+        self._buffers = [torch.empty(0)] * 4
+        query, key = self.query, self.key
+        return AdditiveStruct(
+            *(0, 0, self.heads, self.key_heads, self.rows, self.columns, self.features, self.padded, DIRECT),
+            *(query.data_ptr(), query.stride(0), query.stride(1), key.data_ptr(), key.stride(0), key.stride(1)),
+            *(self._padded_weight.data_ptr(), None, None, None, None, total, bound),
+        )
+
+    def _prepare(self) -> None:
+        heads, key_heads, padded = self.heads, self.key_heads, self.padded
+        query, query_bound = torch.empty(heads, self.rows, padded), torch.empty(heads, self.rows)
+        key, key_bound = torch.empty(key_heads, self.strips, padded, STRIP), torch.empty(key_heads, self.strips)
+        self._buffers = [query, query_bound, key, key_bound]  # referenced for as long as C may read them
+        work = self.work
+        work.prepared_query, work.query_bound = query.data_ptr(), query_bound.data_ptr()
+        work.prepared_key, work.key_bound = key.data_ptr(), key_bound.data_ptr()
+        work.unit_count = heads * -(-self.rows // STRIP) + key_heads * self.strips
+        threads = workers(query.numel() + key.numel(), LEAST_ENTRIES)
+        run_units(self.library.additive_bounds, work, threads)
+        largest = max(query_bound.amax().item(), key_bound.amax().item())
+        work.form, work.next_unit = TANGENTS if largest <= 1 else EXPONENTIALS, 0
+        run_units(self.library.additive_prepare, work, threads)
+
+
+def _check(query: Tensor, key: Tensor, weight: Tensor) -> None:
+    wanted = (("query", query, 3, "(H, M, A)"), ("key", key, 3, "(Hk, N, A)"), ("weight", weight, 1, "(A,)"))
+    for name, tensor, axes, shape in wanted:
+        check_float32(name, tensor)
+        if tensor.ndim != axes:
+            raise ShapeError(f"{name} has shape {tuple(tensor.shape)}; it needs to be {shape}")
+    if not query.shape[-1] == key.shape[-1] == weight.shape[0]:
+        raise ShapeError(
+            f"query, key and weight have {query.shape[-1]}, {key.shape[-1]} and {weight.shape[0]} features; they need "
+            "the same number"
+        )
+    if query.shape[0] != key.shape[0] and (key.shape[0] == 0 or query.shape[0] % key.shape[0]):
+        raise ShapeError(f"query has {query.shape[0]} heads and key {key.shape[0]}; those of key need to divide them")
+
+
+def check_pairs(name: str, tensor: Tensor, shape: tuple[int, int, int]) -> None:
+    """Raise unless a tensor is float32 and has a number for each pair of a tile."""
+    check_float32(name, tensor)
+    if tuple(tensor.shape) != shape:
+        raise ShapeError(f"{name} has shape {tuple(tensor.shape)}; the tile needs {shape}: heads, rows, columns")
+
+
+def slice_bounds(part: slice, length: int) -> tuple[int, int]:
+    """Begin and end of a slice of rows or columns."""
+    begin, end, step = part.indices(length)
+    if step != 1:
+        raise ShapeError(f"a tile of every {step}th row or column is asked for; native code takes slices of step 1")
+    return begin, max(begin, end)
+
+
+class PairsStruct(ctypes.Structure):
+    """The structure `pairs` of additive.h."""
+
+    _fields_ = (("data", c_void_p), ("heads", c_int64), ("batch", c_int64), ("head", c_int64), ("row", c_int64))
+
+
+class AdditiveForwardStruct(ctypes.Structure):
+    """The structure `additive_forward` of additive.h."""
+
+    _fields_ = (
+        *(("next_unit", c_int64), ("unit_count", c_int64), ("failed", c_int64), ("scores", c_void_p)),
+        *((name, c_int64) for name in ("row_begin", "row_end", "column_begin", "column_end", "band")),
+        *(("bias", PairsStruct), ("keep", PairsStruct), ("softcap", c_float)),
+        *(("value", c_void_p), ("value_head", c_int64), ("value_row", c_int64), ("value_dim", c_int64)),
+        *((name, c_void_p) for name in ("output", "lse", "maximum", "total")),
+    )
+
+
+class AdditiveForward:
+    """Attention over the tiles added so far, `output` (H, M, Dv) and `lse` (H, M); no scores are stored.
+
+    s_ij = softcap(score(i, j)) + bias_ij, lse_i = log Σ_j exp(s_ij), output_i = Σ_j exp(s_ij - lse_i) · keep_ij · v_j,
+    by the online softmax (Milakov and Gimelshein 2018, arXiv 1805.02867).
+
+    Rows that attend to nothing: 0 and -inf. A row's numbers do not depend on the number of threads.
+
+    scores: of queries (H, M, A) and keys (Hk, N, A). value (Hk, N, Dv): float32 on the CPU, of any strides but in the
+    last axis, where what is not contiguous is copied. It must not change while this is in use. Autograd does not see
+    what is done here.
+
+    NaN in what a row meets gives NaN in its output, and so does NaN in a value of weight 0.
+
+    Raises:
+        ShapeError, DtypeError, DeviceError: `value` is not as above.
+    """
+
+    def __init__(self, scores: AdditiveScores, value: Tensor, softcap: float | None = None) -> None:
+        check_float32("value", value)
+        heads, keys = scores.key_heads, scores.columns
+        if value.ndim != 3 or value.shape[:2] != (heads, keys):
+            raise ShapeError(f"value has shape {tuple(value.shape)}; it needs to be (Hk, N, Dv) with {(heads, keys)}")
+        self.scores, self.value, self.softcap = scores, last_contiguous(value.detach()), softcap or 0.0
+        rows = scores.heads, scores.rows
+        self.output, self.lse = torch.zeros(*rows, value.shape[-1]), torch.full(rows, float("-inf"))
+        self._maximum, self._total = self.lse.clone(), torch.zeros(rows)
+
+    def add(
+        self, rows: slice = WHOLE, columns: slice = WHOLE, bias: Tensor | None = None, keep: Tensor | None = None
+    ) -> None:
+        """Add a tile: some rows attend to some columns. No pair may be in two tiles.
+
+        rows and columns: slices of step 1. bias and keep: (B, H / B, rows, columns) float32, of any strides but in
+        the last axis. bias: -inf where there is no pair. keep: 1, and 0 for weights that are dropped.
+
+        Raises:
+            ShapeError, DtypeError, DeviceError: a slice has another step, or a tensor is not as above.
+            MemoryError: there was none for a few rows of the output.
+        """
+        scores, value = self.scores, self.value
+        (top, bottom), (left, right) = slice_bounds(rows, scores.rows), slice_bounds(columns, scores.columns)
+        size = bottom - top, right - left
+        bias, keep = self._checked("bias", bias, size), self._checked("keep", keep, size)
+        pairs = scores.heads * size[0] * size[1]
+        if not pairs:
+            return
+        threads = workers(pairs * (scores.features + value.shape[-1]), LEAST_WORK)
+        band = BAND if scores.heads * size[0] >= BANDS_PER_THREAD * threads * BAND else SMALL_BAND
+        work = AdditiveForwardStruct(
+            *(0, scores.heads * -(-size[0] // band), 0, ctypes.addressof(scores.work), top, bottom, left, right, band),
+            *(
+                _pairs_struct(bias),
+                _pairs_struct(keep),
+                self.softcap,
+                value.data_ptr(),
+                *value.stride()[:2],
+                value.shape[-1],
+            ),
+            *(tensor.data_ptr() for tensor in (self.output, self.lse, self._maximum, self._total)),
+        )
+        run_units(scores.library.additive_forward, work, threads)
+
+    def _checked(self, name: str, tensor: Tensor | None, size: tuple[int, int]) -> Tensor | None:
+        if tensor is None:
+            return None
+        check_float32(name, tensor)
+        if tensor.ndim != 4 or tensor.shape[:2].numel() != self.scores.heads or tensor.shape[2:] != size:
+            raise ShapeError(
+                f"{name} has shape {tuple(tensor.shape)}; the tile needs (B, H / B, rows, columns) with "
+                f"{self.scores.heads} heads and {size}"
+            )
+        return last_contiguous(tensor.detach())
+
+
+def _pairs_struct(tensor: Tensor | None) -> PairsStruct:
+    return PairsStruct() if tensor is None else PairsStruct(tensor.data_ptr(), tensor.shape[1], *tensor.stride()[:3])

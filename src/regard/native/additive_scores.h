@@ -1,0 +1,76 @@
+/* The scores of one query with keys of one strip. A vector holds as many keys as there are lanes; features go four at
+ * a time. */
+#ifndef REGARD_ADDITIVE_SCORES_H
+#define REGARD_ADDITIVE_SCORES_H
+
+#include "additive.h"
+#include "simd.h"
+
+enum { FEATURES = 4, VECTORS = STRIP / LANES < 4 ? STRIP / LANES : 4, WIDTH = VECTORS * LANES };
+
+INLINE int64_t key_strip_count(const struct additive *problem) { return (problem->columns + STRIP - 1) / STRIP; }
+
+/* w0 t0 + w1 t1 + w2 t2 + w3 t3 for one query and a vector of keys, with one reciprocal: n / d, where each half is
+ * v0 / A0 + v1 / A1 = (v0 A1 + v1 A0) / (A0 A1). By exponentials v is w, and the sum is (sum w - result) / 2. */
+INLINE lanes four_feature_terms(const float *query, const float *key, const float *weight, const enum method method) {
+    lanes numerator[FEATURES], denominator[FEATURES];
+    UNROLL for (int a = 0; a < FEATURES; a++) {
+        lanes entry = load(key + a * STRIP), joint = entry * query[a];
+        denominator[a] = (method == BY_CAPPED_EXPONENTIALS ? min_lanes(PRODUCT_CAP, joint) : joint) + 1.0f;
+        numerator[a] = method == BY_TANGENTS ? (entry + query[a]) * weight[a] : broadcast(weight[a]);
+    }
+    lanes low = numerator[0] * denominator[1] + numerator[1] * denominator[0], high = numerator[2] * denominator[3] + numerator[3] * denominator[2];
+    lanes denominator_low = denominator[0] * denominator[1], denominator_high = denominator[2] * denominator[3];
+    return (low * denominator_high + high * denominator_low) / (denominator_low * denominator_high);
+}
+
+/* The scores of one query with one strip. */
+INLINE void row_scores(const struct additive *problem, const float *query, const float *key, float *target,
+                          const enum method method) {
+    for (int part = 0; part < STRIP; part += WIDTH) {
+        lanes sum[VECTORS] = {{0}};
+        for (int64_t a = 0; a < problem->features; a += FEATURES)
+            UNROLL for (int v = 0; v < VECTORS; v++)
+                sum[v] += four_feature_terms(query + a, key + a * STRIP + part + v * LANES, problem->weight + a, method);
+        for (int v = 0; v < VECTORS; v++)
+            store(target + part + v * LANES, method == BY_TANGENTS ? sum[v] : problem->weight_sum - 2.0f * sum[v]);
+    }
+}
+
+/* The scores of one query with `count` keys, tanh taken for each pair: right for every input, and the slowest. */
+static void direct_scores(const struct additive *problem, const float *query, const float *keys, int64_t count, float *target) {
+    for (int64_t j = 0; j < count; j++) {
+        const float *key = keys + j * problem->key_row;
+        lanes sum = {0};
+        for (int64_t a = 0; a < problem->features; a += LANES) {
+            lanes x = load_partial(query + a, problem->features - a) + load_partial(key + a, problem->features - a);
+            sum += load(problem->weight + a) * tanh_lanes(x);
+        }
+        target[j] = sum_lanes(sum);
+    }
+}
+
+/* The scores of one row of one head with the columns from `from` to `from + count` - 1, which are of one strip. */
+static void strip_scores(const struct additive *problem, int64_t head, int64_t row, int64_t column, int64_t count,
+                            float *target) {
+    int64_t strip = column / STRIP, first = strip * STRIP, key_head = head / (problem->heads / problem->key_heads);
+    int64_t query_at = head * problem->rows + row, key_at = key_head * key_strip_count(problem) + strip;
+    enum method method = choose_method(problem, query_at, key_at);
+    if (method == PER_PAIR) {
+        direct_scores(problem, problem->query + head * problem->query_head + row * problem->query_row,
+                      problem->key + key_head * problem->key_head + column * problem->key_row, count, target);
+        return;
+    }
+    float part[STRIP], *whole_strip = count == STRIP ? target : part;
+    const float *query = problem->prepared_query + query_at * problem->padded;
+    const float *key = problem->prepared_key + key_at * problem->padded * STRIP;
+    if (method == BY_TANGENTS)
+        row_scores(problem, query, key, whole_strip, BY_TANGENTS);
+    else if (method == BY_EXPONENTIALS)
+        row_scores(problem, query, key, whole_strip, BY_EXPONENTIALS);
+    else
+        row_scores(problem, query, key, whole_strip, BY_CAPPED_EXPONENTIALS);
+    if (whole_strip == part) memcpy(target, part + column - first, (size_t)count * sizeof(float));
+}
+
+#endif

@@ -1,0 +1,38 @@
+/* Rows of float32, or of bfloat16 where they are narrow: bfloat16 is the upper half of a float32. */
+#ifndef REGARD_BF16_ROWS_H
+#define REGARD_BF16_ROWS_H
+
+#include "simd.h"
+
+typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
+
+/* A row's entries from `at` on, where it has `dim`; 0 beyond. whole: it is known that there are LANES of them. */
+INLINE lanes load_entries(const void *row, int64_t column, int64_t dim, const int is_bfloat16, const int whole) {
+    int64_t count = whole ? LANES : dim - column;
+    if (count <= 0) return broadcast(0.0f);
+    if (!is_bfloat16) return load_partial((const float *)row + column, count);
+    halves half = {0};
+    memcpy(&half, (const uint16_t *)row + column, count >= LANES ? sizeof(half) : (size_t)count * sizeof(uint16_t));
+    return (lanes)(__builtin_convertvector(half, bits) << 16);
+}
+
+/* Writes a row's entries from `at` on, where it has `dim`: to bfloat16 by rounding to the nearest, ties to even. */
+INLINE void store_entries(void *row, int64_t column, int64_t dim, const int is_bfloat16, lanes values) {
+    int64_t count = dim - column < LANES ? dim - column : LANES;
+    if (count <= 0) return;
+    if (!is_bfloat16) {
+        store_partial((float *)row + column, values, count);
+        return;
+    }
+    bits exact = (bits)values, nearest = exact + 0x7fff + ((exact >> 16) & 1), none = values != values;
+    bits chosen = (none & (exact | 0x400000)) | (~none & nearest);
+    halves half = __builtin_convertvector((chosen >> 16) & 0xffff, halves);
+    memcpy((uint16_t *)row + column, &half, (size_t)count * sizeof(uint16_t));
+}
+
+/* The row of that number, where rows lie so many entries apart. */
+INLINE const void *row_at(const void *rows, int64_t number, int64_t stride, const int is_bfloat16) {
+    return (const char *)rows + number * stride * (is_bfloat16 ? 2 : 4);
+}
+
+#endif

@@ -1,0 +1,235 @@
+/* A few rows against many keys, read once: scores, the online softmax, and the sum of values, chunk by chunk.
+ *
+ * Source: Milakov and Gimelshein 2018 (arXiv 1805.02867) for the softmax, Dao, Haziza, Massa and Sizov 2023 (flash
+ * decoding) for the parts. */
+#include "decode.h"
+#include "bf16_rows.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+/* As many running sums as the processor has room for beside what is read. */
+enum { KEYS = LANES == 16 ? 4 : 2, VECTORS = LANES == 16 ? 4 : 2, TRANSPOSE_STEPS = LANES == 16 ? 4 : LANES == 8 ? 3 : 2 };
+
+/* What the compiler makes code of its own for: keys and values in bfloat16, dims of whole groups of vectors, and how many
+ * rows go at once. */
+struct kind {
+    int is_bfloat16, whole, rows;
+};
+
+/* Rows that are read next: they are fetched from memory while there is other work to do. None where `rows` is null. */
+struct next {
+    const void *rows;
+    int64_t stride, entries;
+};
+
+/* Finding where a page is in memory takes as long as reading from it: it is begun so many bytes before. */
+enum { PAGE = 4096, AHEAD = 32768 };
+
+INLINE void prefetch_row(const struct next next, int64_t number, const struct kind kind) {
+    if (!next.rows) return;
+    const char *bytes = row_at(next.rows, number, next.stride, kind.is_bfloat16);
+    int64_t size = next.entries * (kind.is_bfloat16 ? 2 : 4);
+    for (int64_t scratch = 0; scratch < size; scratch += 64) __builtin_prefetch(bytes + scratch, 0, 0);
+    if ((int64_t)((uintptr_t)bytes % PAGE) < size) __builtin_prefetch((const char *)((uintptr_t)bytes + AHEAD), 0, 3);
+}
+
+/* Where the lower halves of blocks stand in two vectors, for blocks of LANES, half of it, and so on to 2. */
+static const bits LOWER_HALVES[] = {
+#if defined(__AVX512F__)
+    {0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23},
+    {0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27},
+    {0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29},
+    {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30}
+#elif defined(__AVX__)
+    {0, 1, 2, 3, 8, 9, 10, 11},
+    {0, 1, 4, 5, 8, 9, 12, 13},
+    {0, 2, 4, 6, 8, 10, 12, 14}
+#else
+    {0, 1, 4, 5},
+    {0, 2, 4, 6}
+#endif
+};
+
+/* The sums over the lanes of as many vectors as there are lanes: one in each lane, in their order. Each turn adds the
+ * upper halves of all blocks to the lower, and packs two vectors into one. */
+INLINE lanes sum_vectors(lanes *vectors) {
+    UNROLL for (int step = 0, size = LANES; step < TRANSPOSE_STEPS; step++, size /= 2)
+        UNROLL for (int v = 0; v < size; v += 2) vectors[v / 2] =
+            SHUFFLE(vectors[v], vectors[v + 1], LOWER_HALVES[step]) + SHUFFLE(vectors[v], vectors[v + 1], LOWER_HALVES[step] + size / 2);
+    return vectors[0];
+}
+
+/* The scores of a group of queries with the `count` keys of a chunk: to[row][key]. */
+INLINE void finish_scores(const struct decode *problem, const float *query, const void *key, int64_t count, float (*target)[CHUNK],
+                      const struct next next, const struct kind kind) {
+    int64_t dim = problem->dim, padded = round_up_to_lanes(dim);
+    for (int64_t j = 0; j < count; j += KEYS) {
+        lanes sum[ROWS][KEYS] = {{{0}}};
+        const void *rows[KEYS];
+        UNROLL for (int i = 0; i < KEYS; i++) rows[i] =
+            row_at(key, j + i < count ? j + i : count - 1, problem->key_row, kind.is_bfloat16);
+        for (int i = 0; i < KEYS; i++) prefetch_row(next, j + i, kind);
+        for (int64_t a = 0; a < dim; a += LANES) {
+            lanes entry[KEYS];
+            UNROLL for (int i = 0; i < KEYS; i++) entry[i] = load_entries(rows[i], a, dim, kind.is_bfloat16, kind.whole);
+            UNROLL for (int r = 0; r < kind.rows; r++) {
+                lanes own = load(query + r * padded + a);
+                UNROLL for (int i = 0; i < KEYS; i++) sum[r][i] += own * entry[i];
+            }
+        }
+        float sums[ROWS * KEYS];
+        if (kind.rows == 1)
+            UNROLL for (int i = 0; i < KEYS; i++) sums[i] = sum_lanes(sum[0][i]);
+        else
+            UNROLL for (int scratch = 0; scratch < ROWS * KEYS; scratch += LANES) store(sums + scratch, sum_vectors(&sum[0][0] + scratch));
+        UNROLL for (int r = 0; r < kind.rows; r++) memcpy(target[r] + j, sums + r * KEYS, KEYS * sizeof(float));
+    }
+}
+
+/* What is left of e^x where x may be -infinity: 0 there, and NaN where x is. */
+INLINE lanes exp_or_zero(lanes x) {
+    bits none = x < -87.0f;
+    return (lanes)(~none & (bits)exp_lanes((lanes)((none & (bits)broadcast(-87.0f)) | (~none & (bits)x))));
+}
+
+INLINE float max_of_lanes(const float *scores, float maximum) {
+    for (int j = 0; j < CHUNK; j++) maximum = scores[j] > maximum ? scores[j] : maximum;
+    return maximum;
+}
+
+/* One more chunk of a row's online softmax: scores become weights; what stands for the earlier chunks is scaled. */
+INLINE float online_softmax(float *scores, float *maximum, float *total) {
+    float now = max_of_lanes(scores, *maximum), shift = now == -INFINITY ? 0.0f : now;
+    float rescale = *maximum == -INFINITY ? 0.0f : expf(*maximum - shift);
+    lanes sum = {0};
+    for (int j = 0; j < CHUNK; j += LANES) {
+        lanes weight = exp_or_zero(load(scores + j) - shift);
+        store(scores + j, weight);
+        sum += weight;
+    }
+    *total = *total * rescale + sum_lanes(sum);
+    *maximum = now;
+    return rescale;
+}
+
+/* output = kept * output + weights . values, for a group of rows and the `count` values of a chunk. */
+INLINE void add_values(const struct decode *problem, float (*weights)[CHUNK], const float *rescale, const void *value,
+                       int64_t count, float *output, const struct next next, const struct kind kind) {
+    int64_t dim = problem->value_dim;
+    for (int64_t a = 0; a < dim; a += VECTORS * LANES) {
+        lanes sum[ROWS][VECTORS] = {{{0}}}; /* of this chunk alone first, so that rounding does not add up */
+        for (int64_t j = 0; j < count; j++) {
+            const void *row = row_at(value, j, problem->value_row, kind.is_bfloat16);
+            if (a == 0) prefetch_row(next, j, kind);
+            lanes entry[VECTORS];
+            UNROLL for (int v = 0; v < VECTORS; v++) entry[v] = load_entries(row, a + v * LANES, dim, kind.is_bfloat16, kind.whole);
+            UNROLL for (int r = 0; r < kind.rows; r++) UNROLL for (int v = 0; v < VECTORS; v++) sum[r][v] +=
+                entry[v] * weights[r][j];
+        }
+        UNROLL for (int r = 0; r < kind.rows; r++) UNROLL for (int v = 0; v < VECTORS; v++) {
+            int64_t scratch = a + v * LANES;
+            lanes earlier = load_entries(output + r * dim, scratch, dim, 0, kind.whole);
+            if (scratch < dim) store_partial(output + r * dim + scratch, earlier * rescale[r] + sum[r][v], kind.whole ? LANES : dim - scratch);
+        }
+    }
+}
+
+INLINE void add_bias(const struct decode *problem, const float *bias, int64_t row, int64_t first, int64_t count,
+                          float *scores) {
+    if (bias && row < problem->rows)
+        for (int64_t j = 0; j < count; j++) scores[j] += bias[row * problem->bias_row + first + j];
+    for (int64_t j = count; j < CHUNK; j++) scores[j] = -INFINITY;
+}
+
+/* What a thread keeps of the rows of a head, with rows of padding: the scaled query, 0 there and beyond dim, and what was
+ * added up of the values. */
+struct scratch_rows {
+    int64_t rows;
+    float *query, *output;
+};
+
+INLINE void pack_query(const struct decode *problem, int64_t batch, int64_t own, const struct scratch_rows *scratch) {
+    int64_t padded = round_up_to_lanes(problem->dim);
+    const void *query = row_at(problem->query, 1, batch * problem->query_batch + own * problem->query_head, problem->query_is_bfloat16);
+    for (int64_t r = 0; r < scratch->rows; r++)
+        for (int64_t a = 0; a < padded; a += LANES)
+            store(scratch->query + r * padded + a,
+                  r < problem->rows ? problem->scale * load_entries(row_at(query, r, problem->query_row, problem->query_is_bfloat16), a, problem->dim,
+                                                     problem->query_is_bfloat16, 0)
+                               : broadcast(0.0f));
+}
+
+/* What a part gives: sums become means. */
+INLINE void write_part(const struct decode *problem, const struct scratch_rows *scratch, const float *maximum, const float *total,
+                   float *output, float *lse) {
+    for (int64_t r = 0; r < problem->rows; r++) {
+        float share = total[r] == 0.0f ? 0.0f : 1.0f / total[r];
+        for (int64_t a = 0; a < problem->value_dim; a++) output[r * problem->value_dim + a] = scratch->output[r * problem->value_dim + a] * share;
+        lse[r] = total[r] == 0.0f ? -INFINITY : maximum[r] + logf(total[r]);
+    }
+}
+
+/* All rows of one head with one part of its keys. */
+INLINE void process_part(const struct decode *problem, const struct scratch_rows *scratch, int64_t head, int64_t part,
+                         const struct kind kind) {
+    int64_t batch = head / problem->heads, own = head % problem->heads, padded = round_up_to_lanes(problem->dim);
+    int64_t first = part * problem->part, end = first + problem->part < problem->columns ? first + problem->part : problem->columns;
+    const void *key = row_at(problem->key, 1, batch * problem->key_batch + own * problem->key_head, kind.is_bfloat16);
+    const void *value = row_at(problem->value, 1, batch * problem->value_batch + own * problem->value_head, kind.is_bfloat16);
+    const float *bias = problem->bias ? problem->bias + batch * problem->bias_batch + own * problem->bias_head : 0;
+    float maximum[MOST_ROWS], total[MOST_ROWS] = {0};
+    for (int64_t r = 0; r < scratch->rows; r++) maximum[r] = -INFINITY;
+    pack_query(problem, batch, own, scratch);
+    memset(scratch->output, 0, (size_t)(scratch->rows * problem->value_dim) * sizeof(float));
+    for (; first < end; first += CHUNK) {
+        int64_t count = end - first < CHUNK ? end - first : CHUNK;
+        const void *keys = row_at(key, first, problem->key_row, kind.is_bfloat16), *values = row_at(value, first, problem->value_row, kind.is_bfloat16);
+        const void *next_keys = end - first > CHUNK ? row_at(keys, CHUNK, problem->key_row, kind.is_bfloat16) : 0;
+        for (int64_t row = 0; row < scratch->rows; row += kind.rows) {
+            float weights[ROWS][CHUNK], rescale[ROWS];
+            struct next value_next = {row ? 0 : values, problem->value_row, problem->value_dim};
+            struct next key_next = {row + kind.rows < scratch->rows ? 0 : next_keys, problem->key_row, problem->dim};
+            finish_scores(problem, scratch->query + row * padded, keys, count, weights, value_next, kind);
+            for (int64_t r = 0; r < kind.rows; r++) {
+                add_bias(problem, bias, row + r, first, count, weights[r]);
+                rescale[r] = online_softmax(weights[r], maximum + row + r, total + row + r);
+            }
+            add_values(problem, weights, rescale, values, count, scratch->output + row * problem->value_dim, key_next, kind);
+        }
+    }
+    int64_t continued = (head * problem->parts + part) * problem->rows;
+    write_part(problem, scratch, maximum, total, problem->output + continued * problem->value_dim, problem->lse + continued);
+}
+
+INLINE void process_unit(const struct decode *problem, const struct scratch_rows *scratch_rows, int64_t unit, const int is_bfloat16, const int whole) {
+    int64_t head = unit / problem->parts, part = unit % problem->parts;
+    if (problem->rows == 1)
+        process_part(problem, scratch_rows, head, part, (struct kind){is_bfloat16, whole, 1});
+    else
+        process_part(problem, scratch_rows, head, part, (struct kind){is_bfloat16, whole, ROWS});
+}
+
+/* Takes one part of one head after another, as long as any is left: for as many threads at once as like. */
+void EXPORTED(regard_decode)(struct decode *problem) {
+    const int64_t group = VECTORS * LANES;
+    const int whole = problem->dim % group == 0 && problem->value_dim % group == 0;
+    int64_t rows = problem->rows == 1 ? 1 : (problem->rows + ROWS - 1) / ROWS * ROWS, query = rows * round_up_to_lanes(problem->dim), unit;
+    float *numbers = aligned_alloc(64, (size_t)((query + rows * problem->value_dim) * 4 + 64) / 64 * 64);
+    if (!numbers) {
+        problem->failed = 1;
+        return;
+    }
+    struct scratch_rows scratch_rows = {rows, numbers, numbers + query};
+    while ((unit = __atomic_fetch_add(&problem->next_unit, 1, __ATOMIC_RELAXED)) < problem->unit_count) {
+        if (problem->is_bfloat16 && whole)
+            process_unit(problem, &scratch_rows, unit, 1, 1);
+        else if (problem->is_bfloat16)
+            process_unit(problem, &scratch_rows, unit, 1, 0);
+        else if (whole)
+            process_unit(problem, &scratch_rows, unit, 0, 1);
+        else
+            process_unit(problem, &scratch_rows, unit, 0, 0);
+    }
+    free(numbers);
+}

@@ -1,0 +1,54 @@
+/* Products of blocks in registers: the one loop in which all the multiplying is done. */
+#ifndef REGARD_MICROKERNEL_H
+#define REGARD_MICROKERNEL_H
+
+#include "simd.h"
+
+/* Rows go GROUP by GROUP; AT_ONCE of them and two vectors of columns are as many sums as there are registers for. */
+enum { GROUP = 8, AT_ONCE = LANES == 4 ? 4 : LANES == 8 ? 4 : 8, PAIR = 2 * LANES };
+
+/* The left factor: its entry (row, k) is data[row * stride + k * step]. */
+struct factor {
+    const float *data;
+    int64_t stride, step;
+};
+
+/* The right factor: its entry (k, column) is data[k * stride + column]; the k in [begin, end) are added up. */
+struct vectors {
+    const float *data;
+    int64_t stride, begin, end;
+};
+
+INLINE void accumulate(const struct factor left, const struct vectors right, lanes (*sum)[2]) {
+    const float *entry = left.data + right.begin * left.step, *vector = right.data + right.begin * right.stride;
+    for (int64_t k = right.begin; k < right.end; k++, entry += left.step, vector += right.stride) {
+        lanes first = load(vector), second = load(vector + LANES);
+        UNROLL for (int r = 0; r < AT_ONCE; r++) {
+            lanes own = broadcast(entry[r * left.stride]);
+            sum[r][0] += own * first;
+            sum[r][1] += own * second;
+        }
+    }
+}
+
+/* into = kept * into + left . right for GROUP rows and two vectors of columns; kept: one for each row, or null for 0. The
+ * product is summed up apart before it is added: a sum over many blocks is rounded once for each of them. */
+INLINE void add_product(const struct factor left, const struct vectors right, float *into, int64_t stride,
+                    const float *rescale) {
+    UNROLL for (int part = 0; part < GROUP; part += AT_ONCE) {
+        lanes sum[AT_ONCE][2] = {{{0}}};
+        float *target = into + part * stride;
+        accumulate((struct factor){left.data + part * left.stride, left.stride, left.step}, right, sum);
+        if (rescale)
+            UNROLL for (int r = 0; r < AT_ONCE; r++) {
+                sum[r][0] += load(target + r * stride) * rescale[part + r];
+                sum[r][1] += load(target + r * stride + LANES) * rescale[part + r];
+            }
+        UNROLL for (int r = 0; r < AT_ONCE; r++) {
+            store(target + r * stride, sum[r][0]);
+            store(target + r * stride + LANES, sum[r][1]);
+        }
+    }
+}
+
+#endif

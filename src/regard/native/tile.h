@@ -1,0 +1,196 @@
+/* Blocks of rows laid out for products, the tiles of a mask, and powers of 2: what both passes share. */
+#ifndef REGARD_TILE_H
+#define REGARD_TILE_H
+
+#include "flash.h"
+#include "microkernel.h"
+#include "bf16_rows.h"
+#include "transpose.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#define LOG2_E 1.44269504f
+#define LN_2 0.69314718f
+
+#define ALIGNED __attribute__((aligned(64)))
+
+INLINE int64_t padded_dim(int64_t dim) { return (dim + PAIR - 1) / PAIR * PAIR; }
+
+INLINE int64_t min_int(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* Memory for so many floats, 64 bytes after 64 bytes; it is taken off the front of a thread's room. */
+INLINE float *take_floats(float **memory, int64_t floats) {
+    float *next_unit = *memory;
+    *memory += (floats + 15) / 16 * 16;
+    return next_unit;
+}
+
+INLINE const void *head_rows(const struct rows *rows, int64_t batch, int64_t head, int64_t first, const int is_bfloat16) {
+    return row_at(rows->data, 1, batch * rows->batch + head * rows->head + first * rows->row, is_bfloat16);
+}
+
+/* The larger of each two; NaN where the second is. */
+INLINE lanes max_lanes(lanes first, lanes second) {
+#if defined(__AVX512F__)
+    return (lanes)_mm512_max_ps((__m512)first, (__m512)second);
+#elif defined(__AVX__)
+    return (lanes)_mm256_max_ps((__m256)first, (__m256)second);
+#elif defined(__SSE__)
+    return (lanes)_mm_max_ps((__m128)first, (__m128)second);
+#else
+    bits over = first > second;
+    return (lanes)((over & (bits)first) | (~over & (bits)second));
+#endif
+}
+
+/* 2^x for x <= 0, and 0 from -127 on down; NaN stays. 2^x = 2^n 2^r with |r| <= 1/2; the latter by a fit of least
+ * relative error, 2e-9 before rounding. */
+INLINE lanes exp2_lanes(lanes x) {
+    const float shift = 12582912.0f; /* 1.5 * 2^23: adding it rounds to a whole number, which then stands in its bits */
+    x = max_lanes(broadcast(-127.0f), x);
+    lanes shifted = x + shift, r = x - (shifted - shift);
+    lanes p = broadcast(0x1.41d334p-13f);
+    p = p * r + 0x1.5f456ap-10f;
+    p = p * r + 0x1.3b2dbcp-7f;
+    p = p * r + 0x1.c6aed4p-5f;
+    p = p * r + 0x1.ebfbdap-3f;
+    p = p * r + 0x1.62e430p-1f;
+    p = p * r + 1.0f;
+    return (lanes)(((bits)shifted - 0x4b400000 + 127) << 23) * p;
+}
+
+/* `count` rows times a factor as to[row][padded], with 0 beyond them up to BLOCK rows, and beyond their dim. */
+INLINE void pack_rows(const void *rows, int64_t stride, int64_t count, int64_t dim, float factor, float *target,
+                     const int is_bfloat16) {
+    int64_t padded = padded_dim(dim);
+    for (int64_t i = 0; i < count; i++) {
+        const void *row = row_at(rows, i, stride, is_bfloat16);
+        for (int64_t a = 0; a < padded; a += LANES) store(target + i * padded + a, load_entries(row, a, dim, is_bfloat16, 0) * factor);
+    }
+    memset(target + count * padded, 0, (size_t)((BLOCK - count) * padded) * sizeof(float));
+}
+
+/* `count` rows as columns, to[entry][BLOCK], with 0 in the columns beyond them. There is room for whole pairs of
+ * vectors of entries. */
+INLINE void pack_transposed(const void *rows, int64_t stride, int64_t count, int64_t dim, float *target, const int is_bfloat16) {
+    for (int64_t i = 0; i < BLOCK; i += LANES)
+        for (int64_t a = 0; a < dim; a += LANES) {
+            lanes block[LANES];
+            for (int l = 0; l < LANES; l++)
+                block[l] = i + l < count ? load_entries(row_at(rows, i + l, stride, is_bfloat16), a, dim, is_bfloat16, 0) : broadcast(0.0f);
+            transpose(block);
+            for (int l = 0; l < LANES; l++) store(target + (a + l) * BLOCK + i, block[l]);
+        }
+}
+
+/* The runs of a block of rows, gone through from left to right. */
+struct cursor {
+    int64_t run, end, column;
+};
+
+INLINE struct cursor first_tile(const struct flash *problem, int64_t block) {
+    int64_t run = problem->first[block], end = problem->first[block + 1];
+    return (struct cursor){run, end, run < end ? problem->runs[3 * run] : INT64_MAX};
+}
+
+/* The number of the tile at the cursor among those with bits, or -1 where all its pairs exist; on to the next. */
+INLINE int64_t next_tile(const struct flash *problem, struct cursor *state) {
+    const int64_t *run = problem->runs + 3 * state->run;
+    int64_t tile = run[2] < 0 ? -1 : run[2] + (state->column - run[0]) / BLOCK;
+    state->column += BLOCK;
+    if (state->column >= run[1]) state->column = ++state->run < state->end ? problem->runs[3 * state->run] : INT64_MAX;
+    return tile;
+}
+
+/* The bits of a tile for one head; null where all its pairs exist. */
+INLINE const uint64_t *tile_words(const struct flash *problem, int64_t batch, int64_t head, int64_t tile) {
+    return tile < 0 ? 0 : problem->bits + batch * problem->bits_batch + head * problem->bits_head + tile * BLOCK;
+}
+
+/* Of a group of rows of a tile: whether any pair is missing, and from which column to which there are any pairs. */
+struct extent {
+    int partial;
+    int64_t begin, end;
+};
+
+INLINE struct extent tile_extent(const uint64_t *words, int64_t count) {
+    uint64_t exists = count < BLOCK ? ((uint64_t)1 << count) - 1 : ~(uint64_t)0, some = 0;
+    if (!words) return (struct extent){count < BLOCK, 0, count};
+    for (int r = 0; r < GROUP; r++) some |= words[r];
+    some &= exists;
+    if (!some) return (struct extent){1, 0, 0};
+    return (struct extent){1, __builtin_ctzll(some), BLOCK - __builtin_clzll(some)};
+}
+
+INLINE int64_t aligned_begin(const struct extent extent) { return extent.begin / PAIR * PAIR; }
+
+INLINE int64_t aligned_end(const struct extent extent) { return (extent.end + PAIR - 1) / PAIR * PAIR; }
+
+/* The bits of a row, with those of columns that are not there cleared. */
+INLINE uint64_t row_word(const uint64_t *words, int row, int64_t count) {
+    uint64_t exists = count < BLOCK ? ((uint64_t)1 << count) - 1 : ~(uint64_t)0;
+    return words ? words[row] & exists : exists;
+}
+
+/* The lanes from column `at` on whose pairs exist as they are, and `otherwise` in the others. */
+INLINE lanes select_bits(uint64_t word, int64_t state, lanes values, float otherwise) {
+#if defined(__AVX512F__)
+    return (lanes)_mm512_mask_blend_ps((__mmask16)(word >> state), _mm512_set1_ps(otherwise), (__m512)values);
+#else
+    const bits all = {1, 2, 4, 8,
+#if defined(__AVX__)
+                      16, 32, 64, 128
+#endif
+    };
+    bits exists = ((all & (int32_t)(word >> state)) != 0);
+    return (lanes)((exists & (bits)values) | (~exists & (bits)broadcast(otherwise)));
+#endif
+}
+
+/* What a product of scaled query and key becomes on its way to the softmax, and its own slope on that way. */
+INLINE lanes apply_softcap(const struct flash *problem, lanes product, lanes *slope) {
+    if (problem->softcap == 0.0f) return product;
+    lanes tangents = tanh_lanes(product);
+    if (slope) *slope = 1.0f - tangents * tangents;
+    return tangents * (problem->softcap * LOG2_E);
+}
+
+/* What the query is multiplied by, so that its products with keys are what `capped` takes. */
+INLINE float query_factor(const struct flash *problem) {
+    return problem->softcap == 0.0f ? problem->scale * LOG2_E : problem->scale / problem->softcap;
+}
+
+/* What the gradient of a key, summed up over queries that were multiplied by `query_factor`, is multiplied by: their
+ * quotient would be 0 / 0 where the scale is 0. */
+INLINE float key_gradient_factor(const struct flash *problem) { return problem->softcap == 0.0f ? LN_2 : problem->softcap; }
+
+/* Which weights are kept, as regard.dropout says it: mixed bits of row and column that are at least the threshold. */
+INLINE bits dropout_keep(const struct flash *problem, int32_t row, int64_t column) {
+    bits noise;
+    memcpy(&noise, problem->column_noise + column, sizeof(noise));
+    noise += row;
+    noise ^= noise >> 16;
+    noise *= 0x7feb352d;
+    noise ^= noise >> 15;
+    noise *= (int32_t)0x846ca68b;
+    return noise >= (int32_t)problem->threshold;
+}
+
+INLINE lanes zero_unless(bits kept, lanes values) { return (lanes)(kept & (bits)values); }
+
+INLINE int32_t row_noise_at(const struct flash *problem, int64_t batch, int64_t head, int64_t row) {
+    return problem->row_noise ? problem->row_noise[(batch * problem->heads + head) * problem->rows + min_int(row, problem->rows - 1)] : 0;
+}
+
+/* Where a row's pairs begin on a line of diagonals, from a column on; rows of padding are as the last row. */
+INLINE int64_t diagonal_index(const struct flash *problem, int64_t row, int64_t column) {
+    return problem->rows - 1 - min_int(row, problem->rows - 1) + column;
+}
+
+/* What is added to a row's scores from a column on. */
+INLINE const float *row_bias(const struct flash *problem, int64_t head, int64_t row, int64_t column) {
+    return problem->relative_bias ? problem->relative_bias + head * problem->relative_bias_head + diagonal_index(problem, row, column) : 0;
+}
+
+#endif

@@ -1,0 +1,101 @@
+"""Reductions whose tensors do not fit are refused."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard import native
+from regard.errors import DeviceError, DtypeError, ShapeError
+from regard.kernels.batched_problem import BatchedProblem
+from regard.kernels.native_inputs import native_problems
+from regard.kernels.validation import make_problem
+
+pytestmark = pytest.mark.usefixtures("built")
+
+
+def problem() -> native.FlashProblem:
+    ((_, part),) = native_problems(
+        BatchedProblem.from_problem(make_problem(*(torch.zeros(1, 2, n, 4) for n in (5, 7, 7))))
+    )
+    return part
+
+
+def double(*sizes: int) -> Tensor:
+    return torch.zeros(*sizes, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "message"),
+    [
+        (
+            lambda: native.RowEntropySums(double(1, 2, 6)),
+            ShapeError,
+            r"into of RowEntropySums has shape \(1, 2, 6\); it needs \(1, 2, 5\)",
+        ),
+        (
+            lambda: native.ColumnWeightSums(torch.zeros(1, 2, 7)),
+            DtypeError,
+            "into of ColumnWeightSums is torch.float32",
+        ),
+        (
+            lambda: native.ColumnWeightSums(double(1, 7, 2).mT),
+            ShapeError,
+            r"into of ColumnWeightSums needs to be contiguous; its strides are \(14, 1, 2\)",
+        ),
+        (
+            lambda: native.RowEntropySums(double(1, 2, 5).to("meta")),
+            DeviceError,
+            "into of RowEntropySums is on meta; native code runs on the CPU",
+        ),
+        (
+            lambda: native.CellReduction(torch.arange(5), torch.arange(7), double(1, 2, 5, 6)),
+            ShapeError,
+            "columns of CellReduction has cell 6; into has 6 of them",
+        ),
+        (
+            lambda: native.CellReduction(torch.tensor([0, 1, 0, -1, 1]), torch.arange(7), double(1, 2, 2, 7)),
+            ShapeError,
+            "rows of CellReduction need cells that never decrease, but for those below 0",
+        ),
+        (
+            lambda: native.LargestWeights(torch.zeros(1, 2, 5, 3), torch.zeros(1, 2, 5, 3)),
+            DtypeError,
+            "columns of LargestWeights is torch.float32; native code takes torch.int64",
+        ),
+        (
+            lambda: native.DistanceSums(
+                torch.arange(5) - 2**23, torch.arange(7), torch.tensor([1]), *(double(1, 2, n) for n in (5, 5, 2))
+            ),
+            ShapeError,
+            "positions of DistanceSums are more than 8,388,608 apart",
+        ),
+        (
+            lambda: native.DistanceSums(
+                torch.arange(5), torch.arange(7), torch.tensor([1]), *(double(1, 2, n) for n in (5, 5, 3))
+            ),
+            ShapeError,
+            r"histogram of DistanceSums has shape \(1, 2, 3\); it needs \(1, 2, 2\)",
+        ),
+    ],
+)
+def test_what_does_not_fit(asked: Callable[[], native.Reduction], error: type, message: str):
+    with pytest.raises(error, match=message):
+        native.reduce_weights(problem(), torch.zeros(1, 2, 5), [asked()])
+
+
+def test_positions_are_the_same_for_all():
+    def sums_by_distance(first: int) -> native.DistanceSums:
+        sums = (double(1, 2, size) for size in (5, 5, 2))
+        return native.DistanceSums(torch.arange(5) + first, torch.arange(7), torch.tensor([1]), *sums)
+
+    with pytest.raises(
+        ShapeError, match="several of DistanceSums have other positions; they need the same, or calls of their own"
+    ):
+        native.reduce_weights(problem(), torch.zeros(1, 2, 5), [sums_by_distance(0), sums_by_distance(1)])
+
+
+def test_the_log_sum_exp_fits():
+    with pytest.raises(ShapeError, match=r"lse has shape \(1, 2, 4\); it needs \(1, 2, 5\)"):
+        native.reduce_weights(problem(), torch.zeros(1, 2, 4), [native.RowEntropySums(double(1, 2, 5))])

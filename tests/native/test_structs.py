@@ -1,0 +1,89 @@
+"""The ctypes structures and constants agree with the C headers: fields by name, order, offset and size."""
+
+import ctypes
+import importlib
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from regard.native import additive_forward, build, few_queries, flash, reductions
+
+HEADERS = {path.name: path.read_text("utf-8") for path in sorted(build.SOURCES.glob("*.h"))}
+
+SHARED = ("additive.h", "decode.h", "flash.h", "gemv.h", "reductions.h")
+"""The headers whose structures Python fills."""
+
+
+def python_structs() -> dict[str, type[ctypes.Structure]]:
+    """The ctypes structures of all modules, by the name that their docstring gives to the C structure."""
+    found = {}
+    for path in sorted(build.SOURCES.glob("*.py")):
+        for value in vars(importlib.import_module(f"regard.native.{path.stem}")).values():
+            if isinstance(value, type) and issubclass(value, ctypes.Structure) and value is not ctypes.Structure:
+                name, header = re.fullmatch(r"The structure `(\w+)` of (\w+\.h)\.", str(value.__doc__)).groups()
+                assert f"struct {name} {{" in HEADERS[header]
+                found[name] = value
+    return found
+
+
+def c_fields(name: str) -> list[str]:
+    """The names of the fields of a C structure, in their order."""
+    ((body,),) = [re.findall(rf"struct {name} \{{(.*?)\n\}};", HEADERS[header], re.DOTALL) for header in SHARED
+                  if f"struct {name} {{" in HEADERS[header]]  # fmt: skip
+    declarations = re.sub(r"/\*.*?\*/", "", body, flags=re.DOTALL).split(";")
+    return [
+        re.sub(r"\[\w+\]", "", field).split()[-1].lstrip("*")
+        for declaration in declarations
+        if declaration.strip()
+        for field in declaration.split(",")
+    ]
+
+
+STRUCTS = python_structs()
+
+
+def test_every_shared_structure_is_in_python():
+    declared = {name for header in SHARED for name in re.findall(r"^struct (\w+) \{", HEADERS[header], re.MULTILINE)}
+    assert set(STRUCTS) == declared
+
+
+@pytest.mark.parametrize("name", STRUCTS)
+def test_names_and_order(name):
+    assert [field[0] for field in STRUCTS[name]._fields_] == c_fields(name)
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+def test_offsets_and_sizes(tmp_path):
+    expected, lines = [], []
+    for name, struct in STRUCTS.items():
+        expected.append(f"{name} {ctypes.sizeof(struct)}")
+        lines.append(f'printf("{name} %zu\\n", sizeof(struct {name}));')
+        for field, *_ in struct._fields_:
+            place = getattr(struct, field)
+            expected.append(f"{name}.{field} {place.offset} {place.size}")
+            member = f"((struct {name} *)0)->{field}"
+            lines.append(f'printf("{name}.{field} %zu %zu\\n", offsetof(struct {name}, {field}), sizeof {member});')
+    includes = "".join(f"#include {header}\n" for header in ("<stddef.h>", "<stdio.h>", *map('"{}"'.format, SHARED)))
+    (tmp_path / "structs.c").write_text(includes + "int main(void) {" + "\n".join(lines) + "}")
+    program = tmp_path / "structs"
+    subprocess.run(["cc", "-I", build.SOURCES, tmp_path / "structs.c", "-o", program], check=True)
+    assert subprocess.run([program], check=True, capture_output=True, text=True).stdout.splitlines() == expected
+
+
+def test_constants():
+    for header, constants in {
+        "additive.h": {"STRIP": additive_forward.STRIP, "BAND": additive_forward.BAND},
+        "decode.h": {"MOST_ROWS": few_queries.MOST_ROWS, "CHUNK": few_queries.CHUNK},
+        "flash.h": {"BLOCK": flash.BLOCK, "MOST_BLOCKS": flash.MOST_BLOCKS},
+    }.items():
+        for name, value in constants.items():
+            assert re.search(rf"\b{name} = {value}\b", HEADERS[header])
+
+
+def test_the_table_of_terms():
+    (table,) = re.findall(r"#define TERMS\(TERM\) (.*)", HEADERS["reductions.h"])
+    assert tuple(re.findall(r"TERM\((\w+)\)", table)) == reductions.TERMS
+    for term in reductions.TERMS:
+        assert f"lanes term_{term}(" in HEADERS["reduce_tile.h"]
