@@ -27,6 +27,8 @@ from regard.kernels.hooks import attention_hook
 from regard.kernels.online_softmax import TILE, ScoredTiles, TiledAttention
 from regard.kernels.tile_scores import make_tile_scores
 from regard.kernels.validation import make_problem
+from regard.testing import assert_agrees, suite
+from regard.testing.oracle import Oracle
 
 
 def log_relu(scores: Tensor) -> Tensor:
@@ -294,3 +296,35 @@ def test_the_plan_says_which_operator_it_is():
     assert "relu attention of 37 queries over 53 keys" in str(plan)
     assert "relu_tiled" in str(plan)
     assert "cpu_flash" not in str(plan)
+
+
+class ReluOracle(Oracle):
+    """relu(S) / Σ relu(S), from the masked scores."""
+
+    def weights(self, scores: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
+        positive = scores.relu()
+        total = positive.sum(-1, keepdim=True)
+        lse = torch.where(total > 0, torch.where(total > 0, total, 1.0).log(), -math.inf)
+        return positive / total.masked_fill(total == 0, 1.0), lse.squeeze(-1)
+
+
+class Sibling:
+    """The tile kernel, on the cases of the agreement suite."""
+
+    name = "relu_tiled"
+    exponential = 2.0**-22  # sums are stored as logarithms, which float32 rounds by 2⁻²³ of their size
+
+    def why_not(self, problem: Problem) -> list[str]:
+        return TILED.why_not(problem)
+
+    def run(self, problem: Problem) -> Result:
+        return run_problem(replace(problem, operator="relu"))
+
+
+# A score of -infinity has the weight 0 here, and may make a softmax's row NaN: attended infinity is left out.
+CASES = [case for _, case in suite([Sibling()], strength=2) if case.poison not in ("query", "key")]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_it_passes_the_agreement_suite(case):
+    assert_agrees(Sibling(), case, oracle=ReluOracle())
