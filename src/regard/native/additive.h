@@ -1,4 +1,4 @@
-/* What the Python side and the C side agree on. Everything is float32, row-major, contiguous in its last axis.
+/* Structures that Python and C share for additive scores. Everything is float32, row-major, contiguous in its last axis.
  *
  * score(i, j) = sum over a of weight[a] * tanh(query[i, a] + key[j, a])
  */
@@ -15,7 +15,7 @@ enum { STRIP = 64 };
 /* Attention takes at most so many rows at once. */
 enum { BAND = 32 };
 
-/* What has been prepared, for the whole of a problem. */
+/* The preparation of queries and keys. */
 enum form {
     EXPONENTIALS, /* exp(2x) of each entry: tanh(x + y) = 1 - 2 / (1 + exp(2x) exp(2y)) */
     TANGENTS,     /* tanh(x) of each entry, all within [-1, 1]: tanh(x + y) = (s + t) / (1 + s t), exact near 0 */
@@ -47,7 +47,7 @@ struct tile {
     int64_t pairs_head, pairs_row;
 };
 
-/* What is given for each pair of a tile, (batches, heads of a batch, rows, columns), or null. */
+/* A number for each pair of a tile, (batches, heads of a batch, rows, columns), or null. */
 struct pairs {
     const float *data;
     int64_t heads, batch, head, row;
@@ -76,10 +76,10 @@ struct sums {
     float *query;   /* (heads, rows, features) */
     float *key;     /* (key_heads, strips, padded, STRIP) */
     double *weight; /* (padded) */
-    float *scratch; /* as many floats as regard_scratch says */
+    float *scratch; /* as many floats as regard_additive_scratch returns */
 };
 
-/* How one query meets one strip; of the exponentials' ways the later is right where the earlier is. */
+/* How the scores of one query and one strip are computed; a later method by exponentials is right where an earlier is. */
 enum method { BY_TANGENTS, BY_EXPONENTIALS, BY_CAPPED_EXPONENTIALS, PER_PAIR };
 
 /* Products of exponentials are capped here: that of four is still finite, and 1 - tanh is below the precision of 1.
@@ -87,18 +87,18 @@ enum method { BY_TANGENTS, BY_EXPONENTIALS, BY_CAPPED_EXPONENTIALS, PER_PAIR };
 #define PRODUCT_CAP 0x1p30f
 #define UNCAPPED_SUM 10.0f
 
-/* exp(2 * 43) and its reciprocal are still finite, normal numbers: entries beyond are taken as this. */
+/* exp(2 * 43) and its reciprocal are still finite, normal numbers: larger entries are replaced by it. */
 #define EXPONENT_CAP 43.0f
 
-/* Query and key may not both be large: x = 50 and y = -49 must meet as they are. An entry may be taken as 43 where the
+/* Query and key may not both be large: x = 50 and y = -49 must be added as they are. An entry may be taken as 43 where the
  * other is below 33, for there |x + y| > 10 and tanh is 1 in float32. A bound of infinity may stand for NaN. */
 static inline enum method choose_method(const struct additive *scores, int64_t query, int64_t strip) {
     if (scores->form == DIRECT || !(scores->weight_bound < 0x1p30f)) return PER_PAIR;
     if (scores->form == TANGENTS) return BY_TANGENTS;
     float x = scores->query_bound[query], y = scores->key_bound[strip];
-    float max_lanes = x > y ? x : y, min_int = x > y ? y : x;
+    float larger = x > y ? x : y, smaller = x > y ? y : x;
     if (x + y <= UNCAPPED_SUM) return BY_EXPONENTIALS;
-    return max_lanes <= EXPONENT_CAP || min_int <= EXPONENT_CAP - 10.0f ? BY_CAPPED_EXPONENTIALS : PER_PAIR;
+    return larger <= EXPONENT_CAP || smaller <= EXPONENT_CAP - 10.0f ? BY_CAPPED_EXPONENTIALS : PER_PAIR;
 }
 
 #endif

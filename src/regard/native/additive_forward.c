@@ -10,7 +10,7 @@ struct band {
     float *values; /* of a strip: [STRIP][padded value dim] */
 };
 
-/* What is given for the pairs of a row from a column on. */
+/* The numbers of a row's pairs from a column on, or null. */
 INLINE const float *row_pairs(const struct additive_forward *work, const struct pairs *given, int64_t head, int64_t row,
                              int64_t column) {
     if (!given->data) return 0;
@@ -34,7 +34,7 @@ INLINE float max_of_lanes(const float *scores) {
     return each[0];
 }
 
-/* Scores become exp(score - largest); what stands for the strips before is to be scaled by what is returned. */
+/* Scores become exp(score - maximum). Returns the factor of the sums of the strips before. */
 INLINE float online_softmax(float *scores, float *maximum, float *total) {
     float now = max_of_lanes(scores);
     now = now > *maximum ? now : *maximum;
@@ -109,7 +109,7 @@ INLINE void process_band(const struct additive_forward *work, struct band *band)
     }
 }
 
-/* Takes one band of one head after another, as long as any is left: for as many threads at once as like. */
+/* Takes one band of one head after another while any is left; any number of threads may call it at once. */
 void EXPORTED(regard_additive_forward)(struct additive_forward *work) {
     int64_t padded = padded_dim(work->value_dim), rows = work->row_end - work->row_begin, unit;
     int64_t bands = (rows + work->band - 1) / work->band;

@@ -1,4 +1,4 @@
-/* Rows of float32, or of bfloat16 where they are narrow: bfloat16 is the upper half of a float32. */
+/* Rows of float32 or bfloat16, which is the upper half of a float32. */
 #ifndef REGARD_BF16_ROWS_H
 #define REGARD_BF16_ROWS_H
 
@@ -6,7 +6,7 @@
 
 typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
 
-/* A row's entries from `at` on, where it has `dim`; 0 beyond. whole: it is known that there are LANES of them. */
+/* LANES entries of a row of `dim` from a column on, 0 beyond. whole: there are LANES of them for certain. */
 INLINE lanes load_entries(const void *row, int64_t column, int64_t dim, const int is_bfloat16, const int whole) {
     int64_t count = whole ? LANES : dim - column;
     if (count <= 0) return broadcast(0.0f);
@@ -16,7 +16,7 @@ INLINE lanes load_entries(const void *row, int64_t column, int64_t dim, const in
     return (lanes)(__builtin_convertvector(half, bits) << 16);
 }
 
-/* Writes a row's entries from `at` on, where it has `dim`: to bfloat16 by rounding to the nearest, ties to even. */
+/* Stores LANES entries of a row of `dim` from a column on; bfloat16 is rounded to nearest, ties to even. */
 INLINE void store_entries(void *row, int64_t column, int64_t dim, const int is_bfloat16, lanes values) {
     int64_t count = dim - column < LANES ? dim - column : LANES;
     if (count <= 0) return;
@@ -30,7 +30,7 @@ INLINE void store_entries(void *row, int64_t column, int64_t dim, const int is_b
     memcpy((uint16_t *)row + column, &half, (size_t)count * sizeof(uint16_t));
 }
 
-/* The row of that number, where rows lie so many entries apart. */
+/* The address of a row by its number and the stride in entries. */
 INLINE const void *row_at(const void *rows, int64_t number, int64_t stride, const int is_bfloat16) {
     return (const char *)rows + number * stride * (is_bfloat16 ? 2 : 4);
 }

@@ -11,7 +11,7 @@
 /* As many running sums as the processor has room for beside what is read. */
 enum { KEYS = LANES == 16 ? 4 : 2, VECTORS = LANES == 16 ? 4 : 2, TRANSPOSE_STEPS = LANES == 16 ? 4 : LANES == 8 ? 3 : 2 };
 
-/* What the compiler makes code of its own for: keys and values in bfloat16, dims of whole groups of vectors, and how many
+/* Constants that the compiler specialises the code for: keys and values in bfloat16, dims of whole groups of vectors, and how many
  * rows go at once. */
 struct kind {
     int is_bfloat16, whole, rows;
@@ -51,7 +51,7 @@ static const bits LOWER_HALVES[] = {
 #endif
 };
 
-/* The sums over the lanes of as many vectors as there are lanes: one in each lane, in their order. Each turn adds the
+/* The sums over the lanes of as many vectors as there are lanes: one in each lane, in their order. Each step adds the
  * upper halves of all blocks to the lower, and packs two vectors into one. */
 INLINE lanes sum_vectors(lanes *vectors) {
     UNROLL for (int step = 0, size = LANES; step < TRANSPOSE_STEPS; step++, size /= 2)
@@ -60,7 +60,7 @@ INLINE lanes sum_vectors(lanes *vectors) {
     return vectors[0];
 }
 
-/* The scores of a group of queries with the `count` keys of a chunk: to[row][key]. */
+/* The scores of a group of queries with the `count` keys of a chunk: target[row][key]. */
 INLINE void finish_scores(const struct decode *problem, const float *query, const void *key, int64_t count, float (*target)[CHUNK],
                       const struct next next, const struct kind kind) {
     int64_t dim = problem->dim, padded = round_up_to_lanes(dim);
@@ -87,7 +87,7 @@ INLINE void finish_scores(const struct decode *problem, const float *query, cons
     }
 }
 
-/* What is left of e^x where x may be -infinity: 0 there, and NaN where x is. */
+/* e^x where x may be -infinity: 0 there, and NaN where x is NaN. */
 INLINE lanes exp_or_zero(lanes x) {
     bits none = x < -87.0f;
     return (lanes)(~none & (bits)exp_lanes((lanes)((none & (bits)broadcast(-87.0f)) | (~none & (bits)x))));
@@ -98,7 +98,7 @@ INLINE float max_of_lanes(const float *scores, float maximum) {
     return maximum;
 }
 
-/* One more chunk of a row's online softmax: scores become weights; what stands for the earlier chunks is scaled. */
+/* One more chunk of a row's online softmax: scores become weights. Returns the factor of the earlier chunks' sums. */
 INLINE float online_softmax(float *scores, float *maximum, float *total) {
     float now = max_of_lanes(scores, *maximum), shift = now == -INFINITY ? 0.0f : now;
     float rescale = *maximum == -INFINITY ? 0.0f : expf(*maximum - shift);
@@ -113,12 +113,12 @@ INLINE float online_softmax(float *scores, float *maximum, float *total) {
     return rescale;
 }
 
-/* output = kept * output + weights . values, for a group of rows and the `count` values of a chunk. */
+/* output = rescale * output + weights . values, for a group of rows and the `count` values of a chunk. */
 INLINE void add_values(const struct decode *problem, float (*weights)[CHUNK], const float *rescale, const void *value,
                        int64_t count, float *output, const struct next next, const struct kind kind) {
     int64_t dim = problem->value_dim;
     for (int64_t a = 0; a < dim; a += VECTORS * LANES) {
-        lanes sum[ROWS][VECTORS] = {{{0}}}; /* of this chunk alone first, so that rounding does not add up */
+        lanes sum[ROWS][VECTORS] = {{{0}}}; /* of this chunk alone: rounded once per chunk */
         for (int64_t j = 0; j < count; j++) {
             const void *row = row_at(value, j, problem->value_row, kind.is_bfloat16);
             if (a == 0) prefetch_row(next, j, kind);
@@ -142,7 +142,7 @@ INLINE void add_bias(const struct decode *problem, const float *bias, int64_t ro
     for (int64_t j = count; j < CHUNK; j++) scores[j] = -INFINITY;
 }
 
-/* What a thread keeps of the rows of a head, with rows of padding: the scaled query, 0 there and beyond dim, and what was
+/* The state of a thread for the rows of a head, with rows of padding: the scaled query, 0 there and beyond dim, and what was
  * added up of the values. */
 struct scratch_rows {
     int64_t rows;
@@ -160,7 +160,7 @@ INLINE void pack_query(const struct decode *problem, int64_t batch, int64_t own,
                                : broadcast(0.0f));
 }
 
-/* What a part gives: sums become means. */
+/* Writes the output of a part: sums divided by their total weight, and the log-sum-exp. */
 INLINE void write_part(const struct decode *problem, const struct scratch_rows *scratch, const float *maximum, const float *total,
                    float *output, float *lse) {
     for (int64_t r = 0; r < problem->rows; r++) {
@@ -210,7 +210,7 @@ INLINE void process_unit(const struct decode *problem, const struct scratch_rows
         process_part(problem, scratch_rows, head, part, (struct kind){is_bfloat16, whole, ROWS});
 }
 
-/* Takes one part of one head after another, as long as any is left: for as many threads at once as like. */
+/* Takes one part of one head after another while any is left; any number of threads may call it at once. */
 void EXPORTED(regard_decode)(struct decode *problem) {
     const int64_t group = VECTORS * LANES;
     const int whole = problem->dim % group == 0 && problem->value_dim % group == 0;

@@ -1,6 +1,6 @@
-/* What the Python side and the C side agree on for a few rows of dot products against many keys.
+/* The structure that Python and C share for attention of a few rows to many keys.
  *
- * output = sum over j of exp(score(j) - lse) value[j], with score(j) = query . key[j] + added[j]
+ * output = sum over j of exp(score(j) - lse) value[j], with score(j) = query . key[j] + bias[j]
  */
 #ifndef REGARD_DECODE_H
 #define REGARD_DECODE_H
@@ -12,11 +12,12 @@
 /* Rows go in groups of the first number, or alone; there are no more of them than the second. */
 enum { ROWS = 4, MOST_ROWS = 64 };
 
-/* Keys are met in chunks of this many. */
+/* Keys of one chunk. */
 enum { CHUNK = 64 };
 
-/* Strides are in elements, of batch, head and row; the last axes of query, key, value and added are contiguous. Key and
- * value are float32, or bfloat16 where `narrow`, the query likewise where `narrow_query`; all else is float32. */
+/* Strides are in elements, of batch, head and row; the last axes of query, key, value and bias are contiguous. Key and
+ * value are float32, or bfloat16 where `is_bfloat16`, the query likewise where
+ * `query_is_bfloat16`; all else is float32. */
 struct decode {
     int64_t next_unit, unit_count; /* how many of the parts of all heads some thread has taken, and how many there are */
     int64_t failed;       /* whether there was no memory */

@@ -1,10 +1,10 @@
-/* Dot-product attention, forward: a segment of rows meets the blocks of keys that its mask leaves, each laid out once. */
+/* Dot-product attention, forward: a segment of rows with the blocks of keys that its mask leaves, each packed once. */
 #include "tile.h"
 
-/* What a thread keeps of the segment that it is at. */
+/* The state of a thread for one segment of rows. */
 struct segment {
     float *query;   /* [rows][padded dim], scaled */
-    float *output;  /* [rows][padded value dim], in units of 2^largest */
+    float *output;  /* [rows][padded value dim], in units of 2^maximum */
     float *total;   /* [rows][LANES], the sums of weights, lane by lane */
     float *maximum; /* [rows] */
     float *keys;    /* [dim][BLOCK] */
@@ -22,7 +22,7 @@ INLINE float max_of_lanes(lanes vector) {
 #endif
 }
 
-/* Products become what the softmax is of: capped, with the line added, -infinity where there is no pair. */
+/* Products become scores: through the softcap, with the relative bias, -infinity where there is no pair. */
 INLINE float finish_scores(const struct flash *problem, const struct extent extent, uint64_t word, const float *relative_bias,
                        float *row) {
     lanes limit = broadcast(-INFINITY);
@@ -56,7 +56,7 @@ INLINE void process_row_group(const struct flash *problem, struct segment *state
     }
     for (int r = 0; r < GROUP; r += LANES) store(rescale + r, exp2_lanes(load(rescale + r)));
     for (int r = 0; r < GROUP; r++) {
-        lanes sum = {0}; /* of this block alone first: a sum over many keys is rounded once for each block */
+        lanes sum = {0}; /* of this block alone: a sum over many keys is rounded once per block */
         int32_t noise = row_noise_at(problem, state->batch, state->head, state->begin + row + r);
         for (int64_t j = low; j < high; j += LANES) {
             lanes power = exp2_lanes(load(weights + r * BLOCK + j) - shift[r]);
@@ -118,7 +118,7 @@ INLINE void process_segment(const struct flash *problem, struct segment *state, 
     write_segment(problem, state, is_bfloat16);
 }
 
-/* Takes one segment of one head after another, as long as any is left: for as many threads at once as like. */
+/* Takes one segment of one head after another while any is left; any number of threads may call it at once. */
 void EXPORTED(regard_flash)(struct flash *problem) {
     int64_t rows = problem->segment * BLOCK, padded = padded_dim(problem->dim), value_padded = padded_dim(problem->value_dim);
     int64_t floats = (rows + BLOCK) * (padded + value_padded) + rows * (LANES + 1) + 6 * 16, unit;

@@ -1,6 +1,6 @@
-/* What the Python side and the C side agree on for dot-product attention over the tiles that a mask leaves.
+/* Structures that Python and C share for dot-product attention over the tiles that a mask leaves.
  *
- * score(i, j) = scale query[i] . key[j], through softcap tanh(. / softcap) where there is one, + line[j - i + rows - 1];
+ * score(i, j) = scale query[i] . key[j], through softcap tanh(. / softcap) where there is one, + relative_bias[j - i + rows - 1];
  * output[i] = sum over j of weight(i, j) value[j], weight(i, j) = exp(score(i, j) - lse[i])
  *
  * Source: Dao et al. 2022 (arXiv 2205.14135), algorithms 1, 2 and 4; Milakov and Gimelshein 2018 (arXiv 1805.02867) for
@@ -15,11 +15,11 @@
 /* Tiles have so many rows and columns: a row of one is a word of bits, a bit for each column, 1 where the pair exists. */
 enum { BLOCK = 64 };
 
-/* The forward pass takes so many blocks of rows at once: each block of keys is laid out once for them. */
+/* The forward pass takes so many blocks of rows at once: each block of keys is packed once for them. */
 enum { MOST_BLOCKS = 8 };
 
 /* Entries of the query, key, value, output and its gradient, (batch, heads, length, dim), are float32, or bfloat16 where
- * `narrow`; all else is float32. Strides are in entries, of batch, head and row; the last axis is contiguous. */
+ * `is_bfloat16`; all else is float32. Strides are in entries, of batch, head and row; the last axis is contiguous. */
 struct rows {
     const void *data;
     int64_t batch, head, row;
@@ -42,7 +42,7 @@ struct flash {
     int64_t bits_batch, bits_head;
     const float *relative_bias; /* (heads, rows + columns - 1), times log2(e), or null; the stride of the first */
     int64_t relative_bias_head;
-    const int32_t *row_noise; /* (batch, heads, rows), or null: no weights are dropped; see kept_of */
+    const int32_t *row_noise; /* (batch, heads, rows), or null: no weights are dropped; see dropout_keep */
     const int32_t *column_noise; /* (columns) */
     int64_t threshold;
     float keep_probability;

@@ -1,8 +1,8 @@
-/* The gradients of dot-product attention: a block of keys meets the blocks of rows that attend to it, column of tiles
+/* The gradients of dot-product attention: a block of keys with the blocks of rows that attend to it, column of tiles
  * after column, so that the gradients of keys and values are summed up where they are. */
 #include "tile.h"
 
-/* What a thread keeps of the key head that it is at. */
+/* The state of a thread for one key head. */
 struct gradient {
     float *delta, *lse;            /* [query heads][rows]: sum of grad_output output less grad_lse; lse times log2(e) */
     struct cursor *cursors;        /* [blocks of rows] */
@@ -12,10 +12,10 @@ struct gradient {
     float *query, *grad_output;          /* of the block of rows: scaled query and grad_output, [BLOCK][padded] */
     float *grad_query;             /* of a group of rows: [GROUP][padded dim] */
     float *weights, *grad_scores;  /* of the tile: [BLOCK][BLOCK] */
-    int64_t batch, key_head, part;   /* shared: the key head */
+    int64_t batch, key_head, part;
 };
 
-/* Of a tile: its query head and place, how many columns there are, its pairs, and from which row to which it has any. */
+/* A tile: its query head and position, the number of its columns, its pairs, and the range of rows that has any. */
 struct tile {
     int64_t head, row, column, count, begin, end;
     const uint64_t *words;
@@ -24,17 +24,17 @@ struct tile {
 
 INLINE int64_t padded_rows(const struct flash *problem) { return (problem->rows + BLOCK - 1) / BLOCK * BLOCK; }
 
-/* What is kept of the rows of a query head. */
+/* The part of a per-row array that belongs to a query head. */
 INLINE float *head_values(const struct flash *problem, const struct gradient *state, int64_t head, float *keep) {
     return keep + (head - state->key_head * problem->group) * padded_rows(problem);
 }
 
-/* Which of the sums over the parts is this thread's own. */
+/* The index of this thread's partial sum of a query head. */
 INLINE int64_t partial_sum_index(const struct flash *problem, const struct gradient *state, int64_t head) {
     return (state->batch * problem->heads + head) * problem->segment + state->part;
 }
 
-/* Where the gradients of what is added to a row's scores are summed up. */
+/* Where the gradient of a row's relative bias is summed, or null. */
 INLINE float *row_bias_gradient(const struct flash *problem, const struct gradient *state, int64_t head, int64_t row, int64_t column) {
     if (!problem->grad_relative_bias || row >= problem->rows) return 0;
     return problem->grad_relative_bias + partial_sum_index(problem, state, head) * (problem->rows + problem->columns - 1) + diagonal_index(problem, row, column);
@@ -192,7 +192,7 @@ INLINE void process_key_range(const struct flash *problem, struct gradient *stat
     for (int64_t column = begin; column < target; column += BLOCK) process_key_block(problem, state, column, is_bfloat16);
 }
 
-/* Takes one part of one key head after another, as long as any is left: for as many threads at once as like. */
+/* Takes one part of one key head after another while any is left; any number of threads may call it at once. */
 void EXPORTED(regard_flash_backward)(struct flash *problem) {
     int64_t rows = padded_rows(problem) * problem->group, padded = padded_dim(problem->dim), value_padded = padded_dim(problem->value_dim);
     int64_t floats = 2 * rows + BLOCK * (4 * padded + 3 * value_padded) + GROUP * padded + 2 * BLOCK * BLOCK + 12 * 16;

@@ -2,7 +2,7 @@
  * for the tiles of a mask alone, into zeros; or, where there are no tiles, for all pairs, and 0 where `keep` says so. */
 #include "tile.h"
 
-/* What a thread keeps of some rows and a block of keys. */
+/* The state of a thread for some rows and a block of keys. */
 struct row_block_state {
     float *query, *keys; /* [rows][padded dim], scaled; [dim][BLOCK] */
     int64_t batch, head, begin, count, blocks;
@@ -20,7 +20,7 @@ INLINE bits pairs_exist(const uint8_t *keep, int64_t count) {
     return __builtin_convertvector(some, bits) != 0;
 }
 
-/* A row of products becomes weights, where pairs of its tile exist; nothing is touched for a row that takes no part. */
+/* A row of products becomes weights, where pairs of its tile exist; a row with lse +infinity is not touched. */
 INLINE void write_tile_row(const struct flash *problem, const struct row_block_state *state, int64_t row, int64_t column,
                           const struct extent extent, uint64_t word, const float *products) {
     const float *relative_bias = row_bias(problem, state->head, row, column);
@@ -99,7 +99,7 @@ INLINE void process_row_blocks(const struct flash *problem, struct row_block_sta
     }
 }
 
-/* Takes some rows of one head after another, as long as any are left: for as many threads at once as like. */
+/* Takes some rows of one head after another while any are left; any number of threads may call it at once. */
 void EXPORTED(regard_flash_weights)(struct flash *problem) {
     int64_t rows = problem->segment * BLOCK, padded = padded_dim(problem->dim), segments = (problem->rows + rows - 1) / rows, unit;
     int64_t floats = (rows + BLOCK) * padded + 2 * 16;

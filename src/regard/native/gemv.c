@@ -1,14 +1,14 @@
-/* A few rows times a matrix. All the time goes into reading the matrix: once, from its beginning to its end. */
+/* A few rows times a matrix, which is read once from beginning to end: that takes all the time. */
 #include "gemv.h"
 #include "bf16_rows.h"
 
-/* Rows and columns that go at once. */
+/* Rows and columns of one block. */
 enum { ROWS = 4, COLUMNS = 4 };
 
-/* So many bytes before it is needed, memory is asked for. */
+/* Bytes ahead of use at which memory is prefetched, and those of a cache line. */
 enum { AHEAD = 2048, LINE = 64 };
 
-/* What the compiler makes code of its own for: a matrix in bfloat16, whole vectors, and how many rows and columns go at
+/* Constants that the compiler specialises the code for: a matrix in bfloat16, whole vectors, and how many rows and columns go at
  * once. */
 struct kind {
     int is_bfloat16, whole, rows, columns;
@@ -53,7 +53,7 @@ INLINE void process_unit(const struct gemv *problem, int64_t unit, const int is_
     for (; column < end; column++) process_columns(problem, column, (struct kind){is_bfloat16, whole, 0, 1});
 }
 
-/* Takes one unit after another, as long as any is left: for as many threads at once as like. */
+/* Takes one unit of columns after another while any is left; any number of threads may call it at once. */
 void EXPORTED(regard_gemv)(struct gemv *problem) {
     const int whole = problem->dim % LANES == 0;
     int64_t unit;

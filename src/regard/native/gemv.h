@@ -1,4 +1,4 @@
-/* What the Python side and the C side agree on for the product of a few rows with a matrix, which is read once.
+/* The structure that Python and C share for the product of a few rows with a matrix, which is read once.
  *
  * output[row][column] = rows[row] . matrix[column] (+ bias[column])
  */
@@ -9,7 +9,8 @@
 
 #include <stdint.h>
 
-/* Rows and the matrix have contiguous last axes, strides are in elements. The matrix is float32, or bfloat16 where `narrow`;
+/* Rows and the matrix have contiguous last axes, strides are in elements. The matrix is float32, or bfloat16 where
+ * `is_bfloat16`;
  * all else is float32. */
 struct gemv {
     int64_t next_unit, unit_count; /* how many units of columns some thread has taken, and how many there are */

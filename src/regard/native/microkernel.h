@@ -1,10 +1,10 @@
-/* Products of blocks in registers: the one loop in which all the multiplying is done. */
+/* The microkernel: products of small blocks in registers, the loop that does all multiplications. */
 #ifndef REGARD_MICROKERNEL_H
 #define REGARD_MICROKERNEL_H
 
 #include "simd.h"
 
-/* Rows go GROUP by GROUP; AT_ONCE of them and two vectors of columns are as many sums as there are registers for. */
+/* Rows are in groups; AT_ONCE rows times two vectors of columns are as many sums as there are registers for. */
 enum { GROUP = 8, AT_ONCE = LANES == 4 ? 4 : LANES == 8 ? 4 : 8, PAIR = 2 * LANES };
 
 /* The left factor: its entry (row, k) is data[row * stride + k * step]. */
@@ -13,7 +13,7 @@ struct factor {
     int64_t stride, step;
 };
 
-/* The right factor: its entry (k, column) is data[k * stride + column]; the k in [begin, end) are added up. */
+/* The right factor: its entry (k, column) is data[k * stride + column]; the k in [begin, end) are summed. */
 struct vectors {
     const float *data;
     int64_t stride, begin, end;
@@ -31,7 +31,7 @@ INLINE void accumulate(const struct factor left, const struct vectors right, lan
     }
 }
 
-/* into = kept * into + left . right for GROUP rows and two vectors of columns; kept: one for each row, or null for 0. The
+/* into = rescale * into + left . right for GROUP rows and two vectors of columns; rescale: one per row, null for 0. The
  * product is summed up apart before it is added: a sum over many blocks is rounded once for each of them. */
 INLINE void add_product(const struct factor left, const struct vectors right, float *into, int64_t stride,
                     const float *rescale) {

@@ -1,4 +1,4 @@
-/* Vectors of as many floats as the processor takes at once, and the functions of them that are needed here. */
+/* SIMD vectors of floats, as wide as the variant allows, and functions of them. */
 #ifndef REGARD_SIMD_H
 #define REGARD_SIMD_H
 
@@ -43,7 +43,7 @@ INLINE lanes shuffle(lanes first, lanes second, bits source) {
 #define SHUFFLE(first, second, source) __builtin_shuffle(first, second, source)
 #endif
 
-/* So many entries, and as many more as make whole vectors of them. */
+/* A number of entries, rounded up to whole vectors. */
 INLINE int64_t round_up_to_lanes(int64_t entries) { return (entries + LANES - 1) / LANES * LANES; }
 
 INLINE lanes broadcast(float value) { return value - (lanes){0}; }
@@ -52,7 +52,7 @@ INLINE lanes load(const float *source) { return *(const unaligned_lanes *)source
 
 INLINE void store(float *target, lanes value) { *(unaligned_lanes *)target = value; }
 
-/* The first `count` of the lanes; the others are 0. */
+/* Loads the first `count` lanes; the others are 0. */
 INLINE lanes load_partial(const float *source, int64_t count) {
     if (count >= LANES) return load(source);
     lanes value = {0};
@@ -84,7 +84,7 @@ INLINE float sum_lanes(lanes vector) {
 
 INLINE lanes absolute(lanes x) { return (lanes)((bits)x & 0x7fffffff); }
 
-/* The smaller of a number and a value; NaN where the value is. */
+/* The smaller of a number and each lane; NaN where the lane is NaN. */
 INLINE lanes min_lanes(float limit, lanes value) {
 #if defined(__AVX512F__)
     return (lanes)_mm512_min_ps(_mm512_set1_ps(limit), (__m512)value);
@@ -103,7 +103,7 @@ INLINE lanes min_lanes(float limit, lanes value) {
 /* exp(x) - 1 + less for |x| <= 87: x = n ln 2 + r with |r| <= ln 2 / 2, and exp(r) = 1 + r + r^2 p(r), p by Chebyshev's
  * fit. With less = 0 it is exact near 0, where n is 0; with less = 1 it is exp(x). NaN stays. */
 INLINE lanes expm1_plus(float less, lanes x) {
-    const float shift = 12582912.0f; /* 1.5 * 2^23: adding it rounds to a whole number, which then stands in its bits */
+    const float shift = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer, which its low bits then hold */
     lanes shifted = x * 1.44269504f + shift;
     lanes n = shifted - shift;
     lanes r = x - n * 0.693359375f; /* ten bits of ln 2, so that the product is exact, and the rest of it */

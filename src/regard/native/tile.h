@@ -1,4 +1,4 @@
-/* Blocks of rows laid out for products, the tiles of a mask, and powers of 2: what both passes share. */
+/* Packed blocks of rows, the tiles of a mask, and exponentials: shared by the forward and backward pass. */
 #ifndef REGARD_TILE_H
 #define REGARD_TILE_H
 
@@ -19,7 +19,7 @@ INLINE int64_t padded_dim(int64_t dim) { return (dim + PAIR - 1) / PAIR * PAIR; 
 
 INLINE int64_t min_int(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* Memory for so many floats, 64 bytes after 64 bytes; it is taken off the front of a thread's room. */
+/* Takes memory for some floats, aligned to 64 bytes, off the front of a thread's memory. */
 INLINE float *take_floats(float **memory, int64_t floats) {
     float *next_unit = *memory;
     *memory += (floats + 15) / 16 * 16;
@@ -30,7 +30,7 @@ INLINE const void *head_rows(const struct rows *rows, int64_t batch, int64_t hea
     return row_at(rows->data, 1, batch * rows->batch + head * rows->head + first * rows->row, is_bfloat16);
 }
 
-/* The larger of each two; NaN where the second is. */
+/* The larger number of each lane; NaN where the second is NaN. */
 INLINE lanes max_lanes(lanes first, lanes second) {
 #if defined(__AVX512F__)
     return (lanes)_mm512_max_ps((__m512)first, (__m512)second);
@@ -60,7 +60,7 @@ INLINE lanes exp2_lanes(lanes x) {
     return (lanes)(((bits)shifted - 0x4b400000 + 127) << 23) * p;
 }
 
-/* `count` rows times a factor as to[row][padded], with 0 beyond them up to BLOCK rows, and beyond their dim. */
+/* Packs `count` rows, times a factor, as target[row][padded]: 0 beyond them up to BLOCK rows, and beyond their dim. */
 INLINE void pack_rows(const void *rows, int64_t stride, int64_t count, int64_t dim, float factor, float *target,
                      const int is_bfloat16) {
     int64_t padded = padded_dim(dim);
@@ -71,7 +71,7 @@ INLINE void pack_rows(const void *rows, int64_t stride, int64_t count, int64_t d
     memset(target + count * padded, 0, (size_t)((BLOCK - count) * padded) * sizeof(float));
 }
 
-/* `count` rows as columns, to[entry][BLOCK], with 0 in the columns beyond them. There is room for whole pairs of
+/* Packs `count` rows as columns, target[entry][BLOCK], 0 in the columns beyond them. There is memory for whole pairs of
  * vectors of entries. */
 INLINE void pack_transposed(const void *rows, int64_t stride, int64_t count, int64_t dim, float *target, const int is_bfloat16) {
     for (int64_t i = 0; i < BLOCK; i += LANES)
@@ -84,7 +84,7 @@ INLINE void pack_transposed(const void *rows, int64_t stride, int64_t count, int
         }
 }
 
-/* The runs of a block of rows, gone through from left to right. */
+/* The position in the runs of a block of rows, from left to right. */
 struct cursor {
     int64_t run, end, column;
 };
@@ -94,7 +94,7 @@ INLINE struct cursor first_tile(const struct flash *problem, int64_t block) {
     return (struct cursor){run, end, run < end ? problem->runs[3 * run] : INT64_MAX};
 }
 
-/* The number of the tile at the cursor among those with bits, or -1 where all its pairs exist; on to the next. */
+/* The number of the tile at the cursor among those with bits, or -1 where all its pairs exist; moves to the next tile. */
 INLINE int64_t next_tile(const struct flash *problem, struct cursor *state) {
     const int64_t *run = problem->runs + 3 * state->run;
     int64_t tile = run[2] < 0 ? -1 : run[2] + (state->column - run[0]) / BLOCK;
@@ -108,7 +108,7 @@ INLINE const uint64_t *tile_words(const struct flash *problem, int64_t batch, in
     return tile < 0 ? 0 : problem->bits + batch * problem->bits_batch + head * problem->bits_head + tile * BLOCK;
 }
 
-/* Of a group of rows of a tile: whether any pair is missing, and from which column to which there are any pairs. */
+/* For a group of rows of a tile: whether any pair is missing, and the range of columns that has any pairs. */
 struct extent {
     int partial;
     int64_t begin, end;
@@ -127,28 +127,28 @@ INLINE int64_t aligned_begin(const struct extent extent) { return extent.begin /
 
 INLINE int64_t aligned_end(const struct extent extent) { return (extent.end + PAIR - 1) / PAIR * PAIR; }
 
-/* The bits of a row, with those of columns that are not there cleared. */
+/* The bits of a row, with those of columns beyond the last one cleared. */
 INLINE uint64_t row_word(const uint64_t *words, int row, int64_t count) {
     uint64_t exists = count < BLOCK ? ((uint64_t)1 << count) - 1 : ~(uint64_t)0;
     return words ? words[row] & exists : exists;
 }
 
-/* The lanes from column `at` on whose pairs exist as they are, and `otherwise` in the others. */
-INLINE lanes select_bits(uint64_t word, int64_t state, lanes values, float otherwise) {
+/* The lanes whose pairs exist, and `otherwise` in the others; the first lane is the given column. */
+INLINE lanes select_bits(uint64_t word, int64_t column, lanes values, float otherwise) {
 #if defined(__AVX512F__)
-    return (lanes)_mm512_mask_blend_ps((__mmask16)(word >> state), _mm512_set1_ps(otherwise), (__m512)values);
+    return (lanes)_mm512_mask_blend_ps((__mmask16)(word >> column), _mm512_set1_ps(otherwise), (__m512)values);
 #else
     const bits all = {1, 2, 4, 8,
 #if defined(__AVX__)
                       16, 32, 64, 128
 #endif
     };
-    bits exists = ((all & (int32_t)(word >> state)) != 0);
+    bits exists = ((all & (int32_t)(word >> column)) != 0);
     return (lanes)((exists & (bits)values) | (~exists & (bits)broadcast(otherwise)));
 #endif
 }
 
-/* What a product of scaled query and key becomes on its way to the softmax, and its own slope on that way. */
+/* The score of a scaled product, through the softcap where there is one, in units of log2(e); and its slope. */
 INLINE lanes apply_softcap(const struct flash *problem, lanes product, lanes *slope) {
     if (problem->softcap == 0.0f) return product;
     lanes tangents = tanh_lanes(product);
@@ -156,16 +156,16 @@ INLINE lanes apply_softcap(const struct flash *problem, lanes product, lanes *sl
     return tangents * (problem->softcap * LOG2_E);
 }
 
-/* What the query is multiplied by, so that its products with keys are what `capped` takes. */
+/* The factor of the query, so that its products with keys are the input of `apply_softcap`. */
 INLINE float query_factor(const struct flash *problem) {
     return problem->softcap == 0.0f ? problem->scale * LOG2_E : problem->scale / problem->softcap;
 }
 
-/* What the gradient of a key, summed up over queries that were multiplied by `query_factor`, is multiplied by: their
- * quotient would be 0 / 0 where the scale is 0. */
+/* The factor of the gradient of a key that is summed over queries times `query_factor`. It is scale / query_factor,
+ * written so that a scale of 0 does not give 0 / 0. */
 INLINE float key_gradient_factor(const struct flash *problem) { return problem->softcap == 0.0f ? LN_2 : problem->softcap; }
 
-/* Which weights are kept, as regard.dropout says it: mixed bits of row and column that are at least the threshold. */
+/* Which weights dropout keeps: those whose mixed noise of row and column is at least the threshold. See core/dropout.py. */
 INLINE bits dropout_keep(const struct flash *problem, int32_t row, int64_t column) {
     bits noise;
     memcpy(&noise, problem->column_noise + column, sizeof(noise));
@@ -183,12 +183,12 @@ INLINE int32_t row_noise_at(const struct flash *problem, int64_t batch, int64_t 
     return problem->row_noise ? problem->row_noise[(batch * problem->heads + head) * problem->rows + min_int(row, problem->rows - 1)] : 0;
 }
 
-/* Where a row's pairs begin on a line of diagonals, from a column on; rows of padding are as the last row. */
+/* The index in the relative bias of a row's pair with a column; rows of padding are as the last row. */
 INLINE int64_t diagonal_index(const struct flash *problem, int64_t row, int64_t column) {
     return problem->rows - 1 - min_int(row, problem->rows - 1) + column;
 }
 
-/* What is added to a row's scores from a column on. */
+/* The relative bias of a row from a column on, or null. */
 INLINE const float *row_bias(const struct flash *problem, int64_t head, int64_t row, int64_t column) {
     return problem->relative_bias ? problem->relative_bias + head * problem->relative_bias_head + diagonal_index(problem, row, column) : 0;
 }

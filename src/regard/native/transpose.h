@@ -1,4 +1,4 @@
-/* As many vectors as they have lanes, transposed. */
+/* The transpose of LANES vectors of LANES lanes. */
 #ifndef REGARD_TRANSPOSE_H
 #define REGARD_TRANSPOSE_H
 
@@ -10,7 +10,7 @@
 #define FOR_ALL_LANES _Pragma("GCC unroll 16")
 #endif
 
-/* One turn: of two vectors whose numbers differ in the bit `step` alone, the lower one's lanes that have that bit change
+/* One step: of two vectors whose numbers differ in the bit `step` alone, the lower one's lanes that have that bit change
  * places with the higher one's that have it not. */
 #define TRANSPOSE_STEP(block, step)                                                                   \
     FOR_ALL_LANES for (int i = 0; i < LANES; i++) if (!(i & (step))) {                        \
@@ -19,7 +19,7 @@
         (block)[i + (step)] = SHUFFLE(low, high, ALL_LANES(HIGHER_LANE, step));              \
     }
 
-/* Where lane l comes from, of two vectors side by side. */
+/* The source of lane l among the lanes of two vectors side by side. */
 #define LOWER_LANE(l, step) ((l) & (step) ? (l) - (step) + LANES : (l))
 #define HIGHER_LANE(l, step) ((l) & (step) ? (l) + LANES : (l) + (step))
 
