@@ -56,7 +56,7 @@ def test_a_call_enters_few_files(sizes, options, kernel, most):
     if kernel == "kernels/cpu_flash.py" and not native.available():
         pytest.skip("without native code other kernels are chosen")
     files = path(*sizes, **options)
-    print(f"{len(files)} files: {' -> '.join(files)}")
+    print(f"{len(files)} files: {' -> '.join(files)}")  # noqa: T201, the path is for a reader: pytest -s
     assert kernel in files
     assert len(files) <= most
 

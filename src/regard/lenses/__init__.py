@@ -14,12 +14,12 @@ from .base import WeightsLayout as WeightsLayout
 from .base import WeightTile as WeightTile
 from .distance import Distance as Distance
 from .distance import DistanceResult as DistanceResult
-from .entropy import Entropy as Entropy
 from .pooled import Pooled as Pooled
-from .received import Received as Received
 from .segment_mass import Mass as Mass
 from .topk import TopK as TopK
 from .topk import TopKResult as TopKResult
+from .weight_sums import Entropy as Entropy
+from .weight_sums import Received as Received
 from .weights import Weights as Weights
 
 __all__ = [

@@ -1,13 +1,18 @@
-"""Reductions that several lenses share: sums over rows, over columns, and over groups of both."""
+"""Sums of the weights over rows, over columns and over groups of both, and the lenses Entropy and Received.
+
+Entropy sums w · log w over each row, Received sums w over each column.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from .. import native
+from ..core.problem import Problem
 from .base import WeightsLayout, WeightTile, select_batches
 
 
@@ -133,3 +138,71 @@ def _group_members(groups: Tensor, dtype: torch.dtype) -> _GroupMembers:
     if len(found) and int(found[-1] - found[0]) + 1 == len(found):
         return _GroupMembers(slice(int(found[0]), int(found[-1]) + 1), member, even)
     return _GroupMembers(found, member, even)
+
+
+@dataclass(frozen=True)
+class Entropy:
+    """-Σ_j w_ij · ln w_ij for each row i: (..., heads, M), in nats; 0 for a row that attends to nothing.
+
+    Between 0, where one key has all the weight, and ln N, where all have as much; its exponential is how many keys a
+    row attends to in effect. The weight of a sink is no term of the sum. Dropout is not applied. No autograd.
+
+    Source: Shannon 1948, A Mathematical Theory of Communication, section 6; for attention Clark et al. 2019
+    (arXiv 1906.04341, section 3.3), who average over the rows of a corpus.
+
+    >>> import torch, regard
+    >>> spread = regard.lenses.Entropy()
+    >>> regard.observe(torch.zeros(2, 4), torch.zeros(3, 4), torch.ones(3, 1), spread)[spread].exp()
+    tensor([3., 3.])
+    """
+
+    def start(self, problem: Problem) -> _EntropyState:
+        """The state of one run."""
+        return _EntropyState(WeightsLayout.from_problem(problem))
+
+
+class _EntropyState:
+    """-Σ w · log w of each row."""
+
+    def __init__(self, layout: WeightsLayout) -> None:
+        self.layout, self.rows = layout, RowEntropySums(layout)
+        self.reductions = (self.rows,)
+
+    def finish(self, problem: Problem, lse: Tensor) -> Tensor:
+        # Rounding may make a weight larger than 1, and its term then negative. 0.0 - x: a sum of 0 gives 0, not -0.
+        entropy = (0.0 - math.log(2) * self.rows.sums).clamp_(min=0.0)
+        return self.layout.to_result(entropy.masked_fill_(self.layout.nan_rows(lse), math.nan))
+
+
+@dataclass(frozen=True)
+class Received:
+    """Σ_i w_ij for each key j, the column sums of the weights: (..., heads, N).
+
+    All of a head sum to the number of rows that attend to something, less the weight of sinks; with M queries and N
+    keys M / N is an equal share. heads are query heads, also where several share a key head. One row that attends to
+    NaN makes all columns of its head NaN. Dropout is not applied. No autograd.
+
+    Source: the "heavy hitters" of Zhang et al. 2023 (arXiv 2306.14048, section 3), here of all queries at once.
+
+    >>> import torch, regard
+    >>> received = regard.lenses.Received()
+    >>> q = torch.zeros(3, 4)
+    >>> regard.observe(q, q, q, received, mask=regard.masks.causal())[received]
+    tensor([1.8333, 0.8333, 0.3333])
+    """
+
+    def start(self, problem: Problem) -> _ReceivedState:
+        """The state of one run."""
+        return _ReceivedState(WeightsLayout.from_problem(problem))
+
+
+class _ReceivedState:
+    """Σ w of each column."""
+
+    def __init__(self, layout: WeightsLayout) -> None:
+        self.layout, self.columns = layout, ColumnSums(layout)
+        self.reductions = (self.columns,)
+
+    def finish(self, problem: Problem, lse: Tensor) -> Tensor:
+        broken = self.layout.nan_rows(lse).any(-1, keepdim=True)  # [B, H, 1]
+        return self.layout.to_result(self.columns.sums.masked_fill(broken, math.nan))

@@ -11,15 +11,7 @@ from ctypes import c_void_p
 import torch
 from torch import Tensor
 
-from .additive_forward import (
-    LEAST_WORK,
-    STRIP,
-    WHOLE,
-    AdditiveScores,
-    AdditiveTileStruct,
-    check_pairs,
-    slice_bounds,
-)
+from .additive_forward import LEAST_WORK, STRIP, WHOLE, AdditiveScores, AdditiveTileStruct, check_pairs, slice_bounds
 from .library import last_contiguous
 from .threads import run_jobs, split_range, workers
 

@@ -6,11 +6,11 @@ from .caches import KVCache as KVCache
 from .caches import ProjectedMemory as ProjectedMemory
 from .feedforward import FeedForward as FeedForward
 from .feedforward import GatedFeedForward as GatedFeedForward
+from .feedforward import RMSNorm as RMSNorm
 from .latent_attention import LatentAttention as LatentAttention
 from .latent_attention import LatentProjections as LatentProjections
 from .linear import Linear as Linear
 from .multihead import MultiheadAttention as MultiheadAttention
-from .normalization import RMSNorm as RMSNorm
 from .projections import Projections as Projections
 from .replace import SwapReport as SwapReport
 from .replace import swap as swap

@@ -19,10 +19,10 @@ from ..positions import Rotary, Rotation
 from ..utils.numbers import whole_number
 from .attention_layer import CallKwargs, Heads, Store
 from .caches import KVCache
+from .feedforward import RMSNorm
 from .input_checks import check_input, check_positions, probability, refuse_scripting
 from .layer_arguments import BiasModule, check_cache, combine_biases, combine_masks
 from .linear import Linear, dense_weight
-from .normalization import RMSNorm
 from .projections import init_xavier
 
 

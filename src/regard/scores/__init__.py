@@ -3,12 +3,12 @@
 from ..core.score_forms import AdditivePairs as AdditivePairs
 from ..core.score_forms import DotPairs as DotPairs
 from .base import Score as Score
-from .dot import Dot as Dot
-from .dot import General as General
-from .dot import ScaledDot as ScaledDot
-from .location import Location as Location
-from .tanh import Additive as Additive
-from .tanh import Concat as Concat
+from .score_functions import Additive as Additive
+from .score_functions import Concat as Concat
+from .score_functions import Dot as Dot
+from .score_functions import General as General
+from .score_functions import Location as Location
+from .score_functions import ScaledDot as ScaledDot
 
 __all__ = [
     "Additive",

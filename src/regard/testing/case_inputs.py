@@ -15,10 +15,8 @@ from ..core.dropout import Dropout
 from ..core.problem import Problem
 from ..masks import Mask
 from ..scores import Score
-from .bias_cases import BIAS_CASES, PairPositions
-from .case_generator import KEY_DIM, QUERY_DIM, CaseGenerator
-from .cases import CONSTANT_BIASES, LAYOUTS, Case, LeadingAxes
-from .mask_cases import draw_mask
+from .cases import CONSTANT_BIASES, KEY_DIM, LAYOUTS, QUERY_DIM, Case, CaseGenerator, LeadingAxes
+from .mask_and_bias_cases import BIAS_CASES, PairPositions, draw_mask
 
 HIDDEN_DIM, MAX_LENGTH = 19, 23
 SCALE, SOFTCAP, DROPOUT = 0.3, 2.0, 0.3

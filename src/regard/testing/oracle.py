@@ -28,9 +28,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from .bias_cases import BIAS_CASES
 from .case_inputs import DROPOUT, Inputs
 from .cases import LARGE
+from .mask_and_bias_cases import BIAS_CASES
 from .score_cases import compute_scores, widen
 
 Leaves = Mapping[str, Tensor]

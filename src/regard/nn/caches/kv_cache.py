@@ -13,7 +13,7 @@ from ...utils.numbers import whole_number
 from ..input_checks import check_positions
 from .base import Cache, check_rows
 from .buffers import Buffers, check_fits
-from .policies import Evicting, Growing, Policy, Static, with_spare
+from .eviction import Evicting, Growing, Policy, Static, with_spare
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,202 @@
+"""The six score functions: Dot, ScaledDot, General; Additive, Concat, which pass a sum through tanh; Location."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ..core.score_forms import AdditivePairs, DotPairs
+from ..errors import ConfigurationError, ShapeError
+from .base import Score, check_dim, check_same_dim
+
+
+class Dot(Score):
+    """score(q, k) = q · k. Query and key dims must be equal.
+
+    Source: Luong et al. 2015 (arXiv 1508.04025), Eq. 8, "dot".
+
+    >>> import torch, regard
+    >>> score = regard.scores.Dot()
+    >>> score(torch.tensor([[1.0, 1.1]]), torch.tensor([[2.0, 10.0]]))
+    tensor([[13.]])
+    """
+
+    def form(self, query: Tensor, key: Tensor) -> DotPairs:
+        check_same_dim(self, query, key)
+        return DotPairs(query, key, 1.0)
+
+
+class ScaledDot(Score):
+    """score(q, k) = scale · q · k, with scale = 1/√dim by default. Query and key dims must be equal.
+
+    Source: Vaswani et al. 2017 (arXiv 1706.03762), Eq. 1.
+
+    >>> import torch, regard
+    >>> regard.scores.ScaledDot()(torch.ones(1, 4), torch.ones(1, 4))
+    tensor([[2.]])
+    """
+
+    def __init__(self, scale: float | None = None) -> None:
+        super().__init__()
+        if scale is not None and not -math.inf < scale < math.inf:
+            raise ConfigurationError(f"scale is {scale}; ScaledDot needs a finite number, or None for 1/√dim")
+        self.scale = scale
+
+    def form(self, query: Tensor, key: Tensor) -> DotPairs:
+        check_same_dim(self, query, key)
+        scale = self.scale if self.scale is not None else max(query.shape[-1], 1) ** -0.5
+        return DotPairs(query, key, scale)
+
+    def extra_repr(self) -> str:
+        return "" if self.scale is None else f"scale={self.scale}"
+
+
+class General(Score):
+    """score(q, k) = qᵀ W k, with W of (query dim, key dim): a bilinear score, the dot product of Wᵀ q and k.
+
+    Source: Luong et al. 2015 (arXiv 1508.04025), Eq. 8, "general".
+
+    >>> import torch, regard
+    >>> score = regard.scores.General(query_dim=2, key_dim=3)
+    >>> score(torch.zeros(4, 2), torch.zeros(5, 3)).shape
+    torch.Size([4, 5])
+    """
+
+    def __init__(self, query_dim: int, key_dim: int) -> None:
+        super().__init__()
+        self.query_dim, self.key_dim = query_dim, key_dim
+        self.weight = nn.Parameter(torch.empty(query_dim, key_dim))
+        nn.init.xavier_uniform_(self.weight)
+
+    def project_query(self, query: Tensor) -> Tensor:
+        check_dim(self, "query", query, self.query_dim)
+        return query @ self.weight
+
+    def project_key(self, key: Tensor) -> Tensor:
+        check_dim(self, "key", key, self.key_dim)
+        return key
+
+    def form(self, query: Tensor, key: Tensor) -> DotPairs:
+        return DotPairs(query, key, 1.0)
+
+    def extra_repr(self) -> str:
+        return f"query_dim={self.query_dim}, key_dim={self.key_dim}"
+
+
+class Additive(Score):
+    """score(q, k) = vᵀ tanh(W q + U k), with W of (hidden, query dim), U of (hidden, key dim), v of (hidden,).
+
+    Source: Bahdanau et al. 2015 (arXiv 1409.0473), section A.1.2, the alignment model; without an offset, as there.
+
+    >>> import torch, regard
+    >>> score = regard.scores.Additive(query_dim=2, key_dim=3, hidden_dim=5)
+    >>> score(torch.zeros(4, 2), torch.zeros(7, 3)).shape
+    torch.Size([4, 7])
+    """
+
+    def __init__(self, query_dim: int, key_dim: int, hidden_dim: int) -> None:
+        super().__init__()
+        self.query_dim, self.key_dim, self.hidden_dim = query_dim, key_dim, hidden_dim
+        self.query_weight = nn.Parameter(torch.empty(hidden_dim, query_dim))
+        self.key_weight = nn.Parameter(torch.empty(hidden_dim, key_dim))
+        self.weight = nn.Parameter(torch.empty(hidden_dim))
+        nn.init.xavier_uniform_(self.query_weight)
+        nn.init.xavier_uniform_(self.key_weight)
+        nn.init.normal_(self.weight, std=max(hidden_dim, 1) ** -0.5)
+
+    def project_query(self, query: Tensor) -> Tensor:
+        check_dim(self, "query", query, self.query_dim)
+        return functional.linear(query, self.query_weight)
+
+    def project_key(self, key: Tensor) -> Tensor:
+        check_dim(self, "key", key, self.key_dim)
+        return functional.linear(key, self.key_weight)
+
+    def form(self, query: Tensor, key: Tensor) -> AdditivePairs:
+        return AdditivePairs(query, key, self.weight)
+
+    def extra_repr(self) -> str:
+        return f"query_dim={self.query_dim}, key_dim={self.key_dim}, hidden_dim={self.hidden_dim}"
+
+
+class Concat(Score):
+    """score(q, k) = vᵀ tanh(W [q; k]), with W of (hidden, query dim + key dim) and v of (hidden,).
+
+    W [q; k] = W₁ q + W₂ k for the two halves of W's columns, so pairs are never concatenated: it is the additive score
+    with its parameters in one matrix.
+
+    Source: Luong et al. 2015 (arXiv 1508.04025), Eq. 8, "concat".
+
+    >>> import torch, regard
+    >>> score = regard.scores.Concat(query_dim=2, key_dim=3, hidden_dim=5)
+    >>> score.matrix.shape
+    torch.Size([5, 5])
+    """
+
+    def __init__(self, query_dim: int, key_dim: int, hidden_dim: int) -> None:
+        super().__init__()
+        self.query_dim, self.key_dim, self.hidden_dim = query_dim, key_dim, hidden_dim
+        self.matrix = nn.Parameter(torch.empty(hidden_dim, query_dim + key_dim))
+        self.weight = nn.Parameter(torch.empty(hidden_dim))
+        nn.init.xavier_uniform_(self.matrix)
+        nn.init.normal_(self.weight, std=max(hidden_dim, 1) ** -0.5)
+
+    def project_query(self, query: Tensor) -> Tensor:
+        check_dim(self, "query", query, self.query_dim)
+        return functional.linear(query, self.matrix[:, : self.query_dim])
+
+    def project_key(self, key: Tensor) -> Tensor:
+        check_dim(self, "key", key, self.key_dim)
+        return functional.linear(key, self.matrix[:, self.query_dim :])
+
+    def form(self, query: Tensor, key: Tensor) -> AdditivePairs:
+        return AdditivePairs(query, key, self.weight)
+
+    def extra_repr(self) -> str:
+        return f"query_dim={self.query_dim}, key_dim={self.key_dim}, hidden_dim={self.hidden_dim}"
+
+
+class Location(Score):
+    """score(q, key j) = (W q)_j, with W of (max length, query dim): a score per key index, from the query alone.
+
+    As a pair form it is the dot product of W q with the one-hot vector of j, the index of the key in the call, from 0.
+
+    Raises:
+        ShapeError: more keys than `max_length`.
+
+    Source: Luong et al. 2015 (arXiv 1508.04025), Eq. 9, "location".
+
+    >>> import torch, regard
+    >>> score = regard.scores.Location(query_dim=2, max_length=7)
+    >>> score(torch.zeros(4, 2), torch.zeros(5, 3)).shape
+    torch.Size([4, 5])
+    """
+
+    def __init__(self, query_dim: int, max_length: int) -> None:
+        super().__init__()
+        self.query_dim, self.max_length = query_dim, max_length
+        self.weight = nn.Parameter(torch.empty(max_length, query_dim))
+        nn.init.xavier_uniform_(self.weight)
+
+    def project_query(self, query: Tensor) -> Tensor:
+        check_dim(self, "query", query, self.query_dim)
+        return functional.linear(query, self.weight)
+
+    def project_key(self, key: Tensor) -> Tensor:
+        length = key.shape[-2]
+        if length > self.max_length:
+            raise ShapeError(
+                f"key has {length} positions, but {self} was made for at most max_length={self.max_length}: "
+                "shorten the sequence or create the score with a larger max_length"
+            )
+        one_hot = torch.eye(length, self.max_length, dtype=self.weight.dtype, device=key.device)
+        return one_hot.expand(*key.shape[:-2], length, self.max_length)
+
+    def form(self, query: Tensor, key: Tensor) -> DotPairs:
+        return DotPairs(query, key.to(query.dtype), 1.0)
+
+    def extra_repr(self) -> str:
+        return f"query_dim={self.query_dim}, max_length={self.max_length}"
