@@ -215,7 +215,7 @@ def test_what_is_no_whole_atlas_is_told(regard, atlas, tmp_path):
     for name, message in (
         ("missing.atlas", "cannot be read: No such file"),
         ("short.atlas", "truncated"),
-        ("text.atlas", "is no atlas, or truncated"),
+        ("text.atlas", "is not a whole safetensors file"),
         ("newer.atlas", "is an atlas of version 9; this regard reads"),
     ):
         result = regard("explore", tmp_path / name)

@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import regard
 from regard.errors import CheckpointError
-from regard.utils.atomic_files import atomic_write
+from regard.utils.safetensors_files import TensorFile, state_differences, write_tensors
 
 FORMAT = 2
 """Version of the layout; raised when an older regard could not read the file. 2: what is shared is written once."""
@@ -26,7 +24,8 @@ FORMAT = 2
 LONGEST_SOURCE = "longest_source"
 """The entry of a translator's header that tells how many tokens the longest source has that it was trained on."""
 
-NAMED_AT_MOST = 3
+EXTRA = "translation"
+"""The extra of regard that installs safetensors."""
 
 
 def save_weights(model: nn.Module, path: str | Path, header: Mapping[str, Any]) -> None:
@@ -68,8 +67,7 @@ def load_weights(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def read_header(path: str | Path) -> dict[str, Any]:
     """The header alone, without reading the tensors; raises as `load_weights` does."""
-    with _opened(Path(path)) as file:
-        header = _header(Path(path), file.metadata())
+    header = _header(Path(path), TensorFile(Path(path), extra=EXTRA).metadata)
     header.pop("shared", None)
     return header
 
@@ -87,24 +85,12 @@ def restore(model: nn.Module, path: str | Path) -> dict[str, Any]:
 
 
 def _require_same_model(path: Path, *, found: Mapping[str, Tensor], needed: Mapping[str, Tensor]) -> None:
-    missing = [name for name in needed if name not in found]
-    extra = [name for name in found if name not in needed]
-    reshaped = [
-        f"{name}: the file has {list(found[name].shape)}, the model needs {list(needed[name].shape)}"
-        for name in needed
-        if name in found and found[name].shape != needed[name].shape
-    ]
-    named = {"missing": missing, "extra": extra, "of another shape": reshaped}
-    differences = [f"{len(names)} {what} ({_first_few(names)})" for what, names in named.items() if names]
-    if differences:
+    shapes = ({name: tensor.shape for name, tensor in tensors.items()} for tensors in (found, needed))
+    if differences := state_differences(*shapes):
         raise CheckpointError(
-            f"{path} is of another model than this one, of its {len(needed)} tensors {'; '.join(differences)}; "
+            f"{path} is of another model than this one, of its {len(needed)} tensors {differences}; "
             "load it into the model of the experiment.yaml beside it"
         )
-
-
-def _first_few(names: list[str]) -> str:
-    return ", ".join(names[:NAMED_AT_MOST]) + (", ..." if len(names) > NAMED_AT_MOST else "")
 
 
 def save_state(state: Mapping[Any, Any], path: str | Path) -> None:
@@ -137,7 +123,7 @@ def load_state(path: str | Path) -> dict[Any, Any]:
 
 
 def _flatten(value: Any, tensors: dict[str, Tensor], place: str) -> Any:
-    """The value as JSON; each tensor is put into `tensors` and stands there as its name."""
+    """The value as JSON, with the exact types of containers and keys; each tensor is moved to `tensors` by a name."""
     if isinstance(value, Tensor):
         name = str(len(tensors))
         tensors[name] = value
@@ -184,46 +170,17 @@ def _write(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any])
         text = json.dumps({"format": FORMAT, **header})
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"the header of {path.name} is not plain values: {error}") from None
-    storable = _storable(tensors)
-    with atomic_write(path) as partial:
-        save_file(storable, partial, metadata={"regard": text})
-
-
-def _storable(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same values as safetensors takes them: on the CPU, contiguous, no two in the same memory."""
-    storable: dict[str, Tensor] = {}
-    taken: set[int] = set()
-    for name, tensor in tensors.items():
-        if tensor.layout is not torch.strided:
-            raise CheckpointError(f"{name} is a tensor of layout {tensor.layout}; checkpoints need dense tensors")
-        plain = tensor.detach().cpu().contiguous()
-        if plain.untyped_storage().data_ptr() in taken:
-            plain = plain.clone()
-        taken.add(plain.untyped_storage().data_ptr())
-        storable[name] = plain
-    return storable
+    write_tensors(path, tensors, {"regard": text}, EXTRA)
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    with _opened(path) as file:
-        header = _header(path, file.metadata())
-        # The file is mapped into memory: a copy does not change, or vanish, with the file.
-        return {name: file.get_tensor(name).clone() for name in file.keys()}, header  # noqa: SIM118 (not a dict)
+    file = TensorFile(path, extra=EXTRA)
+    header = _header(path, file.metadata)
+    return {name: file.read(name) for name in file.shapes}, header
 
 
-def _opened(path: Path) -> Any:
-    try:
-        return safe_open(path, framework="pt")
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read ({error.strerror or error})") from None
-    except SafetensorError as error:
-        raise CheckpointError(
-            f"{path} is not a whole safetensors file ({error}): truncated, or something else"
-        ) from None
-
-
-def _header(path: Path, metadata: Mapping[str, str] | None) -> dict[str, Any]:
-    text = (metadata or {}).get("regard")
+def _header(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
+    text = metadata.get("regard")
     if text is None:
         raise CheckpointError(f"{path} is a safetensors file, but not a checkpoint of regard: it has no header of ours")
     try:

@@ -1,1 +1,1 @@
-"""Utilities: atomic files, pytrees, checks of numbers."""
+"""Utilities: atomic files, safetensors files, dataclasses as JSON, pytrees, checks of numbers."""

@@ -2,6 +2,8 @@
 
 torch's transforms know tensors, not masks: an operator, a saved graph and a vectorised map take a flat list of tensors.
 The spec is a Python expression for the value with the tensors as variables, so that it means the same in every process.
+It passes within programs that already run any code, names any class and is rebuilt in each call; files, which name only
+the classes of a table, are written by `utils.dataclass_json`.
 """
 
 from __future__ import annotations

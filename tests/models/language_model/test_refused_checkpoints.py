@@ -79,7 +79,7 @@ def test_extra_tensors_are_named_and_counted(tmp_path):
 
 
 def test_misshapen_tensors_are_named_and_counted(tmp_path):
-    message = r"1 of another shape \(lm_head.weight: \[9, 8\] where \[11, 8\] is needed\)"
+    message = r"1 of another shape \(lm_head.weight: the file has \[9, 8\], the model needs \[11, 8\]\)"
     refuses(saved(tmp_path, **{"lm_head.weight": torch.zeros(9, 8)}), message)
 
 

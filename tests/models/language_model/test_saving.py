@@ -100,14 +100,14 @@ def test_a_failure_leaves_what_was_there(place, make, tmp_path, monkeypatch):
 KILLED = """
 import os, sys, torch
 sys.path.insert(0, {tests!r})
-from regard.models.language_model import saving
+from regard.models.language_model import saved_model
 from models.language_model.conftest import small
-real = saving.{place}
+real = saved_model.{place}
 def killed(*args):
     if {after}:
         real(*args)
     os._exit(9)
-saving.{place} = killed
+saved_model.{place} = killed
 small(tied=True).save({folder!r})
 """
 
@@ -153,7 +153,10 @@ def altered(folder, **changes):
         ({"weights": "../model.safetensors"}, "the name of a file as weights"),
         ({"weights": "gone.safetensors"}, "gone.safetensors cannot be read"),
         ({"model": {"kind": "LayerConfg"}}, "names 'LayerConfg', which is unknown here; did you mean 'LayerConfig'"),
-        ({"model": {"kind": "LayerConfig", "after": 3}}, "the configuration of LayerConfig cannot be read.*after"),
+        (
+            {"model": {"kind": "LayerConfig", "after": 3}},
+            "'LayerConfig' in the configuration has .*after.*; it needs 'kind' and",
+        ),
         ({"model": {"kind": "LayerConfig"}}, "needs a LanguageModelConfig as model"),
     ],
 )
@@ -171,7 +174,10 @@ def test_weights_of_another_model(make, tmp_path):
     tensors["norm.weight"] = torch.zeros(3)
     del tensors["output.weight"]
     safetensors.save_file(tensors | {"more": torch.zeros(1)}, tmp_path / name)
-    message = r"1 missing \(output.weight\); 1 extra \(more\); 1 of another shape \(norm.weight: \[3\] where \[32\]"
+    message = (
+        r"1 missing \(output.weight\); 1 extra \(more\); "
+        r"1 of another shape \(norm.weight: the file has \[3\], the model needs \[32\]"
+    )
     with pytest.raises(CheckpointError, match=message):
         LanguageModel.load(tmp_path)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import AtlasError, CheckpointError, require
-from ...utils.atomic_files import atomic_write
+from ...errors import AtlasError, CheckpointError
+from ...utils.safetensors_files import TensorFile, storable, write_tensors
 from .record_schema import Sizes, check_records, check_rules
 
 FORMAT = "regard-atlas"
@@ -24,8 +23,10 @@ ENTRY = "atlas"
 """The entry of the file's metadata that holds the JSON text."""
 CHECKSUM = "crc32"
 """The entry of the file's metadata that holds the checksum of the JSON text; arrays have theirs in the text."""
-MOST_HEADER = 2**25
-"""The most bytes that the header of a file may have; it is parsed as a whole."""
+EXTRA = "explorer"
+"""The extra of regard that installs safetensors."""
+LONGEST_HEADER = 2**25
+"""The most bytes that the header of an atlas may have; it is parsed as a whole."""
 CHECKED_AT_ONCE = 2**25
 """Files of at most this many bytes are verified when they are opened, in some 35 ms; larger ones array by array."""
 
@@ -36,8 +37,7 @@ def save_atlas(path: Path, title: str, records: Sequence[Mapping[str, Any]], arr
     Raises:
         AtlasError: it cannot be written, or an array comes from a file that is damaged.
     """
-    safetensors = require("safetensors.torch", extra="explorer")
-    tensors = _unaliased({name: arrays[name] for name in arrays})
+    tensors = storable({name: arrays[name] for name in arrays})
     head = {
         "format": FORMAT,
         "version": VERSION,
@@ -47,8 +47,7 @@ def save_atlas(path: Path, title: str, records: Sequence[Mapping[str, Any]], arr
     }
     text = json.dumps(head, allow_nan=False, ensure_ascii=False)
     try:
-        with atomic_write(path) as partial:
-            safetensors.save_file(tensors, partial, metadata={ENTRY: text, CHECKSUM: str(zlib.crc32(_utf8(text)))})
+        write_tensors(path, tensors, {ENTRY: text, CHECKSUM: str(zlib.crc32(_utf8(text)))}, EXTRA)
     except CheckpointError as error:
         raise AtlasError(str(error)) from error
 
@@ -69,18 +68,6 @@ def _utf8(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def _unaliased(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same arrays, contiguous, no two of which share memory, as safetensors requires."""
-    unaliased: dict[str, Tensor] = {}
-    taken: set[int] = set()
-    for name, array in arrays.items():
-        array = array.contiguous()
-        memory = array.untyped_storage().data_ptr()
-        unaliased[name] = array.clone() if memory in taken else array
-        taken.add(memory)
-    return unaliased
-
-
 class MappedArrays(Mapping[str, Tensor]):
     """The arrays of an open file by name: views of the mapped file, each verified when it is first read.
 
@@ -88,7 +75,7 @@ class MappedArrays(Mapping[str, Tensor]):
         AtlasError: on reading an array whose bytes do not have the checksum that was stored with them.
     """
 
-    def __init__(self, path: Path, file: Any, checksums: Mapping[str, int]) -> None:
+    def __init__(self, path: Path, file: TensorFile, checksums: Mapping[str, int]) -> None:
         self._path, self._file, self._checksums = path, file, checksums
         self._verified: dict[str, Tensor] = {}
 
@@ -104,7 +91,7 @@ class MappedArrays(Mapping[str, Tensor]):
         """An array whose bytes are not read before its values are."""
         if name not in self._checksums:
             raise KeyError(name)
-        return self._file.get_tensor(name)
+        return self._file.mapped(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._checksums)
@@ -143,28 +130,19 @@ def open_atlas(path: Path) -> tuple[str, list[dict[str, Any]], Mapping[str, Tens
     Raises:
         AtlasError: it is missing, truncated, of a newer version, no atlas, damaged or inconsistent.
     """
-    require("safetensors.torch", extra="explorer")
-    from safetensors import SafetensorError, safe_open
-
     try:
-        size = _check_header(path)
-        file = safe_open(path, framework="pt")
-        metadata = file.metadata() or {}
-        sizes: Sizes = {name: _size(file, name) for name in sorted(file.keys())}
-    except OSError as error:
-        raise AtlasError(f"{path} cannot be read: {error.strerror or error}") from None
-    except (SafetensorError, UnicodeDecodeError) as error:
-        raise AtlasError(
-            f"{path} is not a whole file of the safetensors format ({str(error)[:200]}): truncated, or something else"
-        ) from None
-    head = _parse_head(path, metadata)
+        file = TensorFile(path, extra=EXTRA, kind="an atlas", longest_header=LONGEST_HEADER)
+    except CheckpointError as error:
+        raise AtlasError(str(error)) from None
+    sizes: Sizes = {name: (file.dtypes[name], file.shapes[name]) for name in sorted(file.shapes)}
+    head = _parse_head(path, file.metadata)
     _check_checksums(path, head, sizes)
     arrays = MappedArrays(path, file, head["checksums"])
     try:
         check_records(head["records"], sizes)
     except AtlasError as error:
         raise AtlasError(f"{path} is inconsistent: {error}") from None
-    if size <= CHECKED_AT_ONCE:
+    if file.nbytes <= CHECKED_AT_ONCE:
         for name in arrays:
             arrays[name]
     try:
@@ -172,25 +150,6 @@ def open_atlas(path: Path) -> tuple[str, list[dict[str, Any]], Mapping[str, Tens
     except AtlasError as error:
         raise AtlasError(f"{path} is inconsistent: {error}") from None
     return head["title"], head["records"], arrays
-
-
-def _size(file: Any, name: str) -> tuple[str, tuple[int, ...]]:
-    part = file.get_slice(name)
-    return part.get_dtype(), tuple(part.get_shape())
-
-
-def _check_header(path: Path) -> int:
-    """Check that the header is no longer than it may be, and return the size of the file in bytes."""
-    with path.open("rb") as file:
-        size, first = os.fstat(file.fileno()).st_size, file.read(8)
-    length = int.from_bytes(first, "little")
-    if len(first) < 8 or length + 8 > size:
-        raise AtlasError(
-            f"{path} is no atlas, or truncated: it has {size:,} bytes, and its header alone says {length:,}"
-        )
-    if length > MOST_HEADER:
-        raise AtlasError(f"{path} has a header of {length:,} bytes; an atlas has at most {MOST_HEADER:,}")
-    return size
 
 
 def _parse_head(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:

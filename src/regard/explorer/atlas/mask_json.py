@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from ...biases.gaussian import Gaussian
 from ...biases.relative import Bucketed, Clipped
 from ...biases.score_mod import ScoreModBias
 from ...core.grid import Grid
-from ...errors import AtlasError, nearest
+from ...errors import AtlasError
 from ...masks import Mask
 from ...masks.base import And, Not, Or
 from ...masks.causal import Causal
@@ -27,6 +26,7 @@ from ...masks.prefix import Prefix, PrefixPerBatch
 from ...masks.sparse_patterns import Dilated, Fixed, GlobalTokens, RandomBlocks, Strided
 from ...masks.tensor_mask import TensorMask
 from ...masks.window import Window
+from ...utils.dataclass_json import DataclassJSON
 from .bitmap_mask import BitmapMask, tiled
 
 MASKS: dict[str, type[Mask]] = {
@@ -56,14 +56,13 @@ BIASES: dict[str, type[Bias]] = {
     "gaussian": Gaussian,
     "tensor": TensorBias,
 }
-_NAMES: dict[type, str] = {kind: name for table in (MASKS, BIASES) for name, kind in table.items()}
+MASK_JSON = DataclassJSON(MASKS, tag="is", subject="the atlas", error=AtlasError)
+BIAS_JSON = DataclassJSON(BIASES, tag="is", subject="the atlas", error=AtlasError)
 _BY_ROWS = TensorMask | Padding | Prefix | PrefixPerBatch | BitmapMask | TensorBias | Gaussian
 FEW = 2**12
 """A bool tensor over pairs of at most so many numbers is kept as it is."""
 MOST_NUMBERS = 2**26
 """The most bytes that a bias over single pairs may take."""
-DEEPEST = 64
-LARGEST = 2**53
 MOST_DRAWN = 2**22
 """The most random blocks that are drawn again for a file."""
 
@@ -71,14 +70,24 @@ Store = Callable[[Tensor], str]
 
 
 def written(value: Mask | Bias, grid: Grid, store: Store) -> dict[str, Any]:
-    """A mask or a bias on the pairs of a grid, as JSON; `store` takes each of its tensors and gives its name.
+    """A mask or a bias on the pairs of a grid, as JSON; `store` stores each of its tensors and returns its name.
 
     Raises:
         AtlasError: a bias that is a function, a class of one's own, or more numbers than an atlas takes.
     """
-    if isinstance(value, Mask) and (type(value) not in _NAMES or _is_large(value)):
-        value = tiled(value, grid)
-    if type(value) not in _NAMES:
+    form = MASK_JSON if isinstance(value, Mask) else BIAS_JSON
+    return form.encode(value, store, lambda part: _storable(part, grid))
+
+
+def _storable(value: Mask | Bias, grid: Grid) -> Mask | Bias:
+    """A mask or bias, or an equal one that an atlas can store on the pairs of this grid.
+
+    Raises:
+        AtlasError: there is none.
+    """
+    if isinstance(value, Mask):
+        return tiled(value, grid) if type(value) not in MASKS.values() or _is_large(value) else value
+    if type(value) not in BIASES.values():
         what = "a function" if isinstance(value, ScoreModBias) else f"a {type(value).__name__}"
         raise AtlasError(
             f"the bias {value!r} is {what}, which an atlas cannot hold: give the attention its values, by "
@@ -86,17 +95,7 @@ def written(value: Mask | Bias, grid: Grid, store: Store) -> dict[str, Any]:
         )
     if isinstance(value, TensorBias) and isinstance(value := by_distance(value, grid), TensorBias):
         _check_size(value)
-    instance: Any = value
-    parts = {field.name: _part(getattr(value, field.name), grid, store) for field in fields(instance) if field.init}
-    return {"is": _NAMES[type(value)], **parts}
-
-
-def _part(part: Any, grid: Grid, store: Store) -> Any:
-    if isinstance(part, Mask | Bias):
-        return written(part, grid, store)
-    if isinstance(part, Tensor):
-        return {"array": store(part)}
-    return list(part) if isinstance(part, tuple) else part
+    return value
 
 
 def by_rows(value: Mask | Bias | None) -> bool:
@@ -145,58 +144,39 @@ def _check_size(bias: TensorBias) -> None:
 
 
 def read_mask(tree: Any, arrays: Mapping[str, Tensor]) -> Mask:
-    """The mask that `written` wrote.
+    """The mask of which `written` returned the JSON.
 
     Raises:
         AtlasError: it is none.
     """
-    return _read(tree, MASKS, arrays, DEEPEST)
+    return _read(tree, MASK_JSON, arrays)
 
 
 def read_bias(tree: Any, arrays: Mapping[str, Tensor]) -> Bias:
-    """The bias that `written` wrote.
+    """The bias of which `written` returned the JSON.
 
     Raises:
         AtlasError: it is none.
     """
-    return _read(tree, BIASES, arrays, DEEPEST)
+    return _read(tree, BIAS_JSON, arrays)
 
 
-def _read(tree: Any, table: Mapping[str, type], arrays: Mapping[str, Tensor], depth: int) -> Any:
-    if not isinstance(tree, dict) or not isinstance(tree.get("is"), str) or not depth:
+def _read(tree: Any, form: DataclassJSON, arrays: Mapping[str, Tensor]) -> Any:
+    value = form.decode(tree, arrays, _check)
+    if not isinstance(value, Mask | Bias):
         raise AtlasError(f"a mask or bias in the atlas is {str(tree)[:80]!r}; it needs to be an object with a name")
-    name = tree["is"]
-    if name not in table:
-        raise AtlasError(f"the atlas has a mask or bias {name[:80]!r}, which is not known here; {nearest(name, table)}")
-    kind = table[name]
-    wanted = [field.name for field in fields(kind) if field.init]
-    if set(tree) != {"is", *wanted}:
-        raise AtlasError(f"{name!r} in the atlas has {sorted(tree)[:9]}; it needs 'is' and {wanted}")
-    values = [_value(tree[part], table, arrays, depth - 1) for part in wanted]
-    _check(name, dict(zip(wanted, values, strict=True)))
-    try:
-        return kind(*values)
-    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise AtlasError(f"{name!r} in the atlas cannot be made: {error}") from None
-
-
-def _value(value: Any, table: Mapping[str, type], arrays: Mapping[str, Tensor], depth: int) -> Any:
-    if isinstance(value, dict) and set(value) == {"array"}:
-        name = value["array"]
-        if not isinstance(name, str) or name not in arrays:
-            raise AtlasError(f"a mask or bias in the atlas refers to the array {str(name)[:80]!r}, which is not there")
-        return arrays[name]
-    if isinstance(value, dict):
-        return _read(value, table, arrays, depth)
-    if isinstance(value, list) and all(_is_whole(item) for item in value):
-        return tuple(value)
-    if value is None or isinstance(value, bool) or _is_whole(value):
-        return value
-    raise AtlasError(f"a mask or bias in the atlas has {str(value)[:80]!r}; it needs whole numbers, arrays or masks")
+    return value
 
 
 def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= LARGEST
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_storable(value: Any) -> bool:
+    """Whether a field of a mask or a bias can have this value."""
+    if isinstance(value, tuple):
+        return all(_is_whole(item) for item in value)
+    return value is None or isinstance(value, bool | Tensor | Mask | Bias) or _is_whole(value)
 
 
 _TENSORS = {
@@ -216,13 +196,14 @@ _POSITIVE = {"stride", "block", "step", "number"}
 _PARTS = {"left": (Mask, Bias), "right": (Mask, Bias), "mask": (Mask,)}
 
 
-def _check(name: str, values: dict[str, Any]) -> None:
-    """What the makers of masks and biases check, for values that come from a file."""
+def _check(name: str, values: Mapping[str, Any]) -> None:
+    """Check the fields of a mask or a bias from a file as `regard.masks` and `regard.biases` check their arguments."""
 
     def need(condition: bool, what: str) -> None:
         if not condition:
             raise AtlasError(f"{name!r} in the atlas needs {what}; it has {str(values)[:200]}")
 
+    need(all(_is_storable(value) for value in values.values()), "whole numbers, arrays or masks")
     for part, kinds in _PARTS.items():
         if part in values:
             need(isinstance(values[part], kinds), f"a mask or bias as {part!r}")
@@ -245,7 +226,7 @@ def _check(name: str, values: dict[str, Any]) -> None:
         need(all(values[part].is_floating_point() for part in held), "floating-point numbers")
 
 
-def _check_tiles(values: dict[str, Any], need: Callable[[bool, str], None]) -> None:
+def _check_tiles(values: Mapping[str, Any], need: Callable[[bool, str], None]) -> None:
     verdicts, bits = values["marks"], values["bits"]
     need(verdicts.dtype == bits.dtype == torch.uint8 and verdicts.ndim >= 2, "bytes")
     partial = int((verdicts == 1).sum())

@@ -1,21 +1,17 @@
-"""What a language model is made of, as values: they build the modules, and go to JSON and back.
-
-A configuration as JSON and back: each value by the name of its kind, and its fields.
-"""
+"""Configurations of language models: frozen dataclasses that build the modules and are stored as JSON."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ...errors import CheckpointError, ConfigurationError, RegardError, nearest
+from ...errors import CheckpointError, ConfigurationError, nearest
 from ...masks import Mask, causal, prefix, window
 from ...nn import (
     Attention,
@@ -30,6 +26,7 @@ from ...nn import (
 )
 from ...positions import NTK, DynamicNTK, Linear, Llama3, LongRoPE, Rotary, YaRN
 from ...scores import ScaledDot
+from ...utils.dataclass_json import DataclassJSON
 from .mixture_of_experts import MixtureOfExperts
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -246,66 +243,29 @@ def _activation(name: str) -> Callable[[Tensor], Tensor]:
     return ACTIVATIONS[name]
 
 
-KINDS = {
-    kind.__name__: kind
-    for kind in (
-        AttentionConfig,
-        DynamicNTK,
-        ExpertsConfig,
-        FeedForwardConfig,
-        GatedFeedForwardConfig,
-        LanguageModelConfig,
-        LayerConfig,
-        LayerNormConfig,
-        Linear,
-        Llama3,
-        LongRoPE,
-        NTK,
-        RMSNormConfig,
-        Rotary,
-        YaRN,
-    )
-}
-
-
-def encoded(value: Any) -> Any:
-    """What JSON can hold.
-
-    >>> encoded(LayerConfig(before=3))
-    {'kind': 'LayerConfig', 'before': 3, 'prefix': 0, 'rotary': None}
-    """
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        name = type(value).__name__
-        if KINDS.get(name) is not type(value):
-            raise CheckpointError(
-                f"the configuration holds a {name}, which is none of regard's own: a checkpoint cannot name it; "
-                f"{nearest(name, KINDS)}"
-            )
-        fields = {field.name: encoded(getattr(value, field.name)) for field in dataclasses.fields(value)}
-        return {"kind": name, **fields}
-    if isinstance(value, list | tuple):
-        return [encoded(item) for item in value]
-    return value
-
-
-def decoded(value: Any) -> Any:
-    """The value that was encoded.
-
-    Raises:
-        CheckpointError: a kind or a field that is unknown here.
-
-    >>> decoded({"kind": "LayerConfig", "before": 3})
-    LayerConfig(before=3, prefix=0, rotary=None)
-    """
-    if isinstance(value, list):
-        return tuple(decoded(item) for item in value)
-    if not isinstance(value, dict):
-        return value
-    fields = {name: decoded(item) for name, item in value.items() if name != "kind"}
-    name = str(value.get("kind"))
-    if name not in KINDS:
-        raise CheckpointError(f"the configuration names {name!r}, which is unknown here; {nearest(name, KINDS)}")
-    try:
-        return KINDS[name](**fields)
-    except (TypeError, RegardError) as error:
-        raise CheckpointError(f"the configuration of {name} cannot be read: {error}") from None
+CONFIG_JSON = DataclassJSON(
+    {
+        kind.__name__: kind
+        for kind in (
+            AttentionConfig,
+            DynamicNTK,
+            ExpertsConfig,
+            FeedForwardConfig,
+            GatedFeedForwardConfig,
+            LanguageModelConfig,
+            LayerConfig,
+            LayerNormConfig,
+            Linear,
+            Llama3,
+            LongRoPE,
+            NTK,
+            RMSNormConfig,
+            Rotary,
+            YaRN,
+        )
+    },
+    tag="kind",
+    subject="the configuration",
+    error=CheckpointError,
+)
+"""The JSON form of a configuration: `CONFIG_JSON.encode(config)`, `CONFIG_JSON.decode(tree)`."""

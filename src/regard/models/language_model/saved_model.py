@@ -17,13 +17,13 @@ from typing import Any
 
 from torch import Tensor
 
-from ...errors import CheckpointError, require
+from ...errors import CheckpointError
 from ...utils.atomic_files import atomic_write
-from .config import LanguageModelConfig, decoded, encoded
+from ...utils.safetensors_files import TensorFile, state_differences, write_tensors
+from .config import CONFIG_JSON, LanguageModelConfig
 
 EXTRA = "translation"
 """Which extra of regard brings safetensors."""
-NAMED_AT_MOST = 3
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -49,59 +49,14 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
         partial.write_text(json.dumps(value, indent=1), "utf-8")
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Replace a safetensors file, in one step."""
-    torch_io = require("safetensors.torch", extra=EXTRA)
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    with atomic_write(path) as partial:
-        torch_io.save_file(plain, partial, metadata={"format": "pt"})
-
-
-class Tensors:
-    """The tensors of one safetensors file: shapes without reading them, and each by its name.
-
-    Raises:
-        CheckpointError: the file is missing, truncated or something else.
-        MissingExtra: safetensors is not installed.
-    """
-
-    def __init__(self, path: Path) -> None:
-        safetensors = require("safetensors", extra=EXTRA)
-        self.path = path
-        try:
-            self.file = safetensors.safe_open(path, framework="pt")
-        except OSError as error:
-            raise CheckpointError(f"{path} cannot be read ({error.strerror or error})") from None
-        except safetensors.SafetensorError as error:
-            raise CheckpointError(f"{path} is not a whole safetensors file ({error}): load it again") from None
-        self.shapes = {name: tuple(self.file.get_slice(name).get_shape()) for name in self.file.keys()}  # noqa: SIM118
-
-    def read(self, name: str) -> Tensor:
-        """A tensor, in memory of its own: the file may change or vanish."""
-        return self.file.get_tensor(name).clone()
-
-
 def check_same(what: str, found: Mapping[str, Sequence[int]], needed: Mapping[str, Sequence[int]]) -> None:
-    """The same names and shapes.
+    """Check that a checkpoint has the tensors that a model needs, by their names and shapes.
 
     Raises:
         CheckpointError: names that are missing, extra or of another shape, counted.
     """
-    missing = [name for name in needed if name not in found]
-    extra = [name for name in found if name not in needed]
-    reshaped = [
-        f"{name}: {list(found[name])} where {list(needed[name])} is needed"
-        for name in needed
-        if name in found and tuple(found[name]) != tuple(needed[name])
-    ]
-    kinds = {"missing": missing, "extra": extra, "of another shape": reshaped}
-    differences = [f"{len(names)} {kind} ({_first_few(names)})" for kind, names in kinds.items() if names]
-    if differences:
-        raise CheckpointError(f"{what}: of the {len(needed)} tensors that the model needs {'; '.join(differences)}")
-
-
-def _first_few(names: list[str]) -> str:
-    return ", ".join(names[:NAMED_AT_MOST]) + (", ..." if len(names) > NAMED_AT_MOST else "")
+    if differences := state_differences(found, needed):
+        raise CheckpointError(f"{what}: of the {len(needed)} tensors that the model needs {differences}")
 
 
 FORMAT = 1
@@ -112,7 +67,7 @@ KIND = "regard.models.LanguageModel"
 def save(folder: str | os.PathLike[str], config: LanguageModelConfig, state: Mapping[str, Tensor]) -> None:
     """See `LanguageModel.save`."""
     folder = Path(folder)
-    told = {"model": encoded(config)}
+    model = CONFIG_JSON.encode(config)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -128,8 +83,8 @@ def save(folder: str | os.PathLike[str], config: LanguageModelConfig, state: Map
     name = f"model-{secrets.token_hex(4)}.safetensors"
     weights_path = folder / name
     try:
-        write_tensors(weights_path, state)
-        write_json(path, {"kind": KIND, "format": FORMAT, "weights": name, **told})
+        write_tensors(weights_path, state, {"format": "pt"}, EXTRA)
+        write_json(path, {"kind": KIND, "format": FORMAT, "weights": name, "model": model})
     except BaseException:
         weights_path.unlink(missing_ok=True)
         raise
@@ -156,7 +111,7 @@ def read(folder: str | os.PathLike[str]) -> tuple[LanguageModelConfig, Path]:
         raise CheckpointError(
             f"{path} has the format {header.get('format')!r}, and this regard reads {FORMAT}: install a newer one"
         )
-    config, name = decoded(header.get("model")), header.get("weights")
+    config, name = CONFIG_JSON.decode(header.get("model")), header.get("weights")
     if not isinstance(config, LanguageModelConfig) or not isinstance(name, str) or Path(name).name != name:
         raise CheckpointError(f"{path} needs a LanguageModelConfig as model, and the name of a file as weights")
     return config, Path(folder) / name
@@ -164,6 +119,6 @@ def read(folder: str | os.PathLike[str]) -> tuple[LanguageModelConfig, Path]:
 
 def weights(path: Path, needed: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors, for a model with these."""
-    tensors = Tensors(path)
+    tensors = TensorFile(path, extra=EXTRA)
     check_same(str(path), tensors.shapes, {name: tensor.shape for name, tensor in needed.items()})
     return {name: tensors.read(name) for name in needed}

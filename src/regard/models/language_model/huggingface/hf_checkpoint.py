@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from ....errors import CheckpointError
+from ....utils.safetensors_files import TensorFile
 from ..config import LanguageModelConfig
-from ..saved_model import Tensors, check_same, read_json
+from ..saved_model import EXTRA, check_same, read_json
 from .architectures import configuration
 from .mxfp4 import MXFP4, packed_shapes, unpacked
 
@@ -77,7 +78,7 @@ class Checkpoint:
 
     folder: Path
     config: LanguageModelConfig
-    files: Mapping[str, Tensors]
+    files: Mapping[str, TensorFile]
 
     def weights(self, needed: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> dict[str, Tensor]:
         """The parameters of a model that has these, in one dtype.
@@ -136,7 +137,7 @@ def read_checkpoint(folder: str | os.PathLike[str], ignore: Collection[str] = ()
     return Checkpoint(folder, configuration(given, ignore), _files(folder))
 
 
-def _files(folder: Path) -> dict[str, Tensors]:
+def _files(folder: Path) -> dict[str, TensorFile]:
     """Each tensor's file."""
     if (folder / SINGLE).exists():
         parts = [SINGLE]
@@ -144,9 +145,9 @@ def _files(folder: Path) -> dict[str, Tensors]:
         parts = _parts(folder / INDEX)
     else:
         raise _no_safetensors(folder)
-    files: dict[str, Tensors] = {}
+    files: dict[str, TensorFile] = {}
     for part in parts:
-        tensors = Tensors(folder / part)
+        tensors = TensorFile(folder / part, extra=EXTRA)
         files.update({name: tensors for name in tensors.shapes if not name.endswith(BUFFERS)})
     return files
 
