@@ -10,15 +10,14 @@ import torch
 from torch import Tensor
 
 from .biases import Bias
+from .core.log_sum_exp import merge_softmax
 from .core.problem import Problem
 from .core.score_forms import at_least_float32
-from .core.softmax_merge import merge_softmax
-from .core.torch_causal_bias import is_causal_bias
-from .core.torch_modes import functorch_active
+from .core.torch_modes import functorch_active, is_causal_bias
 from .errors import ConfigurationError, ShapeError
 from .kernels import Plan, Result, choose, zero_nonfinite_inputs
 from .kernels.hooks import CURRENT_HOOK, run_with_hook
-from .kernels.lens_pass import run_reductions, start_lenses
+from .kernels.tile_weights import run_reductions, start_lenses
 from .kernels.validation import AttentionOptions, ScoreLike, make_problem
 from .lenses import Lens
 from .lenses.base import Result as LensResult

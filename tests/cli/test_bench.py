@@ -7,7 +7,7 @@ import torch
 
 from regard import masks
 from regard.cli import kernel_timings
-from regard.kernels import calibration, cost_model
+from regard.kernels import cost_model
 from regard.kernels.cost_model import Rates, cache_file, write
 
 MEASURED = Rates(flops=4e10, native=6e10, passes=5e9, moved=2e10, fresh=3e9, call=4e-6)
@@ -19,7 +19,7 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(kernel_timings, "BUDGET", 0.0)
     monkeypatch.setattr(kernel_timings, "benchmark_cases", lambda: iter([small()]))
-    monkeypatch.setattr(calibration, "measure", lambda: MEASURED)
+    monkeypatch.setattr(cost_model, "measure", lambda: MEASURED)
     cost_model._in_use.cache_clear()
     yield tmp_path / "cache"
     cost_model._in_use.cache_clear()
@@ -76,7 +76,7 @@ def test_calibration_is_printed_and_kept(regard):
 
 
 def test_a_cache_that_cannot_be_written_is_said_before_anything_is_measured(regard, cache, monkeypatch):
-    monkeypatch.setattr(calibration, "measure", lambda: pytest.fail("it was measured"))
+    monkeypatch.setattr(cost_model, "measure", lambda: pytest.fail("it was measured"))
     cache.touch()
     result = regard("bench", "--calibrate")
     assert result.exit_code == 2

@@ -10,7 +10,7 @@ import torch
 
 from regard import native
 from regard.errors import ConfigurationError
-from regard.kernels import Cost, calibration, cost_model
+from regard.kernels import Cost, cost_model
 from regard.kernels.cost_model import KEPT, Machine, Rates, cache_file, folder_for, in_use, read, write
 
 DEFAULTS = cost_model.default_rates("cpu", native.variant() if native.available() else None)
@@ -159,11 +159,11 @@ class TestFile:
 
 class TestCalibration:
     def test_all_rates_are_numbers_above_0(self):
-        measured = calibration.measure(budget=0.0, large=2**16)
+        measured = cost_model.measure(budget=0.0, large=2**16)
         assert all(0 < rate < float("inf") for rate in asdict(measured).values())
 
     def test_work_in_turn(self):
         done: list[int] = []
-        spent = calibration.in_turn([lambda: done.append(1), lambda: done.append(2)], budget=0.0)
+        spent = cost_model.in_turn([lambda: done.append(1), lambda: done.append(2)], budget=0.0)
         assert len(spent) == 2
-        assert done == [1, 2] * (1 + calibration.MIN_TILE_SIDE)
+        assert done == [1, 2] * (1 + cost_model.MIN_TILE_SIDE)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard import lenses
 from regard.core.problem import Problem
-from regard.kernels import KERNELS, Kernel, lens_pass, mask_tiles, zero_nonfinite_inputs
+from regard.kernels import KERNELS, Kernel, mask_tiles, tile_weights, zero_nonfinite_inputs
 from regard.kernels.tiled import TiledKernel
 from regard.lenses import topk
 from regard.testing import Case, cases, long_cases, make_inputs, suite
@@ -39,8 +39,8 @@ def each_case_once(kernels: Sequence[Kernel], among: Sequence[Case]) -> list:
 
 def look(problem: Problem, lse: Tensor, *wanted: lenses.Lens) -> Result:
     """Apply lenses as `observe` does after the kernel has run."""
-    looks, clean = lens_pass.start_lenses(problem, wanted), zero_nonfinite_inputs(problem)
-    lens_pass.run_reductions(clean, lse, (reduction for seen in looks.values() for reduction in seen.reductions))
+    looks, clean = tile_weights.start_lenses(problem, wanted), zero_nonfinite_inputs(problem)
+    tile_weights.run_reductions(clean, lse, (reduction for seen in looks.values() for reduction in seen.reductions))
     return {lens: seen.finish(clean, lse) for lens, seen in looks.items()}
 
 
@@ -147,7 +147,7 @@ def check(kernel: str, case: Case) -> None:
 @pytest.mark.parametrize(("kernel", "case"), each_case_once((*KERNELS, TiledKernel(16)), cases(2)))
 def test_a_lens_shows_the_reduction_of_the_weights(kernel: str, case: Case, monkeypatch):
     monkeypatch.setattr(mask_tiles, "MAX_WASTED_PAIRS", 0)  # batches that differ are visited apart, however small
-    monkeypatch.setattr(lens_pass, "TILE", 16)
+    monkeypatch.setattr(tile_weights, "TILE", 16)
     monkeypatch.setattr(topk, "GROUP", 2)
     monkeypatch.setattr(topk, "LANES", 2)
     monkeypatch.setattr(topk, "BUFFERED", 16)
@@ -156,6 +156,6 @@ def test_a_lens_shows_the_reduction_of_the_weights(kernel: str, case: Case, monk
 
 @pytest.mark.parametrize(("kernel", "case"), each_case_once((*KERNELS, TiledKernel(2**12)), long_cases()))
 def test_a_lens_shows_the_reduction_over_many_tiles(kernel: str, case: Case, monkeypatch):
-    monkeypatch.setattr(lens_pass, "TILE", 2**13)
+    monkeypatch.setattr(tile_weights, "TILE", 2**13)
     monkeypatch.setattr(topk, "BUFFERED", 2**12)
     check(kernel, case)

@@ -11,7 +11,7 @@ import regard
 from regard import biases, lenses, masks, native
 from regard.attention import Observation
 from regard.heads import Metrics
-from regard.kernels import lens_pass, mask_tiles
+from regard.kernels import mask_tiles, tile_weights
 from regard.lenses import topk
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=str(native.why_not()))
@@ -68,7 +68,7 @@ def test_tiles_and_native_code_show_the_same(name, dtype, monkeypatch):
     query, key = tensors(dtype)
     wanted = (*REDUCED, *TILED)
     seen = regard.observe(query, key, key, *wanted, **PROBLEMS[name])
-    monkeypatch.setattr(lens_pass, "native_reasons", lambda problem: ["it is not asked"])
+    monkeypatch.setattr(tile_weights, "native_reasons", lambda problem: ["it is not asked"])
     assert_alike(seen, regard.observe(query, key, key, *wanted, **PROBLEMS[name]), wanted, 193)
 
 
@@ -77,7 +77,7 @@ def test_what_native_code_reduces_has_no_tiles(lens, monkeypatch):
     def never(*_: object, **__: object) -> None:
         raise AssertionError("tiles were asked for")
 
-    monkeypatch.setattr(lens_pass, "_tiles", never)
+    monkeypatch.setattr(tile_weights, "_tiles", never)
     query, key = tensors(torch.float32)
     for options in PROBLEMS.values():
         regard.observe(query, key, key, lens, **options)
@@ -120,7 +120,7 @@ def test_a_lens_made_of_others_goes_natively_too(monkeypatch):
     monkeypatch.setattr(native, "reduce_weights", watched)
     seen = regard.observe(query, key, key, lens, mask=masks.causal())
     assert kinds == [native.RowEntropySums, native.DistanceSums, native.ColumnWeightSums, native.LargestWeights]
-    monkeypatch.setattr(lens_pass, "native_reasons", lambda problem: ["it is not asked"])
+    monkeypatch.setattr(tile_weights, "native_reasons", lambda problem: ["it is not asked"])
     assert_alike(seen, regard.observe(query, key, key, lens, mask=masks.causal()), (lens,), 193)
 
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from regard import native
 from regard.errors import ShapeError
-from regard.native.additive_backward import _partial_sums
+from regard.native.additive_tiles import _partial_sums
 
 pytestmark = pytest.mark.usefixtures("built")
 

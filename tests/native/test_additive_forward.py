@@ -6,7 +6,7 @@ from torch import Tensor
 
 from regard import native
 from regard.errors import DtypeError, ShapeError
-from regard.native.additive_forward import DIRECT, EXPONENTIALS, FEW_QUERIES, TANGENTS
+from regard.native.additive_tiles import DIRECT, EXPONENTIALS, FEW_QUERIES, TANGENTS
 
 
 def all_scores(query: Tensor, key: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:

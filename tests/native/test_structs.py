@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from regard.native import additive_forward, build, few_queries, flash, reductions
+from regard.native import additive_tiles, build, few_queries, flash, reductions
 
 HEADERS = {path.name: path.read_text("utf-8") for path in sorted(build.SOURCES.glob("*.h"))}
 
@@ -74,7 +74,7 @@ def test_offsets_and_sizes(tmp_path):
 
 def test_constants():
     for header, constants in {
-        "additive.h": {"STRIP": additive_forward.STRIP, "BAND": additive_forward.BAND},
+        "additive.h": {"STRIP": additive_tiles.STRIP, "BAND": additive_tiles.BAND},
         "decode.h": {"MOST_ROWS": few_queries.MOST_ROWS, "CHUNK": few_queries.CHUNK},
         "flash.h": {"BLOCK": flash.BLOCK, "MOST_BLOCKS": flash.MOST_BLOCKS},
     }.items():

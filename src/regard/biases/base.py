@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..core.grid import Grid, broadcast_together
 from ..core.score_forms import at_least_float32
-from ..core.torch_causal_bias import is_causal_bias
+from ..core.torch_modes import is_causal_bias
 from ..errors import ConfigurationError, DtypeError, RegardError, ShapeError
 
 

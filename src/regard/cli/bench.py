@@ -30,8 +30,7 @@ def bench(
 
 
 def _calibrate() -> None:
-    from regard.kernels.calibration import measure
-    from regard.kernels.cost_model import cache_file, folder_for, write
+    from regard.kernels.cost_model import cache_file, folder_for, measure, write
 
     path = cache_file()
     folder_for(path)  # fails now, not after ten seconds of measuring

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from regard import biases, explain, masks, scores
 from regard.kernels import KERNELS
-from regard.kernels.calibration import in_turn
-from regard.kernels.cost_model import predicted_seconds
+from regard.kernels.cost_model import in_turn, predicted_seconds
 
 BUDGET = 1.0
 """Seconds of measurement per problem, at least; its kernels are timed in turn."""

@@ -1,4 +1,4 @@
-"""Detect torch's transforms and modes, under which tensors may have no values, and disable autocast."""
+"""Which of torch's transforms and modes are active, autocast switched off, and torch's CausalBias recognised."""
 
 from __future__ import annotations
 
@@ -48,3 +48,14 @@ def without_autocast(device: str) -> AbstractContextManager:
     False
     """
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+
+
+def is_causal_bias(value: object) -> bool:
+    """Whether a value is torch's `CausalBias`: a tensor whose storage is never filled, so that it must not be read.
+
+    >>> import torch
+    >>> is_causal_bias(torch.zeros(3, 5))
+    False
+    """
+    kind = type(value)
+    return kind.__name__ == "CausalBias" and kind.__module__ == "torch.nn.attention.bias"

@@ -62,8 +62,7 @@ class ExplorerServer:
     ) -> None:
         require("starlette", extra="explorer")
         uvicorn = require("uvicorn", extra="explorer")
-        from .asgi_app import application
-        from .http_limits import LimitedHTTP
+        from .asgi_app import LimitedHTTP, application
 
         self._shelf, bundle = Collection(atlases, rerun), WebBundle.read()
         opening = opening_permalink(state, [atlases] if isinstance(atlases, Atlas) else list(atlases.values()))

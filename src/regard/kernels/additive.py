@@ -15,7 +15,7 @@ from .batched_problem import BatchedProblem, ProblemGradients, Saved
 from .custom_op import attend, register
 from .mask_tiles import BlockRow, batch_layouts, split_slice
 from .online_softmax import MIN_TILE_SIDE, TILE, TiledAttention, add_feature_cost, batches_per_tile, tile_size
-from .tile_bias import make_tile_bias
+from .tile_scores import make_tile_bias
 
 FEATURE = 0.25
 """What a feature of a pair costs, in passes over a number: some four operations on 16 of them at once."""

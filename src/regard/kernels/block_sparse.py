@@ -13,7 +13,7 @@ from .custom_op import attend, register
 from .dense_block import EXPONENTIAL, Rectangle, dense_reasons, is_square_causal
 from .mask_tiles import BatchLayout, BlockRow, Run, TileLayout, batch_layouts, count_visited_pairs, distinct_matrices
 from .online_softmax import RunningMerge
-from .tile_bias import Diagonals
+from .tile_scores import Diagonals
 
 NARROW_BLOCK, WIDE_BLOCK, WIDE = (64, 64), (256, 64), 1536
 """Rows and columns of a tile: few rows, so that little of what the mask leaves out is visited; more where a row sees

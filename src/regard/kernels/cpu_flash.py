@@ -13,7 +13,7 @@ from .cost_model import RESULT, bytes_read, operator_calls, width_of
 from .custom_op import attend, register
 from .mask_tiles import batch_layouts, distinct_matrices
 from .native_inputs import MIN_FULL_RUN, TILE_SIZE, native_problems, native_reasons
-from .tile_bias import distances
+from .tile_scores import distances
 
 PAIR = 1.5
 """What a pair costs beside its products, in passes over a number."""

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.large_scores import in_float64, too_large, within_float32
+from ..core.log_sum_exp import in_float64, too_large, within_float32
 from ..core.operator import operator_named
 from ..core.problem import Problem
 from ..core.score_forms import AdditivePairs, all_finite

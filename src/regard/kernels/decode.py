@@ -7,8 +7,8 @@ from dataclasses import replace
 from torch import Tensor
 
 from .. import native
+from ..core.log_sum_exp import merge_softmax
 from ..core.problem import Problem
-from ..core.softmax_merge import merge_softmax
 from .base import Cost, Result
 from .batched_problem import BatchedProblem, ProblemGradients, Saved
 from .cost_model import BLOCKWISE, MASK, RESULT, VALUE, beginnings, bytes_read, flash_width, operator_calls

@@ -21,7 +21,7 @@ from ..core.score_forms import DotPairs
 from ..native.flash import BLOCK, FlashTiles
 from .batched_problem import BatchedProblem
 from .mask_tiles import BatchLayout, TileLayout, batch_layouts, memoize
-from .tile_bias import bias_along, distances
+from .tile_scores import bias_along, distances
 
 TILE_SIZE = (BLOCK, BLOCK)
 MIN_FULL_RUN = 1

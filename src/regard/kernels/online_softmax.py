@@ -13,15 +13,14 @@ import torch
 from torch import Tensor
 
 from ..biases import RelativeBias
+from ..core.log_sum_exp import merge_softmax
 from ..core.problem import Problem
 from ..core.score_forms import AdditivePairs, PairForm, at_least_float32, per_head, per_key_head
-from ..core.softmax_merge import merge_softmax
 from .base import Cost
 from .batched_problem import BatchedProblem, ProblemGradients, Saved
 from .cost_model import CAP, DROP, MASK, RESULT, TILEWISE, VALUE, beginnings, bytes_read, operator_calls, width_of
 from .mask_tiles import BlockRow, batch_layouts, distinct_matrices, split_slice, union_layout
-from .tile_bias import make_tile_bias
-from .tile_scores import LOG2_E, TileScores
+from .tile_scores import LOG2_E, TileScores, make_tile_bias
 
 MIN_TILE_SIDE = 64
 """Rows and columns of the smallest tile whose products are still worth their calls."""

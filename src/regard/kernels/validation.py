@@ -19,8 +19,7 @@ from ..biases import Bias, as_bias
 from ..core.dropout import Dropout
 from ..core.problem import Problem
 from ..core.score_forms import AdditivePairs, DotPairs, PairForm, all_finite, zero_nonfinite
-from ..core.torch_causal_bias import is_causal_bias
-from ..core.torch_modes import under_transform
+from ..core.torch_modes import is_causal_bias, under_transform
 from ..errors import ConfigurationError, DeviceError, DtypeError, MaskError, RegardError, ShapeError
 from ..masks import Mask, where
 from ..masks.convert.torch_tensors import read_causal_bias

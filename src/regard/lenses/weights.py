@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .. import native
 from ..core.grid import WHOLE
-from ..core.large_scores import too_large, with_exact_lse, within_float32
+from ..core.log_sum_exp import too_large, with_exact_lse, within_float32
 from ..core.problem import Problem
 from ..core.score_forms import DotPairs
 from ..core.torch_modes import under_transform, without_autocast

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..core.grid import Blocks, Grid, broadcast_together
 from ..core.intervals import FULL, PARTIAL, Ternary
-from ..core.torch_causal_bias import is_causal_bias
+from ..core.torch_modes import is_causal_bias
 from ..errors import MaskError, RegardError
 from .drawing import Drawing, draw
 

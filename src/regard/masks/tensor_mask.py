@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..core.torch_causal_bias import is_causal_bias
+from ..core.torch_modes import is_causal_bias
 from ..errors import MaskError
 from .base import Kept, Mask, Pairs
 

@@ -4,9 +4,9 @@ A variant is chosen by the vector instructions of the processor. Nothing needs i
 what is missing, and other kernels compute the same.
 """
 
-from .additive_backward import AdditiveGradients as AdditiveGradients
-from .additive_forward import AdditiveForward as AdditiveForward
-from .additive_forward import AdditiveScores as AdditiveScores
+from .additive_tiles import AdditiveForward as AdditiveForward
+from .additive_tiles import AdditiveGradients as AdditiveGradients
+from .additive_tiles import AdditiveScores as AdditiveScores
 from .few_queries import attend_few_queries as attend_few_queries
 from .flash import DropoutNoise as DropoutNoise
 from .flash import FlashProblem as FlashProblem

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...errors import AtlasError
-from ...kernels.lens_pass import run_reductions
+from ...kernels.tile_weights import run_reductions
 from ...lenses.base import WeightsLayout, WeightTile
 from .captured_call import CapturedCall, is_causal
 from .mask_json import by_rows, read_mask, written

@@ -13,7 +13,7 @@ from torch import Tensor
 from ...core.problem import Problem
 from ...core.score_forms import AdditivePairs, DotPairs
 from ...heads import RoleEvidence, Roles, observe_weights
-from ...kernels.lens_pass import run_reductions
+from ...kernels.tile_weights import run_reductions
 from ...lenses import LensState, WeightTile
 from ...lenses.base import Reduction
 from .attention_map import AttentionMap

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...core.intervals import FULL, PARTIAL
-from ...core.torch_causal_bias import is_causal_bias
+from ...core.torch_modes import is_causal_bias
 from ...errors import MaskError
 from ..base import And, Mask, Not, as_mask
 from ..causal import causal

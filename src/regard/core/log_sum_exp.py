@@ -1,4 +1,4 @@
-"""Log-sum-exps too large for float32: where exp(score - lse) loses the sum of a row, and the problem in float64.
+"""Merging parts of a softmax by their log-sum-exp, and log-sum-exps that are too large for float32.
 
 Next to a score of 10⁷, where neighbouring float32 numbers are 1 apart, log Σ exp(score) cannot express how many keys
 share the row: weights recomputed from it sum to 1.4, and to infinity at 10⁹. In float64 that begins at 10¹².
@@ -12,6 +12,31 @@ from torch import Tensor
 from ..utils.pytree import tree_flatten, tree_unflatten
 from .grid import WHOLE
 from .problem import Problem
+from .score_forms import at_least_float32
+
+INFINITY = float("inf")
+
+
+def merge_softmax(outputs: Tensor, lses: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """Lse = log Σ_p exp(lse_p) and output = Σ_p exp(lse_p - lse) · output_p, over parts p stacked along `dim`.
+
+    Shapes: outputs (..., P, ..., Dv) and lses (..., P, ...), where `dim` counts from the front; the results lack that
+    axis. Rows without keys in any part have output 0 and lse -inf. Differentiable; in float32 at least.
+
+    Source: Milakov and Gimelshein 2018 (arXiv 1805.02867), the online softmax.
+
+    >>> merge_softmax(torch.tensor([[1.0], [3.0]]), torch.zeros(2), dim=0)
+    (tensor([2.]), tensor(0.6931))
+    """
+    peak = lses.detach().amax(dim, keepdim=True)
+    peak = peak.masked_fill(peak.isinf(), 0.0)
+    shares = torch.exp(lses - peak)
+    total = shares.sum(dim, keepdim=True)
+    empty = total == 0
+    total = total.masked_fill(empty, 1.0)  # neither the quotient nor the gradient of the log divides by 0
+    output = ((shares / total).unsqueeze(-1) * at_least_float32(outputs)).sum(dim)
+    return output, (total.log() + peak).masked_fill(empty, -INFINITY).squeeze(dim)
+
 
 LARGEST_LSE = 2.0**14
 """Up to this magnitude a float32 log-sum-exp is rounded by at most 2⁻¹¹, and so are weights computed from it."""
