@@ -20,8 +20,7 @@ from regard.translation.checkpoint import LONGEST_SOURCE, load_state, load_weigh
 from regard.translation.corpus import ParallelText
 from regard.translation.data_split import evaluation_text, split, unseen
 from regard.translation.experiment import Experiment
-from regard.translation.export_run import export
-from regard.translation.run_folder import ENGLISH_FRENCH, RunFolder
+from regard.translation.run_folder import ENGLISH_FRENCH, RunFolder, export
 from regard.translation.translator import Translator
 from regard.utils.atomic_files import atomic_write
 

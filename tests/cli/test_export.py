@@ -3,7 +3,7 @@ import re
 import typer
 from typer.testing import CliRunner
 
-from regard.cli.export import export
+from regard.cli.saved_runs import export
 from regard.errors import CheckpointError
 
 APP = typer.Typer()

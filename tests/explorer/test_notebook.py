@@ -12,10 +12,9 @@ import torch
 from regard.errors import AtlasError, ConfigurationError, MissingExtra
 from regard.explorer import Atlas, ViewState, show
 from regard.explorer.collection import Collection
-from regard.explorer.notebook import FramedPage, LiveWidget
+from regard.explorer.notebook import FramedPage, LiveWidget, answer
 from regard.explorer.png_preview import COLOURS, NO_PAIR, PAPER, preview_png
 from regard.explorer.static_page import WebBundle
-from regard.explorer.widget import answer
 
 
 def made(text):

@@ -7,8 +7,7 @@ from small_runs import experiment, write_text
 from regard.errors import CheckpointError, ConfigurationError
 from regard.translation.checkpoint import load_weights, save_tensors
 from regard.translation.experiment import Experiment
-from regard.translation.export_run import export
-from regard.translation.run_folder import RunFolder
+from regard.translation.run_folder import RunFolder, export
 from regard.translation.training import train
 from regard.translation.translator import Translator
 

@@ -3,7 +3,7 @@ import torch
 from test_translator import ENGLISH, reverser
 
 from regard.errors import CorpusError
-from regard.translation.long_lines import cut_line
+from regard.translation.input_lines import cut_line
 from regard.translation.translator import Candidate, join_candidates
 
 

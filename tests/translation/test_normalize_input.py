@@ -3,7 +3,7 @@
 import pytest
 from test_translator import ENGLISH, reverser
 
-from regard.translation.normalize_input import normalize_line
+from regard.translation.input_lines import normalize_line
 from regard.translation.translator import Translator
 from regard.translation.vocabulary import Vocabulary, VocabularySettings
 

@@ -7,9 +7,9 @@ import pytest
 from rich.console import Console
 from small_runs import copier, experiment, text, write_text
 
-from regard.translation import progress_display
-from regard.translation.progress_display import ProgressBar, ProgressLines
+from regard.translation import terminal
 from regard.translation.settings import TrainingSettings
+from regard.translation.terminal import ProgressBar, ProgressLines
 from regard.translation.training import fit, train
 
 
@@ -42,7 +42,7 @@ def test_nothing_is_cut_in_a_narrow_terminal(width):
 
 
 def test_lines_where_there_is_no_terminal(monkeypatch):
-    monkeypatch.setattr(progress_display, "SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(terminal, "SECONDS_BETWEEN_LINES", 0.0)
     stream = io.StringIO()
     fit(copier(), text(60), settings(max_epochs=2), validation=text(9), callbacks=[ProgressLines(stream)])
     first, *lines = stream.getvalue().splitlines()

@@ -11,7 +11,7 @@ from small_runs import experiment, write_text
 from regard.errors import CheckpointError, ConfigurationError, CorpusError
 from regard.translation.checkpoint import LONGEST_SOURCE, load_weights, save_tensors
 from regard.translation.experiment import Experiment
-from regard.translation.export_run import export
+from regard.translation.run_folder import export
 from regard.translation.training import train
 from regard.translation.vocabulary import VocabularySettings
 

@@ -8,7 +8,7 @@ from rich.color import Color
 from rich.console import Console
 
 from regard.errors import ShapeError
-from regard.translation.terminal_heatmap import alignment_table
+from regard.translation.terminal import alignment_table
 
 KOREAN = list("2020년 3월 14일 토요일")
 ISO = list("2020-03-14")

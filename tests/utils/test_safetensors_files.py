@@ -56,7 +56,7 @@ def test_tensors_that_are_not_dense_are_refused(tmp_path):
 
 
 def test_the_first_differences_are_named():
-    shapes = {name: (1,) for name in "abcde"}
+    shapes = dict.fromkeys("abcde", (1,))
     assert state_differences(shapes, shapes) == ""
     assert state_differences({}, shapes) == "5 missing (a, b, c, ...)"
 

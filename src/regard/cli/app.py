@@ -13,13 +13,12 @@ from typer.core import TyperGroup
 
 import regard
 from regard.cli.align import align
-from regard.cli.average import average
 from regard.cli.bench import bench
 from regard.cli.demo import demo
 from regard.cli.evaluate import evaluate
 from regard.cli.explore import explore
-from regard.cli.export import export
 from regard.cli.missing_extra import naming_the_extra
+from regard.cli.saved_runs import average, export
 from regard.cli.train import train
 from regard.cli.translate import translate
 from regard.errors import RegardError

@@ -38,7 +38,7 @@ def atlas_of_translation(translator: Translator, sentence: str, *, n_best: int |
         ConfigurationError: `n_best` is not at least 1.
         CorpusError: the sentence is empty, or has more tokens than the model takes.
     """
-    from ..translation.normalize_input import normalize_line
+    from ..translation.input_lines import normalize_line
     from ..translation.vocabulary import END
 
     settings = translator.search

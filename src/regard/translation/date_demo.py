@@ -25,7 +25,7 @@ from regard.translation.experiment import Experiment
 from regard.translation.pharaoh import one_map
 from regard.translation.run_folder import ENGLISH_FRENCH, LANGUAGES
 from regard.translation.settings import SearchSettings
-from regard.translation.terminal_heatmap import alignment_table
+from regard.translation.terminal import alignment_table
 from regard.translation.training import train
 from regard.translation.translator import Translator
 from regard.utils.atomic_files import atomic_write

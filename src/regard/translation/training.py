@@ -26,10 +26,10 @@ from regard.translation.batches import EncodedText
 from regard.translation.callbacks import EndOnSignal, Interrupted, LogMetrics, SaveRun, SignalHandler, SpinningThreads
 from regard.translation.experiment import Experiment
 from regard.translation.lightning_module import SafetensorsIO, Training
-from regard.translation.progress_display import ProgressBar, ProgressLines
 from regard.translation.run_folder import RunFolder
 from regard.translation.run_setup import Resume, prepare, refuse_other_run
 from regard.translation.settings import TrainingSettings
+from regard.translation.terminal import ProgressBar, ProgressLines
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,8 @@ from regard.translation.batches import EncodedText, IdSequences, collate
 from regard.translation.build_model import build_model
 from regard.translation.checkpoint import LONGEST_SOURCE, restore
 from regard.translation.experiment import Experiment
-from regard.translation.long_lines import cut_line
+from regard.translation.input_lines import NormalizedLine, cut_line, normalize_line
 from regard.translation.model_protocols import TranslationModel
-from regard.translation.normalize_input import NormalizedLine, normalize_line
 from regard.translation.pharaoh import one_map
 from regard.translation.run_folder import RunFolder, Which
 from regard.translation.search import BeamHypothesis, beam_search

@@ -1,0 +1,51 @@
+"""`regard average` and `regard export`: the mean of a run's weights, and a run without its training state."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from regard.cli.options import Checkpoint, Which
+from regard.cli.stdio import emit
+
+
+def average(
+    checkpoint: Checkpoint,
+    last: Annotated[int | None, typer.Option(min=1, metavar="N", help="Average the last N. [default: all]")] = None,
+    best: Annotated[int | None, typer.Option(min=1, metavar="N", help="Average the N that validated best.")] = None,
+) -> None:
+    """Average weights that a run has saved.
+
+    A run keeps the weights of its stops with --set training.keep_last=N or --set training.keep_best=N. The average goes
+    into the run folder, where the other commands find it with --which average. Prints its path.
+    """
+    from regard.translation.averaging import average as run
+    from regard.translation.checkpoint import read_header
+
+    path = run(checkpoint, last=last, best=best)
+    updates = read_header(path)["averaged_updates"]
+    typer.echo(f"the mean of {len(updates):,} weights, after updates {', '.join(map(str, updates))}", err=True)
+    emit([str(path)])
+
+
+def export(
+    checkpoint: Checkpoint,
+    to: Annotated[Path, typer.Option("--to", metavar="FOLDER", show_default=False, help="Where it goes.")],
+    which: Which = "best",
+    dtype: Annotated[
+        Literal["bfloat16", "float16", "float32"], typer.Option("--dtype", help="What the weights are rounded to.")
+    ] = "bfloat16",
+) -> None:
+    """Write what translating needs of a run into a folder of its own.
+
+    The folder has the experiment, the vocabularies and one set of weights, and the other commands take it as
+    --checkpoint. Prints its path.
+    """
+    from regard.translation.run_folder import export as run
+
+    folder = run(checkpoint, to, which=which, dtype=dtype)
+    size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+    typer.echo(f"{size / 1e6:.1f} MB", err=True)
+    emit([str(folder)])
