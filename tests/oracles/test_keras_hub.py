@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from regard.positions import Linear, Rotary
+from regard.positions import LinearScaling, Rotary
 
 
 def turned_ones(rotary, position):
@@ -28,4 +28,4 @@ def test_ones(position, expected):
 )
 def test_linear_scaling(factor, position, expected):
     # Their numbers come from float32, whose angles of up to 2.4 are off by 2⁻²³.
-    assert turned_ones(Rotary(4, scaling=Linear(factor)), position) == pytest.approx(expected, abs=3e-7)
+    assert turned_ones(Rotary(4, scaling=LinearScaling(factor)), position) == pytest.approx(expected, abs=3e-7)

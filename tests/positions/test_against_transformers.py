@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from regard.positions import DynamicNTK, Linear, Llama3, LongRoPE, Rotary, YaRN, yarn_attention_factor
+from regard.positions import DynamicNTK, LinearScaling, Llama3, LongRoPE, Rotary, YaRN, yarn_attention_factor
 
 pytest.importorskip("transformers", minversion="5.0")
 
@@ -21,7 +21,7 @@ ORIGINAL = {"original_max_position_embeddings": TRAINED}
 ATTENTION = {"mscale": 0.707, "mscale_all_dim": 1.3}
 # For heads of 16: what their configuration says, and what it is here.
 SCALINGS = [
-    ({"rope_type": "linear", "factor": 4.0}, Linear(4.0)),
+    ({"rope_type": "linear", "factor": 4.0}, LinearScaling(4.0)),
     ({"rope_type": "dynamic", "factor": 2.0}, DynamicNTK(2.0, TRAINED)),
     ({"rope_type": "yarn", "factor": 4.0} | ORIGINAL, YaRN(4.0, TRAINED)),
     (

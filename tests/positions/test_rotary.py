@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.func import grad, vmap
 
-from regard.positions import NTK, DynamicNTK, Linear, Llama3, LongRoPE, Rotary, YaRN
+from regard.positions import NTK, DynamicNTK, LinearScaling, Llama3, LongRoPE, Rotary, YaRN
 
 LAYOUTS = ("half", "interleaved")
 SCALINGS = [
     None,
-    Linear(3.0),
+    LinearScaling(3.0),
     NTK(3.0),
     DynamicNTK(2.0, 16),
     YaRN(4.0, 16),
@@ -108,7 +108,7 @@ def test_rotaries_share_nothing():
         Rotary(8, base, layout, scaling)
         for base in (100.0, 10000.0)
         for layout in LAYOUTS
-        for scaling in (None, Linear(2.0), NTK(2.0))
+        for scaling in (None, LinearScaling(2.0), NTK(2.0))
     ]
     turned = [rotary.rotate(tensor, positions) for rotary in rotaries]
     assert all(one.equal(rotary.rotate(tensor, positions)) for one, rotary in zip(turned, rotaries, strict=True))

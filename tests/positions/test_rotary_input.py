@@ -32,7 +32,7 @@ def test_layouts_are_known(layout, hint):
 
 
 def test_a_scaling_is_a_scaling():
-    match = r"^Rotary needs a scaling of regard.positions, Linear\(factor=2.0\) for instance; it is 'yarn'$"
+    match = r"^Rotary needs a scaling of regard.positions, LinearScaling\(factor=2.0\) for instance; it is 'yarn'$"
     with pytest.raises(ConfigurationError, match=match):
         Rotary(8, scaling="yarn")  # type: ignore[arg-type]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from regard.errors import ConfigurationError
-from regard.positions import NTK, DynamicNTK, Linear, Llama3, LongRoPE, Rotary, YaRN, yarn_attention_factor
+from regard.positions import NTK, DynamicNTK, LinearScaling, Llama3, LongRoPE, Rotary, YaRN, yarn_attention_factor
 
 DIMS = [(4, 100.0), (32, 10000.0), (128, 10000.0), (128, 500000.0)]
 
@@ -31,10 +31,10 @@ class TestFormulas:
         close(frequencies(None, dim, base), unscaled(dim, base))
 
     def test_linear(self, dim, base):
-        close(frequencies(Linear(4.0), dim, base), [frequency / 4 for frequency in unscaled(dim, base)])
+        close(frequencies(LinearScaling(4.0), dim, base), [frequency / 4 for frequency in unscaled(dim, base)])
 
     def test_linear_is_a_division_of_positions(self, dim, base):
-        scaled = Rotary(dim, base, scaling=Linear(8.0)).rotation(torch.arange(0, 80, 8), dtype=torch.float64)
+        scaled = Rotary(dim, base, scaling=LinearScaling(8.0)).rotation(torch.arange(0, 80, 8), dtype=torch.float64)
         plain = Rotary(dim, base).rotation(torch.arange(10), dtype=torch.float64)
         torch.testing.assert_close(scaled.cos, plain.cos, atol=1e-12, rtol=0)
         torch.testing.assert_close(scaled.sin, plain.sin, atol=1e-12, rtol=0)
@@ -94,7 +94,7 @@ class TestFormulas:
             close(frequencies(scaling, dim, base, length), expected)
 
 
-@pytest.mark.parametrize("scaling", [Linear(1.0), NTK(1.0), YaRN(1.0, 64), Llama3(1.0, 64)], ids=repr)
+@pytest.mark.parametrize("scaling", [LinearScaling(1.0), NTK(1.0), YaRN(1.0, 64), Llama3(1.0, 64)], ids=repr)
 def test_the_factor_1_changes_nothing(scaling):
     close(frequencies(scaling, 32, 10000.0), unscaled(32, 10000.0))
     assert scaling.magnitude == 1.0
@@ -109,7 +109,7 @@ def test_yarn_where_the_stretch_has_no_length():
 @pytest.mark.parametrize(
     ("scaling", "magnitude"),
     [
-        (Linear(4.0), 1.0),
+        (LinearScaling(4.0), 1.0),
         (NTK(4.0), 1.0),
         (DynamicNTK(4.0, 8), 1.0),
         (Llama3(), 1.0),
@@ -156,7 +156,7 @@ def test_lists_become_part_of_a_value():
 # Bad input.
 
 WITH_FACTOR = {
-    "Linear": Linear,
+    "LinearScaling": LinearScaling,
     "NTK": NTK,
     "DynamicNTK": lambda factor: DynamicNTK(factor, 8),
     "YaRN": lambda factor: YaRN(factor, 8),
@@ -194,7 +194,9 @@ def test_longrope_takes_the_logarithm_of_its_length():
 
 @pytest.mark.parametrize("scaling", [NTK(2.0), DynamicNTK(2.0, 8)], ids=repr)
 def test_ntk_needs_two_frequencies(scaling):
-    match = r"NTK\(factor=2.0.*\) needs a dim of 4 or more: it scales the lowest .* a dim of 2 has only one; Linear"
+    match = (
+        r"NTK\(factor=2.0.*\) needs a dim of 4 or more: it scales the lowest .* a dim of 2 has only one; Linear"
+    )
     with pytest.raises(ConfigurationError, match=match):
         Rotary(2, scaling=scaling)
 

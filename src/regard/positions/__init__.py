@@ -7,7 +7,7 @@ from .rotary import Rotary as Rotary
 from .rotary import Rotation as Rotation
 from .scaling import NTK as NTK
 from .scaling import DynamicNTK as DynamicNTK
-from .scaling import Linear as Linear
+from .scaling import LinearScaling as LinearScaling
 from .scaling import Llama3 as Llama3
 from .scaling import LongRoPE as LongRoPE
 from .scaling import Scaling as Scaling
@@ -18,7 +18,7 @@ __all__ = [
     "NTK",
     "DynamicNTK",
     "Learned",
-    "Linear",
+    "LinearScaling",
     "Llama3",
     "LongRoPE",
     "Rotary",

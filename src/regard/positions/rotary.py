@@ -90,8 +90,8 @@ class Rotary:
     - `dim`: the number of features that are rotated, the first ones; the others are unchanged.
     - `layout`: the features of pair i. "half": i and i + dim/2, as in GPT-NeoX and in Llama's checkpoints of
       transformers. "interleaved": 2i and 2i + 1, as in the paper, in GPT-J and in Meta's own Llama checkpoints.
-    - `scaling`: how frequencies change for sequences longer than those in training: `Linear`, `NTK`, `DynamicNTK`,
-      `YaRN`, `Llama3`, `LongRoPE`.
+    - `scaling`: how frequencies change for sequences longer than those in training: `LinearScaling`, `NTK`,
+      `DynamicNTK`, `YaRN`, `Llama3`, `LongRoPE`.
 
     Layers with the same positions can share `rotation(positions)`, which is computed once and rotates many tensors.
 
@@ -120,7 +120,7 @@ class Rotary:
         if self.scaling is not None:
             if not isinstance(self.scaling, Scaling):
                 raise ConfigurationError(
-                    f"Rotary needs a scaling of regard.positions, Linear(factor=2.0) for instance; it is "
+                    f"Rotary needs a scaling of regard.positions, LinearScaling(factor=2.0) for instance; it is "
                     f"{self.scaling!r}"
                 )
             self.frequencies(torch.zeros(1, dtype=torch.int64, device="cpu"))  # a scaling may not fit every dim

@@ -39,7 +39,7 @@ class Scaling(ABC):
 
 
 @dataclass(frozen=True)
-class Linear(Scaling):
+class LinearScaling(Scaling):
     """θ / factor: position interpolation, which maps a longer sequence into the range of positions in training.
 
     Raises:
@@ -47,7 +47,7 @@ class Linear(Scaling):
 
     Source: Chen et al. 2023 (arXiv 2306.15595), "position interpolation"; "linear" in transformers.
 
-    >>> Linear(factor=2.0).frequencies(4, 100.0, torch.arange(3))
+    >>> LinearScaling(factor=2.0).frequencies(4, 100.0, torch.arange(3))
     tensor([0.5000, 0.0500], dtype=torch.float64)
     """
 
@@ -187,7 +187,7 @@ def _ntk_exponent(scaling: Scaling, dim: int) -> float:
     if dim < 4:
         raise ConfigurationError(
             f"{scaling} needs a dim of 4 or more: it scales the lowest frequency and not the highest, and a dim of "
-            f"{dim} has only one; Linear scales any"
+            f"{dim} has only one; LinearScaling scales any"
         )
     return dim / (dim - 2)
 

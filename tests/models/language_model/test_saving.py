@@ -18,13 +18,13 @@ from regard.models.language_model import (
     RMSNormConfig,
     saved_model,
 )
-from regard.positions import NTK, DynamicNTK, Linear, Llama3, LongRoPE, Rotary, YaRN
+from regard.positions import NTK, DynamicNTK, Llama3, LongRoPE, Rotary, YaRN
 
 safetensors = pytest.importorskip("safetensors.torch")
 
 SCALINGS = [
     None,
-    Linear(2.0),
+    LinearScaling(2.0),
     NTK(3.0),
     DynamicNTK(2.0, 8),
     YaRN(2.0, 8, truncate=False, attention_factor=1.5),
@@ -183,7 +183,7 @@ def test_weights_of_another_model(make, tmp_path):
 
 
 def test_a_scaling_that_is_not_ours_cannot_be_saved(make, tmp_path):
-    class Mine(Linear):
+    class Mine(LinearScaling):
         pass
 
     with pytest.raises(CheckpointError, match="holds a Mine, which is none of regard's own"):

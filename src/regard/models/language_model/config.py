@@ -24,7 +24,7 @@ from ...nn import (
     SandwichNorm,
     TransformerBlock,
 )
-from ...positions import NTK, DynamicNTK, Linear, Llama3, LongRoPE, Rotary, YaRN
+from ...positions import NTK, DynamicNTK, LinearScaling, Llama3, LongRoPE, Rotary, YaRN
 from ...scores import ScaledDot
 from ...utils.dataclass_json import DataclassJSON
 from .mixture_of_experts import MixtureOfExperts
@@ -255,7 +255,7 @@ CONFIG_JSON = DataclassJSON(
             LanguageModelConfig,
             LayerConfig,
             LayerNormConfig,
-            Linear,
+            LinearScaling,
             Llama3,
             LongRoPE,
             NTK,

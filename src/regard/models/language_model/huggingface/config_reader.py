@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from ....errors import CheckpointError
-from ....positions import DynamicNTK, Linear, Llama3, LongRoPE, Rotary, Scaling, YaRN, yarn_attention_factor
+from ....positions import DynamicNTK, LinearScaling, Llama3, LongRoPE, Rotary, Scaling, YaRN, yarn_attention_factor
 
 # Settings of transformers that say nothing of what a model computes from tokens: where it came from, how it was
 # initialised and trained, what its tokenizer marks, what a call returns.
@@ -193,7 +193,7 @@ def _scaling(kind: str, told: Mapping[str, Any], longest: int | None) -> Scaling
         case "default":
             return None
         case "linear":
-            return Linear(_needed(kind, told, "factor"))
+            return LinearScaling(_needed(kind, told, "factor"))
         case "dynamic":
             return DynamicNTK(_needed(kind, told, "factor"), _length(kind, longest))
         case "yarn":
