@@ -30,7 +30,8 @@ def padding(lengths: Tensor | Sequence[int]) -> Mask:
     """Pairs whose key lies within its sequence: *key position < length*.
 
     Lengths count from the start: keys 0..length-1 exist, and padding is on the right. For padding on the left, where
-    the last `length` of N keys exist, the mask is `where(keep=torch.arange(N) >= (N - lengths)[:, None, None, None])`.
+    the last `length` of N keys exist, the mask is `where(keep=torch.arange(N) >= (N - lengths)[:, None, None, None])`;
+    the `lengths` of `LanguageModel.generate` count from the end, for padding on the left.
 
     Shapes: lengths is (*batch), a tensor or a list of whole numbers >= 0; a length of 0 leaves rows that attend to
     nothing (output 0).

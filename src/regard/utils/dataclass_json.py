@@ -1,8 +1,8 @@
 """Frozen dataclasses as JSON and back, from a table of the classes that a file may name; nothing else is built.
 
-Masks and biases of atlases and the configurations of language models are stored so. Two other forms serve other ends:
-`utils.pytree` passes values to torch within a process, and `translation.checkpoint` stores nested dicts and lists, which
-have no classes.
+The masks and biases of atlases and the configurations of language models are stored in this form. Two other forms
+serve other ends: `utils.pytree` passes values to torch within a process, and `translation.checkpoint` stores nested
+dicts, lists and tuples without classes, whose exact types it restores.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ class DataclassJSON:
         """A value as JSON.
 
         Args:
+            value: a dataclass, or what a field of one can be.
             store: stores a tensor and returns its name; without it, tensors are refused.
             prepare: called with each dataclass, inner ones too; the value that it returns is encoded instead.
 
@@ -94,6 +95,7 @@ class DataclassJSON:
         """The value of which `encode` returned the JSON; fields that are missing take their defaults.
 
         Args:
+            tree: the JSON.
             tensors: the tensors that may be referred to, by their names.
             check: called with a class's name in the file and its fields before each object is built; raises where they
                 do not fit.

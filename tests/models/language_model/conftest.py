@@ -75,6 +75,21 @@ CHECKPOINTS = {
     ),
     "gpt_oss": ("GptOss", {"sliding_window": WINDOW, "num_local_experts": 5, "num_experts_per_tok": 2}),
     "gpt_oss, one expert": ("GptOss", {"sliding_window": WINDOW, "num_local_experts": 2, "num_experts_per_tok": 1}),
+    "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "mixtral, windows": ("Mixtral", {"num_local_experts": 3, "num_experts_per_tok": 3, "sliding_window": WINDOW}),
+    "phi3": ("Phi3", {"pad_token_id": 0}),
+    "phi3, windows, tied": ("Phi3", {"sliding_window": WINDOW, "tie_word_embeddings": True}),
+    "phi3, longrope": (
+        "Phi3",
+        {
+            "head_dim": 8,
+            "rope_parameters": {"rope_type": "longrope", "rope_theta": 10000.0, **ORIGINAL}
+            | {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [2.0, 2.5, 3.0, 3.5]},
+        }
+        | ORIGINAL,
+    ),
+    "qwen2": ("Qwen2", {}),
+    "qwen2, windows": ("Qwen2", {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}),
     "qwen3": ("Qwen3", {}),
     "qwen3, windows": ("Qwen3", {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}),
 }

@@ -86,7 +86,9 @@ def test_padded_logits_are_theirs(name, side, checkpoint):
     close(logits[exists], model(tokens, attention_mask=exists.long()).logits[exists])
 
 
-@every
+# transformers computes the whole cache of a Phi 3 anew at the step where its text outgrows the original length; a cache
+# here has the keys as they were rotated, as the caches of all other architectures of transformers.
+@pytest.mark.parametrize("name", [name for name in CHECKPOINTS if name != "phi3, longrope"])
 @torch.no_grad()
 def test_greedy_text_is_theirs(name, checkpoint):
     model, folder = checkpoint(name)

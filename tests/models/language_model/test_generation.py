@@ -40,6 +40,28 @@ def test_a_padded_sentence_goes_on_as_if_alone(chunk, make):
 
 
 @torch.no_grad()
+def test_lengths_are_a_list_or_a_tensor(make):
+    model, tokens = make(), prompt()
+    expected = joined(model.generate(tokens, 5, lengths=torch.tensor([9, 4, 1])))
+    assert torch.equal(joined(model.generate(tokens, 5, lengths=[9, 4, 1])), expected)
+    assert joined(model.generate(tokens[:1], 2, lengths=[2])).shape == (1, 2)
+    for wrong in ([1.5, 2, 3], 4, ["9", 4, 1]):
+        with pytest.raises(ShapeError, match="a whole number for each of the 3 sequences, as a tensor or a list"):
+            model.generate(tokens, 5, lengths=wrong)
+
+
+def test_padding_on_the_right_is_warned_of(make, recwarn):
+    model, tokens = make(), prompt().clamp(min=2)
+    tokens[:, :5] = torch.arange(2, 7)
+    columns, lengths = torch.arange(9), torch.tensor([9, 6, 4])
+    model.generate(tokens.masked_fill(columns < 9 - lengths[:, None], 0), 1, lengths=lengths)
+    model.generate(tokens[:, :1].expand(3, 9), 1, lengths=lengths)
+    assert not recwarn
+    with pytest.warns(UserWarning, match="look padded on the right, but the lengths of generate count from the end"):
+        model.generate(tokens.masked_fill(columns >= lengths[:, None], 0), 1, lengths=lengths)
+
+
+@torch.no_grad()
 def test_tokens_come_as_soon_as_they_are_known(make, monkeypatch):
     model, calls = make(), []
     real = model.next_features

@@ -9,7 +9,7 @@ import torch
 
 from regard.errors import CheckpointError, ConfigurationError, MissingExtra
 from regard.models import LanguageModel
-from regard.models.language_model.huggingface.architectures import configuration
+from regard.models.language_model.huggingface.architectures import ARCHITECTURES, configuration
 
 safetensors = pytest.importorskip("safetensors.torch")
 
@@ -131,7 +131,11 @@ def test_no_configuration(tmp_path):
     refuses(tmp_path, "config.json cannot be read")
 
 
-@pytest.mark.parametrize(("text", "message"), [("{", "is not JSON"), ("[]", "holds a JSON list")])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("{", "is not JSON"), ("[]", "holds a JSON list"), ("[" * 100_000, "is not JSON")],
+    ids=["truncated", "a list", "nested"],
+)
 def test_a_configuration_that_is_none(text, message, tmp_path):
     (tmp_path / "config.json").write_text(text)
     refuses(tmp_path, message)
@@ -161,6 +165,17 @@ LONG = {"rope_theta": 10000.0, "original_max_position_embeddings": 8}
 WRONG = [
     ({"hidden_act": "relu6"}, "says hidden_act='relu6', which changes what the model computes and is not supported"),
     ({"pretraining_tp": 2}, "says pretraining_tp=2"),
+    ({"num_hidden_layers": 10**12}, r"says num_hidden_layers=1000000000000; it needs a whole number in 1\.\.4,096"),
+    ({"num_hidden_layers": 0}, "says num_hidden_layers=0; it needs"),
+    ({"hidden_size": 10**30}, r"says hidden_size=10+; it needs a whole number in 1\.\.1,048,576"),
+    ({"vocab_size": 2.5}, "says vocab_size=2.5; it needs"),
+    ({"intermediate_size": -3}, "says intermediate_size=-3; it needs"),
+    ({"num_attention_heads": "8"}, "says num_attention_heads=8; it needs"),
+    ({"model_type": "gpt_oss", "num_local_experts": 10**9}, "says num_local_experts=1000000000; it needs"),
+    ({"model_type": "phi3", "resid_pdrop": 0.1}, "says resid_pdrop=0.1"),
+    ({"model_type": "phi3", "partial_rotary_factor": 0.75}, "says partial_rotary_factor=0.75"),
+    ({"model_type": "mixtral", "router_jitter_noise": 0.1}, "says router_jitter_noise=0.1"),
+    ({"model_type": "qwen2", "attention_bias": True}, "says attention_bias=True"),
     ({"hidden_size": ...}, "says nothing of 'hidden_size', which a llama model needs"),
     ({"sliding_window": 4}, r"1 settings that are unknown here.*sliding_window=4.*ignore=\('sliding_window',\)"),
     ({"qk_norm": True, "clip": 8.0}, "2 settings that are unknown here for a llama model.*: clip=8.0, qk_norm=True"),
@@ -209,7 +224,7 @@ def test_settings_that_say_nothing_are_passed_over(quiet):
     assert configuration(LLAMA | quiet) == configuration(LLAMA)
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gemma3_text", "gpt_oss", "qwen3"])
+@pytest.mark.parametrize("name", sorted(ARCHITECTURES))
 def test_attention_both_ways_is_refused_of_every_architecture(name):
     with pytest.raises(CheckpointError, match="says is_causal=False"):
         configuration({"model_type": name, "is_causal": False})
@@ -224,6 +239,12 @@ def test_what_the_caller_vouches_for_is_passed_over(tmp_path):
 def test_heads_that_do_not_divide(tmp_path):
     with pytest.raises(ConfigurationError, match="num_heads is 2 and num_kv_heads 3"):
         LanguageModel.from_huggingface(told(saved(tmp_path), num_key_value_heads=3))
+
+
+def test_a_fused_projection_of_another_height_stays_as_it_is(tmp_path):
+    name = "model.layers.0.self_attn.qkv_proj.weight"
+    gone = {f"model.layers.0.self_attn.{part}_proj.weight": ... for part in "qkv"}
+    refuses(saved(tmp_path, **gone, **{name: torch.zeros(23, 8)}), rf"3 missing .*1 extra \({name}\)")
 
 
 def test_half_of_a_packed_parameter_is_missing(tmp_path):

@@ -3,6 +3,7 @@
 from .config import AttentionConfig as AttentionConfig
 from .config import ExpertsConfig as ExpertsConfig
 from .config import FeedForwardConfig as FeedForwardConfig
+from .config import GatedExpertsConfig as GatedExpertsConfig
 from .config import GatedFeedForwardConfig as GatedFeedForwardConfig
 from .config import LanguageModelConfig as LanguageModelConfig
 from .config import LayerConfig as LayerConfig
@@ -11,6 +12,7 @@ from .config import RMSNormConfig as RMSNormConfig
 from .generation import Sampling as Sampling
 from .language_model import LanguageModel as LanguageModel
 from .language_model import next_token_loss as next_token_loss
+from .mixture_of_experts import GatedMixtureOfExperts as GatedMixtureOfExperts
 from .mixture_of_experts import MixtureOfExperts as MixtureOfExperts
 from .outputs import LanguageModelCache as LanguageModelCache
 from .outputs import SeenLanguageModel as SeenLanguageModel
@@ -19,7 +21,9 @@ __all__ = [
     "AttentionConfig",
     "ExpertsConfig",
     "FeedForwardConfig",
+    "GatedExpertsConfig",
     "GatedFeedForwardConfig",
+    "GatedMixtureOfExperts",
     "LanguageModel",
     "LanguageModelCache",
     "LanguageModelConfig",

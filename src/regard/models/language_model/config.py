@@ -27,7 +27,7 @@ from ...nn import (
 from ...positions import NTK, DynamicNTK, LinearScaling, Llama3, LongRoPE, Rotary, YaRN
 from ...scores import ScaledDot
 from ...utils.dataclass_json import DataclassJSON
-from .mixture_of_experts import MixtureOfExperts
+from .mixture_of_experts import GatedMixtureOfExperts, MixtureOfExperts
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
@@ -105,8 +105,26 @@ class ExpertsConfig:
         return MixtureOfExperts(dim, self.hidden_dim, self.num_experts, self.chosen, alpha=self.alpha, limit=self.limit)
 
 
+@dataclass(frozen=True)
+class GatedExpertsConfig:
+    """`GatedMixtureOfExperts`: each token passes through `chosen` of `num_experts` gated feed-forward networks.
+
+    It has no dropout.
+    """
+
+    hidden_dim: int
+    num_experts: int
+    chosen: int
+    activation: str = "silu"
+
+    def make(self, dim: int, dropout: float) -> nn.Module:
+        """The feed-forward part of one block."""
+        activation = _activation(self.activation)
+        return GatedMixtureOfExperts(dim, self.hidden_dim, self.num_experts, self.chosen, activation=activation)
+
+
 NormConfig: TypeAlias = RMSNormConfig | LayerNormConfig
-AnyFeedForwardConfig: TypeAlias = FeedForwardConfig | GatedFeedForwardConfig | ExpertsConfig
+AnyFeedForwardConfig: TypeAlias = FeedForwardConfig | GatedFeedForwardConfig | ExpertsConfig | GatedExpertsConfig
 
 
 @dataclass(frozen=True)
@@ -251,6 +269,7 @@ CONFIG_JSON = DataclassJSON(
             DynamicNTK,
             ExpertsConfig,
             FeedForwardConfig,
+            GatedExpertsConfig,
             GatedFeedForwardConfig,
             LanguageModelConfig,
             LayerConfig,

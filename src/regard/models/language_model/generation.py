@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -91,7 +93,7 @@ def generated(
     *,
     sampling: Sampling | None = None,
     stop: Sequence[int] = (),
-    lengths: Tensor | None = None,
+    lengths: Tensor | Sequence[int] | None = None,
     generator: torch.Generator | None = None,
     chunk: int | None,
 ) -> Iterator[Tensor]:
@@ -137,11 +139,19 @@ def _choosing(sampling: Sampling | None, generator: torch.Generator | None) -> C
     return lambda logits: sampling(logits, generator)
 
 
-def _left_padded(tokens: Tensor, lengths: Tensor | None) -> tuple[Mask | None, Tensor | None]:
-    """Where sequences that end together begin: padding sits below position 0, and no token attends to it."""
+def _left_padded(tokens: Tensor, lengths: Tensor | Sequence[int] | None) -> tuple[Mask | None, Tensor | None]:
+    """The mask and positions of a batch padded on the left: padding is below position 0, and no token attends to it."""
     if lengths is None:
         return None, None
     batch, length = tokens.shape
+    if not isinstance(lengths, Tensor):
+        try:
+            lengths = torch.tensor([operator.index(count) for count in lengths])
+        except TypeError:
+            raise ShapeError(
+                f"lengths is {lengths!r}; it needs a whole number for each of the {batch} sequences, as a tensor or a "
+                "list: how many tokens at its right end are not padding"
+            ) from None
     if lengths.shape != (batch,) or lengths.is_floating_point():
         raise ShapeError(
             f"lengths is {lengths.dtype} {tuple(lengths.shape)}; it needs a whole number for each of the {batch} "
@@ -151,5 +161,17 @@ def _left_padded(tokens: Tensor, lengths: Tensor | None) -> tuple[Mask | None, T
         raise ShapeError(f"lengths are {lengths.tolist()}; they need to be in 1..{length}, the length of the batch")
     if bool((lengths == length).all()):
         return None, None
-    ahead = torch.arange(length, device=tokens.device) - length
-    return ~prefix(0), ahead + lengths.to(tokens.device).unsqueeze(-1)
+    positions = torch.arange(length, device=tokens.device) - length + lengths.to(tokens.device).unsqueeze(-1)
+    if _looks_padded_right(tokens, positions):
+        warnings.warn(
+            "the tokens look padded on the right, but the lengths of generate count from the end of each sequence, so "
+            "that its padding is on the left: pad there, as a tokenizer with padding_side='left' does",
+            stacklevel=4,
+        )
+    return ~prefix(0), positions
+
+
+def _looks_padded_right(tokens: Tensor, positions: Tensor) -> bool:
+    """Whether one token fills the columns after each sequence's length, and several fill those before its text."""
+    before, after = tokens[positions < 0], tokens[positions.flip(-1) < 0]
+    return bool((after == after[0]).all()) and not bool((before == before[0]).all())

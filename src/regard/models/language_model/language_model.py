@@ -6,7 +6,7 @@ The loss of training.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -192,7 +192,7 @@ class LanguageModel(nn.Module):
         *,
         sampling: Sampling | None = None,
         stop: int | Collection[int] = (),
-        lengths: Tensor | None = None,
+        lengths: Tensor | Sequence[int] | None = None,
         generator: torch.Generator | None = None,
         chunk: int | None = None,
     ) -> Iterator[Tensor]:
@@ -206,7 +206,10 @@ class LanguageModel(nn.Module):
             sampling: how to draw; the likeliest token without it.
             stop: the token, or tokens, that end a sequence. Once all have ended, generation ends; a sequence that has
                 repeats its last token until then.
-            lengths: (batch,), how many tokens at the end of each sequence are text; what is before them is padding.
+            lengths: (batch,), a tensor or a list: how many tokens of each sequence are text. They count from the end:
+                padding is on the left, so that all sequences continue at the same column. `masks.padding(lengths)`, for
+                whole texts, counts from the start, with padding on the right. A warning follows where the tokens look
+                padded on the right.
             generator: the source of what is drawn, seeded by whoever needs the same again.
             chunk: so many tokens of the beginning are read at once, which bounds the memory of reading it. Without it
                 1,024; or all, where a rotary's frequencies depend on the length, as those of `DynamicNTK` and
@@ -264,8 +267,10 @@ class LanguageModel(nn.Module):
     ) -> LanguageModel:
         """The model in a local folder with config.json and safetensors, as transformers saves it; in evaluation mode.
 
-        Architectures: Llama, Mistral, Gemma 2, gpt-oss (also with its experts in MXFP4, which become plain numbers),
-        Qwen 3 and Gemma 3 (text). transformers itself is not needed.
+        Architectures: Llama, Mistral, Mixtral, Gemma 2 and 3 (text), Qwen 2 and 3, Phi 3, and gpt-oss (also with its
+        experts in MXFP4, which become plain numbers). transformers itself is not needed. Of a
+        Phi 3 with LongRoPE, transformers computes the cache anew at the step where a text outgrows the original length;
+        here cached keys stay as they were rotated.
 
         Args:
             folder: where config.json is, and model.safetensors or model.safetensors.index.json with its parts.

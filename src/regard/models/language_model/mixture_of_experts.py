@@ -1,9 +1,12 @@
-"""A mixture of experts: a router sends each token through a few of many feed-forward parts."""
+"""Mixtures of experts: a router sends each token through a few of many feed-forward networks."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from ...errors import ConfigurationError
 from ...nn.input_checks import check_input
@@ -36,8 +39,7 @@ class MixtureOfExperts(nn.Module):
         super().__init__()
         self.dim, self.hidden_dim = whole_number("dim", dim), whole_number("hidden_dim", hidden_dim)
         self.num_experts, self.chosen = whole_number("num_experts", num_experts), whole_number("chosen", chosen)
-        if chosen > num_experts:
-            raise ConfigurationError(f"chosen is {chosen} of num_experts={num_experts}: it needs that many or fewer")
+        _check_chosen(chosen, num_experts)
         if not limit > 0:
             raise ConfigurationError(f"limit is {limit}; it needs a number above 0")
         self.alpha, self.limit = alpha, limit
@@ -55,20 +57,7 @@ class MixtureOfExperts(nn.Module):
         check_input("input", inputs, self.dim, self)
         tokens = inputs.flatten(0, 1)  # [T, dim]
         logits, experts = self.router(tokens).topk(self.chosen, dim=-1)  # [T, chosen]
-        shares = logits.softmax(-1)
-        # Tokens of one expert side by side: each expert's matrices are read once.
-        order = experts.flatten().argsort(stable=True)
-        counts = experts.flatten().bincount(minlength=self.num_experts).tolist()
-        rows, shares = order // self.chosen, shares.flatten()[order]
-        said = [
-            self._expert(expert, tokens[mine]) * share.unsqueeze(-1)
-            for expert, (mine, share) in enumerate(zip(rows.split(counts), shares.split(counts), strict=True))
-            if len(mine)
-        ]
-        mixed = tokens.new_zeros(tokens.shape)
-        if said:
-            mixed = mixed.index_add(0, rows, torch.cat(said).to(mixed.dtype))
-        return mixed.view_as(inputs)
+        return _mixed(self._expert, tokens, experts, logits.softmax(-1), self.num_experts).view_as(inputs)
 
     def _expert(self, expert: int, tokens: Tensor) -> Tensor:
         both = tokens @ self.gate_up[expert] + self.gate_up_bias[expert]
@@ -78,3 +67,82 @@ class MixtureOfExperts(nn.Module):
 
     def extra_repr(self) -> str:
         return f"num_experts={self.num_experts}, chosen={self.chosen}"
+
+
+class GatedMixtureOfExperts(nn.Module):
+    """Σ_e p_e · W_d (a(W_g x) · W_u x), over the experts e whose router logits are the `chosen` largest.
+
+    p is the softmax of these logits alone, in float32. The first half of the features of x W_gu of each expert is
+    W_g x, the second W_u x.
+
+    Shapes: (batch, length, dim) to the same. Parameters: router (num_experts, dim); gate_up (num_experts, dim,
+    2 · hidden_dim), down (num_experts, hidden_dim, dim). Weights start normal with the variance of Xavier (Glorot and
+    Bengio 2010).
+
+    Raises:
+        ConfigurationError: a number below 1, more experts chosen than there are.
+
+    Source: Jiang et al. 2024, "Mixtral of Experts" (arXiv 2401.04088), section 2.1.
+
+    >>> GatedMixtureOfExperts(dim=4, hidden_dim=6, num_experts=8, chosen=2)(torch.zeros(2, 3, 4)).shape
+    torch.Size([2, 3, 4])
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        hidden_dim: int,
+        num_experts: int,
+        chosen: int,
+        *,
+        activation: Callable[[Tensor], Tensor] = functional.silu,
+    ) -> None:
+        super().__init__()
+        self.dim, self.hidden_dim = whole_number("dim", dim), whole_number("hidden_dim", hidden_dim)
+        self.num_experts, self.chosen = whole_number("num_experts", num_experts), whole_number("chosen", chosen)
+        _check_chosen(chosen, num_experts)
+        self.activation = activation
+        self.router = nn.Linear(dim, num_experts, bias=False)
+        self.gate_up = nn.Parameter(torch.empty(num_experts, dim, 2 * hidden_dim))
+        self.down = nn.Parameter(torch.empty(num_experts, hidden_dim, dim))
+        for weight in (self.gate_up, self.down):
+            nn.init.normal_(weight, std=(2 / (dim + hidden_dim)) ** 0.5)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """(batch, length, dim) to (batch, length, dim)."""
+        check_input("input", inputs, self.dim, self)
+        tokens = inputs.flatten(0, 1)  # [T, dim]
+        logits, experts = self.router(tokens).float().topk(self.chosen, dim=-1)  # [T, chosen]
+        shares = logits.softmax(-1).to(tokens.dtype)
+        return _mixed(self._expert, tokens, experts, shares, self.num_experts).view_as(inputs)
+
+    def _expert(self, expert: int, tokens: Tensor) -> Tensor:
+        gate, up = (tokens @ self.gate_up[expert]).chunk(2, dim=-1)
+        return (self.activation(gate) * up) @ self.down[expert]
+
+    def extra_repr(self) -> str:
+        return f"num_experts={self.num_experts}, chosen={self.chosen}"
+
+
+def _check_chosen(chosen: int, num_experts: int) -> None:
+    if chosen > num_experts:
+        raise ConfigurationError(f"chosen is {chosen} of num_experts={num_experts}: it needs that many or fewer")
+
+
+def _mixed(
+    expert_output: Callable[[int, Tensor], Tensor], tokens: Tensor, experts: Tensor, shares: Tensor, num_experts: int
+) -> Tensor:
+    """The outputs of each token's experts, summed with their shares: (T, dim); `experts` and `shares` (T, chosen)."""
+    # Tokens of one expert side by side: each expert's matrices are read once.
+    order = experts.flatten().argsort(stable=True)
+    counts = experts.flatten().bincount(minlength=num_experts).tolist()
+    rows, shares = order // experts.shape[1], shares.flatten()[order]
+    outputs = [
+        expert_output(expert, tokens[selected]) * share.unsqueeze(-1)
+        for expert, (selected, share) in enumerate(zip(rows.split(counts), shares.split(counts), strict=True))
+        if len(selected)
+    ]
+    mixed = tokens.new_zeros(tokens.shape)
+    if outputs:
+        mixed = mixed.index_add(0, rows, torch.cat(outputs).to(mixed.dtype))
+    return mixed

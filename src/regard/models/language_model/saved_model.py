@@ -36,7 +36,7 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text("utf-8"))
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read ({error.strerror or error})") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not JSON ({error}): truncated, or something else") from None
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} holds a JSON {type(value).__name__}; it needs an object, {{...}}")

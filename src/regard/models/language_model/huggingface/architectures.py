@@ -10,12 +10,13 @@ from ....errors import CheckpointError, RegardError
 from ..config import (
     AttentionConfig,
     ExpertsConfig,
+    GatedExpertsConfig,
     GatedFeedForwardConfig,
     LanguageModelConfig,
     LayerConfig,
     RMSNormConfig,
 )
-from .config_reader import Settings, rotaries_by_kind, rotary_of
+from .config_reader import ModelSettings, phi3_rotary, rotaries_by_kind, rotary_of
 
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
 """What transformers calls them, and what we do."""
@@ -34,7 +35,7 @@ def configuration(given: Mapping[str, Any], ignore: Collection[str] = ()) -> Lan
             "Others run with regard inside through regard.huggingface.swap(model)"
         )
     architecture = ARCHITECTURES[str(name)]
-    settings = Settings(given, architecture.defaults)
+    settings = ModelSettings(given, architecture.defaults)
     try:
         settings.only("is_causal", True, default=True)  # of each: transformers attends both ways else, also for null
         config = architecture.read(settings)
@@ -50,18 +51,18 @@ def configuration(given: Mapping[str, Any], ignore: Collection[str] = ()) -> Lan
 class Architecture:
     """How settings are read, and what they are where config.json leaves them out."""
 
-    read: Callable[[Settings], LanguageModelConfig]
+    read: Callable[[ModelSettings], LanguageModelConfig]
     defaults: Mapping[str, Any]
 
 
-def _llama(settings: Settings) -> LanguageModelConfig:
+def _llama(settings: ModelSettings) -> LanguageModelConfig:
     settings.only("pretraining_tp", 1, None)
     head_dim = _head_dim(settings)
     layer = LayerConfig(rotary=rotary_of(settings, head_dim))
     return _plain(settings, [layer] * settings.need("num_hidden_layers"), _attention(settings, head_dim))
 
 
-def _mistral(settings: Settings) -> LanguageModelConfig:
+def _mistral(settings: ModelSettings) -> LanguageModelConfig:
     head_dim = _head_dim(settings)
     rotary = rotary_of(settings, head_dim)
     window = None if settings.get("sliding_window") is None else _window(settings)
@@ -71,19 +72,64 @@ def _mistral(settings: Settings) -> LanguageModelConfig:
     return _plain(settings, layers, _attention(settings, head_dim))
 
 
-def _qwen3(settings: Settings) -> LanguageModelConfig:
+def _mixtral(settings: ModelSettings) -> LanguageModelConfig:
     head_dim = _head_dim(settings)
+    settings.only("router_jitter_noise", 0.0, None)
+    settings.only("attention_bias", False, None)
+    settings.only("layer_types", None)
+    window = None if settings.get("sliding_window") is None else _window(settings)
+    layer = LayerConfig(window, rotary=rotary_of(settings, head_dim))
+    return LanguageModelConfig(
+        **_common(settings, [layer] * settings.need("num_hidden_layers")),
+        attention=_attention(settings, head_dim),
+        feed_forward=GatedExpertsConfig(
+            settings.need("intermediate_size"),
+            settings.need("num_local_experts"),
+            settings.need("num_experts_per_tok"),
+            _activation(settings, "hidden_act"),
+        ),
+        norm=RMSNormConfig(settings.need("rms_norm_eps")),
+    )
+
+
+def _phi3(settings: ModelSettings) -> LanguageModelConfig:
+    head_dim = _head_dim(settings)
+    for name in ("resid_pdrop", "embd_pdrop"):
+        settings.only(name, 0.0, None)
+    for name in ("attention_bias", "mlp_bias"):
+        settings.only(name, False, None)
+    settings.only("partial_rotary_factor", 1.0, None)
+    settings.only("layer_types", None)
+    window = None if settings.get("sliding_window") is None else _window(settings)
+    layer = LayerConfig(window, rotary=phi3_rotary(settings, head_dim))
+    return _plain(settings, [layer] * settings.need("num_hidden_layers"), _attention(settings, head_dim))
+
+
+def _qwen2(settings: ModelSettings) -> LanguageModelConfig:
+    head_dim = _head_dim(settings)
+    for name in ("attention_bias", "mlp_bias"):
+        settings.only(name, False, None)
+    attention = _attention(settings, head_dim, bias=("query", "key", "value"))
+    return _plain(settings, _qwen_layers(settings, head_dim), attention)
+
+
+def _qwen3(settings: ModelSettings) -> LanguageModelConfig:
+    head_dim = _head_dim(settings)
+    norm = RMSNormConfig(settings.need("rms_norm_eps"))
+    return _plain(settings, _qwen_layers(settings, head_dim), _attention(settings, head_dim, norm=norm))
+
+
+def _qwen_layers(settings: ModelSettings, head_dim: int) -> list[LayerConfig]:
+    """The layers of Qwen 2 and 3: those from `max_window_layers` on have the window, where windows are on."""
     rotary = rotary_of(settings, head_dim)
     slides, first = settings.get("use_sliding_window"), settings.get("max_window_layers")
     if not slides:
         settings.get("sliding_window")
     layer = LayerConfig(rotary=rotary)
-    layers = _layers(settings, layer, layer, lambda number: bool(slides) and number >= first)
-    norm = RMSNormConfig(settings.need("rms_norm_eps"))
-    return _plain(settings, layers, _attention(settings, head_dim, norm=norm))
+    return _layers(settings, layer, layer, lambda number: bool(slides) and number >= first)
 
 
-def _gpt_oss(settings: Settings) -> LanguageModelConfig:
+def _gpt_oss(settings: ModelSettings) -> LanguageModelConfig:
     head_dim = _head_dim(settings)
     layer = LayerConfig(rotary=rotary_of(settings, head_dim))
     settings.only("hidden_act", "silu")
@@ -105,14 +151,14 @@ def _gpt_oss(settings: Settings) -> LanguageModelConfig:
     )
 
 
-def _gemma2(settings: Settings) -> LanguageModelConfig:
+def _gemma2(settings: ModelSettings) -> LanguageModelConfig:
     head_dim = _head_dim(settings)
     layer = LayerConfig(rotary=rotary_of(settings, head_dim))
     layers = _layers(settings, layer, layer, lambda number: number % 2 == 0)
     return _gemma(settings, layers, head_dim, query_key_norm=False)
 
 
-def _gemma3(settings: Settings) -> LanguageModelConfig:
+def _gemma3(settings: ModelSettings) -> LanguageModelConfig:
     head_dim = _head_dim(settings)
     near, far = rotaries_by_kind(settings, head_dim)
     every = settings.get("sliding_window_pattern", settings.get("_sliding_window_pattern", 6))
@@ -121,7 +167,7 @@ def _gemma3(settings: Settings) -> LanguageModelConfig:
 
 
 def _gemma(
-    settings: Settings, layers: list[LayerConfig], head_dim: int, *, query_key_norm: bool
+    settings: ModelSettings, layers: list[LayerConfig], head_dim: int, *, query_key_norm: bool
 ) -> LanguageModelConfig:
     """What Gemma 2 and 3 have in common."""
     settings.only("use_bidirectional_attention", None, False)
@@ -148,7 +194,7 @@ def _gemma(
     )
 
 
-def _plain(settings: Settings, layers: list[LayerConfig], attention: AttentionConfig) -> LanguageModelConfig:
+def _plain(settings: ModelSettings, layers: list[LayerConfig], attention: AttentionConfig) -> LanguageModelConfig:
     """Llama, and what differs from it in its attention alone."""
     feed_forward = GatedFeedForwardConfig(
         settings.need("intermediate_size"), _activation(settings, "hidden_act"), bias=bool(settings.get("mlp_bias"))
@@ -161,7 +207,7 @@ def _plain(settings: Settings, layers: list[LayerConfig], attention: AttentionCo
     )
 
 
-def _common(settings: Settings, layers: list[LayerConfig]) -> dict[str, Any]:
+def _common(settings: ModelSettings, layers: list[LayerConfig]) -> dict[str, Any]:
     quantization = settings.get("quantization_config")
     if quantization is not None and quantization.get("quant_method") != "mxfp4":
         raise _quantised(quantization)
@@ -173,19 +219,18 @@ def _common(settings: Settings, layers: list[LayerConfig]) -> dict[str, Any]:
     }
 
 
-def _attention(settings: Settings, head_dim: int, **more: Any) -> AttentionConfig:
+def _attention(settings: ModelSettings, head_dim: int, **more: Any) -> AttentionConfig:
     return AttentionConfig(
         settings.need("num_attention_heads"),
         settings.get("num_key_value_heads"),
         head_dim,
-        bias=bool(settings.get("attention_bias")),
         dropout=settings.get("attention_dropout") or 0.0,
-        **more,
+        **{"bias": bool(settings.get("attention_bias")), **more},
     )
 
 
 def _layers(
-    settings: Settings, near: LayerConfig, far: LayerConfig, slides: Callable[[int], object]
+    settings: ModelSettings, near: LayerConfig, far: LayerConfig, slides: Callable[[int], object]
 ) -> list[LayerConfig]:
     """The layers by `layer_types`, or by the rule of the architecture where it is not said."""
     count, kinds = settings.need("num_hidden_layers"), settings.get("layer_types")
@@ -205,7 +250,7 @@ def _layers(
     return [near if kind == "sliding_attention" else far for kind in kinds]
 
 
-def _window(settings: Settings) -> int:
+def _window(settings: ModelSettings) -> int:
     """How many keys before its own a query attends to; `sliding_window` counts that one too."""
     window = settings.need("sliding_window")
     if type(window) is not int or window < 1:
@@ -216,11 +261,11 @@ def _window(settings: Settings) -> int:
     return window - 1
 
 
-def _head_dim(settings: Settings) -> int:
+def _head_dim(settings: ModelSettings) -> int:
     return settings.get("head_dim") or settings.need("hidden_size") // settings.need("num_attention_heads")
 
 
-def _activation(settings: Settings, name: str) -> str:
+def _activation(settings: ModelSettings, name: str) -> str:
     return ACTIVATIONS[settings.only(name, *ACTIVATIONS)]
 
 
@@ -270,6 +315,35 @@ ARCHITECTURES = {
     "mistral": Architecture(
         _mistral,
         LLAMA | {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
+    ),
+    "mixtral": Architecture(
+        _mixtral,
+        {
+            "hidden_act": "silu",
+            "max_position_embeddings": 131072,
+            "num_experts_per_tok": 2,
+            "num_key_value_heads": 8,
+            "num_local_experts": 8,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "phi3": Architecture(
+        _phi3,
+        {
+            "hidden_act": "silu",
+            "max_position_embeddings": 4096,
+            "original_max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "qwen2": Architecture(
+        _qwen2,
+        LLAMA
+        | {"max_position_embeddings": 32768, "max_window_layers": 28, "sliding_window": 4096}
+        | {"num_key_value_heads": 32},
     ),
     "qwen3": Architecture(
         _qwen3,

@@ -66,17 +66,40 @@ OFF_BY_DEFAULT = {
 }
 
 
-class Settings:
-    """The settings of a checkpoint, and below them the defaults of its architecture."""
+LARGEST_SIZES = {
+    "head_dim": 2**16,
+    "hidden_size": 2**20,
+    "intermediate_size": 2**24,
+    "moe_intermediate_size": 2**24,
+    "num_attention_heads": 2**16,
+    "num_experts": 2**14,
+    "num_experts_per_tok": 2**14,
+    "num_hidden_layers": 2**12,
+    "num_key_value_heads": 2**16,
+    "num_local_experts": 2**14,
+    "vocab_size": 2**26,
+}
+"""The largest sizes that are read, far above those of any model: the sizes of all parameters fit into 64 bits."""
+
+
+class ModelSettings:
+    """The settings of a checkpoint's config.json over the defaults of its architecture; it tracks which are read."""
 
     def __init__(self, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
         self.given, self.defaults = given, defaults
         self.read: set[str] = set()
 
     def get(self, name: str, default: Any = None) -> Any:
-        """A setting, or the default of the architecture, or this one."""
+        """A setting, or the default of the architecture, or this one.
+
+        Raises:
+            CheckpointError: a size that is no whole number, below 1 or larger than that of any model.
+        """
         self.read.add(name)
-        return self.given.get(name, self.defaults.get(name, default))
+        value = self.given.get(name, self.defaults.get(name, default))
+        if name in LARGEST_SIZES and value is not None:
+            _check_size(name, value)
+        return value
 
     def need(self, name: str) -> Any:
         """A setting that has to be there.
@@ -139,13 +162,30 @@ READ = {
 ALWAYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
 
 
-def rotary_of(settings: Settings, head_dim: int) -> Rotary:
+def _check_size(name: str, value: Any) -> None:
+    if type(value) is not int or not 1 <= value <= LARGEST_SIZES[name]:
+        raise CheckpointError(
+            f"config.json says {name}={str(value)[:80]}; it needs a whole number in 1..{LARGEST_SIZES[name]:,}"
+        )
+
+
+def rotary_of(settings: ModelSettings, head_dim: int) -> Rotary:
     """The rotary of all layers: `rope_parameters`, or `rope_theta` and `rope_scaling`."""
     told = _told(settings)
     return _rotary(told, settings.get("rope_theta", 10000.0), head_dim, settings.get("max_position_embeddings"))
 
 
-def rotaries_by_kind(settings: Settings, head_dim: int) -> tuple[Rotary, Rotary]:
+def phi3_rotary(settings: ModelSettings, head_dim: int) -> Rotary:
+    """The rotary of Phi 3: its original length is a setting of its own, and "su" is an older name of "longrope"."""
+    told, original = _told(settings), settings.get("original_max_position_embeddings")
+    if told.get("rope_type", told.get("type")) in ("su", "yarn"):
+        told = {**told, "rope_type": "longrope"}
+    if told.get("rope_type", told.get("type")) == "longrope":
+        told = {"original_max_position_embeddings": original, **told}
+    return _rotary(told, settings.get("rope_theta", 10000.0), head_dim, settings.get("max_position_embeddings"))
+
+
+def rotaries_by_kind(settings: ModelSettings, head_dim: int) -> tuple[Rotary, Rotary]:
     """Those of layers with a window and of full ones: `rope_parameters` by kind, or the settings of Gemma 3."""
     told, longest = _told(settings), settings.get("max_position_embeddings")
     local, base = settings.get("rope_local_base_freq", 10_000.0), settings.get("rope_theta", 1_000_000.0)
@@ -160,7 +200,7 @@ def rotaries_by_kind(settings: Settings, head_dim: int) -> tuple[Rotary, Rotary]
     return _rotary(near, local, head_dim, longest), _rotary(far, base, head_dim, longest)
 
 
-def _told(settings: Settings) -> dict[str, Any]:
+def _told(settings: ModelSettings) -> dict[str, Any]:
     """What is said of the rotary: a setting, of whichever name."""
     scaling, parameters = settings.get("rope_scaling"), settings.get("rope_parameters")
     return dict(scaling or parameters or settings.defaults.get("rope_parameters") or {})

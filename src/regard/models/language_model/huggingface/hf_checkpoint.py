@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,6 +21,7 @@ from ..config import LanguageModelConfig
 from ..saved_model import EXTRA, check_same, read_json
 from .architectures import configuration
 from .mxfp4 import MXFP4, packed_shapes, unpacked
+from .stored_tensors import StoredTensor, split_fused, stack_experts
 
 EDGES = {
     "embedding.weight": "model.embed_tokens.weight",
@@ -74,11 +76,11 @@ BUFFERS = ("rotary_emb.inv_freq", "self_attn.masked_bias")
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """A configuration, and the files that hold the tensors by their names."""
+    """A configuration, and the tensors of the files by the names of the parameters of transformers."""
 
     folder: Path
     config: LanguageModelConfig
-    files: Mapping[str, TensorFile]
+    tensors: Mapping[str, StoredTensor]
 
     def weights(self, needed: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> dict[str, Tensor]:
         """The parameters of a model that has these, in one dtype.
@@ -87,29 +89,29 @@ class Checkpoint:
             CheckpointError: tensors that are missing, extra or of another shape.
         """
         theirs = {their_name(name): tensor for name, tensor in needed.items()}
-        shapes = packed_shapes({name: file.shapes[name] for name, file in self.files.items()})
+        shapes = packed_shapes({name: tensor.shape for name, tensor in self.tensors.items()})
         tied = "lm_head.weight" in shapes and "lm_head.weight" not in theirs
         if tied:
             self._check_tied()
             shapes.pop("lm_head.weight")
         check_same(str(self.folder), shapes, {name: tensor.shape for name, tensor in theirs.items()})
-        embedding = self.files["model.embed_tokens.weight"].read("model.embed_tokens.weight")
+        embedding = self.tensors["model.embed_tokens.weight"].read()
         dtype = embedding.dtype if dtype is None else dtype
         if not dtype.is_floating_point:
             raise CheckpointError(f"the embedding in {self.folder} is {dtype}: it needs floating-point numbers")
         return {name: self._read(their_name(name), dtype) for name in needed}
 
     def _read(self, name: str, dtype: torch.dtype) -> Tensor:
-        if name in self.files:
-            return self.files[name].read(name).to(dtype)
+        if name in self.tensors:
+            return self.tensors[name].read().to(dtype)
         blocks, scales = (name + end for end in MXFP4)
-        return unpacked(self.files[blocks].read(blocks), self.files[scales].read(scales), dtype)
+        return unpacked(self.tensors[blocks].read(), self.tensors[scales].read(), dtype)
 
     def _check_tied(self) -> None:
         """The output layer of a tied model is the embedding, also where both were saved."""
         names = "lm_head.weight", "model.embed_tokens.weight"
-        if all(name in self.files for name in names):
-            output, embedding = (self.files[name].read(name) for name in names)
+        if all(name in self.tensors for name in names):
+            output, embedding = (self.tensors[name].read() for name in names)
             if torch.equal(output, embedding):
                 return
         raise CheckpointError(
@@ -134,22 +136,25 @@ def read_checkpoint(folder: str | os.PathLike[str], ignore: Collection[str] = ()
     if "model_type" not in given:
         hint = ": LanguageModel.load(folder) reads what regard saved" if "weights" in given else ""
         raise CheckpointError(f"{folder / 'config.json'} names no model_type, so transformers did not save it{hint}")
-    return Checkpoint(folder, configuration(given, ignore), _files(folder))
+    config = configuration(given, ignore)
+    return Checkpoint(folder, config, stack_experts(split_fused(_tensors(folder), config), config))
 
 
-def _files(folder: Path) -> dict[str, TensorFile]:
-    """Each tensor's file."""
+def _tensors(folder: Path) -> dict[str, StoredTensor]:
+    """The tensors of all files of a folder by their names there."""
     if (folder / SINGLE).exists():
         parts = [SINGLE]
     elif (folder / INDEX).exists():
         parts = _parts(folder / INDEX)
     else:
         raise _no_safetensors(folder)
-    files: dict[str, TensorFile] = {}
+    found: dict[str, StoredTensor] = {}
     for part in parts:
-        tensors = TensorFile(folder / part, extra=EXTRA)
-        files.update({name: tensors for name in tensors.shapes if not name.endswith(BUFFERS)})
-    return files
+        file = TensorFile(folder / part, extra=EXTRA)
+        for name, shape in file.shapes.items():
+            if not name.endswith(BUFFERS):
+                found[name] = StoredTensor(shape, partial(file.read, name))
+    return found
 
 
 def _parts(index: Path) -> list[str]:
