@@ -18,7 +18,7 @@ from regard.models.language_model import (
     RMSNormConfig,
     saved_model,
 )
-from regard.positions import NTK, DynamicNTK, Llama3, LongRoPE, Rotary, YaRN
+from regard.positions import NTK, DynamicNTK, LinearScaling, Llama3, LongRoPE, Rotary, YaRN
 
 safetensors = pytest.importorskip("safetensors.torch")
 
