@@ -1,4 +1,4 @@
-"""regard computes attention: declared once, exact, as fast as the mask allows, its weights always there to look at."""
+"""Attention for PyTorch: symbolic masks, biases and scores, exact kernels, and lenses on the attention weights."""
 
 import importlib
 from types import ModuleType
@@ -37,7 +37,7 @@ _WHEN_ASKED_FOR = ("explorer", "heads", "huggingface", "models", "nn", "testing"
 
 
 def __getattr__(name: str) -> ModuleType:
-    """What stands above the formula is imported when it is first asked for: `regard.models`, without an import."""
+    """Import a subpackage such as `regard.models` or `regard.nn` lazily, at the first access."""
     if name in _WHEN_ASKED_FOR:
         return importlib.import_module(f"regard.{name}")
     raise AttributeError(f"module 'regard' has no attribute {name!r}")

@@ -172,7 +172,7 @@ def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 def explain(
     query: Tensor, key: Tensor, value: Tensor, *, kernel: str | None = None, **options: Unpack[AttentionOptions]
 ) -> Plan:
-    """The kernel that `attention` would choose, its predicted cost, and why not the others; computes no attention.
+    """Report the kernel that `attention` would choose, its predicted cost, and why each other kernel is not chosen.
 
     Arguments and errors are those of `attention`.
 
@@ -195,7 +195,7 @@ class Observation:
     results: Mapping[Lens, Any]
 
     def __getitem__(self, lens: Lens[LensResult]) -> LensResult:
-        """The result of the lens, or of an equal one.
+        """The result of a lens; an equal lens is the same key.
 
         Raises:
             ConfigurationError: nothing was looked at through it.
@@ -266,7 +266,7 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """softmax(Q Kᵀ · scale + attn_mask) · V, to the letter of torch's function of this name, by regard's kernels.
+    """softmax(Q Kᵀ · scale + attn_mask) · V: torch's function of this name and arguments, on regard's kernels.
 
     Conventions, all torch's: a bool `attn_mask` has True = attend, a floating-point one is added to the scores, a
     `torch.nn.attention.bias.CausalBias` is the mask that it names; `is_causal` is aligned to the start (query i attends
@@ -310,7 +310,7 @@ def scaled_dot_product_attention(
 
 
 def _broadcast_heads(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Query, key and value with as many axes each, and heads as `attention` takes them, broadcast by torch's rules."""
+    """Broadcast the leading axes of query, key and value by torch's rules to the layout that `attention` takes."""
     axes = max(query.ndim, key.ndim, value.ndim)
     if min(query.ndim, key.ndim, value.ndim) < 2:
         return query, key, value  # refused by `attention`
@@ -336,7 +336,7 @@ def _broadcast_heads(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool
 
 
 def _resolve_causal_bias(bias: Tensor, is_causal: bool, query: Tensor, key: Tensor) -> tuple[Mask | None, bool]:
-    """A `CausalBias` of torch and `is_causal` as a mask that is aligned to the end, or as `is_causal` alone.
+    """Convert torch's `CausalBias` and `is_causal` to a mask aligned to the end, or to `is_causal` alone.
 
     Of the two alignments, the one that is contained in the other stands for both: that to the start unless M > N.
     """

@@ -24,7 +24,7 @@ class DtypeError(RegardError):
 
 
 class DeviceError(RegardError):
-    """Tensors on different devices, or a device that is not there."""
+    """Tensors on different devices, or a device that does not exist."""
 
 
 class MaskError(RegardError):
@@ -32,7 +32,7 @@ class MaskError(RegardError):
 
 
 class KernelError(RegardError):
-    """A kernel was asked for by name and cannot compute the problem, or no kernel can."""
+    """The kernel selected by name cannot compute the problem, or no kernel can."""
 
 
 class ConfigurationError(RegardError):
@@ -52,7 +52,7 @@ class CheckpointError(RegardError):
 
 
 class AtlasError(RegardError):
-    """An atlas that cannot be made, written or read: what was recorded has no place in one, or the file is wrong."""
+    """An atlas cannot be created, written or read: a recorded value is not supported, or the file is invalid."""
 
 
 class MissingExtra(RegardError, ImportError):
@@ -60,7 +60,7 @@ class MissingExtra(RegardError, ImportError):
 
 
 def require(module: str, *, extra: str) -> ModuleType:
-    """Import an optional package, or say which extra of regard brings it.
+    """Import an optional package, or raise `MissingExtra` with the extra of regard that installs it.
 
     >>> require("math", extra="plots").pi > 3
     True
@@ -77,7 +77,7 @@ def require(module: str, *, extra: str) -> ModuleType:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Name the known words, the closest first: the tail of an "unknown ..." message.
+    """List the known words, the closest first, for the end of an "unknown ..." message.
 
     >>> nearest("additve", ["dot", "additive"])
     "did you mean 'additive'? Known: 'additive', 'dot'"

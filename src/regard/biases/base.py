@@ -138,7 +138,7 @@ class Sum(Bias):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TensorBias(Bias):
-    """A tensor over pairs, added as it is; differentiable."""
+    """A bias from a tensor over pairs; gradients flow into the tensor."""
 
     pairs: Tensor
 

@@ -24,7 +24,7 @@ class Gaussian(Bias):
         return -(distance**2) / (2 * self._column(self.sigma, grid) ** 2)
 
     def _column(self, per_query: Tensor, grid: Grid) -> Tensor:
-        """(..., M) or a single number, as (..., M, 1) of the tile, in float32 at least to represent positions."""
+        """Slice (..., M), or a scalar, to the tile's rows, (..., M, 1), in float32 at least to represent positions."""
         per_query = at_least_float32(per_query)
         if per_query.ndim == 0:
             return per_query

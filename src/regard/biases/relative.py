@@ -131,7 +131,7 @@ def _skewed(block: Tensor) -> Tensor:
 
 
 def table_of(table: object, maker: str, columns: str) -> Tensor:
-    """A learned table (heads, columns), checked; `maker` and `columns` are for the message."""
+    """Validate a learned table (heads, columns); `maker` and `columns` are for the message."""
     if not is_floating(table):
         has = table.dtype if isinstance(table, Tensor) else f"a {type(table).__name__}"
         raise DtypeError(f"{maker} needs a floating-point table (heads, {columns}); this is {has}")

@@ -178,7 +178,7 @@ def from_mod(score_mod: ScoreMod, *, batch: int | None = None, heads: int | None
 
 
 def _trace(score_mod: ScoreMod) -> PairFunctionTrace:
-    """Trace the function at one pair: what it reads and uses, and whether it may be broadcast."""
+    """Trace the function at one pair: the arguments that it reads, the tensors it uses, and whether it broadcasts."""
     score = torch.zeros(())
     batch, heads, query, key = torch.zeros(4, dtype=torch.int64).unbind()
     trace = PairFunctionTrace(score=score, batch=batch, heads=heads, query=query, key=key)

@@ -1,4 +1,4 @@
-"""`regard train`: an experiment's YAML in, a run folder out."""
+"""`regard train`: train the experiment of a YAML file into a run folder."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def translate(
 
 
 def _check(sentences: list[str] | None, attention: Path | None, **chosen: int | None) -> None:
-    """Refuse empty sentences and options without effect, before anything is loaded."""
+    """Refuse empty sentences and options without effect before any model is loaded."""
     for number, sentence in enumerate(sentences or [], start=1):
         if not sentence.strip():
             raise CorpusError(

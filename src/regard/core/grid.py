@@ -1,4 +1,4 @@
-"""Rectangles of query-key pairs: what a mask or a bias is asked about, whole or one tile at a time.
+"""Rectangles of query-key pairs, on which masks and biases are evaluated as a whole or one tile at a time.
 
 The pairs of a grid in tiles: the questions that a `Grid` answers per pair, answered once per tile.
 """
@@ -23,7 +23,7 @@ WHOLE = slice(None)
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """The pairs of `rows` × `columns`, and the positions at which their queries and keys sit.
+    """The pairs of `rows` × `columns`, and the positions of their queries and keys.
 
     Shapes: positions are (M,) or (*batch, M) and (N,) or (*batch, N), of the whole problem; `rows` and `columns`
     choose a tile of it. Where `heads` is true, the weights have a head axis in front of (M, N), and positions per
@@ -130,7 +130,7 @@ def _as_tensor(positions: Tensor | range, device: torch.device | None) -> Tensor
 
 
 class HasShape(Protocol):
-    """A tensor, an interval or a ternary."""
+    """Protocol of values with a shape: tensors, intervals and ternaries."""
 
     @property
     def shape(self) -> torch.Size:

@@ -70,7 +70,7 @@ class Undecided(Exception):
 
 
 class _TorchLike:
-    """Base of the values that torch's functions accept by `__torch_function__`, with the rules below."""
+    """Base class of values that torch's functions accept through `__torch_function__`, computed by the rules below."""
 
     @classmethod
     def __torch_function__(
@@ -98,7 +98,7 @@ class Ternary(_TorchLike):
 
     @classmethod
     def of(cls, kept: Ternary | Tensor | bool) -> Ternary:
-        """Verdicts as they are; booleans that hold for whole tiles as EMPTY and FULL."""
+        """Convert booleans that are constant within each tile to EMPTY and FULL; verdicts are returned unchanged."""
         if isinstance(kept, Ternary):
             return kept
         kept = torch.as_tensor(kept)
@@ -117,7 +117,7 @@ class Ternary(_TorchLike):
         return self.verdicts.shape
 
     def choose(self, chosen: Number, otherwise: Number) -> Interval:
-        """`chosen` where all pairs exist, `otherwise` where none does, and what holds both where that is not known."""
+        """`chosen` where all pairs exist, `otherwise` where none does, and the hull of both where that is not known."""
         chosen, otherwise = Interval.of(chosen), Interval.of(otherwise)
         low = torch.minimum(chosen.low, otherwise.low).where(self.verdicts == PARTIAL, otherwise.low)
         high = torch.maximum(chosen.high, otherwise.high).where(self.verdicts == PARTIAL, otherwise.high)
@@ -166,7 +166,7 @@ class Interval(_TorchLike):
 
     @classmethod
     def of(cls, number: Number) -> Interval:
-        """An interval as it is; a number as the interval that holds it alone."""
+        """Convert a number to the interval that contains it alone; an interval is returned unchanged."""
         if isinstance(number, Interval):
             return number
         if not isinstance(number, Tensor | int):

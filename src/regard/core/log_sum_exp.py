@@ -59,7 +59,7 @@ def too_large(lse: Tensor) -> Tensor:
 
 
 def with_exact_lse(problem: Problem, lse: Tensor) -> tuple[Problem, Tensor]:
-    """The problem in float64 and the log-sum-exp of its rows, some rows at a time; what is not finite stays."""
+    """The problem in float64 and its rows' log-sum-exps, recomputed block by block; non-finite ones are unchanged."""
     wide, pairs_of_row = in_float64(problem), max(problem.weights_shape[:-2].numel() * problem.keys, 1)
     height = max(PAIRS_AT_ONCE // pairs_of_row, 1)
     rows = [slice(first, min(first + height, problem.queries)) for first in range(0, problem.queries, height)]

@@ -71,7 +71,7 @@ class Problem:
 
     @property
     def shift(self) -> int | None:
-        """How far ahead of the default the keys are: pair (i, j) has the distance j - i - (N - M) + shift.
+        """Offset of the keys from their default positions: pair (i, j) has the distance j - i - (N - M) + shift.
 
         0 by default, where the queries are at the last M key positions; None where positions are not consecutive.
         """

@@ -1,4 +1,4 @@
-"""The pair forms of scores: what a kernel computes scores from.
+"""The two pair forms, `DotPairs` and `AdditivePairs`: projected queries and keys, and their score function.
 
 A score turns query and key into one of these, with its projections done; a kernel is written for pair forms, so a
 new score costs no kernel. Query heads may be a multiple of key heads: query head h then meets key head ⌊h/group⌋
@@ -29,7 +29,7 @@ class DotPairs:
         return DotPairs(self.query[..., rows, :], self.key[..., columns, :], self.scale)
 
     def uniform(self) -> DotPairs:
-        """The same form over other queries and keys, with which every score is 1."""
+        """The same form and sizes with constant queries and keys, for which every score is 1."""
         scale = 1 / max(self.query.shape[-1], 1)
         return DotPairs(torch.ones_like(self.query), torch.ones_like(self.key), scale)
 
@@ -55,7 +55,7 @@ class AdditivePairs:
         return AdditivePairs(self.query[..., rows, :], self.key[..., columns, :], self.weight)
 
     def uniform(self) -> AdditivePairs:
-        """The same form over other queries and keys, with which every score is 1."""
+        """The same form and sizes with constant queries and keys, for which every score is 1."""
         weight = torch.full_like(self.weight, 1 / (math.tanh(1.0) * max(len(self.weight), 1)))
         return AdditivePairs(torch.ones_like(self.query), torch.zeros_like(self.key), weight)
 

@@ -1,4 +1,4 @@
-"""Trace a function of one pair: the numbers that it reads, the tensors that it captures, whether it broadcasts."""
+"""Trace a function of one pair: the indices that it reads, the tensors that it captures, and whether it broadcasts."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ class AtlasAPI:
 
 
 def displayed_weights(of: AttentionMap, head: int, rows: slice, columns: slice) -> Floats:
-    """Weights as the page takes them: NaN where a pair does not exist, infinity in rows that attend to NaN.
+    """Weights in the page's encoding: NaN where a pair does not exist, infinity in rows that attend to NaN.
 
     JSON and half precision hold both; a page could not tell two kinds of NaN apart.
     """

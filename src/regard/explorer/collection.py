@@ -1,4 +1,4 @@
-"""The atlases of one page, by name and by a number that is never used again."""
+"""The atlases of one page, by name and by a number that is never reused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOST_BYTES = 100_000
 
 
 class RunStopped(Exception):
-    """A run of the model was stopped because nobody waits for its result."""
+    """Raised inside a run of the model that was cancelled because no client waits for its result."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ _BY_KEY = Padding | Prefix | PrefixPerBatch
 
 
 class _NoCommonRule(Exception):
-    """Two calls have masks or biases that no single one describes."""
+    """Raised where no single mask or bias describes two calls."""
 
 
 def merge_rules(before: CapturedCall, call: CapturedCall, rows: tuple[int, int]) -> tuple[Any, Any]:
@@ -69,7 +69,7 @@ def _is_by_key(value: Mask | Bias | None) -> bool:
 
 
 def _rows(old: Tensor, new: Tensor, rows: tuple[int, int], axis: int) -> Tensor:
-    """Concatenate two tensors along the row axis; kept as one where a single equal entry is broadcast."""
+    """Concatenate two tensors along the row axis; equal entries that broadcast are stored once."""
     if not old.ndim and not new.ndim and bool(old == new):
         return old
     around = [(of.shape[:axis], of.shape[of.ndim + axis + 1 :]) for of in (old, new)]
@@ -88,7 +88,7 @@ EVERYTHING = Window(None, None)
 
 @dataclass(slots=True)
 class ForwardPasses:
-    """Tells decode steps of one forward pass from those of another pass over the same source, by order of calls.
+    """Distinguishes decode steps of one forward pass from those of another over the same source, by the order of calls.
 
     A new pass begins where self-attention to nothing but its own queries, without a cache, is called once more. Within
     one, steps are calls of cross-attention with self-attention between them, with a cache, or within one call of the

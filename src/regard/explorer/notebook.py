@@ -96,7 +96,7 @@ def _text(arguments: Mapping[str, Any]) -> str:
 
 
 def _written(value: Any) -> str:
-    """A value of a message as the text of a query parameter, for the same checks."""
+    """Format a value of a message as a query parameter, so that it passes the same checks."""
     if isinstance(value, Sequence) and not isinstance(value, str):
         return "-".join(str(part) for part in value[:3])
     return str(value)

@@ -138,7 +138,7 @@ class Recording:
 
 @contextmanager
 def _named(name: str, kind: str) -> Iterator[None]:
-    """Calls captured in the block get this module name and kind."""
+    """Record the calls captured in the block under this module name and kind."""
     token = _named_call.set((name, kind))
     try:
         yield

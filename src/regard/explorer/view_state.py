@@ -1,4 +1,4 @@
-"""State of the page's view and its permalink: the same names in Python and behind "#" of the address.
+"""State of the page's view and its permalink: the same names in Python and in the fragment of the URL.
 
 The page's sources have the same list of names; a table of permalinks in the tests checks that both agree.
 """
@@ -115,7 +115,7 @@ class ViewState:
 
     @classmethod
     def from_permalink(cls, text: str) -> ViewState:
-        """Parse the address of a page, or what stands behind its "#".
+        """Parse the address of a page, or its fragment, the text after "#".
 
         Raises:
             ConfigurationError: it is none.
@@ -134,7 +134,7 @@ class ViewState:
         return cls(**{name: _read(name, value) for name, value in texts.items()})
 
     def permalink(self) -> str:
-        """The text behind "#" of the address: all fields that differ from their defaults."""
+        """The fragment of the address, the text after "#": all fields that differ from their defaults."""
         told = [(of.name, getattr(self, of.name)) for of in fields(self) if getattr(self, of.name) != of.default]
         return "&".join(f"{name}={quote(_written(value), safe=UNQUOTED)}" for name, value in told)
 
@@ -159,7 +159,7 @@ class ViewState:
 
 
 def opening_permalink(state: ViewState | str | None, atlases: list[Atlas]) -> str:
-    """Validate a state or permalink against atlases, and return it as the text behind "#" of the address.
+    """Validate a state or permalink against atlases, and return it as the fragment of the address.
 
     Raises:
         ConfigurationError: a state that is none, or of something that the atlases do not have.

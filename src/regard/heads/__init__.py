@@ -1,4 +1,4 @@
-"""Analyse attention heads.
+"""Analysis of attention heads: roles, metrics, similarity, ablation, rollout, word alignment and syntax.
 
 - `Metrics`, `Roles` and `JensenShannon` are lenses, for texts of any length: pass them to `regard.observe`, a layer's
   `observe`, or `regard.huggingface.observing`. `observe_weights` applies lenses to a tensor of weights.

@@ -25,7 +25,7 @@ Text = Tokens | Sequence[str] | Sequence[int] | Sequence[Sequence[str]] | Sequen
 
 @dataclass(frozen=True, eq=False)
 class Roles:
-    """The lens for `RoleEvidence` of what each head does, summed over the rows of all sequences of the batch.
+    """The lens for `RoleEvidence` of each head, summed over the rows of all sequences of the batch.
 
     A role's score for a row is the weight on the keys that the role counts; rows without such a key, and padding, are
     not counted. Pairs that the mask removes are not counted either. For self-attention: the queries are the last M

@@ -45,7 +45,7 @@ class JensenShannon:
 
 
 class _JensenShannonState:
-    """Σ -m · ln m of the mean m of each two heads, and the sum of each row."""
+    """Σ -m · ln m of the mean m of each pair of heads, and the sum of each row."""
 
     needs_entropy_terms = False
 
@@ -100,7 +100,7 @@ def head_divergence(weights: Tensor, *, mask: Mask | Tensor | None = None) -> Te
 
 
 def similarity_order(divergence: Tensor) -> list[int]:
-    """An order of heads in which those that are alike stand together: the leaves of average-linkage clustering.
+    """An order in which similar heads are adjacent: the leaves of average-linkage clustering.
 
     Two clusters are as far apart as their members are on average (UPGMA); the nearest two are joined first, turned so
     that the ends that meet are the nearest. Of equal distances the first. Takes O(H³).

@@ -100,7 +100,7 @@ class SymbolicMask(Tensor):
 
     @property
     def symbol(self) -> Mask | None:
-        """The mask, keys at 0..reach-1 and queries at `query_positions`; None where only `dense` is right."""
+        """The mask, keys at 0..reach-1 and queries at `query_positions`; None where only `dense` represents it."""
         # A change in place of the elements or of a view increases the version of this tensor. Inference tensors have no
         # version: there the elements count, once they have been evaluated.
         changed = self.contents.elements is not None and (self.is_inference() or self._version > 0)

@@ -22,8 +22,10 @@ FEATURE = 0.25
 
 
 class AdditiveKernel:
-    """In compiled code: the scores weight · tanh(q + k), the online softmax and the sum of values in one pass, and the
-    gradient of the scores. It goes tile by tile where mask, bias or dropout give a number for each pair, and backward.
+    """Online softmax over the scores weight · tanh(q + k) in native code, without storing them.
+
+    Scores, softmax and the sum of values take one native pass; the gradient of the scores is native, too. The kernel
+    works tile by tile where mask, bias or dropout have a number for each pair, and in the backward pass.
 
     tanh(x + y) = 1 - 2 / (1 + e^2x · e^2y): the exponentials are taken once for each token, not for each pair.
     """

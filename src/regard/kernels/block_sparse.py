@@ -138,9 +138,9 @@ class _Rectangles:
         return Rectangle(query, key, value, scale, self.diagonals.reversed_tile(rows, run.columns) if needed else None)
 
     def rows(self, tensor: Tensor, row: BlockRow) -> Tensor:
-        """The rows of one block of (B, H, M, ·), as `in_order` has them."""
+        """The rows of one block of a tensor (B, H, M, ·), in the order of `in_order`."""
         return self.in_order(tensor[:, :, row.rows])
 
     def in_order(self, rows: Tensor) -> Tensor:
-        """Rows (B, H, m, ·) in the order of the problem, and back: where tiles are read by diagonals, last to first."""
+        """Reverse rows (B, H, m, ·) where tiles are read by diagonals, which need the last row first; self-inverse."""
         return rows if self.diagonals is None else rows.flip(2)

@@ -65,11 +65,11 @@ class CpuFlashKernel:
         return attend(problem, self)
 
     def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
-        """Output and log-sum-exp of a batched problem, batches that see the same tiles at a time."""
+        """Output and log-sum-exp of a batched problem, slice by slice of batches with the same tiles."""
         return batched.join_batches((batch, part.forward()) for batch, part in native_problems(batched))
 
     def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
-        """The gradients of a batched problem, batches that see the same tiles at a time."""
+        """The gradients of a batched problem, slice by slice of batches with the same tiles."""
         results = [(batch, _backward(part, saved.part(batch))) for batch, part in native_problems(batched)]
         if len(results) == 1:
             (query, key, value, line) = results[0][1]

@@ -45,7 +45,7 @@ class DecodeKernel:
         register(self)
 
     def why_not(self, problem: Problem) -> list[str]:
-        """Features that the dense kernel does not support, and more rows than it is made for."""
+        """Features that the dense kernel does not support, or more rows than this kernel is meant for."""
         reasons = dense_reasons(problem)
         rows = _group(problem) * problem.queries
         if rows > MOST_ROWS:
@@ -147,7 +147,7 @@ def _in_one_pass(rectangle: Rectangle) -> tuple[Tensor, Tensor]:
 
 
 def _side_by_side(rectangle: Rectangle, parts: int) -> tuple[Tensor, Tensor]:
-    """Equal parts of the keys computed as separate heads, and merged."""
+    """Compute equal parts of the keys as separate heads, and merge them by their log-sum-exps."""
     batch, heads, rows = rectangle.query.shape[:3]
 
     def split(tensor: Tensor, axis: int) -> Tensor:

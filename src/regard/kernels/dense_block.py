@@ -51,7 +51,7 @@ def is_square_causal(problem: Problem) -> bool:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Rectangle:
-    """query (B, H, m, D), key and value (B, Hk, n, ·), and what is added to the scores, if anything.
+    """query (B, H, m, D), key and value (B, Hk, n, ·), and an optional additive mask.
 
     added: (B or 1, H or 1, m, n), -inf where nothing is kept. causal: row i keeps columns 0..i, and m = n.
     """
@@ -69,7 +69,7 @@ class Rectangle:
         return replace(self, key=self.key[:, :, columns], value=self.value[:, :, columns], added=added)
 
     def forward(self) -> tuple[Tensor, Tensor]:
-        """Output (B, H, m, Dv) and log-sum-exp (B, H, m); 0 and -inf for rows that keep nothing."""
+        """Output (B, H, m, Dv) and log-sum-exp (B, H, m); 0 and -inf for rows that attend to no key."""
         if not self._suits_flash():
             return self._formula()
         query, key, value = self._equal_dims()
@@ -82,7 +82,7 @@ class Rectangle:
     def backward(
         self, output: Tensor, lse: Tensor, grad_output: Tensor, grad_lse: Tensor, *, has_lse_grad: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The gradients of query, key and value, for rows whose output and log-sum-exp may span more than this.
+        """The gradients of query, key and value; output and log-sum-exp of rows may include keys outside the rectangle.
 
         has_lse_grad: whether grad_lse is anything but 0.
         """
@@ -102,7 +102,7 @@ class Rectangle:
         return gradients[0][..., :dim], gradients[1][..., :dim], gradients[2][..., :value_dim]
 
     def _suits_flash(self) -> bool:
-        """Whether torch's CPU flash kernel can run: on the CPU, with keys enough to propagate NaN and no empty axis."""
+        """Whether torch's CPU flash kernel can run: on the CPU, with enough keys to propagate NaN and no empty axis."""
         tensors = self.query, self.key, self.value
         return self.query.is_cpu and self.key.shape[-2] >= NARROW and all(tensor.numel() for tensor in tensors)
 

@@ -200,7 +200,7 @@ def _roughly(length: int) -> int:
 
 
 def _roughly_signed(shift: int | None) -> int | None:
-    """A shift to within a sixteenth, or None: a shard that is far ahead has other tiles than one that is near."""
+    """A shift rounded to within a sixteenth, or None; a shard far ahead has other tiles than a near one."""
     return shift if shift is None else (_roughly(shift) if shift >= 0 else -_roughly(-shift))
 
 
@@ -209,7 +209,7 @@ def _seconds(kernel: Kernel, problem: Problem) -> float:
 
 
 class _DeferredChoice:
-    """A kernel that chooses among the others when tensors have values: what a compiled or mapped call runs."""
+    """A kernel that chooses another at run time, when tensors have values: for calls under torch.compile or vmap."""
 
     def __init__(self, operator: str) -> None:
         self.name = f"{operator}: auto"
@@ -231,7 +231,7 @@ class _DeferredChoice:
         return self._own(batched.problem, bias=saved.needs_bias_grad).backward(batched, saved)
 
     def _own(self, problem: Problem, *, bias: bool = False) -> OwnGradient:
-        """The fastest kernel that brings its own gradient."""
+        """The fastest kernel with a backward of its own."""
         dot = not isinstance(problem.pairs, AdditivePairs)
         able = [
             kernel
@@ -248,7 +248,7 @@ _deferred_choices: dict[str, _DeferredChoice] = {}
 
 
 def register_operator(operator: Operator) -> Operator:
-    """Make an operator known by its name: to the choice of kernels, to autograd, to lenses and to records.
+    """Register an operator by its name, for kernel dispatch, autograd, lenses and recordings.
 
     Raises:
         ConfigurationError: another operator has that name.

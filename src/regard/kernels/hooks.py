@@ -46,7 +46,7 @@ def attention_hook(hook: AttentionHook) -> Iterator[None]:
 
 
 def current_hook() -> AttentionHook | None:
-    """The hook that attention computed now in this thread would call."""
+    """The attention hook that is active in this thread, None outside of `attention_hook`."""
     return CURRENT_HOOK.get()
 
 

@@ -65,7 +65,7 @@ class TileLayout:
 
     @classmethod
     def whole(cls, height: int, shape: tuple[int, int]) -> TileLayout:
-        """The layout of blocks of `height` rows without a mask."""
+        """The layout of a problem without a mask, in blocks of `height` rows."""
         queries, keys = shape
         runs = (Run(slice(0, keys), masked=False),) if keys else ()
         rows = (BlockRow(slice(start, min(start + height, queries)), runs) for start in range(0, queries, height))
@@ -99,7 +99,7 @@ def _runs(line: np.ndarray, apart: int) -> list[tuple[int, int, bool]]:
 
 
 def _equal_stretches(line: np.ndarray) -> list[tuple[int, int, int]]:
-    """Maximal stretches of equal verdicts, as (start, stop, verdict)."""
+    """Maximal runs of equal verdicts, as (start, stop, verdict)."""
     if not len(line):
         return []
     edges = [0, *(np.flatnonzero(np.diff(line)) + 1).tolist(), len(line)]

@@ -164,7 +164,7 @@ def native_problems(batched: BatchedProblem) -> Iterator[tuple[slice, native.Fla
 
 
 def _differ_in_columns(batched: BatchedProblem) -> bool:
-    """Whether dropout needs other hashes of the columns for each batch, of which native code reads one line."""
+    """Whether dropout hashes of columns differ between batches; native code reads one line of them for all."""
     positions = batched.problem.key_positions
     return batched.problem.dropout is not None and isinstance(positions, Tensor) and positions.ndim > 1
 

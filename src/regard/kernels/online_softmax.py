@@ -86,7 +86,7 @@ class TiledAttention:
         return gradients
 
     def block_rows(self, problem: Problem, *, together: bool = False) -> Iterator[tuple[slice, tuple[BlockRow, ...]]]:
-        """Batches that see the same tiles, as many at a time as make tiles of a good size; or all batches together."""
+        """Block rows of batches with the same tiles, as many batches at once as suit the tile size, or all of them."""
         size = tile_size(problem, self.tile)[0], MIN_TILE_SIDE
         if together:
             yield slice(0, problem.batch.numel()), union_layout(problem, size, 1).rows
@@ -267,7 +267,7 @@ class RunningMerge:
             self._parts = [self._merged()]
 
     def write(self, output: Tensor, lse: Tensor, arrange: Callable[[Tensor], Tensor] = lambda rows: rows) -> None:
-        """Write the merged rows, arranged, into a result; 0 and -inf if there were no parts."""
+        """Write the merged rows, reordered by `arrange`, into a result; 0 and -inf if there were no parts."""
         if not self._parts:
             output.zero_()
             lse.fill_(float("-inf"))

@@ -93,5 +93,5 @@ class ReferenceKernel:
         )
 
     def run(self, problem: Problem) -> Result:
-        """The output, and the log-sum-exp where it is wanted."""
+        """The output, and the log-sum-exp if it was requested."""
         return run_nan_safe(problem, formula)

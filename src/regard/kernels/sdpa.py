@@ -88,7 +88,7 @@ class SdpaKernel:
 
 
 def _by_operator(problem: Problem) -> bool:
-    """Whether the operator's gradient takes the place of torch's own: a bias's has all weights in memory."""
+    """Whether `custom_op` replaces torch's gradient; not for the gradient of a bias, which stores all weights."""
     return (
         problem.inputs_require_grad()
         and not problem.bias_requires_grad()

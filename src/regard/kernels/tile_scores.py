@@ -25,14 +25,14 @@ CHUNK = 2**17
 
 
 class TileScores(Protocol):
-    """f(q, k) over tiles of a batched problem."""
+    """Protocol of the scores f(q, k) over tiles of a batched problem, and of their gradients."""
 
     def scores(self, rows: slice, columns: slice) -> Tensor:
-        """The scores of a tile, (B, H, m, n), in float32 at least, in memory of their own."""
+        """The scores of a tile, (B, H, m, n), in float32 at least, in newly allocated memory."""
         ...
 
     def add_gradients(self, rows: slice, columns: slice, upstream: Tensor, into: ProblemGradients) -> None:
-        """Add the gradients of Σ upstream · scores to those of query, key and weight, but for what `finish` does."""
+        """Add the gradients of Σ upstream · scores to those of query, key and weight; `finish` completes them."""
         ...
 
     def finish(self, into: ProblemGradients) -> None:
@@ -61,7 +61,7 @@ class DotTileScores:
 
 
 class AdditiveTileScores:
-    """weight · tanh(q + k), a few rows and columns at a time: each pair has as many numbers as there are features.
+    """weight · tanh(q + k), a few rows and columns at a time, since each pair takes one number per feature.
 
     tanh(x + y) = 1 - 2 / (1 + e^2x · e^2y), so that exponentials are taken once for each token. Where these might leave
     the range of numbers, the sum is made first. Where all entries are within [-1, 1], where 1 - 2 / (1 + P) would lose
@@ -154,7 +154,7 @@ def bias_along(problem: Problem, bias: RelativeBias) -> Tensor:
 
 
 class Diagonals:
-    """What is added to the scores, -inf where nothing is kept: (1 or H, M + N - 1), from the last query's first key on.
+    """Mask and bias of each diagonal, -inf where masked: (1 or H, M + N - 1), from the last query's first key on.
 
     A tile of it is a window that moves by one from row to row. Memory is read so only where rows are taken in reverse:
     then pair (i, j) of a tile is number i + j of its line.
@@ -180,7 +180,7 @@ class Diagonals:
 
     @staticmethod
     def are_in(problem: Problem) -> bool:
-        """Whether there is a mask or bias, and they depend on the distance alone."""
+        """Whether a problem has a mask or a bias, and neither depends on more than the distance."""
         mask, bias = problem.mask, problem.bias
         return (
             problem.shift is not None
@@ -190,21 +190,21 @@ class Diagonals:
         )
 
     def reversed_tile(self, rows: slice, columns: slice) -> Tensor:
-        """The numbers of a tile whose rows come last to first: (1, 1 or H, m, n), a view."""
+        """The additive mask of a tile with its rows in reverse order: (1, 1 or H, m, n), a view."""
         heads, length = self.line.shape
         size = (1, heads, rows.stop - rows.start, columns.stop - columns.start)
         return self.line.as_strided(size, (0, length, 1, 1), columns.start + self.queries - rows.stop)
 
 
 class TileBias(Protocol):
-    """The bias of tiles and its backward."""
+    """Protocol of the bias of tiles, and of its gradient."""
 
     def values(self, rows: slice, columns: slice) -> Tensor:
         """The bias of a tile, (B or 1, H or 1, m or 1, n or 1)."""
         ...
 
     def add_gradient(self, rows: slice, columns: slice, upstream: Tensor, into: ProblemGradients) -> None:
-        """Add the gradient of Σ upstream · values, but for what `finish` does."""
+        """Add the gradient of Σ upstream · values; `finish` completes it."""
         ...
 
     def finish(self, into: ProblemGradients) -> None:

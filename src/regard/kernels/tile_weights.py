@@ -106,7 +106,7 @@ class DotProductLogs:
         self._row: tuple[slice, Tensor, Tensor] | None = None
 
     def tile(self, rows: slice, columns: slice, *, masked: bool) -> Tensor:
-        """(b, H, m, n), to be written into."""
+        """Base-2 logarithms of the weights of a tile, (b, H, m, n), which the caller may overwrite."""
         query, offset = self._of(rows)
         key = self.key[:, columns]
         sizes = torch.Size((*query.shape[:2], key.shape[1]))
@@ -139,7 +139,7 @@ class ScoreLogs:
         )
 
     def tile(self, rows: slice, columns: slice, *, masked: bool) -> Tensor:
-        """(b, H, m, n), to be written into."""
+        """Base-2 logarithms of the weights of a tile, (b, H, m, n), which the caller may overwrite."""
         scores = self.tile_scores.scores(rows, columns)
         if self.softcap is not None:
             scores.div_(self.softcap).tanh_().mul_(self.softcap)

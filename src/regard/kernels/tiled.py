@@ -16,9 +16,7 @@ FEATURE = 6.0
 
 
 class TiledKernel:
-    """One tile of scores after another, with everything at once: any mask, bias with gradient, softcap, sinks, dropout,
-    unequal dims, both pair forms.
-    """
+    """The online softmax in torch, for any mask, bias, softcap, sinks, dropout, dims and pair form, with gradients."""
 
     def __init__(self, tile: int = TILE) -> None:
         self.name = "tiled" if tile == TILE else f"tiled({tile})"

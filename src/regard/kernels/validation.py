@@ -217,7 +217,7 @@ def _scored(score: ScoreLike, query: Tensor, key: Tensor, scale: float | None, m
 
 
 def _pair_form(score: ScoreLike, query: Tensor, key: Tensor) -> PairForm:
-    """The pair form that a score gives, which has to be one that kernels compute."""
+    """The pair form of a score, after a check that kernels support its type."""
     try:
         pairs = score.pairs(query, key)
     except (RegardError, MemoryError, torch.OutOfMemoryError):
@@ -253,7 +253,7 @@ def _pairs_with_finite_gradients(score: ScoreLike, query: Tensor, key: Tensor) -
 
 
 def _read_mask(mask: Mask | Tensor) -> Mask:
-    """A mask, or a bool tensor where True = attend. Numbers are refused: they are a bias."""
+    """The mask of an argument: a `Mask`, or a bool tensor where True = attend; floats are refused: they are a bias."""
     if isinstance(mask, Mask):
         return mask
     if isinstance(mask, Tensor) and mask.dtype == torch.bool:
@@ -270,7 +270,7 @@ def _read_mask(mask: Mask | Tensor) -> Mask:
 def _read_causal_biases(
     mask: Mask | Tensor | None, bias: Bias | Tensor | None, query: Tensor, key: Tensor, by_rows: bool
 ) -> tuple[Mask | None, Bias | Tensor | None]:
-    """Mask and bias, of which one is a `CausalBias` of torch or both are, as the mask that these mean and the rest."""
+    """Convert torch's `CausalBias`, passed as mask, bias or both, to a mask; return it and the remaining bias."""
     if not by_rows:
         raise MaskError(
             "a CausalBias of torch counts rows and columns, not positions: leave query_positions and key_positions "
@@ -283,7 +283,7 @@ def _read_causal_biases(
 
 
 def _check_variants(problem: Problem) -> None:
-    """Softcap and sinks."""
+    """Check softcap and sinks."""
     if problem.softcap is not None and not SMALLEST_SOFTCAP <= problem.softcap <= LARGEST_SOFTCAP:
         raise ConfigurationError(
             f"softcap is {problem.softcap}; it needs a finite number above 0, from {SMALLEST_SOFTCAP:g} to "
@@ -302,14 +302,14 @@ def _check_variants(problem: Problem) -> None:
 
 
 def _dropout(probability: float, device: torch.device) -> Dropout:
-    """Dropout of its own for this call, from torch's generator."""
+    """Dropout with a seed drawn for this call from torch's generator."""
     if not 0.0 < probability < 1.0:
         raise ConfigurationError(f"dropout_p is {probability}; it needs a probability in [0, 1)")
     return Dropout(probability, torch.randint(-(2**63), 2**63 - 1, (), device=device))
 
 
 def _check_device(name: str, tensor: Tensor, device: torch.device) -> None:
-    """One device for all."""
+    """Check that all tensors are on one device."""
     if tensor.device != device:
         raise DeviceError(
             f"{name} is on {tensor.device}, but query, key and value are on {device}: move it with .to({str(device)!r})"
@@ -319,7 +319,7 @@ def _check_device(name: str, tensor: Tensor, device: torch.device) -> None:
 def _check_positions(
     name: str, positions: Tensor | range | None, length: int, device: torch.device
 ) -> Tensor | range | None:
-    """Whole numbers, one for each query or key; consecutive ones as a range, which kernels compute with faster."""
+    """Check that positions are whole numbers, one per query or key; return consecutive ones as a range."""
     if positions is None:
         return None
     if isinstance(positions, range):

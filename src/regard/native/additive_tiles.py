@@ -353,7 +353,7 @@ class AdditiveGradients:
 
 
 def _partial_sums(key_heads: int, threads: int) -> int:
-    """Into how many parts the queries of a key head are split, so that all threads have about equally much to do.
+    """Number of parts into which the queries of a key head are split, so that threads have equal work.
 
     Each part has sums of its own for all keys, so there are no more of them than needed.
     """

@@ -56,7 +56,7 @@ FOR_X86 = {"avx512": ("-mavx512f", "-mfma"), "avx2": ("-mavx2", "-mfma")}
 
 
 class BuildError(Exception):
-    """No library could be built; the message says why."""
+    """The library could not be built; the message is the reason."""
 
 
 def variants() -> dict[str, tuple[str, ...]]:
@@ -74,13 +74,13 @@ def baseline() -> str:
 
 
 def digest() -> str:
-    """What tells these sources from others: a library that was built from others is not used."""
+    """Hash of the C sources; a library built from sources with another hash is not used."""
     content = b"".join((SOURCES / name).read_bytes() for name in (*KERNELS, DISPATCH, *HEADERS))
     return hashlib.sha256(content).hexdigest()[:16]
 
 
 def build(folder: Path = SOURCES) -> str | None:
-    """Write the library into `folder`, or else the reason why there is none; return the reason."""
+    """Compile the library into `folder`; return None, or the reason for a failure, which is written there instead."""
     library, note = folder / LIBRARY, folder / REASON
     try:
         with tempfile.TemporaryDirectory() as scratch:
@@ -120,7 +120,7 @@ def compiled(scratch: Path) -> Path:
 
 
 def one_object(scratch: Path, source: str, variant: str, flags: tuple[str, ...]) -> str:
-    """Compile one source for one variant; the path of what came of it."""
+    """Compile one source for one variant, and return the path of the object file."""
     target = scratch / f"{Path(source).stem}_{variant}.o"
     call(*FLAGS, *flags, "-c", str(SOURCES / source), "-o", str(target))
     return str(target)

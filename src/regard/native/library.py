@@ -1,4 +1,4 @@
-"""The compiled C library, loaded at first use, or why it cannot be; and checks of the tensors that it reads."""
+"""Loading of the compiled C library at first use, and checks of the tensors that it reads."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def available() -> bool:
 
 
 def why_not() -> str | None:
-    """Why the native code cannot be called, and what mends it; None where it can."""
+    """The reason why the native code cannot be called, and the fix; None where it can."""
     found = _state()
     return found if isinstance(found, str) else None
 

@@ -114,7 +114,7 @@ class ColumnWeightSums:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class CellReduction:
-    """Σ w_ij over the rows of cell r and the columns of cell c is added to `into`, or their maximum joins it.
+    """Accumulate into `into` the sum or the maximum of w_ij over the rows of cell r and the columns of cell c.
 
     Shapes: rows (M,) int64, the cell of each row, which never decreases; columns (N,) int64, that of each column; from
     0, and below 0 in none. into (B, H, R, C): float64 for sums, float32 for maxima.
@@ -142,7 +142,7 @@ class CellReduction:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class LargestWeights:
-    """The k largest w_ij of each row in descending order, and their columns: they replace what is there.
+    """The k largest w_ij of each row in descending order, and their columns, written over earlier values.
 
     Shapes: weights (B, H, M, k) float32, 0 where there are fewer; columns likewise, int64, without meaning there.
     """
@@ -193,7 +193,7 @@ class DistanceSums:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class WeightMatrix:
-    """w_ij is written to `into`, (B, H, M, N) float32, zeros before: where no pair exists nothing is touched."""
+    """w_ij is written to `into`, (B, H, M, N) float32 zeros; masked pairs are not written."""
 
     into: Tensor
 
@@ -290,7 +290,7 @@ class _SumBuffers:
         return (c_void_p * len(TERMS))(*(self.sums[term].data_ptr() if term in self.sums else None for term in TERMS))
 
     def finish(self) -> None:
-        """Add all strips to the tensors that asked for them."""
+        """Add all strips to the tensors of the reductions."""
         totals = {term: sums.sum(2) for term, sums in self.sums.items()}
         for term, into in self.targets:
             into.add_(totals[term])

@@ -1,4 +1,4 @@
-"""Running C functions on several threads: torch's OpenMP threads where they can be used, else a pool of Python's.
+"""Run C functions on several threads: torch's OpenMP threads where they can be used, else a Python thread pool.
 
 The C code runs without Python's global lock.
 """
@@ -28,7 +28,7 @@ def workers(work: int, least: int) -> int:
 
 
 def run_jobs(call: Callable[[int, Job], None], jobs: Sequence[Job], count: int) -> None:
-    """Run call(worker, job) for all jobs on `count` threads, this one among them, each with consecutive jobs."""
+    """Run call(worker, job) for all jobs on `count` threads, the calling one included, each on consecutive jobs."""
     count = min(count, len(jobs))
     if count <= 1:
         _each(call, 0, jobs)
@@ -86,7 +86,7 @@ def split_range(begin: int, end: int, count: int, step: int = 1) -> list[tuple[i
 
 
 def _team() -> Callable | None:
-    """The function that starts OpenMP's threads; None where it cannot be called."""
+    """The function that starts a team of OpenMP threads; None where it cannot be called."""
     return None if _forked else _openmp()
 
 
@@ -119,7 +119,7 @@ def _threads() -> ThreadPoolExecutor:
 
 
 def _reset_after_fork() -> None:
-    """Drop the pool and OpenMP in a forked process, which has none of the parent's threads to wait for."""
+    """Discard the thread pool and OpenMP in a forked process, which has none of the parent's threads."""
     global _pool, _forked
     _pool, _forked = None, True
 

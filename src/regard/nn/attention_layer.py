@@ -262,7 +262,7 @@ class Attention(nn.Module):
     def _rotated(
         self, positions: Tensor | None, *heads: Tensor, rotation: Rotation | None = None
     ) -> tuple[Tensor, ...]:
-        """Heads of one sequence after rotary embedding; unchanged for a layer without."""
+        """Apply the rotary embedding to the heads of one sequence; a layer without one returns them unchanged."""
         if self.rotary is None:
             check_no_rotation(rotation)
             return heads

@@ -1,4 +1,4 @@
-"""The agreement suite: does a kernel compute what the oracle says, forward and backward, on every case it admits?
+"""The agreement suite: compare a kernel's results and gradients with the oracle's on every case that it supports.
 
 What is tested need not be one of the library's kernels, nor softmax attention: anything with a `name`, `why_not` and
 `run` is run through the same cases, and held to the oracle of its operator.
@@ -23,14 +23,14 @@ from .tolerance import Expected, fault
 
 
 class Implementation(Protocol):
-    """What the suite runs: a kernel, or any other way to compute an attention operator.
+    """Protocol of a subject of the suite: a kernel, or another implementation of an attention operator.
 
     An attribute `exponential` declares how far, relatively, its exponentials are from correctly rounded ones.
     """
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """The name in messages."""
         ...
 
     def why_not(self, problem: Problem) -> list[str]:

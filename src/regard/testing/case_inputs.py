@@ -66,7 +66,7 @@ class Inputs:
         return PairPositions(self.row_positions, self.column_positions, self.layout.heads is None)
 
     def argument(self, name: str, leaf: Tensor) -> Tensor:
-        """Query, key or value of the call: a view of its leaf, strided or expanded as the case says."""
+        """Query, key or value of the call: a view of its leaf, strided or expanded as the case specifies."""
         if self.case.memory == "strided":
             return leaf.mT if self.layout.heads is None else leaf.transpose(-3, -2)
         if self.case.memory == "expanded" and name != "query":

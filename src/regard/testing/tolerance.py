@@ -58,7 +58,7 @@ class Expected:
 
 
 def fault(actual: Tensor, expected: Expected) -> str | None:
-    """What is wrong with a tensor, in a sentence, or None: its shape, dtype, NaN and infinity, or errors over budget.
+    """A sentence on how a tensor differs: shape, dtype, NaN and infinity, or errors over budget; None if it agrees.
 
     >>> truth = torch.tensor([1.0, 2.0], dtype=torch.float64)
     >>> fault(truth.float(), Expected(truth, torch.float32))

@@ -78,7 +78,7 @@ def delete_old_weights(run: RunFolder, keep_last: int, keep_best: int) -> None:
 
 
 def _kept(run: RunFolder) -> list[Path]:
-    """Files of a run's saved weights, earliest first."""
+    """Files of the weights saved during a run, earliest first."""
     return sorted(run.saved_weights.glob("update-*.safetensors"))
 
 
@@ -89,7 +89,7 @@ def _by_score(paths: Sequence[Path]) -> list[Path]:
 
 
 def _once(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Each tensor under the first of its names."""
+    """Each tensor under one of its names, the first."""
     names: dict[int, str] = {}
     return {name: tensor for name, tensor in tensors.items() if names.setdefault(id(tensor), name) == name}
 

@@ -86,7 +86,7 @@ def tokenised_bleu(
 
 
 def exact_match(hypotheses: Sequence[str], references: Sequence[str]) -> float:
-    """The part of the hypotheses, 0 to 1, that are their reference to the letter.
+    """The fraction of the hypotheses, 0 to 1, that equal their reference exactly.
 
     Raises:
         CorpusError: there are no lines, or not as many hypotheses as references.

@@ -92,7 +92,7 @@ def _build_block(settings: sections.TransformerSettings, *, decoder: bool = Fals
 
 
 def _build_projections(settings: sections.TransformerSettings) -> Projections:
-    """Queries, keys and values begin smaller by √2, as if the three were one matrix: so torch and fairseq have it."""
+    """Projections with W_q, W_k, W_v scaled by 1/√2: initialised as one stacked matrix, as in torch and fairseq."""
     projections = Projections(settings.dim, settings.num_heads)
     with torch.no_grad():
         for linear in (projections.query, projections.key, projections.value):

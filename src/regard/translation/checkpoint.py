@@ -1,4 +1,4 @@
-"""Checkpoints as safetensors: tensors and JSON, nothing that runs when it is opened.
+"""Checkpoints as safetensors: tensors and JSON, so that opening one executes no code.
 
 `save_weights` and `restore` keep a model's weights under a small header; `save_state` and `load_state` keep a whole
 nested training state. Every file is replaced in one step.
@@ -39,7 +39,7 @@ def save_weights(model: nn.Module, path: str | Path, header: Mapping[str, Any]) 
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: str | Path, header: Mapping[str, Any]) -> None:
-    """What `save_weights` does, for a state that was gathered elsewhere."""
+    """Write a state dict that was collected before, as `save_weights` writes that of a model."""
     for name, value in tensors.items():
         if not isinstance(value, Tensor):
             raise CheckpointError(f"the model's state {name!r} is {type(value).__name__}; weights need to be tensors")
@@ -105,7 +105,7 @@ def save_state(state: Mapping[Any, Any], path: str | Path) -> None:
 
 
 def load_state(path: str | Path) -> dict[Any, Any]:
-    """What `save_state` was given: equal values of the same types, tensors on the CPU, each with its own memory.
+    """Read the value that `save_state` wrote: of the same types, tensors on the CPU, each in its own memory.
 
     Raises:
         CheckpointError: the file is missing, truncated, not safetensors, or not a training state.
@@ -123,7 +123,7 @@ def load_state(path: str | Path) -> dict[Any, Any]:
 
 
 def _flatten(value: Any, tensors: dict[str, Tensor], place: str) -> Any:
-    """The value as JSON, with the exact types of containers and keys; each tensor is moved to `tensors` by a name."""
+    """Convert a value to JSON with the exact types of containers and keys; tensors are moved to `tensors` by name."""
     if isinstance(value, Tensor):
         name = str(len(tensors))
         tensors[name] = value
@@ -159,7 +159,7 @@ def _unflatten(skeleton: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def _place(tensor: Tensor) -> tuple:
-    """What two names of one tensor have in common, as those of a table that embeds words on both sides."""
+    """Key of a tensor's memory, equal for all names of one tensor, such as an embedding table that both sides share."""
     if not tensor.numel() or tensor.layout is not torch.strided:
         return (id(tensor),)
     return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()

@@ -24,7 +24,7 @@ LONGEST_LINE = 1 << 24
 
 @dataclass(frozen=True)
 class ParallelText:
-    """Pairs of lines: `targets[i]` translates `sources[i]`. Lines are in NFC, without their line ends, never empty.
+    """Pairs of lines: `targets[i]` is the translation of `sources[i]`. Lines are NFC, without line ends, never empty.
 
     Made with `read`, or with `pair` from lines that are already in memory.
 

@@ -1,4 +1,4 @@
-"""A small translation task without data or network: dates as 25 locales write them, into ISO 8601.
+"""A small translation task without data or network: dates in the formats of 25 locales, into ISO 8601.
 
     "2020년 3월 14일 토요일", "Samstag, 14. März 2020", "14 mar. 2020", ... -> "2020-03-14"
 
@@ -84,7 +84,7 @@ def date_corpus(
     validation: int = 500,
     test: int = 2_000,
 ) -> DateCorpus:
-    """Pairs of a date as some locale writes it and the same date in ISO 8601: a function of the arguments alone.
+    """Pairs of a date in the format of a locale and in ISO 8601: a pure function of the arguments.
 
     Each part has the asked number of different dates, and goes through all the formats of all the locales in turn.
 
@@ -113,7 +113,7 @@ def date_corpus(
 
 
 def examples() -> ParallelText:
-    """Dates to show, which no `date_corpus` holds: Korean, German, Japanese and so on, each in full.
+    """Example dates, which are in no `date_corpus`: Korean, German, Japanese and so on, each in full.
 
     >>> examples().sources[0], examples().targets[0]
     ('2020년 3월 14일 토요일', '2020-03-14')

@@ -1,4 +1,4 @@
-"""`regard demo`: the translator that regard comes with, and translators of dates for every score, trained on the spot.
+"""`regard demo`: translate with the bundled model, then train a translator of dates for each score function.
 
 Nothing is downloaded. The dates take the way of a user's own text: files, an experiment, `train`, a run folder, a
 `Translator`.
@@ -57,7 +57,7 @@ class Trained:
 
 
 def run(folder: str | Path, console: Console | None = None) -> None:
-    """Run the demo: translate, then train, compare and draw; models that the folder has already are not trained again.
+    """Run the demo: translate, then train, compare and draw; models that the folder already contains are not retrained.
 
     The folder gets the corpus as `dates/*.tsv`, and for each translator a run folder with `attention.png`. Models this
     small gain nothing from a second thread, so each is trained by one, as many at once as there are cores.

@@ -112,7 +112,7 @@ class Experiment(Section):
         return yaml12.dump(self.model_dump(mode="json"))
 
     def save(self, path: str | Path) -> None:
-        """Write `dump()` to a file, which is the old one or the new one at any moment.
+        """Write `dump()` to a file, replaced atomically.
 
         Raises:
             CheckpointError: the file cannot be written.
@@ -161,7 +161,7 @@ def _stands_alone(section: Any) -> bool:
 
 
 def _spelled_out(section: Any) -> Any:
-    """A section as a mapping: a plain name is its kind, and one that is missing has no keys."""
+    """Normalise a section to a mapping: a plain name is its kind, a missing section has no keys."""
     return {"kind": section} if isinstance(section, str) else section or {}
 
 

@@ -24,7 +24,7 @@ from regard.translation.training_loss import training_loss
 
 
 class SafetensorsIO(CheckpointIO):
-    """Lightning saves and resumes through `save_state` and `load_state`: nothing is pickled, nothing unpickled."""
+    """Checkpoint IO plugin that saves and loads through `save_state` and `load_state`, without pickle."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         if storage_options is not None:

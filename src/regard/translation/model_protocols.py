@@ -24,12 +24,12 @@ class DecodingStep(Protocol):
 
     @property
     def logits(self) -> Tensor:
-        """Of the next token: [R, V]."""
+        """Logits of the next token: [R, V]."""
         ...
 
     @property
     def state(self) -> Any:
-        """State for the next step."""
+        """Decoder state for the next step."""
         ...
 
 
@@ -38,17 +38,17 @@ class ObservedDecodingStep(DecodingStep, Protocol):
 
     @property
     def weights(self) -> Tensor:
-        """To the source: [R, ..., S], with any dims between, such as layers and heads."""
+        """Attention weights to the source: [R, ..., S], with any dims between, such as layers and heads."""
         ...
 
     @property
     def self_weights(self) -> Tensor | None:
-        """To the target so far, this step's token the last: [R, ..., T]; None of a model without self-attention."""
+        """Weights to the target so far, this step's token the last: [R, ..., T]; None without self-attention."""
         ...
 
 
 class SearchableModel(Protocol):
-    """A model that beam search can decode: state is an argument and a result, none is stored on the model."""
+    """A model that beam search can decode; its decoder state is passed in and returned, never stored on the model."""
 
     @property
     def max_target_length(self) -> int | None:

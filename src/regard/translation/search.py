@@ -194,14 +194,14 @@ class _LiveBeams:
 
     @classmethod
     def initial(cls, sentences: int, device: torch.device) -> _LiveBeams:
-        """One beam per sentence: before the first step several would be equal."""
+        """One beam per sentence, since before the first step all beams would be equal."""
         every = torch.arange(sentences, device=device)
         return cls(every, torch.zeros(sentences, 1, device=device), torch.full_like(every, BEGIN), every)
 
 
 @dataclass(frozen=True)
 class _Continuations:
-    """The best continuations of each sentence, best first; an empty place has log P = -inf."""
+    """The best continuations of each sentence, best first; unused entries have log P = -inf."""
 
     log_probabilities: Tensor  # [N, K]
     tokens: Tensor  # [N, K]
@@ -209,7 +209,7 @@ class _Continuations:
 
 
 def _continuations(live: _LiveBeams, logits: Tensor, beam: int) -> _Continuations:
-    """The `beam` most probable of all tokens behind all beams, for each sentence; fewer where there are fewer."""
+    """The `beam` most probable one-token extensions of all beams of each sentence, or fewer if fewer exist."""
     sentences, width = live.log_probabilities.shape
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))  # [R, V]
     # What is best of a sentence is among the best of each of its rows; two more make up for PAD and BEGIN.
@@ -227,7 +227,7 @@ def _continuations(live: _LiveBeams, logits: Tensor, beam: int) -> _Continuation
 
 
 class _Ending(NamedTuple):
-    """A hypothesis that ended: its last token and the row it continues; earlier tokens are in the history."""
+    """A hypothesis that has ended: its last token and the row that it extends; earlier tokens are in the history."""
 
     score: float
     log_probability: float
@@ -237,7 +237,7 @@ class _Ending(NamedTuple):
 
     @property
     def finished(self) -> bool:
-        """Whether it ended with END, and was not cut."""
+        """Whether it ended with END; False if it was cut at the maximum length."""
         return self.token == END
 
 

@@ -1,4 +1,4 @@
-"""What a terminal displays: the weights of a translation as a heat map, and the progress of a training."""
+"""Terminal output: the weights of a translation as a heat map, and the progress of a training."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class AlignmentTable:
             yield Text(f"and {hidden} more columns than there is room for", style="italic")
 
     def _column_widths(self, room: int) -> list[int]:
-        """Of the columns that fit: wide enough for their names side by side, or all narrow and the names upright."""
+        """Widths of the columns that fit: for names side by side, or all narrow with upright names."""
         names = [cell_len(name) for name in self._columns]
         beside = [max(_NARROWEST, width + 1 if max(names) > _NARROWEST else width) for width in names]
         if sum(beside) <= room:

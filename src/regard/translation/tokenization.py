@@ -1,4 +1,4 @@
-"""Tokenisation: lines to characters, words or subwords, and back to the same line.
+"""Tokenisation of lines into characters, words or subwords, and its exact inverse.
 
 Each spelling marks what cutting a line would lose. Where white space marks a word's beginning, "▁" stands at the front
 of the word ("▁Hello" "," "▁world"). Where words are whole, "￭" stands on punctuation at the side where it touches its
@@ -47,31 +47,31 @@ _READABLE = str.maketrans({"\ufdd0": SPACE, "\ufdd1": JOINER})
 
 
 class Spelling(Protocol):
-    """Reversible pre-tokenisation. A chunk is the text between two spaces, with the mark that a spelling puts there."""
+    """Protocol of reversible pre-tokenisation: a line is split at spaces into marked chunks, and chunks into pieces."""
 
     def chunks(self, line: str) -> list[str]:
-        """The line cut at its white space: spaces, tabs and line ends; a no-break space is text."""
+        """Split a line at white space: spaces, tabs and line ends; a no-break space counts as text."""
         ...
 
     def pieces(self, chunk: str) -> list[str]:
-        """The chunk cut further; a model of subwords may cut these again, but never across them."""
+        """Split a chunk into pieces; a subword model may split pieces further, but never joins them."""
         ...
 
     def line(self, pieces: Sequence[str]) -> str:
-        """The line that the pieces spell."""
+        """Join pieces to the line that they encode."""
         ...
 
     def begins_word(self, pieces: Sequence[str]) -> list[bool]:
-        """For each piece, whether white space or the line's start stands before it."""
+        """Whether each piece follows white space or the start of the line."""
         ...
 
     def label(self, piece: str) -> str:
-        """The piece for display."""
+        """The piece as displayed to users."""
         ...
 
 
 class CharacterSpelling:
-    """Every character is a piece, and a space is the piece "▁".
+    """Pre-tokenisation into characters: every character is a piece, and a space is the piece "▁".
 
     >>> spelling = CharacterSpelling()
     >>> [spelling.pieces(chunk) for chunk in spelling.chunks("ab c")]
@@ -79,7 +79,7 @@ class CharacterSpelling:
     """
 
     def chunks(self, line: str) -> list[str]:
-        """The words of the line, from the second on with the space before them."""
+        """The words of the line, all but the first with "▁" before them."""
         first, *rest = _words(line) or [""]
         return [first, *(SPACE + word for word in rest)]
 
@@ -88,20 +88,20 @@ class CharacterSpelling:
         return list(chunk)
 
     def line(self, pieces: Sequence[str]) -> str:
-        """The characters in a row."""
+        """Concatenate the characters, with "▁" as a space."""
         return _join_marked(pieces)
 
     def begins_word(self, pieces: Sequence[str]) -> list[bool]:
-        """True for spaces, which count as part of the word they come before, and for the first piece."""
+        """True for "▁", which counts as part of the word after it, and for the first piece."""
         return _begin_marked(pieces)
 
     def label(self, piece: str) -> str:
-        """The character; a space is "▁"."""
+        """The character; a space is displayed as "▁"."""
         return piece.translate(_READABLE)
 
 
 class SubwordSpelling:
-    """Words with "▁" before them; punctuation is separate pieces.
+    """Pre-tokenisation for subword models: words with "▁" before them; punctuation marks are separate pieces.
 
     >>> spelling = SubwordSpelling()
     >>> [spelling.pieces(chunk) for chunk in spelling.chunks("Hello, world!")]
@@ -113,25 +113,25 @@ class SubwordSpelling:
         return [SPACE + word for word in _words(line)]
 
     def pieces(self, chunk: str) -> list[str]:
-        """Runs of letters, and single characters of punctuation; the mark goes with the first."""
+        """Runs of letters, and single punctuation marks; the first piece begins with "▁"."""
         first, *rest = _cut_off_punctuation(chunk.removeprefix(SPACE))
         return [SPACE + first, *rest]
 
     def line(self, pieces: Sequence[str]) -> str:
-        """The pieces in a row, their marks made spaces again."""
+        """Concatenate the pieces, with each "▁" as a space."""
         return _join_marked(pieces)
 
     def begins_word(self, pieces: Sequence[str]) -> list[bool]:
-        """True for marked pieces and for the first."""
+        """True for pieces that begin with "▁", and for the first piece."""
         return _begin_marked(pieces)
 
     def label(self, piece: str) -> str:
-        """The piece with its mark."""
+        """The piece, "▁" included."""
         return piece.translate(_READABLE)
 
 
 class WordSpelling:
-    """Whole words; punctuation is separate pieces, with "￭" on the sides that have no space.
+    """Pre-tokenisation into words; punctuation marks are separate pieces, with "￭" on sides that have no space.
 
     >>> spelling = WordSpelling()
     >>> [spelling.pieces(chunk) for chunk in spelling.chunks('Hello, ("world")!')]
@@ -139,11 +139,11 @@ class WordSpelling:
     """
 
     def chunks(self, line: str) -> list[str]:
-        """The words of the line with the punctuation that touches them."""
+        """The words of the line with adjacent punctuation."""
         return _words(line)
 
     def pieces(self, chunk: str) -> list[str]:
-        """Runs of letters, and single characters of punctuation with joiners.
+        """Runs of letters, and single punctuation marks with joiners "￭".
 
         Before the first word punctuation joins to the right and after it to the left, so that an opening bracket and a
         closing one look the same wherever they stand; between two words it joins to both.
@@ -161,25 +161,25 @@ class WordSpelling:
         return marked
 
     def line(self, pieces: Sequence[str]) -> str:
-        """The pieces with spaces between, but for where a joiner stands."""
+        """Join the pieces with spaces, except where a joiner "￭" attaches them."""
         parts = []
         for piece, begins in zip(pieces, self.begins_word(pieces), strict=True):
             parts.append((SPACE if begins and parts else "") + piece.replace(JOINER, ""))
         return "".join(parts).translate(_UNESCAPES)
 
     def begins_word(self, pieces: Sequence[str]) -> list[bool]:
-        """True where neither the piece nor the one before it has a joiner at their border, and for the first."""
+        """True where neither this piece nor the previous one has a joiner between them, and for the first piece."""
         borders = itertools.pairwise(pieces)
         touches = [left.endswith(JOINER) or right.startswith(JOINER) for left, right in borders]
         return [not touching for touching in [False, *touches][: len(pieces)]]
 
     def label(self, piece: str) -> str:
-        """The word or the punctuation without joiners."""
+        """The word or punctuation mark without joiners."""
         return piece.replace(JOINER, "").translate(_READABLE)
 
 
 def spelled_with(pieces: Iterable[str]) -> set[str]:
-    """Characters of the text that pieces of any spelling encode, and white space.
+    """Characters of the text that a set of pieces can encode, in any spelling, and white space.
 
     >>> sorted(spelled_with(["▁ab", "￭,"]))[-3:]
     [',', 'a', 'b']
@@ -226,7 +226,7 @@ _REPEATS_PER_LINE = 1000
 
 @dataclass(frozen=True)
 class Subwords:
-    """A subword model: the subwords in the order of their ids, and the merges or scores that segment text."""
+    """A trained subword model: subwords in the order of their ids, and the merges or scores that segment text."""
 
     pieces: list[str]
     merges: list[tuple[str, str]] | None = None
@@ -236,7 +236,7 @@ class Subwords:
 
 
 def learn_bpe(counts: Counter[str], *, size: int, minimum_count: int) -> Subwords:
-    """Byte pair encoding: the most frequent pair of neighbours becomes one subword, until there are `size`.
+    """Learn byte pair encoding: merge the most frequent pair of neighbours repeatedly until there are `size` subwords.
 
     Characters and pairs seen fewer than `minimum_count` times are left out.
 
@@ -260,7 +260,7 @@ def learn_bpe(counts: Counter[str], *, size: int, minimum_count: int) -> Subword
 
 
 def learn_unigram(counts: Counter[str], *, size: int, minimum_count: int) -> Subwords:
-    """A unigram language model over subwords: those that explain the text least are taken out until `size` are left.
+    """Learn a unigram language model over subwords: the least useful ones are pruned until `size` are left.
 
     Characters seen fewer than `minimum_count` times are left out.
 
@@ -280,13 +280,13 @@ def learn_unigram(counts: Counter[str], *, size: int, minimum_count: int) -> Sub
 
 
 def bpe_segmenter(subwords: Subwords, *, special: Sequence[str], unknown: int) -> Segmenter:
-    """Cut pieces by the merges; ids count from the special ones."""
+    """Segmenter by BPE merges; ids of subwords follow those of the special tokens."""
     vocab = {piece: i for i, piece in enumerate([*special, *subwords.pieces])}
     return _segmenter(BPE(vocab=vocab, merges=subwords.merges, unk_token=special[unknown]))
 
 
 def unigram_segmenter(subwords: Subwords, *, special: Sequence[str], unknown: int) -> Segmenter:
-    """Cut pieces into the likeliest subwords; ids count from the special ones."""
+    """Segmenter into the most likely subwords; ids of subwords follow those of the special tokens."""
     scored = zip(subwords.pieces, subwords.scores or [], strict=True)
     vocab = [*((name, 0.0) for name in special), *scored]
     return _segmenter(Unigram(vocab=vocab, unk_id=unknown, byte_fallback=False))
@@ -299,7 +299,7 @@ def _segmenter(model: BPE | Unigram) -> Segmenter:
 def _learn(
     model: BPE | Unigram, trainer: BpeTrainer | UnigramTrainer, counts: Counter[str], *, size: int, minimum_count: int
 ) -> dict:
-    """Train, and return the model as plain data."""
+    """Train a model of the tokenizers library, and return it as parsed JSON."""
     characters = Counter[str]()
     for piece, count in counts.items():
         for character in piece:
@@ -324,7 +324,7 @@ def _require_room(alphabet: set[str], size: int) -> None:
 
 
 def _training_lines(counts: Counter[str], rare: set[str]) -> Iterator[str]:
-    """Each piece as often as it was counted, in alphabetical order, cut at rare characters."""
+    """Each piece repeated by its count, in alphabetical order, split at rare characters."""
     cuts = str.maketrans(dict.fromkeys(rare, _SEPARATOR))
     for piece in sorted(counts):
         kept = piece.translate(cuts)
@@ -333,7 +333,7 @@ def _training_lines(counts: Counter[str], rare: set[str]) -> Iterator[str]:
 
 
 def _settle_scores(scores: dict[str, float]) -> dict[str, float]:
-    """Scores without the noise between two trainings, best first.
+    """Scores rounded so that repeated trainings return the same ones, best first.
 
     The trainer adds in an order that changes, which moves the last digits, and it hands the characters that its model
     dropped the lowest score plus 0.0001, 0.0002 and so on in such an order. They all get the lowest score here.

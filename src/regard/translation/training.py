@@ -93,7 +93,7 @@ def train(
 
 
 def _only_training_in(run: RunFolder) -> AbstractContextManager[None]:
-    """The lock of a run's folder, which the first of several processes holds for all."""
+    """Lock the folder of a run; of several processes the first locks it for all."""
     return run.locked() if rank_zero_only.rank == 0 else nullcontext()
 
 

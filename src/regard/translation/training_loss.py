@@ -21,12 +21,12 @@ class Output(Protocol):
 
     @property
     def weight(self) -> Tensor:
-        """[V, F]."""
+        """The weight, [V, F]."""
         ...
 
     @property
     def bias(self) -> Tensor | None:
-        """[V]."""
+        """The bias, [V]."""
         ...
 
 
@@ -40,7 +40,7 @@ class Projecting(Protocol):
         ...
 
     def features(self, source: Tensor, source_lengths: Tensor, target: Tensor) -> Tensor:
-        """[B, T, F]."""
+        """Input of the output layer, [B, T, F]."""
         ...
 
 

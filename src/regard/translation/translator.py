@@ -309,7 +309,7 @@ def join_candidates(parts: Sequence[Sequence[Candidate]], n_best: int) -> tuple[
 
 
 def _joined_candidate(parts: Sequence[Candidate]) -> Candidate:
-    """One candidate of those of all parts, of whose ends of sentences only the last stays."""
+    """Concatenate one candidate of each part, with the END of the last part only."""
     inner = [len(part.tokens) - part.finished for part in parts[:-1]] + [len(parts[-1].tokens)]
     return Candidate(
         text=" ".join(part.text for part in parts),
@@ -325,7 +325,7 @@ def _joined_candidate(parts: Sequence[Candidate]) -> Candidate:
 
 
 def _block_diagonal(blocks: Sequence[Tensor]) -> Tensor:
-    """Weights [T, ..., S] of several parts as one tensor, 0 from one part to another."""
+    """The weights [T, ..., S] of several parts as one block-diagonal tensor."""
     rows, columns = sum(len(block) for block in blocks), sum(block.shape[-1] for block in blocks)
     whole = blocks[0].new_zeros(rows, *blocks[0].shape[1:-1], columns)
     row = column = 0

@@ -143,7 +143,7 @@ class Vocabulary:
         return list(itertools.chain.from_iterable(map(self._chunk_ids, chunks)))
 
     def normalised(self, line: str) -> str:
-        """The line in NFC, and in lower case if the settings say so: the form that is cut into pieces."""
+        """The line in NFC, in lower case if so configured: the form that is segmented into pieces."""
         return _normalise(line, self.settings)
 
     def unknown_characters(self, line: str) -> list[str]:
@@ -187,7 +187,7 @@ class Vocabulary:
         return [next(numbers) - 1 if text else -1 for text in is_text]
 
     def save(self, path: str | Path) -> None:
-        """Write the vocabulary as JSON; the file is the old one or the new one, never half of it.
+        """Write the vocabulary as JSON, replacing the file atomically.
 
         Raises:
             CheckpointError: the file cannot be written.

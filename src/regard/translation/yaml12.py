@@ -1,4 +1,4 @@
-"""YAML 1.2 with the core schema, as text and back; a key may be there once, and aliases cannot blow a file up.
+"""Read and write YAML 1.2 with the core schema; repeated keys and documents that explode by aliases are refused.
 
 PyYAML follows YAML 1.1, where `no` (Norwegian) is False, `1e-3` is a string, `010` is 8, `12:30` is 750 and a date is
 an object. Here a plain word is true, false, null or a decimal number if it looks like one, and text otherwise.

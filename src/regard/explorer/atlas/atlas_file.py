@@ -117,7 +117,7 @@ class UnverifiedArrays(Mapping[str, Tensor]):
 
 
 def damaged(path: Path, part: str) -> str:
-    """The message for bytes that are not those that were written."""
+    """The error message for bytes of a file whose checksum differs from the stored one."""
     return (
         f"{path} is damaged: {part} does not have the checksum that was stored with it, so that some of its bytes have "
         "changed since it was written; copy the file again, or record the model again"

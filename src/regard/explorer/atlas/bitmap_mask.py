@@ -26,7 +26,7 @@ MOST_BITS = 2**26
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BitmapMask(Mask):
-    """A mask given by tiles over rows and columns; it does not depend on positions.
+    """A mask as verdicts and bits of tiles over row and column indices; it does not depend on positions.
 
     marks: uint8 (..., ⌈M/128⌉, ⌈N/128⌉), as of `Mask.tiles`. bits: uint8 (P, 128, 16), those of the PARTIAL tiles in
     their order; beyond the last row or column they are 0. Leading axes broadcast to those of the weights.
@@ -66,7 +66,7 @@ class BitmapMask(Mask):
         return Ternary.between(every, some)
 
     def _shown(self, rows: range, columns: range, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-        """For each part of `size` rows and columns of the tiles: does any pair exist, and do all pairs exist?
+        """Whether any pair, and whether every pair, exists in each part of `size` rows and columns of the tiles.
 
         Bits beyond the last row or column do not exist: a part that reaches there does not exist as a whole.
         """

@@ -75,7 +75,7 @@ class RoleDetector:
         ]
 
     def found(self) -> dict[str, list[HeadRoles]]:
-        """The record's field "roles" after all weights were added; {} where roles do not apply."""
+        """The record's field "roles", computed after all weights were added; {} where roles do not apply."""
         roles = [_role_dicts(one.look.finish(one.problem, one.lse)) for one in self._sequences]
         return {"roles": roles} if roles else {}
 

@@ -56,11 +56,11 @@ class TabledGrid(ABC):
 
     @abstractmethod
     def _replace(self, whole: Callable[[], Tensor]) -> Tensor:
-        """What the formula gets instead of `whole()`, the tensor over the whole grid."""
+        """The replacement of `whole()`, the tensor over the whole grid, in a mask's formula."""
 
     @property
     def heads(self) -> bool:
-        """There is an index for the head."""
+        """True: a mask_mod always receives a head index."""
         return True
 
     @property
@@ -113,7 +113,7 @@ class TableRecorder(TabledGrid):
 
 @dataclass(frozen=True, eq=False)
 class TableReader(TabledGrid):
-    """Any single pair of a grid, by its indices, from recorded tables.
+    """A single pair of a grid, selected by its indices, whose tensors are read from recorded tables.
 
     Its tensors have no axes. They are look-ups and nothing else, so that the indices may be mapped over or compiled.
     """
@@ -166,7 +166,7 @@ def to_block_mask(
     key_positions: Tensor | None = None,
     device: torch.device | None = None,
 ) -> BlockMask:
-    """The mask as a BlockMask of FlexAttention, from `mask.tiles`: single pairs are not evaluated, memory is not n².
+    """The mask as a BlockMask of FlexAttention, computed from `mask.tiles` without a tensor over all pairs.
 
     FULL tiles become full blocks, PARTIAL ones blocks with `to_mask_mod(mask)`; `size` is the rows and columns of a
     block, or one number for both. The axes of batch and heads have size 1, which broadcasts, unless the mask depends
