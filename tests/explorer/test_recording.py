@@ -17,7 +17,7 @@ from regard.models.language_model import (
 )
 from regard.models.recurrent import (
     BahdanauDecoder,
-    Encoder,
+    BidirectionalEncoder,
     GlobalWindow,
     LuongDecoder,
     MonotonicWindow,
@@ -57,7 +57,7 @@ def close(shown, expected, atol=1e-6):
 
 
 def translator(decoder):
-    encoder = Encoder(EMBEDDING, ENCODER)
+    encoder = BidirectionalEncoder(EMBEDDING, ENCODER)
     return RecurrentTranslator(19, 23, embedding_dim=EMBEDDING, encoder=encoder, decoder=decoder).eval()
 
 

@@ -9,7 +9,7 @@ from torch.nn import functional
 from regard.errors import ConfigurationError, ShapeError
 from regard.models.recurrent import (
     BahdanauDecoder,
-    Encoder,
+    BidirectionalEncoder,
     GlobalWindow,
     LuongDecoder,
     MonotonicWindow,
@@ -60,7 +60,7 @@ def luong(score="general", cell="gru", window="global", readout="tanh", feeding=
 
 
 def translator(decoder, cell="gru", layers=1):
-    encoder = Encoder(EMBEDDING, ENCODER, cell=cell, layers=layers)
+    encoder = BidirectionalEncoder(EMBEDDING, ENCODER, cell=cell, layers=layers)
     return RecurrentTranslator(SOURCE_SIZE, TARGET_SIZE, embedding_dim=EMBEDDING, encoder=encoder, decoder=decoder)
 
 

@@ -73,7 +73,7 @@ def test_a_whole_transformer(norm_first):
     encoder = Encoder(*blocks_from_torch(model.encoder))
     decoder = Decoder(*blocks_from_torch(model.decoder, mask=masks.causal()))
     later = model.generate_square_subsequent_mask(5)
-    close(decoder(TARGET, decoder.remember(encoder(SOURCE))), model(SOURCE, TARGET, tgt_mask=later))
+    close(decoder(TARGET, decoder.project_memory(encoder(SOURCE))), model(SOURCE, TARGET, tgt_mask=later))
 
 
 def test_gradients():

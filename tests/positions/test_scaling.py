@@ -194,9 +194,7 @@ def test_longrope_takes_the_logarithm_of_its_length():
 
 @pytest.mark.parametrize("scaling", [NTK(2.0), DynamicNTK(2.0, 8)], ids=repr)
 def test_ntk_needs_two_frequencies(scaling):
-    match = (
-        r"NTK\(factor=2.0.*\) needs a dim of 4 or more: it scales the lowest .* a dim of 2 has only one; Linear"
-    )
+    match = r"NTK\(factor=2.0.*\) needs a dim of 4 or more: it scales the lowest .* a dim of 2 has only one; Linear"
     with pytest.raises(ConfigurationError, match=match):
         Rotary(2, scaling=scaling)
 

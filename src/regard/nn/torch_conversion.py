@@ -79,7 +79,7 @@ def blocks_from_torch(
     >>> decoder = Decoder(*regard.nn.blocks_from_torch(model.decoder, mask=regard.masks.causal()))
     >>> source, target = torch.randn(1, 4, 8), torch.randn(1, 3, 8)
     >>> causal = model.generate_square_subsequent_mask(3)
-    >>> output = decoder(target, decoder.remember(encoder(source)))
+    >>> output = decoder(target, decoder.project_memory(encoder(source)))
     >>> torch.allclose(output, model(source, target, tgt_mask=causal), atol=1e-5)
     True
     """

@@ -110,7 +110,7 @@ def _build_recurrent(settings: sections.RecurrentSettings, source_size: int, tar
         raise ConfigurationError(
             f"model.hidden_dim is {settings.hidden_dim}; it needs to be even: each direction of the encoder takes half"
         )
-    encoder = recurrent.Encoder(
+    encoder = recurrent.BidirectionalEncoder(
         settings.embedding_dim,
         settings.hidden_dim // 2,
         cell=settings.cell,

@@ -15,7 +15,7 @@ from .language_model import next_token_loss as next_token_loss
 from .mixture_of_experts import GatedMixtureOfExperts as GatedMixtureOfExperts
 from .mixture_of_experts import MixtureOfExperts as MixtureOfExperts
 from .outputs import LanguageModelCache as LanguageModelCache
-from .outputs import SeenLanguageModel as SeenLanguageModel
+from .outputs import LanguageModelObservation as LanguageModelObservation
 
 __all__ = [
     "AttentionConfig",
@@ -27,11 +27,11 @@ __all__ = [
     "LanguageModel",
     "LanguageModelCache",
     "LanguageModelConfig",
+    "LanguageModelObservation",
     "LayerConfig",
     "LayerNormConfig",
     "MixtureOfExperts",
     "RMSNormConfig",
     "Sampling",
-    "SeenLanguageModel",
     "next_token_loss",
 ]

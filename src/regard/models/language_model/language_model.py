@@ -26,7 +26,7 @@ from . import saved_model
 from .config import LanguageModelConfig
 from .generation import CHUNK, Sampling, generated
 from .huggingface import read_checkpoint
-from .outputs import LanguageModelCache, SeenLanguageModel
+from .outputs import LanguageModelCache, LanguageModelObservation
 from .token_inputs import check_cache, check_tokens, places, shared_rotations, stop_tokens
 
 
@@ -112,7 +112,7 @@ class LanguageModel(nn.Module):
 
     def observe(
         self, tokens: Tensor, *lenses: Lens, mask: Mask | Tensor | None = None, positions: Tensor | None = None
-    ) -> SeenLanguageModel:
+    ) -> LanguageModelObservation:
         """`forward`, and what lenses show of every layer's weights: `seen.logits`, `seen[lens]`, a tensor per layer."""
         x, rotations = self._begin(tokens, positions)
         layers: list[Observation] = []
@@ -120,7 +120,7 @@ class LanguageModel(nn.Module):
             seen = block.observe(x, *lenses, mask=mask, positions=positions, rotation=rotation)
             x = seen.output
             layers.append(seen.attention)
-        return SeenLanguageModel(self.logits(self.norm(x)), tuple(layers))
+        return LanguageModelObservation(self.logits(self.norm(x)), tuple(layers))
 
     def make_cache(self, max_length: int | None = None) -> LanguageModelCache:
         """An empty cache, each layer's as long as its own mask needs; `max_length` as in `regard.nn.KVCache.rolling`.
@@ -172,7 +172,7 @@ class LanguageModel(nn.Module):
         *lenses: Lens,
         mask: Mask | Tensor | None = None,
         positions: Tensor | None = None,
-    ) -> tuple[SeenLanguageModel, LanguageModelCache]:
+    ) -> tuple[LanguageModelObservation, LanguageModelCache]:
         """`step`, and what lenses show; the columns of a layer are the keys that its cache has kept."""
         check_cache(cache, len(self.blocks))
         x, rotations = self._begin(tokens, positions, cache)
@@ -183,7 +183,7 @@ class LanguageModel(nn.Module):
             x = seen.output
             layers.append(seen.attention)
             grown.append(held)
-        return SeenLanguageModel(self.logits(self.norm(x)), tuple(layers)), LanguageModelCache(tuple(grown))
+        return LanguageModelObservation(self.logits(self.norm(x)), tuple(layers)), LanguageModelCache(tuple(grown))
 
     def generate(
         self,

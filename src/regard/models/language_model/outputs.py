@@ -41,7 +41,7 @@ class LanguageModelCache:
 
 
 @dataclass(frozen=True, eq=False)
-class SeenLanguageModel:
+class LanguageModelObservation:
     """Logits, and what lenses show of every layer: `seen[lens]` has one tensor for each, from the first to the last."""
 
     logits: Tensor

@@ -2,10 +2,10 @@
 
 from .decoders import BahdanauDecoder as BahdanauDecoder
 from .decoders import LuongDecoder as LuongDecoder
-from .encoder import Encoder as Encoder
-from .recurrent_state import Memory as Memory
-from .recurrent_state import State as State
-from .recurrent_state import Step as Step
+from .encoder import BidirectionalEncoder as BidirectionalEncoder
+from .recurrent_state import RecurrentMemory as RecurrentMemory
+from .recurrent_state import RecurrentState as RecurrentState
+from .recurrent_state import RecurrentStep as RecurrentStep
 from .recurrent_translator import RecurrentTranslator as RecurrentTranslator
 from .source_attention import GlobalWindow as GlobalWindow
 from .source_attention import MonotonicWindow as MonotonicWindow
@@ -13,13 +13,13 @@ from .source_attention import PredictiveWindow as PredictiveWindow
 
 __all__ = [
     "BahdanauDecoder",
-    "Encoder",
+    "BidirectionalEncoder",
     "GlobalWindow",
     "LuongDecoder",
-    "Memory",
     "MonotonicWindow",
     "PredictiveWindow",
+    "RecurrentMemory",
+    "RecurrentState",
+    "RecurrentStep",
     "RecurrentTranslator",
-    "State",
-    "Step",
 ]

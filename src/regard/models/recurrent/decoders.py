@@ -1,6 +1,6 @@
-"""The decoder of Bahdanau et al. (2015): the previous state asks, the context joins the input of the step.
+"""Recurrent decoders with attention: of Bahdanau et al. (2015) and of Luong et al. (2015).
 
-The decoder of Luong et al. (2015): the current state asks, and state and context together predict.
+The query of the first is the state before the step, that of the second the state after it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ...scores import Score
 from .encoder import Bridge, make_cell, run
-from .recurrent_state import Encoded, Memory, State, Unrolled
+from .recurrent_state import Encoded, RecurrentMemory, RecurrentState, Unrolled
 from .source_attention import SourceAttention
 
 
@@ -34,44 +34,46 @@ class BahdanauDecoder(nn.Module):
         self.bridge = Bridge(annotation_dim // 2, self.cell)
         self.readout = nn.Linear(hidden_dim + embedding_dim + annotation_dim, 2 * readout_dim)
 
-    def remember(self, encoded: Encoded) -> Memory:
-        """The memory that the steps look at."""
-        return self.attend.remember(encoded)
+    def project_memory(self, encoded: Encoded) -> RecurrentMemory:
+        """The source with its keys projected, which the attention of every step reads."""
+        return self.attend.project_memory(encoded)
 
-    def start(self, memory: Memory) -> State:
-        """s_0 = tanh(W ←h_1), from the backward encoder's last state, which stands at the first word."""
+    def start(self, memory: RecurrentMemory) -> RecurrentState:
+        """s_0 = tanh(W ←h_1), from the backward encoder's last state, at the first word."""
         backward = memory.encoded.last.chunk(2, dim=-1)[1]
-        return State(self.bridge(backward))
+        return RecurrentState(self.bridge(backward))
 
-    def unroll(self, embedded: Tensor, memory: Memory) -> Unrolled:
-        """All steps for a known target; each asks with the state that the one before it left."""
+    def unroll(self, embedded: Tensor, memory: RecurrentMemory) -> Unrolled:
+        """All steps for a known target; the query of each is the state after the previous one."""
         state = self.start(memory)
         queries, contexts, outputs = [], [], []
         for word in embedded.unbind(1):
             query = _query(state)
             context = self.attend(query, memory)
             output, hidden = run(self.cell, torch.cat([word.unsqueeze(1), context], dim=-1), state.hidden)
-            state = State(hidden, step=state.step + 1)
+            state = RecurrentState(hidden, step=state.step + 1)
             queries.append(query)
             contexts.append(context)
             outputs.append(output)
         features = self._features(torch.cat(outputs, 1), embedded, torch.cat(contexts, 1))
         return Unrolled(torch.cat(queries, 1), features)
 
-    def step(self, word: Tensor, state: State, memory: Memory) -> tuple[Tensor, State, Tensor]:
+    def step(
+        self, word: Tensor, state: RecurrentState, memory: RecurrentMemory
+    ) -> tuple[Tensor, RecurrentState, Tensor]:
         """Features [B, F], state and weights [B, S] after one embedded word [B, E]."""
         word = word.unsqueeze(1)
-        context, weights = self.attend.look(_query(state), memory)
+        context, weights = self.attend.with_weights(_query(state), memory)
         output, hidden = run(self.cell, torch.cat([word, context], dim=-1), state.hidden)
         features = self._features(output, word, context)
-        return features.squeeze(1), State(hidden, step=state.step + 1), weights.squeeze(1)
+        return features.squeeze(1), RecurrentState(hidden, step=state.step + 1), weights.squeeze(1)
 
     def _features(self, output: Tensor, embedded: Tensor, context: Tensor) -> Tensor:
         """Maxout (Goodfellow et al. 2013) over pairs: [B, T, 2F] to [B, T, F]."""
         return self.readout(torch.cat([output, embedded, context], dim=-1)).unflatten(-1, (-1, 2)).amax(-1)
 
 
-def _query(state: State) -> Tensor:
+def _query(state: RecurrentState) -> Tensor:
     """The top layer's h, [B, 1, H]."""
     return state.hidden[0][:, -1:]
 
@@ -137,17 +139,17 @@ class LuongDecoder(nn.Module):
         self.cell = make_cell(cell, embedding_dim + fed_dim, hidden_dim, layers=layers)
         self.bridge = Bridge(annotation_dim, self.cell)
 
-    def remember(self, encoded: Encoded) -> Memory:
-        """The memory that the steps look at."""
-        return self.attend.remember(encoded)
+    def project_memory(self, encoded: Encoded) -> RecurrentMemory:
+        """The source with its keys projected, which the attention of every step reads."""
+        return self.attend.project_memory(encoded)
 
-    def start(self, memory: Memory) -> State:
-        """The first state, from both ends of the encoder; nothing has been fed yet."""
+    def start(self, memory: RecurrentMemory) -> RecurrentState:
+        """The first state, from both ends of the encoder; the attentional vector that input feeding reads is 0."""
         last = memory.encoded.last
-        fed = last.new_zeros(last.shape[0], self.feature_dim) if self.input_feeding else None
-        return State(self.bridge(last), fed)
+        attentional = last.new_zeros(last.shape[0], self.feature_dim) if self.input_feeding else None
+        return RecurrentState(self.bridge(last), attentional)
 
-    def unroll(self, embedded: Tensor, memory: Memory) -> Unrolled:
+    def unroll(self, embedded: Tensor, memory: RecurrentMemory) -> Unrolled:
         """All steps for a known target: at once, or one by one where each feeds the next."""
         state = self.start(memory)
         if not self.input_feeding:
@@ -155,22 +157,24 @@ class LuongDecoder(nn.Module):
             return Unrolled(queries, self.readout(self.attend(queries, memory), queries))
         queries, features = [], []
         for word in embedded.unbind(1):
-            query, hidden = self._ask(word, state)
+            query, hidden = self._advance(word, state)
             feature = self.readout(self.attend(query, memory, first=state.step), query)
-            state = State(hidden, feature.squeeze(1), state.step + 1)
+            state = RecurrentState(hidden, feature.squeeze(1), state.step + 1)
             queries.append(query)
             features.append(feature)
         return Unrolled(torch.cat(queries, 1), torch.cat(features, 1))
 
-    def step(self, word: Tensor, state: State, memory: Memory) -> tuple[Tensor, State, Tensor]:
+    def step(
+        self, word: Tensor, state: RecurrentState, memory: RecurrentMemory
+    ) -> tuple[Tensor, RecurrentState, Tensor]:
         """Features [B, F], state and weights [B, S] after one embedded word [B, E]."""
-        query, hidden = self._ask(word, state)
-        context, weights = self.attend.look(query, memory, first=state.step)
+        query, hidden = self._advance(word, state)
+        context, weights = self.attend.with_weights(query, memory, first=state.step)
         features = self.readout(context, query).squeeze(1)
-        fed = features if self.input_feeding else None
-        return features, State(hidden, fed, state.step + 1), weights.squeeze(1)
+        attentional = features if self.input_feeding else None
+        return features, RecurrentState(hidden, attentional, state.step + 1), weights.squeeze(1)
 
-    def _ask(self, word: Tensor, state: State) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """h_t [B, 1, H], and the whole recurrent state after it."""
-        inputs = word if state.fed is None else torch.cat([word, state.fed], dim=-1)
+    def _advance(self, word: Tensor, state: RecurrentState) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Run the cell for one word: h_t [B, 1, H], and the recurrent state after it."""
+        inputs = word if state.attentional is None else torch.cat([word, state.attentional], dim=-1)
         return run(self.cell, inputs.unsqueeze(1), state.hidden)

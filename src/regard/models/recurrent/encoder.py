@@ -1,7 +1,4 @@
-"""The encoder of both translators: a bidirectional recurrent network over the source.
-
-Recurrent cells with their state batch first, so that a state can be reordered by rows.
-"""
+"""The bidirectional recurrent encoder of the source, and recurrent cells whose states are batch first."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ def make_cell(
 
 
 def states_of(cell: nn.RNNBase) -> int:
-    """How many tensors a state has: h of a GRU, h and c of an LSTM."""
+    """The number of tensors in the state of a cell: h of a GRU, h and c of an LSTM."""
     return 2 if isinstance(cell, nn.LSTM) else 1
 
 
@@ -57,8 +54,8 @@ class Bridge(nn.Module):
         return torch.tanh(self.project(last)).unflatten(-1, (self.parts, self.layers, -1)).unbind(1)
 
 
-class Encoder(nn.Module):
-    """Annotation j = [→h_j; ←h_j]: each source word with what stands before and behind it.
+class BidirectionalEncoder(nn.Module):
+    """Annotation j = [→h_j; ←h_j]: the states of a forward and a backward recurrent network at source word j.
 
     Shapes: embedded source [B, S, E], lengths [B] (all at least 1) give annotations [B, S, 2 · hidden_dim], zero
     behind each sentence's end.
@@ -77,7 +74,7 @@ class Encoder(nn.Module):
 
     @property
     def annotation_dim(self) -> int:
-        """The width of an annotation: both directions."""
+        """The number of features of an annotation, both directions together."""
         return 2 * self.hidden_dim
 
     def forward(self, embedded: Tensor, lengths: Tensor) -> Encoded:

@@ -1,4 +1,4 @@
-"""What a decoder carries: the memory of the source, and its own state from step to step.
+"""Values of a recurrent translator: the encoded source, the decoder's state, and the output of a step.
 
 Letters: B sentences, S source positions, T target positions, V target vocabulary.
 """
@@ -15,7 +15,7 @@ from ...nn.caches.base import check_rows
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """What an encoder gives: annotations [B, S, A], lengths [B], and its last states, forward then backward, [B, A]."""
+    """The output of the encoder: annotations [B, S, A], lengths [B], and last states, forward then backward, [B, A]."""
 
     annotations: Tensor
     lengths: Tensor
@@ -23,21 +23,21 @@ class Encoded:
 
 
 @dataclass(frozen=True, eq=False)
-class Memory:
-    """A source as a decoder sees it, made once: keys [B, S, ·] are the annotations as the score wants them."""
+class RecurrentMemory:
+    """The source for the decoder's attention: annotations, keys [B, S, ·] projected for the score, and padding mask."""
 
     encoded: Encoded
     keys: Tensor
     mask: Mask
 
     @classmethod
-    def of(cls, encoded: Encoded, keys: Tensor) -> Memory:
-        """The memory over projected keys, with the padding of the batch masked."""
+    def from_keys(cls, encoded: Encoded, keys: Tensor) -> RecurrentMemory:
+        """The memory with these projected keys, and a mask of the batch's padding."""
         return cls(encoded, keys, padding(lengths=encoded.lengths))
 
     @property
     def values(self) -> Tensor:
-        """What attention reads: the annotations."""
+        """The values of the attention: the annotations."""
         return self.encoded.annotations
 
     @property
@@ -45,7 +45,7 @@ class Memory:
         """Source lengths, [B]."""
         return self.encoded.lengths
 
-    def reorder(self, rows: Tensor) -> Memory:
+    def reorder(self, rows: Tensor) -> RecurrentMemory:
         """The memory of these rows of the batch, in this order; a row may come more than once.
 
         Raises:
@@ -54,46 +54,46 @@ class Memory:
         check_rows(rows, len(self.lengths))
         encoded = self.encoded
         chosen = Encoded(encoded.annotations[rows], encoded.lengths[rows], encoded.last[rows])
-        return Memory.of(chosen, self.keys[rows])
+        return RecurrentMemory.from_keys(chosen, self.keys[rows])
 
 
 @dataclass(frozen=True, eq=False)
-class State:
-    """A decoder between two steps.
+class RecurrentState:
+    """The state of a decoder between two steps.
 
-    `hidden` holds the recurrent state, batch first: (h,) of a GRU, (h, c) of an LSTM, each [B, layers, H]. `fed` is
-    the attentional vector that input feeding hands on, [B, F]. `step` counts the target words so far.
+    `hidden` is the recurrent state, batch first: (h,) of a GRU, (h, c) of an LSTM, each [B, layers, H]. `attentional`
+    is the attentional vector [B, F] of input feeding, which the next step reads. `step` counts the target words so far.
     """
 
     hidden: tuple[Tensor, ...]
-    fed: Tensor | None = None
+    attentional: Tensor | None = None
     step: int = 0
 
-    def reorder(self, rows: Tensor) -> State:
+    def reorder(self, rows: Tensor) -> RecurrentState:
         """The state of these rows of the batch, in this order; a row may come more than once.
 
         Raises:
             ShapeError, DtypeError: rows are not rows of the batch.
         """
         check_rows(rows, len(self.hidden[0]))
-        fed = None if self.fed is None else self.fed[rows]
-        return replace(self, hidden=tuple(part[rows] for part in self.hidden), fed=fed)
+        attentional = None if self.attentional is None else self.attentional[rows]
+        return replace(self, hidden=tuple(part[rows] for part in self.hidden), attentional=attentional)
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
-    """One target word further: logits [B, V], the state after it, and the weights [B, S] that it looked with."""
+class RecurrentStep:
+    """The output of one decoding step: logits [B, V], the next state, and attention weights [B, S] over the source."""
 
     logits: Tensor
-    state: State
+    state: RecurrentState
     weights: Tensor
     self_weights: None = None
-    """It has no attention to its own words."""
+    """None: the decoder has no self-attention."""
 
 
 @dataclass(frozen=True, eq=False)
 class Unrolled:
-    """A whole target at once: the queries [B, T, H] that asked, and the features [B, T, F] that predict each word."""
+    """The decoder over a whole target: queries [B, T, H] of its attention, and features [B, T, F] of each word."""
 
     queries: Tensor
     features: Tensor

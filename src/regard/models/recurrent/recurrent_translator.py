@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from .decoders import BahdanauDecoder, LuongDecoder
-from .encoder import Encoder
-from .recurrent_state import Memory, State, Step
+from .encoder import BidirectionalEncoder
+from .recurrent_state import RecurrentMemory, RecurrentState, RecurrentStep
 
 
 class RecurrentTranslator(nn.Module):
@@ -19,7 +19,7 @@ class RecurrentTranslator(nn.Module):
     >>> import torch
     >>> from regard.models import recurrent
     >>> from regard.scores import Additive
-    >>> encoder = recurrent.Encoder(8, 6)
+    >>> encoder = recurrent.BidirectionalEncoder(8, 6)
     >>> decoder = recurrent.BahdanauDecoder(8, 12, 10, score=Additive(10, 12, 10), cell="gru", readout_dim=8)
     >>> model = recurrent.RecurrentTranslator(20, 30, embedding_dim=8, encoder=encoder, decoder=decoder)
     >>> source, lengths, target = torch.ones(2, 5).long(), torch.tensor([5, 3]), torch.ones(2, 4).long()
@@ -35,7 +35,7 @@ class RecurrentTranslator(nn.Module):
         target_size: int,
         *,
         embedding_dim: int,
-        encoder: Encoder,
+        encoder: BidirectionalEncoder,
         decoder: BahdanauDecoder | LuongDecoder,
         dropout: float = 0.0,
         max_source_length: int | None = None,
@@ -58,34 +58,34 @@ class RecurrentTranslator(nn.Module):
         return self.output(self.features(source, source_lengths, target))
 
     def features(self, source: Tensor, source_lengths: Tensor, target: Tensor) -> Tensor:
-        """What the output layer turns into logits: [B, T, F]."""
+        """The inputs of the output layer: [B, T, F]."""
         memory = self.encode(source, source_lengths)
         unrolled = self.decoder.unroll(self._embed_target(target), memory)
         return self.dropout(unrolled.features)
 
     def attention_weights(self, source: Tensor, source_lengths: Tensor, target: Tensor) -> Tensor:
-        """The weights [B, T, S] with which each next word of a known target looks at the source."""
+        """The attention weights [B, T, S] over the source at each step of a known target."""
         memory = self.encode(source, source_lengths)
         unrolled = self.decoder.unroll(self._embed_target(target), memory)
-        return self.decoder.attend.look(unrolled.queries, memory)[1]
+        return self.decoder.attend.with_weights(unrolled.queries, memory)[1]
 
-    def encode(self, source: Tensor, source_lengths: Tensor) -> Memory:
-        """The source as the decoder will look at it, its keys projected once."""
+    def encode(self, source: Tensor, source_lengths: Tensor) -> RecurrentMemory:
+        """Encode the source and project the keys of the decoder's attention, once for all steps."""
         embedded = self.dropout(self.source_embedding(source))
         encoded = self.encoder(embedded, source_lengths)
-        return self.decoder.remember(encoded)
+        return self.decoder.project_memory(encoded)
 
-    def start(self, memory: Memory) -> State:
+    def start(self, memory: RecurrentMemory) -> RecurrentState:
         """The state before the first word."""
         return self.decoder.start(memory)
 
-    def step(self, tokens: Tensor, state: State, memory: Memory) -> Step:
-        """One word further: tokens [B] are the words that came last, at first the token that opens a sentence."""
+    def step(self, tokens: Tensor, state: RecurrentState, memory: RecurrentMemory) -> RecurrentStep:
+        """Predict the next word after tokens [B], the previous words; at first the token that starts a sentence."""
         features, state, weights = self.decoder.step(self._embed_target(tokens), state, memory)
-        return Step(self.output(self.dropout(features)), state, weights)
+        return RecurrentStep(self.output(self.dropout(features)), state, weights)
 
-    def observe_step(self, tokens: Tensor, state: State, memory: Memory) -> Step:
-        """`step`, which shows its weights in any case: there is one row of them."""
+    def observe_step(self, tokens: Tensor, state: RecurrentState, memory: RecurrentMemory) -> RecurrentStep:
+        """`step`, whose output has the attention weights already."""
         return self.step(tokens, state, memory)
 
     def _embed_target(self, tokens: Tensor) -> Tensor:

@@ -1,6 +1,4 @@
-"""A decoder's attention to the source.
-
-Which part of the source a decoder looks at: all of it, or a window around a centre.
+"""Attention of a recurrent decoder to the source: global, or local in a window around a centre.
 
 Source: Luong et al. 2015 (arXiv 1508.04025), section 3.2, local attention. Windows are closed intervals
 [centre - radius, centre + radius] of source positions, counted from 0.
@@ -18,21 +16,21 @@ from ...biases import Bias, gaussian
 from ...lenses import Weights
 from ...masks import Mask, where
 from ...scores import Score
-from .recurrent_state import Encoded, Memory
+from .recurrent_state import Encoded, RecurrentMemory
 
 
-class Window(Protocol):
-    """Where to look: a mask and a bias for queries [B, T, H], the first of which stands at target step `first`."""
+class SourceWindow(Protocol):
+    """The part of the source that queries [B, T, H] attend to; the first query is at target step `first`."""
 
-    def __call__(self, query: Tensor, first: int, memory: Memory) -> tuple[Mask, Bias | None]:
+    def __call__(self, query: Tensor, first: int, memory: RecurrentMemory) -> tuple[Mask, Bias | None]:
         """The mask, padding included, and the bias if there is one."""
         ...
 
 
 class GlobalWindow(nn.Module):
-    """Every word of the source."""
+    """Global attention: every word of the source."""
 
-    def forward(self, query: Tensor, first: int, memory: Memory) -> tuple[Mask, Bias | None]:
+    def forward(self, query: Tensor, first: int, memory: RecurrentMemory) -> tuple[Mask, Bias | None]:
         """The padding mask alone."""
         return memory.mask, None
 
@@ -40,14 +38,14 @@ class GlobalWindow(nn.Module):
 class MonotonicWindow(nn.Module):
     """local-m: the centre is the target step itself, p_t = t.
 
-    A target that runs past the source by more than the radius has nothing left to look at: weights and context 0.
+    A target that runs past the source by more than the radius has no position in its window: weights and context 0.
     """
 
     def __init__(self, radius: int) -> None:
         super().__init__()
         self.radius = radius
 
-    def forward(self, query: Tensor, first: int, memory: Memory) -> tuple[Mask, Bias | None]:
+    def forward(self, query: Tensor, first: int, memory: RecurrentMemory) -> tuple[Mask, Bias | None]:
         """A band around the diagonal."""
         steps = torch.arange(first, first + query.shape[1], device=query.device)
         return memory.mask & where(keep=_near(steps, memory, self.radius)), None
@@ -69,8 +67,8 @@ class PredictiveWindow(nn.Module):
         self.hidden = nn.Linear(query_dim, query_dim, bias=False)
         self.centre = nn.Linear(query_dim, 1, bias=False)
 
-    def forward(self, query: Tensor, first: int, memory: Memory) -> tuple[Mask, Bias | None]:
-        """A window around each predicted centre, and its bell."""
+    def forward(self, query: Tensor, first: int, memory: RecurrentMemory) -> tuple[Mask, Bias | None]:
+        """The mask of a window around each predicted centre, and the Gaussian bias."""
         share = torch.sigmoid(self.centre(torch.tanh(self.hidden(query)))).squeeze(-1)  # [B, T]
         centre = share.float() * memory.lengths.unsqueeze(-1)
         keep = _near(centre.detach(), memory, self.radius)
@@ -80,7 +78,7 @@ class PredictiveWindow(nn.Module):
         return f"radius={self.radius}"
 
 
-def _near(centre: Tensor, memory: Memory, radius: int) -> Tensor:
+def _near(centre: Tensor, memory: RecurrentMemory, radius: int) -> Tensor:
     """Which source positions lie within `radius` of each centre: [..., T, S]."""
     positions = torch.arange(memory.values.shape[1], device=memory.values.device)
     return (positions - centre.unsqueeze(-1)).abs() <= radius
@@ -94,20 +92,20 @@ class SourceAttention(nn.Module):
         self.score = score
         self.window = window if window is not None else GlobalWindow()
 
-    def remember(self, encoded: Encoded) -> Memory:
-        """The source with its keys projected, once for all steps."""
-        return Memory.of(encoded, self.score.project_key(encoded.annotations))
+    def project_memory(self, encoded: Encoded) -> RecurrentMemory:
+        """The source with its keys projected for the score, once for all steps."""
+        return RecurrentMemory.from_keys(encoded, self.score.project_key(encoded.annotations))
 
-    def forward(self, query: Tensor, memory: Memory, *, first: int = 0) -> Tensor:
-        """The contexts [B, T, A] of queries [B, T, H], the first of which stands at target step `first`."""
+    def forward(self, query: Tensor, memory: RecurrentMemory, *, first: int = 0) -> Tensor:
+        """The contexts [B, T, A] of queries [B, T, H]; the first query is at target step `first`."""
         return attention(query, memory.keys, memory.values, **self._options(query, memory, first))
 
-    def look(self, query: Tensor, memory: Memory, *, first: int = 0) -> tuple[Tensor, Tensor]:
-        """The contexts, and the weights [B, T, S] that made them."""
+    def with_weights(self, query: Tensor, memory: RecurrentMemory, *, first: int = 0) -> tuple[Tensor, Tensor]:
+        """The contexts, and the attention weights [B, T, S]."""
         lens = Weights()
         seen = observe(query, memory.keys, memory.values, lens, **self._options(query, memory, first))
         return seen.output, seen[lens]
 
-    def _options(self, query: Tensor, memory: Memory, first: int) -> dict:
+    def _options(self, query: Tensor, memory: RecurrentMemory, first: int) -> dict:
         mask, bias = self.window(query, first, memory)
         return {"score": self.score.over_projected_keys(), "mask": mask, "bias": bias}

@@ -5,21 +5,21 @@ from .embedding import TiedOutput as TiedOutput
 from .encoder_decoder import Decoder as Decoder
 from .encoder_decoder import Encoder as Encoder
 from .transformer import Transformer as Transformer
-from .transformer_state import Memory as Memory
-from .transformer_state import SeenStep as SeenStep
-from .transformer_state import SeenTransformer as SeenTransformer
-from .transformer_state import State as State
-from .transformer_state import Step as Step
+from .transformer_state import ObservedTransformerStep as ObservedTransformerStep
+from .transformer_state import TransformerMemory as TransformerMemory
+from .transformer_state import TransformerObservation as TransformerObservation
+from .transformer_state import TransformerState as TransformerState
+from .transformer_state import TransformerStep as TransformerStep
 
 __all__ = [
     "Decoder",
     "Embedding",
     "Encoder",
-    "Memory",
-    "SeenStep",
-    "SeenTransformer",
-    "State",
-    "Step",
+    "ObservedTransformerStep",
     "TiedOutput",
     "Transformer",
+    "TransformerMemory",
+    "TransformerObservation",
+    "TransformerState",
+    "TransformerStep",
 ]

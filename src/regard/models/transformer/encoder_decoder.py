@@ -1,4 +1,4 @@
-"""Blocks on top of one another: the encoder, and the decoder."""
+"""Stacks of Transformer blocks: the encoder, and the decoder."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Encoder(nn.Module):
         self.norm = nn.Identity() if norm is None else norm
 
     def forward(self, x: Tensor, mask: Mask | None = None) -> Tensor:
-        """The source through all blocks; the mask says which of its positions exist."""
+        """The output of all blocks; the mask selects the positions that exist."""
         for block in self.blocks:
             x = block(x, mask=mask)
         return self.norm(x)
@@ -39,7 +39,7 @@ class Encoder(nn.Module):
     def observe(
         self, x: Tensor, *lenses: Lens, mask: Mask | None = None
     ) -> tuple[Tensor, tuple[BlockObservation, ...]]:
-        """`forward`, and what lenses show of each block."""
+        """`forward`, and the lenses' results for each block."""
         seen = []
         for block in self.blocks:
             seen.append(block.observe(x, *lenses, mask=mask))  # type: ignore[operator]
@@ -48,7 +48,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """The same over blocks that attend to a memory, too: [B, T, dim] to [B, T, dim].
+    """x_n = block_n(x_{n-1}, memory) with cross-attention to a memory: [B, T, dim] to [B, T, dim].
 
     The blocks' own attention needs a causal mask, `Attention(..., mask=causal())`: a stack gives them none.
 
@@ -67,37 +67,37 @@ class Decoder(nn.Module):
         self.blocks = nn.ModuleList(_checked(blocks, memory=True))
         self.norm = nn.Identity() if norm is None else norm
 
-    def remember(self, memory: Tensor) -> tuple[ProjectedMemory, ...]:
+    def project_memory(self, memory: Tensor) -> tuple[ProjectedMemory, ...]:
         """The keys and values of a memory [B, S, dim] for each block, once for all steps."""
         return tuple(block.cross_attention.project_memory(memory) for block in self._blocks)  # type: ignore[union-attr]
 
     def make_caches(self) -> tuple[Cache, ...]:
-        """What each block keeps of the target, before its first token."""
+        """An empty cache of the target for each block."""
         return tuple(block.attention.make_cache() for block in self._blocks)
 
     def forward(self, x: Tensor, memory: tuple[ProjectedMemory, ...], mask: Mask | None = None) -> Tensor:
-        """A whole target; `memory` is what `remember` gave, and the mask says which of its positions exist."""
-        for block, remembered in zip(self._blocks, memory, strict=True):
-            x = block(x, remembered, memory_mask=mask)
+        """A whole target; `memory` comes from `project_memory`, and the mask selects its positions that exist."""
+        for block, projected in zip(self._blocks, memory, strict=True):
+            x = block(x, projected, memory_mask=mask)
         return self.norm(x)
 
     def observe(
         self, x: Tensor, memory: tuple[ProjectedMemory, ...], *lenses: Lens, mask: Mask | None = None
     ) -> tuple[Tensor, tuple[BlockObservation, ...]]:
-        """`forward`, and what lenses show of each block."""
+        """`forward`, and the lenses' results for each block."""
         seen = []
-        for block, remembered in zip(self._blocks, memory, strict=True):
-            seen.append(block.observe(x, *lenses, memory=remembered, memory_mask=mask))
+        for block, projected in zip(self._blocks, memory, strict=True):
+            seen.append(block.observe(x, *lenses, memory=projected, memory_mask=mask))
             x = seen[-1].output
         return self.norm(x), tuple(seen)
 
     def step(
         self, x: Tensor, caches: tuple[Cache, ...], memory: tuple[ProjectedMemory, ...], mask: Mask | None = None
     ) -> tuple[Tensor, tuple[Cache, ...]]:
-        """The tokens that come next, and the caches with them in it."""
+        """The output for the next tokens, and the caches with their keys and values appended."""
         after = []
-        for block, cache, remembered in zip(self._blocks, caches, memory, strict=True):
-            x, grown = block.step(x, BlockCache(cache, remembered), memory_mask=mask)
+        for block, cache, projected in zip(self._blocks, caches, memory, strict=True):
+            x, grown = block.step(x, BlockCache(cache, projected), memory_mask=mask)
             after.append(grown.attention)
         return self.norm(x), tuple(after)
 
@@ -109,10 +109,10 @@ class Decoder(nn.Module):
         *lenses: Lens,
         mask: Mask | None = None,
     ) -> tuple[Tensor, tuple[BlockObservation, ...], tuple[Cache, ...]]:
-        """`step`, and what lenses show of each block."""
+        """`step`, and the lenses' results for each block."""
         seen, after = [], []
-        for block, cache, remembered in zip(self._blocks, caches, memory, strict=True):
-            looked, grown = block.observe_step(x, BlockCache(cache, remembered), *lenses, memory_mask=mask)
+        for block, cache, projected in zip(self._blocks, caches, memory, strict=True):
+            looked, grown = block.observe_step(x, BlockCache(cache, projected), *lenses, memory_mask=mask)
             x = looked.output
             seen.append(looked)
             after.append(grown.attention)
@@ -124,7 +124,7 @@ class Decoder(nn.Module):
 
 
 def _checked(blocks: Iterable[TransformerBlock], *, memory: bool) -> list[TransformerBlock]:
-    """Blocks that can stand in such a stack."""
+    """Check that the blocks fit the stack."""
     blocks, name = list(blocks), "a decoder" if memory else "an encoder"
     if not blocks:
         raise ConfigurationError(f"{name} has no blocks; it needs at least one TransformerBlock")

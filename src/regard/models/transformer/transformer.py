@@ -11,7 +11,13 @@ from ...masks import padding
 from ...nn import BlockObservation
 from .embedding import Embedding, TiedOutput
 from .encoder_decoder import Decoder, Encoder
-from .transformer_state import Memory, SeenStep, SeenTransformer, State, Step
+from .transformer_state import (
+    ObservedTransformerStep,
+    TransformerMemory,
+    TransformerObservation,
+    TransformerState,
+    TransformerStep,
+)
 
 WEIGHTS = Weights()
 
@@ -91,55 +97,57 @@ class Transformer(nn.Module):
         return self.output(self.features(source, source_lengths, target))
 
     def features(self, source: Tensor, source_lengths: Tensor, target: Tensor) -> Tensor:
-        """What the output layer turns into logits: [B, T, dim]."""
+        """The inputs of the output layer: [B, T, dim]."""
         _check(source, source_lengths, target)
         memory = self.encode(source, source_lengths)
         return self.decoder(self.target_embedding(target), memory.layers, memory.mask)
 
-    def observe(self, source: Tensor, source_lengths: Tensor, target: Tensor, *lenses: Lens) -> SeenTransformer:
-        """`forward`, and what lenses show of each block's attention: `seen.decoder[layer].cross_attention[lens]`."""
+    def observe(self, source: Tensor, source_lengths: Tensor, target: Tensor, *lenses: Lens) -> TransformerObservation:
+        """`forward`, and each lens's results for each attention: `seen.decoder[layer].cross_attention[lens]`."""
         _check(source, source_lengths, target)
         mask = padding(lengths=source_lengths)
         encoded, encoder = self.encoder.observe(self.source_embedding(source), *lenses, mask=mask)
-        remembered = self.decoder.remember(encoded)
-        features, decoder = self.decoder.observe(self.target_embedding(target), remembered, *lenses, mask=mask)
-        return SeenTransformer(self.output(features), encoder, decoder)
+        projected = self.decoder.project_memory(encoded)
+        features, decoder = self.decoder.observe(self.target_embedding(target), projected, *lenses, mask=mask)
+        return TransformerObservation(self.output(features), encoder, decoder)
 
     def attention_weights(self, source: Tensor, source_lengths: Tensor, target: Tensor) -> Tensor:
-        """The weights [B, T, L, H, S] with which each next token of a known target looks at the source."""
+        """The cross-attention weights [B, T, L, H, S] at each step of a known target."""
         decoder = self.observe(source, source_lengths, target, WEIGHTS).decoder
         return _cross(decoder).permute(0, 3, 1, 2, 4)
 
-    def encode(self, source: Tensor, source_lengths: Tensor) -> Memory:
-        """The source as the decoder will look at it, its keys and values projected once."""
+    def encode(self, source: Tensor, source_lengths: Tensor) -> TransformerMemory:
+        """Encode the source and project the keys and values of the decoder's cross-attention, once for all steps."""
         mask = padding(lengths=source_lengths)
         encoded = self.encoder(self.source_embedding(source), mask)
-        return Memory(self.decoder.remember(encoded), source_lengths, mask)
+        return TransformerMemory(self.decoder.project_memory(encoded), source_lengths, mask)
 
-    def start(self, memory: Memory) -> State:
+    def start(self, memory: TransformerMemory) -> TransformerState:
         """The state before the first token."""
-        return State(self.decoder.make_caches())
+        return TransformerState(self.decoder.make_caches())
 
-    def step(self, tokens: Tensor, state: State, memory: Memory) -> Step:
-        """One token further: tokens [B] are those that came last, at first the one that opens a sentence."""
+    def step(self, tokens: Tensor, state: TransformerState, memory: TransformerMemory) -> TransformerStep:
+        """Predict the next token after tokens [B], the previous ones; at first the token that starts a sentence."""
         x = self.target_embedding(tokens.unsqueeze(1), state.length)
         features, caches = self.decoder.step(x, state.caches, memory.layers, memory.mask)
-        return Step(self.output(features[:, -1]), State(caches, state.length + 1))
+        return TransformerStep(self.output(features[:, -1]), TransformerState(caches, state.length + 1))
 
-    def observe_step(self, tokens: Tensor, state: State, memory: Memory) -> SeenStep:
-        """`step`, and the weights of every head of every layer of the decoder."""
+    def observe_step(
+        self, tokens: Tensor, state: TransformerState, memory: TransformerMemory
+    ) -> ObservedTransformerStep:
+        """`step`, and the attention weights of every head of every layer of the decoder."""
         x = self.target_embedding(tokens.unsqueeze(1), state.length)
         features, seen, caches = self.decoder.observe_step(x, state.caches, memory.layers, WEIGHTS, mask=memory.mask)
-        return SeenStep(
+        return ObservedTransformerStep(
             self.output(features[:, -1]),
-            State(caches, state.length + 1),
+            TransformerState(caches, state.length + 1),
             weights=_cross(seen).squeeze(-2),
             self_weights=torch.stack([block.attention[WEIGHTS] for block in seen], 1).squeeze(-2),
         )
 
 
 def _cross(blocks: tuple[BlockObservation, ...]) -> Tensor:
-    """The weights of all layers at the source, [B, L, H, T, S]."""
+    """The cross-attention weights of all layers, [B, L, H, T, S]."""
     seen = (block.cross_attention for block in blocks)
     return torch.stack([one[WEIGHTS] for one in seen if one is not None], dim=1)
 

@@ -1,4 +1,4 @@
-"""What a decoder carries: the memory of the source, and its own state from step to step.
+"""Values of a Transformer: the encoded source, the decoder's state, and the outputs of a step.
 
 Letters: B sentences, S source positions, T target positions, V target vocabulary, L layers, H heads.
 """
@@ -15,14 +15,14 @@ from ...nn.caches.base import check_rows
 
 
 @dataclass(frozen=True, eq=False)
-class Memory:
-    """A source as a decoder sees it, made once: keys and values for each layer of the decoder, lengths [B], padding."""
+class TransformerMemory:
+    """The source for cross-attention: keys and values of each decoder layer, lengths [B], and the padding mask."""
 
     layers: tuple[ProjectedMemory, ...]
     lengths: Tensor
     mask: Mask
 
-    def reorder(self, rows: Tensor) -> Memory:
+    def reorder(self, rows: Tensor) -> TransformerMemory:
         """The memory of these rows of the batch, in this order; a row may come more than once.
 
         Raises:
@@ -30,17 +30,17 @@ class Memory:
         """
         check_rows(rows, len(self.lengths))
         lengths = self.lengths[rows]
-        return Memory(tuple(layer.reorder(rows) for layer in self.layers), lengths, padding(lengths=lengths))
+        return TransformerMemory(tuple(layer.reorder(rows) for layer in self.layers), lengths, padding(lengths=lengths))
 
 
 @dataclass(frozen=True, eq=False)
-class State:
-    """A decoder between two steps: what each layer keeps of the target so far, and how many tokens that is."""
+class TransformerState:
+    """The state of a decoder between two steps: a cache of each layer, and the number of target tokens so far."""
 
     caches: tuple[Cache, ...]
     length: int = 0
 
-    def reorder(self, rows: Tensor) -> State:
+    def reorder(self, rows: Tensor) -> TransformerState:
         """The state of these rows of the batch, in this order; a row may come more than once.
 
         Raises:
@@ -50,29 +50,29 @@ class State:
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
-    """One target token further: logits [B, V], and the state after it."""
+class TransformerStep:
+    """The output of one decoding step: logits [B, V], and the next state."""
 
     logits: Tensor
-    state: State
+    state: TransformerState
 
 
 @dataclass(frozen=True, eq=False)
-class SeenStep:
-    """A `Step`, and where it looked: `weights` [B, L, H, S] at the source, `self_weights` [B, L, H, T] at the target.
+class ObservedTransformerStep:
+    """A `TransformerStep` with attention weights: `weights` [B, L, H, S] to the source, `self_weights` [B, L, H, T].
 
-    The T columns are the tokens that went in so far, this step's own the last; a cache that drops has the latest.
+    The T columns are the target tokens so far, this step's own the last; a cache that evicts tokens has the latest.
     """
 
     logits: Tensor
-    state: State
+    state: TransformerState
     weights: Tensor
     self_weights: Tensor
 
 
 @dataclass(frozen=True, eq=False)
-class SeenTransformer:
-    """What a Transformer gives where it is observed: logits [B, T, V], and what lenses show of each layer."""
+class TransformerObservation:
+    """The output of `Transformer.observe`: logits [B, T, V], and the lenses' results for each layer."""
 
     logits: Tensor
     encoder: tuple[BlockObservation, ...]
