@@ -187,7 +187,10 @@ WRONG = [
     ({"rope_parameters": {"rope_type": "linear"}}, "says nothing of 'factor', which a 'linear' rotary needs"),
     ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5"),
     ({"rope_scaling": {"type": "yarn", "factor": 2.0, "extrapolation": 2} | LONG}, "unknown here: extrapolation=2"),
-    ({"rope_parameters": {"rope_type": "linear", "factor": 0.5}}, "describes no 'llama' model: Linear needs a factor"),
+    (
+        {"rope_parameters": {"rope_type": "linear", "factor": 0.5}},
+        "describes no 'llama' model: LinearScaling needs a factor",
+    ),
     (
         {"rope_scaling": {"type": "dynamic", "factor": 2.0}, "max_position_embeddings": None},
         "'max_position_embeddings'",

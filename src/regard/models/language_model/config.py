@@ -71,7 +71,7 @@ class FeedForwardConfig:
     bias: bool = True
 
     def make(self, dim: int, dropout: float) -> nn.Module:
-        """The part of one block."""
+        """The feed-forward part of one block."""
         activation = _activation(self.activation)
         return FeedForward(dim, self.hidden_dim, activation=activation, bias=self.bias, dropout=dropout)
 
@@ -85,7 +85,7 @@ class GatedFeedForwardConfig:
     bias: bool = False
 
     def make(self, dim: int, dropout: float) -> nn.Module:
-        """The part of one block."""
+        """The feed-forward part of one block."""
         activation = _activation(self.activation)
         return GatedFeedForward(dim, self.hidden_dim, activation=activation, bias=self.bias, dropout=dropout)
 
@@ -101,7 +101,7 @@ class ExpertsConfig:
     limit: float = 7.0
 
     def make(self, dim: int, dropout: float) -> nn.Module:
-        """The part of one block."""
+        """The feed-forward part of one block."""
         return MixtureOfExperts(dim, self.hidden_dim, self.num_experts, self.chosen, alpha=self.alpha, limit=self.limit)
 
 
@@ -129,10 +129,10 @@ AnyFeedForwardConfig: TypeAlias = FeedForwardConfig | GatedFeedForwardConfig | E
 
 @dataclass(frozen=True)
 class AttentionConfig:
-    """What all layers' attention has in common; `Projections` and `Attention` of `regard.nn` say what each means.
+    """Settings of the attention of all layers; `Projections` and `Attention` of `regard.nn` explain each.
 
     - `bias`: whether query, key, value and output maps add one, or the names of those that do.
-    - `norm`: of each head's queries and keys, before they are turned.
+    - `norm`: of each head's queries and keys, before the rotary embedding.
     - `scale`: of q · k, instead of 1/√head_dim.
     - `softcap`: c · tanh(score / c).
     - `sinks`: whether each head learns a logit that takes weight and gives no value.
@@ -172,10 +172,11 @@ class AttentionConfig:
 
 @dataclass(frozen=True)
 class LayerConfig:
-    """What one layer attends to: itself and the `before` tokens before it (all without one), and the first `prefix`.
+    """The attention pattern of one layer: a token attends to itself, the `before` tokens before it, the first `prefix`.
 
-    `before=511` is what Mistral calls a window of 512. `rotary` turns the layer's queries and keys; layers with equal
-    ones share the work.
+    Without `before`, a token attends to all tokens before it.
+    `before=511` is what Mistral calls a window of 512. `rotary` rotates the layer's queries and keys; layers with equal
+    ones share the rotation.
 
     >>> LayerConfig(before=511, prefix=4).mask
     causal() & (window(before=511) | prefix(4))
@@ -187,7 +188,7 @@ class LayerConfig:
 
     @property
     def mask(self) -> Mask:
-        """Which pairs exist."""
+        """The mask of the layer."""
         if self.before is None:
             return causal()
         near = window(before=self.before)
@@ -196,7 +197,7 @@ class LayerConfig:
 
 @dataclass(frozen=True)
 class LanguageModelConfig:
-    """All that a `LanguageModel` is made of.
+    """The architecture of a `LanguageModel`.
 
     - `vocabulary_size`: tokens are 0..vocabulary_size - 1.
     - `dim`: of the vectors that go through the blocks.
@@ -244,7 +245,7 @@ class LanguageModelConfig:
             raise ConfigurationError(f"layers {has}; it needs a LayerConfig for each layer, one at least")
 
     def make_block(self, layer: LayerConfig) -> TransformerBlock:
-        """One block."""
+        """Build the block of a layer."""
         attention = self.attention.make(self.dim, layer)
         return TransformerBlock(attention, self.feed_forward.make(self.dim, self.dropout), self._residual)
 

@@ -1,4 +1,4 @@
-"""Going on from a text, token by token: greedily, or by drawing from what the model expects."""
+"""Autoregressive generation, token by token: greedy, or sampled with temperature, top-k and top-p."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ...utils.numbers import whole_number
 from .outputs import LanguageModelCache
 
 CHUNK = 1024
-"""Tokens of a long beginning that are read at once: enough for products to run at their full rate, few to remember."""
+"""Prompt tokens per forward pass: enough for matrix products to run at their full rate, with little memory."""
 
 
 class Steps(Protocol):
-    """A model that goes on from a cache."""
+    """A model that continues from a cache."""
 
     def make_cache(self) -> LanguageModelCache: ...
 
@@ -39,7 +39,7 @@ class Steps(Protocol):
 
 @dataclass(frozen=True)
 class Sampling:
-    """Tokens drawn from softmax(logits / temperature), of the `top_k` likeliest and of the likeliest that make `top_p`.
+    """Sample from softmax(logits / temperature), among the `top_k` likeliest tokens and those that sum to `top_p`.
 
     `top_p` keeps the smallest set whose probability is at least top_p (Holtzman et al. 2020, arXiv 1904.09751, section
     3.1), after `top_k` has left the others out. The likeliest token always stays.
@@ -68,11 +68,11 @@ class Sampling:
             raise ConfigurationError(f"top_p is {self.top_p}; it needs a probability in (0, 1]")
 
     def __call__(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Logits (batch, vocabulary) to tokens (batch,)."""
+        """Sample tokens (batch,) from logits (batch, vocabulary)."""
         return torch.multinomial(self.probabilities(logits), 1, generator=generator).squeeze(-1)
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """What is drawn from: (batch, vocabulary), 0 for what is left out."""
+        """The probabilities that are sampled from: (batch, vocabulary), 0 for tokens that are excluded."""
         logits = logits.float() / self.temperature
         if self.top_k is not None and self.top_k < logits.shape[-1]:
             least = logits.topk(self.top_k, dim=-1).values[..., -1:]
@@ -97,7 +97,7 @@ def generated(
     generator: torch.Generator | None = None,
     chunk: int | None,
 ) -> Iterator[Tensor]:
-    """See `LanguageModel.generate`; what can be checked is checked before the first token is asked for."""
+    """Generate tokens as `LanguageModel.generate`; arguments are checked before the first token is computed."""
     if tokens.ndim != 2 or not tokens.shape[1]:
         raise ShapeError(
             f"tokens have the shape {tuple(tokens.shape)}; generate needs (batch, length) with one token at least to "

@@ -1,7 +1,4 @@
-"""The language model: an embedding, blocks that look back, and logits of the next token.
-
-The loss of training.
-"""
+"""A decoder-only Transformer language model, and the loss of its training."""
 
 from __future__ import annotations
 
@@ -95,7 +92,7 @@ class LanguageModel(nn.Module):
         return self.logits(self.features(tokens, mask=mask, positions=positions))
 
     def features(self, tokens: Tensor, *, mask: Mask | Tensor | None = None, positions: Tensor | None = None) -> Tensor:
-        """What `forward` makes logits of, (batch, length, dim): where only some logits are needed, the rest is spared.
+        """The inputs of the output layer, (batch, length, dim), for callers that need the logits of some tokens only.
 
         Arguments and errors are those of `forward`.
         """
@@ -113,7 +110,7 @@ class LanguageModel(nn.Module):
     def observe(
         self, tokens: Tensor, *lenses: Lens, mask: Mask | Tensor | None = None, positions: Tensor | None = None
     ) -> LanguageModelObservation:
-        """`forward`, and what lenses show of every layer's weights: `seen.logits`, `seen[lens]`, a tensor per layer."""
+        """`forward`, and the lenses' results for every layer: `seen.logits`, `seen[lens]`, a tensor per layer."""
         x, rotations = self._begin(tokens, positions)
         layers: list[Observation] = []
         for block, rotation in zip(self._blocks(), rotations, strict=True):
@@ -137,7 +134,7 @@ class LanguageModel(nn.Module):
         mask: Mask | Tensor | None = None,
         positions: Tensor | None = None,
     ) -> tuple[Tensor, LanguageModelCache]:
-        """Logits of the tokens that come next, one or many, and the cache with them in it.
+        """Logits of the next tokens, one or many, and the cache with their keys and values appended.
 
         Steps give what `forward` gives for the whole. Arguments and errors are those of `forward`; positions that are
         not given follow the cache's. Padding on the left sits below position 0, with `~masks.prefix(0)` as the mask.
@@ -156,7 +153,7 @@ class LanguageModel(nn.Module):
         mask: Mask | Tensor | None = None,
         positions: Tensor | None = None,
     ) -> tuple[Tensor, LanguageModelCache]:
-        """What `step` makes logits of, and the cache; see `features`."""
+        """The inputs of the output layer for the next tokens, and the cache; see `features` and `step`."""
         check_cache(cache, len(self.blocks))
         x, rotations = self._begin(tokens, positions, cache)
         grown: list[BlockCache] = []
@@ -173,7 +170,7 @@ class LanguageModel(nn.Module):
         mask: Mask | Tensor | None = None,
         positions: Tensor | None = None,
     ) -> tuple[LanguageModelObservation, LanguageModelCache]:
-        """`step`, and what lenses show; the columns of a layer are the keys that its cache has kept."""
+        """`step`, and the lenses' results; the columns of a layer are the keys that its cache has."""
         check_cache(cache, len(self.blocks))
         x, rotations = self._begin(tokens, positions, cache)
         grown: list[BlockCache] = []
@@ -196,7 +193,7 @@ class LanguageModel(nn.Module):
         generator: torch.Generator | None = None,
         chunk: int | None = None,
     ) -> Iterator[Tensor]:
-        """The tokens that come next, (batch,) at a time, as soon as they are known.
+        """Generate tokens, (batch,) at a time, each yielded as soon as it is computed.
 
         The model is used as it is: call `eval()` before, where it drops anything in training.
 
@@ -289,14 +286,14 @@ class LanguageModel(nn.Module):
 
     @classmethod
     def _empty(cls, config: LanguageModelConfig) -> LanguageModel:
-        """The model without memory for its parameters, which are assigned."""
+        """A model whose parameters are on the meta device, to be assigned."""
         with torch.device("meta"):
             return cls(config)
 
     def _begin(
         self, tokens: Tensor, positions: Tensor | None, cache: LanguageModelCache | None = None
     ) -> tuple[Tensor, list[Rotation | None]]:
-        """Embedded tokens, and what turns the queries and keys of each layer: made once for all equal ones."""
+        """Embedded tokens, and the rotation of each layer, computed once for layers with equal rotaries."""
         check_tokens(tokens, self.config.vocabulary_size, self.embedding.weight.device)
         embedded = self.embedding(tokens)
         if self.config.embedding_scale is not None:
@@ -306,12 +303,12 @@ class LanguageModel(nn.Module):
         return self.dropout(embedded), rotations
 
     def _chunk(self) -> int | None:
-        """How many tokens of a text can be read at once with the same result as all of them: None where all have to."""
+        """The prompt tokens per forward pass that leave the result unchanged; None where all have to be in one."""
         scalings = [rotary.scaling for rotary in self._rotaries() if rotary is not None]
         return None if any(scaling is not None and scaling.reads_length for scaling in scalings) else CHUNK
 
     def _rotaries(self) -> list[Rotary | None]:
-        """What turns the queries and keys of each layer."""
+        """The rotary embedding of each layer."""
         return [block.attention.rotary for block in self._blocks()]  # type: ignore[attr-defined]
 
     def _blocks(self) -> Iterator[TransformerBlock]:

@@ -1,4 +1,4 @@
-"""What a language model passes along and returns: its cache, and what lenses saw."""
+"""Values of a language model: the cache of all layers, and the output of an observed call."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class LanguageModelCache:
 
     @property
     def next_position(self) -> int | Tensor:
-        """Where the next token sits unless told otherwise: a number, or of each sequence its own, (batch,)."""
+        """The default position of the next token: a number, or one for each sequence, (batch,)."""
         return self.layers[0].attention.next_position
 
     @property
     def nbytes(self) -> int:
-        """The memory that all layers take."""
+        """The memory of all layers in bytes."""
         return sum(layer.nbytes for layer in self.layers)
 
     def next_positions(self, count: int, device: torch.device) -> Tensor:
@@ -42,7 +42,7 @@ class LanguageModelCache:
 
 @dataclass(frozen=True, eq=False)
 class LanguageModelObservation:
-    """Logits, and what lenses show of every layer: `seen[lens]` has one tensor for each, from the first to the last."""
+    """Logits, and the results of lenses: `observation[lens]` has one tensor for each layer, the first layer first."""
 
     logits: Tensor
     layers: tuple[Observation, ...]

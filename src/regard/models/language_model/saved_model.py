@@ -1,4 +1,4 @@
-"""A language model in a folder: config.json, and the safetensors file that it names.
+"""Save and load a language model in a folder: config.json, and the safetensors file that it names.
 
 The weights get a new name each time, and config.json, which is replaced in one step, names them: whoever reads it finds
 weights that are whole and belong to it. Those that it named before are removed last.
@@ -27,7 +27,7 @@ EXTRA = "translation"
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object.
+    """Read a JSON object from a file.
 
     Raises:
         CheckpointError: the file is missing, or holds something else.
@@ -44,7 +44,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Replace a file by a JSON object, in one step."""
+    """Write a JSON object to a file, replacing it atomically."""
     with atomic_write(path) as partial:
         partial.write_text(json.dumps(value, indent=1), "utf-8")
 
@@ -65,7 +65,7 @@ KIND = "regard.models.LanguageModel"
 
 
 def save(folder: str | os.PathLike[str], config: LanguageModelConfig, state: Mapping[str, Tensor]) -> None:
-    """See `LanguageModel.save`."""
+    """Write configuration and weights as `LanguageModel.save`."""
     folder = Path(folder)
     model = CONFIG_JSON.encode(config)
     try:
@@ -93,7 +93,7 @@ def save(folder: str | os.PathLike[str], config: LanguageModelConfig, state: Map
 
 
 def read(folder: str | os.PathLike[str]) -> tuple[LanguageModelConfig, Path]:
-    """The configuration, and where the weights are.
+    """Read the configuration of a saved model, and the path of its weights.
 
     Raises:
         CheckpointError: there is none, or another one.
@@ -118,7 +118,7 @@ def read(folder: str | os.PathLike[str]) -> tuple[LanguageModelConfig, Path]:
 
 
 def weights(path: Path, needed: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors, for a model with these."""
+    """Read the weights for a model whose state has these tensors."""
     tensors = TensorFile(path, extra=EXTRA)
     check_same(str(path), tensors.shapes, {name: tensor.shape for name, tensor in needed.items()})
     return {name: tensors.read(name) for name in needed}

@@ -1,4 +1,4 @@
-"""What comes before the first block: tokens and caches that fit, and what turns the queries and keys of each layer."""
+"""The inputs of the first block: checks of tokens and caches, positions, and the rotations of each layer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .outputs import LanguageModelCache
 
 
 def check_tokens(tokens: Tensor, vocabulary_size: int, device: torch.device) -> None:
-    """Tokens (batch, length) of the vocabulary. Only on a CPU are they looked at: elsewhere the look-up raises.
+    """Check tokens (batch, length); their values only on a CPU, for elsewhere the embedding itself raises.
 
     Raises:
         ShapeError, DtypeError, DeviceError: they are not that.
@@ -41,7 +41,7 @@ def check_tokens(tokens: Tensor, vocabulary_size: int, device: torch.device) -> 
 
 
 def stop_tokens(stop: int | Collection[int], vocabulary_size: int) -> tuple[int, ...]:
-    """The tokens that end a sequence, each of the vocabulary: one that is not would never come.
+    """The tokens that end a sequence, sorted, after a check that the vocabulary has each.
 
     Raises:
         ConfigurationError: they are not that.
@@ -64,7 +64,7 @@ def stop_tokens(stop: int | Collection[int], vocabulary_size: int) -> tuple[int,
 
 
 def check_cache(cache: object, layers: int) -> None:
-    """A cache of a model of so many layers.
+    """Check that a cache is that of a model with this number of layers.
 
     Raises:
         ConfigurationError: it is none.
@@ -78,7 +78,7 @@ def check_cache(cache: object, layers: int) -> None:
 
 
 def places(tokens: Tensor, positions: Tensor | None, cache: LanguageModelCache | None) -> Tensor:
-    """Where the tokens sit: as given, or after those of the cache, or from 0 on."""
+    """The positions of the tokens: those passed, or those after the cache, or 0..length-1."""
     batch, length = tokens.shape
     if positions is not None:
         check_positions("positions", positions, batch, length)
@@ -87,7 +87,7 @@ def places(tokens: Tensor, positions: Tensor | None, cache: LanguageModelCache |
 
 
 def shared_rotations(rotaries: Iterable[Rotary | None], at: Tensor, dtype: torch.dtype) -> list[Rotation | None]:
-    """What turns queries and keys at these positions, made once for all layers whose rotary is equal."""
+    """The rotation of each layer at these positions, computed once for all layers whose rotary is equal."""
     dtype = torch.float64 if dtype == torch.float64 else torch.float32
     made: dict[Rotary, Rotation] = {}
     rotations: list[Rotation | None] = []

@@ -1,4 +1,4 @@
-"""Which architectures are known, and what the settings of each mean."""
+"""The architectures of transformers that can be read, and the configuration that the settings of each describe."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..config import (
 from .config_reader import ModelSettings, phi3_rotary, rotaries_by_kind, rotary_of
 
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
-"""What transformers calls them, and what we do."""
+"""Names of activations in transformers, and in our configurations."""
 
 
 def configuration(given: Mapping[str, Any], ignore: Collection[str] = ()) -> LanguageModelConfig:
@@ -169,7 +169,7 @@ def _gemma3(settings: ModelSettings) -> LanguageModelConfig:
 def _gemma(
     settings: ModelSettings, layers: list[LayerConfig], head_dim: int, *, query_key_norm: bool
 ) -> LanguageModelConfig:
-    """What Gemma 2 and 3 have in common."""
+    """The configuration of Gemma 2 and 3."""
     settings.only("use_bidirectional_attention", None, False)
     settings.get("hidden_act")  # an older name, which transformers does not read for them either
     norm = RMSNormConfig(settings.need("rms_norm_eps"), offset=1.0)

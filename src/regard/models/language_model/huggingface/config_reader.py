@@ -1,6 +1,6 @@
-"""config.json, setting by setting: what is read is remembered, and what nobody has read is not passed over.
+"""Read the settings of config.json and its rotary positions; settings that no architecture reads are refused.
 
-Rotary positions as config.json tells them, in the words of transformers 4 and of 5.
+Rotary positions are read in the formats of transformers 4 and 5.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A folder with config.json and safetensors: what model it describes, and its weights under our names.
-
-What transformers calls each of our parameters.
-"""
+"""Read a folder with config.json and safetensors: the configuration, and the weights under our parameter names."""
 
 from __future__ import annotations
 

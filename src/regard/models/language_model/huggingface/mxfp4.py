@@ -16,7 +16,7 @@ BIAS = 127
 
 
 def unpacked(blocks: Tensor, scales: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Packed numbers in another dtype: (experts, in, out), as the formulas of the experts take them.
+    """Unpack MXFP4 numbers to another dtype: (experts, in, out), the layout of `MixtureOfExperts`.
 
     Shapes: blocks (experts, out, in/32, 16) and scales (experts, out, in/32), both of bytes.
 
@@ -41,7 +41,7 @@ def unpacked(blocks: Tensor, scales: Tensor, dtype: torch.dtype = torch.float32)
 
 
 def packed_shapes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """The shapes of what is stored, a packed parameter as what it will be unpacked to.
+    """The shapes of stored tensors, with the unpacked shape for each packed parameter.
 
     >>> packed_shapes({"down_blocks": (2, 5, 3, 16), "down_scales": (2, 5, 3), "bias": (5,)})
     {'down': (2, 96, 5), 'bias': (5,)}
