@@ -166,4 +166,4 @@ class TestCalibration:
         done: list[int] = []
         spent = cost_model.in_turn([lambda: done.append(1), lambda: done.append(2)], budget=0.0)
         assert len(spent) == 2
-        assert done == [1, 2] * (1 + cost_model.MIN_TILE_SIDE)
+        assert done == [1, 2] * (1 + cost_model.MIN_ROUNDS)

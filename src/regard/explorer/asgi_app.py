@@ -75,7 +75,7 @@ class RerunEndpoint:
     """
 
     def __init__(self, collection: Collection) -> None:
-        self._shelf = collection
+        self._collection = collection
         self._stop: Event | None = None
         self._limiter: CapacityLimiter | None = None
 
@@ -105,8 +105,8 @@ class RerunEndpoint:
         async with create_task_group() as group:
             group.start_soon(_watch, request, stop)
             try:
-                await to_thread.run_sync(partial(self._shelf.run, text, stop), limiter=self._limiter)
-                reply = json_response(self._shelf.listed())
+                await to_thread.run_sync(partial(self._collection.run, text, stop), limiter=self._limiter)
+                reply = json_response(self._collection.listed())
             except RunStopped:
                 reply = Response(status_code=GONE)
             except RegardError as error:
@@ -182,7 +182,7 @@ def application(collection: Collection, bundle: WebBundle, *, token: str, port: 
     ]
     if collection.rerun is not None:
         routes.append(Route("/rerun", RerunEndpoint(collection).answer, methods=["POST"]))
-    inner = Starlette(routes=routes, exception_handlers={HTTPException: _refused, Exception: _failed})
+    inner = Starlette(routes=routes, exception_handlers={HTTPException: _not_found, Exception: _failed})
     inner.router.redirect_slashes = False
     return RequestGuard(inner, token, port, posts={"rerun"} if collection.rerun is not None else set())
 
@@ -238,7 +238,7 @@ class AtlasEndpoint:
     """GET endpoint of one atlas: answers are computed on a few threads, unless the client has disconnected."""
 
     def __init__(self, collection: Collection) -> None:
-        self._shelf = collection
+        self._collection = collection
         self._limiter: CapacityLimiter | None = None
         # An atlas does not change, nor does another get its number: number and query say which answer it is, and the
         # run of the server whose.
@@ -275,10 +275,10 @@ class AtlasEndpoint:
             raise HTTPException(404) from None
         if request.path_params["name"] not in QUERIES:
             raise HTTPException(404)
-        entry = self._shelf.entry(which)
+        entry = self._collection.entry(which)
         if entry is not None:
             return entry
-        if self._shelf.existed(which):
+        if self._collection.existed(which):
             return error_response(
                 410, "this atlas is not kept any more, since the model was run again: load the page anew"
             )
@@ -309,7 +309,7 @@ async def _listed(request: Request, collection: Collection) -> Response:
     return json_response(collection.listed())
 
 
-async def _refused(request: Request, error: Exception) -> Response:
+async def _not_found(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     known = ", ".join(QUERIES)
     words = f"there is no {request.scope['path'][1:41]!r} here; there are atlases, and of each, as in 0/meta, {known}"

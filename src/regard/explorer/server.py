@@ -64,14 +64,14 @@ class ExplorerServer:
         uvicorn = require("uvicorn", extra="explorer")
         from .asgi_app import LimitedHTTP, application
 
-        self._shelf, bundle = Collection(atlases, rerun), WebBundle.read()
+        self._collection, bundle = Collection(atlases, rerun), WebBundle.read()
         opening = opening_permalink(state, [atlases] if isinstance(atlases, Atlas) else list(atlases.values()))
         self._socket = _bound(port)
         self.port: int = self._socket.getsockname()[1]
         token = secrets.token_urlsafe(24)
         self.address = f"http://{HOST}:{self.port}/{token}/" + (f"#{opening}" if opening else "")
         config = uvicorn.Config(
-            application(self._shelf, bundle, token=token, port=self.port), http=LimitedHTTP, **SETTINGS
+            application(self._collection, bundle, token=token, port=self.port), http=LimitedHTTP, **SETTINGS
         )
         self._server = uvicorn.Server(config)
         self._handle_exit = self._server.handle_exit
@@ -89,12 +89,12 @@ class ExplorerServer:
 
     def stop(self) -> None:
         """Stop the server, which runs in another thread."""
-        self._shelf.end()
+        self._collection.end()
         self._server.should_exit = True
 
     def _interrupted(self, *signal: Any) -> None:
         """Handle Ctrl-C: stop the model's run too, since the server would wait for it."""
-        self._shelf.end()
+        self._collection.end()
         self._handle_exit(*signal)
 
     def close(self) -> None:

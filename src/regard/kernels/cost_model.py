@@ -314,7 +314,7 @@ Work = Callable[[], object]
 
 BUDGET = 10.0
 """Seconds that are spent on all measurements together."""
-MIN_TILE_SIDE = 3
+MIN_ROUNDS = 3
 """The fewest rounds."""
 LARGE = 2**25
 """Numbers that fit into no cache: 128 MiB of them."""
@@ -350,7 +350,7 @@ def in_turn(works: Sequence[Work], budget: float) -> list[float]:
         work()
     rounds: list[list[float]] = []
     began = time.perf_counter()
-    while len(rounds) < MIN_TILE_SIDE or time.perf_counter() - began < budget:
+    while len(rounds) < MIN_ROUNDS or time.perf_counter() - began < budget:
         rounds.append([_seconds(work) for work in works])
     return [statistics.quantiles(spent, n=4, method="inclusive")[0] for spent in zip(*rounds, strict=True)]
 

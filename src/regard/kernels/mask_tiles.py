@@ -113,9 +113,9 @@ def _touches_partial(line: np.ndarray, start: int, stop: int) -> bool:
 MAX_WASTED_PAIRS = 2**16
 """Pairs, of all heads, that a part may visit in vain: they take about as long as the calls that another part takes."""
 MAX_MASKS = 128
-"""How many masks without tensors are memoize; one with tensors is memoize as long as it is alive."""
+"""How many masks without tensors are memoized; one with tensors is memoized as long as it is alive."""
 MAX_SIZES = 64
-"""For how many sizes each mask is memoize, before all of them are forgotten: a cache has another with each token."""
+"""For how many sizes each mask is memoized, before all of them are forgotten: a cache has another with each token."""
 
 
 Found = TypeVar("Found")

@@ -185,7 +185,7 @@ def _fits_float16(*tensors: Tensor) -> bool:
 
 CORNER = 128
 """So many of the last rows and keys are looked at where a mask or a bias has no symbol."""
-MIN_TILE_SIDE = -1e4
+MASKED_BELOW = -1e4
 """What models add to the score of a pair that is not to exist is below this, also in half precision."""
 
 
@@ -207,7 +207,7 @@ def is_causal(problem: Problem) -> bool:
     if (keep := problem.keep(grid)) is not None:
         exists = exists & keep
     if problem.bias is not None and (added := problem.bias_values(grid)) is not None:
-        exists = exists & (added > MIN_TILE_SIDE)
+        exists = exists & (added > MASKED_BELOW)
     return not bool(exists.triu(1).any())
 
 
