@@ -8,7 +8,7 @@ import torch
 from regard import masks
 from regard.cli import kernel_timings
 from regard.kernels import cost_model
-from regard.kernels.cost_model import Rates, cache_file, write
+from regard.kernels.cost_model import Rates, cache_file, save_rates
 
 MEASURED = Rates(flops=4e10, native=6e10, passes=5e9, moved=2e10, fresh=3e9, call=4e-6)
 
@@ -20,9 +20,9 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setattr(kernel_timings, "BUDGET", 0.0)
     monkeypatch.setattr(kernel_timings, "benchmark_cases", lambda: iter([small()]))
     monkeypatch.setattr(cost_model, "measure", lambda: MEASURED)
-    cost_model._in_use.cache_clear()
+    cost_model._rates_in_use.cache_clear()
     yield tmp_path / "cache"
-    cost_model._in_use.cache_clear()
+    cost_model._rates_in_use.cache_clear()
 
 
 def small() -> kernel_timings.BenchmarkCase:
@@ -52,14 +52,14 @@ def test_defaults_and_how_well_they_predict(regard):
 
 
 def test_what_was_measured_is_in_use(regard):
-    write(MEASURED, cache_file())
+    save_rates(MEASURED, cache_file())
     lines = regard("bench").stdout.splitlines()
     assert lines[0] == f"measured here, from {cache_file()}"
     assert lines[2].split()[-6:] == ["products", "40.0", "GFLOP/s", "a", "thread,", "float32"]
 
 
 def test_a_damaged_file_is_told_of(regard):
-    write(MEASURED, cache_file())
+    save_rates(MEASURED, cache_file())
     cache_file().write_text("{}")
     result = regard("bench")
     assert result.exit_code == 0
@@ -72,7 +72,7 @@ def test_calibration_is_printed_and_kept(regard):
     assert "   40.0 GFLOP/s a thread" in result.stdout
     assert result.stdout.endswith(f"written to {cache_file()}\n")
     assert "other work on this machine" in result.stderr
-    assert cost_model.read(cache_file())[0] == MEASURED
+    assert cost_model.load_rates(cache_file())[0] == MEASURED
 
 
 def test_a_cache_that_cannot_be_written_is_said_before_anything_is_measured(regard, cache, monkeypatch):

@@ -11,7 +11,16 @@ import torch
 from regard import native
 from regard.errors import ConfigurationError
 from regard.kernels import Cost, cost_model
-from regard.kernels.cost_model import KEPT, Machine, Rates, cache_file, folder_for, in_use, read, write
+from regard.kernels.cost_model import (
+    KEPT,
+    Machine,
+    Rates,
+    cache_file,
+    load_rates,
+    make_folder,
+    rates_in_use,
+    save_rates,
+)
 
 DEFAULTS = cost_model.default_rates("cpu", native.variant() if native.available() else None)
 MEASURED = Rates(flops=4e10, native=6e10, passes=5e9, moved=2e10, fresh=3e9, call=4e-6)
@@ -21,9 +30,9 @@ MEASURED = Rates(flops=4e10, native=6e10, passes=5e9, moved=2e10, fresh=3e9, cal
 def cache(tmp_path, monkeypatch):
     """A cache directory of its own, and nothing remembered of another."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    cost_model._in_use.cache_clear()
+    cost_model._rates_in_use.cache_clear()
     yield tmp_path / "cache"
-    cost_model._in_use.cache_clear()
+    cost_model._rates_in_use.cache_clear()
 
 
 def changed(path: Path, part: str, **values: object) -> None:
@@ -49,60 +58,64 @@ class TestSeconds:
 
 class TestInUse:
     def test_defaults_where_nothing_was_measured(self):
-        assert in_use().rates == DEFAULTS
-        assert in_use().origin == ("defaults: nothing was measured here; `regard bench --calibrate` measures them")
+        assert rates_in_use().rates == DEFAULTS
+        assert rates_in_use().origin == (
+            "defaults: nothing was measured here; `regard bench --calibrate` measures them"
+        )
 
     def test_what_was_written_is_in_use_at_once(self, cache):
-        assert in_use().rates == DEFAULTS
-        write(MEASURED, cache_file())
-        assert in_use().rates == MEASURED
-        assert in_use().origin == f"measured here, from {cache / 'regard' / 'calibration.json'}"
+        assert rates_in_use().rates == DEFAULTS
+        save_rates(MEASURED, cache_file())
+        assert rates_in_use().rates == MEASURED
+        assert rates_in_use().origin == f"measured here, from {cache / 'regard' / 'calibration.json'}"
 
     @pytest.mark.parametrize(
         ("name", "value"), [("threads", 99), ("torch", "1.0.0"), ("processor", "an abacus"), ("native", "sse9")]
     )
     def test_what_was_measured_on_another_machine_is_not_used(self, name, value):
-        write(MEASURED, cache_file())
+        save_rates(MEASURED, cache_file())
         changed(cache_file(), "machine", **{name: value})
-        assert in_use().rates == DEFAULTS
+        assert rates_in_use().rates == DEFAULTS
         now = re.escape(str(asdict(Machine.here())[name]))
         assert re.fullmatch(
             rf"defaults: .*calibration.json was measured on another machine \({name} {value}, now {now}\); .* anew",
-            in_use().origin,
+            rates_in_use().origin,
         )
 
     def test_another_number_of_threads_is_another_machine(self):
         threads = torch.get_num_threads()
-        write(MEASURED, cache_file())
+        save_rates(MEASURED, cache_file())
         try:
             torch.set_num_threads(threads + 1)
-            assert in_use().rates == DEFAULTS
-            assert f"(threads {threads}, now {threads + 1})" in in_use().origin
+            assert rates_in_use().rates == DEFAULTS
+            assert f"(threads {threads}, now {threads + 1})" in rates_in_use().origin
         finally:
             torch.set_num_threads(threads)
-        assert in_use().rates == MEASURED
+        assert rates_in_use().rates == MEASURED
 
     def test_another_variant_of_the_native_code_has_rates_of_its_own(self):
         for variant in native.variants():
             with native.using(variant):
-                assert in_use().rates == cost_model.default_rates("cpu", variant)
+                assert rates_in_use().rates == cost_model.default_rates("cpu", variant)
 
     @pytest.mark.parametrize("text", ["", "{", "[]", "{}", "null", '{"rates": {}, "machine": {}}', "\x00"])
     def test_a_damaged_file_is_told_of_and_not_in_the_way(self, text):
-        folder_for(cache_file())
+        make_folder(cache_file())
         cache_file().write_text(text, "utf-8")
-        assert in_use().rates == DEFAULTS
-        assert in_use().origin.startswith(f"defaults: {cache_file()} holds no calibration: it needs a number above 0")
+        assert rates_in_use().rates == DEFAULTS
+        assert rates_in_use().origin.startswith(
+            f"defaults: {cache_file()} holds no calibration: it needs a number above 0"
+        )
 
     def test_bytes_that_are_no_text(self):
-        folder_for(cache_file())
+        make_folder(cache_file())
         cache_file().write_bytes(b"\xff\xfe")
-        assert "holds no calibration" in in_use().origin
+        assert "holds no calibration" in rates_in_use().origin
 
     def test_a_folder_in_its_place(self):
         cache_file().mkdir(parents=True)
-        assert in_use().rates == DEFAULTS
-        assert in_use().origin.startswith("defaults: ")
+        assert rates_in_use().rates == DEFAULTS
+        assert rates_in_use().origin.startswith("defaults: ")
 
     def test_no_home(self, monkeypatch):
         def homeless() -> Path:
@@ -110,13 +123,13 @@ class TestInUse:
 
         monkeypatch.delenv("XDG_CACHE_HOME")
         monkeypatch.setattr(Path, "home", homeless)
-        assert in_use() == cost_model.InUse(DEFAULTS, "defaults: could not determine home directory")
+        assert rates_in_use() == cost_model.RatesInUse(DEFAULTS, "defaults: could not determine home directory")
 
 
 class TestFile:
     def test_round_trip(self, tmp_path):
-        write(MEASURED, tmp_path / "kept.json")
-        assert read(tmp_path / "kept.json") == (MEASURED, Machine.here())
+        save_rates(MEASURED, tmp_path / "kept.json")
+        assert load_rates(tmp_path / "kept.json") == (MEASURED, Machine.here())
 
     def test_it_is_in_the_home_where_no_cache_is_named(self, monkeypatch):
         monkeypatch.delenv("XDG_CACHE_HOME")
@@ -125,36 +138,36 @@ class TestFile:
     @pytest.mark.parametrize("name", [field.name for field in fields(Rates)])
     @pytest.mark.parametrize("value", [0, -1, float("inf"), float("nan"), "fast", None])
     def test_each_rate_needs_to_be_a_number_above_0(self, tmp_path, name, value):
-        write(MEASURED, tmp_path / "kept.json")
+        save_rates(MEASURED, tmp_path / "kept.json")
         changed(tmp_path / "kept.json", "rates", **{name: value})
         with pytest.raises(
             ConfigurationError, match=r"kept.json holds no calibration: .* for each of flops, native, passes, "
         ):
-            read(tmp_path / "kept.json")
+            load_rates(tmp_path / "kept.json")
 
     def test_a_file_where_the_folder_should_be(self, tmp_path):
         (tmp_path / "file").touch()
         with pytest.raises(ConfigurationError, match=r"cannot write .*kept.json: .*; set XDG_CACHE_HOME to a folder"):
-            write(MEASURED, tmp_path / "file" / "kept.json")
+            save_rates(MEASURED, tmp_path / "file" / "kept.json")
 
     def test_a_folder_that_is_closed(self, tmp_path, monkeypatch):
         monkeypatch.setattr(cost_model.os, "access", lambda *_: False)
         with pytest.raises(
             ConfigurationError, match=r"cannot write .*kept.json: Permission denied; set XDG_CACHE_HOME"
         ):
-            folder_for(tmp_path / "kept.json")
+            make_folder(tmp_path / "kept.json")
 
     def test_what_fails_half_way_leaves_the_old_file_and_no_other(self, tmp_path, monkeypatch):
-        write(MEASURED, tmp_path / "kept.json")
+        save_rates(MEASURED, tmp_path / "kept.json")
 
         def full(*_: object) -> None:
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr(Path, "replace", full)
         with pytest.raises(ConfigurationError, match="No space left on device"):
-            write(replace(MEASURED, flops=1.0), tmp_path / "kept.json")
+            save_rates(replace(MEASURED, flops=1.0), tmp_path / "kept.json")
         assert [file.name for file in tmp_path.iterdir()] == ["kept.json"]
-        assert read(tmp_path / "kept.json")[0] == MEASURED
+        assert load_rates(tmp_path / "kept.json")[0] == MEASURED
 
 
 class TestCalibration:
@@ -164,6 +177,6 @@ class TestCalibration:
 
     def test_work_in_turn(self):
         done: list[int] = []
-        spent = cost_model.in_turn([lambda: done.append(1), lambda: done.append(2)], budget=0.0)
+        spent = cost_model.time_in_turn([lambda: done.append(1), lambda: done.append(2)], budget=0.0)
         assert len(spent) == 2
         assert done == [1, 2] * (1 + cost_model.MIN_ROUNDS)

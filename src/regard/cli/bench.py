@@ -30,21 +30,21 @@ def bench(
 
 
 def _calibrate() -> None:
-    from regard.kernels.cost_model import cache_file, folder_for, measure, write
+    from regard.kernels.cost_model import cache_file, make_folder, measure, save_rates
 
     path = cache_file()
-    folder_for(path)  # fails now, not after ten seconds of measuring
+    make_folder(path)  # fails now, not after ten seconds of measuring
     typer.echo("measuring; other work on this machine would falsify it", err=True)
     measured = measure()
-    write(measured, path)
+    save_rates(measured, path)
     emit([*_lines(measured), f"written to {path}"])
 
 
 def _show() -> None:
     from regard.cli.kernel_timings import measured_timings
-    from regard.kernels.cost_model import in_use
+    from regard.kernels.cost_model import rates_in_use
 
-    used = in_use()
+    used = rates_in_use()
     emit([used.origin, *_lines(used.rates), ""])
     emit([f"{'problem':<34} {'kernel':<12} {'predicted':>10} {'measured':>10} {'ratio':>6}"])
     for timings in measured_timings():

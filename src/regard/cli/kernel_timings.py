@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard import biases, explain, masks, scores
 from regard.kernels import KERNELS
-from regard.kernels.cost_model import in_turn, predicted_seconds
+from regard.kernels.cost_model import predicted_seconds, time_in_turn
 
 BUDGET = 1.0
 """Seconds of measurement per problem, at least; its kernels are timed in turn."""
@@ -83,7 +83,7 @@ def _measure(case: BenchmarkCase) -> ProblemTimings:
     timed = sorted(
         (kernel for kernel in predicted if predicted[kernel] <= within), key=lambda kernel: predicted[kernel]
     )
-    measured = in_turn([lambda kernel=kernel: kernel.run(problem) for kernel in timed], BUDGET)
+    measured = time_in_turn([lambda kernel=kernel: kernel.run(problem) for kernel in timed], BUDGET)
     return ProblemTimings(
         case.name,
         tuple(

@@ -8,7 +8,17 @@ from ..core.grid import WHOLE
 from ..core.problem import Problem
 from .base import Cost, Result
 from .batched_problem import BatchedProblem, ProblemGradients, Saved
-from .cost_model import BLOCKWISE, MASK, RESULT, VALUE, beginnings, bytes_read, flash_width, operator_calls, whole
+from .cost_model import (
+    BLOCKWISE,
+    MASK,
+    RESULT,
+    VALUE,
+    bytes_read,
+    dense_flash_cost,
+    flash_width,
+    operator_calls,
+    startup_passes,
+)
 from .custom_op import attend, register
 from .dense_block import EXPONENTIAL, Rectangle, dense_reasons, is_square_causal
 from .mask_tiles import BatchLayout, BlockRow, Run, TileLayout, batch_layouts, count_visited_pairs, distinct_matrices
@@ -43,7 +53,7 @@ class BlockSparseKernel:
         """All pairs in the spans; the mask or bias of one span at a time in memory."""
         numbers = problem.weights_shape[:-1].numel() * problem.value.shape[-1]
         if is_square_causal(problem):
-            flops, passes, moved = whole(problem, causal=True)
+            flops, passes, moved = dense_flash_cost(problem, causal=True)
             return Cost(flops, 4.0 * numbers, passes + RESULT * numbers, moved, calls=operator_calls(problem) + 20.0)
         found, heads = self._parts(problem), problem.weights_shape[-3] if problem.heads else 1
         (masks, biases), alike = distinct_matrices(problem), Diagonals.are_in(problem)
@@ -64,7 +74,7 @@ class BlockSparseKernel:
         return Cost(
             flops=2.0 * pairs * flash_width(problem),
             bytes=4.0 * WIDE_BLOCK[0] * problem.keys + 8.0 * numbers,
-            passes=BLOCKWISE * pairs + beginnings(rows, rectangles) + RESULT * numbers + added,
+            passes=BLOCKWISE * pairs + startup_passes(rows, rectangles) + RESULT * numbers + added,
             moved=bytes_read(problem, heads=problem.weights_shape[:-2].numel(), again=columns / max(every, 1)),
             calls=operator_calls(problem) + calls + 60.0 * bool(masks or biases),
         )

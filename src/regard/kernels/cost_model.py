@@ -1,10 +1,9 @@
-"""The cost model of the choice between kernels: rates of the machine, measured or defaults, and costs in units of them.
+"""Cost model of the kernel choice: rates of the machine, measured or default, and unit costs of the kernels' work.
 
-A kernel's `cost` counts flops, bytes, calls and passes; a pass is what an element-wise operator takes for one number in
-the cache. `Rates` says how many of each a second has: by default those of the kind of device, of the vector
-instructions that torch uses and of the variant of the native code.
-
-`measure` measures the rates of this machine, each by work of the kind that the kernels do.
+A kernel's `cost` counts flops, bytes, calls and passes; a pass is the time of an element-wise operator for one number in
+the cache. `Rates` has the number of each per second, by default for the kind of device, the vector instructions that
+torch uses and the variant of the native code. `measure` measures them by benchmarks that resemble the kernels' work.
+The constants are the unit costs that the kernels share.
 """
 
 from __future__ import annotations
@@ -34,13 +33,12 @@ MEASURE = "`regard bench --calibrate` measures them"
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What a thread does in a second, and what a call costs.
+    """Operations per second of one thread, memory bandwidths, and the overhead of a call.
 
-    flops: of torch's matrix products in float32; other dtypes by their share in `DTYPES`. native: of those in native
-    code, whatever the dtype. passes: numbers that an element-wise
-    operator reads and writes in the cache. moved: bytes of keys and values that are read from main memory, all threads
-    together. fresh: bytes of new memory that the system hands out, all threads together. call: seconds that an operator
-    of torch takes beside its work.
+    flops: of torch's matrix products in float32; other dtypes are scaled by `DTYPES`. native: flops of native code, in
+    any dtype. passes: numbers that an element-wise operator reads and writes in the cache. moved: bytes of keys and
+    values read from main memory, all threads together. fresh: bytes of newly allocated memory, all threads together.
+    call: seconds of overhead of one call of a torch operator.
     """
 
     flops: float = 8e10
@@ -51,7 +49,7 @@ class Rates:
     call: float = 2.5e-6
 
     def seconds(self, cost: Cost, dtype: torch.dtype, threads: int | None = None) -> float:
-        """What a cost takes, forward, by so many threads, without a number by all of torch's."""
+        """Predicted seconds of a forward pass of this cost on `threads` threads, by default all of torch's."""
         threads = threads or torch.get_num_threads()
         flops = self.flops * DTYPES.get(dtype, 1.0) * threads
         return (
@@ -69,13 +67,13 @@ DEFAULT_NATIVE = {"avx512": 1e11, "avx2": 6.5e10, "neon": 4e10, "plain": 2e10}
 DEFAULT_TORCH = {"AVX512": (8e10, 1e10), "AVX2": (4e10, 7.5e9), "DEFAULT": (2e10, 2e9)}
 """Flops and passes a second by the vector instructions that torch uses, as torch names them. Measured likewise."""
 DEFAULT_OTHER_TORCH = 4e10, 7.5e9
-"""The same for others, such as those of ARM: estimated."""
+"""The same for other instruction sets, such as ARM's: estimated."""
 DEFAULT_GPU = Rates(flops=3e13, native=3e13, passes=5e11, moved=2e12, fresh=5e11, call=6e-6)
 """A data-centre GPU, estimated: one call takes as long as 10⁸ flops, so that few calls are what matters."""
 
 
 def default_rates(device: str = "cpu", native_variant: str | None = None, capability: str | None = None) -> Rates:
-    """The rates of a kind of device where nothing was measured.
+    """Rates assumed for a kind of device that was not measured.
 
     device: as `torch.device.type`. native_variant: of the native code, None where there is none. capability: the vector
     instructions that torch uses, as `torch.backends.cpu.get_cpu_capability` names them; without it those in use here.
@@ -89,14 +87,14 @@ def default_rates(device: str = "cpu", native_variant: str | None = None, capabi
 
 
 KEPT = 2**25
-"""Bytes that the allocator keeps and hands out again; where a problem takes more, the system has to clear new pages."""
+"""Bytes that the allocator reuses; where a problem takes more, the system has to clear new pages."""
 DTYPES = {torch.float32: 1.0, torch.float64: 0.5, torch.bfloat16: 1.0, torch.float16: 0.7}
-"""Matrix products in a dtype, for each of float32: rough, and alike for all kernels of this machine."""
+"""Speed of matrix products in a dtype relative to float32: approximate, the same for all kernels and machines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What rates depend on, and what they are measured for."""
+    """The properties of a machine that its rates depend on, stored with measured rates."""
 
     processor: str
     threads: int
@@ -105,66 +103,66 @@ class Machine:
 
     @classmethod
     def here(cls) -> Machine:
-        """This one, now."""
+        """The current machine and number of threads."""
         return cls(_processor(), torch.get_num_threads(), str(torch.__version__), _native_variant() or "none")
 
     def differences(self, other: Machine) -> str:
-        """What is different here from another one; empty if nothing is."""
+        """The properties that differ from another machine's, as text; empty if none does."""
         own, others = asdict(self), asdict(other)
         return ", ".join(f"{name} {others[name]}, now {own[name]}" for name in own if own[name] != others[name])
 
 
 @dataclass(frozen=True, slots=True)
-class InUse:
-    """The rates that choices are made by, and in words where they are from."""
+class RatesInUse:
+    """The rates that kernels are chosen by, and a description of their origin."""
 
     rates: Rates
     origin: str
 
 
 def cache_file() -> Path:
-    """Where measured rates are kept: calibration.json in regard's folder of the user's cache directory."""
+    """Path of the measured rates: calibration.json in regard's folder of the user's cache directory."""
     home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(home) / "regard" / "calibration.json"
 
 
 def predicted_seconds(cost: Cost, problem: Problem) -> float:
-    """What a cost takes, forward, on the problem's device."""
+    """Predicted seconds of a forward pass of this cost on the problem's device."""
     device = problem.value.device.type
     if device != "cpu":
         return default_rates(device).seconds(cost, problem.value.dtype, threads=1)
-    return in_use().rates.seconds(cost, problem.value.dtype)
+    return rates_in_use().rates.seconds(cost, problem.value.dtype)
 
 
-def in_use() -> InUse:
-    """The rates of the CPU in use, measured or defaults, and their origin.
+def rates_in_use() -> RatesInUse:
+    """The rates of the CPU in use, measured or default, and their origin.
 
-    They are looked up once for each number of threads and variant of the native code.
+    The file is read once for each number of threads and variant of the native code.
     """
-    return _in_use(torch.get_num_threads(), _native_variant())
+    return _rates_in_use(torch.get_num_threads(), _native_variant())
 
 
 @cache
-def _in_use(threads: int, native_variant: str | None) -> InUse:
+def _rates_in_use(threads: int, native_variant: str | None) -> RatesInUse:
     defaults = default_rates("cpu", native_variant)
     try:
         path = cache_file()
-        measured, machine = read(path)
+        measured, machine = load_rates(path)
     except FileNotFoundError:
-        return InUse(defaults, f"defaults: nothing was measured here; {MEASURE}")
+        return RatesInUse(defaults, f"defaults: nothing was measured here; {MEASURE}")
     except (OSError, RuntimeError, ConfigurationError) as error:  # damaged, closed to us, no home: never in the way
-        return InUse(defaults, f"defaults: {error}")
+        return RatesInUse(defaults, f"defaults: {error}")
     if changed := Machine.here().differences(machine):
-        return InUse(defaults, f"defaults: {path} was measured on another machine ({changed}); {MEASURE} anew")
-    return InUse(measured, f"measured here, from {path}")
+        return RatesInUse(defaults, f"defaults: {path} was measured on another machine ({changed}); {MEASURE} anew")
+    return RatesInUse(measured, f"measured here, from {path}")
 
 
 def _native_variant() -> str | None:
     return native.variant() if native.available() else None
 
 
-def read(path: Path) -> tuple[Rates, Machine]:
-    """The rates of a file, and the machine that they were measured on.
+def load_rates(path: Path) -> tuple[Rates, Machine]:
+    """Load the rates in a file, and the machine that they were measured on.
 
     Raises:
         ConfigurationError: the file does not hold one number above 0 for each rate, and the machine.
@@ -186,8 +184,8 @@ def read(path: Path) -> tuple[Rates, Machine]:
     return measured, machine
 
 
-def folder_for(path: Path) -> None:
-    """Make the folder of a file, so that it can be said at once where that cannot be.
+def make_folder(path: Path) -> None:
+    """Make the folder of a file and check that it is writable, so that a failure is reported before measuring.
 
     Raises:
         ConfigurationError: it cannot be made, or not be written to.
@@ -200,13 +198,13 @@ def folder_for(path: Path) -> None:
         raise _unwritten(path, error) from error
 
 
-def write(measured: Rates, path: Path) -> None:
-    """Keep rates of this machine in a file, whole or not at all; from now on they are in use.
+def save_rates(measured: Rates, path: Path) -> None:
+    """Save rates of this machine to a file, atomically, and use them from now on.
 
     Raises:
         ConfigurationError: the file cannot be written.
     """
-    folder_for(path)
+    make_folder(path)
     text = json.dumps({"machine": asdict(Machine.here()), "rates": asdict(measured)}, indent=2) + "\n"
     beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
@@ -216,7 +214,7 @@ def write(measured: Rates, path: Path) -> None:
         raise _unwritten(path, error) from error
     finally:
         beside.unlink(missing_ok=True)
-    _in_use.cache_clear()
+    _rates_in_use.cache_clear()
 
 
 def _unwritten(path: Path, error: OSError) -> ConfigurationError:
@@ -227,7 +225,7 @@ def _unwritten(path: Path, error: OSError) -> ConfigurationError:
 
 @cache
 def _processor() -> str:
-    """The processor's name, what torch uses of it, and how many there are."""
+    """The processor's name, the vector instructions that torch uses, and the number of CPUs."""
     name = platform.processor() or platform.machine()
     with contextlib.suppress(OSError):  # only Linux has it
         lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
@@ -236,77 +234,77 @@ def _processor() -> str:
 
 
 EXPONENTIALS = 2.0
-"""A pair in torch's flash kernel, beside its products."""
+"""Passes per pair in torch's flash kernel, in addition to its products."""
 BLOCKWISE = 8.0
-"""A pair in the same kernel where it is given few rows at a time: its products are narrower then."""
+"""Passes per pair in the same kernel when it is called for few rows, whose products are narrower."""
 ROW = 1000.0
-"""A row of the first few that a dense kernel is given for one batch and head, beside its products."""
+"""Passes per row, up to FEW rows, of a dense kernel for one batch and head, in addition to its products."""
 FEW = 32
-"""So many rows are few."""
+"""Rows of a rectangle that have the overhead ROW; further rows have none."""
 OPERATOR = 100.0
-"""Calls that an operator of our own takes beside its work: the problem taken apart, checked, put together."""
+"""Overhead of one of our operators, in calls: flattening, checking and rebuilding the problem."""
 TRAINING = 2.0
-"""So many times as many where a gradient is asked for."""
+"""The factor on OPERATOR if a gradient is required."""
 RESULT = 10.0
-"""A number of the output on its way through an operator of our own: looked at, merged, copied."""
+"""Passes per number of the output of one of our operators: checked, merged, copied."""
 TILEWISE = 12.0
-"""A pair in the online softmax of tiles: its largest score, difference, exponential, sum."""
+"""Passes per pair in the online softmax of tiles: maximum, difference, exponential, sum."""
 WEIGHTS = 45.0
-"""A pair where all weights stand in memory at once."""
+"""Passes per pair where all weights are in memory at once."""
 SELECT = 40.0
-"""A number that is taken or not by a boolean: torch does that one by one."""
+"""Passes per number selected by a boolean, which torch does not vectorise."""
 MASK = 30.0
-"""A pair that a mask is asked for, once for all batches and heads that are alike; and made a number from a boolean."""
+"""Passes per pair on which a mask is evaluated, once for equal batches and heads, and converted to a float."""
 VALUE = 80.0
-"""A pair that a bias is asked for, once for all batches and heads that are alike."""
+"""Passes per pair on which a bias is evaluated, once for equal batches and heads."""
 CAP = 25.0
-"""The softcap of a pair: a hyperbolic tangent."""
+"""Passes per pair for softcap, a hyperbolic tangent."""
 DROP = 20.0
-"""The fate of a pair under dropout."""
+"""Passes per pair for dropout."""
 FEATURE = 28.0
-"""A feature of a pair with an additive score, in plain torch: a sum, a tangent, a product."""
+"""Passes per feature and pair of an additive score in plain torch: a sum, a tangent, a product."""
 SKIPPED = 512
-"""Keys that torch's causal kernel skips at a time."""
+"""Number of keys in the blocks that torch's causal kernel skips."""
 CACHE = 2**22
-"""Bytes up to which keys and values may stay near the processor."""
+"""Bytes of keys and values that are assumed to fit in the processor's cache."""
 
 
 def operator_calls(problem: Problem) -> float:
-    """Calls that an operator of our own takes beside its work; its backward takes more of them than others' does."""
+    """Overhead of one of our operators, in torch calls; with a gradient it is larger by the factor TRAINING."""
     return OPERATOR * (TRAINING if problem.inputs_require_grad() else 1.0)
 
 
-def width_of(problem: Problem) -> int:
-    """The key's and the value's dims, together."""
+def total_width(problem: Problem) -> int:
+    """Key dim plus value dim."""
     return problem.pairs.query.shape[-1] + problem.value.shape[-1]
 
 
 def flash_width(problem: Problem) -> int:
-    """The same for torch's flash kernel, which has both as wide as the wider one."""
+    """Key dim plus value dim in torch's flash kernel, which pads both to the larger one."""
     return 2 * max(problem.pairs.query.shape[-1], problem.value.shape[-1])
 
 
-def beginnings(rows: int, rectangles: float) -> float:
-    """Passes that dense rectangles of so many rows take to begin."""
+def startup_passes(rows: int, rectangles: float) -> float:
+    """Overhead of dense rectangles of so many rows, in passes."""
     return ROW * min(rows, FEW) * rectangles
 
 
 def bytes_read(problem: Problem, *, heads: int | None = None, again: float = 1.0) -> float:
-    """Bytes of keys and values that come from main memory, where they do not stay near the processor.
+    """Bytes of keys and values that are read from main memory; 0 where they fit in the cache.
 
-    heads: batches and heads for each of which they are read; without it each is read for its own. again: how often.
+    heads: the number of batches times heads that read them, by default the key heads' own. again: how often each reads.
     """
     value = problem.value
-    size = value.element_size() * problem.keys * width_of(problem)
+    size = value.element_size() * problem.keys * total_width(problem)
     held = size * value.shape[:-2].numel()
     return again * size * (heads or value.shape[:-2].numel()) if held > CACHE else 0.0
 
 
-def whole(problem: Problem, *, causal: bool) -> tuple[float, float, float]:
-    """Flops, passes and bytes moved of torch's flash kernel over all the pairs, or over what it takes of them."""
+def dense_flash_cost(problem: Problem, *, causal: bool) -> tuple[float, float, float]:
+    """Flops, passes and bytes moved of torch's flash kernel over all pairs, or over the tiles that is_causal leaves."""
     pairs, leading = problem.weights_shape.numel(), problem.weights_shape[:-2].numel()
     share = min(0.5 + SKIPPED / (2 * problem.queries), 1.0) if causal and problem.queries else 1.0
-    passes = EXPONENTIALS * pairs * share + beginnings(problem.queries, leading)
+    passes = EXPONENTIALS * pairs * share + startup_passes(problem.queries, leading)
     return 2.0 * pairs * share * flash_width(problem), passes, bytes_read(problem, heads=leading)
 
 
@@ -315,23 +313,23 @@ Work = Callable[[], object]
 BUDGET = 10.0
 """Seconds that are spent on all measurements together."""
 MIN_ROUNDS = 3
-"""The fewest rounds."""
+"""The least number of rounds."""
 LARGE = 2**25
-"""Numbers that fit into no cache: 128 MiB of them."""
+"""Numbers, 128 MiB of float32, that exceed every cache."""
 
 
 def measure(budget: float = BUDGET, large: int = LARGE) -> Rates:
-    """What this machine does with its present number of threads: all of it in turn, for `budget` seconds at least.
+    """Measure the rates of this machine with torch's current number of threads, for `budget` seconds at least.
 
-    Work in turn meets the same disturbance; of the rounds of each the lower quartile counts, for what disturbs only
-    ever adds. large: numbers that are read from main memory, a multiple of 1024; twice as many stand in memory.
+    The benchmarks run in turn, so that all meet the same disturbances; the lower quartile of the rounds counts, since
+    disturbances only add time. large: numbers read from main memory, a multiple of 1024; twice as many are allocated.
     """
     threads = torch.get_num_threads()
     with torch.no_grad():
         (product, flops), (softmax, passes), (decoding, moved) = _products(), _passes(), _moved(large)
         (attending, attended) = _native()
         new, again = _fresh(large)
-        products, softmaxes, natively, decoded, taken, written, calls = in_turn(
+        products, softmaxes, natively, decoded, taken, written, calls = time_in_turn(
             [_times(product, 16), _times(softmax, 16), attending, decoding, new, again, _times(_call(), 1000)], budget
         )
     return Rates(
@@ -344,8 +342,8 @@ def measure(budget: float = BUDGET, large: int = LARGE) -> Rates:
     )
 
 
-def in_turn(works: Sequence[Work], budget: float) -> list[float]:
-    """Seconds that each takes: the lower quartile of rounds over all of them."""
+def time_in_turn(works: Sequence[Work], budget: float) -> list[float]:
+    """Seconds of each work: the lower quartile over rounds in which each runs once."""
     for work in works:
         work()
     rounds: list[list[float]] = []
@@ -362,7 +360,7 @@ def _seconds(work: Work) -> float:
 
 
 def _times(work: Work, calls: int) -> Work:
-    """The same, so often in a row."""
+    """A work repeated `calls` times."""
 
     def often() -> None:
         for _ in range(calls):
@@ -372,14 +370,14 @@ def _times(work: Work, calls: int) -> Work:
 
 
 def _products() -> tuple[Work, float]:
-    """Products of eight heads' queries and keys, as a block of the dense kernel has them; and their flops."""
+    """Benchmark of `flops`: matrix products of 8 heads in blocks as the dense kernel has them; and their flops."""
     query, key = torch.rand(8, 128, 64), torch.rand(8, 512, 64)
     scores = torch.empty(8, 128, 512)
     return lambda: torch.matmul(query, key.mT, out=scores), 2.0 * scores.numel() * query.shape[-1]
 
 
 def _native() -> tuple[Work, float]:
-    """Attention of eight heads in native code, and its flops; products of torch's where there is no such code."""
+    """Benchmark of `native`: native attention of 8 heads, and its flops; torch's products without native code."""
     if not native.available():
         return _products()
     query, key, value = torch.rand(3, 1, 8, 1024, 64).unbind()
@@ -389,7 +387,7 @@ def _native() -> tuple[Work, float]:
 
 
 def _passes() -> tuple[Work, float]:
-    """The online softmax of one tile: maximum, difference, product, power, sum; and its passes."""
+    """Benchmark of `passes`: the online softmax of one tile, from maximum to sum; and its number of passes."""
     scores = torch.rand(8, 128, 256)
     weights = torch.empty_like(scores)
 
@@ -401,18 +399,18 @@ def _passes() -> tuple[Work, float]:
 
 
 def _moved(large: int) -> tuple[Work, float]:
-    """One query for each of eight heads over more keys than any cache holds; and the bytes of these."""
+    """Benchmark of `moved`: one query for each of 8 heads over more keys than caches store; and the keys' bytes."""
     query, key = torch.rand(8, 1, 128), torch.rand(8, large // 1024, 128)
     return lambda: query @ key.mT, 4.0 * key.numel()
 
 
 def _fresh(large: int) -> tuple[Work, Work]:
-    """A sum in new memory, and the same in memory that is there."""
+    """Benchmarks of `fresh`: a sum into newly allocated memory, and the same into existing memory."""
     numbers, there = torch.zeros(large), torch.zeros(large)
     return lambda: numbers + 1, lambda: torch.add(numbers, 1, out=there)
 
 
 def _call() -> Work:
-    """A slice and a sum of a few numbers."""
+    """Benchmark of `call`: a slice and a sum of a few numbers."""
     few, other = torch.zeros(8), torch.zeros(4)
     return lambda: few[:4] + other

@@ -9,7 +9,7 @@ from ..biases import RelativeBias
 from ..core.problem import Problem
 from .base import Cost, Result
 from .batched_problem import BatchedProblem, ProblemGradients, Saved
-from .cost_model import RESULT, bytes_read, operator_calls, width_of
+from .cost_model import RESULT, bytes_read, operator_calls, total_width
 from .custom_op import attend, register
 from .mask_tiles import batch_layouts, distinct_matrices
 from .native_inputs import MIN_FULL_RUN, TILE_SIZE, native_problems, native_reasons
@@ -49,11 +49,11 @@ class CpuFlashKernel:
         pairs = sum(heads * many * part.layout.visited_pairs for part, many in zip(found, batches, strict=True))
         numbers = problem.weights_shape[:-1].numel() * problem.value.shape[-1]
         rows = min(problem.queries, 4 * TILE_SIZE[0])
-        laid = pairs / max(rows, 1) * width_of(problem)
+        laid = pairs / max(rows, 1) * total_width(problem)
         extras = 2.0 * (problem.softcap is not None) + (problem.dropout is not None) + (problem.bias is not None)
         return Cost(
             flops=0.0,
-            native=2.0 * pairs * width_of(problem),
+            native=2.0 * pairs * total_width(problem),
             bytes=sum(part.layout.masked_pairs for part in found) / 8 * max(distinct_matrices(problem)[0], 1),
             passes=(PAIR + extras) * pairs + LAID * laid + RESULT * numbers,
             moved=bytes_read(problem, heads=problem.weights_shape[:-2].numel()),

@@ -11,7 +11,7 @@ from ..core.log_sum_exp import merge_softmax
 from ..core.problem import Problem
 from .base import Cost, Result
 from .batched_problem import BatchedProblem, ProblemGradients, Saved
-from .cost_model import BLOCKWISE, MASK, RESULT, VALUE, beginnings, bytes_read, flash_width, operator_calls
+from .cost_model import BLOCKWISE, MASK, RESULT, VALUE, bytes_read, flash_width, operator_calls, startup_passes
 from .custom_op import attend, register
 from .dense_block import EXPONENTIAL, Rectangle, dense_reasons
 from .mask_tiles import distinct_matrices, union_layout
@@ -63,7 +63,7 @@ class DecodeKernel:
         masks, biases = distinct_matrices(problem)
         suits = wide >= self.long and native.supports(problem.pairs.key, problem.value)
         per_pair, begun = (
-            (ONE_PASS, 0.0) if suits else (BLOCKWISE, beginnings(group * problem.queries, leading / max(group, 1)))
+            (ONE_PASS, 0.0) if suits else (BLOCKWISE, startup_passes(group * problem.queries, leading / max(group, 1)))
         )
         return Cost(
             flops=2.0 * leading * visited * flash_width(problem),

@@ -18,7 +18,18 @@ from ..core.problem import Problem
 from ..core.score_forms import AdditivePairs, PairForm, at_least_float32, per_head, per_key_head
 from .base import Cost
 from .batched_problem import BatchedProblem, ProblemGradients, Saved
-from .cost_model import CAP, DROP, MASK, RESULT, TILEWISE, VALUE, beginnings, bytes_read, operator_calls, width_of
+from .cost_model import (
+    CAP,
+    DROP,
+    MASK,
+    RESULT,
+    TILEWISE,
+    VALUE,
+    bytes_read,
+    operator_calls,
+    startup_passes,
+    total_width,
+)
 from .mask_tiles import BlockRow, batch_layouts, distinct_matrices, split_slice, union_layout
 from .tile_scores import LOG2_E, TileScores, make_tile_bias
 
@@ -60,9 +71,11 @@ class TiledAttention:
         extras = CAP * (problem.softcap is not None) + DROP * (problem.dropout is not None) + 2.0 * bool(biases)
         many = max(min(size[0], problem.queries), 1)
         return Cost(
-            flops=2.0 * pairs * width_of(problem),
+            flops=2.0 * pairs * total_width(problem),
             bytes=4.0 * 4 * min(max(self.tile, heads * size[0] * size[1]), problem.weights_shape.numel()),
-            passes=(TILEWISE + extras) * pairs + tiles * (beginnings(many, at_once / many) + RESULT * numbers) + asked,
+            passes=(TILEWISE + extras) * pairs
+            + tiles * (startup_passes(many, at_once / many) + RESULT * numbers)
+            + asked,
             moved=bytes_read(problem, again=pairs / max(problem.weights_shape[:-2].numel() * many * problem.keys, 1)),
             calls=operator_calls(problem) + 20.0 + 35.0 * tiles + 30.0 * bool(masks or biases),
         )
