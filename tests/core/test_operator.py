@@ -81,7 +81,7 @@ class ReluTiled:
             for row in rows:
                 sums: Tensor | float = 0.0
                 total = lse.new_zeros(*lse[batch].shape[:2], row.rows.stop - row.rows.start, 1)
-                for columns, masked in tiles.of(row):
+                for columns, masked in tiles.in_row(row):
                     numerators = tiles.scores(row.rows, columns, masked)[0].relu()
                     total += numerators.sum(-1, keepdim=True)
                     if (kept := tiles.kept(row.rows, columns)) is not None:
@@ -105,7 +105,7 @@ class ReluTiled:
                 here = saved.part(batch).part(rows=row.rows)
                 inverse, delta = here.lse.neg().exp().unsqueeze(-1), here.delta().unsqueeze(-1)
                 upstream = at_least_float32(here.grad_output) / tiles.kept_share
-                for columns, masked in tiles.of(row):
+                for columns, masked in tiles.in_row(row):
                     part = value[:, :, columns]
                     scores, slope = tiles.scores(row.rows, columns, masked)
                     weights, inner = scores.relu() * inverse, per_head(lambda g, part=part: g @ part.mT, upstream, part)

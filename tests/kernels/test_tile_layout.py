@@ -13,7 +13,7 @@ def layout_of(line: str, *, width: int = 2, apart: int = 1, keys: int | None = N
     """The runs of one block row of one query, from a word of E, P and F."""
     verdicts = np.array([["EPF".index(letter) for letter in line]], dtype=np.int8).reshape(1, len(line))
     shape = 1, width * len(line) if keys is None else keys
-    return TileLayout.of(verdicts, (1, width), shape, apart=apart).rows[0].runs
+    return TileLayout.from_verdicts(verdicts, (1, width), shape, min_full_width=apart).rows[0].runs
 
 
 def runs(*spans: tuple[int, int, bool]) -> tuple[Run, ...]:
@@ -50,7 +50,9 @@ def test_the_last_tile_ends_with_the_keys():
 
 
 def test_rows_end_with_the_queries():
-    layout = TileLayout.of(np.array([[FULL], [PARTIAL], [EMPTY]], dtype=np.int8), (4, 3), (9, 2), apart=1)
+    layout = TileLayout.from_verdicts(
+        np.array([[FULL], [PARTIAL], [EMPTY]], dtype=np.int8), (4, 3), (9, 2), min_full_width=1
+    )
     assert layout.rows == (
         BlockRow(slice(0, 4), runs((0, 2, False))),
         BlockRow(slice(4, 8), runs((0, 2, True))),
@@ -75,7 +77,7 @@ def test_every_pair_is_visited_once_or_does_not_exist(lines, size, short, apart)
     queries = max(len(lines) * size[0] - min(short[0], size[0] - 1), 0)
     keys = max(verdicts.shape[1] * size[1] - min(short[1], size[1] - 1), 0)
     each = verdicts.repeat(size[0], 0).repeat(size[1], 1)[:queries, :keys]
-    layout = TileLayout.of(verdicts, size, (queries, keys), apart=apart)
+    layout = TileLayout.from_verdicts(verdicts, size, (queries, keys), min_full_width=apart)
     visits, unmasked = np.zeros((queries, keys), dtype=int), np.zeros((queries, keys), dtype=bool)
     for row in layout.rows:
         ends = [run.columns.stop for run in row.runs]

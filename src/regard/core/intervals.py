@@ -90,14 +90,14 @@ class Ternary(_TorchLike):
     `&` is the minimum, `|` the maximum and `~x` is 2 - x (Kleene's strong logic), so that EMPTY and FULL are never
     wrong: a formula over verdicts says nothing that the formula over the pairs themselves does not say.
 
-    >>> (Interval.of(torch.tensor([0, 4])) <= 3) & ~Ternary(torch.tensor([1, 1], dtype=torch.int8))
+    >>> (Interval.convert(torch.tensor([0, 4])) <= 3) & ~Ternary(torch.tensor([1, 1], dtype=torch.int8))
     Ternary(verdicts=tensor([1, 0], dtype=torch.int8))
     """
 
     verdicts: Tensor
 
     @classmethod
-    def of(cls, kept: Ternary | Tensor | bool) -> Ternary:
+    def convert(cls, kept: Ternary | Tensor | bool) -> Ternary:
         """Convert booleans that are constant within each tile to EMPTY and FULL; verdicts are returned unchanged."""
         if isinstance(kept, Ternary):
             return kept
@@ -118,22 +118,22 @@ class Ternary(_TorchLike):
 
     def choose(self, chosen: Number, otherwise: Number) -> Interval:
         """`chosen` where all pairs exist, `otherwise` where none does, and the hull of both where that is not known."""
-        chosen, otherwise = Interval.of(chosen), Interval.of(otherwise)
+        chosen, otherwise = Interval.convert(chosen), Interval.convert(otherwise)
         low = torch.minimum(chosen.low, otherwise.low).where(self.verdicts == PARTIAL, otherwise.low)
         high = torch.maximum(chosen.high, otherwise.high).where(self.verdicts == PARTIAL, otherwise.high)
         return Interval(chosen.low.where(self.verdicts == FULL, low), chosen.high.where(self.verdicts == FULL, high))
 
     def __and__(self, other: Ternary | Tensor | bool) -> Ternary:
-        return Ternary(torch.minimum(self.verdicts, Ternary.of(other).verdicts))
+        return Ternary(torch.minimum(self.verdicts, Ternary.convert(other).verdicts))
 
     def __or__(self, other: Ternary | Tensor | bool) -> Ternary:
-        return Ternary(torch.maximum(self.verdicts, Ternary.of(other).verdicts))
+        return Ternary(torch.maximum(self.verdicts, Ternary.convert(other).verdicts))
 
     def __invert__(self) -> Ternary:
         return Ternary(FULL - self.verdicts)
 
     def __xor__(self, other: Ternary | Tensor | bool) -> Ternary:
-        other = Ternary.of(other)
+        other = Ternary.convert(other)
         return (self & ~other) | (~self & other)
 
     def __eq__(self, other: Ternary | Tensor | bool) -> Ternary:  # type: ignore[override]
@@ -165,7 +165,7 @@ class Interval(_TorchLike):
     high: Tensor
 
     @classmethod
-    def of(cls, number: Number) -> Interval:
+    def convert(cls, number: Number) -> Interval:
         """Convert a number to the interval that contains it alone; an interval is returned unchanged."""
         if isinstance(number, Interval):
             return number
@@ -183,21 +183,21 @@ class Interval(_TorchLike):
         return torch.broadcast_shapes(self.low.shape, self.high.shape)
 
     def __add__(self, other: Number) -> Interval:
-        other = Interval.of(other)
+        other = Interval.convert(other)
         return Interval(self.low + other.low, self.high + other.high)
 
     def __neg__(self) -> Interval:
         return Interval(-self.high, -self.low)
 
     def __sub__(self, other: Number) -> Interval:
-        other = Interval.of(other)
+        other = Interval.convert(other)
         return Interval(self.low - other.high, self.high - other.low)
 
     def __rsub__(self, other: Tensor | int) -> Interval:
-        return Interval.of(other) - self
+        return Interval.convert(other) - self
 
     def __mul__(self, other: Number) -> Interval:
-        return self._corners(torch.mul, Interval.of(other))
+        return self._corners(torch.mul, Interval.convert(other))
 
     def __floordiv__(self, other: Number) -> Interval:
         return self._corners(torch.floor_divide, _positive(other))
@@ -212,10 +212,10 @@ class Interval(_TorchLike):
         )
 
     def __rfloordiv__(self, other: Tensor | int) -> Interval:
-        return Interval.of(other) // self
+        return Interval.convert(other) // self
 
     def __rmod__(self, other: Tensor | int) -> Interval:
-        return Interval.of(other) % self
+        return Interval.convert(other) % self
 
     __radd__ = __add__
     __rmul__ = __mul__
@@ -238,12 +238,12 @@ class Interval(_TorchLike):
 
     def minimum(self, other: Number) -> Interval:
         """The smaller of two numbers."""
-        other = Interval.of(other)
+        other = Interval.convert(other)
         return Interval(torch.minimum(self.low, other.low), torch.minimum(self.high, other.high))
 
     def maximum(self, other: Number) -> Interval:
         """The larger of two numbers."""
-        other = Interval.of(other)
+        other = Interval.convert(other)
         return Interval(torch.maximum(self.low, other.low), torch.maximum(self.high, other.high))
 
     def clamp(self, min: Number | None = None, max: Number | None = None) -> Interval:  # noqa: A002
@@ -256,21 +256,21 @@ class Interval(_TorchLike):
         return self.__abs__()
 
     def __lt__(self, other: Number) -> Ternary:
-        other = Interval.of(other)
+        other = Interval.convert(other)
         return Ternary.between(self.high < other.low, self.low < other.high)
 
     def __le__(self, other: Number) -> Ternary:
-        other = Interval.of(other)
+        other = Interval.convert(other)
         return Ternary.between(self.high <= other.low, self.low <= other.high)
 
     def __gt__(self, other: Number) -> Ternary:
-        return Interval.of(other) < self
+        return Interval.convert(other) < self
 
     def __ge__(self, other: Number) -> Ternary:
-        return Interval.of(other) <= self
+        return Interval.convert(other) <= self
 
     def __eq__(self, other: Number) -> Ternary:  # type: ignore[override]
-        other = Interval.of(other)
+        other = Interval.convert(other)
         meet = (self.low <= other.high) & (other.low <= self.high)
         return Ternary.between((self.high == other.low) & (self.low == other.high), meet)
 
@@ -282,7 +282,7 @@ class Interval(_TorchLike):
 
 def _positive(divisor: Number) -> Interval:
     """The divisor as an interval, if it is certainly above 0; else Undecided."""
-    divisor = Interval.of(divisor)
+    divisor = Interval.convert(divisor)
     if not (divisor.low > 0).all():
         raise Undecided("a divisor may be 0 or below")
     return divisor
@@ -319,12 +319,12 @@ def look_up(table: Tensor, index: tuple[Number, ...]) -> Interval | Ternary | Te
 
 def _where(condition: Ternary | Tensor, chosen: Any, otherwise: Any) -> Interval | Ternary:
     """torch.where of intervals or ternaries."""
-    condition = Ternary.of(condition)
+    condition = Ternary.convert(condition)
     if any(
         isinstance(value, Ternary | bool) or getattr(value, "dtype", None) == torch.bool
         for value in (chosen, otherwise)
     ):
-        chosen, otherwise = Ternary.of(chosen), Ternary.of(otherwise)
+        chosen, otherwise = Ternary.convert(chosen), Ternary.convert(otherwise)
         return (condition & chosen) | (~condition & otherwise) | (chosen & otherwise)
     return condition.choose(chosen, otherwise)
 
@@ -339,9 +339,9 @@ _RULES: dict[Callable, Callable] = {
     torch.where: _where,
     torch.abs: Interval.__abs__,
     torch.clamp: Interval.clamp,
-    torch.minimum: lambda left, right: Interval.of(left).minimum(right),
-    torch.maximum: lambda left, right: Interval.of(left).maximum(right),
+    torch.minimum: lambda left, right: Interval.convert(left).minimum(right),
+    torch.maximum: lambda left, right: Interval.convert(left).maximum(right),
     torch.logical_not: Ternary.__invert__,
-    torch.logical_and: lambda left, right: Ternary.of(left) & right,
-    torch.logical_or: lambda left, right: Ternary.of(left) | right,
+    torch.logical_and: lambda left, right: Ternary.convert(left) & right,
+    torch.logical_or: lambda left, right: Ternary.convert(left) | right,
 }

@@ -38,14 +38,14 @@ class WordMetadata:
         self._longest = longest
         self._room = MOST_HEADS
         self.metrics = [self._rates(of) for of in maps]
-        self.maps: list[dict[str, Any]] = [self._of(of) for of in maps]
+        self.maps: list[dict[str, Any]] = [self._metadata(attention_map) for attention_map in maps]
 
     @property
     def lists(self) -> list[list[int]]:
         """The distinct lists of word numbers, one number for each token, -1 for tokens of no word."""
         return [list(numbers) for numbers in self._numbers]
 
-    def _of(self, of: AttentionMap) -> dict[str, Any]:
+    def _metadata(self, of: AttentionMap) -> dict[str, Any]:
         """Hypothesis, word lists as indices into `lists` (None: each token is a word), and gold links of a map."""
         told: dict[str, Any] = {}
         if of.hypothesis is not None:

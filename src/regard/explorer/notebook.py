@@ -80,7 +80,7 @@ def _result(collection: Collection, message: Any) -> Any:
         return collection.listed()
     if method not in QUERIES:
         raise ConfigurationError(f"there is no method {method[:40]!r}; there are atlases, rerun, {', '.join(QUERIES)}")
-    pairs = {str(name): _written(value) for name, value in arguments.items()}
+    pairs = {str(name): _parameter_text(value) for name, value in arguments.items()}
     asked = read_pairs(pairs, {"atlas": number, **QUERIES[method]})
     entry = collection.entry(asked.pop("atlas"))
     if entry is None:
@@ -95,7 +95,7 @@ def _text(arguments: Mapping[str, Any]) -> str:
     return text
 
 
-def _written(value: Any) -> str:
+def _parameter_text(value: Any) -> str:
     """Format a value of a message as a query parameter, so that it passes the same checks."""
     if isinstance(value, Sequence) and not isinstance(value, str):
         return "-".join(str(part) for part in value[:3])

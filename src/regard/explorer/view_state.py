@@ -136,7 +136,7 @@ class ViewState:
     def permalink(self) -> str:
         """The fragment of the address, the text after "#": all fields that differ from their defaults."""
         told = [(of.name, getattr(self, of.name)) for of in fields(self) if getattr(self, of.name) != of.default]
-        return "&".join(f"{name}={quote(_written(value), safe=UNQUOTED)}" for name, value in told)
+        return "&".join(f"{name}={quote(_parameter_text(value), safe=UNQUOTED)}" for name, value in told)
 
     def within(self, atlas: Atlas) -> ViewState:
         """A copy with the index of the map for its name, validated against an atlas.
@@ -245,11 +245,13 @@ def _one_of(choices: tuple[str, ...]) -> tuple[str, Callable[[Any], bool]]:
     return f"one of {', '.join(map(repr, choices))}", lambda value: isinstance(value, str) and value in choices
 
 
-def _written(value: Any) -> str:
+def _parameter_text(value: Any) -> str:
     if isinstance(value, bool):
         return "1" if value else "0"
     if isinstance(value, tuple):
-        return ",".join(".".join(map(str, part)) if isinstance(part, tuple) else _written(part) for part in value)
+        return ",".join(
+            ".".join(map(str, part)) if isinstance(part, tuple) else _parameter_text(part) for part in value
+        )
     return f"{value:.8g}" if isinstance(value, float) else str(value)
 
 

@@ -28,7 +28,7 @@ from .tile_scores import Diagonals
 NARROW_BLOCK, WIDE_BLOCK, WIDE = (64, 64), (256, 64), 1536
 """Rows and columns of a tile: few rows, so that little of what the mask leaves out is visited; more where a row sees
 more than WIDE keys, so that calls are few and products large."""
-APART = 1024
+MIN_FULL_WIDTH = 1024
 """From this many columns without a masked pair on, a span is visited alone and needs no mask."""
 
 
@@ -40,9 +40,9 @@ class BlockSparseKernel:
 
     exponential = EXPONENTIAL
 
-    def __init__(self, block: tuple[int, int] | None = None, apart: int = APART) -> None:
-        self.name = "block_sparse" if block is None else f"block_sparse({block}, {apart})"
-        self.block, self.apart = block, apart
+    def __init__(self, block: tuple[int, int] | None = None, min_full_width: int = MIN_FULL_WIDTH) -> None:
+        self.name = "block_sparse" if block is None else f"block_sparse({block}, {min_full_width})"
+        self.block, self.min_full_width = block, min_full_width
         register(self)
 
     def why_not(self, problem: Problem) -> list[str]:
@@ -56,7 +56,7 @@ class BlockSparseKernel:
             flops, passes, moved = dense_flash_cost(problem, causal=True)
             return Cost(flops, 4.0 * numbers, passes + RESULT * numbers, moved, calls=operator_calls(problem) + 20.0)
         found, heads = self._parts(problem), problem.weights_shape[-3] if problem.heads else 1
-        (masks, biases), alike = distinct_matrices(problem), Diagonals.are_in(problem)
+        (masks, biases), alike = distinct_matrices(problem), Diagonals.suffice_for(problem)
         pairs = rectangles = columns = added = calls = 0.0
         for part in found:
             batches = part.batch.stop - part.batch.start
@@ -91,7 +91,7 @@ class BlockSparseKernel:
             for row in part.layout.rows:
                 merged, query = RunningMerge(), rectangles.rows(rectangles.batched.pairs.query, row)
                 for run in row.runs:
-                    merged.add(*rectangles.of(query, row.rows, run).forward())
+                    merged.add(*rectangles.rectangle(query, row.rows, run).forward())
                 here = part.batch, WHOLE, row.rows
                 merged.write(output[here], lse[here], rectangles.in_order)
         return output, lse
@@ -109,7 +109,7 @@ class BlockSparseKernel:
         tensors = rectangles.batched.pairs.query, saved.output, saved.lse, saved.grad_output, saved.grad_lse
         query, *above = (rectangles.rows(tensor, row) for tensor in tensors)
         for run in row.runs:
-            grad_query, key, value = rectangles.of(query, row.rows, run).backward(
+            grad_query, key, value = rectangles.rectangle(query, row.rows, run).backward(
                 *above, has_lse_grad=saved.has_lse_grad
             )
             into.query[:, :, row.rows] += rectangles.in_order(grad_query)
@@ -123,9 +123,12 @@ class BlockSparseKernel:
             layout = TileLayout((rows,), problem.queries * (problem.keys + 1) // 2, 0)
             return (BatchLayout(slice(0, problem.batch.numel()), layout),)
         if self.block is not None:
-            return batch_layouts(problem, self.block, self.apart)
-        narrow = count_visited_pairs(problem, NARROW_BLOCK, self.apart) < WIDE * problem.queries * problem.batch.numel()
-        return batch_layouts(problem, NARROW_BLOCK if narrow else WIDE_BLOCK, self.apart)
+            return batch_layouts(problem, self.block, self.min_full_width)
+        narrow = (
+            count_visited_pairs(problem, NARROW_BLOCK, self.min_full_width)
+            < WIDE * problem.queries * problem.batch.numel()
+        )
+        return batch_layouts(problem, NARROW_BLOCK if narrow else WIDE_BLOCK, self.min_full_width)
 
 
 class _Rectangles:
@@ -134,9 +137,9 @@ class _Rectangles:
     def __init__(self, batched: BatchedProblem) -> None:
         self.batched = batched
         self.causal = is_square_causal(batched.problem)
-        self.diagonals = None if self.causal else Diagonals.of(batched.problem)
+        self.diagonals = None if self.causal else Diagonals.from_problem(batched.problem)
 
-    def of(self, query: Tensor, rows: slice, run: Run) -> Rectangle:
+    def rectangle(self, query: Tensor, rows: slice, run: Run) -> Rectangle:
         """One rectangle, of rows as `in_order` has them."""
         key, value = self.batched.pairs.key[:, :, run.columns], self.batched.value[:, :, run.columns]
         scale = self.batched.pairs.scale  # type: ignore[union-attr]  # `why_not` lets dot products alone through

@@ -1,7 +1,7 @@
 """Cost model of the kernel choice: rates of the machine, measured or default, and unit costs of the kernels' work.
 
-A kernel's `cost` counts flops, bytes, calls and passes; a pass is the time of an element-wise operator for one number in
-the cache. `Rates` has the number of each per second, by default for the kind of device, the vector instructions that
+A kernel's `cost` counts flops, bytes, calls and passes; a pass is the time of an element-wise operator for one number
+in the cache. `Rates` has the number of each per second, by default for the kind of device, the vector instructions that
 torch uses and the variant of the native code. `measure` measures them by benchmarks that resemble the kernels' work.
 The constants are the unit costs that the kernels share.
 """

@@ -57,7 +57,7 @@ class DecodeKernel:
 
     def cost(self, problem: Problem) -> Cost:
         """The time to read keys and values once."""
-        columns = _columns(problem)
+        columns = _columns_in_runs(problem)
         leading, wide = problem.weights_shape[:-2].numel(), columns.stop - columns.start
         visited, group = problem.queries * wide, _group(problem)
         masks, biases = distinct_matrices(problem)
@@ -82,14 +82,14 @@ class DecodeKernel:
 
     def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
         """Equal parts of the keys at once, and the remainder as one more part."""
-        rectangle = _folded(batched, *_seen(batched))
+        rectangle = _folded(batched, *_attended_columns(batched))
         if rectangle.key.shape[2] >= self.long and native.supports(rectangle.key, rectangle.value):
-            output, lse = _in_one_pass(rectangle)
+            output, lse = _by_native_code(rectangle)
             rows = batched.shape[:3]
             return output.reshape(*rows, output.shape[-1]), lse.reshape(rows)
         merged, keys = RunningMerge(), rectangle.key.shape[2]
         if parts := keys // self.part:
-            merged.add(*_side_by_side(rectangle.columns(slice(0, parts * self.part)), parts))
+            merged.add(*_parts_as_heads(rectangle.columns(slice(0, parts * self.part)), parts))
         if keys % self.part:
             merged.add(*rectangle.columns(slice(parts * self.part, keys)).forward())
         output, lse = batched.empty_results()
@@ -99,7 +99,7 @@ class DecodeKernel:
 
     def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
         """One rectangle: the gradient of a group's key is a product over its rows."""
-        columns, masked = _seen(batched)
+        columns, masked = _attended_columns(batched)
         rectangle = _folded(batched, columns, masked)
         rows = rectangle.query.shape[:3]
         output, grad_output = (t.reshape(*rows, t.shape[-1]) for t in (saved.output, saved.grad_output))
@@ -137,7 +137,7 @@ def _folded(batched: BatchedProblem, columns: slice, masked: bool) -> Rectangle:
     )
 
 
-def _in_one_pass(rectangle: Rectangle) -> tuple[Tensor, Tensor]:
+def _by_native_code(rectangle: Rectangle) -> tuple[Tensor, Tensor]:
     """Output (B, Hk, R, Dv) and log-sum-exp by native code, which reads each key and value once for all rows."""
     added = rectangle.added
     if added is not None:
@@ -146,7 +146,7 @@ def _in_one_pass(rectangle: Rectangle) -> tuple[Tensor, Tensor]:
     return (output.squeeze(2), lse.squeeze(2)) if lse.shape[2] == 1 else merge_softmax(output, lse, dim=2)
 
 
-def _side_by_side(rectangle: Rectangle, parts: int) -> tuple[Tensor, Tensor]:
+def _parts_as_heads(rectangle: Rectangle, parts: int) -> tuple[Tensor, Tensor]:
     """Compute equal parts of the keys as separate heads, and merge them by their log-sum-exps."""
     batch, heads, rows = rectangle.query.shape[:3]
 
@@ -169,11 +169,11 @@ def _side_by_side(rectangle: Rectangle, parts: int) -> tuple[Tensor, Tensor]:
     return merge_softmax(output, lse.reshape(batch, heads, parts, rows), dim=2)
 
 
-def _seen(batched: BatchedProblem) -> tuple[slice, bool]:
+def _attended_columns(batched: BatchedProblem) -> tuple[slice, bool]:
     """The columns from the first to the last key that is attended to, and whether the mask forbids any pair in them."""
     _, _, queries, keys = batched.shape
     if batched.problem.mask is None or queries * keys > FEW_PAIRS:
-        return _columns(batched.problem), batched.problem.mask is not None
+        return _columns_in_runs(batched.problem), batched.problem.mask is not None
     keep = batched.keep()
     if keep is None or not keep.numel():
         return slice(0, keys), False
@@ -185,7 +185,7 @@ def _seen(batched: BatchedProblem) -> tuple[slice, bool]:
     return columns, not keep[..., columns].all()
 
 
-def _columns(problem: Problem) -> slice:
+def _columns_in_runs(problem: Problem) -> slice:
     """The columns from the first to the last key that is attended to."""
     if problem.mask is None:
         return slice(0, problem.keys)

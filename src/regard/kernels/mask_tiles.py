@@ -46,25 +46,27 @@ class TileLayout:
     masked_pairs: int
 
     @classmethod
-    def of(cls, verdicts: np.ndarray, size: tuple[int, int], shape: tuple[int, int], *, apart: int) -> TileLayout:
+    def from_verdicts(
+        cls, verdicts: np.ndarray, size: tuple[int, int], shape: tuple[int, int], *, min_full_width: int
+    ) -> TileLayout:
         """The layout of verdicts (R, C) on tiles of `size`, for `shape` pairs.
 
-        Neighbours are one run. A stretch without masked tiles that is at least `apart` columns wide is a run of its
-        own, which needs no mask; a shorter one is cheaper to visit together with the masked tiles beside it.
+        Adjacent tiles form one run. FULL tiles of at least `min_full_width` columns together are a run of their own,
+        which needs no mask; fewer are cheaper to compute together with the masked tiles beside them.
         """
         (height, width), (queries, keys) = size, shape
         rows = []
         for index, line in enumerate(verdicts):
             runs = tuple(
                 Run(slice(start * width, min(stop * width, keys)), masked)
-                for start, stop, masked in _runs(line, -(-apart // width))
+                for start, stop, masked in _runs(line, -(-min_full_width // width))
             )
             rows.append(BlockRow(slice(index * height, min((index + 1) * height, queries)), runs))
         visited = [_count(row, masked_only=False) for row in rows], [_count(row, masked_only=True) for row in rows]
         return cls(tuple(rows), sum(visited[0]), sum(visited[1]))
 
     @classmethod
-    def whole(cls, height: int, shape: tuple[int, int]) -> TileLayout:
+    def unmasked(cls, height: int, shape: tuple[int, int]) -> TileLayout:
         """The layout of a problem without a mask, in blocks of `height` rows."""
         queries, keys = shape
         runs = (Run(slice(0, keys), masked=False),) if keys else ()
@@ -83,13 +85,13 @@ def _count(row: BlockRow, *, masked_only: bool) -> int:
     return wide * (row.rows.stop - row.rows.start)
 
 
-def _runs(line: np.ndarray, apart: int) -> list[tuple[int, int, bool]]:
+def _runs(line: np.ndarray, min_full_width: int) -> list[tuple[int, int, bool]]:
     """(start, stop, masked) of the runs of one line of tiles."""
     stretches = [list(stretch) for stretch in _equal_stretches(line) if stretch[2] != EMPTY]
     runs: list[list[int]] = []
     for start, stop, verdict in stretches:
         masked = verdict == PARTIAL or (
-            verdict == FULL and stop - start < apart and _touches_partial(line, start, stop)
+            verdict == FULL and stop - start < min_full_width and _touches_partial(line, start, stop)
         )
         if runs and runs[-1][1] == start and runs[-1][2] == masked:
             runs[-1][1] = stop
@@ -113,9 +115,9 @@ def _touches_partial(line: np.ndarray, start: int, stop: int) -> bool:
 MAX_WASTED_PAIRS = 2**16
 """Pairs, of all heads, that a part may visit in vain: they take about as long as the calls that another part takes."""
 MAX_MASKS = 128
-"""How many masks without tensors are memoized; one with tensors is memoized as long as it is alive."""
+"""Number of masks without tensors that are memoized; one with tensors is memoized as long as it is alive."""
 MAX_SIZES = 64
-"""For how many sizes each mask is memoized, before all of them are forgotten: a cache has another with each token."""
+"""Number of sizes memoized for each mask before all are cleared: a growing cache has another with each token."""
 
 
 Found = TypeVar("Found")
@@ -134,9 +136,9 @@ _recent_masks: deque[Mask] = deque(maxlen=MAX_MASKS)
 _memo_without_mask: dict[tuple, Any] = {}
 
 
-def batch_layouts(problem: Problem, size: tuple[int, int], apart: int) -> tuple[BatchLayout, ...]:
+def batch_layouts(problem: Problem, size: tuple[int, int], min_full_width: int) -> tuple[BatchLayout, ...]:
     """The tiles of `size` that the mask keeps, batch by batch where they differ, for all heads together."""
-    return memoize(problem, (size, apart), lambda: _parts(problem, size, apart))
+    return memoize(problem, (size, min_full_width), lambda: _parts(problem, size, min_full_width))
 
 
 def memoize(
@@ -163,17 +165,17 @@ def memoize(
     return found
 
 
-def union_layout(problem: Problem, size: tuple[int, int], apart: int) -> TileLayout:
+def union_layout(problem: Problem, size: tuple[int, int], min_full_width: int) -> TileLayout:
     """The tiles that the mask keeps for any batch and head."""
-    found = batch_layouts(problem, size, apart)
+    found = batch_layouts(problem, size, min_full_width)
     if len(found) == 1:
         return found[0].layout
-    return _layout(_verdicts(problem, size), problem, size, apart)
+    return _layout(_verdicts(problem, size), problem, size, min_full_width)
 
 
-def count_visited_pairs(problem: Problem, size: tuple[int, int] = (128, 64), apart: int = 1) -> int:
+def count_visited_pairs(problem: Problem, size: tuple[int, int] = (128, 64), min_full_width: int = 1) -> int:
     """The number of pairs in the tiles that the mask keeps, over all batches, for one head."""
-    found = batch_layouts(problem, size, apart)
+    found = batch_layouts(problem, size, min_full_width)
     return sum((part.batch.stop - part.batch.start) * part.layout.visited_pairs for part in found)
 
 
@@ -184,15 +186,15 @@ def distinct_matrices(problem: Problem) -> tuple[int, int]:
     return (0 if keep is None else keep.shape[:-2].numel()), (0 if bias is None else bias.shape[:-2].numel())
 
 
-def _parts(problem: Problem, size: tuple[int, int], apart: int) -> tuple[BatchLayout, ...]:
+def _parts(problem: Problem, size: tuple[int, int], min_full_width: int) -> tuple[BatchLayout, ...]:
     if problem.mask is None:
-        whole = TileLayout.whole(size[0], (problem.queries, problem.keys))
+        whole = TileLayout.unmasked(size[0], (problem.queries, problem.keys))
         return (BatchLayout(slice(0, problem.batch.numel()), whole),)
     verdicts, batches = _verdicts(problem, size), problem.batch.numel()
     if len(verdicts) != batches:
-        return (BatchLayout(slice(0, batches), _layout(verdicts, problem, size, apart)),)
+        return (BatchLayout(slice(0, batches), _layout(verdicts, problem, size, min_full_width)),)
     return tuple(
-        BatchLayout(slice(start, stop), _layout(verdicts[start:stop], problem, size, apart))
+        BatchLayout(slice(start, stop), _layout(verdicts[start:stop], problem, size, min_full_width))
         for start, stop in pairwise(_edges(verdicts, problem, size))
     )
 
@@ -217,9 +219,11 @@ def _edges(verdicts: np.ndarray, problem: Problem, size: tuple[int, int]) -> lis
     return [*edges, len(verdicts)] if len(verdicts) else edges
 
 
-def _layout(verdicts: np.ndarray, problem: Problem, size: tuple[int, int], apart: int) -> TileLayout:
+def _layout(verdicts: np.ndarray, problem: Problem, size: tuple[int, int], min_full_width: int) -> TileLayout:
     """The union of the tiles of several verdicts (·, R, C)."""
-    return TileLayout.of(_combine(verdicts), size, (problem.queries, problem.keys), apart=apart)
+    return TileLayout.from_verdicts(
+        _combine(verdicts), size, (problem.queries, problem.keys), min_full_width=min_full_width
+    )
 
 
 def _verdicts(problem: Problem, size: tuple[int, int]) -> np.ndarray:

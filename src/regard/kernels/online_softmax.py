@@ -113,7 +113,7 @@ class TiledAttention:
         value = at_least_float32(tiles.batched.value)
         for row in rows:
             softmax = _OnlineSoftmax(output[:, :, row.rows], lse[:, :, row.rows])
-            for columns, masked in tiles.of(row):
+            for columns, masked in tiles.in_row(row):
                 weights = softmax.weights(tiles.scores(row.rows, columns, masked)[0])
                 if (kept := tiles.kept(row.rows, columns)) is not None:
                     weights.mul_(kept)
@@ -129,7 +129,7 @@ class TiledAttention:
             here = saved.part(rows=row.rows)
             lse, delta = here.lse.unsqueeze(-1), here.delta().unsqueeze(-1)
             asked = at_least_float32(here.grad_output) / tiles.kept_share
-            for columns, masked in tiles.of(row):
+            for columns, masked in tiles.in_row(row):
                 part = value[:, :, columns]
                 scores, slope = tiles.scores(row.rows, columns, masked)
                 weights = exponential_(scores.sub_(lse))
@@ -154,7 +154,7 @@ class ScoredTiles:
         self.size = tile_size(batched.problem, tile)
         self.kept_share = 1.0 - batched.problem.dropout.probability if batched.problem.dropout is not None else 1.0
 
-    def of(self, row: BlockRow) -> Iterator[tuple[slice, bool]]:
+    def in_row(self, row: BlockRow) -> Iterator[tuple[slice, bool]]:
         """The tiles of a block row: their columns, and whether some of their pairs are masked."""
         for run in row.runs:
             for columns in split_slice(run.columns, self.size[1]):

@@ -163,23 +163,23 @@ class Diagonals:
     def __init__(self, problem: Problem) -> None:
         self.queries = problem.queries
         dtype = torch.promote_types(problem.value.dtype, torch.float32)
-        apart = distances(problem)
-        line = torch.zeros(1, len(apart), dtype=dtype, device=apart.device)
+        distance = distances(problem)
+        line = torch.zeros(1, len(distance), dtype=dtype, device=distance.device)
         if isinstance(problem.bias, RelativeBias):
             line = bias_along(problem, problem.bias).to(dtype)
         if problem.mask is not None:
-            grid = Grid(torch.zeros(1, dtype=torch.int64, device=apart.device), apart, heads=False)
+            grid = Grid(torch.zeros(1, dtype=torch.int64, device=distance.device), distance, heads=False)
             line = line.masked_fill(~problem.mask.evaluate(grid).view(1, -1), float("-inf"))
         self.line = line.contiguous()
 
     @classmethod
-    def of(cls, problem: Problem) -> Diagonals | None:
+    def from_problem(cls, problem: Problem) -> Diagonals | None:
         """The diagonals of a problem; None if its mask or bias depends on more than the distance."""
         some = problem.queries > 0 and problem.keys > 0
-        return cls(problem) if some and cls.are_in(problem) else None
+        return cls(problem) if some and cls.suffice_for(problem) else None
 
     @staticmethod
-    def are_in(problem: Problem) -> bool:
+    def suffice_for(problem: Problem) -> bool:
         """Whether a problem has a mask or a bias, and neither depends on more than the distance."""
         mask, bias = problem.mask, problem.bias
         return (

@@ -107,7 +107,7 @@ class DotProductLogs:
 
     def tile(self, rows: slice, columns: slice, *, masked: bool) -> Tensor:
         """Base-2 logarithms of the weights of a tile, (b, H, m, n), which the caller may overwrite."""
-        query, offset = self._of(rows)
+        query, offset = self._scaled_rows(rows)
         key = self.key[:, columns]
         sizes = torch.Size((*query.shape[:2], key.shape[1]))
         self.buffer = _buffer(self.buffer, query, sizes.numel())
@@ -117,7 +117,7 @@ class DotProductLogs:
             tile.add_(torch.zeros(keep.shape, dtype=tile.dtype, device=tile.device).masked_fill_(~keep, -FAR))
         return tile
 
-    def _of(self, rows: slice) -> tuple[Tensor, Tensor]:
+    def _scaled_rows(self, rows: slice) -> tuple[Tensor, Tensor]:
         """Query rows times the factor and offsets, (b·Hk, group·m, D or 1): heads that share a key become its rows."""
         if self._row is None or self._row[0] != rows:
             query = at_least_float32(self.query[:, :, rows]) * self.factor

@@ -96,7 +96,7 @@ class Mask(ABC):
     def _evaluate_tiles(self, blocks: Blocks) -> Ternary:
         """The verdict of `keep` on each tile; PARTIAL, which is right of any tile, where it has none."""
         try:
-            return Ternary.of(self.keep(blocks))
+            return Ternary.convert(self.keep(blocks))
         except RegardError:
             raise
         except Exception:  # Undecided, or an operation that intervals do not have; pairs show what is wrong

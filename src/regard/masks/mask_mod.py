@@ -72,7 +72,7 @@ class MaskModMask(Mask):
         """The function evaluated on intervals of positions; Undecided if it can only be mapped over single pairs."""
         if not self.elementwise:
             raise Undecided(f"{self!r} is evaluated pair by pair")
-        return Ternary.of(self.mask_mod(*self._indices(blocks), blocks.query, blocks.key))  # type: ignore[arg-type]
+        return Ternary.convert(self.mask_mod(*self._indices(blocks), blocks.query, blocks.key))  # type: ignore[arg-type]
 
     def _indices(self, grid: Pairs) -> tuple[Tensor, Tensor]:
         """Indices of batch and heads as leading axes, or 0 if the function reads neither."""

@@ -32,7 +32,7 @@ def average(folder: str | Path, *, last: int | None = None, best: int | None = N
     count = last if last is not None else best
     if count is not None and count < 1:
         raise ConfigurationError(f"the number of weights to average is {count}; it needs to be at least 1")
-    kept = _kept(run)
+    kept = _saved_files(run)
     if not kept or (count is not None and count > len(kept)):
         raise CheckpointError(
             f"{run.path} has kept {len(kept) or 'no'} weights{f', and {count} were asked for' if count else ''}: a run "
@@ -53,7 +53,7 @@ def mean(paths: Sequence[Path]) -> tuple[dict[str, Tensor], dict[str, Any]]:
         CheckpointError: a file cannot be read, or is of another model than the first.
     """
     first, header = load_weights(paths[0])
-    sums = {name: tensor.double() for name, tensor in _once(first).items()}
+    sums = {name: tensor.double() for name, tensor in _one_name_each(first).items()}
     updates = [header.get("update")]
     for path in paths[1:]:
         tensors, header = load_weights(path)
@@ -70,14 +70,14 @@ def mean(paths: Sequence[Path]) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def delete_old_weights(run: RunFolder, keep_last: int, keep_best: int) -> None:
     """Delete saved weights that are neither among the last nor among the best."""
-    kept = _kept(run)
+    kept = _saved_files(run)
     staying = {*kept[len(kept) - min(keep_last, len(kept)) :], *_by_score(kept)[:keep_best]}
     for path in kept:
         if path not in staying:
             path.unlink()
 
 
-def _kept(run: RunFolder) -> list[Path]:
+def _saved_files(run: RunFolder) -> list[Path]:
     """Files of the weights saved during a run, earliest first."""
     return sorted(run.saved_weights.glob("update-*.safetensors"))
 
@@ -88,7 +88,7 @@ def _by_score(paths: Sequence[Path]) -> list[Path]:
     return [paths[place] for place in sorted(range(len(paths)), key=lambda place: (scores[place], -place))]
 
 
-def _once(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _one_name_each(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Each tensor under one of its names, the first."""
     names: dict[int, str] = {}
     return {name: tensor for name, tensor in tensors.items() if names.setdefault(id(tensor), name) == name}

@@ -45,7 +45,7 @@ def save_tensors(tensors: Mapping[str, Tensor], path: str | Path, header: Mappin
             raise CheckpointError(f"the model's state {name!r} is {type(value).__name__}; weights need to be tensors")
     first: dict[tuple, str] = {}
     shared = {
-        name: other for name, value in tensors.items() if (other := first.setdefault(_place(value), name)) != name
+        name: other for name, value in tensors.items() if (other := first.setdefault(_memory_key(value), name)) != name
     }
     kept = {name: value for name, value in tensors.items() if name not in shared}
     _write(Path(path), kept, {"regard": regard.__version__, **header, **({"shared": shared} if shared else {})})
@@ -158,7 +158,7 @@ def _unflatten(skeleton: Any, tensors: Mapping[str, Tensor]) -> Any:
             return skeleton
 
 
-def _place(tensor: Tensor) -> tuple:
+def _memory_key(tensor: Tensor) -> tuple:
     """Key of a tensor's memory, equal for all names of one tensor, such as an embedding table that both sides share."""
     if not tensor.numel() or tensor.layout is not torch.strided:
         return (id(tensor),)

@@ -87,7 +87,7 @@ def wrong_values(error: ValidationError, data: Any) -> Iterator[str]:
     for detail in error.errors(include_url=False):
         path = _path_in(data, detail)
         needs.setdefault(path, []).append(_need(detail))
-        has.setdefault(path, _shown(detail["input"]))
+        has.setdefault(path, _format_value(detail["input"]))
         if "error" in detail.get("ctx", {}) and isinstance(detail["input"], Mapping):
             has[path] = ""  # a rule about several keys names them itself
         if detail["type"] == "missing":
@@ -171,7 +171,7 @@ def _need(detail: ErrorDetails) -> str:
     return message if needed == message else f"needs to be {needed}"
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     text = repr(value)
     return f"has {text if len(text) <= 80 else text[:77] + '...'}, "
 

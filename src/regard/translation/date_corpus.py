@@ -106,9 +106,9 @@ def date_corpus(
         )
     chosen = random.Random(seed).sample(days, asked)
     return DateCorpus(
-        train=_written(chosen[:train], formats),
-        validation=_written(chosen[train : train + validation], formats),
-        test=_written(chosen[train + validation :], formats),
+        train=_dates_as_text(chosen[:train], formats),
+        validation=_dates_as_text(chosen[train : train + validation], formats),
+        test=_dates_as_text(chosen[train + validation :], formats),
     )
 
 
@@ -178,6 +178,6 @@ def _days(years: range) -> list[date]:
     return [day for day in (first + timedelta(number) for number in range(count)) if day not in shown]
 
 
-def _written(days: Sequence[date], formats: Sequence[DateFormat]) -> ParallelText:
+def _dates_as_text(days: Sequence[date], formats: Sequence[DateFormat]) -> ParallelText:
     sources = [formats[number % len(formats)].write(day) for number, day in enumerate(days)]
     return ParallelText.pair(sources, [day.isoformat() for day in days])

@@ -106,7 +106,7 @@ class Atlas:
         Raises:
             AtlasError: roles that are not that.
         """
-        return self._with("roles", validated_roles(roles, [(of.name, of.heads) for of in self.maps]))
+        return self._with_field("roles", validated_roles(roles, [(of.name, of.heads) for of in self.maps]))
 
     def with_gold(self, gold: Any, *, sequence: int = 0, hypothesis: int | None = None) -> Atlas:
         """A copy with gold word alignments between a sentence and its translation.
@@ -144,7 +144,7 @@ class Atlas:
             of = self.maps[at]
             check_fit(links, word_count(of.key_words, of.keys), word_count(of.query_words, of.queries))
             held[at] = to_json(links)
-        return self._with("gold", held)
+        return self._with_field("gold", held)
 
     def with_hypotheses(self, hypotheses: Sequence[RankedTranslation | None]) -> Atlas:
         """A copy that says, for each of `maps`, which of the n best translations it belongs to; None: none.
@@ -152,9 +152,9 @@ class Atlas:
         Raises:
             AtlasError: not one entry for each map.
         """
-        return self._with("hypotheses", validated_hypotheses(hypotheses, len(self.maps)))
+        return self._with_field("hypotheses", validated_hypotheses(hypotheses, len(self.maps)))
 
-    def _with(self, name: str, entries: Sequence[Any]) -> Atlas:
+    def _with_field(self, name: str, entries: Sequence[Any]) -> Atlas:
         """A copy whose records have a field with one entry for each map, left out where all of its entries are None."""
         records, at = [], 0
         for record in self._records:

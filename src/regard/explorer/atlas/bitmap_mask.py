@@ -43,13 +43,13 @@ class BitmapMask(Mask):
 
     def keep(self, grid: Pairs) -> Kept:
         if isinstance(grid, Blocks):
-            return self._known(grid)
+            return self._block_verdicts(grid)
         rows, columns = _ranges(grid)
-        shown = self._shown(rows, columns, (1, 1))[0]
+        shown = self._any_and_every(rows, columns, (1, 1))[0]
         above, left = rows.start % SIDE, columns.start % SIDE
         return shown[..., above : above + len(rows), left : left + len(columns)]
 
-    def _known(self, blocks: Blocks) -> Ternary:
+    def _block_verdicts(self, blocks: Blocks) -> Ternary:
         """Verdicts on blocks; PARTIAL where blocks and tiles do not nest."""
         rows, columns = _ranges(blocks.grid)
         sizes = blocks.rows, blocks.columns
@@ -57,7 +57,7 @@ class BitmapMask(Mask):
         fit = all(SIDE % part == size % part == 0 for size, part in zip(sizes, within, strict=True))
         if not fit or rows.start % SIDE or columns.start % SIDE:
             return Ternary(torch.full((*self.marks.shape[:-2], *blocks.shape), PARTIAL, dtype=torch.int8))
-        some, every = self._shown(rows, columns, within)
+        some, every = self._any_and_every(rows, columns, within)
         # Beyond the last row or column there is nothing: no block exists as a whole because of it, nor less than whole.
         for axis, length, size, part in zip((-2, -1), (len(rows), len(columns)), sizes, within, strict=True):
             some, every = (of.narrow(axis, 0, -(-length // part)) for of in (some, every))
@@ -65,7 +65,7 @@ class BitmapMask(Mask):
             every = _joined(every, axis, size // part, True).all(axis)
         return Ternary.between(every, some)
 
-    def _shown(self, rows: range, columns: range, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    def _any_and_every(self, rows: range, columns: range, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
         """Whether any pair, and whether every pair, exists in each part of `size` rows and columns of the tiles.
 
         Bits beyond the last row or column do not exist: a part that reaches there does not exist as a whole.

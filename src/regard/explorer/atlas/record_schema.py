@@ -182,10 +182,10 @@ def _check_arrays(record: dict[str, Any], sizes: Sizes) -> None:
         _check_size(named[name], dtypes, shape, sizes)
     if "query" in needed and sizes[named["query"]][0] != sizes[named["key"]][0]:
         _fail("query and key need one dtype")
-    _check_kept(record, (batch, heads, queries, keys), sizes)
+    _check_summary(record, (batch, heads, queries, keys), sizes)
 
 
-def _check_kept(record: dict[str, Any], shape: tuple[int, int, int, int], sizes: Sizes) -> None:
+def _check_summary(record: dict[str, Any], shape: tuple[int, int, int, int], sizes: Sizes) -> None:
     """Check the sizes of pyramid, profiles and metrics."""
     batch, heads, queries, keys = shape
     if len(record["cell"]) != 2:

@@ -160,12 +160,12 @@ def _record(call: CapturedCall, words: TokenLists | None, arrays: ArrayStore, pr
     survey, roles = SummaryAccumulator(layout, levels, call.positions), RoleDetector.for_call(call, words)
     run_reductions(problem, call.lse.view(problem.weights_shape[:-1]), [survey, *roles.reductions])
     seen = survey.finish(call.lse)
-    lse = call.lse if call.errors is None else _matched(call, seen)
+    lse = call.lse if call.errors is None else _lse_of_rounded(call, seen)
     attending = ~call.lse.isneginf()
     held = {"query": call.query, "key": call.key, "lse": lse}
     if call.weight is not None:
         held["weight"] = call.weight
-    if _placed(call):
+    if _needs_positions(call):
         held |= {"query_positions": call.positions[0], "key_positions": call.positions[1]}
     grid = problem.grid()
     mask = None if call.mask is None else written(call.mask, grid, arrays.shared)
@@ -207,7 +207,7 @@ def pyramid_levels(call: CapturedCall) -> PyramidLevels:
     return PyramidLevels.fitting(call.query.shape[2], call.key.shape[2], SHARE * numbers * call.query.element_size())
 
 
-def _placed(call: CapturedCall) -> bool:
+def _needs_positions(call: CapturedCall) -> bool:
     """Whether positions have to be stored: they are not 0..M-1 and 0..N-1, and a mask, bias or display needs them.
 
     In cross-attention those of the queries say nothing where no rule asks for them; then they count the rows.
@@ -220,7 +220,7 @@ def _placed(call: CapturedCall) -> bool:
     return not torch.equal(queries, torch.arange(queries.shape[-1]).expand_as(queries))
 
 
-def _matched(call: CapturedCall, seen: SummaryValues) -> Tensor:
+def _lse_of_rounded(call: CapturedCall, seen: SummaryValues) -> Tensor:
     """The log-sum-exp of the rounded queries and keys, so that rows sum to 1 again."""
     known = call.lse.isfinite() & (seen.mass > 0)
     found = call.lse + seen.mass.masked_fill(~known, 1.0).log()

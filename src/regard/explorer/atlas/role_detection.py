@@ -59,8 +59,8 @@ class RoleDetector:
                 else AdditivePairs(query, key, call.weight),
                 value=key[..., :0],
                 mask=None if call.mask is None else SlicedMask(call.mask, SequenceSlice(axes, at)),
-                query_positions=_of(call.positions[0], at),
-                key_positions=_of(call.positions[1], at),
+                query_positions=_positions_of_sequence(call.positions[0], at),
+                key_positions=_positions_of_sequence(call.positions[1], at),
             )
             sequences.append(_SequenceRoles(problem, call.lse[at], _lens(tuple(pieces.tokens)).start(problem)))
         return cls(sequences)
@@ -150,5 +150,5 @@ def _role_dicts(evidence: RoleEvidence) -> HeadRoles:
     return [[finding.to_dict() for finding in found] for found in evidence.holding()]
 
 
-def _of(positions: Tensor, sequence: int) -> Tensor:
+def _positions_of_sequence(positions: Tensor, sequence: int) -> Tensor:
     return positions[sequence if len(positions) > 1 else 0]

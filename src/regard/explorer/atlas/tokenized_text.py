@@ -50,7 +50,7 @@ class TokenizedText:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def at(self, indices: Sequence[int | None]) -> TokenizedText:
+    def select(self, indices: Sequence[int | None]) -> TokenizedText:
         """The tokens at some indices; an empty token of no word for None."""
         tokens = ["" if index is None else self.tokens[index] for index in indices]
         if self.words is None:
@@ -210,7 +210,7 @@ def _fitted(call: CallShape, side: str, lists: TokenLists, count: int) -> TokenL
             "padding included; of cross-attention those of the queries and of the keys as a pair, and words for "
             "some modules by a mapping from their names"
         )
-    return [words if len(words) == count else words.at(range(count)) for words in lists]
+    return [words if len(words) == count else words.select(range(count)) for words in lists]
 
 
 def _of_queries(call: CallShape, words: TokenizedText, sequence: int) -> TokenizedText:
@@ -219,4 +219,4 @@ def _of_queries(call: CallShape, words: TokenizedText, sequence: int) -> Tokeniz
         return words
     queries, keys = (of[sequence % len(of)].tolist() for of in call.positions)
     at = {position: index for index, position in enumerate(keys)}
-    return words.at([at.get(position) for position in queries])
+    return words.select([at.get(position) for position in queries])
