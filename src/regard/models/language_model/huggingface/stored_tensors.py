@@ -74,18 +74,12 @@ def stack_experts(tensors: Mapping[str, StoredTensor], config: LanguageModelConf
     wide, tall = (experts.hidden_dim, config.dim), (config.dim, experts.hidden_dim)
     for layer, names in layers.items():
         gates, ups, downs = (
-            [
-                names.get((expert, part))
-                for expert in range(experts.num_experts)
-                for part in parts
-                if (expert, part) in names
-            ]
-            for parts in (GATE, UP, DOWN)
+            [names[expert, part] for expert in range(experts.num_experts) for part in kind if (expert, part) in names]
+            for kind in (GATE, UP, DOWN)
         )
+        complete = len(names) == 3 * experts.num_experts and len(gates) == len(ups) == len(downs)
         shapes = [found[name].shape for name in (*gates, *ups, *downs)]
-        if len(names) != 3 * experts.num_experts or shapes != [wide] * (len(gates) + len(ups)) + [tall] * len(downs):
-            continue
-        if not len(gates) == len(ups) == len(downs):
+        if not complete or shapes != [wide] * (len(gates) + len(ups)) + [tall] * len(downs):
             continue
         parts = [[found.pop(name) for name in kind] for kind in (gates, ups, downs)]
         found[f"{layer}.mlp.experts.gate_up_proj"] = StoredTensor(
