@@ -30,9 +30,9 @@ def double(*sizes: int) -> Tensor:
     ("asked", "error", "message"),
     [
         (
-            lambda: native.RowEntropySums(double(1, 2, 6)),
+            lambda: native.EntropySums(double(1, 2, 6)),
             ShapeError,
-            r"into of RowEntropySums has shape \(1, 2, 6\); it needs \(1, 2, 5\)",
+            r"into of EntropySums has shape \(1, 2, 6\); it needs \(1, 2, 5\)",
         ),
         (
             lambda: native.ColumnWeightSums(torch.zeros(1, 2, 7)),
@@ -45,9 +45,9 @@ def double(*sizes: int) -> Tensor:
             r"into of ColumnWeightSums needs to be contiguous; its strides are \(14, 1, 2\)",
         ),
         (
-            lambda: native.RowEntropySums(double(1, 2, 5).to("meta")),
+            lambda: native.EntropySums(double(1, 2, 5).to("meta")),
             DeviceError,
-            "into of RowEntropySums is on meta; native code runs on the CPU",
+            "into of EntropySums is on meta; native code runs on the CPU",
         ),
         (
             lambda: native.CellReduction(torch.arange(5), torch.arange(7), double(1, 2, 5, 6)),
@@ -98,4 +98,4 @@ def test_positions_are_the_same_for_all():
 
 def test_the_log_sum_exp_fits():
     with pytest.raises(ShapeError, match=r"lse has shape \(1, 2, 4\); it needs \(1, 2, 5\)"):
-        native.reduce_weights(problem(), torch.zeros(1, 2, 4), [native.RowEntropySums(double(1, 2, 5))])
+        native.reduce_weights(problem(), torch.zeros(1, 2, 4), [native.EntropySums(double(1, 2, 5))])

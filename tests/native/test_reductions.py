@@ -70,7 +70,7 @@ class Asked:
         batch, heads, queries, keys = sizes
         self.rows, self.columns, self.most = rows, columns, most
         cells = int(rows.max()) + 1, int(columns.max()) + 1
-        self.terms = native.RowEntropySums(torch.zeros(batch, heads, queries, dtype=torch.float64))
+        self.terms = native.EntropySums(torch.zeros(batch, heads, queries, dtype=torch.float64))
         self.received = native.ColumnWeightSums(torch.zeros(batch, heads, keys, dtype=torch.float64))
         self.sums = native.CellReduction(rows, columns, torch.zeros(batch, heads, *cells, dtype=torch.float64))
         self.maxima = native.CellReduction(rows, columns, torch.zeros(batch, heads, *cells))
@@ -286,7 +286,7 @@ def test_sums_of_many_rows_do_not_drift(variant):
 
 def test_terms_of_many_columns_do_not_drift(variant):
     query, key = torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, 3 * 2**16, 1)
-    terms = native.RowEntropySums(torch.zeros(1, 1, 1, dtype=torch.float64))
+    terms = native.EntropySums(torch.zeros(1, 1, 1, dtype=torch.float64))
     reduce(query, key, torch.full((1, 1, 1), math.log(3 * 2**16)), [terms])
     assert terms.into.item() == pytest.approx(-math.log2(3 * 2**16), rel=2e-6)
 
@@ -355,10 +355,10 @@ def test_nothing_is_written_beyond_the_tensors(variant):
 
 
 def test_nothing_at_all():
-    terms = native.RowEntropySums(torch.zeros(1, 2, 5, dtype=torch.float64))
+    terms = native.EntropySums(torch.zeros(1, 2, 5, dtype=torch.float64))
     top = native.LargestWeights(torch.ones(1, 2, 5, 2), torch.ones(1, 2, 5, 2, dtype=torch.int64))
     reduce(torch.zeros(1, 2, 5, 4), torch.zeros(1, 2, 0, 4), torch.full((1, 2, 5), -math.inf), [terms, top])
     assert (terms.into == 0).all()
     assert (top.weights == 0).all()
-    empty = native.RowEntropySums(torch.zeros(1, 2, 0, dtype=torch.float64))
+    empty = native.EntropySums(torch.zeros(1, 2, 0, dtype=torch.float64))
     reduce(torch.zeros(1, 2, 0, 4), torch.zeros(1, 2, 5, 4), torch.zeros(1, 2, 0), [empty])

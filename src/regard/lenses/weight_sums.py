@@ -28,8 +28,8 @@ class RowEntropySums:
         if tile.entropy_terms is not None:
             self.sums[tile.batch, :, tile.rows].add_(tile.entropy_terms.sum(-1))
 
-    def native(self) -> native.RowEntropySums:
-        return native.RowEntropySums(self.sums)
+    def native(self) -> native.EntropySums:
+        return native.EntropySums(self.sums)
 
 
 class ColumnSums:

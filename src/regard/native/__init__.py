@@ -25,7 +25,7 @@ from .reductions import ColumnWeightSums as ColumnWeightSums
 from .reductions import DistanceSums as DistanceSums
 from .reductions import LargestWeights as LargestWeights
 from .reductions import Reduction as Reduction
-from .reductions import RowEntropySums as RowEntropySums
+from .reductions import EntropySums as EntropySums
 from .reductions import RowSums as RowSums
 from .reductions import WeightMatrix as WeightMatrix
 from .reductions import never_decrease as never_decrease
@@ -45,7 +45,7 @@ __all__ = [
     "FlashTiles",
     "LargestWeights",
     "Reduction",
-    "RowEntropySums",
+    "EntropySums",
     "RowSums",
     "WeightMatrix",
     "attend_few_queries",

@@ -90,7 +90,7 @@ class RowSums:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class RowEntropySums(RowSums):
+class EntropySums(RowSums):
     """Σ_j w_ij · log₂ w_ij is added to `into`, (B, H, M) float64."""
 
     term: ClassVar[str] = "weight_log2_weight"
