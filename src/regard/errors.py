@@ -16,11 +16,11 @@ class RegardError(ValueError):
 
 
 class ShapeError(RegardError):
-    """Tensors whose shapes do not fit together."""
+    """Tensors with incompatible shapes."""
 
 
 class DtypeError(RegardError):
-    """A tensor of a type that the argument does not take."""
+    """A tensor of a dtype that the argument does not support."""
 
 
 class DeviceError(RegardError):
@@ -28,7 +28,7 @@ class DeviceError(RegardError):
 
 
 class MaskError(RegardError):
-    """A mask whose meaning is not clear, or that does not fit the problem."""
+    """A mask that is ambiguous or does not fit the problem."""
 
 
 class KernelError(RegardError):

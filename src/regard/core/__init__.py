@@ -1,1 +1,1 @@
-"""What every attention operator shares: checked inputs, score forms, the grid of positions, dropout, torch's modes."""
+"""Shared by all attention operators: checked inputs, score forms, the grid of positions, dropout, torch's modes."""

@@ -28,7 +28,7 @@ class Dropout:
     seed: Tensor
 
     def keep_mask(self, heads: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
-        """1 for each weight of a tile that is kept, 0 for each that is dropped: float32, (b, heads, m, n).
+        """The dropout mask of a tile: 1 for retained and 0 for dropped weights, float32, (b, heads, m, n).
 
         Shapes, all int64: heads (b, heads, 1), the number batch · heads + head of each head of the whole problem;
         queries (m,) or (b, 1, m) and keys (n,) or (b, 1, n), their positions in the whole sequence.
@@ -47,7 +47,7 @@ class Dropout:
 
     @property
     def threshold(self) -> int:
-        """The smallest int32 hash whose weight is kept."""
+        """The smallest int32 hash whose weight is not dropped."""
         return round(self.probability * 2**32) - 2**31
 
 

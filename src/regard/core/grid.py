@@ -107,7 +107,7 @@ class Grid:
         return torch.arange(heads, device=self.device)[:, None, None]
 
     def per_batch(self, pairs: Tensor) -> Tensor:
-        """Give (*batch, M, N) the head axis that the weights have, where there is a batch."""
+        """Insert into (*batch, M, N) the head axis of the weights, if the problem has a batch."""
         return pairs.unsqueeze(-3) if self.heads and pairs.ndim > 2 else pairs
 
     def cut(self, pairs: Tensor) -> Tensor:
@@ -239,7 +239,7 @@ class Blocks:
         return self.grid.by_head(heads)
 
     def per_batch(self, pairs: Tensor) -> Tensor:
-        """Give (*batch, M, N) the head axis that the weights have, where there is a batch."""
+        """Insert into (*batch, M, N) the head axis of the weights, if the problem has a batch."""
         return self.grid.per_batch(pairs)
 
     def cut(self, pairs: Tensor) -> Known:

@@ -51,7 +51,7 @@ def without_autocast(device: str) -> AbstractContextManager:
 
 
 def is_causal_bias(value: object) -> bool:
-    """Whether a value is torch's `CausalBias`: a tensor whose storage is never filled, so that it must not be read.
+    """Whether a value is torch's `CausalBias`, a tensor whose storage is not initialised and must not be read.
 
     >>> import torch
     >>> is_causal_bias(torch.zeros(3, 5))

@@ -47,7 +47,7 @@ class Recording:
         self._lock = Lock()  # more than one thread may run in the context of the block
 
     def on_attention(self, problem: Problem, lse: Tensor) -> None:
-        """Capture one call, unless it comes from no module of the model or has no pairs."""
+        """Capture one call; calls from outside the model, or without pairs, are ignored."""
         within, with_cache = _named_call.get(), False
         if within is not None:
             name, kind = within[0], (within[1], False)

@@ -23,7 +23,7 @@ _ATTENTION, _LAYER = (inspect.signature(of.forward) for of in (nn.MultiheadAtten
 
 
 class TorchLayerRecorder:
-    """Recomputes the attention of torch's layers with regard's layer, whose calls are recorded.
+    """Recomputes the attention of torch's layers with regard's layer, so that it is recorded.
 
     names: the modules to record. recording_as: context manager that sets name and kind of the calls in its block.
     is_active: whether this call is recorded. on_model_end: called when the whole model has returned. missed: why layers

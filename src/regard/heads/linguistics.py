@@ -1,4 +1,4 @@
-"""How often heads attend along syntactic dependencies, or to an antecedent, against baselines by position alone.
+"""Accuracy of heads on syntactic dependencies and on antecedents, against baselines by position alone.
 
 Also a reader of CoNLL-U, the format of annotated sentences.
 """
@@ -273,7 +273,7 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, eq=False)
 class CoreferenceEvidence:
-    """How many of n mentions each head resolves, how many the nearest mention before it resolves, and chance.
+    """Counts of n mentions: those that each head resolves, those that the nearest earlier mention resolves, and chance.
 
     `CoreferenceEvidence.total(parts)` sums the evidence of several texts.
     """

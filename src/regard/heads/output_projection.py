@@ -177,7 +177,7 @@ def transformed_norms(value: Tensor, output_weight: Tensor) -> Tensor:
 
 
 def norm_weighted(weights: Tensor, value: Tensor, output_weight: Tensor) -> Tensor:
-    """‖α_ij f(x_j)‖ = α_ij · ‖f(x_j)‖, the norm of what key j adds to output i: (..., heads, M, N).
+    """‖α_ij f(x_j)‖ = α_ij · ‖f(x_j)‖, the norm of key j's contribution to output i: (..., heads, M, N).
 
     A large weight on a key with a small value, as often on separators, contributes little.
 

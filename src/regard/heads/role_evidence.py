@@ -87,7 +87,7 @@ class RoleEvidence:
         return total
 
     def findings(self) -> list[list[Finding]]:
-        """The findings for each head: those that hold first, and then by score.
+        """All findings for each head: those whose rule is met first, sorted by score.
 
         Of the offsets beyond one only the best is listed, among those that at least half of the rows have. A role that
         no row counts, such as duplicate token where no token repeats, is not listed.

@@ -159,7 +159,7 @@ class _RolesState:
         return self.keys, self.counted
 
     def _exist(self, pairs: TokenPairs, tile: WeightTile) -> Tensor:
-        """Which pairs of a tile the mask keeps and padding does not remove: bool (b, 1 or H, m, n)."""
+        """The unmasked pairs of a tile without padding: bool (b, 1 or H, m, n)."""
         exist = ((pairs.query_ids >= 0) & (pairs.key_ids >= 0)).unsqueeze(1)
         keep = None if self.batched is None else self.batched.part(tile.batch).keep(tile.rows, tile.columns)
         exist = exist if keep is None else exist & keep

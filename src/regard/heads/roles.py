@@ -12,7 +12,7 @@ from ..utils.numbers import whole_number
 
 @dataclass(frozen=True, eq=False, slots=True)
 class TokenPairs:
-    """Features of the queries (b, m, 1) and keys (b, 1, n) of a tile, which roles compare.
+    """Features of the queries (b, m, 1) and keys (b, 1, n) of a tile, on which roles are evaluated.
 
     Positions and ids are whole numbers; padding has the id -1 and belongs to no pair. follows: the id of the token
     before each key, -1 where there is none. first, delimiter and rarest: bool, of keys.

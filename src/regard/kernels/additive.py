@@ -49,7 +49,7 @@ class AdditiveKernel:
         return reasons
 
     def cost(self, problem: Problem) -> Cost:
-        """The tiles that the mask leaves, and a share of a pass for each feature."""
+        """The work over the tiles with unmasked pairs, plus a share of a pass for each feature."""
         return add_feature_cost(self._tiled.cost(problem), problem, FEATURE)
 
     def run(self, problem: Problem) -> Result:
@@ -106,7 +106,7 @@ class _PairInputs:
         return added.expand(*self.batched.shape[:2], rows.stop - rows.start, columns.stop - columns.start)
 
     def kept(self, rows: slice, columns: slice) -> Tensor | None:
-        """The keep mask of dropout, float 0 or 1; None without dropout."""
+        """The dropout mask, float 0 or 1; None without dropout."""
         if self.dropout is None:
             return None
         tile = self.batched.grid.tile(rows, columns)
@@ -136,7 +136,7 @@ class _NativeTileScores:
 
 
 def _prepared(pairs: PairForm) -> native.AdditiveScores:
-    """Additive pairs as the native code takes them, batches and heads merged."""
+    """Additive pairs in the layout of the native code, with batches and heads merged."""
     if not isinstance(pairs, AdditivePairs):
         raise TypeError("native code scores additive pairs")
     return native.AdditiveScores(pairs.query.flatten(0, 1), pairs.key.flatten(0, 1), pairs.weight.float())

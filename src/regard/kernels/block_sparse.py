@@ -1,4 +1,4 @@
-"""The block-sparse kernel: dense attention of each block of queries over the spans of keys that the mask keeps."""
+"""The block-sparse kernel: dense attention of each block of queries over the spans of keys with unmasked pairs."""
 
 from __future__ import annotations
 

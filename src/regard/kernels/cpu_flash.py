@@ -1,4 +1,4 @@
-"""The CPU flash kernel: native flash attention over the tiles that the mask keeps, forward and backward."""
+"""The CPU flash kernel: native flash attention over the tiles with unmasked pairs, forward and backward."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class CpuFlashKernel:
         return native_reasons(problem)
 
     def cost(self, problem: Problem) -> Cost:
-        """The tiles that the mask leaves."""
+        """The work over the tiles with unmasked pairs."""
         found, heads = (
             batch_layouts(problem, TILE_SIZE, MIN_FULL_RUN),
             problem.weights_shape[-3] if problem.heads else 1,

@@ -289,7 +289,7 @@ def _with_autograd() -> Iterator[None]:
 
 
 def _contiguous(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Contiguous tensors, as the fake implementations promise; autograd alone would accept any strides."""
+    """Contiguous copies where needed, as the fake implementations declare the results contiguous."""
     return tuple(tensor.contiguous() for tensor in tensors)
 
 

@@ -170,7 +170,7 @@ def _parts_as_heads(rectangle: Rectangle, parts: int) -> tuple[Tensor, Tensor]:
 
 
 def _attended_columns(batched: BatchedProblem) -> tuple[slice, bool]:
-    """The columns from the first to the last key that is attended to, and whether the mask forbids any pair in them."""
+    """Columns from the first to the last key with an unmasked pair, and whether any pair in them is masked."""
     _, _, queries, keys = batched.shape
     if batched.problem.mask is None or queries * keys > FEW_PAIRS:
         return _columns_in_runs(batched.problem), batched.problem.mask is not None
@@ -186,7 +186,7 @@ def _attended_columns(batched: BatchedProblem) -> tuple[slice, bool]:
 
 
 def _columns_in_runs(problem: Problem) -> slice:
-    """The columns from the first to the last key that is attended to."""
+    """Columns from the first to the last key with an unmasked pair, by tiles."""
     if problem.mask is None:
         return slice(0, problem.keys)
     runs = [

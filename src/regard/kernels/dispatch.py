@@ -75,7 +75,7 @@ class Plan:
         return "\n".join(lines)
 
     def _second(self) -> str:
-        """How second derivatives are computed."""
+        """Text on how second derivatives are computed."""
         pairs = self.problem.weights_shape.numel()
         if not isinstance(self.kernel, OwnGradient):
             return "its own, with all weights in memory"

@@ -1,4 +1,4 @@
-"""The tiles that a mask keeps, as rows of blocks and runs of columns; memoized for each mask and size.
+"""The tiles with unmasked pairs, as rows of blocks and runs of columns; memoized for each mask and size.
 
 Kernels visit the pairs in these runs and no others.
 """
@@ -137,7 +137,7 @@ _memo_without_mask: dict[tuple, Any] = {}
 
 
 def batch_layouts(problem: Problem, size: tuple[int, int], min_full_width: int) -> tuple[BatchLayout, ...]:
-    """The tiles of `size` that the mask keeps, batch by batch where they differ, for all heads together."""
+    """The tiles of `size` with unmasked pairs, batch by batch where they differ, for all heads together."""
     return memoize(problem, (size, min_full_width), lambda: _parts(problem, size, min_full_width))
 
 
@@ -166,7 +166,7 @@ def memoize(
 
 
 def union_layout(problem: Problem, size: tuple[int, int], min_full_width: int) -> TileLayout:
-    """The tiles that the mask keeps for any batch and head."""
+    """The tiles that are not EMPTY for some batch and head."""
     found = batch_layouts(problem, size, min_full_width)
     if len(found) == 1:
         return found[0].layout
@@ -174,7 +174,7 @@ def union_layout(problem: Problem, size: tuple[int, int], min_full_width: int) -
 
 
 def count_visited_pairs(problem: Problem, size: tuple[int, int] = (128, 64), min_full_width: int = 1) -> int:
-    """The number of pairs in the tiles that the mask keeps, over all batches, for one head."""
+    """The number of pairs in tiles that are not EMPTY, over all batches, for one head."""
     found = batch_layouts(problem, size, min_full_width)
     return sum((part.batch.stop - part.batch.start) * part.layout.visited_pairs for part in found)
 

@@ -1,4 +1,4 @@
-"""Convert a problem to the inputs of the native flash code, and list what that code does not support.
+"""Convert a problem to the inputs of the native flash code, and list features that it does not support.
 
 Masks are packed to one bit per pair of a cut tile, memoized for each mask and size.
 """
@@ -31,7 +31,7 @@ MAX_MEMO_BYTES = 2**22
 
 
 def packed_tiles(batched: BatchedProblem) -> tuple[tuple[slice, FlashTiles], ...]:
-    """The tiles that the mask leaves as runs and bits, batch by batch where they differ."""
+    """The tiles with unmasked pairs as runs and bits, batch by batch where they differ."""
     queries, keys = batched.shape[2:]
     if batched.problem.mask is None:
         return ((slice(0, batched.problem.batch.numel()), _all_tiles(queries, keys)),)

@@ -53,7 +53,7 @@ class TiledAttention:
     tile: int = TILE
 
     def cost(self, problem: Problem) -> Cost:
-        """The tiles that the mask leaves; some eight passes over each."""
+        """The work over the tiles with unmasked pairs, some eight passes over each."""
         size, heads = tile_size(problem, self.tile), problem.weights_shape[-3] if problem.heads else 1
         (masks, biases), alike = distinct_matrices(problem), isinstance(problem.bias, RelativeBias)
         pairs = tiles = at_once = asked = 0.0
@@ -176,7 +176,7 @@ class ScoredTiles:
         return scores, slope
 
     def kept(self, rows: slice, columns: slice) -> Tensor | None:
-        """The keep mask of dropout, float 0 or 1; None without dropout."""
+        """The dropout mask of a tile, float 0 or 1; None without dropout."""
         dropout = self.batched.problem.dropout
         if dropout is None:
             return None

@@ -122,7 +122,7 @@ def _attend(problem: Problem) -> Result:
 
 
 def _slow_path(problem: Problem) -> str:
-    """Why torch would leave its fast path for the formula with all weights in memory; empty if it does not."""
+    """Reason why torch would use the formula with all weights in memory; empty if it uses a fast kernel."""
     if problem.bias_requires_grad():
         return "torch keeps all weights in memory for the gradient of a bias"
     if problem.pairs.query.shape[-1] != problem.value.shape[-1]:
@@ -139,7 +139,7 @@ def _waste(problem: Problem, causal: bool) -> str:
 
 
 def _attn_mask(problem: Problem) -> Tensor | None:
-    """Mask and bias as the one tensor that torch takes: bool, or numbers with -inf where nothing is kept."""
+    """Mask and bias as torch's attn_mask: bool, or numbers with -inf where masked."""
     grid = problem.grid()
     keep, bias = problem.keep(grid), problem.bias_values(grid)
     if bias is None:

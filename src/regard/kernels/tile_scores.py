@@ -41,7 +41,7 @@ class TileScores(Protocol):
 
 
 class DotTileScores:
-    """scale · q · k: two matrix products backward, one forward; the scale goes into the query once."""
+    """scale · q · k: two matrix products backward, one forward; the query is multiplied by the scale once."""
 
     def __init__(self, pairs: DotPairs) -> None:
         self.scale = pairs.scale

@@ -37,7 +37,7 @@ class TileWeights(Protocol):
     """Computes the weights of tiles."""
 
     def tile(self, rows: slice, columns: slice, *, masked: bool, terms: bool) -> tuple[Tensor, Tensor | None]:
-        """Weights (b, H, m, n), and, if these are wanted, the terms weight · log₂ weight, in a reused buffer."""
+        """Weights (b, H, m, n), and the terms weight · log₂ weight if requested, in a reused buffer."""
         ...
 
 

@@ -28,7 +28,7 @@ class TiledKernel:
         return []
 
     def cost(self, problem: Problem) -> Cost:
-        """The tiles that the mask leaves."""
+        """The work over the tiles with unmasked pairs."""
         return add_feature_cost(self._tiled.cost(problem), problem, FEATURE)
 
     def run(self, problem: Problem) -> Result:

@@ -17,7 +17,7 @@ from .base import Reduction, WeightsLayout, WeightTile, select_batches
 
 
 class DistanceResult(NamedTuple):
-    """mean (..., heads, M), histogram (..., heads, bins), and edges (bins - 1,): where bins 1, 2, ... begin."""
+    """mean (..., heads, M), histogram (..., heads, bins), and edges (bins - 1,): the lower edges of bins 1, 2, ..."""
 
     mean: Tensor
     histogram: Tensor

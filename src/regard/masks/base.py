@@ -90,11 +90,11 @@ class Mask(ABC):
 
     @property
     def operands(self) -> tuple[Mask, ...]:
-        """The masks that this one combines: none, unless it is made by & | ~."""
+        """The masks that this one combines by & | ~; none for other masks."""
         return ()
 
     def _evaluate_tiles(self, blocks: Blocks) -> Ternary:
-        """The verdict of `keep` on each tile; PARTIAL, which is right of any tile, where it has none."""
+        """The verdict of `keep` on each tile, or PARTIAL, which is always valid, if it cannot be evaluated on tiles."""
         try:
             return Ternary.convert(self.keep(blocks))
         except RegardError:

@@ -1,4 +1,4 @@
-"""Masks from bool tensors; the name of the argument, keep or ignore, says what True means."""
+"""Masks from bool tensors; the name of the argument, keep or ignore, defines the meaning of True."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def build(folder: Path = SOURCES) -> str | None:
 
 
 def compiled(scratch: Path) -> Path:
-    """The library, built in `scratch`; a compiler that does not know a wider variant leaves it out.
+    """Compile the library in `scratch`; variants that the compiler does not support are omitted.
 
     Raises:
         BuildError: there is no compiler, or it fails on what every processor runs.

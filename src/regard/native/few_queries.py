@@ -82,7 +82,7 @@ def attend_few_queries(
 
 
 def _part(heads: int, columns: int, threads: int) -> tuple[int, int]:
-    """Keys of a part, in whole chunks, and the number of parts: one where the heads alone keep all threads busy."""
+    """Keys of a part, in whole chunks, and the number of parts; one part if the heads alone occupy all threads."""
     even = heads % threads == 0 or heads >= 8 * threads
     wanted = 1 if even or not heads else -(-2 * threads // heads)
     part = max(-(-columns // (wanted * CHUNK)) * CHUNK, CHUNK)

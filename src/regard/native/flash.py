@@ -57,7 +57,7 @@ class FlashStruct(ctypes.Structure):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class FlashTiles:
-    """The tiles of BLOCK × BLOCK pairs that a mask leaves, and which of their pairs exist.
+    """The tiles of BLOCK × BLOCK pairs with unmasked pairs, and which of their pairs exist.
 
     Shapes: first (R + 1,) int64: the runs of block row r are first[r] to first[r + 1]. runs (·, 3) int64: the first
     column, a multiple of BLOCK, the column after the last, and the number of the first tile among those with bits; -1
@@ -137,7 +137,7 @@ class FlashProblem:
         *,
         wants_relative_bias: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """The gradients of query, key, value and, if that is wanted, relative_bias, in float32 and in their shapes.
+        """The gradients of query, key, value and, if requested, relative_bias, in float32 and in their shapes.
 
         output and grad_output as the value in all but length; lse and grad_lse (B, H, M) float32, the former +inf for
         rows that take no part, the latter None for 0.
@@ -223,7 +223,7 @@ class FlashProblem:
 
 
 def segments(heads: int, rows: int, wanted: int) -> tuple[int, int]:
-    """The number of units of work, and the blocks of rows in each: BLOCKS, or fewer for as many units as wanted."""
+    """The number of units of work, and the blocks of rows in each: BLOCKS, or fewer if more units are needed."""
     blocks = -(-rows // BLOCK)
     segment = max(min(BLOCKS, heads * blocks // wanted), 1)
     return heads * -(-blocks // segment), segment

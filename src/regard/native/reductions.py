@@ -286,7 +286,7 @@ class _SumBuffers:
         }
 
     def addresses(self) -> ctypes.Array[c_void_p]:
-        """The address of the sums of each term, null where it is not wanted."""
+        """The address of the sums of each term, null where it is not requested."""
         return (c_void_p * len(TERMS))(*(self.sums[term].data_ptr() if term in self.sums else None for term in TERMS))
 
     def finish(self) -> None:
@@ -382,7 +382,7 @@ def _ranges(positions: Tensor) -> Tensor:
 
 
 def _strips(tiles: FlashTiles, pairs: int) -> np.ndarray:
-    """Where strips begin and the last one ends, in blocks of rows: about as many tiles in each."""
+    """Boundaries of strips in blocks of rows, balanced by the number of tiles."""
     widths = -(-(tiles.runs[:, 1] - tiles.runs[:, 0]) // BLOCK)
     spent = np.concatenate([[0], np.cumsum(widths)])[tiles.first] + np.arange(len(tiles.first))
     blocks = len(tiles.first) - 1
@@ -392,7 +392,7 @@ def _strips(tiles: FlashTiles, pairs: int) -> np.ndarray:
 
 
 def _cuts(maps: Sequence[np.ndarray], rows: int) -> np.ndarray:
-    """A word for each block of rows: a bit for each row after which another cell begins, or the rows end."""
+    """A word for each block of rows: the bit of a row is set if the next row is in another cell, or does not exist."""
     ends = np.zeros(-(-rows // BLOCK) * BLOCK, dtype=bool)
     ends[BLOCK - 1 :: BLOCK] = True
     ends[rows - 1 : rows] = True
@@ -402,7 +402,7 @@ def _cuts(maps: Sequence[np.ndarray], rows: int) -> np.ndarray:
 
 
 def _pieces(cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The columns of each block, split where another cell begins: the first piece of each, and (begin, end, cell)."""
+    """The columns of each block, split at cell boundaries: the first piece of each, and (begin, end, cell)."""
     begins = np.ones(len(cells), dtype=bool)
     begins[1:] = cells[1:] != cells[:-1]
     begins[::BLOCK] = True

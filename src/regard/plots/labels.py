@@ -16,7 +16,7 @@ _LONGEST = 24
 
 
 def token_label(token: str, longest: int = _LONGEST) -> str:
-    r"""The token made visible, and cut where it is longer than what a label has room for.
+    r"""The visible form of a token, truncated to the length of a label.
 
     >>> token_label("\u202eabc"), token_label("a" * 1_000_000, longest=4)
     ('U+202Eabc', 'aaa…')
@@ -26,7 +26,7 @@ def token_label(token: str, longest: int = _LONGEST) -> str:
 
 
 def phrase(text: str, longest: int = _LONGEST) -> str:
-    """`token_label` for a text of several words, which keeps its spaces.
+    """`token_label` for a text of several words, with spaces unchanged.
 
     >>> phrase("previous  token")
     'previous token'

@@ -40,7 +40,7 @@ def profiles(
     mask: ArrayLike | Tensor | None = None,
     pooling: Pooling | None = None,
 ) -> Figure:
-    """A matplotlib figure of `weights` [R, C] with the `entropy` [R] of each row and what each column has `received`.
+    """A matplotlib figure of `weights` [R, C] with the `entropy` [R] of each row and the sum `received` by each column.
 
     The entropy, in nats, is to the right of the map; `received` [C], the sum of each column, is below it, as from
     `regard.lenses.Entropy` and `regard.lenses.Received`. Both have a number for each token, also where the map is

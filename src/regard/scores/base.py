@@ -65,7 +65,7 @@ class Score(nn.Module, ABC):
 
 
 class OverProjectedKeys:
-    """A score whose keys are already projected."""
+    """A score that takes keys already projected by `project_key`."""
 
     def __init__(self, score: Score) -> None:
         self.score = score

@@ -74,7 +74,7 @@ class Inputs:
         return leaf
 
     def attended_entries(self, name: str) -> Tensor:
-        """Which entries of the leaf of query, key or value belong to some pair that the mask keeps."""
+        """Entries of the leaf of query, key or value that belong to some unmasked pair: bool."""
         keep, heads = self.keep, self.layout.heads
         if name == "query":
             rows = keep.any(-1)

@@ -343,7 +343,7 @@ def dropout_factors(inputs: Inputs, like: Tensor) -> Tensor:
 
 
 def dropout_keeps(seed: int, head: int, query: int, key: int, probability: float) -> bool:
-    """Whether dropout keeps one weight, in Python's integers.
+    """Whether dropout retains one weight, computed with Python's integers.
 
     `head` counts the heads of all batches, `query` and `key` are positions.
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Expected:
-    """The expected values of a tensor, and what determines their tolerance.
+    """The expected values of a tensor, and the inputs of their tolerance.
 
     truth: in float64. dtype: the required dtype. approximations: the same by the plain formula in the working
     precision, once or several times (see `Oracle.approximations`); without them only one rounding is allowed.

@@ -66,7 +66,7 @@ def load_weights(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def read_header(path: str | Path) -> dict[str, Any]:
-    """The header alone, without reading the tensors; raises as `load_weights` does."""
+    """Read the header without the tensors; raises as `load_weights` does."""
     header = _header(Path(path), TensorFile(Path(path), extra=EXTRA).metadata)
     header.pop("shared", None)
     return header

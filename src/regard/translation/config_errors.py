@@ -81,7 +81,7 @@ def unknown_keys(data: Any, annotation: Any, root: type[BaseModel], path: KeyPat
 
 
 def wrong_values(error: ValidationError, data: Any) -> Iterator[str]:
-    """A message for every key whose value pydantic refused: what it has and what it needs."""
+    """A message for every key whose value pydantic refused: its value, and the values it may have."""
     needs: dict[KeyPath, list[str]] = {}
     has: dict[KeyPath, str] = {}
     for detail in error.errors(include_url=False):
@@ -130,7 +130,7 @@ def _places(name: str, annotation: Any, path: KeyPath = (), kind: str | None = N
 
 
 def sections_of(annotation: Any) -> list[type[BaseModel]]:
-    """The settings classes that a field of this annotation can hold."""
+    """The settings classes that a field of this annotation can contain."""
     origin = typing.get_origin(annotation)
     if origin is Annotated:
         return sections_of(typing.get_args(annotation)[0])

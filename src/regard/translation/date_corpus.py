@@ -123,7 +123,7 @@ def examples() -> ParallelText:
 
 
 def date_formats(locales: Sequence[str] = LOCALES) -> list[DateFormat]:
-    """The formats of the locales that show the whole year and have one reading among all of them, each named once.
+    """Unambiguous formats of the locales with a four-digit year, each once.
 
     `d/M/y` and `M/d/y` both go where one locale has the first and another the second; `d.M.y` stays as long as no
     locale writes `M.d.y`. Month names that mean one month here and another there rule a format out in the same way.

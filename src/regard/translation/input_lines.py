@@ -85,7 +85,7 @@ def _is_invisible(character: str) -> bool:
 
 
 def _without(characters: list[str], text: str) -> str:
-    """Remove characters: words that they separated stay apart, and no space is left before a full stop.
+    """Remove characters: words that they separated stay separate, and no space is left before a full stop.
 
     >>> _without(["❤", "—"], "I ❤ you — a lot ❤."), _without(["—", "❤"], "you—me❤"), _without(["­"], "co­operate")
     ('I you a lot.', 'you me', 'cooperate')

@@ -1,4 +1,4 @@
-"""Protocols of translation models: what beam search and `Translator` call.
+"""Protocols of translation models, as `beam_search` and `Translator` use them.
 
 Shapes: R rows, one per beam, B sentences, S source tokens, T target tokens, V target vocabulary.
 """

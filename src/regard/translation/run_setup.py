@@ -150,7 +150,7 @@ def prepare(experiment: Experiment, run: RunFolder, resume: Resume) -> PreparedR
 
 
 def refuse_other_run(run: RunFolder, experiment: Experiment, resume: Resume) -> None:
-    """Check that the folder holds this run or none.
+    """Check that the folder contains this run or none.
 
     Raises:
         ConfigurationError: it holds a run of other settings, or any run where `resume` is "never".

@@ -155,7 +155,7 @@ SECONDS_BETWEEN_LINES = 30.0
 
 
 def first_line(training: Training) -> str:
-    """Whether a training begins, resumes, or has ended already."""
+    """The line at the start of a training: whether it begins, resumes, or has ended already."""
     position, settings = training.progress.position, training.settings
     if training.progress.has_ended(settings):
         return (

@@ -116,7 +116,7 @@ class Vocabulary:
 
     @classmethod
     def train(cls, lines: Iterable[str], settings: VocabularySettings) -> Vocabulary:
-        """Learn a vocabulary; the same lines, in whatever order, give the same one.
+        """Learn a vocabulary; it does not depend on the order of the lines.
 
         Raises:
             VocabularyError: there is no text, or `settings.size` does not hold its characters (bpe, unigram).
@@ -158,7 +158,7 @@ class Vocabulary:
         return [self.encode(line) for line in lines]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The line that the ids spell; PAD, BEGIN and END are dropped and UNKNOWN is "<unk>".
+        """Decode ids to a line; PAD, BEGIN and END are dropped and UNKNOWN is "<unk>".
 
         Raises:
             VocabularyError: an id is not one of this vocabulary.

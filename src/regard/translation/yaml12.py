@@ -107,7 +107,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """A safe dumper that quotes whatever either version of YAML would take for something other than text."""
+    """A safe dumper that quotes every text that YAML 1.1 or 1.2 would read as another type."""
 
     def represent_text(self, value: str) -> ScalarNode:
         # In double quotes all that breaks a line is escaped; PyYAML's other styles lose U+0085, for one.

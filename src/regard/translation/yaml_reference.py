@@ -72,7 +72,7 @@ def _table(section: type[BaseModel]) -> str:
 
 
 def field_docstrings(section: type[BaseModel]) -> dict[str, str]:
-    """The string below each field of a class, of its bases too; pydantic itself keeps none."""
+    """The string below each field of a class and of its bases, which pydantic does not store."""
     found: dict[str, str] = {}
     for base in reversed(section.__mro__):
         if not issubclass(base, BaseModel) or base is BaseModel:

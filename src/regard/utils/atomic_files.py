@@ -90,7 +90,7 @@ def _without_links(path: Path) -> Path:
 
 
 def _create(partial: Path, path: Path) -> int:
-    """Make an empty temporary file, and give the mode that the finished file is to have."""
+    """Create an empty temporary file, and return the mode of the finished file."""
     os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     if not path.exists():
         return stat.S_IMODE(partial.stat().st_mode)
@@ -126,7 +126,7 @@ def _runs(process: int) -> bool:
 
 
 def _remove(path: Path) -> None:
-    """Remove a file if it is there and can be removed: a failure to clean up must not hide the one before it."""
+    """Remove a file if possible: a failure to clean up must not hide the earlier error."""
     with suppress(OSError):
         path.unlink(missing_ok=True)
 

@@ -104,7 +104,7 @@ _values: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
 
 def object_token(value: Any) -> str:
-    """A token for an object without a literal; under torch.compile it must have been made before."""
+    """A token for an object without a literal; under torch.compile the token must exist already."""
     token = _tokens.get(value)
     if token is None:
         token = _tokens[value] = f"{_PROCESS}-{next(_numbers)}"

@@ -110,7 +110,7 @@ def _not_whole(path: Path, reason: str) -> str:
 
 
 def state_differences(found: Mapping[str, Sequence[int]], needed: Mapping[str, Sequence[int]]) -> str:
-    """How the tensors of a file differ from those of a model, given the shapes of both: counts and the first names.
+    """Describe how the tensors of a file differ from a model's, given the shapes of both: counts and the first names.
 
     >>> state_differences({"a": (2,), "c": (1,)}, {"a": (3,), "b": (1,)})
     '1 missing (b); 1 extra (c); 1 of another shape (a: the file has [2], the model needs [3])'

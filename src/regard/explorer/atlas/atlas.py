@@ -147,7 +147,7 @@ class Atlas:
         return self._with_field("gold", held)
 
     def with_hypotheses(self, hypotheses: Sequence[RankedTranslation | None]) -> Atlas:
-        """A copy that says, for each of `maps`, which of the n best translations it belongs to; None: none.
+        """A copy that assigns each of `maps` to one of the n best translations; None: none.
 
         Raises:
             AtlasError: not one entry for each map.

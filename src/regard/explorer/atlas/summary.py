@@ -143,7 +143,7 @@ def _cells(stretch: slice, cell: int) -> slice:
 
 
 def _grouped(weights: Tensor, axis: int, start: int, cell: int, reduce: str) -> Tensor:
-    """Reduce to one number for each cell along an axis that begins at index `start` of the map."""
+    """Reduce the entries of each cell along an axis whose first entry is number `start` of the map."""
     step = min(cell, AT_ONCE)
     groups = _steps(weights, axis, start % step, step, reduce)
     return groups if step == cell else _steps(groups, axis, start % cell // step, cell // step, reduce)

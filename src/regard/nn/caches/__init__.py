@@ -1,4 +1,4 @@
-"""Caches for decoding: immutable values that a step takes and returns."""
+"""Caches for decoding: immutable values, passed to each step and returned extended."""
 
 from .base import Cache as Cache
 from .base import KeyValueStore as KeyValueStore

@@ -18,7 +18,7 @@ from .eviction import Evicting, Growing, Policy, Static, with_spare
 
 @dataclass(frozen=True, eq=False)
 class KVCache(Cache):
-    """Keys and values of all positions so far, for one layer: a decoding step takes it and returns the next one.
+    """Keys and values of all positions so far, for one layer: an immutable value that each decoding step extends.
 
     `append` returns a longer cache and leaves the old one unchanged, so both can be continued, as branches of a search
     are. Memory is shared between them where that is safe: a step copies nothing that came before, and only the second
@@ -200,7 +200,7 @@ class KVCache(Cache):
 
 @dataclass(frozen=True, eq=False)
 class Contents:
-    """What a non-empty cache stores: the first `length` positions of buffers that other caches may share.
+    """The contents of a non-empty cache: the first `length` positions of buffers that other caches may share.
 
     next_position, has_default_positions: see `KVCache`. evict_at: the length from which eviction is tried again.
     """
