@@ -36,7 +36,7 @@ def test_parts_are_even_and_cover_all():
 
 def test_threads_are_worth_their_work(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
-    assert [threads.workers(work, 100) for work in (0, 99, 250, 10**6)] == [1, 1, 2, 4]
+    assert [threads.thread_count(work, 100) for work in (0, 99, 250, 10**6)] == [1, 1, 2, 4]
 
 
 def test_each_job_is_done_once_by_its_worker():

@@ -181,7 +181,7 @@ class AtlasAPI:
         return displayed_weights(of, head, slice(*rows), slice(*columns))
 
     def profile(self, map: int, head: int, which: str) -> Floats:  # noqa: A002
-        """The "entropy" of each row, (M,), in nats, its "largest" weight, or what each key "received", (N,).
+        """Profile of a head by name: "entropy", (M,), in nats, "largest" weight, (M,), or weight "received", (N,).
 
         Raises:
             AtlasError: there is no such map, head or profile.

@@ -146,7 +146,7 @@ def run_in_float64(problem: Problem) -> tuple[Problem, Result]:
 def _gradients_in_float64(
     problem: Problem, lse: Tensor, grad_output: Tensor, grad_lse: Tensor, needed: set[int]
 ) -> list[Tensor]:
-    """The gradients of a problem whose log-sum-exp is too large for float32; rows of lse +inf or NaN take no part."""
+    """The gradients of a problem whose log-sum-exp is too large for float32; none from rows of lse +inf or NaN."""
     wide, result = run_in_float64(problem)
     copies = zip(tree_tensors(problem), tree_tensors(wide), strict=True)
     return _gradients(

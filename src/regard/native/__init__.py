@@ -23,9 +23,9 @@ from .library import why_not as why_not
 from .reductions import CellReduction as CellReduction
 from .reductions import ColumnWeightSums as ColumnWeightSums
 from .reductions import DistanceSums as DistanceSums
+from .reductions import EntropySums as EntropySums
 from .reductions import LargestWeights as LargestWeights
 from .reductions import Reduction as Reduction
-from .reductions import EntropySums as EntropySums
 from .reductions import RowSums as RowSums
 from .reductions import WeightMatrix as WeightMatrix
 from .reductions import never_decrease as never_decrease
@@ -41,11 +41,11 @@ __all__ = [
     "ColumnWeightSums",
     "DistanceSums",
     "DropoutNoise",
+    "EntropySums",
     "FlashProblem",
     "FlashTiles",
     "LargestWeights",
     "Reduction",
-    "EntropySums",
     "RowSums",
     "WeightMatrix",
     "attend_few_queries",

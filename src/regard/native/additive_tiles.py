@@ -14,7 +14,7 @@ from torch import Tensor
 from ..errors import ShapeError
 from . import library
 from .library import check_float32, last_contiguous
-from .threads import run_jobs, run_units, split_range, workers
+from .threads import run_jobs, run_units, split_range, thread_count
 
 STRIP = 64  # additive.h has the same
 FEATURES_AT_ONCE = 16
@@ -110,7 +110,7 @@ class AdditiveScores:
         if not out.numel():
             return out
         units = shape[0] * shape[1]
-        count = workers(units * shape[2] * self.features, LEAST_WORK)
+        count = thread_count(units * shape[2] * self.features, LEAST_WORK)
         across = 1 if units >= count else -(-count // units)  # few rows are cut along their keys
         tile = (out.data_ptr(), out.stride(0), out.stride(1))
 
@@ -150,7 +150,7 @@ class AdditiveScores:
         work.prepared_query, work.query_bound = query.data_ptr(), query_bound.data_ptr()
         work.prepared_key, work.key_bound = key.data_ptr(), key_bound.data_ptr()
         work.unit_count = heads * -(-self.rows // STRIP) + key_heads * self.strips
-        threads = workers(query.numel() + key.numel(), LEAST_ENTRIES)
+        threads = thread_count(query.numel() + key.numel(), LEAST_ENTRIES)
         run_units(self.library.additive_bounds, work, threads)
         largest = max(query_bound.amax().item(), key_bound.amax().item())
         work.form, work.next_unit = TANGENTS if largest <= 1 else EXPONENTIALS, 0
@@ -252,7 +252,7 @@ class AdditiveForward:
         pairs = scores.heads * size[0] * size[1]
         if not pairs:
             return
-        threads = workers(pairs * (scores.features + value.shape[-1]), LEAST_WORK)
+        threads = thread_count(pairs * (scores.features + value.shape[-1]), LEAST_WORK)
         band = BAND if scores.heads * size[0] >= BANDS_PER_THREAD * threads * BAND else SMALL_BAND
         work = AdditiveForwardStruct(
             *(0, scores.heads * -(-size[0] // band), 0, ctypes.addressof(scores.work), top, bottom, left, right, band),
@@ -304,12 +304,12 @@ class AdditiveGradients:
 
     def __init__(self, scores: AdditiveScores) -> None:
         self.scores = scores
-        self.workers = torch.get_num_threads()
-        self.partial_sums = _partial_sums(scores.key_heads, self.workers)
+        self.thread_count = torch.get_num_threads()
+        self.partial_sums = _partial_sums(scores.key_heads, self.thread_count)
         self.query = torch.zeros(scores.heads, scores.rows, scores.features)
         self.key = torch.zeros(self.partial_sums, scores.key_heads, scores.strips, scores.padded, STRIP)
         self.weight = torch.zeros(self.partial_sums, scores.key_heads, scores.padded, dtype=torch.float64)
-        self.scratch = torch.empty(self.workers, scores.library.additive_scratch(scores.padded))
+        self.scratch = torch.empty(self.thread_count, scores.library.additive_scratch(scores.padded))
 
     def add(self, upstream: Tensor, rows: slice = WHOLE, columns: slice = WHOLE) -> None:
         """Add the tile of some rows and columns: `upstream` (H, rows, columns), the gradient by its scores.
@@ -338,7 +338,7 @@ class AdditiveGradients:
             for head in range(scores.key_heads)
             for part, (begin, end) in enumerate(split_range(0, per_head, self.partial_sums))
         ]
-        count = min(self.workers, workers(upstream.numel() * scores.features, LEAST_WORK))
+        count = min(self.thread_count, thread_count(upstream.numel() * scores.features, LEAST_WORK))
         run_jobs(call, jobs, count)
 
     def result(self) -> tuple[Tensor, Tensor, Tensor]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..errors import DtypeError, ShapeError
 from . import library
 from .library import DTYPES, check_cpu, last_contiguous
-from .threads import run_units, workers
+from .threads import run_units, thread_count
 
 MOST_ROWS = 64  # decode.h has the same, and the next one
 CHUNK = 64
@@ -62,7 +62,7 @@ def attend_few_queries(
     _check(query, key, value, bias)
     code = library.current()
     (batch, heads, rows, dim), (columns, value_dim) = query.shape, value.shape[-2:]
-    count = workers(key.numel() + value.numel(), LEAST_WORK)
+    count = thread_count(key.numel() + value.numel(), LEAST_WORK)
     part, part_count = _part(batch * heads, columns, count)
     if query.dtype not in DTYPES:
         query = query.float()

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..errors import DtypeError, ShapeError
 from . import library
 from .library import DTYPES, check_cpu, last_contiguous
-from .threads import run_units, workers
+from .threads import run_units, thread_count
 
 BLOCK = 64  # flash.h has the same, and the next one
 MOST_BLOCKS = 8
@@ -122,7 +122,7 @@ class FlashProblem:
         batch, heads, rows, _ = self.query.shape
         output = self.value.new_empty(batch, heads, rows, self.value.shape[-1])
         lse = self.value.new_empty(batch, heads, rows, dtype=torch.float32)
-        threads = workers(self.flops(), LEAST_WORK)
+        threads = thread_count(self.flops(), LEAST_WORK)
         units, segment = segments(batch * heads, rows, 4 * threads)
         work, _held = self.arguments(units, segment, result=output.data_ptr(), lse=lse.data_ptr())
         run_units(code.flash, work, threads)
@@ -144,7 +144,7 @@ class FlashProblem:
         """
         code = library.current()
         (batch, heads, rows, dim), (shared, columns, value_dim) = self.query.shape, self.value.shape[1:]
-        threads = workers(self.flops(), LEAST_WORK)
+        threads = thread_count(self.flops(), LEAST_WORK)
         blocks = max(-(-columns // BLOCK), 1)
         # Parts of the keys each sum up gradients of all queries: only where the heads alone keep too few threads busy.
         parts = min(blocks, max(1, -(-2 * threads // max(batch * shared, 1)))) if batch * shared < threads else 1
@@ -290,7 +290,7 @@ def write_weights(
     query, key, lse = last_contiguous(query.detach()), last_contiguous(key.detach()), lse.contiguous()
     if keep is not None:
         keep = last_contiguous(keep.expand(*keep.shape[:3], columns)).expand(batch, heads, rows, columns)
-    threads = workers(2 * batch * heads * rows * columns * dim, LEAST_WORK)
+    threads = thread_count(2 * batch * heads * rows * columns * dim, LEAST_WORK)
     units, segment = segments(batch * heads, rows, 2 * threads)
     options: dict[str, Any] = {} if keep is None else {"keep": rows_struct(keep)}
     work = FlashStruct(
@@ -321,7 +321,7 @@ def write_all(problem: FlashProblem, lse: Tensor, weights: Tensor) -> None:
     """
     batch, heads, rows, _ = problem.query.shape
     lse = torch.where(lse.isfinite(), lse, float("inf")).contiguous()
-    threads = workers(problem.flops(), LEAST_WORK)
+    threads = thread_count(problem.flops(), LEAST_WORK)
     units, segment = segments(batch * heads, rows, 2 * threads)
     work, _held = problem.arguments(units, segment, lse=lse.data_ptr(), weights=rows_struct(weights))
     run_units(library.current().flash_weights, work, threads)

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..errors import DtypeError, ShapeError
 from . import library
 from .library import DTYPES, check_cpu, last_contiguous
-from .threads import run_units, workers
+from .threads import run_units, thread_count
 
 UNIT = 2**18
 """Bytes of the matrix that a thread takes at once."""
@@ -52,7 +52,7 @@ def matmul_few_rows(rows: Tensor, matrix: Tensor, bias: Tensor | None = None) ->
         *(inputs.data_ptr(), inputs.stride(0), matrix.data_ptr(), matrix.stride(0)),
         *(None if bias is None else bias.data_ptr(), output.data_ptr()),
     )
-    run_units(code.gemv, work, workers(matrix.numel(), LEAST_WORK))
+    run_units(code.gemv, work, thread_count(matrix.numel(), LEAST_WORK))
     return output.to(rows.dtype)
 
 

@@ -20,7 +20,7 @@ from ..errors import DtypeError, ShapeError
 from . import library
 from .flash import BLOCK, BLOCKS, LEAST_WORK, FlashProblem, FlashTiles, write_all
 from .library import check_cpu
-from .threads import run_units, workers
+from .threads import run_units, thread_count
 
 TERMS = "weight", "weight_log2_weight", "weight_distance"
 """What each weight contributes to a sum: the table of reductions.h, in its order."""
@@ -271,7 +271,7 @@ def _reduce(problem: FlashProblem, lse: Tensor, reductions: Sequence[Reduction])
     )
     units = batch * heads * count
     work, _held = problem.arguments(units, BLOCKS, lse=lse.data_ptr(), reductions=ctypes.addressof(struct))
-    run_units(library.current().flash_reductions, work, workers(problem.flops(), LEAST_WORK))
+    run_units(library.current().flash_reductions, work, thread_count(problem.flops(), LEAST_WORK))
     for buffers in (row_sums, column_sums, *maps, *([] if distances is None else [distances])):
         buffers.finish()
 

@@ -22,7 +22,7 @@ _pool: ThreadPoolExecutor | None = None
 _forked = False
 
 
-def workers(work: int, least: int) -> int:
+def thread_count(work: int, least: int) -> int:
     """The number of threads for an amount of work of which each should get at least `least`."""
     return max(1, min(torch.get_num_threads(), work // least))
 

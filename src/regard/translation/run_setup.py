@@ -111,7 +111,7 @@ class PreparedRun:
     """Header of the saved weights."""
 
     def write(self, run: RunFolder, experiment: Experiment) -> None:
-        """Write the settings in effect and the vocabularies into the run's folder; a vocabulary that is there stays.
+        """Write the settings in effect and the vocabularies into the run's folder; existing vocabularies are unchanged.
 
         Raises:
             CheckpointError: a file cannot be written.

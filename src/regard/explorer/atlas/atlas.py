@@ -155,7 +155,7 @@ class Atlas:
         return self._with_field("hypotheses", validated_hypotheses(hypotheses, len(self.maps)))
 
     def _with_field(self, name: str, entries: Sequence[Any]) -> Atlas:
-        """A copy whose records have a field with one entry for each map, left out where all of its entries are None."""
+        """A copy whose records have this field, one entry for each map; omitted if all entries are None."""
         records, at = [], 0
         for record in self._records:
             own = list(entries[at : (at := at + sequences(record))])

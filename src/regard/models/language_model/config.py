@@ -40,25 +40,25 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class RMSNormConfig:
-    """`regard.nn.RMSNorm`; offset=1.0 is Gemma's."""
+    """Settings of `regard.nn.RMSNorm`; offset=1.0 is Gemma's."""
 
     eps: float = 1e-6
     offset: float = 0.0
 
     def make(self, dim: int) -> nn.Module:
-        """The norm of vectors of this dim."""
+        """Build the norm of vectors of this dim."""
         return RMSNorm(dim, self.eps, offset=self.offset)
 
 
 @dataclass(frozen=True)
 class LayerNormConfig:
-    """`torch.nn.LayerNorm`."""
+    """Settings of `torch.nn.LayerNorm`."""
 
     eps: float = 1e-5
     bias: bool = True
 
     def make(self, dim: int) -> nn.Module:
-        """The norm of vectors of this dim."""
+        """Build the norm of vectors of this dim."""
         return nn.LayerNorm(dim, self.eps, bias=self.bias)
 
 
@@ -71,7 +71,7 @@ class FeedForwardConfig:
     bias: bool = True
 
     def make(self, dim: int, dropout: float) -> nn.Module:
-        """The feed-forward part of one block."""
+        """Build the feed-forward network of one block."""
         activation = _activation(self.activation)
         return FeedForward(dim, self.hidden_dim, activation=activation, bias=self.bias, dropout=dropout)
 
@@ -85,14 +85,14 @@ class GatedFeedForwardConfig:
     bias: bool = False
 
     def make(self, dim: int, dropout: float) -> nn.Module:
-        """The feed-forward part of one block."""
+        """Build the feed-forward network of one block."""
         activation = _activation(self.activation)
         return GatedFeedForward(dim, self.hidden_dim, activation=activation, bias=self.bias, dropout=dropout)
 
 
 @dataclass(frozen=True)
 class ExpertsConfig:
-    """`MixtureOfExperts`: each token goes through `chosen` of `num_experts` feed-forward parts. It drops nothing."""
+    """`MixtureOfExperts`: each token passes through `chosen` of `num_experts` feed-forward networks, none dropped."""
 
     hidden_dim: int
     num_experts: int
@@ -101,7 +101,7 @@ class ExpertsConfig:
     limit: float = 7.0
 
     def make(self, dim: int, dropout: float) -> nn.Module:
-        """The feed-forward part of one block."""
+        """Build the mixture of experts of one block."""
         return MixtureOfExperts(dim, self.hidden_dim, self.num_experts, self.chosen, alpha=self.alpha, limit=self.limit)
 
 
@@ -118,7 +118,7 @@ class GatedExpertsConfig:
     activation: str = "silu"
 
     def make(self, dim: int, dropout: float) -> nn.Module:
-        """The feed-forward part of one block."""
+        """Build the mixture of experts of one block."""
         activation = _activation(self.activation)
         return GatedMixtureOfExperts(dim, self.hidden_dim, self.num_experts, self.chosen, activation=activation)
 
@@ -150,7 +150,7 @@ class AttentionConfig:
     dropout: float = 0.0
 
     def make(self, dim: int, layer: LayerConfig) -> Attention:
-        """The attention of one block."""
+        """Build the attention of one block."""
         projections = Projections(
             dim,
             self.num_heads,

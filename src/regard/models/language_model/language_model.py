@@ -76,7 +76,7 @@ class LanguageModel(nn.Module):
             init_xavier(self.output)
 
     def forward(self, tokens: Tensor, *, mask: Mask | Tensor | None = None, positions: Tensor | None = None) -> Tensor:
-        """Logits of what follows each token.
+        """Logits of the token after each token.
 
         Args:
             tokens: (batch, length).
@@ -102,7 +102,7 @@ class LanguageModel(nn.Module):
         return self.norm(x)
 
     def logits(self, features: Tensor) -> Tensor:
-        """(..., dim) to (..., vocabulary_size)."""
+        """The output layer: (..., dim) to (..., vocabulary_size)."""
         logits = linear(features, self.embedding.weight) if self.output is None else self.output(features)
         cap = self.config.logit_softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)
@@ -235,7 +235,7 @@ class LanguageModel(nn.Module):
         )
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write the configuration and the weights into a folder, which is made if it is not there.
+        """Write the configuration and the weights into a folder, which is created if necessary.
 
         Whoever loads finds what was there before or what is new, whole, also after a crash halfway.
 
@@ -247,7 +247,7 @@ class LanguageModel(nn.Module):
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> LanguageModel:
-        """The model that `save` wrote, on the CPU, in the dtype it had, ready to be used: in evaluation mode.
+        """Load a model that `save` wrote, on the CPU, in its dtype, in evaluation mode.
 
         Raises:
             CheckpointError: it is missing, truncated or another kind of checkpoint.
@@ -262,7 +262,7 @@ class LanguageModel(nn.Module):
     def from_huggingface(
         cls, folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None, ignore: Collection[str] = ()
     ) -> LanguageModel:
-        """The model in a local folder with config.json and safetensors, as transformers saves it; in evaluation mode.
+        """Load a model of transformers from a local folder with config.json and safetensors, in evaluation mode.
 
         Architectures: Llama, Mistral, Mixtral, Gemma 2 and 3 (text), Qwen 2 and 3, Phi 3, and gpt-oss (also with its
         experts in MXFP4, which become plain numbers). transformers itself is not needed. Of a

@@ -36,7 +36,7 @@ class LanguageModelCache:
         return self.layers[0].attention.next_positions(count, device)
 
     def reorder(self, rows: Tensor) -> LanguageModelCache:
-        """The cache of these rows of the batch, in this order; a row may come more than once."""
+        """The cache for these rows of the batch, in this order; rows may repeat."""
         return LanguageModelCache(tuple(layer.reorder(rows) for layer in self.layers))
 
 

@@ -92,7 +92,7 @@ class TanhReadout(nn.Module):
 
 
 class LinearReadout(nn.Module):
-    """[c; h] as it is: the output layer alone predicts from it, FC([context; state])."""
+    """[c; h] unchanged: the output layer alone predicts from it, FC([context; state])."""
 
     def __init__(self, annotation_dim: int, hidden_dim: int) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ class LuongDecoder(nn.Module):
         return RecurrentState(self.bridge(last), attentional)
 
     def unroll(self, embedded: Tensor, memory: RecurrentMemory) -> Unrolled:
-        """All steps for a known target: at once, or one by one where each feeds the next."""
+        """All steps for a known target: at once, or one by one with input feeding."""
         state = self.start(memory)
         if not self.input_feeding:
             queries, _ = run(self.cell, embedded, state.hidden)

@@ -46,7 +46,7 @@ class RecurrentMemory:
         return self.encoded.lengths
 
     def reorder(self, rows: Tensor) -> RecurrentMemory:
-        """The memory of these rows of the batch, in this order; a row may come more than once.
+        """The memory for these rows of the batch, in this order; rows may repeat.
 
         Raises:
             ShapeError, DtypeError: rows are not rows of the batch.
@@ -70,7 +70,7 @@ class RecurrentState:
     step: int = 0
 
     def reorder(self, rows: Tensor) -> RecurrentState:
-        """The state of these rows of the batch, in this order; a row may come more than once.
+        """The state for these rows of the batch, in this order; rows may repeat.
 
         Raises:
             ShapeError, DtypeError: rows are not rows of the batch.

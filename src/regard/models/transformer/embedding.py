@@ -1,4 +1,4 @@
-"""From tokens to vectors and back."""
+"""Token and position embedding, and an output layer tied to it."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class Embedding(nn.Module):
 
     @property
     def max_length(self) -> int | None:
-        """How many positions there are, where they are learned; None: any number."""
+        """The number of positions if they are learned; None: any number."""
         return self.positions.length if isinstance(self.positions, Learned) else None
 
     def forward(self, tokens: Tensor, first: int = 0) -> Tensor:
-        """The vectors of tokens, the first of which stands at position `first`."""
+        """Embed tokens, the first of which is at position `first`."""
         embedded = self.tokens(tokens) * self.scale
         if self.positions is not None:
             at = torch.arange(first, first + tokens.shape[-1], device=tokens.device)
@@ -52,7 +52,7 @@ class Embedding(nn.Module):
 
 
 class TiedOutput(nn.Module):
-    """x Eᵀ: logits by the table that embeds the tokens, [..., dim] to [..., V].
+    """x Eᵀ: logits from the embedding table E, [..., dim] to [..., V].
 
     Source: Press and Wolf 2017 (arXiv 1608.05859), section 3; Vaswani et al. 2017 (arXiv 1706.03762), section 3.4.
 
@@ -70,9 +70,9 @@ class TiedOutput(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """E, [V, dim]."""
+        """The embedding table E, [V, dim]."""
         return self.tokens.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits."""
+        """Logits [..., V] of vectors [..., dim]."""
         return linear(x, self.weight)

@@ -85,7 +85,7 @@ class Transformer(nn.Module):
 
     @property
     def max_target_length(self) -> int | None:
-        """The most tokens that a translation may have, END counted; None: any number."""
+        """The most tokens of a translation, END included; None: any number."""
         return self.target_embedding.max_length
 
     def forward(self, source: Tensor, source_lengths: Tensor, target: Tensor) -> Tensor:

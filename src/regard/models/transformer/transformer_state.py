@@ -23,7 +23,7 @@ class TransformerMemory:
     mask: Mask
 
     def reorder(self, rows: Tensor) -> TransformerMemory:
-        """The memory of these rows of the batch, in this order; a row may come more than once.
+        """The memory for these rows of the batch, in this order; rows may repeat.
 
         Raises:
             ShapeError, DtypeError: rows are not rows of the batch.
@@ -41,7 +41,7 @@ class TransformerState:
     length: int = 0
 
     def reorder(self, rows: Tensor) -> TransformerState:
-        """The state of these rows of the batch, in this order; a row may come more than once.
+        """The state for these rows of the batch, in this order; rows may repeat.
 
         Raises:
             ShapeError, DtypeError: rows are not rows of the batch.

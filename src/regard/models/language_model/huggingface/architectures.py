@@ -49,7 +49,7 @@ def configuration(given: Mapping[str, Any], ignore: Collection[str] = ()) -> Lan
 
 @dataclass(frozen=True)
 class Architecture:
-    """How settings are read, and what they are where config.json leaves them out."""
+    """The mapping of an architecture's settings to a configuration, and its defaults for missing settings."""
 
     read: Callable[[ModelSettings], LanguageModelConfig]
     defaults: Mapping[str, Any]
@@ -195,7 +195,7 @@ def _gemma(
 
 
 def _plain(settings: ModelSettings, layers: list[LayerConfig], attention: AttentionConfig) -> LanguageModelConfig:
-    """Llama, and what differs from it in its attention alone."""
+    """The configuration of Llama, and of architectures that differ from it in the attention alone."""
     feed_forward = GatedFeedForwardConfig(
         settings.need("intermediate_size"), _activation(settings, "hidden_act"), bias=bool(settings.get("mlp_bias"))
     )
@@ -232,7 +232,7 @@ def _attention(settings: ModelSettings, head_dim: int, **more: Any) -> Attention
 def _layers(
     settings: ModelSettings, near: LayerConfig, far: LayerConfig, slides: Callable[[int], object]
 ) -> list[LayerConfig]:
-    """The layers by `layer_types`, or by the rule of the architecture where it is not said."""
+    """The layers by `layer_types`, or by the rule of the architecture if config.json lacks it."""
     count, kinds = settings.need("num_hidden_layers"), settings.get("layer_types")
     if kinds is None:
         kinds = ["sliding_attention" if slides(number) else "full_attention" for number in range(count)]
@@ -251,7 +251,7 @@ def _layers(
 
 
 def _window(settings: ModelSettings) -> int:
-    """How many keys before its own a query attends to; `sliding_window` counts that one too."""
+    """`before` of a `sliding_window`, which is one less, as the latter counts the query's own position."""
     window = settings.need("sliding_window")
     if type(window) is not int or window < 1:
         raise CheckpointError(

@@ -85,24 +85,24 @@ LARGEST_SIZES = {
 class ModelSettings:
     """The settings of a checkpoint's config.json over the defaults of its architecture; it tracks which are read."""
 
-    def __init__(self, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-        self.given, self.defaults = given, defaults
+    def __init__(self, values: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+        self.values, self.defaults = values, defaults
         self.read: set[str] = set()
 
     def get(self, name: str, default: Any = None) -> Any:
-        """A setting, or the default of the architecture, or this one.
+        """Read a setting, or the default of the architecture, or this default.
 
         Raises:
             CheckpointError: a size that is no whole number, below 1 or larger than that of any model.
         """
         self.read.add(name)
-        value = self.given.get(name, self.defaults.get(name, default))
+        value = self.values.get(name, self.defaults.get(name, default))
         if name in LARGEST_SIZES and value is not None:
             _check_size(name, value)
         return value
 
     def need(self, name: str) -> Any:
-        """A setting that has to be there.
+        """Read a required setting.
 
         Raises:
             CheckpointError: it is not.
@@ -113,7 +113,7 @@ class ModelSettings:
         return value
 
     def only(self, name: str, *supported: Any, default: Any = None) -> Any:
-        """A setting of which some values alone are supported.
+        """Read a setting of which only some values are supported.
 
         Raises:
             CheckpointError: it has another one.
@@ -128,16 +128,16 @@ class ModelSettings:
         return value
 
     def check_all_read(self, ignore: Collection[str]) -> None:
-        """Refuse settings that nobody has read, and that say something: not None, nor a known switch that is off.
+        """Refuse settings that were not read and have an effect: neither None nor a known switch that is off.
 
         Raises:
             CheckpointError: there are some.
         """
-        unread = self.given.keys() - self.read - HARMLESS - set(ignore)
-        off = {name for name in unread & OFF_BY_DEFAULT if self.given[name] is False}
-        unknown = sorted(name for name in unread - off if self.given[name] is not None)
+        unread = self.values.keys() - self.read - HARMLESS - set(ignore)
+        off = {name for name in unread & OFF_BY_DEFAULT if self.values[name] is False}
+        unknown = sorted(name for name in unread - off if self.values[name] is not None)
         if unknown:
-            said = ", ".join(f"{name}={self.given[name]!r}" for name in unknown)
+            said = ", ".join(f"{name}={self.values[name]!r}" for name in unknown)
             raise CheckpointError(
                 f"config.json has {len(unknown)} settings that are unknown here for a {self.model_type} model, and may "
                 f"change what it computes: {said}. Name those that change nothing in ignore={tuple(unknown)}"
@@ -145,8 +145,8 @@ class ModelSettings:
 
     @property
     def model_type(self) -> str:
-        """What the checkpoint calls its architecture."""
-        return str(self.given.get("model_type"))
+        """The name of the architecture in the checkpoint."""
+        return str(self.values.get("model_type"))
 
 
 # What transformers reads of each kind, beside its name and the base.
@@ -171,111 +171,111 @@ def _check_size(name: str, value: Any) -> None:
 
 def rotary_of(settings: ModelSettings, head_dim: int) -> Rotary:
     """The rotary of all layers: `rope_parameters`, or `rope_theta` and `rope_scaling`."""
-    told = _told(settings)
-    return _rotary(told, settings.get("rope_theta", 10000.0), head_dim, settings.get("max_position_embeddings"))
+    rope = _rotary_settings(settings)
+    return _rotary(rope, settings.get("rope_theta", 10000.0), head_dim, settings.get("max_position_embeddings"))
 
 
 def phi3_rotary(settings: ModelSettings, head_dim: int) -> Rotary:
     """The rotary of Phi 3: its original length is a setting of its own, and "su" is an older name of "longrope"."""
-    told, original = _told(settings), settings.get("original_max_position_embeddings")
-    if told.get("rope_type", told.get("type")) in ("su", "yarn"):
-        told = {**told, "rope_type": "longrope"}
-    if told.get("rope_type", told.get("type")) == "longrope":
-        told = {"original_max_position_embeddings": original, **told}
-    return _rotary(told, settings.get("rope_theta", 10000.0), head_dim, settings.get("max_position_embeddings"))
+    rope, original = _rotary_settings(settings), settings.get("original_max_position_embeddings")
+    if rope.get("rope_type", rope.get("type")) in ("su", "yarn"):
+        rope = {**rope, "rope_type": "longrope"}
+    if rope.get("rope_type", rope.get("type")) == "longrope":
+        rope = {"original_max_position_embeddings": original, **rope}
+    return _rotary(rope, settings.get("rope_theta", 10000.0), head_dim, settings.get("max_position_embeddings"))
 
 
 def rotaries_by_kind(settings: ModelSettings, head_dim: int) -> tuple[Rotary, Rotary]:
-    """Those of layers with a window and of full ones: `rope_parameters` by kind, or the settings of Gemma 3."""
-    told, longest = _told(settings), settings.get("max_position_embeddings")
+    """The rotaries of window layers and of full layers: `rope_parameters` by kind, or the settings of Gemma 3."""
+    rope, longest = _rotary_settings(settings), settings.get("max_position_embeddings")
     local, base = settings.get("rope_local_base_freq", 10_000.0), settings.get("rope_theta", 1_000_000.0)
     kinds = "sliding_attention", "full_attention"
-    if any(kind in told for kind in kinds):
-        beside = sorted(name for name, value in told.items() if name not in kinds and value is not None)
+    if any(kind in rope for kind in kinds):
+        beside = sorted(name for name, value in rope.items() if name not in kinds and value is not None)
         if beside:
             raise CheckpointError(f"config.json's rope_parameters have {', '.join(beside)} beside those of {kinds}")
-        near, far = ({**(told.get(kind) or {})} for kind in kinds)
+        near, far = ({**(rope.get(kind) or {})} for kind in kinds)
     else:
-        near, far = {}, told
+        near, far = {}, rope
     return _rotary(near, local, head_dim, longest), _rotary(far, base, head_dim, longest)
 
 
-def _told(settings: ModelSettings) -> dict[str, Any]:
-    """What is said of the rotary: a setting, of whichever name."""
+def _rotary_settings(settings: ModelSettings) -> dict[str, Any]:
+    """The settings of the rotary, from whichever of the names is present."""
     scaling, parameters = settings.get("rope_scaling"), settings.get("rope_parameters")
     return dict(scaling or parameters or settings.defaults.get("rope_parameters") or {})
 
 
-def _rotary(told: Mapping[str, Any], base: float, head_dim: int, longest: int | None) -> Rotary:
-    kind = told.get("rope_type", told.get("type", "default"))
+def _rotary(rope: Mapping[str, Any], base: float, head_dim: int, longest: int | None) -> Rotary:
+    kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in READ:
         raise CheckpointError(
             f"config.json says rope_type={kind!r}, which is not supported here; supported: "
             f"{', '.join(repr(name) for name in sorted(READ))}"
         )
-    unknown = sorted(name for name, value in told.items() if value is not None and name not in READ[kind] | ALWAYS)
+    unknown = sorted(name for name, value in rope.items() if value is not None and name not in READ[kind] | ALWAYS)
     if unknown:
         raise CheckpointError(
             f"config.json has settings of a {kind!r} rotary that are unknown here: "
-            + ", ".join(f"{name}={told[name]!r}" for name in unknown)
+            + ", ".join(f"{name}={rope[name]!r}" for name in unknown)
         )
-    if told.get("partial_rotary_factor", 1.0) not in (None, 1.0):
+    if rope.get("partial_rotary_factor", 1.0) not in (None, 1.0):
         raise CheckpointError(
-            f"config.json says partial_rotary_factor={told['partial_rotary_factor']!r}, which changes what the model "
+            f"config.json says partial_rotary_factor={rope['partial_rotary_factor']!r}, which changes what the model "
             "computes and is not supported here"
         )
-    return Rotary(head_dim, float(told.get("rope_theta") or base), scaling=_scaling(kind, told, longest))
+    return Rotary(head_dim, float(rope.get("rope_theta") or base), scaling=_scaling(kind, rope, longest))
 
 
-def _scaling(kind: str, told: Mapping[str, Any], longest: int | None) -> Scaling | None:
-    original = told.get("original_max_position_embeddings") or longest
+def _scaling(kind: str, rope: Mapping[str, Any], longest: int | None) -> Scaling | None:
+    original = rope.get("original_max_position_embeddings") or longest
     match kind:
         case "default":
             return None
         case "linear":
-            return LinearScaling(_needed(kind, told, "factor"))
+            return LinearScaling(_needed(kind, rope, "factor"))
         case "dynamic":
-            return DynamicNTK(_needed(kind, told, "factor"), _length(kind, longest))
+            return DynamicNTK(_needed(kind, rope, "factor"), _length(kind, longest))
         case "yarn":
-            return _yarn(told, _length(kind, original), longest)
+            return _yarn(rope, _length(kind, original), longest)
         case "llama3":
             return Llama3(
-                _needed(kind, told, "factor"),
+                _needed(kind, rope, "factor"),
                 _length(kind, original),
-                low_frequency_factor=_needed(kind, told, "low_freq_factor"),
-                high_frequency_factor=_needed(kind, told, "high_freq_factor"),
+                low_frequency_factor=_needed(kind, rope, "low_freq_factor"),
+                high_frequency_factor=_needed(kind, rope, "high_freq_factor"),
             )
         case _:
             length = _length(kind, original)
             return LongRoPE(
-                _needed(kind, told, "short_factor"),
-                _needed(kind, told, "long_factor"),
+                _needed(kind, rope, "short_factor"),
+                _needed(kind, rope, "long_factor"),
                 length,
-                told.get("factor") or _length(kind, longest) / length,
-                attention_factor=told.get("attention_factor"),
+                rope.get("factor") or _length(kind, longest) / length,
+                attention_factor=rope.get("attention_factor"),
             )
 
 
-def _yarn(told: Mapping[str, Any], original: int, longest: int | None) -> YaRN:
-    factor = told.get("factor") or _length("yarn", longest) / original
-    attention_factor, weights = told.get("attention_factor"), (told.get("mscale"), told.get("mscale_all_dim"))
+def _yarn(rope: Mapping[str, Any], original: int, longest: int | None) -> YaRN:
+    factor = rope.get("factor") or _length("yarn", longest) / original
+    attention_factor, weights = rope.get("attention_factor"), (rope.get("mscale"), rope.get("mscale_all_dim"))
     if attention_factor is None and all(weights):
         upper, lower = (yarn_attention_factor(factor, float(weight or 0)) for weight in weights)
         attention_factor = upper / lower
     return YaRN(
         factor,
         original,
-        beta_fast=told.get("beta_fast") or 32.0,
-        beta_slow=told.get("beta_slow") or 1.0,
+        beta_fast=rope.get("beta_fast") or 32.0,
+        beta_slow=rope.get("beta_slow") or 1.0,
         attention_factor=attention_factor,
-        truncate=told.get("truncate", True),
+        truncate=rope.get("truncate", True),
     )
 
 
-def _needed(kind: str, told: Mapping[str, Any], name: str) -> Any:
-    if told.get(name) is None:
+def _needed(kind: str, rope: Mapping[str, Any], name: str) -> Any:
+    if rope.get(name) is None:
         raise CheckpointError(f"config.json says nothing of {name!r}, which a {kind!r} rotary needs")
-    return told[name]
+    return rope[name]
 
 
 def _length(kind: str, length: int | None) -> int:

@@ -52,7 +52,7 @@ PARTS = {
 
 
 def their_name(name: str) -> str:
-    """The name in a checkpoint of transformers.
+    """The name of a parameter in checkpoints of transformers.
 
     >>> their_name("blocks.3.attention.projections.query.weight")
     'model.layers.3.self_attn.q_proj.weight'
@@ -80,7 +80,7 @@ class Checkpoint:
     tensors: Mapping[str, StoredTensor]
 
     def weights(self, needed: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-        """The parameters of a model that has these, in one dtype.
+        """Read the parameters for a model with these names and shapes, in one dtype.
 
         Raises:
             CheckpointError: tensors that are missing, extra or of another shape.
@@ -105,7 +105,7 @@ class Checkpoint:
         return unpacked(self.tensors[blocks].read(), self.tensors[scales].read(), dtype)
 
     def _check_tied(self) -> None:
-        """The output layer of a tied model is the embedding, also where both were saved."""
+        """Check that a tied output layer equals the embedding where both were saved."""
         names = "lm_head.weight", "model.embed_tokens.weight"
         if all(name in self.tensors for name in names):
             output, embedding = (self.tensors[name].read() for name in names)
@@ -118,7 +118,7 @@ class Checkpoint:
 
 
 def read_checkpoint(folder: str | os.PathLike[str], ignore: Collection[str] = ()) -> Checkpoint:
-    """The checkpoint in a folder; its tensors are not read yet.
+    """Open the checkpoint in a folder, without reading its tensors.
 
     Raises:
         CheckpointError: see `LanguageModel.from_huggingface`.

@@ -30,7 +30,7 @@ class StoredTensor:
 
 
 def split_fused(tensors: Mapping[str, StoredTensor], config: LanguageModelConfig) -> dict[str, StoredTensor]:
-    """The tensors with each fused projection as the rows of its parts; one of another height stays as it is."""
+    """Split each fused projection into its parts by rows; projections of another height are unchanged."""
     attention = config.attention
     head_dim = attention.head_dim or config.dim // attention.num_heads
     key_rows = (attention.num_kv_heads or attention.num_heads) * head_dim
@@ -61,7 +61,7 @@ def _rows(tensor: StoredTensor, prefix: str, heights: Mapping[str, int]) -> dict
 
 
 def stack_experts(tensors: Mapping[str, StoredTensor], config: LanguageModelConfig) -> dict[str, StoredTensor]:
-    """The tensors with the matrices of all experts of a layer as one; layers that lack an expert stay as they are."""
+    """Stack the matrices of all experts of a layer; layers that lack an expert are unchanged."""
     experts = config.feed_forward
     if not isinstance(experts, GatedExpertsConfig):
         return dict(tensors)
