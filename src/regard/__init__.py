@@ -33,15 +33,15 @@ __all__ = [
 
 __version__ = "0.1.0.dev0"
 
-_WHEN_ASKED_FOR = ("explorer", "heads", "huggingface", "models", "nn", "testing", "translation")
+_LAZY_SUBPACKAGES = ("explorer", "heads", "huggingface", "models", "nn", "testing", "translation")
 
 
 def __getattr__(name: str) -> ModuleType:
     """Import a subpackage such as `regard.models` or `regard.nn` lazily, at the first access."""
-    if name in _WHEN_ASKED_FOR:
+    if name in _LAZY_SUBPACKAGES:
         return importlib.import_module(f"regard.{name}")
     raise AttributeError(f"module 'regard' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_WHEN_ASKED_FOR])
+    return sorted([*globals(), *_LAZY_SUBPACKAGES])

@@ -128,7 +128,7 @@ def merge_steps(before: CapturedCall, call: CapturedCall) -> CapturedCall | None
     new, old = call.key.shape[2] - before.key.shape[2], before.key.shape[2]
     grows = new == call.query.shape[2] and call.kind == "self"
     is_step = new == 0 and call.kind == "cross" and call.query.shape[2] == 1
-    if not (grows or is_step) or not _alike(before, call):
+    if not (grows or is_step) or not _equal_except_rows(before, call):
         return None
     keys = call.positions[1][..., :old]
     if not torch.equal(call.key[:, :, :old], before.key) or not torch.equal(keys, before.positions[1]):
@@ -150,8 +150,8 @@ def merge_steps(before: CapturedCall, call: CapturedCall) -> CapturedCall | None
     )
 
 
-def _alike(before: CapturedCall, call: CapturedCall) -> bool:
-    """Whether two calls are equal but for their rows, keys and masks."""
+def _equal_except_rows(before: CapturedCall, call: CapturedCall) -> bool:
+    """Whether two calls are equal in everything but their rows, keys and masks."""
     return (
         (before.leading, before.has_heads, before.kind, before.scale, before.softcap, before.operator)
         == (call.leading, call.has_heads, call.kind, call.scale, call.softcap, call.operator)

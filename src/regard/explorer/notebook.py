@@ -122,7 +122,7 @@ class FramedPage:
     height: int
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        still = _still(self.atlas)
+        still = _preview_base64(self.atlas)
         # What shows a notebook without trusting it takes the frame away, and shows no other form of the output.
         markup = (
             f'<div style="display: grid"><img src="data:image/png;base64,{still}" alt="all heads" style="{IN_PLACE}">'
@@ -170,7 +170,7 @@ class LiveWidget:
         return f"<explorer, live: {self.atlas!r}>"
 
 
-def _still(atlas: Atlas) -> str:
+def _preview_base64(atlas: Atlas) -> str:
     """The preview as base64 PNG, for saved notebooks."""
     return b64encode(preview_png(atlas)).decode()
 
@@ -203,7 +203,7 @@ def show(
             raise
         return framed_page(shown[0], state=opening, height=height)
 
-    still = _still(shown[0])
+    still = _preview_base64(shown[0])
     return LiveWidget(shown[0], still, widget(collection, state=opening, height=height, hides=still[-ENDING:]))
 
 

@@ -330,7 +330,8 @@ def measure(budget: float = BUDGET, large: int = LARGE) -> Rates:
         (attending, attended) = _native()
         new, again = _fresh(large)
         products, softmaxes, natively, decoded, taken, written, calls = time_in_turn(
-            [_times(product, 16), _times(softmax, 16), attending, decoding, new, again, _times(_call(), 1000)], budget
+            [_repeated(product, 16), _repeated(softmax, 16), attending, decoding, new, again, _repeated(_call(), 1000)],
+            budget,
         )
     return Rates(
         flops=16 * flops / products / threads,
@@ -359,7 +360,7 @@ def _seconds(work: Work) -> float:
     return time.perf_counter() - start
 
 
-def _times(work: Work, calls: int) -> Work:
+def _repeated(work: Work, calls: int) -> Work:
     """A work repeated `calls` times."""
 
     def often() -> None:

@@ -71,10 +71,10 @@ class Plan:
         lines += [self._line(kernel) for kernel in kernels_of(problem)]
         tensors = problem.pairs.query, problem.pairs.key, problem.value
         if any(tensor.requires_grad for tensor in tensors):
-            lines.append(f"  second derivatives: {self._second()}")
+            lines.append(f"  second derivatives: {self._second_derivatives()}")
         return "\n".join(lines)
 
-    def _second(self) -> str:
+    def _second_derivatives(self) -> str:
         """Text on how second derivatives are computed."""
         pairs = self.problem.weights_shape.numel()
         if not isinstance(self.kernel, OwnGradient):
@@ -180,18 +180,18 @@ def _signature(problem: Problem) -> tuple:
         problem.operator,
         type(problem.pairs),
         *(query.shape[:-2], key.shape[:-2], value.shape[:-2], query.shape[-1], value.shape[-1]),
-        *(_roughly(queries), _roughly(keys), queries == keys),
+        *(_rounded_length(queries), _rounded_length(keys), queries == keys),
         *(value.dtype, value.device.type, query.stride(-1)),
         hash(problem.mask),
         *(type(problem.bias), problem.bias_requires_grad()),
         *(problem.softcap is None, problem.sinks is None, problem.dropout is None, problem.wants_lse),
-        _roughly_signed(problem.shift),
+        _rounded_shift(problem.shift),
         problem.inputs_require_grad(),
         torch.get_num_threads(),
     )
 
 
-def _roughly(length: int) -> int:
+def _rounded_length(length: int) -> int:
     """A length, rounded to within a sixteenth above EXACT."""
     if length <= EXACT:
         return length
@@ -199,9 +199,9 @@ def _roughly(length: int) -> int:
     return length >> dropped << dropped
 
 
-def _roughly_signed(shift: int | None) -> int | None:
+def _rounded_shift(shift: int | None) -> int | None:
     """A shift rounded to within a sixteenth, or None; a shard far ahead has other tiles than a near one."""
-    return shift if shift is None else (_roughly(shift) if shift >= 0 else -_roughly(-shift))
+    return shift if shift is None else (_rounded_length(shift) if shift >= 0 else -_rounded_length(-shift))
 
 
 def _seconds(kernel: Kernel, problem: Problem) -> float:
@@ -225,12 +225,12 @@ class _DeferredChoice:
         return attend(problem, self)
 
     def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
-        return self._own(batched.problem).forward(batched)
+        return self._fastest_own_gradient(batched.problem).forward(batched)
 
     def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
-        return self._own(batched.problem, bias=saved.needs_bias_grad).backward(batched, saved)
+        return self._fastest_own_gradient(batched.problem, bias=saved.needs_bias_grad).backward(batched, saved)
 
-    def _own(self, problem: Problem, *, bias: bool = False) -> OwnGradient:
+    def _fastest_own_gradient(self, problem: Problem, *, bias: bool = False) -> OwnGradient:
         """The fastest kernel with a backward of its own."""
         dot = not isinstance(problem.pairs, AdditivePairs)
         able = [

@@ -143,7 +143,7 @@ def native_reasons(problem: Problem) -> list[str]:
         reasons.append(f"its code reads float32 and bfloat16; this is {str(value.dtype).removeprefix('torch.')}")
     if not value.is_cpu:
         reasons.append(f"its code runs on the CPU; this is on {value.device}")
-    if problem.bias is not None and not _along(problem):
+    if problem.bias is not None and not _has_distance_bias(problem):
         reasons.append("of all biases its code adds those by distance alone, of consecutive positions")
     if reason := native.why_not():
         reasons.append(f"there is no native code: {reason}")
@@ -186,7 +186,7 @@ def _drops(batched: BatchedProblem, batch: slice) -> native.DropoutNoise | None:
     return native.DropoutNoise(rows, columns.view(-1), dropout.threshold, 1.0 - dropout.probability)
 
 
-def _along(problem: Problem) -> bool:
+def _has_distance_bias(problem: Problem) -> bool:
     """Whether the bias is a function of the distance, over consecutive positions."""
     return (
         isinstance(problem.bias, RelativeBias)

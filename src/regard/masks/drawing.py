@@ -114,14 +114,14 @@ class Drawing:
     def cells(self, size: tuple[int, ...]) -> Tensor:
         """The state of each cell, EMPTY, PARTIAL or FULL: int8 (rows, columns)."""
         blocks = Blocks.of(self.grid, size)  # type: ignore[arg-type]
-        if self._few:
+        if self._is_drawn_by_pairs:
             return blocks.cut(self.selected(self.mask.evaluate(self.grid)).expand(self.grid.shape)).verdicts
         return self.selected(self.mask.evaluate(blocks).verdicts).expand(blocks.shape)
 
     def density(self) -> str:
         """The share of the pairs that exist, as text; estimated from a sample if too many tiles are PARTIAL."""
         queries, keys = self.grid.shape
-        if self._few:
+        if self._is_drawn_by_pairs:
             kept = self.selected(self.mask.evaluate(self.grid)).expand(queries, keys)
             return _share(int(kept.sum()) / (queries * keys))
         blocks = Blocks.of(self.grid, max(SMALLEST_TILE, _cell(max(queries, keys), MOST_TILES)))
@@ -139,8 +139,8 @@ class Drawing:
         return _share(share) if len(sample) == len(partial) else f"about {100 * share:.2g} %"
 
     @property
-    def _few(self) -> bool:
-        """Whether the mask is evaluated pair by pair."""
+    def _is_drawn_by_pairs(self) -> bool:
+        """Whether there are few enough pairs to evaluate the mask on each."""
         return self.grid.shape[0] * self.grid.shape[1] <= FEW_PAIRS
 
     def selected(self, pairs: Tensor) -> Tensor:

@@ -95,7 +95,7 @@ def with_casual_copies(text: ParallelText, share: float) -> ParallelText:
     ["It's Tom.", "it's tom"]
     """
     copied = [pair for pair in zip(text.sources, text.targets, strict=True) if _hash(pair, "copied") < share]
-    copies = [(_hasty(pair[0], int(_hash(pair, "kind") * 3)), pair) for pair in copied]
+    copies = [(_careless_copy(pair[0], int(_hash(pair, "kind") * 3)), pair) for pair in copied]
     return _joined(text, [(source, target) for source, (original, target) in copies if source != original])
 
 
@@ -110,10 +110,10 @@ def unseen(text: ParallelText, held_out: Iterable[ParallelText]) -> list[tuple[s
     [('Hi.', 'Salut !')]
     """
     parts = list(held_out)
-    sources = {_bare(line) for part in parts for line in part.sources}
-    targets = {_bare(line) for part in parts for line in part.targets}
+    sources = {_bare_text(line) for part in parts for line in part.sources}
+    targets = {_bare_text(line) for part in parts for line in part.targets}
     pairs = list(zip(text.sources, text.targets, strict=True))
-    pairs = [pair for pair in pairs if _bare(pair[0]) not in sources and _bare(pair[1]) not in targets]
+    pairs = [pair for pair in pairs if _bare_text(pair[0]) not in sources and _bare_text(pair[1]) not in targets]
     if not pairs:
         raise CorpusError(
             f"each of the {len(text):,} pairs of {text.source_name} shares a sentence with what is held out, and none "
@@ -128,7 +128,7 @@ def _joined(text: ParallelText, pairs: Sequence[tuple[str, str]]) -> ParallelTex
     return replace(text, sources=[*text.sources, *sources], targets=[*text.targets, *targets])
 
 
-def _hasty(source: str, kind: int) -> str:
+def _careless_copy(source: str, kind: int) -> str:
     line = source if kind == 0 else source.lower()
     return (line if kind == 1 else line.rstrip().rstrip(_FINAL_MARKS).rstrip()) or source
 
@@ -144,7 +144,10 @@ def _groups(text: ParallelText) -> Iterable[list[int]]:
             sentence = parents[sentence]
         return sentence
 
-    ends = [((0, _bare(source)), (1, _bare(target))) for source, target in zip(text.sources, text.targets, strict=True)]
+    ends = [
+        ((0, _bare_text(source)), (1, _bare_text(target)))
+        for source, target in zip(text.sources, text.targets, strict=True)
+    ]
     for source, target in ends:
         parents[root(source)] = root(target)
     groups: dict[tuple[int, str], list[int]] = {}
@@ -153,8 +156,8 @@ def _groups(text: ParallelText) -> Iterable[list[int]]:
     return groups.values()
 
 
-def _bare(sentence: str) -> str:
-    """Letters, marks and digits of a sentence, without case: equal for two spellings of it."""
+def _bare_text(sentence: str) -> str:
+    """Letters, marks and digits of a sentence, case-folded: equal for two spellings of it."""
     folded = unicodedata.normalize("NFKC", sentence).casefold()
     return "".join(sign for sign in folded if unicodedata.category(sign)[0] in "LMN") or sentence
 

@@ -24,7 +24,7 @@ from .config import LanguageModelConfig
 from .generation import CHUNK, Sampling, generated
 from .huggingface import read_checkpoint
 from .outputs import LanguageModelCache, LanguageModelObservation
-from .token_inputs import check_cache, check_tokens, places, shared_rotations, stop_tokens
+from .token_inputs import check_cache, check_tokens, shared_rotations, stop_tokens, token_positions
 
 
 class LanguageModel(nn.Module):
@@ -299,7 +299,7 @@ class LanguageModel(nn.Module):
         if self.config.embedding_scale is not None:
             # Rounded to the dtype of the weights before it multiplies, as Gemma was trained.
             embedded = embedded * embedded.new_tensor(self.config.embedding_scale)
-        rotations = shared_rotations(self._rotaries(), places(tokens, positions, cache), embedded.dtype)
+        rotations = shared_rotations(self._rotaries(), token_positions(tokens, positions, cache), embedded.dtype)
         return self.dropout(embedded), rotations
 
     def _chunk(self) -> int | None:

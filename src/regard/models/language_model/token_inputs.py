@@ -77,7 +77,7 @@ def check_cache(cache: object, layers: int) -> None:
         )
 
 
-def places(tokens: Tensor, positions: Tensor | None, cache: LanguageModelCache | None) -> Tensor:
+def token_positions(tokens: Tensor, positions: Tensor | None, cache: LanguageModelCache | None) -> Tensor:
     """The positions of the tokens: those passed, or those after the cache, or 0..length-1."""
     batch, length = tokens.shape
     if positions is not None:
