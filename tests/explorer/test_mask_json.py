@@ -240,7 +240,7 @@ def test_a_large_bias_has_no_place(tmp_path, monkeypatch):
 
 
 def test_a_large_mask_has_no_place(tmp_path, monkeypatch):
-    monkeypatch.setattr("regard.explorer.atlas.bitmap_mask.MOST_BITS", 1000)
+    monkeypatch.setattr("regard.explorer.atlas.mask_json.MOST_BITS", 1000)
     options = {"mask": masks.where(keep=torch.rand(M, N) > 0.4)}
     with pytest.raises(
         AtlasError, match=r"the mask where\(.*has no symbol that an atlas can hold, and is mixed in 4 tiles"

@@ -12,7 +12,7 @@ from regard.core.intervals import EMPTY, FULL
 from regard.errors import AtlasError
 from regard.explorer import Atlas, record
 from regard.explorer.atlas import pyramid
-from regard.explorer.atlas.bitmap_mask import tiled
+from regard.explorer.atlas.mask_json import tiled
 from regard.explorer.atlas.pyramid import PyramidLevels, UnmaskedCells
 
 B, H, D = 2, 3, 8

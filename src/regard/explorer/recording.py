@@ -16,8 +16,8 @@ from ..core.problem import Problem
 from ..errors import AtlasError, ConfigurationError
 from ..kernels.hooks import attention_hook, current_hook
 from .atlas import Atlas
+from .atlas.atlas_file import check_title
 from .atlas.captured_call import CapturedCall, TensorSnapshots, capture
-from .atlas.record_schema import check_title
 from .atlas.records import records_from_calls
 from .atlas.role_detection import detect_map_roles
 from .atlas.tokenized_text import TokenizedText

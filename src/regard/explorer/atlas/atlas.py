@@ -9,9 +9,8 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from ...errors import AtlasError
-from .atlas_file import open_atlas, save_atlas
+from .atlas_file import check_title, open_atlas, save_atlas, validated_roles
 from .attention_map import AttentionMap
-from .record_schema import check_title, validated_roles
 from .records import records_from_weights
 from .tokenized_text import TokenTable
 from .translation_info import RankedTranslation, check_fit, parse_gold_links, to_json, validated_hypotheses, word_count

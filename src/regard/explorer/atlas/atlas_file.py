@@ -1,20 +1,287 @@
-"""Atlas files: JSON and named arrays in the safetensors format, with a checksum of each, memory-mapped when opened."""
+"""Atlas files: JSON and named arrays in the safetensors format, with a checksum of each, memory-mapped when opened.
+
+Records are validated when a file is opened: field types, array shapes and dtypes, masks, words, roles.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import AtlasError, CheckpointError
+from ...core.operator import operator_named
+from ...errors import AtlasError, CheckpointError, ConfigurationError
 from ...utils.safetensors_files import TensorFile, storable, write_tensors
-from .record_schema import Sizes, check_records, check_rules
+from .attention_map import AttentionMap
+from .pyramid import PyramidLevels
+from .translation_info import check_translation_info, check_words
+
+ENTRIES = {"name": str, "score": (int, float), "n": int, "rule": str}
+
+
+def validated_roles(roles: Any, maps: Sequence[tuple[str, int]]) -> list[list[list[dict[str, Any]]]]:
+    """Validate roles for maps of these names and numbers of heads, and return plain lists.
+
+    Raises:
+        AtlasError: they are not that.
+    """
+    if not _is_list(roles, len(maps)):
+        raise AtlasError(f"roles need one entry for each of the {len(maps)} maps; they are {_role_size(roles)}")
+    return [_of_map(of, name, heads) for of, (name, heads) in zip(roles, maps, strict=True)]
+
+
+def _of_map(roles: Any, name: str, heads: int) -> list[list[dict[str, Any]]]:
+    if not _is_list(roles, heads):
+        raise AtlasError(
+            f"the roles of {name!r} need one list for each of its {heads} heads; they are {_role_size(roles)}"
+        )
+    for of_head in roles:
+        if not _is_list(of_head) or not all(_is_role(role) for role in of_head):
+            raise AtlasError(
+                f"a role of {name!r} needs to be {{'name': word, 'score': number, 'n': whole number, 'rule': word}}; "
+                f"one head has {str(of_head)[:120]}"
+            )
+    return [[dict(role) for role in of_head] for of_head in roles]
+
+
+def _is_role(role: Any) -> bool:
+    return (
+        isinstance(role, Mapping)
+        and set(role) == set(ENTRIES)
+        and all(isinstance(role[name], kind) and not isinstance(role[name], bool) for name, kind in ENTRIES.items())
+        and math.isfinite(role["score"])
+    )
+
+
+def _is_list(value: Any, count: int | None = None) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str) and (count is None or len(value) == count)
+
+
+def _role_size(value: Any) -> str:
+    return f"{len(value)}" if isinstance(value, Sequence) else f"a {type(value).__name__}"
+
+
+Sizes: TypeAlias = dict[str, tuple[str, tuple[int, ...]]]
+FLOATS = ("F16", "BF16", "F32", "F64")
+COUNTS = "call", "steps", "heads", "key_heads", "queries", "keys"
+WORDS = "name", "kind", "score", "operator", "prefix"
+FIELDS = {
+    *(*COUNTS, *WORDS, "leading", "head_axis", "scale", "softcap", "mask", "bias", "rounding"),
+    *("arrays", "cell", "metrics", "tokens"),
+}
+OPTIONAL = {"roles", "gold", "hypotheses"}
+MOST = 2**48
+"""No count is larger: products of a few of them are still exact."""
+MOST_MAPS = 2**20
+
+
+def check_title(title: Any) -> None:
+    """Check that the title of an atlas is a str.
+
+    Raises:
+        AtlasError: it is no word.
+    """
+    if not isinstance(title, str):
+        _fail(f"the title of an atlas needs to be a str; it is {str(title)[:80]!r}, a {type(title).__name__}")
+
+
+def check_records(records: list[Any], sizes: Sizes) -> None:
+    """Check field types, counts and array shapes of all records.
+
+    Raises:
+        AtlasError: something is missing, unknown, or does not fit.
+    """
+    if not records:
+        raise AtlasError("it has no records")
+    for number, record in enumerate(records):
+        try:
+            _check_fields(record)
+            _check_arrays(record, sizes)
+            _check_words(record, sizes)
+        except AtlasError as error:
+            raise AtlasError(f"record {number}: {error}") from None
+    if sum(_sequences(record) for record in records) > MOST_MAPS:
+        raise AtlasError(f"it has more than {MOST_MAPS:,} maps")
+
+
+def check_rules(records: list[dict[str, Any]], arrays: Mapping[str, Tensor]) -> None:
+    """Check masks, biases and words by their first pair; faults further in are raised when they are evaluated.
+
+    Raises:
+        AtlasError: they are not to be read, or do not fit the weights.
+    """
+    checked: set[str] = set()
+    for record in records:
+        for numbers in record["tokens"].values():
+            for name in {f"words.{number}" for number in numbers or ()} - checked:
+                _check_ends(name, arrays)
+                checked.add(name)
+        check_words(record, arrays)
+        if record["score"] == "weights" or (record["mask"] is None and record["bias"] is None):
+            continue
+        one = slice(0, 1)
+        first = AttentionMap(record, arrays, 0)
+        first.exists(0, one, one)
+        first.weights(0, one, one)
+
+
+def _check_fields(record: Any) -> None:
+    if not isinstance(record, dict) or not FIELDS <= set(record) <= FIELDS | OPTIONAL:
+        given = sorted(map(str, record))[:30] if isinstance(record, dict) else type(record).__name__
+        _fail(f"it has {given}; it needs {sorted(FIELDS)}")
+    for name in COUNTS:
+        if not _is_count(record[name], least=0 if name == "call" else 1):
+            _fail(f"{name!r} is {str(record[name])[:80]!r}; it needs a whole number")
+    for name in WORDS:
+        if not isinstance(record[name], str):
+            _fail(f"{name!r} is {str(record[name])[:80]!r}; it needs a word")
+    if record["kind"] not in ("self", "cross") or record["score"] not in ("dot", "additive", "weights"):
+        _fail(f"its kind {record['kind'][:80]!r} or its score {record['score'][:80]!r} is not known")
+    try:
+        operator_named(record["operator"])
+    except ConfigurationError as error:
+        _fail(f"it is of an operator that this program does not have: {error}")
+    for name in ("leading", "cell"):
+        if not isinstance(record[name], list) or not all(_is_count(item) for item in record[name]):
+            _fail(f"{name!r} is {str(record[name])[:80]!r}; it needs whole numbers of at least 1")
+    for name in ("scale", "rounding", *(["softcap"] if record["softcap"] is not None else [])):
+        if not _is_number(record[name]):
+            _fail(f"{name!r} is {str(record[name])[:80]!r}; it needs a finite number")
+    if not isinstance(record["head_axis"], bool) or record["heads"] % record["key_heads"]:
+        _fail("head_axis needs to be true or false, and the key heads to divide the heads")
+    leading = record["leading"]
+    if record["head_axis"] and (not leading or leading[-1] != record["heads"]):
+        _fail(f"its leading axes {leading[:9]} need to end with its {record['heads']} heads")
+    if not record["head_axis"] and record["heads"] != 1:
+        _fail(f"it has {record['heads']} heads without an axis for them")
+    if record["softcap"] is not None and record["softcap"] <= 0:
+        _fail(f"its softcap is {record['softcap']}; it needs a number above 0")
+
+
+def _check_arrays(record: dict[str, Any], sizes: Sizes) -> None:
+    batch, heads, queries, keys = _sequences(record), record["heads"], record["queries"], record["keys"]
+    named = record["arrays"]
+    if not isinstance(named, dict) or not all(isinstance(name, str) for name in named.values()):
+        _fail("'arrays' needs the names of arrays")
+    if record["score"] == "weights":
+        needed = {"weights": (("F16",), (batch, heads, queries, keys))}
+    else:
+        dim = _dim(named, sizes)
+        needed = {
+            "query": (FLOATS, (batch, heads, queries, dim)),
+            "key": (FLOATS, (batch, record["key_heads"], keys, dim)),
+            "lse": (("F32", "F64"), (batch, heads, queries)),
+        }
+        if record["score"] == "additive":
+            needed["weight"] = FLOATS, (dim,)
+        if {"query_positions", "key_positions"} & set(named):
+            for name, length in (("query_positions", queries), ("key_positions", keys)):
+                several = _shape(named.get(name), sizes)[:1] == (batch,)
+                needed[name] = ("I64",), (batch if several else 1, length)
+    if set(named) != set(needed):
+        _fail(f"it has the arrays {sorted(named)[:20]}; it needs {sorted(needed)}")
+    for name, (dtypes, shape) in needed.items():
+        _check_size(named[name], dtypes, shape, sizes)
+    if "query" in needed and sizes[named["query"]][0] != sizes[named["key"]][0]:
+        _fail("query and key need one dtype")
+    _check_summary(record, (batch, heads, queries, keys), sizes)
+
+
+def _check_summary(record: dict[str, Any], shape: tuple[int, int, int, int], sizes: Sizes) -> None:
+    """Check the sizes of pyramid, profiles and metrics."""
+    batch, heads, queries, keys = shape
+    if len(record["cell"]) != 2:
+        _fail("'cell' needs two numbers")
+    names = record["metrics"]
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+        _fail("'metrics' needs different words")
+    prefix, levels = record["prefix"], PyramidLevels(queries, keys, *record["cell"])
+    for level, cells in enumerate(levels.shapes):
+        for reduce in ("max", "mean"):
+            _check_size(f"{prefix}{reduce}.{level}", ("U8",), (batch, heads, *cells), sizes)
+    for name, last in (
+        ("tops", 2 * len(levels.shapes)),
+        ("entropy", queries),
+        ("received", keys),
+        ("metrics", len(names)),
+        ("largest", queries),
+    ):
+        _check_size(prefix + name, ("F32",), (batch, heads, last), sizes)
+
+
+def _check_words(record: dict[str, Any], sizes: Sizes) -> None:
+    batch = _sequences(record)
+    tokens = record["tokens"]
+    if not isinstance(tokens, dict) or set(tokens) != {"query", "key"}:
+        _fail("'tokens' needs the words of query and key")
+    for side, count in (("query", record["queries"]), ("key", record["keys"])):
+        numbers = tokens[side]
+        if numbers is None:
+            continue
+        if not isinstance(numbers, list) or len(numbers) != batch or not all(_is_count(n, least=0) for n in numbers):
+            _fail(f"the words of its {side} need {batch} numbers of lists")
+        for number in set(numbers):
+            _check_size(f"words.{number}.ends", ("I64",), (count + 1,), sizes)
+            _check_size(f"words.{number}", ("U8",), _shape(f"words.{number}", sizes)[:1], sizes)
+            if f"words.{number}.numbers" in sizes:
+                _check_size(f"words.{number}.numbers", ("I32",), (count,), sizes)
+    if "roles" in record:
+        validated_roles(record["roles"], [(record["name"][:80], record["heads"])] * batch)
+    check_translation_info(record, batch)
+
+
+def _check_ends(name: str, arrays: Mapping[str, Tensor]) -> None:
+    ends = arrays[f"{name}.ends"]
+    if int(ends[0]) != 0 or int(ends[-1]) != len(arrays[name]) or bool((ends[1:] < ends[:-1]).any()):
+        _fail(f"the words {name!r} end where there are no bytes")
+
+
+def _check_size(name: Any, dtypes: tuple[str, ...], shape: tuple[int, ...], sizes: Sizes) -> None:
+    if not isinstance(name, str) or name not in sizes:
+        _fail(f"the array {str(name)[:80]!r} is not there")
+    dtype, has = sizes[name]
+    if dtype not in dtypes or has != shape:
+        _fail(f"the array {name[:80]!r} is {dtype} {has}; it needs to be {' or '.join(dtypes)} {shape}")
+
+
+def _shape(name: Any, sizes: Sizes) -> tuple[int, ...]:
+    """The shape of an array; (0,) if it does not exist."""
+    return sizes[name][1] if isinstance(name, str) and name in sizes else (0,)
+
+
+def _dim(named: dict[str, Any], sizes: Sizes) -> int:
+    shape = _shape(named.get("query"), sizes)
+    return shape[-1] if shape else 0
+
+
+def _sequences(record: dict[str, Any]) -> int:
+    leading = record["leading"][:-1] if record["head_axis"] else record["leading"]
+    count = math.prod(leading)
+    if count > MOST:
+        _fail(f"its leading axes {leading[:9]} are too long")
+    return count
+
+
+def _is_count(value: Any, *, least: int = 1) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= MOST
+
+
+def _is_number(value: Any) -> bool:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return abs(value) <= 2.0**1000 if isinstance(value, int) else math.isfinite(value)
+
+
+def _fail(what: str) -> NoReturn:
+    raise AtlasError(what)
+
 
 FORMAT = "regard-atlas"
 VERSION = 1

@@ -1,9 +1,9 @@
 """The Transformer of Vaswani et al. (2017): an encoder, and a decoder that attends to it."""
 
-from .embedding import Embedding as Embedding
-from .embedding import TiedOutput as TiedOutput
 from .encoder_decoder import Decoder as Decoder
+from .encoder_decoder import Embedding as Embedding
 from .encoder_decoder import Encoder as Encoder
+from .encoder_decoder import TiedOutput as TiedOutput
 from .transformer import Transformer as Transformer
 from .transformer_state import ObservedTransformerStep as ObservedTransformerStep
 from .transformer_state import TransformerMemory as TransformerMemory

@@ -9,8 +9,7 @@ from ...errors import ConfigurationError, ShapeError
 from ...lenses import Lens, Weights
 from ...masks import padding
 from ...nn import BlockObservation
-from .embedding import Embedding, TiedOutput
-from .encoder_decoder import Decoder, Encoder
+from .encoder_decoder import Decoder, Embedding, Encoder, TiedOutput
 from .transformer_state import (
     ObservedTransformerStep,
     TransformerMemory,

@@ -17,8 +17,7 @@ from ....utils.safetensors_files import TensorFile
 from ..config import LanguageModelConfig
 from ..saved_model import EXTRA, check_same, read_json
 from .architectures import configuration
-from .mxfp4 import MXFP4, packed_shapes, unpacked
-from .stored_tensors import StoredTensor, split_fused, stack_experts
+from .stored_tensors import MXFP4, StoredTensor, packed_shapes, split_fused, stack_experts, unpacked
 
 EDGES = {
     "embedding.weight": "model.embed_tokens.weight",
