@@ -128,3 +128,17 @@ def test_another_kernel_by_name_is_refused(inputs, kernel):
         jvp(lambda *t: regard.attention(*t, kernel="reference"), inputs, tangents(inputs)),
         jvp(regard.attention, inputs, tangents(inputs)),
     )
+
+
+def test_the_weights_of_a_lens_have_a_tangent():
+    query, key, tangent = torch.randn(3, 1, 2, 5, 4, dtype=torch.float64)
+    weights = regard.lenses.Weights()
+
+    def look(query):
+        return regard.observe(query, key, key, weights)[weights]
+
+    with torch.autograd.forward_ad.dual_level():
+        dual = look(torch.autograd.forward_ad.make_dual(query, tangent))
+        found = torch.autograd.forward_ad.unpack_dual(dual).tangent
+    _, expected = torch.func.jvp(look, (query,), (tangent,))
+    torch.testing.assert_close(found, expected)

@@ -7,6 +7,7 @@ import torch
 
 import regard
 from regard import biases, masks
+from regard.errors import ConfigurationError
 from regard.kernels import KERNELS
 from regard.kernels.mask_tiles import memoize
 
@@ -138,3 +139,44 @@ def test_the_offset_keeps_native_code_for_biases_by_distance():
     options = {"mask": masks.causal(), "bias": biases.alibi(HEADS)}
     placed = {"query_positions": range(512, 512 + LENGTH), "key_positions": range(300, 300 + LENGTH)}
     assert able(query, key, value, **options, **placed) == able(query, key, value, **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32, torch.int16])
+def test_positions_of_any_whole_dtype(dtype):
+    query, key, value = (tensor.detach() for tensor in tensors())
+    found = regard.attention(query, key, value, mask=masks.causal(), query_positions=torch.arange(LENGTH).to(dtype))
+    torch.testing.assert_close(found, regard.attention(query, key, value, mask=masks.causal()))
+
+
+def test_positions_that_would_overflow_are_refused():
+    query, key, value = (tensor.detach() for tensor in tensors())
+    with pytest.raises(ConfigurationError, match="key_positions is range.*; positions need to lie within ±2⁶²"):
+        regard.attention(query, key, value, key_positions=range(2**63 - 2, 2**63 - 2 + LENGTH))
+
+
+def test_a_range_does_not_compile_anew_for_each_length():
+    frames = []
+
+    def backend(graph, _):
+        frames.append(graph)
+        return graph
+
+    @torch.compile(backend=backend, dynamic=True, fullgraph=True)
+    def cross(query, key):
+        return regard.attention(query, key, key, mask=masks.causal(), query_positions=range(query.shape[-2]))
+
+    key = torch.randn(1, 2, 20, 8)
+    for length in (3, 5, 7, 9, 11, 13, 15, 17, 19):
+        query = torch.randn(1, 2, length, 8)
+        expected = regard.attention(query, key, key, mask=masks.causal(), query_positions=torch.arange(length))
+        torch.testing.assert_close(cross(query, key), expected)
+    assert len(frames) <= 2
+
+
+def test_one_mask_over_inputs_with_and_without_heads():
+    """What is stored for a mask over (batch, length, dim) is not what (batch, heads, length, dim) needs."""
+    mask = masks.where(keep=torch.rand(2, 200, 200) > 0.5)
+    without, with_heads = torch.randn(2, 200, 32), torch.randn(2, 2, 200, 32)
+    for tensor in (without, with_heads, without):
+        expected = regard.attention(tensor, tensor, tensor, mask=mask, kernel="reference")
+        torch.testing.assert_close(regard.attention(tensor, tensor, tensor, mask=mask), expected)

@@ -301,7 +301,7 @@ def scaled_dot_product_attention(
     if is_causal:
         mask = causal() if mask is None else causal() & mask
         if query.ndim >= 2 and query.shape[-2] != key.shape[-2]:
-            positions = torch.arange(query.shape[-2], device=query.device)
+            positions = range(query.shape[-2])
     if dropout_p == 1.0:  # every weight is dropped
         return 0.0 * attention(query, key, value, mask=mask, bias=bias, scale=scale, query_positions=positions)
     return attention(

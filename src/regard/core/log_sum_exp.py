@@ -49,8 +49,8 @@ def within_float32(lse: Tensor) -> bool:
     """Whether all log-sum-exps are finite and small enough for float32: one pass, true of nearly every problem."""
     if not lse.numel():
         return True
-    low, high = torch.aminmax(lse)
-    return low.item() > -LARGEST_LSE and high.item() < LARGEST_LSE
+    low, high = torch.stack(torch.aminmax(lse)).tolist()  # one transfer from the device
+    return low > -LARGEST_LSE and high < LARGEST_LSE
 
 
 def too_large(lse: Tensor) -> Tensor:

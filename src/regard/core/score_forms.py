@@ -83,9 +83,13 @@ def all_finite(*tensors: Tensor) -> bool:
     if len(tensors) == 2:
         a, b = tensors
         as_vectors = (
-            a.dtype is b.dtype is torch.float32 and a.shape == b.shape and a.is_contiguous() and b.is_contiguous()
+            a.dtype is b.dtype is torch.float32
+            and a.shape == b.shape
+            and a.is_contiguous()
+            and b.is_contiguous()
+            and a.numel() < 2**31  # what torch.dot takes on a GPU
         )
-        if as_vectors and math.isfinite(torch.dot(a.view(-1), b.view(-1)).item()):
+        if as_vectors and math.isfinite(torch.dot(a.detach().view(-1), b.detach().view(-1)).item()):
             return True
     return all(math.isfinite(tensor.detach().sum(dtype=torch.float32).item()) for tensor in tensors) or all(
         bool(tensor.isfinite().all()) for tensor in tensors

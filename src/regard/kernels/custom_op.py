@@ -22,7 +22,7 @@ from ..core.operator import operator_named
 from ..core.problem import Problem
 from ..core.score_forms import AdditivePairs, all_finite
 from ..core.torch_modes import functorch_active, without_autocast
-from ..errors import KernelError
+from ..errors import ConfigurationError, KernelError
 from ..utils.pytree import tree_flatten, tree_tensors, tree_unflatten
 from .base import OwnGradient, Result
 from .batched_problem import BatchedProblem, ProblemGradients, Saved
@@ -35,7 +35,17 @@ _COMPUTATIONS: dict[str, OwnGradient] = {}
 
 
 def register(computation: OwnGradient) -> None:
-    """Register a kernel with the operator under its name."""
+    """Register a kernel with the operator under its name.
+
+    Raises:
+        ConfigurationError: a kernel of another class has that name.
+    """
+    known = _COMPUTATIONS.setdefault(computation.name, computation)
+    if type(known) is not type(computation):
+        raise ConfigurationError(
+            f"there is another kernel {computation.name!r}, a {type(known).__name__}: {type(computation).__name__} "
+            "needs a name of its own"
+        )
     _COMPUTATIONS[computation.name] = computation
 
 
@@ -122,7 +132,8 @@ def _gradients(
 ) -> list[Tensor]:
     """The gradients of a problem's tensors in the order of `tree_tensors`; undefined where none is needed."""
     usual = within_float32(lse)
-    if not usual and bool((too_large(lse) & ((grad_output != 0).any(-1) | (grad_lse != 0))).any()):
+    softmax = problem.operator == "softmax"  # the way in float64 is its own
+    if softmax and not usual and bool((too_large(lse) & ((grad_output != 0).any(-1) | (grad_lse != 0))).any()):
         return _gradients_in_float64(problem, lse, grad_output, grad_lse, needed)
     batched = BatchedProblem.from_problem(problem)
     output, lse, grad_output, grad_lse = (

@@ -55,7 +55,11 @@ def run_with_hook(problem: Problem, kernel: Kernel, hook: AttentionHook) -> Resu
     result = _run_with_lse(problem, kernel)
     with torch.no_grad():
         lse = _compute_lse(problem) if result.lse is None else result.lse
-        hook(zero_nonfinite_inputs(problem), lse.detach())
+        token = CURRENT_HOOK.set(None)  # attention that the hook itself computes does not call it again
+        try:
+            hook(zero_nonfinite_inputs(problem), lse.detach())
+        finally:
+            CURRENT_HOOK.reset(token)
     return result
 
 

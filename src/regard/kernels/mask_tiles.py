@@ -145,7 +145,7 @@ def memoize(
     problem: Problem, what: Hashable, compute: Callable[[], Found], when: Callable[[Found], bool] = lambda _: True
 ) -> Found:
     """Memoize a value that depends on the problem's mask and sizes alone; `when` decides whether it is stored."""
-    mask, shape = problem.mask, (problem.batch.numel(), problem.queries, problem.keys)
+    mask, shape = problem.mask, (problem.weights_shape, problem.heads)
     tensors = tree_tensors(mask)
     positions = problem.query_positions, problem.key_positions
     if problem.shift is None or any(tensor.is_inference() for tensor in tensors):

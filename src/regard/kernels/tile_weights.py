@@ -191,7 +191,7 @@ def run_reductions(problem: Problem, lse: Tensor, reductions: Iterable[Reduction
             "of all lenses only Weights can be looked through under torch.compile and torch.func: call observe outside"
         )
     with torch.no_grad(), without_autocast(problem.value.device.type):
-        if not within_float32(lse) and bool(too_large(lse).any()):
+        if problem.operator == "softmax" and not within_float32(lse) and bool(too_large(lse).any()):
             problem, lse = _in_float64(problem, lse)
         reductions = _run_native_reductions(problem, lse, reductions)
         if not reductions:

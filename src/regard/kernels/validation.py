@@ -26,6 +26,9 @@ from ..masks.convert.torch_tensors import read_causal_bias
 
 SMALLEST_SOFTCAP, LARGEST_SOFTCAP = 1e-30, 1e30
 """Beyond these the quotient score / softcap, or its product with softcap, overflows or vanishes in float32."""
+LARGEST_POSITION = 2**62
+"""Positions beyond would overflow where they are subtracted."""
+
 FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -327,7 +330,11 @@ def _check_positions(
             raise ShapeError(
                 f"{name} is {positions}; it needs {length} consecutive positions, range(start, start + {length})"
             )
-        return positions
+        if max(abs(positions.start), abs(positions.stop)) > LARGEST_POSITION:
+            raise ConfigurationError(f"{name} is {positions}; positions need to lie within ±2⁶²")
+        # A range is a part of a compiled graph, which would be compiled again for each: a tensor is not.
+        compiling = torch.compiler.is_compiling()
+        return torch.arange(positions.start, positions.stop, device=device) if compiling else positions
     if not isinstance(positions, Tensor) or positions.is_floating_point() or positions.dtype == torch.bool:
         has = positions.dtype if isinstance(positions, Tensor) else f"a {type(positions).__name__}"
         raise DtypeError(f"{name} needs a tensor of whole numbers, or a range; it is {has}")
@@ -346,7 +353,8 @@ def _as_range(positions: Tensor) -> Tensor | range:
         return positions
     if under_transform():
         return positions
-    first, last = int(positions[0]), int(positions[-1])
-    if last - first != len(positions) - 1 or (len(positions) > 2 and not bool((positions.diff() == 1).all())):
+    whole = positions.long()  # unsigned numbers have no differences
+    first, last = int(whole[0]), int(whole[-1])
+    if last - first != len(positions) - 1 or (len(positions) > 2 and not bool((whole.diff() == 1).all())):
         return positions
     return range(first, last + 1)

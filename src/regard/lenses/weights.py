@@ -17,7 +17,7 @@ from ..core.grid import WHOLE
 from ..core.log_sum_exp import too_large, with_exact_lse, within_float32
 from ..core.problem import Problem
 from ..core.score_forms import DotPairs
-from ..core.torch_modes import under_transform, without_autocast
+from ..core.torch_modes import under_forward_mode, under_transform, without_autocast
 from ..errors import ConfigurationError
 from ..utils.pytree import tree_tensors
 from .base import Reduction, WeightsLayout, WeightTile, check_memory
@@ -107,7 +107,7 @@ class Weights:
             if under_transform():
                 return self._at_once(problem, lse)
             dtype = lse.dtype
-            if not within_float32(lse) and bool(too_large(lse).any()):
+            if problem.operator == "softmax" and not within_float32(lse) and bool(too_large(lse).any()):
                 problem, lse = with_exact_lse(problem, lse)
             compute = self._at_once if _differentiable(problem, lse) else self._by_rows
             return compute(problem, lse).to(dtype)
@@ -257,7 +257,7 @@ def _differentiable(problem: Problem, lse: Tensor | None = None) -> bool:
     read = [*tree_tensors(problem), *([] if lse is None else [lse])]
     # A user-defined bias may have parameters that `tree_tensors` does not find.
     wanted = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in read)
-    return wanted or problem.bias_requires_grad()
+    return wanted or problem.bias_requires_grad() or under_forward_mode()
 
 
 def _slice(rows: range) -> slice:

@@ -6,7 +6,7 @@ import math
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -125,6 +125,8 @@ class RunFolder:
         try:
             yield
         finally:
+            with suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_UN)  # processes forked meanwhile have a copy of the descriptor
             os.close(descriptor)
 
     def missing_for(self, weights: Path) -> list[str]:

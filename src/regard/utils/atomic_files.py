@@ -56,8 +56,9 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
         mode = _create(partial, path)
         _remove_abandoned(path.parent)
         yield partial
-        partial.chmod(mode)  # safetensors makes files that only their owner can read
+        partial.chmod(mode | stat.S_IWUSR)  # safetensors makes files that only their owner can read
         _force_to_disk(partial)
+        partial.chmod(mode)
         os.replace(partial, path)
         _force_folder_to_disk(path.parent)
     except Exception as error:
@@ -95,14 +96,19 @@ def _create(partial: Path, path: Path) -> int:
     if not path.exists():
         return stat.S_IMODE(partial.stat().st_mode)
     mode = stat.S_IMODE(path.stat().st_mode)
-    partial.chmod(mode)  # what only its owner may read is not open to others while it is written
+    # What only its owner may read is not open to others while it is written; its owner has to write it.
+    partial.chmod(mode | stat.S_IWUSR)
     return mode
 
 
 @functools.cache
 def _machine() -> str:
-    """Eight hexadecimal digits that identify this machine, as far as its name does."""
-    return hashlib.blake2b(socket.gethostname().encode(), digest_size=4).hexdigest()
+    """Eight hexadecimal digits that identify this machine and the container that numbers its processes."""
+    try:
+        numbering = os.stat("/proc/self/ns/pid").st_ino
+    except OSError:  # a system without namespaces
+        numbering = 0
+    return hashlib.blake2b(f"{socket.gethostname()} {numbering}".encode(), digest_size=4).hexdigest()
 
 
 def _remove_abandoned(folder: Path) -> None:

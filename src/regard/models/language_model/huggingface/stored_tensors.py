@@ -1,8 +1,8 @@
 """Stored tensors of a checkpoint under the names of single parameters: fused split, experts stacked, MXFP4 unpacked.
 
 Phi 3 stores the query, key and value projections as one matrix, and the gate and up projections as another; mixtures of
-experts store each expert's matrices separately; gpt-oss stores its experts in MXFP4, blocks of 32 numbers of 4 bits with
-an exponent for each block.
+experts store each expert's matrices separately; gpt-oss stores its experts in MXFP4, blocks of 32 numbers of 4 bits
+with an exponent for each block.
 """
 
 from __future__ import annotations
