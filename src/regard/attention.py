@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .biases import Bias
+from .core.grid import from_zero
 from .core.log_sum_exp import merge_softmax
 from .core.problem import Problem
 from .core.score_forms import at_least_float32
@@ -301,7 +302,7 @@ def scaled_dot_product_attention(
     if is_causal:
         mask = causal() if mask is None else causal() & mask
         if query.ndim >= 2 and query.shape[-2] != key.shape[-2]:
-            positions = range(query.shape[-2])
+            positions = from_zero(query.shape[-2], query.device)
     if dropout_p == 1.0:  # every weight is dropped
         return 0.0 * attention(query, key, value, mask=mask, bias=bias, scale=scale, query_positions=positions)
     return attention(

@@ -125,6 +125,11 @@ class Grid:
         return pairs
 
 
+def from_zero(length: int, device: torch.device) -> Tensor | range:
+    """The positions 0..length-1: a range, or a tensor under torch.compile, which compiles anew for each other range."""
+    return torch.arange(length, device=device) if torch.compiler.is_compiling() else range(length)
+
+
 def _as_tensor(positions: Tensor | range, device: torch.device | None) -> Tensor:
     return torch.arange(positions.start, positions.stop, device=device) if isinstance(positions, range) else positions
 

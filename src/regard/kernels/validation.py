@@ -332,9 +332,7 @@ def _check_positions(
             )
         if max(abs(positions.start), abs(positions.stop)) > LARGEST_POSITION:
             raise ConfigurationError(f"{name} is {positions}; positions need to lie within ±2⁶²")
-        # A range is a part of a compiled graph, which would be compiled again for each: a tensor is not.
-        compiling = torch.compiler.is_compiling()
-        return torch.arange(positions.start, positions.stop, device=device) if compiling else positions
+        return positions
     if not isinstance(positions, Tensor) or positions.is_floating_point() or positions.dtype == torch.bool:
         has = positions.dtype if isinstance(positions, Tensor) else f"a {type(positions).__name__}"
         raise DtypeError(f"{name} needs a tensor of whole numbers, or a range; it is {has}")

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..attention import Observation, attention, observe
 from ..biases import Bias
+from ..core.grid import from_zero
 from ..errors import ConfigurationError, ShapeError
 from ..kernels.validation import AttentionOptions, ScoreLike
 from ..lenses import Lens
@@ -240,7 +241,7 @@ class Attention(nn.Module):
         (queries,) = self._rotated(positions, queries, rotation=call.get("rotation"))
         length = queries.shape[2]
         if positions is None and (length != len(memory) or memory.positions is not None):
-            positions = range(length)
+            positions = from_zero(length, queries.device)
         score = None if self.score is None else self.score.over_projected_keys()
         return (queries, memory.keys, memory.values), self._options(score, call, positions, memory.positions)
 
