@@ -213,7 +213,7 @@ def test_what_is_no_whole_atlas_is_told(regard, atlas, tmp_path):
     (tmp_path / "text.atlas").write_bytes(b"hello, world, this is no atlas at all")
     (tmp_path / "newer.atlas").write_bytes(re.sub(rb'(\\"version\\": )\d', rb"\g<1>9", whole))
     for name, message in (
-        ("missing.atlas", "cannot be read: No such file"),
+        ("missing.atlas", "cannot be read (No such file or directory)"),
         ("short.atlas", "truncated"),
         ("text.atlas", "is not a whole safetensors file"),
         ("newer.atlas", "is an atlas of version 9; this regard reads"),

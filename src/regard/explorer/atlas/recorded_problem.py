@@ -33,7 +33,7 @@ class RecordErrors:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, AtlasError) or not isinstance(error, Exception):
             return
-        if isinstance(error, ConfigurationError):
+        if isinstance(error, ConfigurationError) and error.__cause__ is None:  # else a formula that failed
             raise AtlasError(str(error)) from None
         raise AtlasError(
             f"the mask, bias or positions that the atlas has of {self.name!r} do not fit: {error}"
