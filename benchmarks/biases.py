@@ -35,7 +35,7 @@ def learned(n: int, *, peer: bool) -> Work:
 
     def theirs(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         distances = torch.arange(1 - n, n)  # of the key from the query
-        numbers = bias.along(distances)
+        numbers = bias.values_at(distances)
         return sdpa(query, key, value, numbers.unfold(-1, n, 1).flip(-2)[None])
 
     attend: Callable[..., Tensor] = theirs if peer else partial(regard.attention, bias=bias)
@@ -47,7 +47,7 @@ def alibi(n: int, *, peer: bool) -> Work:
     inputs, bias = leaves(n), biases.alibi(HEADS)
     if not peer:
         return lambda: gradients(regard.attention(*inputs, mask=masks.causal(), bias=bias), inputs)
-    line = bias.along(torch.arange(1 - n, n)).masked_fill(torch.arange(1 - n, n) > 0, float("-inf"))
+    line = bias.values_at(torch.arange(1 - n, n)).masked_fill(torch.arange(1 - n, n) > 0, float("-inf"))
     numbers = line.unfold(-1, n, 1).flip(-2).contiguous()[None]
     query, key, value = inputs
     return lambda: gradients(sdpa(query, key, value, numbers), inputs)

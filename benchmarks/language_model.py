@@ -23,7 +23,7 @@ from regard.models import LanguageModel
 from regard.models.language_model import AttentionConfig, GatedFeedForwardConfig, LanguageModelConfig, LayerConfig
 from regard.models.language_model.huggingface.architectures import configuration
 from regard.models.language_model.huggingface.hf_checkpoint import their_name
-from regard.nn import BlockCache
+from regard.nn import BlockCache, KVCache
 from regard.positions import Rotary
 
 Work = Callable[[], Any]
@@ -237,7 +237,9 @@ def rolling(length: int = LONG) -> None:
                 step = 1 if end - at <= 300 else 100  # most of it in parts, and 300 single tokens before each mark
                 _, cache = model.next_features(tokens[:, at : at + step], cache)
                 at, most = at + step, max(most, cache.nbytes)
-            held = ", ".join(str(len(layer.attention)) for layer in cache.layers)
+            held = ", ".join(
+                str(len(layer.attention)) for layer in cache.layers if isinstance(layer.attention, KVCache)
+            )
             rows.append([f"{at:,}", held, f"{cache.nbytes / 1024:,.0f} KiB", f"{most / 1024:,.0f} KiB"])
     columns = ["tokens so far", "keys held by the two layers", "cache", "the most so far"]
     table(

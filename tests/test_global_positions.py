@@ -114,6 +114,7 @@ def test_the_distance_of_a_pair():
         query[..., :5, :], key, value, query_positions=range(30, 35), key_positions=range(9, 220)
     ).problem
     distances = problem.grid().key - problem.grid().query
+    assert problem.shift is not None
     i, j = 3, 100
     assert distances[i, j] == j - i - (LENGTH - 5) + problem.shift
 

@@ -146,7 +146,7 @@ def same(one: object, other: object) -> bool:
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(same(*pair) for pair in zip(one, other, strict=True))
-    if isinstance(one, float) or isinstance(other, float):
+    if isinstance(one, float) and isinstance(other, int | float):
         return math.isclose(one, other, abs_tol=2e-6)
     return one == other
 

@@ -96,10 +96,10 @@ class TestWhere:
     def test_a_tile(self):
         keep = torch.rand(2, 1, 5, 7) < 0.5
         grid = Grid.of(5, 7).tile(slice(1, 3), slice(2, 7))
-        assert masks.where(keep=keep).keep(grid).equal(keep[..., 1:3, 2:7])
+        assert masks.where(keep=keep).evaluate(grid).equal(keep[..., 1:3, 2:7])
         assert (
             (masks.causal() & masks.where(keep=keep))
-            .keep(grid)
+            .evaluate(grid)
             .equal((masks.causal() & masks.where(keep=keep)).dense(5, 7)[..., 1:3, 2:7])
         )
 

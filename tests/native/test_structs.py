@@ -22,7 +22,9 @@ def python_structs() -> dict[str, type[ctypes.Structure]]:
     for path in sorted(build.SOURCES.glob("*.py")):
         for value in vars(importlib.import_module(f"regard.native.{path.stem}")).values():
             if isinstance(value, type) and issubclass(value, ctypes.Structure) and value is not ctypes.Structure:
-                name, header = re.fullmatch(r"The structure `(\w+)` of (\w+\.h)\.", str(value.__doc__)).groups()
+                described = re.fullmatch(r"The structure `(\w+)` of (\w+\.h)\.", str(value.__doc__))
+                assert described is not None, value
+                name, header = described.groups()
                 assert f"struct {name} {{" in HEADERS[header]
                 found[name] = value
     return found

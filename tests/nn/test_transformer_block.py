@@ -207,7 +207,7 @@ class TestDecoding:
                     h, caches[number] = layer.step(h, caches[number], memory_mask=memory_mask)
                 outputs.append(h)
         close(torch.cat(outputs, 1), expected, 1e-12)
-        assert all(len(cache.attention) < 50 for cache in caches)
+        assert all(isinstance(cache.attention, KVCache) and len(cache.attention) < 50 for cache in caches)
 
     def test_beams_are_reordered(self):
         (layer,) = decoder_layers(1)
