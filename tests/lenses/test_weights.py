@@ -135,7 +135,7 @@ def test_slices_only():
     [
         (
             slice(None, None, -1),
-            r"with a step of at least 1, such as slice\(0, 5\); .* turn what is shown round, as with",
+            r"with a step of at least 1, such as slice\(0, 5\); .* flip the result instead, as with",
         ),
         (slice(None, None, 0), r"with a step of at least 1, .*it is slice\(None, None, 0\)"),
         (slice(0.0, 3), r"of whole numbers, such as slice\(0, 5\); it is slice\(0\.0, 3, None\)"),
