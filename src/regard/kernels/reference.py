@@ -22,15 +22,20 @@ def formula(problem: Problem) -> Result:
     pairs = problem.pairs
     dtype = torch.promote_types(pairs.query.dtype, torch.float32)
     query, key, value = pairs.query.to(dtype), pairs.key.to(dtype), problem.value.to(dtype)
-    if problem.heads and query.shape[-3] != key.shape[-3]:  # grouped heads: query head h attends to key head h // group
+    # Grouped heads: query head h attends to key head h // group. The heads of a group are rows of their key head.
+    grouped = problem.heads and query.shape[-3] != key.shape[-3]
+    if grouped:
         group = query.shape[-3] // key.shape[-3]
-        key, value = key.repeat_interleave(group, -3), value.repeat_interleave(group, -3)  # [..., H, N, ·]
+        groups, rows = (key.shape[-3], group), (group, query.shape[-2])
+        query = query.unflatten(-3, groups).flatten(-3, -2)  # [..., Hk, group · M, D]
 
     if isinstance(pairs, AdditivePairs):
         features = torch.tanh(query.unsqueeze(-2) + key.unsqueeze(-3))  # [..., H, M, N, A]
         scores = features @ pairs.weight.to(dtype)  # [..., H, M, N]
     else:
         scores = (pairs.scale * query) @ key.mT  # [..., H, M, N]
+    if grouped:
+        scores = scores.unflatten(-2, rows).flatten(-4, -3)  # [..., Hk, group · M, N] -> [..., H, M, N]
     if problem.softcap is not None:
         scores = problem.softcap * torch.tanh(scores / problem.softcap)  # [..., H, M, N]
     bias, keep = (
@@ -59,7 +64,11 @@ def formula(problem: Problem) -> Result:
     if problem.dropout is not None:
         kept = problem.dropout.keep_mask(*problem.dropout_indices(problem.grid()))  # [B, H, M, N], 0 or 1
         weights = weights * kept.view(weights.shape).to(dtype) / (1 - problem.dropout.probability)
+    if grouped:
+        weights = weights.unflatten(-3, groups).flatten(-3, -2)  # [..., Hk, group · M, N]
     output = weights @ value  # [..., H, M, Dv]
+    if grouped:
+        output = output.unflatten(-2, rows).flatten(-4, -3)  # [..., Hk, group · M, Dv] -> [..., H, M, Dv]
     return Result(output.to(problem.value.dtype), lse if problem.wants_lse else None)
 
 
