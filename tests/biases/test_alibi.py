@@ -10,7 +10,7 @@ from regard.errors import ConfigurationError, DtypeError, ShapeError
 @pytest.mark.parametrize("heads", [1, 2, 3, 5, 8, 12, 14])
 def test_alibi_is_the_formula(heads):
     slopes = biases.alibi_slopes(heads)
-    values = biases.alibi(heads).values(Grid.of(3, 5))
+    values = biases.alibi(heads).values(Grid.from_lengths(3, 5))
     assert values.shape == (heads, 3, 5)
     for head in range(heads):
         for i in range(3):
@@ -35,7 +35,7 @@ def test_published_slopes(heads, steepness, slopes):
 def test_the_other_convention():
     assert biases.geometric_slopes(8).equal(biases.alibi_slopes(8))
     assert biases.geometric_slopes(3).tolist() == pytest.approx([2 ** (-8 / 3), 2 ** (-16 / 3), 2**-8])
-    grid = Grid.of(2, 4)
+    grid = Grid.from_lengths(2, 4)
     other = biases.alibi(biases.geometric_slopes(3)).values(grid)
     assert other[:, 0, 0].tolist() == pytest.approx([-2 * 2 ** (-8 / 3), -2 * 2 ** (-16 / 3), -(2**-7)])
 

@@ -11,7 +11,7 @@ from regard.errors import ConfigurationError, DtypeError, ShapeError
 
 def test_gaussian_is_the_formula():
     center, sigma = torch.tensor([0.5, 2.0]), torch.tensor([1.0, 0.25])
-    values = biases.gaussian(center, sigma).values(Grid.of(2, 4))
+    values = biases.gaussian(center, sigma).values(Grid.from_lengths(2, 4))
     for i in range(2):
         for s in range(4):
             assert values[i, s].item() == pytest.approx(-((s - center[i]) ** 2) / (2 * sigma[i] ** 2))
@@ -28,7 +28,7 @@ def test_gaussian_multiplies_the_weights():
 
 
 def test_gaussian_sees_positions():
-    values = biases.gaussian(10.0, 1.0).values(Grid.of(1, 2, key_positions=torch.tensor([10, 12])))
+    values = biases.gaussian(10.0, 1.0).values(Grid.from_lengths(1, 2, key_positions=torch.tensor([10, 12])))
     assert values.tolist() == [[0.0, -2.0]]
 
 
@@ -39,15 +39,15 @@ def test_gaussian_per_head_and_batch():
     output = regard.attention(query, key, key, bias=bias)
     alone = regard.attention(query[1, 2], key[1, 2], key[1, 2], bias=biases.gaussian(center[1, 2], 1.0))
     torch.testing.assert_close(output[1, 2], alone)
-    tile = bias.values(Grid.of(4, 6).tile(slice(1, 3), slice(2, 5)))
-    assert tile.equal(bias.values(Grid.of(4, 6))[..., 1:3, 2:5])
+    tile = bias.values(Grid.from_lengths(4, 6).tile(slice(1, 3), slice(2, 5)))
+    assert tile.equal(bias.values(Grid.from_lengths(4, 6))[..., 1:3, 2:5])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_gaussian_keeps_far_positions_apart_in_half_precision(dtype):
     center = torch.tensor([1024.0], dtype=dtype)
     at = torch.arange(1020, 1029)
-    values = biases.gaussian(center, torch.ones(1, dtype=dtype)).values(Grid.of(1, 9, key_positions=at))
+    values = biases.gaussian(center, torch.ones(1, dtype=dtype)).values(Grid.from_lengths(1, 9, key_positions=at))
     assert values.tolist() == [[-((s - 1024) ** 2) / 2 for s in at.tolist()]]
 
 
@@ -63,16 +63,16 @@ def test_gradients_flow_into_center_and_sigma():
 def test_a_sum_of_biases():
     one, other = torch.randn(4, 5), torch.randn(3, 1, 5)
     both = biases.tensor(one) + biases.tensor(other)
-    assert both.values(Grid.of(4, 5)).equal(one + other)
+    assert both.values(Grid.from_lengths(4, 5)).equal(one + other)
     assert repr(both) == "tensor(<float32 (4, 5)>) + tensor(<float32 (3, 1, 5)>)"
-    grid = Grid.of(4, 5).tile(slice(0, 2), slice(3, 5))
+    grid = Grid.from_lengths(4, 5).tile(slice(0, 2), slice(3, 5))
     assert (biases.tensor(one) + other).values(grid).equal((one + other)[..., 0:2, 3:5])
 
 
 def test_a_sum_that_does_not_broadcast():
     both = biases.tensor(torch.zeros(2, 1, 4, 5)) + biases.tensor(torch.zeros(3, 1, 4, 5))
     with pytest.raises(ShapeError, match=r"has the shape \(2, 1, 4, 5\) and .* \(3, 1, 4, 5\) .*they do not broadcast"):
-        both.values(Grid.of(4, 5))
+        both.values(Grid.from_lengths(4, 5))
 
 
 def test_reprs():

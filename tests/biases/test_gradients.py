@@ -68,7 +68,7 @@ def cuts(length):
 @pytest.mark.parametrize("name", BIASES)
 def test_tiles_accumulate_the_gradient_of_the_whole(name, positions):
     bias = BIASES[name]()
-    grid = Grid.of(QUERIES, KEYS, **POSITIONS[positions])
+    grid = Grid.from_lengths(QUERIES, KEYS, **POSITIONS[positions])
     upstream = random_tensor(BATCH, HEADS, QUERIES, KEYS)
     held = [tensor.detach().requires_grad_() for tensor in bias.parameters()]
     whole = bias.with_parameters(held).values(grid).expand_as(upstream)
@@ -89,7 +89,7 @@ def test_tiles_accumulate_the_gradient_of_the_whole(name, positions):
 def test_what_is_not_wanted_is_not_computed(name):
     bias = BIASES[name]()
     upstream = random_tensor(BATCH, HEADS, QUERIES, KEYS)
-    grid = Grid.of(QUERIES, KEYS)
+    grid = Grid.from_lengths(QUERIES, KEYS)
     alone = [torch.zeros_like(tensor) for tensor in bias.parameters()]
     bias.accumulate(grid, upstream, alone)
     for chosen, expected in enumerate(alone):
@@ -102,7 +102,7 @@ def test_what_is_not_wanted_is_not_computed(name):
 @pytest.mark.parametrize("name", ["alibi", "relative", "relative, shared by the heads", "clipped"])
 def test_diagonals_of_all_tiles_go_through_along_once(name):
     bias = BIASES[name]()
-    grid = Grid.of(QUERIES, KEYS)
+    grid = Grid.from_lengths(QUERIES, KEYS)
     upstream = random_tensor(BATCH, HEADS, QUERIES, KEYS)
     sums = torch.zeros(BATCH, HEADS, QUERIES + KEYS - 1).double()
     for row in cuts(QUERIES):
@@ -131,7 +131,7 @@ def test_half_precision_is_added_unrounded():
     for bias in (biases.clipped(table, before=0, after=0), biases.tensor(table)):
         into = torch.zeros(1, 1)
         for _ in range(3):
-            bias.accumulate(Grid.of(40, 40), upstream, [into])
+            bias.accumulate(Grid.from_lengths(40, 40), upstream, [into])
         assert into.item() == 4800  # bfloat16 has no 4800, and stops counting ones at 256
 
 
@@ -151,19 +151,19 @@ def test_diagonal_sums(shape):
 
 
 def test_diagonals_are_distances():
-    grid = Grid.of(3, 6).tile(slice(1, 3), slice(0, 4))
+    grid = Grid.from_lengths(3, 6).tile(slice(1, 3), slice(0, 4))
     at = diagonals(grid)
     distances = grid.key - grid.query
     assert at is not None
     assert all(distances[i, j] == at[j - i + 1] for i in range(2) for j in range(4))
-    assert diagonals(Grid.of(2, 3, key_positions=torch.tensor([0, 1, 3]))) is None
-    assert diagonals(Grid.of(0, 3)) is None
+    assert diagonals(Grid.from_lengths(2, 3, key_positions=torch.tensor([0, 1, 3]))) is None
+    assert diagonals(Grid.from_lengths(0, 3)) is None
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's tracer warns of itself
 @pytest.mark.parametrize("name", ["alibi", "relative", "clipped", "from_mod", "sum"])
 def test_values_in_one_graph_and_under_vmap(name):
-    bias, grid = BIASES[name](), Grid.of(QUERIES, KEYS)
+    bias, grid = BIASES[name](), Grid.from_lengths(QUERIES, KEYS)
     held = bias.parameters()
     expected = bias.values(grid)
 
@@ -186,7 +186,7 @@ def test_a_bias_of_ones_own():
 
     bias = Doubled(random_tensor(2, 3), 2)
     into = torch.zeros(2, 3).double()
-    bias.accumulate(Grid.of(2, 3), torch.ones(2, 3).double(), [into])
+    bias.accumulate(Grid.from_lengths(2, 3), torch.ones(2, 3).double(), [into])
     assert into.eq(2).all()
     assert bias.with_parameters([into]).times == 2
 

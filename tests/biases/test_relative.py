@@ -64,14 +64,16 @@ def test_edges_of_buckets(distance, expected):
 def test_relative_is_the_formula():
     table = torch.randn(3, 8)
     bias = biases.relative(table, max_distance=6)
-    grid = Grid.of(4, 9)
+    grid = Grid.from_lengths(4, 9)
     distances = grid.key - grid.query
     expected = table[:, published_bucket(distances, True, 8, 6)]
     assert bias.values(grid).equal(expected)
 
 
 def test_a_decoder_keeps_later_keys_in_bucket_0():
-    values = biases.relative(torch.arange(4.0)[None], max_distance=4, bidirectional=False).values(Grid.of(3, 3))
+    values = biases.relative(torch.arange(4.0)[None], max_distance=4, bidirectional=False).values(
+        Grid.from_lengths(3, 3)
+    )
     assert values.tolist() == [[[0, 0, 0], [1, 0, 0], [2, 1, 0]]]
 
 
@@ -82,7 +84,7 @@ def test_a_decoder_keeps_later_keys_in_bucket_0():
 )
 def test_clipped_rows(before, after, rows):
     table = torch.arange(before + 1.0 + after)[None]
-    values = biases.clipped(table, before=before, after=after).values(Grid.of(4, 4))
+    values = biases.clipped(table, before=before, after=after).values(Grid.from_lengths(4, 4))
     assert [["".join(str(int(entry)) for entry in row) for row in head] for head in values.tolist()] == [rows]
 
 
@@ -102,7 +104,7 @@ POSITIONS = {
 def test_tiles_are_parts_of_the_formula_at_any_positions(heads, positions, rows, columns):
     table = torch.randn(3 if heads else 1, 9)
     given = POSITIONS[positions]
-    grid = Grid.of(5, 7, heads=heads, **given)
+    grid = Grid.from_lengths(5, 7, heads=heads, **given)
     distances = grid.key - grid.query
     index = distances.clamp(-4, 4) + 4
     expected = table[0][index] if not heads else torch.stack([row[index] for row in table], -3)

@@ -55,7 +55,7 @@ def test_what_the_function_adds_pair_by_pair(mod, tile):
     bias = biases.from_mod(mod, **sizes)
     assert isinstance(bias, ScoreModBias)
     assert bias.function.elementwise == elementwise
-    grid = Grid.of(4, 5)
+    grid = Grid.from_lengths(4, 5)
     expected = torch.zeros(2, 3, 4, 5)
     for b, h, i, j in torch.cartesian_prod(*map(torch.arange, expected.shape)):
         expected[b, h, i, j] = mod(torch.tensor(0.0), b, h, i + 1, j)
@@ -66,7 +66,7 @@ def test_what_the_function_adds_pair_by_pair(mod, tile):
 
 def test_positions_per_batch():
     positions = torch.tensor([[2, 5, 9], [0, 1, 2]])
-    grid = Grid.of(3, 3, query_positions=positions, key_positions=positions)
+    grid = Grid.from_lengths(3, 3, query_positions=positions, key_positions=positions)
     for mod in (by_slope, lambda score, b, h, q, k: score - SLOPES[h].sum() * (q - k).abs()):
         values = biases.from_mod(mod, heads=3).values(grid)
         torch.testing.assert_close(values, -SLOPES[:, None, None] * (grid.query - grid.key).abs())
@@ -105,7 +105,7 @@ def test_captured_tensors_are_parameters(capture):
     bias = biases.from_mod(capture(table), heads=3)
     (held,) = bias.parameters()
     assert held is table
-    grid = Grid.of(4, 5)
+    grid = Grid.from_lengths(4, 5)
     index = grid.query - grid.key + 8
     assert bias.values(grid).equal(table[:, index])
     assert bias.with_parameters([other]).values(grid).equal(other[:, index])
@@ -147,15 +147,15 @@ def test_repr():
 def test_only_what_is_added_is_a_bias(mod):
     match = r"adds \S+ to a score of 0 and \S+ to a score of 64. A tanh cap is softcap=, a factor is scale=, and"
     with pytest.raises(ConfigurationError, match=match):
-        biases.from_mod(mod).values(Grid.of(3, 3))
+        biases.from_mod(mod).values(Grid.from_lengths(3, 3))
 
 
 @pytest.mark.parametrize("blocked", [-torch.inf, torch.inf, torch.nan])
 def test_a_bias_leaves_no_pair_out(blocked):
     bias = biases.from_mod(lambda score, b, h, q, k: torch.where((q - k).abs() < 2, score, blocked))
-    assert bias.values(Grid.of(2, 2)).equal(torch.zeros(2, 2))
+    assert bias.values(Grid.from_lengths(2, 2)).equal(torch.zeros(2, 2))
     with pytest.raises(ConfigurationError, match=r"to infinity or NaN. .*mask=masks.from_mod\(mask_mod\)"):
-        bias.values(Grid.of(5, 5))
+        bias.values(Grid.from_lengths(5, 5))
 
 
 @pytest.mark.parametrize(("mod", "letter", "name"), [(by_slope, "h", "heads"), (by_document, "b", "batch")])
@@ -173,7 +173,7 @@ def test_sizes_are_at_least_one(name):
 
 def test_heads_that_are_not_there():
     with pytest.raises(ShapeError, match=r"from_mod\(by_slope, heads=3\) differs between heads, but .* no head axis"):
-        biases.from_mod(by_slope, heads=3).values(Grid.of(3, 3, heads=False))
+        biases.from_mod(by_slope, heads=3).values(Grid.from_lengths(3, 3, heads=False))
 
 
 @pytest.mark.parametrize("wrong", [None, torch.zeros(3), biases.alibi(2)])
@@ -200,4 +200,4 @@ def test_a_function_that_fails():
         biases.from_mod(lambda score, q, k: score)  # type: ignore[arg-type]
     far = biases.from_mod(lambda score, b, h, q, k: score + SLOPES[q - k])
     with pytest.raises(ConfigurationError, match=r"cannot be evaluated: IndexError: .*torch.where stands for if"):
-        far.values(Grid.of(9, 9))
+        far.values(Grid.from_lengths(9, 9))

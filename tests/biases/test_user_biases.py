@@ -49,10 +49,10 @@ def test_a_bias_that_fails_names_itself(kernel, length):
 def test_a_wrong_result_names_the_bias(result, has):
     for bias in (Returns(result), Returns(result) + torch.zeros(5, 5)):
         with pytest.raises(ConfigurationError, match=rf"^Returns\(\): values returned {has} for 5 queries and 5"):
-            bias.evaluate(Grid.of(5, 5))
+            bias.evaluate(Grid.from_lengths(5, 5))
         with pytest.raises(ConfigurationError, match=rf"^Returns\(\): values returned {has} for "):
             regard.attention(torch.zeros(5, 4), torch.zeros(5, 4), torch.zeros(5, 4), bias=bias)
 
 
 def test_a_number_without_axes_is_for_all_pairs():
-    assert Returns(torch.tensor(2.0)).evaluate(Grid.of(2, 3)).shape == (1, 1)
+    assert Returns(torch.tensor(2.0)).evaluate(Grid.from_lengths(2, 3)).shape == (1, 1)

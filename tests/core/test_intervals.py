@@ -155,14 +155,14 @@ def test_look_ups(data):
 class TestBlocks:
     def test_positions(self):
         at = torch.tensor([[5, 1, 9, 0, 3], [2, 2, 2, 8, 1]])
-        blocks = Blocks.of(Grid.of(5, 4, query_positions=at), (2, 3))
+        blocks = Blocks.from_grid(Grid.from_lengths(5, 4, query_positions=at), (2, 3))
         assert blocks.query.low.tolist() == [[[[1], [0], [3]]], [[[2], [2], [1]]]]
         assert blocks.query.high.tolist() == [[[[5], [9], [3]]], [[[2], [8], [1]]]]
         assert (blocks.key.low.tolist(), blocks.key.high.tolist()) == ([[0, 3]], [[2, 3]])
         assert blocks.shape == (3, 2)
 
     def test_of_a_function_and_of_pairs(self):
-        blocks = Blocks.of(Grid.of(4, 5), 2)
+        blocks = Blocks.from_grid(Grid.from_lengths(4, 5), 2)
         assert blocks.by_key(lambda at: at % 3).high.tolist() == [[1, 2, 1]]
         assert blocks.by_query(lambda at: at > 1).verdicts.tolist() == [[1], [2]]
         pairs = torch.tensor([[1, 1, 0, 0, 1], [1, 1, 0, 0, 0], [0, 0, 1, 0, 1], [0, 0, 0, 0, 1]]).bool()
@@ -171,7 +171,7 @@ class TestBlocks:
         assert blocks.cut(pairs[:, :1]).verdicts.tolist() == [[2], [0]]
 
     def test_areas_and_tiles(self):
-        blocks = Blocks.of(Grid.of(5, 7), (2, 3))
+        blocks = Blocks.from_grid(Grid.from_lengths(5, 7), (2, 3))
         assert blocks.areas.tolist() == [[6, 6, 2], [6, 6, 2], [3, 3, 1]]
         tiles = [[blocks.tile(row, column) for column in range(3)] for row in range(3)]
         assert [[tile.shape[0] * tile.shape[1] for tile in row] for row in tiles] == blocks.areas.tolist()
@@ -179,7 +179,7 @@ class TestBlocks:
         assert tiles[1][2].key.tolist() == [[6]]
 
     def test_of_a_part_of_a_grid(self):
-        part = Blocks.of(Grid.of(9, 9).tile(slice(1, 6), slice(2, None)), (2, 4))
+        part = Blocks.from_grid(Grid.from_lengths(9, 9).tile(slice(1, 6), slice(2, None)), (2, 4))
         assert part.shape == (3, 2)
         assert part.areas.sum() == 5 * 7
         assert part.query.low.flatten().tolist() == [1, 3, 5]

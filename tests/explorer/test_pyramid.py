@@ -86,7 +86,7 @@ def test_strips_make_no_difference(cells, pairs, monkeypatch):
     monkeypatch.setattr(pyramid, "CELLS", cells)
     monkeypatch.setattr(pyramid, "PAIRS", pairs)
     mask, n = MASKS["pairs of their own"](310), 310
-    grid, levels = Grid.of(n, n), PyramidLevels.fitting(n, n, 1e9)
+    grid, levels = Grid.from_lengths(n, n), PyramidLevels.fitting(n, n, 1e9)
     nothing_shown = torch.zeros(B, H, *levels.shapes[0])
     found = UnmaskedCells.evaluate(mask, grid, levels, nothing_shown)
     for level, shape in enumerate(levels.shapes):
@@ -106,7 +106,7 @@ def test_a_mask_that_knows_is_not_looked_into(monkeypatch):
     levels = PyramidLevels.fitting(n, n, 1e9)
     shown = torch.zeros(1, 1, *levels.shapes[0])
     shown[..., torch.arange(1024), torch.arange(1024)] = 1e-30  # on the diagonal cells, of which causal() has a part
-    found = UnmaskedCells.evaluate(masks.causal(), Grid.of(n, n), levels, shown)
+    found = UnmaskedCells.evaluate(masks.causal(), Grid.from_lengths(n, n), levels, shown)
     assert int(found.levels[0].sum()) == 1024 * 1025 // 2
 
 
@@ -114,9 +114,9 @@ def test_a_mask_that_knows_is_not_looked_into(monkeypatch):
 @pytest.mark.parametrize("name", ["a function", "causal", "pairs of their own", "nothing"])
 def test_tiles_of_a_mask_that_is_made_of_tiles(name, size):
     n = 300
-    mask, grid = MASKS[name](n), Grid.of(n, n)
+    mask, grid = MASKS[name](n), Grid.from_lengths(n, n)
     made = tiled(mask, grid)
-    verdicts = made.verdicts(Blocks.of(grid, size))
+    verdicts = made.verdicts(Blocks.from_grid(grid, size))
     pairs = mask.dense(n, n)
     for at in np.ndindex(*verdicts.shape):
         *leading, row, column = at
@@ -132,12 +132,14 @@ def test_tiles_of_a_mask_that_is_made_of_tiles(name, size):
 
 def test_tiles_of_a_part_of_it():
     n = 700
-    mask, grid = MASKS["a function"](n), Grid.of(n, n)
+    mask, grid = MASKS["a function"](n), Grid.from_lengths(n, n)
     made = tiled(mask, grid)
     part = grid.tile(slice(256, 600), slice(None))
-    whole = made.verdicts(Blocks.of(grid, 64))
-    assert torch.equal(made.verdicts(Blocks.of(part, 64))[:5], whole[4:9])
-    assert (made.verdicts(Blocks.of(grid.tile(slice(100, 600), slice(None)), 64)) == 1).all()  # begins within a tile
+    whole = made.verdicts(Blocks.from_grid(grid, 64))
+    assert torch.equal(made.verdicts(Blocks.from_grid(part, 64))[:5], whole[4:9])
+    assert (
+        made.verdicts(Blocks.from_grid(grid.tile(slice(100, 600), slice(None)), 64)) == 1
+    ).all()  # begins within a tile
 
 
 def test_given_weights_have_all_pairs():

@@ -48,7 +48,7 @@ class TestPadding:
         assert masks.padding(lengths=[]).dense(1, 3).shape == (0, 1, 1, 3)
 
     def test_without_heads(self):
-        assert masks.padding(lengths=[1, 2]).keep(Grid.of(2, 3, heads=False)).shape == (2, 1, 3)
+        assert masks.padding(lengths=[1, 2]).keep(Grid.from_lengths(2, 3, heads=False)).shape == (2, 1, 3)
 
     @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
     def test_whole_numbers(self, dtype):
@@ -95,7 +95,7 @@ class TestWhere:
 
     def test_a_tile(self):
         keep = torch.rand(2, 1, 5, 7) < 0.5
-        grid = Grid.of(5, 7).tile(slice(1, 3), slice(2, 7))
+        grid = Grid.from_lengths(5, 7).tile(slice(1, 3), slice(2, 7))
         assert masks.where(keep=keep).evaluate(grid).equal(keep[..., 1:3, 2:7])
         assert (
             (masks.causal() & masks.where(keep=keep))

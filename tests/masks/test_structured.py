@@ -92,7 +92,7 @@ class TestDefinitions:
         assert [rows(batch[0]) for batch in dense] == [["..x"], ["x.."]]
 
     def test_without_a_head_axis(self):
-        grid = Grid.of(3, 3, heads=False)
+        grid = Grid.from_lengths(3, 3, heads=False)
         assert masks.documents([[0, 0, 1], [0, 1, 1]]).keep(grid).shape == (2, 3, 3)
         assert masks.from_mod(lambda b, h, q, k: k <= b, batch=2).keep(grid).shape == (2, 1, 3)
         for mask in (

@@ -184,7 +184,7 @@ def test_verdicts_are_never_wrong(asked):
     assert verdicts.shape[-2:] == every.shape[-2:]
     assert not (some & (verdicts == EMPTY)).any()
     assert not (~every & (verdicts == FULL)).any()
-    tile = Grid.of(asked.queries, asked.keys, **asked.at).tile(slice(3, 20), slice(5, None))
+    tile = Grid.from_lengths(asked.queries, asked.keys, **asked.at).tile(slice(3, 20), slice(5, None))
     kept = asked.mask.keep(tile)
     assert kept.expand(*kept.shape[:-2], *tile.shape).equal(dense[..., 3:20, 5:])
 

@@ -93,7 +93,7 @@ def test_an_undecided_comparison_names_the_mask():
 
 @pytest.mark.parametrize("mask", [Divides(), Compares(), Returns(None)], ids=repr)
 def test_undecided_tiles_are_partial(mask):
-    blocks = Blocks.of(Grid.of(6, 6), 2)
+    blocks = Blocks.from_grid(Grid.from_lengths(6, 6), 2)
     assert mask.tiles(6, 6, 2).eq(PARTIAL).all()
     assert mask.evaluate(blocks).verdicts.eq(PARTIAL).all()
     assert (masks.causal() & mask).tiles(6, 6, 2).tolist() == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]

@@ -46,7 +46,7 @@ def alibi(heads: int | Tensor) -> RelativeBias:
 
     >>> from regard import biases
     >>> from regard.core.grid import Grid
-    >>> biases.alibi(2).values(Grid.of(2, 3))[0]
+    >>> biases.alibi(2).values(Grid.from_lengths(2, 3))[0]
     tensor([[-0.0625,  0.0000, -0.0625],
             [-0.1250, -0.0625,  0.0000]])
     """

@@ -35,7 +35,7 @@ class Bias(ABC):
     ...     weight: torch.Tensor
     ...     def values(self, grid):
     ...         return self.weight * (grid.query == grid.key)
-    >>> SamePosition(torch.tensor(2.0)).evaluate(Grid.of(2, 2))
+    >>> SamePosition(torch.tensor(2.0)).evaluate(Grid.from_lengths(2, 2))
     tensor([[2., 0.],
             [0., 2.]])
     """

@@ -48,7 +48,7 @@ def gaussian(center: Tensor | float, sigma: Tensor | float) -> Bias:
 
     >>> from regard import biases
     >>> from regard.core.grid import Grid
-    >>> biases.gaussian(1.0, 0.5).values(Grid.of(1, 3))
+    >>> biases.gaussian(1.0, 0.5).values(Grid.from_lengths(1, 3))
     tensor([[-2., -0., -2.]])
     """
     center, sigma = to_float(center), to_float(sigma)

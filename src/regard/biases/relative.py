@@ -83,7 +83,7 @@ def diagonals(grid: Grid) -> Tensor | None:
     Shapes: (M + N - 1,), consecutive; pair (i, j) is on diagonal j - i + M - 1. None if positions are not consecutive,
     differ between the sequences of a batch, or have no values under a transform.
 
-    >>> diagonals(Grid.of(2, 3))
+    >>> diagonals(Grid.from_lengths(2, 3))
     tensor([-2, -1,  0,  1])
     """
     query, key = grid.query, grid.key
@@ -190,7 +190,7 @@ def relative(table: Tensor, *, max_distance: int = 128, bidirectional: bool = Tr
     >>> import torch
     >>> from regard import biases
     >>> from regard.core.grid import Grid
-    >>> biases.relative(torch.arange(8.0)[None], max_distance=4).values(Grid.of(1, 6))
+    >>> biases.relative(torch.arange(8.0)[None], max_distance=4).values(Grid.from_lengths(1, 6))
     tensor([[[3., 3., 3., 2., 1., 0.]]])
     """
     table = table_of(table, "relative", "buckets")
@@ -294,7 +294,7 @@ def clipped(table: Tensor, *, before: int, after: int) -> RelativeBias:
     >>> import torch
     >>> from regard import biases
     >>> from regard.core.grid import Grid
-    >>> biases.clipped(torch.arange(4.0)[None], before=2, after=1).values(Grid.of(4, 4))
+    >>> biases.clipped(torch.arange(4.0)[None], before=2, after=1).values(Grid.from_lengths(4, 4))
     tensor([[[2., 3., 3., 3.],
              [1., 2., 3., 3.],
              [0., 1., 2., 3.],

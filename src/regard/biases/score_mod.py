@@ -153,7 +153,7 @@ def from_mod(score_mod: ScoreMod, *, batch: int | None = None, heads: int | None
 
     >>> from regard import biases
     >>> from regard.core.grid import Grid
-    >>> biases.from_mod(lambda score, b, h, q, k: score - 0.5 * (q - k).abs()).values(Grid.of(2, 3))
+    >>> biases.from_mod(lambda score, b, h, q, k: score - 0.5 * (q - k).abs()).values(Grid.from_lengths(2, 3))
     tensor([[-0.5000,  0.0000, -0.5000],
             [-1.0000, -0.5000,  0.0000]])
     """

@@ -37,7 +37,7 @@ class Grid:
     columns: slice = field(default_factory=lambda: WHOLE)
 
     @classmethod
-    def of(
+    def from_lengths(
         cls,
         queries: int,
         keys: int,
@@ -164,7 +164,7 @@ class Blocks:
     A formula over a grid's positions, asked over its blocks, says of each tile which of its pairs can exist. It costs
     O(M + N + number of tiles): each position is looked at once, no pair is.
 
-    >>> blocks = Blocks.of(Grid.of(4, 4), 2)
+    >>> blocks = Blocks.from_grid(Grid.from_lengths(4, 4), 2)
     >>> (blocks.key <= blocks.query).verdicts
     tensor([[1, 0],
             [2, 1]], dtype=torch.int8)
@@ -175,7 +175,7 @@ class Blocks:
     columns: int
 
     @classmethod
-    def of(cls, grid: Grid, size: int | tuple[int, int]) -> Blocks:
+    def from_grid(cls, grid: Grid, size: int | tuple[int, int]) -> Blocks:
         """The blocks of a grid; `size` is their rows and columns, or one number for both.
 
         Raises:

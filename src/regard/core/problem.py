@@ -86,7 +86,7 @@ class Problem:
 
     def grid(self) -> Grid:
         """The pairs of this problem and their positions."""
-        return Grid.of(
+        return Grid.from_lengths(
             self.queries,
             self.keys,
             query_positions=self.query_positions,

@@ -205,7 +205,7 @@ def _edges(verdicts: np.ndarray, problem: Problem, size: tuple[int, int]) -> lis
     if len(verdicts) and (taken == taken[0]).all():
         return [0, len(verdicts)]  # all see the same tiles: the usual case of a padded batch
     heads = problem.weights_shape[-3] if problem.heads else 1
-    areas = Blocks.of(problem.grid(), size).areas.cpu().numpy()
+    areas = Blocks.from_grid(problem.grid(), size).areas.cpu().numpy()
     seen = [int(areas[verdict != EMPTY].sum()) for verdict in verdicts]
     edges, together = [0], verdicts[:1]
     for at in range(1, len(verdicts)):
@@ -228,7 +228,7 @@ def _layout(verdicts: np.ndarray, problem: Problem, size: tuple[int, int], min_f
 
 def _verdicts(problem: Problem, size: tuple[int, int]) -> np.ndarray:
     """(batches or 1, R, C) verdicts on tiles; a tile is EMPTY or FULL if it is so for each head."""
-    blocks = Blocks.of(problem.grid(), size)
+    blocks = Blocks.from_grid(problem.grid(), size)
     if problem.mask is None:
         return np.full((1, *blocks.shape), FULL, dtype=np.int8)
     problem.keep(problem.grid().tile(slice(0, 1), slice(0, 1)))  # says so if the mask does not fit

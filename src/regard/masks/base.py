@@ -128,7 +128,9 @@ class Mask(ABC):
 
         Default positions: keys 0..N-1, queries the last M of these.
         """
-        grid = Grid.of(queries, keys, query_positions=query_positions, key_positions=key_positions, device=device)
+        grid = Grid.from_lengths(
+            queries, keys, query_positions=query_positions, key_positions=key_positions, device=device
+        )
         keep = self.evaluate(grid)
         return keep.expand(*keep.shape[:-2], queries, keys)
 
@@ -156,8 +158,10 @@ class Mask(ABC):
         tensor([[2, 1, 0],
                 [2, 2, 1]], dtype=torch.int8)
         """
-        grid = Grid.of(queries, keys, query_positions=query_positions, key_positions=key_positions, device=device)
-        return self.verdicts(Blocks.of(grid, size))
+        grid = Grid.from_lengths(
+            queries, keys, query_positions=query_positions, key_positions=key_positions, device=device
+        )
+        return self.verdicts(Blocks.from_grid(grid, size))
 
     def verdicts(self, blocks: Blocks) -> Tensor:
         """The state of each tile of `blocks`, expanded to all tiles: int8 (..., ⌈M/rows⌉, ⌈N/columns⌉)."""
@@ -182,8 +186,10 @@ class Mask(ABC):
         >>> masks.causal().density(4, 4)
         0.625
         """
-        grid = Grid.of(queries, keys, query_positions=query_positions, key_positions=key_positions, device=device)
-        blocks = Blocks.of(grid, size)
+        grid = Grid.from_lengths(
+            queries, keys, query_positions=query_positions, key_positions=key_positions, device=device
+        )
+        blocks = Blocks.from_grid(grid, size)
         verdicts = self.verdicts(blocks)
         leading = verdicts.shape[:-2]
         kept = int(((verdicts == FULL) * blocks.areas).sum())
@@ -223,7 +229,7 @@ class Mask(ABC):
                   ██████
         █ exists  · does not exist
         """
-        grid = Grid.of(queries, keys, query_positions=query_positions, key_positions=key_positions)
+        grid = Grid.from_lengths(queries, keys, query_positions=query_positions, key_positions=key_positions)
         return draw(self, grid, batch, head)
 
     def __and__(self, other: Mask) -> Mask:

@@ -113,7 +113,7 @@ class Drawing:
 
     def cells(self, size: tuple[int, ...]) -> Tensor:
         """The state of each cell, EMPTY, PARTIAL or FULL: int8 (rows, columns)."""
-        blocks = Blocks.of(self.grid, size)  # type: ignore[arg-type]
+        blocks = Blocks.from_grid(self.grid, size)  # type: ignore[arg-type]
         if self._is_drawn_by_pairs:
             return blocks.cut(self.selected(self.mask.evaluate(self.grid)).expand(self.grid.shape)).verdicts
         return self.selected(self.mask.evaluate(blocks).verdicts).expand(blocks.shape)
@@ -124,7 +124,7 @@ class Drawing:
         if self._is_drawn_by_pairs:
             kept = self.selected(self.mask.evaluate(self.grid)).expand(queries, keys)
             return _share(int(kept.sum()) / (queries * keys))
-        blocks = Blocks.of(self.grid, max(SMALLEST_TILE, _cell(max(queries, keys), MOST_TILES)))
+        blocks = Blocks.from_grid(self.grid, max(SMALLEST_TILE, _cell(max(queries, keys), MOST_TILES)))
         verdicts = self.selected(self.mask.evaluate(blocks).verdicts).expand(blocks.shape)
         partial = (verdicts == PARTIAL).nonzero()
         sample = partial[_sample(len(partial), max(1, SAMPLED_PAIRS // blocks.rows**2))]

@@ -114,7 +114,7 @@ def tiled(mask: Mask, grid: Grid) -> BitmapMask:
     Raises:
         AtlasError: the bits of its mixed tiles would take more than MOST_BITS.
     """
-    blocks = Blocks.of(grid, SIDE)
+    blocks = Blocks.from_grid(grid, SIDE)
     verdicts = mask.verdicts(blocks)
     count = int((verdicts == PARTIAL).sum())
     if count * SIDE * SIDE // 8 > MOST_BITS:

@@ -172,7 +172,7 @@ def _finest(mask: Mask, grid: Grid, levels: PyramidLevels, largest: Tensor) -> T
     parts = []
     for start in range(0, levels.queries, at_once):
         rows = slice(start, min(start + at_once, levels.queries))
-        verdicts = mask.verdicts(Blocks.of(grid.tile(rows, WHOLE), (levels.rows, levels.columns)))
+        verdicts = mask.verdicts(Blocks.from_grid(grid.tile(rows, WHOLE), (levels.rows, levels.columns)))
         first = start // levels.rows
         shown = largest[..., first : first + verdicts.shape[-2], :] > 0
         for axis, size in enumerate(apart):

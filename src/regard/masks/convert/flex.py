@@ -152,7 +152,7 @@ def to_mask_mod(
     >>> masks.to_mask_mod(masks.causal(), 2, 6)(None, None, last, torch.arange(6))
     tensor([True, True, True, True, True, True])
     """
-    grid = Grid.of(queries, keys, query_positions=query_positions, key_positions=key_positions, device=device)
+    grid = Grid.from_lengths(queries, keys, query_positions=query_positions, key_positions=key_positions, device=device)
     return _as_mask_mod(as_mask(mask), grid)[0]
 
 
@@ -188,9 +188,9 @@ def to_block_mask(
     """
     from torch.nn.attention.flex_attention import BlockMask  # imports torch's compiler, which few need
 
-    grid = Grid.of(queries, keys, query_positions=query_positions, key_positions=key_positions, device=device)
+    grid = Grid.from_lengths(queries, keys, query_positions=query_positions, key_positions=key_positions, device=device)
     mask_mod, leading = _as_mask_mod(as_mask(mask), grid)
-    blocks = Blocks.of(grid, size)
+    blocks = Blocks.from_grid(grid, size)
     tiles = four_axes("FlexAttention", mask.verdicts(blocks)).expand(*leading, -1, -1)
     whole = blocks.areas == blocks.rows * blocks.columns
     tiles = tiles.where((tiles != FULL) | whole, PARTIAL)
