@@ -4,10 +4,12 @@ import re
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 import regard
 from regard import masks, native, scores
 from regard.errors import KernelError
+from regard.kernels import KERNELS, dispatch
 
 
 def rand(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -80,6 +82,45 @@ class TestExplain:
         text = str(regard.explain(*whole(), kernel="reference"))
         assert "-> reference    chosen: asked for by name" in text
         assert "   sdpa         not asked for" in text
+
+    def test_plain_problems_are_not_compared(self):
+        query = torch.zeros(1, 1, 5, 8)
+        text = str(regard.explain(query, query, query))
+        assert "-> sdpa         chosen: small and plain, nothing is compared" in text
+        large = torch.zeros(1, 1, 1, 8).expand(1, 8, 4096, 8)
+        text = str(regard.explain(large, large, large))
+        assert "nothing is compared" not in text
+        assert "takes the least time" in text
+
+    def test_a_remembered_choice_for_rounded_lengths(self, monkeypatch):
+        monkeypatch.setattr(dispatch, "_chosen", {})
+        plan = regard.explain(rand(1, 2, 300, 8), rand(1, 2, 310, 8), rand(1, 2, 310, 8), mask=masks.causal())
+        (key,) = dispatch._chosen
+        slower = next(kernel for kernel in KERNELS if kernel.name == "reference")
+        monkeypatch.setattr(dispatch, "_chosen", {key: slower})
+        lines = str(
+            regard.explain(*(plan.problem.pairs.query, plan.problem.pairs.key), plan.problem.value, mask=masks.causal())
+        )
+        assert "-> reference    chosen: took the least time for lengths about these" in lines
+        assert "not chosen: took longer for lengths about these" in lines
+
+    def test_forward_mode(self):
+        query = rand(1, 1, 5, 8)
+        with forward_ad.dual_level():
+            plan = regard.explain(query, query, query)
+        assert "-> reference    chosen: has forward-mode derivatives" in str(plan)
+        assert "   sdpa         cannot: only kernel='reference' has forward-mode derivatives" in str(plan)
+
+    def test_under_a_transform_the_choice_is_made_later(self):
+        texts = []
+
+        def explained(query):
+            texts.append(str(regard.explain(query, query, query, mask=masks.causal())))
+            return query
+
+        torch.func.vmap(explained)(rand(3, 1, 5, 8))
+        assert "-> the choice is made when the compiled or mapped function runs" in texts[0]
+        assert texts[0].count("->") == 1
 
     def test_the_plan_is_what_runs(self):
         assert regard.explain(*whole()).kernel.name == "sdpa"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 from ..core.operator import OPERATORS, Operator, operator_named
 from ..core.problem import Problem
 from ..core.score_forms import AdditivePairs, DotPairs
-from ..core.torch_modes import functorch_active
+from ..core.torch_modes import functorch_active, under_forward_mode
 from ..errors import ConfigurationError, KernelError, nearest
 from .additive import AdditiveKernel
 from .base import Cost, Kernel, OwnGradient, Result
@@ -25,8 +25,11 @@ from .reference import ReferenceKernel, formula
 from .sdpa import SdpaKernel
 from .tiled import TiledKernel
 
+PLAIN_KERNEL = SdpaKernel()
+"""The kernel of plain problems that are small or not on the CPU, chosen without a comparison of predicted times."""
+
 KERNELS: tuple[Kernel, ...] = (
-    SdpaKernel(),
+    PLAIN_KERNEL,
     DecodeKernel(),
     CpuFlashKernel(),
     BlockSparseKernel(),
@@ -34,27 +37,33 @@ KERNELS: tuple[Kernel, ...] = (
     TiledKernel(),
     ReferenceKernel(),
 )
-"""All kernels of softmax attention. Of those that can compute a problem, the one of the lowest predicted time wins."""
+"""The kernels of softmax attention. Of those that can compute a problem, that of the lowest predicted time is chosen,
+of equal times the first; the last is differentiable in forward mode, as `forward_mode_kernel` requires."""
 
 MAX_CHOICES = 4096
-"""How many choices are memoized before the memo is cleared."""
+"""The number of memoized choices at which the memo is cleared."""
 
-EXACT = 64
-"""Lengths up to this one are not rounded in the memo: kernels for few queries and few keys change over there."""
+LARGEST_EXACT_LENGTH = 64
+"""Longer lengths are rounded in the memo's key; below, the fastest kernel changes from length to length."""
 
-FEW_PAIRS = 2**16
-"""Up to so many pairs without mask and bias, torch's operator is faster than the start of any other kernel."""
+MAX_PLAIN_PAIRS = 2**16
+"""The most query-key pairs of a plain problem on the CPU that `PLAIN_KERNEL` computes without a comparison: up to
+there it is done before another kernel has started."""
 
 _chosen: dict[tuple, Kernel] = {}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Plan:
-    """The kernel chosen for a problem; `print(plan)` also prints why each other kernel was not chosen."""
+    """The kernel chosen for a problem; `print(plan)` also prints why each other kernel was not chosen.
+
+    asked: whether the kernel was chosen by its name. forward_mode: whether forward-mode differentiation was active.
+    """
 
     problem: Problem
     kernel: Kernel
     asked: bool = False
+    forward_mode: bool = field(default_factory=under_forward_mode)
 
     def run(self) -> Result:
         """Compute the problem by the chosen kernel."""
@@ -69,6 +78,8 @@ class Plan:
             f"  score: {type(problem.pairs).__name__}   mask: {problem.mask!r}   bias: {problem.bias!r}",
         ]
         lines += [self._line(kernel) for kernel in kernels_of(problem)]
+        if isinstance(self.kernel, _DeferredChoice):
+            lines.append("-> the choice is made when the compiled or mapped function runs, where the mask has values")
         tensors = problem.pairs.query, problem.pairs.key, problem.value
         if any(tensor.requires_grad for tensor in tensors):
             lines.append(f"  second derivatives: {self._second_derivatives()}")
@@ -88,15 +99,39 @@ class Plan:
 
     def _line(self, kernel: Kernel) -> str:
         mark = "->" if kernel is self.kernel else "  "
-        if reasons := kernel.why_not(self.problem):
+        if reasons := _reasons_against(kernel, self.problem, forward_mode=self.forward_mode):
             return f"{mark} {kernel.name:<12} cannot: {'; '.join(reasons)}"
         cost = kernel.cost(self.problem)
         spent = f"{_time(_seconds(kernel, self.problem))}, {_memory(cost.bytes)} beside inputs and output"
         if kernel is self.kernel:
-            why = "chosen: asked for by name" if self.asked else "chosen: takes the least time"
+            why = f"chosen: {self._why_chosen()}"
         else:
-            why = f"not chosen: {cost.note or 'takes longer'}" if not self.asked else "not asked for"
+            why = f"not chosen: {self._why_not_chosen(kernel, cost)}" if not self.asked else "not asked for"
         return f"{mark} {kernel.name:<12} {why} ({spent})"
+
+    def _why_chosen(self) -> str:
+        if self.asked:
+            return "asked for by name"
+        if self.forward_mode:
+            return "has forward-mode derivatives"
+        if _chosen_as_plain(self.problem):
+            return "small and plain, nothing is compared" if self.problem.value.is_cpu else "plain, nothing is compared"
+        if self._fastest() is self.kernel:
+            return "takes the least time"
+        return "took the least time for lengths about these"
+
+    def _why_not_chosen(self, kernel: Kernel, cost: Cost) -> str:
+        if cost.note:
+            return cost.note
+        if isinstance(self.kernel, _DeferredChoice):
+            return "may be, when the function runs"
+        if _seconds(kernel, self.problem) >= _seconds(self.kernel, self.problem):
+            return "takes longer"
+        return "not compared" if _chosen_as_plain(self.problem) else "took longer for lengths about these"
+
+    def _fastest(self) -> Kernel:
+        able = [kernel for kernel in kernels_of(self.problem) if not kernel.why_not(self.problem)]
+        return min(able, key=lambda kernel: _seconds(kernel, self.problem))
 
 
 def kernels_of(problem: Problem) -> tuple[Kernel, ...]:
@@ -104,11 +139,25 @@ def kernels_of(problem: Problem) -> tuple[Kernel, ...]:
     return KERNELS if problem.operator == "softmax" else operator_named(problem.operator).kernels
 
 
+def forward_mode_kernel(problem: Problem) -> Kernel:
+    """The kernel under forward-mode differentiation: the last of the operator's, by plain torch operations alone."""
+    return kernels_of(problem)[-1]
+
+
+def _reasons_against(kernel: Kernel, problem: Problem, *, forward_mode: bool) -> list[str]:
+    """The reasons why a kernel cannot compute the problem, `why_not` and those of forward-mode differentiation."""
+    reasons = kernel.why_not(problem)
+    if forward_mode and kernel is not (last := forward_mode_kernel(problem)):
+        return [f"only kernel={last.name!r} has forward-mode derivatives (torch.func.jvp, jacfwd, hessian)", *reasons]
+    return reasons
+
+
 def choose(problem: Problem, name: str | None = None) -> Kernel:
     """The kernel with the lowest predicted time, or the one of that name, which never falls back to another.
 
-    Under forward-mode differentiation it is the operator's last kernel: of softmax the reference, the only one with
-    such derivatives.
+    Three cases need no comparison of times: forward-mode differentiation has one kernel (`forward_mode_kernel`), a
+    plain problem that is small or not on the CPU has `PLAIN_KERNEL`, and under torch.compile and torch.func, where
+    tensors have no values yet, the choice is made when the function runs.
 
     Raises:
         KernelError: no kernel has that name, or it cannot compute the problem.
@@ -116,11 +165,11 @@ def choose(problem: Problem, name: str | None = None) -> Kernel:
     forward_mode = forward_ad._current_level >= 0  # `under_forward_mode` without a call, on the way of every attention
     if name is None:
         if forward_mode:
-            return kernels_of(problem)[-1]
+            return forward_mode_kernel(problem)
         if _is_plain(problem):
             pairs = problem.pairs.query.shape[:-1].numel() * problem.keys
-            if pairs <= FEW_PAIRS or not problem.value.is_cpu:
-                return KERNELS[0]
+            if pairs <= MAX_PLAIN_PAIRS or not problem.value.is_cpu:
+                return PLAIN_KERNEL
         elif torch.compiler.is_compiling() or functorch_active():
             return _deferred_choices[problem.operator]
         return _fastest(problem)
@@ -128,11 +177,7 @@ def choose(problem: Problem, name: str | None = None) -> Kernel:
     kernel = next((kernel for kernel in kernels if kernel.name == name), None)
     if kernel is None:
         raise KernelError(f"there is no kernel {name!r}; {nearest(name, [kernel.name for kernel in kernels])}")
-    reasons = kernel.why_not(problem)
-    if forward_mode and kernel is not kernels[-1]:
-        last = kernels[-1].name
-        reasons = [f"only kernel={last!r} has forward-mode derivatives (torch.func.jvp, jacfwd, hessian)", *reasons]
-    if reasons:
+    if reasons := _reasons_against(kernel, problem, forward_mode=forward_mode):
         raise KernelError(
             f"kernel {name!r} cannot compute this: {'; '.join(reasons)}. Leave kernel out to let one be chosen; "
             "regard.explain(...) says which"
@@ -149,6 +194,12 @@ def _fastest(problem: Problem) -> Kernel:
         able = [kernel for kernel in kernels_of(problem) if not kernel.why_not(problem)]
         kernel = _chosen[key] = min(able, key=lambda kernel: _seconds(kernel, problem))
     return kernel
+
+
+def _chosen_as_plain(problem: Problem) -> bool:
+    """Whether `choose` takes `PLAIN_KERNEL` without a comparison."""
+    pairs = problem.pairs.query.shape[:-1].numel() * problem.keys
+    return _is_plain(problem) and (pairs <= MAX_PLAIN_PAIRS or not problem.value.is_cpu)
 
 
 def _is_plain(problem: Problem) -> bool:
@@ -170,9 +221,11 @@ def _is_plain(problem: Problem) -> bool:
 
 
 def _signature(problem: Problem) -> tuple:
-    """The memo key: all that a choice depends on; of a mask its hash, since a collision is still a valid choice.
+    """The memo key: the features, sizes and options that a choice depends on; of a mask its hash.
 
-    Lengths are rounded: while text is generated, each call has one key more than the last.
+    Lengths are rounded: while text is generated, each call has one key more than the last. Problems of one key share a
+    choice, and the kernel is not asked `why_not` again. So a reason against a kernel may depend on what is in the key
+    alone, unless it is about time or memory and not about what the kernel can compute (`MAX_BITS` of cpu_flash).
     """
     query, key, value = problem.pairs.query, problem.pairs.key, problem.value
     queries, keys = problem.queries, problem.keys
@@ -192,8 +245,8 @@ def _signature(problem: Problem) -> tuple:
 
 
 def _rounded_length(length: int) -> int:
-    """A length, rounded to within a sixteenth above EXACT."""
-    if length <= EXACT:
+    """A length, rounded down to within a sixteenth above LARGEST_EXACT_LENGTH."""
+    if length <= LARGEST_EXACT_LENGTH:
         return length
     dropped = length.bit_length() - 5
     return length >> dropped << dropped
@@ -276,7 +329,7 @@ def _time(seconds: float) -> str:
 
 def _memory(size: float) -> str:
     """A size in a readable unit."""
-    for unit, of in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if size >= of:
-            return f"{size / of:.3g} {unit}"
+    for unit, unit_size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size >= unit_size:
+            return f"{size / unit_size:.3g} {unit}"
     return "nothing" if not size else f"{size:.0f} bytes"
