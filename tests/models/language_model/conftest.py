@@ -40,6 +40,8 @@ ROTARIES = {
     | {"long_factor": [2.0, 2.5, 3.0, 3.5, 4.0, 4.5]}
     | ORIGINAL,
 }
+EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+SHARED = {"shared_expert_intermediate_size": 28}
 
 
 def scaled(name):
@@ -90,8 +92,33 @@ CHECKPOINTS = {
     ),
     "qwen2": ("Qwen2", {}),
     "qwen2, windows": ("Qwen2", {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}),
+    "qwen2_moe": ("Qwen2Moe", EXPERTS | SHARED),
+    "qwen2_moe, normalised": ("Qwen2Moe", EXPERTS | SHARED | {"norm_topk_prob": True, "qkv_bias": False}),
+    "qwen2_moe, windows": (
+        "Qwen2Moe",
+        EXPERTS | SHARED | {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2},
+    ),
+    "qwen2_moe, windows by layer_types": (
+        "Qwen2Moe",
+        EXPERTS
+        | SHARED
+        | {"use_sliding_window": True, "sliding_window": WINDOW}
+        | {"layer_types": ["full_attention", "sliding_attention", "sliding_attention"]},
+    ),
+    "qwen2_moe, some layers dense": ("Qwen2Moe", EXPERTS | SHARED | {"decoder_sparse_step": 2, "hidden_act": "gelu"}),
     "qwen3": ("Qwen3", {}),
     "qwen3, windows": ("Qwen3", {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}),
+    "qwen3_moe": ("Qwen3Moe", EXPERTS),
+    "qwen3_moe, normalised, biases": ("Qwen3Moe", EXPERTS | {"norm_topk_prob": True, "attention_bias": True}),
+    "qwen3_moe, windows": ("Qwen3Moe", EXPERTS | {"use_sliding_window": True, "sliding_window": WINDOW}),
+    "qwen3_moe, some layers dense": (
+        "Qwen3Moe",
+        EXPERTS | {"decoder_sparse_step": 2, "mlp_only_layers": [1], "num_hidden_layers": 4},
+    ),
+    "qwen3_moe, all chosen, tied": (
+        "Qwen3Moe",
+        EXPERTS | {"num_experts": 2, "tie_word_embeddings": True, "mlp_only_layers": [0, 7]},
+    ),
 }
 
 

@@ -86,8 +86,8 @@ def test_padded_logits_are_theirs(name, side, checkpoint):
     close(logits[exists], model(tokens, attention_mask=exists.long()).logits[exists])
 
 
-# transformers computes the whole cache of a Phi 3 anew at the step where its text outgrows the original length; a cache
-# here has the keys as they were rotated, as the caches of all other architectures of transformers.
+# transformers' generate computes the whole cache of a Phi 3 anew at the step where its text outgrows the original
+# length; a cache here has the keys as they were rotated, as in transformers' own steps with a cache.
 @pytest.mark.parametrize("name", [name for name in CHECKPOINTS if name != "phi3, longrope"])
 @torch.no_grad()
 def test_greedy_text_is_theirs(name, checkpoint):
@@ -103,6 +103,35 @@ def test_greedy_text_is_theirs(name, checkpoint):
     )
     ours = list(LanguageModel.from_huggingface(folder).generate(tokens, 12))
     assert torch.stack(ours, 1).tolist() == expected[:, 7:].tolist()
+
+
+def greedy_theirs(model, tokens, count):
+    """Greedy tokens by transformers' own steps with a cache, without its `generate`."""
+    output, chosen = model(tokens, use_cache=True), []
+    for _ in range(count):
+        chosen.append(output.logits[:, -1].argmax(-1))
+        output = model(chosen[-1][:, None], past_key_values=output.past_key_values, use_cache=True)
+    return torch.stack(chosen, 1)
+
+
+@torch.no_grad()
+def test_longrope_that_outgrows_its_original_length_while_it_generates(checkpoint):
+    """Tokens are those of transformers' steps; its `generate` reads the text again where it outgrows the length of 8.
+
+    So its tokens are the same up to that step, and here differ after it; with a longer prompt they are all the same.
+    """
+    model, folder = checkpoint("phi3, longrope")
+    ours = LanguageModel.from_huggingface(folder)
+    for length in (5, 12):
+        tokens = text(batch=8, length=length)
+        found = torch.stack(list(ours.generate(tokens, 12)), 1)
+        assert found.tolist() == greedy_theirs(model, tokens, 12).tolist()
+        there = model.generate(
+            tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=12, do_sample=False, eos_token_id=None
+        )[:, length:]
+        crossing = max(8 - length, -1) + 1  # tokens drawn before the text has more than 8
+        assert found[:, :crossing].tolist() == there[:, :crossing].tolist()
+        assert torch.equal(found, there) == (length > 8)
 
 
 @torch.no_grad()
@@ -188,6 +217,8 @@ def test_rotaries_in_the_words_of_the_first_gemma_3(checkpoint):
         ("gpt_oss", ["layer_types", "swiglu_alpha", "swiglu_limit", "attention_bias", "rope_parameters"]),
         ("gemma3", ["layer_types", "hidden_activation", "tie_word_embeddings"]),
         ("qwen3", ["layer_types", "tie_word_embeddings", "sliding_window", "use_sliding_window"]),
+        ("qwen2_moe", ["layer_types", "mlp_only_layers", "norm_topk_prob", "qkv_bias", "sliding_window"]),
+        ("qwen3_moe", ["decoder_sparse_step", "mlp_only_layers", "norm_topk_prob", "sliding_window"]),
     ],
 )
 @torch.no_grad()
@@ -196,6 +227,19 @@ def test_what_config_json_leaves_out_is_what_transformers_takes(name, gone, chec
     path = folder / "config.json"
     config = json.loads(path.read_text())
     path.write_text(json.dumps({key: value for key, value in config.items() if key not in gone}))
+    tokens = text()
+    close(LanguageModel.from_huggingface(folder)(tokens), model(tokens).logits)
+
+
+@pytest.mark.parametrize("both", [False, True])
+@torch.no_grad()
+def test_the_number_of_experts_by_both_names(both, checkpoint):
+    model, folder = checkpoint("qwen3_moe, windows")
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config["num_experts"] = config["num_local_experts"] if both else config.pop("num_local_experts")
+    config["max_window_layers"] = 1  # saved by transformers 4, and read of the dense Qwens alone
+    path.write_text(json.dumps(config))
     tokens = text()
     close(LanguageModel.from_huggingface(folder)(tokens), model(tokens).logits)
 

@@ -11,7 +11,9 @@ from regard.models.language_model import (
     AttentionConfig,
     ExpertsConfig,
     FeedForwardConfig,
+    GatedExpertsConfig,
     GatedFeedForwardConfig,
+    GatedMixtureOfExperts,
     LanguageModelCache,
     LanguageModelConfig,
     LayerConfig,
@@ -29,6 +31,7 @@ KINDS = {
     "layer norms, plain": {"norm": LayerNormConfig(), "feed_forward": FeedForwardConfig(40, "gelu")},
     "sandwich, GeGLU": {"sandwich": True, "feed_forward": GatedFeedForwardConfig(40, "gelu_tanh", bias=True)},
     "experts": {"feed_forward": ExpertsConfig(24, 4, 2)},
+    "shared expert": {"feed_forward": GatedExpertsConfig(24, 4, 2, normalized=False, shared_dim=20)},
     "norms of heads": {"attention": AttentionConfig(4, 1, 8, bias=True, norm=RMSNormConfig(offset=1.0), scale=0.5)},
     "no rotary": {"layers": [LayerConfig(), LayerConfig(before=2)]},
     "first tokens stay": {"layers": [LayerConfig(before=3, prefix=2, rotary=ROTARY)] * 2},
@@ -218,8 +221,40 @@ def test_experts_are_their_formula():
     close(layer(inputs), expected)
 
 
-def test_no_tokens_at_all_go_through_experts():
-    assert MixtureOfExperts(6, 10, 5, 2)(torch.zeros(2, 0, 6)).shape == (2, 0, 6)
+@pytest.mark.parametrize("normalized", [True, False])
+@pytest.mark.parametrize("shared_dim", [None, 7])
+def test_gated_experts_are_their_formula(normalized, shared_dim):
+    """Each token by itself, expert by expert."""
+    layer = GatedMixtureOfExperts(6, 10, 5, 2, normalized=normalized, shared_dim=shared_dim)
+    inputs = torch.randn(2, 3, 6)
+    expected = torch.zeros(2, 3, 6)
+    for sentence, place in torch.cartesian_prod(torch.arange(2), torch.arange(3)).tolist():
+        x = inputs[sentence, place]
+        logits = layer.router.weight @ x
+        best = logits.argsort(descending=True)[:2].tolist()
+        total = sum(logit.exp() for logit in (logits[best] if normalized else logits))
+        for expert in best:
+            gate, up = (x @ layer.gate_up[expert]).split(10)
+            said = (gate * gate.sigmoid() * up) @ layer.down[expert]
+            expected[sentence, place] += logits[expert].exp() / total * said
+        if layer.shared is not None and layer.shared_gate is not None:
+            expected[sentence, place] += (
+                torch.sigmoid(layer.shared_gate.weight[0] @ x) * layer.shared(inputs)[sentence, place]
+            )
+    close(layer(inputs), expected)
+
+
+@pytest.mark.parametrize("layer", [MixtureOfExperts(6, 10, 5, 2), GatedMixtureOfExperts(6, 10, 5, 2, shared_dim=4)])
+def test_no_tokens_at_all_go_through_experts(layer):
+    assert layer(torch.zeros(2, 0, 6)).shape == (2, 0, 6)
+
+
+def test_a_layer_can_have_a_feed_forward_network_of_its_own(make):
+    layers = LayerConfig(), LayerConfig(feed_forward=GatedFeedForwardConfig(9)), LayerConfig()
+    model = make(layers=layers, feed_forward=GatedExpertsConfig(24, 4, 2))
+    kinds = [type(block.feed_forward).__name__ for block in model.blocks]
+    assert kinds == ["GatedMixtureOfExperts", "GatedFeedForward", "GatedMixtureOfExperts"]
+    assert model.blocks[1].feed_forward.hidden_dim == 9
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (2, 0)])

@@ -13,6 +13,8 @@ from regard.models.language_model import (
     AttentionConfig,
     ExpertsConfig,
     FeedForwardConfig,
+    GatedExpertsConfig,
+    GatedFeedForwardConfig,
     LayerConfig,
     LayerNormConfig,
     RMSNormConfig,
@@ -37,6 +39,10 @@ KINDS = {
     "layer norms": {"norm": LayerNormConfig(bias=False), "feed_forward": FeedForwardConfig(40, "relu")},
     "sandwich": {"sandwich": True, "norm": RMSNormConfig(1e-5, offset=1.0), "dropout": 0.25},
     "experts": {"feed_forward": ExpertsConfig(24, 4, 2, limit=5.0)},
+    "experts, one layer without": {
+        "layers": [LayerConfig(feed_forward=GatedFeedForwardConfig(20)), LayerConfig()],
+        "feed_forward": GatedExpertsConfig(24, 4, 2, normalized=False, shared_dim=12),
+    },
     "attention": {
         "attention": AttentionConfig(
             4, head_dim=10, bias=("query", "key"), norm=RMSNormConfig(), scale=0.5, dropout=0.1

@@ -6,14 +6,21 @@ from torch.nn import functional
 
 from regard import masks
 from regard.errors import ShapeError
-from regard.models.language_model import ExpertsConfig, next_token_loss
+from regard.models.language_model import ExpertsConfig, GatedExpertsConfig, GatedFeedForwardConfig, next_token_loss
 
 SENTENCE = b"Pack my box with five dozen liquor jugs, then look away."
 
 
-@pytest.mark.parametrize("feed_forward", [None, ExpertsConfig(24, 4, 2)], ids=["gated", "experts"])
+FEED_FORWARDS = {
+    "gated": GatedFeedForwardConfig(48),
+    "experts": ExpertsConfig(24, 4, 2),
+    "shared expert": GatedExpertsConfig(24, 4, 2, normalized=False, shared_dim=16),
+}
+
+
+@pytest.mark.parametrize("feed_forward", FEED_FORWARDS.values(), ids=FEED_FORWARDS.keys())
 def test_a_sentence_is_learnt_by_heart(feed_forward, make):
-    model = make(vocabulary_size=128, **({} if feed_forward is None else {"feed_forward": feed_forward})).train()
+    model = make(vocabulary_size=128, feed_forward=feed_forward).train()
     tokens = torch.tensor([list(SENTENCE)])
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for _ in range(80):

@@ -109,18 +109,28 @@ class ExpertsConfig:
 class GatedExpertsConfig:
     """`GatedMixtureOfExperts`: each token passes through `chosen` of `num_experts` gated feed-forward networks.
 
-    It has no dropout.
+    It has no dropout. `normalized`: whether the shares of the chosen sum to 1. `shared_dim`: the hidden dim of an
+    expert that every token passes through, with a sigmoid gate.
     """
 
     hidden_dim: int
     num_experts: int
     chosen: int
     activation: str = "silu"
+    normalized: bool = True
+    shared_dim: int | None = None
 
     def make(self, dim: int, dropout: float) -> nn.Module:
         """Build the mixture of experts of one block."""
-        activation = _activation(self.activation)
-        return GatedMixtureOfExperts(dim, self.hidden_dim, self.num_experts, self.chosen, activation=activation)
+        return GatedMixtureOfExperts(
+            dim,
+            self.hidden_dim,
+            self.num_experts,
+            self.chosen,
+            activation=_activation(self.activation),
+            normalized=self.normalized,
+            shared_dim=self.shared_dim,
+        )
 
 
 NormConfig: TypeAlias = RMSNormConfig | LayerNormConfig
@@ -176,7 +186,7 @@ class LayerConfig:
 
     Without `before`, a token attends to all tokens before it.
     `before=511` is what Mistral calls a window of 512. `rotary` rotates the layer's queries and keys; layers with equal
-    ones share the rotation.
+    ones share the rotation. `feed_forward` replaces the model's in this layer, as in mixtures with some dense layers.
 
     >>> LayerConfig(before=511, prefix=4).mask
     causal() & (window(before=511) | prefix(4))
@@ -185,6 +195,7 @@ class LayerConfig:
     before: int | None = None
     prefix: int = 0
     rotary: Rotary | None = None
+    feed_forward: AnyFeedForwardConfig | None = None
 
     @property
     def mask(self) -> Mask:
@@ -202,7 +213,8 @@ class LanguageModelConfig:
     - `vocabulary_size`: tokens are 0..vocabulary_size - 1.
     - `dim`: of the vectors that go through the blocks.
     - `layers`: what each layer attends to, from the first to the last.
-    - `attention`, `feed_forward`, `norm`: of all layers.
+    - `attention`, `norm`: of all layers.
+    - `feed_forward`: of the layers that have none of their own.
     - `sandwich`: a norm after each part too, as in Gemma 2; else before it alone.
     - `tied`: the output layer is the embedding; else it has a matrix of its own.
     - `embedding_scale`: what embeddings are multiplied by: √dim for Gemma.
@@ -247,7 +259,8 @@ class LanguageModelConfig:
     def make_block(self, layer: LayerConfig) -> TransformerBlock:
         """Build the block of a layer."""
         attention = self.attention.make(self.dim, layer)
-        return TransformerBlock(attention, self.feed_forward.make(self.dim, self.dropout), self._residual)
+        feed_forward = self.feed_forward if layer.feed_forward is None else layer.feed_forward
+        return TransformerBlock(attention, feed_forward.make(self.dim, self.dropout), self._residual)
 
     def _residual(self) -> Residual:
         norm = self.norm.make(self.dim)

@@ -264,10 +264,16 @@ class LanguageModel(nn.Module):
     ) -> LanguageModel:
         """Load a model of transformers from a local folder with config.json and safetensors, in evaluation mode.
 
-        Architectures: Llama, Mistral, Mixtral, Gemma 2 and 3 (text), Qwen 2 and 3, Phi 3, and gpt-oss (also with its
-        experts in MXFP4, which become plain numbers). transformers itself is not needed. Of a
-        Phi 3 with LongRoPE, transformers computes the cache anew at the step where a text outgrows the original length;
-        here cached keys stay as they were rotated.
+        Architectures, by the `model_type` in config.json, whatever the release is called: `llama` (Llama 1 to 3),
+        `mistral`, `mixtral`, `gemma2`, `gemma3_text`, `qwen2` (Qwen 1.5 to 2.5), `qwen2_moe`, `qwen3`, `qwen3_moe`,
+        `phi3`, and `gpt_oss`, also with its experts in MXFP4, which become plain numbers. transformers itself is not
+        needed.
+
+        Results are those of transformers, but for one case: a Phi 3 with LongRoPE whose text outgrows
+        `original_max_position_embeddings` while it is generated. The long factors hold from that step on, for new
+        queries and keys; keys in the cache stay rotated by the short ones, as in every step with a cache, there too.
+        transformers' `generate` discards the cache at that one step and reads the whole text again, so its tokens may
+        differ from there on. A prompt that is longer already is read with the long factors by both.
 
         Args:
             folder: where config.json is, and model.safetensors or model.safetensors.index.json with its parts.

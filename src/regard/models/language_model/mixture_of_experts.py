@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ...errors import ConfigurationError
+from ...nn import GatedFeedForward
 from ...nn.input_checks import check_input
 from ...utils.numbers import whole_number
 
@@ -72,17 +73,20 @@ class MixtureOfExperts(nn.Module):
 class GatedMixtureOfExperts(nn.Module):
     """Σ_e p_e · W_d (a(W_g x) · W_u x), over the experts e whose router logits are the `chosen` largest.
 
-    p is the softmax of these logits alone, in float32. The first half of the features of x W_gu of each expert is
-    W_g x, the second W_u x.
+    p is the softmax of the router logits in float32: of the chosen ones alone, so that Σ_e p_e = 1, or without
+    `normalized` of all, so that Σ_e p_e ≤ 1. The first half of the features of x W_gu of each expert is W_g x, the
+    second W_u x. With `shared_dim` an expert that every token passes through is added: σ(w · x) FFN(x), where FFN is a
+    `GatedFeedForward` of this hidden dim.
 
     Shapes: (batch, length, dim) to the same. Parameters: router (num_experts, dim); gate_up (num_experts, dim,
-    2 · hidden_dim), down (num_experts, hidden_dim, dim). Weights start normal with the variance of Xavier (Glorot and
-    Bengio 2010).
+    2 · hidden_dim), down (num_experts, hidden_dim, dim); those of the shared expert, and its gate w (1, dim). Weights
+    of experts start normal with the variance of Xavier (Glorot and Bengio 2010).
 
     Raises:
         ConfigurationError: a number below 1, more experts chosen than there are.
 
-    Source: Jiang et al. 2024, "Mixtral of Experts" (arXiv 2401.04088), section 2.1.
+    Source: Jiang et al. 2024, "Mixtral of Experts" (arXiv 2401.04088), section 2.1; shared experts are of Dai et al.
+    2024, "DeepSeekMoE" (arXiv 2401.06066), section 3.2, and their gate is of the code released with Qwen1.5-MoE.
 
     >>> GatedMixtureOfExperts(dim=4, hidden_dim=6, num_experts=8, chosen=2)(torch.zeros(2, 3, 4)).shape
     torch.Size([2, 3, 4])
@@ -96,25 +100,38 @@ class GatedMixtureOfExperts(nn.Module):
         chosen: int,
         *,
         activation: Callable[[Tensor], Tensor] = functional.silu,
+        normalized: bool = True,
+        shared_dim: int | None = None,
     ) -> None:
         super().__init__()
         self.dim, self.hidden_dim = whole_number("dim", dim), whole_number("hidden_dim", hidden_dim)
         self.num_experts, self.chosen = whole_number("num_experts", num_experts), whole_number("chosen", chosen)
         _check_chosen(chosen, num_experts)
-        self.activation = activation
+        self.activation, self.normalized = activation, normalized
         self.router = nn.Linear(dim, num_experts, bias=False)
         self.gate_up = nn.Parameter(torch.empty(num_experts, dim, 2 * hidden_dim))
         self.down = nn.Parameter(torch.empty(num_experts, hidden_dim, dim))
         for weight in (self.gate_up, self.down):
             nn.init.normal_(weight, std=(2 / (dim + hidden_dim)) ** 0.5)
+        self.shared = self.shared_gate = None
+        if shared_dim is not None:
+            self.shared = GatedFeedForward(dim, whole_number("shared_dim", shared_dim), activation=activation)
+            self.shared_gate = nn.Linear(dim, 1, bias=False)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """(batch, length, dim) to (batch, length, dim)."""
         check_input("input", inputs, self.dim, self)
         tokens = inputs.flatten(0, 1)  # [T, dim]
-        logits, experts = self.router(tokens).float().topk(self.chosen, dim=-1)  # [T, chosen]
-        shares = logits.softmax(-1).to(tokens.dtype)
-        return _mixed(self._expert, tokens, experts, shares, self.num_experts).view_as(inputs)
+        logits = self.router(tokens).float()  # [T, num_experts]
+        if self.normalized:  # p_e / Σ p_e over the chosen is the softmax of their logits
+            largest, experts = logits.topk(self.chosen, dim=-1)  # [T, chosen]
+            shares = largest.softmax(-1)
+        else:
+            shares, experts = logits.softmax(-1).topk(self.chosen, dim=-1)
+        mixed = _mixed(self._expert, tokens, experts, shares.to(tokens.dtype), self.num_experts).view_as(inputs)
+        if self.shared is None or self.shared_gate is None:
+            return mixed
+        return mixed + self.shared_gate(inputs).sigmoid() * self.shared(inputs)
 
     def _expert(self, expert: int, tokens: Tensor) -> Tensor:
         gate, up = (tokens @ self.gate_up[expert]).chunk(2, dim=-1)

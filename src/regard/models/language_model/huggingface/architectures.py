@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ....errors import CheckpointError, RegardError
@@ -79,17 +79,14 @@ def _mixtral(settings: ModelSettings) -> LanguageModelConfig:
     settings.only("layer_types", None)
     window = None if settings.get("sliding_window") is None else _window(settings)
     layer = LayerConfig(window, rotary=rotary_of(settings, head_dim))
-    return LanguageModelConfig(
-        **_common(settings, [layer] * settings.need("num_hidden_layers")),
-        attention=_attention(settings, head_dim),
-        feed_forward=GatedExpertsConfig(
-            settings.need("intermediate_size"),
-            settings.need("num_local_experts"),
-            settings.need("num_experts_per_tok"),
-            _activation(settings, "hidden_act"),
-        ),
-        norm=RMSNormConfig(settings.need("rms_norm_eps")),
+    experts = GatedExpertsConfig(
+        settings.need("intermediate_size"),
+        settings.need("num_local_experts"),
+        settings.need("num_experts_per_tok"),
+        _activation(settings, "hidden_act"),
     )
+    layers = [layer] * settings.need("num_hidden_layers")
+    return _plain(settings, layers, _attention(settings, head_dim), experts)
 
 
 def _phi3(settings: ModelSettings) -> LanguageModelConfig:
@@ -110,23 +107,87 @@ def _qwen2(settings: ModelSettings) -> LanguageModelConfig:
     for name in ("attention_bias", "mlp_bias"):
         settings.only(name, False, None)
     attention = _attention(settings, head_dim, bias=("query", "key", "value"))
-    return _plain(settings, _qwen_layers(settings, head_dim), attention)
+    return _plain(settings, _qwen_layers(settings, head_dim, _last_layers_slide), attention)
 
 
 def _qwen3(settings: ModelSettings) -> LanguageModelConfig:
     head_dim = _head_dim(settings)
-    norm = RMSNormConfig(settings.need("rms_norm_eps"))
-    return _plain(settings, _qwen_layers(settings, head_dim), _attention(settings, head_dim, norm=norm))
+    layers = _qwen_layers(settings, head_dim, _last_layers_slide)
+    return _plain(settings, layers, _attention(settings, head_dim, norm=_norm(settings)))
 
 
-def _qwen_layers(settings: ModelSettings, head_dim: int) -> list[LayerConfig]:
-    """The layers of Qwen 2 and 3: those from `max_window_layers` on have the window, where windows are on."""
-    rotary = rotary_of(settings, head_dim)
-    slides, first = settings.get("use_sliding_window"), settings.get("max_window_layers")
-    if not slides:
-        settings.get("sliding_window")
-    layer = LayerConfig(rotary=rotary)
-    return _layers(settings, layer, layer, lambda number: bool(slides) and number >= first)
+def _qwen2_moe(settings: ModelSettings) -> LanguageModelConfig:
+    head_dim = _head_dim(settings)
+    for name in ("attention_bias", "mlp_bias"):
+        settings.only(name, False, None)
+    attention = _attention(settings, head_dim, bias=("query", "key", "value") if settings.get("qkv_bias") else False)
+    layers = _qwen_layers(settings, head_dim, lambda number, bound: number % 2 == 0 and number < bound)
+    experts = _qwen_experts(
+        settings, settings.need("num_experts"), shared_dim=settings.need("shared_expert_intermediate_size")
+    )
+    return _plain(settings, _with_dense_layers(settings, layers), attention, experts)
+
+
+def _qwen3_moe(settings: ModelSettings) -> LanguageModelConfig:
+    head_dim = _head_dim(settings)
+    settings.only("mlp_bias", False, None)
+    settings.only("layer_types", None)
+    settings.get("max_window_layers")  # transformers reads it of the other Qwens alone: here all layers have the window
+    window, slides = settings.get("sliding_window"), settings.get("use_sliding_window")
+    layer = LayerConfig(
+        _window(settings) if slides and window is not None else None, rotary=rotary_of(settings, head_dim)
+    )
+    count = settings.get("num_experts") or settings.get("num_local_experts", 128)
+    settings.only("num_local_experts", count, default=count)  # the same, by the name in transformers 5
+    layers = _with_dense_layers(settings, [layer] * settings.need("num_hidden_layers"))
+    attention = _attention(settings, head_dim, norm=_norm(settings))
+    return _plain(settings, layers, attention, _qwen_experts(settings, count))
+
+
+def _qwen_experts(settings: ModelSettings, num_experts: int, shared_dim: int | None = None) -> GatedExpertsConfig:
+    return GatedExpertsConfig(
+        settings.need("moe_intermediate_size"),
+        num_experts,
+        settings.need("num_experts_per_tok"),
+        _activation(settings, "hidden_act"),
+        normalized=bool(settings.get("norm_topk_prob")),
+        shared_dim=shared_dim,
+    )
+
+
+def _with_dense_layers(settings: ModelSettings, layers: list[LayerConfig]) -> list[LayerConfig]:
+    """The layers of a mixture, with a gated feed-forward network in those that are dense.
+
+    Every `decoder_sparse_step`-th layer has experts, unless `mlp_only_layers` lists its number, which counts from 0.
+    """
+    step, dense = settings.need("decoder_sparse_step"), settings.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(type(number) is int for number in dense):
+        raise CheckpointError(f"config.json says mlp_only_layers={dense!r}; it needs a list of the numbers of layers")
+    feed_forward = _gated(settings)
+    return [
+        replace(layer, feed_forward=feed_forward) if number in dense or (number + 1) % step else layer
+        for number, layer in enumerate(layers)
+    ]
+
+
+def _qwen_layers(settings: ModelSettings, head_dim: int, slides: Callable[[int, int], bool]) -> list[LayerConfig]:
+    """The layers of Qwen 2 and 3: where windows are on, those have one of which `slides(number, max_window_layers)`."""
+    layer = LayerConfig(rotary=rotary_of(settings, head_dim))
+    if settings.get("use_sliding_window"):
+        bound = settings.need("max_window_layers")
+        return _layers(settings, layer, layer, lambda number: slides(number, bound))
+    settings.get("max_window_layers"), settings.get("sliding_window")  # of no layer
+    if "sliding_attention" in (settings.get("layer_types") or ()):
+        raise CheckpointError(
+            "config.json's layer_types has 'sliding_attention', but use_sliding_window is false, so that transformers "
+            "reads no window: set use_sliding_window to true there if these layers have one"
+        )
+    return _layers(settings, layer, layer, lambda number: False)
+
+
+def _last_layers_slide(number: int, bound: int) -> bool:
+    """Whether a layer of Qwen 2 or 3 has a window: all from `max_window_layers` on."""
+    return number >= bound
 
 
 def _gpt_oss(settings: ModelSettings) -> LanguageModelConfig:
@@ -143,12 +204,7 @@ def _gpt_oss(settings: ModelSettings) -> LanguageModelConfig:
         limit=settings.need("swiglu_limit"),
     )
     layers = _layers(settings, layer, layer, lambda number: number % 2 == 0)
-    return LanguageModelConfig(
-        **_common(settings, layers),
-        attention=_attention(settings, head_dim, sinks=True),
-        feed_forward=experts,
-        norm=RMSNormConfig(settings.need("rms_norm_eps")),
-    )
+    return _plain(settings, layers, _attention(settings, head_dim, sinks=True), experts)
 
 
 def _gemma2(settings: ModelSettings) -> LanguageModelConfig:
@@ -194,17 +250,29 @@ def _gemma(
     )
 
 
-def _plain(settings: ModelSettings, layers: list[LayerConfig], attention: AttentionConfig) -> LanguageModelConfig:
-    """The configuration of Llama, and of architectures that differ from it in the attention alone."""
-    feed_forward = GatedFeedForwardConfig(
-        settings.need("intermediate_size"), _activation(settings, "hidden_act"), bias=bool(settings.get("mlp_bias"))
-    )
+def _plain(
+    settings: ModelSettings,
+    layers: list[LayerConfig],
+    attention: AttentionConfig,
+    experts: ExpertsConfig | GatedExpertsConfig | None = None,
+) -> LanguageModelConfig:
+    """The configuration of Llama, and of architectures that differ from it in attention, experts and windows alone."""
     return LanguageModelConfig(
         **_common(settings, layers),
         attention=attention,
-        feed_forward=feed_forward,
-        norm=RMSNormConfig(settings.need("rms_norm_eps")),
+        feed_forward=_gated(settings) if experts is None else experts,
+        norm=_norm(settings),
     )
+
+
+def _gated(settings: ModelSettings) -> GatedFeedForwardConfig:
+    return GatedFeedForwardConfig(
+        settings.need("intermediate_size"), _activation(settings, "hidden_act"), bias=bool(settings.get("mlp_bias"))
+    )
+
+
+def _norm(settings: ModelSettings) -> RMSNormConfig:
+    return RMSNormConfig(settings.need("rms_norm_eps"))
 
 
 def _common(settings: ModelSettings, layers: list[LayerConfig]) -> dict[str, Any]:
@@ -286,6 +354,15 @@ GEMMA = {
     "sliding_window": 4096,
     "tie_word_embeddings": True,
 }
+QWEN_MOE = {
+    "decoder_sparse_step": 1,
+    "hidden_act": "silu",
+    "max_position_embeddings": 32768,
+    "norm_topk_prob": False,
+    "rms_norm_eps": 1e-6,
+    "sliding_window": 4096,
+    "tie_word_embeddings": False,
+}
 ARCHITECTURES = {
     "gemma2": Architecture(
         _gemma2,
@@ -345,10 +422,23 @@ ARCHITECTURES = {
         | {"max_position_embeddings": 32768, "max_window_layers": 28, "sliding_window": 4096}
         | {"num_key_value_heads": 32},
     ),
+    "qwen2_moe": Architecture(
+        _qwen2_moe,
+        QWEN_MOE
+        | {"intermediate_size": 5632, "max_window_layers": 28, "moe_intermediate_size": 1408, "num_experts": 60}
+        | {"num_experts_per_tok": 4, "num_key_value_heads": 16, "qkv_bias": True}
+        | {"shared_expert_intermediate_size": 5632},
+    ),
     "qwen3": Architecture(
         _qwen3,
         LLAMA
         | {"head_dim": 128, "max_position_embeddings": 32768, "max_window_layers": 28, "sliding_window": 4096}
         | {"num_key_value_heads": 32},
+    ),
+    "qwen3_moe": Architecture(
+        _qwen3_moe,
+        QWEN_MOE
+        | {"intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts_per_tok": 8}
+        | {"num_key_value_heads": 4},
     ),
 }

@@ -67,6 +67,7 @@ OFF_BY_DEFAULT = {
 
 
 LARGEST_SIZES = {
+    "decoder_sparse_step": 2**12,
     "head_dim": 2**16,
     "hidden_size": 2**20,
     "intermediate_size": 2**24,
@@ -77,6 +78,7 @@ LARGEST_SIZES = {
     "num_hidden_layers": 2**12,
     "num_key_value_heads": 2**16,
     "num_local_experts": 2**14,
+    "shared_expert_intermediate_size": 2**24,
     "vocab_size": 2**26,
 }
 """The largest sizes that are read, far above those of any model: the sizes of all parameters fit into 64 bits."""

@@ -47,6 +47,10 @@ PARTS = {
     "feed_forward.gate_up": "mlp.experts.gate_up_proj",
     "feed_forward.down_bias": "mlp.experts.down_proj_bias",
     "feed_forward.down": "mlp.experts.down_proj",
+    "feed_forward.shared.gate.": "mlp.shared_expert.gate_proj.",
+    "feed_forward.shared.up.": "mlp.shared_expert.up_proj.",
+    "feed_forward.shared.down.": "mlp.shared_expert.down_proj.",
+    "feed_forward.shared_gate.": "mlp.shared_expert_gate.",
 }
 
 

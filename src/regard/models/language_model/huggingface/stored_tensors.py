@@ -19,7 +19,7 @@ from ..config import GatedExpertsConfig, LanguageModelConfig
 FUSED_ATTENTION, FUSED_GATE = "self_attn.qkv_proj.weight", "mlp.gate_up_proj.weight"
 EXPERT = re.compile(r"(.+)\.(?:block_sparse_moe|mlp)\.experts\.(\d+)\.(\w+)\.weight")
 GATE, UP, DOWN = ("w1", "gate_proj"), ("w3", "up_proj"), ("w2", "down_proj")
-"""The matrices of an expert by their names in Mixtral, and in Qwen 3."""
+"""The matrices of an expert by their names in Mixtral, and in Qwen's mixtures."""
 
 
 @dataclass(frozen=True)
