@@ -20,6 +20,7 @@ LAYERS = (
     ("regard.nn",),
     ("regard.testing",),
     ("regard",),
+    ("regard.linear",),
     ("regard.attention",),
     ("regard.kernels",),
     ("regard.scores", "regard.masks", "regard.biases", "regard.lenses", "regard.positions"),
@@ -148,7 +149,7 @@ def usage_fault(node: ast.AST) -> str | None:
             return None
 
 
-MOST_MODULES, MOST_LINES = 220, 60
+MOST_MODULES, MOST_LINES = 232, 60  # modules: 220 of softmax attention, and 12 of linear attention and its layers
 
 
 def names_in_several_places(places: Iterable[tuple[str, str]]) -> list[str]:

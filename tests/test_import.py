@@ -9,7 +9,10 @@ import pytest
 
 import regard
 
-FUNCTIONS = {"attention", "attention_with_lse", "explain", "merge", "observe", "scaled_dot_product_attention"}
+FUNCTIONS = {
+    *("attention", "attention_with_lse", "explain", "linear_attention", "linear_attention_with_state", "merge"),
+    *("observe", "scaled_dot_product_attention"),
+}
 SUBMODULES = {"biases", "lenses", "masks", "plots", "positions", "scores"}
 
 OPTIONAL = {

@@ -1,7 +1,7 @@
 """Attention for PyTorch: symbolic masks, biases and scores, exact kernels, and lenses on the attention weights."""
 
 import importlib
-from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from . import biases as biases
 from . import lenses as lenses
@@ -16,12 +16,18 @@ from .attention import merge as merge
 from .attention import observe as observe
 from .attention import scaled_dot_product_attention as scaled_dot_product_attention
 
+if TYPE_CHECKING:
+    from .linear import linear_attention as linear_attention
+    from .linear import linear_attention_with_state as linear_attention_with_state
+
 __all__ = [
     "attention",
     "attention_with_lse",
     "biases",
     "explain",
     "lenses",
+    "linear_attention",
+    "linear_attention_with_state",
     "masks",
     "merge",
     "observe",
@@ -33,15 +39,18 @@ __all__ = [
 
 __version__ = "0.1.0.dev0"
 
-_LAZY_SUBPACKAGES = ("explorer", "heads", "huggingface", "models", "nn", "testing", "translation")
+_LAZY_SUBPACKAGES = ("explorer", "heads", "huggingface", "linear", "models", "nn", "testing", "translation")
+_LAZY_FUNCTIONS = {"linear_attention": "linear", "linear_attention_with_state": "linear"}
 
 
-def __getattr__(name: str) -> ModuleType:
-    """Import a subpackage such as `regard.models` or `regard.nn` lazily, at the first access."""
+def __getattr__(name: str) -> Any:
+    """Import a subpackage such as `regard.nn`, or the one of a function, lazily, at the first access."""
     if name in _LAZY_SUBPACKAGES:
         return importlib.import_module(f"regard.{name}")
+    if name in _LAZY_FUNCTIONS:
+        return getattr(importlib.import_module(f"regard.{_LAZY_FUNCTIONS[name]}"), name)
     raise AttributeError(f"module 'regard' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_LAZY_SUBPACKAGES])
+    return sorted({*globals(), *_LAZY_SUBPACKAGES, *_LAZY_FUNCTIONS})

@@ -76,9 +76,9 @@ def make_problem(
             "attention is traced by torch.jit.trace, which would keep the mask, the bias and the kernel of this one "
             "input, and compute others wrongly: use torch.export.export or torch.compile, which are right for all"
         )
-    query, key, value = _same_kind(query, key, value)
+    query, key, value = check_same_kind(query, key, value)
     if not query.shape == key.shape == value.shape or query.ndim < 2:  # what is all alike fits
-        _check_shapes(query, key, value)
+        check_shapes(query, key, value)
     if (isinstance(mask, Tensor) and is_causal_bias(mask)) or (isinstance(bias, Tensor) and is_causal_bias(bias)):
         mask, bias = _read_causal_biases(mask, bias, query, key, query_positions is None and key_positions is None)
     problem = Problem(
@@ -105,7 +105,7 @@ def make_problem(
     return problem
 
 
-def _same_kind(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def check_same_kind(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Check that all are floating-point tensors of one dtype on one device; cast under autocast."""
     if (
         type(query) is type(key) is type(value) is Tensor
@@ -145,7 +145,7 @@ def _same_kind(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tenso
     return query, key, value
 
 
-def _check_shapes(query: Tensor, key: Tensor, value: Tensor) -> None:
+def check_shapes(query: Tensor, key: Tensor, value: Tensor) -> None:
     """Check that the shapes are (..., heads, length, dim), (batch, length, dim) or (length, dim), and fit."""
     tensors = query, key, value
     if not query.ndim == key.ndim == value.ndim or query.ndim < 2:
@@ -301,7 +301,7 @@ def _check_variants(problem: Problem) -> None:
                 f"sinks is {has}; it needs one floating-point logit per query head, ({heads},)"
                 + ("" if problem.heads else ", and input with a head axis: (batch, heads, length, dim)")
             )
-        _check_device("sinks", sinks, problem.value.device)
+        check_device("sinks", sinks, problem.value.device)
 
 
 def _dropout(probability: float, device: torch.device) -> Dropout:
@@ -311,7 +311,7 @@ def _dropout(probability: float, device: torch.device) -> Dropout:
     return Dropout(probability, torch.randint(-(2**63), 2**63 - 1, (), device=device))
 
 
-def _check_device(name: str, tensor: Tensor, device: torch.device) -> None:
+def check_device(name: str, tensor: Tensor, device: torch.device) -> None:
     """Check that all tensors are on one device."""
     if tensor.device != device:
         raise DeviceError(
@@ -341,7 +341,7 @@ def _check_positions(
             f"{name} has the shape {tuple(positions.shape)}; it needs ({length},) or (batch, {length}), one position "
             f"for each of the {length} {'queries' if name.startswith('query') else 'keys'}"
         )
-    _check_device(name, positions, device)
+    check_device(name, positions, device)
     return _as_range(positions)
 
 

@@ -1,0 +1,23 @@
+"""Linear attention: time and memory linear in the length, by feature maps of queries and keys."""
+
+from .feature_maps import Elu as Elu
+from .feature_maps import FavorPlus as FavorPlus
+from .feature_maps import FeatureMap as FeatureMap
+from .feature_maps import Identity as Identity
+from .feature_maps import Relu as Relu
+from .feature_maps import Softmax as Softmax
+from .linear_attention import linear_attention as linear_attention
+from .linear_attention import linear_attention_with_state as linear_attention_with_state
+from .linear_state import LinearState as LinearState
+
+__all__ = [
+    "Elu",
+    "FavorPlus",
+    "FeatureMap",
+    "Identity",
+    "LinearState",
+    "Relu",
+    "Softmax",
+    "linear_attention",
+    "linear_attention_with_state",
+]

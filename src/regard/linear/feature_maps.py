@@ -1,0 +1,198 @@
+"""Feature maps φ of linear attention, whose weights are φ(q) · φ(k): elu + 1, ReLU, identity, softmax and FAVOR+."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from ..errors import ConfigurationError, ShapeError
+from ..utils.numbers import whole_number
+
+FeatureMap: TypeAlias = Callable[[Tensor], Tensor]
+"""Any function of queries or keys (..., length, dim) to features (..., length, features), row by row."""
+
+
+@dataclass(frozen=True)
+class Elu:
+    """φ(x) = elu(x) + 1, that is x + 1 for x > 0 and eˣ otherwise: all weights are positive.
+
+    Source: Katharopoulos et al. 2020 (arXiv 2006.16236), Eq. 7.
+
+    >>> Elu()(torch.tensor([-1.0, 0.0, 2.0]))
+    tensor([0.3679, 1.0000, 3.0000])
+    """
+
+    def __call__(self, x: Tensor) -> Tensor:
+        # expm1(x) + 1, as elu computes it, would round small features to 0.
+        return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
+
+
+@dataclass(frozen=True)
+class Relu:
+    """φ(x) = max(x, 0).
+
+    Source: Qin et al. 2022 (arXiv 2202.08791), section 3.2.
+
+    >>> Relu()(torch.tensor([-1.0, 0.0, 2.0]))
+    tensor([0., 0., 2.])
+    """
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x.relu()
+
+
+@dataclass(frozen=True)
+class Identity:
+    """φ(x) = x: weights q · k, which may be negative, as in RetNet, GLA and DeltaNet.
+
+    Source: Sun et al. 2023 (arXiv 2307.08621), Eq. 5.
+
+    >>> Identity()(torch.tensor([-1.0, 2.0]))
+    tensor([-1.,  2.])
+    """
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """φ(x) = softmax(x) over the features of each row: positive, with sum 1.
+
+    Source: Shen et al. 2021 (arXiv 1812.01243), Eq. 5, where keys are normalised along the length instead.
+
+    >>> Softmax()(torch.tensor([[0.0, 0.0]]))
+    tensor([[0.5000, 0.5000]])
+    """
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x.softmax(-1)
+
+
+@dataclass(frozen=True)
+class FavorPlus:
+    """Positive orthogonal random features: E[φ(q) · φ(k)] = exp(q · k / √D), for D = dim of queries and keys.
+
+    With x' = x / D^¼ and rows w_1, ..., w_m drawn from N(0, I), orthogonal within each D of them:
+
+        φ(x)_r = exp(w_r · x' - |x'|² / 2) / √m      kernel="softmax"
+        φ(x)_r = max(w_r · x', 0) / √m               kernel="relu"
+
+    The error of the mean falls as 1/√m. The same map has to be used for queries and keys, and for all decoding steps
+    of a sequence.
+
+    Args:
+        dim: D.
+        num_features: m.
+        seed: of the random rows; drawn from torch's default generator where it is None.
+        kernel: "softmax" or "relu".
+
+    Raises:
+        ConfigurationError: numbers below 1, another kernel.
+
+    Source: Choromanski et al. 2021 (arXiv 2009.14794), Lemma 1 and section 2.4.
+
+    >>> features = FavorPlus(4, num_features=4096, seed=0)
+    >>> q, k = torch.full((1, 4), 0.5), torch.full((1, 4), 0.25)
+    >>> estimate, exact = (features(q) * features(k)).sum(), (q * k / 2).sum().exp()
+    >>> bool((estimate / exact - 1).abs() < 0.05)
+    True
+    """
+
+    dim: int
+    num_features: int = 256
+    seed: int | None = None
+    kernel: str = "softmax"
+    matrix: Tensor = field(init=False, repr=False, compare=False)
+    """The rows w: (num_features, dim), in float64."""
+
+    def __post_init__(self) -> None:
+        dim, count = whole_number("dim", self.dim), whole_number("num_features", self.num_features)
+        if self.kernel not in ("softmax", "relu"):
+            raise ConfigurationError(f"kernel is {self.kernel!r}; it needs 'softmax' or 'relu'")
+        if self.seed is None:
+            object.__setattr__(self, "seed", int(torch.randint(2**62, ())))
+        elif isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise ConfigurationError(f"seed is {self.seed!r}; it needs a whole number, or None for one that is drawn")
+        generator = torch.Generator().manual_seed(self.seed)
+        object.__setattr__(self, "matrix", orthogonal_rows(count, dim, generator))
+
+    def redraw(self, seed: int | None = None) -> FavorPlus:
+        """The same map with other random rows, by this seed or one from torch's default generator."""
+        return replace(self, seed=seed)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The features: (..., length, dim) to (..., length, num_features)."""
+        if self.kernel == "relu":
+            return self._projected(x).relu() * self.num_features**-0.5
+        return self.logarithms(x).exp()
+
+    def logarithms(self, x: Tensor) -> Tensor:
+        """Logarithms of φ(x) for the softmax kernel, from which a maximum may be subtracted before `exp`."""
+        scaled = x * self.dim**-0.25
+        half_square = scaled.square().sum(-1, keepdim=True) / 2
+        return self._projected(x) - (half_square + 0.5 * torch.tensor(float(self.num_features)).log())
+
+    def _projected(self, x: Tensor) -> Tensor:
+        """w_r · x' for each row of the matrix."""
+        if x.shape[-1] != self.dim:
+            raise ShapeError(
+                f"the feature map has dim={self.dim}, but queries and keys have the dim {x.shape[-1]}: make it with "
+                f"FavorPlus({x.shape[-1]})"
+            )
+        return x @ (self.matrix * self.dim**-0.25).to(x.device, x.dtype).mT
+
+
+def orthogonal_rows(count: int, dim: int, generator: torch.Generator | None = None) -> Tensor:
+    """Rows (count, dim) in float64, each of distribution N(0, I), orthogonal to each other within blocks of `dim` rows.
+
+    >>> rows = orthogonal_rows(3, 4)
+    >>> bool((rows @ rows.T).triu(1).abs().max() < 1e-12)
+    True
+    """
+    blocks = []
+    for _ in range(-(-count // dim)):
+        directions, triangle = torch.linalg.qr(torch.randn(dim, dim, generator=generator, dtype=torch.float64))
+        directions = directions * triangle.diagonal().sign()  # uniform over orthogonal matrices (Mezzadri 2007)
+        norms = torch.randn(dim, dim, generator=generator, dtype=torch.float64).norm(dim=-1, keepdim=True)
+        blocks.append(directions.T * norms)
+    return torch.cat(blocks)[:count]
+
+
+def query_features(feature_map: FeatureMap, query: Tensor) -> tuple[Tensor, Tensor | None]:
+    """φ(query) e^{-c}, and c: the largest logarithm of each row, (..., M, 1), for FAVOR+; None, that is 0, for others.
+
+    In normalised attention c cancels.
+    """
+    if not isinstance(feature_map, FavorPlus) or feature_map.kernel != "softmax":
+        return feature_map(query), None
+    logarithms = feature_map.logarithms(query)
+    largest = logarithms.detach().amax(-1, keepdim=True)
+    return (logarithms - largest).exp(), largest
+
+
+def key_features(
+    feature_map: FeatureMap, key: Tensor, keep: Tensor | None = None, at_least: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """φ(key) e^{-c}, 0 for keys that are masked, and c: the largest logarithm of all keys, for FAVOR+; None for others.
+
+    Shapes: key (..., N, D), keep bool that broadcasts to (..., N), c and at_least (..., 1, 1); c is at_least or more.
+    """
+    if not isinstance(feature_map, FavorPlus) or feature_map.kernel != "softmax":
+        features = feature_map(key)
+        return features if keep is None else features.where(keep.unsqueeze(-1), 0.0), None
+    logarithms = feature_map.logarithms(key)
+    if keep is not None:
+        logarithms = logarithms.masked_fill(~keep.unsqueeze(-1), -torch.inf)
+    if key.shape[-2]:
+        largest = logarithms.detach().amax((-2, -1), keepdim=True)
+        largest = largest.masked_fill(largest == -torch.inf, 0.0)  # no key exists
+    else:
+        largest = logarithms.new_zeros(*key.shape[:-2], 1, 1)
+    if at_least is not None:
+        largest = largest.maximum(at_least)
+    return (logarithms - largest).exp(), largest

@@ -1,0 +1,367 @@
+"""Check the arguments of `regard.linear_attention`, apply the feature map, and compute the sums."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TypedDict, Unpack
+
+import torch
+from torch import Tensor
+
+from ..core.grid import Grid
+from ..core.score_forms import at_least_float32
+from ..core.torch_modes import under_transform, without_autocast
+from ..errors import ConfigurationError, DtypeError, MaskError, ShapeError
+from ..kernels.validation import check_device, check_same_kind, check_shapes
+from ..masks import Mask
+from .feature_maps import Elu, FeatureMap, Identity, key_features, query_features
+from .linear_mask import DocumentBatches, LinearMask, document_ids, read_mask
+from .linear_state import LinearState
+from .recurrence import recurrence
+
+LARGEST_BETA = 2.0
+"""Above it the delta rule would scale the state along a unit key by less than -1, and so make it grow."""
+
+
+class LinearOptions(TypedDict, total=False):
+    """The keyword arguments of `linear_attention`, which documents them."""
+
+    feature_map: FeatureMap | None
+    causal: bool
+    normalize: bool
+    mask: Mask | Tensor | None
+    decay: Tensor | None
+    beta: Tensor | None
+    scale: float | None
+    state: LinearState | None
+
+
+@dataclass(frozen=True, eq=False)
+class LinearProblem:
+    """One call, checked: tensors as (B, heads, length, ·) in the dtype of the sums, with the feature map applied.
+
+    Shapes: query (B, H, M, D), key (B, Hk, N, D), value (B, Hk, N, Dv), decay (B, Hk, N) or (B, Hk, N, D), beta
+    (B, Hk, N), state (B, Hk, D, Dv), ids of documents (B, N). Where normalised, value has one more column, of ones, and
+    the state the total. Masked keys have features and decay 0. query_scale (B, H, M, 1), key_scale (B, Hk, 1, 1): the
+    logarithms of factors that stabilised features lack; None for 0. batch, has_heads, dtype: of the output.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    causal: bool
+    normalize: bool
+    decay: Tensor | None
+    beta: Tensor | None
+    state: Tensor | None
+    ids: Tensor | None
+    query_scale: Tensor | None
+    key_scale: Tensor | None
+    batch: torch.Size
+    has_heads: bool
+    dtype: torch.dtype
+
+    def run(self) -> tuple[Tensor, LinearState]:
+        """The output and the final state, in the caller's shapes."""
+        with without_autocast(self.query.device.type):
+            sums, final = self._sums(self.query, self.key, self.value, self.decay, self.beta, self.state)
+            state = LinearState(
+                self._unflatten(final),
+                self.normalize,
+                None if self.key_scale is None else self._unflatten(self.key_scale),
+            )
+            return self._unflatten(self._finish(sums)).to(self.dtype), state
+
+    def run_documents(self, ids: Tensor) -> Tensor:
+        """The output where each document of the ids (B, N) is computed by itself."""
+
+        def attend(
+            query: Tensor, key: Tensor, value: Tensor, decay: Tensor | None, beta: Tensor | None, exists: Tensor
+        ) -> Tensor:
+            key = key.where(exists.unsqueeze(-1), 0.0)
+            return self._sums(query, key, value, decay, beta, None)[0]
+
+        with without_autocast(self.query.device.type):
+            tensors = (self.query, self.key, self.value, self.decay, self.beta)
+            sums = DocumentBatches.from_ids(ids).map(attend, tensors)
+            return self._unflatten(self._finish(sums)).to(self.dtype)
+
+    def _sums(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        decay: Tensor | None,
+        beta: Tensor | None,
+        state: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Σ_j w_ij v_j, the total in the last column where normalised, and the state after all keys."""
+        if self.causal:
+            return recurrence(query, key, value, decay, beta, state)
+        state = key.mT @ value  # (B, Hk, D, Dv)
+        folded = query.unflatten(1, (key.shape[1], -1)) if key.shape[1] else query.unsqueeze(2)  # (B, Hk, r, M, D)
+        return (folded.flatten(2, 3) @ state).view(*query.shape[:3], value.shape[-1]), state
+
+    def _finish(self, sums: Tensor) -> Tensor:
+        """The rows divided by their totals, or multiplied by the factors that their features lack."""
+        if self.normalize:
+            total = sums[..., -1:]
+            return sums[..., :-1] / total.where(total != 0, torch.inf)
+        if self.query_scale is None or self.key_scale is None:
+            return sums
+        group = sums.shape[1] // max(self.key_scale.shape[1], 1)
+        return sums * (self.query_scale + self.key_scale.repeat_interleave(group, 1)).exp()
+
+    def _unflatten(self, tensor: Tensor) -> Tensor:
+        """(B, heads, ·, ·) with the leading axes of the caller."""
+        if self.has_heads:
+            return tensor.reshape(*self.batch, *tensor.shape[1:])
+        return tensor.reshape(*self.batch, *tensor.shape[2:])
+
+
+def make_linear_problem(query: Tensor, key: Tensor, value: Tensor, **options: Unpack[LinearOptions]) -> LinearProblem:
+    """Check the arguments of `linear_attention` and apply the feature map."""
+    query, key, value = check_same_kind(query, key, value)
+    check_shapes(query, key, value)
+    mask = read_mask(options.get("mask"), options.get("causal", False))
+    _check_order(mask, query, key, options)
+    layout = _Layout.of(query, key, value)
+    feature_map, normalize = options.get("feature_map"), options.get("normalize", True)
+    feature_map = Elu() if feature_map is None else feature_map
+    scale = _checked_scale(options.get("scale"), feature_map, normalize, query.shape[-1])
+    dtype = value.dtype
+    with without_autocast(query.device.type):
+        query, key, value = (at_least_float32(layout.as_4d(tensor)) for tensor in (query, key, value))
+        keep = layout.kept_keys(mask, key)
+        if keep is not None:  # before the feature map too, whose gradient at NaN would be NaN
+            key, value = key.where(keep.unsqueeze(-1), 0.0), value.where(keep.unsqueeze(-1), 0.0)
+        state = layout.checked_state(options.get("state"), key, normalize)
+        at_least = None if state is None else state.log_scale
+        query, query_scale = query_features(feature_map, query if scale == 1.0 else query * scale)
+        key, key_scale = key_features(feature_map, key, keep, at_least)
+        _check_features(feature_map, query, key, value)
+        if normalize:
+            value = torch.cat([value, value.new_ones(*value.shape[:-1], 1)], -1)
+        return LinearProblem(
+            query=query,
+            key=key,
+            value=value,
+            causal=mask.causal,
+            normalize=normalize,
+            decay=_checked_decay(options.get("decay"), layout, key, keep),
+            beta=_checked_beta(options.get("beta"), layout, key),
+            state=None if state is None else _initial_sums(state, key, value, key_scale),
+            ids=None if mask.documents is None else document_ids(mask.documents, *value.shape[::2], value.device),
+            query_scale=query_scale,
+            key_scale=key_scale,
+            batch=layout.batch,
+            has_heads=layout.has_heads,
+            dtype=dtype,
+        )
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """The leading axes of the caller's tensors: broadcast batch, and whether there is a head axis."""
+
+    batch: torch.Size
+    has_heads: bool
+
+    @classmethod
+    def of(cls, *tensors: Tensor) -> _Layout:
+        """The layout of query, key and value."""
+        has_heads = tensors[0].ndim > 3
+        return cls(torch.broadcast_shapes(*(t.shape[: -3 if has_heads else -2] for t in tensors)), has_heads)
+
+    def as_4d(self, tensor: Tensor, trailing: int = 2) -> Tensor:
+        """(B, heads, ...) with `trailing` more axes: a view wherever possible."""
+        if not self.has_heads:
+            tensor = tensor.unsqueeze(-1 - trailing)
+        own = tensor.shape[-1 - trailing :]
+        return tensor.expand(*self.batch, *own).reshape(self.batch.numel(), *own)
+
+    def kept_keys(self, mask: LinearMask, key: Tensor) -> Tensor | None:
+        """Which keys exist, bool, (B or 1, Hk or 1, N); None for all.
+
+        Raises:
+            MaskError: a mask for other axes than (batch, key heads, N).
+        """
+        length = key.shape[2]
+        keep = mask.keep(Grid.of(1, length, heads=self.has_heads, device=key.device)) if length else None
+        if keep is None:
+            return None
+        axes = (*self.batch, key.shape[1], length) if self.has_heads else (*self.batch, length)
+        try:
+            keep = keep.expand(torch.broadcast_shapes(keep.shape, (1,) * len(axes)))
+            keep.expand(axes)
+        except RuntimeError:
+            raise MaskError(
+                f"the mask says which keys exist in the shape {tuple(keep.shape)}, but linear attention needs one that "
+                f"broadcasts to {axes}, (batch, key heads, keys): query heads that share a key head share its state"
+            ) from None
+        return self.as_4d(keep, 1)
+
+    def checked_state(self, state: LinearState | None, key: Tensor, normalize: bool) -> LinearState | None:
+        """The state with sums (B, Hk, D, Dv) in the dtype of the sums.
+
+        Raises:
+            ConfigurationError: no state, or a state of normalised attention for one that is not, or the reverse.
+            ShapeError: another batch or number of heads.
+        """
+        if state is None:
+            return None
+        if not isinstance(state, LinearState):
+            raise ConfigurationError(
+                f"state needs a LinearState, as linear_attention_with_state returns it; it is a {type(state).__name__}"
+            )
+        if state.normalized != normalize:
+            has = "has a total, of normalised attention" if state.normalized else "has no total"
+            raise ConfigurationError(
+                f"the state {has}, and normalize is {normalize}: continue with the options that it was computed with"
+            )
+        needs = (*self.batch, key.shape[1]) if self.has_heads else tuple(self.batch)
+        if tuple(state.sums.shape[:-2]) != needs:
+            raise ShapeError(
+                f"the state's matrix has the shape {tuple(state.matrix.shape)}; for this key it needs the leading axes "
+                f"{needs}: " + ("(*batch, key heads)" if self.has_heads else "(*batch)")
+            )
+        check_device("state", state.sums, key.device)
+        scale = None if state.log_scale is None else self.as_4d(state.log_scale.to(key.dtype))
+        return LinearState(self.as_4d(state.sums.to(key.dtype)), normalize, scale)
+
+
+def _initial_sums(state: LinearState, key: Tensor, value: Tensor, key_scale: Tensor | None) -> Tensor:
+    """The sums of a state (B, Hk, D, Dv), relative to the scale of the new keys.
+
+    Raises:
+        ShapeError: other features or value dims than key and value have.
+    """
+    sums, needs = state.sums, (key.shape[-1], value.shape[-1])
+    if tuple(sums.shape[-2:]) != needs:
+        raise ShapeError(
+            f"the state's matrix has {sums.shape[-2]} features and the value dim {state.matrix.shape[-1]}, but keys "
+            f"have {needs[0]} features and values the dim {needs[1] - state.normalized}: continue with the feature map "
+            "and the dims that the state was computed with"
+        )
+    if (state.log_scale is None) != (key_scale is None):
+        raise ConfigurationError(
+            "the state was computed with another feature map: a state of FavorPlus continues with the same FavorPlus"
+        )
+    return sums if key_scale is None else sums * (state.log_scale - key_scale).exp()
+
+
+def _check_order(mask: LinearMask, query: Tensor, key: Tensor, options: LinearOptions) -> None:
+    """Check that causal attention has as many queries as keys, and that what needs an order has one.
+
+    Raises:
+        ShapeError: another number of queries.
+        ConfigurationError: decay, beta or a state without causal attention, or a combination that does not exist.
+    """
+    if (mask.causal or mask.documents is not None) and query.shape[-2] != key.shape[-2]:
+        raise ShapeError(
+            f"query has {query.shape[-2]} positions and key {key.shape[-2]}: causal linear attention, and documents, "
+            "need as many queries as keys. To continue after earlier keys, pass their state= and the new keys alone"
+        )
+    for name in ("decay", "beta", "state"):
+        if options.get(name) is not None and not mask.causal:
+            raise ConfigurationError(f"{name} needs an order of the keys: pass causal=True, or leave {name} out")
+    if options.get("state") is not None and mask.documents is not None:
+        raise ConfigurationError(
+            "a state and masks.documents do not go together: it is not known which document continues. Pass each "
+            "document as a sequence of its own"
+        )
+    if options.get("beta") is not None and options.get("normalize", True):
+        raise ConfigurationError(
+            "beta is the delta rule, whose weights have no sum to divide by: pass normalize=False with it"
+        )
+
+
+def _checked_scale(scale: float | None, feature_map: FeatureMap, normalize: bool, dim: int) -> float:
+    """What queries are multiplied by.
+
+    Raises:
+        ConfigurationError: not finite.
+    """
+    if scale is None:
+        return max(dim, 1) ** -0.5 if isinstance(feature_map, Identity) and not normalize else 1.0
+    if not -math.inf < scale < math.inf:
+        raise ConfigurationError(f"scale is {scale}; it needs a finite number, or None for the default")
+    return float(scale)
+
+
+def _check_features(feature_map: FeatureMap, query: Tensor, key: Tensor, value: Tensor) -> None:
+    """Check that features are (..., length, features), as many for queries as for keys.
+
+    Raises:
+        ShapeError: they are not.
+    """
+    if query.ndim != 4 or key.ndim != 4 or query.shape[-1] != key.shape[-1] or key.shape[:3] != value.shape[:3]:
+        raise ShapeError(
+            f"{feature_map} makes features {tuple(query.shape)} of queries and {tuple(key.shape)} of keys (batch, "
+            "heads, length, features): a feature map has to treat each row by itself, and to make as many features of "
+            "queries as of keys"
+        )
+
+
+def _checked_decay(decay: Tensor | None, layout: _Layout, key: Tensor, keep: Tensor | None) -> Tensor | None:
+    """The decay as (B, Hk, N) or (B, Hk, N, D), 0 at masked keys.
+
+    Raises:
+        ShapeError, DtypeError, DeviceError: another shape, dtype or device.
+        ConfigurationError: a decay above 0.
+    """
+    if decay is None:
+        return None
+    decay = _gate("decay", decay, layout, key)
+    if _has_values(decay) and bool((decay > 0).any()):
+        raise ConfigurationError(
+            f"decay has values up to {float(decay.max()):.4g}; it is the logarithm of a factor of at most 1, so it "
+            "needs values of at most 0: pass the logarithm of a gate, such as functional.logsigmoid(x)"
+        )
+    if keep is not None:
+        decay = decay.where(keep if decay.ndim == 3 else keep.unsqueeze(-1), 0.0)
+    return decay
+
+
+def _checked_beta(beta: Tensor | None, layout: _Layout, key: Tensor) -> Tensor | None:
+    """The beta of the delta rule, (B, Hk, N).
+
+    Raises:
+        ShapeError, DtypeError, DeviceError: another shape, dtype or device.
+        ConfigurationError: values out of 0..2.
+    """
+    if beta is None:
+        return None
+    beta = _gate("beta", beta, layout, key)
+    if _has_values(beta) and bool(((beta < 0) | (beta > LARGEST_BETA)).any()):
+        raise ConfigurationError(
+            f"beta has values from {float(beta.min()):.4g} to {float(beta.max()):.4g}; it needs values in "
+            f"0..{LARGEST_BETA:g}: pass a gate, such as x.sigmoid()"
+        )
+    return beta
+
+
+def _gate(name: str, gate: Tensor, layout: _Layout, key: Tensor) -> Tensor:
+    """A gate broadcast to (B, Hk, N), or for a decay (B, Hk, N, D) where it has one number for each feature."""
+    if not isinstance(gate, Tensor) or not gate.is_floating_point():
+        has = gate.dtype if isinstance(gate, Tensor) else f"a {type(gate).__name__}"
+        raise DtypeError(f"{name} needs a floating-point tensor; it is {has}")
+    check_device(name, gate, key.device)
+    heads = key.shape[1:2] if layout.has_heads else ()
+    per_head = (*layout.batch, *heads, key.shape[2])
+    shape = per_head if name == "beta" or gate.ndim == len(per_head) else (*per_head, key.shape[3])
+    try:
+        fits = gate.ndim == len(shape) and torch.broadcast_shapes(gate.shape, shape) == torch.Size(shape)
+    except RuntimeError:
+        fits = False
+    if not fits:
+        axes = "(*batch, key heads, keys)" if layout.has_heads else "(*batch, keys)"
+        per_feature = "" if name == "beta" else f", or {(*per_head, key.shape[3])} with one for each feature"
+        raise ShapeError(f"{name} has the shape {tuple(gate.shape)}; it needs {per_head}, {axes}{per_feature}")
+    return layout.as_4d(gate.expand(shape).to(key.dtype), 1 + len(shape) - len(per_head))
+
+
+def _has_values(tensor: Tensor) -> bool:
+    """Whether values may be read: on the CPU, and outside of transforms."""
+    return tensor.is_cpu and tensor.numel() > 0 and not under_transform()
