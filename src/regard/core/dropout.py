@@ -21,11 +21,13 @@ class Dropout:
     """Each weight is dropped with `probability`; the others are divided by 1 - probability.
 
     seed: an int64 tensor of shape (), drawn from torch's generator, so that `torch.manual_seed` repeats it.
-    The probability is exact to 2⁻³².
+    The probability is exact to 2⁻³². heads: head numbers are taken modulo it, where a part of a problem has its batches
+    and heads several times over; None: as they are.
     """
 
     probability: float
     seed: Tensor
+    heads: int | None = None
 
     def keep_mask(self, heads: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
         """The dropout mask of a tile: 1 for retained and 0 for dropped weights, float32, (b, heads, m, n).
@@ -43,6 +45,7 @@ class Dropout:
 
         A weight is kept where `_hash32_(row hash + column hash)` is at least `threshold`.
         """
+        heads = heads if self.heads is None else heads % self.heads
         return _hash64(_hash64(self.seed + heads) + queries).int(), _hash64(self.seed - 1 - keys).int()
 
     @property

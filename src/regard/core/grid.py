@@ -17,6 +17,7 @@ from .intervals import EMPTY as EMPTY
 from .intervals import FULL as FULL
 from .intervals import PARTIAL as PARTIAL
 from .intervals import Interval, Ternary
+from .symbolic_positions import Positions, positions_tensor
 
 WHOLE = slice(None)
 
@@ -42,8 +43,8 @@ class Grid:
         queries: int,
         keys: int,
         *,
-        query_positions: Tensor | range | None = None,
-        key_positions: Tensor | range | None = None,
+        query_positions: Positions | None = None,
+        key_positions: Positions | None = None,
         heads: bool = True,
         device: torch.device | None = None,
     ) -> Grid:
@@ -59,12 +60,15 @@ class Grid:
                     "query_positions too"
                 )
             last = slice(keys - queries, None)
-            query_positions = key_positions[last] if isinstance(key_positions, range) else key_positions[..., last]
+            if isinstance(key_positions, range):
+                query_positions = key_positions[last]
+            else:
+                query_positions = positions_tensor(key_positions, device)[..., last]
         if key_positions is None:
             key_positions = range(keys)
         if query_positions is None:
             query_positions = range(keys - queries, keys)
-        return cls(_as_tensor(query_positions, device), _as_tensor(key_positions, device), heads)
+        return cls(positions_tensor(query_positions, device), positions_tensor(key_positions, device), heads)
 
     def tile(self, rows: slice, columns: slice) -> Grid:
         """The same pairs, cut to one tile."""
@@ -128,10 +132,6 @@ class Grid:
 def from_zero(length: int, device: torch.device) -> Tensor | range:
     """The positions 0..length-1: a range, or a tensor under torch.compile, which compiles anew for each other range."""
     return torch.arange(length, device=device) if torch.compiler.is_compiling() else range(length)
-
-
-def _as_tensor(positions: Tensor | range, device: torch.device | None) -> Tensor:
-    return torch.arange(positions.start, positions.stop, device=device) if isinstance(positions, range) else positions
 
 
 class HasShape(Protocol):

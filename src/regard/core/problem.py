@@ -13,6 +13,7 @@ from .dropout import Dropout
 from .grid import WHOLE, Grid
 from .operator import operator_named
 from .score_forms import AdditivePairs, PairForm
+from .symbolic_positions import Positions
 
 if TYPE_CHECKING:
     from ..biases import Bias
@@ -34,8 +35,8 @@ class Problem:
     softcap: float | None = None
     sinks: Tensor | None = None
     dropout: Dropout | None = None
-    query_positions: Tensor | range | None = None
-    key_positions: Tensor | range | None = None
+    query_positions: Positions | None = None
+    key_positions: Positions | None = None
     wants_lse: bool = False
     operator: str = "softmax"
 
@@ -70,19 +71,30 @@ class Problem:
         return torch.Size((*batch, *query.shape[last:-1], self.keys))
 
     @property
-    def shift(self) -> int | None:
-        """Offset of the keys from their default positions: pair (i, j) has the distance j - i - (N - M) + shift.
+    def step(self) -> int:
+        """Distance of neighbouring positions where `shift` is a number: 1 unless they are ranges with a step."""
+        for positions in (self.key_positions, self.query_positions):
+            if isinstance(positions, range):
+                return positions.step
+        return 1
 
-        0 by default, where the queries are at the last M key positions; None where positions are not consecutive.
+    @property
+    def shift(self) -> int | None:
+        """Offset of the keys from their default positions: pair (i, j) is (j - i - (N - M) + shift) · step apart.
+
+        0 by default, where the queries are at the last M key positions; None where positions are not equally spaced.
         """
         queries, keys = self.query_positions, self.key_positions
         if keys is None and queries is None:
             return 0
-        if isinstance(queries, Tensor) or isinstance(keys, Tensor):
-            return None
-        first_key = 0 if keys is None else keys.start
-        default = first_key + self.keys - self.queries
-        return default - (default if queries is None else queries.start)
+        step = self.step
+        for positions in (queries, keys):
+            if not (step == 1 if positions is None else isinstance(positions, range) and positions.step == step):
+                return None
+        first_key = keys.start if isinstance(keys, range) else 0
+        default = first_key + (self.keys - self.queries) * step
+        offset = default - (queries.start if isinstance(queries, range) else default)
+        return None if offset % step else offset // step
 
     def grid(self) -> Grid:
         """The pairs of this problem and their positions."""

@@ -21,6 +21,7 @@ from .cost_model import predicted_seconds
 from .cpu_flash import CpuFlashKernel
 from .custom_op import MAX_SECOND_DERIVATIVE_PAIRS, attend, register
 from .decode import DecodeKernel
+from .decomposed import DecomposedKernel
 from .reference import ReferenceKernel, formula
 from .sdpa import SdpaKernel
 from .tiled import TiledKernel
@@ -28,13 +29,16 @@ from .tiled import TiledKernel
 PLAIN_KERNEL = SdpaKernel()
 """The kernel of plain problems that are small or not on the CPU, chosen without a comparison of predicted times."""
 
+CPU_FLASH, BLOCK_SPARSE, ADDITIVE, TILED = CpuFlashKernel(), BlockSparseKernel(), AdditiveKernel(), TiledKernel()
+
 KERNELS: tuple[Kernel, ...] = (
     PLAIN_KERNEL,
     DecodeKernel(),
-    CpuFlashKernel(),
-    BlockSparseKernel(),
-    AdditiveKernel(),
-    TiledKernel(),
+    CPU_FLASH,
+    BLOCK_SPARSE,
+    DecomposedKernel((CPU_FLASH, BLOCK_SPARSE, ADDITIVE, TILED)),
+    ADDITIVE,
+    TILED,
     ReferenceKernel(),
 )
 """The kernels of softmax attention. Of those that can compute a problem, that of the lowest predicted time is chosen,

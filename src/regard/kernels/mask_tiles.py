@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
+from torch import Tensor
 
 from ..core.grid import Blocks
 from ..core.intervals import EMPTY, FULL, PARTIAL
@@ -148,7 +149,7 @@ def memoize(
     mask, shape = problem.mask, (problem.weights_shape, problem.heads)
     tensors = tree_tensors(mask)
     positions = problem.query_positions, problem.key_positions
-    if problem.shift is None or any(tensor.is_inference() for tensor in tensors):
+    if any(isinstance(each, Tensor) for each in positions) or any(tensor.is_inference() for tensor in tensors):
         # No key to cache by: a tensor of positions, or inference tensors, whose versions do not count writes.
         return compute()
     known = _memo_without_mask if mask is None else _memo_by_mask.setdefault(mask, {})

@@ -165,8 +165,7 @@ def native_problems(batched: BatchedProblem) -> Iterator[tuple[slice, native.Fla
 
 def _differ_in_columns(batched: BatchedProblem) -> bool:
     """Whether dropout hashes of columns differ between batches; native code reads one line of them for all."""
-    positions = batched.problem.key_positions
-    return batched.problem.dropout is not None and isinstance(positions, Tensor) and positions.ndim > 1
+    return batched.problem.dropout is not None and batched.grid.key_positions.ndim > 1
 
 
 def _one_by_one(found: Iterable[tuple[slice, FlashTiles]]) -> Iterator[tuple[slice, FlashTiles]]:

@@ -140,11 +140,12 @@ def distances(problem: Problem) -> Tensor:
     positions before it.
 
     Raises:
-        AssertionError: positions that are not consecutive, and so have no diagonals of one distance.
+        AssertionError: positions that are not equally spaced, and so have no diagonals of one distance.
     """
     if (shift := problem.shift) is None:
-        raise AssertionError("diagonals of a problem whose positions are not consecutive")
-    return torch.arange(1 - problem.keys + shift, problem.queries + shift, device=problem.value.device)
+        raise AssertionError("diagonals of a problem whose positions are not equally spaced")
+    steps = torch.arange(1 - problem.keys + shift, problem.queries + shift, device=problem.value.device)
+    return steps * problem.step
 
 
 def bias_along(problem: Problem, bias: RelativeBias) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias, TypeGuard, overload
 
 import torch
@@ -14,6 +15,7 @@ from ..core.intervals import FULL, PARTIAL, Ternary
 from ..core.torch_modes import is_causal_bias
 from ..errors import MaskError, RegardError
 from .drawing import Drawing, draw
+from .parts import Part, intersect_parts, unite_parts
 
 Pairs: TypeAlias = Grid | Blocks
 """What a mask is evaluated on: single pairs (`Grid`), or tiles of pairs (`Blocks`)."""
@@ -48,6 +50,23 @@ class Mask(ABC):
     def by_distance(self) -> bool:
         """Whether the mask depends on *query position - key position* alone, so that each diagonal has one value."""
         return False
+
+    @property
+    def by_position(self) -> bool:
+        """Whether positions decide, so that rows and columns may be reordered; not of a tensor over all pairs."""
+        return all(operand.by_position for operand in self.operands)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Disjoint dense parts whose union is the mask; () for a mask that is computed best by its tiles.
+
+        >>> from regard import masks
+        >>> for part in (masks.causal() & (masks.window(before=2) | masks.strided(3))).parts:
+        ...     print(part)
+        causal() & window(before=2)
+        residues mod 3 of causal() & ~window(before=2)
+        """
+        return ()
 
     @abstractmethod
     def keep(self, grid: Pairs) -> Kept:
@@ -260,6 +279,10 @@ class And(Mask):
     def operands(self) -> tuple[Mask, ...]:
         return self.left, self.right
 
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        return intersect_parts(self.left, self.right)
+
     def keep(self, grid: Pairs) -> Kept:
         left, right = _evaluated(self, grid)
         return left & right
@@ -282,6 +305,10 @@ class Or(Mask):
     @property
     def operands(self) -> tuple[Mask, ...]:
         return self.left, self.right
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        return unite_parts(self.left, self.right)
 
     def keep(self, grid: Pairs) -> Kept:
         left, right = _evaluated(self, grid)

@@ -14,6 +14,8 @@ from ..errors import MaskError
 from ..utils.numbers import whole_number
 from .base import Kept, Mask, Pairs
 from .index_checks import check_range, checked_count, head_indices, whole_numbers
+from .parts import ListedPositions, Part, PeriodicPositions
+from .window import Window
 
 
 @dataclass(frozen=True, repr=False)
@@ -25,6 +27,10 @@ class Strided(Mask):
     @property
     def by_distance(self) -> bool:
         return True
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return (Part(None, step=self.stride),) if self.stride > 1 else ()
 
     def keep(self, grid: Pairs) -> Kept:
         return (grid.query - grid.key) % self.stride == 0
@@ -39,6 +45,13 @@ class Fixed(Mask):
 
     block: int
     summary: int
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        if not 0 < self.summary <= self.block // 2:  # none, or too many for a selection of columns
+            return ()
+        same_block = Fixed(self.block, 0)
+        return Part(same_block), Part(~same_block, columns=PeriodicPositions(self.block, self.block - self.summary))
 
     def keep(self, grid: Pairs) -> Kept:
         same_block = grid.query // self.block == grid.key // self.block
@@ -59,6 +72,12 @@ class Dilated(Mask):
     @property
     def by_distance(self) -> bool:
         return True
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        if self.step == 1:
+            return ()
+        return (Part(Window(self.before * self.step, self.after * self.step), step=self.step),)
 
     def keep(self, grid: Pairs) -> Kept:
         distance = grid.query - grid.key
@@ -141,14 +160,33 @@ class GlobalTokens(Mask):
 
     indices: tuple[int, ...]
 
-    def keep(self, grid: Pairs) -> Kept:
-        return grid.by_query(self._is_global) | grid.by_key(self._is_global)
+    @property
+    def positions(self) -> ListedPositions:
+        """The positions of the global tokens."""
+        return ListedPositions(self.indices)
 
-    def _is_global(self, positions: Tensor) -> Tensor:
-        return torch.isin(positions, torch.tensor(self.indices, dtype=torch.int64, device=positions.device))
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return Part(None, columns=self.positions), Part(~GlobalKeys(self.indices), rows=self.positions)
+
+    def keep(self, grid: Pairs) -> Kept:
+        return grid.by_query(self.positions.contains) | grid.by_key(self.positions.contains)
 
     def __repr__(self) -> str:
         return f"global_tokens({list(self.indices)})"
+
+
+@dataclass(frozen=True, repr=False)
+class GlobalKeys(Mask):
+    """Key position in `indices`."""
+
+    indices: tuple[int, ...]
+
+    def keep(self, grid: Pairs) -> Kept:
+        return grid.by_key(ListedPositions(self.indices).contains)
+
+    def __repr__(self) -> str:
+        return f"global_keys({list(self.indices)})"
 
 
 def global_tokens(indices: Tensor | Sequence[int]) -> Mask:

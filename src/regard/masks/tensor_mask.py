@@ -18,6 +18,10 @@ class TensorMask(Mask):
 
     pairs: Tensor
 
+    @property
+    def by_position(self) -> bool:
+        return False
+
     def keep(self, grid: Pairs) -> Kept:
         return grid.cut(self.pairs.to(grid.device))
 

@@ -61,6 +61,10 @@ class BitmapMask(Mask):
         partial = self.marks == PARTIAL
         return (partial.flatten().cumsum(0) - 1).view(partial.shape)
 
+    @property
+    def by_position(self) -> bool:
+        return False
+
     def keep(self, grid: Pairs) -> Kept:
         if isinstance(grid, Blocks):
             return self._block_verdicts(grid)

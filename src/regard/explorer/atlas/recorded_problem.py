@@ -100,6 +100,10 @@ class SlicedMask(Mask):
     mask: Mask
     part: HeadSlice | SequenceSlice
 
+    @property
+    def by_position(self) -> bool:
+        return False
+
     def keep(self, grid: Pairs) -> Kept:
         kept = self.mask.evaluate(self.part.axes.grid(grid))
         return Ternary(self.part.select(kept.verdicts)) if isinstance(kept, Ternary) else self.part.select(kept)

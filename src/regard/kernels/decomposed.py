@@ -1,0 +1,303 @@
+"""The decomposed kernel: each dense part of a sparse mask as a problem of its own, merged by log-sum-exp.
+
+Strided attention over n tokens has n / stride pairs a row, scattered over all tiles; its residue classes are dense
+blocks of n / stride rows and columns (Child et al. 2019, arXiv 1904.10509). `Mask.parts` lists such parts; each is
+computed by the fastest kernel for it, over rows and columns selected by their positions, so that mask, bias and dropout
+are those of the whole problem.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from ..biases import RelativeBias
+from ..core.problem import Problem
+from ..core.score_forms import at_least_float32
+from ..core.symbolic_positions import Positions, PositionSet, ResiduePositions, SelectedPositions
+from ..masks.parts import Part
+from .base import Cost, OwnGradient, Result
+from .batched_problem import BatchedProblem, ProblemGradients, Saved
+from .cost_model import RESULT, operator_calls, predicted_seconds
+from .custom_op import attend, register
+from .mask_tiles import memoize
+
+CALLS = 30.0
+"""Calls of torch's operators that select the tensors of a part, and merge its result."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResidueClasses:
+    """`classes` neighbouring residue classes: class c has the indices first + c + step · i, i in 0..length-1."""
+
+    first: int
+    step: int
+    classes: int
+    length: int
+
+    def view(self, tensor: Tensor) -> Tensor:
+        """The classes of a tensor (*leading, n, ·) as a view (classes, *leading, length, ·)."""
+        *leading, _, width = tensor.shape
+        *strides, row, last = tensor.stride()
+        size, stride = (self.classes, *leading, self.length, width), (row, *strides, self.step * row, last)
+        return tensor.as_strided(size, stride, tensor.storage_offset() + self.first * row)
+
+    def select(self, tensor: Tensor) -> Tensor:
+        """The tensor's rows of these classes."""
+        return self.view(tensor)
+
+    def write(self, tensor: Tensor, rows: Tensor) -> None:
+        """Replace the tensor's rows of these classes."""
+        self.view(tensor).copy_(rows)
+
+    def add(self, tensor: Tensor, rows: Tensor) -> None:
+        """Add to the tensor's rows of these classes."""
+        self.view(tensor).add_(rows)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Indices:
+    """Some indices in rising order, or all of them: None."""
+
+    indices: Tensor | None = None
+
+    def select(self, tensor: Tensor) -> Tensor:
+        """The tensor's rows at these indices: (*leading, n, ·) to (1, *leading, number, ·)."""
+        return (tensor if self.indices is None else tensor.index_select(-2, self.indices)).unsqueeze(0)
+
+    def write(self, tensor: Tensor, rows: Tensor) -> None:
+        """Replace the tensor's rows at these indices."""
+        tensor[..., slice(None) if self.indices is None else self.indices, :] = rows[0]
+
+    def add(self, tensor: Tensor, rows: Tensor) -> None:
+        """Add to the tensor's rows at these indices."""
+        if self.indices is None:
+            tensor += rows[0]
+        else:
+            tensor.index_add_(tensor.ndim - 2, self.indices, rows[0].to(tensor.dtype))
+
+
+ALL = Indices()
+Axis: TypeAlias = ResidueClasses | Indices
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Selection:
+    """Rows and columns of a problem, and the problem of them, whose first batch axis is that of the residue classes."""
+
+    rows: Axis
+    columns: Axis
+    problem: Problem
+
+
+class DecomposedKernel:
+    """The dense parts of a sparse mask, each by the fastest kernel for it; O(n · √n) for strided and fixed patterns."""
+
+    name = "decomposed"
+
+    def __init__(self, kernels: tuple[OwnGradient, ...]) -> None:
+        self.kernels = kernels
+        register(self)
+
+    def why_not(self, problem: Problem) -> list[str]:
+        """Masks without parts, and what is not a function of positions."""
+        mask = problem.mask
+        if mask is None or not mask.parts:
+            return ["the mask does not fall into dense parts by residues, columns or rows"]
+        reasons = []
+        if problem.shift is None:
+            reasons.append("its parts are selected by consecutive positions")
+        if not mask.by_position:
+            reasons.append("the mask has a tensor over all pairs, whose rows and columns keep their order")
+        if problem.bias is not None and not isinstance(problem.bias, RelativeBias):
+            reasons.append("of all biases it adds those by distance alone")
+        return reasons
+
+    def cost(self, problem: Problem) -> Cost:
+        """The work of all parts, and of merging their results."""
+        total = Cost(0.0, 0.0, calls=operator_calls(problem) * problem.inputs_require_grad())
+        names = []
+        for selection in _selections(problem):
+            kernel = self._kernel(selection.problem)
+            own, rows = kernel.cost(selection.problem), selection.problem.weights_shape[:-1].numel()
+            total = Cost(
+                total.flops + own.flops,
+                max(total.bytes, own.bytes + 4.0 * rows * problem.value.shape[-1]),
+                total.passes + own.passes + RESULT * rows * problem.value.shape[-1],
+                total.moved + own.moved,
+                total.calls + own.calls + CALLS,
+                total.native + own.native,
+            )
+            names.append(kernel.name)
+        parts = [str(part) for part in problem.mask.parts] if problem.mask is not None else []
+        return replace(total, note=f"{len(parts)} parts: {'; '.join(parts)}, by {' and '.join(dict.fromkeys(names))}")
+
+    def run(self, problem: Problem) -> Result:
+        """Output and log-sum-exp."""
+        return attend(problem, self)
+
+    def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
+        """Output and log-sum-exp of a batched problem: those of its parts, merged row by row."""
+        problem, (batch, heads, queries, _) = batched.problem, batched.shape
+        output = at_least_float32(batched.value).new_zeros(batch, heads, queries, batched.value.shape[-1])
+        lse = output.new_full((batch, heads, queries, 1), float("-inf"))
+        for at, selection in enumerate(_selections(problem)):
+            kernel, own = self._kernel(selection.problem), BatchedProblem.from_problem(selection.problem)
+            part_output, part_lse = kernel.forward(own)
+            part_output, part_lse = part_output.to(output.dtype), part_lse.unsqueeze(-1).to(lse.dtype)
+            if not at and selection.rows is ALL:
+                output, lse = part_output, part_lse
+                continue
+            parts = (_split_batch(tensor, selection.problem) for tensor in (part_output, part_lse))
+            _merge_into(_split_batch(output, problem), _split_batch(lse, problem), *parts, selection.rows)
+        return output.to(batched.value.dtype), lse.squeeze(-1)
+
+    def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
+        """The gradients of each part, added to those of the whole."""
+        problem, gradients = batched.problem, batched.zero_gradients(bias=saved.needs_bias_grad)
+        above = saved.output, saved.lse.unsqueeze(-1), saved.grad_output, saved.grad_lse.unsqueeze(-1)
+        for selection in _selections(problem):
+            selected = (selection.rows.select(_split_batch(tensor, problem)).flatten(0, -4) for tensor in above)
+            output, lse, grad_output, grad_lse = selected
+            own = self._kernel(selection.problem).backward(
+                BatchedProblem.from_problem(selection.problem),
+                Saved(output, lse.squeeze(-1), grad_output, grad_lse.squeeze(-1), saved.needs_bias_grad),
+            )
+            for axis, whole, part in (
+                (selection.rows, gradients.query, own.query),
+                (selection.columns, gradients.key, own.key),
+                (selection.columns, gradients.value, own.value),
+            ):
+                axis.add(_split_batch(whole, problem), _split_batch(part, selection.problem))
+            for whole, part in zip(gradients.bias, own.bias, strict=True):
+                whole += part
+            if gradients.weight is not None and own.weight is not None:
+                gradients.weight.add_(own.weight)
+        return gradients
+
+    def _kernel(self, problem: Problem) -> OwnGradient:
+        """The kernel of the lowest predicted time for a part."""
+        kind = problem.value.dtype, problem.pairs.query.shape[-1], problem.value.shape[-1], type(problem.bias)
+        options = problem.softcap is None, problem.dropout is None, problem.bias_requires_grad(), type(problem.pairs)
+
+        def compute() -> OwnGradient:
+            able = [kernel for kernel in self.kernels if not kernel.why_not(problem)]
+            return min(able, key=lambda kernel: predicted_seconds(kernel.cost(problem), problem))
+
+        return memoize(problem, ("kernel of a part", kind, options), compute)
+
+
+def _selections(problem: Problem) -> Iterator[Selection]:
+    """The problems of all parts of the mask; a part by residues has several where classes differ in length."""
+    for part in () if problem.mask is None else problem.mask.parts:
+        for rows, columns, *positions in _axes(part, problem):
+            yield Selection(rows, columns, _part_problem(problem, part, rows, columns, *positions))
+
+
+def _axes(part: Part, problem: Problem) -> Iterator[tuple[Axis, Axis, Positions, Positions]]:
+    """Rows, columns and the positions of both, of the problems that a part falls into."""
+    queries, keys = _position_ranges(problem)
+    if part.step > 1:
+        for rows, columns in residue_classes(queries, keys, part.step):
+            yield (
+                rows,
+                columns,
+                *(
+                    _class_positions(positions.start, axis, part, problem)
+                    for positions, axis in ((queries, rows), (keys, columns))
+                ),
+            )
+        return
+    selected = [
+        (ALL, positions) if chosen is None else _chosen(chosen, positions, problem.value.device)
+        for chosen, positions in ((part.rows, queries), (part.columns, keys))
+    ]
+    (rows, row_positions), (columns, column_positions) = selected
+    if all(axis.indices is None or len(axis.indices) for axis in (rows, columns)):
+        yield rows, columns, row_positions, column_positions
+
+
+def _position_ranges(problem: Problem) -> tuple[range, range]:
+    """The positions of queries and keys, both consecutive."""
+    keys = problem.key_positions if isinstance(problem.key_positions, range) else range(problem.keys)
+    queries = problem.query_positions
+    return queries if isinstance(queries, range) else keys[problem.keys - problem.queries :], keys
+
+
+def residue_classes(queries: range, keys: range, step: int) -> Iterator[tuple[ResidueClasses, ResidueClasses]]:
+    """Rows and columns of all positions of one residue mod `step`; classes of equal lengths together.
+
+    >>> for rows, columns in residue_classes(range(1, 4), range(4), 2):
+    ...     print(rows, columns)
+    ResidueClasses(first=0, step=2, classes=1, length=2) ResidueClasses(first=1, step=2, classes=1, length=2)
+    ResidueClasses(first=1, step=2, classes=1, length=1) ResidueClasses(first=0, step=2, classes=1, length=2)
+    """
+    offset = queries.start - keys.start
+    found: list[tuple[int, int, int, int]] = []  # row, column, and how many there are of both, of each class
+    for row in range(min(step, len(queries))):
+        column = (row + offset) % step
+        found.append((row, column, -(-(len(queries) - row) // step), max(-(-(len(keys) - column) // step), 0)))
+    start = 0
+    for at in range(1, len(found) + 1):
+        if at < len(found) and found[at][1] == found[at - 1][1] + 1 and found[at][2:] == found[at - 1][2:]:
+            continue
+        row, column, height, width = found[start]
+        if width:
+            yield ResidueClasses(row, step, at - start, height), ResidueClasses(column, step, at - start, width)
+        start = at
+
+
+def _class_positions(start: int, axis: ResidueClasses, part: Part, problem: Problem) -> Positions:
+    """The positions of classes; those of the first class for all where mask and bias depend on distances alone."""
+    first = start + axis.first
+    bias_by_distance = problem.bias is None or isinstance(problem.bias, RelativeBias)
+    if (part.mask is None or part.mask.by_distance) and bias_by_distance and problem.dropout is None:
+        return range(first, first + axis.length * part.step, part.step)
+    return ResiduePositions(first, part.step, axis.length, axis.classes, leading=len(problem.batch))
+
+
+def _chosen(chosen: PositionSet, positions: range, device: torch.device) -> tuple[Indices, SelectedPositions]:
+    selected = SelectedPositions(chosen, positions)
+    return Indices(selected.indices(device)), selected
+
+
+def _part_problem(problem: Problem, part: Part, rows: Axis, columns: Axis, *positions: Positions) -> Problem:
+    """The problem of selected rows and columns, (classes, *batch, heads, ·, ·), whose sinks are left out."""
+
+    def select(axis: Axis, tensor: Tensor) -> Tensor:
+        return axis.select(tensor if problem.heads else tensor.unsqueeze(-3))
+
+    dropout = problem.dropout
+    if dropout is not None:
+        dropout = replace(dropout, heads=problem.weights_shape[:-2].numel())
+    return replace(
+        problem,
+        pairs=replace(problem.pairs, query=select(rows, problem.pairs.query), key=select(columns, problem.pairs.key)),
+        value=select(columns, problem.value),
+        mask=part.mask,
+        sinks=None,
+        dropout=dropout,
+        query_positions=positions[0],
+        key_positions=positions[1],
+        wants_lse=True,
+    )
+
+
+def _merge_into(output: Tensor, lse: Tensor, part_output: Tensor, part_lse: Tensor, rows: Axis) -> None:
+    """Merge a part's result into the rows that it has: two terms of `merge_softmax`, in place."""
+    before = rows.select(lse)
+    total = torch.logaddexp(before, part_lse)
+    finite = total.masked_fill(total == float("-inf"), 0.0)
+    merged = (rows.select(output) * (before - finite).exp()).addcmul_(part_output, (part_lse - finite).exp())
+    rows.write(output, merged)
+    rows.write(lse, total)
+
+
+def _split_batch(tensor: Tensor, problem: Problem) -> Tensor:
+    """A view (*batch, heads, ·, ·) of a tensor (B, heads, ·, ·), for the batch of a problem."""
+    batch = problem.batch
+    return tensor.squeeze(0) if not len(batch) else tensor.unflatten(0, batch)
