@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from regard.linear import naive
+from regard.linear import recurrence as recurrence_module
 from regard.linear.recurrence import recurrence
 
 LENGTHS = (0, 1, 2, 3, 61, 64, 67, 131)
@@ -63,3 +64,124 @@ def test_a_decay_of_minus_infinity_forgets(axes):
     expected = recurrence(*tail)
     torch.testing.assert_close(output[:, :, 70:], expected[0], rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(final, expected[1], rtol=1e-10, atol=1e-10)
+
+
+def gradients(compute, inputs, weights):
+    """The gradients of a weighted sum of both results, with respect to all inputs that are there."""
+    leaves = [None if tensor is None else tensor.detach().clone().requires_grad_() for tensor in inputs]
+    results = compute(*leaves)
+    loss = sum((weight * result).sum() for weight, result in zip(weights, results, strict=True))
+    return torch.autograd.grad(loss, [leaf for leaf in leaves if leaf is not None], materialize_grads=True)
+
+
+@pytest.mark.parametrize(("axes", "delta", "initial"), [*itertools.product((0, 3, 4), (False, True), (False, True))])
+@pytest.mark.parametrize("length", [1, 3, 131])
+def test_gradients_are_those_of_steps(length, axes, delta, initial):
+    given = arguments(length, axes=axes, delta=delta, initial=initial)
+    weights = [torch.randn_like(result) for result in by_steps(*given)]
+    for ours, expected in zip(gradients(recurrence, given, weights), gradients(by_steps, given, weights), strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("delta", [False, True])
+def test_gradients_over_several_segments(delta, monkeypatch):
+    monkeypatch.setattr(recurrence_module, "SEGMENT", 1)
+    monkeypatch.setattr(recurrence_module, "SMALLEST_SEGMENT", 32)
+    test_gradients_are_those_of_steps(131, 4, delta, True)
+    test_gradients_are_those_of_steps(131, 3, delta, False)
+
+
+@pytest.mark.parametrize("axes", [3, 4])
+@pytest.mark.parametrize("delta", [False, True])
+def test_gradients_with_strong_decays(axes, delta):
+    given = arguments(67, axes=axes, delta=delta, initial=True, strength=5000.0)
+    weights = [torch.randn_like(result) for result in by_steps(*given)]
+    for ours, expected in zip(gradients(recurrence, given, weights), gradients(by_steps, given, weights), strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("needed", range(6))
+def test_the_gradient_of_one_argument_alone(needed):
+    given = arguments(67, axes=4, delta=True, initial=True)
+    alone = [tensor.clone().requires_grad_(index == needed) for index, tensor in enumerate(given)]
+    output, final = recurrence(*alone)
+    (output.sum() + final.square().sum()).backward()
+    together = [tensor.clone().requires_grad_() for tensor in given]
+    output, final = recurrence(*together)
+    (output.sum() + final.square().sum()).backward()
+    torch.testing.assert_close(alone[needed].grad, together[needed].grad)
+    assert [tensor.grad is None for tensor in alone] == [index != needed for index in range(6)]
+
+
+@pytest.mark.parametrize("axes", [0, 3, 4])
+@pytest.mark.parametrize("delta", [False, True])
+def test_first_and_second_derivatives(axes, delta):
+    given = arguments(3, (2, 1), (2, 2), axes=axes, delta=delta, initial=True)
+    leaves = [tensor.requires_grad_() for tensor in given if tensor is not None]
+
+    def compute(*tensors):
+        left = iter(tensors)
+        return recurrence(*(None if tensor is None else next(left) for tensor in given))
+
+    assert torch.autograd.gradcheck(compute, leaves)
+    assert torch.autograd.gradgradcheck(compute, leaves)
+
+
+def test_second_derivatives_where_one_argument_is_a_function_of_another():
+    def loss(compute, x):
+        output, final = compute(x, x.sin(), x * x)
+        first = torch.autograd.grad(output.square().sum() + final.sum(), x, create_graph=True)[0]
+        return torch.autograd.grad(first.square().sum(), x)[0]
+
+    x = torch.randn(1, 2, 5, 3, dtype=torch.float64, requires_grad=True)
+    torch.testing.assert_close(loss(recurrence, x), loss(naive.step_recurrence, x))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own, when it loads
+@pytest.mark.parametrize(("axes", "delta"), [(0, False), (3, True), (4, False)])
+def test_vmap_and_derivatives_of_torch_func(axes, delta):
+    given = arguments(67, axes=axes, delta=delta, initial=True)
+    stacked = [None if tensor is None else torch.stack([tensor, tensor]) for tensor in given]
+    present = [index for index, tensor in enumerate(given) if tensor is not None]
+
+    def compute(*tensors):
+        left = dict(zip(present, tensors, strict=True))
+        return recurrence(*(left.get(index) for index in range(6)))
+
+    mapped = torch.func.vmap(compute)(*(stacked[index] for index in present))
+    torch.testing.assert_close(mapped[0][1], recurrence(*given)[0])
+    tangents = tuple(torch.randn_like(given[index]) for index in present)
+    primals = tuple(given[index] for index in present)
+    _, forward = torch.func.jvp(compute, primals, tangents)
+    weights = [torch.randn_like(result) for result in forward]
+    _, pull = torch.func.vjp(compute, *primals)
+    left = sum((weight * tangent).sum() for weight, tangent in zip(weights, forward, strict=True))
+    right = sum((one * tangent).sum() for one, tangent in zip(pull(tuple(weights)), tangents, strict=True))
+    torch.testing.assert_close(left, right)
+
+
+@pytest.mark.parametrize(("axes", "delta"), [(0, False), (4, True)])
+def test_compiled_in_one_graph(axes, delta):
+    given = arguments(67, axes=axes, delta=delta, initial=True)
+    weights = [torch.randn_like(result) for result in by_steps(*given)]
+    compiled = torch.compile(recurrence, fullgraph=True, backend="aot_eager")
+    for ours, expected in zip(gradients(compiled, given, weights), gradients(by_steps, given, weights), strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("shape", [(0, 2, 2, 5, 3, 2), (2, 2, 2, 0, 3, 2), (2, 2, 2, 5, 0, 2), (2, 2, 2, 5, 3, 0)])
+def test_axes_of_size_0(shape):
+    batch, heads, key_heads, length, dim, value_dim = shape
+    given = (
+        torch.randn(batch, heads, length, dim),
+        torch.randn(batch, key_heads, length, dim),
+        torch.randn(batch, key_heads, length, value_dim),
+        -torch.rand(batch, key_heads, length),
+        torch.rand(batch, key_heads, length),
+        torch.randn(batch, key_heads, dim, value_dim),
+    )
+    weights = [torch.randn_like(result) for result in by_steps(*given)]
+    for ours, expected in zip(recurrence(*given), by_steps(*given), strict=True):
+        torch.testing.assert_close(ours, expected)
+    for ours, expected in zip(gradients(recurrence, given, weights), gradients(by_steps, given, weights), strict=True):
+        torch.testing.assert_close(ours, expected)

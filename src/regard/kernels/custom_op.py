@@ -287,7 +287,7 @@ def _vmap_by_loop(size: int, in_dims: Sequence[int | None], tensors: Sequence[Te
 
 
 @contextmanager
-def _with_autograd() -> Iterator[None]:
+def with_autograd() -> Iterator[None]:
     """Enable autograd inside an operator, where torch excludes its dispatch keys: bias gradients are computed by it."""
     left_out = torch._C._dispatch_tls_local_exclude_set()
     for key in (torch._C.DispatchKey.AutogradFunctionality, torch._C.DispatchKey.ADInplaceOrView):
@@ -314,14 +314,14 @@ def _define() -> torch.library.Library:
     )
 
     def forward_impl(tensors: Sequence[Tensor], form: str, name: str) -> tuple[Tensor, ...]:
-        with _with_autograd():
+        with with_autograd():
             return _contiguous(_forward(tree_unflatten(form, tensors), name))
 
     def backward_impl(
         grad_output: Tensor, grad_lse: Tensor, output: Tensor, lse: Tensor, tensors: Any, needed: Any, *form: str
     ) -> list[Tensor]:
         problem = tree_unflatten(form[0], tensors)
-        with _with_autograd():
+        with with_autograd():
             return list(_contiguous(_backward(grad_output, grad_lse, output, lse, problem, needed, form[1])))
 
     library.impl("attend", forward_impl, "CompositeExplicitAutograd")

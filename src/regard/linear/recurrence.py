@@ -1,29 +1,24 @@
-"""The recurrence of causal linear attention, computed in chunks: matrix products within, states between them.
+"""The recurrence of causal linear attention, S_t = e^{g_t} S_{t-1} + k_t u_tᵀ and o_t = S_tᵀ q_t, and its gradient.
 
-    S_t = e^{g_t} S_{t-1} + k_t u_tᵀ,   o_t = S_tᵀ q_t,   u_t = v_t  or  β_t (v_t - (e^{g_t} S_{t-1})ᵀ k_t)
-
-Within a chunk, with a_t = g_1 + ... + g_t counted from its start and S the state before it (Yang et al. 2024,
-arXiv 2312.06635, section 4; the delta rule arXiv 2406.06484, section 3.2, and with decay arXiv 2412.06464):
-
-    o_t = (e^{a_t} q_t)ᵀ S + Σ_{j <= t} A_tj u_jᵀ            A_tj = Σ_d q_td k_jd e^{a_td - a_jd}
-    u = (I + β B)⁻¹ β (v - (e^a k) S)                        B_tj = Σ_d k_td k_jd e^{a_td - a_jd},  j < t
-    S' = e^{a_C} S + Σ_j (e^{a_C - a_j} k_j) u_jᵀ
-
-No exponent is above 0, so that nothing overflows, whatever the decay.
+The forward pass stores the state before each segment of positions, and nothing else that grows with the length but its
+inputs and its output; the backward pass computes each segment anew, from the last to the first, and so needs memory
+for one of them: O(n · d + n / SEGMENT · d · dv).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-CHUNK = 64
-"""Positions of a chunk: its weights are then as large as its keys and values."""
-SEGMENT = 2048
-"""Positions computed at once, in chunks: a bound of the memory beside inputs and outputs."""
-SMALLEST_DECAY = -1000.0
-"""e to this is 0 in every dtype; lower decays, -inf among them, are computed as this."""
+from ..core.torch_modes import functorch_active, under_forward_mode
+from ..kernels.custom_op import with_autograd
+from .chunks import advance
+
+SEGMENT, SMALLEST_SEGMENT = 2**14, 256
+"""Positions times key heads that are computed at once, and positions at least."""
 
 
 def recurrence(
@@ -34,121 +29,157 @@ def recurrence(
     beta: Tensor | None = None,
     state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Outputs o_t of all positions, and the state after the last one; neither is normalised.
+    """Outputs o_t = S_tᵀ q_t of all positions, and the state S after the last one; nothing is normalised.
 
-    Shapes: query (B, H, N, D), key (B, Hk, N, D), value (B, Hk, N, Dv), decay (B, Hk, N) or (B, Hk, N, D), at most 0,
-    beta (B, Hk, N), state (B, Hk, D, Dv), zeros by default; output (B, H, N, Dv), final state (B, Hk, D, Dv). Query
-    head h reads the state of key head ⌊h · Hk / H⌋. All in one dtype, float32 or float64.
+    S_t = e^{g_t} S_{t-1} + k_t u_tᵀ with u_t = v_t, or with a beta u_t = β_t (v_t - (e^{g_t} S_{t-1})ᵀ k_t). Both
+    results are differentiable twice, with respect to all arguments.
+
+    Shapes: query (B, H, N, D), key (B, Hk, N, D), value (B, Hk, N, Dv), decay (B, Hk, N) or (B, Hk, N, D), at most 0
+    and -inf at least, beta (B, Hk, N), state (B, Hk, D, Dv), zeros by default; output (B, H, N, Dv), final state
+    (B, Hk, D, Dv). Query head h reads the state of key head ⌊h · Hk / H⌋. All in one dtype, float32 or float64.
     """
     if state is None:
         state = key.new_zeros(*key.shape[:2], key.shape[-1], value.shape[-1])
-    return advance(query, key, value, decay, beta, state)
+    if functorch_active() or under_forward_mode():
+        return advance(query, key, value, decay, beta, state)
+    if torch.compiler.is_compiling():
+        output, final, _ = torch.ops.regard.linear_recurrence(query, key, value, decay, beta, state)
+        return output, final
+    inputs = (query, key, value, decay, beta, state)
+    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs):
+        output, final, _ = _Recurrence.apply(*inputs)  # type: ignore[misc]
+        return output, final
+    output, states = _forward(*inputs)
+    return output, states[-1]
 
 
-def advance(
+def _segments(key: Tensor) -> list[slice]:
+    """The segments of positions that are computed at once, one at least."""
+    size = max(SEGMENT // max(key.shape[0] * key.shape[1], 1), SMALLEST_SEGMENT)
+    return [slice(start, start + size) for start in range(0, max(key.shape[2], 1), size)]
+
+
+def _forward(
     query: Tensor, key: Tensor, value: Tensor, decay: Tensor | None, beta: Tensor | None, state: Tensor
-) -> tuple[Tensor, Tensor]:
-    """`recurrence` by differentiable operations, with memory for all chunks."""
-    (batch, heads, length), key_heads, value_dim = query.shape[:3], key.shape[1], value.shape[-1]
-    if not length or not query.numel():
-        return value.new_zeros(batch, heads, length, value_dim), state
-    size = min(CHUNK, 1 << (length - 1).bit_length())
-    q = _chunks(query.unflatten(1, (key_heads, heads // key_heads)), size).transpose(2, 3)  # (B, Hk, m, r, C, D)
-    k, v = _chunks(key, size), _chunks(value, size)  # (B, Hk, m, C, D), (B, Hk, m, C, Dv)
-    sums = None if decay is None else _cumulative(decay, size)  # (B, Hk, m, C, 1 or D), float64
-    from_start = None if sums is None else sums.to(k.dtype).exp()
-    to_end = None if sums is None else (sums[..., -1:, :] - sums).to(k.dtype).exp()
-    k_end = k if to_end is None else k * to_end
-    factor = None if from_start is None else from_start[..., -1, :, None]  # (B, Hk, m, 1 or D, 1)
-    if beta is None:
-        u = v
-        states, final = _scan(factor, k_end.mT @ v, state)
-    else:
-        u, states, final = _delta_rule(k, v, sums, from_start, k_end, factor, _chunks(beta[..., None], size), state)
-    weights = decayed_products(q, k.unsqueeze(3), None if sums is None else sums.unsqueeze(3))  # (B, Hk, m, r, C, C)
-    q_start = q if from_start is None else q * from_start.unsqueeze(3)
-    # The heads of a group are rows of one product: (r·C, D) with (D, Dv).
-    output = q_start.flatten(3, 4) @ states + weights.flatten(3, 4) @ u  # (B, Hk, m, r·C, Dv)
-    output = output.unflatten(3, (-1, size)).transpose(2, 3).reshape(batch, heads, -1, value_dim)
-    return output[:, :, :length], final
+) -> tuple[Tensor, list[Tensor]]:
+    """The output, the states before each segment, and the final state."""
+    outputs, states = [], [state]
+    with torch.no_grad():
+        for segment in _segments(key):
+            output, state = advance(*_cut((query, key, value, decay, beta), segment), state)
+            outputs.append(output)
+            states.append(state)
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2), states
 
 
-def _chunks(tensor: Tensor, size: int) -> Tensor:
-    """(..., N, d) to (..., m, size, d), with zeros at the end, which change no state."""
-    tensor = functional.pad(tensor, (0, 0, 0, -tensor.shape[-2] % size))
-    return tensor.unflatten(-2, (-1, size))
+def _cut(sequences: Sequence[Tensor | None], segment: slice) -> list[Any]:
+    """One segment of tensors (B, Hk, N, ...)."""
+    return [None if tensor is None else tensor[:, :, segment] for tensor in sequences]
 
 
-def _cumulative(decay: Tensor, size: int) -> Tensor:
-    """Sums of the decay from the start of each chunk: (B, Hk, m, size, 1 or D).
-
-    In float64, since the difference of two large sums may be small.
-    """
-    if decay.ndim == 3:
-        decay = decay[..., None]
-    return _chunks(decay.clamp(min=SMALLEST_DECAY).double(), size).cumsum(-2)
-
-
-def decayed_products(rows: Tensor, keys: Tensor, sums: Tensor | None) -> Tensor:
-    """A_tj = Σ_d rows_td keys_jd e^{a_td - a_jd} for j <= t, 0 for j > t, in each chunk.
-
-    Shapes: rows (..., C, D), keys and sums (..., C, D) that broadcast to it, sums (..., C, 1) for one decay of all
-    features; A (..., C, C), C a power of 2.
-    """
-    size = rows.shape[-2]
-    if sums is None:
-        return (rows @ keys.mT).tril()
-    if sums.shape[-1] == 1:
-        ones = torch.ones(size, size, dtype=torch.bool, device=rows.device)
-        exponents = (sums - sums.mT).masked_fill(~ones.tril(), -torch.inf).to(rows.dtype)
-        return (rows @ keys.mT) * exponents.exp()
-    # Blocks of two halves: each pair of a row in the second and a key in the first decays by way of the end of the
-    # first half, e^{a_t - a_end} e^{a_end - a_j}. Blocks start as single positions and double.
-    blocks = (rows * keys).sum(-1)[..., None, None]  # (..., C, 1, 1)
-    half = 1
-    while half < size:
-        r, k, a = (tensor.unflatten(-2, (-1, 2, half)) for tensor in (rows, keys, sums))  # (..., C / 2h, 2, h, D)
-        a_end = a[..., 0, -1:, :]
-        r = r[..., 1, :, :] * (a[..., 1, :, :] - a_end).to(rows.dtype).exp()
-        k = k[..., 0, :, :] * (a_end - a[..., 0, :, :]).to(rows.dtype).exp()
-        below = r @ k.mT  # (..., C / 2h, h, h)
-        first, second = blocks.unflatten(-3, (-1, 2)).unbind(-3)
-        top = torch.cat([first, torch.zeros_like(first)], -1)
-        blocks = torch.cat([top, torch.cat([below, second], -1)], -2)
-        half *= 2
-    return blocks.squeeze(-3)
+def _backward(
+    grad_output: Tensor,
+    grad_final: Tensor,
+    states: Tensor,
+    inputs: Sequence[Tensor | None],
+    needed: Sequence[bool],
+) -> list[Tensor | None]:
+    """The gradient of each input that needs one, None for the others; states (segments, B, Hk, D, Dv)."""
+    gradients = [
+        torch.empty_like(tensor) if tensor is not None and need else None
+        for tensor, need in zip(inputs[:5], needed[:5], strict=True)
+    ]
+    segments = _segments(inputs[1])
+    for index, segment in reversed([*enumerate(segments)]):
+        part = [None if x is None else x.detach() for x in (*_cut(inputs[:5], segment), states[index])]
+        needs_state = index > 0 or needed[5]
+        wanted = [x.requires_grad_() for x, need in zip(part, (*needed[:5], needs_state), strict=True) if need]
+        found = iter(_pull_back(part, wanted, grad_output[:, :, segment], grad_final))
+        for gradient in gradients:
+            if gradient is not None:
+                gradient[:, :, segment] = next(found)
+        if needs_state:
+            grad_final = next(found)
+    return [*gradients, grad_final if needed[5] else None]
 
 
-def _scan(factor: Tensor | None, added: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """S_{c+1} = factor_c S_c + added_c: the states before each chunk, (B, Hk, m, D, Dv), and the final one."""
-    if factor is None:
-        sums = torch.cat([state.unsqueeze(2), added], 2).cumsum(2)
-        return sums[:, :, :-1], sums[:, :, -1]
-    states = [state]
-    for c in range(added.shape[2]):
-        states.append(factor[:, :, c] * states[-1] + added[:, :, c])
-    return torch.stack(states[:-1], 2), states[-1]
+def _pull_back(
+    inputs: Sequence[Any], wanted: Sequence[Tensor], grad_output: Tensor, grad_final: Tensor, twice: bool = False
+) -> Sequence[Tensor]:
+    """The gradients of some of the inputs, by autograd through the chunks; `twice`: to be differentiated in turn."""
+    with torch.enable_grad():
+        results = zip(advance(*inputs), (grad_output, grad_final), strict=True)
+        results, above = zip(*[pair for pair in results if pair[0].requires_grad], strict=True)
+    return torch.autograd.grad(results, wanted, above, create_graph=twice, allow_unused=True, materialize_grads=True)
 
 
-def _delta_rule(
-    k: Tensor,
-    v: Tensor,
-    sums: Tensor | None,
-    from_start: Tensor | None,
-    k_end: Tensor,
-    factor: Tensor | None,
-    beta: Tensor,
-    state: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The u of the delta rule, (B, Hk, m, C, Dv), the states before each chunk, and the final one."""
-    system = beta * decayed_products(k, k, sums).tril(-1)  # the solver reads it as unit lower triangular
-    k_start = k if from_start is None else k * from_start
-    right = torch.cat([beta * v, beta * k_start], -1)
-    solved = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
-    values, keys = solved.split([v.shape[-1], k.shape[-1]], -1)
-    corrected, states = [], [state]
-    for c in range(k.shape[2]):
-        corrected.append(values[:, :, c] - keys[:, :, c] @ states[-1])
-        kept = states[-1] if factor is None else factor[:, :, c] * states[-1]
-        states.append(kept + k_end[:, :, c].mT @ corrected[-1])
-    return torch.stack(corrected, 2), torch.stack(states[:-1], 2), states[-1]
+class _Recurrence(torch.autograd.Function):
+    """The recurrence, whose backward computes each segment anew."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        output, states = _forward(*inputs)  # type: ignore[arg-type]
+        borders = torch.stack(states[:-1])
+        ctx.save_for_backward(borders, *inputs)
+        ctx.mark_non_differentiable(borders)
+        return output, states[-1].clone() if states[-1] is inputs[5] else states[-1], borders
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor, grad_final: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        states, *inputs = ctx.saved_tensors
+        needed = ctx.needs_input_grad
+        if not torch.is_grad_enabled():
+            return tuple(_backward(grad_output, grad_final, states, inputs, needed))
+        # The gradient will be differentiated in turn. Views, as one input may be a function of another.
+        inputs = [None if tensor is None else tensor.view_as(tensor) for tensor in inputs]
+        wanted = [tensor for tensor, need in zip(inputs, needed, strict=True) if need]
+        found = iter(_pull_back(inputs, wanted, grad_output, grad_final, twice=True))
+        return tuple(next(found) if need else None for need in needed)
+
+
+def _define() -> torch.library.Library:
+    """Define `regard::linear_recurrence` and its backward, opaque nodes in the graphs of torch.compile."""
+    library = torch.library.Library("regard", "FRAGMENT")
+    arguments = "Tensor query, Tensor key, Tensor value, Tensor? decay, Tensor? beta, Tensor state"
+    library.define(f"linear_recurrence({arguments}) -> (Tensor, Tensor, Tensor)")
+    library.define(
+        f"linear_recurrence_backward(Tensor grad_output, Tensor grad_final, Tensor states, {arguments}, "
+        "bool[] needed) -> Tensor[]"
+    )
+
+    def forward_impl(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+        output, states = _forward(*inputs)
+        return output.contiguous(), states[-1].clone(memory_format=torch.contiguous_format), torch.stack(states[:-1])
+
+    def backward_impl(grad_output: Tensor, grad_final: Tensor, states: Tensor, *rest: Any) -> list[Tensor]:
+        *inputs, needed = rest
+        with with_autograd():
+            gradients = _backward(grad_output, grad_final, states, inputs, needed)
+        return [states.new_empty(0) if gradient is None else gradient.contiguous() for gradient in gradients]
+
+    def forward_fake(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+        state = (*key.shape[:2], key.shape[-1], value.shape[-1])
+        output = query.new_empty(*query.shape[:3], value.shape[-1])
+        return output, key.new_empty(state), key.new_empty(len(_segments(key)), *state)
+
+    def backward_fake(grad_output: Tensor, grad_final: Tensor, states: Tensor, *rest: Any) -> list[Tensor]:
+        *inputs, needed = rest
+        return [states.new_empty(tensor.shape if need else 0) for tensor, need in zip(inputs, needed, strict=True)]
+
+    def setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, ...]) -> None:
+        ctx.needed = [tensor is not None and tensor.requires_grad for tensor in inputs]
+        ctx.save_for_backward(output[2], *inputs)
+
+    def backward(ctx: Any, grad_output: Tensor, grad_final: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        gradients = torch.ops.regard.linear_recurrence_backward(grad_output, grad_final, *ctx.saved_tensors, ctx.needed)
+        return tuple(gradient if need else None for gradient, need in zip(gradients, ctx.needed, strict=True))
+
+    library.impl("linear_recurrence", forward_impl, "CompositeExplicitAutograd")
+    library.impl("linear_recurrence_backward", backward_impl, "CompositeExplicitAutograd")
+    torch.library.register_fake("regard::linear_recurrence", forward_fake, lib=library)
+    torch.library.register_fake("regard::linear_recurrence_backward", backward_fake, lib=library)
+    torch.library.register_autograd("regard::linear_recurrence", backward, setup_context=setup_context, lib=library)
+    return library
+
+
+_LIBRARY = _define()
