@@ -43,7 +43,7 @@ def relu_formula(problem: Problem) -> Result:
     total = numerators.sum(-1, keepdim=True)
     weights = numerators / total.masked_fill(total == 0, 1.0)
     if problem.dropout is not None:
-        kept = problem.dropout.keep_mask(*problem.dropout_indices(problem.grid())).view(weights.shape)
+        kept = problem.dropout.dropout_mask(*problem.dropout_indices(problem.grid())).view(weights.shape)
         weights = weights * kept / (1 - problem.dropout.probability)
     value = at_least_float32(problem.value).to(weights.dtype)
     output = per_head(lambda folded: folded @ value, weights, value)  # [..., H, M, Dv]

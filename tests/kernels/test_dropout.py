@@ -16,7 +16,7 @@ ALL = slice(None)
 
 
 def pattern(seed: int = 0, probability: float = 0.5, shape: tuple[int, int, int, int] = SHAPE) -> torch.Tensor:
-    return Dropout(probability, torch.tensor(seed)).keep_mask(*places(shape))
+    return Dropout(probability, torch.tensor(seed)).dropout_mask(*places(shape))
 
 
 def places(shape: tuple[int, int, int, int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -98,7 +98,7 @@ def test_the_same_in_any_tile():
     whole, dropout = pattern(5, 0.3), Dropout(0.3, torch.tensor(5))
     for batch, rows, columns in ((slice(1, 2), slice(3, 9), slice(100, 128)), (ALL, slice(63, 64), slice(0, 1))):
         heads, queries, keys = places(SHAPE)
-        assert dropout.keep_mask(heads[batch], queries[rows], keys[columns]).equal(whole[batch, :, rows, columns])
+        assert dropout.dropout_mask(heads[batch], queries[rows], keys[columns]).equal(whole[batch, :, rows, columns])
 
 
 def whole_call(kernel: str, **options) -> torch.Tensor:

@@ -113,7 +113,7 @@ def test_a_lens_made_of_others_goes_natively_too(monkeypatch):
     lens, kinds = Metrics(), []
     reduce = native.reduce_weights
 
-    def watched(problem: native.FlashProblem, lse: Tensor, asked: list[native.Reduction]) -> None:
+    def watched(problem: native.FlashProblem, lse: Tensor, asked: list[native.CReduction]) -> None:
         kinds.extend(type(each) for each in asked)
         reduce(problem, lse, asked)
 

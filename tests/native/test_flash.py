@@ -171,7 +171,7 @@ def test_dropped_weights(variant, shape):
     whole = torch.arange(batch * heads).view(batch, heads, 1), torch.arange(queries), torch.arange(keys)
     keep = (torch.rand(1, 1, queries, keys) < 0.7).numpy()
     problem = FlashProblem(
-        *tensors, 0.3, packed_tiles(keep), dropout=native.DropoutNoise(*dropout.hashes(*whole), dropout.threshold, 0.7)
+        *tensors, 0.3, packed_tiles(keep), dropout=native.DropoutHashes(*dropout.hashes(*whole), dropout.threshold, 0.7)
     )
     output, lse = problem.forward()
     above = torch.randn(output.shape)
@@ -181,7 +181,7 @@ def test_dropped_weights(variant, shape):
         query, key, value = held = [tensor.to(dtype).requires_grad_() for tensor in tensors]
         each = torch.eye(keys, dtype=dtype).expand(batch, key.shape[1], -1, -1)
         weights, true_lse = formula(query, key, each, keep)
-        used = weights * dropout.keep_mask(*whole).to(dtype) / (1 - 0.3)
+        used = weights * dropout.dropout_mask(*whole).to(dtype) / (1 - 0.3)
         true = used @ value.repeat_interleave(heads // key.shape[1], 1)
         return [true.detach(), true_lse.detach(), *torch.autograd.grad(true, held, above.to(dtype))]
 

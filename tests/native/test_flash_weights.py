@@ -43,7 +43,7 @@ def room(query: Tensor, key: Tensor) -> Tensor:
 
 def agrees(query: Tensor, key: Tensor, lse: Tensor, keep: Tensor | None = None, softcap: float | None = None) -> bool:
     weights, terms = room(query, key), room(query, key)
-    native.write_weights(query, key, 0.3, lse, weights, terms=terms, keep=keep, softcap=softcap)
+    native.write_weights(query, key, 0.3, lse, weights, entropy_terms=terms, keep=keep, softcap=softcap)
     true = formula(query.double(), key.double(), lse.double(), keep, softcap)
     plain = formula(query.float(), key.float(), lse, keep, softcap)
     eps = torch.finfo(torch.float32).eps
@@ -82,7 +82,7 @@ def test_rows_that_take_no_part(variant):
     query, key, lse = inputs((1, 2, 2, 70, 130, 16))
     lse[..., 3] = math.inf
     weights, terms = room(query, key), room(query, key)
-    native.write_weights(query, key, 0.3, lse, weights, terms=terms)
+    native.write_weights(query, key, 0.3, lse, weights, entropy_terms=terms)
     assert (weights[..., 3, :] == 0).all()
     assert (terms[..., 3, :] == 0).all()
 

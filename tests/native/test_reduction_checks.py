@@ -26,6 +26,12 @@ def double(*sizes: int) -> Tensor:
     return torch.zeros(*sizes, dtype=torch.float64)
 
 
+class DistanceRowSums(native.RowSums):
+    """A sum of a term that reads positions."""
+
+    term = "weight_distance"
+
+
 @pytest.mark.parametrize(
     ("asked", "error", "message"),
     [
@@ -72,6 +78,16 @@ def double(*sizes: int) -> Tensor:
             "positions of DistanceSums are more than 8,388,608 apart",
         ),
         (
+            lambda: DistanceRowSums(double(1, 2, 5)),
+            ShapeError,
+            r"DistanceRowSums sums weight_distance, which reads positions: it needs positions=PairPositions\(",
+        ),
+        (
+            lambda: DistanceRowSums(double(1, 2, 5), native.PairPositions(torch.arange(4), torch.arange(7))),
+            ShapeError,
+            r"queries of DistanceRowSums has shape \(4,\); it needs \(5,\)",
+        ),
+        (
             lambda: native.DistanceSums(
                 torch.arange(5), torch.arange(7), torch.tensor([1]), *(double(1, 2, n) for n in (5, 5, 3))
             ),
@@ -80,7 +96,7 @@ def double(*sizes: int) -> Tensor:
         ),
     ],
 )
-def test_what_does_not_fit(asked: Callable[[], native.Reduction], error: type, message: str):
+def test_what_does_not_fit(asked: Callable[[], native.CReduction], error: type, message: str):
     with pytest.raises(error, match=message):
         native.reduce_weights(problem(), torch.zeros(1, 2, 5), [asked()])
 
@@ -91,7 +107,7 @@ def test_positions_are_the_same_for_all():
         return native.DistanceSums(torch.arange(5) + first, torch.arange(7), torch.tensor([1]), *sums)
 
     with pytest.raises(
-        ShapeError, match="several of DistanceSums have other positions; they need the same, or calls of their own"
+        ShapeError, match="several reductions have other positions; they need the same, or calls of their own"
     ):
         native.reduce_weights(problem(), torch.zeros(1, 2, 5), [sums_by_distance(0), sums_by_distance(1)])
 

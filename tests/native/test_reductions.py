@@ -48,7 +48,7 @@ def lse_of(query: Tensor, key: Tensor, **options: Any) -> Tensor:
     return problem.scores().logsumexp(-1).float()
 
 
-def reduce(query: Tensor, key: Tensor, lse: Tensor, asked: list[native.Reduction], **options: Any) -> None:
+def reduce(query: Tensor, key: Tensor, lse: Tensor, asked: list[native.CReduction], **options: Any) -> None:
     value = key[..., :1]
     for batch, part in native_problems(
         BatchedProblem.from_problem(make_problem(query, key, value, scale=SCALE, **options))
@@ -83,7 +83,7 @@ class Asked:
             *(torch.zeros(batch, heads, size, dtype=torch.float64) for size in (queries, queries, 5)),
         )
         self.weights = native.WeightMatrix(torch.zeros(sizes))
-        self.all: list[native.Reduction] = [self.terms, self.received, self.sums, self.maxima, self.reach, self.top]
+        self.all: list[native.CReduction] = [self.terms, self.received, self.sums, self.maxima, self.reach, self.top]
         self.all.append(self.weights)
 
     def found(self) -> list[Tensor]:
@@ -205,6 +205,44 @@ def test_distances_of_any_positions(variant, spread):
     lse = lse_of(query, key)
     reduce(query, key, lse, asked.all)
     assert asked.agrees(weights_of(query, key, torch.float64, lse), weights_of(query, key, torch.float32, lse))
+
+
+class DistanceRowSums(native.RowSums):
+    """Σ_j w_ij · d_ij."""
+
+    term = "weight_distance"
+
+
+class DistanceColumnSums(native.ColumnWeightSums):
+    """Σ_i w_ij · d_ij."""
+
+    term = "weight_distance"
+
+
+class DistanceCells(native.CellReduction):
+    """Σ w_ij · d_ij of cells."""
+
+    term = "weight_distance"
+
+
+@pytest.mark.parametrize("spread", [1, 40])
+def test_a_term_that_reads_positions_needs_no_sums_by_distance(variant, spread):
+    (query, key), wide = inputs((2, 2, 1, 131, 257, 16)), {"dtype": torch.float64}
+    positions = native.PairPositions(torch.randint(300, (131,)) * spread, torch.randint(300, (257,)) * spread)
+    rows, columns = edges(131, 5), edges(257, 7)
+    by_row = DistanceRowSums(torch.zeros(2, 2, 131, **wide), positions)
+    by_column = DistanceColumnSums(torch.zeros(2, 2, 257, **wide), positions)
+    cells = DistanceCells(rows, columns, torch.zeros(2, 2, 5, 7, **wide), positions)
+    reduce(query, key, lse_of(query, key), [by_row, by_column, cells])
+    distances = (positions.queries[:, None] - positions.keys).abs()
+    products = weights_of(query, key, torch.float64) * distances
+    of_rows, of_columns = (torch.nn.functional.one_hot(cells).double() for cells in (rows, columns))
+    for has, true in (
+        (by_row.into, products.sum(-1)),
+        (by_column.into, products.sum(-2)),
+        (cells.into, of_rows.mT @ products @ of_columns),
+    ):
+        torch.testing.assert_close(has, true, rtol=1e-5, atol=1e-5 * spread)
 
 
 def test_bins_of_several_that_ask():

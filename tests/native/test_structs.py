@@ -85,7 +85,8 @@ def test_constants():
 
 
 def test_the_table_of_terms():
-    (table,) = re.findall(r"#define TERMS\(TERM\) (.*)", HEADERS["reductions.h"])
-    assert tuple(re.findall(r"TERM\((\w+)\)", table)) == reductions.TERMS
+    (table,) = re.findall(r"#define TERMS\(TERM, POSITION_TERM\) (.*)", HEADERS["reductions.h"])
+    named = [(name, kind == "POSITION_TERM") for kind, name in re.findall(r"(\w+)\((\w+)\)", table)]
+    assert named == list(reductions.TERMS.items())
     for term in reductions.TERMS:
         assert f"lanes term_{term}(" in HEADERS["reduce_tile.h"]

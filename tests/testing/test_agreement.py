@@ -261,7 +261,7 @@ class ReluAttention(Wrong):
         divisor = total.masked_fill(total == 0, 1.0)
         weights = positive / divisor
         if problem.dropout is not None:
-            kept = problem.dropout.keep_mask(*problem.dropout_indices(problem.grid()))
+            kept = problem.dropout.dropout_mask(*problem.dropout_indices(problem.grid()))
             weights = weights * kept.view(weights.shape) / (1 - problem.dropout.probability)
         value = value.to(weights.dtype)
         value = value.repeat_interleave(scores.shape[-3] // value.shape[-3], -3) if problem.heads else value

@@ -29,8 +29,8 @@ class Dropout:
     seed: Tensor
     heads: int | None = None
 
-    def keep_mask(self, heads: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
-        """The dropout mask of a tile: 1 for retained and 0 for dropped weights, float32, (b, heads, m, n).
+    def dropout_mask(self, heads: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+        """The mask of a tile, float32 (b, heads, m, n): 0 where the weight is dropped, 1 where it is not.
 
         Shapes, all int64: heads (b, heads, 1), the number batch · heads + head of each head of the whole problem;
         queries (m,) or (b, 1, m) and keys (n,) or (b, 1, n), their positions in the whole sequence.
@@ -41,9 +41,10 @@ class Dropout:
         return torch.ge(bits, self.threshold, out=bits).float()
 
     def hashes(self, heads: Tensor, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """int32 hashes of the rows, (b, heads, m), and of the columns, (n,) or (b, 1, n), of a tile as in `keep_mask`.
+        """int32 hashes of the rows, (b, heads, m), and of the columns, (n,) or (b, 1, n), of a tile.
 
-        A weight is kept where `_hash32_(row hash + column hash)` is at least `threshold`.
+        Arguments are those of `dropout_mask`. A weight is dropped where `_hash32_(row hash + column hash)` is below
+        `threshold`.
         """
         heads = heads if self.heads is None else heads % self.heads
         return _hash64(_hash64(self.seed + heads) + queries).int(), _hash64(self.seed - 1 - keys).int()

@@ -159,7 +159,7 @@ class Problem:
         return scores
 
     def dropout_indices(self, grid: Grid, batch: slice = WHOLE) -> tuple[Tensor, Tensor, Tensor]:
-        """Arguments of `Dropout.keep_mask` for a tile of some batches: head numbers, query and key positions."""
+        """Arguments of `Dropout.dropout_mask` for a tile of some batches: head numbers, query and key positions."""
         count, heads = self.batch.numel(), self.weights_shape[-3] if self.heads else 1
         numbers = torch.arange(count * heads, device=grid.device).view(count, heads, 1)[batch]
 

@@ -110,7 +110,7 @@ class _PairInputs:
         if self.dropout is None:
             return None
         tile = self.batched.grid.tile(rows, columns)
-        return self.dropout.keep_mask(*self.batched.problem.dropout_indices(tile, self.batched.batch))
+        return self.dropout.dropout_mask(*self.batched.problem.dropout_indices(tile, self.batched.batch))
 
 
 class _NativeTileScores:

@@ -176,13 +176,13 @@ def _one_by_one(found: Iterable[tuple[slice, FlashTiles]]) -> Iterator[tuple[sli
             yield slice(at, at + 1), replace(tiles, bits=np.ascontiguousarray(bits))
 
 
-def _drops(batched: BatchedProblem, batch: slice) -> native.DropoutNoise | None:
+def _drops(batched: BatchedProblem, batch: slice) -> native.DropoutHashes | None:
     """The dropout hashes of some batches; None without dropout."""
     dropout = batched.problem.dropout
     if dropout is None:
         return None
     rows, columns = dropout.hashes(*batched.problem.dropout_indices(batched.grid, batch))
-    return native.DropoutNoise(rows, columns.view(-1), dropout.threshold, 1.0 - dropout.probability)
+    return native.DropoutHashes(rows, columns.view(-1), dropout.threshold, 1.0 - dropout.probability)
 
 
 def _has_distance_bias(problem: Problem) -> bool:

@@ -181,7 +181,7 @@ class ScoredTiles:
         if dropout is None:
             return None
         tile = self.batched.grid.tile(rows, columns)
-        return dropout.keep_mask(*self.batched.problem.dropout_indices(tile, self.batched.batch))
+        return dropout.dropout_mask(*self.batched.problem.dropout_indices(tile, self.batched.batch))
 
     def add_gradients(
         self, rows: slice, columns: slice, upstream: Tensor, slope: Tensor | None, into: ProblemGradients

@@ -71,7 +71,7 @@ class NativeTileWeights:
             self.pairs.scale,
             self.lse[:, :, rows],
             weights,
-            terms=logs if terms else None,
+            entropy_terms=logs if terms else None,
             keep=self.batched.keep(rows, columns) if masked else None,
             softcap=self.batched.problem.softcap,
         )

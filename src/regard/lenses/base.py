@@ -94,7 +94,7 @@ class Reduction(Protocol):
 class NativeReduction(Reduction, Protocol):
     """A reduction that the C code can compute too; `add` is then not called."""
 
-    def native(self) -> native.Reduction | None:
+    def native(self) -> native.CReduction | None:
         """The tensors that the C code accumulates into; None where it does not support these settings."""
         ...
 

@@ -8,7 +8,7 @@ from .additive_tiles import AdditiveForward as AdditiveForward
 from .additive_tiles import AdditiveGradients as AdditiveGradients
 from .additive_tiles import AdditiveScores as AdditiveScores
 from .few_queries import attend_few_queries as attend_few_queries
-from .flash import DropoutNoise as DropoutNoise
+from .flash import DropoutHashes as DropoutHashes
 from .flash import FlashProblem as FlashProblem
 from .flash import FlashTiles as FlashTiles
 from .flash import write_weights as write_weights
@@ -22,10 +22,11 @@ from .library import variants as variants
 from .library import why_not as why_not
 from .reductions import CellReduction as CellReduction
 from .reductions import ColumnWeightSums as ColumnWeightSums
+from .reductions import CReduction as CReduction
 from .reductions import DistanceSums as DistanceSums
 from .reductions import EntropySums as EntropySums
 from .reductions import LargestWeights as LargestWeights
-from .reductions import Reduction as Reduction
+from .reductions import PairPositions as PairPositions
 from .reductions import RowSums as RowSums
 from .reductions import WeightMatrix as WeightMatrix
 from .reductions import never_decrease as never_decrease
@@ -37,15 +38,16 @@ __all__ = [
     "AdditiveForward",
     "AdditiveGradients",
     "AdditiveScores",
+    "CReduction",
     "CellReduction",
     "ColumnWeightSums",
     "DistanceSums",
-    "DropoutNoise",
+    "DropoutHashes",
     "EntropySums",
     "FlashProblem",
     "FlashTiles",
     "LargestWeights",
-    "Reduction",
+    "PairPositions",
     "RowSums",
     "WeightMatrix",
     "attend_few_queries",

@@ -1,4 +1,5 @@
-/* Structures that Python and C share for additive scores. Everything is float32, row-major, contiguous in its last axis.
+/* Structures that Python and C share for additive scores. Everything is float32, row-major, contiguous in its last
+ * axis.
  *
  * score(i, j) = sum over a of weight[a] * tanh(query[i, a] + key[j, a])
  */
@@ -79,7 +80,8 @@ struct sums {
     float *scratch; /* as many floats as regard_additive_scratch returns */
 };
 
-/* How the scores of one query and one strip are computed; a later method by exponentials is right where an earlier is. */
+/* How the scores of one query and one strip are computed; a later method by exponentials is right where an earlier
+ * is. */
 enum method { BY_TANGENTS, BY_EXPONENTIALS, BY_CAPPED_EXPONENTIALS, PER_PAIR };
 
 /* Products of exponentials are capped here: that of four is still finite, and 1 - tanh is below the precision of 1.
@@ -90,8 +92,8 @@ enum method { BY_TANGENTS, BY_EXPONENTIALS, BY_CAPPED_EXPONENTIALS, PER_PAIR };
 /* exp(2 * 43) and its reciprocal are still finite, normal numbers: larger entries are replaced by it. */
 #define EXPONENT_CAP 43.0f
 
-/* Query and key may not both be large: x = 50 and y = -49 must be added as they are. An entry may be taken as 43 where the
- * other is below 33, for there |x + y| > 10 and tanh is 1 in float32. A bound of infinity may stand for NaN. */
+/* Query and key may not both be large: x = 50 and y = -49 must be added as they are. An entry may be taken as 43 where
+ * the other is below 33, for there |x + y| > 10 and tanh is 1 in float32. A bound of infinity may stand for NaN. */
 static inline enum method choose_method(const struct additive *scores, int64_t query, int64_t strip) {
     if (scores->form == DIRECT || !(scores->weight_bound < 0x1p30f)) return PER_PAIR;
     if (scores->form == TANGENTS) return BY_TANGENTS;

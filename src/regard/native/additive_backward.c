@@ -35,8 +35,8 @@ INLINE void four_feature_slopes(const float *query, const lanes *key, lanes upst
     lanes low = denominator[0] * denominator[1], high = denominator[2] * denominator[3];
     lanes inverse = (method == BY_TANGENTS ? 1.0f : 2.0f) / (low * high);
     lanes inverse_low = inverse * high, inverse_high = inverse * low;
-    lanes each[FEATURE_GROUP] = {inverse_low * denominator[1] - rest, inverse_low * denominator[0] - rest, inverse_high * denominator[3] - rest,
-                         inverse_high * denominator[2] - rest};
+    lanes each[FEATURE_GROUP] = {inverse_low * denominator[1] - rest, inverse_low * denominator[0] - rest,
+                                 inverse_high * denominator[3] - rest, inverse_high * denominator[2] - rest};
     UNROLL for (int a = 0; a < FEATURE_GROUP; a++) {
         if (method == BY_TANGENTS) {
             lanes tanh_value = (key[a] + query[a]) * each[a];
@@ -51,8 +51,8 @@ INLINE void four_feature_slopes(const float *query, const lanes *key, lanes upst
 }
 
 /* Two queries and one strip, for the features from `begin` to `end` - 1. */
-INLINE void row_pair_gradient(struct block *block, int first, const float *key, int64_t begin, int64_t end, int64_t padded,
-                         const enum method method) {
+INLINE void row_pair_gradient(struct block *block, int first, const float *key, int64_t begin, int64_t end,
+                              int64_t padded, const enum method method) {
     for (int64_t a = begin; a < end; a += FEATURE_GROUP) {
         lanes query_sums[ROWS_AT_ONCE][FEATURE_GROUP] = {{{0}}}, weight_sums[FEATURE_GROUP] = {{0}};
         for (int v = 0; v < STRIP_VECTORS; v++) {
@@ -63,7 +63,8 @@ INLINE void row_pair_gradient(struct block *block, int first, const float *key, 
                 key_sums[b] = load(key_at + b * STRIP);
             }
             UNROLL for (int row = 0; row < ROWS_AT_ONCE; row++) {
-                lanes products[FEATURE_GROUP], slopes[FEATURE_GROUP], upstream = load(block->upstream[first + row] + v * LANES);
+                lanes products[FEATURE_GROUP], slopes[FEATURE_GROUP],
+                    upstream = load(block->upstream[first + row] + v * LANES);
                 four_feature_slopes(block->query[first + row] + a, entries, upstream, products, slopes, method);
                 UNROLL for (int b = 0; b < FEATURE_GROUP; b++) {
                     weight_sums[b] += products[b];
@@ -85,17 +86,17 @@ INLINE void row_pair_gradient(struct block *block, int first, const float *key, 
 }
 
 /* One function for each way, so that it is not decided within. */
-#define ROW_PAIR(name, method)                                                                                      \
-    static void name(struct block *block, int row, const float *key, int64_t begin, int64_t end, int64_t padded) {   \
-        row_pair_gradient(block, row, key, begin, end, padded, method);                                                      \
+#define ROW_PAIR(name, method)                                                                                     \
+    static void name(struct block *block, int row, const float *key, int64_t begin, int64_t end, int64_t padded) { \
+        row_pair_gradient(block, row, key, begin, end, padded, method);                                            \
     }
 ROW_PAIR(by_tangents, BY_TANGENTS)
 ROW_PAIR(by_exponentials, BY_EXPONENTIALS)
 ROW_PAIR(by_capped_exponentials, BY_CAPPED_EXPONENTIALS)
 
 /* All rows of a block and one strip, in a way that is right for each; the sums of the keys go on to `key_sums`. */
-static void block_gradient(const struct additive *problem, struct block *block, int rows, const float *key, float *key_sums,
-                           enum method method) {
+static void block_gradient(const struct additive *problem, struct block *block, int rows, const float *key,
+                           float *key_sums, enum method method) {
     void (*const pair)(struct block *, int, const float *, int64_t, int64_t, int64_t) =
         method == BY_TANGENTS ? by_tangents : method == BY_EXPONENTIALS ? by_exponentials : by_capped_exponentials;
     for (int64_t begin = 0; begin < problem->features; begin += CHUNK) {
@@ -109,8 +110,9 @@ static void block_gradient(const struct additive *problem, struct block *block, 
 }
 
 /* One query and `count` keys of a strip, tanh taken for each pair. */
-static void direct_gradient(const struct additive *problem, const float *query, const float *keys, const float *upstream,
-                            int64_t count, float *query_sums, float *key_sums, float *weight_sums) {
+static void direct_gradient(const struct additive *problem, const float *query, const float *keys,
+                            const float *upstream, int64_t count, float *query_sums, float *key_sums,
+                            float *weight_sums) {
     for (int64_t j = 0; j < count; j++) {
         const float *key = keys + j * problem->key_row;
         for (int64_t a = 0; a < problem->features; a += LANES) {
@@ -151,9 +153,10 @@ static void row_block_gradient(const struct additive *problem, const struct tile
             int64_t query = head * problem->rows + first_row + row;
             enum method method = choose_method(problem, query, index);
             if (method == PER_PAIR) {
-                direct_gradient(problem, problem->query + head * problem->query_head + (first_row + row) * problem->query_row,
-                                problem->key + key_head * problem->key_head + column * problem->key_row, upstream, count,
-                                query_to + row * problem->features, key_to + column - first, block->weight_sums);
+                direct_gradient(problem,
+                                problem->query + head * problem->query_head + (first_row + row) * problem->query_row,
+                                problem->key + key_head * problem->key_head + column * problem->key_row, upstream,
+                                count, query_to + row * problem->features, key_to + column - first, block->weight_sums);
                 continue;
             }
             block->query[row] = problem->prepared_query + query * padded;
@@ -161,7 +164,8 @@ static void row_block_gradient(const struct additive *problem, const struct tile
             by_strips = row + 1;
             if (method > widest) widest = method;
         }
-        if (by_strips) block_gradient(problem, block, by_strips, problem->prepared_key + index * padded * STRIP, key_to, widest);
+        if (by_strips)
+            block_gradient(problem, block, by_strips, problem->prepared_key + index * padded * STRIP, key_to, widest);
     }
     for (int64_t a = 0; a < problem->features; a++) {
         sums->weight[a] += sum_floats(block->weight_sums + a * LANES);
@@ -170,7 +174,8 @@ static void row_block_gradient(const struct additive *problem, const struct tile
     }
 }
 
-void EXPORTED(regard_additive_backward)(const struct additive *problem, const struct tile *tile, const struct sums *sums) {
+void EXPORTED(regard_additive_backward)(const struct additive *problem, const struct tile *tile,
+                                        const struct sums *sums) {
     int64_t rows = tile->row_end - tile->row_begin;
     struct block block;
     block.query_sums = sums->scratch;

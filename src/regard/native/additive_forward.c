@@ -51,9 +51,10 @@ INLINE float online_softmax(float *scores, float *maximum, float *total) {
 
 /* The weights of a row with `count` keys of a strip, 0 beyond, and what scales the strips before; whether any pair
  * exists, for where none does there are no scores to compute. */
-INLINE int row_weights(const struct additive_forward *work, int64_t head, int64_t row, int64_t column, int64_t count, float *weights,
-                      float *rescale) {
-    const float *bias = row_pairs(work, &work->bias, head, row, column), *keep = row_pairs(work, &work->keep, head, row, column);
+INLINE int row_weights(const struct additive_forward *work, int64_t head, int64_t row, int64_t column, int64_t count,
+                       float *weights, float *rescale) {
+    const float *bias = row_pairs(work, &work->bias, head, row, column),
+                *keep = row_pairs(work, &work->keep, head, row, column);
     int64_t band = head * work->scores->rows + row;
     if (bias && !any_pair_exists(bias, count)) return 0;
     strip_scores(work->scores, head, row, column, count, weights);
@@ -72,7 +73,8 @@ INLINE int row_weights(const struct additive_forward *work, int64_t head, int64_
 /* All rows of a band with the columns from `from` to `from + count` - 1, which are of one strip. */
 INLINE void process_strip(const struct additive_forward *work, struct band *band, int64_t column, int64_t count) {
     int64_t padded = padded_dim(work->value_dim), stride = work->value_row;
-    const float *values = work->value + band->head / (work->scores->heads / work->scores->key_heads) * work->value_head + column * stride;
+    const float *values =
+        work->value + band->head / (work->scores->heads / work->scores->key_heads) * work->value_head + column * stride;
     if (padded != work->value_dim) {
         pack_rows(values, stride, count, work->value_dim, 1.0f, band->values, 0);
         values = band->values, stride = padded;
@@ -83,7 +85,8 @@ INLINE void process_strip(const struct additive_forward *work, struct band *band
         for (int64_t r = 0; r < GROUP; r++) {
             rescale[r] = 1.0f;
             if (row + r >= band->count) continue;
-            any |= row_weights(work, band->head, band->begin + row + r, column, count, weights + r * STRIP, rescale + r);
+            any |=
+                row_weights(work, band->head, band->begin + row + r, column, count, weights + r * STRIP, rescale + r);
         }
         for (int64_t a = 0; any && a < padded; a += PAIR)
             add_product((struct factor){weights, STRIP, 1}, (struct vectors){values + a, stride, 0, count},

@@ -35,7 +35,8 @@ INLINE int64_t query_strip_count(const struct additive *problem) { return (probl
 INLINE struct strip strip_of_unit(const struct additive *problem, int64_t unit) {
     int64_t queries = problem->heads * query_strip_count(problem), number = unit < queries ? unit : unit - queries;
     int is_key = unit >= queries;
-    int64_t strips = is_key ? key_strip_count(problem) : query_strip_count(problem), rows = is_key ? problem->columns : problem->rows;
+    int64_t strips = is_key ? key_strip_count(problem) : query_strip_count(problem),
+            rows = is_key ? problem->columns : problem->rows;
     int64_t head = number / strips, first = number % strips * STRIP;
     int64_t count = rows - first < STRIP ? rows - first : STRIP;
     int64_t stride = is_key ? problem->key_row : problem->query_row;
@@ -76,7 +77,8 @@ INLINE void prepare_keys(const struct additive *problem, const struct strip stri
             lanes block[LANES];
             for (int64_t l = 0; l < LANES; l++) {
                 lanes values = broadcast(0.0f);
-                if (j + l < strip.count) values = load_entries(strip.rows + (j + l) * strip.stride, a, problem->features, 0, 0);
+                if (j + l < strip.count)
+                    values = load_entries(strip.rows + (j + l) * strip.stride, a, problem->features, 0, 0);
                 block[l] = prepared(values, problem->form);
             }
             transpose(block);
@@ -104,7 +106,8 @@ void EXPORTED(regard_additive_scores)(const struct additive *problem, const stru
             next = (column / STRIP + 1) * STRIP < tile->column_end ? (column / STRIP + 1) * STRIP : tile->column_end;
             for (int64_t index = begin; index < end; index++) {
                 float *target = tile->pairs + head * tile->pairs_head + index % rows * tile->pairs_row;
-                strip_scores(problem, head, tile->row_begin + index % rows, column, next - column, target + column - tile->column_begin);
+                strip_scores(problem, head, tile->row_begin + index % rows, column, next - column,
+                             target + column - tile->column_begin);
             }
         }
     }

@@ -19,7 +19,8 @@ INLINE lanes four_feature_terms(const float *query, const float *key, const floa
         denominator[a] = (method == BY_CAPPED_EXPONENTIALS ? min_lanes(PRODUCT_CAP, joint) : joint) + 1.0f;
         numerator[a] = method == BY_TANGENTS ? (entry + query[a]) * weight[a] : broadcast(weight[a]);
     }
-    lanes low = numerator[0] * denominator[1] + numerator[1] * denominator[0], high = numerator[2] * denominator[3] + numerator[3] * denominator[2];
+    lanes low = numerator[0] * denominator[1] + numerator[1] * denominator[0],
+          high = numerator[2] * denominator[3] + numerator[3] * denominator[2];
     lanes denominator_low = denominator[0] * denominator[1], denominator_high = denominator[2] * denominator[3];
     return (low * denominator_high + high * denominator_low) / (denominator_low * denominator_high);
 }
@@ -30,15 +31,16 @@ INLINE void row_scores(const struct additive *problem, const float *query, const
     for (int part = 0; part < STRIP; part += WIDTH) {
         lanes sum[VECTORS] = {{0}};
         for (int64_t a = 0; a < problem->features; a += FEATURES)
-            UNROLL for (int v = 0; v < VECTORS; v++)
-                sum[v] += four_feature_terms(query + a, key + a * STRIP + part + v * LANES, problem->weight + a, method);
+            UNROLL for (int v = 0; v < VECTORS; v++) sum[v] +=
+                four_feature_terms(query + a, key + a * STRIP + part + v * LANES, problem->weight + a, method);
         for (int v = 0; v < VECTORS; v++)
             store(target + part + v * LANES, method == BY_TANGENTS ? sum[v] : problem->weight_sum - 2.0f * sum[v]);
     }
 }
 
 /* The scores of one query with `count` keys, tanh taken for each pair: right for every input, and the slowest. */
-static void direct_scores(const struct additive *problem, const float *query, const float *keys, int64_t count, float *target) {
+static void direct_scores(const struct additive *problem, const float *query, const float *keys, int64_t count,
+                          float *target) {
     for (int64_t j = 0; j < count; j++) {
         const float *key = keys + j * problem->key_row;
         lanes sum = {0};

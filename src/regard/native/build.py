@@ -19,7 +19,7 @@ SOURCES = Path(__file__).resolve().parent
 LIBRARY = "libregard.so"  # whatever the system calls such files: it is opened by its name
 REASON = "not_built.txt"
 
-KERNELS = (
+SOURCES_PER_VARIANT = (
     "additive_scores.c",
     "additive_backward.c",
     "additive_forward.c",
@@ -30,7 +30,7 @@ KERNELS = (
     "flash_weights.c",
     "gemv.c",
 )
-DISPATCH = "dispatch.c"
+CPU_SUPPORT = "cpu_support.c"
 HEADERS = (
     "additive.h",
     "additive_scores.h",
@@ -75,7 +75,7 @@ def baseline() -> str:
 
 def digest() -> str:
     """Hash of the C sources; a library built from sources with another hash is not used."""
-    content = b"".join((SOURCES / name).read_bytes() for name in (*KERNELS, DISPATCH, *HEADERS))
+    content = b"".join((SOURCES / name).read_bytes() for name in (*SOURCES_PER_VARIANT, CPU_SUPPORT, *HEADERS))
     return hashlib.sha256(content).hexdigest()[:16]
 
 
@@ -107,13 +107,15 @@ def compiled(scratch: Path) -> Path:
     objects = []
     for variant, flags in variants().items():
         try:
-            parts = [one_object(scratch, source, variant, (*flags, f"-DVARIANT={variant}")) for source in KERNELS]
+            parts = [
+                one_object(scratch, source, variant, (*flags, f"-DVARIANT={variant}")) for source in SOURCES_PER_VARIANT
+            ]
         except BuildError:
             if variant == baseline():
                 raise
             continue
         objects += parts
-    objects.append(one_object(scratch, DISPATCH, "any", (f'-DDIGEST="{digest()}"', f'-DBASELINE="{baseline()}"')))
+    objects.append(one_object(scratch, CPU_SUPPORT, "any", (f'-DDIGEST="{digest()}"', f'-DBASELINE="{baseline()}"')))
     library = scratch / LIBRARY
     call("-shared", "-fPIC", "-o", str(library), *objects, "-lm")
     return library

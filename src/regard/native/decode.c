@@ -9,10 +9,14 @@
 #include <stdlib.h>
 
 /* As many running sums as the processor has room for beside what is read. */
-enum { KEYS = LANES == 16 ? 4 : 2, VECTORS = LANES == 16 ? 4 : 2, TRANSPOSE_STEPS = LANES == 16 ? 4 : LANES == 8 ? 3 : 2 };
+enum {
+    KEYS = LANES == 16 ? 4 : 2,
+    VECTORS = LANES == 16 ? 4 : 2,
+    TRANSPOSE_STEPS = LANES == 16 ? 4 : LANES == 8 ? 3 : 2,
+};
 
-/* Constants that the compiler specialises the code for: keys and values in bfloat16, dims of whole groups of vectors, and how many
- * rows go at once. */
+/* Constants that the compiler specialises the code for: keys and values in bfloat16, dims of whole groups of vectors,
+ * and how many rows go at once. */
 struct kind {
     int is_bfloat16, whole, rows;
 };
@@ -30,7 +34,7 @@ INLINE void prefetch_row(const struct next next, int64_t number, const struct ki
     if (!next.rows) return;
     const char *bytes = row_at(next.rows, number, next.stride, kind.is_bfloat16);
     int64_t size = next.entries * (kind.is_bfloat16 ? 2 : 4);
-    for (int64_t scratch = 0; scratch < size; scratch += 64) __builtin_prefetch(bytes + scratch, 0, 0);
+    for (int64_t byte = 0; byte < size; byte += 64) __builtin_prefetch(bytes + byte, 0, 0);
     if ((int64_t)((uintptr_t)bytes % PAGE) < size) __builtin_prefetch((const char *)((uintptr_t)bytes + AHEAD), 0, 3);
 }
 
@@ -56,13 +60,14 @@ static const bits LOWER_HALVES[] = {
 INLINE lanes sum_vectors(lanes *vectors) {
     UNROLL for (int step = 0, size = LANES; step < TRANSPOSE_STEPS; step++, size /= 2)
         UNROLL for (int v = 0; v < size; v += 2) vectors[v / 2] =
-            SHUFFLE(vectors[v], vectors[v + 1], LOWER_HALVES[step]) + SHUFFLE(vectors[v], vectors[v + 1], LOWER_HALVES[step] + size / 2);
+            SHUFFLE(vectors[v], vectors[v + 1], LOWER_HALVES[step]) +
+            SHUFFLE(vectors[v], vectors[v + 1], LOWER_HALVES[step] + size / 2);
     return vectors[0];
 }
 
 /* The scores of a group of queries with the `count` keys of a chunk: target[row][key]. */
-INLINE void finish_scores(const struct decode *problem, const float *query, const void *key, int64_t count, float (*target)[CHUNK],
-                      const struct next next, const struct kind kind) {
+INLINE void chunk_scores(const struct decode *problem, const float *query, const void *key, int64_t count,
+                         float (*target)[CHUNK], const struct next next, const struct kind kind) {
     int64_t dim = problem->dim, padded = round_up_to_lanes(dim);
     for (int64_t j = 0; j < count; j += KEYS) {
         lanes sum[ROWS][KEYS] = {{{0}}};
@@ -72,7 +77,8 @@ INLINE void finish_scores(const struct decode *problem, const float *query, cons
         for (int i = 0; i < KEYS; i++) prefetch_row(next, j + i, kind);
         for (int64_t a = 0; a < dim; a += LANES) {
             lanes entry[KEYS];
-            UNROLL for (int i = 0; i < KEYS; i++) entry[i] = load_entries(rows[i], a, dim, kind.is_bfloat16, kind.whole);
+            UNROLL for (int i = 0; i < KEYS; i++) entry[i] =
+                load_entries(rows[i], a, dim, kind.is_bfloat16, kind.whole);
             UNROLL for (int r = 0; r < kind.rows; r++) {
                 lanes own = load(query + r * padded + a);
                 UNROLL for (int i = 0; i < KEYS; i++) sum[r][i] += own * entry[i];
@@ -82,7 +88,7 @@ INLINE void finish_scores(const struct decode *problem, const float *query, cons
         if (kind.rows == 1)
             UNROLL for (int i = 0; i < KEYS; i++) sums[i] = sum_lanes(sum[0][i]);
         else
-            UNROLL for (int scratch = 0; scratch < ROWS * KEYS; scratch += LANES) store(sums + scratch, sum_vectors(&sum[0][0] + scratch));
+            UNROLL for (int s = 0; s < ROWS * KEYS; s += LANES) store(sums + s, sum_vectors(&sum[0][0] + s));
         UNROLL for (int r = 0; r < kind.rows; r++) memcpy(target[r] + j, sums + r * KEYS, KEYS * sizeof(float));
     }
 }
@@ -123,14 +129,17 @@ INLINE void add_values(const struct decode *problem, float (*weights)[CHUNK], co
             const void *row = row_at(value, j, problem->value_row, kind.is_bfloat16);
             if (a == 0) prefetch_row(next, j, kind);
             lanes entry[VECTORS];
-            UNROLL for (int v = 0; v < VECTORS; v++) entry[v] = load_entries(row, a + v * LANES, dim, kind.is_bfloat16, kind.whole);
+            UNROLL for (int v = 0; v < VECTORS; v++) entry[v] =
+                load_entries(row, a + v * LANES, dim, kind.is_bfloat16, kind.whole);
             UNROLL for (int r = 0; r < kind.rows; r++) UNROLL for (int v = 0; v < VECTORS; v++) sum[r][v] +=
                 entry[v] * weights[r][j];
         }
         UNROLL for (int r = 0; r < kind.rows; r++) UNROLL for (int v = 0; v < VECTORS; v++) {
-            int64_t scratch = a + v * LANES;
-            lanes earlier = load_entries(output + r * dim, scratch, dim, 0, kind.whole);
-            if (scratch < dim) store_partial(output + r * dim + scratch, earlier * rescale[r] + sum[r][v], kind.whole ? LANES : dim - scratch);
+            int64_t begin = a + v * LANES;
+            lanes earlier = load_entries(output + r * dim, begin, dim, 0, kind.whole);
+            if (begin < dim)
+                store_partial(output + r * dim + begin, earlier * rescale[r] + sum[r][v],
+                              kind.whole ? LANES : dim - begin);
         }
     }
 }
@@ -142,8 +151,8 @@ INLINE void add_bias(const struct decode *problem, const float *bias, int64_t ro
     for (int64_t j = count; j < CHUNK; j++) scores[j] = -INFINITY;
 }
 
-/* The state of a thread for the rows of a head, with rows of padding: the scaled query, 0 there and beyond dim, and what was
- * added up of the values. */
+/* The state of a thread for the rows of a head, with rows of padding: the scaled query, 0 there and beyond dim, and
+ * what was added up of the values. */
 struct scratch_rows {
     int64_t rows;
     float *query, *output;
@@ -151,21 +160,24 @@ struct scratch_rows {
 
 INLINE void pack_query(const struct decode *problem, int64_t batch, int64_t own, const struct scratch_rows *scratch) {
     int64_t padded = round_up_to_lanes(problem->dim);
-    const void *query = row_at(problem->query, 1, batch * problem->query_batch + own * problem->query_head, problem->query_is_bfloat16);
+    const void *query =
+        row_at(problem->query, 1, batch * problem->query_batch + own * problem->query_head, problem->query_is_bfloat16);
     for (int64_t r = 0; r < scratch->rows; r++)
         for (int64_t a = 0; a < padded; a += LANES)
             store(scratch->query + r * padded + a,
-                  r < problem->rows ? problem->scale * load_entries(row_at(query, r, problem->query_row, problem->query_is_bfloat16), a, problem->dim,
-                                                     problem->query_is_bfloat16, 0)
-                               : broadcast(0.0f));
+                  r < problem->rows
+                      ? problem->scale * load_entries(row_at(query, r, problem->query_row, problem->query_is_bfloat16),
+                                                      a, problem->dim, problem->query_is_bfloat16, 0)
+                      : broadcast(0.0f));
 }
 
 /* Writes the output of a part: sums divided by their total weight, and the log-sum-exp. */
-INLINE void write_part(const struct decode *problem, const struct scratch_rows *scratch, const float *maximum, const float *total,
-                   float *output, float *lse) {
+INLINE void write_part(const struct decode *problem, const struct scratch_rows *scratch, const float *maximum,
+                       const float *total, float *output, float *lse) {
     for (int64_t r = 0; r < problem->rows; r++) {
         float share = total[r] == 0.0f ? 0.0f : 1.0f / total[r];
-        for (int64_t a = 0; a < problem->value_dim; a++) output[r * problem->value_dim + a] = scratch->output[r * problem->value_dim + a] * share;
+        for (int64_t a = 0; a < problem->value_dim; a++)
+            output[r * problem->value_dim + a] = scratch->output[r * problem->value_dim + a] * share;
         lse[r] = total[r] == 0.0f ? -INFINITY : maximum[r] + logf(total[r]);
     }
 }
@@ -174,9 +186,11 @@ INLINE void write_part(const struct decode *problem, const struct scratch_rows *
 INLINE void process_part(const struct decode *problem, const struct scratch_rows *scratch, int64_t head, int64_t part,
                          const struct kind kind) {
     int64_t batch = head / problem->heads, own = head % problem->heads, padded = round_up_to_lanes(problem->dim);
-    int64_t first = part * problem->part, end = first + problem->part < problem->columns ? first + problem->part : problem->columns;
+    int64_t first = part * problem->part,
+            end = first + problem->part < problem->columns ? first + problem->part : problem->columns;
     const void *key = row_at(problem->key, 1, batch * problem->key_batch + own * problem->key_head, kind.is_bfloat16);
-    const void *value = row_at(problem->value, 1, batch * problem->value_batch + own * problem->value_head, kind.is_bfloat16);
+    const void *value =
+        row_at(problem->value, 1, batch * problem->value_batch + own * problem->value_head, kind.is_bfloat16);
     const float *bias = problem->bias ? problem->bias + batch * problem->bias_batch + own * problem->bias_head : 0;
     float maximum[MOST_ROWS], total[MOST_ROWS] = {0};
     for (int64_t r = 0; r < scratch->rows; r++) maximum[r] = -INFINITY;
@@ -184,25 +198,29 @@ INLINE void process_part(const struct decode *problem, const struct scratch_rows
     memset(scratch->output, 0, (size_t)(scratch->rows * problem->value_dim) * sizeof(float));
     for (; first < end; first += CHUNK) {
         int64_t count = end - first < CHUNK ? end - first : CHUNK;
-        const void *keys = row_at(key, first, problem->key_row, kind.is_bfloat16), *values = row_at(value, first, problem->value_row, kind.is_bfloat16);
+        const void *keys = row_at(key, first, problem->key_row, kind.is_bfloat16),
+                   *values = row_at(value, first, problem->value_row, kind.is_bfloat16);
         const void *next_keys = end - first > CHUNK ? row_at(keys, CHUNK, problem->key_row, kind.is_bfloat16) : 0;
         for (int64_t row = 0; row < scratch->rows; row += kind.rows) {
             float weights[ROWS][CHUNK], rescale[ROWS];
             struct next value_next = {row ? 0 : values, problem->value_row, problem->value_dim};
             struct next key_next = {row + kind.rows < scratch->rows ? 0 : next_keys, problem->key_row, problem->dim};
-            finish_scores(problem, scratch->query + row * padded, keys, count, weights, value_next, kind);
+            chunk_scores(problem, scratch->query + row * padded, keys, count, weights, value_next, kind);
             for (int64_t r = 0; r < kind.rows; r++) {
                 add_bias(problem, bias, row + r, first, count, weights[r]);
                 rescale[r] = online_softmax(weights[r], maximum + row + r, total + row + r);
             }
-            add_values(problem, weights, rescale, values, count, scratch->output + row * problem->value_dim, key_next, kind);
+            add_values(problem, weights, rescale, values, count, scratch->output + row * problem->value_dim, key_next,
+                       kind);
         }
     }
-    int64_t continued = (head * problem->parts + part) * problem->rows;
-    write_part(problem, scratch, maximum, total, problem->output + continued * problem->value_dim, problem->lse + continued);
+    int64_t first_row = (head * problem->parts + part) * problem->rows;
+    write_part(problem, scratch, maximum, total, problem->output + first_row * problem->value_dim,
+               problem->lse + first_row);
 }
 
-INLINE void process_unit(const struct decode *problem, const struct scratch_rows *scratch_rows, int64_t unit, const int is_bfloat16, const int whole) {
+INLINE void process_unit(const struct decode *problem, const struct scratch_rows *scratch_rows, int64_t unit,
+                         const int is_bfloat16, const int whole) {
     int64_t head = unit / problem->parts, part = unit % problem->parts;
     if (problem->rows == 1)
         process_part(problem, scratch_rows, head, part, (struct kind){is_bfloat16, whole, 1});
@@ -214,7 +232,8 @@ INLINE void process_unit(const struct decode *problem, const struct scratch_rows
 void EXPORTED(regard_decode)(struct decode *problem) {
     const int64_t group = VECTORS * LANES;
     const int whole = problem->dim % group == 0 && problem->value_dim % group == 0;
-    int64_t rows = problem->rows == 1 ? 1 : (problem->rows + ROWS - 1) / ROWS * ROWS, query = rows * round_up_to_lanes(problem->dim), unit;
+    int64_t rows = problem->rows == 1 ? 1 : (problem->rows + ROWS - 1) / ROWS * ROWS,
+            query = rows * round_up_to_lanes(problem->dim), unit;
     float *numbers = aligned_alloc(64, (size_t)((query + rows * problem->value_dim) * 4 + 64) / 64 * 64);
     if (!numbers) {
         problem->failed = 1;

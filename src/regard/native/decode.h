@@ -19,7 +19,8 @@ enum { CHUNK = 64 };
  * value are float32, or bfloat16 where `is_bfloat16`, the query likewise where
  * `query_is_bfloat16`; all else is float32. */
 struct decode {
-    int64_t next_unit, unit_count; /* how many of the parts of all heads some thread has taken, and how many there are */
+    int64_t next_unit,
+        unit_count;       /* how many of the parts of all heads some thread has taken, and how many there are */
     int64_t failed;       /* whether there was no memory */
     int64_t heads, rows, columns, dim, value_dim, is_bfloat16, query_is_bfloat16;
     int64_t parts, part; /* the keys are cut in so many parts, each of `part` keys, the last of what is left */

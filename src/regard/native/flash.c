@@ -1,8 +1,9 @@
-/* Dot-product attention, forward: a segment of rows with the blocks of keys that its mask leaves, each packed once. */
+/* Dot-product attention, forward: some blocks of rows with the blocks of keys that their mask leaves, each packed
+ * once. */
 #include "tile.h"
 
-/* The state of a thread for one segment of rows. */
-struct segment {
+/* The state of a thread for some blocks of rows. */
+struct forward_state {
     float *query;   /* [rows][padded dim], scaled */
     float *output;  /* [rows][padded value dim], in units of 2^maximum */
     float *total;   /* [rows][LANES], the sums of weights, lane by lane */
@@ -23,8 +24,8 @@ INLINE float max_of_lanes(lanes vector) {
 }
 
 /* Products become scores: through the softcap, with the relative bias, -infinity where there is no pair. */
-INLINE float finish_scores(const struct flash *problem, const struct extent extent, uint64_t word, const float *relative_bias,
-                       float *row) {
+INLINE float finish_scores(const struct flash *problem, const struct extent extent, uint64_t word,
+                           const float *relative_bias, float *row) {
     lanes limit = broadcast(-INFINITY);
     for (int64_t j = aligned_begin(extent); j < aligned_end(extent); j += LANES) {
         lanes score = apply_softcap(problem, load(row + j), 0);
@@ -37,18 +38,19 @@ INLINE float finish_scores(const struct flash *problem, const struct extent exte
 }
 
 /* A group of rows with one block of keys: the online softmax. */
-INLINE void process_row_group(const struct flash *problem, struct segment *state, int64_t row, int64_t column, const uint64_t *words,
-                     const struct extent extent) {
+INLINE void process_row_group(const struct flash *problem, struct forward_state *state, int64_t row, int64_t column,
+                              const uint64_t *words, const struct extent extent) {
     int64_t padded = padded_dim(problem->dim), value_padded = padded_dim(problem->value_dim);
     int64_t low = aligned_begin(extent), high = aligned_end(extent), count = min_int(problem->columns - column, BLOCK);
-    float weights[GROUP * BLOCK] ALIGNED, rescale[(int)LANES < (int)GROUP ? GROUP : LANES] ALIGNED = {0}, shift[GROUP];
-    struct factor query = {state->query + row * padded, padded, 1}, weight = {weights, BLOCK, 1};
+    /* One buffer for the products, the scores and at last the weights, not divided by their sum. */
+    float tile[GROUP * BLOCK] ALIGNED, rescale[(int)LANES < (int)GROUP ? GROUP : LANES] ALIGNED = {0}, shift[GROUP];
+    struct factor query = {state->query + row * padded, padded, 1}, weight = {tile, BLOCK, 1};
     for (int64_t j = low; j < high; j += PAIR)
-        add_product(query, (struct vectors){state->keys + j, BLOCK, 0, problem->dim}, weights + j, BLOCK, 0);
+        add_product(query, (struct vectors){state->keys + j, BLOCK, 0, problem->dim}, tile + j, BLOCK, 0);
     for (int r = 0; r < GROUP; r++) {
         const float *relative_bias = row_bias(problem, state->head, state->begin + row + r, column);
         float before = state->maximum[row + r];
-        float now = finish_scores(problem, extent, row_word(words, r, count), relative_bias, weights + r * BLOCK);
+        float now = finish_scores(problem, extent, row_word(words, r, count), relative_bias, tile + r * BLOCK);
         now = now > before ? now : before;
         shift[r] = now == -INFINITY ? 0.0f : now;
         rescale[r] = before - shift[r];
@@ -57,12 +59,12 @@ INLINE void process_row_group(const struct flash *problem, struct segment *state
     for (int r = 0; r < GROUP; r += LANES) store(rescale + r, exp2_lanes(load(rescale + r)));
     for (int r = 0; r < GROUP; r++) {
         lanes sum = {0}; /* of this block alone: a sum over many keys is rounded once per block */
-        int32_t noise = row_noise_at(problem, state->batch, state->head, state->begin + row + r);
+        int32_t row_hash = row_hash_at(problem, state->batch, state->head, state->begin + row + r);
         for (int64_t j = low; j < high; j += LANES) {
-            lanes power = exp2_lanes(load(weights + r * BLOCK + j) - shift[r]);
+            lanes power = exp2_lanes(load(tile + r * BLOCK + j) - shift[r]);
             sum += power;
-            if (problem->row_noise) power = zero_unless(dropout_keep(problem, noise, column + j), power);
-            store(weights + r * BLOCK + j, power);
+            if (problem->row_hashes) power = zero_unless(dropout_mask(problem, row_hash, column + j), power);
+            store(tile + r * BLOCK + j, power);
         }
         store(state->total + (row + r) * LANES, load(state->total + (row + r) * LANES) * rescale[r] + sum);
     }
@@ -72,21 +74,24 @@ INLINE void process_row_group(const struct flash *problem, struct segment *state
                 value_padded, rescale);
 }
 
-INLINE void start_segment(const struct flash *problem, struct segment *state, const int is_bfloat16) {
+INLINE void start_rows(const struct flash *problem, struct forward_state *state, const int is_bfloat16) {
     int64_t padded = padded_dim(problem->dim), all = state->blocks * BLOCK;
     const void *query = head_rows(&problem->query, state->batch, state->head, state->begin, is_bfloat16);
     for (int64_t row = 0; row < all; row += BLOCK)
-        pack_rows(row_at(query, row, problem->query.row, is_bfloat16), problem->query.row, min_int(state->count - row, BLOCK), problem->dim,
-                 query_factor(problem), state->query + row * padded, is_bfloat16);
+        pack_rows(row_at(query, row, problem->query.row, is_bfloat16), problem->query.row,
+                  min_int(state->count - row, BLOCK), problem->dim, query_factor(problem), state->query + row * padded,
+                  is_bfloat16);
     memset(state->output, 0, (size_t)(all * padded_dim(problem->value_dim)) * sizeof(float));
     memset(state->total, 0, (size_t)(all * LANES) * sizeof(float));
     for (int64_t row = 0; row < all; row++) state->maximum[row] = -INFINITY;
 }
 
-INLINE void write_segment(const struct flash *problem, const struct segment *state, const int is_bfloat16) {
-    int64_t padded = padded_dim(problem->value_dim), first = (state->batch * problem->heads + state->head) * problem->rows + state->begin;
+INLINE void write_rows(const struct flash *problem, const struct forward_state *state, const int is_bfloat16) {
+    int64_t padded = padded_dim(problem->value_dim),
+            first = (state->batch * problem->heads + state->head) * problem->rows + state->begin;
     for (int64_t row = 0; row < state->count; row++) {
-        float total = sum_lanes(load(state->total + row * LANES)), share = total == 0.0f ? 0.0f : 1.0f / (total * problem->keep_probability);
+        float total = sum_lanes(load(state->total + row * LANES)),
+              share = total == 0.0f ? 0.0f : 1.0f / (total * problem->keep_probability);
         void *target = (void *)row_at(problem->result, first + row, problem->value_dim, is_bfloat16);
         problem->lse[first + row] = total == 0.0f ? -INFINITY : LN_2 * state->maximum[row] + logf(total);
         for (int64_t a = 0; a < problem->value_dim; a += LANES)
@@ -94,51 +99,57 @@ INLINE void write_segment(const struct flash *problem, const struct segment *sta
     }
 }
 
-INLINE void process_segment(const struct flash *problem, struct segment *state, const int is_bfloat16) {
+INLINE void process_row_blocks(const struct flash *problem, struct forward_state *state, const int is_bfloat16) {
     struct cursor cursors[MOST_BLOCKS];
-    start_segment(problem, state, is_bfloat16);
+    start_rows(problem, state, is_bfloat16);
     for (int64_t b = 0; b < state->blocks; b++) cursors[b] = first_tile(problem, state->begin / BLOCK + b);
     for (;;) {
         int64_t column = INT64_MAX;
         for (int64_t b = 0; b < state->blocks; b++) column = min_int(column, cursors[b].column);
         if (column == INT64_MAX) break;
         int64_t count = min_int(problem->columns - column, BLOCK), key_head = state->head / problem->group;
-        pack_transposed(head_rows(&problem->key, state->batch, key_head, column, is_bfloat16), problem->key.row, count, problem->dim, state->keys, is_bfloat16);
-        pack_rows(head_rows(&problem->value, state->batch, key_head, column, is_bfloat16), problem->value.row, count, problem->value_dim, 1.0f,
-                 state->values, is_bfloat16);
+        pack_transposed(head_rows(&problem->key, state->batch, key_head, column, is_bfloat16), problem->key.row, count,
+                        problem->dim, state->keys, is_bfloat16);
+        pack_rows(head_rows(&problem->value, state->batch, key_head, column, is_bfloat16), problem->value.row, count,
+                  problem->value_dim, 1.0f, state->values, is_bfloat16);
         for (int64_t b = 0; b < state->blocks; b++) {
             if (cursors[b].column != column) continue;
             const uint64_t *words = tile_words(problem, state->batch, state->head, next_tile(problem, cursors + b));
             for (int64_t row = 0; row < BLOCK && b * BLOCK + row < state->count; row += GROUP) {
                 struct extent extent = tile_extent(words ? words + row : 0, count);
-                if (extent.begin < extent.end) process_row_group(problem, state, b * BLOCK + row, column, words ? words + row : 0, extent);
+                if (extent.begin < extent.end)
+                    process_row_group(problem, state, b * BLOCK + row, column, words ? words + row : 0, extent);
             }
         }
     }
-    write_segment(problem, state, is_bfloat16);
+    write_rows(problem, state, is_bfloat16);
 }
 
-/* Takes one segment of one head after another while any is left; any number of threads may call it at once. */
+/* Takes some blocks of rows of one head after another while any is left; any number of threads may call it at once. */
 void EXPORTED(regard_flash)(struct flash *problem) {
-    int64_t rows = problem->segment * BLOCK, padded = padded_dim(problem->dim), value_padded = padded_dim(problem->value_dim);
+    int64_t rows = problem->row_blocks * BLOCK, padded = padded_dim(problem->dim),
+            value_padded = padded_dim(problem->value_dim);
     int64_t floats = (rows + BLOCK) * (padded + value_padded) + rows * (LANES + 1) + 6 * 16, unit;
     float *memory = aligned_alloc(64, (size_t)(floats * 4 + 63) / 64 * 64), *free_memory = memory;
     if (!memory) {
         problem->failed = 1;
         return;
     }
-    struct segment state = {.query = take_floats(&free_memory, rows * padded), .output = take_floats(&free_memory, rows * value_padded)};
+    struct forward_state state = {.query = take_floats(&free_memory, rows * padded),
+                                  .output = take_floats(&free_memory, rows * value_padded)};
     state.total = take_floats(&free_memory, rows * LANES), state.maximum = take_floats(&free_memory, rows);
-    state.keys = take_floats(&free_memory, padded * BLOCK), state.values = take_floats(&free_memory, BLOCK * value_padded);
-    int64_t segments = (problem->rows + rows - 1) / rows;
+    state.keys = take_floats(&free_memory, padded * BLOCK);
+    state.values = take_floats(&free_memory, BLOCK * value_padded);
+    int64_t units_of_head = (problem->rows + rows - 1) / rows;
     while ((unit = __atomic_fetch_add(&problem->next_unit, 1, __ATOMIC_RELAXED)) < problem->unit_count) {
-        int64_t head = unit / segments;
-        state.batch = head / problem->heads, state.head = head % problem->heads, state.begin = unit % segments * rows;
+        int64_t head = unit / units_of_head;
+        state.batch = head / problem->heads, state.head = head % problem->heads;
+        state.begin = unit % units_of_head * rows;
         state.count = min_int(problem->rows - state.begin, rows), state.blocks = (state.count + BLOCK - 1) / BLOCK;
         if (problem->is_bfloat16)
-            process_segment(problem, &state, 1);
+            process_row_blocks(problem, &state, 1);
         else
-            process_segment(problem, &state, 0);
+            process_row_blocks(problem, &state, 0);
     }
     free(memory);
 }

@@ -1,6 +1,7 @@
 /* Structures that Python and C share for dot-product attention over the tiles that a mask leaves.
  *
- * score(i, j) = scale query[i] . key[j], through softcap tanh(. / softcap) where there is one, + relative_bias[j - i + rows - 1];
+ * score(i, j) = scale query[i] . key[j], through softcap tanh(. / softcap) where there is one,
+ *               + relative_bias[j - i + rows - 1];
  * output[i] = sum over j of weight(i, j) value[j], weight(i, j) = exp(score(i, j) - lse[i])
  *
  * Source: Dao et al. 2022 (arXiv 2205.14135), algorithms 1, 2 and 4; Milakov and Gimelshein 2018 (arXiv 1805.02867) for
@@ -12,14 +13,16 @@
 
 #include <stdint.h>
 
-/* Tiles have so many rows and columns: a row of one is a word of bits, a bit for each column, 1 where the pair exists. */
+/* Tiles have so many rows and columns: a row of one is a word of bits, a bit for each column, 1 where the pair
+ * exists. */
 enum { BLOCK = 64 };
 
 /* The forward pass takes so many blocks of rows at once: each block of keys is packed once for them. */
 enum { MOST_BLOCKS = 8 };
 
-/* Entries of the query, key, value, output and its gradient, (batch, heads, length, dim), are float32, or bfloat16 where
- * `is_bfloat16`; all else is float32. Strides are in entries, of batch, head and row; the last axis is contiguous. */
+/* Entries of the query, key, value, output and its gradient, (batch, heads, length, dim), are float32, or bfloat16
+ * where `is_bfloat16`; all else is float32. Strides are in entries, of batch, head and row; the last axis is
+ * contiguous. */
 struct rows {
     const void *data;
     int64_t batch, head, row;
@@ -31,8 +34,8 @@ struct flash {
     int64_t next_unit, unit_count; /* how many units of work some thread has taken, and how many there are */
     int64_t failed;       /* whether there was no memory */
     int64_t heads, group, rows, columns, dim, value_dim, is_bfloat16;
-    int64_t segment; /* forward: blocks of rows in a unit; reductions: those that are taken at once; backward: parts that
-                        the blocks of columns are cut in */
+    int64_t row_blocks; /* forward, weights and reductions: blocks of rows that are taken at once */
+    int64_t key_parts;  /* backward: parts that the blocks of columns are cut in, each a unit with its own grad_query */
     float scale, softcap; /* softcap: 0 for none */
     struct rows query, key, value;
     const int64_t *first, *runs; /* runs of a block of rows: numbers first[block] to first[block + 1]. A run has three
@@ -42,8 +45,8 @@ struct flash {
     int64_t bits_batch, bits_head;
     const float *relative_bias; /* (heads, rows + columns - 1), times log2(e), or null; the stride of the first */
     int64_t relative_bias_head;
-    const int32_t *row_noise; /* (batch, heads, rows), or null: no weights are dropped; see dropout_keep */
-    const int32_t *column_noise; /* (columns) */
+    const int32_t *row_hashes; /* (batch, heads, rows), or null: no weights are dropped; see dropout_mask */
+    const int32_t *column_hashes; /* (columns) */
     int64_t threshold;
     float keep_probability;
     void *result; /* forward: (batch, heads, rows, value_dim), contiguous, and the log-sum-exp (batch, heads, rows) */
@@ -53,9 +56,10 @@ struct flash {
     float *grad_query;               /* (batch, heads, parts, rows, dim), to be added up over the parts; 0 before */
     float *grad_key, *grad_value;    /* (batch, key heads, columns, dim or value_dim) */
     float *grad_relative_bias;                /* (batch, heads, parts, rows + columns - 1), or null; 0 before */
-    struct rows keep;           /* weights, where first is null: bytes (batch, heads, rows, columns), 0 where there is no
+    struct rows keep; /* weights, where first is null: bytes (batch, heads, rows, columns), 0 where there is no
                                    pair; or null */
-    struct rows weights, terms; /* weights: float32 (batch, heads, rows, columns), to be written; the latter, weight times
+    struct rows weights,
+        entropy_terms; /* weights: float32 (batch, heads, rows, columns), to be written; the latter, weight times
                                    its logarithm to the base 2, or null */
     const struct reductions *reductions; /* reductions: see reductions.h */
 };

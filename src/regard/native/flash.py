@@ -20,13 +20,15 @@ from . import library
 from .library import DTYPES, check_cpu, last_contiguous
 from .threads import run_units, thread_count
 
-BLOCK = 64  # flash.h has the same, and the next one
+BLOCK = 64
+"""Rows and columns of a tile, as in flash.h."""
 MOST_BLOCKS = 8
-BLOCKS = 4
-"""Blocks of rows that are taken at once where there are enough for all threads: keys are laid out once for them."""
+"""The most blocks of rows in a unit of work, as in flash.h."""
+ROW_BLOCKS = 4
+"""Blocks of rows in a unit of work where there are enough for all threads; a block of keys is packed once for them."""
 
 LEAST_WORK = 2**21
-"""Flops that are worth a thread of their own: some 10 microseconds."""
+"""The fewest flops for which one more thread is used: some 10 microseconds of work."""
 
 
 class RowsStruct(ctypes.Structure):
@@ -40,17 +42,15 @@ class FlashStruct(ctypes.Structure):
 
     _fields_ = (
         *((name, c_int64) for name in ("next_unit", "unit_count", "failed")),
-        *(
-            (name, c_int64)
-            for name in ("heads", "group", "rows", "columns", "dim", "value_dim", "is_bfloat16", "segment")
-        ),
+        *((name, c_int64) for name in ("heads", "group", "rows", "columns", "dim", "value_dim", "is_bfloat16")),
+        *(("row_blocks", c_int64), ("key_parts", c_int64)),
         *(("scale", c_float), ("softcap", c_float), ("query", RowsStruct), ("key", RowsStruct), ("value", RowsStruct)),
         *(("first", c_void_p), ("runs", c_void_p), ("bits", c_void_p), ("bits_batch", c_int64)),
         *(("bits_head", c_int64), ("relative_bias", c_void_p), ("relative_bias_head", c_int64)),
-        *(("row_noise", c_void_p), ("column_noise", c_void_p), ("threshold", c_int64), ("keep_probability", c_float)),
+        *(("row_hashes", c_void_p), ("column_hashes", c_void_p), ("threshold", c_int64), ("keep_probability", c_float)),
         *(("result", c_void_p), ("lse", c_void_p), ("output", RowsStruct), ("grad_output", RowsStruct)),
         *((name, c_void_p) for name in ("grad_lse", "grad_query", "grad_key", "grad_value", "grad_relative_bias")),
-        *((name, RowsStruct) for name in ("keep", "weights", "terms")),
+        *((name, RowsStruct) for name in ("keep", "weights", "entropy_terms")),
         ("reductions", c_void_p),
     )
 
@@ -71,8 +71,8 @@ class FlashTiles:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class DropoutNoise:
-    """Dropout of weights: those whose hash of row and column noise is below the threshold are 0.
+class DropoutHashes:
+    """Dropout of weights: those whose mixed sum of the hashes of row and column is below the threshold are 0.
 
     Shapes: rows (B, H, M), columns (N,), int32, by `Dropout.hashes`. keep_probability: what
     the other weights are divided by.
@@ -105,7 +105,7 @@ class FlashProblem:
     tiles: FlashTiles
     softcap: float | None = None
     relative_bias: Tensor | None = None
-    dropout: DropoutNoise | None = None
+    dropout: DropoutHashes | None = None
 
     def __post_init__(self) -> None:
         _check(self.query, self.key, self.value, self.relative_bias)
@@ -123,8 +123,8 @@ class FlashProblem:
         output = self.value.new_empty(batch, heads, rows, self.value.shape[-1])
         lse = self.value.new_empty(batch, heads, rows, dtype=torch.float32)
         threads = thread_count(self.flops(), LEAST_WORK)
-        units, segment = segments(batch * heads, rows, 4 * threads)
-        work, _held = self.arguments(units, segment, result=output.data_ptr(), lse=lse.data_ptr())
+        units, row_blocks = split_rows(batch * heads, rows, 4 * threads)
+        work, _held = self.arguments(units, row_blocks=row_blocks, result=output.data_ptr(), lse=lse.data_ptr())
         run_units(code.flash, work, threads)
         return output, lse
 
@@ -156,7 +156,7 @@ class FlashProblem:
         lse, grad_lse = lse.contiguous(), None if grad_lse is None else grad_lse.contiguous()
         work, _held = self.arguments(
             batch * shared * parts,
-            parts,
+            key_parts=parts,
             lse=lse.data_ptr(),
             output=rows_struct(output),
             grad_output=rows_struct(grad_output),
@@ -177,11 +177,14 @@ class FlashProblem:
         pairs = int((runs[:, 1] - runs[:, 0]).sum()) * BLOCK * self.query.shape[0] * self.query.shape[1]
         return 2 * pairs * (self.query.shape[-1] + self.value.shape[-1])
 
-    def arguments(self, units: int, segment: int, **results: Any) -> tuple[FlashStruct, list[Any]]:
-        """The C structure, and the objects that own its memory, to be referenced as long as it is used."""
+    def arguments(self, units: int, **fields: Any) -> tuple[FlashStruct, list[Any]]:
+        """The C structure, and the objects that own its memory, to be referenced as long as it is used.
+
+        fields: of the structure, those that differ between the passes.
+        """
         query, key, value = (last_contiguous(tensor.detach()) for tensor in (self.query, self.key, self.value))
         bias = None if self.relative_bias is None else (self.relative_bias.detach() * math.log2(math.e)).contiguous()
-        tiles, noise = self.tiles, self._noise()
+        tiles, hashes = self.tiles, self._padded_hashes()
         (batches, bit_heads, count, _), words = tiles.bits.shape, BLOCK
         work = FlashStruct(
             next_unit=0,
@@ -194,7 +197,6 @@ class FlashProblem:
             dim=query.shape[3],
             value_dim=value.shape[3],
             is_bfloat16=value.dtype == torch.bfloat16,
-            segment=segment,
             scale=self.scale,
             softcap=self.softcap or 0.0,
             query=rows_struct(query),
@@ -207,26 +209,26 @@ class FlashProblem:
             bits_head=count * words if bit_heads > 1 else 0,
             relative_bias=None if bias is None else bias.data_ptr(),
             relative_bias_head=0 if bias is None or bias.shape[0] == 1 else bias.shape[1],
-            row_noise=None if noise is None else noise[0].data_ptr(),
-            column_noise=None if noise is None else noise[1].data_ptr(),
+            row_hashes=None if hashes is None else hashes[0].data_ptr(),
+            column_hashes=None if hashes is None else hashes[1].data_ptr(),
             threshold=0 if self.dropout is None else self.dropout.threshold,
             keep_probability=1.0 if self.dropout is None else self.dropout.keep_probability,
-            **results,
+            **fields,
         )
-        return work, [query, key, value, bias, noise]
+        return work, [query, key, value, bias, hashes]
 
-    def _noise(self) -> tuple[Tensor, Tensor] | None:
-        """Dropout noise of rows and of columns, the latter padded, as C reads whole vectors."""
+    def _padded_hashes(self) -> tuple[Tensor, Tensor] | None:
+        """The dropout hashes of rows and of columns, the latter padded, as C reads whole vectors."""
         if self.dropout is None:
             return None
         return self.dropout.rows.contiguous(), torch.nn.functional.pad(self.dropout.columns, (0, BLOCK))
 
 
-def segments(heads: int, rows: int, wanted: int) -> tuple[int, int]:
-    """The number of units of work, and the blocks of rows in each: BLOCKS, or fewer if more units are needed."""
+def split_rows(heads: int, rows: int, wanted: int) -> tuple[int, int]:
+    """The number of units of work, and the blocks of rows in each: ROW_BLOCKS, or fewer if more units are needed."""
     blocks = -(-rows // BLOCK)
-    segment = max(min(BLOCKS, heads * blocks // wanted), 1)
-    return heads * -(-blocks // segment), segment
+    row_blocks = max(min(ROW_BLOCKS, heads * blocks // wanted), 1)
+    return heads * -(-blocks // row_blocks), row_blocks
 
 
 def rows_struct(tensor: Tensor) -> RowsStruct:
@@ -271,27 +273,27 @@ def write_weights(
     lse: Tensor,
     weights: Tensor,
     *,
-    terms: Tensor | None = None,
+    entropy_terms: Tensor | None = None,
     keep: Tensor | None = None,
     softcap: float | None = None,
 ) -> Tensor:
     """w_ij = exp(softcap(scale · q_i · k_j) - lse_i), 0 where `keep` is False, written into `weights` and returned.
 
     query (B, H, M, D) and key (B, Hk, N, D), both float32 or both bfloat16, Hk divides H; lse (B, H, M) float32, +inf
-    for rows whose weights are to be 0; weights and terms (B, H, M, N) float32, whose last axis is contiguous; keep
-    (B or 1, H or 1, M or 1, N or 1) bool. All are on the CPU. terms: w · log₂ w is written there.
+    for rows whose weights are to be 0; weights and entropy_terms (B, H, M, N) float32, whose last axis is contiguous;
+    keep (B or 1, H or 1, M or 1, N or 1) bool. All are on the CPU. entropy_terms: w · log₂ w is written there.
 
     Raises:
         KernelError: there is no native code to call (`regard.native.why_not`).
         ShapeError, DtypeError, DeviceError: a tensor is not as above.
     """
     (batch, heads, rows, dim), (_, shared, columns, _) = query.shape, key.shape
-    _check_weights(query, key, lse, weights, terms)
+    _check_weights(query, key, lse, weights, entropy_terms)
     query, key, lse = last_contiguous(query.detach()), last_contiguous(key.detach()), lse.contiguous()
     if keep is not None:
         keep = last_contiguous(keep.expand(*keep.shape[:3], columns)).expand(batch, heads, rows, columns)
     threads = thread_count(2 * batch * heads * rows * columns * dim, LEAST_WORK)
-    units, segment = segments(batch * heads, rows, 2 * threads)
+    units, row_blocks = split_rows(batch * heads, rows, 2 * threads)
     options: dict[str, Any] = {} if keep is None else {"keep": rows_struct(keep)}
     work = FlashStruct(
         unit_count=units if columns else 0,
@@ -301,14 +303,14 @@ def write_weights(
         columns=columns,
         dim=dim,
         is_bfloat16=query.dtype == torch.bfloat16,
-        segment=segment,
+        row_blocks=row_blocks,
         scale=scale,
         softcap=softcap or 0.0,
         query=rows_struct(query),
         key=rows_struct(key),
         lse=lse.data_ptr(),
         weights=rows_struct(weights),
-        **(options if terms is None else options | {"terms": rows_struct(terms)}),
+        **(options if entropy_terms is None else options | {"entropy_terms": rows_struct(entropy_terms)}),
     )
     run_units(library.current().flash_weights, work, threads)
     return weights
@@ -322,13 +324,15 @@ def write_all(problem: FlashProblem, lse: Tensor, weights: Tensor) -> None:
     batch, heads, rows, _ = problem.query.shape
     lse = torch.where(lse.isfinite(), lse, float("inf")).contiguous()
     threads = thread_count(problem.flops(), LEAST_WORK)
-    units, segment = segments(batch * heads, rows, 2 * threads)
-    work, _held = problem.arguments(units, segment, lse=lse.data_ptr(), weights=rows_struct(weights))
+    units, row_blocks = split_rows(batch * heads, rows, 2 * threads)
+    work, _held = problem.arguments(units, row_blocks=row_blocks, lse=lse.data_ptr(), weights=rows_struct(weights))
     run_units(library.current().flash_weights, work, threads)
 
 
-def _check_weights(query: Tensor, key: Tensor, lse: Tensor, weights: Tensor, terms: Tensor | None) -> None:
-    named = {"query": query, "key": key, "lse": lse, "weights": weights} | ({} if terms is None else {"terms": terms})
+def _check_weights(query: Tensor, key: Tensor, lse: Tensor, weights: Tensor, entropy_terms: Tensor | None) -> None:
+    named = {"query": query, "key": key, "lse": lse, "weights": weights}
+    if entropy_terms is not None:
+        named["entropy_terms"] = entropy_terms
     for name, tensor in named.items():
         check_cpu(name, tensor)
     if query.dtype not in DTYPES or key.dtype != query.dtype:
@@ -343,12 +347,12 @@ def _check_weights(query: Tensor, key: Tensor, lse: Tensor, weights: Tensor, ter
         "key": (batch, shared, columns, dim),
         "lse": (batch, heads, rows),
         "weights": (batch, heads, rows, columns),
-        "terms": (batch, heads, rows, columns),
+        "entropy_terms": (batch, heads, rows, columns),
     }
     for name, tensor in named.items():
         if name != "query" and tuple(tensor.shape) != wanted[name]:
             raise ShapeError(f"{name} has shape {tuple(tensor.shape)}; it needs {wanted[name]}")
-        if name in ("lse", "weights", "terms") and tensor.dtype != torch.float32:
+        if name in ("lse", "weights", "entropy_terms") and tensor.dtype != torch.float32:
             raise DtypeError(f"{name} is {tensor.dtype}; native code takes torch.float32")
-        if name in ("weights", "terms") and columns > 1 and tensor.stride(-1) != 1:
+        if name in ("weights", "entropy_terms") and columns > 1 and tensor.stride(-1) != 1:
             raise ShapeError(f"{name} needs its last axis contiguous; its strides are {tensor.stride()}")

@@ -25,72 +25,85 @@ struct tile {
 INLINE int64_t padded_rows(const struct flash *problem) { return (problem->rows + BLOCK - 1) / BLOCK * BLOCK; }
 
 /* The part of a per-row array that belongs to a query head. */
-INLINE float *head_values(const struct flash *problem, const struct gradient *state, int64_t head, float *keep) {
-    return keep + (head - state->key_head * problem->group) * padded_rows(problem);
+INLINE float *head_values(const struct flash *problem, const struct gradient *state, int64_t head, float *values) {
+    return values + (head - state->key_head * problem->group) * padded_rows(problem);
 }
 
 /* The index of this thread's partial sum of a query head. */
 INLINE int64_t partial_sum_index(const struct flash *problem, const struct gradient *state, int64_t head) {
-    return (state->batch * problem->heads + head) * problem->segment + state->part;
+    return (state->batch * problem->heads + head) * problem->key_parts + state->part;
 }
 
 /* Where the gradient of a row's relative bias is summed, or null. */
-INLINE float *row_bias_gradient(const struct flash *problem, const struct gradient *state, int64_t head, int64_t row, int64_t column) {
+INLINE float *row_bias_gradient(const struct flash *problem, const struct gradient *state, int64_t head, int64_t row,
+                                int64_t column) {
     if (!problem->grad_relative_bias || row >= problem->rows) return 0;
-    return problem->grad_relative_bias + partial_sum_index(problem, state, head) * (problem->rows + problem->columns - 1) + diagonal_index(problem, row, column);
+    return problem->grad_relative_bias +
+           partial_sum_index(problem, state, head) * (problem->rows + problem->columns - 1) +
+           diagonal_index(problem, row, column);
 }
 
 /* The weights of a row, and the gradients of its scores: weight (grad_weight - delta). */
-INLINE void tile_row_gradient(const struct flash *problem, const struct gradient *state, const struct tile *tile, int64_t r,
-                        const struct extent extent) {
-    float *weights = state->weights + r * BLOCK, *scores = state->grad_scores + r * BLOCK;
+INLINE void tile_row_gradient(const struct flash *problem, const struct gradient *state, const struct tile *tile,
+                              int64_t r, const struct extent extent) {
+    float *weights = state->weights + r * BLOCK, *grad_scores = state->grad_scores + r * BLOCK;
     int64_t row = tile->row + r, low = aligned_begin(extent), high = aligned_end(extent);
     const float *relative_bias = row_bias(problem, tile->head, row, tile->column);
     float *relative_bias_target = row_bias_gradient(problem, state, tile->head, row, tile->column);
-    float lse = head_values(problem, state, tile->head, state->lse)[row], delta = head_values(problem, state, tile->head, state->delta)[row];
+    float lse = head_values(problem, state, tile->head, state->lse)[row],
+          delta = head_values(problem, state, tile->head, state->delta)[row];
     uint64_t word = row_word(tile->words, (int)r, tile->count);
-    int32_t noise = row_noise_at(problem, state->batch, tile->head, row);
+    int32_t row_hash = row_hash_at(problem, state->batch, tile->head, row);
     for (int64_t j = low; j < high; j += LANES) {
         lanes slope = broadcast(1.0f), score = apply_softcap(problem, load(weights + j), &slope);
         if (relative_bias && j < extent.end) score += load_partial(relative_bias + j, extent.end - j);
         if (extent.partial) score = select_bits(word, j, score, -INFINITY);
         lanes weight = exp2_lanes(score - lse);
-        lanes dropped = weight, grad_weight = load(scores + j);
-        if (problem->row_noise) {
-            bits keep = dropout_keep(problem, noise, tile->column + j);
-            dropped = zero_unless(keep, dropped), grad_weight = zero_unless(keep, grad_weight);
+        lanes dropped = weight, grad_weight = load(grad_scores + j); /* written by row_group_gradient */
+        if (problem->row_hashes) {
+            bits mask = dropout_mask(problem, row_hash, tile->column + j);
+            dropped = zero_unless(mask, dropped), grad_weight = zero_unless(mask, grad_weight);
         }
         lanes gradient = weight * (grad_weight - delta);
         if (extent.partial) gradient = select_bits(word, j, gradient, 0.0f);
         if (relative_bias_target && j < extent.end)
-            store_partial(relative_bias_target + j, load_partial(relative_bias_target + j, extent.end - j) + gradient, extent.end - j);
+            store_partial(relative_bias_target + j, load_partial(relative_bias_target + j, extent.end - j) + gradient,
+                          extent.end - j);
         store(weights + j, dropped);
-        store(scores + j, gradient * slope);
+        store(grad_scores + j, gradient * slope);
     }
     for (int64_t j = 0; j < BLOCK; j = j + LANES == low ? high : j + LANES) {
         if (j >= low && j < high) continue;
         store(weights + j, broadcast(0.0f));
-        store(scores + j, broadcast(0.0f));
+        store(grad_scores + j, broadcast(0.0f));
     }
 }
 
 INLINE void row_group_gradient(const struct flash *problem, struct gradient *state, struct tile *tile, int64_t r,
                           const struct extent extent) {
     int64_t padded = padded_dim(problem->dim), value_padded = padded_dim(problem->value_dim);
-    struct factor query = {state->query + r * padded, padded, 1}, grad_output = {state->grad_output + r * value_padded, value_padded, 1};
+    struct factor query = {state->query + r * padded, padded, 1},
+                  grad_output = {state->grad_output + r * value_padded, value_padded, 1};
     for (int64_t j = aligned_begin(extent); j < aligned_end(extent); j += PAIR) {
         int64_t target = r * BLOCK + j;
-        add_product(query, (struct vectors){state->key_columns + j, BLOCK, 0, problem->dim}, state->weights + target, BLOCK, 0);
-        add_product(grad_output, (struct vectors){state->value_columns + j, BLOCK, 0, problem->value_dim}, state->grad_scores + target, BLOCK, 0);
+        add_product(query, (struct vectors){state->key_columns + j, BLOCK, 0, problem->dim}, state->weights + target,
+                    BLOCK, 0);
+        add_product(grad_output, (struct vectors){state->value_columns + j, BLOCK, 0, problem->value_dim},
+                    state->grad_scores + target, BLOCK, 0);
     }
     for (int64_t i = 0; i < GROUP; i++) tile_row_gradient(problem, state, tile, r + i, extent);
-    struct factor scores = {state->grad_scores + r * BLOCK, BLOCK, 1};
+    struct factor grad_scores = {state->grad_scores + r * BLOCK, BLOCK, 1};
     for (int64_t a = 0; a < padded; a += PAIR)
-        add_product(scores, (struct vectors){state->key_rows + a, padded, extent.begin, extent.end}, state->grad_query + a, padded, 0);
+        add_product(grad_scores, (struct vectors){state->key_rows + a, padded, extent.begin, extent.end},
+                    state->grad_query + a, padded, 0);
     for (int64_t i = 0; i < GROUP && tile->row + r + i < problem->rows; i++) {
-        float *target = problem->grad_query + (partial_sum_index(problem, state, tile->head) * problem->rows + tile->row + r + i) * problem->dim;
+        float *target =
+            problem->grad_query +
+            (partial_sum_index(problem, state, tile->head) * problem->rows + tile->row + r + i) * problem->dim;
         for (int64_t a = 0; a < problem->dim; a += LANES)
-            store_partial(target + a, load_partial(target + a, problem->dim - a) + load(state->grad_query + i * padded + a), problem->dim - a);
+            store_partial(target + a,
+                          load_partial(target + a, problem->dim - a) + load(state->grad_query + i * padded + a),
+                          problem->dim - a);
     }
 }
 
@@ -100,22 +113,24 @@ INLINE void column_gradients(const struct flash *problem, struct gradient *state
     int64_t padded = padded_dim(problem->dim), value_padded = padded_dim(problem->value_dim);
     for (int64_t j = 0; j < tile->count; j += GROUP) {
         if (!(tile->columns_used >> j & 0xff)) continue;
-        struct factor weights = {state->weights + j, 1, BLOCK}, scores = {state->grad_scores + j, 1, BLOCK};
+        struct factor weights = {state->weights + j, 1, BLOCK}, grad_scores = {state->grad_scores + j, 1, BLOCK};
         for (int64_t a = 0; a < value_padded; a += PAIR)
             add_product(weights, (struct vectors){state->grad_output + a, value_padded, tile->begin, tile->end},
                     state->grad_value + j * value_padded + a, value_padded, whole);
         for (int64_t a = 0; a < padded; a += PAIR)
-            add_product(scores, (struct vectors){state->query + a, padded, tile->begin, tile->end},
+            add_product(grad_scores, (struct vectors){state->query + a, padded, tile->begin, tile->end},
                     state->grad_key + j * padded + a, padded, whole);
     }
 }
 
-INLINE void process_tile(const struct flash *problem, struct gradient *state, struct tile *tile, const int is_bfloat16) {
+INLINE void process_tile(const struct flash *problem, struct gradient *state, struct tile *tile,
+                         const int is_bfloat16) {
     int64_t count = min_int(problem->rows - tile->row, BLOCK);
-    pack_rows(head_rows(&problem->query, state->batch, tile->head, tile->row, is_bfloat16), problem->query.row, count, problem->dim,
-             query_factor(problem), state->query, is_bfloat16);
-    pack_rows(head_rows(&problem->grad_output, state->batch, tile->head, tile->row, is_bfloat16), problem->grad_output.row, count,
-             problem->value_dim, 1.0f / problem->keep_probability, state->grad_output, is_bfloat16);
+    pack_rows(head_rows(&problem->query, state->batch, tile->head, tile->row, is_bfloat16), problem->query.row, count,
+              problem->dim, query_factor(problem), state->query, is_bfloat16);
+    pack_rows(head_rows(&problem->grad_output, state->batch, tile->head, tile->row, is_bfloat16),
+              problem->grad_output.row, count, problem->value_dim, 1.0f / problem->keep_probability, state->grad_output,
+              is_bfloat16);
     tile->begin = BLOCK, tile->end = 0, tile->columns_used = 0;
     for (int64_t r = 0; r < count; r += GROUP) {
         struct extent extent = tile_extent(tile->words ? tile->words + r : 0, tile->count);
@@ -134,7 +149,8 @@ INLINE void process_tile(const struct flash *problem, struct gradient *state, st
 /* Before the first tile: delta and lse of a query head's rows. Rows of padding take no part. */
 INLINE void prepare_head(const struct flash *problem, struct gradient *state, int64_t head, const int is_bfloat16) {
     int64_t first = (state->batch * problem->heads + head) * problem->rows;
-    float *delta_to = head_values(problem, state, head, state->delta), *lse_to = head_values(problem, state, head, state->lse);
+    float *delta_to = head_values(problem, state, head, state->delta),
+          *lse_to = head_values(problem, state, head, state->lse);
     for (int64_t row = 0; row < padded_rows(problem); row++) {
         delta_to[row] = 0.0f, lse_to[row] = INFINITY;
         if (row >= problem->rows) continue;
@@ -142,7 +158,8 @@ INLINE void prepare_head(const struct flash *problem, struct gradient *state, in
         const void *grad_output = head_rows(&problem->grad_output, state->batch, head, row, is_bfloat16);
         lanes sum = {0};
         for (int64_t a = 0; a < problem->value_dim; a += LANES)
-            sum += load_entries(output, a, problem->value_dim, is_bfloat16, 0) * load_entries(grad_output, a, problem->value_dim, is_bfloat16, 0);
+            sum += load_entries(output, a, problem->value_dim, is_bfloat16, 0) *
+                   load_entries(grad_output, a, problem->value_dim, is_bfloat16, 0);
         delta_to[row] = sum_lanes(sum) - (problem->grad_lse ? problem->grad_lse[first + row] : 0.0f);
         lse_to[row] = problem->lse[first + row] * LOG2_E;
     }
@@ -156,9 +173,12 @@ INLINE void store_gradient(const float *begin, int64_t count, int64_t dim, float
 }
 
 /* A block of keys with all the blocks of rows that attend to it. */
-INLINE void process_key_block(const struct flash *problem, struct gradient *state, int64_t column, const int is_bfloat16) {
-    int64_t count = min_int(problem->columns - column, BLOCK), padded = padded_dim(problem->dim), blocks = padded_rows(problem) / BLOCK;
-    int64_t value_padded = padded_dim(problem->value_dim), first = (state->batch * (problem->heads / problem->group) + state->key_head) * problem->columns + column;
+INLINE void process_key_block(const struct flash *problem, struct gradient *state, int64_t column,
+                              const int is_bfloat16) {
+    int64_t count = min_int(problem->columns - column, BLOCK), padded = padded_dim(problem->dim),
+            blocks = padded_rows(problem) / BLOCK;
+    int64_t value_padded = padded_dim(problem->value_dim),
+            first = (state->batch * (problem->heads / problem->group) + state->key_head) * problem->columns + column;
     const void *key = head_rows(&problem->key, state->batch, state->key_head, column, is_bfloat16);
     const void *value = head_rows(&problem->value, state->batch, state->key_head, column, is_bfloat16);
     pack_transposed(key, problem->key.row, count, problem->dim, state->key_columns, is_bfloat16);
@@ -175,26 +195,30 @@ INLINE void process_key_block(const struct flash *problem, struct gradient *stat
             process_tile(problem, state, &tile, is_bfloat16);
         }
     }
-    store_gradient(state->grad_key, count, problem->dim, key_gradient_factor(problem), problem->grad_key + first * problem->dim);
-    store_gradient(state->grad_value, count, problem->value_dim, 1.0f, problem->grad_value + first * problem->value_dim);
+    store_gradient(state->grad_key, count, problem->dim, key_gradient_factor(problem),
+                   problem->grad_key + first * problem->dim);
+    store_gradient(state->grad_value, count, problem->value_dim, 1.0f,
+                   problem->grad_value + first * problem->value_dim);
 }
 
 /* One part of the keys of one head. */
 INLINE void process_key_range(const struct flash *problem, struct gradient *state, const int is_bfloat16) {
     int64_t blocks = (problem->columns + BLOCK - 1) / BLOCK;
-    int64_t begin = blocks * state->part / problem->segment * BLOCK, target = min_int(blocks * (state->part + 1) / problem->segment * BLOCK, problem->columns);
+    int64_t begin = blocks * state->part / problem->key_parts * BLOCK,
+            end = min_int(blocks * (state->part + 1) / problem->key_parts * BLOCK, problem->columns);
     for (int64_t head = state->key_head * problem->group; head < (state->key_head + 1) * problem->group; head++)
         prepare_head(problem, state, head, is_bfloat16);
     for (int64_t b = 0; b < padded_rows(problem) / BLOCK; b++) {
         state->cursors[b] = first_tile(problem, b);
         while (state->cursors[b].column < begin) next_tile(problem, state->cursors + b);
     }
-    for (int64_t column = begin; column < target; column += BLOCK) process_key_block(problem, state, column, is_bfloat16);
+    for (int64_t column = begin; column < end; column += BLOCK) process_key_block(problem, state, column, is_bfloat16);
 }
 
 /* Takes one part of one key head after another while any is left; any number of threads may call it at once. */
 void EXPORTED(regard_flash_backward)(struct flash *problem) {
-    int64_t rows = padded_rows(problem) * problem->group, padded = padded_dim(problem->dim), value_padded = padded_dim(problem->value_dim);
+    int64_t rows = padded_rows(problem) * problem->group, padded = padded_dim(problem->dim),
+            value_padded = padded_dim(problem->value_dim);
     int64_t floats = 2 * rows + BLOCK * (4 * padded + 3 * value_padded) + GROUP * padded + 2 * BLOCK * BLOCK + 12 * 16;
     float *memory = aligned_alloc(64, (size_t)(floats * 4 + 63) / 64 * 64), *free_memory = memory;
     struct cursor *cursors = malloc((size_t)(padded_rows(problem) / BLOCK + 1) * sizeof(struct cursor));
@@ -203,15 +227,20 @@ void EXPORTED(regard_flash_backward)(struct flash *problem) {
         problem->failed = 1;
     else {
         state.delta = take_floats(&free_memory, rows), state.lse = take_floats(&free_memory, rows);
-        state.key_columns = take_floats(&free_memory, padded * BLOCK), state.key_rows = take_floats(&free_memory, padded * BLOCK);
+        state.key_columns = take_floats(&free_memory, padded * BLOCK);
+        state.key_rows = take_floats(&free_memory, padded * BLOCK);
         state.value_columns = take_floats(&free_memory, value_padded * BLOCK);
-        state.grad_key = take_floats(&free_memory, padded * BLOCK), state.grad_value = take_floats(&free_memory, value_padded * BLOCK);
-        state.query = take_floats(&free_memory, padded * BLOCK), state.grad_output = take_floats(&free_memory, value_padded * BLOCK);
+        state.grad_key = take_floats(&free_memory, padded * BLOCK);
+        state.grad_value = take_floats(&free_memory, value_padded * BLOCK);
+        state.query = take_floats(&free_memory, padded * BLOCK);
+        state.grad_output = take_floats(&free_memory, value_padded * BLOCK);
         state.grad_query = take_floats(&free_memory, GROUP * padded);
-        state.weights = take_floats(&free_memory, BLOCK * BLOCK), state.grad_scores = take_floats(&free_memory, BLOCK * BLOCK);
-        int64_t unit, key_head = problem->heads / problem->group;
+        state.weights = take_floats(&free_memory, BLOCK * BLOCK);
+        state.grad_scores = take_floats(&free_memory, BLOCK * BLOCK);
+        int64_t unit, key_heads = problem->heads / problem->group;
         while ((unit = __atomic_fetch_add(&problem->next_unit, 1, __ATOMIC_RELAXED)) < problem->unit_count) {
-            state.part = unit % problem->segment, state.key_head = unit / problem->segment % key_head, state.batch = unit / problem->segment / key_head;
+            state.part = unit % problem->key_parts, state.key_head = unit / problem->key_parts % key_heads;
+            state.batch = unit / problem->key_parts / key_heads;
             if (problem->is_bfloat16)
                 process_key_range(problem, &state, 1);
             else

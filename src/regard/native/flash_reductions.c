@@ -96,12 +96,11 @@ INLINE void finish_exponents(const struct flash *problem, const struct reduction
 /* Sums and maxima of a group's columns; cuts: a bit for each of its rows after which they are added to the results. */
 INLINE void reduce_columns(const struct flash *problem, struct reduction_state *state, const struct row_group *group,
                            uint32_t cuts) {
-    const struct distances *distances = problem->reductions->distances;
     const int rows = (int)min_int(state->count - group->row, GROUP);
     for (int first = 0, end; first < rows; first = end) {
         uint32_t later = cuts >> first;
         end = later ? first + __builtin_ctz(later) + 1 : rows;
-        add_columns(distances, state, group, first, end);
+        add_columns(problem->reductions, state, group, first, end);
         if (later) flush_columns(problem, state, state->begin + group->row + end - 1, group->column);
     }
 }
@@ -123,13 +122,14 @@ static void process_row_group(const struct flash *problem, struct reduction_stat
     if (reductions->topk_count) update_topk(reductions, state, &group);
     if (reductions->distances)
         for (int r = 0; r < GROUP && row + r < state->count; r++)
-            add_to_histogram(reductions->distances, state, &group, r);
-    add_rows(reductions->distances, state, &group);
+            add_to_histogram(reductions, state, &group, r);
+    add_rows(reductions, state, &group);
     if (state->has_columns) reduce_columns(problem, state, &group, cuts);
 }
 
 /* Finds the bins that the distances of a tile lie in. */
-INLINE void start_bins(const struct distances *distances, struct reduction_state *state, int64_t block, int64_t column) {
+INLINE void start_bins(const struct distances *distances, struct reduction_state *state, int64_t block,
+                       int64_t column) {
     const float *rows = distances->row_ranges + 2 * (state->begin / BLOCK + block);
     const float *columns = distances->column_ranges + 2 * (column / BLOCK), *edges = distances->edges;
     float after = rows[0] - columns[1], before = columns[0] - rows[1];
@@ -164,7 +164,8 @@ INLINE void process_tile(const struct flash *problem, struct reduction_state *st
         }
         uint32_t group_cuts = cuts >> row & ((1u << GROUP) - 1);
         if (!any) {
-            if (group_cuts) flush_columns(problem, state, state->begin + first + row + __builtin_ctz(group_cuts), column);
+            if (group_cuts)
+                flush_columns(problem, state, state->begin + first + row + __builtin_ctz(group_cuts), column);
             continue;
         }
         struct extent extent = {common != ~(uint64_t)0, __builtin_ctzll(any), BLOCK - __builtin_clzll(any)};
@@ -261,8 +262,8 @@ void EXPORTED(regard_flash_reductions)(struct flash *problem) {
         state.pair = unit / strips, state.strip = unit % strips;
         state.batch = state.pair / problem->heads, state.head = state.pair % problem->heads;
         int64_t end = strip_blocks[state.strip + 1];
-        for (int64_t block = strip_blocks[state.strip]; block < end; block += problem->segment) {
-            state.blocks = min_int(problem->segment, end - block), state.begin = block * BLOCK;
+        for (int64_t block = strip_blocks[state.strip]; block < end; block += problem->row_blocks) {
+            state.blocks = min_int(problem->row_blocks, end - block), state.begin = block * BLOCK;
             state.count = min_int(problem->rows - state.begin, state.blocks * BLOCK);
             process_row_blocks(problem, &state);
         }

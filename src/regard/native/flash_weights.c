@@ -1,5 +1,6 @@
-/* The weights themselves, from the log-sum-exp of their rows: weight(i, j) = exp(score(i, j) - lse[i]). They are written
- * for the tiles of a mask alone, into zeros; or, where there are no tiles, for all pairs, and 0 where `keep` says so. */
+/* The weights themselves, from the log-sum-exp of their rows: weight(i, j) = exp(score(i, j) - lse[i]). They are
+ * written for the tiles of a mask alone, into zeros; or, where there are no tiles, for all pairs, and 0 where `keep`
+ * says so. */
 #include "tile.h"
 
 /* The state of a thread for some rows and a block of keys. */
@@ -21,8 +22,8 @@ INLINE bits pairs_exist(const uint8_t *keep, int64_t count) {
 }
 
 /* A row of products becomes weights, where pairs of its tile exist; a row with lse +infinity is not touched. */
-INLINE void write_tile_row(const struct flash *problem, const struct row_block_state *state, int64_t row, int64_t column,
-                          const struct extent extent, uint64_t word, const float *products) {
+INLINE void write_tile_row(const struct flash *problem, const struct row_block_state *state, int64_t row,
+                           int64_t column, const struct extent extent, uint64_t word, const float *products) {
     const float *relative_bias = row_bias(problem, state->head, row, column);
     float lse = LOG2_E * problem->lse[(state->batch * problem->heads + state->head) * problem->rows + row];
     float *weights = row_pointer(&problem->weights, state, row, column);
@@ -37,30 +38,31 @@ INLINE void write_tile_row(const struct flash *problem, const struct row_block_s
 }
 
 /* A row of products becomes weights, of all pairs. */
-INLINE void write_full_row(const struct flash *problem, const struct row_block_state *state, int64_t row, int64_t column, int64_t count,
-                          const float *products) {
-    const uint8_t *keep = problem->keep.data ? (const uint8_t *)problem->keep.data + state->batch * problem->keep.batch +
-                                            state->head * problem->keep.head + row * problem->keep.row + column
-                                      : 0;
+INLINE void write_full_row(const struct flash *problem, const struct row_block_state *state, int64_t row,
+                           int64_t column, int64_t count, const float *products) {
+    const uint8_t *keep = problem->keep.data
+                              ? (const uint8_t *)problem->keep.data + state->batch * problem->keep.batch +
+                                    state->head * problem->keep.head + row * problem->keep.row + column
+                              : 0;
     float lse = LOG2_E * problem->lse[(state->batch * problem->heads + state->head) * problem->rows + row];
     float none = lse != lse ? lse : 0.0f; /* all of a row that attends to NaN is NaN */
     float *weights = row_pointer(&problem->weights, state, row, column);
-    float *terms = problem->terms.data ? row_pointer(&problem->terms, state, row, column) : 0;
+    float *entropy_terms = problem->entropy_terms.data ? row_pointer(&problem->entropy_terms, state, row, column) : 0;
     for (int64_t j = 0; j < count; j += LANES) {
         lanes exponent = apply_softcap(problem, load(products + j), 0) - lse;
-        lanes weight = exp2_lanes(exponent), term = weight * max_lanes(broadcast(-127.0f), exponent);
+        lanes weight = exp2_lanes(exponent), entropy_term = weight * max_lanes(broadcast(-127.0f), exponent);
         if (keep) {
             bits exists = pairs_exist(keep + j, count - j);
-            weight = zero_unless(exists, weight) + none, term = zero_unless(exists, term) + none;
+            weight = zero_unless(exists, weight) + none, entropy_term = zero_unless(exists, entropy_term) + none;
         }
         store_partial(weights + j, weight, count - j);
-        if (terms) store_partial(terms + j, term, count - j);
+        if (entropy_terms) store_partial(entropy_terms + j, entropy_term, count - j);
     }
 }
 
 /* A block of rows with one block of keys; `words` has the bits of the tile, or is null where all its pairs exist. */
-INLINE void process_tile(const struct flash *problem, const struct row_block_state *state, int64_t first, int64_t column,
-                       const uint64_t *words) {
+INLINE void process_tile(const struct flash *problem, const struct row_block_state *state, int64_t first,
+                         int64_t column, const uint64_t *words) {
     int64_t padded = padded_dim(problem->dim), count = min_int(problem->columns - column, BLOCK);
     for (int64_t row = first; row < first + BLOCK && row < state->count; row += GROUP) {
         const uint64_t *own = words ? words + row - first : 0;
@@ -71,7 +73,8 @@ INLINE void process_tile(const struct flash *problem, const struct row_block_sta
             add_product(query, (struct vectors){state->keys + j, BLOCK, 0, problem->dim}, products + j, BLOCK, 0);
         for (int r = 0; r < GROUP && row + r < state->count; r++)
             if (problem->first)
-                write_tile_row(problem, state, state->begin + row + r, column, extent, row_word(own, r, count), products + r * BLOCK);
+                write_tile_row(problem, state, state->begin + row + r, column, extent, row_word(own, r, count),
+                               products + r * BLOCK);
             else
                 write_full_row(problem, state, state->begin + row + r, column, count, products + r * BLOCK);
     }
@@ -82,16 +85,19 @@ INLINE void process_row_blocks(const struct flash *problem, struct row_block_sta
     struct cursor cursors[MOST_BLOCKS];
     for (int64_t b = 0; b < state->blocks; b++) {
         if (problem->first) cursors[b] = first_tile(problem, state->begin / BLOCK + b);
-        pack_rows(head_rows(&problem->query, state->batch, state->head, state->begin + b * BLOCK, is_bfloat16), problem->query.row,
-                 min_int(state->count - b * BLOCK, BLOCK), problem->dim, query_factor(problem), state->query + b * BLOCK * padded, is_bfloat16);
+        pack_rows(head_rows(&problem->query, state->batch, state->head, state->begin + b * BLOCK, is_bfloat16),
+                  problem->query.row, min_int(state->count - b * BLOCK, BLOCK), problem->dim, query_factor(problem),
+                  state->query + b * BLOCK * padded, is_bfloat16);
     }
     for (int64_t column = 0; column < problem->columns; column += BLOCK) {
         int packed = 0;
         for (int64_t b = 0; b < state->blocks; b++) {
             if (problem->first && cursors[b].column != column) continue;
             if (!packed)
-                pack_transposed(head_rows(&problem->key, state->batch, state->head / problem->group, column, is_bfloat16), problem->key.row,
-                            min_int(problem->columns - column, BLOCK), problem->dim, state->keys, is_bfloat16);
+                pack_transposed(
+                    head_rows(&problem->key, state->batch, state->head / problem->group, column, is_bfloat16),
+                    problem->key.row, min_int(problem->columns - column, BLOCK), problem->dim, state->keys,
+                    is_bfloat16);
             packed = 1;
             int64_t tile = problem->first ? next_tile(problem, cursors + b) : -1;
             process_tile(problem, state, b * BLOCK, column, tile_words(problem, state->batch, state->head, tile));
@@ -101,17 +107,20 @@ INLINE void process_row_blocks(const struct flash *problem, struct row_block_sta
 
 /* Takes some rows of one head after another while any are left; any number of threads may call it at once. */
 void EXPORTED(regard_flash_weights)(struct flash *problem) {
-    int64_t rows = problem->segment * BLOCK, padded = padded_dim(problem->dim), segments = (problem->rows + rows - 1) / rows, unit;
+    int64_t rows = problem->row_blocks * BLOCK, padded = padded_dim(problem->dim),
+            units_of_head = (problem->rows + rows - 1) / rows, unit;
     int64_t floats = (rows + BLOCK) * padded + 2 * 16;
     float *memory = aligned_alloc(64, (size_t)(floats * 4 + 63) / 64 * 64), *free_memory = memory;
     if (!memory) {
         problem->failed = 1;
         return;
     }
-    struct row_block_state state = {.query = take_floats(&free_memory, rows * padded), .keys = take_floats(&free_memory, padded * BLOCK)};
+    struct row_block_state state = {.query = take_floats(&free_memory, rows * padded),
+                                    .keys = take_floats(&free_memory, padded * BLOCK)};
     while ((unit = __atomic_fetch_add(&problem->next_unit, 1, __ATOMIC_RELAXED)) < problem->unit_count) {
-        int64_t head = unit / segments;
-        state.batch = head / problem->heads, state.head = head % problem->heads, state.begin = unit % segments * rows;
+        int64_t head = unit / units_of_head;
+        state.batch = head / problem->heads, state.head = head % problem->heads;
+        state.begin = unit % units_of_head * rows;
         state.count = min_int(problem->rows - state.begin, rows), state.blocks = (state.count + BLOCK - 1) / BLOCK;
         if (problem->is_bfloat16)
             process_row_blocks(problem, &state, 1);

@@ -8,8 +8,8 @@ enum { ROWS = 4, COLUMNS = 4 };
 /* Bytes ahead of use at which memory is prefetched, and those of a cache line. */
 enum { AHEAD = 2048, LINE = 64 };
 
-/* Constants that the compiler specialises the code for: a matrix in bfloat16, whole vectors, and how many rows and columns go at
- * once. */
+/* Constants that the compiler specialises the code for: a matrix in bfloat16, whole vectors, and how many rows and
+ * columns go at once. */
 struct kind {
     int is_bfloat16, whole, rows, columns;
 };
@@ -44,12 +44,15 @@ INLINE void process_columns(const struct gemv *problem, int64_t column, const st
         gemv_block(problem, row, column, (struct kind){kind.is_bfloat16, kind.whole, ROWS, kind.columns});
     for (; row + 2 <= problem->rows; row += 2)
         gemv_block(problem, row, column, (struct kind){kind.is_bfloat16, kind.whole, 2, kind.columns});
-    if (row < problem->rows) gemv_block(problem, row, column, (struct kind){kind.is_bfloat16, kind.whole, 1, kind.columns});
+    if (row < problem->rows)
+        gemv_block(problem, row, column, (struct kind){kind.is_bfloat16, kind.whole, 1, kind.columns});
 }
 
 INLINE void process_unit(const struct gemv *problem, int64_t unit, const int is_bfloat16, const int whole) {
-    int64_t column = unit * problem->unit, end = column + problem->unit < problem->columns ? column + problem->unit : problem->columns;
-    for (; column + COLUMNS <= end; column += COLUMNS) process_columns(problem, column, (struct kind){is_bfloat16, whole, 0, COLUMNS});
+    int64_t column = unit * problem->unit,
+            end = column + problem->unit < problem->columns ? column + problem->unit : problem->columns;
+    for (; column + COLUMNS <= end; column += COLUMNS)
+        process_columns(problem, column, (struct kind){is_bfloat16, whole, 0, COLUMNS});
     for (; column < end; column++) process_columns(problem, column, (struct kind){is_bfloat16, whole, 0, 1});
 }
 

@@ -1,5 +1,5 @@
-/* Reductions of the weights of a few rows and a block of keys: the functions of the table in reductions.h, and the state
- * of the thread that adds them up. */
+/* Reductions of the weights of a few rows and a block of keys: the functions of the table in reductions.h, and the
+ * state of the thread that adds them up. */
 #ifndef REGARD_REDUCE_TILE_H
 #define REGARD_REDUCE_TILE_H
 
@@ -7,29 +7,42 @@
 #include "tile.h"
 #include "topk.h"
 
-/* The positions of one query and of LANES keys. */
+/* The positions of a row and of the keys of a block; without positions `keys` is null. */
 struct positions {
     float query;
     const float *keys;
 };
 
-/* The functions of the table: the contribution of LANES weights, each 2^exponent, of one row. */
-typedef lanes term_function(lanes weight, lanes exponent, const struct positions positions);
-
-INLINE lanes term_weight(lanes weight, lanes exponent, const struct positions positions) {
-    (void)exponent, (void)positions;
+/* The functions of the table: the contributions of LANES weights, each 2^exponent, of one row. */
+INLINE lanes term_weight(lanes weight, lanes exponent) {
+    (void)exponent;
     return weight;
 }
 
-INLINE lanes term_weight_log2_weight(lanes weight, lanes exponent, const struct positions positions) {
-    (void)positions;
-    return weight * max_lanes(broadcast(-127.0f), exponent); /* the weight is 0 from there on: 0 times -infinity is NaN */
+INLINE lanes term_weight_log2_weight(lanes weight, lanes exponent) {
+    return weight *
+           max_lanes(broadcast(-127.0f), exponent); /* the weight is 0 from there on: 0 times -infinity is NaN */
 }
 
-INLINE lanes term_weight_distance(lanes weight, lanes exponent, const struct positions positions) {
+/* Those that read positions; the first of the lanes is column j of the block. */
+INLINE lanes term_weight_distance(lanes weight, lanes exponent, const struct positions positions, int64_t j) {
     (void)exponent;
-    return weight * absolute(load(positions.keys) - positions.query);
+    return weight * absolute(load(positions.keys + j) - positions.query);
 }
+
+/* All of them with one signature. A term without positions cannot read any: its function does not take them. */
+typedef lanes contribution_function(lanes weight, lanes exponent, const struct positions positions, int64_t j);
+
+#define CONTRIBUTION(name)                                                                                            \
+    INLINE lanes contribution_##name(lanes weight, lanes exponent, const struct positions positions, int64_t j) {     \
+        (void)positions, (void)j;                                                                                     \
+        return term_##name(weight, exponent);                                                                         \
+    }
+#define POSITION_CONTRIBUTION(name)                                                                                   \
+    INLINE lanes contribution_##name(lanes weight, lanes exponent, const struct positions positions, int64_t j) {     \
+        return term_##name(weight, exponent, positions, j);                                                           \
+    }
+TERMS(CONTRIBUTION, POSITION_CONTRIBUTION)
 
 /* What a thread needs for consecutive blocks of rows. */
 struct reduction_state {
@@ -64,7 +77,7 @@ INLINE float *take_zeros(float **memory, int64_t floats) {
 /* The floats that a thread needs, at least. */
 INLINE int64_t state_floats(const struct flash *problem) {
     const struct reductions *reductions = problem->reductions;
-    int64_t rows = problem->segment * BLOCK, padded = padded_dim(problem->dim);
+    int64_t rows = problem->row_blocks * BLOCK, padded = padded_dim(problem->dim);
     int64_t floats = (rows + BLOCK) * padded + rows + TERM_COUNT * (rows * LANES + BLOCK) + BLOCK;
     if (reductions->distances) floats += reductions->distances->bins * LANES;
     floats += reductions->topk_count * (int64_t)(sizeof(struct topk_rows) / sizeof(float));
@@ -74,7 +87,7 @@ INLINE int64_t state_floats(const struct flash *problem) {
 
 INLINE struct reduction_state allocate_state(const struct flash *problem, float *memory) {
     const struct reductions *reductions = problem->reductions;
-    int64_t rows = problem->segment * BLOCK, padded = padded_dim(problem->dim);
+    int64_t rows = problem->row_blocks * BLOCK, padded = padded_dim(problem->dim);
     struct reduction_state state = {.query = take_floats(&memory, rows * padded)};
     state.keys = take_floats(&memory, padded * BLOCK), state.shift = take_floats(&memory, rows);
     for (int64_t m = 0; m < reductions->map_count; m++) {
@@ -101,34 +114,36 @@ INLINE struct reduction_state allocate_state(const struct flash *problem, float 
     return state;
 }
 
-INLINE struct positions positions_of(const struct distances *distances, const struct reduction_state *state,
-                                     const struct row_group *group, int r) {
-    if (!distances) return (struct positions){0.0f, group->weights}; /* no term reads them */
-    return (struct positions){distances->queries[state->begin + group->row + r], distances->keys + group->column};
+INLINE struct positions row_positions(const struct reductions *reductions, const struct reduction_state *state,
+                                      const struct row_group *group, int r) {
+    if (!reductions->query_positions) return (struct positions){0.0f, 0};
+    return (struct positions){reductions->query_positions[state->begin + group->row + r],
+                              reductions->key_positions + group->column};
 }
 
 /* Adds a group's terms up along its rows, lane by lane. */
-INLINE void add_to_row_sums(const struct distances *distances, const struct reduction_state *state,
-                            const struct row_group *group, float *sums, term_function *term) {
+INLINE void add_to_row_sums(const struct reductions *reductions, const struct reduction_state *state,
+                            const struct row_group *group, float *sums, contribution_function *contribution) {
     UNROLL for (int r = 0; r < GROUP; r++) {
-        struct positions positions = positions_of(distances, state, group, r);
+        struct positions positions = row_positions(reductions, state, group, r);
         const float *weights = group->weights + r * BLOCK, *exponents = group->exponents + r * BLOCK;
         lanes sum = load(sums + (group->row + r) * LANES);
         for (int64_t j = group->low; j < group->high; j += LANES)
-            sum += term(load(weights + j), load(exponents + j), (struct positions){positions.query, positions.keys + j});
+            sum += contribution(load(weights + j), load(exponents + j), positions, j);
         store(sums + (group->row + r) * LANES, sum);
     }
 }
 
 /* Adds the terms of some rows of a group up along its columns. */
-INLINE void add_to_column_sums(const struct distances *distances, const struct reduction_state *state,
-                               const struct row_group *group, int first, int end, float *sums, term_function *term) {
+INLINE void add_to_column_sums(const struct reductions *reductions, const struct reduction_state *state,
+                               const struct row_group *group, int first, int end, float *sums,
+                               contribution_function *contribution) {
     for (int64_t j = group->low; j < group->high; j += LANES) {
         lanes sum = load(sums + j);
         for (int r = first; r < end; r++) {
-            struct positions positions = positions_of(distances, state, group, r);
-            positions.keys += j;
-            sum += term(load(group->weights + r * BLOCK + j), load(group->exponents + r * BLOCK + j), positions);
+            struct positions positions = row_positions(reductions, state, group, r);
+            const float *weights = group->weights + r * BLOCK, *exponents = group->exponents + r * BLOCK;
+            sum += contribution(load(weights + j), load(exponents + j), positions, j);
         }
         store(sums + j, sum);
     }
@@ -142,35 +157,39 @@ INLINE void add_to_column_maxima(const struct row_group *group, int first, int e
     }
 }
 
-#define ROW_SUM_CASE(name) \
-    case TERM_##name: add_to_row_sums(distances, state, group, state->row_sums[t], term_##name); break;
-#define COLUMN_SUM_CASE(name)                                                                                 \
-    case TERM_##name:                                                                                         \
-        if (end - first == GROUP)                                                                             \
-            add_to_column_sums(distances, state, group, 0, GROUP, state->column_sums[t], term_##name);        \
-        else                                                                                                  \
-            add_to_column_sums(distances, state, group, first, end, state->column_sums[t], term_##name);      \
+#define ROW_SUM_CASE(name)                                                                     \
+    case TERM_##name:                                                                          \
+        add_to_row_sums(reductions, state, group, state->row_sums[t], contribution_##name);    \
+        break;
+#define COLUMN_SUM_CASE(name)                                                                                     \
+    case TERM_##name:                                                                                             \
+        if (end - first == GROUP)                                                                                 \
+            add_to_column_sums(reductions, state, group, 0, GROUP, state->column_sums[t], contribution_##name);   \
+        else                                                                                                      \
+            add_to_column_sums(reductions, state, group, first, end, state->column_sums[t], contribution_##name); \
         break;
 
 /* All sums over rows that are wanted. */
-INLINE void add_rows(const struct distances *distances, struct reduction_state *state, const struct row_group *group) {
+INLINE void add_rows(const struct reductions *reductions, struct reduction_state *state,
+                     const struct row_group *group) {
     for (int t = 0; t < TERM_COUNT; t++)
-        if (state->row_sums[t]) switch (t) { TERMS(ROW_SUM_CASE) }
+        if (state->row_sums[t]) switch (t) { TERMS(ROW_SUM_CASE, ROW_SUM_CASE) }
 }
 
 /* All sums and maxima over columns that are wanted, of the rows from `first` to below `end` of a group. */
-INLINE void add_columns(const struct distances *distances, struct reduction_state *state,
+INLINE void add_columns(const struct reductions *reductions, struct reduction_state *state,
                         const struct row_group *group, int first, int end) {
     for (int t = 0; t < TERM_COUNT; t++)
-        if (state->column_sums[t]) switch (t) { TERMS(COLUMN_SUM_CASE) }
+        if (state->column_sums[t]) switch (t) { TERMS(COLUMN_SUM_CASE, COLUMN_SUM_CASE) }
     if (state->column_maxima) add_to_column_maxima(group, first, end, state->column_maxima);
     state->pending = 1;
 }
 
 /* Adds the weights of one row up by their distances. */
-INLINE void add_to_histogram(const struct distances *distances, struct reduction_state *state,
+INLINE void add_to_histogram(const struct reductions *reductions, struct reduction_state *state,
                              const struct row_group *group, int r) {
-    struct positions positions = positions_of(distances, state, group, r);
+    const struct distances *distances = reductions->distances;
+    struct positions positions = row_positions(reductions, state, group, r);
     const float *weights = group->weights + r * BLOCK;
     if (state->first_bin == state->last_bin) {
         lanes sum = load(state->bins + state->first_bin * LANES);

@@ -1,7 +1,8 @@
 """Reductions of the weights of dot-product attention: sums, maxima and the largest weights; no weights are stored.
 
-A sum over rows, columns or cells names a term of the table in reductions.h. A new one is one function there and a
-dataclass here; how many sums are computed in one pass, and by which threads, is the same for all.
+A sum over rows, columns or cells names a term: the contribution of one weight. A new sum is a name in the tables here
+and in reductions.h, a C function in reduce_tile.h and a dataclass here with that `term`; the pass over the tiles, the
+threads and the positions that a term may read are the same for all.
 """
 
 from __future__ import annotations
@@ -18,18 +19,19 @@ from torch import Tensor
 
 from ..errors import DtypeError, ShapeError
 from . import library
-from .flash import BLOCK, BLOCKS, LEAST_WORK, FlashProblem, FlashTiles, write_all
+from .flash import BLOCK, LEAST_WORK, ROW_BLOCKS, FlashProblem, FlashTiles, write_all
 from .library import check_cpu
 from .threads import run_units, thread_count
 
-TERMS = "weight", "weight_log2_weight", "weight_distance"
-"""What each weight contributes to a sum: the table of reductions.h, in its order."""
+TERMS = {"weight": False, "weight_log2_weight": False, "weight_distance": True}
+"""Whether each term reads positions, by name: the table of reductions.h, in its order."""
 
 MAX_DISTANCE = 2**23
-"""The largest distance of positions: distances are computed in float32."""
+"""The largest difference of two positions: distances are computed in float32."""
 
 UNITS = 64
-"""Strips of all heads together, at least, where there are rows enough: for many threads, and never by their number."""
+"""The least number of strips of all heads together, where there are rows enough. Results depend on the strips, and so
+their number does not depend on the number of threads."""
 
 Sizes: TypeAlias = tuple[int, int, int, int]
 """(B, H, M, N)."""
@@ -57,7 +59,7 @@ class DistancesStruct(ctypes.Structure):
     """The structure `distances` of reductions.h."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("queries", "keys", "row_ranges", "column_ranges")),
+        *((name, c_void_p) for name in ("row_ranges", "column_ranges")),
         *(("bins", c_int64), ("edges", c_void_p), ("histogram", c_void_p)),
     )
 
@@ -69,20 +71,33 @@ class ReductionsStruct(ctypes.Structure):
         *((name, c_int64) for name in ("strips", "map_count", "topk_count")),
         *(("strip_blocks", c_void_p), ("cuts", c_void_p)),
         *(("row_sums", c_void_p * len(TERMS)), ("column_sums", c_void_p * len(TERMS))),
-        *((name, c_void_p) for name in ("maps", "topks", "distances")),
+        *((name, c_void_p) for name in ("maps", "topks", "query_positions", "key_positions", "distances")),
     )
 
 
 @dataclass(frozen=True, eq=False, slots=True)
+class PairPositions:
+    """The positions of queries (M,) and keys (N,), int64, at most `MAX_DISTANCE` apart."""
+
+    queries: Tensor
+    keys: Tensor
+
+    def equal(self, other: PairPositions) -> bool:
+        """Whether both have the same positions."""
+        return self.queries.equal(other.queries) and self.keys.equal(other.keys)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
 class RowSums:
-    """Σ_j term(w_ij) is added to `into`, (B, H, M) float64."""
+    """Σ_j term(w_ij) is added to `into`, (B, H, M) float64. positions: required where the term reads them."""
 
     term: ClassVar[str] = "weight"
     into: Tensor
+    positions: PairPositions | None = None
 
     def part(self, batch: slice) -> RowSums:
         """The same sums of some batches."""
-        return type(self)(self.into[batch])
+        return type(self)(self.into[batch], self.positions)
 
     def layout(self, sizes: Sizes) -> Layout:
         """The shape and dtype that each tensor needs."""
@@ -98,14 +113,15 @@ class EntropySums(RowSums):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ColumnWeightSums:
-    """Σ_i w_ij is added to `into`, (B, H, N) float64."""
+    """Σ_i term(w_ij), here of the weights, is added to `into`, (B, H, N) float64. positions: as in `RowSums`."""
 
     term: ClassVar[str] = "weight"
     into: Tensor
+    positions: PairPositions | None = None
 
     def part(self, batch: slice) -> ColumnWeightSums:
         """The same sums of some batches."""
-        return type(self)(self.into[batch])
+        return type(self)(self.into[batch], self.positions)
 
     def layout(self, sizes: Sizes) -> Layout:
         """The shape and dtype that each tensor needs."""
@@ -114,7 +130,9 @@ class ColumnWeightSums:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class CellReduction:
-    """Accumulate into `into` the sum or the maximum of w_ij over the rows of cell r and the columns of cell c.
+    """Accumulate into `into` the sum of term(w_ij) or the maximum of w_ij over rows of cell r and columns of cell c.
+
+    positions: as in `RowSums`.
 
     Shapes: rows (M,) int64, the cell of each row, which never decreases; columns (N,) int64, that of each column; from
     0, and below 0 in none. into (B, H, R, C): float64 for sums, float32 for maxima.
@@ -124,10 +142,11 @@ class CellReduction:
     rows: Tensor
     columns: Tensor
     into: Tensor
+    positions: PairPositions | None = None
 
     def part(self, batch: slice) -> CellReduction:
         """The same cells of some batches."""
-        return type(self)(self.rows, self.columns, self.into[batch])
+        return type(self)(self.rows, self.columns, self.into[batch], self.positions)
 
     @property
     def is_sum(self) -> bool:
@@ -176,6 +195,11 @@ class DistanceSums:
     moments: Tensor
     histogram: Tensor
 
+    @property
+    def positions(self) -> PairPositions:
+        """The positions that distances are taken of."""
+        return PairPositions(self.queries, self.keys)
+
     def part(self, batch: slice) -> DistanceSums:
         """The same sums of some batches."""
         sums = (sums[batch] for sums in (self.mass, self.moments, self.histogram))
@@ -183,12 +207,9 @@ class DistanceSums:
 
     def layout(self, sizes: Sizes) -> Layout:
         """The shape and dtype that each tensor needs."""
-        positions: Layout = {
-            name: ((size,), torch.int64)
-            for name, size in zip(("queries", "keys", "edges"), (*sizes[2:], len(self.edges)), strict=True)
-        }
+        edges: Layout = {"edges": ((len(self.edges),), torch.int64)}
         lengths = {"mass": sizes[2], "moments": sizes[2], "histogram": len(self.edges) + 1}
-        return positions | {name: ((*sizes[:2], length), torch.float64) for name, length in lengths.items()}
+        return edges | {name: ((*sizes[:2], length), torch.float64) for name, length in lengths.items()}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -206,10 +227,14 @@ class WeightMatrix:
         return {"into": (sizes, torch.float32)}
 
 
-Reduction: TypeAlias = RowSums | ColumnWeightSums | CellReduction | LargestWeights | DistanceSums | WeightMatrix
+CReduction: TypeAlias = RowSums | ColumnWeightSums | CellReduction | LargestWeights | DistanceSums | WeightMatrix
+"""A reduction in the form of the C code, which `native()` of a lens's reduction returns."""
+
+NO_POSITIONS = LargestWeights, WeightMatrix
+"""The reductions that no positions can be passed to."""
 
 
-def reduce_weights(problem: FlashProblem, lse: Tensor, reductions: Sequence[Reduction]) -> None:
+def reduce_weights(problem: FlashProblem, lse: Tensor, reductions: Sequence[CReduction]) -> None:
     """Reductions of w_ij = exp(s_ij - lse_i) over the pairs of a problem's tiles, in one pass over the weights.
 
     lse (B, H, M) float32: rows where it is no finite number have weights 0. All tensors are on the CPU, those that are
@@ -217,8 +242,8 @@ def reduce_weights(problem: FlashProblem, lse: Tensor, reductions: Sequence[Redu
 
     Raises:
         KernelError: there is no native code to call (`regard.native.why_not`).
-        ShapeError, DtypeError, DeviceError: a tensor is not as its reduction says; several of `DistanceSums` have
-            other positions.
+        ShapeError, DtypeError, DeviceError: a tensor is not as its reduction says; positions are missing, or not
+            the same in all reductions.
     """
     (batch, heads, rows, _), columns = problem.query.shape, problem.key.shape[2]
     if tuple(lse.shape) != (batch, heads, rows):
@@ -232,13 +257,14 @@ def reduce_weights(problem: FlashProblem, lse: Tensor, reductions: Sequence[Redu
         _reduce(problem, lse, reductions)
 
 
-def _reduce(problem: FlashProblem, lse: Tensor, reductions: Sequence[Reduction]) -> None:
+def _reduce(problem: FlashProblem, lse: Tensor, reductions: Sequence[CReduction]) -> None:
     """All reductions but `WeightMatrix`, whose weights are not stored."""
     (batch, heads, rows, _), columns = problem.query.shape, problem.key.shape[2]
     strips = _strips(problem.tiles, batch * heads)
     count = len(strips) - 1
     by_distance = [reduction for reduction in reductions if isinstance(reduction, DistanceSums)]
-    distances = _DistanceBuffers(by_distance, count) if by_distance else None
+    positions = _PositionBuffers.from_reductions(reductions)
+    distances = _DistanceBuffers(by_distance, positions, count) if by_distance and positions is not None else None
     row_targets = [(reduction.term, reduction.into) for reduction in reductions if isinstance(reduction, RowSums)]
     for reduction in by_distance:
         row_targets += [("weight", reduction.mass), ("weight_distance", reduction.moments)]
@@ -267,10 +293,14 @@ def _reduce(problem: FlashProblem, lse: Tensor, reductions: Sequence[Reduction])
         column_sums=column_sums.addresses(),
         maps=ctypes.addressof(map_structs),
         topks=ctypes.addressof(topk_structs),
+        query_positions=None if positions is None else positions.queries.data_ptr(),
+        key_positions=None if positions is None else positions.keys.data_ptr(),
         distances=None if distance_struct is None else ctypes.addressof(distance_struct),
     )
     units = batch * heads * count
-    work, _held = problem.arguments(units, BLOCKS, lse=lse.data_ptr(), reductions=ctypes.addressof(struct))
+    work, _held = problem.arguments(
+        units, row_blocks=ROW_BLOCKS, lse=lse.data_ptr(), reductions=ctypes.addressof(struct)
+    )
     run_units(library.current().flash_reductions, work, thread_count(problem.flops(), LEAST_WORK))
     for buffers in (row_sums, column_sums, *maps, *([] if distances is None else [distances])):
         buffers.finish()
@@ -316,7 +346,7 @@ class _CellBuffers:
             pieces=self.pieces.ctypes.data,
             height=self.reduction.into.shape[2],
             width=self.reduction.into.shape[3],
-            term=TERMS.index(self.reduction.term),
+            term=list(TERMS).index(self.reduction.term),
             sums=into if is_sum else None,
             maxima=None if is_sum else into,
             continued=self.continued.ctypes.data,
@@ -333,33 +363,46 @@ class _CellBuffers:
                 join(into, self.apart[:, :, strip], out=into)
 
 
-class _DistanceBuffers:
-    """Positions in the layout of the C code, and one histogram with the edges of all reductions by distance."""
+class _PositionBuffers:
+    """Positions in the layout of the C code: float32, from the smallest on, padded to whole blocks."""
 
-    def __init__(self, reductions: list[DistanceSums], strips: int) -> None:
-        queries, keys = reductions[0].queries, reductions[0].keys
-        if not all(each.queries.equal(queries) and each.keys.equal(keys) for each in reductions):
-            raise ShapeError("several of DistanceSums have other positions; they need the same, or calls of their own")
-        self.reductions = reductions
-        self.edges = torch.cat([reduction.edges for reduction in reductions]).unique()
-        self.ends = torch.tensor([-1.0, *self.edges.tolist(), float("inf")])
-        both = torch.cat([queries, keys])
+    def __init__(self, positions: PairPositions) -> None:
+        both = torch.cat([positions.queries, positions.keys])
         origin = int(both.min()) if both.numel() else 0
         # C reads whole vectors, and whole groups of rows.
         self.queries, self.keys = (
-            (torch.nn.functional.pad(positions, (0, BLOCK)) - origin).float() for positions in (queries, keys)
+            (torch.nn.functional.pad(each, (0, BLOCK)) - origin).float() for each in (positions.queries, positions.keys)
         )
-        self.row_ranges, self.column_ranges = _ranges(self.queries[: len(queries)]), _ranges(self.keys[: len(keys)])
+        self.row_ranges = _ranges(self.queries[: len(positions.queries)])
+        self.column_ranges = _ranges(self.keys[: len(positions.keys)])
+
+    @classmethod
+    def from_reductions(cls, reductions: Sequence[CReduction]) -> _PositionBuffers | None:
+        """The positions that the reductions have in common; None where none of them reads any."""
+        found = [reduction.positions for reduction in reductions if not isinstance(reduction, NO_POSITIONS)]
+        first, *others = [positions for positions in found if positions is not None] or [None]
+        if first is None:
+            return None
+        if not all(positions.equal(first) for positions in others):
+            raise ShapeError("several reductions have other positions; they need the same, or calls of their own")
+        return cls(first)
+
+
+class _DistanceBuffers:
+    """One histogram with the edges of all reductions by distance, in the layout of the C code."""
+
+    def __init__(self, reductions: list[DistanceSums], positions: _PositionBuffers, strips: int) -> None:
+        self.reductions, self.positions = reductions, positions
+        self.edges = torch.cat([reduction.edges for reduction in reductions]).unique()
+        self.ends = torch.tensor([-1.0, *self.edges.tolist(), float("inf")])
         batch, heads, _ = reductions[0].mass.shape
         self.histogram = torch.zeros(batch, heads, strips, len(self.edges) + 1, dtype=torch.float64)
 
     def struct(self) -> DistancesStruct:
         """The C structure, valid as long as this object lives."""
         return DistancesStruct(
-            queries=self.queries.data_ptr(),
-            keys=self.keys.data_ptr(),
-            row_ranges=self.row_ranges.data_ptr(),
-            column_ranges=self.column_ranges.data_ptr(),
+            row_ranges=self.positions.row_ranges.data_ptr(),
+            column_ranges=self.positions.column_ranges.data_ptr(),
             bins=len(self.edges) + 1,
             edges=self.ends.data_ptr(),
             histogram=self.histogram.data_ptr(),
@@ -386,9 +429,9 @@ def _strips(tiles: FlashTiles, pairs: int) -> np.ndarray:
     widths = -(-(tiles.runs[:, 1] - tiles.runs[:, 0]) // BLOCK)
     spent = np.concatenate([[0], np.cumsum(widths)])[tiles.first] + np.arange(len(tiles.first))
     blocks = len(tiles.first) - 1
-    count = min(-(-UNITS // max(pairs, 1)), -(-blocks // BLOCKS))
+    count = min(-(-UNITS // max(pairs, 1)), -(-blocks // ROW_BLOCKS))
     cuts = np.searchsorted(spent, spent[-1] * np.arange(1, count) / max(count, 1))
-    return np.unique([0, *(cuts // BLOCKS * BLOCKS), blocks]).astype(np.int64)
+    return np.unique([0, *(cuts // ROW_BLOCKS * ROW_BLOCKS), blocks]).astype(np.int64)
 
 
 def _cuts(maps: Sequence[np.ndarray], rows: int) -> np.ndarray:
@@ -424,7 +467,7 @@ def _continued_cells(rows: np.ndarray, strips: np.ndarray) -> np.ndarray:
     return continued
 
 
-def _check(reduction: Reduction, sizes: Sizes) -> None:
+def _check(reduction: CReduction, sizes: Sizes) -> None:
     """Raise unless the tensors of a reduction are as the C code reads and writes them.
 
     Raises:
@@ -441,8 +484,26 @@ def _check(reduction: Reduction, sizes: Sizes) -> None:
             raise ShapeError(f"{label} needs to be contiguous; its strides are {tensor.stride()}")
     if isinstance(reduction, CellReduction):
         _check_cells(reduction)
-    if isinstance(reduction, DistanceSums) and not within_max_distance(reduction.queries, reduction.keys):
-        raise ShapeError(f"positions of DistanceSums are more than {MAX_DISTANCE:,} apart")
+    if not isinstance(reduction, NO_POSITIONS):
+        _check_positions(reduction, sizes)
+
+
+def _check_positions(reduction: RowSums | ColumnWeightSums | CellReduction | DistanceSums, sizes: Sizes) -> None:
+    name, positions = type(reduction).__name__, reduction.positions
+    if positions is None:
+        if not isinstance(reduction, DistanceSums) and TERMS[reduction.term]:
+            raise ShapeError(
+                f"{name} sums {reduction.term}, which reads positions: it needs positions=PairPositions(queries, keys)"
+            )
+        return
+    for label, tensor, size in (("queries", positions.queries, sizes[2]), ("keys", positions.keys, sizes[3])):
+        check_cpu(f"{label} of {name}", tensor)
+        if tuple(tensor.shape) != (size,):
+            raise ShapeError(f"{label} of {name} has shape {tuple(tensor.shape)}; it needs {(size,)}")
+        if tensor.dtype != torch.int64:
+            raise DtypeError(f"{label} of {name} is {tensor.dtype}; native code takes {torch.int64}")
+    if not within_max_distance(positions.queries, positions.keys):
+        raise ShapeError(f"positions of {name} are more than {MAX_DISTANCE:,} apart")
 
 
 def _check_cells(reduction: CellReduction) -> None:

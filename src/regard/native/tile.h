@@ -21,12 +21,13 @@ INLINE int64_t min_int(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* Takes memory for some floats, aligned to 64 bytes, off the front of a thread's memory. */
 INLINE float *take_floats(float **memory, int64_t floats) {
-    float *next_unit = *memory;
+    float *taken = *memory;
     *memory += (floats + 15) / 16 * 16;
-    return next_unit;
+    return taken;
 }
 
-INLINE const void *head_rows(const struct rows *rows, int64_t batch, int64_t head, int64_t first, const int is_bfloat16) {
+INLINE const void *head_rows(const struct rows *rows, int64_t batch, int64_t head, int64_t first,
+                             const int is_bfloat16) {
     return row_at(rows->data, 1, batch * rows->batch + head * rows->head + first * rows->row, is_bfloat16);
 }
 
@@ -66,19 +67,23 @@ INLINE void pack_rows(const void *rows, int64_t stride, int64_t count, int64_t d
     int64_t padded = padded_dim(dim);
     for (int64_t i = 0; i < count; i++) {
         const void *row = row_at(rows, i, stride, is_bfloat16);
-        for (int64_t a = 0; a < padded; a += LANES) store(target + i * padded + a, load_entries(row, a, dim, is_bfloat16, 0) * factor);
+        for (int64_t a = 0; a < padded; a += LANES)
+            store(target + i * padded + a, load_entries(row, a, dim, is_bfloat16, 0) * factor);
     }
     memset(target + count * padded, 0, (size_t)((BLOCK - count) * padded) * sizeof(float));
 }
 
 /* Packs `count` rows as columns, target[entry][BLOCK], 0 in the columns beyond them. There is memory for whole pairs of
  * vectors of entries. */
-INLINE void pack_transposed(const void *rows, int64_t stride, int64_t count, int64_t dim, float *target, const int is_bfloat16) {
+INLINE void pack_transposed(const void *rows, int64_t stride, int64_t count, int64_t dim, float *target,
+                            const int is_bfloat16) {
     for (int64_t i = 0; i < BLOCK; i += LANES)
         for (int64_t a = 0; a < dim; a += LANES) {
             lanes block[LANES];
             for (int l = 0; l < LANES; l++)
-                block[l] = i + l < count ? load_entries(row_at(rows, i + l, stride, is_bfloat16), a, dim, is_bfloat16, 0) : broadcast(0.0f);
+                block[l] = i + l < count
+                               ? load_entries(row_at(rows, i + l, stride, is_bfloat16), a, dim, is_bfloat16, 0)
+                               : broadcast(0.0f);
             transpose(block);
             for (int l = 0; l < LANES; l++) store(target + (a + l) * BLOCK + i, block[l]);
         }
@@ -94,7 +99,8 @@ INLINE struct cursor first_tile(const struct flash *problem, int64_t block) {
     return (struct cursor){run, end, run < end ? problem->runs[3 * run] : INT64_MAX};
 }
 
-/* The number of the tile at the cursor among those with bits, or -1 where all its pairs exist; moves to the next tile. */
+/* The number of the tile at the cursor among those with bits, or -1 where all its pairs exist; moves to the next
+ * tile. */
 INLINE int64_t next_tile(const struct flash *problem, struct cursor *state) {
     const int64_t *run = problem->runs + 3 * state->run;
     int64_t tile = run[2] < 0 ? -1 : run[2] + (state->column - run[0]) / BLOCK;
@@ -163,24 +169,29 @@ INLINE float query_factor(const struct flash *problem) {
 
 /* The factor of the gradient of a key that is summed over queries times `query_factor`. It is scale / query_factor,
  * written so that a scale of 0 does not give 0 / 0. */
-INLINE float key_gradient_factor(const struct flash *problem) { return problem->softcap == 0.0f ? LN_2 : problem->softcap; }
+INLINE float key_gradient_factor(const struct flash *problem) {
+    return problem->softcap == 0.0f ? LN_2 : problem->softcap;
+}
 
-/* Which weights dropout keeps: those whose mixed noise of row and column is at least the threshold. See core/dropout.py. */
-INLINE bits dropout_keep(const struct flash *problem, int32_t row, int64_t column) {
-    bits noise;
-    memcpy(&noise, problem->column_noise + column, sizeof(noise));
-    noise += row;
-    noise ^= noise >> 16;
-    noise *= 0x7feb352d;
-    noise ^= noise >> 15;
-    noise *= (int32_t)0x846ca68b;
-    return noise >= (int32_t)problem->threshold;
+/* The dropout mask, ones where a weight is not dropped: those whose mixed sum of the hashes of row and column is at
+ * least the threshold. See core/dropout.py. */
+INLINE bits dropout_mask(const struct flash *problem, int32_t row, int64_t column) {
+    bits hash;
+    memcpy(&hash, problem->column_hashes + column, sizeof(hash));
+    hash += row;
+    hash ^= hash >> 16;
+    hash *= 0x7feb352d;
+    hash ^= hash >> 15;
+    hash *= (int32_t)0x846ca68b;
+    return hash >= (int32_t)problem->threshold;
 }
 
 INLINE lanes zero_unless(bits kept, lanes values) { return (lanes)(kept & (bits)values); }
 
-INLINE int32_t row_noise_at(const struct flash *problem, int64_t batch, int64_t head, int64_t row) {
-    return problem->row_noise ? problem->row_noise[(batch * problem->heads + head) * problem->rows + min_int(row, problem->rows - 1)] : 0;
+INLINE int32_t row_hash_at(const struct flash *problem, int64_t batch, int64_t head, int64_t row) {
+    return problem->row_hashes
+               ? problem->row_hashes[(batch * problem->heads + head) * problem->rows + min_int(row, problem->rows - 1)]
+               : 0;
 }
 
 /* The index in the relative bias of a row's pair with a column; rows of padding are as the last row. */
@@ -190,7 +201,9 @@ INLINE int64_t diagonal_index(const struct flash *problem, int64_t row, int64_t 
 
 /* The relative bias of a row from a column on, or null. */
 INLINE const float *row_bias(const struct flash *problem, int64_t head, int64_t row, int64_t column) {
-    return problem->relative_bias ? problem->relative_bias + head * problem->relative_bias_head + diagonal_index(problem, row, column) : 0;
+    return problem->relative_bias
+               ? problem->relative_bias + head * problem->relative_bias_head + diagonal_index(problem, row, column)
+               : 0;
 }
 
 #endif

@@ -10,8 +10,8 @@
 #define FOR_ALL_LANES _Pragma("GCC unroll 16")
 #endif
 
-/* One step: of two vectors whose numbers differ in the bit `step` alone, the lower one's lanes that have that bit change
- * places with the higher one's that have it not. */
+/* One step: of two vectors whose numbers differ in the bit `step` alone, the lower one's lanes that have that bit
+ * change places with the higher one's that have it not. */
 #define TRANSPOSE_STEP(block, step)                                                                   \
     FOR_ALL_LANES for (int i = 0; i < LANES; i++) if (!(i & (step))) {                        \
         lanes low = (block)[i], high = (block)[i + (step)];                                   \
