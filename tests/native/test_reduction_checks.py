@@ -80,10 +80,10 @@ class DistanceRowSums(native.RowSums):
         (
             lambda: DistanceRowSums(double(1, 2, 5)),
             ShapeError,
-            r"DistanceRowSums sums weight_distance, which reads positions: it needs positions=PairPositions\(",
+            r"DistanceRowSums sums weight_distance, which reads positions: it needs positions=TermPositions\(",
         ),
         (
-            lambda: DistanceRowSums(double(1, 2, 5), native.PairPositions(torch.arange(4), torch.arange(7))),
+            lambda: DistanceRowSums(double(1, 2, 5), native.TermPositions(torch.arange(4), torch.arange(7))),
             ShapeError,
             r"queries of DistanceRowSums has shape \(4,\); it needs \(5,\)",
         ),

@@ -188,7 +188,7 @@ class _Layout:
             MaskError: a mask for other axes than (batch, key heads, N).
         """
         length = key.shape[2]
-        keep = mask.keep(Grid.of(1, length, heads=self.has_heads, device=key.device)) if length else None
+        keep = mask.keep(Grid.from_lengths(1, length, heads=self.has_heads, device=key.device)) if length else None
         if keep is None:
             return None
         axes = (*self.batch, key.shape[1], length) if self.has_heads else (*self.batch, length)

@@ -26,8 +26,8 @@ from .reductions import CReduction as CReduction
 from .reductions import DistanceSums as DistanceSums
 from .reductions import EntropySums as EntropySums
 from .reductions import LargestWeights as LargestWeights
-from .reductions import PairPositions as PairPositions
 from .reductions import RowSums as RowSums
+from .reductions import TermPositions as TermPositions
 from .reductions import WeightMatrix as WeightMatrix
 from .reductions import never_decrease as never_decrease
 from .reductions import reduce_weights as reduce_weights
@@ -47,8 +47,8 @@ __all__ = [
     "FlashProblem",
     "FlashTiles",
     "LargestWeights",
-    "PairPositions",
     "RowSums",
+    "TermPositions",
     "WeightMatrix",
     "attend_few_queries",
     "available",

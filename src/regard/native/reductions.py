@@ -76,13 +76,13 @@ class ReductionsStruct(ctypes.Structure):
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class PairPositions:
+class TermPositions:
     """The positions of queries (M,) and keys (N,), int64, at most `MAX_DISTANCE` apart."""
 
     queries: Tensor
     keys: Tensor
 
-    def equal(self, other: PairPositions) -> bool:
+    def equal(self, other: TermPositions) -> bool:
         """Whether both have the same positions."""
         return self.queries.equal(other.queries) and self.keys.equal(other.keys)
 
@@ -93,7 +93,7 @@ class RowSums:
 
     term: ClassVar[str] = "weight"
     into: Tensor
-    positions: PairPositions | None = None
+    positions: TermPositions | None = None
 
     def part(self, batch: slice) -> RowSums:
         """The same sums of some batches."""
@@ -117,7 +117,7 @@ class ColumnWeightSums:
 
     term: ClassVar[str] = "weight"
     into: Tensor
-    positions: PairPositions | None = None
+    positions: TermPositions | None = None
 
     def part(self, batch: slice) -> ColumnWeightSums:
         """The same sums of some batches."""
@@ -142,7 +142,7 @@ class CellReduction:
     rows: Tensor
     columns: Tensor
     into: Tensor
-    positions: PairPositions | None = None
+    positions: TermPositions | None = None
 
     def part(self, batch: slice) -> CellReduction:
         """The same cells of some batches."""
@@ -196,9 +196,9 @@ class DistanceSums:
     histogram: Tensor
 
     @property
-    def positions(self) -> PairPositions:
+    def positions(self) -> TermPositions:
         """The positions that distances are taken of."""
-        return PairPositions(self.queries, self.keys)
+        return TermPositions(self.queries, self.keys)
 
     def part(self, batch: slice) -> DistanceSums:
         """The same sums of some batches."""
@@ -366,7 +366,7 @@ class _CellBuffers:
 class _PositionBuffers:
     """Positions in the layout of the C code: float32, from the smallest on, padded to whole blocks."""
 
-    def __init__(self, positions: PairPositions) -> None:
+    def __init__(self, positions: TermPositions) -> None:
         both = torch.cat([positions.queries, positions.keys])
         origin = int(both.min()) if both.numel() else 0
         # C reads whole vectors, and whole groups of rows.
@@ -493,7 +493,7 @@ def _check_positions(reduction: RowSums | ColumnWeightSums | CellReduction | Dis
     if positions is None:
         if not isinstance(reduction, DistanceSums) and TERMS[reduction.term]:
             raise ShapeError(
-                f"{name} sums {reduction.term}, which reads positions: it needs positions=PairPositions(queries, keys)"
+                f"{name} sums {reduction.term}, which reads positions: it needs positions=TermPositions(queries, keys)"
             )
         return
     for label, tensor, size in (("queries", positions.queries, sizes[2]), ("keys", positions.keys, sizes[3])):
