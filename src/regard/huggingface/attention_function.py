@@ -107,7 +107,7 @@ class MaskAndBias:
     reach: int
     mask: Mask
     bias: Tensor | None = None
-    query_positions: Tensor | None = None
+    query_positions: range | None = None
 
 
 def attend(

@@ -53,11 +53,12 @@ class MaskExtent:
         return self.first + self.queries - 1
 
     @property
-    def query_positions(self) -> Tensor | None:
-        """Positions of the queries, (M,); None where they are the last M key positions, the default of attention."""
-        if self.last == self.keys - 1:
-            return None
-        return torch.arange(self.first, self.last + 1, device=self.device)
+    def query_positions(self) -> range | None:
+        """Positions of the queries, M of them; None where they are the last M key positions, the default of attention.
+
+        A range, whose tiles are memoized: to see that the positions of a tensor are consecutive waits for its device.
+        """
+        return None if self.last == self.keys - 1 else range(self.first, self.last + 1)
 
 
 MaskFunction = Callable[..., Any]

@@ -112,8 +112,8 @@ class SymbolicMask(Tensor):
         return self.contents.reached.keys
 
     @property
-    def query_positions(self) -> Tensor | None:
-        """Positions of the queries, (M,), where they are not the last M of the keys within reach."""
+    def query_positions(self) -> range | None:
+        """Positions of the queries, M of them, where they are not the last M of the keys within reach."""
         return self.contents.reached.query_positions
 
     def dense(self) -> Tensor:

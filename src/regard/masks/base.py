@@ -139,8 +139,8 @@ class Mask(ABC):
         queries: int,
         keys: int,
         *,
-        query_positions: Tensor | None = None,
-        key_positions: Tensor | None = None,
+        query_positions: Tensor | range | None = None,
+        key_positions: Tensor | range | None = None,
         device: torch.device | None = None,
     ) -> Tensor:
         """The mask as a bool tensor (M, N), or (..., M, N) with batch and heads if it depends on them; True = attend.
@@ -159,8 +159,8 @@ class Mask(ABC):
         keys: int,
         size: int | tuple[int, int] = 128,
         *,
-        query_positions: Tensor | None = None,
-        key_positions: Tensor | None = None,
+        query_positions: Tensor | range | None = None,
+        key_positions: Tensor | range | None = None,
         device: torch.device | None = None,
     ) -> Tensor:
         """The state of each tile, 0 = EMPTY, 1 = PARTIAL, 2 = FULL: int8 (..., ⌈M/rows⌉, ⌈N/columns⌉).
@@ -193,8 +193,8 @@ class Mask(ABC):
         keys: int,
         size: int | tuple[int, int] = 128,
         *,
-        query_positions: Tensor | None = None,
-        key_positions: Tensor | None = None,
+        query_positions: Tensor | range | None = None,
+        key_positions: Tensor | range | None = None,
         device: torch.device | None = None,
     ) -> float:
         """The exact fraction of pairs that exist, over batch and heads; 0.0 if there are no pairs.
@@ -226,8 +226,8 @@ class Mask(ABC):
         *,
         batch: int = 0,
         head: int = 0,
-        query_positions: Tensor | None = None,
-        key_positions: Tensor | None = None,
+        query_positions: Tensor | range | None = None,
+        key_positions: Tensor | range | None = None,
     ) -> Drawing:
         """A picture of the mask: `print` it, or save it with `draw(M, N).figure().savefig("mask.png")`.
 
@@ -265,8 +265,8 @@ class Mask(ABC):
 
 
 @dataclass(frozen=True, repr=False)
-class And(Mask):
-    """Intersection: pairs that exist in both masks."""
+class BinaryMask(Mask):
+    """Base class of the masks that combine two others pair by pair."""
 
     left: Mask
     right: Mask
@@ -278,6 +278,11 @@ class And(Mask):
     @property
     def operands(self) -> tuple[Mask, ...]:
         return self.left, self.right
+
+
+@dataclass(frozen=True, repr=False)
+class And(BinaryMask):
+    """Intersection: pairs that exist in both masks."""
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
@@ -292,19 +297,8 @@ class And(Mask):
 
 
 @dataclass(frozen=True, repr=False)
-class Or(Mask):
+class Or(BinaryMask):
     """Union: pairs that exist in either mask."""
-
-    left: Mask
-    right: Mask
-
-    @property
-    def by_distance(self) -> bool:
-        return self.left.by_distance and self.right.by_distance
-
-    @property
-    def operands(self) -> tuple[Mask, ...]:
-        return self.left, self.right
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:

@@ -70,7 +70,23 @@ class Spelling(Protocol):
         ...
 
 
-class CharacterSpelling:
+class MarkedSpelling:
+    """Base class of the spellings that write a space as "▁" in a piece."""
+
+    def line(self, pieces: Sequence[str]) -> str:
+        """Concatenate the pieces, with each "▁" as a space."""
+        return "".join(pieces).removeprefix(SPACE).translate(_UNESCAPES)
+
+    def begins_word(self, pieces: Sequence[str]) -> list[bool]:
+        """True for pieces that begin with "▁", a lone "▁" too, and for the first piece."""
+        return [i == 0 or piece.startswith(SPACE) for i, piece in enumerate(pieces)]
+
+    def label(self, piece: str) -> str:
+        """The piece, "▁" included."""
+        return piece.translate(_READABLE)
+
+
+class CharacterSpelling(MarkedSpelling):
     """Pre-tokenisation into characters: every character is a piece, and a space is the piece "▁".
 
     >>> spelling = CharacterSpelling()
@@ -87,20 +103,8 @@ class CharacterSpelling:
         """The characters of the chunk."""
         return list(chunk)
 
-    def line(self, pieces: Sequence[str]) -> str:
-        """Concatenate the characters, with "▁" as a space."""
-        return _join_marked(pieces)
 
-    def begins_word(self, pieces: Sequence[str]) -> list[bool]:
-        """True for "▁", which counts as part of the word after it, and for the first piece."""
-        return _begin_marked(pieces)
-
-    def label(self, piece: str) -> str:
-        """The character; a space is displayed as "▁"."""
-        return piece.translate(_READABLE)
-
-
-class SubwordSpelling:
+class SubwordSpelling(MarkedSpelling):
     """Pre-tokenisation for subword models: words with "▁" before them; punctuation marks are separate pieces.
 
     >>> spelling = SubwordSpelling()
@@ -116,18 +120,6 @@ class SubwordSpelling:
         """Runs of letters, and single punctuation marks; the first piece begins with "▁"."""
         first, *rest = _cut_off_punctuation(chunk.removeprefix(SPACE))
         return [SPACE + first, *rest]
-
-    def line(self, pieces: Sequence[str]) -> str:
-        """Concatenate the pieces, with each "▁" as a space."""
-        return _join_marked(pieces)
-
-    def begins_word(self, pieces: Sequence[str]) -> list[bool]:
-        """True for pieces that begin with "▁", and for the first piece."""
-        return _begin_marked(pieces)
-
-    def label(self, piece: str) -> str:
-        """The piece, "▁" included."""
-        return piece.translate(_READABLE)
 
 
 class WordSpelling:
@@ -192,14 +184,6 @@ def _words(line: str) -> list[str]:
     if _NEEDS_ESCAPE.search(line):  # rare, and several times as fast to find out as to translate in vain
         line = line.translate(_ESCAPES)
     return [word for word in line.split(" ") if word]
-
-
-def _join_marked(pieces: Sequence[str]) -> str:
-    return "".join(pieces).removeprefix(SPACE).translate(_UNESCAPES)
-
-
-def _begin_marked(pieces: Sequence[str]) -> list[bool]:
-    return [i == 0 or piece.startswith(SPACE) for i, piece in enumerate(pieces)]
 
 
 def _cut_off_punctuation(word: str) -> list[str]:

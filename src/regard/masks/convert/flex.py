@@ -130,8 +130,8 @@ def to_mask_mod(
     queries: int,
     keys: int,
     *,
-    query_positions: Tensor | None = None,
-    key_positions: Tensor | None = None,
+    query_positions: Tensor | range | None = None,
+    key_positions: Tensor | range | None = None,
     device: torch.device | None = None,
 ) -> MaskMod:
     """The mask as a mask_mod(b, h, q_idx, kv_idx) of FlexAttention, for M queries and N keys.
@@ -162,8 +162,8 @@ def to_block_mask(
     keys: int,
     size: int | tuple[int, int] = 128,
     *,
-    query_positions: Tensor | None = None,
-    key_positions: Tensor | None = None,
+    query_positions: Tensor | range | None = None,
+    key_positions: Tensor | range | None = None,
     device: torch.device | None = None,
 ) -> BlockMask:
     """The mask as a BlockMask of FlexAttention, computed from `mask.tiles` without a tensor over all pairs.
