@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import TypedDict, TypeVar, Unpack
 
@@ -37,7 +38,111 @@ class CallKwargs(TypedDict, total=False):
     rotation: Rotation | None
 
 
-class Attention(nn.Module):
+class CachedAttention(nn.Module, ABC):
+    """Base class of self-attention layers that decode with a cache of keys and values.
+
+    A subclass has a mask, a bias, a rotary embedding and a dropout of its own, which are combined with those of a call,
+    and computes from the next tokens what its cache stores and what `regard.attention` gets.
+    """
+
+    mask: Mask | None
+    bias: BiasModule | None
+    rotary: Rotary | None
+    dropout: float
+
+    def make_cache(self, max_length: int | None = None) -> KVCache:
+        """An empty cache for decoding, which evicts keys by the layer's own mask; without a mask it grows.
+
+        `max_length` as in `KVCache.rolling`.
+        """
+        return KVCache() if self.mask is None else KVCache.rolling(self.mask, max_length)
+
+    def step(
+        self,
+        query: Tensor,
+        cache: Store,
+        *,
+        mask: Mask | Tensor | None = None,
+        bias: Bias | Tensor | None = None,
+        positions: Tensor | None = None,
+        rotation: Rotation | None = None,
+    ) -> tuple[Tensor, Store]:
+        """One decoding step: attention of the next M tokens to themselves and the cached ones, and the extended cache.
+
+        Under a causal mask steps of any size equal `forward` on the whole sequence, except with `DynamicNTK` and
+        `LongRoPE`, whose frequencies depend on the length so far.
+
+        Args:
+            query: (batch, M, dim), the next M tokens.
+            cache: returned by the previous step; first from `make_cache()`, any `KVCache` or other `KeyValueStore`.
+            mask: intersected with the layer's own. The columns of a tensor over pairs are the keys in the cache.
+            bias: added to the layer's own, likewise.
+            positions: of the M tokens, (M,) or (batch, M); by default those that follow the cache's. Left padding has
+                positions below 0, with `~prefix(0)` in the mask.
+            rotation: of the M tokens, as in `forward`.
+
+        Raises:
+            ShapeError, DtypeError, DeviceError: tensors that do not fit the layer, or the cache.
+            ConfigurationError: a cache that evicts by another mask than this layer's.
+        """
+        call: CallKwargs = {"mask": mask, "bias": bias, "positions": positions, "rotation": rotation}
+        heads, options, cache = self._step_inputs(query, cache, call)
+        return self._step_output(attention(*heads, **options)), cache.evict()
+
+    def observe_step(
+        self, query: Tensor, cache: Store, *lenses: Lens, **call: Unpack[CallKwargs]
+    ) -> tuple[Observation, Store]:
+        """`step` with lenses on its weights, whose columns are the keys in the cache."""
+        heads, options, cache = self._step_inputs(query, cache, call)
+        seen = observe(*heads, *lenses, **options)
+        return replace(seen, output=self._step_output(seen.output)), cache.evict()
+
+    @abstractmethod
+    def _step_inputs(self, query: Tensor, cache: Store, call: CallKwargs) -> tuple[Heads, AttentionOptions, Store]:
+        """Arguments of `regard.attention` for the tokens after a cache, and the cache extended by them."""
+
+    @abstractmethod
+    def _step_output(self, context: Tensor) -> Tensor:
+        """The output of a step, from the context vectors of its heads."""
+
+    def _step_positions(self, query: Tensor, cache: KeyValueStore, call: CallKwargs) -> Tensor:
+        """The positions of the next tokens: those of the call, or those that follow the cache's."""
+        positions = call.get("positions")
+        new = cache.next_positions(query.shape[1], query.device) if positions is None else positions
+        check_positions("positions", new, query.shape[0], query.shape[1])
+        return new
+
+    def _rotated(
+        self, positions: Tensor | None, *heads: Tensor, rotation: Rotation | None = None
+    ) -> tuple[Tensor, ...]:
+        """Apply the rotary embedding to the heads of one sequence; a layer without one returns them unchanged."""
+        if self.rotary is None:
+            check_no_rotation(rotation)
+            return heads
+        first = heads[0]
+        if positions is None:
+            positions = torch.arange(first.shape[2], device=first.device)
+        if rotation is None:
+            dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
+            rotation = self.rotary.rotation(positions, dtype=dtype)
+        return tuple(rotation.rotate(tensor) for tensor in heads)
+
+    def _layer_options(
+        self, call: CallKwargs, query_positions: Tensor | range | None, key_positions: Tensor | range | None
+    ) -> AttentionOptions:
+        """Keyword arguments of `regard.attention` that all layers have, combined with those of a call."""
+        return {
+            "mask": combine_masks(self.mask, call.get("mask")),
+            "bias": combine_biases(self.bias, call.get("bias")),
+            "dropout_p": self.dropout if self.training else 0.0,
+            "query_positions": query_positions,
+            "key_positions": key_positions,
+        }
+
+    __prepare_scriptable__ = refuse_scripting
+
+
+class Attention(CachedAttention):
     """concat_h( softmax( f(Q_h, K_g) + B, where M ) · V_g ) W_o: self- and cross-attention, multi-head to multi-query.
 
     Keys and values come from the input itself, or from `memory`, another sequence. Mask and bias of the layer apply to
@@ -151,53 +256,8 @@ class Attention(nn.Module):
                   [0.5000, 0.5000]]]])
         """
         heads, options = self._sequence_inputs(query, memory, memory_positions, call)
-        return self._projected(observe(*heads, *lenses, **options))
-
-    def make_cache(self, max_length: int | None = None) -> KVCache:
-        """An empty cache for decoding, which evicts keys by the layer's own mask; without a mask it grows.
-
-        `max_length` as in `KVCache.rolling`.
-        """
-        return KVCache() if self.mask is None else KVCache.rolling(self.mask, max_length)
-
-    def step(
-        self,
-        query: Tensor,
-        cache: Store,
-        *,
-        mask: Mask | Tensor | None = None,
-        bias: Bias | Tensor | None = None,
-        positions: Tensor | None = None,
-        rotation: Rotation | None = None,
-    ) -> tuple[Tensor, Store]:
-        """One decoding step: attention of the next M tokens to themselves and the cached ones, and the extended cache.
-
-        Under a causal mask steps of any size equal `forward` on the whole sequence, except with `DynamicNTK` and
-        `LongRoPE`, whose frequencies depend on the length so far.
-
-        Args:
-            query: (batch, M, dim), the next M tokens.
-            cache: returned by the previous step; first from `make_cache()`, any `KVCache` or other `KeyValueStore`.
-            mask: intersected with the layer's own. The columns of a tensor over pairs are the keys in the cache.
-            bias: added to the layer's own, likewise.
-            positions: of the M tokens, (M,) or (batch, M); by default those that follow the cache's. Left padding has
-                positions below 0, with `~prefix(0)` in the mask.
-            rotation: of the M tokens, as in `forward`.
-
-        Raises:
-            ShapeError, DtypeError, DeviceError: tensors that do not fit the layer, or the cache.
-            ConfigurationError: a cache that evicts by another mask than this layer's.
-        """
-        call: CallKwargs = {"mask": mask, "bias": bias, "positions": positions, "rotation": rotation}
-        heads, options, cache = self._step_inputs(query, cache, call)
-        return self.projections.project_output(attention(*heads, **options)), cache.evict()
-
-    def observe_step(
-        self, query: Tensor, cache: Store, *lenses: Lens, **call: Unpack[CallKwargs]
-    ) -> tuple[Observation, Store]:
-        """`step` with lenses on its weights, whose columns are the keys in the cache."""
-        heads, options, cache = self._step_inputs(query, cache, call)
-        return self._projected(observe(*heads, *lenses, **options)), cache.evict()
+        seen = observe(*heads, *lenses, **options)
+        return replace(seen, output=self.projections.project_output(seen.output))
 
     def project_memory(self, memory: Tensor, positions: Tensor | None = None) -> ProjectedMemory:
         """Keys and values of a memory, projected once for all calls that attend to it.
@@ -251,29 +311,12 @@ class Attention(nn.Module):
         check_cache(cache, self.mask)
         queries = self.projections.queries(query)
         keys, values = self.projections.keys_and_values(query)
-        positions = call.get("positions")
-        new = cache.next_positions(query.shape[1], query.device) if positions is None else positions
-        check_positions("positions", new, query.shape[0], query.shape[1])
+        new = self._step_positions(query, cache, call)
         queries, keys = self._rotated(new, queries, keys, rotation=call.get("rotation"))
-        cache = cache.append(keys, values, positions)
+        cache = cache.append(keys, values, call.get("positions"))
         # Positions 0..N-1 are the default of `attention`, which has faster kernels for it.
         at = (None, None) if cache.has_default_positions else (new, cache.positions)
         return (queries, cache.keys, cache.values), self._options(self.score, call, *at), cache
-
-    def _rotated(
-        self, positions: Tensor | None, *heads: Tensor, rotation: Rotation | None = None
-    ) -> tuple[Tensor, ...]:
-        """Apply the rotary embedding to the heads of one sequence; a layer without one returns them unchanged."""
-        if self.rotary is None:
-            check_no_rotation(rotation)
-            return heads
-        first = heads[0]
-        if positions is None:
-            positions = torch.arange(first.shape[2], device=first.device)
-        if rotation is None:
-            dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
-            rotation = self.rotary.rotation(positions, dtype=dtype)
-        return tuple(rotation.rotate(tensor) for tensor in heads)
 
     def _options(
         self,
@@ -282,20 +325,17 @@ class Attention(nn.Module):
         query_positions: Tensor | range | None,
         key_positions: Tensor | range | None,
     ) -> AttentionOptions:
-        """Keyword arguments of `regard.attention`: those of the layer combined with those of a call."""
+        """Keyword arguments of `regard.attention`: those of the layer, combined with those of a call."""
         return {
+            **self._layer_options(call, query_positions, key_positions),
             "score": score,
-            "mask": combine_masks(self.mask, call.get("mask")),
-            "bias": combine_biases(self.bias, call.get("bias")),
             "softcap": self.softcap,
             "sinks": self.sinks,
-            "dropout_p": self.dropout if self.training else 0.0,
-            "query_positions": query_positions,
-            "key_positions": key_positions,
         }
 
-    def _projected(self, seen: Observation) -> Observation:
-        return replace(seen, output=self.projections.project_output(seen.output))
+    def _step_output(self, context: Tensor) -> Tensor:
+        """The output from the context vectors of the heads."""
+        return self.projections.project_output(context)
 
     def _check_self_attention(self, method: str) -> None:
         if self.projections.memory_dim is not None:
@@ -304,8 +344,6 @@ class Attention(nn.Module):
                 f"memory_dim={self.projections.memory_dim}. Call forward(query, memory), with the memory itself or "
                 "what project_memory(memory) returned"
             )
-
-    __prepare_scriptable__ = refuse_scripting
 
     def extra_repr(self) -> str:
         shown = {"mask": self.mask, "rotary": self.rotary, "softcap": self.softcap, "dropout": self.dropout or None}

@@ -17,11 +17,10 @@ from ..lenses import Lens
 from ..masks import Mask, as_mask
 from ..positions import Rotary, Rotation
 from ..utils.numbers import whole_number
-from .attention_layer import CallKwargs, Heads, Store
-from .caches import KVCache
+from .attention_layer import CachedAttention, CallKwargs, Heads, Store
 from .feedforward import RMSNorm
-from .input_checks import check_input, check_positions, probability, refuse_scripting
-from .layer_arguments import BiasModule, check_cache, combine_biases, combine_masks
+from .input_checks import check_input, check_positions, probability
+from .layer_arguments import BiasModule, check_cache
 from .linear import Linear, dense_weight
 from .projections import init_xavier
 
@@ -121,13 +120,13 @@ class LatentProjections(nn.Module):
         return self.output(context.transpose(1, 2).flatten(-2))
 
 
-class LatentAttention(nn.Module):
+class LatentAttention(CachedAttention):
     """softmax( (Q_h · K_h + Q_R · K_R) / √(head_dim + rotary_dim) + B, where M ) · V_h, heads joined.
 
     The cache stores c and the rotated K_R: latent_dim + rotary_dim numbers per position, for any number of heads. A
     step attends to them directly: Q_h · K_h = (Q_h W_UKᵀ) · c, so W_UK is absorbed into the query and W_UV into the
     output. `forward` computes keys and values of all heads, which costs less for whole sequences; the results are
-    equal.
+    equal. The cache has [c; K_R] as keys, and values of dim 0.
 
     Shapes: (batch, length, dim) to (batch, length, dim).
 
@@ -192,81 +191,38 @@ class LatentAttention(nn.Module):
         seen = observe(*heads, *lenses, **options)
         return replace(seen, output=self.projections.project_output(seen.output))
 
-    def make_cache(self, max_length: int | None = None) -> KVCache:
-        """An empty cache for decoding; see `Attention.make_cache`. Its keys are [c; K_R], its values have dim 0."""
-        return KVCache() if self.mask is None else KVCache.rolling(self.mask, max_length)
-
-    def step(
-        self,
-        query: Tensor,
-        cache: Store,
-        *,
-        mask: Mask | Tensor | None = None,
-        bias: Bias | Tensor | None = None,
-        positions: Tensor | None = None,
-        rotation: Rotation | None = None,
-    ) -> tuple[Tensor, Store]:
-        """One decoding step and the extended cache; arguments and errors are those of `Attention.step`."""
-        call: CallKwargs = {"mask": mask, "bias": bias, "positions": positions, "rotation": rotation}
-        heads, options, cache = self._step_inputs(query, cache, call)
-        return self._output(attention(*heads, **options)), cache.evict()
-
-    def observe_step(
-        self, query: Tensor, cache: Store, *lenses: Lens, **call: Unpack[CallKwargs]
-    ) -> tuple[Observation, Store]:
-        """`step` with lenses on its weights, whose columns are the keys in the cache."""
-        heads, options, cache = self._step_inputs(query, cache, call)
-        seen = observe(*heads, *lenses, **options)
-        return replace(seen, output=self._output(seen.output)), cache.evict()
-
-    __prepare_scriptable__ = refuse_scripting
-
     def _sequence_inputs(self, inputs: Tensor, call: CallKwargs) -> tuple[Heads, AttentionOptions]:
         """Arguments of `attention` for a whole sequence: keys and values of all heads."""
         positions = call.get("positions")
         plain, rotary = self.projections.queries(inputs)
         latent, key = self.projections.latents(inputs)
-        at = torch.arange(inputs.shape[1], device=inputs.device) if positions is None else positions
-        check_positions("positions", at, inputs.shape[0], inputs.shape[1])
-        rotary, key = self._rotated(at, rotary, key, rotation=call.get("rotation"))
+        if positions is not None:
+            check_positions("positions", positions, inputs.shape[0], inputs.shape[1])
+        rotary, key = self._rotated(positions, rotary, key, rotation=call.get("rotation"))
         keys, values = self.projections.keys_and_values(latent)
         shared = key.expand(-1, keys.shape[1], -1, -1)
         heads = torch.cat([plain, rotary], -1), torch.cat([keys, shared], -1), values
         return heads, self._options(call, positions, positions)
 
-    def _step_inputs(self, inputs: Tensor, cache: Store, call: CallKwargs) -> tuple[Heads, AttentionOptions, Store]:
+    def _step_inputs(self, query: Tensor, cache: Store, call: CallKwargs) -> tuple[Heads, AttentionOptions, Store]:
         """Arguments of `attention` for a step: latents as keys and values of one head, W_UK absorbed in the query."""
         check_cache(cache, self.mask)
-        plain, rotary = self.projections.queries(inputs)
-        latent, key = self.projections.latents(inputs)
-        positions = call.get("positions")
-        new = cache.next_positions(inputs.shape[1], inputs.device) if positions is None else positions
-        check_positions("positions", new, inputs.shape[0], inputs.shape[1])
+        plain, rotary = self.projections.queries(query)
+        latent, key = self.projections.latents(query)
+        new = self._step_positions(query, cache, call)
         rotary, key = self._rotated(new, rotary, key, rotation=call.get("rotation"))
         stored = torch.cat([latent, key], -1)
-        cache = cache.append(stored, stored[..., :0], positions)
+        cache = cache.append(stored, stored[..., :0], call.get("positions"))
         at = (None, None) if cache.has_default_positions else (new, cache.positions)
         queries = torch.cat([self.projections.absorb_key_matrix(plain), rotary], -1)
         heads = queries, cache.keys, cache.keys[..., : self.projections.latent_dim]
         return heads, self._options(call, *at), cache
 
-    def _rotated(self, positions: Tensor, *heads: Tensor, rotation: Rotation | None) -> tuple[Tensor, ...]:
-        if rotation is None:
-            dtype = torch.float64 if heads[0].dtype == torch.float64 else torch.float32
-            rotation = self.rotary.rotation(positions, dtype=dtype)
-        return tuple(rotation.rotate(tensor) for tensor in heads)
-
-    def _output(self, context: Tensor) -> Tensor:
+    def _step_output(self, context: Tensor) -> Tensor:
+        """The output from the context of latents, with W_UV absorbed."""
         return self.projections.project_output(self.projections.expand_context(context))
 
     def _options(
         self, call: CallKwargs, query_positions: Tensor | None, key_positions: Tensor | None
     ) -> AttentionOptions:
-        return {
-            "mask": combine_masks(self.mask, call.get("mask")),
-            "bias": combine_biases(self.bias, call.get("bias")),
-            "scale": self.scale,
-            "dropout_p": self.dropout if self.training else 0.0,
-            "query_positions": query_positions,
-            "key_positions": key_positions,
-        }
+        return {**self._layer_options(call, query_positions, key_positions), "scale": self.scale}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,9 @@ from .generation import CHUNK, Sampling, generated
 from .huggingface import read_checkpoint
 from .outputs import LanguageModelCache, LanguageModelObservation
 from .token_inputs import check_cache, check_tokens, shared_rotations, stop_tokens, token_positions
+
+BlockStep: TypeAlias = tuple[Tensor, BlockCache]
+"""The output of a step of a block, and its extended cache."""
 
 
 class LanguageModel(nn.Module):
@@ -96,7 +100,7 @@ class LanguageModel(nn.Module):
 
         Arguments and errors are those of `forward`.
         """
-        x, rotations = self._begin(tokens, positions)
+        x, rotations = self._embed(tokens, positions)
         for block, rotation in zip(self._blocks(), rotations, strict=True):
             x = block(x, mask=mask, positions=positions, rotation=rotation)
         return self.norm(x)
@@ -111,7 +115,7 @@ class LanguageModel(nn.Module):
         self, tokens: Tensor, *lenses: Lens, mask: Mask | Tensor | None = None, positions: Tensor | None = None
     ) -> LanguageModelObservation:
         """`forward`, and the lenses' results for every layer: `seen.logits`, `seen[lens]`, a tensor per layer."""
-        x, rotations = self._begin(tokens, positions)
+        x, rotations = self._embed(tokens, positions)
         layers: list[Observation] = []
         for block, rotation in zip(self._blocks(), rotations, strict=True):
             seen = block.observe(x, *lenses, mask=mask, positions=positions, rotation=rotation)
@@ -154,13 +158,11 @@ class LanguageModel(nn.Module):
         positions: Tensor | None = None,
     ) -> tuple[Tensor, LanguageModelCache]:
         """The inputs of the output layer for the next tokens, and the cache; see `features` and `step`."""
-        check_cache(cache, len(self.blocks))
-        x, rotations = self._begin(tokens, positions, cache)
-        grown: list[BlockCache] = []
-        for block, rotation, held in zip(self._blocks(), rotations, cache.layers, strict=True):
-            x, held = block.step(x, held, mask=mask, positions=positions, rotation=rotation)
-            grown.append(held)
-        return self.norm(x), LanguageModelCache(tuple(grown))
+
+        def step(block: TransformerBlock, x: Tensor, cache: BlockCache, rotation: Rotation | None) -> BlockStep:
+            return block.step(x, cache, mask=mask, positions=positions, rotation=rotation)
+
+        return self._step_blocks(tokens, positions, cache, step)
 
     def observe_step(
         self,
@@ -171,16 +173,15 @@ class LanguageModel(nn.Module):
         positions: Tensor | None = None,
     ) -> tuple[LanguageModelObservation, LanguageModelCache]:
         """`step`, and the lenses' results; the columns of a layer are the keys that its cache has."""
-        check_cache(cache, len(self.blocks))
-        x, rotations = self._begin(tokens, positions, cache)
-        grown: list[BlockCache] = []
         layers: list[Observation] = []
-        for block, rotation, held in zip(self._blocks(), rotations, cache.layers, strict=True):
-            seen, held = block.observe_step(x, held, *lenses, mask=mask, positions=positions, rotation=rotation)
-            x = seen.output
+
+        def step(block: TransformerBlock, x: Tensor, cache: BlockCache, rotation: Rotation | None) -> BlockStep:
+            seen, cache = block.observe_step(x, cache, *lenses, mask=mask, positions=positions, rotation=rotation)
             layers.append(seen.attention)
-            grown.append(held)
-        return LanguageModelObservation(self.logits(self.norm(x)), tuple(layers)), LanguageModelCache(tuple(grown))
+            return seen.output, cache
+
+        features, cache = self._step_blocks(tokens, positions, cache, step)
+        return LanguageModelObservation(self.logits(features), tuple(layers)), cache
 
     def generate(
         self,
@@ -296,7 +297,23 @@ class LanguageModel(nn.Module):
         with torch.device("meta"):
             return cls(config)
 
-    def _begin(
+    def _step_blocks(
+        self,
+        tokens: Tensor,
+        positions: Tensor | None,
+        cache: LanguageModelCache,
+        step: Callable[[TransformerBlock, Tensor, BlockCache, Rotation | None], BlockStep],
+    ) -> tuple[Tensor, LanguageModelCache]:
+        """The inputs of the output layer for the next tokens, and the extended cache, by a step of each block."""
+        check_cache(cache, len(self.blocks))
+        x, rotations = self._embed(tokens, positions, cache)
+        layers: list[BlockCache] = []
+        for block, rotation, layer in zip(self._blocks(), rotations, cache.layers, strict=True):
+            x, extended = step(block, x, layer, rotation)
+            layers.append(extended)
+        return self.norm(x), LanguageModelCache(tuple(layers))
+
+    def _embed(
         self, tokens: Tensor, positions: Tensor | None, cache: LanguageModelCache | None = None
     ) -> tuple[Tensor, list[Rotation | None]]:
         """Embedded tokens, and the rotation of each layer, computed once for layers with equal rotaries."""
