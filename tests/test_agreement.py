@@ -1,4 +1,4 @@
-"""Every kernel agrees with the formula, forward and backward, on every case that it admits."""
+"""Every kernel agrees with the oracle in float64, forward and backward, on every case that it admits."""
 
 from collections.abc import Sequence
 

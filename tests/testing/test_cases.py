@@ -7,15 +7,16 @@ from regard.testing import Case, cases, long_cases, make_inputs, random_cases
 from regard.testing.cases import (
     AXES,
     DTYPES,
-    LARGE,
     LAYOUTS,
     LENGTHS,
     LONG_AXES,
+    MAX_ROWWISE_PAIRS,
     MAX_TRIPLES,
     LeadingAxes,
     consistent,
     covering_array,
 )
+from regard.testing.mask_and_bias_cases import MASK_CASES
 
 
 def test_every_pair_of_values_meets():
@@ -60,7 +61,7 @@ def test_triples_of_cases():
 
 
 def test_long_cases_cross_the_borders_of_tiles():
-    assert all(case.sizes[0] * case.sizes[1] > LARGE or case.lengths == "3x1031" for case in long_cases())
+    assert all(case.sizes[0] * case.sizes[1] > MAX_ROWWISE_PAIRS or case.lengths == "3x1031" for case in long_cases())
     for name, values in LONG_AXES.items():
         assert {getattr(case, name) for case in long_cases()} == set(values)
 
@@ -121,6 +122,10 @@ def test_the_same_case_has_the_same_numbers_and_leaves_the_seed_alone():
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_mask_of_the_table_is_drawn():
+    assert {case.mask for case in cases(2)} == {"all", *MASK_CASES}
+
+
 @pytest.mark.parametrize("memory", AXES["memory"])
 def test_the_shapes_are_those_of_the_layout(layout, memory):
     inputs = make_inputs(Case(layout=layout, memory=memory, score="general"))

@@ -58,7 +58,7 @@ def test_the_truth_of_many_pairs_is_that_of_its_rows(monkeypatch):
         if case.poison in ("clean", "masked"):
             by_rows = SOFTMAX.truth(make_inputs(case), with_lse=True)
             with monkeypatch.context() as patch:
-                patch.setattr("regard.testing.oracle.LARGE", 0)
+                patch.setattr("regard.testing.oracle.MAX_ROWWISE_PAIRS", 0)
                 at_once = SOFTMAX.truth(make_inputs(case), with_lse=True)
             torch.testing.assert_close(at_once.output, by_rows.output)
             torch.testing.assert_close(at_once.gradients, by_rows.gradients)

@@ -17,6 +17,8 @@ from math import prod
 import torch
 from torch import Tensor
 
+from .mask_and_bias_cases import MASK_CASES, MASKS_FROM_ZERO, MASKS_OF_HEADS
+
 Choices = dict[str, str]
 
 
@@ -80,14 +82,7 @@ def _gain(uncovered: Mapping, row: Choices, sets: Sequence[tuple[str, ...]]) -> 
 # The first value of an axis is its plain one. Prime sizes, and no two axes of one tensor alike wherever that can be, so
 # that no transposed axis slips through.
 SCORES = ("default", "dot", "scaled", "general", "additive", "concat", "location")
-GENERAL_MASKS = (  # masks of any positions, any batch and any heads
-    *("all", "causal", "padding", "keep", "ignore", "causal&padding", "padding|keep", "~causal", "nothing"),
-    *("window", "causal&window", "causal|prefix", "strided", "fixed", "dilated", "window|global", "mod"),
-    "~(fixed|padding)",
-)
-TOKEN_MASKS = ("documents", "causal&documents", "blocks")  # masks that know positions from 0 on
-HEAD_MASKS = ("head-mod", "head-blocks&causal")  # masks that differ between heads
-MASKS = (*GENERAL_MASKS, *TOKEN_MASKS, *HEAD_MASKS)
+MASKS = ("all", *MASK_CASES)
 CONSTANT_BIASES = ("given", "given-table", "alibi")  # biases without a gradient
 BIASES = (
     *("unbiased", "pairs", "heads", "blocked", "gaussian", "slopes", "relative", "clipped", "mod", "pairs+relative"),
@@ -107,8 +102,8 @@ MEMORIES = ("contiguous", "strided", "expanded", "broadcast")
 POSITIONS = ("tail", "start", "scattered")
 POISONS = ("clean", "masked", "query", "key", "value")
 
-LARGE = 2**12
-"""Above so many pairs per head the oracle computes all rows at once, and no row attends to NaN."""
+MAX_ROWWISE_PAIRS = 2**12
+"""The most pairs per head up to which the oracle computes row by row, and rows may attend to NaN."""
 
 
 @dataclass(frozen=True)
@@ -284,14 +279,14 @@ def consistent(choices: Choices) -> bool:
     )
     if variant == "scale" and score != "default":
         return False  # `scale` belongs to the default score; scores.ScaledDot has its own
-    if choices.get("layout") in ("2d", "3d") and (variant in ("sinks", "softcap&sinks") or mask in HEAD_MASKS):
+    if choices.get("layout") in ("2d", "3d") and (variant in ("sinks", "softcap&sinks") or mask in MASKS_OF_HEADS):
         return False  # a sink is one logit for each head
     if "lengths" in choices:
         queries, keys = parse_lengths(choices["lengths"])
         before_0 = queries > keys and choices.get("positions") == "tail"  # the first queries have negative positions
-        if before_0 and (mask in TOKEN_MASKS or mask == "head-blocks&causal"):
+        if before_0 and mask in MASKS_FROM_ZERO:
             return False
-        if queries * keys > LARGE and poison in ("query", "key", "value"):
+        if queries * keys > MAX_ROWWISE_PAIRS and poison in ("query", "key", "value"):
             return False
     # A bias of -inf sets a weight to 0 but keeps the pair: the contract does not say what NaN does there.
     return not (bias == "blocked" and poison in ("query", "key", "value"))

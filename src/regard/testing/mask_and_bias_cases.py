@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,9 +13,11 @@ from torch import Tensor
 from .. import biases, masks
 from ..biases import Bias
 from ..masks import Mask
-from .cases import CaseGenerator
 
-MaskAndPairs = tuple[Mask, Tensor]
+if TYPE_CHECKING:
+    from .cases import CaseGenerator
+
+MaskAndPairs: TypeAlias = tuple[Mask, Tensor]
 """A mask of the library, and the same as booleans (True = attend), broadcastable to (*batch, heads, M, N)."""
 
 
@@ -112,17 +115,20 @@ def _blocks(draw: CaseGenerator, heads: int | None = None) -> MaskAndPairs:
     block = draw.near_distance
     count = min(1, draw.positions_end)
     mask = masks.random_blocks(draw.positions_end, block, count, seed=draw.case.seed % 97, heads=heads)
-    drawn = mask.drawn  # type: ignore[attr-defined]  # random blocks: tests/masks checks their distribution
+    blocks, generator = -(-draw.positions_end // block), torch.Generator().manual_seed(draw.case.seed % 97)
+    drawn = torch.zeros(heads or 1, blocks, blocks, dtype=torch.bool)
+    for head in drawn:  # for each block of queries the `count` blocks of keys with the largest random numbers
+        largest = torch.rand(blocks, blocks, generator=generator).argsort(-1, descending=True)[:, :count]
+        head.scatter_(-1, largest, True)
     query, key = draw.row_positions.clamp(min=0) // block, draw.column_positions // block
-    head = torch.arange(len(drawn))[:, None, None]
-    return mask, drawn[head, query, key]
+    return mask, drawn[torch.arange(len(drawn))[:, None, None], query, key]
 
 
 def _head_blocks(draw: CaseGenerator) -> MaskAndPairs:
     return _blocks(draw, draw.heads)
 
 
-MaskCase = Callable[[CaseGenerator], MaskAndPairs]
+MaskCase: TypeAlias = "Callable[[CaseGenerator], MaskAndPairs]"
 
 
 def _and(left: MaskCase, right: MaskCase) -> MaskCase:
@@ -149,6 +155,7 @@ def _not(mask: MaskCase) -> MaskCase:
     return others
 
 
+# The agreement suite draws from all of these, and from no mask at all.
 MASK_CASES: dict[str, MaskCase] = {
     "causal": _causal,
     "padding": _padding,
@@ -173,6 +180,11 @@ MASK_CASES: dict[str, MaskCase] = {
     "head-mod": _head_mod,
     "head-blocks&causal": _and(_head_blocks, _causal),
 }
+
+MASKS_FROM_ZERO = {"documents", "causal&documents", "blocks", "head-blocks&causal"}
+"""The masks of `MASK_CASES` that refuse positions below 0."""
+MASKS_OF_HEADS = {"head-mod", "head-blocks&causal"}
+"""The masks of `MASK_CASES` that differ between heads, and so need a head axis."""
 
 
 Tensors = Mapping[str, Tensor]

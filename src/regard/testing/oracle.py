@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from .case_inputs import DROPOUT, Inputs
-from .cases import LARGE
+from .cases import MAX_ROWWISE_PAIRS
 from .mask_and_bias_cases import BIAS_CASES
 from .score_cases import compute_scores, widen
 
@@ -72,11 +72,11 @@ class Oracle:
     def truth(self, inputs: Inputs, *, with_lse: bool) -> OracleResult:
         """The result in float64 on the CPU.
 
-        Above `LARGE` pairs per head all rows are computed at once, and NaN in masked entries counts as 0. `with_lse`
-        adds Σ lse · h to what the gradients are of.
+        Above `MAX_ROWWISE_PAIRS` pairs per head all rows are computed at once, and NaN in masked entries counts as 0.
+        with_lse: whether the gradients are those of Σ output · g + Σ lse · h; else without the second sum.
         """
         leaves = {name: leaf.detach().cpu().double().requires_grad_() for name, leaf in inputs.leaves.items()}
-        if inputs.keep.shape[-2:].numel() > LARGE:
+        if inputs.keep.shape[-2:].numel() > MAX_ROWWISE_PAIRS:
             output, lse = self._all_rows(inputs, {name: _finite(name, leaf) for name, leaf in leaves.items()})
         else:
             output, lse = self._row_by_row(inputs, leaves)
@@ -155,11 +155,11 @@ class RoundedLeaves:
 def rounded_leaves(inputs: Inputs) -> Iterator[RoundedLeaves]:
     """The leaves of a case as they are, then several times with each number rounded up or down at random.
 
-    Four to ten times, more for fewer pairs, so that there are enough errors to take the largest of; twice above `LARGE`
-    pairs.
+    Four to ten times, more for fewer pairs, so that there are enough errors to take the largest of; twice above
+    `MAX_ROWWISE_PAIRS` pairs.
     """
     times = 2
-    if inputs.keep.shape[-2:].numel() <= LARGE:
+    if inputs.keep.shape[-2:].numel() <= MAX_ROWWISE_PAIRS:
         times = min(max(ENOUGH_ELEMENTS // max(inputs.keep.numel(), 1), 4), 10)
     dtype = inputs.leaves["value"].dtype
     dtype = torch.float32 if dtype == torch.float64 else dtype

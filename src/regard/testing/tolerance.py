@@ -1,7 +1,7 @@
-"""Comparison with a float64 truth, within a tolerance derived from the errors of the plain formula.
+"""Comparison with a float64 truth, within a tolerance derived from the errors of the oracle in low precision.
 
-No tolerance is chosen by hand. The formula computed in the working precision has some error; a kernel, which sums in
-another order, may have twice that error, and one rounding of its dtype more.
+No tolerance is chosen by hand. The oracle computed in the working precision (`Oracle.approximations`) has some error; a
+kernel, which sums in another order, may have twice that error, and one rounding of its dtype more.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch import Tensor
 class Expected:
     """The expected values of a tensor, and the inputs of their tolerance.
 
-    truth: in float64. dtype: the required dtype. approximations: the same by the plain formula in the working
-    precision, once or several times (see `Oracle.approximations`); without them only one rounding is allowed.
+    truth: in float64. dtype: the required dtype. approximations: the same in the working precision, once
+    or several times, by `Oracle.approximations`; without them only one rounding is allowed.
     magnitude: the size of the terms, where they cancel; the largest |truth| where that is larger. exponential: the
     relative error of the exponentials that a kernel declares; 0 for correctly rounded ones.
     """
@@ -31,7 +31,7 @@ class Expected:
     exponential: float = 0.0
 
     def budget(self) -> float:
-        """The largest error an element may have: twice the plain formula's, and one rounding at the magnitude.
+        """The largest error an element may have: twice that of the approximations, and one rounding at the magnitude.
 
         One number for the whole tensor: each element is a sum of products, and the error of a sum depends on the size
         of its terms, which the elements of a tensor share, not on the size of the sum.
@@ -45,13 +45,13 @@ class Expected:
         errors = [self._scale(tensor) * (tensor.double() - truth)[finite] for tensor in self.approximations]
         worst = _largest(torch.cat(errors)) if errors else 0.0
         if not math.isfinite(worst):
-            raise ValueError("the plain formula is not finite where the truth is: it sets no budget")
+            raise ValueError("an approximation is not finite where the truth is: it sets no budget")
         rounding = torch.finfo(self.dtype).eps
         exponential = 0.0 if self.dtype == torch.float64 else self.exponential
         return 2 * worst + max(rounding, exponential) * magnitude
 
     def _scale(self, approximation: Tensor) -> float:
-        """The factor from an error in float32 to one in float64, where the plain formula is the truth itself."""
+        """The factor from an error in float32 to one in float64, where the approximation is the truth itself."""
         if self.dtype != torch.float64 or approximation.dtype == torch.float64:
             return 1.0
         return 2 * torch.finfo(torch.float64).eps / torch.finfo(approximation.dtype).eps
