@@ -73,7 +73,7 @@ class Softmax:
         return x.softmax(-1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FavorPlus:
     """Positive orthogonal random features: E[φ(q) · φ(k)] = exp(q · k / √D), for D = dim of queries and keys.
 
@@ -90,9 +90,11 @@ class FavorPlus:
         num_features: m.
         seed: of the random rows; drawn from torch's default generator where it is None.
         kernel: "softmax" or "relu".
+        matrix: the rows w, (m, D), in place of random ones.
 
     Raises:
         ConfigurationError: numbers below 1, another kernel.
+        ShapeError: a matrix of another shape.
 
     Source: Choromanski et al. 2021 (arXiv 2009.14794), Lemma 1 and section 2.4.
 
@@ -107,8 +109,7 @@ class FavorPlus:
     num_features: int = 256
     seed: int | None = None
     kernel: str = "softmax"
-    matrix: Tensor = field(init=False, repr=False, compare=False)
-    """The rows w: (num_features, dim), in float64."""
+    matrix: Tensor = field(default=None, repr=False)  # type: ignore[assignment]  # drawn where it is None
 
     def __post_init__(self) -> None:
         dim, count = whole_number("dim", self.dim), whole_number("num_features", self.num_features)
@@ -118,12 +119,17 @@ class FavorPlus:
             object.__setattr__(self, "seed", int(torch.randint(2**62, ())))
         elif isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise ConfigurationError(f"seed is {self.seed!r}; it needs a whole number, or None for one that is drawn")
-        generator = torch.Generator().manual_seed(self.seed)
-        object.__setattr__(self, "matrix", orthogonal_rows(count, dim, generator))
+        if self.matrix is None:
+            generator = torch.Generator().manual_seed(self.seed)
+            object.__setattr__(self, "matrix", orthogonal_rows(count, dim, generator))
+        elif tuple(self.matrix.shape) != (count, dim):
+            raise ShapeError(
+                f"matrix has the shape {tuple(self.matrix.shape)}; it needs {(count, dim)}, one row a feature"
+            )
 
     def redraw(self, seed: int | None = None) -> FavorPlus:
         """The same map with other random rows, by this seed or one from torch's default generator."""
-        return replace(self, seed=seed)
+        return replace(self, seed=seed, matrix=None)
 
     def __call__(self, x: Tensor) -> Tensor:
         """The features: (..., length, dim) to (..., length, num_features)."""
@@ -154,13 +160,12 @@ def orthogonal_rows(count: int, dim: int, generator: torch.Generator | None = No
     >>> bool((rows @ rows.T).triu(1).abs().max() < 1e-12)
     True
     """
-    blocks = []
-    for _ in range(-(-count // dim)):
-        directions, triangle = torch.linalg.qr(torch.randn(dim, dim, generator=generator, dtype=torch.float64))
-        directions = directions * triangle.diagonal().sign()  # uniform over orthogonal matrices (Mezzadri 2007)
-        norms = torch.randn(dim, dim, generator=generator, dtype=torch.float64).norm(dim=-1, keepdim=True)
-        blocks.append(directions.T * norms)
-    return torch.cat(blocks)[:count]
+    shape = 2, -(-count // dim), dim, dim
+    normal, others = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
+    directions, triangle = torch.linalg.qr(normal)
+    # By these signs the directions are uniform over orthogonal matrices (Mezzadri 2007, arXiv math-ph/0609050).
+    directions = directions * triangle.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
+    return (directions.mT * others.norm(dim=-1, keepdim=True)).flatten(0, 1)[:count]
 
 
 def query_features(feature_map: FeatureMap, query: Tensor) -> tuple[Tensor, Tensor | None]:

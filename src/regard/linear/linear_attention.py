@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Unpack, cast
 
 from torch import Tensor
 
@@ -90,8 +90,7 @@ def linear_attention(
         "scale": scale,
         "state": state,
     }
-    problem = make_linear_problem(query, key, value, **options)
-    return problem.run()[0] if problem.ids is None else problem.run_documents(problem.ids)
+    return make_linear_problem(query, key, value, **options).run()[0]
 
 
 def linear_attention_with_state(
@@ -120,9 +119,10 @@ def linear_attention_with_state(
             "linear_attention_with_state needs causal=True: the state is what the next positions continue from, and "
             "without an order there are none"
         )
-    if problem.ids is not None:
+    if problem.documents is not None:
         raise MaskError(
             "masks.documents has several documents in one sequence, so that no state is the one to continue from: pass "
             "each document as a sequence of its own, or take linear_attention, which returns no state"
         )
-    return problem.run()
+    output, state = problem.run()
+    return output, cast("LinearState", state)

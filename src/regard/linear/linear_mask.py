@@ -132,16 +132,17 @@ class DocumentBatches:
         return torch.cat(results)[self.order].unflatten(0, (batch, length)).transpose(1, 2)
 
 
-def document_ids(documents: Documents, batch: int, length: int, device: torch.device) -> Tensor:
-    """The ids of the documents as (batch, N).
+def document_batches(documents: Documents, value: Tensor) -> DocumentBatches:
+    """The documents among keys with values (batch, heads, N, Dv).
 
     Raises:
         ShapeError: they are for another length or batch.
     """
-    ids = documents.ids.to(device)
+    batch, length = value.shape[0], value.shape[2]
+    ids = documents.ids.to(value.device)
     if ids.shape[-1] != length or ids.shape[:-1].numel() not in (1, batch):
         raise ShapeError(
             f"{documents!r} is for {ids.shape[-1]} positions and a batch of {ids.shape[:-1].numel()}, but there are "
             f"{length} keys and a batch of {batch}: linear attention needs one id for each key"
         )
-    return ids.reshape(-1, length).expand(batch, length)
+    return DocumentBatches.from_ids(ids.reshape(-1, length).expand(batch, length))

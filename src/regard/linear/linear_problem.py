@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor
 
 from ..core.grid import Grid
-from ..core.score_forms import at_least_float32
+from ..core.score_forms import all_finite, at_least_float32, zero_nonfinite
 from ..core.torch_modes import under_transform, without_autocast
 from ..errors import ConfigurationError, DtypeError, MaskError, ShapeError
 from ..kernels.validation import check_device, check_same_kind, check_shapes
 from ..masks import Mask
 from .feature_maps import Elu, FeatureMap, Identity, key_features, query_features
-from .linear_mask import DocumentBatches, LinearMask, document_ids, read_mask
+from .linear_mask import DocumentBatches, LinearMask, document_batches, read_mask
 from .linear_state import LinearState
 from .recurrence import recurrence
 
@@ -42,9 +42,9 @@ class LinearProblem:
     """One call, checked: tensors as (B, heads, length, ·) in the dtype of the sums, with the feature map applied.
 
     Shapes: query (B, H, M, D), key (B, Hk, N, D), value (B, Hk, N, Dv), decay (B, Hk, N) or (B, Hk, N, D), beta
-    (B, Hk, N), state (B, Hk, D, Dv), ids of documents (B, N). Where normalised, value has one more column, of ones, and
-    the state the total. Masked keys have features and decay 0. query_scale (B, H, M, 1), key_scale (B, Hk, 1, 1): the
-    logarithms of factors that stabilised features lack; None for 0. batch, has_heads, dtype: of the output.
+    (B, Hk, N), state (B, Hk, D, Dv). Where normalised, value has one more column, of ones, and the state the total.
+    Masked keys have features and decay 0. query_scale (B, H, M, 1), key_scale (B, Hk, 1, 1): the logarithms of factors
+    that stabilised features lack; None for 0. layout, dtype: of the output.
     """
 
     query: Tensor
@@ -55,37 +55,35 @@ class LinearProblem:
     decay: Tensor | None
     beta: Tensor | None
     state: Tensor | None
-    ids: Tensor | None
+    documents: DocumentBatches | None
+    nonfinite: NonfiniteRows | None
     query_scale: Tensor | None
     key_scale: Tensor | None
-    batch: torch.Size
-    has_heads: bool
+    layout: Layout
     dtype: torch.dtype
 
-    def run(self) -> tuple[Tensor, LinearState]:
-        """The output and the final state, in the caller's shapes."""
+    def run(self) -> tuple[Tensor, LinearState | None]:
+        """The output and the final state, in the caller's shapes; no state where there are documents."""
+        sequences = (self.query, self.key, self.value, self.decay, self.beta)
+        unflatten = self.layout.unflatten
         with without_autocast(self.query.device.type):
-            sums, final = self._sums(self.query, self.key, self.value, self.decay, self.beta, self.state)
-            state = LinearState(
-                self._unflatten(final),
-                self.normalize,
-                None if self.key_scale is None else self._unflatten(self.key_scale),
-            )
-            return self._unflatten(self._finish(sums)).to(self.dtype), state
+            if self.documents is not None:
+                sums, state = self.documents.map(self._document_sums, sequences), None
+            else:
+                sums, final = self._sums(*sequences, self.state)
+                if self.nonfinite is not None:
+                    final = self.nonfinite.mark_state(final)
+                scale = None if self.key_scale is None else unflatten(self.key_scale)
+                state = LinearState(unflatten(final), self.normalize, scale)
+            output = self._finish(sums)
+            if self.nonfinite is not None:
+                output = self.nonfinite.mark_rows(output, self.causal, self.documents)
+            return unflatten(output).to(self.dtype), state
 
-    def run_documents(self, ids: Tensor) -> Tensor:
-        """The output where each document of the ids (B, N) is computed by itself."""
-
-        def attend(
-            query: Tensor, key: Tensor, value: Tensor, decay: Tensor | None, beta: Tensor | None, exists: Tensor
-        ) -> Tensor:
-            key = key.where(exists.unsqueeze(-1), 0.0)
-            return self._sums(query, key, value, decay, beta, None)[0]
-
-        with without_autocast(self.query.device.type):
-            tensors = (self.query, self.key, self.value, self.decay, self.beta)
-            sums = DocumentBatches.from_ids(ids).map(attend, tensors)
-            return self._unflatten(self._finish(sums)).to(self.dtype)
+    def _document_sums(self, query: Tensor, key: Tensor, value: Tensor, *gates_and_exists: Any) -> Tensor:
+        """The sums of documents of different lengths; after the end of each, exists is False."""
+        *gates, exists = gates_and_exists
+        return self._sums(query, key.where(exists.unsqueeze(-1), 0.0), value, *gates, None)[0]
 
     def _sums(
         self,
@@ -113,33 +111,32 @@ class LinearProblem:
         group = sums.shape[1] // max(self.key_scale.shape[1], 1)
         return sums * (self.query_scale + self.key_scale.repeat_interleave(group, 1)).exp()
 
-    def _unflatten(self, tensor: Tensor) -> Tensor:
-        """(B, heads, ·, ·) with the leading axes of the caller."""
-        if self.has_heads:
-            return tensor.reshape(*self.batch, *tensor.shape[1:])
-        return tensor.reshape(*self.batch, *tensor.shape[2:])
-
 
 def make_linear_problem(query: Tensor, key: Tensor, value: Tensor, **options: Unpack[LinearOptions]) -> LinearProblem:
     """Check the arguments of `linear_attention` and apply the feature map."""
     query, key, value = check_same_kind(query, key, value)
     check_shapes(query, key, value)
-    mask = read_mask(options.get("mask"), options.get("causal", False))
+    mask, layout, dtype = (
+        read_mask(options.get("mask"), options.get("causal", False)),
+        Layout.from_tensors(query, key, value),
+        value.dtype,
+    )
     _check_order(mask, query, key, options)
-    layout = _Layout.of(query, key, value)
     feature_map, normalize = options.get("feature_map"), options.get("normalize", True)
     feature_map = Elu() if feature_map is None else feature_map
     scale = _checked_scale(options.get("scale"), feature_map, normalize, query.shape[-1])
-    dtype = value.dtype
     with without_autocast(query.device.type):
         query, key, value = (at_least_float32(layout.as_4d(tensor)) for tensor in (query, key, value))
-        keep = layout.kept_keys(mask, key)
-        if keep is not None:  # before the feature map too, whose gradient at NaN would be NaN
+        keep, beta = layout.kept_keys(mask, key), _checked_beta(options.get("beta"), layout, key)
+        if keep is not None:
             key, value = key.where(keep.unsqueeze(-1), 0.0), value.where(keep.unsqueeze(-1), 0.0)
+        nonfinite = NonfiniteRows.find(query, key, value, beta, keep)
+        if nonfinite is not None:  # before the feature map, whose gradient at NaN would be NaN
+            query, key, value = (zero_nonfinite(tensor) for tensor in (query, key, value))
+            beta = None if beta is None else zero_nonfinite(beta)
         state = layout.checked_state(options.get("state"), key, normalize)
-        at_least = None if state is None else state.log_scale
         query, query_scale = query_features(feature_map, query if scale == 1.0 else query * scale)
-        key, key_scale = key_features(feature_map, key, keep, at_least)
+        key, key_scale = key_features(feature_map, key, keep, None if state is None else state.log_scale)
         _check_features(feature_map, query, key, value)
         if normalize:
             value = torch.cat([value, value.new_ones(*value.shape[:-1], 1)], -1)
@@ -150,26 +147,26 @@ def make_linear_problem(query: Tensor, key: Tensor, value: Tensor, **options: Un
             causal=mask.causal,
             normalize=normalize,
             decay=_checked_decay(options.get("decay"), layout, key, keep),
-            beta=_checked_beta(options.get("beta"), layout, key),
+            beta=beta,
             state=None if state is None else _initial_sums(state, key, value, key_scale),
-            ids=None if mask.documents is None else document_ids(mask.documents, *value.shape[::2], value.device),
+            documents=None if mask.documents is None else document_batches(mask.documents, value),
+            nonfinite=nonfinite,
             query_scale=query_scale,
             key_scale=key_scale,
-            batch=layout.batch,
-            has_heads=layout.has_heads,
+            layout=layout,
             dtype=dtype,
         )
 
 
 @dataclass(frozen=True)
-class _Layout:
+class Layout:
     """The leading axes of the caller's tensors: broadcast batch, and whether there is a head axis."""
 
     batch: torch.Size
     has_heads: bool
 
     @classmethod
-    def of(cls, *tensors: Tensor) -> _Layout:
+    def from_tensors(cls, *tensors: Tensor) -> Layout:
         """The layout of query, key and value."""
         has_heads = tensors[0].ndim > 3
         return cls(torch.broadcast_shapes(*(t.shape[: -3 if has_heads else -2] for t in tensors)), has_heads)
@@ -180,6 +177,10 @@ class _Layout:
             tensor = tensor.unsqueeze(-1 - trailing)
         own = tensor.shape[-1 - trailing :]
         return tensor.expand(*self.batch, *own).reshape(self.batch.numel(), *own)
+
+    def unflatten(self, tensor: Tensor) -> Tensor:
+        """(B, heads, ·, ·) with the leading axes of the caller."""
+        return tensor.reshape(*self.batch, *tensor.shape[1 if self.has_heads else 2 :])
 
     def kept_keys(self, mask: LinearMask, key: Tensor) -> Tensor | None:
         """Which keys exist, bool, (B or 1, Hk or 1, N); None for all.
@@ -229,6 +230,58 @@ class _Layout:
         check_device("state", state.sums, key.device)
         scale = None if state.log_scale is None else self.as_4d(state.log_scale.to(key.dtype))
         return LinearState(self.as_4d(state.sums.to(key.dtype)), normalize, scale)
+
+
+@dataclass(frozen=True, eq=False)
+class NonfiniteRows:
+    """Rows with NaN or infinity, which are computed as 0, and after which the rows that attend to them become NaN.
+
+    A product with 0 would carry NaN to rows that do not attend to it. Shapes: query (B, H, M), key (B, Hk, N), bool;
+    keep as `kept_keys` returns it.
+    """
+
+    query: Tensor
+    key: Tensor
+    keep: Tensor | None
+
+    @classmethod
+    def find(
+        cls, query: Tensor, key: Tensor, value: Tensor, beta: Tensor | None, keep: Tensor | None
+    ) -> NonfiniteRows | None:
+        """The rows of tensors (B, heads, length, ·) and beta (B, Hk, N); None where all numbers are finite."""
+        tensors = (query, key, value) if beta is None else (query, key, value, beta)
+        if not under_transform() and all(all_finite(tensor) for tensor in tensors):
+            return None
+        key = ~(key.isfinite().all(-1) & value.isfinite().all(-1))
+        return cls(~query.isfinite().all(-1), key if beta is None else key | ~beta.isfinite(), keep)
+
+    def mark_rows(self, output: Tensor, causal: bool, documents: DocumentBatches | None) -> Tensor:
+        """The output (B, H, M, Dv) with NaN in the rows that attend to such a key, or are such a query."""
+        queries = self.query.shape[-1]
+        sees_bad = _attends_to(self.key, queries, causal, documents)
+        exists = torch.ones_like(self.key) if self.keep is None else self.keep.expand_as(self.key)
+        sees_any = _attends_to(exists, queries, causal, documents)
+        group = self.query.shape[1] // max(self.key.shape[1], 1)
+        sees_bad, sees_any = (seen.repeat_interleave(group, 1) for seen in (sees_bad, sees_any))
+        return output.masked_fill((sees_bad | (self.query & sees_any)).unsqueeze(-1), torch.nan)
+
+    def mark_state(self, state: Tensor) -> Tensor:
+        """The state (B, Hk, D, Dv) with NaN where a key was such a row."""
+        return state.masked_fill(self.key.any(-1)[..., None, None], torch.nan)
+
+
+def _attends_to(marked: Tensor, queries: int, causal: bool, documents: DocumentBatches | None) -> Tensor:
+    """Whether each query attends to a marked key: bool (B, Hk, N) to (B, Hk, M)."""
+
+    def attends(marked: Tensor, exists: Tensor | None = None) -> Tensor:
+        marked = marked if exists is None else marked & exists.unsqueeze(-1)
+        return marked.cumsum(2) > 0 if causal else marked.any(2, keepdim=True).expand_as(marked)
+
+    if documents is not None:
+        return documents.map(attends, [marked.unsqueeze(-1)]).squeeze(-1)
+    if causal:
+        return attends(marked.unsqueeze(-1)).squeeze(-1)
+    return marked.any(2, keepdim=True).expand(*marked.shape[:2], queries)
 
 
 def _initial_sums(state: LinearState, key: Tensor, value: Tensor, key_scale: Tensor | None) -> Tensor:
@@ -304,7 +357,7 @@ def _check_features(feature_map: FeatureMap, query: Tensor, key: Tensor, value: 
         )
 
 
-def _checked_decay(decay: Tensor | None, layout: _Layout, key: Tensor, keep: Tensor | None) -> Tensor | None:
+def _checked_decay(decay: Tensor | None, layout: Layout, key: Tensor, keep: Tensor | None) -> Tensor | None:
     """The decay as (B, Hk, N) or (B, Hk, N, D), 0 at masked keys.
 
     Raises:
@@ -324,7 +377,7 @@ def _checked_decay(decay: Tensor | None, layout: _Layout, key: Tensor, keep: Ten
     return decay
 
 
-def _checked_beta(beta: Tensor | None, layout: _Layout, key: Tensor) -> Tensor | None:
+def _checked_beta(beta: Tensor | None, layout: Layout, key: Tensor) -> Tensor | None:
     """The beta of the delta rule, (B, Hk, N).
 
     Raises:
@@ -342,7 +395,7 @@ def _checked_beta(beta: Tensor | None, layout: _Layout, key: Tensor) -> Tensor |
     return beta
 
 
-def _gate(name: str, gate: Tensor, layout: _Layout, key: Tensor) -> Tensor:
+def _gate(name: str, gate: Tensor, layout: Layout, key: Tensor) -> Tensor:
     """A gate broadcast to (B, Hk, N), or for a decay (B, Hk, N, D) where it has one number for each feature."""
     if not isinstance(gate, Tensor) or not gate.is_floating_point():
         has = gate.dtype if isinstance(gate, Tensor) else f"a {type(gate).__name__}"

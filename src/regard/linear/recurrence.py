@@ -19,6 +19,8 @@ from .chunks import advance
 
 SEGMENT, SMALLEST_SEGMENT = 2**14, 256
 """Positions times key heads that are computed at once, and positions at least."""
+GATED = 8
+"""Times as much memory as without is needed for a segment with a decay for each feature."""
 
 
 def recurrence(
@@ -53,9 +55,10 @@ def recurrence(
     return output, states[-1]
 
 
-def _segments(key: Tensor) -> list[slice]:
+def _segments(key: Tensor, decay: Tensor | None) -> list[slice]:
     """The segments of positions that are computed at once, one at least."""
-    size = max(SEGMENT // max(key.shape[0] * key.shape[1], 1), SMALLEST_SEGMENT)
+    share = max(key.shape[0] * key.shape[1], 1) * (GATED if decay is not None and decay.ndim == 4 else 1)
+    size = max(SEGMENT // share, SMALLEST_SEGMENT)
     return [slice(start, start + size) for start in range(0, max(key.shape[2], 1), size)]
 
 
@@ -65,7 +68,7 @@ def _forward(
     """The output, the states before each segment, and the final state."""
     outputs, states = [], [state]
     with torch.no_grad():
-        for segment in _segments(key):
+        for segment in _segments(key, decay):
             output, state = advance(*_cut((query, key, value, decay, beta), segment), state)
             outputs.append(output)
             states.append(state)
@@ -89,7 +92,7 @@ def _backward(
         torch.empty_like(tensor) if tensor is not None and need else None
         for tensor, need in zip(inputs[:5], needed[:5], strict=True)
     ]
-    segments = _segments(inputs[1])
+    segments = _segments(inputs[1], inputs[3])
     for index, segment in reversed([*enumerate(segments)]):
         part = [None if x is None else x.detach() for x in (*_cut(inputs[:5], segment), states[index])]
         needs_state = index > 0 or needed[5]
@@ -157,10 +160,12 @@ def _define() -> torch.library.Library:
             gradients = _backward(grad_output, grad_final, states, inputs, needed)
         return [states.new_empty(0) if gradient is None else gradient.contiguous() for gradient in gradients]
 
-    def forward_fake(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def forward_fake(
+        query: Tensor, key: Tensor, value: Tensor, decay: Tensor | None, *_: Any
+    ) -> tuple[Tensor, Tensor, Tensor]:
         state = (*key.shape[:2], key.shape[-1], value.shape[-1])
         output = query.new_empty(*query.shape[:3], value.shape[-1])
-        return output, key.new_empty(state), key.new_empty(len(_segments(key)), *state)
+        return output, key.new_empty(state), key.new_empty(len(_segments(key, decay)), *state)
 
     def backward_fake(grad_output: Tensor, grad_final: Tensor, states: Tensor, *rest: Any) -> list[Tensor]:
         *inputs, needed = rest
