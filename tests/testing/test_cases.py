@@ -122,10 +122,6 @@ def test_the_same_case_has_the_same_numbers_and_leaves_the_seed_alone():
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_each_mask_of_the_table_is_drawn():
-    assert {case.mask for case in cases(2)} == {"all", *MASK_CASES}
-
-
 @pytest.mark.parametrize("memory", AXES["memory"])
 def test_the_shapes_are_those_of_the_layout(layout, memory):
     inputs = make_inputs(Case(layout=layout, memory=memory, score="general"))
@@ -167,3 +163,7 @@ def test_poison_in_one_place(name):
         "value": 0,
         name: 1,
     }
+
+
+def test_each_mask_of_the_table_is_drawn():
+    assert {case.mask for case in cases(2)} == {"all", *MASK_CASES}
