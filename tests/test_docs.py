@@ -25,7 +25,7 @@ def test_the_examples_of_a_page(page):
 
 def test_there_is_a_page_for_each_part_that_users_extend():
     names = {page.stem for page in PAGES if page.parent.name == "extending"}
-    assert names >= {"mask", "score", "bias", "kernel", "lens", "operator"}
+    assert names >= {"mask", "score", "bias", "kernel", "lens", "operator", "model_family"}
 
 
 @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.relative_to(DOCS).as_posix())
