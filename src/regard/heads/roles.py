@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from torch import Tensor
 
@@ -50,8 +50,19 @@ class Role(Protocol):
         ...
 
 
+class ThresholdRule:
+    """Base class of the roles of this module: a score of at least `threshold`, and of a multiple of that by chance."""
+
+    threshold: float
+    times_chance: ClassVar[float] = 0.0
+
+    def holds(self, score: float, chance: float) -> bool:
+        """Whether a score meets the rule; chance is the score of a head with uniform weights."""
+        return score >= max(self.threshold, self.times_chance * chance)
+
+
 @dataclass(frozen=True)
-class AtOffset:
+class AtOffset(ThresholdRule):
     """Attends to the token at a fixed offset: -1 the one before, 1 the next, 0 itself, any other k.
 
     >>> AtOffset(-1).rule, AtOffset(3).name
@@ -78,13 +89,9 @@ class AtOffset:
         """Keys at query position + offset."""
         return pairs.key_positions - pairs.query_positions == self.offset
 
-    def holds(self, score: float, chance: float) -> bool:
-        """Whether a score meets the rule."""
-        return score >= self.threshold
-
 
 @dataclass(frozen=True)
-class Sink:
+class Sink(ThresholdRule):
     """Attends to the first token: an attention sink (Xiao et al. 2024, arXiv 2309.17453)."""
 
     threshold: float = 0.5
@@ -99,17 +106,14 @@ class Sink:
         """The first key, for every other query."""
         return pairs.first & (pairs.key_positions != pairs.query_positions)
 
-    def holds(self, score: float, chance: float) -> bool:
-        """Whether a score meets the rule."""
-        return score >= self.threshold
-
 
 @dataclass(frozen=True)
-class Delimiter:
+class Delimiter(ThresholdRule):
     """Attends to separators and punctuation (Clark et al. 2019, section 3.2)."""
 
     threshold: float = 0.5
     name = "delimiter"
+    times_chance = 2.0
 
     @property
     def rule(self) -> str:
@@ -120,13 +124,9 @@ class Delimiter:
         """Separators and punctuation."""
         return pairs.delimiter
 
-    def holds(self, score: float, chance: float) -> bool:
-        """Whether a score meets the rule."""
-        return score >= max(self.threshold, 2 * chance)
-
 
 @dataclass(frozen=True)
-class DuplicateToken:
+class DuplicateToken(ThresholdRule):
     """Attends to earlier occurrences of the query's own token (Wang et al. 2023, arXiv 2211.00593, section 3)."""
 
     threshold: float = 0.4
@@ -141,13 +141,9 @@ class DuplicateToken:
         """Earlier keys of the same token."""
         return (pairs.key_ids == pairs.query_ids) & (pairs.key_positions < pairs.query_positions)
 
-    def holds(self, score: float, chance: float) -> bool:
-        """Whether a score meets the rule."""
-        return score >= self.threshold
-
 
 @dataclass(frozen=True)
-class Induction:
+class Induction(ThresholdRule):
     """Attends to the tokens after earlier occurrences of the query's own (Olsson et al. 2022); see `repeat_probe`."""
 
     threshold: float = 0.4
@@ -164,17 +160,14 @@ class Induction:
         """Keys, up to the query's own, whose predecessor is an earlier occurrence of the query's token."""
         return (pairs.follows == pairs.query_ids) & (pairs.key_positions <= pairs.query_positions)
 
-    def holds(self, score: float, chance: float) -> bool:
-        """Whether a score meets the rule."""
-        return score >= self.threshold
-
 
 @dataclass(frozen=True)
-class RareWord:
+class RareWord(ThresholdRule):
     """Attends to the rarest word of the sentence (Voita et al. 2019, arXiv 1905.09418, section 5.3)."""
 
     threshold: float = 0.3
     name = "rare word"
+    times_chance = 3.0
 
     @property
     def rule(self) -> str:
@@ -188,13 +181,9 @@ class RareWord:
         """The rarest words."""
         return pairs.rarest
 
-    def holds(self, score: float, chance: float) -> bool:
-        """Whether a score meets the rule."""
-        return score >= max(self.threshold, 3 * chance)
-
 
 @dataclass(frozen=True)
-class Diffuse:
+class Diffuse(ThresholdRule):
     """Attends uniformly: the score is the mean of each row's entropy over the logarithm of its number of keys."""
 
     threshold: float = 0.9
@@ -204,10 +193,6 @@ class Diffuse:
     def rule(self) -> str:
         """The rule in words: what is counted, and the threshold."""
         return f"mean entropy over ln(keys), of rows with two keys and more, at least {self.threshold:g}"
-
-    def holds(self, score: float, chance: float) -> bool:
-        """Whether a score meets the rule."""
-        return score >= self.threshold
 
 
 AnyRole = Role | Diffuse

@@ -176,7 +176,8 @@ def _qwen_layers(settings: ModelSettings, head_dim: int, slides: Callable[[int, 
     if settings.get("use_sliding_window"):
         bound = settings.need("max_window_layers")
         return _layers(settings, layer, layer, lambda number: slides(number, bound))
-    settings.get("max_window_layers"), settings.get("sliding_window")  # of no layer
+    for name in ("max_window_layers", "sliding_window"):  # of no layer
+        settings.get(name)
     if "sliding_attention" in (settings.get("layer_types") or ()):
         raise CheckpointError(
             "config.json's layer_types has 'sliding_attention', but use_sliding_window is false, so that transformers "
