@@ -1,6 +1,7 @@
 """Which kernel computes a problem, in words; a kernel asked for by name never falls back."""
 
 import re
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -103,6 +104,25 @@ class TestExplain:
         )
         assert "-> reference    chosen: took the least time for lengths about these" in lines
         assert "not chosen: took longer for lengths about these" in lines
+
+    def test_masks_of_equal_fields_share_no_choice(self):
+        """Dataclasses of two classes with equal fields have equal hashes."""
+
+        @dataclass(frozen=True)
+        class Earlier(masks.Mask):
+            stride: int
+
+            def keep(self, grid):
+                return grid.key <= grid.query - self.stride
+
+        query = rand(1, 2, 4096, 32)
+        assert hash(Earlier(64)) == hash(masks.strided(64))
+        assert regard.explain(query, query, query, mask=masks.strided(64)).kernel.name == "decomposed"
+        for mask in (Earlier(64), ~Earlier(64), Earlier(64) & masks.causal()):
+            regard.attention(query, query, query, mask=~masks.strided(64))
+            regard.attention(query, query, query, mask=masks.strided(64) & masks.causal())
+            plan = regard.explain(query, query, query, mask=mask)
+            assert not plan.kernel.why_not(plan.problem)
 
     def test_forward_mode(self):
         query = rand(1, 1, 5, 8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 import torch
@@ -13,6 +14,8 @@ from ..core.problem import Problem
 from ..core.score_forms import AdditivePairs, DotPairs
 from ..core.torch_modes import functorch_active, under_forward_mode
 from ..errors import ConfigurationError, KernelError, nearest
+from ..masks import Mask
+from ..masks.base import BinaryMask, Not
 from .additive import AdditiveKernel
 from .base import Cost, Kernel, OwnGradient, Result
 from .batched_problem import BatchedProblem, ProblemGradients, Saved
@@ -225,7 +228,7 @@ def _is_plain(problem: Problem) -> bool:
 
 
 def _signature(problem: Problem) -> tuple:
-    """The memo key: the features, sizes and options that a choice depends on; of a mask its hash.
+    """The memo key: the features, sizes and options that a choice depends on; of a mask its classes and its hash.
 
     Lengths are rounded: while text is generated, each call has one key more than the last. Problems of one key share a
     choice, and the kernel is not asked `why_not` again. So a reason against a kernel may depend on what is in the key
@@ -239,13 +242,20 @@ def _signature(problem: Problem) -> tuple:
         *(query.shape[:-2], key.shape[:-2], value.shape[:-2], query.shape[-1], value.shape[-1]),
         *(_rounded_length(queries), _rounded_length(keys), queries == keys),
         *(value.dtype, value.device.type, query.stride(-1)),
-        hash(problem.mask),
+        _mask_key(problem.mask),
         *(type(problem.bias), problem.bias_requires_grad()),
         *(problem.softcap is None, problem.sinks is None, problem.dropout is None, problem.wants_lse),
         _rounded_shift(problem.shift),
         problem.inputs_require_grad(),
         torch.get_num_threads(),
     )
+
+
+def _mask_key(mask: Mask | None) -> Hashable:
+    """The classes and the hash of a mask. Dataclasses of equal fields have equal hashes, whatever their class."""
+    if isinstance(mask, BinaryMask):
+        return type(mask), _mask_key(mask.left), _mask_key(mask.right)
+    return type(mask), _mask_key(mask.mask) if isinstance(mask, Not) else hash(mask)
 
 
 def _rounded_length(length: int) -> int:
