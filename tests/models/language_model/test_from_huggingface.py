@@ -9,6 +9,9 @@ import torch
 from regard import masks
 from regard.lenses import Weights
 from regard.models import LanguageModel
+from regard.models.language_model import AttentionConfig, GatedExpertsConfig, LayerConfig, RMSNormConfig
+from regard.models.language_model.huggingface.architectures import configuration
+from regard.positions import Rotary
 
 from .conftest import CHECKPOINTS, ROTARIES, VOCABULARY
 
@@ -242,6 +245,86 @@ def test_the_number_of_experts_by_both_names(both, checkpoint):
     path.write_text(json.dumps(config))
     tokens = text()
     close(LanguageModel.from_huggingface(folder)(tokens), model(tokens).logits)
+
+
+RELEASED = {
+    "Qwen1.5-MoE-A2.7B": {
+        "model_type": "qwen2_moe",
+        "decoder_sparse_step": 1,
+        "hidden_size": 2048,
+        "intermediate_size": 5632,
+        "max_position_embeddings": 8192,
+        "max_window_layers": 21,
+        "moe_intermediate_size": 1408,
+        "norm_topk_prob": False,
+        "num_attention_heads": 16,
+        "num_experts": 60,
+        "num_experts_per_tok": 4,
+        "num_hidden_layers": 24,
+        "num_key_value_heads": 16,
+        "rope_theta": 1000000.0,
+        "shared_expert_intermediate_size": 5632,
+        "sliding_window": 32768,
+        "use_sliding_window": False,
+    },
+    "Qwen3-30B-A3B": {
+        "model_type": "qwen3_moe",
+        "attention_bias": False,
+        "decoder_sparse_step": 1,
+        "head_dim": 128,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "max_position_embeddings": 40960,
+        "max_window_layers": 48,
+        "mlp_only_layers": [],
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": True,
+        "num_attention_heads": 32,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 48,
+        "num_key_value_heads": 4,
+        "rope_scaling": None,
+        "rope_theta": 1000000.0,
+        "sliding_window": None,
+        "use_sliding_window": False,
+    },
+}
+ALL_RELEASED = {
+    "attention_dropout": 0.0,
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "output_router_logits": False,
+    "rms_norm_eps": 1e-6,
+    "router_aux_loss_coef": 0.001,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+    "vocab_size": 151936,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "attention", "experts"),
+    [
+        (
+            "Qwen1.5-MoE-A2.7B",
+            (LayerConfig(rotary=Rotary(128, 1e6)),) * 24,
+            AttentionConfig(16, 16, 128, bias=("query", "key", "value")),
+            GatedExpertsConfig(1408, 60, 4, normalized=False, shared_dim=5632),
+        ),
+        (
+            "Qwen3-30B-A3B",
+            (LayerConfig(rotary=Rotary(128, 1e6)),) * 48,
+            AttentionConfig(32, 4, 128, norm=RMSNormConfig(1e-6)),
+            GatedExpertsConfig(768, 128, 8),
+        ),
+    ],
+)
+def test_the_settings_of_released_mixtures(name, layers, attention, experts):
+    config = configuration(ALL_RELEASED | RELEASED[name])
+    assert (config.layers, config.attention, config.feed_forward) == (layers, attention, experts)
+    assert (config.dim, config.norm, config.tied) == (2048, RMSNormConfig(1e-6), False)
 
 
 MXFP4 = {"quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}}
