@@ -1,5 +1,6 @@
 """Feature maps: their formulas, and that FAVOR+ is unbiased for exp(q · k / √D) with an error that falls as 1/√m."""
 
+import itertools
 import math
 
 import pytest
@@ -74,7 +75,7 @@ def test_favor_is_unbiased():
 def test_the_error_of_favor_falls_as_the_root_of_its_features():
     x, y = 0.4 * torch.randn(2, 4, dtype=torch.float64)  # of larger ones the spread itself is estimated badly
     spread = [estimates(count, 1500, x, y).std() for count in (8, 32, 128)]
-    for few, many in zip(spread, spread[1:], strict=False):
+    for few, many in itertools.pairwise(spread):
         assert 2 * 0.85 < few / many < 2 / 0.85
 
 

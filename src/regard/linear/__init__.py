@@ -6,6 +6,7 @@ from .feature_maps import FeatureMap as FeatureMap
 from .feature_maps import Identity as Identity
 from .feature_maps import Relu as Relu
 from .feature_maps import Softmax as Softmax
+from .feature_maps import UnitNorm as UnitNorm
 from .linear_attention import linear_attention as linear_attention
 from .linear_attention import linear_attention_with_state as linear_attention_with_state
 from .linear_state import LinearState as LinearState
@@ -18,6 +19,7 @@ __all__ = [
     "LinearState",
     "Relu",
     "Softmax",
+    "UnitNorm",
     "linear_attention",
     "linear_attention_with_state",
 ]

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from ..errors import ConfigurationError, ShapeError
 from ..utils.numbers import whole_number
@@ -71,6 +72,22 @@ class Softmax:
 
     def __call__(self, x: Tensor) -> Tensor:
         return x.softmax(-1)
+
+
+@dataclass(frozen=True)
+class UnitNorm:
+    """φ(x) / |φ(x)|, as the delta rule needs it: a key of norm 1 replaces exactly what the state has for it.
+
+    Source: Yang et al. 2024 (arXiv 2406.06484), section 3.3.
+
+    >>> UnitNorm(Identity())(torch.tensor([3.0, 4.0]))
+    tensor([0.6000, 0.8000])
+    """
+
+    feature_map: FeatureMap
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return functional.normalize(self.feature_map(x), dim=-1)
 
 
 @dataclass(frozen=True, eq=False)

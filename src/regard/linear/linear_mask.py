@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import and_
 
 import torch
 from torch import Tensor
 
 from ..core.grid import Grid
-from ..errors import MaskError, ShapeError
+from ..core.torch_modes import under_transform
+from ..errors import ConfigurationError, MaskError, ShapeError
 from ..masks import Mask, as_mask
 from ..masks.base import And, Not
 from ..masks.causal import Causal
@@ -40,6 +43,10 @@ class LinearMask:
             keys = mask.evaluate(grid)
             kept = keys if kept is None else kept & keys
         return None if kept is None else kept.squeeze(-2)
+
+    def keep_at(self, positions: Tensor) -> Tensor | None:
+        """Which keys at these positions, (N,) or (batch, N), exist: bool, (N,) or (batch, 1 or heads, N)."""
+        return self.keep(Grid(positions[..., -1:], positions)) if positions.shape[-1] else None
 
 
 def read_mask(mask: Mask | Tensor | None, causal: bool) -> LinearMask:
@@ -81,6 +88,29 @@ def _is_of_keys(mask: Mask) -> bool:
     if isinstance(mask, TensorMask):
         return mask.pairs.shape[-2] == 1
     return isinstance(mask, Padding | Prefix | PrefixPerBatch)
+
+
+def mask_at_positions(mask: Mask | Tensor | None, positions: Tensor, causal: bool) -> Mask | None:
+    """The same mask for keys at these positions, (N,) or (batch, N), as one for keys at 0..N-1.
+
+    Raises:
+        MaskError: a mask that linear attention cannot take.
+        ConfigurationError: causal attention, and positions that do not increase.
+    """
+    parts = read_mask(mask, causal)
+    in_order = parts.causal and parts.documents is None
+    if in_order and positions.is_cpu and not under_transform() and bool((positions.diff(dim=-1) <= 0).any()):
+        raise ConfigurationError(
+            "positions do not increase along the sequence, and causal linear attention sums over keys in their order: "
+            "sort the tokens by position, or tell several texts apart by masks.documents(ids)"
+        )
+    keep = parts.keep_at(positions)
+    masks: list[Mask] = [Causal()] if parts.causal else []
+    if keep is not None:
+        masks.append(TensorMask(keep.unsqueeze(-2)))
+    if parts.documents is not None:
+        masks.append(Documents(parts.documents.ids_of(positions)))
+    return reduce(and_, masks) if masks else None
 
 
 @dataclass(frozen=True, eq=False)

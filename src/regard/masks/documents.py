@@ -20,9 +20,9 @@ class Documents(Mask):
     ids: Tensor
 
     def keep(self, grid: Pairs) -> Kept:
-        return grid.by_query(self._ids_of) == grid.by_key(self._ids_of)
+        return grid.by_query(self.ids_of) == grid.by_key(self.ids_of)
 
-    def _ids_of(self, positions: Tensor) -> Tensor:
+    def ids_of(self, positions: Tensor) -> Tensor:
         """The document ids at the given positions: (*batch, ·)."""
         length = self.ids.shape[-1]
         check_range(repr(self), positions, length, "pass documents() one id for each position")

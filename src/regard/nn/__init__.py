@@ -3,6 +3,7 @@
 from .attention_layer import Attention as Attention
 from .caches import Cache as Cache
 from .caches import KVCache as KVCache
+from .caches import LinearCache as LinearCache
 from .caches import ProjectedMemory as ProjectedMemory
 from .feedforward import FeedForward as FeedForward
 from .feedforward import GatedFeedForward as GatedFeedForward
@@ -10,6 +11,10 @@ from .feedforward import RMSNorm as RMSNorm
 from .latent_attention import LatentAttention as LatentAttention
 from .latent_attention import LatentProjections as LatentProjections
 from .linear import Linear as Linear
+from .linear_attention_layer import LinearAttention as LinearAttention
+from .linear_attention_layer import PerformerAttention as PerformerAttention
+from .linformer import LengthProjection as LengthProjection
+from .linformer import LinformerAttention as LinformerAttention
 from .multihead import MultiheadAttention as MultiheadAttention
 from .projections import Projections as Projections
 from .replace import SwapReport as SwapReport
@@ -35,8 +40,13 @@ __all__ = [
     "KVCache",
     "LatentAttention",
     "LatentProjections",
+    "LengthProjection",
     "Linear",
+    "LinearAttention",
+    "LinearCache",
+    "LinformerAttention",
     "MultiheadAttention",
+    "PerformerAttention",
     "PostNorm",
     "PreNorm",
     "ProjectedMemory",

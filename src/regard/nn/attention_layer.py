@@ -20,7 +20,15 @@ from ..positions import Rotary, Rotation
 from ..scores import Score
 from .caches import KeyValueStore, KVCache, ProjectedMemory
 from .input_checks import check_positions, probability, refuse_scripting
-from .layer_arguments import BiasModule, check_cache, check_no_rotation, combine_biases, combine_masks, learned_sinks
+from .layer_arguments import (
+    BiasModule,
+    check_cache,
+    check_no_rotation,
+    checked_rotary,
+    combine_biases,
+    combine_masks,
+    learned_sinks,
+)
 from .projections import Projections
 
 Heads = tuple[Tensor, Tensor, Tensor]
@@ -198,7 +206,7 @@ class Attention(CachedAttention):
         self.score = score
         self.mask = None if mask is None else as_mask(mask)
         self.bias = None if bias is None else BiasModule(bias)
-        self.rotary = _checked_rotary(rotary, projections.head_dim)
+        self.rotary = checked_rotary(rotary, projections.head_dim)
         self.softcap = softcap
         self.sinks = None if sinks is None else learned_sinks(sinks, projections.num_heads)
         self.dropout = probability("dropout", dropout)
@@ -348,13 +356,3 @@ class Attention(CachedAttention):
     def extra_repr(self) -> str:
         shown = {"mask": self.mask, "rotary": self.rotary, "softcap": self.softcap, "dropout": self.dropout or None}
         return ", ".join(f"{name}={value!r}" for name, value in shown.items() if value is not None)
-
-
-def _checked_rotary(rotary: Rotary | None, head_dim: int) -> Rotary | None:
-    """Refuse a rotary embedding of more features than a head has."""
-    if rotary is not None and rotary.dim > head_dim:
-        raise ConfigurationError(
-            f"rotary turns {rotary.dim} features, but heads have head_dim={head_dim}: give Rotary a dim of {head_dim} "
-            "or less"
-        )
-    return rotary

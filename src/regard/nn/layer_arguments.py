@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..biases import Bias, as_bias
 from ..errors import ConfigurationError, ShapeError
 from ..masks import Mask, where
-from ..positions import Rotation
+from ..positions import Rotary, Rotation
 from .caches import KeyValueStore, KVCache
 from .caches.base import KEY_VALUE_MEMBERS
 
@@ -127,3 +127,13 @@ def learned_sinks(sinks: Tensor, num_heads: int) -> nn.Parameter:
             f"torch.zeros({num_heads})"
         )
     return sinks if isinstance(sinks, nn.Parameter) else nn.Parameter(sinks)
+
+
+def checked_rotary(rotary: Rotary | None, head_dim: int) -> Rotary | None:
+    """Refuse a rotary embedding of more features than a head has."""
+    if rotary is not None and rotary.dim > head_dim:
+        raise ConfigurationError(
+            f"rotary turns {rotary.dim} features, but heads have head_dim={head_dim}: give Rotary a dim of {head_dim} "
+            "or less"
+        )
+    return rotary

@@ -8,6 +8,7 @@ from .config import GatedFeedForwardConfig as GatedFeedForwardConfig
 from .config import LanguageModelConfig as LanguageModelConfig
 from .config import LayerConfig as LayerConfig
 from .config import LayerNormConfig as LayerNormConfig
+from .config import LinearAttentionConfig as LinearAttentionConfig
 from .config import RMSNormConfig as RMSNormConfig
 from .generation import Sampling as Sampling
 from .language_model import LanguageModel as LanguageModel
@@ -30,6 +31,7 @@ __all__ = [
     "LanguageModelObservation",
     "LayerConfig",
     "LayerNormConfig",
+    "LinearAttentionConfig",
     "MixtureOfExperts",
     "RMSNormConfig",
     "Sampling",

@@ -12,11 +12,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ...errors import CheckpointError, ConfigurationError, nearest
+from ...linear import Elu, FeatureMap, Identity, Relu, Softmax, UnitNorm
 from ...masks import Mask, causal, prefix, window
 from ...nn import (
     Attention,
     FeedForward,
     GatedFeedForward,
+    LinearAttention,
     PreNorm,
     Projections,
     Residual,
@@ -159,7 +161,7 @@ class AttentionConfig:
     sinks: bool = False
     dropout: float = 0.0
 
-    def make(self, dim: int, layer: LayerConfig) -> Attention:
+    def make(self, dim: int, layer: LayerConfig) -> Attention | LinearAttention:
         """Build the attention of one block."""
         projections = Projections(
             dim,
@@ -169,6 +171,8 @@ class AttentionConfig:
             bias=self.bias,
             norm=None if self.norm is None else self.norm.make,
         )
+        if layer.linear is not None:
+            return layer.linear.make(projections, layer.rotary)
         return Attention(
             projections,
             score=None if self.scale is None else ScaledDot(self.scale),
@@ -180,6 +184,50 @@ class AttentionConfig:
         )
 
 
+LINEAR_FEATURE_MAPS: dict[str, FeatureMap] = {
+    "elu": Elu(),
+    "relu": Relu(),
+    "identity": Identity(),
+    "softmax": Softmax(),
+    "unit": UnitNorm(Identity()),
+}
+"""Feature maps of linear attention by name; "unit" is x / |x|."""
+
+
+@dataclass(frozen=True)
+class LinearAttentionConfig:
+    """Settings of `regard.nn.LinearAttention`, which explains each: a layer whose cache has a constant size.
+
+    Heads, dims, biases and norms are those of `AttentionConfig`; its scale, softcap, sinks and dropout are of softmax
+    attention alone.
+
+    - `feature_map`: "elu", "relu", "identity", "softmax" or "unit"; by default "unit" for the delta rule, else "elu".
+    - `decay`: learned gates per "head" or per "feature"; None for none.
+    - `delta_rule`: whether a value replaces what the state has for its key.
+    - `normalize`: whether weights are divided by their sum; by default all but the delta rule are.
+    """
+
+    feature_map: str | None = None
+    decay: str | None = None
+    delta_rule: bool = False
+    normalize: bool | None = None
+
+    def make(self, projections: Projections, rotary: Rotary | None) -> LinearAttention:
+        """Build the linear attention of one block."""
+        if self.feature_map is not None and self.feature_map not in LINEAR_FEATURE_MAPS:
+            known = nearest(str(self.feature_map), LINEAR_FEATURE_MAPS)
+            raise ConfigurationError(f"there is no feature map {self.feature_map!r}; {known}")
+        return LinearAttention(
+            projections,
+            feature_map=None if self.feature_map is None else LINEAR_FEATURE_MAPS[self.feature_map],
+            causal=True,
+            decay=self.decay,
+            delta_rule=self.delta_rule,
+            normalize=self.normalize,
+            rotary=rotary,
+        )
+
+
 @dataclass(frozen=True)
 class LayerConfig:
     """The attention pattern of one layer: a token attends to itself, the `before` tokens before it, the first `prefix`.
@@ -187,6 +235,10 @@ class LayerConfig:
     Without `before`, a token attends to all tokens before it.
     `before=511` is what Mistral calls a window of 512. `rotary` rotates the layer's queries and keys; layers with equal
     ones share the rotation. `feed_forward` replaces the model's in this layer, as in mixtures with some dense layers.
+    `linear` makes the layer one of linear attention, over all tokens before.
+
+    Raises:
+        ConfigurationError: linear attention with `before` or `prefix`.
 
     >>> LayerConfig(before=511, prefix=4).mask
     causal() & (window(before=511) | prefix(4))
@@ -196,6 +248,14 @@ class LayerConfig:
     prefix: int = 0
     rotary: Rotary | None = None
     feed_forward: AnyFeedForwardConfig | None = None
+    linear: LinearAttentionConfig | None = None
+
+    def __post_init__(self) -> None:
+        if self.linear is not None and (self.before is not None or self.prefix):
+            raise ConfigurationError(
+                f"a layer of linear attention attends to all tokens before each, but has before={self.before} and "
+                f"prefix={self.prefix}: leave these out, or leave linear out"
+            )
 
     @property
     def mask(self) -> Mask:
@@ -288,6 +348,7 @@ CONFIG_JSON = DataclassJSON(
             LanguageModelConfig,
             LayerConfig,
             LayerNormConfig,
+            LinearAttentionConfig,
             LinearScaling,
             Llama3,
             LongRoPE,

@@ -14,7 +14,7 @@ from ...nn import BlockCache
 
 @dataclass(frozen=True, eq=False)
 class LanguageModelCache:
-    """Keys and values of the tokens so far, of every layer, each as long as the layer's mask needs.
+    """The cache of every layer: keys and values, as many as its mask needs, or the state of its linear attention.
 
     A value, as `regard.nn.KVCache` is: a step returns another one, and the old one stays as it was.
     """

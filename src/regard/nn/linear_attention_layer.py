@@ -1,0 +1,354 @@
+"""Layers of linear attention: projections around `regard.linear_attention`, with gates, and Performer's features."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ..biases import Bias
+from ..errors import ConfigurationError, ShapeError
+from ..linear import Elu, FavorPlus, FeatureMap, Identity, UnitNorm, linear_attention
+from ..linear.linear_mask import mask_at_positions
+from ..linear.linear_problem import LinearOptions
+from ..masks import Mask
+from ..positions import Rotary, Rotation
+from .caches import LinearCache
+from .input_checks import check_positions, refuse_scripting
+from .layer_arguments import check_no_rotation, checked_rotary
+from .linear import Linear
+from .projections import Projections, init_xavier
+
+GATE_TEMPERATURE = 16.0
+"""What the logarithms of learned decays are divided by, so that a new layer forgets slowly."""
+
+
+class LinearAttention(nn.Module):
+    """concat_h( Σ_j w_ij V_j / Σ_j w_ij ) W_o with w_ij = φ(Q_i) · φ(K_j): linear in the length, with decay and gates.
+
+    Self-attention in time and memory linear in the length; causal, it decodes with a state of constant size. Not
+    causal, it also attends to a memory, another sequence.
+
+    Shapes: query (batch, M, dim), memory (batch, N, memory_dim), output (batch, M, dim).
+
+    Args:
+        projections: dims, heads and the linear maps.
+        feature_map: φ, from `regard.linear`; `Elu()` by default, `UnitNorm(Identity())` for the delta rule.
+        causal: whether a token attends to itself and those before it alone.
+        decay: of a causal layer, e^g for each step back: logarithms (num_kv_heads,) that stay as they are, as in
+            RetNet; "head" or "feature" for g = log sigmoid(W x + b) / 16, learned, one for each key head and token or
+            one for each feature too, as in gated linear attention.
+        delta_rule: of a causal layer, whether a value replaces what the state has for its key, by the learned share
+            β = sigmoid(W x); with a decay it is the gated delta rule.
+        normalize: whether weights are divided by their sum; by default all but the delta rule are.
+        rotary: rotary position embedding of queries and keys, before φ. Weights depend on relative positions alone
+            where φ is `Identity()`.
+
+    Raises:
+        ConfigurationError: gates of a layer that is not causal, or another argument that does not fit.
+        ShapeError: a decay that is not one number for each key head.
+
+    Source: Katharopoulos et al. 2020 (arXiv 2006.16236); gates Yang et al. 2024 (arXiv 2312.06635), section 4.4, the
+    delta rule Yang et al. 2024 (arXiv 2406.06484), section 3.3.
+
+    >>> import torch, regard
+    >>> layer = regard.nn.LinearAttention(regard.nn.Projections(16, num_heads=4, num_kv_heads=2), causal=True).eval()
+    >>> x, cache = torch.randn(2, 7, 16), layer.make_cache()
+    >>> outputs = []
+    >>> with torch.no_grad():
+    ...     for token in x.split(1, dim=1):
+    ...         output, cache = layer.step(token, cache)
+    ...         outputs.append(output)
+    >>> torch.allclose(torch.cat(outputs, 1), layer(x), atol=1e-6)
+    True
+    """
+
+    def __init__(
+        self,
+        projections: Projections,
+        *,
+        feature_map: FeatureMap | None = None,
+        causal: bool = False,
+        decay: Tensor | str | None = None,
+        delta_rule: bool = False,
+        normalize: bool | None = None,
+        rotary: Rotary | None = None,
+    ) -> None:
+        super().__init__()
+        if not causal and (decay is not None or delta_rule):
+            raise ConfigurationError(
+                f"{'delta_rule' if delta_rule else 'decay'} needs an order of the tokens: make the layer with causal="
+                "True, or leave it out"
+            )
+        if normalize and delta_rule:
+            raise ConfigurationError("the weights of the delta rule have no sum to divide by: leave normalize out")
+        if causal and projections.memory_dim is not None:
+            raise ConfigurationError(
+                "a causal layer attends to its own sequence alone, but the projections have memory_dim="
+                f"{projections.memory_dim}: make them without it, or the layer with causal=False"
+            )
+        self.projections = projections
+        self.causal = causal
+        self.normalize = not delta_rule if normalize is None else normalize
+        self.rotary = checked_rotary(rotary, projections.head_dim)
+        default = UnitNorm(Identity()) if delta_rule else Elu()
+        self._feature_map = default if feature_map is None else feature_map
+        self.decay_gate, self.beta_gate = None, None
+        self.register_buffer("fixed_decay", None)
+        heads = projections.num_kv_heads
+        if isinstance(decay, Tensor):
+            self.fixed_decay = _checked_decay(decay, heads)
+        elif decay is not None:
+            self.decay_gate = _gate(projections.dim, heads * self._gates_per_head(decay))
+        if delta_rule:
+            self.beta_gate = _gate(projections.dim, heads)
+
+    @property
+    def feature_map(self) -> FeatureMap:
+        """φ of queries and keys."""
+        return self._feature_map
+
+    def forward(
+        self,
+        query: Tensor,
+        memory: Tensor | None = None,
+        *,
+        mask: Mask | Tensor | None = None,
+        bias: Bias | Tensor | None = None,
+        positions: Tensor | None = None,
+        rotation: Rotation | None = None,
+    ) -> Tensor:
+        """Self-attention of a sequence, or attention to a memory by a layer that is not causal.
+
+        Args:
+            query: (batch, M, dim), source of the queries; without a memory also of keys and values.
+            memory: (batch, N, memory_dim), source of keys and values.
+            mask: padding and documents, and for self-attention causal, as `regard.linear_attention` takes them.
+            bias: None: weights that are sums of features have none.
+            positions: of the query's tokens, integers (M,) or (batch, M), for the mask and the rotary embedding;
+                0..M-1 by default. In a causal layer they increase within each document.
+            rotation: result of `rotary.rotation(positions)`, for layers that share it.
+
+        Raises:
+            ShapeError, DtypeError, DeviceError: tensors that do not fit.
+            MaskError: a mask that linear attention cannot take.
+            ConfigurationError: a bias; a memory for a causal layer.
+        """
+        _refuse_bias(bias)
+        if memory is None:
+            if self.projections.memory_dim is not None:
+                raise ShapeError(
+                    f"forward needs a memory: the projections have memory_dim={self.projections.memory_dim}. Call "
+                    "forward(query, memory)"
+                )
+            heads, gates = self._heads(query, query, positions, rotation)
+            if positions is not None:
+                check_positions("positions", positions, query.shape[0], query.shape[1])
+                mask = mask_at_positions(mask, positions, self.causal)
+        elif self.causal:
+            raise ConfigurationError("a causal layer attends to its own sequence alone: make it with causal=False")
+        else:
+            heads, gates = self._heads(query, memory, positions, rotation)
+        context = linear_attention(
+            *heads, feature_map=self.feature_map, normalize=self.normalize, causal=self.causal, mask=mask, **gates
+        )
+        return self.projections.project_output(context)
+
+    def make_cache(self, max_length: int | None = None) -> LinearCache:
+        """An empty cache for decoding; its size depends on no `max_length`.
+
+        Raises:
+            ConfigurationError: a layer that is not causal.
+        """
+        if not self.causal:
+            raise ConfigurationError(
+                "a layer that is not causal cannot decode token by token, as each attends to those that follow: make "
+                "it with causal=True"
+            )
+        return LinearCache(self.feature_map, self.normalize)
+
+    def step(
+        self,
+        query: Tensor,
+        cache: LinearCache,
+        *,
+        mask: Mask | Tensor | None = None,
+        bias: Bias | Tensor | None = None,
+        positions: Tensor | None = None,
+        rotation: Rotation | None = None,
+    ) -> tuple[Tensor, LinearCache]:
+        """One decoding step: attention of the next M tokens to themselves and all before, and the extended cache.
+
+        Steps of any size equal `forward` on the whole sequence.
+
+        Args:
+            query: (batch, M, dim), the next M tokens.
+            cache: returned by the previous step; first from `make_cache()`.
+            mask: padding among the M tokens, which the state then leaves out; columns of a tensor are these tokens.
+            bias: None.
+            positions: of the M tokens, (M,) or (batch, M); by default those that follow the cache's.
+            rotation: of the M tokens, as in `forward`.
+
+        Raises:
+            ShapeError, DtypeError, DeviceError: tensors that do not fit the layer, or the cache.
+            ConfigurationError: a cache of another kind, a bias.
+            MaskError: a mask that linear attention cannot take; documents.
+        """
+        _refuse_bias(bias)
+        if not isinstance(cache, LinearCache) or not self.causal:
+            raise ConfigurationError(
+                f"step needs a LinearCache, as the make_cache() of a causal layer returns; it got a "
+                f"{type(cache).__name__}" + ("" if self.causal else ", and the layer is not causal")
+            )
+        new = cache.next_positions(query.shape[1], query.device) if positions is None else positions
+        check_positions("positions", new, query.shape[0], query.shape[1])
+        heads, gates = self._heads(query, query, new, rotation)
+        context, cache = cache.attend(*heads, positions, mask=mask_at_positions(mask, new, causal=True), **gates)
+        return self.projections.project_output(context), cache
+
+    def observe(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise, as lenses read the weights of softmax attention.
+
+        Raises:
+            ConfigurationError: always.
+        """
+        raise ConfigurationError(
+            f"lenses read weights of softmax attention, which a {type(self).__name__} does not have: observe the other "
+            "layers, or read its weights from regard.linear.naive.quadratic_weights"
+        )
+
+    def observe_step(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise, as `observe` does."""
+        self.observe()
+
+    def _heads(
+        self, query: Tensor, source: Tensor, positions: Tensor | None, rotation: Rotation | None
+    ) -> tuple[tuple[Tensor, Tensor, Tensor], LinearOptions]:
+        """Queries, keys and values of all heads, and the gates of the source's tokens."""
+        queries = self.projections.queries(query)
+        keys, values = self.projections.keys_and_values(source)
+        if self.rotary is None:
+            check_no_rotation(rotation)
+        else:
+            rotation = self._rotation(query, positions) if rotation is None else rotation
+            queries = rotation.rotate(queries)
+            keys = (rotation if source is query else self._rotation(source, None)).rotate(keys)
+        gates: LinearOptions = {}
+        if self.fixed_decay is not None:
+            gates["decay"] = self.fixed_decay[:, None].to(query.dtype)[None]
+        elif self.decay_gate is not None:
+            logits = self.decay_gate(source).unflatten(-1, (self.projections.num_kv_heads, -1)).transpose(1, 2)
+            decay = functional.logsigmoid(logits) / GATE_TEMPERATURE  # (batch, key heads, N, 1 or features)
+            gates["decay"] = decay.squeeze(-1) if self.decay_per == "head" else decay
+        if self.beta_gate is not None:
+            gates["beta"] = self.beta_gate(source).sigmoid().transpose(1, 2)
+        return (queries, keys, values), gates
+
+    def _rotation(self, tokens: Tensor, positions: Tensor | None) -> Rotation:
+        """The rotation of tokens (batch, length, dim) at these positions; 0..length-1 by default."""
+        if positions is None:
+            positions = torch.arange(tokens.shape[1], device=tokens.device)
+        dtype = torch.float64 if tokens.dtype == torch.float64 else torch.float32
+        return self.rotary.rotation(positions, dtype=dtype)  # type: ignore[union-attr]
+
+    def _gates_per_head(self, decay: str) -> int:
+        """Learned decays of a token and a key head: 1, or the number of features."""
+        if decay not in ("head", "feature"):
+            raise ConfigurationError(
+                f"decay is {decay!r}; it needs 'head', 'feature', a tensor of logarithms (num_kv_heads,), or None"
+            )
+        self.decay_per = decay
+        return 1 if decay == "head" else self.feature_map(torch.zeros(1, self.projections.head_dim)).shape[-1]
+
+    __prepare_scriptable__ = refuse_scripting
+
+    def extra_repr(self) -> str:
+        return f"feature_map={self.feature_map!r}, causal={self.causal}, normalize={self.normalize}"
+
+
+class PerformerAttention(LinearAttention):
+    """Linear attention by positive orthogonal random features, whose mean is that of softmax attention (FAVOR+).
+
+    The random rows are a buffer, saved and loaded with the parameters. `redraw` draws others, as is done from time to
+    time in training, so that the model does not fit itself to one draw.
+
+    Args:
+        projections: dims, heads and the linear maps.
+        num_features: of each query and key; the error falls as 1/√num_features.
+        kernel: "softmax", or "relu" for ReLU features.
+        causal: whether a token attends to itself and those before it alone.
+        seed: of the first random rows; drawn from torch's default generator where it is None.
+        rotary: rotary position embedding of queries and keys.
+
+    Raises:
+        ConfigurationError: an argument out of range.
+
+    Source: Choromanski et al. 2021 (arXiv 2009.14794), section 2.
+
+    >>> import torch, regard
+    >>> layer = regard.nn.PerformerAttention(regard.nn.Projections(16, num_heads=4), num_features=32)
+    >>> layer(torch.randn(2, 7, 16)).shape, layer.matrix.shape
+    (torch.Size([2, 7, 16]), torch.Size([32, 4]))
+    """
+
+    matrix: Tensor
+
+    def __init__(
+        self,
+        projections: Projections,
+        *,
+        num_features: int = 256,
+        kernel: str = "softmax",
+        causal: bool = False,
+        seed: int | None = None,
+        rotary: Rotary | None = None,
+    ) -> None:
+        features = FavorPlus(projections.head_dim, num_features, seed, kernel)
+        super().__init__(projections, feature_map=features, causal=causal, rotary=rotary)
+        self.register_buffer("matrix", features.matrix.to(projections.query.weight.dtype))
+
+    @property
+    def feature_map(self) -> FavorPlus:
+        """The map of the rows in the buffer."""
+        return replace(self._feature_map, matrix=self.matrix)  # type: ignore[type-var]
+
+    def redraw(self, seed: int | None = None) -> None:
+        """Draw other random rows, by this seed or one from torch's default generator; caches keep their own."""
+        self.matrix = self.feature_map.redraw(seed).matrix.to(self.matrix)
+
+
+def _checked_decay(decay: Tensor, heads: int) -> Tensor:
+    """Logarithms (num_kv_heads,) of at most 0.
+
+    Raises:
+        ShapeError, ConfigurationError: they are not that.
+    """
+    if not decay.is_floating_point() or tuple(decay.shape) != (heads,):
+        raise ShapeError(
+            f"decay is {decay.dtype} {tuple(decay.shape)}; it needs one floating-point logarithm for each key head, "
+            f"({heads},)"
+        )
+    if not decay.is_meta and bool((decay > 0).any()):
+        raise ConfigurationError(
+            f"decay has values up to {float(decay.max()):.4g}; it is the logarithm of a factor of at most 1, so it "
+            "needs values of at most 0"
+        )
+    return decay
+
+
+def _gate(dim: int, count: int) -> Linear:
+    """The linear map of gates, initialised as projections are."""
+    gate = Linear(dim, count)
+    init_xavier(gate)
+    return gate
+
+
+def _refuse_bias(bias: object) -> None:
+    if bias is not None:
+        raise ConfigurationError(
+            "linear attention has no bias, as its weights are products of features that are summed before any query is "
+            "known: leave bias out, or use regard.nn.Attention"
+        )

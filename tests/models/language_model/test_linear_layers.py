@@ -1,0 +1,95 @@
+"""Language models that mix softmax and linear attention: steps, generation, saving, training, documents."""
+
+import pytest
+import torch
+
+from regard import masks
+from regard.errors import ConfigurationError
+from regard.models import language_model as lm
+from regard.nn import Attention, KVCache, LinearAttention, LinearCache
+from regard.positions import Rotary
+
+LINEAR = [
+    lm.LinearAttentionConfig(),
+    lm.LinearAttentionConfig("identity", decay="feature", normalize=False),
+    lm.LinearAttentionConfig(decay="head", delta_rule=True),
+]
+
+
+def model_of(linear, first_linear=True):
+    soft, line = lm.LayerConfig(rotary=Rotary(8)), lm.LayerConfig(linear=linear)
+    layers = (line, soft, line) if first_linear else (soft, line)
+    attention = lm.AttentionConfig(num_heads=4, num_kv_heads=2)
+    return lm.LanguageModel(lm.LanguageModelConfig(23, 32, layers, attention, lm.GatedFeedForwardConfig(40))).eval()
+
+
+@pytest.fixture(params=LINEAR, ids=lambda linear: "delta" if linear.delta_rule else str(linear.feature_map))
+def model(request):
+    return model_of(request.param)
+
+
+def test_layers_are_what_the_configuration_says(model):
+    kinds = [type(block.attention) for block in model.blocks]
+    assert kinds == [LinearAttention, Attention, LinearAttention]
+    assert [type(layer.attention) for layer in model.make_cache().layers] == [LinearCache, KVCache, LinearCache]
+
+
+def test_steps_are_the_whole(model):
+    tokens = torch.randint(23, (2, 11))
+    logits, cache = [], model.make_cache()
+    for part in tokens.split([5, 1, 1, 4], dim=1):
+        output, cache = model.step(part, cache)
+        logits.append(output)
+    torch.testing.assert_close(torch.cat(logits, 1), model(tokens), atol=1e-5, rtol=1e-4)
+    rows = torch.tensor([1, 1, 0])
+    ours, _ = model.step(tokens[rows, :1], cache.reorder(rows))
+    torch.testing.assert_close(ours, model.step(tokens[:, :1], cache)[0][rows], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("first_linear", [True, False])
+def test_padded_prompts_continue_as_each_alone(first_linear):
+    model = model_of(LINEAR[2], first_linear)
+    tokens, lengths = torch.randint(23, (3, 9)), [9, 4, 1]
+    together = torch.stack(list(model.generate(tokens, 6, lengths=lengths, chunk=5)), 1)
+    for row, length in enumerate(lengths):
+        alone = torch.stack(list(model.generate(tokens[row : row + 1, 9 - length :], 6)), 1)
+        assert torch.equal(together[row], alone[0])
+
+
+def test_packed_documents_are_read_as_if_alone(model):
+    tokens, ids = torch.randint(23, (1, 9)), torch.tensor([0, 0, 0, 0, 1, 1, 2, 2, 2])
+    positions = torch.tensor([0, 1, 2, 3, 4, 5, 6, 7, 8])
+    packed = model(tokens, mask=masks.documents(ids), positions=positions)
+    alone = [model(tokens[:, ids == document]) for document in range(3)]
+    torch.testing.assert_close(packed, torch.cat(alone, 1), atol=1e-5, rtol=1e-4)
+
+
+def test_saved_and_loaded(model, tmp_path):
+    tokens = torch.randint(23, (2, 11))
+    model.save(tmp_path)
+    loaded = lm.LanguageModel.load(tmp_path)
+    assert loaded.config == model.config
+    assert torch.equal(loaded(tokens), model(tokens))
+
+
+def test_it_learns_to_repeat_a_token(model):
+    tokens = torch.randint(23, (8, 12))
+    tokens[:, 1::2] = tokens[:, ::2]
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    counted = torch.zeros_like(tokens, dtype=torch.bool)
+    counted[:, 1::2] = True
+    losses = []
+    for _ in range(40):
+        loss = lm.next_token_loss(model(tokens), tokens, counted)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_bad_configurations():
+    with pytest.raises(ConfigurationError, match="attends to all tokens before each, but has before=3 and prefix=0"):
+        lm.LayerConfig(before=3, linear=LINEAR[0])
+    with pytest.raises(ConfigurationError, match=r"there is no feature map 'eluu'; did you mean 'elu'\?"):
+        model_of(lm.LinearAttentionConfig("eluu"))
