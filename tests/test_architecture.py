@@ -149,7 +149,7 @@ def usage_fault(node: ast.AST) -> str | None:
             return None
 
 
-MOST_MODULES, MOST_LINES = 232, 60  # modules: 220 of softmax attention, and 12 of linear attention and its layers
+MOST_MODULES, MOST_LINES = 238, 60  # modules: 223 of softmax attention, and 15 of linear attention, its layers and C
 
 
 def names_in_several_places(places: Iterable[tuple[str, str]]) -> list[str]:
