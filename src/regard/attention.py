@@ -60,7 +60,8 @@ def attention(
         mask: M, which keys each query attends to: from `regard.masks`, or a bool tensor that broadcasts to
             (..., heads, M, N), where True = attend. NaN or infinity in a masked position reaches nothing. A row that
             attends to NaN has output NaN; one that attends to infinity has no finite output, but for a key whose score
-            is -infinity: it counts for nothing, or makes the row NaN.
+            is -infinity: it counts for nothing, or makes the row NaN. With a softcap or an additive score, whose tanh
+            is finite at infinity, a row that attends to infinity in a query or key has output NaN.
         bias: B, added to the scores: from `regard.biases`, or a floating-point tensor that broadcasts likewise.
         scale: instead of 1/√dim, for the default score.
         softcap: c · tanh(score / c) before bias and mask (Gemma 2, arXiv 2408.00118, section 2).

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import regard
-from regard import lenses, masks, native
+from regard import biases, lenses, masks, native
+from regard.core.problem import Problem
 from regard.errors import ConfigurationError, KernelError
 from regard.kernels.dispatch import KERNELS
 from regard.scores import Additive, ScaledDot
@@ -113,6 +114,33 @@ class TestSoftcap:
         close(results, gradients(in_float64(tensors), "reference", upstream, softcap=softcap))
 
 
+class TestMaskedNan:
+    @pytest.mark.parametrize("bad", [math.nan, math.inf])
+    @pytest.mark.parametrize("where", [1, 2])
+    @pytest.mark.parametrize("trained", ["weight", "bias", "sinks"])
+    def test_a_parameter_trained_alone(self, kernel, trained, where, bad):
+        """The gradient of a parameter, where query, key and value have none."""
+        tensors = [rand(2, 2, length, 8, seed=seed) for seed, length in enumerate((5, 70, 70))]
+        tensors[where][:, :, 3] = bad
+        keep = torch.ones(5, 70, dtype=torch.bool)
+        keep[:, 3] = False
+        parameter, options = torch.zeros(2), {}
+        if trained == "weight":
+            options["score"] = Additive(8, 8, 4)
+            for name, each in options["score"].named_parameters():
+                parameter = each if name == "weight" else parameter
+                each.requires_grad_(name == "weight")
+        elif trained == "bias":
+            parameter = options["bias"] = torch.zeros(5, 70)
+        else:
+            options["sinks"] = parameter
+        parameter.requires_grad_()
+        output = attend(*tensors, kernel=kernel, mask=keep, **options)
+        (gradient,) = torch.autograd.grad((output * rand(*output.shape, seed=3)).sum(), parameter)
+        assert gradient.isfinite().all()
+        assert gradient.any()
+
+
 class TestInfinity:
     """What the docstring of regard.attention says of a row that attends to NaN or infinity."""
 
@@ -148,6 +176,28 @@ class TestInfinity:
         bad = output.isnan()
         assert bad[:, :, 1:].all() or not bad.any()
         torch.testing.assert_close(output[~bad], expected[~bad], rtol=1e-4, atol=1e-5)
+
+    @pytest.mark.parametrize(("queries", "keys"), SHAPES)
+    @pytest.mark.parametrize("masked", [False, True])
+    @pytest.mark.parametrize("where", ["query", "key"])
+    @pytest.mark.parametrize("score", ["softcap", "additive"])
+    @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+    def test_infinity_under_a_tanh_is_nan(self, kernel, queries, keys, masked, where, score, bad):
+        """A tanh would make infinity a finite score; gradients are those of the other rows."""
+        query, key, value = rand(1, 2, queries, 8), rand(1, 2, keys, 8, seed=1), rand(1, 2, keys, 8, seed=2)
+        keep = torch.ones(queries, keys, dtype=torch.bool)
+        keep[0, 3] = False
+        options = {"softcap": 2.0} if score == "softcap" else {"score": Additive(8, 8, 4)}
+        (query[:, :, 1] if where == "query" else key[:, :, 3])[..., 5] = bad
+        rows = slice(1, 2) if where == "query" else slice(1 if masked else 0, None)
+        tensors = [tensor.requires_grad_() for tensor in (query, key, value)]
+        output = attend(*tensors, kernel=kernel, mask=keep if masked else None, **options)
+        shown = torch.zeros(queries, dtype=torch.bool)
+        shown[rows] = True
+        assert output[:, :, shown].isnan().all()
+        assert output[:, :, ~shown].isfinite().all()
+        for gradient in torch.autograd.grad(output[:, :, ~shown].sum(), tensors):
+            assert gradient.isfinite().all()
 
     def output(self, query, key, value, masked, gradient, kernel):
         """Row 0 attends to key 3 unless it is masked."""
@@ -206,6 +256,75 @@ class TestHugeScores:
         bias[5], upstream[:, :, 5] = torch.finfo(torch.float32).min, 0.0
         results = gradients(tensors, kernel, upstream, bias=bias)
         close(results, gradients(in_float64(tensors), "reference", upstream, bias=bias.double()))
+
+    @pytest.mark.parametrize("queries", [9, 70])
+    @pytest.mark.parametrize("by", ["query", "bias"])
+    @pytest.mark.parametrize(
+        "feature", ["plain", "bias", "alibi", "sinks", "dropout", "softcap", "mask", "causal", "3d"]
+    )
+    def test_a_few_rows(self, kernel, feature, by, queries):
+        """Some rows of one batch have huge scores: each tensor has its gradient from these and from the others."""
+        results = []
+        for dtype, name in ((torch.float32, kernel), (torch.float64, "reference")):
+            sizes = (2, 4, queries, 8), (2, 2, 90, 8), (1, 2, 90, 6)
+            tensors = [rand(*size, seed=seed).to(dtype) for seed, size in enumerate(sizes)]
+            if feature == "3d":
+                tensors = [tensor[:, 0] for tensor in tensors]
+            options = self.feature(feature, queries, dtype)
+            trained = [options["sinks"]] if feature == "sinks" else []
+            if by == "query":
+                tensors[0][1, ..., 2:5, :] *= 1e6
+            else:
+                huge = torch.zeros(2, *(() if feature == "3d" else (1,)), queries, 1, dtype=dtype)
+                huge[1, ..., 2:5, :], huge[1, ..., 7, :] = 1e7, -3e38
+                options["bias"] = biases.tensor(huge) + options["bias"] if "bias" in options else biases.tensor(huge)
+            trained += [] if "bias" not in options or feature == "plain" else list(options["bias"].parameters())
+            leaves = [tensor.requires_grad_() for tensor in (*tensors, *trained)]
+            torch.manual_seed(0)  # the same weights are dropped
+            if by == "bias" and kernel == "reference":
+                pytest.skip("autograd differentiates the scores that float32 rounded")
+            try:
+                output, lse = regard.attention_with_lse(*tensors, kernel=name, **options)
+            except KernelError as error:
+                pytest.skip(str(error))
+            upstream, above = rand(*output.shape, seed=5).to(dtype), rand(*lse.shape, seed=6).to(dtype)
+            results.append(torch.autograd.grad((output * upstream).sum() + (lse * above).sum(), leaves))
+        for one, other in zip(*results, strict=True):
+            scale = max(other.abs().max().item(), 1.0)
+            torch.testing.assert_close(one.double() / scale, other.double() / scale, rtol=1e-4, atol=1e-5)
+
+    @staticmethod
+    def feature(name, queries, dtype):
+        keep = torch.rand(2, 1, queries, 90, generator=torch.Generator().manual_seed(3)) > 0.3
+        return {
+            "bias": {"bias": biases.tensor(rand(4, queries, 90).to(dtype))},
+            "alibi": {"bias": biases.alibi(4)},
+            "sinks": {"sinks": torch.tensor([0.5, 1e7, -1.0, 0.0], dtype=dtype)},
+            "dropout": {"dropout_p": 0.4},
+            "softcap": {"softcap": 3.0, "mask": keep},
+            "mask": {"mask": keep},
+            "causal": {"mask": masks.causal() & masks.window(40, 0)},
+        }.get(name, {})
+
+    def test_a_huge_sink_without_keys(self, kernel):
+        tensors = rand(1, 2, 3, 4), rand(1, 2, 0, 4), rand(1, 2, 0, 4), torch.tensor([1e7, 0.5])
+        for result in gradients(tensors, kernel):
+            assert result.eq(0).all()
+
+    def test_other_rows_stay_in_float32(self, monkeypatch):
+        """The work in float64 is that of the rows that need it."""
+        rows, complete = [], Problem.complete_scores
+
+        def counted(problem, scores, grid):
+            rows.append(scores.shape[-2])
+            return complete(problem, scores, grid)
+
+        monkeypatch.setattr(Problem, "complete_scores", counted)
+        query, key, value = (rand(2, 2, 300, 8, seed=seed).requires_grad_() for seed in range(3))
+        bias = torch.zeros(2, 1, 300, 300)
+        bias[0, :, 290:], bias[1, :, 295:] = torch.finfo(torch.float32).min, torch.finfo(torch.float32).min
+        regard.attention(query, key, value, bias=bias, kernel="block_sparse").sum().backward()
+        assert rows == [10]
 
     @pytest.mark.parametrize("size", SIZES)
     def test_lenses(self, kernel, size):

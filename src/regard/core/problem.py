@@ -147,8 +147,10 @@ class Problem:
 
     def scores(self, rows: slice = WHOLE, columns: slice = WHOLE) -> Tensor:
         """softcap(f(Q, K)) + B where M, and -inf elsewhere, for some rows and columns: (..., heads, M, N)."""
-        grid = self.grid().tile(rows, columns)
-        scores = self.pairs.tile(rows, columns).scores()
+        return self.complete_scores(self.pairs.tile(rows, columns).scores(), self.grid().tile(rows, columns))
+
+    def complete_scores(self, scores: Tensor, grid: Grid) -> Tensor:
+        """softcap(scores) + B where M, and -inf elsewhere, for the scores f(Q, K) of a grid."""
         if self.softcap is not None:
             scores = self.softcap * torch.tanh(scores / self.softcap)
         bias, keep = self.bias_values(grid), self.keep(grid)

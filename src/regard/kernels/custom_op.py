@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.log_sum_exp import in_float64, too_large, within_float32
+from ..core.log_sum_exp import add_exact_gradients, coarse_rows, within_float32
 from ..core.operator import operator_named
 from ..core.problem import Problem
 from ..core.score_forms import AdditivePairs, all_finite
@@ -131,10 +131,12 @@ def _gradients(
     needed: set[int],
 ) -> list[Tensor]:
     """The gradients of a problem's tensors in the order of `tree_tensors`; undefined where none is needed."""
-    usual = within_float32(lse)
-    softmax = problem.operator == "softmax"  # the way in float64 is its own
-    if softmax and not usual and bool((too_large(lse) & ((grad_output != 0).any(-1) | (grad_lse != 0))).any()):
-        return _gradients_in_float64(problem, lse, grad_output, grad_lse, needed)
+    usual, upstream = within_float32(lse), (grad_output, grad_lse)
+    coarse = None if usual else coarse_rows(problem, lse)
+    if coarse is not None:
+        # Of these rows the kernel takes no notice: their gradients are computed in float64, and added.
+        lse, grad_lse = lse.masked_fill(coarse, float("inf")), grad_lse.masked_fill(coarse, 0.0)
+        grad_output = grad_output.masked_fill(coarse.unsqueeze(-1), 0.0)
     batched = BatchedProblem.from_problem(problem)
     output, lse, grad_output, grad_lse = (
         batched.flatten_batch(tensor) for tensor in (output, lse, grad_output, grad_lse)
@@ -145,30 +147,14 @@ def _gradients(
         grad_lse = grad_lse.masked_fill(lse == float("inf"), 0.0)
     bias = problem.bias is not None and any(id(parameter) in needed for parameter in problem.bias.parameters())
     saved = Saved(output, lse, grad_output, grad_lse, bias)
-    return tree_tensors(_gradients_as_problem(problem, batched, computation.backward(batched, saved), saved))
-
-
-def run_in_float64(problem: Problem) -> tuple[Problem, Result]:
-    """The problem in float64, and its output and log-sum-exp, computed tile by tile."""
-    wide = in_float64(problem)
-    return wide, _with_sinks(wide, _COMPUTATIONS["tiled"])
-
-
-def _gradients_in_float64(
-    problem: Problem, lse: Tensor, grad_output: Tensor, grad_lse: Tensor, needed: set[int]
-) -> list[Tensor]:
-    """The gradients of a problem whose log-sum-exp is too large for float32; none from rows of lse +inf or NaN."""
-    wide, result = run_in_float64(problem)
-    copies = zip(tree_tensors(problem), tree_tensors(wide), strict=True)
-    return _gradients(
-        wide,
-        result.output,
-        torch.where(lse.isfinite(), require_lse(result.lse), lse.double()),
-        grad_output.double(),
-        grad_lse.double(),
-        computation=_COMPUTATIONS["tiled"],
-        needed={id(copy) for tensor, copy in copies if id(tensor) in needed},
-    )
+    gradients = _gradients_as_problem(problem, batched, computation.backward(batched, saved), saved)
+    if coarse is not None:
+        tensors, form = tree_flatten(gradients)
+        shapes = [tensor.shape for tensor in tree_tensors(problem)]
+        gradients = tree_unflatten(form, [t.sum_to_size(shape) for t, shape in zip(tensors, shapes, strict=True)])
+        rows = coarse & ((upstream[0] != 0).any(-1) | (upstream[1] != 0))
+        add_exact_gradients(problem, rows, *upstream, needed, gradients)
+    return tree_tensors(gradients)
 
 
 def _gradients_as_problem(

@@ -1,7 +1,8 @@
 """NaN safety: NaN and infinity in a masked position affect no output; a row that attends to one is NaN.
 
 A weight of exactly 0 times NaN is NaN, forward and backward, in every kernel. A kernel's result is finite only if all
-its inputs were: checking the result is enough, and the slower path runs only where it is not finite.
+its inputs were: checking the result is enough, and the slower path runs only where it is not finite. A tanh, of a
+softcap or of an additive score, makes infinity finite: there queries and keys are checked beforehand.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..core.problem import Problem
-from ..core.score_forms import all_finite, zero_nonfinite
+from ..core.score_forms import AdditivePairs, all_finite, zero_nonfinite
 from ..core.torch_modes import functorch_active, under_transform
 from .base import Result
 
@@ -26,9 +27,11 @@ def run_nan_safe(problem: Problem, compute: Compute, *, propagates_nan: bool = T
     propagates_nan: whether NaN in a query or key is certain to appear in the result.
 
     If any may be present, the problem is computed with them set to 0; the rows that attend to one are found by
-    attention itself (uniform weights over indicators: above 0 where one is attended to) and set to NaN.
+    attention itself (uniform weights over indicators: above 0 where one is attended to) and set to NaN. The same is
+    done with infinity where the tanh of a softcap or of an additive score would make it a finite score.
     """
     value = problem.value
+    propagates_nan = propagates_nan and problem.softcap is None and not isinstance(problem.pairs, AdditivePairs)
     if torch.is_autocast_enabled(value.device.type):
         with torch.autocast(value.device.type, enabled=False):
             return run_nan_safe(problem, compute, propagates_nan=propagates_nan)
@@ -42,7 +45,7 @@ def run_nan_safe(problem: Problem, compute: Compute, *, propagates_nan: bool = T
     if propagates_nan or all_finite(problem.pairs.query, problem.pairs.key):
         if all_pairs_exist:
             return compute(problem)
-        if not problem.inputs_require_grad():  # NaN may be in a gradient though not in the result
+        if not problem.requires_grad():  # NaN may be in a gradient though not in the result
             result = compute(problem)
             if all_finite(result.output):
                 return result
@@ -85,7 +88,13 @@ def _attends_to(problem: Problem, marked: Tensor, compute: Compute) -> Tensor:
     """For each query and each column of `marked` (..., key heads, N, ·): whether it attends to a marked key.
 
     The mask alone decides: a bias or a sink may leave a key a weight that underflows, and NaN passes through it.
+    Without a mask all queries attend to all keys, and have one row for all: (..., heads, 1, ·).
     """
+    if problem.mask is None:
+        found = marked.any(-2, keepdim=True)
+        if not problem.heads or problem.pairs.query.shape[-3] == found.shape[-3]:
+            return found
+        return found.repeat_interleave(problem.pairs.query.shape[-3] // found.shape[-3], -3)
     with torch.no_grad():
         uniform = replace(
             problem,

@@ -9,21 +9,19 @@ a tile in memory; the others get tiles, of all heads at once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from .. import native
-from ..core.log_sum_exp import too_large, within_float32
+from ..core.log_sum_exp import with_exact_lse
 from ..core.problem import Problem
 from ..core.score_forms import DotPairs, at_least_float32
 from ..core.torch_modes import under_transform, without_autocast
 from ..errors import ConfigurationError
 from ..lenses import Lens, LensState, NativeReduction, Reduction, WeightTile
 from .batched_problem import BatchedProblem
-from .custom_op import require_lse, run_in_float64
 from .mask_tiles import batch_layouts, split_slice
 from .native_inputs import native_problems, native_reasons
 from .online_softmax import MIN_TILE_SIDE, batches_per_tile, tile_size
@@ -191,20 +189,13 @@ def run_reductions(problem: Problem, lse: Tensor, reductions: Iterable[Reduction
             "of all lenses only Weights can be looked through under torch.compile and torch.func: call observe outside"
         )
     with torch.no_grad(), without_autocast(problem.value.device.type):
-        if problem.operator == "softmax" and not within_float32(lse) and bool(too_large(lse).any()):
-            problem, lse = _in_float64(problem, lse)
+        problem, lse = with_exact_lse(problem, lse)
         reductions = _run_native_reductions(problem, lse, reductions)
         if not reductions:
             return
         for tile in _tiles(problem, lse, terms=any(reduction.needs_entropy_terms for reduction in reductions)):
             for reduction in reductions:
                 reduction.add(tile)
-
-
-def _in_float64(problem: Problem, lse: Tensor) -> tuple[Problem, Tensor]:
-    """A problem whose log-sum-exp is too large for float32, and its log-sum-exp, in float64."""
-    wide, result = run_in_float64(replace(problem, dropout=None))
-    return wide, torch.where(lse.isfinite(), require_lse(result.lse), lse.double())
 
 
 def _run_native_reductions(problem: Problem, lse: Tensor, reductions: list[Reduction]) -> list[Reduction]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .. import native
 from ..core.grid import WHOLE
-from ..core.log_sum_exp import too_large, with_exact_lse, within_float32
+from ..core.log_sum_exp import with_exact_lse
 from ..core.problem import Problem
 from ..core.score_forms import DotPairs
 from ..core.torch_modes import under_forward_mode, under_transform, without_autocast
@@ -107,8 +107,7 @@ class Weights:
             if under_transform():
                 return self._at_once(problem, lse)
             dtype = lse.dtype
-            if problem.operator == "softmax" and not within_float32(lse) and bool(too_large(lse).any()):
-                problem, lse = with_exact_lse(problem, lse)
+            problem, lse = with_exact_lse(problem, lse, self.rows)
             compute = self._at_once if _differentiable(problem, lse) else self._by_rows
             return compute(problem, lse).to(dtype)
 
