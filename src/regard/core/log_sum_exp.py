@@ -116,7 +116,7 @@ def add_exact_gradients(
                 wanted, scores = [*wanted, (added, torch.zeros_like(scores))], scores + added
             lse, weights = _softmax(scores, sinks)
             if problem.dropout is not None:
-                kept = problem.dropout.keep_mask(*problem.dropout_indices(tile)).view(weights.shape)
+                kept = problem.dropout.dropout_mask(*problem.dropout_indices(tile)).view(weights.shape)
                 weights = weights * kept / (1 - problem.dropout.probability)
             output = per_head(lambda folded, value=value: folded @ value, weights, value)
             total = (output * grad_output[..., part, :].masked_fill(~here.unsqueeze(-1), 0.0)).sum()
@@ -157,7 +157,7 @@ def _row_blocks(problem: Problem, rows: Tensor) -> Iterator[tuple[slice, slice]]
         part, first = slice(chosen[first], chosen[after - 1] + 1), after
         columns = slice(0, problem.keys)
         if problem.mask is not None and problem.keys:
-            tiles = Blocks.of(grid.tile(part, WHOLE), (part.stop - part.start, TILE_WIDTH))
+            tiles = Blocks.from_grid(grid.tile(part, WHOLE), (part.stop - part.start, TILE_WIDTH))
             some = (problem.mask.verdicts(tiles) != EMPTY).view(-1, tiles.shape[1]).any(0).nonzero().flatten().tolist()
             columns = slice(some[0] * TILE_WIDTH, min((some[-1] + 1) * TILE_WIDTH, problem.keys)) if some else columns
         yield part, columns
