@@ -350,12 +350,34 @@ class TestLongRows:
 
     @pytest.mark.parametrize("queries", [1, 3, 100])
     def test_a_constant_stays(self, kernel, queries):
-        if kernel == "sdpa" or (kernel in ("block_sparse", "reference") and queries == 1):
-            pytest.skip("the sums are those of torch's own kernels")
         keys = 2**17
         query, key, value = torch.zeros(1, 1, queries, 8), torch.zeros(1, 1, keys, 8), torch.full((1, 1, keys, 8), 0.3)
         output = attend(query, key, value, kernel=kernel)
         torch.testing.assert_close(output, torch.full_like(output, 0.3), rtol=5e-5, atol=0)
+
+    @pytest.mark.parametrize("group", [1, 2])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    @pytest.mark.parametrize("feature", ["plain", "mask", "bias", "window", "dropout", "3d"])
+    def test_a_single_row(self, kernel, feature, dtype, group):
+        keys = 5003
+        tensors = rand(2, 2 * group, 1, 8), rand(2, 2, keys, 8, seed=1), rand(2, 2, keys, 6, seed=2)
+        if feature == "3d":
+            tensors = [tensor[:, 0] for tensor in tensors]
+        keep = torch.rand(2, 1, 1, keys, generator=torch.Generator().manual_seed(3)) > 0.3
+        options = {
+            "mask": {"mask": keep},
+            "bias": {"bias": rand(2 * group, 1, keys)},
+            "window": {"mask": masks.causal() & masks.window(4500, 0), "query_positions": range(4900, 4901)},
+            "dropout": {"dropout_p": 0.5},
+        }.get(feature, {})
+        tensors = [tensor.to(dtype) for tensor in tensors]
+        torch.manual_seed(0)
+        output = attend(*tensors, kernel=kernel, **options)
+        torch.manual_seed(0)
+        expected = regard.attention(*in_float64(tensors), kernel="tiled", **options)
+        assert output.dtype == dtype
+        tolerance = 1e-5 if dtype == torch.float32 else 1e-2
+        torch.testing.assert_close(output.double(), expected, rtol=tolerance, atol=tolerance)
 
     def test_an_additive_score(self, kernel):
         keys = 2**15

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..core.log_sum_exp import merge_softmax
 from ..core.problem import Problem
 from ..core.score_forms import DotPairs, at_least_float32, per_head, per_key_head
 from ..masks.causal import Causal
@@ -21,6 +22,8 @@ _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_bac
 
 NARROW = 64
 """Below this many keys torch's flash kernel may lose NaN in a query or key: its maximum over few numbers does."""
+LONG_ROW = 2**12
+"""Above this many keys the sum over a single row is not left to torch, whose rounding errors add up over all of it."""
 EXPONENTIAL = 2.0**-20
 """How near the exponentials of torch's flash kernel are to the true ones: it takes them to 20 bits."""
 
@@ -72,12 +75,56 @@ class Rectangle:
         """Output (B, H, m, Dv) and log-sum-exp (B, H, m); 0 and -inf for rows that attend to no key."""
         if not self._suits_flash():
             return self._formula()
+        if self.query.shape[2] == 1 and self.key.shape[2] > LONG_ROW:
+            return self._one_long_row()
         query, key, value = self._equal_dims()
         output, lse = _flash(query, key, value, is_causal=self.causal, attn_mask=self.added, scale=self.scale)
         if self.added is not None and (lse == 0).any():
             # That is what the flash kernel calls the log-sum-exp of a row that keeps nothing.
             lse = lse.masked_fill((self.added == float("-inf")).all(-1), float("-inf"))
         return output[..., : self.value.shape[-1]], lse
+
+    def forward_in_parts(self, part: int) -> tuple[Tensor, Tensor]:
+        """`forward` of parts of the keys, all whole ones at once as separate heads, merged; heads as of the keys."""
+        batch, heads, rows = self.query.shape[:3]
+        keys, parts = self.key.shape[2], self.key.shape[2] // part
+        whole = self.columns(slice(0, parts * part))
+
+        def split(tensor: Tensor, axis: int) -> Tensor:
+            return tensor.unflatten(axis, (parts, part)).movedim(axis, 2).flatten(1, 2)
+
+        outputs, lses = [], []
+        if parts:
+            output, lse = replace(
+                self,
+                query=self.query.unsqueeze(2).expand(-1, -1, parts, -1, -1).flatten(1, 2),
+                key=split(whole.key, 2),
+                value=split(whole.value, 2),
+                added=None if whole.added is None else split(whole.added.expand(-1, heads, -1, -1), 3),
+            ).forward()
+            outputs += output.reshape(batch, heads, parts, rows, output.shape[-1]).unbind(2)
+            lses += lse.reshape(batch, heads, parts, rows).unbind(2)
+        if keys % part or not parts:
+            output, lse = self.columns(slice(parts * part, keys)).forward()
+            outputs, lses = [*outputs, output], [*lses, lse]
+        if len(lses) == 1:
+            return outputs[0], lses[0]
+        return merge_softmax(torch.stack(outputs, 2), torch.stack(lses, 2), dim=2)
+
+    def _one_long_row(self) -> tuple[Tensor, Tensor]:
+        """Heads of a group as rows, or parts of the keys: torch's kernel sums a single row one key after another."""
+        batch, heads, _, dim = self.query.shape
+        key_heads = self.key.shape[1]
+        if heads == key_heads:
+            return self.forward_in_parts(LONG_ROW // 4)
+        rows = batch, key_heads, heads // key_heads
+        added = None if self.added is None else self.added.expand(-1, heads, -1, -1)
+        output, lse = replace(
+            self,
+            query=self.query.reshape(*rows, dim),
+            added=None if added is None else added.reshape(added.shape[0], *rows[1:], added.shape[-1]),
+        ).forward()
+        return output.reshape(batch, heads, 1, output.shape[-1]), lse.reshape(batch, heads, 1)
 
     def backward(
         self, output: Tensor, lse: Tensor, grad_output: Tensor, grad_lse: Tensor, *, has_lse_grad: bool

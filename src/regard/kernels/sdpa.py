@@ -15,7 +15,7 @@ from .base import Cost, Result
 from .batched_problem import BatchedProblem, ProblemGradients, Saved
 from .cost_model import MASK, VALUE, WEIGHTS, dense_flash_cost, operator_calls
 from .custom_op import attend, register
-from .dense_block import EXPONENTIAL, NARROW, Rectangle, is_square_causal
+from .dense_block import EXPONENTIAL, LONG_ROW, NARROW, Rectangle, is_square_causal
 from .mask_tiles import count_visited_pairs, distinct_matrices
 from .nan_safety import run_nan_safe
 
@@ -107,6 +107,9 @@ def _rectangle(batched: BatchedProblem) -> Rectangle:
 def _attend(problem: Problem) -> Result:
     pairs: DotPairs = problem.pairs  # type: ignore[assignment]  # `why_not` refuses other forms
     query, key, value = pairs.query, pairs.key, problem.value
+    if query.shape[-2] == 1 and key.shape[-2] > LONG_ROW and not under_transform() and not problem.requires_grad():
+        batched = BatchedProblem.from_problem(problem)
+        return Result(batched.unflatten_batch(_rectangle(batched).forward()[0]).to(value.dtype))
     causal = problem.mask is not None and is_square_causal(problem)
     attn_mask = None if causal or (problem.mask is None and problem.bias is None) else _attn_mask(problem)
     grouped = value.ndim >= 4 and key.shape[-3] != query.shape[-3]
