@@ -416,3 +416,44 @@ def test_a_state_needs_causal_attention_of_one_document():
         regard.linear_attention_with_state(q, k, v, mask=masks.causal() & masks.documents([0] * 7))
     with pytest.raises(ShapeError, match="a state needs a matrix"):
         LinearState.from_parts(torch.zeros(2, 3, 4), torch.zeros(2, 4))
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"mask": masks.padding([5, 3])}], ids=str)
+def test_vmap_and_functional_derivatives(options):
+    q, k, v = (tensor.unflatten(0, (2, 2)) for tensor in inputs(batch=4))
+
+    def output(q, k, v):
+        return regard.linear_attention(q, k, v, **options)
+
+    torch.testing.assert_close(torch.func.vmap(output)(q, k, v)[1], output(q[1], k[1], v[1]))
+    _, pull = torch.func.vjp(output, q[1], k[1], v[1])
+    leaves = [tensor[1].clone().requires_grad_() for tensor in (q, k, v)]
+    output(*leaves).sum().backward()
+    for ours, leaf in zip(pull(torch.ones(2, 4, 7, 3, dtype=torch.float64)), leaves, strict=True):
+        torch.testing.assert_close(ours, leaf.grad)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"causal": True}, {"causal": True, "feature_map": FavorPlus(5, 11, seed=1)}, {"mask": masks.padding([5, 3])}],
+    ids=str,
+)
+def test_compiled_in_one_graph(options):
+    q, k, v = inputs()
+    compiled = torch.compile(regard.linear_attention, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(q, k, v, **options), regard.linear_attention(q, k, v, **options))
+
+
+def test_documents_are_compiled_around():
+    q, k, v = inputs(11, batch=3)
+    mask = masks.causal() & masks.documents(IDS)
+    compiled = torch.compile(regard.linear_attention, backend="aot_eager")
+    torch.testing.assert_close(compiled(q, k, v, mask=mask), regard.linear_attention(q, k, v, mask=mask))
+
+
+def test_fake_tensors_give_shapes():
+    with torch._subclasses.FakeTensorMode():
+        q, k, v = inputs()
+        output, state = regard.linear_attention_with_state(q, k, v, causal=True)
+    assert output.shape == (2, 4, 7, 3)
+    assert state.matrix.shape == (2, 2, 5, 3)

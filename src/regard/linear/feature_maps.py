@@ -132,12 +132,12 @@ class FavorPlus:
         dim, count = whole_number("dim", self.dim), whole_number("num_features", self.num_features)
         if self.kernel not in ("softmax", "relu"):
             raise ConfigurationError(f"kernel is {self.kernel!r}; it needs 'softmax' or 'relu'")
-        if self.seed is None:
-            object.__setattr__(self, "seed", int(torch.randint(2**62, ())))
-        elif isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise ConfigurationError(f"seed is {self.seed!r}; it needs a whole number, or None for one that is drawn")
+        seed = int(torch.randint(2**62, (), device="cpu")) if self.seed is None else self.seed
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise ConfigurationError(f"seed is {seed!r}; it needs a whole number, or None for one that is drawn")
+        object.__setattr__(self, "seed", seed)
         if self.matrix is None:
-            generator = torch.Generator().manual_seed(self.seed)
+            generator = torch.Generator().manual_seed(seed)
             object.__setattr__(self, "matrix", orthogonal_rows(count, dim, generator))
         elif tuple(self.matrix.shape) != (count, dim):
             raise ShapeError(

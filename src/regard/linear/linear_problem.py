@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..core.grid import Grid
 from ..core.score_forms import all_finite, at_least_float32, zero_nonfinite
-from ..core.torch_modes import under_transform, without_autocast
+from ..core.torch_modes import under_dispatch_mode, under_transform, without_autocast
 from ..errors import ConfigurationError, DtypeError, MaskError, ShapeError
 from ..kernels.validation import check_device, check_same_kind, check_shapes
 from ..masks import Mask
@@ -64,7 +64,7 @@ class LinearProblem:
 
     def run(self) -> tuple[Tensor, LinearState | None]:
         """The output and the final state, in the caller's shapes; no state where there are documents."""
-        sequences = (self.query, self.key, self.value, self.decay, self.beta)
+        sequences = self.query, self.key, self.value, self.decay, self.beta
         unflatten = self.layout.unflatten
         with without_autocast(self.query.device.type):
             if self.documents is not None:
@@ -83,7 +83,7 @@ class LinearProblem:
     def _document_sums(self, query: Tensor, key: Tensor, value: Tensor, *gates_and_exists: Any) -> Tensor:
         """The sums of documents of different lengths; after the end of each, exists is False."""
         *gates, exists = gates_and_exists
-        return self._sums(query, key.where(exists.unsqueeze(-1), 0.0), value, *gates, None)[0]
+        return self._sums(query, key.where(exists.unsqueeze(-1), 0.0), value, gates[0], gates[1], None)[0]
 
     def _sums(
         self,
@@ -169,10 +169,15 @@ class Layout:
     def from_tensors(cls, *tensors: Tensor) -> Layout:
         """The layout of query, key and value."""
         has_heads = tensors[0].ndim > 3
-        return cls(torch.broadcast_shapes(*(t.shape[: -3 if has_heads else -2] for t in tensors)), has_heads)
+        first, *others = (tensor.shape[: -3 if has_heads else -2] for tensor in tensors)
+        return cls(
+            first if all(other == first for other in others) else torch.broadcast_shapes(first, *others), has_heads
+        )
 
     def as_4d(self, tensor: Tensor, trailing: int = 2) -> Tensor:
         """(B, heads, ...) with `trailing` more axes: a view wherever possible."""
+        if self.has_heads and tensor.ndim == 2 + trailing and tensor.shape[:1] == self.batch:
+            return tensor
         if not self.has_heads:
             tensor = tensor.unsqueeze(-1 - trailing)
         own = tensor.shape[-1 - trailing :]
@@ -248,9 +253,14 @@ class NonfiniteRows:
     def find(
         cls, query: Tensor, key: Tensor, value: Tensor, beta: Tensor | None, keep: Tensor | None
     ) -> NonfiniteRows | None:
-        """The rows of tensors (B, heads, length, ·) and beta (B, Hk, N); None where all numbers are finite."""
+        """The rows of tensors (B, heads, length, ·) and beta (B, Hk, N); None where all numbers are finite.
+
+        A single row of each needs no care: no product with 0 is between them.
+        """
+        if query.shape[2] == key.shape[2] == 1 and keep is None:
+            return None
         tensors = (query, key, value) if beta is None else (query, key, value, beta)
-        if not under_transform() and all(all_finite(tensor) for tensor in tensors):
+        if not _is_traced() and all(all_finite(tensor) for tensor in tensors):
             return None
         key = ~(key.isfinite().all(-1) & value.isfinite().all(-1))
         return cls(~query.isfinite().all(-1), key if beta is None else key | ~beta.isfinite(), keep)
@@ -297,11 +307,13 @@ def _initial_sums(state: LinearState, key: Tensor, value: Tensor, key_scale: Ten
             f"have {needs[0]} features and values the dim {needs[1] - state.normalized}: continue with the feature map "
             "and the dims that the state was computed with"
         )
-    if (state.log_scale is None) != (key_scale is None):
+    if state.log_scale is None and key_scale is None:
+        return sums
+    if state.log_scale is None or key_scale is None:
         raise ConfigurationError(
             "the state was computed with another feature map: a state of FavorPlus continues with the same FavorPlus"
         )
-    return sums if key_scale is None else sums * (state.log_scale - key_scale).exp()
+    return sums * (state.log_scale - key_scale).exp()
 
 
 def _check_order(mask: LinearMask, query: Tensor, key: Tensor, options: LinearOptions) -> None:
@@ -416,5 +428,10 @@ def _gate(name: str, gate: Tensor, layout: Layout, key: Tensor) -> Tensor:
 
 
 def _has_values(tensor: Tensor) -> bool:
-    """Whether values may be read: on the CPU, and outside of transforms."""
-    return tensor.is_cpu and tensor.numel() > 0 and not under_transform()
+    """Whether values may be read: on the CPU, and not while a transform or a dispatch mode traces the call."""
+    return tensor.is_cpu and tensor.numel() > 0 and not _is_traced()
+
+
+def _is_traced() -> bool:
+    """Whether tensors may have no values, as under torch.compile, torch.func and FakeTensorMode."""
+    return under_transform() or under_dispatch_mode()

@@ -69,7 +69,8 @@ def _forward(
     outputs, states = [], [state]
     with torch.no_grad():
         for segment in _segments(key, decay):
-            output, state = advance(*_cut((query, key, value, decay, beta), segment), state)
+            part = _cut((query, key, value, decay, beta), segment)
+            output, state = advance(*part, state)  # type: ignore[call-arg]
             outputs.append(output)
             states.append(state)
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2), states
@@ -92,9 +93,9 @@ def _backward(
         torch.empty_like(tensor) if tensor is not None and need else None
         for tensor, need in zip(inputs[:5], needed[:5], strict=True)
     ]
-    segments = _segments(inputs[1], inputs[3])
+    segments = _segments(inputs[1], inputs[3])  # type: ignore[arg-type]
     for index, segment in reversed([*enumerate(segments)]):
-        part = [None if x is None else x.detach() for x in (*_cut(inputs[:5], segment), states[index])]
+        part: list[Any] = [None if x is None else x.detach() for x in (*_cut(inputs[:5], segment), states[index])]
         needs_state = index > 0 or needed[5]
         wanted = [x.requires_grad_() for x, need in zip(part, (*needed[:5], needs_state), strict=True) if need]
         found = iter(_pull_back(part, wanted, grad_output[:, :, segment], grad_final))
@@ -135,7 +136,7 @@ class _Recurrence(torch.autograd.Function):
             return tuple(_backward(grad_output, grad_final, states, inputs, needed))
         # The gradient will be differentiated in turn. Views, as one input may be a function of another.
         inputs = [None if tensor is None else tensor.view_as(tensor) for tensor in inputs]
-        wanted = [tensor for tensor, need in zip(inputs, needed, strict=True) if need]
+        wanted = [tensor for tensor, need in zip(inputs, needed, strict=True) if need and tensor is not None]
         found = iter(_pull_back(inputs, wanted, grad_output, grad_final, twice=True))
         return tuple(next(found) if need else None for need in needed)
 

@@ -152,9 +152,8 @@ class LinearAttention(nn.Module):
             raise ConfigurationError("a causal layer attends to its own sequence alone: make it with causal=False")
         else:
             heads, gates = self._heads(query, memory, positions, rotation)
-        context = linear_attention(
-            *heads, feature_map=self.feature_map, normalize=self.normalize, causal=self.causal, mask=mask, **gates
-        )
+        options: LinearOptions = {"feature_map": self.feature_map, "normalize": self.normalize, "causal": self.causal}
+        context = linear_attention(*heads, **(options | gates | {"mask": mask}))
         return self.projections.project_output(context)
 
     def make_cache(self, max_length: int | None = None) -> LinearCache:
@@ -206,7 +205,8 @@ class LinearAttention(nn.Module):
         new = cache.next_positions(query.shape[1], query.device) if positions is None else positions
         check_positions("positions", new, query.shape[0], query.shape[1])
         heads, gates = self._heads(query, query, new, rotation)
-        context, cache = cache.attend(*heads, positions, mask=mask_at_positions(mask, new, causal=True), **gates)
+        gates["mask"] = mask_at_positions(mask, new, causal=True)
+        context, cache = cache.attend(*heads, positions, **gates)
         return self.projections.project_output(context), cache
 
     def observe(self, *_: Any, **__: Any) -> NoReturn:

@@ -74,14 +74,13 @@ class LinearCache(Cache):
             check_positions("positions", positions, batch, added)
             positions = positions.expand(batch, added) if positions.ndim == 2 else positions
             next_position = positions.amax(-1) + 1 if added else self.next_position
-        options: LinearOptions = {
-            **options,
+        own: LinearOptions = {
             "feature_map": self.feature_map,
             "normalize": self.normalize,
             "causal": True,
             "state": self.state,
         }
-        output, state = linear_attention_with_state(queries, keys, values, **options)
+        output, state = linear_attention_with_state(queries, keys, values, **(options | own))
         return output, replace(self, state=state, next_position=next_position)
 
     def evict(self) -> LinearCache:
