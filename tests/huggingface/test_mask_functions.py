@@ -129,9 +129,9 @@ def test_padding_is_a_symbol_too():
 
 def test_keys_that_no_query_reaches_are_left_out():
     mask = both(theirs.causal_mask_function, (4, 1000, 3, 0), TOKENS["shorter than the keys"])[0]
-    assert (mask.reach, repr(mask.symbol), mask.query_positions) == (7, "causal()", None)
+    assert (mask.reachable_keys, repr(mask.symbol), mask.query_positions) == (7, "causal()", None)
     wide = both(theirs.bidirectional_mask_function, (4, 11, 3, 0))[0]
-    assert wide.reach == 11
+    assert wide.reachable_keys == 11
     assert wide.query_positions == range(3, 7)
 
 

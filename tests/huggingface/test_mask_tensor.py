@@ -54,7 +54,7 @@ def test_handed_on_it_stays_a_symbol(mask, hand_on):
     assert isinstance(after, SymbolicMask)
     assert repr(after.symbol) == "causal()"
     assert after.contents.elements is None
-    assert after.device == after.contents.extent.device == after.contents.reached.device
+    assert after.device == after.contents.extent.device == after.contents.reachable.device
 
 
 COMPUTED = {

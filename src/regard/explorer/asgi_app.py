@@ -201,9 +201,9 @@ class RequestGuard:
         if scope["type"] != "http":
             return
         send = _with_headers(send)
-        no = self._refusal(scope)
-        if no is not None:
-            await no(scope, receive, send)
+        refusal = self._refusal(scope)
+        if refusal is not None:
+            await refusal(scope, receive, send)
             return
         path = scope["path"].split("/", 2)[2]
         below = {**scope, "path": f"/{path}", "raw_path": None, "root_path": ""}

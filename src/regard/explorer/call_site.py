@@ -19,9 +19,9 @@ from ..core.problem import Problem
 from .atlas.captured_call import is_causal
 
 ELSEWHERE = ("memory", "key_value_states", "encoder_hidden_states")
-"""What attention modules call another sequence that they look at: ours, and those of transformers."""
+"""The names of the argument of attention modules, ours and those of transformers, that is another sequence."""
 CACHES = ("cache", "past_key_values", "past_key_value", "layer_past")
-"""What they call the keys of the steps before."""
+"""The names of their argument for the cache of keys and values."""
 _CALLING = nn.modules.module.__file__
 
 

@@ -15,7 +15,7 @@ from .api import AtlasAPI
 from .atlas import Atlas
 
 Rerun = Callable[[str], Atlas]
-"""What a model attends to in a text."""
+"""The function that runs the model on a text and returns its atlas."""
 
 KEPT = 2
 """Atlases that are kept where a model can be run again: the newest, and the one before it."""
@@ -109,7 +109,7 @@ class Collection:
 
         Raises:
             RegardError: the text is empty, too long or no Unicode; or the model cannot read it.
-            Stopped: `stop` was set before it was done.
+            RunStopped: `stop` was set before it was done.
         """
         if self.rerun is None:
             raise ConfigurationError("these atlases are records: there is no model here to run on another text")

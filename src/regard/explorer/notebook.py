@@ -30,7 +30,7 @@ SIDE, GAP = 48, 6
 PAPER = (255, 255, 255)
 NO_PAIR = (228, 231, 234)
 BROKEN = (214, 51, 132)
-"""Of cells whose rows attend to NaN."""
+"""The colour, in RGB, of cells whose rows attend to NaN."""
 COLOURS = np.array(
     [
         *((68, 1, 84), (71, 45, 123), (59, 82, 139), (44, 114, 142), (33, 145, 140)),

@@ -28,7 +28,7 @@ SETTINGS: dict[str, Any] = {
     "timeout_keep_alive": 30,
     "timeout_graceful_shutdown": 1,
 }
-"""Of uvicorn."""
+"""The settings of uvicorn."""
 
 
 class ExplorerServer:

@@ -76,7 +76,7 @@ def _text(kind: str, data: bytes) -> dict[str, Any]:
 
 
 ALL = "regard explore ATLAS serves all"
-"""How to see all weights, for a page that does not contain them."""
+"""The advice on a page that does not contain all weights."""
 LEAST_BYTES = 0.3
 """Lower bound on the bytes of a compressed weight: detail levels that exceed the limit by it are not tried."""
 

@@ -20,7 +20,7 @@ MOST_TEXT = 200
 MOST_READ = 2000
 """A longer text that a model read is not kept in a permalink, since addresses have an end."""
 UNQUOTED = "!~*'(),"
-"""What JavaScript's encodeURIComponent leaves as it is, beside letters, digits and "-_."; and commas."""
+"""The characters that JavaScript's encodeURIComponent does not escape, beside letters, digits and "-_."; and commas."""
 
 View = Literal["grid", "head", "lines", "compare", "table"]
 Scale = Literal["linear", "sqrt", "log"]

@@ -102,9 +102,9 @@ def _short(value: Any) -> str:
 
 @dataclass(frozen=True)
 class MaskAndBias:
-    """Mask and additive bias of one call; no query attends to a key from `reach` on."""
+    """Mask and additive bias of one call; no query attends to a key from `reachable_keys` on."""
 
-    reach: int
+    reachable_keys: int
     mask: Mask
     bias: Tensor | None = None
     query_positions: range | None = None
@@ -139,20 +139,20 @@ def attend(
     sinks = keywords.get("s_aux")
     options: AttentionOptions = {  # a dict literal: torch.compile does not trace the constructor of a TypedDict
         "mask": None if pairs.mask == EVERYTHING else pairs.mask,
-        "bias": _summed_bias(pairs.bias, keywords.get("position_bias"), pairs.reach),
+        "bias": _summed_bias(pairs.bias, keywords.get("position_bias"), pairs.reachable_keys),
         "scale": scaling,
         "softcap": keywords.get("softcap"),
         "sinks": None if sinks is None else sinks.reshape(-1),
         "dropout_p": dropout if module.training else 0.0,
         "query_positions": pairs.query_positions,
     }
-    reachable = query, key[..., : pairs.reach, :], value[..., : pairs.reach, :]
+    tensors = query, key[..., : pairs.reachable_keys, :], value[..., : pairs.reachable_keys, :]
     observer, weights_requested = active_observer(module), _weights_requested(module, keywords)
     if observer is None and not weights_requested:
-        return attention(*reachable, **options).transpose(1, 2).contiguous(), None
+        return attention(*tensors, **options).transpose(1, 2).contiguous(), None
     all_weights = Weights()
     lenses = () if observer is None else observer.lenses
-    seen = observe(*reachable, *dict.fromkeys((*lenses, all_weights) if weights_requested else lenses), **options)
+    seen = observe(*tensors, *dict.fromkeys((*lenses, all_weights) if weights_requested else lenses), **options)
     if observer is not None:
         observer.add(module, {lens: seen[lens] for lens in lenses})
     weights = _padded_weights(seen[all_weights].to(query.dtype), key.shape[-2]) if weights_requested else None
@@ -172,13 +172,13 @@ def _mask_and_bias(
                 f"{type(module).__name__} has {queries} queries and {keys} keys, but its mask {mask!r} was made for "
                 f"{mask.shape[-2]} and {mask.shape[-1]}: its layer does not use the cache that the mask was made for"
             )
-        pairs = MaskAndBias(mask.reach, symbol, query_positions=mask.query_positions)
+        pairs = MaskAndBias(mask.reachable_keys, symbol, query_positions=mask.query_positions)
     else:
         pairs = _from_tensor(module, mask.dense() if isinstance(mask, SymbolicMask) else mask, queries, keys)
     documents = _documents(module, query, keys, keywords)
     if not documents:
         return pairs
-    return MaskAndBias(pairs.reach, intersection([pairs.mask, *documents]), pairs.bias, pairs.query_positions)
+    return MaskAndBias(pairs.reachable_keys, intersection([pairs.mask, *documents]), pairs.bias, pairs.query_positions)
 
 
 def _from_tensor(module: nn.Module, mask: Any, queries: int, keys: int) -> MaskAndBias:
@@ -248,14 +248,16 @@ def _documents(module: nn.Module, query: Tensor, keys: int, keywords: Mapping[st
     return documents
 
 
-def _summed_bias(first: Tensor | None, second: Tensor | None, reach: int) -> Tensor | None:
-    """The sum of both biases over the keys within reach; None where there is none."""
-    parts = [part if part.shape[-1] == 1 else part[..., :reach] for part in (first, second) if part is not None]
+def _summed_bias(first: Tensor | None, second: Tensor | None, reachable_keys: int) -> Tensor | None:
+    """The sum of both biases over the reachable keys; None where there is none."""
+    parts = [
+        part if part.shape[-1] == 1 else part[..., :reachable_keys] for part in (first, second) if part is not None
+    ]
     return reduce(add, parts) if parts else None
 
 
 def _padded_weights(weights: Tensor, keys: int) -> Tensor:
-    """Weights padded with zeros for keys beyond reach; not copied where there are none."""
+    """Weights padded with zeros for unreachable keys; not copied where there are none."""
     missing = keys - weights.shape[-1]
     return pad(weights, (0, missing)) if missing else weights
 

@@ -26,8 +26,9 @@ from ..masks.window import Window
 class MaskExtent:
     """Positions of M queries, from `query_offset` on, and N keys, from `key_offset` on, of one layer and call.
 
-    key_offset is above 0 where a cache has evicted the first keys. A static cache has keys after the last query, not
-    yet written. Converted masks count positions from the first stored key: keys 0..N-1, queries first..last.
+    The offsets are positions in the text. key_offset is above 0 where a cache has evicted the first keys; a static
+    cache has keys after the last query, not yet written. Converted masks count from the first stored key: the keys are
+    at 0..N-1, the queries at first_query..last_query.
     """
 
     batch: int
@@ -43,14 +44,14 @@ class MaskExtent:
         return self.batch, 1, self.queries, self.keys
 
     @property
-    def first(self) -> int:
+    def first_query(self) -> int:
         """Position of the first query, relative to the first key."""
         return self.query_offset - self.key_offset
 
     @property
-    def last(self) -> int:
+    def last_query(self) -> int:
         """Position of the last query, relative to the first key."""
-        return self.first + self.queries - 1
+        return self.first_query + self.queries - 1
 
     @property
     def query_positions(self) -> range | None:
@@ -58,7 +59,7 @@ class MaskExtent:
 
         A range, whose tiles are memoized: to see that the positions of a tensor are consecutive waits for its device.
         """
-        return None if self.last == self.keys - 1 else range(self.first, self.last + 1)
+        return None if self.last_query == self.keys - 1 else range(self.first_query, self.last_query + 1)
 
 
 MaskFunction = Callable[..., Any]
@@ -151,7 +152,7 @@ def _closure(function: MaskFunction) -> dict[str, Any]:
 
 
 def _causal(_: dict[str, Any], extent: MaskExtent) -> Mask:
-    return EVERYTHING if extent.first >= extent.keys - 1 else masks.causal()
+    return EVERYTHING if extent.first_query >= extent.keys - 1 else masks.causal()
 
 
 def _sliding(closure: dict[str, Any], extent: MaskExtent) -> Mask:
@@ -168,13 +169,13 @@ def _window(before: int, after: int | None, extent: MaskExtent) -> Mask:
     if before < 0:
         return ~EVERYTHING  # a window of no keys, in configurations without sliding layers
     return masks.window(
-        None if before >= extent.last else before,
-        None if after is None or after >= extent.keys - 1 - extent.first else after,
+        None if before >= extent.last_query else before,
+        None if after is None or after >= extent.keys - 1 - extent.first_query else after,
     )
 
 
 def _chunked(closure: dict[str, Any], extent: MaskExtent) -> Mask | None:
-    end = extent.key_offset + max(extent.keys, extent.last + 1)
+    end = extent.key_offset + max(extent.keys, extent.last_query + 1)
     left = closure["left_padding"].unsqueeze(-1)
     chunks = (torch.arange(end, device=extent.device) - left) // closure["chunk_size"]
     return _documents(chunks, extent)
@@ -199,7 +200,7 @@ def _padding(closure: dict[str, Any], extent: MaskExtent) -> Mask:
 def _documents(ids: Tensor, extent: MaskExtent) -> Mask | None:
     """Pairs of equal ids, (batch, length) over all positions; None where the ids do not cover all positions."""
     ids = ids[:, extent.key_offset :]
-    if extent.first < 0 or ids.shape[-1] < max(extent.keys, extent.last + 1):
+    if extent.first_query < 0 or ids.shape[-1] < max(extent.keys, extent.last_query + 1):
         return None
     return EVERYTHING if bool((ids == ids[:, :1]).all()) else masks.documents(ids)
 

@@ -47,19 +47,19 @@ def _subclasses(model: type) -> Iterator[type]:
 class MaskContents:
     """Contents of a symbolic mask, shared by all its aliases: the mask, and its elements once they are evaluated.
 
-    extent: positions of the whole tensor; reached: the same without the keys that no query can attend to.
+    extent: positions of the whole tensor; reachable: the same without the keys that no query can attend to.
     """
 
     mask: Mask | None
     extent: MaskExtent
-    reached: MaskExtent
+    reachable: MaskExtent
     dtype: torch.dtype = torch.bool
     elements: Tensor | None = None
 
     def dense(self) -> Tensor:
         """The elements, (batch, 1, M, N): booleans, True = attend, or an additive mask."""
         if self.elements is None and self.mask is not None:
-            extent = self.reached
+            extent = self.reachable
             positions = extent.query_positions
             booleans = torch.zeros(self.extent.shape, dtype=torch.bool, device=extent.device)
             booleans[..., : extent.keys] = self.mask.dense(
@@ -80,8 +80,9 @@ class SymbolicMask(Tensor):
 
     Models pass on the result of their mask function, read its shape, and sometimes compute with it. Operations get the
     elements, which are evaluated once and stored, so that changes in place take effect. Booleans that a module adds to
-    its scores are converted to an additive mask of the dtype of the scores. `symbol` is the mask over the first `reach`
-    keys, and None for a slice or once the elements may have changed; no query attends to a key beyond these.
+    its scores are converted to an additive mask of the dtype of the scores. `symbol` is the mask over the first
+    `reachable_keys` keys, and None for a slice or once the elements may have changed; no query attends to a key beyond
+    these.
 
     Raises:
         MaskError: booleans are converted to floating-point numbers, which may mean either.
@@ -100,21 +101,21 @@ class SymbolicMask(Tensor):
 
     @property
     def symbol(self) -> Mask | None:
-        """The mask, keys at 0..reach-1 and queries at `query_positions`; None where only `dense` represents it."""
+        """The mask over keys 0..reachable_keys-1 and queries at `query_positions`; None where only `dense` has it."""
         # A change in place of the elements or of a view increases the version of this tensor. Inference tensors have no
         # version: there the elements count, once they have been evaluated.
         changed = self.contents.elements is not None and (self.is_inference() or self._version > 0)
         return None if changed else self.contents.mask
 
     @property
-    def reach(self) -> int:
+    def reachable_keys(self) -> int:
         """Number of keys that a query may attend to: a static cache has more, not yet written."""
-        return self.contents.reached.keys
+        return self.contents.reachable.keys
 
     @property
     def query_positions(self) -> range | None:
-        """Positions of the queries, M of them, where they are not the last M of the keys within reach."""
-        return self.contents.reached.query_positions
+        """Positions of the queries, M of them, where they are not the last M of the reachable keys."""
+        return self.contents.reachable.query_positions
 
     def dense(self) -> Tensor:
         """The elements, (batch, 1, M, N): booleans, True = attend, or an additive mask, depending on `dtype`."""
@@ -163,7 +164,7 @@ def _convert_copy(mask: SymbolicMask, kwargs: dict) -> Tensor:
         return _aten._to_copy.default(mask.dense(), **kwargs)
     contents, device = mask.contents, kwargs.get("device") or mask.device
     dense = None if mask.symbol is not None else mask.dense().to(device)
-    extents = {name: replace(getattr(contents, name), device=device) for name in ("extent", "reached")}
+    extents = {name: replace(getattr(contents, name), device=device) for name in ("extent", "reachable")}
     return SymbolicMask(replace(contents, mask=mask.symbol, elements=dense, **extents))
 
 
@@ -234,10 +235,10 @@ def symbolic_mask(
         return elements
     extent = MaskExtent(batch_size, q_length, kv_length, int(q_offset), int(kv_offset), torch.device(device))
     mask = convert(function, extent)
-    reached = extent
-    if is_causal(mask) and extent.last + 1 < extent.keys:
-        reached = replace(extent, keys=max(extent.last + 1, 0))
-        mask = convert(function, reached)
+    reachable = extent
+    if is_causal(mask) and extent.last_query + 1 < extent.keys:
+        reachable = replace(extent, keys=max(extent.last_query + 1, 0))
+        mask = convert(function, reachable)
     if attention_mask is not None:
-        mask = intersection([mask, padding_mask(attention_mask, reached)])
-    return SymbolicMask(MaskContents(mask, extent, reached, dtype if additive else torch.bool))
+        mask = intersection([mask, padding_mask(attention_mask, reachable)])
+    return SymbolicMask(MaskContents(mask, extent, reachable, dtype if additive else torch.bool))

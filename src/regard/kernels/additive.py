@@ -17,8 +17,8 @@ from .mask_tiles import BlockRow, batch_layouts, split_slice
 from .online_softmax import MIN_TILE_SIDE, TILE, TiledAttention, add_feature_cost, batches_per_tile, tile_size
 from .tile_scores import make_tile_bias
 
-FEATURE = 0.25
-"""What a feature of a pair costs, in passes over a number: some four operations on 16 of them at once."""
+NATIVE_FEATURE = 0.25
+"""The cost of one feature of a pair in C, in passes: some four operations on 16 numbers at once."""
 
 
 class AdditiveKernel:
@@ -50,7 +50,7 @@ class AdditiveKernel:
 
     def cost(self, problem: Problem) -> Cost:
         """The work over the tiles with unmasked pairs, plus a share of a pass for each feature."""
-        return add_feature_cost(self._tiled.cost(problem), problem, FEATURE)
+        return add_feature_cost(self._tiled.cost(problem), problem, NATIVE_FEATURE)
 
     def run(self, problem: Problem) -> Result:
         """Output and log-sum-exp."""

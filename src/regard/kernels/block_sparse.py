@@ -14,10 +14,10 @@ from .cost_model import (
     RESULT,
     VALUE,
     bytes_read,
-    dense_flash_cost,
-    flash_width,
     operator_calls,
     startup_passes,
+    torch_flash_cost,
+    torch_flash_width,
 )
 from .custom_op import attend, register
 from .dense_block import EXPONENTIAL, Rectangle, dense_reasons, is_square_causal
@@ -53,7 +53,7 @@ class BlockSparseKernel:
         """All pairs in the spans; the mask or bias of one span at a time in memory."""
         numbers = problem.weights_shape[:-1].numel() * problem.value.shape[-1]
         if is_square_causal(problem):
-            flops, passes, moved = dense_flash_cost(problem, causal=True)
+            flops, passes, moved = torch_flash_cost(problem, causal=True)
             return Cost(flops, 4.0 * numbers, passes + RESULT * numbers, moved, calls=operator_calls(problem) + 20.0)
         found, heads = self._parts(problem), problem.weights_shape[-3] if problem.heads else 1
         (masks, biases), alike = distinct_matrices(problem), Diagonals.suffice_for(problem)
@@ -72,7 +72,7 @@ class BlockSparseKernel:
         rows = max((row.rows.stop - row.rows.start for part in found for row in part.layout.rows), default=0)
         every = problem.weights_shape[:-2].numel() * problem.keys
         return Cost(
-            flops=2.0 * pairs * flash_width(problem),
+            flops=2.0 * pairs * torch_flash_width(problem),
             bytes=4.0 * WIDE_BLOCK[0] * problem.keys + 8.0 * numbers,
             passes=BLOCKWISE * pairs + startup_passes(rows, rectangles) + RESULT * numbers + added,
             moved=bytes_read(problem, heads=problem.weights_shape[:-2].numel(), again=columns / max(every, 1)),

@@ -279,7 +279,7 @@ def total_width(problem: Problem) -> int:
     return problem.pairs.query.shape[-1] + problem.value.shape[-1]
 
 
-def flash_width(problem: Problem) -> int:
+def torch_flash_width(problem: Problem) -> int:
     """Key dim plus value dim in torch's flash kernel, which pads both to the larger one."""
     return 2 * max(problem.pairs.query.shape[-1], problem.value.shape[-1])
 
@@ -300,12 +300,12 @@ def bytes_read(problem: Problem, *, heads: int | None = None, again: float = 1.0
     return again * size * (heads or value.shape[:-2].numel()) if held > CACHE else 0.0
 
 
-def dense_flash_cost(problem: Problem, *, causal: bool) -> tuple[float, float, float]:
+def torch_flash_cost(problem: Problem, *, causal: bool) -> tuple[float, float, float]:
     """Flops, passes and bytes moved of torch's flash kernel over all pairs, or over the tiles that is_causal leaves."""
     pairs, leading = problem.weights_shape.numel(), problem.weights_shape[:-2].numel()
     share = min(0.5 + SKIPPED / (2 * problem.queries), 1.0) if causal and problem.queries else 1.0
     passes = EXPONENTIALS * pairs * share + startup_passes(problem.queries, leading)
-    return 2.0 * pairs * share * flash_width(problem), passes, bytes_read(problem, heads=leading)
+    return 2.0 * pairs * share * torch_flash_width(problem), passes, bytes_read(problem, heads=leading)
 
 
 Work = Callable[[], object]

@@ -16,11 +16,11 @@ from .native_inputs import MIN_FULL_RUN, TILE_SIZE, native_problems, native_reas
 from .tile_scores import distances
 
 PAIR = 1.5
-"""What a pair costs beside its products, in passes over a number."""
-LAID = 2.0
-"""What a number of a key or value costs to be laid out for a block of rows, in passes."""
+"""The cost of a pair beside its products, in passes (`Cost.passes`)."""
+PACKING = 2.0
+"""The cost of packing one number of a key or value for a block of rows, in passes."""
 CALLS = 40.0
-"""What it takes to call it, in calls of torch's operators."""
+"""The overhead of one call of the kernel, in calls of torch's operators (`Cost.calls`)."""
 
 
 class CpuFlashKernel:
@@ -49,13 +49,13 @@ class CpuFlashKernel:
         pairs = sum(heads * many * part.layout.visited_pairs for part, many in zip(found, batches, strict=True))
         numbers = problem.weights_shape[:-1].numel() * problem.value.shape[-1]
         rows = min(problem.queries, 4 * TILE_SIZE[0])
-        laid = pairs / max(rows, 1) * total_width(problem)
+        packed = pairs / max(rows, 1) * total_width(problem)
         extras = 2.0 * (problem.softcap is not None) + (problem.dropout is not None) + (problem.bias is not None)
         return Cost(
             flops=0.0,
             native=2.0 * pairs * total_width(problem),
             bytes=sum(part.layout.masked_pairs for part in found) / 8 * max(distinct_matrices(problem)[0], 1),
-            passes=(PAIR + extras) * pairs + LAID * laid + RESULT * numbers,
+            passes=(PAIR + extras) * pairs + PACKING * packed + RESULT * numbers,
             moved=bytes_read(problem, heads=problem.weights_shape[:-2].numel()),
             calls=CALLS + operator_calls(problem) * problem.inputs_require_grad(),
         )

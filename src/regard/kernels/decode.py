@@ -9,21 +9,21 @@ from ..core.log_sum_exp import merge_softmax
 from ..core.problem import Problem
 from .base import Cost, Result
 from .batched_problem import BatchedProblem, ProblemGradients, Saved
-from .cost_model import BLOCKWISE, MASK, RESULT, VALUE, bytes_read, flash_width, operator_calls, startup_passes
+from .cost_model import BLOCKWISE, MASK, RESULT, VALUE, bytes_read, operator_calls, startup_passes, torch_flash_width
 from .custom_op import attend, register
 from .dense_block import EXPONENTIAL, Rectangle, dense_reasons
 from .mask_tiles import distinct_matrices, union_layout
 
 MOST_ROWS = 64
-"""Queries of one key head, over all its query heads: above that, the products are large enough by themselves."""
+"""The most queries of one key head, over all its query heads: products of more are large enough by themselves."""
 PART = 1024
-"""Keys of a part: what two of them take fits into a core's own cache."""
-FEW_PAIRS = 2**18
-"""Up to so many pairs, a mask is asked for each of them: with a key more at each call, there is nothing to remember."""
+"""The keys of a part: two parts fit into a core's own cache."""
+MAX_EVALUATED_PAIRS = 2**18
+"""The most pairs for which a mask is evaluated pair by pair: with one key more at each call, nothing is memoized."""
 ONE_PASS = 2.0
-"""What a pair costs in native code beside its products, in passes over a number."""
+"""The cost of a pair in native code beside its products, in passes."""
 LONG = 1024
-"""From so many keys on native code, which reads them but once, makes up for what it takes to call it."""
+"""The fewest keys for native code, which reads them only once, but costs more to call."""
 
 
 class DecodeKernel:
@@ -63,7 +63,7 @@ class DecodeKernel:
             (ONE_PASS, 0.0) if suits else (BLOCKWISE, startup_passes(group * problem.queries, leading / max(group, 1)))
         )
         return Cost(
-            flops=2.0 * leading * visited * flash_width(problem),
+            flops=2.0 * leading * visited * torch_flash_width(problem),
             bytes=4.0 * leading * problem.queries * problem.value.shape[-1] * (1 + visited / self.part),
             passes=per_pair * leading * visited
             + begun
@@ -138,7 +138,7 @@ def _by_native_code(rectangle: Rectangle) -> tuple[Tensor, Tensor]:
 def _attended_columns(batched: BatchedProblem) -> tuple[slice, bool]:
     """Columns from the first to the last key with an unmasked pair, and whether any pair in them is masked."""
     _, _, queries, keys = batched.shape
-    if batched.problem.mask is None or queries * keys > FEW_PAIRS:
+    if batched.problem.mask is None or queries * keys > MAX_EVALUATED_PAIRS:
         return _columns_in_runs(batched.problem), batched.problem.mask is not None
     keep = batched.keep()
     if keep is None or not keep.numel():

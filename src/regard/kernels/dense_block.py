@@ -21,11 +21,11 @@ _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 NARROW = 64
-"""Below this many keys torch's flash kernel may lose NaN in a query or key: its maximum over few numbers does."""
+"""The fewest keys with which torch's flash kernel keeps NaN of a query or key: its maximum over fewer may lose it."""
 LONG_ROW = 2**12
-"""Above this many keys the sum over a single row is not left to torch, whose rounding errors add up over all of it."""
+"""The most keys that torch sums for a single row: over more, its rounding errors add up."""
 EXPONENTIAL = 2.0**-20
-"""How near the exponentials of torch's flash kernel are to the true ones: it takes them to 20 bits."""
+"""The relative error of the exponentials of torch's flash kernel, which have 20 bits."""
 
 
 def dense_reasons(problem: Problem) -> list[str]:

@@ -114,7 +114,8 @@ def _touches_partial(line: np.ndarray, start: int, stop: int) -> bool:
 
 
 MAX_WASTED_PAIRS = 2**16
-"""Pairs, of all heads, that a part may visit in vain: they take about as long as the calls that another part takes."""
+"""The most masked pairs, of all heads, that a slice of batches visits before it is split in two: they take as long as
+the calls of another slice."""
 MAX_MASKS = 128
 """Number of masks without tensors that are memoized; one with tensors is memoized as long as it is alive."""
 MAX_SIZES = 64

@@ -13,7 +13,7 @@ from ..core.score_forms import DotPairs
 from ..core.torch_modes import under_transform
 from .base import Cost, Result
 from .batched_problem import BatchedProblem, ProblemGradients, Saved
-from .cost_model import MASK, VALUE, WEIGHTS, dense_flash_cost, operator_calls
+from .cost_model import MASK, VALUE, WEIGHTS, operator_calls, torch_flash_cost
 from .custom_op import attend, register
 from .dense_block import EXPONENTIAL, LONG_ROW, NARROW, Rectangle, is_square_causal
 from .mask_tiles import count_visited_pairs, distinct_matrices
@@ -55,7 +55,7 @@ class SdpaKernel:
         causal, refusal = is_square_causal(problem), _slow_path(problem)
         masks, biases = (0, 0) if causal else distinct_matrices(problem)
         one, size = problem.queries * problem.keys, problem.value.element_size()
-        flops, passes, moved = dense_flash_cost(problem, causal=causal)
+        flops, passes, moved = torch_flash_cost(problem, causal=causal)
         return Cost(
             flops=flops,
             bytes=one * (9.0 * masks + 2.0 * size * biases) + 3.0 * size * pairs * bool(refusal),

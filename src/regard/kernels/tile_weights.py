@@ -28,7 +28,7 @@ from .online_softmax import MIN_TILE_SIDE, batches_per_tile, tile_size
 from .tile_scores import LOG2_E, make_tile_bias, make_tile_scores
 
 FAR = 1e30
-"""What stands for infinity in a logarithm of base 2: its power is 0, and 0 times it is 0, not NaN."""
+"""The number in place of infinity in a logarithm of base 2: 2 to minus it is 0, and 0 times it is 0, not NaN."""
 
 
 class TileWeights(Protocol):

@@ -11,8 +11,8 @@ from .custom_op import attend, register
 from .online_softmax import TILE, TiledAttention, add_feature_cost
 from .tile_scores import make_tile_scores
 
-FEATURE = 6.0
-"""What a feature of an additive score costs for each pair, in passes over a number: a product, a reciprocal, sums."""
+TORCH_FEATURE = 6.0
+"""The cost of one feature of an additive score for a pair in torch, in passes: a product, a reciprocal, sums."""
 
 
 class TiledKernel:
@@ -29,7 +29,7 @@ class TiledKernel:
 
     def cost(self, problem: Problem) -> Cost:
         """The work over the tiles with unmasked pairs."""
-        return add_feature_cost(self._tiled.cost(problem), problem, FEATURE)
+        return add_feature_cost(self._tiled.cost(problem), problem, TORCH_FEATURE)
 
     def run(self, problem: Problem) -> Result:
         """Output and log-sum-exp."""

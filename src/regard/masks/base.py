@@ -18,9 +18,9 @@ from .drawing import Drawing, draw
 from .parts import Part, intersect_parts, unite_parts
 
 Pairs: TypeAlias = Grid | Blocks
-"""What a mask is evaluated on: single pairs (`Grid`), or tiles of pairs (`Blocks`)."""
+"""The argument of `Mask.keep`: single pairs (`Grid`), or tiles of pairs (`Blocks`)."""
 Kept: TypeAlias = Tensor | Ternary
-"""What a mask evaluates to: a bool tensor, True = attend, on a `Grid`; a `Ternary` on `Blocks`."""
+"""The result of `Mask.keep`: a bool tensor, True = attend, for a `Grid`; a `Ternary` for `Blocks`."""
 
 
 class Mask(ABC):

@@ -211,7 +211,7 @@ LONG_AXES: Mapping[str, Sequence[str]] = {
 }
 
 MAX_TRIPLES = 120
-"""Of three axes with more combinations than these, only pairs are covered: all would take thousands of cases."""
+"""The most combinations of three axes that are all covered; of more, only pairs: all would take thousands of cases."""
 MAX_PAIRS = 30
 """The same for two axes, in long cases."""
 

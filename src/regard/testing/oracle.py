@@ -37,7 +37,7 @@ Leaves = Mapping[str, Tensor]
 Positions = tuple[tuple[int, ...], ...]
 
 ENOUGH_ELEMENTS = 1000
-"""So many elements, of all approximations together, show the largest error of the working precision."""
+"""The number of elements, of all approximations together, whose largest error stands for the working precision."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -57,7 +57,7 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "warmup": ("warmup_steps",),
     "warmup_updates": ("warmup_steps",),
 }
-"""What other toolkits call our keys."""
+"""The names that other toolkits have for our keys."""
 
 
 def unknown_keys(data: Any, annotation: Any, root: type[BaseModel], path: KeyPath = ()) -> Iterator[str]:

@@ -57,7 +57,7 @@ class RunFolder:
 
     @property
     def last(self) -> Path:
-        """The latest weights that were saved."""
+        """The latest weights that were saved, last.safetensors; `state` is another file of that name, in a folder."""
         return self.path / "last.safetensors"
 
     @property
@@ -76,7 +76,7 @@ class RunFolder:
 
     @property
     def state(self) -> Path:
-        """The training state to resume from."""
+        """The training state to resume from, state/last.safetensors: weights, optimiser and progress."""
         return self.path / "state" / "last.safetensors"
 
     @property
@@ -168,7 +168,7 @@ LANGUAGES = ("English", "French")
 
 
 Precision = Literal["bfloat16", "float16", "float32"]
-"""Of the weights in the file; whoever loads them computes in single precision."""
+"""The dtype of the weights in an exported file; they are computed with in float32."""
 
 
 def export(folder: str | Path, to: str | Path, *, which: Which = "best", dtype: Precision = "bfloat16") -> Path:

@@ -81,7 +81,7 @@ class InitialWeights:
 
 
 Resume = Literal["auto", "never", "must"]
-"""What becomes of a run that the folder holds: it is resumed (auto), refused (never), or required (must)."""
+"""The treatment of a run that the folder holds: it is resumed (auto), refused (never), or required (must)."""
 
 MAY_CHANGE = (
     "training.max_epochs",

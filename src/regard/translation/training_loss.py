@@ -13,7 +13,7 @@ from regard.translation.batches import Batch
 from regard.translation.vocabulary import PAD
 
 LOGITS_AT_ONCE = 2**21
-"""How many there are in memory at a time: a processor's caches hold as many, and matrix products gain by no more."""
+"""The most logits in memory at a time: a processor's caches hold as many, and matrix products gain by no more."""
 
 
 class Output(Protocol):

@@ -15,8 +15,8 @@ from torch import Tensor
 from ..errors import CheckpointError, require
 from .atomic_files import atomic_write
 
-NAMED_AT_MOST = 3
-"""How many tensors of each difference an error message names."""
+MAX_NAMED_TENSORS = 3
+"""The most tensors that an error message names for each difference."""
 LONGEST_HEADER = 100_000_000
 """The most bytes that safetensors accepts as a header, which is parsed as a whole."""
 
@@ -127,4 +127,4 @@ def state_differences(found: Mapping[str, Sequence[int]], needed: Mapping[str, S
 
 
 def _first_few(names: list[str]) -> str:
-    return ", ".join(names[:NAMED_AT_MOST]) + (", ..." if len(names) > NAMED_AT_MOST else "")
+    return ", ".join(names[:MAX_NAMED_TENSORS]) + (", ..." if len(names) > MAX_NAMED_TENSORS else "")

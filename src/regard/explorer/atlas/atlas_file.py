@@ -285,7 +285,7 @@ def _fail(what: str) -> NoReturn:
 
 FORMAT = "regard-atlas"
 VERSION = 1
-"""Of the layout; raised when an older regard could not read the file."""
+"""The version of the layout, raised when an older regard could not read the file."""
 ENTRY = "atlas"
 """The entry of the file's metadata that holds the JSON text."""
 CHECKSUM = "crc32"

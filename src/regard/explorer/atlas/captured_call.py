@@ -184,9 +184,9 @@ def _fits_float16(*tensors: Tensor) -> bool:
 
 
 CORNER = 128
-"""So many of the last rows and keys are looked at where a mask or a bias has no symbol."""
+"""The number of last rows and of last keys that are evaluated where a mask or a bias has no symbol."""
 MASKED_BELOW = -1e4
-"""What models add to the score of a pair that is not to exist is below this, also in half precision."""
+"""The bound below which a number added to a score is a mask, also in half precision."""
 
 
 def is_causal(problem: Problem) -> bool:

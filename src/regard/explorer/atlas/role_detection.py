@@ -24,7 +24,7 @@ from .tokenized_text import TokenLists
 HeadRoles = list[list[dict[str, Any]]]
 """The roles of each head of a map."""
 MOST_ROWS = 512
-"""Of a longer text so many rows are looked at, in strips all along it: what a role says is a mean over rows."""
+"""The most rows of a text whose weights are read for its roles; of a longer one strips all along it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from ...lenses.base import WeightsLayout, WeightTile, select_batches
 from .pyramid import PyramidLevels, UnmaskedCells, packed, pyramid
 
 NEAR = 8
-"""How far away a key may be that counts as local, in positions."""
+"""The largest distance of a key that counts as local, in positions."""
 AT_ONCE = 64
 """Rows or columns that are reduced together in one step."""
 

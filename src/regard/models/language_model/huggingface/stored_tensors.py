@@ -19,7 +19,7 @@ from ..config import GatedExpertsConfig, LanguageModelConfig
 FUSED_ATTENTION, FUSED_GATE = "self_attn.qkv_proj.weight", "mlp.gate_up_proj.weight"
 EXPERT = re.compile(r"(.+)\.(?:block_sparse_moe|mlp)\.experts\.(\d+)\.(\w+)\.weight")
 GATE, UP, DOWN = ("w1", "gate_proj"), ("w3", "up_proj"), ("w2", "down_proj")
-"""The matrices of an expert by their names in Mixtral, and in Qwen's mixtures."""
+"""The matrices of an expert, by their names in Mixtral and in the mixtures of Qwen 2 and 3."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ MXFP4 = ("_blocks", "_scales")
 MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """E2M1: a sign bit, two of exponent, one of mantissa."""
 BIAS = 127
-"""Of the exponents of blocks: E8M0."""
+"""The number subtracted from the stored exponent of a block, a byte of the format E8M0."""
 
 
 def unpacked(blocks: Tensor, scales: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
