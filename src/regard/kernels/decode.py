@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor
 
 from .. import native
@@ -13,6 +15,7 @@ from .cost_model import BLOCKWISE, MASK, RESULT, VALUE, bytes_read, operator_cal
 from .custom_op import attend, register
 from .dense_block import EXPONENTIAL, Rectangle, dense_reasons
 from .mask_tiles import distinct_matrices, union_layout
+from .online_softmax import RunningMerge
 
 MOST_ROWS = 64
 """The most queries of one key head, over all its query heads: products of more are large enough by themselves."""
@@ -79,12 +82,20 @@ class DecodeKernel:
 
     def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
         """Equal parts of the keys at once, and the remainder as one more part."""
-        rectangle, rows = _folded(batched, *_attended_columns(batched)), batched.shape[:3]
+        rectangle = _folded(batched, *_attended_columns(batched))
         if rectangle.key.shape[2] >= self.long and native.supports(rectangle.key, rectangle.value):
             output, lse = _by_native_code(rectangle)
+            rows = batched.shape[:3]
             return output.reshape(*rows, output.shape[-1]), lse.reshape(rows)
-        output, lse = rectangle.forward_in_parts(self.part)
-        return output.reshape(*rows, output.shape[-1]).to(batched.value.dtype), lse.reshape(rows)
+        merged, keys = RunningMerge(), rectangle.key.shape[2]
+        if parts := keys // self.part:
+            merged.add(*_parts_as_heads(rectangle.columns(slice(0, parts * self.part)), parts))
+        if keys % self.part:
+            merged.add(*rectangle.columns(slice(parts * self.part, keys)).forward())
+        output, lse = batched.empty_results()
+        rows = rectangle.query.shape[:3]
+        merged.write(output.view(*rows, output.shape[-1]), lse.view(rows))
+        return output, lse
 
     def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
         """One rectangle: the gradient of a group's key is a product over its rows."""
@@ -133,6 +144,29 @@ def _by_native_code(rectangle: Rectangle) -> tuple[Tensor, Tensor]:
         added = added.expand(*rectangle.query.shape[:2], -1, -1)
     output, lse = native.attend_few_queries(rectangle.query, rectangle.key, rectangle.value, rectangle.scale, added)
     return (output.squeeze(2), lse.squeeze(2)) if lse.shape[2] == 1 else merge_softmax(output, lse, dim=2)
+
+
+def _parts_as_heads(rectangle: Rectangle, parts: int) -> tuple[Tensor, Tensor]:
+    """Compute equal parts of the keys as separate heads, and merge them by their log-sum-exps."""
+    batch, heads, rows = rectangle.query.shape[:3]
+
+    def split(tensor: Tensor, axis: int) -> Tensor:
+        return tensor.unflatten(axis, (parts, -1)).movedim(axis, 2).flatten(1, 2)
+
+    added = rectangle.added
+    if added is not None:
+        added = split(added.expand(-1, heads, -1, -1), 3)
+    output, lse = replace(
+        rectangle,
+        query=rectangle.query.unsqueeze(2).expand(-1, -1, parts, -1, -1).flatten(1, 2),
+        key=split(rectangle.key, 2),
+        value=split(rectangle.value, 2),
+        added=added,
+    ).forward()
+    if parts == 1:
+        return output, lse
+    output = output.reshape(batch, heads, parts, rows, output.shape[-1])
+    return merge_softmax(output, lse.reshape(batch, heads, parts, rows), dim=2)
 
 
 def _attended_columns(batched: BatchedProblem) -> tuple[slice, bool]:

@@ -16,6 +16,7 @@ from ..core.log_sum_exp import merge_softmax
 from ..core.problem import Problem
 from ..core.score_forms import DotPairs, at_least_float32, per_head, per_key_head
 from ..masks.causal import Causal
+from .mask_tiles import split_slice
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -84,39 +85,14 @@ class Rectangle:
             lse = lse.masked_fill((self.added == float("-inf")).all(-1), float("-inf"))
         return output[..., : self.value.shape[-1]], lse
 
-    def forward_in_parts(self, part: int) -> tuple[Tensor, Tensor]:
-        """`forward` of parts of the keys, all whole ones at once as separate heads, merged; heads as of the keys."""
-        batch, heads, rows = self.query.shape[:3]
-        keys, parts = self.key.shape[2], self.key.shape[2] // part
-        whole = self.columns(slice(0, parts * part))
-
-        def split(tensor: Tensor, axis: int) -> Tensor:
-            return tensor.unflatten(axis, (parts, part)).movedim(axis, 2).flatten(1, 2)
-
-        outputs, lses = [], []
-        if parts:
-            output, lse = replace(
-                self,
-                query=self.query.unsqueeze(2).expand(-1, -1, parts, -1, -1).flatten(1, 2),
-                key=split(whole.key, 2),
-                value=split(whole.value, 2),
-                added=None if whole.added is None else split(whole.added.expand(-1, heads, -1, -1), 3),
-            ).forward()
-            outputs += output.reshape(batch, heads, parts, rows, output.shape[-1]).unbind(2)
-            lses += lse.reshape(batch, heads, parts, rows).unbind(2)
-        if keys % part or not parts:
-            output, lse = self.columns(slice(parts * part, keys)).forward()
-            outputs, lses = [*outputs, output], [*lses, lse]
-        if len(lses) == 1:
-            return outputs[0], lses[0]
-        return merge_softmax(torch.stack(outputs, 2), torch.stack(lses, 2), dim=2)
-
     def _one_long_row(self) -> tuple[Tensor, Tensor]:
         """Heads of a group as rows, or parts of the keys: torch's kernel sums a single row one key after another."""
         batch, heads, _, dim = self.query.shape
         key_heads = self.key.shape[1]
         if heads == key_heads:
-            return self.forward_in_parts(LONG_ROW // 4)
+            parts = [self.columns(part).forward() for part in split_slice(slice(0, self.key.shape[2]), LONG_ROW)]
+            outputs, lses = (torch.stack(tensors) for tensors in zip(*parts, strict=True))
+            return merge_softmax(outputs, lses, dim=0)
         rows = batch, key_heads, heads // key_heads
         added = None if self.added is None else self.added.expand(-1, heads, -1, -1)
         output, lse = replace(
