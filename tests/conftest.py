@@ -1,18 +1,22 @@
-"""Every test starts from the same seeds; memory from `torch.empty` is NaN; reports of times and of random problems.
+"""Seeds, memory from `torch.empty` that is NaN, the marker `covering`, and reports of times and of random problems.
 
 One process computes on two threads. Of several side by side each computes on one, but for the tests that ask for the
 fixture `two_threads`.
 """
 
 import functools
+import heapq
+import itertools
 import math
 import os
 import random
 import signal
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields, is_dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -40,6 +44,57 @@ def pytest_configure() -> None:
     torch.set_num_threads(min(THREADS, torch.get_num_threads()))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as slow the combinations of parameters that the marker `covering` leaves to `make test-all`."""
+    groups: defaultdict[object, list[tuple[pytest.Item, dict[str, object]]]] = defaultdict(list)
+    strengths = {}
+    for item in items:
+        if marker := item.get_closest_marker("covering"):
+            group, choices = grouped_choices(item, **marker.kwargs)
+            groups[group].append((item, choices))
+            strengths[group] = marker.kwargs.get("strength", 1)
+    for group, members in groups.items():
+        chosen = covering_rows([choices for _, choices in members], strengths[group])
+        for index, (item, _) in enumerate(members):
+            if index not in chosen:
+                item.add_marker("slow")
+
+
+def grouped_choices(item: Any, strength: int = 1, within: Sequence[str] = ()) -> tuple[object, dict[str, object]]:
+    """The test with its parameters in `within`, and the other parameters; a dataclass is one parameter per field."""
+    choices: dict[str, object] = {}
+    for name, value in item.callspec.params.items():
+        if is_dataclass(value) and name not in within:
+            choices |= {field.name: getattr(value, field.name) for field in fields(value)}
+        else:
+            choices[name] = value if isinstance(value, str) else id(value)
+    group = item.parent.nodeid, item.originalname, *(choices.pop(name) for name in within)
+    return group, choices
+
+
+def covering_rows(rows: Sequence[dict[str, Any]], strength: int) -> set[int]:
+    """The indices of a few rows that hold any `strength` choices of different names which all rows hold together.
+
+    Greedy: always the row with the most choices that are not yet held.
+    """
+    targets = [set(itertools.combinations(row.items(), min(strength, len(row)))) for row in rows]
+    missing = set().union(*targets)
+    chosen: set[int] = set()
+    # A gain only shrinks: a row whose gain is still as large as the next one's is the best.
+    gains = [(-len(target), index) for index, target in enumerate(targets)]
+    heapq.heapify(gains)
+    while missing:
+        _, index = heapq.heappop(gains)
+        gain = -len(targets[index] & missing), index
+        if gains and gain > gains[0]:
+            heapq.heappush(gains, gain)
+        else:
+            chosen.add(index)
+            missing -= targets[index]
+    return chosen
+
+
 @pytest.fixture
 def two_threads() -> Iterator[None]:
     """Computes on two threads: for code that shares its work among threads."""
@@ -53,7 +108,11 @@ def two_threads() -> Iterator[None]:
 def seeds() -> None:
     random.seed(0)
     numpy.random.seed(0)
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
+    # Before CUDA is initialised torch.manual_seed would store a traceback for it in each test, which takes longer than
+    # most tests.
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(0)
 
 
 def poisoned(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

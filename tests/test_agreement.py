@@ -38,6 +38,7 @@ def admitted(kernels: Sequence[Kernel], among: Sequence[Case]) -> list:
     ]
 
 
+@pytest.mark.covering(strength=2, within=["kernel"])
 @pytest.mark.parametrize(("kernel", "case"), admitted(SMALL, cases()))
 def test_a_kernel_agrees_with_the_formula(kernel: str, case: Case, monkeypatch):
     monkeypatch.setattr(mask_tiles, "MAX_WASTED_PAIRS", 0)  # batches that differ are computed apart, however small

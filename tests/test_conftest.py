@@ -1,5 +1,6 @@
 """The guard in conftest.py is at work: memory that regard allocates is NaN until something is written to it."""
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -49,3 +50,35 @@ def test_threads_are_limited():
 @pytest.mark.parametrize("attempt", [1, 2])
 def test_every_test_starts_from_the_same_seed(attempt):
     assert torch.rand(1).item() == torch.rand(1, generator=torch.Generator().manual_seed(0)).item()
+
+
+def held_together(rows, strength):
+    return {choices for row in rows for choices in itertools.combinations(row.items(), strength)}
+
+
+@pytest.mark.parametrize("strength", [1, 2, 3])
+def test_few_combinations_hold_what_all_hold_together(pytestconfig, strength):
+    conftest = pytestconfig.pluginmanager.get_plugin(str(Path(__file__).parent / "conftest.py"))
+    assert conftest is not None
+    rows = [dict(zip("abcd", row, strict=True)) for row in itertools.product(range(3), repeat=4) if sum(row) != 4]
+    chosen = conftest.covering_rows(rows, strength)
+    assert held_together([rows[index] for index in chosen], strength) == held_together(rows, strength)
+    assert len(chosen) < {1: 6, 2: 18, 3: 45}[strength]  # of 62; 3, 9 and 27 at least
+    assert conftest.covering_rows([], strength) == set()
+
+
+@pytest.mark.covering(strength=1, within=["kernel"])
+@pytest.mark.parametrize("first", "abc")
+@pytest.mark.parametrize("second", "de")
+@pytest.mark.parametrize("kernel", "xy")
+def test_combinations_that_hold_nothing_new_are_slow(request, kernel, second, first):
+    """Of each kernel three of six are run, and all by `-m ""`."""
+    items = [item for item in request.session.items if item.originalname == request.node.originalname]
+    assert request.node in items
+    fast = [item.callspec.params for item in items if item.get_closest_marker("slow") is None]
+    if len(items) in (6, 12):  # else a part was asked for by name
+        for other in "xy":
+            of_kernel = [params for params in fast if params["kernel"] == other]
+            assert len(of_kernel) == 3
+            assert {params["first"] for params in of_kernel} == {*"abc"}
+            assert {params["second"] for params in of_kernel} == {*"de"}
