@@ -5,6 +5,7 @@ fixture `two_threads`.
 """
 
 import functools
+import gc
 import heapq
 import itertools
 import math
@@ -36,12 +37,18 @@ THREADS = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2
 
 
 def pytest_configure() -> None:
+    gc.disable()  # until all is imported and collected: nothing of that is ever freed
     # A shell that runs the tests in the background has them ignore Ctrl-C, and what they start inherits that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # Also for the processes that tests start; many threads on small tensors are slower than few.
     os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))
     torch.set_num_threads(min(THREADS, torch.get_num_threads()))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -62,10 +69,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def grouped_choices(item: Any, strength: int = 1, within: Sequence[str] = ()) -> tuple[object, dict[str, object]]:
-    """The test with its parameters in `within`, and the other parameters; a dataclass is one parameter per field."""
+    """The test with its parameters in `within`, and the other parameters; a `case` is a parameter for each field."""
     choices: dict[str, object] = {}
     for name, value in item.callspec.params.items():
-        if is_dataclass(value) and name not in within:
+        if name == "case" and is_dataclass(value):
             choices |= {field.name: getattr(value, field.name) for field in fields(value)}
         else:
             choices[name] = value if isinstance(value, str) else id(value)

@@ -103,6 +103,7 @@ def recorded(tmp_path, query, key, options, dtype: Any = "keep"):
     return Atlas.open(tmp_path / "a.atlas").maps
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("key_heads", [4, 2])
 def test_exact_tiles(rule, key_heads, tmp_path):

@@ -52,12 +52,13 @@ def dense(mask, n):
 
 def cells_that_exist(pairs, cell):
     high, wide = cell
-    m, n = pairs.shape
-    padded = np.zeros((-(-m // high) * high, -(-n // wide) * wide), dtype=bool)
-    padded[:m, :n] = pairs
-    return padded.reshape(padded.shape[0] // high, high, -1, wide).any((1, 3))
+    *leading, m, n = pairs.shape
+    padded = np.zeros((*leading, -(-m // high) * high, -(-n // wide) * wide), dtype=bool)
+    padded[..., :m, :n] = pairs
+    return padded.reshape(*leading, padded.shape[-2] // high, high, -1, wide).any((-3, -1))
 
 
+@pytest.mark.covering(strength=2)
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("sharpness", [1.0, 300.0])  # of the second nearly all weights are too small to be told from 0
@@ -116,18 +117,14 @@ def test_tiles_of_a_mask_that_is_made_of_tiles(name, size):
     n = 300
     mask, grid = MASKS[name](n), Grid.from_lengths(n, n)
     made = tiled(mask, grid)
-    verdicts = made.verdicts(Blocks.from_grid(grid, size))
-    pairs = mask.dense(n, n)
-    for at in np.ndindex(*verdicts.shape):
-        *leading, row, column = at
-        of = pairs[
-            (*leading, slice(row * size[0], (row + 1) * size[0]), slice(column * size[1], (column + 1) * size[1]))
-        ]
-        told = int(verdicts[at])
-        assert told != EMPTY or not bool(of.any())
-        assert told != FULL or bool(of.all())
-        if size not in [(3, 3), (200, 128)]:  # sizes of levels are powers of two: of these EMPTY is always told
-            assert (told == EMPTY) == (not bool(of.any()))
+    verdicts = made.verdicts(Blocks.from_grid(grid, size)).numpy()
+    pairs = mask.dense(n, n).expand(*verdicts.shape[:-2], n, n).numpy()
+    has_pairs, has_all = cells_that_exist(pairs, size), ~cells_that_exist(~pairs, size)
+    assert verdicts.shape == has_pairs.shape
+    assert not has_pairs[verdicts == EMPTY].any()
+    assert has_all[verdicts == FULL].all()
+    if size not in [(3, 3), (200, 128)]:  # sizes of levels are powers of two: of these EMPTY is always told
+        assert ((verdicts == EMPTY) == ~has_pairs).all()
 
 
 def test_tiles_of_a_part_of_it():

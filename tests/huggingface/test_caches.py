@@ -23,6 +23,7 @@ def decode(model, cache, tokens, chunks, padding=None):
     return torch.cat(outputs, 1)
 
 
+@pytest.mark.covering(strength=2)
 @pytest.mark.parametrize("chunks", CHUNKS.values(), ids=CHUNKS)
 @pytest.mark.parametrize("kind", CACHES)
 @pytest.mark.parametrize("name", DECODERS)

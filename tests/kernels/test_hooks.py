@@ -49,6 +49,7 @@ def tensors(size, dtype, layout, grad):
     return one(heads, m, dim), one(key_heads, n, dim), one(key_heads, n, value_dim)
 
 
+@pytest.mark.covering(strength=2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("grad", [False, True])

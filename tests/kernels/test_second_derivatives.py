@@ -91,6 +91,7 @@ def check(checking: Callable, kernel: Kernel, feature: str, score: regard.scores
     assert checking(attend, tensors)
 
 
+@pytest.mark.covering(strength=2)
 @pytest.mark.parametrize("order", CHECKS)
 @pytest.mark.parametrize(
     ("kernel", "feature"),
@@ -112,6 +113,7 @@ def test_every_feature_is_checked_for_every_kernel_that_has_it():
     assert own["block_sparse"] == own["decode"] == dense
 
 
+@pytest.mark.covering(strength=2)
 @pytest.mark.parametrize("order", CHECKS)
 @pytest.mark.parametrize("kernel", [TiledKernel(), TiledKernel(8), ReferenceKernel()], ids=lambda kernel: kernel.name)
 @pytest.mark.parametrize("feature", ["empty row", "softcap", "dropout"])

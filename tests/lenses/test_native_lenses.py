@@ -61,6 +61,7 @@ def assert_alike(one: Observation, other: Observation, wanted: tuple[lenses.Lens
                 assert has.eq(also).float().mean() > 0.99  # equal weights may come in any order
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_tiles_and_native_code_show_the_same(name, dtype, monkeypatch):

@@ -411,6 +411,7 @@ class TestHowItIsComputed:
         torch.manual_seed(0)
         agree([ours(*tensors, need_weights=False)[0]], [first])
 
+    @pytest.mark.covering(strength=1)
     @pytest.mark.parametrize("need_weights", [False, True])
     @pytest.mark.parametrize("padded", [False, True])
     def test_compiled(self, need_weights, padded):

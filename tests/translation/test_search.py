@@ -151,6 +151,7 @@ def by_hand(model: TableModel, name: int, settings: SearchSettings, limit: int) 
 FORMS = pytest.mark.parametrize("form", ["gnmt", "length"])
 
 
+@pytest.mark.covering(strength=1)
 @FORMS
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
 def test_a_beam_as_large_as_the_space_finds_the_exact_optimum(alpha, form):

@@ -104,28 +104,38 @@ def test_a_failure_leaves_what_was_there(place, make, tmp_path, monkeypatch):
 
 
 KILLED = """
-import os, sys, torch
+import json, os, sys, torch
 sys.path.insert(0, {tests!r})
 from regard.models.language_model import saved_model
 from models.language_model.conftest import small
-real = saved_model.{place}
-def killed(*args):
-    if {after}:
-        real(*args)
-    os._exit(9)
-saved_model.{place} = killed
-small(tied=True).save({folder!r})
+torch.set_num_threads(1)
+def save_and_be_killed(place, after, folder):
+    real = getattr(saved_model, place)
+    def killed(*args):
+        if after:
+            real(*args)
+        os._exit(9)
+    setattr(saved_model, place, killed)
+    small(tied=True).save(folder)
+for arguments in json.loads({arguments!r}):
+    child = os.fork()
+    if not child:
+        save_and_be_killed(*arguments)
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
-@pytest.mark.parametrize(("place", "after"), [("write_tensors", True), ("write_json", False), ("write_json", True)])
-def test_a_killed_process_leaves_a_whole_model(place, after, make, tmp_path, request):
-    make().save(tmp_path)
-    tests = str(request.path.parents[2])
-    program = KILLED.format(tests=tests, place=place, after=after, folder=str(tmp_path))
+def test_a_killed_process_leaves_a_whole_model(make, tmp_path, request):
+    kills = [("write_tensors", True), ("write_json", False), ("write_json", True)]
+    folders = [str(tmp_path / f"{place}-{after}") for place, after in kills]
+    for folder in folders:
+        make().save(folder)
+    arguments = json.dumps([(*kill, folder) for kill, folder in zip(kills, folders, strict=True)])
+    program = KILLED.format(tests=str(request.path.parents[2]), arguments=arguments)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 9, done.stderr
-    assert LanguageModel.load(tmp_path).config.tied == (place == "write_json" and after)
+    assert done.stdout.split() == ["9"] * 3, done.stderr
+    assert [LanguageModel.load(folder).config.tied for folder in folders] == [False, False, True]
 
 
 def test_a_folder_of_something_else_is_not_written_to(make, tmp_path):
