@@ -39,7 +39,7 @@ durations: $(DEV)  ## run all tests, and list the files and the tests that take 
 	$(PYTEST) $(EVERYTHING) --durations 100 --durations-min 0.5
 
 conformance: $(DEV)  ## ten thousand random problems through every kernel: a quarter of an hour on two cores
-	$(PYTEST) tests/test_conformance.py -m 'conformance or not conformance' --timeout 0
+	$(PYTEST) tests/test_conformance.py tests/linear/test_random_problems.py -m 'conformance or not conformance' --timeout 0
 
 check: $(DEV)  ## formatting, lint and types
 	$(BIN)/ruff format --check .

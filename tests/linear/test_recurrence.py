@@ -183,5 +183,7 @@ def test_axes_of_size_0(shape):
     weights = [torch.randn_like(result) for result in by_steps(*given)]
     for ours, expected in zip(recurrence(*given), by_steps(*given), strict=True):
         torch.testing.assert_close(ours, expected)
+    for gradient, tensor in zip(gradients(recurrence, (*given[:5], None), weights), given[:5], strict=True):
+        assert gradient.shape == tensor.shape
     for ours, expected in zip(gradients(recurrence, given, weights), gradients(by_steps, given, weights), strict=True):
         torch.testing.assert_close(ours, expected)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
@@ -28,8 +29,8 @@ class Elu:
     """
 
     def __call__(self, x: Tensor) -> Tensor:
-        # expm1(x) + 1, as elu computes it, would round small features to 0.
-        return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
+        # elu itself, eˣ - 1 for x < 0, would round small features to 0. For x > 0 the first term is 1.
+        return x.clamp(max=0).exp() + x.relu()
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ class FavorPlus:
         """Logarithms of φ(x) for the softmax kernel, from which a maximum may be subtracted before `exp`."""
         scaled = x * self.dim**-0.25
         half_square = scaled.square().sum(-1, keepdim=True) / 2
-        return self._projected(x) - (half_square + 0.5 * torch.tensor(float(self.num_features)).log())
+        return self._projected(x) - (half_square + 0.5 * math.log(self.num_features))
 
     def _projected(self, x: Tensor) -> Tensor:
         """w_r · x' for each row of the matrix."""

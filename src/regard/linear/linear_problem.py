@@ -259,8 +259,8 @@ class NonfiniteRows:
         """
         if query.shape[2] == key.shape[2] == 1 and keep is None:
             return None
-        tensors = (query, key, value) if beta is None else (query, key, value, beta)
-        if not _is_traced() and all(all_finite(tensor) for tensor in tensors):
+        finite = not _is_traced() and all_finite(query, key) and all_finite(value)
+        if finite and (beta is None or all_finite(beta)):
             return None
         key = ~(key.isfinite().all(-1) & value.isfinite().all(-1))
         return cls(~query.isfinite().all(-1), key if beta is None else key | ~beta.isfinite(), keep)

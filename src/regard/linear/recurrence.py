@@ -112,8 +112,11 @@ def _pull_back(
 ) -> Sequence[Tensor]:
     """The gradients of some of the inputs, by autograd through the chunks; `twice`: to be differentiated in turn."""
     with torch.enable_grad():
-        results = zip(advance(*inputs), (grad_output, grad_final), strict=True)
-        results, above = zip(*[pair for pair in results if pair[0].requires_grad], strict=True)
+        pairs = zip(advance(*inputs), (grad_output, grad_final), strict=True)
+    pairs = [pair for pair in pairs if pair[0].requires_grad]
+    if not pairs:  # no positions, and no gradient of the state
+        return [torch.zeros_like(tensor) for tensor in wanted]
+    results, above = zip(*pairs, strict=True)
     return torch.autograd.grad(results, wanted, above, create_graph=twice, allow_unused=True, materialize_grads=True)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..biases import Bias
+from ..core.score_forms import at_least_float32
 from ..errors import ConfigurationError, ShapeError
 from ..linear import Elu, FavorPlus, FeatureMap, Identity, UnitNorm, linear_attention
 from ..linear.linear_mask import mask_at_positions
@@ -238,9 +239,13 @@ class LinearAttention(nn.Module):
             keys = (rotation if source is query else self._rotation(source, None)).rotate(keys)
         gates: LinearOptions = {}
         if self.fixed_decay is not None:
-            gates["decay"] = self.fixed_decay[:, None].to(query.dtype)[None]
+            gates["decay"] = self.fixed_decay[None, :, None]
         elif self.decay_gate is not None:
-            logits = self.decay_gate(source).unflatten(-1, (self.projections.num_kv_heads, -1)).transpose(1, 2)
+            logits = (
+                at_least_float32(self.decay_gate(source))
+                .unflatten(-1, (self.projections.num_kv_heads, -1))
+                .transpose(1, 2)
+            )
             decay = functional.logsigmoid(logits) / GATE_TEMPERATURE  # (batch, key heads, N, 1 or features)
             gates["decay"] = decay.squeeze(-1) if self.decay_per == "head" else decay
         if self.beta_gate is not None:

@@ -1,0 +1,119 @@
+"""Random problems of linear attention under a fixed seed, with gradients, against the definitions in float64.
+
+`make conformance` draws three thousand, `make test` the first of them.
+"""
+
+import random
+
+import pytest
+import torch
+
+import regard
+from regard import masks
+from regard.linear import Elu, FavorPlus, Identity, Relu, Softmax, UnitNorm, naive
+from regard.linear import recurrence as recurrence_module
+
+COUNT, CHUNK, SEED = 3000, 50, 20_200_629
+LENGTHS = (0, 1, 2, 3, 5, 17, 63, 64, 65, 97, 130)
+
+
+def definition(query, key, value, *, feature_map, causal, normalize, keep, ids, decay, beta, scale):
+    """Each document of each sequence by itself: steps where attention is causal, all weights at once where not."""
+    output = torch.zeros(*query.shape[:3], value.shape[-1], dtype=value.dtype)
+    for row in range(len(query)):
+        for document in ids[row].unique() if len(ids[row]) else ids.new_zeros(1):
+            here = ids[row] == document
+            rows = here if query.shape[2] == key.shape[2] else torch.ones(query.shape[2], dtype=torch.bool)
+            q, k, v = (t[row : row + 1, :, at] for t, at in ((query, rows), (key, here), (value, here)))
+            q, k = feature_map(q * scale), feature_map(k)
+            gates = [None if gate is None else gate[row : row + 1, :, here] for gate in (decay, beta)]
+            output[row, :, rows] = _of_one_document(q, k, v, keep[row, here], causal, normalize, *gates)[0]
+    return output
+
+
+def _of_one_document(q, k, v, keep, causal, normalize, decay, beta):
+    if not causal:
+        return naive.quadratic(q, k, v, keep=keep, normalize=normalize)
+    k = k * keep[:, None]
+    if decay is not None:
+        decay = decay * (keep if decay.ndim == 3 else keep[:, None])
+    sums, _ = naive.step_recurrence(q, k, v, decay=decay, beta=beta)
+    if not normalize:
+        return sums
+    total, _ = naive.step_recurrence(q, k, torch.ones_like(v[..., :1]), decay=decay, beta=beta)
+    return sums / total.where(total != 0, torch.inf)
+
+
+def draw(number):
+    """The tensors and the options of a problem; tensors require gradients."""
+    choose = random.Random(SEED + number)
+    torch.manual_seed(SEED + number)
+    causal, normalize, batch = choose.random() < 0.7, choose.random() < 0.5, choose.choice((1, 2, 3))
+    key_heads, group, keys = choose.choice((1, 2)), choose.choice((1, 1, 3)), choose.choice(LENGTHS)
+    dim, value_dim = choose.randint(1, 8), choose.randint(1, 8)
+    delta = causal and not normalize and choose.random() < 0.5
+    maps = [Elu(), Relu(), Softmax(), FavorPlus(dim, choose.randint(1, 9), seed=number)]
+    feature_map = UnitNorm(Identity()) if delta else choose.choice(maps + [Identity()] * (not normalize))
+    same_length = causal or choose.random() < 0.5
+    options = {
+        "feature_map": feature_map,
+        "causal": causal,
+        "normalize": normalize,
+        "scale": choose.choice((1.0, 0.5)),
+    }
+    tensors = {
+        "query": torch.randn(batch, key_heads * group, keys if same_length else choose.choice(LENGTHS), dim),
+        "key": torch.randn(batch, key_heads, keys, dim),
+        "value": torch.randn(batch, key_heads, keys, value_dim),
+    }
+    gates = batch, key_heads, keys
+    if causal and choose.random() < 0.6:
+        features = feature_map(torch.zeros(1, dim)).shape[-1]
+        strength = choose.choice((0.01, 1.0, 100.0))
+        tensors["decay"] = -strength * torch.rand(choose.choice((gates, (*gates, features))))
+    if delta:
+        tensors["beta"] = 2 * torch.rand(gates)
+    keep, ids = torch.ones(batch, keys, dtype=torch.bool), torch.zeros(batch, keys, dtype=torch.long)
+    mask = None
+    if choose.random() < 0.4:
+        lengths = torch.tensor([choose.randint(0, keys) for _ in range(batch)])
+        keep = torch.arange(keys) < lengths[:, None]
+        mask = masks.padding(lengths)
+    if same_length and keys and choose.random() < 0.4:
+        ids = torch.randint(choose.choice((1, 3, 9)), (batch, keys))
+        ids = ids.sort(-1).values if choose.random() < 0.5 else ids
+        mask = masks.documents(ids) if mask is None else mask & masks.documents(ids)
+    return {name: tensor.double().requires_grad_() for name, tensor in tensors.items()}, options, mask, keep, ids
+
+
+@pytest.mark.parametrize(
+    "first",
+    [pytest.param(first, marks=[pytest.mark.conformance] if first else []) for first in range(0, COUNT, CHUNK)],
+)
+def test_random_problems(first, monkeypatch):
+    faults = []
+    for number in range(first, first + CHUNK):
+        tensors, options, mask, keep, ids = draw(number)
+        monkeypatch.setattr(recurrence_module, "SMALLEST_SEGMENT", (256, 48)[number % 2])
+        monkeypatch.setattr(recurrence_module, "SEGMENT", (2**14, 1)[number % 2])
+        gates = {name: tensors.get(name) for name in ("decay", "beta")}
+        first_three = [tensors[name] for name in ("query", "key", "value")]
+        ours = regard.linear_attention(*first_three, mask=mask, **options, **gates)
+        truth = definition(*first_three, keep=keep, ids=ids, **options, **gates)
+        upstream = torch.randn_like(truth)
+        found, expected = (
+            torch.autograd.grad(out, list(tensors.values()), upstream, materialize_grads=True, allow_unused=True)
+            if out.requires_grad
+            else [torch.zeros_like(tensor) for tensor in tensors.values()]
+            for out in (ours, truth)
+        )
+        try:
+            torch.testing.assert_close(ours, truth, rtol=1e-8, atol=1e-9)
+            for name, one, other in zip(tensors, found, expected, strict=True):
+                scale = max(1.0, float(other.abs().max())) if other.numel() else 1.0
+                torch.testing.assert_close(
+                    one / scale, other / scale, rtol=1e-7, atol=1e-8, msg=lambda m, n=name: n + m
+                )
+        except (AssertionError, ValueError) as error:
+            faults.append(f"problem {number}, {options}, mask {mask}: {error}")
+    assert not faults, "\n".join(faults[:3]) + f"\n{len(faults)} of {CHUNK}"
