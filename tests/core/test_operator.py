@@ -24,7 +24,7 @@ from regard.kernels.batched_problem import BatchedProblem, ProblemGradients, Sav
 from regard.kernels.custom_op import attend, register
 from regard.kernels.dispatch import register_operator
 from regard.kernels.hooks import attention_hook
-from regard.kernels.online_softmax import TILE, ScoredTiles, TiledAttention
+from regard.kernels.online_softmax import SCORES_PER_TILE, ScoredTiles, TiledAttention
 from regard.kernels.tile_scores import make_tile_scores
 from regard.kernels.validation import make_problem
 from regard.testing import assert_agrees, suite
@@ -57,7 +57,7 @@ class ReluTiled:
     name = "relu_tiled"
 
     def __init__(self) -> None:
-        self.tiled = TiledAttention(make_tile_scores, TILE)
+        self.tiled = TiledAttention(make_tile_scores, SCORES_PER_TILE)
         register(self)
 
     def why_not(self, problem: Problem) -> list[str]:
@@ -75,7 +75,7 @@ class ReluTiled:
         lse.fill_(-math.inf)
         for batch, rows in self.tiled.block_rows(batched.problem):
             tiles, value = (
-                ScoredTiles(batched.part(batch), make_tile_scores, TILE),
+                ScoredTiles(batched.part(batch), make_tile_scores, SCORES_PER_TILE),
                 at_least_float32(batched.value[batch]),
             )
             for row in rows:
@@ -97,7 +97,7 @@ class ReluTiled:
         gradients = batched.zero_gradients(bias=saved.needs_bias_grad)
         for batch, rows in self.tiled.block_rows(batched.problem, together=saved.needs_bias_grad):
             tiles, value = (
-                ScoredTiles(batched.part(batch), make_tile_scores, TILE),
+                ScoredTiles(batched.part(batch), make_tile_scores, SCORES_PER_TILE),
                 at_least_float32(batched.value[batch]),
             )
             into = gradients.part(batch)

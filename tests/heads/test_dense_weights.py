@@ -18,10 +18,10 @@ def flat(shown):
     return shown if isinstance(shown, tuple) else (shown,)
 
 
-@pytest.mark.parametrize("tile", [dense_weights.TILE, 40])
+@pytest.mark.parametrize("tile", [dense_weights.MAX_TILE_WEIGHTS, 40])
 @pytest.mark.parametrize("sinks", [None, torch.tensor([0.5, -1.0, 2.0])])
 def test_what_is_there_looks_like_what_is_computed(monkeypatch, tile, sinks):
-    monkeypatch.setattr(dense_weights, "TILE", tile)
+    monkeypatch.setattr(dense_weights, "MAX_TILE_WEIGHTS", tile)
     query, key = torch.randn(2, 3, 7, 4), torch.randn(2, 3, 9, 4)
     whole = lenses.Weights()
     places: dict[str, Any] = {"query_positions": torch.arange(7) * 2, "key_positions": torch.arange(9)}

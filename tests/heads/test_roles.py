@@ -186,9 +186,9 @@ def test_an_offset_that_few_rows_have_is_not_the_best():
     assert "offset +8" not in named
 
 
-@pytest.mark.parametrize("tile", [dense_weights.TILE, 30])
+@pytest.mark.parametrize("tile", [dense_weights.MAX_TILE_WEIGHTS, 30])
 def test_numbers_are_as_good_as_queries_and_keys(monkeypatch, tile):
-    monkeypatch.setattr(dense_weights, "TILE", tile)
+    monkeypatch.setattr(dense_weights, "MAX_TILE_WEIGHTS", tile)
     query, key = torch.randn(2, 4, 30, 8), torch.randn(2, 2, 30, 8)
     tokens = torch.randint(0, 9, (2, 30))
     tokens[0, 25:] = -1

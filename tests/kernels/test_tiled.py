@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 import regard
 from regard import biases, masks, scores
-from regard.kernels.online_softmax import MIN_TILE_SIDE, TILE, batches_per_tile, tile_size
+from regard.kernels.online_softmax import MIN_TILE_SIDE, SCORES_PER_TILE, batches_per_tile, tile_size
 from regard.kernels.tiled import TiledKernel
 
 LONG = 4096
@@ -82,7 +82,7 @@ def test_spans_of_a_constant_bias():
 
 def test_tiles_of_everything_at_once():
     table = torch.randn(1, 32).requires_grad_()
-    with at_most(2 * TILE):
+    with at_most(2 * SCORES_PER_TILE):
         train(
             "tiled",
             mask=masks.causal() & masks.window(before=1023),
@@ -96,19 +96,19 @@ def test_tiles_of_everything_at_once():
 @pytest.mark.parametrize("option", ["none", "dropout", "softcap"])
 def test_tiles_of_all_pairs(option):
     options = {"none": {}, "dropout": {"dropout_p": 0.1}, "softcap": {"softcap": 5.0}}[option]
-    with at_most(2 * TILE):
+    with at_most(2 * SCORES_PER_TILE):
         train("tiled", **options)
 
 
 def test_additive_scores():
     """Neither a number for each pair, nor one for each feature of many pairs."""
     for kernel in ("tiled", "additive"):
-        with at_most(4 * TILE):
+        with at_most(4 * SCORES_PER_TILE):
             train(kernel, score=scores.Additive(8, 8, 16), mask=masks.window(before=200))
 
 
 @pytest.mark.parametrize("leading", [(1, 1), (2, 3), (16, 8), (64, 16), (0, 3)])
-@pytest.mark.parametrize("tile", [1, 4, 1000, MIN_TILE_SIDE**2, 2**14, TILE])
+@pytest.mark.parametrize("tile", [1, 4, 1000, MIN_TILE_SIDE**2, 2**14, SCORES_PER_TILE])
 def test_tile_sizes(leading, tile):
     query = torch.zeros(*leading, 1, 4).expand(*leading, 5, 4)
     problem = regard.explain(query, query, query).problem
@@ -136,7 +136,7 @@ def test_large_scores():
     key = torch.linspace(-1, 1, 200)[None, None, :, None]
     value = torch.arange(200.0)[None, None, :, None].clone()
     problem = regard.explain(query, key, value, scale=1.0).problem
-    for tile in (8, 64, TILE):
+    for tile in (8, 64, SCORES_PER_TILE):
         result = TiledKernel(tile).run(problem)
         assert result.output.flatten().tolist() == pytest.approx([199.0, 0.0], abs=1e-30)
 

@@ -147,7 +147,7 @@ def check(kernel: str, case: Case) -> None:
 @pytest.mark.parametrize(("kernel", "case"), each_case_once((*KERNELS, TiledKernel(16)), cases(2)))
 def test_a_lens_shows_the_reduction_of_the_weights(kernel: str, case: Case, monkeypatch):
     monkeypatch.setattr(mask_tiles, "MAX_WASTED_PAIRS", 0)  # batches that differ are visited apart, however small
-    monkeypatch.setattr(tile_weights, "TILE", 16)
+    monkeypatch.setattr(tile_weights, "WEIGHTS_PER_TILE", 16)
     monkeypatch.setattr(topk, "GROUP", 2)
     monkeypatch.setattr(topk, "LANES", 2)
     monkeypatch.setattr(topk, "BUFFERED", 16)
@@ -156,6 +156,6 @@ def test_a_lens_shows_the_reduction_of_the_weights(kernel: str, case: Case, monk
 
 @pytest.mark.parametrize(("kernel", "case"), each_case_once((*KERNELS, TiledKernel(2**12)), long_cases()))
 def test_a_lens_shows_the_reduction_over_many_tiles(kernel: str, case: Case, monkeypatch):
-    monkeypatch.setattr(tile_weights, "TILE", 2**13)
+    monkeypatch.setattr(tile_weights, "WEIGHTS_PER_TILE", 2**13)
     monkeypatch.setattr(topk, "BUFFERED", 2**12)
     check(kernel, case)

@@ -264,7 +264,7 @@ def test_rows_and_columns_are_there(rectangle, said):
 
 
 def test_steps_are_taken_in_blocks_too(monkeypatch):
-    monkeypatch.setattr(weights_module, "BLOCK", 10)
+    monkeypatch.setattr(weights_module, "MAX_WEIGHTS_AT_ONCE", 10)
     query, key = torch.randn(2, 11, 4), torch.randn(2, 7, 4)
     whole, part = lenses.Weights(), lenses.Weights(slice(9, None, 3), slice(None, None, 2))
     seen = regard.observe(query, key, key, whole, part, mask=CAUSAL)

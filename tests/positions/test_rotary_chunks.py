@@ -21,7 +21,7 @@ def chunked(request, monkeypatch):
             taken.append(given[0].shape)
             return original.forward(ctx, *given)
 
-    monkeypatch.setattr(rotary, "CHUNK", request.param)
+    monkeypatch.setattr(rotary, "NUMBERS_AT_ONCE", request.param)
     monkeypatch.setattr(rotary, "ChunkedRotary", Recorded)
     return taken
 
@@ -29,7 +29,7 @@ def chunked(request, monkeypatch):
 def whole(rotation, tensor):
     """By the path of tensors that are no longer than a chunk."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rotary, "CHUNK", 10**9)
+        patch.setattr(rotary, "NUMBERS_AT_ONCE", 10**9)
         return rotation.rotate(tensor)
 
 
@@ -45,7 +45,7 @@ def test_the_same_numbers(layout, shape, dtype, chunked):
         assert rotation.rotate(tensor).equal(whole(rotation, tensor))
         strided = tensor.transpose(0, -2).contiguous().transpose(0, -2)
         assert rotation.rotate(strided).equal(whole(rotation, tensor))
-    assert len(chunked) == (2 * len(places) if tensor.numel() > rotary.CHUNK else 0)
+    assert len(chunked) == (2 * len(places) if tensor.numel() > rotary.NUMBERS_AT_ONCE else 0)
 
 
 # torch's own, when it loads its forward derivatives
@@ -59,7 +59,7 @@ def test_derivatives(layout, chunked):
     rotation = Rotary(6, layout=layout).rotation(torch.tensor([[0, 3, 9, 2]]), dtype=torch.float64)
     assert torch.autograd.gradcheck(rotation.rotate, tensor, check_forward_ad=True)
     assert torch.autograd.gradgradcheck(lambda t: rotation.rotate(t).sin(), tensor)
-    assert (tuple(tensor.shape) in chunked) == (tensor.numel() > rotary.CHUNK)
+    assert (tuple(tensor.shape) in chunked) == (tensor.numel() > rotary.NUMBERS_AT_ONCE)
 
 
 @forward_mode
@@ -81,7 +81,7 @@ def test_long_sequences_are_rotated_in_chunks_and_short_ones_are_not(monkeypatch
         return original(tensor, *of)
 
     monkeypatch.setattr(rotary, "_rotate", recorded)
-    chunk = rotary.CHUNK // 64
+    chunk = rotary.NUMBERS_AT_ONCE // 64
     for length in (chunk, chunk + 1, 3 * chunk):
         Rotary(64).rotate(torch.randn(length, 64), torch.arange(length))
     assert lengths == [chunk, chunk, 1, chunk, chunk, chunk]

@@ -18,8 +18,8 @@ from ..core.torch_modes import under_transform
 from ..errors import ConfigurationError, DtypeError, ShapeError
 from .base import Bias, add_gradients, any_needed, describe_tensor, is_floating, leaves, summed_to
 
-# Rows whose diagonals are summed at once: the skewed copy of a block is this much wider than the block itself.
-BLOCK = 128
+ROWS_AT_ONCE = 128
+"""The number of rows whose diagonals are summed at once: their skewed copy is as many columns wider than they are."""
 
 
 class RelativeBias(Bias):
@@ -109,8 +109,8 @@ def diagonal_sums(upstream: Tensor) -> Tensor:
     upstream = at_least_float32(upstream)
     rows, columns = upstream.shape[-2:]
     sums = upstream.new_zeros(*upstream.shape[:-2], max(rows + columns - 1, 0))
-    for start in range(0, rows if columns else 0, BLOCK):
-        block = upstream[..., start : start + BLOCK, :]
+    for start in range(0, rows if columns else 0, ROWS_AT_ONCE):
+        block = upstream[..., start : start + ROWS_AT_ONCE, :]
         first = rows - start - block.shape[-2]
         sums[..., first : first + block.shape[-2] + columns - 1] += _skewed(block).sum(-2)
     return sums

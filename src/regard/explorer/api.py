@@ -86,8 +86,8 @@ Floats = NDArray[np.float32]
 Reduce = Literal["mean", "max"]
 
 VERSION = 1
-TILE = 256
-"""Rows and columns of the largest tile of weights in one request."""
+MAX_TILE_SIDE = 256
+"""The most rows, and the most columns, of the tile of weights in one request."""
 MOST_TOKENS = 4096
 """The most tokens in one request."""
 MOST_CHARACTERS = 1000
@@ -172,12 +172,12 @@ class AtlasAPI:
         """The exact weights of a head, from rows[0] to rows[1] - 1 and so for columns, as `displayed_weights` has them.
 
         Raises:
-            AtlasError: there is no such map, head, row or column; more than TILE × TILE.
+            AtlasError: there is no such map, head, row or column; more than MAX_TILE_SIDE × MAX_TILE_SIDE.
         """
         of = self._map(map)
         _check_number("head", head, of.heads, of)
-        _check_range("rows", rows, of.queries, TILE)
-        _check_range("columns", columns, of.keys, TILE)
+        _check_range("rows", rows, of.queries, MAX_TILE_SIDE)
+        _check_range("columns", columns, of.keys, MAX_TILE_SIDE)
         return displayed_weights(of, head, slice(*rows), slice(*columns))
 
     def profile(self, map: int, head: int, which: str) -> Floats:  # noqa: A002

@@ -17,8 +17,8 @@ from .atlas import Atlas
 Rerun = Callable[[str], Atlas]
 """The function that runs the model on a text and returns its atlas."""
 
-KEPT = 2
-"""Atlases that are kept where a model can be run again: the newest, and the one before it."""
+MAX_ATLASES = 2
+"""The number of atlases in memory where a model can be run again: the newest, and the one before it."""
 MOST_BYTES = 100_000
 """The longest text that a model is run on, in UTF-8."""
 
@@ -53,8 +53,8 @@ class CollectionEntry:
 class Collection:
     """One atlas, several by name (such as training steps), or one with the model that can be run on other texts.
 
-    An atlas never changes, and numbers are not used again: whoever asks by number gets answers about that atlas or
-    none. With `rerun` each run puts its atlas first, and KEPT of them stay; without, what is given is what there is.
+    An atlas never changes, and numbers are not used again: a request by number gets answers about that atlas or none.
+    With `rerun` each run puts its atlas first, and MAX_ATLASES of them stay; without, the atlases do not change.
 
     Args:
         atlases: one atlas, called by its title, or atlases by their names, in the order in which they are shown.
@@ -117,7 +117,7 @@ class Collection:
         self._running = stop or Event()
         with stoppable(self._running):
             made = CollectionEntry.create(self._next, text, self.rerun(text))
-        self.entries = (made, *self.entries[: KEPT - 1])
+        self.entries = (made, *self.entries[: MAX_ATLASES - 1])
         self._next += 1
 
     def end(self) -> None:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from ..errors import AtlasError, ConfigurationError
 from ..utils.atomic_files import atomic_write
-from .api import TILE, AtlasAPI, Floats, displayed_weights, head_profile, shortened
+from .api import MAX_TILE_SIDE, AtlasAPI, Floats, displayed_weights, head_profile, shortened
 from .atlas import Atlas, AttentionMap
 from .view_state import ViewState, opening_permalink
 
@@ -95,7 +95,7 @@ class DetailLevel:
     def levels(self, of: AttentionMap) -> list[int]:
         """Pyramid levels that are written; none where one tile has all weights."""
         if self.takes_whole(of):
-            return [] if max(of.queries, of.keys) <= TILE else [len(of.levels) - 1]
+            return [] if max(of.queries, of.keys) <= MAX_TILE_SIDE else [len(of.levels) - 1]
         return [level for level, shape in enumerate(of.levels) if max(shape) <= self.side]
 
 
@@ -217,10 +217,10 @@ def _fill(contents: PagePayload, depth: DetailLevel, atlas: Atlas) -> None:
 
 
 def _tiles(of: AttentionMap, number: int, head: int) -> Iterator[tuple[str, Floats]]:
-    for row in range(-(-of.queries // TILE)):
-        for column in range(-(-of.keys // TILE)):
-            rows = slice(row * TILE, min((row + 1) * TILE, of.queries))
-            columns = slice(column * TILE, min((column + 1) * TILE, of.keys))
+    for row in range(-(-of.queries // MAX_TILE_SIDE)):
+        for column in range(-(-of.keys // MAX_TILE_SIDE)):
+            rows = slice(row * MAX_TILE_SIDE, min((row + 1) * MAX_TILE_SIDE, of.queries))
+            columns = slice(column * MAX_TILE_SIDE, min((column + 1) * MAX_TILE_SIDE, of.keys))
             yield f"{number}/{head}/{row}/{column}", displayed_weights(of, head, rows, columns)
 
 

@@ -16,7 +16,7 @@ from ..kernels.validation import make_problem
 from ..lenses import Lens, WeightTile
 from ..masks import Mask
 
-TILE = 2**21
+MAX_TILE_WEIGHTS = 2**21
 """The most weights in a tile."""
 
 
@@ -123,7 +123,7 @@ def _tiles(problem: Problem, weights: Tensor, broken: Tensor, *, terms: bool) ->
     queries, keys = weights.shape[-2:]
     sizes = problem.batch.numel(), heads, queries
     weights, broken = weights.reshape(*sizes, keys), broken.reshape(sizes)
-    most = max(TILE // max(heads * keys, 1), 1)
+    most = max(MAX_TILE_WEIGHTS // max(heads * keys, 1), 1)
     for batch in range(len(weights) if weights.numel() else 0):
         one = slice(batch, batch + 1)
         for start in range(0, queries, most):

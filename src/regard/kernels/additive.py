@@ -14,7 +14,14 @@ from .base import Cost, Result
 from .batched_problem import BatchedProblem, ProblemGradients, Saved
 from .custom_op import attend, register
 from .mask_tiles import BlockRow, batch_layouts, split_slice
-from .online_softmax import MIN_TILE_SIDE, TILE, TiledAttention, add_feature_cost, batches_per_tile, tile_size
+from .online_softmax import (
+    MIN_TILE_SIDE,
+    SCORES_PER_TILE,
+    TiledAttention,
+    add_feature_cost,
+    batches_per_tile,
+    tile_size,
+)
 from .tile_scores import make_tile_bias
 
 NATIVE_FEATURE = 0.25
@@ -30,8 +37,8 @@ class AdditiveKernel:
     tanh(x + y) = 1 - 2 / (1 + e^2x · e^2y): the exponentials are taken once for each token, not for each pair.
     """
 
-    def __init__(self, tile: int = TILE) -> None:
-        self.name = "additive" if tile == TILE else f"additive({tile})"
+    def __init__(self, tile: int = SCORES_PER_TILE) -> None:
+        self.name = "additive" if tile == SCORES_PER_TILE else f"additive({tile})"
         self.tile, self._tiled = tile, TiledAttention(_NativeTileScores, tile)
         register(self)
 

@@ -57,7 +57,7 @@ class Rates:
             + cost.native / (self.native * threads)
             + cost.passes / (self.passes * threads)
             + cost.moved / self.moved
-            + (cost.bytes / self.fresh if cost.bytes > KEPT else 0.0)
+            + (cost.bytes / self.fresh if cost.bytes > REUSED_BYTES else 0.0)
             + cost.calls * self.call
         )
 
@@ -86,8 +86,8 @@ def default_rates(device: str = "cpu", native_variant: str | None = None, capabi
     return Rates(flops=flops, native=DEFAULT_NATIVE.get(native_variant or "", flops), passes=passes)
 
 
-KEPT = 2**25
-"""Bytes that the allocator reuses; where a problem takes more, the system has to clear new pages."""
+REUSED_BYTES = 2**25
+"""The bytes that the allocator reuses; where a problem takes more, the system has to clear new pages."""
 DTYPES = {torch.float32: 1.0, torch.float64: 0.5, torch.bfloat16: 1.0, torch.float16: 0.7}
 """Speed of matrix products in a dtype relative to float32: approximate, the same for all kernels and machines."""
 
@@ -238,9 +238,9 @@ EXPONENTIALS = 2.0
 BLOCKWISE = 8.0
 """Passes per pair in the same kernel when it is called for few rows, whose products are narrower."""
 ROW = 1000.0
-"""Passes per row, up to FEW rows, of a dense kernel for one batch and head, in addition to its products."""
-FEW = 32
-"""Rows of a rectangle that have the overhead ROW; further rows have none."""
+"""Passes per row, up to OVERHEAD_ROWS rows, of a dense kernel for one batch and head, in addition to its products."""
+OVERHEAD_ROWS = 32
+"""The number of rows of a rectangle that have the overhead ROW; further rows have none."""
 OPERATOR = 100.0
 """Overhead of one of our operators, in calls: flattening, checking and rebuilding the problem."""
 TRAINING = 2.0
@@ -286,7 +286,7 @@ def torch_flash_width(problem: Problem) -> int:
 
 def startup_passes(rows: int, rectangles: float) -> float:
     """Overhead of dense rectangles of so many rows, in passes."""
-    return ROW * min(rows, FEW) * rectangles
+    return ROW * min(rows, OVERHEAD_ROWS) * rectangles
 
 
 def bytes_read(problem: Problem, *, heads: int | None = None, again: float = 1.0) -> float:

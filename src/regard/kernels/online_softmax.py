@@ -37,8 +37,8 @@ MIN_TILE_SIDE = 64
 """Rows and columns of the smallest tile whose products are still worth their calls."""
 MAX_PENDING = 8
 """Parts of some rows that wait in memory until they are merged."""
-TILE = 2**18
-"""Scores in a tile, over all batches and heads: a megabyte, which stays near the processor."""
+SCORES_PER_TILE = 2**18
+"""The number of scores in a tile, over all batches and heads: a megabyte, which fits into a core's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class TiledAttention:
     """
 
     tile_scores: Callable[[PairForm], TileScores]
-    tile: int = TILE
+    tile: int = SCORES_PER_TILE
 
     def cost(self, problem: Problem) -> Cost:
         """The work over the tiles with unmasked pairs, some eight passes over each."""

@@ -20,8 +20,8 @@ from .batched_problem import BatchedProblem, ProblemGradients
 from .mask_tiles import split_slice
 
 LOG2_E = math.log2(math.e)
-CHUNK = 2**17
-"""Numbers that stand in a core's cache at once where a pair has one for each feature."""
+FEATURES_AT_ONCE = 2**17
+"""The most numbers in memory at once where a pair has one for each feature: they fit into a core's cache."""
 
 
 class TileScores(Protocol):
@@ -119,9 +119,9 @@ class AdditiveTileScores:
         return power.add_(1.0).reciprocal_().mul_(-2.0), 1
 
     def _chunks(self, pairs: Tensor) -> Iterator[tuple[slice, slice]]:
-        """Rectangles of a tile with at most CHUNK numbers a thread, or one pair of each batch and head."""
+        """Rectangles of a tile with at most FEATURES_AT_ONCE numbers a thread, or one pair of each batch and head."""
         batch, heads, queries, keys = pairs.shape
-        most = max(CHUNK * torch.get_num_threads() // max(batch * heads * self.query.shape[-1], 1), 1)
+        most = max(FEATURES_AT_ONCE * torch.get_num_threads() // max(batch * heads * self.query.shape[-1], 1), 1)
         width = min(most, 128)
         for above in split_slice(slice(0, queries), max(most // width, 1)):
             for left in split_slice(slice(0, keys), width):

@@ -156,8 +156,8 @@ def _buffer(buffer: Tensor | None, like: Tensor, numbers: int) -> Tensor:
     return like.new_empty(numbers) if buffer is None or buffer.numel() < numbers else buffer
 
 
-TILE = 2**19
-"""Weights in a tile, over all batches and heads: more of them would leave the processor's caches."""
+WEIGHTS_PER_TILE = 2**19
+"""The number of weights in a tile, over all batches and heads: more would not fit into the processor's caches."""
 
 
 def start_lenses(problem: Problem, lenses: Iterable[Lens]) -> dict[Lens, LensState[Any]]:
@@ -214,13 +214,13 @@ def _run_native_reductions(problem: Problem, lse: Tensor, reductions: list[Reduc
 
 def _tiles(problem: Problem, lse: Tensor, *, terms: bool) -> Iterator[WeightTile]:
     """Tiles of weights one after another, in a buffer that the next one overwrites."""
-    batched, size = BatchedProblem.from_problem(problem), tile_size(problem, TILE)
+    batched, size = BatchedProblem.from_problem(problem), tile_size(problem, WEIGHTS_PER_TILE)
     batches, heads, queries, _ = batched.shape
     # A row that attends to nothing, or to NaN, has weights 0.
     lse = lse.reshape(batches, heads, queries, 1)
     lse = torch.where(lse.isfinite(), lse, FAR)
     for part in batch_layouts(problem, (size[0], MIN_TILE_SIDE), 1):
-        for batch in split_slice(part.batch, batches_per_tile(problem, TILE)):
+        for batch in split_slice(part.batch, batches_per_tile(problem, WEIGHTS_PER_TILE)):
             weights = make_tile_weights(batched.part(batch), lse[batch])
             for row in part.layout.rows:
                 for run in row.runs:

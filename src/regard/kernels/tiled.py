@@ -8,7 +8,7 @@ from ..core.problem import Problem
 from .base import Cost, Result
 from .batched_problem import BatchedProblem, ProblemGradients, Saved
 from .custom_op import attend, register
-from .online_softmax import TILE, TiledAttention, add_feature_cost
+from .online_softmax import SCORES_PER_TILE, TiledAttention, add_feature_cost
 from .tile_scores import make_tile_scores
 
 TORCH_FEATURE = 6.0
@@ -18,8 +18,8 @@ TORCH_FEATURE = 6.0
 class TiledKernel:
     """The online softmax in torch, for any mask, bias, softcap, sinks, dropout, dims and pair form, with gradients."""
 
-    def __init__(self, tile: int = TILE) -> None:
-        self.name = "tiled" if tile == TILE else f"tiled({tile})"
+    def __init__(self, tile: int = SCORES_PER_TILE) -> None:
+        self.name = "tiled" if tile == SCORES_PER_TILE else f"tiled({tile})"
         self._tiled = TiledAttention(make_tile_scores, tile)
         register(self)
 

@@ -44,7 +44,7 @@ def lazy_zeros(sizes: Sequence[int], dtype: torch.dtype) -> Tensor:
     return torch.frombuffer(memory, dtype=dtype).view(tuple(sizes))
 
 
-BLOCK = 2**21
+MAX_WEIGHTS_AT_ONCE = 2**21
 """The most weights computed at a time, without a gradient."""
 
 
@@ -122,7 +122,7 @@ class Weights:
         rows = range(problem.queries)[self.rows]
         columns = len(range(problem.keys)[self.columns])
         result = lse.new_empty(*problem.weights_shape[:-2], len(rows), columns)
-        most = max(BLOCK // max(problem.weights_shape[:-2].numel() * columns, 1), 1)
+        most = max(MAX_WEIGHTS_AT_ONCE // max(problem.weights_shape[:-2].numel() * columns, 1), 1)
         for start in range(0, len(rows), most):
             block = _slice(rows[start : start + most])
             part, into = lse[..., block], result[..., start : start + most, :]

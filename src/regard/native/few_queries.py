@@ -16,11 +16,13 @@ from . import library
 from .library import DTYPES, check_cpu, last_contiguous
 from .threads import run_units, thread_count
 
-MOST_ROWS = 64  # decode.h has the same, and the next one
+MOST_ROWS = 64
+"""The most queries, as in decode.h."""
 CHUNK = 64
+"""The keys whose scores are computed at once, as in decode.h."""
 
 LEAST_WORK = 2**18
-"""Entries of keys and values that are worth a thread of their own: some 50 microseconds."""
+"""The fewest entries of keys and values for which one more thread is used: some 50 microseconds of work."""
 
 
 class DecodeStruct(ctypes.Structure):

@@ -18,7 +18,7 @@ LAYOUTS = ("half", "interleaved")
 
 # Numbers that are rotated at a time on a CPU. Intermediate products of this size reuse memory; those of a whole long
 # sequence are allocated from the system each time, which takes several times as long as the arithmetic.
-CHUNK = 1 << 19
+NUMBERS_AT_ONCE = 1 << 19
 
 
 def apply_rotary(tensor: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
@@ -26,7 +26,11 @@ def apply_rotary(tensor: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Te
 
     Shapes: tensor (..., length, head_dim), cos and sin (..., length, dim/2) that broadcast with it.
     """
-    if tensor.device.type == "cpu" and tensor.numel() > CHUNK and not (under_transform() or cos.requires_grad):
+    if (
+        tensor.device.type == "cpu"
+        and tensor.numel() > NUMBERS_AT_ONCE
+        and not (under_transform() or cos.requires_grad)
+    ):
         return ChunkedRotary.apply(tensor, cos, sin, layout)  # type: ignore[return-value]
     return _rotate(tensor, cos, sin, layout)
 
@@ -40,7 +44,7 @@ class ChunkedRotary(torch.autograd.Function):
         ctx.save_for_forward(cos, sin)
         ctx.layout = layout
         length = tensor.shape[-2]
-        rows = max(1, CHUNK * length // tensor.numel())
+        rows = max(1, NUMBERS_AT_ONCE * length // tensor.numel())
         result = torch.empty_like(tensor)
         chunks = (whole.split(rows, dim=-2) for whole in (tensor, cos, sin, result))
         for chunk, chunk_cos, chunk_sin, out in zip(*chunks, strict=True):

@@ -187,8 +187,8 @@ BIASES: dict[str, type[Bias]] = {
 MASK_JSON = DataclassJSON(MASKS, tag="is", subject="the atlas", error=AtlasError)
 BIAS_JSON = DataclassJSON(BIASES, tag="is", subject="the atlas", error=AtlasError)
 _BY_ROWS = TensorMask | Padding | Prefix | PrefixPerBatch | BitmapMask | TensorBias | Gaussian
-FEW = 2**12
-"""A bool tensor over pairs of at most so many numbers is kept as it is."""
+MAX_STORED_PAIRS = 2**12
+"""The most numbers of a bool tensor over pairs that is stored as it is."""
 MOST_NUMBERS = 2**26
 """The most bytes that a bias over single pairs may take."""
 MOST_DRAWN = 2**22
@@ -258,7 +258,7 @@ def by_distance(bias: TensorBias, grid: Grid) -> TensorBias | Clipped:
 
 def _is_large(mask: Mask) -> bool:
     """Whether a mask has a number for each of many pairs."""
-    return isinstance(mask, TensorMask) and min(mask.pairs.shape[-2:]) > 1 and mask.pairs.numel() > FEW
+    return isinstance(mask, TensorMask) and min(mask.pairs.shape[-2:]) > 1 and mask.pairs.numel() > MAX_STORED_PAIRS
 
 
 def _check_size(bias: TensorBias) -> None:

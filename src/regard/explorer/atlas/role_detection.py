@@ -23,7 +23,7 @@ from .tokenized_text import TokenLists
 
 HeadRoles = list[list[dict[str, Any]]]
 """The roles of each head of a map."""
-MOST_ROWS = 512
+MAX_DETECTION_ROWS = 512
 """The most rows of a text whose weights are read for its roles; of a longer one strips all along it."""
 
 
@@ -87,7 +87,7 @@ def _lens(words: tuple[str, ...]) -> Roles:
 
 
 class _SampledRows:
-    """A reduction that receives evenly spaced strips of some MOST_ROWS rows of a long text."""
+    """A reduction that receives evenly spaced strips of some MAX_DETECTION_ROWS rows of a long text."""
 
     def __init__(self, reduction: Reduction, queries: int) -> None:
         self.reduction, self.queries = reduction, queries
@@ -99,9 +99,9 @@ class _SampledRows:
     def add(self, tile: WeightTile) -> None:
         """Add a tile if the middle of one of the evenly spaced strips lies in its rows."""
         start, stop = tile.rows.start, tile.rows.stop
-        strips = -(-MOST_ROWS // (stop - start))
+        strips = -(-MAX_DETECTION_ROWS // (stop - start))
         first = -(-(2 * start * strips - self.queries) // (2 * self.queries))  # (first + 1/2) queries / strips >= start
-        if self.queries <= MOST_ROWS or (2 * first + 1) * self.queries < 2 * stop * strips:
+        if self.queries <= MAX_DETECTION_ROWS or (2 * first + 1) * self.queries < 2 * stop * strips:
             self.reduction.add(tile)
 
 

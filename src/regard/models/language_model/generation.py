@@ -16,7 +16,7 @@ from ...masks import Mask, prefix
 from ...utils.numbers import whole_number
 from .outputs import LanguageModelCache
 
-CHUNK = 1024
+PROMPT_CHUNK = 1024
 """Prompt tokens per forward pass: enough for matrix products to run at their full rate, with little memory."""
 
 

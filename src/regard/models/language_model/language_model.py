@@ -22,7 +22,7 @@ from ...positions import Rotary, Rotation
 from ...utils.numbers import whole_number
 from . import saved_model
 from .config import LanguageModelConfig
-from .generation import CHUNK, Sampling, generated
+from .generation import PROMPT_CHUNK, Sampling, generated
 from .huggingface import read_checkpoint
 from .outputs import LanguageModelCache, LanguageModelObservation
 from .token_inputs import check_cache, check_tokens, shared_rotations, stop_tokens, token_positions
@@ -328,7 +328,7 @@ class LanguageModel(nn.Module):
     def _chunk(self) -> int | None:
         """The prompt tokens per forward pass that leave the result unchanged; None where all have to be in one."""
         scalings = [rotary.scaling for rotary in self._rotaries() if rotary is not None]
-        return None if any(scaling is not None and scaling.reads_length for scaling in scalings) else CHUNK
+        return None if any(scaling is not None and scaling.reads_length for scaling in scalings) else PROMPT_CHUNK
 
     def _rotaries(self) -> list[Rotary | None]:
         """The rotary embedding of each layer."""
