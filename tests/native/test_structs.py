@@ -12,7 +12,7 @@ from regard.native import additive_tiles, build, few_queries, flash, reductions
 
 HEADERS = {path.name: path.read_text("utf-8") for path in sorted(build.SOURCES.glob("*.h"))}
 
-SHARED = ("additive.h", "decode.h", "flash.h", "gemv.h", "reductions.h")
+SHARED = ("additive.h", "decode.h", "flash.h", "gemv.h", "recurrence.h", "reductions.h")
 """The headers whose structures Python fills."""
 
 

@@ -1,4 +1,5 @@
-"""Native CPU code in C, compiled at installation: dot products with many or few queries, and additive scores.
+"""Native CPU code in C, compiled at installation: dot products with many or few queries, additive scores, the linear
+recurrence.
 
 A variant is chosen by the vector instructions of the processor. Nothing needs it: without native code `why_not()` says
 what is missing, and other kernels compute the same.
@@ -20,6 +21,9 @@ from .library import using as using
 from .library import variant as variant
 from .library import variants as variants
 from .library import why_not as why_not
+from .linear_recurrence import RecurrenceGradients as RecurrenceGradients
+from .linear_recurrence import RecurrenceProblem as RecurrenceProblem
+from .linear_recurrence import RecurrenceResult as RecurrenceResult
 from .reductions import CellReduction as CellReduction
 from .reductions import ColumnWeightSums as ColumnWeightSums
 from .reductions import CReduction as CReduction
@@ -47,6 +51,9 @@ __all__ = [
     "FlashProblem",
     "FlashTiles",
     "LargestWeights",
+    "RecurrenceGradients",
+    "RecurrenceProblem",
+    "RecurrenceResult",
     "RowSums",
     "TermPositions",
     "WeightMatrix",

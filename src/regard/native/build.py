@@ -29,6 +29,8 @@ SOURCES_PER_VARIANT = (
     "flash_reductions.c",
     "flash_weights.c",
     "gemv.c",
+    "recurrence_backward.c",
+    "recurrence_forward.c",
 )
 CPU_SUPPORT = "cpu_support.c"
 HEADERS = (
@@ -39,6 +41,8 @@ HEADERS = (
     "flash.h",
     "gemv.h",
     "microkernel.h",
+    "recurrence.h",
+    "recurrence_chunk.h",
     "reduce_tile.h",
     "reductions.h",
     "simd.h",

@@ -44,6 +44,8 @@ class Library:
         self.flash_backward = function("flash_backward", c_void_p)
         self.flash_reductions = function("flash_reductions", c_void_p)
         self.flash_weights = function("flash_weights", c_void_p)
+        self.recurrence = function("recurrence", c_void_p)
+        self.recurrence_backward = function("recurrence_backward", c_void_p)
 
 
 class LibraryUnusable(Exception):

@@ -1,0 +1,44 @@
+/* The structure that Python and C share for the linear recurrence, which causal linear attention is.
+ *
+ * S_t = e^g_t S_(t-1) + k_t u_t', output_t = S_t' q_t; u_t = v_t, or by the delta rule beta_t (v_t - (e^g_t S_(t-1))' k_t).
+ * Tokens go in chunks of BLOCK: products within a chunk are of rows with rows, and the state is read and written once.
+ */
+#ifndef REGARD_RECURRENCE_H
+#define REGARD_RECURRENCE_H
+
+#include "flash.h"
+
+/* Decay: none, a number for each head and token, or one for each of their features. */
+enum { NO_DECAY, HEAD_DECAY, FEATURE_DECAY };
+
+/* What is done with queries and keys while they are packed: nothing, or elu + 1. */
+enum { IDENTITY, ELU };
+
+/* All is float32. `struct rows` have strides in elements and contiguous last axes; the others are contiguous. A part is a
+ * range of value columns: each is a recurrence of its own, and gradients of queries and keys are summed over the parts.
+ * Shapes: B batch, H query heads, K key heads, N tokens, D features, V value columns, P parts, T = ceil(N / BLOCK / segment). */
+struct recurrence {
+    int64_t next_unit, unit_count; /* how many parts of all key heads some thread has taken, and how many there are */
+    int64_t failed;                /* whether there was no memory */
+    int64_t batch, heads, group, tokens, dim, value_dim;
+    int64_t parts, segment;   /* parts of the value columns; chunks from one stored state to the next */
+    int64_t decay_kind, feature_map;
+    int64_t normalize;        /* whether outputs are divided by q_t . (sum of decayed keys), the total of their weights */
+    struct rows query, key;   /* (B, H, N, D), (B, K, N, D) */
+    struct rows value;        /* (B, K, N, V) */
+    struct rows decay, beta;  /* g (B, K, N) or (B, K, N, D), at most 0; (B, K, N) or null */
+    const float *state;       /* (B, K, D, V), before the first token, or null for 0 */
+    const float *total;       /* (B, K, D), the sum of keys that belongs to it, or null */
+    float *output;            /* (B, H, N, V) */
+    float *row_total;         /* (B, H, N) where normalised, else null */
+    float *final_state, *final_total;     /* (B, K, D, V), (B, K, D) */
+    float *border_state, *border_total;   /* (B, K, T, D, V), (B, K, T, D): before each segment; null where not wanted */
+    struct rows grad_output;              /* (B, H, N, V) */
+    const float *grad_final_state, *grad_final_total;                /* as the final ones, or null */
+    float *grad_query, *grad_key;                                    /* (P, B, H, N, D), (P, B, K, N, D) */
+    float *grad_value;                                               /* (B, K, N, V) */
+    float *grad_decay, *grad_beta;                                   /* (P, B, K, N) or (P, B, K, N, D); (P, B, K, N) */
+    float *grad_state, *grad_total;                                  /* as the states */
+};
+
+#endif

@@ -1,0 +1,85 @@
+/* The linear recurrence, forward: one chunk of tokens after another, with the state between them in cache. */
+#include "recurrence_chunk.h"
+
+/* The state of a thread. */
+struct forward {
+    struct chunk chunk;
+    struct carry carry;
+    float *query, *reading; /* rows of a query head, and the same decayed from the chunk's start: [BLOCK][padded] */
+    float *columns;         /* [padded][BLOCK] */
+    float *weights;         /* [BLOCK][BLOCK] */
+    float *output;          /* [BLOCK][value_padded] */
+};
+
+/* The sums of weights of the rows: of pairs within the chunk, and of what was before it. */
+INLINE void row_totals(const struct forward *state, const float *reading, float *totals) {
+    int64_t padded = state->chunk.padded;
+    for (int64_t i = 0; i < state->chunk.count; i++) {
+        lanes sum = {0};
+        for (int64_t j = 0; j <= i; j += LANES) sum += load(state->weights + i * BLOCK + j);
+        for (int64_t a = 0; a < padded; a += LANES) sum += load(reading + i * padded + a) * load(state->carry.total + a);
+        totals[i] = sum_lanes(sum);
+    }
+}
+
+/* The outputs of one query head in the chunk. */
+INLINE void process_head(const struct recurrence *problem, struct forward *state, int64_t head) {
+    struct chunk *chunk = &state->chunk;
+    int64_t columns = chunk->value_padded, first = (chunk->batch * problem->heads + head) * problem->tokens + chunk->first;
+    float totals[BLOCK];
+    pack_features(head_rows(&problem->query, chunk->batch, head, chunk->first, 0), problem->query.row, chunk->count, problem->dim,
+                  problem->feature_map, state->query);
+    pair_weights(problem, chunk, state->query, 0, 1.0f, state->reading, state->columns, state->weights);
+    const float *reading = decayed_rows(problem, chunk, state->query, state->reading);
+    product((struct factor){reading, chunk->padded, 1}, chunk->count, state->carry.matrix, columns, 0, chunk->padded, state->output, 0);
+    lower_product(state->weights, chunk->count, chunk->written, columns, state->output, 0);
+    if (problem->normalize) row_totals(state, reading, totals);
+    for (int64_t i = 0; i < chunk->count; i++) {
+        float share = !problem->normalize ? 1.0f : totals[i] == 0.0f ? 0.0f : 1.0f / totals[i];
+        float *target = problem->output + (first + i) * problem->value_dim + chunk->value_begin;
+        for (int64_t a = 0; a < chunk->value_count; a += LANES)
+            store_partial(target + a, load(state->output + i * columns + a) * share, chunk->value_count - a);
+        if (problem->normalize && !chunk->value_begin) problem->row_total[first + i] = totals[i];
+    }
+}
+
+/* One part of the value columns of one key head, from the first token to the last. */
+INLINE void process_sequence(const struct recurrence *problem, struct forward *state) {
+    struct chunk *chunk = &state->chunk;
+    int64_t span = problem->segment * BLOCK, borders = (problem->tokens + span - 1) / span;
+    load_state(problem, chunk, problem->state, problem->total, state_index(problem, chunk, 1, 0), &state->carry);
+    for (chunk->first = 0; chunk->first < problem->tokens; chunk->first += BLOCK) {
+        chunk->count = min_int(problem->tokens - chunk->first, BLOCK);
+        if (chunk->first % span == 0)
+            store_state(problem, chunk, &state->carry, state_index(problem, chunk, borders, chunk->first / span), problem->border_state,
+                        problem->border_total);
+        pack_chunk(problem, chunk);
+        if (problem->beta.data) solve_writes(problem, chunk, &state->carry, state->reading, state->columns);
+        for (int64_t head = chunk->key_head * problem->group; head < (chunk->key_head + 1) * problem->group; head++)
+            process_head(problem, state, head);
+        advance_state(problem, chunk, &state->carry, &state->carry);
+    }
+    store_state(problem, chunk, &state->carry, state_index(problem, chunk, 1, 0), problem->final_state, problem->final_total);
+}
+
+/* Takes one part of one key head after another while any is left; any number of threads may call it at once. */
+void EXPORTED(regard_recurrence)(struct recurrence *problem) {
+    int64_t padded = padded_dim(problem->dim), value_padded = padded_dim(problem->value_dim), unit;
+    int64_t floats = chunk_floats(padded, value_padded) + padded * value_padded + padded + BLOCK * (3 * padded + value_padded + BLOCK) + 8 * 16;
+    float *memory = aligned_alloc(64, (size_t)(floats * 4 + 63) / 64 * 64), *free_memory = memory;
+    struct forward state = {.chunk = {.padded = padded, .value_padded = value_padded}};
+    if (!memory) {
+        problem->failed = 1;
+        return;
+    }
+    take_chunk(&state.chunk, &free_memory);
+    state.carry.matrix = take_floats(&free_memory, padded * value_padded), state.carry.total = take_floats(&free_memory, padded);
+    state.query = take_floats(&free_memory, BLOCK * padded), state.reading = take_floats(&free_memory, BLOCK * padded);
+    state.columns = take_floats(&free_memory, BLOCK * padded), state.weights = take_floats(&free_memory, BLOCK * BLOCK);
+    state.output = take_floats(&free_memory, BLOCK * value_padded);
+    while ((unit = __atomic_fetch_add(&problem->next_unit, 1, __ATOMIC_RELAXED)) < problem->unit_count) {
+        begin_unit(problem, &state.chunk, unit);
+        process_sequence(problem, &state);
+    }
+    free(memory);
+}
