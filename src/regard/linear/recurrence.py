@@ -2,7 +2,7 @@
 
 The forward pass stores the state before each segment of positions, and nothing else that grows with the length but its
 inputs and its output; the backward pass computes each segment anew, from the last to the first, and so needs memory
-for one of them: O(n · d + n / SEGMENT · d · dv).
+for one of them: O(n · d + n / SEGMENT · d · dv). Native code does both where it can, with segments of its own.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import native
 from ..core.torch_modes import functorch_active, under_forward_mode
 from ..kernels.custom_op import with_autograd
 from .chunks import advance
@@ -51,8 +52,16 @@ def recurrence(
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs):
         output, final, _ = _Recurrence.apply(*inputs)  # type: ignore[misc]
         return output, final
-    output, states = _forward(*inputs)
-    return output, states[-1]
+    output, final, _ = _forward(*inputs, stores_borders=False)
+    return output, final
+
+
+def _native_problem(inputs: Sequence[Any]) -> native.RecurrenceProblem | None:
+    """The problem of the native code, for float32 on the CPU where there is such code; else None."""
+    tensors = [tensor for tensor in inputs if tensor is not None]
+    if tensors[0].dtype != torch.float32 or not native.supports(*tensors):
+        return None
+    return native.RecurrenceProblem(*inputs)
 
 
 def _segments(key: Tensor, decay: Tensor | None) -> list[slice]:
@@ -63,9 +72,20 @@ def _segments(key: Tensor, decay: Tensor | None) -> list[slice]:
 
 
 def _forward(
-    query: Tensor, key: Tensor, value: Tensor, decay: Tensor | None, beta: Tensor | None, state: Tensor
-) -> tuple[Tensor, list[Tensor]]:
-    """The output, the states before each segment, and the final state."""
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    decay: Tensor | None,
+    beta: Tensor | None,
+    state: Tensor,
+    *,
+    stores_borders: bool = True,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The output, the final state, and the states before each segment, (B, Hk, segments, D, Dv)."""
+    problem = _native_problem((query, key, value, decay, beta, state))
+    if problem is not None:
+        result = problem.forward(stores_borders=stores_borders)
+        return result.output, result.state, result.state if result.border_state is None else result.border_state
     outputs, states = [], [state]
     with torch.no_grad():
         for segment in _segments(key, decay):
@@ -73,7 +93,7 @@ def _forward(
             output, state = advance(*part, state)  # type: ignore[call-arg]
             outputs.append(output)
             states.append(state)
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2), states
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2), states[-1], torch.stack(states[:-1], 2)
 
 
 def _cut(sequences: Sequence[Tensor | None], segment: slice) -> list[Any]:
@@ -88,14 +108,20 @@ def _backward(
     inputs: Sequence[Tensor | None],
     needed: Sequence[bool],
 ) -> list[Tensor | None]:
-    """The gradient of each input that needs one, None for the others; states (segments, B, Hk, D, Dv)."""
+    """The gradient of each input that needs one, None for the others; states (B, Hk, segments, D, Dv)."""
+    problem = _native_problem(inputs)
+    if problem is not None:
+        found = problem.backward(states, grad_output, grad_final)
+        gradients = [found.query, found.key, found.value, found.decay, found.beta, found.state]
+        return [gradient if need else None for gradient, need in zip(gradients, needed, strict=True)]
     gradients = [
         torch.empty_like(tensor) if tensor is not None and need else None
         for tensor, need in zip(inputs[:5], needed[:5], strict=True)
     ]
     segments = _segments(inputs[1], inputs[3])  # type: ignore[arg-type]
     for index, segment in reversed([*enumerate(segments)]):
-        part: list[Any] = [None if x is None else x.detach() for x in (*_cut(inputs[:5], segment), states[index])]
+        tensors = (*_cut(inputs[:5], segment), states[:, :, index])
+        part: list[Any] = [None if x is None else x.detach() for x in tensors]
         needs_state = index > 0 or needed[5]
         wanted = [x.requires_grad_() for x, need in zip(part, (*needed[:5], needs_state), strict=True) if need]
         found = iter(_pull_back(part, wanted, grad_output[:, :, segment], grad_final))
@@ -125,11 +151,10 @@ class _Recurrence(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        output, states = _forward(*inputs)  # type: ignore[arg-type]
-        borders = torch.stack(states[:-1])
+        output, final, borders = _forward(*inputs)  # type: ignore[arg-type]
         ctx.save_for_backward(borders, *inputs)
         ctx.mark_non_differentiable(borders)
-        return output, states[-1].clone() if states[-1] is inputs[5] else states[-1], borders
+        return output, final.clone() if final is inputs[5] else final, borders
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor, grad_final: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
@@ -155,8 +180,8 @@ def _define() -> torch.library.Library:
     )
 
     def forward_impl(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
-        output, states = _forward(*inputs)
-        return output.contiguous(), states[-1].clone(memory_format=torch.contiguous_format), torch.stack(states[:-1])
+        output, final, borders = _forward(*inputs)
+        return output.contiguous(), final.clone(memory_format=torch.contiguous_format), borders
 
     def backward_impl(grad_output: Tensor, grad_final: Tensor, states: Tensor, *rest: Any) -> list[Tensor]:
         *inputs, needed = rest
@@ -164,12 +189,12 @@ def _define() -> torch.library.Library:
             gradients = _backward(grad_output, grad_final, states, inputs, needed)
         return [states.new_empty(0) if gradient is None else gradient.contiguous() for gradient in gradients]
 
-    def forward_fake(
-        query: Tensor, key: Tensor, value: Tensor, decay: Tensor | None, *_: Any
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        state = (*key.shape[:2], key.shape[-1], value.shape[-1])
+    def forward_fake(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value, decay = inputs[:4]
+        problem, matrix = _native_problem(inputs), (key.shape[-1], value.shape[-1])
+        segments = len(_segments(key, decay)) if problem is None else problem.segments()
         output = query.new_empty(*query.shape[:3], value.shape[-1])
-        return output, key.new_empty(state), key.new_empty(len(_segments(key, decay)), *state)
+        return output, key.new_empty(*key.shape[:2], *matrix), key.new_empty(*key.shape[:2], segments, *matrix)
 
     def backward_fake(grad_output: Tensor, grad_final: Tensor, states: Tensor, *rest: Any) -> list[Tensor]:
         *inputs, needed = rest

@@ -31,6 +31,7 @@ SOURCES_PER_VARIANT = (
     "gemv.c",
     "recurrence_backward.c",
     "recurrence_forward.c",
+    "recurrence_step.c",
 )
 CPU_SUPPORT = "cpu_support.c"
 HEADERS = (

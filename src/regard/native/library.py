@@ -46,6 +46,7 @@ class Library:
         self.flash_weights = function("flash_weights", c_void_p)
         self.recurrence = function("recurrence", c_void_p)
         self.recurrence_backward = function("recurrence_backward", c_void_p)
+        self.recurrence_step = function("recurrence_step", c_void_p)
 
 
 class LibraryUnusable(Exception):

@@ -1,7 +1,7 @@
 """The linear recurrence of causal linear attention, in chunks of tokens: forward and backward.
 
-S_t = e^{g_t} S_{t-1} + k_t u_tᵀ and o_t = S_tᵀ q_t, with u_t = v_t, or β_t (v_t - (e^{g_t} S_{t-1})ᵀ k_t) by the delta rule
-(Yang et al. 2024, arXiv 2406.06484; with decay arXiv 2412.06464). The structure is explained in recurrence.h.
+S_t = e^{g_t} S_{t-1} + k_t u_tᵀ and o_t = S_tᵀ q_t, with u_t = v_t, or by the delta rule
+β_t (v_t - (e^{g_t} S_{t-1})ᵀ k_t) (Yang et al. 2024, arXiv 2406.06484; with decay arXiv 2412.06464). The structure is explained in recurrence.h.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from ctypes import c_int64, c_void_p
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..errors import ConfigurationError, ShapeError
@@ -53,8 +52,9 @@ class RecurrenceResult:
     """Results of the forward pass, all float32.
 
     Shapes: output (B, H, N, Dv); row_total (B, H, N), the sums that outputs are divided by, or None; state
-    (B, Hk, D, Dv) and total (B, Hk, D) after the last token; border_state and border_total: the same before each segment
-    of tokens, (B, Hk, T, ...), for the backward pass, or None.
+    (B, Hk, D, Dv) and total (B, Hk, D) after the last token, the latter None where nothing is normalised; border_state
+    (B, Hk, T, D, Dv) and border_total (B, Hk, T, D): the same before each segment of tokens, for the backward pass, or
+    None.
     """
 
     output: Tensor
@@ -112,12 +112,17 @@ class RecurrenceProblem:
         code = library.current()
         batch, heads, tokens, dim = self.query.shape
         key_heads, value_dim = self.value.shape[1], self.value.shape[3]
-        segments = -(-tokens // (BLOCK * self.segment()))
-        output, state = self.query.new_empty(batch, heads, tokens, value_dim), self.query.new_empty(batch, key_heads, dim, value_dim)
+        segments = self.segments()
+        output, state = (
+            self.query.new_empty(batch, heads, tokens, value_dim),
+            self.query.new_empty(batch, key_heads, dim, value_dim),
+        )
         border = self.query.new_empty(batch, key_heads, segments, dim, value_dim) if stores_borders else None
         row_total = self.query.new_empty(batch, heads, tokens) if self.normalize else None
         total = self.query.new_empty(batch, key_heads, dim) if self.normalize else None
-        border_total = self.query.new_empty(batch, key_heads, segments, dim) if stores_borders and self.normalize else None
+        border_total = (
+            self.query.new_empty(batch, key_heads, segments, dim) if stores_borders and self.normalize else None
+        )
         work, _held = self._arguments(
             output=_address(output),
             row_total=_address(row_total),
@@ -126,15 +131,25 @@ class RecurrenceProblem:
             border_state=_address(border),
             border_total=_address(border_total),
         )
-        run_units(code.recurrence, work, self._threads())
+        single = tokens == 1 and not stores_borders and not self.normalize and self.feature_map == "identity"
+        if single:
+            work.unit_count = batch * key_heads if heads else 0
+        run_units(code.recurrence_step if single else code.recurrence, work, self._threads())
         return RecurrenceResult(output, row_total, state, total, border, border_total)
 
     def backward(
-        self, result: RecurrenceResult, grad_output: Tensor, grad_state: Tensor | None = None, grad_total: Tensor | None = None
+        self,
+        border_state: Tensor,
+        grad_output: Tensor,
+        grad_state: Tensor | None = None,
+        *,
+        normalized: RecurrenceResult | None = None,
+        grad_total: Tensor | None = None,
     ) -> RecurrenceGradients:
-        """The gradients of all inputs, from those of the output and of the final state.
+        """The gradients of all inputs, from those of the output and of the final state and total; None for 0.
 
-        result: of `forward` with `stores_borders`.
+        border_state: of `forward` with `stores_borders`. normalized: the whole result, needed where outputs are
+        divided by their totals.
         """
         code, new = library.current(), self.query.new_empty
         (batch, heads, tokens, dim), (_, key_heads, _, value_dim) = self.query.shape, self.value.shape
@@ -144,12 +159,13 @@ class RecurrenceProblem:
         decay = None if self.decay is None else new(parts, *self.decay.shape)
         beta = None if self.beta is None else new(parts, *self.beta.shape)
         total = new(batch, key_heads, dim) if self.normalize else None
-        grad_output, grad_state, grad_total = last_contiguous(grad_output), _contiguous(grad_state), _contiguous(grad_total)
+        border_state, grad_output = border_state.contiguous(), last_contiguous(grad_output)
+        grad_state, grad_total = _contiguous(grad_state), _contiguous(grad_total)
         work, _held = self._arguments(
-            output=_address(result.output),
-            row_total=_address(result.row_total),
-            border_state=_address(result.border_state),
-            border_total=_address(result.border_total),
+            output=None if normalized is None else _address(normalized.output),
+            row_total=None if normalized is None else _address(normalized.row_total),
+            border_state=_address(border_state),
+            border_total=None if normalized is None else _address(normalized.border_total),
             grad_output=rows_struct(grad_output),
             grad_final_state=_address(grad_state),
             grad_final_total=_address(grad_total),
@@ -168,7 +184,11 @@ class RecurrenceProblem:
         )
         return RecurrenceGradients(query, key, value, decay, beta, state, total)
 
-    def segment(self) -> int:
+    def segments(self) -> int:
+        """The number of states that `forward` stores for the backward pass, of each key head."""
+        return -(-self.key.shape[2] // (BLOCK * self._segment_chunks()))
+
+    def _segment_chunks(self) -> int:
         """Chunks from one stored state to the next."""
         return max(4, min(64, SEGMENT_ENTRIES // max(self.key.shape[-1] * self.value.shape[-1], 1)))
 
@@ -201,7 +221,7 @@ class RecurrenceProblem:
             dim=dim,
             value_dim=value_dim,
             parts=parts,
-            segment=self.segment(),
+            segment=self._segment_chunks(),
             decay_kind=0 if decay is None else decay.ndim - 2,
             feature_map=FEATURE_MAPS.index(self.feature_map),
             normalize=self.normalize,

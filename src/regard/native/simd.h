@@ -55,6 +55,9 @@ INLINE void store(float *target, lanes value) { *(unaligned_lanes *)target = val
 /* Loads the first `count` lanes; the others are 0. */
 INLINE lanes load_partial(const float *source, int64_t count) {
     if (count >= LANES) return load(source);
+#if defined(__AVX512F__)
+    return (lanes)_mm512_maskz_loadu_ps((__mmask16)((1u << count) - 1), source);
+#endif
     lanes value = {0};
     memcpy(&value, source, (size_t)count * sizeof(float));
     return value;
@@ -64,7 +67,11 @@ INLINE void store_partial(float *target, lanes value, int64_t count) {
     if (count >= LANES)
         store(target, value);
     else
+#if defined(__AVX512F__)
+        _mm512_mask_storeu_ps(target, (__mmask16)((1u << count) - 1), (__m512)value);
+#else
         memcpy(target, &value, (size_t)count * sizeof(float));
+#endif
 }
 
 typedef float quad __attribute__((vector_size(16), aligned(4), may_alias));
