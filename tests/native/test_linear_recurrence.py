@@ -88,10 +88,9 @@ def native_results(inputs: dict[str, Tensor], seeds: list[Tensor], **options: ob
     found = {"output": result.output, "final state": result.state}
     if result.total is not None:
         found["final total"] = result.total
-    if result.total is None:
-        gradients = problem.backward(result.border_state, *seeds)
-    else:
-        gradients = problem.backward(result.border_state, *seeds[:2], normalized=result, grad_total=seeds[2])
+    stored = {name: getattr(result, name) for name in ("output", "row_total", "border_total")}
+    grad_total = seeds[2] if len(seeds) > 2 else None
+    gradients = problem.backward(result.border_state, *seeds[:2], grad_total=grad_total, **stored)
     return found | {f"gradient of {name}": getattr(gradients, name) for name in NAMES if name in inputs}
 
 

@@ -18,6 +18,7 @@ from ..masks import Mask
 from .feature_maps import Elu, FeatureMap, Identity, key_features, query_features
 from .linear_mask import DocumentBatches, LinearMask, document_batches, read_mask
 from .linear_state import LinearState
+from .normalized_recurrence import normalized_recurrence, runs_natively
 from .recurrence import recurrence
 
 LARGEST_BETA = 2.0
@@ -44,7 +45,8 @@ class LinearProblem:
     Shapes: query (B, H, M, D), key (B, Hk, N, D), value (B, Hk, N, Dv), decay (B, Hk, N) or (B, Hk, N, D), beta
     (B, Hk, N), state (B, Hk, D, Dv). Where normalised, value has one more column, of ones, and the state the total.
     Masked keys have features and decay 0. query_scale (B, H, M, 1), key_scale (B, Hk, 1, 1): the logarithms of factors
-    that stabilised features lack; None for 0. layout, dtype: of the output.
+    that stabilised features lack; None for 0. layout, dtype: of the output. maps_elu: query and key are to be mapped by
+    elu + 1 yet, and value has no column of ones: `normalized_recurrence` does all at once.
     """
 
     query: Tensor
@@ -61,6 +63,7 @@ class LinearProblem:
     key_scale: Tensor | None
     layout: Layout
     dtype: torch.dtype
+    maps_elu: bool
 
     def run(self) -> tuple[Tensor, LinearState | None]:
         """The output and the final state, in the caller's shapes; no state where there are documents."""
@@ -68,14 +71,17 @@ class LinearProblem:
         unflatten = self.layout.unflatten
         with without_autocast(self.query.device.type):
             if self.documents is not None:
-                sums, state = self.documents.map(self._document_sums, sequences), None
+                output, state = self._finish(self.documents.map(self._document_sums, sequences)), None
             else:
-                sums, final = self._sums(*sequences, self.state)
+                if self.maps_elu:
+                    output, final = normalized_recurrence(*sequences[:4], self.state)
+                else:
+                    sums, final = self._sums(*sequences, self.state)
+                    output = self._finish(sums)
                 if self.nonfinite is not None:
                     final = self.nonfinite.mark_state(final)
                 scale = None if self.key_scale is None else unflatten(self.key_scale)
                 state = LinearState(unflatten(final), self.normalize, scale)
-            output = self._finish(sums)
             if self.nonfinite is not None:
                 output = self.nonfinite.mark_rows(output, self.causal, self.documents)
             return unflatten(output).to(self.dtype), state
@@ -135,11 +141,15 @@ def make_linear_problem(query: Tensor, key: Tensor, value: Tensor, **options: Un
             query, key, value = (zero_nonfinite(tensor) for tensor in (query, key, value))
             beta = None if beta is None else zero_nonfinite(beta)
         state = layout.checked_state(options.get("state"), key, normalize)
-        query, query_scale = query_features(feature_map, query if scale == 1.0 else query * scale)
-        key, key_scale = key_features(feature_map, key, keep, None if state is None else state.log_scale)
-        _check_features(feature_map, query, key, value)
-        if normalize:
-            value = torch.cat([value, value.new_ones(*value.shape[:-1], 1)], -1)
+        query, query_scale, key_scale = query if scale == 1.0 else query * scale, None, None
+        maps_elu = type(feature_map) is Elu and normalize and mask.causal and keep is None and mask.documents is None
+        maps_elu = maps_elu and runs_natively(query, key, value)
+        if not maps_elu:
+            query, query_scale = query_features(feature_map, query)
+            key, key_scale = key_features(feature_map, key, keep, None if state is None else state.log_scale)
+            _check_features(feature_map, query, key, value)
+            if normalize:
+                value = torch.cat([value, value.new_ones(*value.shape[:-1], 1)], -1)
         return LinearProblem(
             query=query,
             key=key,
@@ -148,13 +158,14 @@ def make_linear_problem(query: Tensor, key: Tensor, value: Tensor, **options: Un
             normalize=normalize,
             decay=_checked_decay(options.get("decay"), layout, key, keep),
             beta=beta,
-            state=None if state is None else _initial_sums(state, key, value, key_scale),
+            state=None if state is None else _initial_sums(state, key, value.shape[-1] + maps_elu, key_scale),
             documents=None if mask.documents is None else document_batches(mask.documents, value),
             nonfinite=nonfinite,
             query_scale=query_scale,
             key_scale=key_scale,
             layout=layout,
             dtype=dtype,
+            maps_elu=maps_elu,
         )
 
 
@@ -294,13 +305,13 @@ def _attends_to(marked: Tensor, queries: int, causal: bool, documents: DocumentB
     return marked.any(2, keepdim=True).expand(*marked.shape[:2], queries)
 
 
-def _initial_sums(state: LinearState, key: Tensor, value: Tensor, key_scale: Tensor | None) -> Tensor:
-    """The sums of a state (B, Hk, D, Dv), relative to the scale of the new keys.
+def _initial_sums(state: LinearState, key: Tensor, columns: int, key_scale: Tensor | None) -> Tensor:
+    """The sums of a state (B, Hk, D, columns), relative to the scale of the new keys.
 
     Raises:
         ShapeError: other features or value dims than key and value have.
     """
-    sums, needs = state.sums, (key.shape[-1], value.shape[-1])
+    sums, needs = state.sums, (key.shape[-1], columns)
     if tuple(sums.shape[-2:]) != needs:
         raise ShapeError(
             f"the state's matrix has {sums.shape[-2]} features and the value dim {state.matrix.shape[-1]}, but keys "

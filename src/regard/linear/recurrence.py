@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import native
-from ..core.torch_modes import functorch_active, under_forward_mode
+from ..core.torch_modes import functorch_active, under_dispatch_mode, under_forward_mode
 from ..kernels.custom_op import with_autograd
 from .chunks import advance
 
@@ -45,7 +45,7 @@ def recurrence(
         state = key.new_zeros(*key.shape[:2], key.shape[-1], value.shape[-1])
     if functorch_active() or under_forward_mode():
         return advance(query, key, value, decay, beta, state)
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or under_dispatch_mode():
         output, final, _ = torch.ops.regard.linear_recurrence(query, key, value, decay, beta, state)
         return output, final
     inputs = (query, key, value, decay, beta, state)

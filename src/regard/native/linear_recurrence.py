@@ -1,7 +1,8 @@
 """The linear recurrence of causal linear attention, in chunks of tokens: forward and backward.
 
-S_t = e^{g_t} S_{t-1} + k_t u_tᵀ and o_t = S_tᵀ q_t, with u_t = v_t, or by the delta rule
-β_t (v_t - (e^{g_t} S_{t-1})ᵀ k_t) (Yang et al. 2024, arXiv 2406.06484; with decay arXiv 2412.06464). The structure is explained in recurrence.h.
+S_t = e^{g_t} S_{t-1} + k_t u_tᵀ and o_t = S_tᵀ q_t, with u_t = v_t, or by the delta rule (Yang et al. 2024, arXiv
+2406.06484; with decay arXiv 2412.06464) u_t = β_t (v_t - (e^{g_t} S_{t-1})ᵀ k_t). The structure is explained in
+recurrence.h.
 """
 
 from __future__ import annotations
@@ -143,13 +144,15 @@ class RecurrenceProblem:
         grad_output: Tensor,
         grad_state: Tensor | None = None,
         *,
-        normalized: RecurrenceResult | None = None,
         grad_total: Tensor | None = None,
+        output: Tensor | None = None,
+        row_total: Tensor | None = None,
+        border_total: Tensor | None = None,
     ) -> RecurrenceGradients:
         """The gradients of all inputs, from those of the output and of the final state and total; None for 0.
 
-        border_state: of `forward` with `stores_borders`. normalized: the whole result, needed where outputs are
-        divided by their totals.
+        border_state: of `forward` with `stores_borders`; where outputs are divided by their totals, so are output,
+        row_total and border_total, which are needed there.
         """
         code, new = library.current(), self.query.new_empty
         (batch, heads, tokens, dim), (_, key_heads, _, value_dim) = self.query.shape, self.value.shape
@@ -162,10 +165,10 @@ class RecurrenceProblem:
         border_state, grad_output = border_state.contiguous(), last_contiguous(grad_output)
         grad_state, grad_total = _contiguous(grad_state), _contiguous(grad_total)
         work, _held = self._arguments(
-            output=None if normalized is None else _address(normalized.output),
-            row_total=None if normalized is None else _address(normalized.row_total),
+            output=_address(output),
+            row_total=_address(row_total),
             border_state=_address(border_state),
-            border_total=None if normalized is None else _address(normalized.border_total),
+            border_total=_address(border_total),
             grad_output=rows_struct(grad_output),
             grad_final_state=_address(grad_state),
             grad_final_total=_address(grad_total),

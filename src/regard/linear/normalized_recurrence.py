@@ -1,0 +1,94 @@
+"""Causal linear attention with elu + 1 in one pass of native code: feature map, recurrence and division by the totals.
+
+Computed one after the other, each of them would read and write all queries, keys or outputs once more, which takes
+longer than the recurrence.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import native
+from ..core.torch_modes import under_dispatch_mode, under_forward_mode, under_transform
+from .feature_maps import Elu
+from .recurrence import recurrence
+
+
+def runs_natively(*tensors: Tensor) -> bool:
+    """Whether `normalized_recurrence` takes these tensors: float32 on the CPU, outside of transforms and modes."""
+    if under_transform() or under_forward_mode() or under_dispatch_mode():
+        return False
+    return tensors[0].dtype == torch.float32 and native.supports(*tensors)
+
+
+def normalized_recurrence(
+    query: Tensor, key: Tensor, value: Tensor, decay: Tensor | None = None, sums: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Outputs S_tᵀ φ(q_t) / z_tᵀ φ(q_t) with φ = elu + 1, 0 where the divisor is 0, and the state after all positions.
+
+    S_t = e^{g_t} S_{t-1} + φ(k_t) v_tᵀ and z_t = e^{g_t} z_{t-1} + φ(k_t). Both results are differentiable twice, with
+    respect to all arguments.
+
+    Shapes: query (B, H, N, D), key (B, Hk, N, D), value (B, Hk, N, Dv), decay (B, Hk, N) or (B, Hk, N, D), at most 0;
+    sums, before and after, (B, Hk, D, Dv + 1): S, and z in the last column.
+    """
+    matrix, total = (None, None) if sums is None else (sums[..., :-1], sums[..., -1])
+    output, matrix, total = _NormalizedRecurrence.apply(query, key, value, decay, matrix, total)  # type: ignore[misc]
+    return output, torch.cat([matrix, total.unsqueeze(-1)], -1)
+
+
+def _unfused(
+    query: Tensor, key: Tensor, value: Tensor, decay: Tensor | None, matrix: Tensor | None, total: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same by an operation for each step, which can be differentiated twice."""
+    sums = None if matrix is None or total is None else torch.cat([matrix, total.unsqueeze(-1)], -1)
+    value = torch.cat([value, value.new_ones(*value.shape[:-1], 1)], -1)
+    rows, sums = recurrence(Elu()(query), Elu()(key), value, decay, None, sums)
+    divisor = rows[..., -1:]
+    return rows[..., :-1] / divisor.where(divisor != 0, torch.inf), sums[..., :-1], sums[..., -1]
+
+
+class _NormalizedRecurrence(torch.autograd.Function):
+    """`normalized_recurrence` with the matrix and the total apart."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        result = _problem(inputs).forward(stores_borders=any(ctx.needs_input_grad))
+        ctx.save_for_backward(result.output, result.row_total, result.border_state, result.border_total, *inputs)
+        return result.output, result.state, result.total  # type: ignore[return-value]
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor, grad_matrix: Tensor, grad_total: Tensor) -> tuple[Tensor | None, ...]:
+        output, row_total, border_state, border_total, *inputs = ctx.saved_tensors
+        if torch.is_grad_enabled():  # the gradient will be differentiated in turn
+            return _differentiable_gradients(inputs, (grad_output, grad_matrix, grad_total), ctx.needs_input_grad)
+        stored = {"output": output, "row_total": row_total, "border_total": border_total}
+        found = _problem(inputs).backward(border_state, grad_output, grad_matrix, grad_total=grad_total, **stored)
+        gradients = found.query, found.key, found.value, found.decay, found.state, found.total
+        return tuple(gradient if need else None for gradient, need in zip(gradients, ctx.needs_input_grad, strict=True))
+
+
+def _problem(inputs: Any) -> native.RecurrenceProblem:
+    """The problem of the native code, of the tensors of `_NormalizedRecurrence`."""
+    query, key, value, decay, matrix, total = inputs
+    return native.RecurrenceProblem(
+        query, key, value, decay, state=matrix, total=total, feature_map="elu", normalize=True
+    )
+
+
+def _differentiable_gradients(
+    inputs: list[Any], above: tuple[Tensor, ...], needed: tuple[bool, ...]
+) -> tuple[Tensor | None, ...]:
+    """The gradients of the inputs that need one, by operations that have gradients themselves."""
+    # Views, as one input may be a function of another.
+    inputs = [None if tensor is None else tensor.view_as(tensor) for tensor in inputs]
+    wanted = [tensor for tensor, need in zip(inputs, needed, strict=True) if need]
+    with torch.enable_grad():
+        found = torch.autograd.grad(
+            _unfused(*inputs), wanted, above, create_graph=True, allow_unused=True, materialize_grads=True
+        )
+    rest = iter(found)
+    return tuple(next(rest) if need else None for need in needed)
