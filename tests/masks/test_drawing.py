@@ -207,7 +207,9 @@ class TestFigure:
         masks.causal(),
         masks.causal() & masks.window(before=511),
         masks.strided(512) | masks.window(512, 512),
-        masks.from_mod(lambda b, h, q, k: (q == torch.tensor([3, 17])).any()),
+        pytest.param(
+            masks.from_mod(lambda b, h, q, k: (q == torch.tensor([3, 17])).any()), marks=pytest.mark.slow
+        ),  # all of its tiles are looked into
         masks.documents(torch.arange(LONG) // 5000),
     ],
     ids=repr,

@@ -174,9 +174,7 @@ def per_tile(dense: torch.Tensor, size: int | tuple[int, int]) -> tuple[torch.Te
     return cut(True).all(-1).all(-2), cut(False).any(-1).any(-2)
 
 
-@settings(max_examples=2500, deadline=None, derandomize=True)
-@given(asked=questions())
-def test_verdicts_are_never_wrong(asked):
+def assert_right_verdicts(asked):
     verdicts = asked.mask.tiles(asked.queries, asked.keys, asked.size, **asked.at)
     dense = asked.mask.dense(asked.queries, asked.keys, **asked.at)
     every, some = per_tile(dense, asked.size)
@@ -187,6 +185,19 @@ def test_verdicts_are_never_wrong(asked):
     tile = Grid.from_lengths(asked.queries, asked.keys, **asked.at).tile(slice(3, 20), slice(5, None))
     kept = asked.mask.keep(tile)
     assert kept.expand(*kept.shape[:-2], *tile.shape).equal(dense[..., 3:20, 5:])
+
+
+@settings(max_examples=500, deadline=None, derandomize=True)
+@given(asked=questions())
+def test_verdicts_are_never_wrong(asked):
+    assert_right_verdicts(asked)
+
+
+@pytest.mark.slow
+@settings(max_examples=2500, deadline=None, derandomize=True)
+@given(asked=questions())
+def test_verdicts_are_never_wrong_in_many_questions(asked):
+    assert_right_verdicts(asked)
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
