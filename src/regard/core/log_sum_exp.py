@@ -56,7 +56,10 @@ def within_float32(lse: Tensor) -> bool:
     """Whether all log-sum-exps are finite and small enough for float32: one pass, true of nearly every problem."""
     if not lse.numel():
         return True
-    low, high = torch.stack(torch.aminmax(lse)).tolist()  # one transfer from the device
+    low, high = torch.aminmax(lse)
+    if not lse.is_cpu:
+        low, high = torch.stack((low, high)).cpu()  # one transfer from the device
+    low, high = low.item(), high.item()
     return low > -LARGEST_LSE and high < LARGEST_LSE
 
 

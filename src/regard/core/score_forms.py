@@ -78,24 +78,6 @@ def at_least_float32(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
-def all_finite(*tensors: Tensor) -> bool:
-    """Whether no entry is NaN or infinite: one sum a tensor, or one dot product of two; a finite one proves it."""
-    if len(tensors) == 2:
-        a, b = tensors
-        as_vectors = (
-            a.dtype is b.dtype is torch.float32
-            and a.shape == b.shape
-            and a.is_contiguous()
-            and b.is_contiguous()
-            and a.numel() < 2**31  # what torch.dot takes on a GPU
-        )
-        if as_vectors and math.isfinite(torch.dot(a.detach().view(-1), b.detach().view(-1)).item()):
-            return True
-    return all(math.isfinite(tensor.detach().sum(dtype=torch.float32).item()) for tensor in tensors) or all(
-        bool(tensor.isfinite().all()) for tensor in tensors
-    )
-
-
 def zero_nonfinite(tensor: Tensor) -> Tensor:
     """The tensor with NaN and infinity set to 0, and no gradient into these entries."""
     return torch.where(tensor.isfinite(), tensor, torch.zeros((), dtype=tensor.dtype, device=tensor.device))

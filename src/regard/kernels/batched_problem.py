@@ -74,18 +74,26 @@ class BatchedProblem:
     def from_problem(cls, problem: Problem) -> BatchedProblem:
         """Merge leading axes into one batch axis, and add a missing head axis of size 1; views wherever possible."""
         batch = problem.batch
+        batches = batch.numel()
 
         def to_4d(tensor: Tensor) -> Tensor:
             if tensor.stride(-1) != 1:
                 tensor = tensor.contiguous()  # torch's own kernels read each row as one piece
-            if tensor.ndim == 4 and problem.heads and tensor.shape[0] == batch.numel():
+            if tensor.ndim == 4 and tensor.shape[0] == batches:
                 return tensor
             if not problem.heads:
                 tensor = tensor.unsqueeze(-3)
-            return tensor.expand(*batch, *tensor.shape[-3:]).reshape(batch.numel(), *tensor.shape[-3:])
+            return tensor.expand(*batch, *tensor.shape[-3:]).reshape(batches, *tensor.shape[-3:])
 
-        pairs = replace(problem.pairs, query=to_4d(problem.pairs.query), key=to_4d(problem.pairs.key))
+        pairs, query, key = problem.pairs, to_4d(problem.pairs.query), to_4d(problem.pairs.key)
+        if query is not pairs.query or key is not pairs.key:
+            pairs = replace(pairs, query=query, key=key)
         return cls(problem, pairs, to_4d(problem.value))
+
+    @cached_property
+    def leading(self) -> torch.Size:
+        """The problem's axes in front of heads and lengths, cached."""
+        return self.problem.batch
 
     @cached_property
     def grid(self) -> Grid:
@@ -182,13 +190,12 @@ class BatchedProblem:
 
     def flatten_batch(self, tensor: Tensor) -> Tensor:
         """Merge the leading axes of a tensor: (*batch, heads, ...) to (B, H, ...)."""
-        batch = self.problem.batch
-        tensor = tensor.flatten(0, len(batch) - 1) if len(batch) else tensor.unsqueeze(0)
+        if len(self.leading) != 1:
+            tensor = tensor.flatten(0, len(self.leading) - 1) if self.leading else tensor.unsqueeze(0)
         return tensor if self.problem.heads else tensor.unsqueeze(1)
 
     def unflatten_batch(self, tensor: Tensor) -> Tensor:
         """Restore the problem's leading axes: (B, H, ...) to (*batch, heads, ...)."""
-        batch = self.problem.batch
-        if len(batch) != 1:
-            tensor = tensor.unflatten(0, batch) if len(batch) else tensor.squeeze(0)
-        return tensor if self.problem.heads else tensor.squeeze(len(batch))
+        if len(self.leading) != 1:
+            tensor = tensor.unflatten(0, self.leading) if self.leading else tensor.squeeze(0)
+        return tensor if self.problem.heads else tensor.squeeze(len(self.leading))

@@ -20,9 +20,10 @@ from torch import Tensor
 from ..core.log_sum_exp import add_exact_gradients, coarse_rows, within_float32
 from ..core.operator import operator_named
 from ..core.problem import Problem
-from ..core.score_forms import AdditivePairs, all_finite
+from ..core.score_forms import AdditivePairs, DotPairs
 from ..core.torch_modes import functorch_active, without_autocast
 from ..errors import ConfigurationError, KernelError
+from ..native import all_finite
 from ..utils.pytree import tree_flatten, tree_tensors, tree_unflatten
 from .base import OwnGradient, Result
 from .batched_problem import BatchedProblem, ProblemGradients, Saved
@@ -53,8 +54,10 @@ def attend(problem: Problem, computation: OwnGradient) -> Result:
     """Run a registered kernel on a problem; the result is differentiable twice."""
     if torch.compiler.is_compiling():
         output, lse = torch.ops.regard.attend(*tree_flatten(problem), computation.name)
-    elif functorch_active() or problem.requires_grad():
+    elif functorch_active():
         output, lse = _Attend.apply(problem, computation.name, *tree_tensors(problem))
+    elif problem.requires_grad():
+        output, lse = _AttendEagerly.apply(problem, computation.name, *tree_tensors(problem))
     else:
         output, lse = _forward(problem, computation.name)
     return Result(output, lse if problem.wants_lse else None)
@@ -62,8 +65,9 @@ def attend(problem: Problem, computation: OwnGradient) -> Result:
 
 def _with_tensors(problem: Problem, tensors: Sequence[Tensor]) -> Problem:
     """The problem with its tensors replaced; the problem itself, with its memoized mask tiles, if they are its own."""
-    own, form = tree_flatten(problem)
-    return problem if all(a is b for a, b in zip(own, tensors, strict=True)) else tree_unflatten(form, tensors)
+    if all(a is b for a, b in zip(tree_tensors(problem), tensors, strict=True)):
+        return problem
+    return tree_unflatten(tree_flatten(problem)[1], tensors)
 
 
 def _forward(problem: Problem, name: str) -> tuple[Tensor, Tensor]:
@@ -104,7 +108,8 @@ def _backward(
 ) -> list[Tensor]:
     """The gradient of each tensor that needs one, in its shape and dtype; an empty tensor for the others."""
     with torch.no_grad(), without_autocast(problem.value.device.type):
-        needed_ids = {id(tensor) for tensor, need in zip(tree_tensors(problem), needed, strict=True) if need}
+        tensors = tree_tensors(problem)
+        needed_ids = {id(tensor) for tensor, need in zip(tensors, needed, strict=True) if need}
         compute = partial(_gradients, computation=_COMPUTATIONS[name], needed=needed_ids)
         gradients = compute(problem, output, lse, grad_output, grad_lse)
         if not all_finite(*gradients) and (clean := zero_nonfinite_inputs(problem)) is not problem:
@@ -115,9 +120,16 @@ def _backward(
             grad_lse, lse = grad_lse.masked_fill(bad, 0.0), lse.masked_fill(bad, float("inf"))
             gradients = compute(clean, output, lse, grad_output, grad_lse)
     return [
-        gradient.sum_to_size(tensor.shape).to(tensor.dtype) if need else tensor.new_empty(0)
-        for gradient, tensor, need in zip(gradients, tree_tensors(problem), needed, strict=True)
+        _as_gradient_of(tensor, gradient) if need else tensor.new_empty(0)
+        for gradient, tensor, need in zip(gradients, tensors, needed, strict=True)
     ]
+
+
+def _as_gradient_of(tensor: Tensor, gradient: Tensor) -> Tensor:
+    """A gradient summed over the axes that the tensor was broadcast along, in its dtype."""
+    if gradient.shape != tensor.shape:
+        gradient = gradient.sum_to_size(tensor.shape)
+    return gradient.to(tensor.dtype)
 
 
 def _gradients(
@@ -147,14 +159,19 @@ def _gradients(
         grad_lse = grad_lse.masked_fill(lse == float("inf"), 0.0)
     bias = problem.bias is not None and any(id(parameter) in needed for parameter in problem.bias.parameters())
     saved = Saved(output, lse, grad_output, grad_lse, bias)
-    gradients = _gradients_as_problem(problem, batched, computation.backward(batched, saved), saved)
+    gradients = computation.backward(batched, saved)
+    if coarse is None and isinstance(problem.pairs, DotPairs) and problem.sinks is None and not gradients.bias:
+        # The usual case without another problem: query, key and value are the first tensors, no other has a gradient.
+        dots = (batched.unflatten_batch(each) for each in (gradients.query, gradients.key, gradients.value))
+        return [*dots, *tree_tensors(problem)[3:]]
+    as_problem = _gradients_as_problem(problem, batched, gradients, saved)
     if coarse is not None:
-        tensors, form = tree_flatten(gradients)
+        tensors, form = tree_flatten(as_problem)
         shapes = [tensor.shape for tensor in tree_tensors(problem)]
-        gradients = tree_unflatten(form, [t.sum_to_size(shape) for t, shape in zip(tensors, shapes, strict=True)])
+        as_problem = tree_unflatten(form, [t.sum_to_size(shape) for t, shape in zip(tensors, shapes, strict=True)])
         rows = coarse & ((upstream[0] != 0).any(-1) | (upstream[1] != 0))
-        add_exact_gradients(problem, rows, *upstream, needed, gradients)
-    return tree_tensors(gradients)
+        add_exact_gradients(problem, rows, *upstream, needed, as_problem)
+    return tree_tensors(as_problem)
 
 
 def _gradients_as_problem(
@@ -199,6 +216,20 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple, problem: Problem, name: str, *tensors: Tensor) -> tuple:
         return _vmap_by_loop(info.batch_size, in_dims[2:], tensors, lambda each: _Attend.apply(problem, name, *each))
+
+
+class _AttendEagerly(torch.autograd.Function):
+    """`_Attend` without a transform of torch.func: torch binds no arguments, which takes as long as a small product."""
+
+    @staticmethod
+    def forward(ctx: Any, problem: Problem, name: str, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        output = _forward(problem, name)
+        _Attend.setup_context(ctx, (problem, name, *tensors), output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
+        return _Attend.backward(ctx, grad_output, grad_lse)
 
 
 class _Gradient(torch.autograd.Function):

@@ -15,8 +15,11 @@ from torch.nn.functional import pad
 from ..core.log_sum_exp import merge_softmax
 from ..core.problem import Problem
 from ..core.score_forms import DotPairs, at_least_float32, per_head, per_key_head
+from ..masks import Mask
 from ..masks.causal import Causal
-from .mask_tiles import split_slice
+from ..masks.mask_mod import MaskModMask
+from ..native import all_finite
+from .mask_tiles import memoize, split_slice
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -25,6 +28,8 @@ NARROW = 64
 """The fewest keys with which torch's flash kernel keeps NaN of a query or key: its maximum over fewer may lose it."""
 LONG_ROW = 2**12
 """The most keys that torch sums for a single row: over more, its rounding errors add up."""
+MAX_MEMO_PAIRS = 2**14
+"""Up to so many pairs a mask is memoized as a tensor, 16 KiB for each batch and head that it distinguishes."""
 EXPONENTIAL = 2.0**-20
 """The relative error of the exponentials of torch's flash kernel, which have 20 bits."""
 
@@ -51,6 +56,33 @@ def is_square_causal(problem: Problem) -> bool:
         and problem.queries == problem.keys
         and problem.shift == 0
     )
+
+
+def is_one_causal_query(problem: Problem) -> bool:
+    """Whether the mask is causal and masks nothing: one query, at the position of the last key, as in decoding."""
+    return problem.queries == 1 and isinstance(problem.mask, Causal) and problem.shift == 0
+
+
+def dense_mask(problem: Problem) -> Tensor | None:
+    """Which pairs of the whole grid exist (True = attend); None: all do. Not to be written to: small ones are memoized.
+
+    Memoized are formulas of `regard.masks` alone: those of a user may read more than the fields of a dataclass.
+    """
+    if problem.mask is None or problem.queries * problem.keys > MAX_MEMO_PAIRS or not _is_own(problem.mask):
+        return problem.keep()
+
+    def compute() -> Tensor | None:
+        with torch.inference_mode(False):  # an inference tensor would be of no use to a call with gradients
+            return problem.keep()
+
+    return memoize(problem, ("dense", problem.value.device), compute)
+
+
+def _is_own(mask: Mask) -> bool:
+    """Whether a mask is a formula of this package, and so are its operands."""
+    if mask.operands:
+        return all(_is_own(operand) for operand in mask.operands)
+    return type(mask).__module__.startswith("regard.masks.") and not isinstance(mask, MaskModMask)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -83,7 +115,7 @@ class Rectangle:
         if self.added is not None and (lse == 0).any():
             # That is what the flash kernel calls the log-sum-exp of a row that keeps nothing.
             lse = lse.masked_fill((self.added == float("-inf")).all(-1), float("-inf"))
-        return output[..., : self.value.shape[-1]], lse
+        return _narrowed(output, self.value.shape[-1]), lse
 
     def _one_long_row(self) -> tuple[Tensor, Tensor]:
         """Heads of a group as rows, or parts of the keys: torch's kernel sums a single row one key after another."""
@@ -122,12 +154,18 @@ class Rectangle:
         gradients = _flash_backward(
             grad_output, query, key, value, output, lse, 0.0, self.causal, attn_mask=self.added, scale=self.scale
         )
-        return gradients[0][..., :dim], gradients[1][..., :dim], gradients[2][..., :value_dim]
+        return _narrowed(gradients[0], dim), _narrowed(gradients[1], dim), _narrowed(gradients[2], value_dim)
 
     def _suits_flash(self) -> bool:
-        """Whether torch's CPU flash kernel can run: on the CPU, with enough keys to propagate NaN and no empty axis."""
-        tensors = self.query, self.key, self.value
-        return self.query.is_cpu and self.key.shape[-2] >= NARROW and all(tensor.numel() for tensor in tensors)
+        """Whether torch's CPU flash kernel can run: on the CPU, no axis empty, and no NaN that few keys would lose."""
+        query, key = self.query, self.key
+        return (
+            query.is_cpu
+            and query.numel() > 0
+            and self.value.numel() > 0
+            and key.numel() > 0
+            and (key.shape[-2] >= NARROW or all_finite(query, key))
+        )
 
     def _equal_dims(self) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value padded with zeros to equal dims, which changes no score."""
@@ -162,6 +200,10 @@ class Rectangle:
             per_key_head(grad_scores, query, key),
             per_key_head(weights, above, value),
         )
+
+
+def _narrowed(tensor: Tensor, dim: int) -> Tensor:
+    return tensor if tensor.shape[-1] == dim else tensor[..., :dim]
 
 
 def _widened(tensor: Tensor, dim: int) -> Tensor:

@@ -16,6 +16,7 @@ from ..core.torch_modes import functorch_active, under_forward_mode
 from ..errors import ConfigurationError, KernelError, nearest
 from ..masks import Mask
 from ..masks.base import BinaryMask, Not
+from ..masks.causal import Causal
 from .additive import AdditiveKernel
 from .base import Cost, Kernel, OwnGradient, Result
 from .batched_problem import BatchedProblem, ProblemGradients, Saved
@@ -25,6 +26,7 @@ from .cpu_flash import CpuFlashKernel
 from .custom_op import MAX_SECOND_DERIVATIVE_PAIRS, attend, register
 from .decode import DecodeKernel
 from .decomposed import DecomposedKernel
+from .dense_block import is_square_causal
 from .reference import ReferenceKernel, formula
 from .sdpa import SdpaKernel
 from .tiled import TiledKernel
@@ -173,11 +175,9 @@ def choose(problem: Problem, name: str | None = None) -> Kernel:
     if name is None:
         if forward_mode:
             return forward_mode_kernel(problem)
-        if _is_plain(problem):
-            pairs = problem.pairs.query.shape[:-1].numel() * problem.keys
-            if pairs <= MAX_PLAIN_PAIRS or not problem.value.is_cpu:
-                return PLAIN_KERNEL
-        elif torch.compiler.is_compiling() or functorch_active():
+        if _chosen_as_plain(problem):
+            return PLAIN_KERNEL
+        if (torch.compiler.is_compiling() or functorch_active()) and not _is_plain(problem):
             return _deferred_choices[problem.operator]
         return _fastest(problem)
     kernels = kernels_of(problem)
@@ -205,14 +205,20 @@ def _fastest(problem: Problem) -> Kernel:
 
 def _chosen_as_plain(problem: Problem) -> bool:
     """Whether `choose` takes `PLAIN_KERNEL` without a comparison."""
-    pairs = problem.pairs.query.shape[:-1].numel() * problem.keys
-    return _is_plain(problem) and (pairs <= MAX_PLAIN_PAIRS or not problem.value.is_cpu)
+    if not _is_plain(problem):
+        return False
+    if not problem.value.is_cpu:
+        return not problem.inputs_require_grad()
+    return problem.pairs.query.shape[:-1].numel() * problem.keys <= MAX_PLAIN_PAIRS
 
 
 def _is_plain(problem: Problem) -> bool:
-    """Whether torch's operator computes the problem on its fast path: dot products alone, equal heads, equal dims."""
+    """Whether torch's operator computes the problem on its fast path: dot products alone, equal heads, equal dims.
+
+    All pairs, or those of a causal mask as torch has it.
+    """
     if not (
-        problem.mask is None
+        (problem.mask is None or isinstance(problem.mask, Causal))
         and problem.bias is None
         and problem.softcap is None
         and problem.sinks is None
@@ -224,7 +230,11 @@ def _is_plain(problem: Problem) -> bool:
         return False
     query, key, value = problem.pairs.query.shape, problem.pairs.key.shape, problem.value.shape
     even = query[-1] == value[-1] and query[:-2] == key[:-2] == value[:-2] and query[-2] > 1
-    return even and not problem.inputs_require_grad()
+    if not even or (problem.mask is not None and not is_square_causal(problem)):
+        return False
+    # Under a transform the kernels differ in what they can do with a mask or a gradient.
+    simplest = problem.mask is None and not problem.inputs_require_grad()
+    return simplest or not (torch.compiler.is_compiling() or functorch_active())
 
 
 def _signature(problem: Problem) -> tuple:

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from ..core.problem import Problem
-from ..core.score_forms import AdditivePairs, all_finite, zero_nonfinite
+from ..core.score_forms import AdditivePairs, zero_nonfinite
 from ..core.torch_modes import functorch_active, under_transform
+from ..native import all_finite
 from .base import Result
 
 Compute = Callable[[Problem], Result]

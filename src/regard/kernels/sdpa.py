@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -15,7 +16,15 @@ from .base import Cost, Result
 from .batched_problem import BatchedProblem, ProblemGradients, Saved
 from .cost_model import MASK, VALUE, WEIGHTS, operator_calls, torch_flash_cost
 from .custom_op import attend, register
-from .dense_block import EXPONENTIAL, LONG_ROW, NARROW, Rectangle, is_square_causal
+from .dense_block import (
+    EXPONENTIAL,
+    LONG_ROW,
+    NARROW,
+    Rectangle,
+    dense_mask,
+    is_one_causal_query,
+    is_square_causal,
+)
 from .mask_tiles import count_visited_pairs, distinct_matrices
 from .nan_safety import run_nan_safe
 
@@ -73,6 +82,8 @@ class SdpaKernel:
         """The output; on the CPU, where torch's gradient has no derivative, with the gradient of `custom_op`."""
         if _by_operator(problem):
             return attend(problem, self)
+        if problem.mask is not None and is_one_causal_query(problem):
+            problem = replace(problem, mask=None)
         return run_nan_safe(problem, _attend, propagates_nan=problem.keys >= NARROW)
 
     def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
@@ -100,8 +111,18 @@ def _by_operator(problem: Problem) -> bool:
 def _rectangle(batched: BatchedProblem) -> Rectangle:
     pairs = cast(DotPairs, batched.pairs)
     causal = is_square_causal(batched.problem)
-    added = None if causal else batched.added(slice(0, batched.shape[2]), slice(0, batched.shape[3]))
+    added = None if causal else _added(batched)
     return Rectangle(pairs.query, pairs.key, batched.value, pairs.scale, added, causal)
+
+
+def _added(batched: BatchedProblem) -> Tensor | None:
+    """Mask and bias of all pairs as one additive mask, in float32 at least; None for neither."""
+    problem = batched.problem
+    if problem.bias is None and (keep := dense_mask(problem)) is not None:
+        zero = torch.zeros((), dtype=torch.promote_types(problem.value.dtype, torch.float32), device=keep.device)
+        added = batched.as_4d(torch.where(keep, zero, float("-inf")))
+        return added.expand(*added.shape[:2], problem.queries, problem.keys)
+    return batched.added(slice(0, problem.queries), slice(0, problem.keys))
 
 
 def _attend(problem: Problem) -> Result:
@@ -143,8 +164,7 @@ def _waste(problem: Problem, causal: bool) -> str:
 
 def _attn_mask(problem: Problem) -> Tensor | None:
     """Mask and bias as torch's attn_mask: bool, or numbers with -inf where masked."""
-    grid = problem.grid()
-    keep, bias = problem.keep(grid), problem.bias_values(grid)
+    keep, bias = dense_mask(problem), problem.bias_values()
     if bias is None:
         return keep
     bias = bias.to(problem.value.dtype)

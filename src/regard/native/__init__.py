@@ -15,6 +15,7 @@ from .flash import FlashTiles as FlashTiles
 from .flash import write_weights as write_weights
 from .gemv import matmul_few_rows as matmul_few_rows
 from .library import DTYPES as DTYPES
+from .library import all_finite as all_finite
 from .library import available as available
 from .library import supports as supports
 from .library import using as using
@@ -57,6 +58,7 @@ __all__ = [
     "RowSums",
     "TermPositions",
     "WeightMatrix",
+    "all_finite",
     "attend_few_queries",
     "available",
     "matmul_few_rows",

@@ -24,6 +24,7 @@ SOURCES_PER_VARIANT = (
     "additive_backward.c",
     "additive_forward.c",
     "decode.c",
+    "finite.c",
     "flash.c",
     "flash_backward.c",
     "flash_reductions.c",

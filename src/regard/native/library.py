@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from ..errors import ConfigurationError, DeviceError, DtypeError, KernelError
 from . import build
@@ -19,6 +21,8 @@ DTYPES = (torch.float32, torch.bfloat16)
 """The dtypes that the code for dot products reads."""
 FOLDER = build.SOURCES
 SETTING = "REGARD_NATIVE"
+MAX_NUMBERS = 2**16
+"""Above so many numbers torch's sum, on all threads, is faster than one thread."""
 MEND = "install regard again where there is a C compiler: cc, or what $CC names"
 
 
@@ -39,6 +43,8 @@ class Library:
         self.additive_backward = function("additive_backward", c_void_p, c_void_p, c_void_p)
         self.additive_scratch = function("additive_scratch", c_int64, returns=c_int64)
         self.decode = function("decode", c_void_p)
+        self.finite = function("finite", c_void_p, c_int64, c_int64, returns=c_int64)
+        self.finite_strided = function("finite_strided", c_void_p, *(c_int64,) * 9, returns=c_int64)
         self.gemv = function("gemv", c_void_p)
         self.flash = function("flash", c_void_p)
         self.flash_backward = function("flash_backward", c_void_p)
@@ -118,6 +124,47 @@ def supports(*tensors: Tensor) -> bool:
     """Whether native code computes dot products of these tensors: on the CPU, all float32 or all bfloat16."""
     dtype = tensors[0].dtype
     return dtype in DTYPES and all(t.is_cpu and t.dtype == dtype for t in tensors) and available()
+
+
+def all_finite(*tensors: Tensor) -> bool:
+    """Whether no entry of any tensor is NaN or infinite."""
+    code = current() if available() else None
+    for tensor in tensors:
+        # Subclasses of tensors are left to torch's operators: some have no numbers in memory.
+        if (
+            code is None
+            or not tensor.is_cpu
+            or type(tensor) not in (Tensor, Parameter)
+            or tensor.dtype not in DTYPES
+            or tensor.numel() > MAX_NUMBERS
+        ):
+            return _sums_are_finite(tensors) or all(bool(each.isfinite().all()) for each in tensors)
+        half = tensor.dtype is torch.bfloat16
+        if tensor.is_contiguous():
+            finite = code.finite(tensor.data_ptr(), half, tensor.numel())
+        elif tensor.ndim == 4:
+            finite = code.finite_strided(tensor.data_ptr(), half, *tensor.shape, *tensor.stride())
+        else:
+            finite = tensor.isfinite().all()
+        if not finite:
+            return False
+    return True
+
+
+def _sums_are_finite(tensors: tuple[Tensor, ...]) -> bool:
+    """Whether one sum a tensor, or one dot product of two, is finite, which proves that all entries are."""
+    if len(tensors) == 2:
+        a, b = tensors
+        as_vectors = (
+            a.dtype is b.dtype is torch.float32
+            and a.shape == b.shape
+            and a.is_contiguous()
+            and b.is_contiguous()
+            and a.numel() < 2**31  # what torch.dot takes on a GPU
+        )
+        if as_vectors and math.isfinite(torch.dot(a.detach().view(-1), b.detach().view(-1)).item()):
+            return True
+    return all(math.isfinite(tensor.detach().sum(dtype=torch.float32).item()) for tensor in tensors)
 
 
 def check_cpu(name: str, tensor: Tensor) -> None:

@@ -44,11 +44,20 @@ def tree_tensors(value: Any) -> list[Tensor]:
     >>> tree_tensors((torch.zeros(2), None, 0.5))
     [tensor([0., 0.])]
     """
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, tuple):
-        return [tensor for part in value for tensor in tree_tensors(part)]
-    return [tensor for name in _parts(type(value)) for tensor in tree_tensors(getattr(value, name))]
+    tensors: list[Tensor] = []
+    _add_tensors((value,), tensors)
+    return tensors
+
+
+def _add_tensors(parts: Sequence[Any], tensors: list[Tensor]) -> None:
+    """Append the tensors of some parts of a value; most are None, and take no call of a function."""
+    for part in parts:
+        if isinstance(part, Tensor):
+            tensors.append(part)
+        elif isinstance(part, tuple):
+            _add_tensors(part, tensors)
+        elif part is not None and (names := _parts(type(part))):
+            _add_tensors([getattr(part, name) for name in names], tensors)
 
 
 @cache
