@@ -6,7 +6,7 @@ import torch
 
 import regard
 from regard import masks
-from regard.kernels import sdpa
+from regard.kernels import dispatch, sdpa
 from regard.kernels.validation import AttentionOptions
 
 
@@ -70,7 +70,7 @@ def test_masks_and_biases_of_any_shape_in_five_dims(shape):
 
 def test_no_keys_and_a_query_of_nan():
     query, key = torch.full((1, 2, 3, 4), math.nan), torch.zeros(1, 2, 0, 4)
-    for kernel in ("sdpa", "reference"):
+    for kernel in ("sdpa", "tiled"):
         assert regard.attention(query, key, key, kernel=kernel).eq(0).all()
 
 
@@ -82,3 +82,84 @@ def test_cost():
     assert cost() == cost(mask=masks.causal()) == 0
     assert cost(bias=torch.zeros(5, 5)) == 2 * 5 * 5 * 4
     assert 0 < cost(mask=torch.ones(5, 5).bool()) <= 2 * 5 * 5 * 5
+
+
+@pytest.mark.parametrize("key_heads", [1, 2])
+def test_one_causal_query_attends_to_all_keys(calls, key_heads):
+    query, key = torch.randn(1, 2, 1, 4), torch.randn(1, key_heads, 7, 4)
+    with_mask = regard.attention(query, key, key, mask=masks.causal(), kernel="sdpa")
+    assert calls[0]["mask"] is None
+    assert torch.equal(with_mask, regard.attention(query, key, key, kernel="sdpa"))
+    earlier = regard.attention(query, key, key, mask=masks.causal(), query_positions=range(3, 4), kernel="sdpa")
+    assert calls[-1]["mask"] is not None
+    first = regard.attention(query, key[:, :, :4], key[:, :, :4], kernel="sdpa")
+    torch.testing.assert_close(earlier, first)
+
+
+def evaluations(monkeypatch: pytest.MonkeyPatch, kind: type[masks.Mask]) -> list[None]:
+    """One entry for each evaluation of masks of a class, from now on."""
+    found, original = [], kind.keep
+    monkeypatch.setattr(kind, "keep", lambda mask, grid: found.append(None) or original(mask, grid))
+    return found
+
+
+def test_a_small_mask_is_evaluated_once(monkeypatch):
+    mask, query = masks.window(before=3, after=2), torch.randn(1, 2, 11, 4)
+    found = evaluations(monkeypatch, type(mask))
+    first = regard.attention(query, query, query, mask=mask, kernel="sdpa")
+    once = len(found)
+    assert once
+    again = regard.attention(query, query, query, mask=masks.window(before=3, after=2), kernel="sdpa")
+    assert len(found) == once
+    assert torch.equal(first, again)
+
+
+def test_what_is_written_into_a_small_mask_counts():
+    query = torch.randn(1, 1, 5, 4)
+    keep = torch.ones(5, 5, dtype=torch.bool)
+    for mask in (masks.where(keep=keep), masks.from_mod(lambda b, h, q, k: keep[q, k])):
+        keep.fill_(True)
+        regard.attention(query, query, query, mask=mask, kernel="sdpa")
+        keep.copy_(torch.eye(5, dtype=torch.bool))
+        torch.testing.assert_close(regard.attention(query, query, query, mask=mask, kernel="sdpa"), query)
+
+
+def test_a_mask_memoized_in_inference_mode_serves_a_gradient():
+    mask, query = masks.window(before=2, after=3), torch.randn(1, 2, 9, 4, requires_grad=True)
+    bias = torch.zeros(9, 9, requires_grad=True)
+    with torch.inference_mode():
+        regard.attention(query, query, query, mask=mask, kernel="sdpa")
+    regard.attention(query, query, query, mask=mask, kernel="sdpa").sum().backward()
+    regard.attention(query, query, query, mask=mask, bias=bias, kernel="sdpa").sum().backward()
+    assert query.grad is not None
+    assert query.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("options", [{}, {"mask": masks.causal()}], ids=["all pairs", "causal"])
+@pytest.mark.parametrize("grad", [False, True])
+def test_small_plain_problems_are_not_compared(monkeypatch, options, grad):
+    def refuse(problem):
+        raise AssertionError("the times of kernels were compared")
+
+    monkeypatch.setattr(dispatch, "_signature", refuse)
+    query = torch.randn(1, 2, 16, 8, requires_grad=grad)
+    regard.attention(query, query, query, **options)
+
+
+@pytest.mark.parametrize("keys", [3, 16, 63])
+@pytest.mark.parametrize("tensor", [0, 1, 2])
+@pytest.mark.parametrize("causal", [False, True])
+def test_nan_among_few_keys_in_training(keys, tensor, causal):
+    """A row that attends to NaN is NaN and gives no gradient; the other rows give theirs."""
+    clean = [torch.randn(1, 1, keys, 4) for _ in range(3)]
+    row = keys - 1 if causal or tensor == 0 else 0  # the last row alone attends to it, where any does not
+    clean[tensor][..., row, 0] = float("nan")
+    mask, results = masks.causal() if causal else None, []
+    for kernel in ("sdpa", "tiled"):
+        inputs = [each.clone().requires_grad_() for each in clean]
+        output = regard.attention(*inputs, mask=mask, kernel=kernel)
+        results.append((output.detach(), *torch.autograd.grad(output.nansum(), inputs)))
+    bad = results[0][0].isnan().any(-1).view(-1)
+    assert bad.tolist() == ([False] * (keys - 1) + [True] if causal or tensor == 0 else [True] * keys)
+    for ours, expected in zip(*results, strict=True):
+        torch.testing.assert_close(ours, expected, equal_nan=True)

@@ -91,3 +91,40 @@ def test_built_from_other_sources(unopened, monkeypatch, tmp_path):
     monkeypatch.setattr(library, "FOLDER", tmp_path)
     monkeypatch.setattr(build, "digest", lambda: "0" * 16)
     assert str(native.why_not()).startswith("it was built from other sources than these; install")
+
+
+LAYOUTS = {
+    "contiguous": lambda tensor: tensor,
+    "transposed": lambda tensor: tensor.transpose(1, 2),
+    "part of the columns": lambda tensor: tensor[..., 1:6],
+    "every second column": lambda tensor: tensor[..., ::2],
+    "expanded": lambda tensor: tensor[:, :, :1].expand(-1, -1, 5, -1),
+    "two axes, with gaps": lambda tensor: tensor[0, 0, :, 1:6],
+    "one number": lambda tensor: tensor[0, 0, 0, 2],
+}
+
+
+@pytest.mark.parametrize("value", [None, float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_all_finite(dtype, layout, value):
+    tensor = torch.full((2, 3, 4, 8), torch.finfo(dtype).max / 512, dtype=dtype)  # whose sum is finite
+    if value is not None:
+        tensor[0, 0, 0, 2] = value
+        assert not native.all_finite(LAYOUTS[layout](tensor))
+        assert not native.all_finite(torch.zeros(3), LAYOUTS[layout](tensor))
+        assert native.all_finite(tensor[1], tensor[0, 0, 0, 3:])
+    else:
+        assert native.all_finite(LAYOUTS[layout](tensor), tensor)
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize("variant", native.variants())
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 1000])
+def test_each_entry_is_read_by_each_variant(variant, count):
+    with native.using(variant):
+        for dtype in (torch.float32, torch.bfloat16):
+            tensor = torch.zeros(count + 1, dtype=dtype)
+            tensor[count] = float("inf")
+            assert native.all_finite(tensor[:count])
+            assert not native.all_finite(tensor)

@@ -56,12 +56,12 @@ class SdpaKernel:
         return reasons
 
     def cost(self, problem: Problem) -> Cost:
-        """All pairs; any mask but a square causal one, and any bias, is a dense tensor in memory.
+        """All pairs; any mask but a causal one of as many queries as keys or of one, and any bias, is a dense tensor.
 
         Where torch's fast path refuses, it takes the formula's, with all weights in memory.
         """
         pairs = problem.weights_shape.numel()
-        causal, refusal = is_square_causal(problem), _slow_path(problem)
+        causal, refusal = is_square_causal(problem) or is_one_causal_query(problem), _slow_path(problem)
         masks, biases = (0, 0) if causal else distinct_matrices(problem)
         one, size = problem.queries * problem.keys, problem.value.element_size()
         flops, passes, moved = torch_flash_cost(problem, causal=causal)

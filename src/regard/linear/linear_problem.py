@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from ..core.grid import Grid
-from ..core.score_forms import all_finite, at_least_float32, zero_nonfinite
+from ..core.score_forms import at_least_float32, zero_nonfinite
 from ..core.torch_modes import under_dispatch_mode, under_transform, without_autocast
 from ..errors import ConfigurationError, DtypeError, MaskError, ShapeError
 from ..kernels.validation import check_device, check_same_kind, check_shapes
 from ..masks import Mask
+from ..native import all_finite
 from .feature_maps import Elu, FeatureMap, Identity, key_features, query_features
 from .linear_mask import DocumentBatches, LinearMask, document_batches, read_mask
 from .linear_state import LinearState
