@@ -258,6 +258,20 @@ def test_decays_in_float32_stay_within_a_budget_from_float64(axes, strength, del
     assert_close(state.matrix, Expected(final, torch.float32, [plain_final]))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_states_of_half_precision_are_in_float32(dtype):
+    q, k, v = inputs(dtype=dtype)
+    whole = regard.linear_attention(q, k, v, causal=True)
+    state, outputs = None, []
+    for token in range(7):
+        part = [tensor[:, :, token : token + 1] for tensor in (q, k, v)]
+        output, state = regard.linear_attention_with_state(*part, causal=True, state=state)
+        outputs.append(output)
+    assert state.matrix.dtype == torch.float32
+    assert whole.dtype == output.dtype == dtype
+    torch.testing.assert_close(torch.cat(outputs, 2), whole, rtol=2 * torch.finfo(dtype).eps, atol=1e-6)
+
+
 def test_autocast_casts_as_attention_does():
     q, k, v = inputs(dtype=torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -364,6 +378,12 @@ def test_a_function_of_ones_own_is_a_feature_map():
             ShapeError,
             r"beta has the shape \(2, 2, 7, 5\); it needs \(2, 2, 7\), \(\*batch, key heads, keys\)$",
         ),
+        (
+            {"feature_map": "elu"},
+            ConfigurationError,
+            r"feature_map is 'elu'; it needs a map such as regard.linear.Elu\(\)",
+        ),
+        ({"feature_map": Elu}, ConfigurationError, "feature_map is <class"),
         ({"scale": float("nan")}, ConfigurationError, "scale is nan; it needs a finite number"),
         ({"feature_map": FavorPlus(4)}, ShapeError, r"has dim=4, but queries and keys have the dim 5.*FavorPlus\(5\)"),
         ({"feature_map": lambda x: x.mean(-2)}, ShapeError, "has to treat each row by itself"),
@@ -449,6 +469,13 @@ def test_documents_are_compiled_around():
     mask = masks.causal() & masks.documents(IDS)
     compiled = torch.compile(regard.linear_attention, backend="aot_eager")
     torch.testing.assert_close(compiled(q, k, v, mask=mask), regard.linear_attention(q, k, v, mask=mask))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_jit_trace_is_refused():
+    q, k, v = inputs()
+    with pytest.raises(ConfigurationError, match=r"torch\.jit\.trace, which would keep the chunks.*torch\.export"):
+        torch.jit.trace(lambda q, k, v: regard.linear_attention(q, k, v, causal=True), (q, k, v))
 
 
 def test_fake_tensors_give_shapes():

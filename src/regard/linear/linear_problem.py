@@ -121,16 +121,17 @@ class LinearProblem:
 
 def make_linear_problem(query: Tensor, key: Tensor, value: Tensor, **options: Unpack[LinearOptions]) -> LinearProblem:
     """Check the arguments of `linear_attention` and apply the feature map."""
+    if torch._C._get_tracing_state() is not None:
+        raise ConfigurationError(
+            "linear attention is traced by torch.jit.trace, which would keep the chunks of this one length: use "
+            "torch.export.export or torch.compile, which are right for all"
+        )
     query, key, value = check_same_kind(query, key, value)
     check_shapes(query, key, value)
-    mask, layout, dtype = (
-        read_mask(options.get("mask"), options.get("causal", False)),
-        Layout.from_tensors(query, key, value),
-        value.dtype,
-    )
+    mask, layout = read_mask(options.get("mask"), options.get("causal", False)), Layout.from_tensors(query, key, value)
     _check_order(mask, query, key, options)
-    feature_map, normalize = options.get("feature_map"), options.get("normalize", True)
-    feature_map = Elu() if feature_map is None else feature_map
+    feature_map, normalize = _checked_map(options.get("feature_map")), options.get("normalize", True)
+    dtype = value.dtype
     scale = _checked_scale(options.get("scale"), feature_map, normalize, query.shape[-1])
     with without_autocast(query.device.type):
         query, key, value = (at_least_float32(layout.as_4d(tensor)) for tensor in (query, key, value))
@@ -352,6 +353,22 @@ def _check_order(mask: LinearMask, query: Tensor, key: Tensor, options: LinearOp
         raise ConfigurationError(
             "beta is the delta rule, whose weights have no sum to divide by: pass normalize=False with it"
         )
+
+
+def _checked_map(feature_map: FeatureMap | None) -> FeatureMap:
+    """The feature map, `Elu()` by default.
+
+    Raises:
+        ConfigurationError: no function.
+    """
+    if feature_map is None:
+        return Elu()
+    if isinstance(feature_map, type) or not callable(feature_map):
+        raise ConfigurationError(
+            f"feature_map is {feature_map!r}; it needs a map such as regard.linear.Elu(), or a function of queries or "
+            "keys (..., length, dim)"
+        )
+    return feature_map
 
 
 def _checked_scale(scale: float | None, feature_map: FeatureMap, normalize: bool, dim: int) -> float:
