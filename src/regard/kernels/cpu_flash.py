@@ -85,6 +85,29 @@ class CpuFlashKernel:
             batched.problem.bias.accumulate_at(distances(batched.problem), line, gradients.bias)
         return gradients
 
+    def forward_into(self, batched: BatchedProblem, output: Tensor, lse: Tensor, *, accumulate: bool) -> None:
+        """Write the result of a batched problem, or merge it with that of other keys, which stands there.
+
+        Shapes: output (B, H, M, Dv) and lse (B, H, M), float32, of any strides but in the output's last axis.
+        """
+        for batch, part in native_problems(batched):
+            part.forward((output[batch], lse[batch]), accumulate=accumulate)
+
+    def add_gradients(self, batched: BatchedProblem, saved: Saved, into: ProblemGradients) -> None:
+        """Add the gradients of a batched problem to float32 ones, of any strides but in the last axis."""
+        for batch, part in native_problems(batched):
+            own = saved.part(batch)
+            *_, line = part.backward(
+                own.output,
+                own.lse,
+                own.grad_output,
+                own.grad_lse if own.has_lse_grad else None,
+                wants_relative_bias=own.needs_bias_grad,
+                into=(into.query[batch], into.key[batch], into.value[batch]),
+            )
+            if line is not None and isinstance(batched.problem.bias, RelativeBias):
+                batched.problem.bias.accumulate_at(distances(batched.problem), line, into.bias)
+
 
 def _backward(part: native.FlashProblem, saved: Saved) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     grad_lse = saved.grad_lse if saved.has_lse_grad else None

@@ -23,6 +23,7 @@ from ..masks.parts import Part
 from .base import Cost, OwnGradient, Result
 from .batched_problem import BatchedProblem, ProblemGradients, Saved
 from .cost_model import RESULT, operator_calls, predicted_seconds
+from .cpu_flash import CpuFlashKernel
 from .custom_op import attend, register
 from .mask_tiles import memoize
 
@@ -46,6 +47,10 @@ class ResidueClasses:
         size, stride = (self.classes, *leading, self.length, width), (row, *strides, self.step * row, last)
         return tensor.as_strided(size, stride, tensor.storage_offset() + self.first * row)
 
+    def count(self, length: int) -> int:
+        """How many indices of `length` these are."""
+        return self.classes * self.length
+
     def select(self, tensor: Tensor) -> Tensor:
         """The tensor's rows of these classes."""
         return self.view(tensor)
@@ -64,6 +69,10 @@ class Indices:
     """Some indices in rising order, or all of them: None."""
 
     indices: Tensor | None = None
+
+    def count(self, length: int) -> int:
+        """How many indices of `length` these are."""
+        return length if self.indices is None else len(self.indices)
 
     def select(self, tensor: Tensor) -> Tensor:
         """The tensor's rows at these indices: (*leading, n, ·) to (1, *leading, number, ·)."""
@@ -89,6 +98,7 @@ Axis: TypeAlias = ResidueClasses | Indices
 class Selection:
     """Rows and columns of a problem, and the problem of them, whose first batch axis is that of the residue classes."""
 
+    part: Part
     rows: Axis
     columns: Axis
     problem: Problem
@@ -143,40 +153,57 @@ class DecomposedKernel:
     def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
         """Output and log-sum-exp of a batched problem: those of its parts, merged row by row."""
         problem, (batch, heads, queries, _) = batched.problem, batched.shape
-        output = at_least_float32(batched.value).new_zeros(batch, heads, queries, batched.value.shape[-1])
-        lse = output.new_full((batch, heads, queries, 1), float("-inf"))
-        for at, selection in enumerate(_selections(problem)):
+        output = at_least_float32(batched.value).new_empty(batch, heads, queries, batched.value.shape[-1])
+        lse = output.new_empty(batch, heads, queries, 1)
+        whole = [_split_batch(tensor, problem) for tensor in (output, lse)]
+        selections = list(_selections(problem))
+        # Residue classes of one part have each row once at most: if they have all rows, nothing is merged with.
+        new = {id(selection) for selection in selections if selection.part is problem.mask.parts[0]}
+        if sum(selection.rows.count(queries) for selection in selections if id(selection) in new) < queries:
+            output.zero_()
+            lse.fill_(float("-inf"))
+            new = set()
+        for selection in selections:
             kernel, own = self._kernel(selection.problem), BatchedProblem.from_problem(selection.problem)
-            part_output, part_lse = kernel.forward(own)
-            part_output, part_lse = part_output.to(output.dtype), part_lse.unsqueeze(-1).to(lse.dtype)
-            if not at and selection.rows is ALL:
-                output, lse = part_output, part_lse
+            views = [_merged_view(selection.rows, tensor) for tensor in whole]
+            if isinstance(kernel, CpuFlashKernel) and own.value.dtype == torch.float32 and None not in views:
+                kernel.forward_into(own, views[0], views[1].squeeze(-1), accumulate=id(selection) not in new)
                 continue
-            parts = (_split_batch(tensor, selection.problem) for tensor in (part_output, part_lse))
-            _merge_into(_split_batch(output, problem), _split_batch(lse, problem), *parts, selection.rows)
+            part_output, part_lse = kernel.forward(own)
+            parts = part_output.to(output.dtype), part_lse.unsqueeze(-1).to(lse.dtype)
+            parts = [_split_batch(tensor, selection.problem) for tensor in parts]
+            if id(selection) in new:
+                for into, tensor in zip(whole, parts, strict=True):
+                    selection.rows.write(into, tensor)
+            else:
+                _merge_into(*whole, *parts, selection.rows)
         return output.to(batched.value.dtype), lse.squeeze(-1)
 
     def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
         """The gradients of each part, added to those of the whole."""
         problem, gradients = batched.problem, batched.zero_gradients(bias=saved.needs_bias_grad)
+        whole = [_split_batch(tensor, problem) for tensor in (gradients.query, gradients.key, gradients.value)]
         above = saved.output, saved.lse.unsqueeze(-1), saved.grad_output, saved.grad_lse.unsqueeze(-1)
         for selection in _selections(problem):
-            selected = (selection.rows.select(_split_batch(tensor, problem)).flatten(0, -4) for tensor in above)
-            output, lse, grad_output, grad_lse = selected
-            own = self._kernel(selection.problem).backward(
-                BatchedProblem.from_problem(selection.problem),
-                Saved(output, lse.squeeze(-1), grad_output, grad_lse.squeeze(-1), saved.needs_bias_grad),
+            rows, columns = selection.rows, selection.columns
+            output, lse, grad_output, grad_lse = (
+                rows.select(_split_batch(tensor, problem)).flatten(0, -4) for tensor in above
             )
-            for axis, whole, part in (
-                (selection.rows, gradients.query, own.query),
-                (selection.columns, gradients.key, own.key),
-                (selection.columns, gradients.value, own.value),
+            part = Saved(output, lse.squeeze(-1), grad_output, grad_lse.squeeze(-1), saved.needs_bias_grad)
+            kernel, own = self._kernel(selection.problem), BatchedProblem.from_problem(selection.problem)
+            views = [_merged_view(axis, tensor) for axis, tensor in zip((rows, columns, columns), whole, strict=True)]
+            if isinstance(kernel, CpuFlashKernel) and None not in views:
+                kernel.add_gradients(own, part, ProblemGradients(*views, bias=gradients.bias))
+                continue
+            found = kernel.backward(own, part)
+            for axis, into, tensor in zip(
+                (rows, columns, columns), whole, (found.query, found.key, found.value), strict=True
             ):
-                axis.add(_split_batch(whole, problem), _split_batch(part, selection.problem))
-            for whole, part in zip(gradients.bias, own.bias, strict=True):
-                whole += part
-            if gradients.weight is not None and own.weight is not None:
-                gradients.weight.add_(own.weight)
+                axis.add(into, _split_batch(tensor, selection.problem))
+            for into, tensor in zip(gradients.bias, found.bias, strict=True):
+                into += tensor
+            if gradients.weight is not None and found.weight is not None:
+                gradients.weight.add_(found.weight)
         return gradients
 
     def _kernel(self, problem: Problem) -> OwnGradient:
@@ -195,7 +222,7 @@ def _selections(problem: Problem) -> Iterator[Selection]:
     """The problems of all parts of the mask; a part by residues has several where classes differ in length."""
     for part in () if problem.mask is None else problem.mask.parts:
         for rows, columns, *positions in _axes(part, problem):
-            yield Selection(rows, columns, _part_problem(problem, part, rows, columns, *positions))
+            yield Selection(part, rows, columns, _part_problem(problem, part, rows, columns, *positions))
 
 
 def _axes(part: Part, problem: Problem) -> Iterator[tuple[Axis, Axis, Positions, Positions]]:
@@ -295,6 +322,17 @@ def _merge_into(output: Tensor, lse: Tensor, part_output: Tensor, part_lse: Tens
     merged = (rows.select(output) * (before - finite).exp()).addcmul_(part_output, (part_lse - finite).exp())
     rows.write(output, merged)
     rows.write(lse, total)
+
+
+def _merged_view(axis: Axis, tensor: Tensor) -> Tensor | None:
+    """The selected rows of a tensor (*batch, heads, n, ·) as a view (classes · B, heads, ·, ·); None if it is none."""
+    if not isinstance(axis, ResidueClasses) and axis is not ALL:
+        return None
+    selected = axis.select(tensor)
+    try:
+        return selected.view(-1, *selected.shape[-3:])
+    except RuntimeError:  # batches and classes have no common stride
+        return None
 
 
 def _split_batch(tensor: Tensor, problem: Problem) -> Tensor:

@@ -74,6 +74,20 @@ INLINE void process_row_group(const struct flash *problem, struct forward_state 
                 value_padded, rescale);
 }
 
+/* A result that is merged with: as if its weights had been computed before, with a sum of 1 in units of its lse. */
+INLINE void resume_rows(const struct flash *problem, struct forward_state *state) {
+    int64_t padded = padded_dim(problem->value_dim);
+    for (int64_t row = 0; row < state->count; row++) {
+        float lse = *row_number(&problem->lse, state->batch, state->head, state->begin + row);
+        if (lse == -INFINITY) continue;
+        const void *result = head_rows(&problem->result, state->batch, state->head, state->begin + row, 0);
+        state->maximum[row] = lse * LOG2_E, state->total[row * LANES] = 1.0f;
+        for (int64_t a = 0; a < problem->value_dim; a += LANES)
+            store(state->output + row * padded + a,
+                  load_entries(result, a, problem->value_dim, 0, 0) * problem->keep_probability);
+    }
+}
+
 INLINE void start_rows(const struct flash *problem, struct forward_state *state, const int is_bfloat16) {
     int64_t padded = padded_dim(problem->dim), all = state->blocks * BLOCK;
     const void *query = head_rows(&problem->query, state->batch, state->head, state->begin, is_bfloat16);
@@ -84,16 +98,18 @@ INLINE void start_rows(const struct flash *problem, struct forward_state *state,
     memset(state->output, 0, (size_t)(all * padded_dim(problem->value_dim)) * sizeof(float));
     memset(state->total, 0, (size_t)(all * LANES) * sizeof(float));
     for (int64_t row = 0; row < all; row++) state->maximum[row] = -INFINITY;
+    if (problem->accumulate) resume_rows(problem, state);
 }
 
 INLINE void write_rows(const struct flash *problem, const struct forward_state *state, const int is_bfloat16) {
-    int64_t padded = padded_dim(problem->value_dim),
-            first = (state->batch * problem->heads + state->head) * problem->rows + state->begin;
+    int64_t padded = padded_dim(problem->value_dim);
     for (int64_t row = 0; row < state->count; row++) {
         float total = sum_lanes(load(state->total + row * LANES)),
               share = total == 0.0f ? 0.0f : 1.0f / (total * problem->keep_probability);
-        void *target = (void *)row_at(problem->result, first + row, problem->value_dim, is_bfloat16);
-        problem->lse[first + row] = total == 0.0f ? -INFINITY : LN_2 * state->maximum[row] + logf(total);
+        void *target =
+            (void *)head_rows(&problem->result, state->batch, state->head, state->begin + row, is_bfloat16);
+        *row_number(&problem->lse, state->batch, state->head, state->begin + row) =
+            total == 0.0f ? -INFINITY : LN_2 * state->maximum[row] + logf(total);
         for (int64_t a = 0; a < problem->value_dim; a += LANES)
             store_entries(target, a, problem->value_dim, is_bfloat16, load(state->output + row * padded + a) * share);
     }
@@ -102,6 +118,8 @@ INLINE void write_rows(const struct flash *problem, const struct forward_state *
 INLINE void process_row_blocks(const struct flash *problem, struct forward_state *state, const int is_bfloat16) {
     struct cursor cursors[MOST_BLOCKS];
     start_rows(problem, state, is_bfloat16);
+    load_ahead(&problem->result, state->batch, state->head, state->begin, state->count, problem->value_dim,
+               is_bfloat16);
     for (int64_t b = 0; b < state->blocks; b++) cursors[b] = first_tile(problem, state->begin / BLOCK + b);
     for (;;) {
         int64_t column = INT64_MAX;
@@ -112,6 +130,9 @@ INLINE void process_row_blocks(const struct flash *problem, struct forward_state
                         problem->dim, state->keys, is_bfloat16);
         pack_rows(head_rows(&problem->value, state->batch, key_head, column, is_bfloat16), problem->value.row, count,
                   problem->value_dim, 1.0f, state->values, is_bfloat16);
+        int64_t ahead = min_int(problem->columns - column - BLOCK, BLOCK);
+        load_ahead(&problem->key, state->batch, key_head, column + BLOCK, ahead, problem->dim, is_bfloat16);
+        load_ahead(&problem->value, state->batch, key_head, column + BLOCK, ahead, problem->value_dim, is_bfloat16);
         for (int64_t b = 0; b < state->blocks; b++) {
             if (cursors[b].column != column) continue;
             const uint64_t *words = tile_words(problem, state->batch, state->head, next_tile(problem, cursors + b));

@@ -49,12 +49,15 @@ struct flash {
     const int32_t *column_hashes; /* (columns) */
     int64_t threshold;
     float keep_probability;
-    void *result; /* forward: (batch, heads, rows, value_dim), contiguous, and the log-sum-exp (batch, heads, rows) */
-    float *lse;   /* backward: it is read, +infinity for rows that take no part */
+    int64_t accumulate;  /* results and gradients are added to what is there; forward: merged by the log-sum-exp */
+    struct rows result;  /* forward: (batch, heads, rows, value_dim), float32 if accumulate */
+    struct rows lse;     /* the log-sum-exp, float32 (batch, heads, rows), in other passes than the forward one it is
+                            read; backward: +infinity for rows that take no part */
     struct rows output, grad_output; /* backward */
-    const float *grad_lse;           /* like lse, or null for 0 */
-    float *grad_query;               /* (batch, heads, parts, rows, dim), to be added up over the parts; 0 before */
-    float *grad_key, *grad_value;    /* (batch, key heads, columns, dim or value_dim) */
+    const float *grad_lse;           /* (batch, heads, rows), or null for 0 */
+    struct rows grad_query;          /* (batch, heads, rows, dim), which is added to */
+    int64_t grad_query_part;         /* stride of the parts, whose gradients are to be added up */
+    struct rows grad_key, grad_value; /* (batch, key heads, columns, dim or value_dim) */
     float *grad_relative_bias;                /* (batch, heads, parts, rows + columns - 1), or null; 0 before */
     struct rows keep; /* weights, where first is null: bytes (batch, heads, rows, columns), 0 where there is no
                                    pair; or null */

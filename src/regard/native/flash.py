@@ -48,8 +48,10 @@ class FlashStruct(ctypes.Structure):
         *(("first", c_void_p), ("runs", c_void_p), ("bits", c_void_p), ("bits_batch", c_int64)),
         *(("bits_head", c_int64), ("relative_bias", c_void_p), ("relative_bias_head", c_int64)),
         *(("row_hashes", c_void_p), ("column_hashes", c_void_p), ("threshold", c_int64), ("keep_probability", c_float)),
-        *(("result", c_void_p), ("lse", c_void_p), ("output", RowsStruct), ("grad_output", RowsStruct)),
-        *((name, c_void_p) for name in ("grad_lse", "grad_query", "grad_key", "grad_value", "grad_relative_bias")),
+        *(("accumulate", c_int64), ("result", RowsStruct), ("lse", RowsStruct)),
+        *(("output", RowsStruct), ("grad_output", RowsStruct), ("grad_lse", c_void_p), ("grad_query", RowsStruct)),
+        *(("grad_query_part", c_int64), ("grad_key", RowsStruct), ("grad_value", RowsStruct)),
+        ("grad_relative_bias", c_void_p),
         *((name, RowsStruct) for name in ("keep", "weights", "entropy_terms")),
         ("reductions", c_void_p),
     )
@@ -110,21 +112,27 @@ class FlashProblem:
     def __post_init__(self) -> None:
         _check(self.query, self.key, self.value, self.relative_bias)
 
-    def forward(self) -> tuple[Tensor, Tensor]:
+    def forward(self, into: tuple[Tensor, Tensor] | None = None, *, accumulate: bool = False) -> tuple[Tensor, Tensor]:
         """Σ_j exp(s_ij - lse_i) · v_j, (B, H, M, Dv) as the value, and lse = log Σ exp(s_ij), (B, H, M) in float32.
 
         Weights are dropped from the first sum, not from the second.
+
+        into: where they are written, of any strides but in the output's last axis. accumulate: there is the output and
+        log-sum-exp of other keys, both float32, and they become those of all keys together.
 
         Rows that attend to nothing have 0 and -inf. NaN in what a row meets gives NaN, and so does NaN in a value of
         weight 0.
         """
         code = library.current()
         batch, heads, rows, _ = self.query.shape
-        output = self.value.new_empty(batch, heads, rows, self.value.shape[-1])
-        lse = self.value.new_empty(batch, heads, rows, dtype=torch.float32)
+        output, lse = into or (
+            self.value.new_empty(batch, heads, rows, self.value.shape[-1]),
+            self.value.new_empty(batch, heads, rows, dtype=torch.float32),
+        )
         threads = thread_count(self.flops(), LEAST_WORK)
         units, row_blocks = split_rows(batch * heads, rows, 4 * threads)
-        work, _held = self.arguments(units, row_blocks=row_blocks, result=output.data_ptr(), lse=lse.data_ptr())
+        results = {"result": rows_struct(output), "lse": rows_struct(lse), "accumulate": accumulate}
+        work, _held = self.arguments(units, row_blocks=row_blocks, **results)
         run_units(code.flash, work, threads)
         return output, lse
 
@@ -136,20 +144,27 @@ class FlashProblem:
         grad_lse: Tensor | None,
         *,
         wants_relative_bias: bool = False,
+        into: tuple[Tensor, Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """The gradients of query, key, value and, if requested, relative_bias, in float32 and in their shapes.
 
         output and grad_output as the value in all but length; lse and grad_lse (B, H, M) float32, the former +inf for
-        rows that take no part, the latter None for 0.
+        rows that take no part, the latter None for 0. into: gradients of query, key and value, float32 and of any
+        strides but in the last axis, to which these are added.
         """
         code = library.current()
         (batch, heads, rows, dim), (shared, columns, value_dim) = self.query.shape, self.value.shape[1:]
         threads = thread_count(self.flops(), LEAST_WORK)
         blocks = max(-(-columns // BLOCK), 1)
         # Parts of the keys each sum up gradients of all queries: only where the heads alone keep too few threads busy.
-        parts = min(blocks, max(1, -(-2 * threads // max(batch * shared, 1)))) if batch * shared < threads else 1
-        query = torch.zeros(batch, heads, parts, rows, dim)
-        key, value = torch.empty(batch, shared, columns, dim), torch.empty(batch, shared, columns, value_dim)
+        few_heads = batch * shared < threads and into is None
+        parts = min(blocks, max(1, -(-2 * threads // max(batch * shared, 1)))) if few_heads else 1
+        query = torch.zeros(parts, batch, heads, rows, dim) if into is None else into[0].unsqueeze(0)
+        key, value = (
+            (torch.empty(batch, shared, columns, dim), torch.empty(batch, shared, columns, value_dim))
+            if into is None
+            else into[1:]
+        )
         wants_bias = wants_relative_bias and self.relative_bias is not None
         bias = torch.zeros(batch, heads, parts, rows + columns - 1) if wants_bias else None
         output, grad_output = last_contiguous(output), last_contiguous(grad_output.to(self.value.dtype))
@@ -157,19 +172,21 @@ class FlashProblem:
         work, _held = self.arguments(
             batch * shared * parts,
             key_parts=parts,
-            lse=lse.data_ptr(),
+            accumulate=into is not None,
+            lse=rows_struct(lse),
             output=rows_struct(output),
             grad_output=rows_struct(grad_output),
             grad_lse=None if grad_lse is None else grad_lse.data_ptr(),
-            grad_query=query.data_ptr(),
-            grad_key=key.data_ptr(),
-            grad_value=value.data_ptr(),
+            grad_query=rows_struct(query[0]),
+            grad_query_part=query.stride(0),
+            grad_key=rows_struct(key),
+            grad_value=rows_struct(value),
             grad_relative_bias=None if bias is None else bias.data_ptr(),
         )
         run_units(code.flash_backward, work, threads)
         if bias is not None and self.relative_bias is not None:
             bias = bias.sum((0, 2)).sum_to_size(self.relative_bias.shape)
-        return query.sum(2) if parts > 1 else query.squeeze(2), key, value, bias
+        return query.sum(0) if parts > 1 else query[0], key, value, bias
 
     def flops(self) -> int:
         """Floating-point operations of a forward pass, about."""
@@ -308,7 +325,7 @@ def write_weights(
         softcap=softcap or 0.0,
         query=rows_struct(query),
         key=rows_struct(key),
-        lse=lse.data_ptr(),
+        lse=rows_struct(lse),
         weights=rows_struct(weights),
         **(options if entropy_terms is None else options | {"entropy_terms": rows_struct(entropy_terms)}),
     )
@@ -325,7 +342,7 @@ def write_all(problem: FlashProblem, lse: Tensor, weights: Tensor) -> None:
     lse = torch.where(lse.isfinite(), lse, float("inf")).contiguous()
     threads = thread_count(problem.flops(), LEAST_WORK)
     units, row_blocks = split_rows(batch * heads, rows, 2 * threads)
-    work, _held = problem.arguments(units, row_blocks=row_blocks, lse=lse.data_ptr(), weights=rows_struct(weights))
+    work, _held = problem.arguments(units, row_blocks=row_blocks, lse=rows_struct(lse), weights=rows_struct(weights))
     run_units(library.current().flash_weights, work, threads)
 
 

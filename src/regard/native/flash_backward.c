@@ -29,7 +29,7 @@ INLINE float *head_values(const struct flash *problem, const struct gradient *st
     return values + (head - state->key_head * problem->group) * padded_rows(problem);
 }
 
-/* The index of this thread's partial sum of a query head. */
+/* The index of this thread's partial sum of a query head's relative bias. */
 INLINE int64_t partial_sum_index(const struct flash *problem, const struct gradient *state, int64_t head) {
     return (state->batch * problem->heads + head) * problem->key_parts + state->part;
 }
@@ -97,9 +97,8 @@ INLINE void row_group_gradient(const struct flash *problem, struct gradient *sta
         add_product(grad_scores, (struct vectors){state->key_rows + a, padded, extent.begin, extent.end},
                     state->grad_query + a, padded, 0);
     for (int64_t i = 0; i < GROUP && tile->row + r + i < problem->rows; i++) {
-        float *target =
-            problem->grad_query +
-            (partial_sum_index(problem, state, tile->head) * problem->rows + tile->row + r + i) * problem->dim;
+        float *target = row_number(&problem->grad_query, state->batch, tile->head, tile->row + r + i) +
+                        state->part * problem->grad_query_part;
         for (int64_t a = 0; a < problem->dim; a += LANES)
             store_partial(target + a,
                           load_partial(target + a, problem->dim - a) + load(state->grad_query + i * padded + a),
@@ -161,15 +160,19 @@ INLINE void prepare_head(const struct flash *problem, struct gradient *state, in
             sum += load_entries(output, a, problem->value_dim, is_bfloat16, 0) *
                    load_entries(grad_output, a, problem->value_dim, is_bfloat16, 0);
         delta_to[row] = sum_lanes(sum) - (problem->grad_lse ? problem->grad_lse[first + row] : 0.0f);
-        lse_to[row] = problem->lse[first + row] * LOG2_E;
+        lse_to[row] = *row_number(&problem->lse, state->batch, head, row) * LOG2_E;
     }
 }
 
-INLINE void store_gradient(const float *begin, int64_t count, int64_t dim, float factor, float *target) {
+/* Writes or adds the gradient of a block of keys or values. */
+INLINE void store_gradient(const float *gradient, int64_t count, int64_t dim, float factor, float *target,
+                           int64_t stride, int64_t accumulate) {
     int64_t padded = padded_dim(dim);
     for (int64_t i = 0; i < count; i++)
-        for (int64_t a = 0; a < dim; a += LANES)
-            store_partial(target + i * dim + a, load(begin + i * padded + a) * factor, dim - a);
+        for (int64_t a = 0; a < dim; a += LANES) {
+            lanes before = accumulate ? load_partial(target + i * stride + a, dim - a) : broadcast(0.0f);
+            store_partial(target + i * stride + a, before + load(gradient + i * padded + a) * factor, dim - a);
+        }
 }
 
 /* A block of keys with all the blocks of rows that attend to it. */
@@ -177,8 +180,7 @@ INLINE void process_key_block(const struct flash *problem, struct gradient *stat
                               const int is_bfloat16) {
     int64_t count = min_int(problem->columns - column, BLOCK), padded = padded_dim(problem->dim),
             blocks = padded_rows(problem) / BLOCK;
-    int64_t value_padded = padded_dim(problem->value_dim),
-            first = (state->batch * (problem->heads / problem->group) + state->key_head) * problem->columns + column;
+    int64_t value_padded = padded_dim(problem->value_dim);
     const void *key = head_rows(&problem->key, state->batch, state->key_head, column, is_bfloat16);
     const void *value = head_rows(&problem->value, state->batch, state->key_head, column, is_bfloat16);
     pack_transposed(key, problem->key.row, count, problem->dim, state->key_columns, is_bfloat16);
@@ -196,9 +198,11 @@ INLINE void process_key_block(const struct flash *problem, struct gradient *stat
         }
     }
     store_gradient(state->grad_key, count, problem->dim, key_gradient_factor(problem),
-                   problem->grad_key + first * problem->dim);
+                   row_number(&problem->grad_key, state->batch, state->key_head, column), problem->grad_key.row,
+                   problem->accumulate);
     store_gradient(state->grad_value, count, problem->value_dim, 1.0f,
-                   problem->grad_value + first * problem->value_dim);
+                   row_number(&problem->grad_value, state->batch, state->key_head, column), problem->grad_value.row,
+                   problem->accumulate);
 }
 
 /* One part of the keys of one head. */

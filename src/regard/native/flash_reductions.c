@@ -186,11 +186,11 @@ static void flush_rows(const struct flash *problem, const struct reduction_state
 }
 
 static void start_rows(const struct flash *problem, struct reduction_state *state) {
-    int64_t padded = padded_dim(problem->dim), number = state->pair * problem->rows + state->begin;
+    int64_t padded = padded_dim(problem->dim);
     memset(state->active, 0, sizeof(state->active));
     memset(state->shift, 0, (size_t)(state->blocks * BLOCK) * sizeof(float));
     for (int64_t row = 0; row < state->count; row++) {
-        float lse = problem->lse[number + row];
+        float lse = *row_number(&problem->lse, state->batch, state->head, state->begin + row);
         if (lse - lse != 0.0f) continue; /* it attends to nothing, or to NaN */
         state->shift[row] = LOG2_E * lse;
         state->active[row / BLOCK] |= (uint64_t)1 << row % BLOCK;

@@ -25,7 +25,7 @@ INLINE bits pairs_exist(const uint8_t *keep, int64_t count) {
 INLINE void write_tile_row(const struct flash *problem, const struct row_block_state *state, int64_t row,
                            int64_t column, const struct extent extent, uint64_t word, const float *products) {
     const float *relative_bias = row_bias(problem, state->head, row, column);
-    float lse = LOG2_E * problem->lse[(state->batch * problem->heads + state->head) * problem->rows + row];
+    float lse = LOG2_E * *row_number(&problem->lse, state->batch, state->head, row);
     float *weights = row_pointer(&problem->weights, state, row, column);
     if (lse == INFINITY) return;
     for (int64_t j = aligned_begin(extent); j < extent.end; j += LANES) {
@@ -44,7 +44,7 @@ INLINE void write_full_row(const struct flash *problem, const struct row_block_s
                               ? (const uint8_t *)problem->keep.data + state->batch * problem->keep.batch +
                                     state->head * problem->keep.head + row * problem->keep.row + column
                               : 0;
-    float lse = LOG2_E * problem->lse[(state->batch * problem->heads + state->head) * problem->rows + row];
+    float lse = LOG2_E * *row_number(&problem->lse, state->batch, state->head, row);
     float none = lse != lse ? lse : 0.0f; /* all of a row that attends to NaN is NaN */
     float *weights = row_pointer(&problem->weights, state, row, column);
     float *entropy_terms = problem->entropy_terms.data ? row_pointer(&problem->entropy_terms, state, row, column) : 0;

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..errors import DtypeError, ShapeError
 from . import library
-from .flash import BLOCK, LEAST_WORK, ROW_BLOCKS, FlashProblem, FlashTiles, write_all
+from .flash import BLOCK, LEAST_WORK, ROW_BLOCKS, FlashProblem, FlashTiles, rows_struct, write_all
 from .library import check_cpu
 from .threads import run_units, thread_count
 
@@ -299,7 +299,7 @@ def _reduce(problem: FlashProblem, lse: Tensor, reductions: Sequence[CReduction]
     )
     units = batch * heads * count
     work, _held = problem.arguments(
-        units, row_blocks=ROW_BLOCKS, lse=lse.data_ptr(), reductions=ctypes.addressof(struct)
+        units, row_blocks=ROW_BLOCKS, lse=rows_struct(lse), reductions=ctypes.addressof(struct)
     )
     run_units(library.current().flash_reductions, work, thread_count(problem.flops(), LEAST_WORK))
     for buffers in (row_sums, column_sums, *maps, *([] if distances is None else [distances])):

@@ -31,6 +31,11 @@ INLINE const void *head_rows(const struct rows *rows, int64_t batch, int64_t hea
     return row_at(rows->data, 1, batch * rows->batch + head * rows->head + first * rows->row, is_bfloat16);
 }
 
+/* Where a float of rows that are not vectors is, such as a log-sum-exp. */
+INLINE float *row_number(const struct rows *rows, int64_t batch, int64_t head, int64_t row) {
+    return (float *)rows->data + batch * rows->batch + head * rows->head + row * rows->row;
+}
+
 /* The larger number of each lane; NaN where the second is NaN. */
 INLINE lanes max_lanes(lanes first, lanes second) {
 #if defined(__AVX512F__)
@@ -59,6 +64,17 @@ INLINE lanes exp2_lanes(lanes x) {
     p = p * r + 0x1.62e430p-1f;
     p = p * r + 1.0f;
     return (lanes)(((bits)shifted - 0x4b400000 + 127) << 23) * p;
+}
+
+/* Loads a block of rows ahead if they are not neighbours: the processor does so by itself only within a page. */
+INLINE void load_ahead(const struct rows *rows, int64_t batch, int64_t head, int64_t first, int64_t count, int64_t dim,
+                       const int is_bfloat16) {
+    if (rows->row <= dim) return;
+    int64_t bytes = dim * (is_bfloat16 ? 2 : 4);
+    for (int64_t i = 0; i < count; i++) {
+        const char *row = head_rows(rows, batch, head, first + i, is_bfloat16);
+        for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at, 0, 2);
+    }
 }
 
 /* Packs `count` rows, times a factor, as target[row][padded]: 0 beyond them up to BLOCK rows, and beyond their dim. */
