@@ -1,4 +1,4 @@
-"""Cache policies: growing, static, or evicting the keys that no future query can attend to.
+"""Cache policies: growing, static, or rolling, which evicts the keys that no future query can attend to.
 
 Which keys these are is found by interval arithmetic: the mask is evaluated over all future queries at once.
 """
@@ -19,9 +19,9 @@ from ...masks import Mask
 from ...masks.base import And
 
 MAX_POSITION = 2**40
-"""Upper end of the interval of future positions; sums and products with it stay within int64."""
+"""The upper end of the interval of future positions; sums and products with it stay within int64."""
 QUERIES_PER_TILE = 64
-"""Rows of one tile where the number of future queries is known."""
+"""The number of rows of one tile where the number of future queries is known."""
 
 
 def keys_to_retain(
@@ -110,7 +110,7 @@ class PositionsFrom:
 
 
 SPARE = 32
-"""Positions allocated in advance, in addition to half of the current length."""
+"""The number of positions allocated in advance, in addition to half of the current length."""
 
 
 @dataclass(frozen=True)
@@ -149,8 +149,8 @@ class Static:
 
 
 @dataclass(frozen=True)
-class Evicting:
-    """Keys that no future query can attend to under `mask` are evicted; `max_length` bounds the positions to come."""
+class Rolling:
+    """Eviction of keys that no future query can attend to under `mask`; `max_length` bounds the positions to come."""
 
     mask: Mask
     max_length: int | None = None
@@ -171,12 +171,8 @@ class Evicting:
         """Positions to allocate for a cache of this length."""
         return with_spare(length)
 
-    def retained(self, positions: Tensor, next_position: int | Tensor) -> Tensor:
-        """Which keys at these positions are retained for queries at the next position and later: bool, (N,)."""
-        return keys_to_retain(self.mask, positions, next_position, self.max_length)
 
-
-Policy = Growing | Static | Evicting
+Policy = Growing | Static | Rolling
 
 
 def with_spare(length: int) -> int:

@@ -13,7 +13,7 @@ from ...utils.numbers import whole_number
 from ..input_checks import check_positions
 from .base import Cache, check_rows
 from .buffers import Buffers, check_fits
-from .eviction import Evicting, Growing, Policy, Static, with_spare
+from .eviction import Growing, Policy, Rolling, Static, keys_to_retain, with_spare
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +67,7 @@ class KVCache(Cache):
             MaskError: no mask.
             ConfigurationError: a length that is no integer of at least 1.
         """
-        return cls(Evicting(as_mask(mask), None if max_length is None else whole_number("max_length", max_length)))
+        return cls(Rolling(as_mask(mask), None if max_length is None else whole_number("max_length", max_length)))
 
     def __len__(self) -> int:
         return 0 if self.contents is None else self.contents.length
@@ -78,7 +78,7 @@ class KVCache(Cache):
     @property
     def mask(self) -> Mask | None:
         """The mask that decides which keys are evicted; None if no key is ever evicted."""
-        return self.policy.mask if isinstance(self.policy, Evicting) else None
+        return self.policy.mask if isinstance(self.policy, Rolling) else None
 
     @property
     def keys(self) -> Tensor:
@@ -152,11 +152,13 @@ class KVCache(Cache):
     def evict(self) -> KVCache:
         """This cache without keys that no future query can attend to; evaluated once it has grown by half."""
         contents = self.contents
-        if contents is None or not isinstance(self.policy, Evicting):
+        if contents is None or not isinstance(self.policy, Rolling):
             return self
         if contents.length < contents.evict_at or not contents.buffers.keys.shape[0]:
             return self
-        columns = self.policy.retained(self.positions, contents.next_position).nonzero().squeeze(-1)
+        policy, next_position = self.policy, contents.next_position
+        retained = keys_to_retain(policy.mask, self.positions, next_position, policy.max_length)
+        columns = retained.nonzero().squeeze(-1)
         length = len(columns)
         if length == contents.length:
             return replace(self, contents=replace(contents, evict_at=with_spare(length)))
