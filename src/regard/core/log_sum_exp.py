@@ -126,7 +126,7 @@ def add_exact_gradients(
             total = total + (lse * grad_lse[..., part].masked_fill(~here, 0.0)).sum()
         for (_, target), gradient in zip(wanted, torch.autograd.grad(total, [w for w, _ in wanted]), strict=True):
             target += gradient
-        if any(biases):
+        if any(biases) and wide.bias is not None and into.bias is not None:
             parameters = zip(into.bias.parameters(), biases, strict=True)
             wide.bias.accumulate(tile, wanted[-1][1], [target if need else None for target, need in parameters])
 
