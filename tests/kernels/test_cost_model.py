@@ -12,7 +12,7 @@ from regard import native
 from regard.errors import ConfigurationError
 from regard.kernels import Cost, cost_model
 from regard.kernels.cost_model import (
-    KEPT,
+    REUSED_BYTES,
     Machine,
     Rates,
     cache_file,
@@ -51,9 +51,11 @@ class TestSeconds:
         assert unit.seconds(cost, torch.float64) == pytest.approx(4 + 5 + 3 + 2 + 1.5)
 
     def test_memory_takes_time_where_the_system_has_to_hand_it_out(self):
-        within, beyond = (MEASURED.seconds(Cost(0.0, size, calls=0), torch.float32) for size in (KEPT, 2.0 * KEPT))
+        within, beyond = (
+            MEASURED.seconds(Cost(0.0, size, calls=0), torch.float32) for size in (REUSED_BYTES, 2.0 * REUSED_BYTES)
+        )
         assert within == 0
-        assert beyond == pytest.approx(2 * KEPT / MEASURED.fresh)
+        assert beyond == pytest.approx(2 * REUSED_BYTES / MEASURED.fresh)
 
 
 class TestInUse:
