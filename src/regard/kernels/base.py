@@ -75,3 +75,19 @@ class OwnGradient(Protocol):
     def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
         """The gradients of the batched problem's tensors."""
         ...
+
+
+@runtime_checkable
+class InPlaceKernel(OwnGradient, Protocol):
+    """A kernel that also writes and adds to tensors of any strides, so that parts of a problem need no copies."""
+
+    def forward_into(self, batched: BatchedProblem, output: Tensor, lse: Tensor, *, accumulate: bool) -> None:
+        """Write the result of a batched problem, or merge it with that of other keys, which stands there.
+
+        Shapes: output (B, H, M, Dv) and lse (B, H, M), float32, of any strides but in the output's last axis.
+        """
+        ...
+
+    def add_gradients(self, batched: BatchedProblem, saved: Saved, into: ProblemGradients) -> None:
+        """Add the gradients of a batched problem to float32 ones, of any strides but in the last axis."""
+        ...

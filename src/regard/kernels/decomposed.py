@@ -20,10 +20,9 @@ from ..core.problem import Problem
 from ..core.score_forms import at_least_float32
 from ..core.symbolic_positions import Positions, PositionSet, ResiduePositions, SelectedPositions
 from ..masks.parts import Part
-from .base import Cost, OwnGradient, Result
+from .base import Cost, InPlaceKernel, OwnGradient, Result
 from .batched_problem import BatchedProblem, ProblemGradients, Saved
 from .cost_model import RESULT, operator_calls, predicted_seconds
-from .cpu_flash import CpuFlashKernel
 from .custom_op import attend, register
 from .mask_tiles import memoize
 
@@ -109,8 +108,8 @@ class DecomposedKernel:
 
     name = "decomposed"
 
-    def __init__(self, kernels: tuple[OwnGradient, ...]) -> None:
-        self.kernels = kernels
+    def __init__(self, kernels: tuple[OwnGradient, ...], without_bias: tuple[OwnGradient, ...] = ()) -> None:
+        self.kernels, self.without_bias = kernels, without_bias
         register(self)
 
     def why_not(self, problem: Problem) -> list[str]:
@@ -166,7 +165,7 @@ class DecomposedKernel:
         for selection in selections:
             kernel, own = self._kernel(selection.problem), BatchedProblem.from_problem(selection.problem)
             views = [_merged_view(selection.rows, tensor) for tensor in whole]
-            if isinstance(kernel, CpuFlashKernel) and own.value.dtype == torch.float32 and None not in views:
+            if isinstance(kernel, InPlaceKernel) and own.value.dtype == torch.float32 and None not in views:
                 kernel.forward_into(own, views[0], views[1].squeeze(-1), accumulate=id(selection) not in new)
                 continue
             part_output, part_lse = kernel.forward(own)
@@ -192,7 +191,7 @@ class DecomposedKernel:
             part = Saved(output, lse.squeeze(-1), grad_output, grad_lse.squeeze(-1), saved.needs_bias_grad)
             kernel, own = self._kernel(selection.problem), BatchedProblem.from_problem(selection.problem)
             views = [_merged_view(axis, tensor) for axis, tensor in zip((rows, columns, columns), whole, strict=True)]
-            if isinstance(kernel, CpuFlashKernel) and None not in views:
+            if isinstance(kernel, InPlaceKernel) and None not in views:
                 kernel.add_gradients(own, part, ProblemGradients(*views, bias=gradients.bias))
                 continue
             found = kernel.backward(own, part)
@@ -212,7 +211,9 @@ class DecomposedKernel:
         options = problem.softcap is None, problem.dropout is None, problem.bias_requires_grad(), type(problem.pairs)
 
         def compute() -> OwnGradient:
-            able = [kernel for kernel in self.kernels if not kernel.why_not(problem)]
+            # Whether the gradient of a bias is wanted is not known here: those that have none compute no bias at all.
+            kernels = self.kernels if problem.bias is not None else (*self.kernels, *self.without_bias)
+            able = [kernel for kernel in kernels if not kernel.why_not(problem)]
             return min(able, key=lambda kernel: predicted_seconds(kernel.cost(problem), problem))
 
         return memoize(problem, ("kernel of a part", kind, options), compute)

@@ -41,7 +41,7 @@ KERNELS: tuple[Kernel, ...] = (
     DecodeKernel(),
     CPU_FLASH,
     BLOCK_SPARSE,
-    DecomposedKernel((CPU_FLASH, BLOCK_SPARSE, ADDITIVE, TILED)),
+    DecomposedKernel((CPU_FLASH, ADDITIVE, TILED), without_bias=(BLOCK_SPARSE,)),
     ADDITIVE,
     TILED,
     ReferenceKernel(),
