@@ -23,6 +23,7 @@ from .cases import Case as Case
 from .cases import cases as cases
 from .cases import long_cases as long_cases
 from .cases import random_cases as random_cases
+from .mask_parts import assert_parts as assert_parts
 from .oracle import SOFTMAX as SOFTMAX
 from .oracle import Oracle as Oracle
 from .oracle import OracleResult as OracleResult
@@ -41,6 +42,7 @@ __all__ = [
     "OracleResult",
     "assert_agrees",
     "assert_close",
+    "assert_parts",
     "cases",
     "dropout_keeps",
     "fault",
