@@ -20,7 +20,7 @@ def plain(
     value: Tensor,
     softcap: float | None = None,
     bias: Tensor | None = None,
-    keep: Tensor | None = None,
+    dropout_mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp by the formula, in the dtype of the query."""
     key, value = (tensor.repeat_interleave(query.shape[0] // max(key.shape[0], 1), 0) for tensor in (key, value))
@@ -31,7 +31,7 @@ def plain(
         scores = scores + bias.flatten(0, 1)
     lse = scores.logsumexp(-1)
     weights = torch.exp(scores - lse.unsqueeze(-1)).nan_to_num(0.0)  # no keys at all
-    return (weights if keep is None else weights * keep.flatten(0, 1)) @ value, lse
+    return (weights if dropout_mask is None else weights * dropout_mask.flatten(0, 1)) @ value, lse
 
 
 def attended(
@@ -113,10 +113,10 @@ def test_softcap(variant):
 @pytest.mark.parametrize("leading", [(1, 6), (2, 3), (6, 1)])
 def test_added_and_kept(variant, leading):
     given = inputs(6, 3, 37, 131, 23, 29)
-    bias, keep = torch.randn(*leading, 37, 131), (torch.rand(*leading, 37, 131) > 0.3).float()
+    bias, dropout_mask = torch.randn(*leading, 37, 131), (torch.rand(*leading, 37, 131) > 0.3).float()
     bias = bias.masked_fill(torch.rand(bias.shape) > 0.4, -math.inf)
     bias[0, 0, :, 40:] = -math.inf
-    assert near(attended(*given, bias=bias, keep=keep), *given, bias=bias, keep=keep)
+    assert near(attended(*given, bias=bias, dropout_mask=dropout_mask), *given, bias=bias, dropout_mask=dropout_mask)
 
 
 def test_given_for_all_heads_alike_and_in_any_order(variant):
@@ -221,9 +221,11 @@ def test_what_does_not_fit():
     result = native.AdditiveForward(prepared, value)
     with pytest.raises(ShapeError, match=r"bias has shape \(2, 3, 5\); the tile needs .* with 2 heads and \(3, 5\)"):
         result.add(bias=torch.zeros(2, 3, 5))
-    with pytest.raises(ShapeError, match=r"keep has shape \(1, 2, 3, 5\); the tile needs .* with 2 heads and \(1, 5\)"):
-        result.add(slice(0, 1), keep=torch.ones(1, 2, 3, 5))
-    with pytest.raises(DtypeError, match="keep is torch.bool"):
-        result.add(keep=torch.ones(1, 2, 3, 5, dtype=torch.bool))
+    with pytest.raises(
+        ShapeError, match=r"dropout_mask has shape \(1, 2, 3, 5\); the tile needs .* with 2 heads and \(1, 5\)"
+    ):
+        result.add(slice(0, 1), dropout_mask=torch.ones(1, 2, 3, 5))
+    with pytest.raises(DtypeError, match="dropout_mask is torch.bool"):
+        result.add(dropout_mask=torch.ones(1, 2, 3, 5, dtype=torch.bool))
     with pytest.raises(ShapeError, match="every 2th row or column is asked for"):
         result.add(slice(0, 3, 2))

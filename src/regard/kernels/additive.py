@@ -88,8 +88,8 @@ class AdditiveKernel:
             for run in row.runs:
                 width = tile_size(problem, self.tile)[1] if inputs.for_all or run.masked else problem.keys
                 for columns in split_slice(run.columns, width):
-                    added, kept = inputs.added(row.rows, columns, run.masked), inputs.kept(row.rows, columns)
-                    attended.add(row.rows, columns, added, kept)
+                    added = inputs.added(row.rows, columns, run.masked)
+                    attended.add(row.rows, columns, added, inputs.dropout_mask(row.rows, columns))
         if problem.dropout is not None:
             attended.output.div_(1.0 - problem.dropout.probability)
         return attended.output.unflatten(0, batched.shape[:2]), attended.lse.unflatten(0, batched.shape[:2])
@@ -112,7 +112,7 @@ class _PairInputs:
             return None
         return added.expand(*self.batched.shape[:2], rows.stop - rows.start, columns.stop - columns.start)
 
-    def kept(self, rows: slice, columns: slice) -> Tensor | None:
+    def dropout_mask(self, rows: slice, columns: slice) -> Tensor | None:
         """The dropout mask, float 0 or 1; None without dropout."""
         if self.dropout is None:
             return None

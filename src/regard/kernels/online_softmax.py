@@ -115,11 +115,11 @@ class TiledAttention:
             softmax = _OnlineSoftmax(output[:, :, row.rows], lse[:, :, row.rows])
             for columns, masked in tiles.in_row(row):
                 weights = softmax.weights(tiles.scores(row.rows, columns, masked)[0])
-                if (kept := tiles.kept(row.rows, columns)) is not None:
-                    weights.mul_(kept)
+                if (dropout_mask := tiles.dropout_mask(row.rows, columns)) is not None:
+                    weights.mul_(dropout_mask)
                 part = value[:, :, columns]
                 softmax.add(per_head(lambda folded, part=part: folded @ part, weights, part))
-            softmax.write(tiles.kept_share)
+            softmax.write(tiles.keep_probability)
 
     def _backward(
         self, tiles: ScoredTiles, rows: tuple[BlockRow, ...], saved: Saved, gradients: ProblemGradients
@@ -128,16 +128,16 @@ class TiledAttention:
         for row in rows:
             here = saved.part(rows=row.rows)
             lse, delta = here.lse.unsqueeze(-1), here.delta().unsqueeze(-1)
-            asked = at_least_float32(here.grad_output) / tiles.kept_share
+            asked = at_least_float32(here.grad_output) / tiles.keep_probability
             for columns, masked in tiles.in_row(row):
                 part = value[:, :, columns]
                 scores, slope = tiles.scores(row.rows, columns, masked)
                 weights = exponential_(scores.sub_(lse))
                 inner = per_head(lambda folded, part=part: folded @ part.mT, asked, part)  # dP
                 used = weights
-                if (kept := tiles.kept(row.rows, columns)) is not None:
-                    inner.mul_(kept)
-                    used = kept.mul_(weights) if kept.dtype == weights.dtype else kept * weights
+                if (dropout_mask := tiles.dropout_mask(row.rows, columns)) is not None:
+                    inner.mul_(dropout_mask)
+                    used = dropout_mask.mul_(weights) if dropout_mask.dtype == weights.dtype else dropout_mask * weights
                 gradients.value[:, :, columns] += per_key_head(used, asked, part)
                 tiles.add_gradients(row.rows, columns, inner.sub_(delta).mul_(weights), slope, gradients)
 
@@ -152,7 +152,9 @@ class ScoredTiles:
             make_tile_bias(batched),
         )
         self.size = tile_size(batched.problem, tile)
-        self.kept_share = 1.0 - batched.problem.dropout.probability if batched.problem.dropout is not None else 1.0
+        self.keep_probability = (
+            1.0 - batched.problem.dropout.probability if batched.problem.dropout is not None else 1.0
+        )
 
     def in_row(self, row: BlockRow) -> Iterator[tuple[slice, bool]]:
         """The tiles of a block row: their columns, and whether some of their pairs are masked."""
@@ -175,7 +177,7 @@ class ScoredTiles:
             scores = scores.add_(torch.zeros(keep.shape, device=keep.device).masked_fill_(~keep, float("-inf")))
         return scores, slope
 
-    def kept(self, rows: slice, columns: slice) -> Tensor | None:
+    def dropout_mask(self, rows: slice, columns: slice) -> Tensor | None:
         """The dropout mask of a tile, float 0 or 1; None without dropout."""
         dropout = self.batched.problem.dropout
         if dropout is None:
@@ -224,9 +226,9 @@ class _OnlineSoftmax:
         """Add the weights times the values of a part."""
         self.sum += values
 
-    def write(self, kept_share: float) -> None:
+    def write(self, keep_probability: float) -> None:
         """The rows' output and log-sum-exp; 0 and -inf where there was no key."""
-        self.output.copy_(self.sum / self.total.masked_fill(self.total == 0, 1.0) / kept_share)
+        self.output.copy_(self.sum / self.total.masked_fill(self.total == 0, 1.0) / keep_probability)
         self.lse.copy_((self.total.log() + self.peak).squeeze(-1))
 
 

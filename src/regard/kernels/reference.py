@@ -65,8 +65,8 @@ def formula(problem: Problem) -> Result:
     weights = (exponentials / total)[..., :-1]  # [..., H, M, N]
 
     if problem.dropout is not None:
-        kept = problem.dropout.dropout_mask(*problem.dropout_indices(problem.grid()))  # [B, H, M, N], 0 or 1
-        weights = weights * kept.view(weights.shape).to(dtype) / (1 - problem.dropout.probability)
+        dropout_mask = problem.dropout.dropout_mask(*problem.dropout_indices(problem.grid()))  # [B, H, M, N], 0 or 1
+        weights = weights * dropout_mask.view(weights.shape).to(dtype) / (1 - problem.dropout.probability)
     if grouped:
         weights = weights.unflatten(-3, groups).flatten(-3, -2)  # [..., Hk, group · M, N]
     output = weights @ value  # [..., H, M, Dv]

@@ -62,11 +62,11 @@ struct additive_forward {
     int64_t row_begin, row_end, column_begin, column_end;
     int64_t band;       /* rows that are taken at once, at most BAND */
     struct pairs bias; /* to the scores, -infinity where there is no pair */
-    struct pairs keep;  /* factors of the weights */
+    struct pairs dropout_mask; /* 0 for weights that are dropped, else 1 */
     float softcap;      /* the score becomes softcap tanh(score / softcap); 0 for none */
     const float *value; /* (key_heads, columns, value_dim) */
     int64_t value_head, value_row, value_dim;
-    float *output;  /* (heads, rows, value_dim): the sum of exp(score - lse) kept value */
+    float *output;  /* (heads, rows, value_dim): the sum of exp(score - lse) dropout_mask value */
     float *lse;     /* (heads, rows): log of the sum of exp(score), -infinity where there was none */
     float *maximum; /* (heads, rows): the largest score, likewise */
     float *total;   /* (heads, rows): the sum of exp(score - largest) */

@@ -6,7 +6,7 @@
 /* The rows that a thread is at, all of one head. */
 struct band {
     int64_t head, begin, count; /* begin: the first row */
-    float *sums;   /* [BAND][padded value dim]: of exp(score - largest) kept value */
+    float *sums;   /* [BAND][padded value dim]: of exp(score - largest) dropout_mask value */
     float *values; /* of a strip: [STRIP][padded value dim] */
 };
 
@@ -38,15 +38,15 @@ INLINE float max_of_lanes(const float *scores) {
 INLINE float online_softmax(float *scores, float *maximum, float *total) {
     float now = max_of_lanes(scores);
     now = now > *maximum ? now : *maximum;
-    float shift = now == -INFINITY ? 0.0f : now, keep = exp2_lanes(broadcast((*maximum - shift) * LOG2_E))[0];
+    float shift = now == -INFINITY ? 0.0f : now, rescale = exp2_lanes(broadcast((*maximum - shift) * LOG2_E))[0];
     lanes sum = {0};
     for (int j = 0; j < STRIP; j += LANES) {
         lanes weight = exp2_lanes((load(scores + j) - shift) * LOG2_E);
         store(scores + j, weight);
         sum += weight;
     }
-    *maximum = now, *total = *total * keep + sum_lanes(sum);
-    return keep;
+    *maximum = now, *total = *total * rescale + sum_lanes(sum);
+    return rescale;
 }
 
 /* The weights of a row with `count` keys of a strip, 0 beyond, and what scales the strips before; whether any pair
@@ -54,7 +54,7 @@ INLINE float online_softmax(float *scores, float *maximum, float *total) {
 INLINE int row_weights(const struct additive_forward *work, int64_t head, int64_t row, int64_t column, int64_t count,
                        float *weights, float *rescale) {
     const float *bias = row_pairs(work, &work->bias, head, row, column),
-                *keep = row_pairs(work, &work->keep, head, row, column);
+                *dropout_mask = row_pairs(work, &work->dropout_mask, head, row, column);
     int64_t band = head * work->scores->rows + row;
     if (bias && !any_pair_exists(bias, count)) return 0;
     strip_scores(work->scores, head, row, column, count, weights);
@@ -65,8 +65,8 @@ INLINE int row_weights(const struct additive_forward *work, int64_t head, int64_
         for (int64_t j = 0; j < count; j++) weights[j] += bias[j];
     for (int64_t j = count; j < STRIP; j++) weights[j] = -INFINITY;
     *rescale = online_softmax(weights, work->maximum + band, work->total + band);
-    if (keep)
-        for (int64_t j = 0; j < count; j++) weights[j] *= keep[j];
+    if (dropout_mask)
+        for (int64_t j = 0; j < count; j++) weights[j] *= dropout_mask[j];
     return 1;
 }
 

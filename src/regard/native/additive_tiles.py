@@ -199,7 +199,7 @@ class AdditiveForwardStruct(ctypes.Structure):
     _fields_ = (
         *(("next_unit", c_int64), ("unit_count", c_int64), ("failed", c_int64), ("scores", c_void_p)),
         *((name, c_int64) for name in ("row_begin", "row_end", "column_begin", "column_end", "band")),
-        *(("bias", PairsStruct), ("keep", PairsStruct), ("softcap", c_float)),
+        *(("bias", PairsStruct), ("dropout_mask", PairsStruct), ("softcap", c_float)),
         *(("value", c_void_p), ("value_head", c_int64), ("value_row", c_int64), ("value_dim", c_int64)),
         *((name, c_void_p) for name in ("output", "lse", "maximum", "total")),
     )
@@ -234,12 +234,16 @@ class AdditiveForward:
         self._maximum, self._total = self.lse.clone(), torch.zeros(rows)
 
     def add(
-        self, rows: slice = WHOLE, columns: slice = WHOLE, bias: Tensor | None = None, keep: Tensor | None = None
+        self,
+        rows: slice = WHOLE,
+        columns: slice = WHOLE,
+        bias: Tensor | None = None,
+        dropout_mask: Tensor | None = None,
     ) -> None:
         """Add a tile: some rows attend to some columns. No pair may be in two tiles.
 
-        rows and columns: slices of step 1. bias and keep: (B, H / B, rows, columns) float32, of any strides but in
-        the last axis. bias: -inf where there is no pair. keep: 1, and 0 for weights that are dropped.
+        rows and columns: slices of step 1. bias and dropout_mask: (B, H / B, rows, columns) float32, of any strides but
+        in the last axis. bias: -inf where there is no pair. dropout_mask: 0 for weights that are dropped, else 1.
 
         Raises:
             ShapeError, DtypeError, DeviceError: a slice has another step, or a tensor is not as above.
@@ -248,7 +252,7 @@ class AdditiveForward:
         scores, value = self.scores, self.value
         (top, bottom), (left, right) = slice_bounds(rows, scores.rows), slice_bounds(columns, scores.columns)
         size = bottom - top, right - left
-        bias, keep = self._checked("bias", bias, size), self._checked("keep", keep, size)
+        bias, dropout_mask = self._checked("bias", bias, size), self._checked("dropout_mask", dropout_mask, size)
         pairs = scores.heads * size[0] * size[1]
         if not pairs:
             return
@@ -258,7 +262,7 @@ class AdditiveForward:
             *(0, scores.heads * -(-size[0] // band), 0, ctypes.addressof(scores.work), top, bottom, left, right, band),
             *(
                 _pairs_struct(bias),
-                _pairs_struct(keep),
+                _pairs_struct(dropout_mask),
                 self.softcap,
                 value.data_ptr(),
                 *value.stride()[:2],
