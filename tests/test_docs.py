@@ -37,3 +37,23 @@ def test_links_and_names_of_files_are_there(page):
         for name in re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.py)`", text):
             root = DOCS.parent if name.startswith("tests/") else DOCS.parent / "src" / "regard"
             assert (root / name).exists(), name
+
+
+SOURCES = DOCS.parent / "src" / "regard"
+WORDS = {
+    word
+    for path in (*SOURCES.rglob("*.py"), *SOURCES.rglob("*.[ch]"), *(DOCS.parent / "tests").rglob("*.py"))
+    for word in re.findall(r"\w+", path.read_text("utf-8"))
+}
+
+
+@pytest.mark.parametrize(
+    "page", ["architecture.md", *(f"extending/{path.name}" for path in DOCS.glob("extending/*.md"))]
+)
+def test_names_in_the_text_are_in_the_code(page):
+    """Functions, classes and constants that a page names: `name`, `Class.method` or `module.name(...)`."""
+    text = BLOCK.sub("", (DOCS / page).read_text("utf-8"))
+    named = re.findall(r"`([A-Za-z_][A-Za-z_0-9.]*)(?:\([^`]*\))?`", text)
+    examples = "\n".join(BLOCK.findall((DOCS / page).read_text("utf-8")))
+    known = WORDS | set(re.findall(r"\w+", examples))
+    assert {name for name in named if not known.issuperset(name.split("."))} == set()
