@@ -4,6 +4,7 @@
 """
 
 import random
+from functools import partial
 
 import pytest
 import torch
@@ -86,10 +87,13 @@ def draw(number):
     return {name: tensor.double().requires_grad_() for name, tensor in tensors.items()}, options, mask, keep, ids
 
 
-@pytest.mark.parametrize(
+by_chunk = pytest.mark.parametrize(
     "first",
     [pytest.param(first, marks=[pytest.mark.conformance] if first else []) for first in range(0, COUNT, CHUNK)],
 )
+
+
+@by_chunk
 def test_random_problems(first, monkeypatch):
     faults = []
     for number in range(first, first + CHUNK):
@@ -117,3 +121,44 @@ def test_random_problems(first, monkeypatch):
         except (AssertionError, ValueError) as error:
             faults.append(f"problem {number}, {options}, mask {mask}: {error}")
     assert not faults, "\n".join(faults[:3]) + f"\n{len(faults)} of {CHUNK}"
+
+
+def results(compute, tensors, dtype):
+    """The output and the gradient of each tensor, all in this dtype."""
+    leaves = {name: tensor.detach().to(dtype).requires_grad_() for name, tensor in tensors.items()}
+    gates = {name: leaves.get(name) for name in ("decay", "beta")}
+    output = compute(leaves["query"], leaves["key"], leaves["value"], **gates)
+    upstream = torch.randn(output.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    if not output.requires_grad:
+        return [output, *(torch.zeros_like(leaf) for leaf in leaves.values())]
+    gradients = torch.autograd.grad(output, list(leaves.values()), upstream, materialize_grads=True, allow_unused=True)
+    return [output.detach(), *gradients]
+
+
+@by_chunk
+def test_random_problems_in_float32(first):
+    """Errors of at most twice those of the definition, and 32 roundings: the delta rule solves systems."""
+    faults = []
+    for number in range(first, first + CHUNK // 2):
+        tensors, options, mask, keep, ids = draw(number)
+        if options["normalize"] and isinstance(options["feature_map"], Relu | FavorPlus):
+            continue  # totals may be almost 0, and gradients are then inaccurate in any order of the sums
+        truth, plain, ours = (
+            results(compute, tensors, dtype)
+            for compute, dtype in (
+                (partial(definition, keep=keep, ids=ids, **options), torch.float64),
+                (partial(definition, keep=keep, ids=ids, **options), torch.float32),
+                (partial(regard.linear_attention, mask=mask, **options), torch.float32),
+            )
+        )
+        # A gradient that is 0, as that of a decay of nothing, is a difference of terms as large as other gradients.
+        largest = [float(tensor.abs().max()) if tensor.numel() else 0.0 for tensor in truth]
+        magnitudes = [largest[0], *(max(largest[1:]) for _ in largest[1:])]
+        for name, exact, formula, found, magnitude in zip(
+            ("output", *tensors), truth, plain, ours, magnitudes, strict=True
+        ):
+            if exact.numel():
+                error, budget = ((one - exact).abs().max().item() for one in (found, formula))
+                if not error <= 2 * budget + 32 * torch.finfo(torch.float32).eps * magnitude:
+                    faults.append(f"problem {number}, {name}: error {error:.2g}, of the definition {budget:.2g}")
+    assert not faults, "\n".join(faults)
