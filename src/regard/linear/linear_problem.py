@@ -145,7 +145,7 @@ def make_linear_problem(query: Tensor, key: Tensor, value: Tensor, **options: Un
         state = layout.checked_state(options.get("state"), key, normalize)
         query, query_scale, key_scale = query if scale == 1.0 else query * scale, None, None
         maps_elu = type(feature_map) is Elu and normalize and mask.causal and keep is None and mask.documents is None
-        maps_elu = maps_elu and runs_natively(query, key, value)
+        maps_elu = maps_elu and key.shape[2] > 1 and runs_natively(query, key, value)
         if not maps_elu:
             query, query_scale = query_features(feature_map, query)
             key, key_scale = key_features(feature_map, key, keep, None if state is None else state.log_scale)

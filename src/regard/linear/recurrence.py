@@ -56,12 +56,15 @@ def recurrence(
     return output, final
 
 
-def _native_problem(inputs: Sequence[Any]) -> native.RecurrenceProblem | None:
-    """The problem of the native code, for float32 on the CPU where there is such code; else None."""
+def _runs_natively(inputs: Sequence[Tensor | None]) -> bool:
+    """Whether there is native code for the tensors: float32 on the CPU."""
     tensors = [tensor for tensor in inputs if tensor is not None]
-    if tensors[0].dtype != torch.float32 or not native.supports(*tensors):
-        return None
-    return native.RecurrenceProblem(*inputs)
+    return tensors[0].dtype == torch.float32 and native.supports(*tensors)
+
+
+def _native_problem(inputs: Sequence[Any]) -> native.RecurrenceProblem | None:
+    """The problem of the native code; None where there is none for the tensors."""
+    return native.RecurrenceProblem(*inputs) if _runs_natively(inputs) else None
 
 
 def _segments(key: Tensor, decay: Tensor | None) -> list[slice]:
@@ -82,7 +85,10 @@ def _forward(
     stores_borders: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The output, the final state, and the states before each segment, (B, Hk, segments, D, Dv)."""
-    problem = _native_problem((query, key, value, decay, beta, state))
+    inputs = (query, key, value, decay, beta, state)
+    if key.shape[2] == 1 and not stores_borders and _runs_natively(inputs):
+        return (*native.recurrence_step(*inputs), state)
+    problem = _native_problem(inputs)
     if problem is not None:
         result = problem.forward(stores_borders=stores_borders)
         return result.output, result.state, result.state if result.border_state is None else result.border_state

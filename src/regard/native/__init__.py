@@ -25,6 +25,7 @@ from .library import why_not as why_not
 from .linear_recurrence import RecurrenceGradients as RecurrenceGradients
 from .linear_recurrence import RecurrenceProblem as RecurrenceProblem
 from .linear_recurrence import RecurrenceResult as RecurrenceResult
+from .linear_recurrence import recurrence_step as recurrence_step
 from .reductions import CellReduction as CellReduction
 from .reductions import ColumnWeightSums as ColumnWeightSums
 from .reductions import CReduction as CReduction
@@ -63,6 +64,7 @@ __all__ = [
     "available",
     "matmul_few_rows",
     "never_decrease",
+    "recurrence_step",
     "reduce_weights",
     "supports",
     "using",
