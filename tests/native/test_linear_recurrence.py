@@ -1,10 +1,13 @@
 import functools
+import re
 
 import pytest
 import torch
 from torch import Tensor
 
-from regard.native import linear_recurrence
+from regard import native
+from regard.errors import ConfigurationError, DtypeError, ShapeError
+from regard.native import build, linear_recurrence
 from regard.native.linear_recurrence import RecurrenceProblem
 
 pytestmark = pytest.mark.usefixtures("built")
@@ -155,3 +158,126 @@ def test_it_is_the_step_recurrence(variant, short_segments, shape, kind):
 def test_normalised_with_a_feature_map(variant, short_segments, shape, kind):
     inputs, seeds, expected = truth_and_budget(shape, kind, normalize=True)
     assert_near(native_results(inputs, seeds, feature_map="elu", normalize=True), expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", [(2, 6, 2, 1, 24, 40), (1, 3, 3, 1, 17, 65), (1, 2, 1, 1, 64, 193)])
+def test_one_token_is_a_step(variant, shape, kind):
+    inputs = make_inputs(shape, kind)
+    truth = step_recurrence(**{name: tensor.double() for name, tensor in inputs.items()})
+    found = native.recurrence_step(*(inputs.get(name) for name in NAMES[:6]))
+    for ours, exact in zip(found, truth, strict=True):
+        assert ours.shape == exact.shape
+        torch.testing.assert_close(ours.double(), exact, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_strides(kind):
+    inputs = make_inputs(SHAPES["grouped"], kind)
+    seeds = seeds_for(inputs)
+    expected = native_results(inputs, seeds)
+    turned = {name: tensor.transpose(-1, -2).contiguous().transpose(-1, -2) for name, tensor in inputs.items()}
+    apart = {name: torch.stack([tensor, tensor], 1).transpose(0, 1)[1] for name, tensor in inputs.items()}
+    for other in (turned, apart):
+        found = native_results(other, [seed.mT.contiguous().mT for seed in seeds])
+        for name, tensor in expected.items():
+            assert torch.equal(found[name], tensor), name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("heads", [1, 3])
+def test_threads_change_the_rounding_of_shared_gradients_alone(monkeypatch, kind, heads):
+    monkeypatch.setattr(linear_recurrence, "LEAST_WORK", 1)
+    inputs = make_inputs((1, heads, heads, 131, 17, 70), kind)
+    seeds, found = seeds_for(inputs), []
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            found.append(native_results(inputs, seeds))
+    finally:
+        torch.set_num_threads(before)
+    shared = ("gradient of query", "gradient of key", "gradient of decay", "gradient of beta") if heads == 1 else ()
+    for name, tensor in found[0].items():
+        if name in shared:  # sums over the parts of the value columns
+            torch.testing.assert_close(found[1][name], tensor, rtol=1e-4, atol=1e-4)
+        else:
+            assert torch.equal(found[1][name], tensor), name
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 2, 0, 4, 5), (0, 2, 2, 7, 4, 5), (1, 2, 2, 7, 4, 0), (1, 2, 2, 7, 0, 5)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_to_do(shape, kind):
+    inputs = make_inputs(shape, kind)
+    seeds = seeds_for(inputs)
+    found = native_results(inputs, seeds)
+    assert found["output"].shape == (*shape[:2], shape[3], shape[5])
+    for name, tensor in found.items():
+        assert tensor.isfinite().all(), name
+    if not shape[3]:
+        assert torch.equal(found["final state"], inputs["state"])
+        assert torch.equal(found["gradient of state"], seeds[1])
+
+
+@pytest.mark.parametrize("kind", ["per head", "per feature", "delta per head", "delta per feature"])
+def test_a_decay_of_minus_infinity_forgets(variant, kind):
+    inputs = make_inputs((1, 2, 2, 200, 16, 16), kind)
+    inputs["decay"][:, :, [0, 70, 128]] = -torch.inf
+    seeds = seeds_for(inputs)
+    found = native_results(inputs, seeds)
+    tail = {name: tensor if name == "state" else tensor[:, :, 128:] for name, tensor in inputs.items()}
+    expected = step_recurrence(**tail)
+    torch.testing.assert_close(found["output"][:, :, 128:], expected[0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found["final state"], expected[1], rtol=1e-4, atol=1e-4)
+    for name, tensor in found.items():
+        assert tensor.isfinite().all(), name
+    assert not found["gradient of decay"][:, :, [0, 70, 128]].any()
+    assert not found["gradient of state"].any()
+
+
+@pytest.mark.parametrize("strength", [50.0, 5000.0])
+@pytest.mark.parametrize("kind", ["per head", "delta per feature"])
+def test_strong_decays_overflow_nothing(variant, kind, strength):
+    inputs = make_inputs((1, 2, 2, 131, 16, 16), kind)
+    inputs["decay"] = inputs["decay"] * strength
+    expected = formula_results(inputs, seeds := seeds_for(inputs), torch.float64)
+    for name, tensor in native_results(inputs, seeds).items():
+        torch.testing.assert_close(tensor.double(), expected[name].detach(), rtol=1e-4, atol=1e-4, msg=name)
+
+
+def test_small_features_are_not_rounded_to_zero(variant):
+    query, key = (
+        torch.full((1, 1, 3, 4), -1.0),
+        torch.tensor([-30.0, -50.0, -200.0]).view(1, 1, 3, 1).expand(1, 1, 3, 4),
+    )
+    value = torch.tensor([2.0, 3.0, 5.0]).view(1, 1, 3, 1)
+    result = RecurrenceProblem(query, key, value, feature_map="elu", normalize=True).forward()
+    torch.testing.assert_close(result.output.flatten(), torch.full((3,), 2.0))
+    alone = RecurrenceProblem(query[:, :, :1], key[:, :, 2:], value[:, :, :1], feature_map="elu", normalize=True)
+    assert alone.forward().output.item() == 0.0  # no weight: not 0 / 0
+
+
+def test_what_does_not_fit_is_said():
+    query, key, value = torch.zeros(1, 4, 5, 8), torch.zeros(1, 2, 5, 8), torch.zeros(1, 2, 5, 3)
+    with pytest.raises(DtypeError, match=r"value is torch.float64; native code takes torch.float32"):
+        RecurrenceProblem(query, key, value.double())
+    with pytest.raises(ShapeError, match=r"each needs the four axes \(batch, heads, tokens, dim\)"):
+        RecurrenceProblem(query, key, value[0])
+    with pytest.raises(ShapeError, match=r"decay has the shape \(1, 4, 5\); .* needs \(1, 2, 5\) or \(1, 2, 5, 8\)"):
+        RecurrenceProblem(query, key, value, decay=torch.zeros(1, 4, 5))
+    with pytest.raises(ShapeError, match=r"query has 3 heads and key 2"):
+        RecurrenceProblem(query[:, :3], key, value)
+    with pytest.raises(ConfigurationError, match=r"feature_map is 'relu'; native code has \('identity', 'elu'\)"):
+        RecurrenceProblem(query, key, value, feature_map="relu")
+    with pytest.raises(ConfigurationError, match=r"the delta rule has no total of weights"):
+        RecurrenceProblem(query, key, value, beta=torch.zeros(1, 2, 5), normalize=True)
+    with pytest.raises(ShapeError, match=r"query has 5 tokens; a step is of one"):
+        native.recurrence_step(query, key, value, None, None, torch.zeros(1, 2, 8, 3))
+    with pytest.raises(ShapeError, match=r"state has the shape \(1, 2, 3, 8\)"):
+        native.recurrence_step(query[:, :, :1], key[:, :, :1], value[:, :, :1], None, None, torch.zeros(1, 2, 3, 8))
+
+
+def test_the_order_of_feature_maps_is_that_of_the_header():
+    header = (build.SOURCES / "recurrence.h").read_text("utf-8")
+    (names,) = re.findall(r"enum \{ (IDENTITY, \w+) \}", header)
+    assert tuple(names.lower().split(", ")) == linear_recurrence.FEATURE_MAPS
