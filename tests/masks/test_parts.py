@@ -70,4 +70,5 @@ def test_overlapping_parts_are_found():
 
 def test_a_tensor_over_pairs_keeps_its_order():
     mask = masks.strided(2) & masks.where(keep=torch.ones(4, 4, dtype=torch.bool))
-    assert mask.parts and not mask.by_position
+    assert mask.parts
+    assert not mask.by_position

@@ -253,7 +253,7 @@ def _position_ranges(problem: Problem) -> tuple[range, range]:
     """The positions of queries and keys, both consecutive."""
     keys = problem.key_positions if isinstance(problem.key_positions, range) else range(problem.keys)
     queries = problem.query_positions
-    return queries if isinstance(queries, range) else keys[problem.keys - problem.queries :], keys
+    return queries if isinstance(queries, range) else range(keys.stop - problem.queries, keys.stop), keys
 
 
 def residue_classes(queries: range, keys: range, step: int) -> Iterator[tuple[ResidueClasses, ResidueClasses]]:
