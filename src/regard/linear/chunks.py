@@ -70,7 +70,7 @@ def _one_step(
         state = state * decay.exp().squeeze(2)[(..., None) if decay.ndim == 4 else (..., None, None)]
     if beta is not None:
         value = beta[..., None] * (value - key @ state)  # (B, Hk, 1, Dv)
-    state = state + key.mT * value  # (B, Hk, D, Dv)
+    state = torch.addcmul(state, key.mT, value)  # (B, Hk, D, Dv), with no copy of the outer product
     rows = query.unflatten(1, (key.shape[1], -1)).squeeze(3)  # (B, Hk, r, D)
     return (rows @ state).flatten(1, 2).unsqueeze(2), state
 

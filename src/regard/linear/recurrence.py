@@ -99,7 +99,8 @@ def _forward(
             output, state = advance(*part, state)  # type: ignore[call-arg]
             outputs.append(output)
             states.append(state)
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2), states[-1], torch.stack(states[:-1], 2)
+    borders = torch.stack(states[:-1], 2) if stores_borders else state
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2), state, borders
 
 
 def _cut(sequences: Sequence[Tensor | None], segment: slice) -> list[Any]:
