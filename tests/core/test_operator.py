@@ -84,11 +84,11 @@ class ReluTiled:
                 for columns, masked in tiles.in_row(row):
                     numerators = tiles.scores(row.rows, columns, masked)[0].relu()
                     total += numerators.sum(-1, keepdim=True)
-                    if (kept := tiles.kept(row.rows, columns)) is not None:
-                        numerators = numerators * kept
+                    if (dropout_mask := tiles.dropout_mask(row.rows, columns)) is not None:
+                        numerators = numerators * dropout_mask
                     part = value[:, :, columns]
                     sums = sums + per_head(lambda folded, part=part: folded @ part, numerators, part)
-                output[batch][:, :, row.rows] = sums / total.masked_fill(total == 0, 1.0) / tiles.kept_share
+                output[batch][:, :, row.rows] = sums / total.masked_fill(total == 0, 1.0) / tiles.keep_probability
                 lse[batch][:, :, row.rows] = total.log().squeeze(-1)
         return output, lse
 
@@ -104,14 +104,14 @@ class ReluTiled:
             for row in rows:
                 here = saved.part(batch).part(rows=row.rows)
                 inverse, delta = here.lse.neg().exp().unsqueeze(-1), here.delta().unsqueeze(-1)
-                upstream = at_least_float32(here.grad_output) / tiles.kept_share
+                upstream = at_least_float32(here.grad_output) / tiles.keep_probability
                 for columns, masked in tiles.in_row(row):
                     part = value[:, :, columns]
                     scores, slope = tiles.scores(row.rows, columns, masked)
                     weights, inner = scores.relu() * inverse, per_head(lambda g, part=part: g @ part.mT, upstream, part)
                     used = weights
-                    if (kept := tiles.kept(row.rows, columns)) is not None:
-                        inner, used = inner * kept, weights * kept
+                    if (dropout_mask := tiles.dropout_mask(row.rows, columns)) is not None:
+                        inner, used = inner * dropout_mask, weights * dropout_mask
                     into.value[:, :, columns] += per_key_head(used, upstream, part)
                     tiles.add_gradients(row.rows, columns, (inner - delta) * (scores > 0) * inverse, slope, into)
             tiles.finish(into)
