@@ -28,7 +28,7 @@ class Cost:
     flops: of torch's matrix products. native: flops of native code, in float32. bytes: memory beside inputs and
     outputs. passes: element-wise reads and writes beside the products (exponentials, masking, sums). moved: bytes read
     from main memory, where that is the bottleneck. calls: of torch's operators. note: an explanation of an unusually
-    high cost, shown by `explain`.
+    high cost, shown by `explain`. parts: the parts that the work consists of, shown by `explain` if it is chosen.
     """
 
     flops: float
@@ -38,6 +38,7 @@ class Cost:
     calls: float = 1.0
     native: float = 0.0
     note: str = ""
+    parts: tuple[str, ...] = ()
 
 
 class Kernel(Protocol):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from ..core.problem import Problem
 from ..core.score_forms import at_least_float32
 from ..core.symbolic_positions import Positions, PositionSet, ResiduePositions, SelectedPositions
 from ..masks.parts import Part
-from .base import Cost, InPlaceKernel, OwnGradient, Result
+from .base import Cost, InPlaceKernel, Kernel, OwnGradient, Result
 from .batched_problem import BatchedProblem, ProblemGradients, Saved
 from .cost_model import RESULT, operator_calls, predicted_seconds
 from .custom_op import attend, register
@@ -103,12 +103,16 @@ class Selection:
     problem: Problem
 
 
+class PartKernel(Kernel, OwnGradient, Protocol):
+    """A kernel of the parts: it predicts its cost, and brings its own gradient."""
+
+
 class DecomposedKernel:
     """The dense parts of a sparse mask, each by the fastest kernel for it; O(n · √n) for strided and fixed patterns."""
 
     name = "decomposed"
 
-    def __init__(self, kernels: tuple[OwnGradient, ...], without_bias: tuple[OwnGradient, ...] = ()) -> None:
+    def __init__(self, kernels: tuple[PartKernel, ...], without_bias: tuple[PartKernel, ...] = ()) -> None:
         self.kernels, self.without_bias = kernels, without_bias
         register(self)
 
@@ -129,7 +133,7 @@ class DecomposedKernel:
     def cost(self, problem: Problem) -> Cost:
         """The work of all parts, and of merging their results."""
         total = Cost(0.0, 0.0, calls=operator_calls(problem) * problem.inputs_require_grad())
-        names = []
+        parts = []
         for selection in _selections(problem):
             kernel = self._kernel(selection.problem)
             own, rows = kernel.cost(selection.problem), selection.problem.weights_shape[:-1].numel()
@@ -141,9 +145,10 @@ class DecomposedKernel:
                 total.calls + own.calls + CALLS,
                 total.native + own.native,
             )
-            names.append(kernel.name)
-        parts = [str(part) for part in problem.mask.parts] if problem.mask is not None else []
-        return replace(total, note=f"{len(parts)} parts: {'; '.join(parts)}, by {' and '.join(dict.fromkeys(names))}")
+            parts.append(
+                f"{selection.part}, {selection.problem.queries:,} × {selection.problem.keys:,}, by {kernel.name}"
+            )
+        return replace(total, parts=tuple(parts))
 
     def run(self, problem: Problem) -> Result:
         """Output and log-sum-exp."""
@@ -154,29 +159,34 @@ class DecomposedKernel:
         problem, (batch, heads, queries, _) = batched.problem, batched.shape
         output = at_least_float32(batched.value).new_empty(batch, heads, queries, batched.value.shape[-1])
         lse = output.new_empty(batch, heads, queries, 1)
-        whole = [_split_batch(tensor, problem) for tensor in (output, lse)]
         selections = list(_selections(problem))
-        # Residue classes of one part have each row once at most: if they have all rows, nothing is merged with.
-        new = {id(selection) for selection in selections if selection.part is problem.mask.parts[0]}
-        if sum(selection.rows.count(queries) for selection in selections if id(selection) in new) < queries:
+        # The selections of one part have each row once at most: if they have all rows, nothing is merged with.
+        first = [selection for selection in selections if selection.part is selections[0].part]
+        if sum(selection.rows.count(queries) for selection in first) < queries:
             output.zero_()
             lse.fill_(float("-inf"))
-            new = set()
-        for selection in selections:
-            kernel, own = self._kernel(selection.problem), BatchedProblem.from_problem(selection.problem)
-            views = [_merged_view(selection.rows, tensor) for tensor in whole]
-            if isinstance(kernel, InPlaceKernel) and own.value.dtype == torch.float32 and None not in views:
-                kernel.forward_into(own, views[0], views[1].squeeze(-1), accumulate=id(selection) not in new)
-                continue
-            part_output, part_lse = kernel.forward(own)
-            parts = part_output.to(output.dtype), part_lse.unsqueeze(-1).to(lse.dtype)
-            parts = [_split_batch(tensor, selection.problem) for tensor in parts]
-            if id(selection) in new:
-                for into, tensor in zip(whole, parts, strict=True):
-                    selection.rows.write(into, tensor)
-            else:
-                _merge_into(*whole, *parts, selection.rows)
+            first = []
+        into = _split_batch(output, problem), _split_batch(lse, problem)
+        for at, selection in enumerate(selections):
+            self._forward_part(selection, *into, accumulate=at >= len(first))
         return output.to(batched.value.dtype), lse.squeeze(-1)
+
+    def _forward_part(self, selection: Selection, output: Tensor, lse: Tensor, *, accumulate: bool) -> None:
+        """Write a part's result into output and lse (*batch, heads, M, ·), or merge it with what stands there."""
+        kernel, own = self._kernel(selection.problem), BatchedProblem.from_problem(selection.problem)
+        if isinstance(kernel, InPlaceKernel) and own.value.dtype == torch.float32:
+            output_view, lse_view = _merged_view(selection.rows, output), _merged_view(selection.rows, lse)
+            if output_view is not None and lse_view is not None:
+                kernel.forward_into(own, output_view, lse_view.squeeze(-1), accumulate=accumulate)
+                return
+        part_output, part_lse = kernel.forward(own)
+        part_output = _split_batch(part_output.to(output.dtype), selection.problem)
+        part_lse = _split_batch(part_lse.unsqueeze(-1).to(lse.dtype), selection.problem)
+        if accumulate:
+            _merge_into(output, lse, part_output, part_lse, selection.rows)
+        else:
+            selection.rows.write(output, part_output)
+            selection.rows.write(lse, part_lse)
 
     def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
         """The gradients of each part, added to those of the whole."""
@@ -190,9 +200,11 @@ class DecomposedKernel:
             )
             part = Saved(output, lse.squeeze(-1), grad_output, grad_lse.squeeze(-1), saved.needs_bias_grad)
             kernel, own = self._kernel(selection.problem), BatchedProblem.from_problem(selection.problem)
-            views = [_merged_view(axis, tensor) for axis, tensor in zip((rows, columns, columns), whole, strict=True)]
-            if isinstance(kernel, InPlaceKernel) and None not in views:
-                kernel.add_gradients(own, part, ProblemGradients(*views, bias=gradients.bias))
+            query, key, value = (
+                _merged_view(axis, tensor) for axis, tensor in zip((rows, columns, columns), whole, strict=True)
+            )
+            if isinstance(kernel, InPlaceKernel) and query is not None and key is not None and value is not None:
+                kernel.add_gradients(own, part, ProblemGradients(query, key, value, bias=gradients.bias))
                 continue
             found = kernel.backward(own, part)
             for axis, into, tensor in zip(
@@ -205,12 +217,12 @@ class DecomposedKernel:
                 gradients.weight.add_(found.weight)
         return gradients
 
-    def _kernel(self, problem: Problem) -> OwnGradient:
+    def _kernel(self, problem: Problem) -> PartKernel:
         """The kernel of the lowest predicted time for a part."""
         kind = problem.value.dtype, problem.pairs.query.shape[-1], problem.value.shape[-1], type(problem.bias)
         options = problem.softcap is None, problem.dropout is None, problem.bias_requires_grad(), type(problem.pairs)
 
-        def compute() -> OwnGradient:
+        def compute() -> PartKernel:
             # Whether the gradient of a bias is wanted is not known here: those that have none compute no bias at all.
             kernels = self.kernels if problem.bias is not None else (*self.kernels, *self.without_bias)
             able = [kernel for kernel in kernels if not kernel.why_not(problem)]
@@ -231,14 +243,8 @@ def _axes(part: Part, problem: Problem) -> Iterator[tuple[Axis, Axis, Positions,
     queries, keys = _position_ranges(problem)
     if part.step > 1:
         for rows, columns in residue_classes(queries, keys, part.step):
-            yield (
-                rows,
-                columns,
-                *(
-                    _class_positions(positions.start, axis, part, problem)
-                    for positions, axis in ((queries, rows), (keys, columns))
-                ),
-            )
+            row_positions = _class_positions(queries.start, rows, part, problem)
+            yield rows, columns, row_positions, _class_positions(keys.start, columns, part, problem)
         return
     selected = [
         (ALL, positions) if chosen is None else _chosen(chosen, positions, problem.value.device)

@@ -116,7 +116,8 @@ class Plan:
             why = f"chosen: {self._why_chosen()}"
         else:
             why = f"not chosen: {self._why_not_chosen(kernel, cost)}" if not self.asked else "not asked for"
-        return f"{mark} {kernel.name:<12} {why} ({spent})"
+        parts = cost.parts if kernel is self.kernel else ()
+        return "\n".join([f"{mark} {kernel.name:<12} {why} ({spent})", *(f"{'':<16}{part}" for part in parts)])
 
     def _why_chosen(self) -> str:
         if self.asked:

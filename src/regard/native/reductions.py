@@ -380,9 +380,10 @@ class _PositionBuffers:
     def from_reductions(cls, reductions: Sequence[CReduction]) -> _PositionBuffers | None:
         """The positions that the reductions have in common; None where none of them reads any."""
         found = [reduction.positions for reduction in reductions if not isinstance(reduction, NO_POSITIONS)]
-        first, *others = [positions for positions in found if positions is not None] or [None]
-        if first is None:
+        known = [positions for positions in found if positions is not None]
+        if not known:
             return None
+        first, *others = known
         if not all(positions.equal(first) for positions in others):
             raise ShapeError("several reductions have other positions; they need the same, or calls of their own")
         return cls(first)
