@@ -69,8 +69,8 @@ def cases() -> dict[str, Callable[[], Work]]:
 
     def observing(*wanted: Any, n: int = 4096, **options: Any) -> Callable[[], Work]:
         def make() -> Work:
-            inputs = tensors(1, 8, n, 64)
-            return torch.no_grad()(lambda: regard.observe(*inputs, *wanted, **options))
+            query, key, value = tensors(1, 8, n, 64)
+            return torch.no_grad()(lambda: regard.observe(query, key, value, *wanted, **options))
 
         return make
 

@@ -7,6 +7,7 @@ import torch
 
 import regard
 from regard import biases, masks
+from regard.core.symbolic_positions import Positions
 from regard.errors import ConfigurationError
 from regard.kernels import KERNELS
 from regard.kernels.mask_tiles import memoize
@@ -93,7 +94,7 @@ def test_every_kernel_with_an_offset(kernel, mask):
 def test_consecutive_positions_are_a_range_and_others_are_not():
     query, key, value = (tensor.detach() for tensor in tensors())
 
-    def of(positions: torch.Tensor) -> range | torch.Tensor | None:
+    def of(positions: torch.Tensor) -> Positions | None:
         return regard.explain(query, key, value, query_positions=positions).problem.query_positions
 
     assert of(torch.arange(7, 7 + LENGTH)) == range(7, 7 + LENGTH)

@@ -1,5 +1,7 @@
 """Which cells have a pair: against all pairs of the mask, one by one."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -50,7 +52,7 @@ def dense(mask, n):
     return torch.ones(B, H, n, n).bool() if mask is None else mask.dense(n, n).expand(B, H, n, n)
 
 
-def cells_that_exist(pairs, cell):
+def cells_that_exist(pairs: np.ndarray, cell: tuple[int, int]) -> Any:
     high, wide = cell
     *leading, m, n = pairs.shape
     padded = np.zeros((*leading, -(-m // high) * high, -(-n // wide) * wide), dtype=bool)

@@ -27,6 +27,7 @@ def test_small_features_of_elu_are_not_rounded_to_0():
     x = torch.tensor([-40.0], requires_grad=True)
     assert Elu()(x).item() == pytest.approx(math.exp(-40.0))
     Elu()(x).sum().backward()
+    assert x.grad is not None
     assert x.grad.item() == pytest.approx(math.exp(-40.0))
 
 

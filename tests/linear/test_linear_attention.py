@@ -1,6 +1,7 @@
 """regard.linear_attention against the two definitions in float64: options, masks, shapes, dtypes, states and memory."""
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -50,7 +51,7 @@ def test_causal(feature_map, normalize, axes, length):
     given = {"feature_map": feature_map, "normalize": normalize, "scale": 0.7, "decay": decay}
     ours = regard.linear_attention(q, k, v, causal=True, **given)
     # Weights of either sign may add up to almost 0, and are then as inaccurate as the sum.
-    close = {"rtol": 1e-6, "atol": 1e-6} if normalize and feature_map == Identity() else {}
+    close: dict[str, Any] = {"rtol": 1e-6, "atol": 1e-6} if normalize and feature_map == Identity() else {}
     torch.testing.assert_close(ours, expected(q, k, v, keep=lower(length), **given), **close)
 
 
@@ -103,6 +104,7 @@ def test_padding_on_the_left_with_decay_is_the_text_alone():
     )
     torch.testing.assert_close(ours[1:, :, 3:], alone)
     torch.testing.assert_close(state.matrix[1:], final.matrix)
+    assert state.total is not None
     torch.testing.assert_close(state.total[1:], final.total)
 
 
@@ -146,6 +148,7 @@ def test_leading_axes(leading):
     theirs, other = regard.linear_attention_with_state(*as_4d[:3], causal=True, decay=as_4d[3])
     torch.testing.assert_close(ours, theirs.reshape(ours.shape))
     assert state.matrix.shape == (*leading, 5, 3)
+    assert state.total is not None
     assert state.total.shape == (*leading, 5)
     torch.testing.assert_close(state.matrix, other.matrix.reshape(state.matrix.shape))
     again, _ = regard.linear_attention_with_state(q, k, v, causal=True, decay=decay, state=state)
@@ -176,7 +179,11 @@ def test_a_sequence_in_parts_is_the_whole(feature_map, normalize, sizes):
         output, state = regard.linear_attention_with_state(*tensors[:3], decay=tensors[3], state=state, **options)
         outputs.append(output)
     torch.testing.assert_close(torch.cat(outputs, 2), whole, rtol=1e-6, atol=1e-7)
-    scale = 1.0 if state.log_scale is None else (state.log_scale - final.log_scale).exp()
+    assert state is not None
+    scale: torch.Tensor | float = 1.0
+    if state.log_scale is not None:
+        assert final.log_scale is not None
+        scale = (state.log_scale - final.log_scale).exp()
     torch.testing.assert_close(state.sums * scale, final.sums)
 
 
@@ -267,6 +274,7 @@ def test_states_of_half_precision_are_in_float32(dtype):
         part = [tensor[:, :, token : token + 1] for tensor in (q, k, v)]
         output, state = regard.linear_attention_with_state(*part, causal=True, state=state)
         outputs.append(output)
+    assert state is not None
     assert state.matrix.dtype == torch.float32
     assert whole.dtype == output.dtype == dtype
     torch.testing.assert_close(torch.cat(outputs, 2), whole, rtol=2 * torch.finfo(dtype).eps, atol=1e-6)
@@ -315,7 +323,8 @@ def test_padding_that_is_nan_reaches_no_gradient():
         tensor.requires_grad_()
     output = regard.linear_attention(q, k, v, causal=True, mask=masks.padding([6, 11]))
     output[0, :, :6].sum().backward()
-    assert all(tensor.grad.isfinite().all() for tensor in (q, k, v))
+    assert all(tensor.grad is not None and tensor.grad.isfinite().all() for tensor in (q, k, v))
+    assert q.grad is not None
     assert q.grad[0].any()
 
 
@@ -446,7 +455,7 @@ def test_vmap_and_functional_derivatives(options):
         return regard.linear_attention(q, k, v, **options)
 
     torch.testing.assert_close(torch.func.vmap(output)(q, k, v)[1], output(q[1], k[1], v[1]))
-    _, pull = torch.func.vjp(output, q[1], k[1], v[1])
+    pull = torch.func.vjp(output, q[1], k[1], v[1])[1]
     leaves = [tensor[1].clone().requires_grad_() for tensor in (q, k, v)]
     output(*leaves).sum().backward()
     for ours, leaf in zip(pull(torch.ones(2, 4, 7, 3, dtype=torch.float64)), leaves, strict=True):

@@ -1,6 +1,7 @@
 """The recurrence in chunks against single steps: lengths around chunks, groups, decays, the delta rule, states."""
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,9 @@ from regard.linear.recurrence import recurrence
 LENGTHS = (0, 1, 2, 3, 61, 64, 67, 131)
 
 
-def arguments(length, heads=(4, 2), dims=(5, 3), axes=0, delta=False, initial=False, dtype=torch.float64, strength=1.0):
+def arguments(
+    length, heads=(4, 2), dims=(5, 3), axes=0, delta=False, initial=False, dtype=torch.float64, strength=1.0
+) -> tuple[Any, ...]:
     """query, key, value, decay, beta and state for a recurrence."""
     (heads, key_heads), (dim, value_dim), batch = heads, dims, 2
     query, key, value = (
@@ -70,7 +73,7 @@ def gradients(compute, inputs, weights):
     """The gradients of a weighted sum of both results, with respect to all inputs that are there."""
     leaves = [None if tensor is None else tensor.detach().clone().requires_grad_() for tensor in inputs]
     results = compute(*leaves)
-    loss = sum((weight * result).sum() for weight, result in zip(weights, results, strict=True))
+    loss = torch.stack([(weight * result).sum() for weight, result in zip(weights, results, strict=True)]).sum()
     return torch.autograd.grad(loss, [leaf for leaf in leaves if leaf is not None], materialize_grads=True)
 
 
@@ -121,7 +124,8 @@ def test_first_and_second_derivatives(axes, delta):
 
     def compute(*tensors):
         left = iter(tensors)
-        return recurrence(*(None if tensor is None else next(left) for tensor in given))
+        inputs: list[Any] = [None if tensor is None else next(left) for tensor in given]
+        return recurrence(*inputs)
 
     assert torch.autograd.gradcheck(compute, leaves)
     assert torch.autograd.gradgradcheck(compute, leaves)
@@ -146,15 +150,16 @@ def test_vmap_and_derivatives_of_torch_func(axes, delta):
 
     def compute(*tensors):
         left = dict(zip(present, tensors, strict=True))
-        return recurrence(*(left.get(index) for index in range(6)))
+        inputs: list[Any] = [left.get(index) for index in range(6)]
+        return recurrence(*inputs)
 
     mapped = torch.func.vmap(compute)(*(stacked[index] for index in present))
     torch.testing.assert_close(mapped[0][1], recurrence(*given)[0])
     tangents = tuple(torch.randn_like(given[index]) for index in present)
     primals = tuple(given[index] for index in present)
-    _, forward = torch.func.jvp(compute, primals, tangents)
+    forward = torch.func.jvp(compute, primals, tangents)[1]
     weights = [torch.randn_like(result) for result in forward]
-    _, pull = torch.func.vjp(compute, *primals)
+    pull = torch.func.vjp(compute, *primals)[1]
     left = sum((weight * tangent).sum() for weight, tangent in zip(weights, forward, strict=True))
     right = sum((one * tangent).sum() for one, tangent in zip(pull(tuple(weights)), tangents, strict=True))
     torch.testing.assert_close(left, right)

@@ -1,5 +1,6 @@
 import functools
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -63,7 +64,7 @@ def step_recurrence(
     return (output, matrix, keys) if normalize else (output, matrix)
 
 
-def make_inputs(shape: tuple[int, ...], kind: str, *, normalize: bool = False) -> dict[str, Tensor]:
+def make_inputs(shape: tuple[int, ...], kind: str, *, normalize: bool = False) -> dict[str, Any]:
     batch, heads, key_heads, tokens, dim, value_dim = shape
     torch.manual_seed(tokens)
     inputs = {
@@ -84,7 +85,7 @@ def make_inputs(shape: tuple[int, ...], kind: str, *, normalize: bool = False) -
     return inputs
 
 
-def native_results(inputs: dict[str, Tensor], seeds: list[Tensor], **options: object) -> dict[str, Tensor]:
+def native_results(inputs: dict[str, Any], seeds: list[Tensor], **options: Any) -> dict[str, Tensor]:
     """Outputs, final states and gradients by native code; seeds: gradients of the former two."""
     problem = RecurrenceProblem(**inputs, **options)
     result = problem.forward(stores_borders=True)
@@ -93,12 +94,13 @@ def native_results(inputs: dict[str, Tensor], seeds: list[Tensor], **options: ob
         found["final total"] = result.total
     stored = {name: getattr(result, name) for name in ("output", "row_total", "border_total")}
     grad_total = seeds[2] if len(seeds) > 2 else None
+    assert result.border_state is not None
     gradients = problem.backward(result.border_state, *seeds[:2], grad_total=grad_total, **stored)
     return found | {f"gradient of {name}": getattr(gradients, name) for name in NAMES if name in inputs}
 
 
 def formula_results(
-    inputs: dict[str, Tensor], seeds: list[Tensor], dtype: torch.dtype, **options: object
+    inputs: dict[str, Any], seeds: list[Tensor], dtype: torch.dtype, **options: Any
 ) -> dict[str, Tensor]:
     leaves = {name: tensor.detach().to(dtype).requires_grad_() for name, tensor in inputs.items()}
     outputs = step_recurrence(**leaves, **options)
@@ -165,7 +167,8 @@ def test_normalised_with_a_feature_map(variant, short_segments, shape, kind):
 def test_one_token_is_a_step(variant, shape, kind):
     inputs = make_inputs(shape, kind)
     truth = step_recurrence(**{name: tensor.double() for name, tensor in inputs.items()})
-    found = native.recurrence_step(*(inputs.get(name) for name in NAMES[:6]))
+    arguments: list[Any] = [inputs.get(name) for name in NAMES[:6]]
+    found = native.recurrence_step(*arguments)
     for ours, exact in zip(found, truth, strict=True):
         assert ours.shape == exact.shape
         torch.testing.assert_close(ours.double(), exact, rtol=1e-5, atol=1e-5)

@@ -227,12 +227,12 @@ class DistanceCells(native.CellReduction):
 
 @pytest.mark.parametrize("spread", [1, 40])
 def test_a_term_that_reads_positions_needs_no_sums_by_distance(variant, spread):
-    (query, key), wide = inputs((2, 2, 1, 131, 257, 16)), {"dtype": torch.float64}
+    (query, key), wide = inputs((2, 2, 1, 131, 257, 16)), torch.float64
     positions = native.TermPositions(torch.randint(300, (131,)) * spread, torch.randint(300, (257,)) * spread)
     rows, columns = edges(131, 5), edges(257, 7)
-    by_row = DistanceRowSums(torch.zeros(2, 2, 131, **wide), positions)
-    by_column = DistanceColumnSums(torch.zeros(2, 2, 257, **wide), positions)
-    cells = DistanceCells(rows, columns, torch.zeros(2, 2, 5, 7, **wide), positions)
+    by_row = DistanceRowSums(torch.zeros(2, 2, 131, dtype=wide), positions)
+    by_column = DistanceColumnSums(torch.zeros(2, 2, 257, dtype=wide), positions)
+    cells = DistanceCells(rows, columns, torch.zeros(2, 2, 5, 7, dtype=wide), positions)
     reduce(query, key, lse_of(query, key), [by_row, by_column, cells])
     distances = (positions.queries[:, None] - positions.keys).abs()
     products = weights_of(query, key, torch.float64) * distances

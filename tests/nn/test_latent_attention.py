@@ -38,6 +38,7 @@ def by_hand(layer: LatentAttention, x: torch.Tensor) -> torch.Tensor:
     made, at = layer.projections, torch.arange(x.shape[1])
     source = x if made.query_down is None else made.query_norm(x @ made.query_down.weight.T)
     c = made.norm(x @ made.down.weight[:5].T)
+    assert layer.rotary is not None
     shared = layer.rotary.rotate(x @ made.down.weight[5:].T, at)
     outputs = torch.zeros(*x.shape[:2], 44, dtype=x.dtype)
     for head in range(4):

@@ -101,11 +101,15 @@ def test_append_is_a_step_without_a_query():
     keys, values = torch.randn(2, 3, 2, 7, 4)
     cache = LinearCache().append(keys[:, :, :5], values[:, :, :5]).append(keys[:, :, 5:], values[:, :, 5:])
     _, state = regard.linear_attention_with_state(keys, keys, values, causal=True)
+    assert cache.state is not None
     torch.testing.assert_close(cache.state.sums, state.sums)
     assert cache.next_position == 7
     own = LinearCache().append(keys, values, torch.tensor([[1, 2, 3, 4, 5, 6, 7], [0, 1, 2, 3, 4, 5, 9], [0] * 7]))
+    assert isinstance(own.next_position, torch.Tensor)
     assert own.next_position.tolist() == [8, 10, 1]
-    assert own.reorder(torch.tensor([1, 0])).next_position.tolist() == [10, 8]
+    swapped = own.reorder(torch.tensor([1, 0])).next_position
+    assert isinstance(swapped, torch.Tensor)
+    assert swapped.tolist() == [10, 8]
 
 
 def test_padding_on_the_left_in_steps_is_the_text_alone(layer):
@@ -160,6 +164,7 @@ def test_a_fixed_decay_is_that_of_each_head():
 def test_every_parameter_learns(layer):
     x = torch.randn(2, 9, DIM, requires_grad=True)
     layer(x).square().sum().backward()
+    assert x.grad is not None
     assert x.grad.any()
     # The additive bias of keys cancels nowhere here, as it would in softmax attention.
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in layer.parameters())

@@ -33,9 +33,10 @@ def test_is_the_formula(heads, length):
     x = torch.randn(2, length, DIM)
     torch.testing.assert_close(layer(x), formula(layer, x))
     layer(x).square().sum().backward()
-    unused = layer.key_length.weight.grad[..., length:]
-    assert not unused.any()
-    assert layer.key_length.weight.grad[..., :length].any() or length == 1
+    gradient = layer.key_length.weight.grad
+    assert gradient is not None
+    assert not gradient[..., length:].any()
+    assert gradient[..., :length].any() or length == 1
 
 
 def test_identity_matrices_are_exact_attention():
