@@ -1,7 +1,7 @@
 """Which kernel computes a problem, in words; a kernel asked for by name never falls back."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -9,8 +9,11 @@ from torch.autograd import forward_ad
 
 import regard
 from regard import masks, native, scores
+from regard.attention import run_problem
+from regard.core.operator import OPERATORS, Operator
 from regard.errors import KernelError
-from regard.kernels import KERNELS, dispatch
+from regard.kernels import KERNELS, Cost, dispatch, make_problem
+from regard.kernels.reference import formula
 
 
 def rand(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -210,3 +213,57 @@ class TestKernelByName:
     def test_grouped_is_for_few_queries(self):
         with pytest.raises(KernelError, match="40 of 2 heads are 80 rows for each key head, more than 64"):
             regard.attention(rand(1, 4, 40, 8), rand(1, 2, 40, 8), rand(1, 2, 40, 8), kernel="decode")
+
+
+class WithoutSinks:
+    """The formula of softmax as a kernel that refuses sinks, and masks unless `masks`."""
+
+    def __init__(self, name: str, *, masks: bool):
+        self.name, self.masks = name, masks
+
+    def why_not(self, problem):
+        reasons = ["it has no sinks"] if problem.sinks is not None else []
+        return reasons if self.masks or problem.mask is None else [*reasons, "it has no mask"]
+
+    def cost(self, problem):
+        return Cost(flops=1.0, bytes=0.0)
+
+    def run(self, problem):
+        return formula(problem)
+
+
+class TestWhereNoKernelCan:
+    """An operator all of whose kernels refuse a problem; softmax has one that computes any."""
+
+    @pytest.fixture(autouse=True)
+    def operator(self, monkeypatch):
+        kernels = WithoutSinks("simple", masks=False), WithoutSinks("general", masks=True)
+        monkeypatch.setitem(OPERATORS, "refusing", Operator("refusing", lambda scores: scores, formula, kernels))
+        monkeypatch.setitem(dispatch._deferred_choices, "refusing", dispatch._DeferredChoice("refusing"))
+
+    def problem(self, **options):
+        return replace(make_problem(*whole(), **options), operator="refusing")
+
+    def test_the_error_has_the_reasons_of_each(self):
+        problem = self.problem(mask=masks.causal(), sinks=torch.zeros(3))
+        message = (
+            r"no kernel of the operator 'refusing' can compute this: simple: it has no sinks, it has no mask; "
+            r"general: it has no sinks\. Leave out what they refuse"
+        )
+        with pytest.raises(KernelError, match=message):
+            run_problem(problem)
+
+    def test_the_last_is_checked_under_forward_mode(self):
+        with forward_ad.dual_level():
+            assert dispatch.choose(self.problem(mask=masks.causal())).name == "general"
+            with pytest.raises(KernelError, match=r"general: it has no sinks\."):
+                dispatch.choose(self.problem(sinks=torch.zeros(3)))
+
+    def test_under_vmap_one_needs_a_backward(self):
+        query, key, value = whole()
+
+        def attended(query):
+            return run_problem(replace(make_problem(query, key[0], value[0]), operator="refusing")).output
+
+        with pytest.raises(KernelError, match="simple: it has no backward of its own, as torch.compile and torch.func"):
+            torch.func.vmap(attended)(query)

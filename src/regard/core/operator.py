@@ -27,7 +27,8 @@ class Operator:
         log_numerator: log g, elementwise and differentiable; -inf where g is 0, and of a score of -inf.
         formula: output and lse of a problem by differentiable torch operations, with all weights in memory: second
             derivatives are those of the formula.
-        kernels: of those that can compute a problem, the one that takes the least time is chosen; one can compute any.
+        kernels: of those that can compute a problem, the one that takes the least time is chosen; where none can, a
+            `KernelError` lists their reasons. Under forward-mode differentiation the last is taken.
     """
 
     name: str

@@ -32,7 +32,7 @@ from .sdpa import SdpaKernel
 from .tiled import TiledKernel
 
 PLAIN_KERNEL = SdpaKernel()
-"""The kernel of plain problems that are small or not on the CPU, chosen without a comparison of predicted times."""
+"""The kernel of plain problems that are small, or off the CPU and without a gradient: no times are compared."""
 
 CPU_FLASH, BLOCK_SPARSE, ADDITIVE, TILED = CpuFlashKernel(), BlockSparseKernel(), AdditiveKernel(), TiledKernel()
 
@@ -166,16 +166,19 @@ def choose(problem: Problem, name: str | None = None) -> Kernel:
     """The kernel with the lowest predicted time, or the one of that name, which never falls back to another.
 
     Three cases need no comparison of times: forward-mode differentiation has one kernel (`forward_mode_kernel`), a
-    plain problem that is small or not on the CPU has `PLAIN_KERNEL`, and under torch.compile and torch.func, where
-    tensors have no values yet, the choice is made when the function runs.
+    plain problem that is small, or off the CPU and without a gradient, has `PLAIN_KERNEL`, and under torch.compile and
+    torch.func, where tensors have no values yet, the choice is made when the function runs.
 
     Raises:
-        KernelError: no kernel has that name, or it cannot compute the problem.
+        KernelError: no kernel has that name, or it cannot compute the problem; without a name, no kernel can.
     """
     forward_mode = forward_ad._current_level >= 0  # `under_forward_mode` without a call, on the way of every attention
     if name is None:
         if forward_mode:
-            return forward_mode_kernel(problem)
+            kernel = forward_mode_kernel(problem)
+            if kernel.why_not(problem):
+                raise _no_kernel_error(problem, "it has no forward-mode derivatives")
+            return kernel
         if _chosen_as_plain(problem):
             return PLAIN_KERNEL
         if (torch.compiler.is_compiling() or functorch_active()) and not _is_plain(problem):
@@ -200,8 +203,22 @@ def _fastest(problem: Problem) -> Kernel:
         if len(_chosen) >= MAX_CHOICES:
             _chosen.clear()
         able = [kernel for kernel in kernels_of(problem) if not kernel.why_not(problem)]
+        if not able:
+            raise _no_kernel_error(problem)
         kernel = _chosen[key] = min(able, key=lambda kernel: _seconds(kernel, problem))
     return kernel
+
+
+def _no_kernel_error(problem: Problem, otherwise: str = "") -> KernelError:
+    """The error where no kernel can compute a problem, with the reasons of each.
+
+    otherwise: the reason against a kernel whose `why_not` is empty.
+    """
+    reasons = (f"{kernel.name}: {', '.join(kernel.why_not(problem)) or otherwise}" for kernel in kernels_of(problem))
+    return KernelError(
+        f"no kernel of the operator {problem.operator!r} can compute this: {'; '.join(reasons)}. Leave out what they "
+        "refuse, or register the operator with a kernel that computes it"
+    )
 
 
 def _chosen_as_plain(problem: Problem) -> bool:
@@ -319,6 +336,8 @@ class _DeferredChoice:
             and not kernel.why_not(problem)
             and not (bias and dot and isinstance(kernel, DecodeKernel | BlockSparseKernel))
         ]
+        if not able:
+            raise _no_kernel_error(problem, "it has no backward of its own, as torch.compile and torch.func need")
         return min(able, key=lambda kernel: _seconds(kernel, problem))
 
 
