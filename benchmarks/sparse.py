@@ -35,9 +35,9 @@ def sparse_transformer(stride: int) -> Mask:
 
 
 PATTERNS = {
-    "causal() & (window(128) | strided(128))": sparse_transformer(128),
+    "causal, window 128 or stride 128": sparse_transformer(128),
     "dilated(64, step=8)": masks.dilated(64, step=8),
-    "causal() & fixed(128, 8)": CAUSAL & masks.fixed(128, 8),
+    "causal, fixed(128, 8)": CAUSAL & masks.fixed(128, 8),
 }
 
 

@@ -13,6 +13,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 SOURCES = Path(__file__).resolve().parent
@@ -113,9 +114,12 @@ def compiled(scratch: Path) -> Path:
     objects = []
     for variant, flags in variants().items():
         try:
-            parts = [
-                one_object(scratch, source, variant, (*flags, f"-DVARIANT={variant}")) for source in SOURCES_PER_VARIANT
-            ]
+            with ThreadPoolExecutor(os.cpu_count()) as pool:  # each waits for a compiler of its own
+                compiling = (
+                    pool.submit(one_object, scratch, source, variant, (*flags, f"-DVARIANT={variant}"))
+                    for source in SOURCES_PER_VARIANT
+                )
+                parts = [each.result() for each in list(compiling)]
         except BuildError:
             if variant == baseline():
                 raise
