@@ -66,8 +66,9 @@ def test_a_kernel_agrees_with_the_formula_on_a_gpu(kernel: str):
 
 def test_every_kernel_has_cases():
     names = [kernel.name for kernel, _ in suite(SMALL)]
-    # One that few problems suit is held to a hundred at least.
-    assert min(names.count(kernel.name) for kernel in SMALL) >= 100
+    # One that few problems suit is held to a hundred at least; that of a few masks to half, and to test_decomposed.py.
+    least = {"decomposed": 50}
+    assert all(names.count(kernel.name) >= least.get(kernel.name, 100) for kernel in SMALL)
     assert {kernel.name for kernel, _ in suite(MIDDLE, among=long_cases())} == {kernel.name for kernel in MIDDLE}
 
 
