@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard import masks
+from regard.errors import MaskError
 from regard.masks import Mask
+from regard.masks.parts import Part, PeriodicPositions
 from regard.masks.sparse_patterns import Strided
 from regard.testing import assert_parts
 
@@ -67,6 +69,12 @@ def test_overlapping_parts_are_found():
 
     with pytest.raises(AssertionError, match="in 2 of its parts"):
         assert_parts(Doubled(3), range(4), range(4))
+
+
+@pytest.mark.parametrize(("step", "columns"), [(0, None), (3, PeriodicPositions(4, 3))])
+def test_parts_that_no_kernel_selects_are_refused(step: int, columns: PeriodicPositions | None):
+    with pytest.raises(MaskError, match=f"has step={step}, .* above 1 neither rows nor columns"):
+        Part(None, step=step, columns=columns)
 
 
 def test_a_tensor_over_pairs_keeps_its_order():

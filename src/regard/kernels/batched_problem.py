@@ -196,6 +196,11 @@ class BatchedProblem:
 
     def unflatten_batch(self, tensor: Tensor) -> Tensor:
         """Restore the problem's leading axes: (B, H, ...) to (*batch, heads, ...)."""
-        if len(self.leading) != 1:
-            tensor = tensor.unflatten(0, self.leading) if self.leading else tensor.squeeze(0)
+        tensor = self.split_batch(tensor)
         return tensor if self.problem.heads else tensor.squeeze(len(self.leading))
+
+    def split_batch(self, tensor: Tensor) -> Tensor:
+        """A view (*batch, H, ...) of a tensor (B, H, ...), with its head axis."""
+        if len(self.leading) == 1:
+            return tensor
+        return tensor.unflatten(0, self.leading) if self.leading else tensor.squeeze(0)

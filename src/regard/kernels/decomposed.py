@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..biases import RelativeBias
+from ..core.log_sum_exp import merge_softmax
 from ..core.problem import Problem
 from ..core.score_forms import at_least_float32
 from ..core.symbolic_positions import Positions, PositionSet, ResiduePositions, SelectedPositions
@@ -39,28 +40,24 @@ class ResidueClasses:
     classes: int
     length: int
 
-    def view(self, tensor: Tensor) -> Tensor:
+    def count(self, length: int) -> int:
+        """How many indices of `length` these are."""
+        return self.classes * self.length
+
+    def select(self, tensor: Tensor) -> Tensor:
         """The classes of a tensor (*leading, n, ·) as a view (classes, *leading, length, ·)."""
         *leading, _, width = tensor.shape
         *strides, row, last = tensor.stride()
         size, stride = (self.classes, *leading, self.length, width), (row, *strides, self.step * row, last)
         return tensor.as_strided(size, stride, tensor.storage_offset() + self.first * row)
 
-    def count(self, length: int) -> int:
-        """How many indices of `length` these are."""
-        return self.classes * self.length
-
-    def select(self, tensor: Tensor) -> Tensor:
-        """The tensor's rows of these classes."""
-        return self.view(tensor)
-
     def write(self, tensor: Tensor, rows: Tensor) -> None:
         """Replace the tensor's rows of these classes."""
-        self.view(tensor).copy_(rows)
+        self.select(tensor).copy_(rows)
 
     def add(self, tensor: Tensor, rows: Tensor) -> None:
         """Add to the tensor's rows of these classes."""
-        self.view(tensor).add_(rows)
+        self.select(tensor).add_(rows)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -166,7 +163,7 @@ class DecomposedKernel:
             output.zero_()
             lse.fill_(float("-inf"))
             first = []
-        into = _split_batch(output, problem), _split_batch(lse, problem)
+        into = batched.split_batch(output), batched.split_batch(lse)
         for at, selection in enumerate(selections):
             self._forward_part(selection, *into, accumulate=at >= len(first))
         return output.to(batched.value.dtype), lse.squeeze(-1)
@@ -180,8 +177,8 @@ class DecomposedKernel:
                 kernel.forward_into(own, output_view, lse_view.squeeze(-1), accumulate=accumulate)
                 return
         part_output, part_lse = kernel.forward(own)
-        part_output = _split_batch(part_output.to(output.dtype), selection.problem)
-        part_lse = _split_batch(part_lse.unsqueeze(-1).to(lse.dtype), selection.problem)
+        part_output = own.split_batch(part_output.to(output.dtype))
+        part_lse = own.split_batch(part_lse.unsqueeze(-1).to(lse.dtype))
         if accumulate:
             _merge_into(output, lse, part_output, part_lse, selection.rows)
         else:
@@ -191,12 +188,12 @@ class DecomposedKernel:
     def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
         """The gradients of each part, added to those of the whole."""
         problem, gradients = batched.problem, batched.zero_gradients(bias=saved.needs_bias_grad)
-        whole = [_split_batch(tensor, problem) for tensor in (gradients.query, gradients.key, gradients.value)]
+        whole = [batched.split_batch(tensor) for tensor in (gradients.query, gradients.key, gradients.value)]
         above = saved.output, saved.lse.unsqueeze(-1), saved.grad_output, saved.grad_lse.unsqueeze(-1)
         for selection in _selections(problem):
             rows, columns = selection.rows, selection.columns
             output, lse, grad_output, grad_lse = (
-                rows.select(_split_batch(tensor, problem)).flatten(0, -4) for tensor in above
+                rows.select(batched.split_batch(tensor)).flatten(0, -4) for tensor in above
             )
             part = Saved(output, lse.squeeze(-1), grad_output, grad_lse.squeeze(-1), saved.needs_bias_grad)
             kernel, own = self._kernel(selection.problem), BatchedProblem.from_problem(selection.problem)
@@ -210,7 +207,7 @@ class DecomposedKernel:
             for axis, into, tensor in zip(
                 (rows, columns, columns), whole, (found.query, found.key, found.value), strict=True
             ):
-                axis.add(into, _split_batch(tensor, selection.problem))
+                axis.add(into, own.split_batch(tensor))
             for into, tensor in zip(gradients.bias, found.bias, strict=True):
                 into += tensor
             if gradients.weight is not None and found.weight is not None:
@@ -322,13 +319,11 @@ def _part_problem(problem: Problem, part: Part, rows: Axis, columns: Axis, *posi
 
 
 def _merge_into(output: Tensor, lse: Tensor, part_output: Tensor, part_lse: Tensor, rows: Axis) -> None:
-    """Merge a part's result into the rows that it has: two terms of `merge_softmax`, in place."""
-    before = rows.select(lse)
-    total = torch.logaddexp(before, part_lse)
-    finite = total.masked_fill(total == float("-inf"), 0.0)
-    merged = (rows.select(output) * (before - finite).exp()).addcmul_(part_output, (part_lse - finite).exp())
-    rows.write(output, merged)
-    rows.write(lse, total)
+    """Merge a part's result into the rows that it has."""
+    outputs, lses = torch.stack([rows.select(output), part_output]), torch.stack([rows.select(lse), part_lse])
+    merged_output, merged_lse = merge_softmax(outputs, lses.squeeze(-1), dim=0)
+    rows.write(output, merged_output)
+    rows.write(lse, merged_lse.unsqueeze(-1))
 
 
 def _merged_view(axis: Axis, tensor: Tensor) -> Tensor | None:
@@ -340,9 +335,3 @@ def _merged_view(axis: Axis, tensor: Tensor) -> Tensor | None:
         return selected.view(-1, *selected.shape[-3:])
     except RuntimeError:  # batches and classes have no common stride
         return None
-
-
-def _split_batch(tensor: Tensor, problem: Problem) -> Tensor:
-    """A view (*batch, heads, ·, ·) of a tensor (B, heads, ·, ·), for the batch of a problem."""
-    batch = problem.batch
-    return tensor.squeeze(0) if not len(batch) else tensor.unflatten(0, batch)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..core.symbolic_positions import PositionSet
+from ..errors import MaskError
 
 if TYPE_CHECKING:
     from .base import Mask
@@ -63,12 +64,22 @@ class Part:
 
     A pair (query position q, key position k) is in the part if q ≡ k mod `step`, q is in `rows`, k is in `columns`, and
     it exists in `mask`. None stands for no condition. The parts of a mask are disjoint, and their union is the mask.
+
+    Raises:
+        MaskError: a step below 1, or a step above 1 beside rows or columns.
     """
 
     mask: Mask | None
     step: int = 1
     rows: PositionSet | None = None
     columns: PositionSet | None = None
+
+    def __post_init__(self) -> None:
+        if self.step < 1 or (self.step > 1 and (self.rows is not None or self.columns is not None)):
+            raise MaskError(
+                f"a part has step={self.step}, rows={self.rows} and columns={self.columns}; it needs a step of at "
+                "least 1, and above 1 neither rows nor columns: put these conditions into its mask"
+            )
 
     @property
     def is_selection(self) -> bool:
@@ -81,11 +92,9 @@ class Part:
 
     def __str__(self) -> str:
         conditions = [f"residues mod {self.step}"] if self.step > 1 else []
-        conditions += [f"{name} at {chosen}" for name, chosen in self._sets() if chosen is not None]
+        sets = {"rows": self.rows, "columns": self.columns}
+        conditions += [f"{name} at {chosen}" for name, chosen in sets.items() if chosen is not None]
         return " of ".join([*conditions, "all pairs" if self.mask is None else repr(self.mask)])
-
-    def _sets(self) -> tuple[tuple[str, PositionSet | None], ...]:
-        return ("rows", self.rows), ("columns", self.columns)
 
 
 def intersect_parts(left: Mask, right: Mask) -> tuple[Part, ...]:
