@@ -9,7 +9,7 @@ import torch
 import regard
 from regard import biases, masks, scores
 from regard.kernels import KERNELS
-from regard.kernels.hooks import attention_hook
+from regard.kernels.hooks import attention_hook, substitute_attention
 from regard.kernels.validation import make_problem
 from regard.lenses import Entropy, Weights
 
@@ -141,3 +141,31 @@ def test_a_hook_is_removed_after_the_block():
         raise KeyError
     regard.attention(query, query, query)
     assert recorder.calls == []
+
+
+def test_a_substitute_computes_every_attention_of_its_block():
+    query = torch.randn(2, 3, 5, 8)
+    expected = regard.attention(query, query, query)
+    seen = []
+
+    def compute(problem):
+        seen.append(problem.weights_shape)
+        return regard.attention(problem.value, problem.value, problem.value) + 1.0  # not replaced in turn
+
+    with substitute_attention(compute):
+        output = regard.attention(query, query, query)
+        of_lens, lse = regard.attention_with_lse(query, query, query)
+    assert seen == [(2, 3, 5, 5)] * 2
+    assert torch.equal(output, expected + 1.0)
+    assert torch.equal(of_lens, expected + 1.0)
+    torch.testing.assert_close(lse, regard.attention_with_lse(query, query, query)[1])
+    assert torch.equal(regard.attention(query, query, query), expected)
+
+
+def test_a_substitute_leaves_a_call_to_its_kernel():
+    query = torch.randn(2, 3, 5, 8)
+    with substitute_attention(lambda problem: None):
+        output = regard.attention(query, query, query)
+        lse = regard.attention_with_lse(query, query, query)[1]
+    assert torch.equal(output, regard.attention(query, query, query))
+    assert torch.equal(lse, regard.attention_with_lse(query, query, query)[1])

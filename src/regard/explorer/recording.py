@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..core.problem import Problem
 from ..errors import AtlasError, ConfigurationError
+from ..kernels.call_site import find_call_site
 from ..kernels.hooks import attention_hook, current_hook
 from .atlas import Atlas
 from .atlas.atlas_file import check_title
@@ -21,7 +22,7 @@ from .atlas.captured_call import CapturedCall, TensorSnapshots, capture
 from .atlas.records import records_from_calls
 from .atlas.role_detection import detect_map_roles
 from .atlas.tokenized_text import TokenizedText
-from .call_site import attention_kind, find_call_site
+from .attention_kind import attention_kind
 from .decode_steps import ForwardPasses, merge_steps
 from .torch_recorder import TorchLayerRecorder
 

@@ -1,11 +1,11 @@
-"""Attention hooks: functions called with every attention problem and its log-sum-exp."""
+"""Attention hooks, called with every attention problem and its log-sum-exp, and substitutes for the kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
@@ -19,7 +19,18 @@ from .dense_block import NARROW
 AttentionHook: TypeAlias = Callable[[Problem, Tensor], None]
 """hook(problem, lse): the problem with NaN set to 0, and its rows' log-sum-exp, NaN where a row attends to NaN."""
 
-CURRENT_HOOK: ContextVar[AttentionHook | None] = ContextVar("attention_hook", default=None)
+
+@dataclass(frozen=True, eq=False)
+class AttentionSubstitute:
+    """A function that computes attention in place of the kernels.
+
+    compute(problem): the output (..., heads, M, Dv), or None where the kernel is to compute it.
+    """
+
+    compute: Callable[[Problem], Tensor | None]
+
+
+CURRENT_HOOK: ContextVar[AttentionHook | AttentionSubstitute | None] = ContextVar("attention_hook", default=None)
 
 
 @contextmanager
@@ -45,13 +56,35 @@ def attention_hook(hook: AttentionHook) -> Iterator[None]:
         CURRENT_HOOK.reset(token)
 
 
-def current_hook() -> AttentionHook | None:
-    """The attention hook that is active in this thread, None outside of `attention_hook`."""
+@contextmanager
+def substitute_attention(compute: Callable[[Problem], Tensor | None]) -> Iterator[None]:
+    """Compute every attention in the block by `compute(problem)`, or by its kernel where that returns None.
+
+    The log-sum-exp, where it is wanted, stays that of the kernel. An active hook is not called in the block.
+
+    >>> import torch, regard
+    >>> q = torch.zeros(3, 4)
+    >>> with substitute_attention(lambda problem: problem.value + 1):
+    ...     output = regard.attention(q, q, q)
+    >>> bool((output == 1).all())
+    True
+    """
+    token = CURRENT_HOOK.set(AttentionSubstitute(compute))
+    try:
+        yield
+    finally:
+        CURRENT_HOOK.reset(token)
+
+
+def current_hook() -> AttentionHook | AttentionSubstitute | None:
+    """The attention hook or substitute that is active in this thread; None outside of their blocks."""
     return CURRENT_HOOK.get()
 
 
-def run_with_hook(problem: Problem, kernel: Kernel, hook: AttentionHook) -> Result:
-    """Run a kernel on a problem, and call the hook."""
+def run_with_hook(problem: Problem, kernel: Kernel, hook: AttentionHook | AttentionSubstitute) -> Result:
+    """Run a kernel on a problem and call the hook, or run the substitute."""
+    if isinstance(hook, AttentionSubstitute):
+        return _run_substitute(problem, kernel, hook)
     result = _run_with_lse(problem, kernel)
     with torch.no_grad():
         lse = _compute_lse(problem) if result.lse is None else result.lse
@@ -61,6 +94,18 @@ def run_with_hook(problem: Problem, kernel: Kernel, hook: AttentionHook) -> Resu
         finally:
             CURRENT_HOOK.reset(token)
     return result
+
+
+def _run_substitute(problem: Problem, kernel: Kernel, substitute: AttentionSubstitute) -> Result:
+    """The substitute's output, or the kernel's."""
+    token = CURRENT_HOOK.set(None)  # attention that the substitute itself computes is not replaced
+    try:
+        output = substitute.compute(problem)
+        if output is None:
+            return kernel.run(problem)
+        return Result(output, _compute_lse(problem) if problem.wants_lse else None)
+    finally:
+        CURRENT_HOOK.reset(token)
 
 
 def _run_with_lse(problem: Problem, kernel: Kernel) -> Result:
