@@ -10,7 +10,7 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 import regard
-from regard import biases, masks, scores
+from regard import biases, masks, native, scores
 from regard.errors import KernelError
 from regard.kernels import Kernel, custom_op
 from regard.kernels.block_sparse import BlockSparseKernel
@@ -163,6 +163,41 @@ def test_derivatives_of_fused(feature):
 def test_a_kernel_that_was_not_asked_for_by_name_has_second_derivatives(mask, dims):
     tensors = rand(1, 2, 2, dims[0]), rand(1, 2, 3, dims[0]), rand(1, 2, 3, dims[1])
     assert gradgradcheck(lambda *given: regard.attention(*given, mask=mask), tensors)
+
+
+def second_derivatives(kernel: str, masked: float, attended: float | None = None) -> list[torch.Tensor]:
+    """Gradients of a function of the first gradients, where the last key and value are `masked`.
+
+    attended: a number in the key that the last row alone attends to, which the loss leaves out.
+    """
+    torch.manual_seed(3)
+    query, key, value = torch.randn(3, 1, 2, 5, 4).unbind()
+    key[..., -1, :], value[..., -1, :] = masked, masked
+    if attended is not None:
+        key[..., 3, 0] = attended
+    tensors = [tensor.requires_grad_() for tensor in (query, key, value)]
+    keep = masks.causal() & masks.padding(lengths=[4])
+    rows = slice(None) if attended is None else slice(0, 3)
+    output = regard.attention(*tensors, mask=keep, kernel=kernel)[:, :, rows]
+    first = torch.autograd.grad(output.square().sum(), tensors, create_graph=True)
+    total = torch.stack([gradient.square().sum() for gradient in first]).sum()
+    return list(torch.autograd.grad(total, tensors))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("kernel", ["sdpa", "decode", "cpu_flash", "block_sparse", "tiled", "reference"])
+def test_nan_in_a_masked_position_reaches_no_second_derivative(kernel, bad):
+    if kernel == "cpu_flash" and not native.available():
+        pytest.skip(native.why_not() or "")
+    found, expected = second_derivatives(kernel, bad), second_derivatives("reference", 0.0)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("kernel", ["decode", "block_sparse", "tiled"])
+def test_rows_that_attend_to_nan_have_no_second_derivatives(kernel):
+    found = second_derivatives(kernel, 0.0, attended=float("nan"))
+    torch.testing.assert_close(found, second_derivatives("reference", 0.0, attended=float("nan")))
+    assert all(bool(gradient.isfinite().all()) for gradient in found)
 
 
 class TestLimit:

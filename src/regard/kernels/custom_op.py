@@ -243,8 +243,8 @@ class _Gradient(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, ...]) -> None:
-        ctx.problem, _, ctx.needed, grad_output, grad_lse, _, _, *tensors = inputs
-        ctx.save_for_backward(grad_output, grad_lse, *tensors)
+        ctx.problem, _, ctx.needed, *tensors = inputs
+        ctx.save_for_backward(*tensors)
 
     @staticmethod
     def backward(ctx: Any, *above: Tensor) -> tuple[Tensor | None, ...]:
@@ -261,7 +261,10 @@ class _Gradient(torch.autograd.Function):
 def _second_derivative(
     saved: Sequence[Tensor], problem: Problem, needed: Sequence[bool], above: Sequence[Tensor]
 ) -> list[Tensor | None]:
-    """The derivative of Σ above · gradient with respect to the upstream gradients and each tensor, by the formula."""
+    """The derivative of Σ above · gradient with respect to the upstream gradients and each tensor, by the formula.
+
+    saved: the tensor arguments of `_Gradient`.
+    """
     pairs = problem.weights_shape.numel()
     if pairs > MAX_SECOND_DERIVATIVE_PAIRS:
         raise KernelError(
@@ -269,7 +272,11 @@ def _second_derivative(
             f"memory several times over, and is refused above {MAX_SECOND_DERIVATIVE_PAIRS:,}; take it over "
             "shorter sequences or fewer heads at a time, or ask for kernel='reference', which has no such limit"
         )
-    grad_output, grad_lse, *tensors = saved
+    grad_output, grad_lse, output, lse, *tensors = saved
+    # As in `_backward`: the gradient of finite inputs, with none from the rows that attend to NaN.
+    problem = _with_tensors(problem, tensors)
+    is_clean = (clean := zero_nonfinite_inputs(problem)) is problem
+    problem, tensors = clean, tree_tensors(clean)
     inputs = [tensor for tensor, need in zip(tensors, needed, strict=True) if need]
 
     def computed(*inputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -279,6 +286,8 @@ def _second_derivative(
         return result.output, require_lse(result.lse)
 
     def gradient(grad_output: Tensor, grad_lse: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+        if not is_clean:
+            grad_output, grad_lse = grad_output.masked_fill(output.isnan(), 0.0), grad_lse.masked_fill(lse.isnan(), 0.0)
         return torch.func.vjp(computed, *inputs)[1]((grad_output, grad_lse))
 
     pull = torch.func.vjp(gradient, grad_output, grad_lse, *inputs)[1]
