@@ -20,6 +20,7 @@ LAYERS = (
     ("regard.nn",),
     ("regard.testing",),
     ("regard",),
+    ("regard.ring",),
     ("regard.linear",),
     ("regard.attention",),
     ("regard.kernels",),
@@ -149,7 +150,7 @@ def usage_fault(node: ast.AST) -> str | None:
             return None
 
 
-MOST_MODULES, MOST_LINES = 238, 60  # modules: 223 of softmax attention, and 15 of linear attention, its layers and C
+MOST_MODULES, MOST_LINES = 245, 60  # modules: 223 of softmax attention, 15 of linear attention, 7 of the ring
 
 
 def names_in_several_places(places: Iterable[tuple[str, str]]) -> list[str]:

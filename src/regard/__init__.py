@@ -39,7 +39,7 @@ __all__ = [
 
 __version__ = "0.1.0.dev0"
 
-_LAZY_SUBPACKAGES = ("explorer", "heads", "huggingface", "linear", "models", "nn", "testing", "translation")
+_LAZY_SUBPACKAGES = ("explorer", "heads", "huggingface", "linear", "models", "nn", "ring", "testing", "translation")
 _LAZY_FUNCTIONS = {"linear_attention": "linear", "linear_attention_with_state": "linear"}
 
 

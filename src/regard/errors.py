@@ -55,6 +55,10 @@ class AtlasError(RegardError):
     """An atlas cannot be created, written or read: a recorded value is not supported, or the file is invalid."""
 
 
+class RingError(RegardError, RuntimeError):
+    """The processes of a ring disagree, or one of them is gone."""
+
+
 class MissingExtra(RegardError, ImportError):
     """An optional package that this feature needs is not installed."""
 

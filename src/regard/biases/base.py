@@ -40,6 +40,11 @@ class Bias(ABC):
             [0., 2.]])
     """
 
+    @property
+    def by_position(self) -> bool:
+        """Whether positions decide, so that a shard of a sequence has the values of the whole; not of a tensor."""
+        return True
+
     @abstractmethod
     def values(self, grid: Grid) -> Tensor:
         """The formula: the numbers for the pairs of a grid, floating point, broadcastable to (..., heads, M, N)."""
@@ -109,6 +114,10 @@ class Sum(Bias):
     left: Bias
     right: Bias
 
+    @property
+    def by_position(self) -> bool:
+        return self.left.by_position and self.right.by_position
+
     def values(self, grid: Grid) -> Tensor:
         left, right = self.left.evaluate(grid), self.right.evaluate(grid)
         if not broadcast_together(left, right):
@@ -141,6 +150,10 @@ class TensorBias(Bias):
     """A bias from a tensor over pairs; gradients flow into the tensor."""
 
     pairs: Tensor
+
+    @property
+    def by_position(self) -> bool:
+        return False
 
     def values(self, grid: Grid) -> Tensor:
         return grid.cut(self.pairs)

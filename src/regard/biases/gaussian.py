@@ -19,6 +19,10 @@ class Gaussian(Bias):
     center: Tensor
     sigma: Tensor
 
+    @property
+    def by_position(self) -> bool:
+        return not self.center.ndim and not self.sigma.ndim  # others are those of rows
+
     def values(self, grid: Grid) -> Tensor:
         distance = grid.key - self._column(self.center, grid)
         return -(distance**2) / (2 * self._column(self.sigma, grid) ** 2)

@@ -59,7 +59,7 @@ def attend(problem: Problem, computation: OwnGradient) -> Result:
     elif problem.requires_grad():
         output, lse = _AttendEagerly.apply(problem, computation.name, *tree_tensors(problem))
     else:
-        output, lse = _forward(problem, computation.name)
+        output, lse = compute_forward(problem, computation.name)
     return Result(output, lse if problem.wants_lse else None)
 
 
@@ -70,7 +70,7 @@ def _with_tensors(problem: Problem, tensors: Sequence[Tensor]) -> Problem:
     return tree_unflatten(tree_flatten(problem)[1], tensors)
 
 
-def _forward(problem: Problem, name: str) -> tuple[Tensor, Tensor]:
+def compute_forward(problem: Problem, name: str) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp, in the problem's own shapes."""
     problem = replace(problem, wants_lse=True)
     with torch.no_grad():
@@ -90,14 +90,19 @@ def _with_sinks(problem: Problem, computation: OwnGradient) -> Result:
     batched = BatchedProblem.from_problem(problem)
     output, lse = computation.forward(batched)
     if problem.sinks is not None:
-        total = torch.logaddexp(lse, problem.sinks.to(lse.dtype)[:, None])
-        # Where neither a key nor a sink has any weight, the share is 0 and not NaN.
-        finite_total = total.masked_fill(total == float("-inf"), 0.0)
-        output, lse = output * (lse - finite_total).exp().unsqueeze(-1), total
+        output, lse = add_sinks(output, lse, problem.sinks)
     return Result(batched.unflatten_batch(output).to(problem.value.dtype), batched.unflatten_batch(lse))
 
 
-def _backward(
+def add_sinks(output: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
+    """Output (..., heads, M, Dv) and log-sum-exp (..., heads, M) with one more score in each row, of no value."""
+    total = torch.logaddexp(lse, sinks.to(lse.dtype)[:, None])
+    # Where neither a key nor a sink has any weight, the share is 0 and not NaN.
+    finite_total = total.masked_fill(total == float("-inf"), 0.0)
+    return output * (lse - finite_total).exp().unsqueeze(-1), total
+
+
+def compute_gradients(
     grad_output: Tensor,
     grad_lse: Tensor,
     output: Tensor,
@@ -183,11 +188,14 @@ def _gradients_as_problem(
     )
     if isinstance(pairs, AdditivePairs):
         pairs = replace(pairs, weight=gradients.weight)
-    sinks = problem.sinks
-    if sinks is not None:
-        sinks = -(torch.exp(sinks.to(saved.lse.dtype)[:, None] - saved.lse) * saved.delta()).sum((0, 2))
+    sinks = None if problem.sinks is None else sinks_gradient(problem.sinks, saved)
     bias = problem.bias.with_parameters(gradients.bias) if problem.bias is not None and gradients.bias else problem.bias
     return replace(problem, pairs=pairs, value=batched.unflatten_batch(gradients.value), bias=bias, sinks=sinks)
+
+
+def sinks_gradient(sinks: Tensor, saved: Saved) -> Tensor:
+    """The gradient of the sinks, (heads,), from the log-sum-exp that includes them."""
+    return -(torch.exp(sinks.to(saved.lse.dtype)[:, None] - saved.lse) * saved.delta()).sum((0, 2))
 
 
 class _Attend(torch.autograd.Function):
@@ -195,7 +203,7 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def forward(problem: Problem, name: str, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        return _forward(_with_tensors(problem, tensors), name)
+        return compute_forward(_with_tensors(problem, tensors), name)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
@@ -210,7 +218,7 @@ class _Attend(torch.autograd.Function):
             gradients = _Gradient.apply(ctx.problem, ctx.name, needed, grad_output, grad_lse, output, lse, *tensors)
             return None, None, *_scatter_needed(gradients, needed)
         problem = _with_tensors(ctx.problem, tensors)
-        gradients = _backward(grad_output, grad_lse, output, lse, problem, needed, ctx.name)
+        gradients = compute_gradients(grad_output, grad_lse, output, lse, problem, needed, ctx.name)
         return None, None, *(gradient if need else None for gradient, need in zip(gradients, needed, strict=True))
 
     @staticmethod
@@ -223,7 +231,7 @@ class _AttendEagerly(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, problem: Problem, name: str, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        output = _forward(problem, name)
+        output = compute_forward(problem, name)
         _Attend.setup_context(ctx, (problem, name, *tensors), output)
         return output
 
@@ -238,7 +246,7 @@ class _Gradient(torch.autograd.Function):
     @staticmethod
     def forward(problem: Problem, name: str, needed: tuple[bool, ...], *tensors: Tensor) -> tuple[Tensor, ...]:
         grad_output, grad_lse, output, lse, *own = tensors
-        gradients = _backward(grad_output, grad_lse, output, lse, _with_tensors(problem, own), needed, name)
+        gradients = compute_gradients(grad_output, grad_lse, output, lse, _with_tensors(problem, own), needed, name)
         return tuple(gradient for gradient, need in zip(gradients, needed, strict=True) if need)
 
     @staticmethod
@@ -341,14 +349,14 @@ def _define() -> torch.library.Library:
 
     def forward_impl(tensors: Sequence[Tensor], form: str, name: str) -> tuple[Tensor, ...]:
         with with_autograd():
-            return _contiguous(_forward(tree_unflatten(form, tensors), name))
+            return _contiguous(compute_forward(tree_unflatten(form, tensors), name))
 
     def backward_impl(
         grad_output: Tensor, grad_lse: Tensor, output: Tensor, lse: Tensor, tensors: Any, needed: Any, *form: str
     ) -> list[Tensor]:
         problem = tree_unflatten(form[0], tensors)
         with with_autograd():
-            return list(_contiguous(_backward(grad_output, grad_lse, output, lse, problem, needed, form[1])))
+            return list(_contiguous(compute_gradients(grad_output, grad_lse, output, lse, problem, needed, form[1])))
 
     library.impl("attend", forward_impl, "CompositeExplicitAutograd")
     library.impl("attend_backward", backward_impl, "CompositeExplicitAutograd")

@@ -119,7 +119,7 @@ class DecomposedKernel:
         if mask is None or not mask.parts:
             return ["the mask does not fall into dense parts by residues, columns or rows"]
         reasons = []
-        if problem.shift is None:
+        if problem.shift is None or problem.step != 1:
             reasons.append("its parts are selected by consecutive positions")
         if not mask.by_position:
             reasons.append("the mask has a tensor over all pairs, whose rows and columns keep their order")

@@ -320,25 +320,26 @@ class _DeferredChoice:
         return attend(problem, self)
 
     def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
-        return self._fastest_own_gradient(batched.problem).forward(batched)
+        return fastest_own_gradient(batched.problem).forward(batched)
 
     def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
-        return self._fastest_own_gradient(batched.problem, bias=saved.needs_bias_grad).backward(batched, saved)
+        return fastest_own_gradient(batched.problem, bias=saved.needs_bias_grad).backward(batched, saved)
 
-    def _fastest_own_gradient(self, problem: Problem, *, bias: bool = False) -> OwnGradient:
-        """The fastest kernel with a backward of its own."""
-        dot = not isinstance(problem.pairs, AdditivePairs)
-        able = [
-            kernel
-            for kernel in kernels_of(problem)
-            if isinstance(kernel, OwnGradient)
-            and not isinstance(kernel, SdpaKernel)  # whose gradient is torch's own unless asked for
-            and not kernel.why_not(problem)
-            and not (bias and dot and isinstance(kernel, DecodeKernel | BlockSparseKernel))
-        ]
-        if not able:
-            raise _no_kernel_error(problem, "it has no backward of its own, as torch.compile and torch.func need")
-        return min(able, key=lambda kernel: _seconds(kernel, problem))
+
+def fastest_own_gradient(problem: Problem, *, bias: bool = False) -> OwnGradient:
+    """The fastest kernel with a backward of its own; one that computes the gradient of a bias if `bias` is true."""
+    dot = not isinstance(problem.pairs, AdditivePairs)
+    able = [
+        kernel
+        for kernel in kernels_of(problem)
+        if isinstance(kernel, OwnGradient)
+        and not isinstance(kernel, SdpaKernel)  # whose gradient is torch's own unless asked for
+        and not kernel.why_not(problem)
+        and not (bias and dot and isinstance(kernel, DecodeKernel | BlockSparseKernel))
+    ]
+    if not able:
+        raise _no_kernel_error(problem, "it has no backward of its own, as torch.compile and torch.func need")
+    return min(able, key=lambda kernel: _seconds(kernel, problem))
 
 
 _deferred_choices: dict[str, _DeferredChoice] = {}

@@ -1,0 +1,210 @@
+"""Attention of one block of pairs, merged into the rows of a shard; its gradients, added to those of the shard.
+
+Rows are merged by log-sum-exp in float32 at least. Where a score beside 10⁴ would be too coarse in float32, the block
+is computed in float64, and the log-sum-exp of the shard is float64 from then on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..core.log_sum_exp import LARGEST_LSE, coarse_rows, in_float64, merge_softmax
+from ..core.problem import Problem
+from ..core.score_forms import DotPairs, at_least_float32
+from ..errors import KernelError
+from ..kernels import choose, zero_nonfinite_inputs
+from ..kernels.base import InPlaceKernel, OwnGradient
+from ..kernels.batched_problem import BatchedProblem, ProblemGradients, Saved
+from ..kernels.custom_op import compute_forward, compute_gradients
+from ..kernels.dispatch import fastest_own_gradient
+from ..kernels.mask_tiles import memoize
+from ..native import all_finite
+from ..utils.pytree import tree_tensors
+from .hops import PairBlock
+
+
+@dataclass(eq=False)
+class ShardRows:
+    """Running results of a shard's rows: output (..., heads, M, Dv), lse (..., heads, M).
+
+    met_nonfinite: whether NaN or infinity was in an input of a block whose output is not finite.
+    """
+
+    output: Tensor
+    lse: Tensor
+    met_nonfinite: bool = False
+
+    @classmethod
+    def from_problem(cls, problem: Problem) -> ShardRows:
+        """Rows that have attended to nothing yet."""
+        rows = problem.weights_shape[:-1]
+        output = problem.value.new_zeros(*rows, problem.value.shape[-1])
+        return cls(output, output.new_full(rows, float("-inf")))
+
+    def merge(self, problem: Problem, rows: slice, kernel: str | None, *, in_place: bool) -> None:
+        """Merge the result of a block with that of other keys.
+
+        in_place: whether all inputs are finite and no score is large, so that a kernel may write into the rows.
+        """
+        computation = block_kernel(problem, kernel)
+        output, lse = self.output[..., rows, :], self.lse[..., rows]
+        if in_place and isinstance(computation, InPlaceKernel) and lse.dtype == torch.float32:
+            own = BatchedProblem.from_problem(problem)
+            computation.forward_into(own, own.flatten_batch(output), own.flatten_batch(lse), accumulate=True)
+            return
+        merged = self._merged(problem, computation, output, lse)
+        if coarse_rows(problem, merged[1]) is not None:
+            wide = in_float64(problem)
+            self.lse = self.lse.double()
+            lse = self.lse[..., rows]
+            merged = self._merged(wide, block_kernel(wide, kernel), output, lse)
+        output.copy_(merged[0])
+        lse.copy_(merged[1])
+
+    def _merged(self, problem: Problem, computation: OwnGradient, output: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+        own_output, own_lse = compute_forward(problem, computation.name)
+        if not all_finite(own_output):
+            self.met_nonfinite |= zero_nonfinite_inputs(problem) is not problem
+        return merge_softmax(
+            torch.stack([output, own_output.to(output.dtype)]), torch.stack([lse, own_lse.to(lse.dtype)]), dim=0
+        )
+
+
+@dataclass(eq=False)
+class ShardGradients:
+    """Running gradients of a shard: of its query, and of the tensors that all processes have (weights and biases).
+
+    output, lse, grad_output, grad_lse: the final results of the rows, and their upstream gradients.
+    """
+
+    problem: Problem
+    output: Tensor
+    lse: Tensor
+    grad_output: Tensor
+    grad_lse: Tensor
+    needs_bias: bool
+    kernel: str | None
+    query: Tensor
+    shared: list[Tensor]
+
+    @classmethod
+    def from_results(
+        cls,
+        problem: Problem,
+        output: Tensor,
+        lse: Tensor,
+        grad_output: Tensor,
+        grad_lse: Tensor,
+        *,
+        needs_bias: bool,
+        kernel: str | None,
+        met_nonfinite: bool,
+    ) -> ShardGradients:
+        """Gradients of 0, and results without NaN of rows that attend to NaN, from which no gradient comes."""
+        if lse.dtype == torch.float64:
+            problem = in_float64(problem)
+        if met_nonfinite:
+            bad = output.isnan()
+            grad_output, output = grad_output.masked_fill(bad, 0.0), output.masked_fill(bad, 0.0)
+            bad = lse.isnan()
+            grad_lse, lse = grad_lse.masked_fill(bad, 0.0), lse.masked_fill(bad, float("inf"))
+        lse = lse.masked_fill(lse == float("-inf"), float("inf"))
+        grad_lse = grad_lse.to(lse.dtype).masked_fill(lse == float("inf"), 0.0)
+        query, dtype = problem.pairs.query, problem.value.dtype
+        shared = [torch.zeros_like(tensor) for tensor in shared_tensors(problem, bias=needs_bias)]
+        return cls(
+            problem,
+            output.to(dtype),
+            lse,
+            grad_output.to(dtype),
+            grad_lse,
+            needs_bias,
+            kernel,
+            torch.zeros_like(query),
+            shared,
+        )
+
+    def add(self, problem: Problem, block: PairBlock, key: Tensor, value: Tensor, *, in_place: bool) -> None:
+        """Add the gradients of a block; key and value are those of all received keys."""
+        computation = block_kernel(problem, self.kernel, bias=self.needs_bias)
+        query = self.query[..., block.rows, :]
+        key, value = key[..., block.columns, :], value[..., block.columns, :]
+        output, grad_output = self.output[..., block.rows, :], self.grad_output[..., block.rows, :]
+        lse, grad_lse = self.lse[..., block.rows], self.grad_lse[..., block.rows]
+        if in_place and not self.needs_bias and isinstance(computation, InPlaceKernel) and lse.dtype == torch.float32:
+            own = BatchedProblem.from_problem(problem)
+            flat = own.flatten_batch
+            saved = Saved(flat(output), flat(lse), flat(grad_output), flat(grad_lse))
+            computation.add_gradients(own, saved, ProblemGradients(flat(query), flat(key), flat(value)))
+            return
+        # A tensor may occur twice, as in a sum of two biases: each occurrence has a gradient of its own.
+        targets: dict[int, list[Tensor]] = {}
+        own = (problem.pairs.query, problem.pairs.key, problem.value, *shared_tensors(problem, bias=self.needs_bias))
+        for tensor, target in zip(own, (query, key, value, *self.shared), strict=True):
+            targets.setdefault(id(tensor), []).append(target)
+        tensors = tree_tensors(problem)
+        needed = [id(tensor) in targets for tensor in tensors]
+        found = compute_gradients(grad_output, grad_lse, output, lse, problem, needed, computation.name)
+        for tensor, gradient, need in zip(tensors, found, needed, strict=True):
+            if need:
+                targets[id(tensor)].pop(0).add_(gradient)
+
+
+def shared_tensors(problem: Problem, *, bias: bool) -> list[Tensor]:
+    """The floating-point tensors that all processes have: the weight of a score and, if needed, a bias's parameters."""
+    weight = [] if isinstance(problem.pairs, DotPairs) else [problem.pairs.weight]
+    return [*weight, *(problem.bias.parameters() if bias and problem.bias is not None else ())]
+
+
+def block_problem(problem: Problem, block: PairBlock, key: Tensor, value: Tensor) -> Problem:
+    """The problem of a block, at its global positions; `key` and `value` are all that were received."""
+    return replace(
+        problem,
+        pairs=replace(problem.pairs, query=problem.pairs.query[..., block.rows, :], key=key[..., block.columns, :]),
+        value=value[..., block.columns, :],
+        query_positions=block.query_positions,
+        key_positions=block.key_positions,
+    )
+
+
+def block_kernel(problem: Problem, name: str | None, *, bias: bool = False) -> OwnGradient:
+    """The kernel of that name, or the fastest with a backward of its own, memoized for the sizes and the mask.
+
+    Raises:
+        KernelError: the named kernel cannot compute the block.
+    """
+    if name is not None:
+        kernel = choose(problem, name)
+        if not isinstance(kernel, OwnGradient):
+            raise KernelError(
+                f"kernel {name!r} has no backward of its own, as the blocks of a ring need: leave kernel out, or take "
+                "'tiled', which computes every problem"
+            )
+        return kernel
+    kind = problem.value.dtype, problem.pairs.query.shape[-1], problem.value.shape[-1], type(problem.bias)
+    options = problem.softcap is None, problem.dropout is None, bias, type(problem.pairs)
+    return memoize(problem, ("kernel of a block", kind, options), lambda: fastest_own_gradient(problem, bias=bias))
+
+
+def with_float32(problem: Problem) -> Problem:
+    """The problem over float32 copies of tensors of half precision, so that partial results are not rounded to it."""
+    pairs, bias = problem.pairs, problem.bias
+    if bias is not None:
+        bias = bias.with_parameters([at_least_float32(parameter) for parameter in bias.parameters()])
+    widened: dict[str, Tensor] = {name: at_least_float32(getattr(pairs, name)) for name in ("query", "key")}
+    if not isinstance(pairs, DotPairs):
+        widened["weight"] = at_least_float32(pairs.weight)
+    return replace(problem, pairs=replace(pairs, **widened), value=at_least_float32(problem.value), bias=bias)
+
+
+def is_tame(problem: Problem, key: Tensor, value: Tensor) -> bool:
+    """Whether all inputs are finite and no dot product is near where float32 makes a log-sum-exp coarse."""
+    pairs = problem.pairs
+    if not isinstance(pairs, DotPairs) or problem.bias is not None or not value.is_cpu or not value.numel():
+        return False
+    query_norm, key_norm = (torch.linalg.vector_norm(tensor, dim=-1).amax() for tensor in (pairs.query, key))
+    bound = abs(pairs.scale) * float(query_norm) * float(key_norm)
+    return bound < LARGEST_LSE / 2 and all_finite(value)

@@ -1,0 +1,182 @@
+"""The agreement of all processes on one call of the ring: a checksum of its arguments, lengths and the dropout seed.
+
+Eight bytes of each process say whether it makes the same call as the others; only where they differ are the arguments
+themselves exchanged, and every process ends in an error that names the rank and the argument.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import weakref
+from dataclasses import dataclass, fields, is_dataclass
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.problem import Problem
+from ..core.score_forms import DotPairs
+from ..errors import RegardError, RingError, ShapeError
+from ..masks import Mask
+from ..utils.pytree import tree_tensors
+from .layout import RingLayout, Shards, place
+from .peers import Peers
+
+FAULT = -1
+"""The checksum of a process whose own arguments are wrong."""
+CALL_NUMBERS = 2**20
+"""Numbers of calls repeat after so many: they are tags of messages."""
+
+_calls = itertools.count()
+_mask_checksums: weakref.WeakKeyDictionary[Mask, tuple[tuple[int, ...], str]] = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What all processes agree on: the positions of queries and keys, the number of the call, the dropout seed."""
+
+    queries: Shards
+    keys: Shards
+    number: int
+    seed: int
+
+
+def agree(peers: Peers, problem: Problem | RegardError, layout: RingLayout, kernel: str | None) -> Agreement:
+    """Exchange the checksums of a call, and return what follows from all of them.
+
+    problem: this process's part of the call, or the error that its arguments ended in.
+
+    Raises:
+        RingError: the processes disagree, one of them is lost, or the arguments of another process are wrong.
+        ShapeError: the shards do not have the lengths of the layout, or there are more processes than tokens.
+        RegardError: the error of this process's own arguments.
+    """
+    if isinstance(problem, RegardError):
+        described, own = {"error": str(problem)}, [FAULT, 0, 0, 0, 0]
+    else:
+        described = describe(problem, layout, kernel)
+        seed = 0 if problem.dropout is None else int(problem.dropout.seed)
+        own = [_checksum(described), problem.queries, problem.keys, next(_calls) % CALL_NUMBERS, seed]
+    every = peers.gather_numbers(own)
+    if any(numbers[0] != own[0] or numbers[0] == FAULT for numbers in every):
+        _raise_difference(peers, problem, described)
+    queries, keys = (tuple(numbers[at] for numbers in every) for at in (1, 2))
+    return Agreement(*_shards(layout, queries, keys, peers.size), number=every[0][3], seed=every[0][4])
+
+
+def describe(problem: Problem, layout: RingLayout, kernel: str | None) -> dict[str, str]:
+    """The arguments that need to be the same in all processes, by their names, as text."""
+    pairs, value, dropout = problem.pairs, problem.value, problem.dropout
+    dot = isinstance(pairs, DotPairs)
+    gradients = torch.is_grad_enabled() and {
+        "query": pairs.query.requires_grad,
+        "key": pairs.key.requires_grad,
+        "value": value.requires_grad,
+        "parameters": any(each.requires_grad for each in tree_tensors((problem.bias, problem.sinks))),
+    }
+    return {
+        "layout": repr(layout),
+        "dtype": str(value.dtype).removeprefix("torch."),
+        "query shape": _without_length(pairs.query),
+        "key shape": _without_length(pairs.key),
+        "value shape": _without_length(value),
+        "score": f"dot product × {pairs.scale}" if dot else f"additive {tuple(pairs.weight.shape)}",
+        "mask": f"{problem.mask!r} {_mask_checksum(problem.mask)}",
+        "bias": _structure(problem.bias, contents=False),
+        "softcap": repr(problem.softcap),
+        "sinks": "None" if problem.sinks is None else str(tuple(problem.sinks.shape)),
+        "dropout_p": "0" if dropout is None else repr(dropout.probability),
+        "kernel": repr(kernel),
+        "requires_grad": repr(gradients),
+    }
+
+
+def _without_length(tensor: Tensor) -> str:
+    return f"({', '.join([*map(str, tensor.shape[:-2]), '·', str(tensor.shape[-1])])})"
+
+
+def _raise_difference(peers: Peers, problem: Problem | RegardError, described: dict[str, str]) -> None:
+    """Raise the error of the first argument in which processes differ."""
+    every = peers.gather_objects(described)
+    if isinstance(problem, RegardError):
+        raise problem
+    for rank, other in enumerate(every):
+        if "error" in other:
+            raise RingError(f"rank {rank} of the ring has wrong arguments: {other['error']}")
+    for name in described:
+        values = [other[name] for other in every]
+        if len(set(values)) > 1:
+            usual = max(values, key=values.count)
+            odd = [rank for rank, value in enumerate(values) if value != usual]
+            like = values.index(usual)
+            raise RingError(
+                f"the processes of the ring disagree on {name}: rank {odd[0]} has {values[odd[0]]}, rank {like} has "
+                f"{usual}; all need the same" + (f" (other ranks that differ: {odd[1:]})" if odd[1:] else "")
+            )
+    raise RingError("the checksums of the processes differ, but their arguments do not: they run different versions")
+
+
+def _shards(
+    layout: RingLayout, queries: tuple[int, ...], keys: tuple[int, ...], processes: int
+) -> tuple[Shards, Shards]:
+    """The positions of queries and keys of all processes; fewer queries are at the last positions of the keys."""
+    if sum(queries) > sum(keys):
+        raise ShapeError(
+            f"the ring has {sum(queries):,} queries and {sum(keys):,} keys: the queries are at the last positions of "
+            "the keys, so it needs at least as many keys"
+        )
+    key_shards, query_shards = (place(layout, sum(lengths), processes) for lengths in (keys, queries))
+    for name, shards, lengths in (("keys", key_shards, keys), ("queries", query_shards, queries)):
+        if shards.lengths != lengths:
+            rank = next(r for r in range(processes) if shards.lengths[r] != lengths[r])
+            raise ShapeError(
+                f"rank {rank} has {lengths[rank]:,} {name}, but {layout!r} gives it {shards.lengths[rank]:,} of "
+                f"{sum(lengths):,} positions: cut tensors with regard.ring.shard(tensor, dim, layout), or give the "
+                f"lengths that they have, {tuple(lengths)}, as Contiguous(lengths)"
+            )
+    return query_shards.shifted(sum(keys) - sum(queries)), key_shards
+
+
+def _checksum(described: dict[str, str]) -> int:
+    """A number of 63 bits, never FAULT."""
+    text = "\n".join(f"{name}={value}" for name, value in described.items())
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def _mask_checksum(mask: Mask | None) -> str:
+    """A checksum of a mask, of its tensors too, memoized until one of these is written to."""
+    if mask is None:
+        return ""
+    versions = tuple(0 if tensor.is_inference() else tensor._version for tensor in tree_tensors(mask))
+    known = _mask_checksums.get(mask)
+    if known is None or known[0] != versions:
+        text = _structure(mask, contents=True)
+        known = versions, hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        _mask_checksums[mask] = known
+    return known[1]
+
+
+def _structure(value: Any, *, contents: bool) -> str:
+    """A value as text that is the same in every process; of tensors the numbers too if `contents` is true.
+
+    A function is its name, its code and what it has captured.
+    """
+    if isinstance(value, Tensor):
+        shape = f"{value.dtype} {tuple(value.shape)}"
+        if not contents:
+            return shape
+        numbers = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        return f"{shape} {hashlib.blake2b(numbers, digest_size=8).hexdigest()}"
+    if is_dataclass(value):
+        parts = (f"{each.name}={_structure(getattr(value, each.name), contents=contents)}" for each in fields(value))
+        return f"{type(value).__qualname__}({', '.join(parts)})"
+    if isinstance(value, tuple | list):
+        return f"({', '.join(_structure(part, contents=contents) for part in value)})"
+    if isinstance(value, FunctionType):
+        captured = [cell.cell_contents for cell in value.__closure__ or ()]
+        return f"{value.__qualname__} {value.__code__.co_code.hex()} {_structure(captured, contents=contents)}"
+    if value is None or isinstance(value, bool | int | float | str | range):
+        return repr(value)
+    return type(value).__qualname__

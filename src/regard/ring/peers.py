@@ -1,0 +1,149 @@
+"""Messages between the processes of a ring, over the point-to-point operations of torch.distributed.
+
+A message that does not arrive ends in a `RingError` that names the process, within the timeout of the group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from ..errors import ConfigurationError, RingError
+
+Group: TypeAlias = dist.ProcessGroup | DeviceMesh | None
+"""A process group, a one-dimensional device mesh, or None for the default group."""
+
+Message: TypeAlias = tuple[int, Tensor, int]
+"""Another process, a contiguous tensor that is sent or written to, and a tag by which the two sides are matched."""
+
+
+@dataclass(frozen=True)
+class Peers:
+    """The processes of a group, and this one's rank among them."""
+
+    group: dist.ProcessGroup
+    rank: int
+    size: int
+
+    @classmethod
+    def from_group(cls, group: Group) -> Peers:
+        """The processes of a group or a one-dimensional mesh.
+
+        Raises:
+            ConfigurationError: torch.distributed is not initialised, this process is not in the group, or a mesh has
+                several dimensions.
+        """
+        if not dist.is_available() or not dist.is_initialized():
+            raise ConfigurationError(
+                "there is no process group: call torch.distributed.init_process_group('gloo') in each process, as "
+                "started by torchrun, before a ring is used"
+            )
+        if isinstance(group, DeviceMesh):
+            if group.ndim != 1:
+                raise ConfigurationError(
+                    f"the mesh has {group.ndim} dimensions, {group.mesh_dim_names or tuple(group.shape)}; a ring needs "
+                    "one: choose it with mesh['name']"
+                )
+            group = group.get_group()
+        if group is not None and not isinstance(group, dist.ProcessGroup):
+            raise ConfigurationError(
+                f"group is {group!r}, of which this process is no member: call the ring in the processes of the group "
+                "alone, or leave group out for all"
+            )
+        group = dist.distributed_c10d._get_default_group() if group is None else group
+        return cls(group, dist.get_rank(group), dist.get_world_size(group))
+
+    @property
+    def timeout(self) -> float:
+        """Seconds after which a message that has not arrived is an error."""
+        return self.group._get_backend(torch.device(self.device)).options._timeout.total_seconds()
+
+    @property
+    def device(self) -> str:
+        """The kind of device whose tensors the group's backend sends."""
+        return "cuda" if dist.get_backend(self.group) == "nccl" else "cpu"
+
+    def gather_numbers(self, numbers: Sequence[int]) -> list[list[int]]:
+        """A few 64-bit numbers of each process, in the order of ranks."""
+        own = torch.tensor(numbers, dtype=torch.int64, device=self.device)
+        return torch.stack(self.all_gather(own, "while the processes agreed on a call")).tolist()
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """A small value of each process, in the order of ranks."""
+        every: list[Any] = [None] * self.size
+        try:
+            dist.all_gather_object(every, value, group=self.group)
+        except RuntimeError as error:
+            raise self._lost("while the processes compared their arguments", error) from error
+        return every
+
+    def all_gather(self, tensor: Tensor, when: str) -> list[Tensor]:
+        """A tensor of each process, all of one shape; `when` is for the error."""
+        every = [torch.empty_like(tensor) for _ in range(self.size)]
+        try:
+            dist.all_gather(every, tensor, group=self.group)
+        except RuntimeError as error:
+            raise self._lost(when, error) from error
+        return every
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum of a tensor over all processes, in place."""
+        try:
+            dist.all_reduce(tensor, group=self.group)
+        except RuntimeError as error:
+            raise self._lost("while gradients were summed", error) from error
+        return tensor
+
+    def post(self, sends: Iterable[Message], receives: Iterable[Message]) -> Pending:
+        """Start sending and receiving; `Pending.wait` ends it. Empty tensors do not travel."""
+        named = [
+            (kind, peer, dist.P2POp(operation, tensor, group=self.group, tag=tag, group_peer=peer))
+            for kind, operation, messages in (("to", dist.isend, sends), ("from", dist.irecv, receives))
+            for peer, tensor, tag in messages
+            if tensor.numel()
+        ]
+        if not named:
+            return Pending(self, (), ())
+        try:
+            works = dist.batch_isend_irecv([operation for *_, operation in named])
+        except RuntimeError as error:
+            raise self._lost(f"in a message to or from rank {named[0][1]}", error) from error
+        what = tuple(f"{kind} rank {peer}" for kind, peer, _ in named)
+        return Pending(self, tuple(works), what, tuple(operation.tensor for *_, operation in named))
+
+    def _lost(self, when: str, error: RuntimeError) -> RingError:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        return RingError(
+            f"rank {self.rank} of {self.size}: {when}, a process was lost, or did not make the same call within the "
+            f"group's timeout of {self.timeout:g} s ({reason}). Every process of the group needs to make the same "
+            "calls of the ring in the same order, forward and backward; look for the first error of another process"
+        )
+
+
+@dataclass(frozen=True)
+class Pending:
+    """Messages under way."""
+
+    peers: Peers
+    works: tuple[dist.Work, ...]
+    names: tuple[str, ...]
+    tensors: tuple[Tensor, ...] = ()
+
+    def wait(self) -> None:
+        """Wait until all have arrived; on an accelerator, until its stream waits for them.
+
+        Raises:
+            RingError: one has not arrived within the group's timeout, or its process is gone.
+        """
+        for index, work in enumerate(self.works):
+            name = self.names[index] if len(self.works) == len(self.names) else " and ".join(self.names)
+            try:
+                work.wait()
+            except RuntimeError as error:
+                raise self.peers._lost(f"in a message {name}", error) from error

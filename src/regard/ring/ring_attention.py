@@ -1,0 +1,294 @@
+"""Exact attention over a sequence that is cut over processes: keys and values travel, queries stay.
+
+Forward, each process receives the keys that its queries attend to, one other process after the other, while it computes
+with those that it has; partial results are merged by log-sum-exp (Liu et al. 2023, Ring Attention, arXiv 2310.01889).
+Backward, keys travel again, and their gradients travel home; with the final log-sum-exp those of each part are exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from typing import Any, TypedDict, Unpack
+
+import torch
+from torch import Tensor
+
+from ..biases import Bias
+from ..core.problem import Problem
+from ..errors import ConfigurationError, KernelError, MaskError, RegardError
+from ..kernels.batched_problem import BatchedProblem, Saved
+from ..kernels.custom_op import add_sinks, sinks_gradient
+from ..kernels.validation import ScoreLike, make_problem
+from ..masks import Mask
+from ..utils.pytree import tree_tensors
+from .block_attention import ShardGradients, ShardRows, block_problem, is_tame, shared_tensors, with_float32
+from .handshake import agree
+from .hops import Hop, HopPlan, count, plan_hops
+from .layout import Contiguous, RingLayout
+from .peers import Group, Message, Peers, Pending
+
+KEY, VALUE, KEY_GRADIENT, VALUE_GRADIENT, TAGS = range(5)
+
+
+class RingOptions(TypedDict, total=False):
+    """The keyword arguments of `attention` that all processes share."""
+
+    score: ScoreLike | None
+    mask: Mask | Tensor | None
+    bias: Bias | Tensor | None
+    scale: float | None
+    softcap: float | None
+    sinks: Tensor | None
+    dropout_p: float
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    layout: RingLayout | None = None,
+    group: Group = None,
+    kernel: str | None = None,
+    **options: Unpack[RingOptions],
+) -> Tensor:
+    """softmax( f(Q, K) + B, where M ) · V over a sequence cut over processes: each has a shard, and gets its rows.
+
+    Every process of the group calls it with its shard, as `shard` cuts it, and the same other arguments; the result is
+    the shard of what `regard.attention` computes of the whole. Masks, biases and dropout are functions of positions in
+    the whole sequence. Keys travel to the processes whose queries attend to them and to no other; two messages are
+    under way while one is computed with. Partial results are float32 at least, merged by log-sum-exp.
+
+    Shapes: those of `regard.attention`, with the lengths of the shard. The key lengths of all processes together are
+    the sequence, at 0..N-1; queries, where they are fewer, are at its last positions.
+
+    Args:
+        query: the shard's queries, (..., heads, m, Dq).
+        key: its keys, (..., key heads, n, Dk).
+        value: its values, (..., key heads, n, Dv).
+        layout: which positions each process has, `Contiguous()` unless given.
+        group: a process group or a one-dimensional DeviceMesh; the default group without it.
+        kernel: the kernel of all blocks, by name; without it the fastest for each.
+        options: `score`, `mask`, `bias`, `scale`, `softcap`, `sinks`, `dropout_p`, as of `regard.attention`. The
+            dropout pattern is that of one process with the seed of rank 0. A mask or bias that is a tensor over pairs
+            has no global positions, and is refused.
+
+    Gradients of query, key and value are those of the sum of all processes' losses. Parameters (of scores, biases,
+    sinks) get this process's part, to be summed over processes as data-parallel training does for every parameter.
+    Backward is a second round of messages: every process has to run it.
+
+    Raises:
+        RingError: processes disagree (the message names rank and argument), or one is lost, within the group's timeout.
+        ShapeError: shards that have not the lengths of the layout; more processes than tokens.
+        MaskError, ConfigurationError: a mask or bias without global positions; no process group.
+
+    >>> import torch, regard
+    >>> import torch.distributed as dist
+    >>> from regard import ring
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> q, k, v = torch.randn(3, 1, 2, 10, 8)
+    >>> layout = ring.Zigzag()
+    >>> q0, k0, v0 = (ring.shard(tensor, 2, layout) for tensor in (q, k, v))
+    >>> out = ring.attention(q0, k0, v0, mask=regard.masks.causal(), layout=layout)
+    >>> torch.allclose(ring.unshard(out, 2, layout), regard.attention(q, k, v, mask=regard.masks.causal()), atol=1e-6)
+    True
+    >>> dist.destroy_process_group()
+    """
+    return attention_with_lse(query, key, value, layout=layout, group=group, kernel=kernel, **options)[0]
+
+
+def attention_with_lse(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    layout: RingLayout | None = None,
+    group: Group = None,
+    kernel: str | None = None,
+    **options: Unpack[RingOptions],
+) -> tuple[Tensor, Tensor]:
+    """`ring.attention` and the log-sum-exp of each row's scores over the whole sequence, (..., heads, m).
+
+    Both have gradients. Arguments and errors are those of `attention`.
+    """
+    peers, layout = Peers.from_group(group), Contiguous() if layout is None else layout
+    try:
+        problem: Problem | RegardError = _shard_problem(query, key, value, options)
+    except RegardError as error:
+        problem = error  # raised once the others know
+    agreed = agree(peers, problem, layout, kernel)
+    if isinstance(problem, RegardError):
+        raise problem
+    if problem.dropout is not None:
+        seed = torch.full_like(problem.dropout.seed, agreed.seed)
+        problem = replace(problem, dropout=replace(problem.dropout, seed=seed))
+    plan = plan_hops(problem, agreed.queries, agreed.keys, peers.rank)
+    call = RingCall(peers, plan, agreed.number, kernel)
+    return _RingAttention.apply(call, problem, *tree_tensors(problem))
+
+
+def _shard_problem(query: Tensor, key: Tensor, value: Tensor, options: RingOptions) -> Problem:
+    """The checked problem of a shard, without positions."""
+    problem = make_problem(query, key, value, wants_lse=True, **options)
+    mask, bias = problem.mask, problem.bias
+    if mask is not None and not mask.by_position:
+        raise MaskError(
+            f"mask {mask!r} has a tensor over pairs, which has no global positions: in a ring give a mask that is a "
+            "function of positions, such as masks.documents(ids), masks.padding(lengths) or masks.from_mod(function)"
+        )
+    if bias is not None and not bias.by_position:
+        raise ConfigurationError(
+            f"bias {bias!r} has a tensor over pairs or rows, which has no global positions: in a ring give a bias that "
+            "is a function of positions, such as biases.alibi, biases.relative or biases.from_mod"
+        )
+    return problem
+
+
+@dataclass(frozen=True)
+class RingCall:
+    """One call of the ring on this process: whom it exchanges messages with, and the hops of its plan."""
+
+    peers: Peers
+    plan: HopPlan
+    number: int
+    kernel: str | None
+
+    def keys(self, problem: Problem) -> Iterator[tuple[Hop, Tensor, Tensor]]:
+        """Each hop with its keys and values; those of the next hop are already under way.
+
+        All processes post the messages of one step before those of the next, as NCCL needs.
+        """
+        pending, (key, value) = self._exchange(problem, self.plan.hops[0])
+        for hop, following in zip_longest(self.plan.hops, self.plan.hops[1:]):
+            here = pending, key, value
+            if following is not None:
+                pending, (key, value) = self._exchange(problem, following)
+            here[0].wait()
+            yield hop, here[1], here[2]
+
+    def _exchange(self, problem: Problem, hop: Hop) -> tuple[Pending, list[Tensor]]:
+        """Start a hop: send the keys and values that its destination needs, and receive those of its source."""
+        own = problem.pairs.key, problem.value
+        if hop.source == self.peers.rank:
+            return self.peers.post((), ()), [take(tensor, hop.received) for tensor in own]
+        empty = [tensor.new_empty(*tensor.shape[:-2], count(hop.received), tensor.shape[-1]) for tensor in own]
+        sends, receives = [], []
+        for kind, tensor, space in zip((KEY, VALUE), own, empty, strict=True):
+            sends.append((hop.destination, take(tensor, hop.sent).contiguous(), self._tag(kind)))
+            receives.append((hop.source, space, self._tag(kind)))
+        return self.peers.post(sends, receives), empty
+
+    def send_home(self, hop: Hop, gradients: tuple[Tensor, Tensor]) -> tuple[Pending, list[Tensor]]:
+        """Start sending the gradients of a hop's keys and values home, and receiving those of the keys that it sent."""
+        tags = self._tag(KEY_GRADIENT), self._tag(VALUE_GRADIENT)
+        homecoming = [tensor.new_empty(*tensor.shape[:-2], count(hop.sent), tensor.shape[-1]) for tensor in gradients]
+        sends: list[Message] = [(hop.source, tensor, tag) for tensor, tag in zip(gradients, tags, strict=True)]
+        receives: list[Message] = [(hop.destination, tensor, tag) for tensor, tag in zip(homecoming, tags, strict=True)]
+        return self.peers.post(sends, receives), homecoming
+
+    def _tag(self, kind: int) -> int:
+        return self.number * TAGS + kind
+
+
+def take(tensor: Tensor, spans: tuple[slice, ...]) -> Tensor:
+    """Some rows of a tensor (..., n, ·): a view of one span, a copy of several."""
+    if len(spans) == 1:
+        return tensor[..., spans[0], :]
+    return torch.cat([tensor[..., span, :] for span in spans], -2) if spans else tensor[..., :0, :]
+
+
+def add_rows(tensor: Tensor, spans: tuple[slice, ...], rows: Tensor) -> None:
+    """Add rows (..., number, ·) to some rows of a tensor, in place."""
+    before = 0
+    for span in spans:
+        after = before + span.stop - span.start
+        tensor[..., span, :] += rows[..., before:after, :]
+        before = after
+
+
+class _RingAttention(torch.autograd.Function):
+    """Two rounds of the ring: keys and values forward; backward keys, values and their gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, call: RingCall, problem: Problem, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        wide = with_float32(replace(problem, sinks=None))
+        rows = ShardRows.from_problem(wide)
+        for hop, key, value in call.keys(problem):
+            key, value = key.to(wide.value.dtype), value.to(wide.value.dtype)
+            in_place = bool(hop.blocks) and is_tame(wide, key, value)
+            for block in hop.blocks:
+                rows.merge(block_problem(wide, block, key, value), block.rows, call.kernel, in_place=in_place)
+        output, lse = rows.output, rows.lse
+        if problem.sinks is not None:
+            output, lse = add_sinks(output, lse, problem.sinks)
+        output = output.to(problem.value.dtype)
+        ctx.call, ctx.problem, ctx.met_nonfinite = call, problem, rows.met_nonfinite
+        ctx.save_for_backward(output, lse, *tensors)
+        return output, lse.to(torch.promote_types(problem.value.dtype, torch.float32))
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise KernelError(
+                "a ring has no second derivatives: take them over shorter sequences, with regard.attention in one "
+                "process, or leave out create_graph=True"
+            )
+        call, problem, (output, lse, *tensors) = ctx.call, ctx.problem, ctx.saved_tensors
+        needed = ctx.needs_input_grad[2:]
+        by_id = {id(tensor): need for tensor, need in zip(tensors, needed, strict=True)}
+        bias = problem.bias is not None and any(by_id[id(each)] for each in problem.bias.parameters())
+        own = ShardGradients.from_results(
+            with_float32(replace(problem, sinks=None)),
+            *(output, lse, grad_output, grad_lse),
+            needs_bias=bias,
+            kernel=call.kernel,
+            met_nonfinite=ctx.met_nonfinite,
+        )
+        travels = by_id[id(problem.pairs.key)] or by_id[id(problem.value)]
+        key, value = _round_backward(call, problem, own, travels=travels)
+        found = [own.query, key, value]
+        sources = [problem.pairs.query, problem.pairs.key, problem.value]
+        sources += shared_tensors(problem, bias=bias)
+        found += own.shared
+        if problem.sinks is not None:
+            batched = BatchedProblem.from_problem(problem)
+            flat = batched.flatten_batch
+            saved = Saved(flat(own.output), flat(own.lse), flat(own.grad_output), flat(own.grad_lse))
+            sources, found = [*sources, problem.sinks], [*found, sinks_gradient(problem.sinks, saved)]
+        gradients: dict[int, list[Tensor]] = {}
+        for tensor, gradient in zip(sources, found, strict=True):
+            gradients.setdefault(id(tensor), []).append(gradient)
+        return (
+            None,
+            None,
+            *(
+                gradients[id(tensor)].pop(0).to(tensor.dtype) if need and gradients.get(id(tensor)) else None
+                for tensor, need in zip(tensors, needed, strict=True)
+            ),
+        )
+
+
+def _round_backward(call: RingCall, problem: Problem, own: ShardGradients, *, travels: bool) -> tuple[Tensor, Tensor]:
+    """The gradients of this process's keys and values, from all processes; those of its queries are added to `own`."""
+    dtype = own.problem.value.dtype
+    sums = torch.zeros_like(problem.pairs.key, dtype=dtype), torch.zeros_like(problem.value, dtype=dtype)
+    homecoming: list[tuple[Hop, Pending, list[Tensor]]] = []
+    for hop, key, value in call.keys(problem):
+        key, value = key.to(dtype), value.to(dtype)
+        gradients = torch.zeros_like(key), torch.zeros_like(value)
+        in_place = bool(hop.blocks) and is_tame(own.problem, key, value)
+        for block in hop.blocks:
+            own.add(block_problem(own.problem, block, key, value), block, *gradients, in_place=in_place)
+        if hop.source == call.peers.rank:
+            for total, gradient in zip(sums, gradients, strict=True):
+                add_rows(total, hop.received, gradient)
+        elif travels:
+            homecoming.append((hop, *call.send_home(hop, gradients)))
+        while len(homecoming) > 1 or (homecoming and hop is call.plan.hops[-1]):
+            sent, pending, arrived = homecoming.pop(0)
+            pending.wait()
+            for total, gradient in zip(sums, arrived, strict=True):
+                add_rows(total, sent.sent, gradient)
+    return sums

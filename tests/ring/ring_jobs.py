@@ -1,0 +1,147 @@
+"""What the processes of a ring do in the tests; each function is run in every process of a group."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import signal
+import time
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from ring_cases import RingCase
+from torch import Tensor
+
+import regard.ring as ring
+from regard import masks
+from regard.errors import RegardError
+
+groups: dict[int, dist.ProcessGroup] = {}
+
+
+def start(rank: int, processes: int, store: str, timeout: float) -> None:
+    """Join the group of all processes, and make a group of the first p of them for each p."""
+    torch.set_num_threads(1)
+    patience = datetime.timedelta(seconds=timeout)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=processes, timeout=patience)
+    for among in range(1, processes + 1):
+        groups[among] = dist.new_group(range(among), timeout=patience)
+
+
+def attention(among: int, case: RingCase, create_graph: bool = False) -> dict[str, np.ndarray] | None:
+    """Output, log-sum-exp and gradients of a case, gathered; from rank 0 alone."""
+    group, layout = groups[among], case.layout
+    whole, options, parameters = case.tensors(torch.float32)
+    local = {name: ring.shard(tensor, -2, layout, group).clone().requires_grad_() for name, tensor in whole.items()}
+    above = local.pop("above").detach()
+    torch.manual_seed(case.seed)
+    output, lse = ring.attention_with_lse(*local.values(), layout=layout, group=group, kernel=case.kernel, **options)
+    finite = lse.masked_fill(lse == float("-inf"), 0.0)
+    loss = (output * above).sum() + 0.1 * finite.sum()
+    inputs = {**local, **parameters}
+    gradients = torch.autograd.grad(loss, list(inputs.values()), allow_unused=True, create_graph=create_graph)
+    results = {
+        "output": ring.unshard(output.detach(), -2, layout, group),
+        "lse": ring.unshard(lse.detach(), -1, layout, group),
+    }
+    for name, gradient in zip(inputs, gradients, strict=True):
+        if name in parameters:
+            total = torch.zeros_like(parameters[name]) if gradient is None else gradient.clone()
+            dist.all_reduce(total, group=group)
+            results[name] = total
+        else:
+            results[name] = ring.unshard(gradient, -2, layout, group)
+    return {name: tensor.detach().numpy() for name, tensor in results.items()} if not dist.get_rank() else None
+
+
+def shards(among: int, length: int, layout: ring.RingLayout) -> list[Any]:
+    """Shards of 0..length-1 along an inner axis, what unshard makes of them, and the gradient of both."""
+    group = groups[among]
+    numbers = torch.arange(2.0 * length).view(1, length, 2)
+    own = ring.shard(numbers, 1, layout, group).clone().requires_grad_()
+    whole = ring.unshard(own, 1, layout, group)
+    (gradient,) = torch.autograd.grad((whole * numbers).sum(), own)
+    same_gradient = bool(gradient.equal(among * ring.shard(numbers, 1, layout, group)))
+    return [own.detach().flatten().tolist(), bool(whole.equal(numbers)), same_gradient]
+
+
+def traffic(among: int, case: RingCase, backward: bool) -> tuple[int, list[int]]:
+    """Bytes that this process sends in a call, and the processes that it sends to."""
+    sent: list[tuple[int, Tensor]] = []
+    post = ring.ring_attention.Peers.post
+
+    def counting(self, sends, receives):
+        sends = list(sends)
+        sent.extend((peer, tensor) for peer, tensor, _ in sends if tensor.numel())
+        return post(self, sends, receives)
+
+    ring.ring_attention.Peers.post = counting
+    try:
+        whole, options, _ = case.tensors(torch.float32)
+        group = groups[among]
+        query, key, value, _ = (ring.shard(t, -2, case.layout, group).clone() for t in whole.values())
+        for tensor in (query, key, value):
+            tensor.requires_grad_(backward)
+        output = ring.attention(query, key, value, layout=case.layout, group=group, **options)
+        if backward:
+            output.sum().backward()
+    finally:
+        ring.ring_attention.Peers.post = post
+    return sum(tensor.numel() * tensor.element_size() for _, tensor in sent), sorted({peer for peer, _ in sent})
+
+
+def differing(among: int, rank: int, change: dict[str, Any], length: int = 24) -> str:
+    """A call in which one process has other arguments than the others."""
+    own = dict(change) if dist.get_rank() == rank else {}
+    shape = own.pop("shape", (1, 2, length // among, 8))
+    dtype = getattr(torch, own.pop("dtype", "float32"))
+    query = torch.ones(shape, dtype=dtype, requires_grad=own.pop("requires_grad", False))
+    arguments = {"mask": masks.causal(), "layout": ring.Contiguous(), **own}
+    ring.attention(query, query, query, group=groups[among], **arguments)
+    return "computed"
+
+
+def call(among: int, lengths: list[int], key_lengths: list[int] | None = None, **arguments: Any) -> str:
+    """A call with shards of these lengths."""
+    rank = dist.get_rank()
+    query = torch.ones(1, 2, lengths[rank], 8)
+    key = torch.ones(1, 2, (key_lengths or lengths)[rank], 8)
+    ring.attention(query, key, key, group=groups[among], **arguments)
+    return "computed"
+
+
+def nonfinite(among: int, case: RingCase, where: list[int]) -> dict[str, np.ndarray] | None:
+    """A case whose keys at some positions are NaN."""
+    group = groups[among]
+    whole, options, _ = case.tensors(torch.float32)
+    whole["key"][..., where, :] = float("nan")
+    query, key, value, above = (ring.shard(t, -2, case.layout, group).clone() for t in whole.values())
+    for tensor in (query, key, value):
+        tensor.requires_grad_()
+    output = ring.attention(query, key, value, layout=case.layout, group=group, **options)
+    gradients = torch.autograd.grad(output, (query, key, value), above)
+    tensors = {"output": output.detach(), **dict(zip(("query", "key", "value"), gradients, strict=True))}
+    gathered = {name: ring.unshard(t, -2, case.layout, group) for name, t in tensors.items()}
+    return {name: tensor.numpy() for name, tensor in gathered.items()} if not dist.get_rank() else None
+
+
+def lose(among: int, how: str, victim: int) -> tuple[str, float]:
+    """Two calls, in the second of which one process is killed, or does not take part: what the others end with."""
+    query = torch.ones(1, 2, 64, 8, requires_grad=True)
+    ring.attention(query, query, query, group=groups[among])
+    begun = time.monotonic()
+    try:
+        if how == "backward":
+            output = ring.attention(query, query, query, group=groups[among])
+            if dist.get_rank() != victim:
+                output.sum().backward()
+        elif dist.get_rank() == victim:
+            if how == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+        else:
+            ring.attention(query, query, query, group=groups[among])
+    except RegardError as error:
+        return f"{type(error).__name__}: {error}", time.monotonic() - begun
+    return "done", time.monotonic() - begun

@@ -1,0 +1,45 @@
+"""Attention over several processes equals that of one: outputs, log-sum-exps and gradients, beside float64."""
+
+import pytest
+import torch
+from processes import MOST, Pool
+from ring_cases import RingCase, random_case
+
+TOLERANCE = {"dot": 1e-6, "additive": 1e-5}
+"""Relative errors; the additive kernels compute tanh by exponentials of the tokens, and that with an error of 1e-5."""
+ROUNDING = 2 * torch.finfo(torch.float32).eps
+"""The error of a number that is a sum of terms of size one, as gradients are, however much they cancel."""
+
+
+def distance(found: torch.Tensor, truth: torch.Tensor) -> float:
+    """The norm of the difference; infinite numbers have to be the same."""
+    infinite = truth.isinf()
+    assert found[infinite].double().equal(truth[infinite])
+    return float((found.double() - truth)[~infinite].norm())
+
+
+def check(pool: Pool, case: RingCase, processes: int) -> None:
+    answers = pool.run("attention", processes, case=case)
+    assert isinstance(answers[0], dict), answers[0]
+    truth, single = case.expected(torch.float64), case.expected(torch.float32)
+    assert answers[0].keys() == truth.keys()
+    for name, found in answers[0].items():
+        size = float(truth[name][~truth[name].isinf()].norm())
+        # Gradients of parameters are sums over all pairs: there one process has larger errors than that, too.
+        of_one = 2 * distance(single[name], truth[name])
+        budget = max(TOLERANCE[case.score] * size, ROUNDING * truth[name].numel() ** 0.5, of_one)
+        error = distance(torch.from_numpy(found), truth[name])
+        assert error <= budget, f"{name} of {case}: error {error:.2g} of {size:.2g}, twice that of one is {of_one:.2g}"
+
+
+def numbers(first: int, count: int) -> list:
+    """Numbers of random problems and of processes; those after the first thirty are slow."""
+    return [
+        pytest.param(number, 1 + number % MOST, marks=[pytest.mark.slow] * (number >= first + 30))
+        for number in range(first, first + count)
+    ]
+
+
+@pytest.mark.parametrize(("number", "processes"), numbers(0, 400))
+def test_random_problems(pool, number, processes):
+    check(pool, random_case(number, processes), processes)
