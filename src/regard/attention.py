@@ -14,12 +14,12 @@ from .core.grid import from_zero
 from .core.log_sum_exp import merge_softmax
 from .core.problem import Problem
 from .core.score_forms import at_least_float32
-from .core.torch_modes import functorch_active, is_causal_bias
+from .core.torch_modes import functorch_active, generator_restored, is_causal_bias
 from .errors import ConfigurationError, ShapeError
 from .kernels import Plan, Result, choose, zero_nonfinite_inputs
 from .kernels.hooks import CURRENT_HOOK, run_with_hook
 from .kernels.tile_weights import run_reductions, start_lenses
-from .kernels.validation import AttentionOptions, ScoreLike, make_problem
+from .kernels.validation import AttentionOptions, ScoreLike, draw_dropout, make_problem
 from .lenses import Lens
 from .lenses.base import Result as LensResult
 from .masks import Mask, causal, where
@@ -176,16 +176,20 @@ def explain(
 ) -> Plan:
     """Report the kernel that `attention` would choose, its predicted cost, and why each other kernel is not chosen.
 
-    Arguments and errors are those of `attention`.
+    Arguments and errors are those of `attention`. No generator is advanced: with dropout, `plan.run()` computes what
+    the next call of `attention` would.
 
     >>> import torch, regard
     >>> q = torch.zeros(1, 2, 5, 8)
     >>> regard.explain(q, q, q).kernel.name
     'sdpa'
     """
-    with torch.random.fork_rng(devices=[], enabled=bool(options.get("dropout_p"))):
-        problem = make_problem(query, key, value, **options)
-        return Plan(problem, choose(problem, kernel), asked=kernel is not None)
+    dropout_p = options.pop("dropout_p", 0.0)
+    problem = make_problem(query, key, value, **options)
+    if dropout_p:
+        with generator_restored(problem.value.device):
+            problem = replace(problem, dropout=draw_dropout(dropout_p, problem.value.device))
+    return Plan(problem, choose(problem, kernel), asked=kernel is not None)
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,6 +11,7 @@ import regard
 from regard import masks, native, scores
 from regard.attention import run_problem
 from regard.core.operator import OPERATORS, Operator
+from regard.core.torch_modes import generator_restored
 from regard.errors import KernelError
 from regard.kernels import KERNELS, Cost, dispatch, make_problem
 from regard.kernels.reference import formula
@@ -156,6 +157,39 @@ class TestExplain:
         drawn = torch.rand(3)
         torch.manual_seed(1)
         assert torch.rand(3).equal(drawn)
+
+    def test_a_device_s_generator_is_restored(self, monkeypatch):
+        states = {0: 5, 1: 7}
+
+        class Module:
+            """The generators of two devices; the state of each is the number of draws."""
+
+            def is_available(self):
+                return True
+
+            def get_rng_state(self, device):
+                return states[device.index]
+
+            def set_rng_state(self, state, device):
+                states[device.index] = state
+
+        monkeypatch.setattr(torch, "get_device_module", lambda device: Module())
+        with generator_restored(torch.device("cuda", 1)):
+            states[1] += 1
+        assert states == {0: 5, 1: 7}
+
+    @pytest.mark.cuda
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+    def test_no_random_number_is_drawn_on_a_gpu(self):
+        tensors = [tensor.cuda() for tensor in whole()]
+        before = torch.cuda.get_rng_state()
+        regard.explain(*tensors, dropout_p=0.5)
+        assert torch.cuda.get_rng_state().equal(before)
+
+    def test_the_plan_drops_what_the_next_call_does(self):
+        tensors = whole()
+        plan = regard.explain(*tensors, dropout_p=0.5)
+        close(plan.run().output, regard.attention(*tensors, dropout_p=0.5))
 
     def test_nothing_is_computed(self):
         huge = torch.zeros(1, 1, 1, 8).expand(1, 1, 10**7, 8)

@@ -1,8 +1,9 @@
-"""Which of torch's transforms and modes are active, autocast switched off, and torch's CausalBias recognised."""
+"""Torch's transforms, modes and generators: which are active, switched off or restored; and torch's CausalBias."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch.autograd import forward_ad
@@ -48,6 +49,27 @@ def without_autocast(device: str) -> AbstractContextManager:
     False
     """
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+
+
+@contextmanager
+def generator_restored(device: torch.device) -> Iterator[None]:
+    """Restore the state of a device's default generator after the block.
+
+    >>> with generator_restored(torch.device("cpu")):
+    ...     drawn = torch.rand(())
+    >>> bool(torch.rand(()) == drawn)
+    True
+    """
+    module = torch.random if device.type == "cpu" else torch.get_device_module(device)
+    if device.type != "cpu" and not module.is_available():  # a fake tensor's device, which has no generator
+        yield
+        return
+    where = () if device.type in ("cpu", "mps") else (device,)  # of these there is one alone
+    state = module.get_rng_state(*where)
+    try:
+        yield
+    finally:
+        module.set_rng_state(state, *where)
 
 
 def is_causal_bias(value: object) -> bool:

@@ -89,7 +89,7 @@ def make_problem(
         bias=None if bias is None else as_bias(bias),
         softcap=softcap,
         sinks=sinks,
-        dropout=_dropout(dropout_p, value.device) if dropout_p else None,
+        dropout=draw_dropout(dropout_p, value.device) if dropout_p else None,
         wants_lse=wants_lse,
     )
     if softcap is not None or sinks is not None:
@@ -305,8 +305,8 @@ def _check_variants(problem: Problem) -> None:
         check_device("sinks", sinks, problem.value.device)
 
 
-def _dropout(probability: float, device: torch.device) -> Dropout:
-    """Dropout with a seed drawn for this call from torch's generator."""
+def draw_dropout(probability: float, device: torch.device) -> Dropout:
+    """Dropout with a seed drawn for this call from the device's default generator."""
     if not 0.0 < probability < 1.0:
         raise ConfigurationError(f"dropout_p is {probability}; it needs a probability in [0, 1)")
     return Dropout(probability, torch.randint(-(2**63), 2**63 - 1, (), device=device))
