@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard import native
+import regard
+from regard import masks, native
 from regard.errors import ConfigurationError
 from regard.kernels import Cost, cost_model
 from regard.kernels.cost_model import (
@@ -70,6 +71,30 @@ class TestInUse:
         save_rates(MEASURED, cache_file())
         assert rates_in_use().rates == MEASURED
         assert rates_in_use().origin == f"measured here, from {cache / 'regard' / 'calibration.json'}"
+
+    def test_kernels_are_chosen_anew_by_rates_that_were_saved(self):
+        if not native.available():
+            pytest.skip(native.why_not() or "")
+        query, plans, texts = torch.zeros(1, 8, 4096, 64), [], []
+        for _ in range(2):
+            plans += [regard.explain(query, query, query, mask=mask) for mask in (masks.causal(), masks.strided(64))]
+            texts += [str(plan) for plan in plans[-2:]]
+            save_rates(replace(MEASURED, native=1e8), cache_file())
+        assert [plan.kernel.name for plan in plans] == ["cpu_flash", "decomposed", "sdpa", "decomposed"]
+        assert "64 × 64, by cpu_flash" in texts[1]
+        assert "64 × 64, by block_sparse" in texts[3]
+
+    def test_kernels_are_chosen_anew_for_another_variant_of_the_native_code(self, monkeypatch):
+        variants = native.variants()
+        if len(variants) < 2:
+            pytest.skip("fewer than two variants of the native code run here")
+        monkeypatch.setitem(cost_model.DEFAULT_NATIVE, variants[-1], 1e8)
+        query = torch.zeros(1, 8, 4096, 64)
+        names = []
+        for variant in (variants[0], variants[-1], variants[0]):
+            with native.using(variant):
+                names.append(regard.explain(query, query, query, mask=masks.causal()).kernel.name)
+        assert names == ["cpu_flash", "sdpa", "cpu_flash"]
 
     @pytest.mark.parametrize(
         ("name", "value"), [("threads", 99), ("torch", "1.0.0"), ("processor", "an abacus"), ("native", "sse9")]

@@ -9,7 +9,7 @@ from torch.func import grad, vmap
 
 import regard
 from regard import biases, masks, scores
-from regard.kernels import KERNELS
+from regard.kernels import KERNELS, dispatch
 from regard.kernels.custom_op import attend
 from regard.kernels.tiled import TiledKernel
 from regard.utils.pytree import tree_flatten
@@ -160,6 +160,12 @@ class TestCompile:
 
         compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
         close(both_and_gradients(compiled, given), both_and_gradients(attention, given))
+
+    def test_a_plain_problem_of_any_size_is_one_graph(self):
+        query = torch.randn(1, 4, 160, 8)
+        assert dispatch.MAX_PLAIN_PAIRS < 4 * 160 * 160
+        compiled = torch.compile(regard.attention, fullgraph=True, backend="aot_eager")
+        close(compiled(query, query, query), regard.attention(query, query, query))
 
     @pytest.mark.parametrize("kernel", ["decode", "block_sparse", "tiled", "reference"])
     def test_a_kernel_by_name(self, kernel):

@@ -104,7 +104,7 @@ class Machine:
     @classmethod
     def here(cls) -> Machine:
         """The current machine and number of threads."""
-        return cls(_processor(), torch.get_num_threads(), str(torch.__version__), _native_variant() or "none")
+        return cls(_processor(), torch.get_num_threads(), str(torch.__version__), native.variant_in_use() or "none")
 
     def differences(self, other: Machine) -> str:
         """The properties that differ from another machine's, as text; empty if none does."""
@@ -135,15 +135,20 @@ def predicted_seconds(cost: Cost, problem: Problem) -> float:
 
 
 def rates_in_use() -> RatesInUse:
-    """The rates of the CPU in use, measured or default, and their origin.
+    """The rates of the CPU in use, measured or default, and their origin; the file is read once for a `rates_key`."""
+    return _rates_in_use(*rates_key())
 
-    The file is read once for each number of threads and variant of the native code.
-    """
-    return _rates_in_use(torch.get_num_threads(), _native_variant())
+
+_times_saved = 0
+
+
+def rates_key() -> tuple[int, str | None, int]:
+    """Number of threads, variant of the native code, and how often rates were saved: memo key of predicted times."""
+    return torch.get_num_threads(), native.variant_in_use(), _times_saved
 
 
 @cache
-def _rates_in_use(threads: int, native_variant: str | None) -> RatesInUse:
+def _rates_in_use(threads: int, native_variant: str | None, times_saved: int) -> RatesInUse:
     defaults = default_rates("cpu", native_variant)
     try:
         path = cache_file()
@@ -155,10 +160,6 @@ def _rates_in_use(threads: int, native_variant: str | None) -> RatesInUse:
     if changed := Machine.here().differences(machine):
         return RatesInUse(defaults, f"defaults: {path} was measured on another machine ({changed}); {MEASURE} anew")
     return RatesInUse(measured, f"measured here, from {path}")
-
-
-def _native_variant() -> str | None:
-    return native.variant() if native.available() else None
 
 
 def load_rates(path: Path) -> tuple[Rates, Machine]:
@@ -199,11 +200,12 @@ def make_folder(path: Path) -> None:
 
 
 def save_rates(measured: Rates, path: Path) -> None:
-    """Save rates of this machine to a file, atomically, and use them from now on.
+    """Save rates of this machine to a file, atomically; kernels are chosen by them from the next call on.
 
     Raises:
         ConfigurationError: the file cannot be written.
     """
+    global _times_saved
     make_folder(path)
     text = json.dumps({"machine": asdict(Machine.here()), "rates": asdict(measured)}, indent=2) + "\n"
     beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
@@ -214,7 +216,7 @@ def save_rates(measured: Rates, path: Path) -> None:
         raise _unwritten(path, error) from error
     finally:
         beside.unlink(missing_ok=True)
-    _rates_in_use.cache_clear()
+    _times_saved += 1
 
 
 def _unwritten(path: Path, error: OSError) -> ConfigurationError:

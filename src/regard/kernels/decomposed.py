@@ -23,7 +23,7 @@ from ..core.symbolic_positions import Positions, PositionSet, ResiduePositions, 
 from ..masks.parts import Part
 from .base import Cost, InPlaceKernel, Kernel, OwnGradient, Result
 from .batched_problem import BatchedProblem, ProblemGradients, Saved
-from .cost_model import RESULT, operator_calls, predicted_seconds
+from .cost_model import RESULT, operator_calls, predicted_seconds, rates_key
 from .custom_op import attend, register
 from .mask_tiles import memoize
 
@@ -225,7 +225,7 @@ class DecomposedKernel:
             able = [kernel for kernel in kernels if not kernel.why_not(problem)]
             return min(able, key=lambda kernel: predicted_seconds(kernel.cost(problem), problem))
 
-        return memoize(problem, ("kernel of a part", kind, options), compute)
+        return memoize(problem, ("kernel of a part", kind, options, rates_key()), compute)
 
 
 def _selections(problem: Problem) -> Iterator[Selection]:

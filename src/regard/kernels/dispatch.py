@@ -21,7 +21,7 @@ from .additive import AdditiveKernel
 from .base import Cost, Kernel, OwnGradient, Result
 from .batched_problem import BatchedProblem, ProblemGradients, Saved
 from .block_sparse import BlockSparseKernel
-from .cost_model import predicted_seconds
+from .cost_model import predicted_seconds, rates_key
 from .cpu_flash import CpuFlashKernel
 from .custom_op import MAX_SECOND_DERIVATIVE_PAIRS, attend, register
 from .decode import DecodeKernel
@@ -165,9 +165,9 @@ def _reasons_against(kernel: Kernel, problem: Problem, *, forward_mode: bool) ->
 def choose(problem: Problem, name: str | None = None) -> Kernel:
     """The kernel with the lowest predicted time, or the one of that name, which never falls back to another.
 
-    Three cases need no comparison of times: forward-mode differentiation has one kernel (`forward_mode_kernel`), a
-    plain problem that is small, or off the CPU and without a gradient, has `PLAIN_KERNEL`, and under torch.compile and
-    torch.func, where tensors have no values yet, the choice is made when the function runs.
+    Three cases need no comparison of times: forward-mode differentiation has one kernel (`forward_mode_kernel`); a
+    plain problem that is small, or compiled, or off the CPU and without a gradient, has `PLAIN_KERNEL`; and for others
+    under torch.compile and torch.func, where tensors have no values yet, the choice is made when the function runs.
 
     Raises:
         KernelError: no kernel has that name, or it cannot compute the problem; without a name, no kernel can.
@@ -181,8 +181,11 @@ def choose(problem: Problem, name: str | None = None) -> Kernel:
             return kernel
         if _chosen_as_plain(problem):
             return PLAIN_KERNEL
-        if (torch.compiler.is_compiling() or functorch_active()) and not _is_plain(problem):
-            return _deferred_choices[problem.operator]
+        if torch.compiler.is_compiling() or functorch_active():
+            if not _is_plain(problem):
+                return _deferred_choices[problem.operator]
+            if torch.compiler.is_compiling():
+                return PLAIN_KERNEL
         return _fastest(problem)
     kernels = kernels_of(problem)
     kernel = next((kernel for kernel in kernels if kernel.name == name), None)
@@ -275,7 +278,7 @@ def _signature(problem: Problem) -> tuple:
         *(problem.softcap is None, problem.sinks is None, problem.dropout is None, problem.wants_lse),
         _rounded_shift(problem.shift),
         problem.inputs_require_grad(),
-        torch.get_num_threads(),
+        *rates_key(),
     )
 
 

@@ -20,6 +20,7 @@ from .library import available as available
 from .library import supports as supports
 from .library import using as using
 from .library import variant as variant
+from .library import variant_in_use as variant_in_use
 from .library import variants as variants
 from .library import why_not as why_not
 from .linear_recurrence import RecurrenceGradients as RecurrenceGradients
@@ -69,6 +70,7 @@ __all__ = [
     "supports",
     "using",
     "variant",
+    "variant_in_use",
     "variants",
     "why_not",
     "within_max_distance",

@@ -89,6 +89,12 @@ def variant() -> str:
     return current().variant
 
 
+def variant_in_use() -> str | None:
+    """The `variant` in use, None without native code; quick enough for every call of attention."""
+    found = _found or _state()
+    return None if isinstance(found, str) else found[1]
+
+
 def current() -> Library:
     """The functions of the variant in use.
 
