@@ -150,7 +150,7 @@ def usage_fault(node: ast.AST) -> str | None:
             return None
 
 
-MOST_MODULES, MOST_LINES = 245, 60  # modules: 223 of softmax attention, 15 of linear attention, 7 of the ring
+MOST_MODULES, MOST_LINES = 247, 60  # modules: 223 of softmax attention, 17 of linear attention, 7 of the ring
 
 
 def names_in_several_places(places: Iterable[tuple[str, str]]) -> list[str]:

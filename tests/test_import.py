@@ -11,7 +11,7 @@ import regard
 
 FUNCTIONS = {
     *("attention", "attention_with_lse", "explain", "linear_attention", "linear_attention_with_state", "merge"),
-    *("observe", "scaled_dot_product_attention"),
+    *("observe", "observe_linear_attention", "scaled_dot_product_attention"),
 }
 SUBMODULES = {"biases", "lenses", "masks", "plots", "positions", "scores"}
 

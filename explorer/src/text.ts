@@ -65,3 +65,8 @@ export function shortNames(names: string[]): string[] {
   if (before > 0 && parts.every((part) => /^\d+$/.test(part[before]))) before -= 1;
   return parts.map((part) => part.slice(before, part.length - after).join("."));
 }
+
+/** What a map is of, such as "self attention" or "linear self attention". */
+export function attentionWords(map: { operator?: string; kind: string }): string {
+  return `${map.operator ? `${plain(map.operator, 30)} ` : ""}${map.kind} attention`;
+}

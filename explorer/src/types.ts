@@ -30,6 +30,8 @@ export interface AttentionMap {
   call: number;
   sequence: number;
   kind: "self" | "cross";
+  /** What the weights are of; absent for softmax attention. */
+  operator?: string;
   heads: number;
   queries: number;
   keys: number;

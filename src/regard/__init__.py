@@ -19,6 +19,7 @@ from .attention import scaled_dot_product_attention as scaled_dot_product_attent
 if TYPE_CHECKING:
     from .linear import linear_attention as linear_attention
     from .linear import linear_attention_with_state as linear_attention_with_state
+    from .linear import observe_linear_attention as observe_linear_attention
 
 __all__ = [
     "attention",
@@ -31,6 +32,7 @@ __all__ = [
     "masks",
     "merge",
     "observe",
+    "observe_linear_attention",
     "plots",
     "positions",
     "scaled_dot_product_attention",
@@ -40,7 +42,9 @@ __all__ = [
 __version__ = "0.1.0.dev0"
 
 _LAZY_SUBPACKAGES = ("explorer", "heads", "huggingface", "linear", "models", "nn", "ring", "testing", "translation")
-_LAZY_FUNCTIONS = {"linear_attention": "linear", "linear_attention_with_state": "linear"}
+_LAZY_FUNCTIONS = dict.fromkeys(
+    ("linear_attention", "linear_attention_with_state", "observe_linear_attention"), "linear"
+)
 
 
 def __getattr__(name: str) -> Any:

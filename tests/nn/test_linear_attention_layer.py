@@ -309,7 +309,7 @@ def test_bad_calls():
         layer.step(x, layer.make_cache(), mask=masks.documents([0] * 9))
     with pytest.raises(ConfigurationError, match="the layer has no rotary embedding"):
         layer(x, rotation=Rotary(2).rotation(torch.arange(9)))
-    with pytest.raises(ConfigurationError, match="lenses read weights of softmax attention"):
-        layer.observe(x, regard.lenses.Entropy())
+    with pytest.raises(ConfigurationError, match="a decoding step of linear attention has the sums of earlier keys"):
+        layer.observe_step(x, layer.make_cache(), regard.lenses.Entropy())
     with pytest.raises(ConfigurationError, match=r"torch.jit.script cannot compile regard.nn.LinearAttention"):
         layer.__prepare_scriptable__()

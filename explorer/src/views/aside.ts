@@ -8,7 +8,7 @@ import type { Need } from "../loader.ts";
 import { rolesOf } from "../ordering.ts";
 import { finestCell } from "../notices.ts";
 import { weightWords } from "../hover.ts";
-import { figure, plain, visible, whole } from "../text.ts";
+import { attentionWords, figure, plain, visible, whole } from "../text.ts";
 import { EXACT, TILE } from "../types.ts";
 
 const GREATEST = 8;
@@ -58,7 +58,7 @@ export class Aside {
       make(
         "p",
         { class: "muted" },
-        `${plain(map.name, 120)}, ${map.kind} attention, ${whole(map.queries)} × ${whole(map.keys)}`,
+        `${plain(map.name, 120)}, ${attentionWords(map)}, ${whole(map.queries)} × ${whole(map.keys)}`,
       ),
       !field.offers(EXACT) && make("p", { class: "muted" }, this.heldWords(field)),
       roles.length > 0 && make("h3", {}, "Roles"),

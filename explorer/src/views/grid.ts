@@ -10,7 +10,7 @@ import { type Head, heads, orderWords, rolesOf, SIMILAR, valueOf } from "../orde
 import { bySimilarity, type Ordered } from "../similar.ts";
 import type { Picture } from "../shapes.ts";
 import { pinned, type State } from "../state.ts";
-import { abbreviated, figure, plain, whole } from "../text.ts";
+import { abbreviated, attentionWords, figure, plain, whole } from "../text.ts";
 import { Thumbnail } from "../thumbnail.ts";
 import { looks } from "./controls.ts";
 import { filters } from "./filters.ts";
@@ -193,7 +193,7 @@ export class GridView implements ViewPart {
     const name = this.context.names[map];
     const of = this.context.meta.maps[map];
     const size = `${whole(of.queries)} × ${whole(of.keys)}`;
-    const detail = `${plain(of.name, 120)}, ${of.kind}, ${size}, call ${of.call}, sequence ${of.sequence}`;
+    const detail = `${plain(of.name, 120)}, ${attentionWords(of)}, ${size}, call ${of.call}, sequence ${of.sequence}`;
     const beside = mapsOf(this.context.meta, state.hypothesis).map((at) => this.context.meta.maps[at]);
     const several = beside.filter((other) => other.name === of.name).length > 1;
     const label = several ? `${name} #${of.call}.${of.sequence}` : name;

@@ -1,4 +1,4 @@
-"""The two pair forms, `DotPairs` and `AdditivePairs`: projected queries and keys, and their score function.
+"""Pair forms, `DotPairs`, `AdditivePairs` and `DecayedDotPairs`: projected queries and keys, and their score function.
 
 A score turns query and key into one of these, with its projections done; a kernel is written for pair forms, so a
 new score costs no kernel. Query heads may be a multiple of key heads: query head h then meets key head ⌊h/group⌋
@@ -8,6 +8,8 @@ new score costs no kernel. Query heads may be a multiple of key heads: query hea
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -70,7 +72,95 @@ class AdditivePairs:
         )
 
 
-PairForm = DotPairs | AdditivePairs
+@dataclass(frozen=True, eq=False, slots=True)
+class DecayedDotPairs:
+    """score(i, j) = Σ_d query_id key_jd e^{c_id - c_jd}, of causal linear attention with decay.
+
+    Queries and keys are of one sequence, and c_i = g_1 + ... + g_i is the sum of its logarithms of decays. Pairs j > i,
+    which a causal mask has to exclude, have finite scores of no meaning.
+
+    Shapes: query (..., heads, N, D + 2G), key (..., key heads, N, D + 2G). D = `features` columns are q and k; the rest
+    are c in two terms that add up to it, G = 1 for all features or G = D: rounded to one float32 number, c would be
+    too coarse for the decay of near positions of a long sequence.
+
+    rows, columns: the positions of the queries and keys in the sequence, 0..N-1 by default.
+    """
+
+    query: Tensor
+    key: Tensor
+    features: int
+    rows: range | None = None
+    columns: range | None = None
+
+    @classmethod
+    def from_decay(cls, query: Tensor, key: Tensor, decay: Tensor) -> DecayedDotPairs:
+        """The form for q (..., heads, N, D), k (..., key heads, N, D) and g (..., key heads, N, 1 or D)."""
+        sums = decay.double().cumsum(-2)
+        high = sums.to(key.dtype)
+        terms = torch.cat([high, (sums - high).to(key.dtype)], -1)  # [..., Hk, N, 2G]
+        group = query.shape[-3] // max(key.shape[-3], 1) if query.ndim >= 4 else 1
+        per_query_head = terms.repeat_interleave(group, -3) if group != 1 else terms
+        return cls(torch.cat([query, per_query_head], -1), torch.cat([key, terms], -1), key.shape[-1])
+
+    def tile(self, rows: slice = WHOLE, columns: slice = WHOLE) -> DecayedDotPairs:
+        """The same form for some of the rows and columns."""
+        at = (self.rows or range(self.query.shape[-2]))[rows], (self.columns or range(self.key.shape[-2]))[columns]
+        return DecayedDotPairs(self.query[..., rows, :], self.key[..., columns, :], self.features, *at)
+
+    def uniform(self) -> DecayedDotPairs:
+        """The same form and sizes with constant queries and keys and no decay: each score is 1 for j <= i."""
+        query, key = torch.zeros_like(self.query), torch.zeros_like(self.key)
+        query[..., : self.features], key[..., : self.features] = 1 / max(self.features, 1), 1.0
+        return DecayedDotPairs(query, key, self.features, self.rows, self.columns)
+
+    def scores(self) -> Tensor:
+        """All scores, (..., heads, M, N), in float32 at least."""
+        query, key = at_least_float32(self.query), at_least_float32(self.key)
+        if query.shape[-3:-2] != key.shape[-3:-2]:
+            key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)  # linear in the length
+        (query, *q_sums), (key, *k_sums) = self._split(query), self._split(key)
+        rows, columns = self.rows or range(query.shape[-2]), self.columns or range(key.shape[-2])
+        if q_sums[0].shape[-1] == 1:
+            decay = (q_sums[0] - k_sums[0].mT) + (q_sums[1] - k_sums[1].mT)  # [..., H, M, N]
+            return (query @ key.mT) * decay.clamp_(max=0.0).exp_()
+        scores = query.new_zeros(*query.shape[:-1], key.shape[-2])
+        for start in range(0, len(rows), BLOCK_OF_ROWS):
+            part = slice(start, min(start + BLOCK_OF_ROWS, len(rows)))
+            # Up to the first row of the block, c_i - c_j is a sum of two that are both at most 0: a matrix product.
+            before, after = bisect_right(columns, rows[start]), bisect_right(columns, rows[part.stop - 1])
+            first = [sums[..., start : start + 1, :] for sums in q_sums]
+            left = query[..., part, :] * _decay([sums[..., part, :] for sums in q_sums], first)
+            right = key[..., :before, :] * _decay(first, [sums[..., :before, :] for sums in k_sums])
+            scores[..., part, :before] = left @ right.mT
+            own = [sums[..., part, None, :] for sums in q_sums], [sums[..., None, before:after, :] for sums in k_sums]
+            pairs = query[..., part, None, :] * key[..., None, before:after, :] * _decay(*own)  # [..., H, m, n, D]
+            scores[..., part, before:after] = pairs.sum(-1)
+        return scores
+
+    def decay(self) -> Tensor:
+        """g, the logarithms of the decays: (..., key heads, N), or (..., key heads, N, D) with one for each feature."""
+        _, high, low = self._split(self.key)
+        sums = high.double() + low.double()
+        decay = sums.diff(dim=-2, prepend=sums[..., :1, :]).to(self.key.dtype)  # of the first, nothing decays
+        return decay.squeeze(-1) if decay.shape[-1] == 1 else decay
+
+    def _split(self, tensor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries or keys, and the two terms of c."""
+        decays = (tensor.shape[-1] - self.features) // 2
+        return tensor.split([self.features, decays, decays], -1)  # type: ignore[return-value]
+
+
+BLOCK_OF_ROWS = 32
+"""Rows whose products with the keys up to the first of them are one matrix product."""
+
+
+def _decay(row_sums: Sequence[Tensor], column_sums: Sequence[Tensor]) -> Tensor:
+    """e^{c_i - c_j}, at most 1: what is larger belongs to pairs j > i."""
+    (high, low), (high_column, low_column) = row_sums, column_sums
+    return ((high - high_column) + (low - low_column)).clamp_(max=0.0).exp_()
+
+
+PairForm = DotPairs | AdditivePairs | DecayedDotPairs
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:

@@ -235,6 +235,7 @@ def _described(of: AttentionMap, more: Mapping[str, Sequence[float | None]]) -> 
         "call": of.call,
         "sequence": of.sequence,
         "kind": of.kind,
+        **({} if of.operator == "softmax" else {"operator": of.operator}),
         "heads": of.heads,
         "queries": of.queries,
         "keys": of.keys,

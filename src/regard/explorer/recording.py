@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from threading import Lock
 from typing import Any, Literal
@@ -16,6 +16,7 @@ from ..core.problem import Problem
 from ..errors import AtlasError, ConfigurationError
 from ..kernels.call_site import find_call_site
 from ..kernels.hooks import attention_hook, current_hook
+from ..linear.linear_weights import is_exact_twin, reporting_exact_attention
 from .atlas import Atlas
 from .atlas.atlas_file import check_title
 from .atlas.captured_call import CapturedCall, TensorSnapshots, capture
@@ -27,6 +28,8 @@ from .decode_steps import ForwardPasses, merge_steps
 from .torch_recorder import TorchLayerRecorder
 
 Tokens = Sequence[Any] | Mapping[str, Any] | TokenizedText
+EXACT = " (exact)"
+"""What follows a module's name in the name of the exact attention on the queries and keys of its linear attention."""
 _named_call: ContextVar[tuple[str, str] | None] = ContextVar("within", default=None)
 """The name and kind of what is heard, where it comes from no module of the model."""
 
@@ -56,6 +59,7 @@ class Recording:
             site = find_call_site(self._names)
             name, with_cache = site.name, site.with_cache
             kind = attention_kind(problem, site) if name else ("self", True)
+            name += EXACT if name and is_exact_twin() else ""
         if not name or not problem.weights_shape.numel():
             return
         with self._lock:
@@ -148,7 +152,9 @@ def _named(name: str, kind: str) -> Iterator[None]:
 
 
 @contextmanager
-def record(model: nn.Module, *, dtype: Literal["float16", "keep"] = "float16") -> Iterator[Recording]:
+def record(
+    model: nn.Module, *, dtype: Literal["float16", "keep"] = "float16", exact: bool = False
+) -> Iterator[Recording]:
     """Record every attention call of a model in the block; the model's results do not change by a bit.
 
     Caught are `regard.attention` and all that calls it: our models and layers, models of transformers with
@@ -164,8 +170,12 @@ def record(model: nn.Module, *, dtype: Literal["float16", "keep"] = "float16") -
         model: the model, or the part of it, whose calls are caught; it may be called more than once.
         dtype: queries and keys are kept as "float16", or, with "keep", as they are. Of numbers too large for float16
             they are always kept as they are.
+        exact: whether exact attention on the same queries and keys is computed and kept beside each linear attention,
+            as a map of its own whose name ends with " (exact)".
 
-    Weights are those before dropout. Under torch.compile and torch.func nothing is caught.
+    Of linear attention, features are kept, as they are; weights that are negative or do not sum to 1, and decoding
+    steps, whose earlier keys are gone, are left out with a warning. Weights are those before dropout. Under
+    torch.compile and torch.func nothing is caught.
 
     Raises:
         ConfigurationError: what is given is no `nn.Module`, or another dtype.
@@ -184,7 +194,8 @@ def record(model: nn.Module, *, dtype: Literal["float16", "keep"] = "float16") -
     if dtype not in ("float16", "keep"):
         raise ConfigurationError(f"record keeps queries and keys as dtype 'float16' or 'keep'; it is {dtype!r}")
     recording = Recording(model, dtype=dtype)
-    with attention_hook(recording.on_attention), recording._layers.listening_to_calls():
+    twins = reporting_exact_attention() if exact else nullcontext()
+    with attention_hook(recording.on_attention), recording._layers.listening_to_calls(), twins:
         yield recording
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -128,9 +129,33 @@ class AdditiveTileScores:
                 yield above, left
 
 
+class FormTileScores:
+    """The scores of any pair form, by its own `tile` and `scores`, differentiated by autograd."""
+
+    def __init__(self, pairs: PairForm) -> None:
+        self.pairs = pairs
+
+    def scores(self, rows: slice, columns: slice) -> Tensor:
+        return self.pairs.tile(rows, columns).scores()
+
+    def add_gradients(self, rows: slice, columns: slice, upstream: Tensor, into: ProblemGradients) -> None:
+        tile = self.pairs.tile(rows, columns)
+        leaves = tile.query.detach().requires_grad_(), tile.key.detach().requires_grad_()
+        with torch.enable_grad():
+            scores = replace(tile, query=leaves[0], key=leaves[1]).scores()
+        grad_query, grad_key = torch.autograd.grad(scores, leaves, upstream)
+        into.query[:, :, rows] += grad_query
+        into.key[:, :, columns] += grad_key
+
+    def finish(self, into: ProblemGradients) -> None:
+        pass
+
+
 def make_tile_scores(pairs: PairForm) -> TileScores:
     """The tile scores of a pair form."""
-    return DotTileScores(pairs) if isinstance(pairs, DotPairs) else AdditiveTileScores(pairs)
+    if isinstance(pairs, DotPairs):
+        return DotTileScores(pairs)
+    return AdditiveTileScores(pairs) if isinstance(pairs, AdditivePairs) else FormTileScores(pairs)
 
 
 def distances(problem: Problem) -> Tensor:

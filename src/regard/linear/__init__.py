@@ -10,6 +10,8 @@ from .feature_maps import UnitNorm as UnitNorm
 from .linear_attention import linear_attention as linear_attention
 from .linear_attention import linear_attention_with_state as linear_attention_with_state
 from .linear_state import LinearState as LinearState
+from .linear_weights import linear_attention_weights as linear_attention_weights
+from .linear_weights import observe_linear_attention as observe_linear_attention
 
 __all__ = [
     "Elu",
@@ -21,5 +23,7 @@ __all__ = [
     "Softmax",
     "UnitNorm",
     "linear_attention",
+    "linear_attention_weights",
     "linear_attention_with_state",
+    "observe_linear_attention",
 ]

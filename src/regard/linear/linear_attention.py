@@ -11,6 +11,7 @@ from ..masks import Mask
 from .feature_maps import FeatureMap
 from .linear_problem import LinearOptions, make_linear_problem
 from .linear_state import LinearState
+from .linear_weights import report_to_hook
 
 
 def linear_attention(
@@ -90,7 +91,9 @@ def linear_attention(
         "scale": scale,
         "state": state,
     }
-    return make_linear_problem(query, key, value, **options).run()[0]
+    output = make_linear_problem(query, key, value, **options).run().output
+    report_to_hook(query, key, value, options)
+    return output
 
 
 def linear_attention_with_state(
@@ -124,5 +127,6 @@ def linear_attention_with_state(
             "masks.documents has several documents in one sequence, so that no state is the one to continue from: pass "
             "each document as a sequence of its own, or take linear_attention, which returns no state"
         )
-    output, state = problem.run()
-    return output, cast("LinearState", state)
+    result = problem.run()
+    report_to_hook(query, key, value, options)
+    return result.output, cast("LinearState", result.state)

@@ -58,9 +58,7 @@ def read_mask(mask: Mask | Tensor | None, causal: bool) -> LinearMask:
     parts = LinearMask(causal)
     if mask is None:
         return parts
-    if isinstance(mask, Tensor) and mask.dtype == torch.bool:
-        mask = TensorMask(mask if mask.ndim > 1 else mask.reshape(1, -1))
-    for part in _intersected(as_mask(mask)):
+    for part in _intersected(mask_of_keys(mask)):
         if isinstance(part, Causal):
             parts = replace(parts, causal=True)
         elif isinstance(part, Documents) and parts.documents is None:
@@ -70,6 +68,13 @@ def read_mask(mask: Mask | Tensor | None, causal: bool) -> LinearMask:
         else:
             raise MaskError(f"{part!r} is no mask for linear attention. {SUPPORTED}")
     return parts
+
+
+def mask_of_keys(mask: Mask | Tensor) -> Mask:
+    """The mask itself, or that of a bool tensor of keys, (N,) or with a query axis of size 1."""
+    if isinstance(mask, Tensor) and mask.dtype == torch.bool:
+        return TensorMask(mask if mask.ndim > 1 else mask.reshape(1, -1))
+    return as_mask(mask)
 
 
 def _intersected(mask: Mask) -> Iterator[Mask]:

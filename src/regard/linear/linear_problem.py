@@ -40,6 +40,19 @@ class LinearOptions(TypedDict, total=False):
 
 
 @dataclass(frozen=True, eq=False)
+class LinearResult:
+    """output (..., heads, M, Dv); the final state, None where there are documents; each row's sum of weights.
+
+    total (..., heads, M): Σ_j w_ij of the features in `LinearProblem`; None where weights are not normalised, or are
+    normalised without it.
+    """
+
+    output: Tensor
+    state: LinearState | None
+    total: Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
 class LinearProblem:
     """One call, checked: tensors as (B, heads, length, ·) in the dtype of the sums, with the feature map applied.
 
@@ -66,13 +79,15 @@ class LinearProblem:
     dtype: torch.dtype
     maps_elu: bool
 
-    def run(self) -> tuple[Tensor, LinearState | None]:
-        """The output and the final state, in the caller's shapes; no state where there are documents."""
+    def run(self) -> LinearResult:
+        """Output, final state and total weights, in the caller's shapes."""
         sequences = self.query, self.key, self.value, self.decay, self.beta
         unflatten = self.layout.unflatten
+        state = sums = None
         with without_autocast(self.query.device.type):
             if self.documents is not None:
-                output, state = self._finish(self.documents.map(self._document_sums, sequences)), None
+                sums = self.documents.map(self._document_sums, sequences)
+                output = self._finish(sums)
             else:
                 if self.maps_elu:
                     output, final = normalized_recurrence(*sequences[:4], self.state)
@@ -83,9 +98,12 @@ class LinearProblem:
                     final = self.nonfinite.mark_state(final)
                 scale = None if self.key_scale is None else unflatten(self.key_scale)
                 state = LinearState(unflatten(final), self.normalize, scale)
+            total = None if sums is None or not self.normalize else sums[..., -1:]
             if self.nonfinite is not None:
                 output = self.nonfinite.mark_rows(output, self.causal, self.documents)
-            return unflatten(output).to(self.dtype), state
+                total = None if total is None else self.nonfinite.mark_rows(total, self.causal, self.documents)
+            total = None if total is None else unflatten(total).squeeze(-1)
+            return LinearResult(unflatten(output).to(self.dtype), state, total)
 
     def _document_sums(self, query: Tensor, key: Tensor, value: Tensor, *gates_and_exists: Any) -> Tensor:
         """The sums of documents of different lengths; after the end of each, exists is False."""

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..attention import Observation
 from ..biases import Bias
 from ..core.score_forms import at_least_float32
 from ..errors import ConfigurationError, ShapeError
-from ..linear import Elu, FavorPlus, FeatureMap, Identity, UnitNorm, linear_attention
+from ..lenses import Lens
+from ..linear import Elu, FavorPlus, FeatureMap, Identity, UnitNorm, linear_attention, observe_linear_attention
 from ..linear.linear_mask import mask_at_positions
 from ..linear.linear_problem import LinearOptions
 from ..masks import Mask
@@ -138,24 +140,10 @@ class LinearAttention(nn.Module):
             MaskError: a mask that linear attention cannot take.
             ConfigurationError: a bias; a memory for a causal layer.
         """
-        _refuse_bias(bias)
-        if memory is None:
-            if self.projections.memory_dim is not None:
-                raise ShapeError(
-                    f"forward needs a memory: the projections have memory_dim={self.projections.memory_dim}. Call "
-                    "forward(query, memory)"
-                )
-            heads, gates = self._heads(query, query, positions, rotation)
-            if positions is not None:
-                check_positions("positions", positions, query.shape[0], query.shape[1])
-                mask = mask_at_positions(mask, positions, self.causal)
-        elif self.causal:
-            raise ConfigurationError("a causal layer attends to its own sequence alone: make it with causal=False")
-        else:
-            heads, gates = self._heads(query, memory, positions, rotation)
-        options: LinearOptions = {"feature_map": self.feature_map, "normalize": self.normalize, "causal": self.causal}
-        context = linear_attention(*heads, **(options | gates | {"mask": mask}))
-        return self.projections.project_output(context)
+        heads, options = self._sequence_inputs(
+            query, memory, mask=mask, bias=bias, positions=positions, rotation=rotation
+        )
+        return self.projections.project_output(linear_attention(*heads, **options))
 
     def make_cache(self, max_length: int | None = None) -> LinearCache:
         """An empty cache for decoding; its size depends on no `max_length`.
@@ -210,20 +198,62 @@ class LinearAttention(nn.Module):
         context, cache = cache.attend(*heads, positions, **gates)
         return self.projections.project_output(context), cache
 
-    def observe(self, *_: Any, **__: Any) -> NoReturn:
-        """Raise, as lenses read the weights of softmax attention.
+    def observe(self, query: Tensor, *lenses: Lens, memory: Tensor | None = None, **call: Any) -> Observation:
+        """`forward` with lenses from `regard.lenses` on its weights: `seen.output`, `seen[lens]`.
+
+        Raises:
+            ConfigurationError: weights that may be negative, or do not sum to 1, as those of the delta rule.
+
+        >>> import torch, regard
+        >>> received = regard.lenses.Received()
+        >>> layer = regard.nn.LinearAttention(regard.nn.Projections(8, num_heads=2), causal=True)
+        >>> layer.observe(torch.zeros(1, 3, 8), received)[received].detach()
+        tensor([[[1.8333, 0.8333, 0.3333],
+                 [1.8333, 0.8333, 0.3333]]])
+        """
+        heads, options = self._sequence_inputs(query, memory, **call)
+        seen = observe_linear_attention(*heads, *lenses, **options)
+        return replace(seen, output=self.projections.project_output(seen.output))
+
+    def observe_step(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise, as a step has the sums of earlier keys alone.
 
         Raises:
             ConfigurationError: always.
         """
         raise ConfigurationError(
-            f"lenses read weights of softmax attention, which a {type(self).__name__} does not have: observe the other "
-            "layers, or read its weights from regard.linear.naive.quadratic_weights"
+            "a decoding step of linear attention has the sums of earlier keys, and no longer the weight of each: call "
+            "observe on the whole sequence"
         )
 
-    def observe_step(self, *_: Any, **__: Any) -> NoReturn:
-        """Raise, as `observe` does."""
-        self.observe()
+    def _sequence_inputs(
+        self,
+        query: Tensor,
+        memory: Tensor | None,
+        *,
+        mask: Mask | Tensor | None = None,
+        bias: Bias | Tensor | None = None,
+        positions: Tensor | None = None,
+        rotation: Rotation | None = None,
+    ) -> tuple[tuple[Tensor, Tensor, Tensor], LinearOptions]:
+        """Arguments of `regard.linear_attention` for a whole sequence."""
+        _refuse_bias(bias)
+        if memory is None:
+            if self.projections.memory_dim is not None:
+                raise ShapeError(
+                    f"forward needs a memory: the projections have memory_dim={self.projections.memory_dim}. Call "
+                    "forward(query, memory)"
+                )
+            heads, gates = self._heads(query, query, positions, rotation)
+            if positions is not None:
+                check_positions("positions", positions, query.shape[0], query.shape[1])
+                mask = mask_at_positions(mask, positions, self.causal)
+        elif self.causal:
+            raise ConfigurationError("a causal layer attends to its own sequence alone: make it with causal=False")
+        else:
+            heads, gates = self._heads(query, memory, positions, rotation)
+        options: LinearOptions = {"feature_map": self.feature_map, "normalize": self.normalize, "causal": self.causal}
+        return heads, options | gates | {"mask": mask}
 
     def _heads(
         self, query: Tensor, source: Tensor, positions: Tensor | None, rotation: Rotation | None

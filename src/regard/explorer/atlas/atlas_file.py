@@ -76,7 +76,8 @@ FIELDS = {
     *(*COUNTS, *WORDS, "leading", "head_axis", "scale", "softcap", "mask", "bias", "rounding"),
     *("arrays", "cell", "metrics", "tokens"),
 }
-OPTIONAL = {"roles", "gold", "hypotheses"}
+OPTIONAL = {"roles", "gold", "hypotheses", "features"}
+SCORES = "dot", "additive", "decayed dot", "weights"
 MOST = 2**48
 """No count is larger: products of a few of them are still exact."""
 MOST_MAPS = 2**20
@@ -142,7 +143,7 @@ def _check_fields(record: Any) -> None:
     for name in WORDS:
         if not isinstance(record[name], str):
             _fail(f"{name!r} is {str(record[name])[:80]!r}; it needs a word")
-    if record["kind"] not in ("self", "cross") or record["score"] not in ("dot", "additive", "weights"):
+    if record["kind"] not in ("self", "cross") or record["score"] not in SCORES:
         _fail(f"its kind {record['kind'][:80]!r} or its score {record['score'][:80]!r} is not known")
     try:
         operator_named(record["operator"])
@@ -179,6 +180,8 @@ def _check_arrays(record: dict[str, Any], sizes: Sizes) -> None:
             "key": (FLOATS, (batch, record["key_heads"], keys, dim)),
             "lse": (("F32", "F64"), (batch, heads, queries)),
         }
+        if record["score"] == "decayed dot":
+            _check_features(record, queries, keys, dim)
         if record["score"] == "additive":
             needed["weight"] = FLOATS, (dim,)
         if {"query_positions", "key_positions"} & set(named):
@@ -192,6 +195,16 @@ def _check_arrays(record: dict[str, Any], sizes: Sizes) -> None:
     if "query" in needed and sizes[named["query"]][0] != sizes[named["key"]][0]:
         _fail("query and key need one dtype")
     _check_summary(record, (batch, heads, queries, keys), sizes)
+
+
+def _check_features(record: dict[str, Any], queries: int, keys: int, dim: int) -> None:
+    """Check that queries and keys are of one sequence, and have features and one or as many decays, in two terms."""
+    features = record.get("features")
+    if queries != keys or not _is_count(features) or dim not in (features + 2, 3 * features):
+        _fail(
+            f"a score with decay has {features!r} features in {dim} columns for {queries} queries and {keys} keys; it "
+            "needs as many queries as keys, and two columns for each decay"
+        )
 
 
 def _check_summary(record: dict[str, Any], shape: tuple[int, int, int, int], sizes: Sizes) -> None:

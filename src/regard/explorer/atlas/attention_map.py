@@ -53,6 +53,11 @@ class AttentionMap:
         return self.record["steps"]
 
     @property
+    def operator(self) -> str:
+        """The attention operator that the weights are of: "softmax", or "linear" for linear attention."""
+        return self.record["operator"]
+
+    @property
     def kind(self) -> Literal["self", "cross"]:
         """Self-attention within one sequence, or cross-attention between two."""
         return self.record["kind"]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...biases import Bias
 from ...core.problem import Problem
-from ...core.score_forms import AdditivePairs, DotPairs, PairForm
+from ...core.score_forms import AdditivePairs, DecayedDotPairs, DotPairs, PairForm
 from ...lenses.base import WeightsLayout
 from ...masks import Mask
 from ...masks.base import And
@@ -24,8 +24,9 @@ from ...utils.pytree import tree_flatten, tree_unflatten
 class CapturedCall:
     """One call of attention, or several decode steps merged into one; batch axes are flattened to sequences.
 
-    query (B, H, M, ·) and key (B, Hk, N, ·) as they are stored, lse (B, H, M); errors: what rounding did to query
-    and key, (4, H) as `_errors` has it, None where they are as they were;
+    query (B, H, M, ·) and key (B, Hk, N, ·) as they are stored, lse (B, H, M); weight of `AdditivePairs`; features of
+    `DecayedDotPairs`; errors: what rounding did to query and key, (4, H) as `_errors` has it, None where they are as
+    they were;
     leading: the axes (*batch, heads), or (*batch,) where there are no heads, that masks and biases broadcast to;
     positions (B or 1, M) and (B or 1, N); guessed: whether the kind is.
     """
@@ -48,6 +49,7 @@ class CapturedCall:
     positions: tuple[Tensor, Tensor]
     errors: Tensor | None
     guessed: bool
+    features: int | None = None
     steps: int = 1
 
     @property
@@ -71,7 +73,15 @@ class CapturedCall:
         query = self.query.view(*self.leading, *self.query.shape[2:])
         heads = (*self.leading[:-1], self.key.shape[1]) if self.has_heads else self.leading
         key = self.key.view(*heads, *self.key.shape[2:])
-        return DotPairs(query, key, self.scale) if self.weight is None else AdditivePairs(query, key, self.weight)
+        return self.form_of(query, key)
+
+    def form_of(self, query: Tensor, key: Tensor) -> PairForm:
+        """The pair form of this call over queries and keys of some of its sequences and heads."""
+        if self.weight is not None:
+            return AdditivePairs(query, key, self.weight)
+        if self.features is not None:
+            return DecayedDotPairs(query, key, self.features)
+        return DotPairs(query, key, self.scale)
 
     def problem(self) -> Problem:
         """The call as a `Problem` whose values have no columns."""
@@ -123,12 +133,16 @@ def capture(
     snapshots: TensorSnapshots,
     half: bool,
 ) -> CapturedCall:
-    """Copy a problem to the CPU, with q and k in half precision if `half` and if their values fit."""
+    """Copy a problem to the CPU, with q and k in half precision if `half` and if their values fit.
+
+    Only of softmax attention: there a rounded score changes a weight by a bounded factor.
+    """
     layout = WeightsLayout.from_problem(problem)
     heads = problem.pairs.key.shape[-3] if problem.heads else 1
     query = _batched(problem.pairs.query, problem, layout.heads)
     key = _batched(problem.pairs.key, problem, heads)
-    dtype = torch.float16 if half and _fits_float16(query, key) else query.dtype
+    half = half and problem.operator == "softmax" and _fits_float16(query, key)
+    dtype = torch.float16 if half else query.dtype
     queries, keys = layout.positions(problem)
     mine, theirs = _copied(query, dtype), _copied(key, dtype)
     weight = problem.pairs.weight if isinstance(problem.pairs, AdditivePairs) else None
@@ -151,6 +165,7 @@ def capture(
         positions=(queries.detach().cpu().clone(), keys.detach().cpu().clone()),
         errors=None if dtype == query.dtype else _errors(query, mine, key, theirs),
         guessed=kind[1],
+        features=problem.pairs.features if isinstance(problem.pairs, DecayedDotPairs) else None,
     )
 
 

@@ -14,7 +14,7 @@ from ...biases import Bias
 from ...core.grid import Grid
 from ...core.intervals import Ternary
 from ...core.problem import Problem
-from ...core.score_forms import AdditivePairs, DotPairs
+from ...core.score_forms import AdditivePairs, DecayedDotPairs, DotPairs, PairForm
 from ...errors import AtlasError, ConfigurationError
 from ...masks import Mask
 from ...masks.base import Kept, Pairs
@@ -157,12 +157,9 @@ class RecordedProblem:
 
     def _problem(self, query: Tensor, key: Tensor, part: HeadSlice | SequenceSlice) -> Problem:
         mask, bias = self._rules
-        additive = self.record["score"] == "additive"
         placed = "query_positions" in self.record["arrays"]
         return Problem(
-            pairs=AdditivePairs(query, key, self._array("weight"))
-            if additive
-            else DotPairs(query, key, self.record["scale"]),
+            pairs=self._pairs(query, key),
             value=key[..., :0],
             mask=None if mask is None else SlicedMask(mask, part),
             bias=None if bias is None else SlicedBias(bias, part),
@@ -171,6 +168,15 @@ class RecordedProblem:
             query_positions=self.sequence_positions("query_positions") if placed else None,
             key_positions=self.sequence_positions("key_positions") if placed else None,
         )
+
+    def _pairs(self, query: Tensor, key: Tensor) -> PairForm:
+        match self.record["score"]:
+            case "additive":
+                return AdditivePairs(query, key, self._array("weight"))
+            case "decayed dot":
+                return DecayedDotPairs(query, key, self.record["features"])
+            case _:
+                return DotPairs(query, key, self.record["scale"])
 
     @cached_property
     def _rules(self) -> tuple[Mask | None, Bias | None]:

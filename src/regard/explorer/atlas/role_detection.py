@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from ...core.problem import Problem
-from ...core.score_forms import AdditivePairs, DotPairs
 from ...heads import RoleEvidence, Roles, observe_weights
 from ...kernels.tile_weights import run_reductions
 from ...lenses import LensState, WeightTile
@@ -54,11 +53,10 @@ class RoleDetector:
         for at, pieces in enumerate(words):
             query, key = (axes.select(tensor, at) for tensor in (call.query, call.key))
             problem = Problem(
-                pairs=DotPairs(query, key, call.scale)
-                if call.weight is None
-                else AdditivePairs(query, key, call.weight),
+                pairs=call.form_of(query, key),
                 value=key[..., :0],
                 mask=None if call.mask is None else SlicedMask(call.mask, SequenceSlice(axes, at)),
+                operator=call.operator,
                 query_positions=_positions_of_sequence(call.positions[0], at),
                 key_positions=_positions_of_sequence(call.positions[1], at),
             )
