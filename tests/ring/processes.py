@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import pickle
 import subprocess
 import sys
 import traceback
@@ -39,7 +40,7 @@ class Pool:
         """The results of a job in the first `processes` processes; of one that raises, its error as text."""
         chosen = range(len(self.connections) if processes is None else processes)
         for rank in chosen:
-            self.connections[rank].send((job, len(chosen), arguments))
+            self.connections[rank].send_bytes(pickle.dumps((job, len(chosen), arguments)))  # tensors by value
         return [self.answer(rank) for rank in chosen]
 
     def answer(self, rank: int) -> Any:
@@ -57,7 +58,7 @@ class Pool:
     def __exit__(self, *_: object) -> None:
         for connection in self.connections.values():
             with contextlib.suppress(OSError):
-                connection.send(None)
+                connection.send_bytes(pickle.dumps(None))
             connection.close()
         self.program.wait(PATIENCE)
 
@@ -69,7 +70,7 @@ def serve(rank: int, address: str, processes: int, store: str, timeout: float) -
     ring_jobs.start(rank, processes, store, timeout)
     with Client(address) as connection:
         connection.send(rank)
-        while (received := connection.recv()) is not None:
+        while (received := pickle.loads(connection.recv_bytes())) is not None:
             job, among, arguments = received
             try:
                 connection.send(getattr(ring_jobs, job)(among, **arguments))

@@ -55,8 +55,8 @@ class ShardRows:
             own = BatchedProblem.from_problem(problem)
             computation.forward_into(own, own.flatten_batch(output), own.flatten_batch(lse), accumulate=True)
             return
-        merged = self._merged(problem, computation, output, lse)
-        if coarse_rows(problem, merged[1]) is not None:
+        merged = self._merged(problem, computation, output, lse) if lse.dtype == problem.value.dtype else None
+        if merged is None or coarse_rows(problem, merged[1]) is not None:
             wide = in_float64(problem)
             self.lse = self.lse.double()
             lse = self.lse[..., rows]

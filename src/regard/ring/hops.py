@@ -13,11 +13,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from ..core.grid import EMPTY, Blocks, Grid
 from ..core.problem import Problem
 from ..kernels.mask_tiles import memoize
-from ..masks import Mask
-from .layout import Shards
+from .layout import Shards, tiles_with_pairs
 
 KEY_TILE = 64
 """Keys that are sent or left out together."""
@@ -103,13 +101,16 @@ def _needed(
     spans: list[slice] = []
     blocks: list[PairBlock] = []
     before = 0
+    where = {"heads": problem.heads, "device": problem.value.device}
     for key_rows, key_positions in keys.rows(owner):
         verdicts = [
-            (rows, positions, _tiles_with_pairs(problem, positions, key_positions))
+            (
+                rows,
+                positions,
+                tiles_with_pairs(problem.mask, positions, key_positions, (_query_tile(positions), KEY_TILE), **where),
+            )
             for rows, positions in queries.rows(reader)
         ]
-        if not verdicts:
-            continue
         for span in _spans(torch.stack([found.any(0) for *_, found in verdicts]).any(0), len(key_positions)):
             columns = slice(before, before + span.stop - span.start)
             tiles = slice(span.start // KEY_TILE, -(-span.stop // KEY_TILE))
@@ -125,23 +126,6 @@ def _needed(
 
 def _query_tile(positions: range) -> int:
     return max(-(-len(positions) // QUERY_TILES), KEY_TILE)
-
-
-def _tiles_with_pairs(problem: Problem, queries: range, keys: range) -> Tensor:
-    """Which tiles of queries and keys may have pairs, for any batch and head: bool (R, C) on the CPU."""
-    mask: Mask | None = problem.mask
-    grid = Grid.from_lengths(
-        len(queries),
-        len(keys),
-        query_positions=queries,
-        key_positions=keys,
-        heads=problem.heads,
-        device=problem.value.device,
-    )
-    blocks = Blocks.from_grid(grid, (_query_tile(queries), KEY_TILE))
-    if mask is None:
-        return torch.ones(blocks.shape, dtype=torch.bool)
-    return (mask.verdicts(blocks) != EMPTY).reshape(-1, *blocks.shape).any(0).cpu()
 
 
 def _spans(tiles: Tensor, length: int) -> list[slice]:

@@ -15,15 +15,17 @@ from typing import Protocol, TypeAlias, runtime_checkable
 import torch
 from torch import Tensor
 
-from ..core.grid import FULL, PARTIAL, Blocks, Grid
+from ..core.grid import EMPTY, Blocks, Grid
 from ..errors import ConfigurationError, ShapeError
 from ..masks import Mask
 
 Pieces: TypeAlias = tuple[range, ...]
 """The global positions of one process, in the order of its rows."""
 
+COUNTED_PAIRS, COUNTED_AT_ONCE = 2**26, 2**22
+"""Pairs of a mask that are counted for balance, at most, and so many of them at once."""
 BALANCE_TILES = 128
-"""Tiles along each axis of the sequence, in which the pairs of a mask are counted for balance."""
+"""Tiles of the keys of a process, in which those that others need are counted."""
 CLOSE = 1.05
 """Layouts whose busiest processes differ by less than this factor count as balanced alike."""
 
@@ -170,7 +172,7 @@ def place(layout: RingLayout, length: int, processes: int) -> Shards:
 
 
 def balanced(mask: Mask | None, length: int, processes: int) -> RingLayout:
-    """The layout in which the busiest process has the fewest query-key pairs, counted by the mask's own tiles.
+    """The layout in which the busiest process has the fewest query-key pairs, counted by the mask.
 
     Of layouts of even lengths that are balanced alike (within 5 %), the one whose processes need the fewest keys of
     others. Where none of them is balanced, a contiguous one is cut where the pairs are equal: its lengths differ.
@@ -179,52 +181,62 @@ def balanced(mask: Mask | None, length: int, processes: int) -> RingLayout:
     >>> balanced(masks.causal(), 4096, 4), balanced(masks.causal() & masks.window(before=63), 4096, 4)
     (Zigzag(), Contiguous(lengths=None))
     """
-    cuts = _balanced_cuts(mask, length, processes)
+    per_row = _pairs_per_row(mask, length)
+    cuts = _balanced_cuts(per_row, processes)
     layouts: list[RingLayout] = [Contiguous(), Zigzag(), Striped(), *([Contiguous(cuts)] if cuts else [])]
-    loads = [_load(mask, place(layout, length, processes)) for layout in layouts]
-    least = min(pairs for pairs, _ in loads)
-    alike = [(keys, at) for at, (pairs, keys) in enumerate(loads[:3]) if pairs <= CLOSE * least]
-    return layouts[min(alike)[1] if alike else 3]
+    every = [place(layout, length, processes) for layout in layouts]
+    busiest = [max(float(per_row[own.positions(r)].sum()) for r in range(processes)) for own in every]
+    even = [at for at in range(3) if busiest[at] <= CLOSE * min(busiest)]
+    return layouts[min(even, key=lambda at: _foreign_keys(mask, every[at])) if even else 3]
 
 
-def _load(mask: Mask | None, shards: Shards) -> tuple[float, int]:
-    """The pairs of the process that has the most, and the keys that processes need of one another."""
-    pairs, foreign = [0.0] * len(shards.pieces), 0
-    for process, own in enumerate(shards.pieces):
-        for other, theirs in enumerate(shards.pieces):
-            for queries in own:
-                for keys in theirs:
-                    counts = _pair_counts(mask, queries, keys)
-                    pairs[process] += float(counts.sum())
-                    if other != process:
-                        foreign += round(float((counts.sum(0) > 0).double().mean()) * len(keys))
-    return max(pairs), foreign
+def _pairs_per_row(mask: Mask | None, length: int) -> Tensor:
+    """How many keys each position attends to, (N,): counted for evenly spaced rows, COUNTED_PAIRS in all."""
+    if mask is None:
+        return torch.full((length,), float(length), dtype=torch.float64)
+    stride = -(-length * length // COUNTED_PAIRS)
+    counts = []
+    for rows in torch.arange(0, length, stride).split(max(COUNTED_AT_ONCE // length, 1)):
+        grid = Grid.from_lengths(len(rows), length, query_positions=rows, key_positions=range(length))
+        keep = mask.evaluate(grid)
+        counts.append(keep.expand(*keep.shape[:-2], *grid.shape).sum(-1).reshape(-1, len(rows)).double().mean(0))
+    return torch.cat(counts).repeat_interleave(stride)[:length]
 
 
-def _balanced_cuts(mask: Mask | None, length: int, processes: int) -> tuple[int, ...] | None:
-    """Lengths of contiguous shards with about equal numbers of pairs; None where a process would have no position."""
-    per_row = _pair_counts(mask, range(length), range(length)).sum(-1).double()
-    total = per_row.sum()
-    if not total:
-        return None
-    height = -(-length // len(per_row))
-    within = torch.arange(1, processes, dtype=torch.float64) * total / processes
-    tile = torch.searchsorted(per_row.cumsum(0), within).clamp(max=len(per_row) - 1)
-    before = torch.cat([per_row.new_zeros(1), per_row.cumsum(0)])[tile]
-    part = (within - before) / per_row[tile].clamp(min=1e-9)
-    edges = ((tile + part.clamp(0, 1)) * height).round().long().clamp(max=length).tolist()
-    lengths = tuple(stop - start for start, stop in pairwise([0, *edges, length]))
+def _balanced_cuts(per_row: Tensor, processes: int) -> tuple[int, ...] | None:
+    """Lengths of contiguous shards with equal numbers of pairs; None where a process would have no position."""
+    within = per_row.sum() * torch.arange(1, processes, dtype=torch.float64) / processes
+    edges = torch.searchsorted(per_row.cumsum(0), within).add(1).tolist()
+    lengths = tuple(stop - start for start, stop in pairwise([0, *edges, len(per_row)]))
     return lengths if min(lengths) >= 1 else None
 
 
-def _pair_counts(mask: Mask | None, queries: range, keys: range) -> Tensor:
-    """The pairs of tiles of queries and keys, (R, C): all of a FULL tile, half of a PARTIAL one."""
-    size = max(-(-len(queries) // BALANCE_TILES), 1), max(-(-len(keys) // BALANCE_TILES), 1)
-    blocks = Blocks.from_grid(
-        Grid.from_lengths(len(queries), len(keys), query_positions=queries, key_positions=keys), size
+def _foreign_keys(mask: Mask | None, shards: Shards) -> int:
+    """How many keys of other processes all processes need together, in whole tiles."""
+    total = 0
+    for process, own in enumerate(shards.pieces):
+        for other, theirs in enumerate(shards.pieces):
+            for keys in theirs if other != process else ():
+                size = max(-(-len(keys) // BALANCE_TILES), 1)
+                found = [tiles_with_pairs(mask, queries, keys, (len(queries), size)).any(0) for queries in own]
+                total += size * int(torch.stack(found).any(0).sum())
+    return total
+
+
+def tiles_with_pairs(
+    mask: Mask | None,
+    queries: range,
+    keys: range,
+    size: tuple[int, int],
+    *,
+    heads: bool = True,
+    device: torch.device | None = None,
+) -> Tensor:
+    """Which tiles of queries and keys may have pairs, for any batch and head: bool (R, C) on the CPU."""
+    grid = Grid.from_lengths(
+        len(queries), len(keys), query_positions=queries, key_positions=keys, heads=heads, device=device
     )
+    blocks = Blocks.from_grid(grid, size)
     if mask is None:
-        return blocks.areas.double()
-    verdicts = mask.verdicts(blocks)
-    filled = (verdicts == FULL) + 0.5 * (verdicts == PARTIAL)
-    return blocks.areas * filled.reshape(-1, *blocks.shape).double().mean(0)
+        return torch.ones(blocks.shape, dtype=torch.bool)
+    return (mask.verdicts(blocks) != EMPTY).reshape(-1, *blocks.shape).any(0).cpu()

@@ -23,7 +23,15 @@ from ..kernels.custom_op import add_sinks, sinks_gradient
 from ..kernels.validation import ScoreLike, make_problem
 from ..masks import Mask
 from ..utils.pytree import tree_tensors
-from .block_attention import ShardGradients, ShardRows, block_problem, is_tame, shared_tensors, with_float32
+from .block_attention import (
+    ShardGradients,
+    ShardRows,
+    block_kernel,
+    block_problem,
+    is_tame,
+    shared_tensors,
+    with_float32,
+)
 from .handshake import agree
 from .hops import Hop, HopPlan, count, plan_hops
 from .layout import Contiguous, RingLayout
@@ -115,7 +123,7 @@ def attention_with_lse(
     """
     peers, layout = Peers.from_group(group), Contiguous() if layout is None else layout
     try:
-        problem: Problem | RegardError = _shard_problem(query, key, value, options)
+        problem: Problem | RegardError = _shard_problem(query, key, value, options, kernel)
     except RegardError as error:
         problem = error  # raised once the others know
     agreed = agree(peers, problem, layout, kernel)
@@ -129,7 +137,7 @@ def attention_with_lse(
     return _RingAttention.apply(call, problem, *tree_tensors(problem))
 
 
-def _shard_problem(query: Tensor, key: Tensor, value: Tensor, options: RingOptions) -> Problem:
+def _shard_problem(query: Tensor, key: Tensor, value: Tensor, options: RingOptions, kernel: str | None) -> Problem:
     """The checked problem of a shard, without positions."""
     problem = make_problem(query, key, value, wants_lse=True, **options)
     mask, bias = problem.mask, problem.bias
@@ -143,6 +151,8 @@ def _shard_problem(query: Tensor, key: Tensor, value: Tensor, options: RingOptio
             f"bias {bias!r} has a tensor over pairs or rows, which has no global positions: in a ring give a bias that "
             "is a function of positions, such as biases.alibi, biases.relative or biases.from_mod"
         )
+    if kernel is not None:
+        block_kernel(replace(problem, sinks=None), kernel)  # raises before anything is sent
     return problem
 
 

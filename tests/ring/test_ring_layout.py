@@ -1,0 +1,138 @@
+"""How sequences are cut: positions of each process, balance, and what shard and unshard do with tensors."""
+
+import pytest
+import torch
+from processes import MOST
+
+import regard.ring as ring
+from regard import masks
+from regard.errors import ConfigurationError, ShapeError
+from regard.kernels.validation import make_problem
+from regard.ring.hops import HopPlan, plan_hops
+from regard.ring.layout import Shards, place
+
+LAYOUTS = [ring.Contiguous(), ring.Zigzag(), ring.Striped()]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("processes", range(1, MOST + 1))
+def test_each_position_belongs_to_one_process(layout, processes):
+    for length in (processes, processes + 1, 7 * processes + 3):
+        shards = place(layout, length, processes)
+        positions = torch.cat([shards.positions(process) for process in range(processes)])
+        assert positions.sort().values.equal(torch.arange(length))
+        assert max(shards.lengths) - min(shards.lengths) <= 2
+
+
+@pytest.mark.parametrize("layout", [*LAYOUTS, ring.Contiguous((3, 7, 1))])
+def test_shards_and_the_whole(pool, layout):
+    for whole_again, gradient in (answer[1:] for answer in pool.run("shards", 3, length=11, layout=layout)):
+        assert whole_again
+        assert gradient
+
+
+def test_the_positions_of_a_shard(pool):
+    answers = pool.run("shards", 2, length=8, layout=ring.Zigzag())
+    assert [numbers[::2] for numbers, *_ in answers] == [[0, 2, 12, 14], [4, 6, 8, 10]]
+
+
+def plan(mask: masks.Mask | None, shards: Shards, rank: int) -> HopPlan:
+    tensor = torch.empty(1, 2, shards.lengths[rank], 4)
+    return plan_hops(make_problem(tensor, tensor, tensor, mask=mask), shards, shards, rank)
+
+
+@pytest.mark.parametrize(("before", "shard"), [(511, 1024), (1024, 1024), (1025, 1024), (2500, 1024), (300, 256)])
+def test_a_window_talks_to_few_neighbours(before, shard):
+    """A window of W keys over shards of S talks to ⌈W/S⌉ + 1 processes, this one among them."""
+    shards = place(ring.Contiguous(), 8 * shard, 8)
+    mask = masks.causal() & masks.window(before=before)
+    for rank in range(8):
+        sources = plan(mask, shards, rank).sources
+        assert 1 + len(sources) <= -(-(before + 1) // shard) + 1
+        assert sorted(sources) == [other for other in range(8) if 0 < rank - other <= -(-before // shard)]
+
+
+def test_a_causal_mask_sends_half_of_the_keys_of_a_zigzag():
+    shards = place(ring.Zigzag(), 4096, 4)
+    assert [plan(masks.causal(), shards, rank).keys_sent for rank in range(4)] == [
+        512 * (3 + rank) for rank in range(4)
+    ]
+
+
+def test_blocks_of_all_hops_have_each_pair_once():
+    length = 300
+    for layout in LAYOUTS:
+        for mask in (
+            None,
+            masks.causal(),
+            masks.window(before=20),
+            masks.strided(7),
+            masks.prefix(3) | masks.window(5),
+        ):
+            shards, met = place(layout, length, 3), torch.zeros(length, length, dtype=torch.int64)
+            for rank in range(3):
+                rows = shards.positions(rank)
+                for hop in plan(mask, shards, rank).hops:
+                    owned = shards.positions(hop.source)
+                    received = torch.cat([owned[span] for span in hop.received] or [owned[:0]])
+                    for block in hop.blocks:
+                        queries, keys = torch.tensor(block.query_positions), torch.tensor(block.key_positions)
+                        assert rows[block.rows].equal(queries)
+                        assert received[block.columns].equal(keys)
+                        met[queries[:, None], keys] += 1
+            assert met.max() == 1
+            needed = torch.ones(length, length, dtype=torch.bool) if mask is None else mask.dense(length, length)
+            assert bool((met.bool() | ~needed).all())
+
+
+def test_what_is_sent_is_what_is_received():
+    shards = place(ring.Zigzag(), 500, 4)
+    mask = masks.causal() & (masks.window(before=40) | masks.prefix(2))
+    plans = [plan(mask, shards, rank) for rank in range(4)]
+    for rank, own in enumerate(plans):
+        for hop in own.hops:
+            (other,) = (theirs for theirs in plans[hop.destination].hops if theirs.source == rank)
+            assert other.received == hop.sent
+
+
+@pytest.mark.parametrize(
+    ("mask", "expected"),
+    [
+        (masks.causal(), ring.Zigzag()),
+        (masks.causal() & masks.window(before=100), ring.Contiguous()),
+        (None, ring.Contiguous()),
+    ],
+)
+def test_balanced_layouts(mask, expected):
+    assert ring.balanced(mask, 8192, 4) == expected
+
+
+def test_documents_of_several_sizes_are_cut_where_pairs_are_equal():
+    ids = torch.zeros(4096, dtype=torch.int64)
+    ids[2048:] = torch.arange(2048) // 64 + 1
+    mask = masks.documents(ids)
+    layout = ring.balanced(mask, 4096, 2)
+    dense = mask.dense(4096, 4096).sum(-1)
+    loads = [int(dense[place(layout, 4096, 2).positions(process)].sum()) for process in range(2)]
+    assert max(loads) < 1.1 * sum(loads) / 2
+
+
+def test_layouts_that_do_not_fit():
+    with pytest.raises(ShapeError, match=r"3 tokens cannot be cut for 4 processes, of which each needs at least one"):
+        place(ring.Zigzag(), 3, 4)
+    with pytest.raises(ShapeError, match=r"cuts 7 positions for 2 processes; it needs at least one .* of 3 processes"):
+        place(ring.Contiguous((3, 4)), 9, 3)
+    with pytest.raises(ConfigurationError, match=r"layout is 'zigzag'; it needs a layout such as .*Zigzag\(\)"):
+        place("zigzag", 9, 3)  # type: ignore[arg-type]
+
+
+class Overlapping:
+    """A layout whose processes have one position in common."""
+
+    def pieces(self, length: int, processes: int) -> list[list[range]]:
+        return [[range(length)] for _ in range(processes)]
+
+
+def test_a_layout_of_ones_own_is_checked():
+    with pytest.raises(ShapeError, match=r"each of 0\.\.8 one process"):
+        place(Overlapping(), 9, 3)
