@@ -98,7 +98,7 @@ def compare(event: int, unbroken: Path, resumed: Path) -> None:
 
 def outcome(folder: Path) -> dict[str, object]:
     """All that has to be the same: weights and headers, optimiser, progress, result; not the seconds."""
-    state = load_state(folder / "state" / "last.safetensors")
+    state = load_state(folder / "state" / "training.safetensors")
     state["state_dict"]["_extra_state"]["progress"].pop("seconds")
     kept = {key: state[key] for key in ("state_dict", "optimizer_states")}
     weights = {name: load_weights(folder / f"{name}.safetensors") for name in ("best", "last")}

@@ -246,7 +246,7 @@ def test_lightning_saves_and_resumes_without_pickle(tmp_path: Path, monkeypatch:
     for name in ("save", "load"):
         monkeypatch.setattr(torch, name, refuse)
     io = SafetensorsIO()
-    path = tmp_path / "state" / "last.safetensors"
+    path = tmp_path / "state" / "training.safetensors"
     io.save_checkpoint({"epoch": 3}, path)
     assert io.load_checkpoint(path) == {"epoch": 3}
     with pytest.raises(CheckpointError, match="no storage_options"):

@@ -11,27 +11,28 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import experiment, write_text
+from small_runs import copier, experiment, text, write_text
 
 from regard.errors import CheckpointError, ConfigurationError
 from regard.translation.callbacks import SaveRun
 from regard.translation.checkpoint import load_state, load_weights
 from regard.translation.experiment import Experiment
 from regard.translation.lightning_module import Training
-from regard.translation.training import TrainingResult, train
+from regard.translation.settings import TrainingSettings
+from regard.translation.training import TrainingResult, fit, train
 from regard.utils import atomic_files
 
 SCRIPT = Path(__file__).with_name("kill_and_resume.py")
 KILLED_AT = {
     2: "after experiment.yaml",
     9: "update",  # before anything was saved
-    12: "before last.safetensors",  # the first state is on the disk, but not in its place
+    12: "before training.safetensors",  # the first state is on the disk, but not in its place
     14: "update",
     16: "validation",
     19: "after best.safetensors",  # better than what the state knows
     21: "after last.safetensors",  # newer weights than the state
     31: "update",  # in the second epoch
-    66: "after last.safetensors",  # nothing is left to do
+    66: "after training.safetensors",  # nothing is left to do
 }
 
 
@@ -111,6 +112,21 @@ def test_a_signal_saves_the_last_state_and_resuming_changes_nothing(
     assert load_weights(home / "run" / "last.safetensors")[1]["update"] == saved
     train(settings, home / "run", resume="must")
     assert_same_weights(home / "run", home / "unbroken")
+
+
+@pytest.mark.parametrize(("step", "number"), [("training_step", 8), ("validation_step", 2)])
+def test_a_signal_at_a_checkpoint_stop_keeps_its_weights(
+    home: Path, monkeypatch: pytest.MonkeyPatch, step: str, number: int
+):
+    settings = experiment(home, validate_every=4, keep_last=3)
+    train(settings, home / "unbroken")
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, step, number, signal.SIGTERM)
+        with pytest.raises(SystemExit):
+            train(settings, home / "run")
+    train(settings, home / "run", resume="must")
+    kept = [sorted(path.name for path in (home / name / "weights").iterdir()) for name in ("unbroken", "run")]
+    assert kept[0] == kept[1] == [f"update-{update:08}.safetensors" for update in (8, 12, 14)]
 
 
 @pytest.mark.parametrize(("first", "ends"), SIGNALS)
@@ -223,7 +239,7 @@ def test_a_run_that_has_ended_stays_as_it_is_until_it_is_given_more(home: Path, 
 def test_a_run_out_of_patience_stays_so_until_it_is_given_more(home: Path, monkeypatch: pytest.MonkeyPatch):
     worse = {"learning_rate": 3.0, "validate_every": 1, "max_epochs": 9}
     result = train(experiment(home, patience=2, **worse), home / "run")
-    state = load_state(home / "run" / "state" / "last.safetensors")["state_dict"]["_extra_state"]["progress"]
+    state = load_state(home / "run" / "state" / "training.safetensors")["state_dict"]["_extra_state"]["progress"]
     assert state["stale_validations"] == 2
     assert result.updates == state["best_update"] + 2 == state["position"]["update"]
     assert without_updates(monkeypatch, lambda: train(experiment(home, patience=2, **worse), home / "run")) == result
@@ -246,12 +262,27 @@ def test_another_experiment_in_the_same_folder_is_refused_by_the_names_of_its_ke
     assert (home / "run" / "experiment.yaml").read_text() == before
 
 
+def test_fit_refuses_other_settings_too(tmp_path: Path):
+    def train_on(**options: Any) -> TrainingResult:
+        chosen = TrainingSettings(**{"batch_tokens": 60, "max_epochs": 2, "accelerator": "cpu", **options})
+        return fit(copier(), text(30), chosen, folder=tmp_path / "run")
+
+    train_on(max_epochs=1)
+    with pytest.raises(
+        ConfigurationError,
+        match=r"the state to resume from is of a run with other settings: training\.learning_rate, "
+        r"training\.label_smoothing; give this one another folder",
+    ):
+        train_on(learning_rate=0.1, label_smoothing=0.2)
+    assert train_on(save_every=7, keep_last=1).epochs == 2
+
+
 def test_what_does_not_touch_an_update_may_change(home: Path):
     train(experiment(home, max_epochs=1), home / "run")
     moved = home / "moved"
     moved.mkdir()
     write_text(moved)
-    again = experiment(moved, max_epochs=1, patience=7, max_minutes=3.0)
+    again = experiment(moved, max_epochs=1, patience=7, max_minutes=3.0, save_every=3)
     train(again.model_copy(update={"search": again.search.model_copy(update={"beam": 2})}), home / "run")
     assert "patience: 7" in (home / "run" / "experiment.yaml").read_text()
 
@@ -283,7 +314,7 @@ def test_other_text_under_the_same_name_is_refused(home: Path):
 
 
 def test_whether_to_resume_can_be_told(home: Path):
-    with pytest.raises(CheckpointError, match=r"run has no state to resume from: .*last\.safetensors does not exist"):
+    with pytest.raises(CheckpointError, match=r"run has no state to resume from: .*training\.safetensors does not"):
         train(experiment(home), home / "run", resume="must")
     assert not (home / "run").exists()
     train(experiment(home, max_epochs=1), home / "run", resume="never")
@@ -293,9 +324,9 @@ def test_whether_to_resume_can_be_told(home: Path):
 
 def test_a_damaged_state_is_told(home: Path):
     train(experiment(home, max_epochs=1), home / "run")
-    state = home / "run" / "state" / "last.safetensors"
+    state = home / "run" / "state" / "training.safetensors"
     state.write_bytes(state.read_bytes()[:-9])
-    with pytest.raises(CheckpointError, match=r"state/last\.safetensors is not a whole safetensors file"):
+    with pytest.raises(CheckpointError, match=r"state/training\.safetensors is not a whole safetensors file"):
         train(experiment(home, max_epochs=1), home / "run")
 
 
@@ -316,10 +347,10 @@ def test_a_full_disk_ends_the_run_and_leaves_the_earlier_save_whole(home: Path, 
 
     with monkeypatch.context() as patch:
         patch.setattr(atomic_files, "_force_to_disk", full_at_the_third_state)
-        message = re.escape(str(home / "run" / "state" / "last.safetensors")) + ": No space left on device"
+        message = re.escape(str(home / "run" / "state" / "training.safetensors")) + ": No space left on device"
         with pytest.raises(CheckpointError, match=f"cannot write {message}"):
             train(settings, home / "run")
-    state = load_state(home / "run" / "state" / "last.safetensors")
+    state = load_state(home / "run" / "state" / "training.safetensors")
     assert state["state_dict"]["_extra_state"]["progress"]["position"]["update"] == 4
     train(settings, home / "run")
     assert_same_weights(home / "run", home / "unbroken")

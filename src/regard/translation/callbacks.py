@@ -24,10 +24,11 @@ UPDATES_BETWEEN_LOGS = 50
 
 
 class SaveRun(Checkpoint):
-    """Saves the whole state every so many updates and at every stop, and the best weights when they are found.
+    """Saves the whole state every so many updates and at every checkpoint stop, and the best weights when found.
 
-    It saves between two updates, or after the validation at a stop. The state is written last: once it is there, the
-    other files of that moment are there, too.
+    A checkpoint stop (`StopSchedule`) is where Lightning ends what it calls an epoch: the run validates and goes on.
+    It saves between two updates, or after the validation at such a stop. The state is written last: once it is there,
+    the other files of that moment are there, too.
     """
 
     def __init__(self, folder: RunFolder, every: int, about: Mapping[str, Any]):
@@ -45,7 +46,10 @@ class SaveRun(Checkpoint):
             self._write(trainer, as_training(pl_module), self._folder.best)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        training = as_training(pl_module)
+        self.save_at_stop(trainer, as_training(pl_module))
+
+    def save_at_stop(self, trainer: Trainer, training: Training) -> None:
+        """Write the weights of a checkpoint stop, of which the latest and the best are kept, then `save`."""
         settings = training.settings
         if settings.keep_last or settings.keep_best:
             self._write(trainer, training, self._folder.weights_after(training.progress.position.update))
@@ -134,11 +138,16 @@ class EndOnSignal(Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         training = as_training(pl_module)
         if self._is_signalled(trainer) and not training.stops.stops_at(training.progress.position):
-            self._end(trainer, training)
+            if self._saving:
+                self._saving.save(trainer, training)
+            raise Interrupted
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # Lightning calls callbacks that save after all others: raised here, `Interrupted` would come before them.
         if self._is_signalled(trainer):
-            self._end(trainer, as_training(pl_module))
+            if self._saving:
+                self._saving.save_at_stop(trainer, as_training(pl_module))
+            raise Interrupted
 
     def _is_signalled(self, trainer: Trainer) -> bool:
         # All processes have to end after the same update, and in the same way: the others would wait for ever.
@@ -147,11 +156,6 @@ class EndOnSignal(Callback):
         here = torch.tensor(self._interrupt.received or 0, device=trainer.strategy.root_device)
         self._interrupt.received = int(trainer.strategy.reduce(here, reduce_op="max"))
         return True
-
-    def _end(self, trainer: Trainer, training: Training) -> None:
-        if self._saving:
-            self._saving.save(trainer, training)
-        raise Interrupted
 
 
 class SpinningThreads(Callback):

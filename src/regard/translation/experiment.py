@@ -130,7 +130,7 @@ class Experiment(Section):
         >>> one.differences(other)
         ['seed']
         """
-        ours, theirs = (_flat(experiment.model_dump(mode="json")) for experiment in (self, other))
+        ours, theirs = (experiment.values_by_key() for experiment in (self, other))
         return [key for key in ours | theirs if ours.get(key, ...) != theirs.get(key, ...)]
 
 
@@ -208,10 +208,3 @@ def _override(data: dict[str, Any], override: str) -> None:
         data[key] = dict(inner)
         data = data[key]
     data[path[-1]] = value
-
-
-def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in data.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat

@@ -15,11 +15,11 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.plugins.io import CheckpointIO
 from torch import Tensor, nn
 
-from regard.errors import CheckpointError
+from regard.errors import CheckpointError, ConfigurationError
 from regard.translation.batches import Batch, EncodedText, OrderedBatches, TokenBatches
 from regard.translation.checkpoint import load_state, save_state
-from regard.translation.resume import AllBatches, BatchesToNextStop, StopSchedule, TrainingProgress
-from regard.translation.settings import InverseSquareRootDecay, PlateauDecay, TrainingSettings
+from regard.translation.progress import AllBatches, BatchesToNextStop, StopSchedule, TrainingProgress
+from regard.translation.settings import MAY_CHANGE, InverseSquareRootDecay, PlateauDecay, TrainingSettings
 from regard.translation.training_loss import training_loss
 
 
@@ -68,7 +68,7 @@ class Training(LightningModule):
 
     What an update does is a function of the weights, the optimiser's state, the seed and the update's number alone:
     the generators are seeded anew for each update. So there is no generator whose state has to be saved, whatever drew
-    from it in between, and each of several processes goes on as exactly as one alone. `progress` knows the place in
+    from it in between, and each of several processes goes on as exactly as one alone. `progress` knows the position in
     the text; the Trainer's own counters begin at 0 in every process and decide nothing.
     """
 
@@ -204,14 +204,20 @@ class Training(LightningModule):
         del checkpoint["loops"]
 
     def get_extra_state(self) -> dict[str, Any]:
-        """State saved with the weights: the progress of the run, and the fingerprint of its batches."""
-        return {"progress": self.progress.state(), "batches": self._plan.fingerprint() if self._plan else {}}
+        """State saved with the weights: the progress of the run, the fingerprint of its batches, and its settings."""
+        values = {f"training.{key}": value for key, value in self.settings.values_by_key().items()}
+        return {
+            "progress": self.progress.state(),
+            "batches": self._plan.fingerprint() if self._plan else {},
+            "settings": {key: value for key, value in values.items() if key not in MAY_CHANGE},
+        }
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Restore the progress; a state with other batches is refused.
+        """Restore the progress; a state with other batches or settings is refused.
 
         Raises:
             CheckpointError: the batches have changed, so that the run cannot continue.
+            ConfigurationError: settings have changed that an update depends on.
         """
         here, there = self.get_extra_state()["batches"], state["batches"]
         differences = [
@@ -221,6 +227,12 @@ class Training(LightningModule):
             raise CheckpointError(
                 f"the run cannot go on where it was, because its batches have changed: {', '.join(differences)}; "
                 "resume with the text, the settings and the number of processes that it began with"
+            )
+        here, there = self.get_extra_state()["settings"], state["settings"]
+        if changed := [key for key in here | there if here.get(key, ...) != there.get(key, ...)]:
+            raise ConfigurationError(
+                f"the state to resume from is of a run with other settings: {', '.join(changed)}; "
+                "give this one another folder, or the settings that the run began with"
             )
         self.progress = TrainingProgress.from_state(state["progress"])
 

@@ -57,7 +57,7 @@ class RunFolder:
 
     @property
     def last(self) -> Path:
-        """The latest weights that were saved, last.safetensors; `state` is another file of that name, in a folder."""
+        """The latest weights that were saved, without the training state."""
         return self.path / "last.safetensors"
 
     @property
@@ -76,8 +76,8 @@ class RunFolder:
 
     @property
     def state(self) -> Path:
-        """The training state to resume from, state/last.safetensors: weights, optimiser and progress."""
-        return self.path / "state" / "last.safetensors"
+        """The training state to resume from: weights, optimiser, progress, batches and settings."""
+        return self.path / "state" / "training.safetensors"
 
     @property
     def logs(self) -> Path:

@@ -20,7 +20,12 @@ from regard.translation.corpus import ParallelText
 from regard.translation.data_split import training_text
 from regard.translation.experiment import Experiment
 from regard.translation.run_folder import RunFolder
-from regard.translation.settings import SeparateVocabularySettings, VocabularySettings
+from regard.translation.settings import (
+    MAY_CHANGE,
+    MAY_CHANGE_WITHOUT_EXTRA,
+    SeparateVocabularySettings,
+    VocabularySettings,
+)
 from regard.translation.vocabulary import Vocabulary
 
 
@@ -82,21 +87,6 @@ class InitialWeights:
 
 Resume = Literal["auto", "never", "must"]
 """The treatment of a run that the folder holds: it is resumed (auto), refused (never), or required (must)."""
-
-MAY_CHANGE = (
-    "training.max_epochs",
-    "training.max_updates",
-    "training.keep_last",
-    "training.keep_best",
-    "training.max_minutes",
-    "training.patience",
-    "data.folder",
-    "search.",
-)
-"""Keys, and sections, that no update depends on: they may change when a run is resumed."""
-
-MAY_CHANGE_WITHOUT_EXTRA = ("data.test.",)
-"""Further such keys, unless there are extra pairs, which leave out what is tested on."""
 
 
 @dataclass(frozen=True)

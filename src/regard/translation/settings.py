@@ -38,6 +38,38 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
+    def values_by_key(self) -> dict[str, Any]:
+        """The values as JSON has them, by dotted key.
+
+        >>> LocalWindowSettings(kind="local-m").values_by_key()
+        {'kind': 'local-m', 'radius': 10}
+        """
+        return _flat(self.model_dump(mode="json"))
+
+
+def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in data.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
+MAY_CHANGE = (
+    "training.max_epochs",
+    "training.max_updates",
+    "training.max_minutes",
+    "training.patience",
+    "training.save_every",
+    "training.keep_last",
+    "training.keep_best",
+    "data.folder",
+    "search.",
+)
+"""Keys, and sections, that no update depends on: they may change when a run is resumed."""
+
+MAY_CHANGE_WITHOUT_EXTRA = ("data.test.",)
+"""Further such keys, unless there are extra pairs, which leave out what is tested on."""
+
 
 class PlainScoreSettings(Section):
     """A score without sizes of its own."""

@@ -124,7 +124,9 @@ def fit(
     header of the saved weights. The state of the random generators is as before when it returns.
 
     Raises:
-        ConfigurationError, CheckpointError, KeyboardInterrupt, SystemExit: as for `train`.
+        ConfigurationError: the folder's state is of other settings (their keys are named), or the settings cannot be
+            met on this machine.
+        CheckpointError, KeyboardInterrupt, SystemExit: as for `train`.
     """
     if folder is None:
         return _fit(model, text, settings, validation, seed, None, about, callbacks)

@@ -1,7 +1,9 @@
-"""State of a run that resuming needs: its position in the text, the stops to validate, and the scores so far.
+"""Progress of a training run: its position in the text, its scores, and the checkpoint stops where it validates.
 
-A run stops to validate. Lightning's Trainer takes what lies between two stops for one epoch, wherever the epochs of the
-text begin. So it never has to resume within an epoch: a resumed run begins with a shorter one.
+At a checkpoint stop a run validates, saves and goes on. "Epoch" means two things: here, in settings and in messages a
+pass over the training text (`TextPosition.epoch`); for Lightning's Trainer, and in the names of its hooks
+(`on_train_epoch_end`), what lies between two checkpoint stops. So the Trainer never has to resume within an epoch of
+its own: a resumed run begins with a shorter one.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ class TextPosition:
 
 @dataclass(frozen=True)
 class StopSchedule:
-    """After which updates a run stops to validate: every `every` updates or part of an epoch, and at its end.
+    """The checkpoint stops, where a run validates and saves: every `every` updates or part of an epoch, and its end.
 
     >>> stops = StopSchedule(every=0.5, batches_per_epoch=5, max_epochs=2)
     >>> [batch for batch in range(5) if stops.stops_at(TextPosition(epoch=0, batch=batch, update=batch))]
@@ -55,7 +57,7 @@ class StopSchedule:
         return position.epoch >= self.max_epochs or not within
 
     def stops_at(self, position: TextPosition) -> bool:
-        """Whether a run stops to validate at a position."""
+        """Whether a position is a checkpoint stop."""
         if position.update == 0:
             return False
         if self.ends_at(position):
@@ -69,7 +71,7 @@ class StopSchedule:
 
 
 class BatchesToNextStop:
-    """Iterates over the batches from the current position to the next stop.
+    """Iterates over the batches from the current position to the next checkpoint stop.
 
     It has no length: lengths differ, and the Trainer would take the first for all.
     """

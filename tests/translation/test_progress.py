@@ -1,7 +1,7 @@
 import pytest
 
 from regard.translation.batches import EncodedText, IdSequences, OrderedBatches, TokenBatches
-from regard.translation.resume import AllBatches, BatchesToNextStop, StopSchedule, TextPosition
+from regard.translation.progress import AllBatches, BatchesToNextStop, StopSchedule, TextPosition
 
 
 def text(pairs: int) -> EncodedText:
