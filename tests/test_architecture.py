@@ -20,7 +20,7 @@ LAYERS = (
     ("regard.nn",),
     ("regard.testing",),
     ("regard",),
-    ("regard.ring",),
+    ("regard.approximations", "regard.ring"),
     ("regard.linear",),
     ("regard.attention",),
     ("regard.kernels",),
@@ -150,7 +150,7 @@ def usage_fault(node: ast.AST) -> str | None:
             return None
 
 
-MOST_MODULES, MOST_LINES = 247, 60  # modules: 223 of softmax attention, 17 of linear attention, 7 of the ring
+MOST_MODULES, MOST_LINES = 255, 60  # modules: 224 of softmax attention, 17 linear attention, 7 ring, 7 approximations
 
 
 def names_in_several_places(places: Iterable[tuple[str, str]]) -> list[str]:

@@ -17,11 +17,14 @@ from .attention import observe as observe
 from .attention import scaled_dot_product_attention as scaled_dot_product_attention
 
 if TYPE_CHECKING:
+    from .approximations import approximation as approximation
+    from .approximations import model_approximation as model_approximation
     from .linear import linear_attention as linear_attention
     from .linear import linear_attention_with_state as linear_attention_with_state
     from .linear import observe_linear_attention as observe_linear_attention
 
 __all__ = [
+    "approximation",
     "attention",
     "attention_with_lse",
     "biases",
@@ -31,6 +34,7 @@ __all__ = [
     "linear_attention_with_state",
     "masks",
     "merge",
+    "model_approximation",
     "observe",
     "observe_linear_attention",
     "plots",
@@ -41,10 +45,17 @@ __all__ = [
 
 __version__ = "0.1.0.dev0"
 
-_LAZY_SUBPACKAGES = ("explorer", "heads", "huggingface", "linear", "models", "nn", "ring", "testing", "translation")
-_LAZY_FUNCTIONS = dict.fromkeys(
-    ("linear_attention", "linear_attention_with_state", "observe_linear_attention"), "linear"
+_LAZY_SUBPACKAGES = (
+    *("approximations", "explorer", "heads", "huggingface", "linear", "models", "nn", "ring", "testing"),
+    "translation",
 )
+_LAZY_FUNCTIONS = {
+    "approximation": "approximations",
+    "linear_attention": "linear",
+    "linear_attention_with_state": "linear",
+    "model_approximation": "approximations",
+    "observe_linear_attention": "linear",
+}
 
 
 def __getattr__(name: str) -> Any:

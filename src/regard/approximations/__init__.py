@@ -1,0 +1,39 @@
+"""Approximations of softmax attention, measured against it: on tensors, and in each layer of a model."""
+
+from .comparison import Approximation as Approximation
+from .comparison import approximation as approximation
+from .deviation import LensResults as LensResults
+from .deviation import WeightErrors as WeightErrors
+from .layerwise import ModelApproximation as ModelApproximation
+from .layerwise import model_approximation as model_approximation
+from .measures import CosineSimilarity as CosineSimilarity
+from .measures import Measure as Measure
+from .measures import Perplexity as Perplexity
+from .methods import Linearized as Linearized
+from .methods import Linformer as Linformer
+from .methods import Masked as Masked
+from .methods import Method as Method
+from .methods import RandomProjection as RandomProjection
+from .methods import Rounded as Rounded
+from .methods import SegmentMeans as SegmentMeans
+from .timing import Timings as Timings
+
+__all__ = [
+    "Approximation",
+    "CosineSimilarity",
+    "LensResults",
+    "Linearized",
+    "Linformer",
+    "Masked",
+    "Measure",
+    "Method",
+    "ModelApproximation",
+    "Perplexity",
+    "RandomProjection",
+    "Rounded",
+    "SegmentMeans",
+    "Timings",
+    "WeightErrors",
+    "approximation",
+    "model_approximation",
+]
