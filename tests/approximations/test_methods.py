@@ -203,7 +203,8 @@ def test_linformer_is_the_layer():
         torch.testing.assert_close(seen, layer(x))
 
 
-def test_identity_has_weights_below_0():
-    query, key, value = tensors()
-    weights = whole_weights(Linearized(Identity()), make_problem(query, key, value))
-    assert bool((weights < 0).any())
+def test_features_below_0_have_no_weights_that_are_shares():
+    found = regard.approximation(*tensors(), Identity(), lengths=())
+    assert found.weights is None
+    assert "weights" in str(found)
+    assert "not compared" in str(found)

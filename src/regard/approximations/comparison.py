@@ -153,7 +153,7 @@ class Approximation:
     def _weight_lines(self) -> list[tuple[str, str]]:
         """The differences of the weights."""
         if self.weights is None:
-            return [("weights", "none: the output is no weighted sum of the values")]
+            return [("weights", "not compared: the method has none that are shares of a row")]
         spread = "" if len(self.draws) == 1 else f" ± {float(self.total_variation.std()):.2g}"
         mean, most = float(self.total_variation.mean()), float(self.weights.total_variation.max())
         lines = [("total variation", f"{mean:.3g}{spread} of a row's weights on average, {most:.3g} at most")]

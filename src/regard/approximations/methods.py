@@ -21,9 +21,9 @@ from ..kernels import zero_nonfinite_inputs
 from ..kernels.batched_problem import BatchedProblem
 from ..kernels.tile_weights import FAR, TileWeights, make_tile_weights
 from ..kernels.validation import FLOATING
-from ..linear import FavorPlus, FeatureMap, Identity, linear_attention
-from ..linear.feature_maps import key_features, query_features
+from ..linear import FavorPlus, FeatureMap, linear_attention
 from ..linear.linear_mask import LinearMask, read_mask
+from ..linear.linear_weights import make_weights_problem
 from ..masks import Mask
 from ..utils.numbers import whole_number
 
@@ -148,38 +148,15 @@ class Linearized(Method):
             _scaled_query(problem), problem.pairs.key, problem.value, feature_map=self.feature_map, mask=problem.mask
         )
 
-    def weights(self, problem: Problem) -> FeatureWeights:
-        return FeatureWeights(problem, self.feature_map)
-
-
-class FeatureWeights:
-    """w_ij = φ(q_i) · φ(k_j) / Σ_j φ(q_i) · φ(k_j) where M, by tiles, with totals computed in linear time."""
-
-    def __init__(self, problem: Problem, feature_map: FeatureMap) -> None:
-        self.batched = BatchedProblem.from_problem(problem)
-        query, key = (at_least_float32(t) for t in (_scaled_query(problem), problem.pairs.key))
-        # Factors of a whole row, or of all keys of a head, cancel in the quotient.
-        query, key = query_features(feature_map, query)[0], key_features(feature_map, key)[0]
-        ones = key.new_ones(*key.shape[:-1], 1)
-        total = linear_attention(
-            query, key, ones, feature_map=Identity(), normalize=False, scale=1.0, mask=problem.mask
-        )
-        self.query, self.key, self.total = map(self._as_4d, (query, key, total))
-
-    def tile(self, batch: slice, rows: slice, columns: slice) -> Tensor:
-        """Weights (b, H, m, n)."""
-        key, total = self.key[batch, :, columns], self.total[batch, :, rows]
-        products = per_head(lambda folded: folded @ key.mT, self.query[batch, :, rows], key)
-        keep = self.batched.part(batch).keep(rows, columns)
-        if keep is not None:
-            products = products.masked_fill(~keep, 0.0)
-        return products / total.where(total != 0, torch.inf)
-
-    def _as_4d(self, tensor: Tensor) -> Tensor:
-        """(B, heads, length, ·), of the problem's own leading axes."""
-        leading = self.batched.leading
-        axes = (*leading, *tensor.shape[-3:]) if self.batched.problem.heads else (*leading, *tensor.shape[-2:])
-        return self.batched.flatten_batch(tensor.expand(axes))
+    def weights(self, problem: Problem) -> TiledWeights | None:
+        key, value = problem.pairs.key, problem.value
+        try:
+            features = make_weights_problem(
+                _scaled_query(problem), key, value, feature_map=self.feature_map, mask=problem.mask
+            )
+        except ConfigurationError:  # features below 0, whose weights are no shares of a row
+            return None
+        return TiledWeights(features)
 
 
 @dataclass(frozen=True)
@@ -212,8 +189,8 @@ class Masked(Method):
     def run(self, problem: Problem) -> Tensor:
         return run_problem(self._masked(problem)).output
 
-    def weights(self, problem: Problem) -> SoftmaxWeights:
-        return SoftmaxWeights(self._masked(problem))
+    def weights(self, problem: Problem) -> TiledWeights:
+        return TiledWeights(self._masked(problem))
 
     def _masked(self, problem: Problem) -> Problem:
         return replace(problem, mask=self.mask if problem.mask is None else problem.mask & self.mask)
@@ -256,16 +233,16 @@ class Rounded(Method):
     def run(self, problem: Problem) -> Tensor:
         return run_problem(self._rounded(problem)).output.to(problem.value.dtype)
 
-    def weights(self, problem: Problem) -> SoftmaxWeights:
+    def weights(self, problem: Problem) -> TiledWeights:
         rounded, dtype = self._rounded(problem), problem.value.dtype
-        return SoftmaxWeights(_cast(rounded, dtype))
+        return TiledWeights(_cast(rounded, dtype))
 
     def _rounded(self, problem: Problem) -> Problem:
         return _cast(problem, self.dtype)
 
 
-class SoftmaxWeights:
-    """The weights exp(scores - lse) of another softmax problem, by tiles."""
+class TiledWeights:
+    """The weights of another problem, of softmax or of features, by tiles."""
 
     def __init__(self, problem: Problem) -> None:
         lse = run_problem(replace(problem, wants_lse=True, dropout=None)).lse
@@ -474,6 +451,8 @@ def _redrawn(source: Any, number: int) -> Any:
 
 def _not_plain(problem: Problem, name: str) -> str:
     """Why a method without scores of pairs cannot compute a problem: a part of it that changes single scores."""
+    if problem.operator != "softmax":
+        return f"{name} approximates softmax attention, and this is {problem.operator} attention"
     if not isinstance(problem.pairs, DotPairs):
         return f"{name} approximates dot products, and the score is additive"
     present = {

@@ -76,9 +76,10 @@ def substitute_attention(compute: Callable[[Problem], Tensor | None]) -> Iterato
         CURRENT_HOOK.reset(token)
 
 
-def current_hook() -> AttentionHook | AttentionSubstitute | None:
-    """The attention hook or substitute that is active in this thread; None outside of their blocks."""
-    return CURRENT_HOOK.get()
+def current_hook() -> AttentionHook | None:
+    """The attention hook that is active in this thread; None outside of `attention_hook`, and under a substitute."""
+    hook = CURRENT_HOOK.get()
+    return None if isinstance(hook, AttentionSubstitute) else hook
 
 
 def run_with_hook(problem: Problem, kernel: Kernel, hook: AttentionHook | AttentionSubstitute) -> Result:
