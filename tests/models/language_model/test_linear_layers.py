@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from regard import masks
+from regard import lenses, masks
 from regard.errors import ConfigurationError
 from regard.models import language_model as lm
 from regard.nn import Attention, KVCache, LinearAttention, LinearCache
@@ -93,3 +93,15 @@ def test_bad_configurations():
         lm.LayerConfig(before=3, linear=LINEAR[0])
     with pytest.raises(ConfigurationError, match=r"there is no feature map 'eluu'; did you mean 'elu'\?"):
         model_of(lm.LinearAttentionConfig("eluu"))
+
+
+def test_lenses_see_softmax_and_linear_layers():
+    model, tokens = model_of(LINEAR[0]), torch.randint(23, (2, 11))
+    weights = lenses.Weights()
+    seen = model.observe(tokens, weights)
+    assert torch.allclose(seen.logits, model(tokens), atol=1e-5)
+    for layer in seen.layers:
+        assert torch.allclose(layer[weights].sum(-1), torch.ones(()), atol=1e-5)
+        assert (layer[weights].triu(1) == 0).all()
+    with pytest.raises(ConfigurationError, match="a decoding step of linear attention has the sums of earlier keys"):
+        model.observe_step(tokens, model.make_cache(), weights)
