@@ -1,5 +1,6 @@
 """Masks defined by users: errors name the mask; tiles that interval arithmetic cannot decide are partial."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,6 +99,27 @@ def test_undecided_tiles_are_partial(mask):
     assert mask.evaluate(blocks).verdicts.eq(PARTIAL).all()
     assert (masks.causal() & mask).tiles(6, 6, 2).tolist() == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
     assert (~masks.causal() | mask).tiles(6, 6, 2).tolist() == [[1, 2, 2], [1, 1, 2], [1, 1, 1]]
+
+
+@dataclass(frozen=True)
+class Formula(Mask):
+    """A formula of query and key positions."""
+
+    formula: Callable[[Any, Any], Any]
+
+    def keep(self, grid):
+        return self.formula(grid.query, grid.key)
+
+
+def test_only_tiles_with_an_undefined_operation_are_undecided():
+    def tiles(formula):
+        return Formula(formula).tiles(8, 8, 2, query_positions=range(-2, 6), key_positions=range(-2, 6)).tolist()
+
+    # Keys -2 to 1 may be 0 or below, the other two columns of tiles are decided.
+    assert tiles(lambda q, k: (k <= q) & (q % k == 0)) == [[1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]
+    assert tiles(lambda q, k: (k <= q) | (q // k < 1)) == [[1, 1, 2, 2]] * 2 + [[1, 1, 1, 2], [1, 1, 2, 1]]
+    table = torch.ones(3, dtype=torch.bool)
+    assert tiles(lambda q, k: table[k]) == [[1, 2, 1, 1]] * 4
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

@@ -6,6 +6,7 @@ Range queries on tables: minimum and maximum over ranges of indices in O(1) each
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -66,7 +67,43 @@ Number: TypeAlias = "Interval | Tensor | int"
 
 
 class Undecided(Exception):
-    """Raised where interval arithmetic cannot decide; the tile is then PARTIAL."""
+    """Raised where interval arithmetic can decide no tile; all tiles are then PARTIAL."""
+
+
+_undecided_tiles: ContextVar[list[Tensor] | None] = ContextVar("undecided_tiles", default=None)
+
+
+def evaluate_tiles(formula: Callable[[], Ternary | Tensor | bool]) -> Ternary:
+    """The verdicts of a formula over intervals; PARTIAL on the tiles where one of its operations is undefined.
+
+    Undefined are a divisor that may be 0 or below, and an index that may be outside of a table. Outside of this
+    function they raise `Undecided`.
+
+    >>> evaluate_tiles(lambda: 7 % Interval(torch.tensor([-3, 3, 7]), torch.tensor([3, 3, 7])) == 0)
+    Ternary(verdicts=tensor([1, 0, 2], dtype=torch.int8))
+    """
+    token = _undecided_tiles.set(undecided := [])
+    try:
+        verdicts = Ternary.convert(formula()).verdicts
+    finally:
+        _undecided_tiles.reset(token)
+    for tiles in undecided:
+        verdicts = torch.where(tiles, PARTIAL, verdicts)
+    return Ternary(verdicts)
+
+
+def _require(defined: Tensor, reason: str) -> bool:
+    """Whether an operation is defined on all tiles; the others are undecided.
+
+    Raises:
+        Undecided: there are others, and this is outside of `evaluate_tiles`.
+    """
+    if defined.all():
+        return True
+    if (undecided := _undecided_tiles.get()) is None:
+        raise Undecided(reason)
+    undecided.append(~defined)
+    return False
 
 
 class _TorchLike:
@@ -281,11 +318,11 @@ class Interval(_TorchLike):
 
 
 def _positive(divisor: Number) -> Interval:
-    """The divisor as an interval, if it is certainly above 0; else Undecided."""
+    """The divisor as an interval above 0; where it may be 0 or below, the tile is undecided."""
     divisor = Interval.convert(divisor)
-    if not (divisor.low > 0).all():
-        raise Undecided("a divisor may be 0 or below")
-    return divisor
+    if _require(divisor.low > 0, "a divisor may be 0 or below"):
+        return divisor
+    return Interval(divisor.low.clamp(min=1), divisor.high.clamp(min=1))
 
 
 def look_up(table: Tensor, index: tuple[Number, ...]) -> Interval | Ternary | Tensor:
@@ -304,9 +341,10 @@ def look_up(table: Tensor, index: tuple[Number, ...]) -> Interval | Ternary | Te
         return table[tuple(others)]
     if len(index) != table.ndim or len(at) > 2 or table.is_floating_point() or table.is_complex():
         raise Undecided(f"{len(at)} intervals into {table.dtype} {tuple(table.shape)}")
-    for axis, stretch in zip(at, stretches, strict=True):
-        if (stretch.low < 0).any() or (stretch.high >= table.shape[axis]).any():
-            raise Undecided(f"positions beyond a table of {tuple(table.shape)}")
+    for number, axis in enumerate(at):
+        low, high, length = stretches[number].low, stretches[number].high, table.shape[axis]
+        if not _require((low >= 0) & (high < length), f"positions beyond a table of {tuple(table.shape)}"):
+            stretches[number] = Interval(low.clamp(0, length - 1), high.clamp(0, length - 1))
     table = table.movedim(at, list(range(-len(at), 0)))
     if len(at) == 1:
         low, high = extremes(table, others, stretches[0].low, stretches[0].high)
@@ -333,7 +371,7 @@ def _index(table: Tensor, index: Any) -> Interval | Ternary | Tensor:
     return look_up(table, index if isinstance(index, tuple) else (index,))
 
 
-# Torch's functions of what is known of many pairs; what is not here they refuse.
+# Torch's functions of intervals and verdicts; any other, such as torch.remainder, makes every tile PARTIAL.
 _RULES: dict[Callable, Callable] = {
     torch.Tensor.__getitem__: _index,
     torch.where: _where,

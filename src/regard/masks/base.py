@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..core.grid import Blocks, Grid, broadcast_together
-from ..core.intervals import FULL, PARTIAL, Ternary
+from ..core.intervals import FULL, PARTIAL, Ternary, evaluate_tiles
 from ..core.torch_modes import is_causal_bias
 from ..errors import MaskError, RegardError
 from .drawing import Drawing, draw
@@ -27,10 +27,11 @@ class Mask(ABC):
     """Which pairs of query and key exist, as a function of their positions; True = attend.
 
     A mask is a formula, not a tensor. Subclasses implement `keep(grid)` with the positions `grid.query` and `grid.key`
-    and the operators + - * // % < <= == & | ~. The same formula runs on single pairs, where positions are int64
-    tensors that broadcast, and on tiles of pairs, where they are intervals; a kernel skips the tiles that interval
-    arithmetic shows to be empty. A tile on which the formula has no answer, for example because it divides by an
-    interval that contains 0, counts as PARTIAL: it is computed, pair by pair.
+    and the operators + - * // % < <= == & | ~ abs, `clamp`, torch.minimum, torch.maximum, torch.where and indexing of
+    tensors. The same formula runs on single pairs, where positions are int64 tensors that broadcast, and on tiles of
+    pairs, where they are intervals; a kernel skips the tiles that interval arithmetic shows to be empty. A tile on
+    which an operation is undefined, because a divisor may be 0 or below, counts as PARTIAL: it is computed, pair by
+    pair. A formula with any other function, such as torch.remainder or torch.gcd, makes every tile PARTIAL.
 
     Everything else evaluates a mask through `evaluate`, which checks the result.
 
@@ -113,9 +114,9 @@ class Mask(ABC):
         return ()
 
     def _evaluate_tiles(self, blocks: Blocks) -> Ternary:
-        """The verdict of `keep` on each tile, or PARTIAL, which is always valid, if it cannot be evaluated on tiles."""
+        """The verdict of `keep` on each tile; PARTIAL, which is always valid, where it cannot be evaluated on tiles."""
         try:
-            return Ternary.convert(self.keep(blocks))
+            return evaluate_tiles(lambda: self.keep(blocks))
         except RegardError:
             raise
         except Exception:  # Undecided, or an operation that intervals do not have; pairs show what is wrong

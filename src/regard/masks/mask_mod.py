@@ -97,8 +97,8 @@ def from_mod(mask_mod: MaskMod, *, batch: int | None = None, heads: int | None =
     instead of positions. These are the same for M = N, and otherwise with `query_positions=torch.arange(M)`.) A
     function that reads b or h needs `batch` or `heads`, their number, as in `create_block_mask`.
 
-    A function of operators, comparisons, torch.where and tensor indexing is also evaluated on whole tiles, by interval
-    arithmetic. A tile on which that has no answer, and every tile of any other function, is PARTIAL.
+    A function of the operators and functions that `Mask` lists is also evaluated on whole tiles, by interval
+    arithmetic. A tile on which that is undefined, and every tile of any other function, is PARTIAL.
 
     Raises:
         MaskError: mask_mod is not a function; it returns anything but one bool, reads b or h without `batch` or
