@@ -1,4 +1,5 @@
-"""Seeds, memory from `torch.empty` that is NaN, the marker `covering`, and reports of times and of random problems.
+"""Seeds, memory from `torch.empty` that is NaN, the marker `covering`, processes that start with torch loaded, records
+of the log, and reports of times and of random problems.
 
 One process computes on two threads. Of several side by side each computes on one, but for the tests that ask for the
 fixture `two_threads`.
@@ -8,11 +9,15 @@ import functools
 import gc
 import heapq
 import itertools
+import logging
 import math
 import os
 import random
 import signal
+import socket
+import subprocess
 import sys
+import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
@@ -120,6 +125,50 @@ def seeds() -> None:
     # most tests.
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(0)
+
+
+@pytest.fixture(scope="session")
+def warm_python() -> Iterator[list[str]]:
+    """How a command begins that runs `-c PROGRAM` in a new process that has loaded torch already.
+
+    For programs that regard's modules, and not Python's options or the loading of torch, are tested by.
+    """
+    if not hasattr(os, "pidfd_open"):  # not Linux
+        yield [sys.executable]
+        return
+    script = str(Path(__file__).with_name("warm_python.py"))
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path := f"{folder}/socket")
+        listener.listen()
+        command = [sys.executable, script, str(listener.fileno())]
+        with subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            env=os.environ | {"PYTHONIOENCODING": "utf-8"},
+            pass_fds=[listener.fileno()],
+            start_new_session=True,  # Ctrl-C is for the tests
+        ):
+            yield [sys.executable, "-IS", script, path]
+
+
+@pytest.fixture
+def logged() -> Iterator[list[logging.LogRecord]]:
+    """What is logged, by loggers that do not propagate too.
+
+    pytest's own fixture for this, `caplog`, is off (`-p no:logging`): it adds a handler to each of torch's loggers six
+    times a test, which takes longer than most tests.
+    """
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append
+    every = [logging.root, *logging.root.manager.loggerDict.values()]
+    loggers = [one for one in every if isinstance(one, logging.Logger) and (one is logging.root or not one.propagate)]
+    for logger in loggers:
+        logger.addHandler(handler)
+    yield records
+    for logger in loggers:
+        logger.removeHandler(handler)
 
 
 def poisoned(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

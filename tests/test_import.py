@@ -58,10 +58,12 @@ sys.meta_path.insert(0, Missing())
 """
 
 
-def python(program: str, *, without: set[str] | frozenset[str] = frozenset()) -> subprocess.CompletedProcess[str]:
-    """Run a program in a new process, as if some packages were not installed."""
+def run(
+    command: list[str], program: str, *, without: set[str] | frozenset[str] = frozenset()
+) -> subprocess.CompletedProcess[str]:
+    """Run a program in a new process of a Python, as if some packages were not installed."""
     return subprocess.run(
-        [sys.executable, "-c", WITHOUT.format(names=set(without)) + program],
+        [*command, "-c", WITHOUT.format(names=set(without)) + program],
         capture_output=True,
         text=True,
         timeout=240,
@@ -70,9 +72,9 @@ def python(program: str, *, without: set[str] | frozenset[str] = frozenset()) ->
     )
 
 
-def printed(program: str, *, without: set[str] | frozenset[str] = frozenset()) -> str:
+def printed(command: list[str], program: str, *, without: set[str] | frozenset[str] = frozenset()) -> str:
     """What a program that ends well prints."""
-    done = python(program, without=without)
+    done = run(command, program, without=without)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -96,7 +98,7 @@ print(torch.cuda.is_initialized())
 print("regard.models" in sys.modules, regard.models.RecurrentTranslator.__name__, "models" in dir(regard))
 print(regard.translation.__name__, regard.testing.suite.__name__, hasattr(regard, "modells"))
 """
-    new, loaded, cuda, *above = printed(program).split("\n")
+    new, loaded, cuda, *above = printed([sys.executable], program).split("\n")
     assert set(new.split()) <= {"numpy", "regard"}
     assert {"torch", "numpy", "regard"} <= set(loaded.split())
     assert not OPTIONAL & set(loaded.split())
@@ -104,7 +106,7 @@ print(regard.translation.__name__, regard.testing.suite.__name__, hasattr(regard
     assert above == ["False RecurrentTranslator True", "regard.translation suite False"]
 
 
-def test_attention_works_without_any_optional_package_and_a_plot_names_its_extra():
+def test_attention_works_without_any_optional_package_and_a_plot_names_its_extra(warm_python):
     program = """
 import regard, torch
 print(tuple(regard.attention(*torch.rand(3, 1, 2, 3, 5)).shape))
@@ -115,15 +117,18 @@ try:
 except MissingExtra as error:
     print(str(error).replace("\\n", " "))
 """
-    shape, message = printed(program, without=OPTIONAL).split("\n")
+    shape, message = printed(warm_python, program, without=OPTIONAL).split("\n")
     assert shape == "(1, 2, 3, 5)"
     assert "'matplotlib'" in message
     assert "regard[plots]" in message
 
 
+# Slow: that modules import down and in no circle is in test_architecture.py, and every run imports all of them for
+# their doctests.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "modules",
-    [pytest.param(MODULES, id="forwards", marks=pytest.mark.slow), pytest.param(MODULES[::-1], id="backwards")],
+    [pytest.param(MODULES, id="forwards"), pytest.param(MODULES[::-1], id="backwards")],
 )
 def test_every_module_can_be_imported(modules):
     program = f"""
@@ -131,7 +136,7 @@ import importlib
 for name in {modules!r}:
     importlib.import_module(name)
 """
-    printed(program)
+    printed([sys.executable], program)
 
 
 COMMAND = "import sys; sys.argv = ['regard', 'demo']; from regard.cli import main; sys.exit(main())"
@@ -141,9 +146,9 @@ COMMAND = "import sys; sys.argv = ['regard', 'demo']; from regard.cli import mai
     ("package", "extra"),
     [("typer", "regard[translation]"), ("lightning", "regard[translation]"), ("babel", "regard[demo]")],
 )
-def test_the_command_without_a_package_names_the_extra(package, extra, tmp_path, monkeypatch):
+def test_the_command_without_a_package_names_the_extra(package, extra, tmp_path, monkeypatch, warm_python):
     monkeypatch.chdir(tmp_path)
-    done = python(COMMAND, without={package})
+    done = run(warm_python, COMMAND, without={package})
     assert done.returncode == 2, done.stderr
     assert repr(package) in done.stderr
     assert extra in done.stderr

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +68,9 @@ def regard() -> Callable[..., Any]:
 class Command:
     """A command as a shell starts it, with someone at its other ends."""
 
-    def __init__(self, *arguments: object, **environment: str) -> None:
+    def __init__(self, python: list[str], *arguments: object, **environment: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", "from regard_command import main; main()", *map(str, arguments)],
+            [*python, "-c", "from regard_command import main; main()", *map(str, arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -99,16 +100,30 @@ class Command:
         return self.process.returncode, stdout or b"", stderr
 
 
-@pytest.fixture
-def shell() -> Iterator[Callable[..., Command]]:
-    """Start a command in a process of its own: `shell("translate", "--beam", 2)`."""
+@contextmanager
+def commands(python: list[str]) -> Iterator[Callable[..., Command]]:
+    """Start commands by that Python, and end them at the end."""
     started: list[Command] = []
 
     def start(*arguments: object, **environment: str) -> Command:
-        started.append(Command(*arguments, **environment))
+        started.append(Command(python, *arguments, **environment))
         return started[-1]
 
     yield start
     for command in started:
         command.process.kill()
         command.process.communicate()
+
+
+@pytest.fixture
+def shell() -> Iterator[Callable[..., Command]]:
+    """Start a command in a process of its own: `shell("translate", "--beam", 2)`."""
+    with commands([sys.executable]) as start:
+        yield start
+
+
+@pytest.fixture
+def warm_shell(warm_python: list[str]) -> Iterator[Callable[..., Command]]:
+    """As `shell`, with torch loaded when the command starts."""
+    with commands(warm_python) as start:
+        yield start

@@ -29,13 +29,13 @@ def test_the_version_is_printed(regard):
     assert (result.exit_code, result.stdout) == (0, f"regard {package.__version__}\n")
 
 
-def test_help_loads_none_of_what_the_commands_need():
+def test_help_loads_none_of_what_the_commands_need(warm_python):
     program = (
         "import json, sys; from regard.cli import main\n"
         "sys.argv = ['regard', 'train', '--help']\n"
         "try:\n    main()\nexcept SystemExit:\n    print(json.dumps(sorted(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run([*warm_python, "-c", program], capture_output=True, text=True, check=True)
     loaded = {name.split(".")[0] for name in json.loads(done.stdout.splitlines()[-1])}
     assert "typer" in loaded
     assert not loaded & (EXTRAS.keys() - {"typer", "rich", "pydantic"})  # which Typer itself may load
@@ -79,8 +79,8 @@ def test_debug_lets_the_error_through(regard, tmp_path):
     assert isinstance(result.exception, CheckpointError)
 
 
-def test_a_process_prints_the_message_alone(shell, tmp_path):
-    code, stdout, stderr = shell("translate", "--checkpoint", tmp_path, "x").end()
+def test_a_process_prints_the_message_alone(warm_shell, tmp_path):
+    code, stdout, stderr = warm_shell("translate", "--checkpoint", tmp_path, "x").end()
     assert (code, stdout) == (2, b"")
     assert stderr.startswith(b"regard: the folder ")
     assert stderr.count(b"\n") == 1
@@ -112,8 +112,8 @@ def test_a_package_that_is_there_but_broken_shows_its_own_error():
     assert not isinstance(caught.value, MissingExtra)
 
 
-def test_a_reader_that_goes_away_ends_it_quietly(shell, run):
-    writing = shell("translate", "--checkpoint", run, "--beam", 1)
+def test_a_reader_that_goes_away_ends_it_quietly(warm_shell, run):
+    writing = warm_shell("translate", "--checkpoint", run, "--beam", 1)
     writing.stop_listening()
     writing.say(b"1 2 3\n" * 200)
     assert writing.end() == (1, b"", b"")

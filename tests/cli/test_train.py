@@ -81,10 +81,10 @@ def test_mistakes_leave_nothing_behind(regard, corpus, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("sent", "status"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
 )
-def test_a_signal_saves_the_state_and_the_same_command_goes_on(shell, regard, corpus, tmp_path, sent, status):
+def test_a_signal_saves_the_state_and_the_same_command_goes_on(warm_shell, regard, corpus, tmp_path, sent, status):
     folder = tmp_path / "run"
     command = ["train", corpus / "digits.yaml", "--folder", folder, "--set"]
-    training = shell(*command, "training.max_epochs=100000")
+    training = warm_shell(*command, "training.max_epochs=100000")
     deadline = time.monotonic() + 200
     while not (folder / "last.safetensors").exists():
         assert training.process.poll() is None, training.end()

@@ -273,10 +273,10 @@ def test_safetensors_is_needed(tmp_path, monkeypatch):
         atlas_of().save(tmp_path / "a.atlas")
 
 
-def test_importing_it_imports_no_extra():
+def test_importing_it_imports_no_extra(warm_python):
     extras = "('safetensors', 'transformers', 'matplotlib')"
     code = f"import sys, regard.explorer; print([name for name in {extras} if name in sys.modules])"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    found = subprocess.run([*warm_python, "-c", code], capture_output=True, text=True, check=True).stdout
     assert found.strip() == "[]"
 
 

@@ -1,8 +1,6 @@
 """Registration, the choice for a loaded model, and what is said where transformers is missing."""
 
-import os
 import subprocess
-import sys
 
 import pytest
 import torch
@@ -157,25 +155,24 @@ def test_an_unknown_keyword_reaches_the_user_by_name(pair, ask):
         pair("llama")[1](**ask("llama"), temperature=0.5)
 
 
-def python(program):
+def run(command, program):
     return subprocess.run(
-        [sys.executable, "-c", program],
+        [*command, "-c", program],
         capture_output=True,
         text=True,
         timeout=240,
-        env=os.environ | {"PYTHONIOENCODING": "utf-8"},
         check=False,
     )
 
 
-def test_importing_does_not_load_transformers():
-    done = python("import sys, regard, regard.huggingface; print('transformers' in sys.modules)")
+def test_importing_does_not_load_transformers(warm_python):
+    done = run(warm_python, "import sys, regard, regard.huggingface; print('transformers' in sys.modules)")
     assert done.stdout.strip() == "False", done.stderr
 
 
 @pytest.mark.parametrize("call", ["register()", "swap(None)"])
-def test_without_transformers_the_extra_is_named(call):
-    done = python(f"import sys; sys.modules['transformers'] = None; import regard.huggingface as h; h.{call}")
+def test_without_transformers_the_extra_is_named(call, warm_python):
+    done = run(warm_python, f"import sys; sys.modules['transformers'] = None; import regard.huggingface as h; h.{call}")
     last = done.stderr.strip().splitlines()[-1]
     assert (
         "needs the package 'transformers', which is not installed; pip install 'regard[huggingface]' brings it" in last

@@ -3,7 +3,6 @@
 import gc
 import math
 import subprocess
-import sys
 import weakref
 
 import numpy as np
@@ -194,13 +193,13 @@ def test_gradients_flow_to_a_bias_of_the_callers_own(lens):
     torch.testing.assert_close(got, expected)
 
 
-def test_the_default_device_is_not_asked():
+def test_the_default_device_is_not_asked(warm_python):
     """In a process of its own: the allocations that tests poison do not follow the default device."""
     script = (
         "import torch, regard; q, whole = torch.zeros(2, 4), regard.lenses.Weights(); torch.set_default_device('meta');"
         "seen = regard.observe(q, q, q, whole); assert seen[whole].tolist() == [[0.5, 0.5]] * 2"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    done = subprocess.run([*warm_python, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 

@@ -1,7 +1,6 @@
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -256,7 +255,7 @@ def test_lightning_saves_and_resumes_without_pickle(tmp_path: Path, monkeypatch:
     assert not path.exists()
 
 
-def test_a_full_disk_leaves_the_earlier_checkpoint_whole(tmp_path: Path):
+def test_a_full_disk_leaves_the_earlier_checkpoint_whole(tmp_path: Path, warm_python: list[str]):
     path = tmp_path / "last.safetensors"
     save_state({"step": 1}, path)
     save_more = (
@@ -270,7 +269,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoint_whole(tmp_path: Path):
         "except CheckpointError as error:\n"
         "    print('refused', error)\n"
     )
-    run = subprocess.run([sys.executable, "-c", save_more], capture_output=True, text=True, env=os.environ, check=True)
+    run = subprocess.run([*warm_python, "-c", save_more], capture_output=True, text=True, env=os.environ, check=True)
     assert run.stdout.startswith(f"refused cannot write {path}")
     assert load_state(path) == {"step": 1}
     assert [file.name for file in tmp_path.iterdir()] == ["last.safetensors"]

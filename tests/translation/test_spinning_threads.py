@@ -1,4 +1,3 @@
-import logging
 import os
 import subprocess
 import sys
@@ -24,54 +23,53 @@ def busy(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
 
 
-def messages(caplog) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name == spinning_threads.__name__]
+def messages(logged) -> list[str]:
+    return [record.getMessage() for record in logged if record.name == spinning_threads.__name__]
 
 
-def test_it_is_said_once_with_the_mend(busy, caplog):
+def test_it_is_said_once_with_the_mend(busy, logged):
     for _ in range(3):
         SpinningCheck().check()
-    [message] = messages(caplog)
+    [message] = messages(logged)
     assert "waited 10 s for a core" in message
     assert "set OMP_WAIT_POLICY=PASSIVE in the environment before Python starts" in message
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_who_has_chosen_how_threads_wait_is_told_nothing(busy, caplog, monkeypatch, name):
+def test_who_has_chosen_how_threads_wait_is_told_nothing(busy, logged, monkeypatch, name):
     monkeypatch.setenv(name, "ACTIVE")
     SpinningCheck().check()
-    assert messages(caplog) == []
+    assert messages(logged) == []
 
 
 def test_the_command_knows_the_same_settings():
     assert SETTINGS == regard_command.WAITING
 
 
-def test_one_thread_waits_for_no_other(busy, caplog, monkeypatch):
+def test_one_thread_waits_for_no_other(busy, logged, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     SpinningCheck().check()
-    assert messages(caplog) == []
+    assert messages(logged) == []
 
 
-def test_threads_that_have_their_cores_are_no_matter(busy, caplog, monkeypatch):
+def test_threads_that_have_their_cores_are_no_matter(busy, logged, monkeypatch):
     monkeypatch.setattr(spinning_threads, "seconds_waited", lambda: 1.0)
     SpinningCheck().check()
-    assert messages(caplog) == []
+    assert messages(logged) == []
 
 
-def test_trainings_and_translations_say_it(busy, caplog, monkeypatch):
+def test_trainings_and_translations_say_it(busy, logged, monkeypatch):
     from test_translator import ENGLISH, reverser
 
     from regard.translation.settings import TrainingSettings
     from regard.translation.training import fit
 
     settings = TrainingSettings(batch_tokens=60, accelerator="cpu", max_epochs=1)
-    with caplog.at_level(logging.WARNING):
-        fit(copier(), text(30), settings)
-        assert len(messages(caplog)) == 1
-        monkeypatch.setattr(spinning_threads, "_warned", False)
-        reverser(ENGLISH).translate(ENGLISH)
-        assert len(messages(caplog)) == 2
+    fit(copier(), text(30), settings)
+    assert len(messages(logged)) == 1
+    monkeypatch.setattr(spinning_threads, "_warned", False)
+    reverser(ENGLISH).translate(ENGLISH)
+    assert len(messages(logged)) == 2
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="only Linux tells how long threads wait")

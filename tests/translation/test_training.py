@@ -182,13 +182,13 @@ def test_mixed_precision_trains():
 
 
 def test_nothing_is_said_and_nothing_written_by_a_run_in_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture, logged: list[logging.LogRecord]
 ):
     monkeypatch.chdir(tmp_path)
     level = logging.getLogger("lightning.pytorch").level
     fit(copier(), text(20), settings(), validation=text(9))
     assert capfd.readouterr() == ("", "")
-    assert caplog.records == []
+    assert logged == []
     assert logging.getLogger("lightning.pytorch").level == level
     assert list(tmp_path.iterdir()) == []
 

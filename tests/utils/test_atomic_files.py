@@ -1,7 +1,6 @@
 import errno
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -130,13 +129,13 @@ def test_a_link_to_a_file_that_is_not_there_makes_it(tmp_path):
     assert (tmp_path / "target").read_text() == "new"
 
 
-def test_what_killed_processes_left_is_removed_and_what_others_write_is_not(tmp_path):
+def test_what_killed_processes_left_is_removed_and_what_others_write_is_not(tmp_path, warm_python):
     killed = (
         "import os, signal, sys; from regard.utils.atomic_files import atomic_write\n"
         "with atomic_write(sys.argv[1]): os.kill(os.getpid(), signal.SIGKILL)"
     )
     for name in ("state", "weights"):
-        subprocess.run([sys.executable, "-c", killed, str(tmp_path / name)], check=False)
+        subprocess.run([*warm_python, "-c", killed, str(tmp_path / name)], check=False)
     assert len(names(tmp_path)) == 1  # the second one removed what the first one left
     (tmp_path / ".mine.partial").touch()
     with atomic_write(tmp_path / "other") as other:

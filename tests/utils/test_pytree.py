@@ -2,7 +2,6 @@
 
 import math
 import subprocess
-import sys
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -126,7 +125,7 @@ def test_problems(options):
         assert same(problem, tree_unflatten(form, tensors))
 
 
-def test_the_form_is_the_same_in_every_process():
+def test_the_form_is_the_same_in_every_process(warm_python):
     code = (
         "import torch, regard; from regard.utils.pytree import tree_flatten;"
         "q = torch.zeros(1, 2, 3, 4); mask = regard.masks.causal() & regard.masks.window(before=2);"
@@ -134,7 +133,7 @@ def test_the_form_is_the_same_in_every_process():
     )
     here: dict[str, Any] = {}
     exec(code, here)
-    command = [sys.executable, "-c", code + "print(form)"]
+    command = [*warm_python, "-c", code + "print(form)"]
     there = subprocess.run(command, capture_output=True, check=True, text=True).stdout
     assert there.rstrip("\n") == str(here["form"])
 

@@ -1,7 +1,6 @@
 """One layer over safetensors: damaged and hostile files end in a clear error, and differences of models are counted."""
 
 import subprocess
-import sys
 
 import pytest
 import torch
@@ -61,10 +60,10 @@ def test_the_first_differences_are_named():
     assert state_differences({}, shapes) == "5 missing (a, b, c, ...)"
 
 
-def test_importing_the_readers_does_not_import_safetensors():
+def test_importing_the_readers_does_not_import_safetensors(warm_python):
     program = (
         "import sys, regard.models.language_model, regard.explorer, regard.translation.checkpoint; "
         "print('safetensors' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = subprocess.run([*warm_python, "-c", program], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "False", done.stderr

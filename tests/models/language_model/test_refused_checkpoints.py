@@ -269,14 +269,14 @@ def test_half_of_a_packed_parameter_is_missing(tmp_path):
     refuses(saved(tmp_path, **packed), rf"1 extra \({name}_scales\)")
 
 
-def test_transformers_is_not_needed(tmp_path):
+def test_transformers_is_not_needed(tmp_path, warm_python):
     program = f"""
 import sys
 sys.modules["transformers"] = None
 from regard.models import LanguageModel
 print(LanguageModel.from_huggingface({str(saved(tmp_path))!r}).config.dim)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = subprocess.run([*warm_python, "-c", program], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "8", done.stderr
 
 

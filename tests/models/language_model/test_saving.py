@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 
 import pytest
 import torch
@@ -126,14 +125,14 @@ for arguments in json.loads({arguments!r}):
 """
 
 
-def test_a_killed_process_leaves_a_whole_model(make, tmp_path, request):
+def test_a_killed_process_leaves_a_whole_model(make, tmp_path, request, warm_python):
     kills = [("write_tensors", True), ("write_json", False), ("write_json", True)]
     folders = [str(tmp_path / f"{place}-{after}") for place, after in kills]
     for folder in folders:
         make().save(folder)
     arguments = json.dumps([(*kill, folder) for kill, folder in zip(kills, folders, strict=True)])
     program = KILLED.format(tests=str(request.path.parents[2]), arguments=arguments)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = subprocess.run([*warm_python, "-c", program], capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["9"] * 3, done.stderr
     assert [LanguageModel.load(folder).config.tied for folder in folders] == [False, False, True]
 
