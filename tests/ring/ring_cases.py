@@ -43,6 +43,7 @@ class RingCase:
     sinks: bool = False
     reach: int = 7
     kernel: str | None = None
+    head_parallel: int = 1
     factor: float = 1.0
 
     def tensors(self, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Tensor]]:

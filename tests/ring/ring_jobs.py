@@ -37,7 +37,8 @@ def attention(among: int, case: RingCase, create_graph: bool = False) -> dict[st
     local = {name: ring.shard(tensor, -2, layout, group).clone().requires_grad_() for name, tensor in whole.items()}
     above = local.pop("above").detach()
     torch.manual_seed(case.seed)
-    output, lse = ring.attention_with_lse(*local.values(), layout=layout, group=group, kernel=case.kernel, **options)
+    settings = {"layout": layout, "group": group, "kernel": case.kernel, "head_parallel": case.head_parallel}
+    output, lse = ring.attention_with_lse(*local.values(), **settings, **options)
     finite = lse.masked_fill(lse == float("-inf"), 0.0)
     loss = (output * above).sum() + 0.1 * finite.sum()
     inputs = {**local, **parameters}
@@ -103,11 +104,13 @@ def differing(among: int, rank: int, change: dict[str, Any], length: int = 24) -
     return "computed"
 
 
-def call(among: int, lengths: list[int], key_lengths: list[int] | None = None, **arguments: Any) -> str:
+def call(
+    among: int, lengths: list[int], key_lengths: list[int] | None = None, key_heads: int = 2, **arguments: Any
+) -> str:
     """A call with shards of these lengths."""
     rank = dist.get_rank()
     query = torch.ones(1, 2, lengths[rank], 8)
-    key = torch.ones(1, 2, (key_lengths or lengths)[rank], 8)
+    key = torch.ones(1, key_heads, (key_lengths or lengths)[rank], 8)
     ring.attention(query, key, key, group=groups[among], **arguments)
     return "computed"
 
@@ -145,3 +148,15 @@ def lose(among: int, how: str, victim: int) -> tuple[str, float]:
     except RegardError as error:
         return f"{type(error).__name__}: {error}", time.monotonic() - begun
     return "done", time.monotonic() - begun
+
+
+def decode(among: int, case: RingCase, queries: int, owner: list[int], seed: int = 0) -> np.ndarray:
+    """The last queries of a case over keys of which each process has those that `owner` gives it."""
+    whole, options, _ = case.tensors(torch.float32)
+    options.pop("dropout_p")
+    rank = dist.get_rank()
+    positions = (torch.tensor(owner) == rank).nonzero().flatten()
+    query = whole["query"][..., -queries:, :] + (seed if rank == 1 else 0)
+    key, value = whole["key"][..., positions, :], whole["value"][..., positions, :]
+    with torch.no_grad():
+        return ring.decode(query, key, value, key_positions=positions, group=groups[among], **options).numpy()

@@ -5,6 +5,8 @@ import torch
 from processes import MOST, Pool
 from ring_cases import RingCase, random_case
 
+import regard.ring as ring
+
 TOLERANCE = {"dot": 1e-6, "additive": 1e-5}
 """Relative errors; the additive kernels compute tanh by exponentials of the tokens, and that with an error of 1e-5."""
 ROUNDING = 2 * torch.finfo(torch.float32).eps
@@ -43,3 +45,25 @@ def numbers(first: int, count: int) -> list:
 @pytest.mark.parametrize(("number", "processes"), numbers(0, 400))
 def test_random_problems(pool, number, processes):
     check(pool, random_case(number, processes), processes)
+
+
+@pytest.mark.parametrize(("processes", "head_parallel"), [(2, 2), (4, 2), (4, 4), (3, 3)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mask": "causal window", "bias": "relative", "sinks": True},
+        {"mask": "heads", "bias": "mod", "dropout": 0.3, "batch": (2,)},
+        {"mask": "documents", "score": "additive", "dropout": 0.2, "batch": (2, 1)},
+        {"mask": "none", "bias": "alibi", "softcap": 2.0, "key_groups": 2},
+    ],
+    ids=lambda options: options["mask"],
+)
+def test_heads_over_processes(pool, processes, head_parallel, options):
+    heads = 2 * head_parallel
+    key_heads = heads // options.get("key_groups", 1)
+    options = {name: value for name, value in options.items() if name != "key_groups"}
+    layout = ring.Zigzag() if processes == 4 else ring.Contiguous()
+    case = RingCase(
+        7, 61, layout=layout, heads=heads, key_heads=key_heads, head_parallel=head_parallel, reach=9, **options
+    )
+    check(pool, case, processes)

@@ -26,7 +26,8 @@ def test_no_more_is_sent_than_the_mask_needs(pool, backward):
     for rank, (sent, peers) in enumerate(answers):
         ahead, behind = rank < 3, rank > 0
         most = 1.3 * needed * ((2 * ahead + behind) if backward else ahead)
-        assert (sent > 0 if most else sent == 0) and sent <= most
+        assert bool(sent) == bool(most)
+        assert sent <= most
         assert peers == sorted([rank + 1] * ahead + [rank - 1] * (behind and backward))
 
 
@@ -153,3 +154,18 @@ def test_a_lost_process_ends_in_an_error_everywhere(tmp_path: Path, how):
         assert message.startswith(f"RingError: rank {rank} of 3: ")
         assert "a process was lost, or did not make the same call within the group's timeout of 3 s" in message
         assert seconds < 8
+
+
+@pytest.mark.parametrize(
+    ("head_parallel", "processes", "message"),
+    [
+        (2, 4, r"head_parallel=2 cannot divide 2 query heads and 1 key heads: .* one of \[1\]; the ring divides"),
+        (3, 4, r"head_parallel=3 cannot divide the 4 processes .* one of \[1, 2, 4\]"),
+        (0, 2, r"head_parallel is 0; it needs at least 1"),
+    ],
+)
+def test_heads_that_cannot_be_divided(pool, head_parallel, processes, message):
+    answers = pool.run("call", processes, lengths=[3] * processes, key_heads=1, head_parallel=head_parallel)
+    for answer in answers:
+        with pytest.raises(ValueError, match=message):
+            raise ValueError(answer)

@@ -22,12 +22,14 @@ class Dropout:
 
     seed: an int64 tensor of shape (), drawn from torch's generator, so that `torch.manual_seed` repeats it.
     The probability is exact to 2⁻³². heads: head numbers are taken modulo it, where a part of a problem has its batches
-    and heads several times over; None: as they are.
+    and heads several times over; None: as they are. head_block: where a problem has some heads of a larger one, (number,
+    first, all): how many it has of each batch, the first of them, and how many the larger one has.
     """
 
     probability: float
     seed: Tensor
     heads: int | None = None
+    head_block: tuple[int, int, int] | None = None
 
     def dropout_mask(self, heads: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
         """The mask of a tile, float32 (b, heads, m, n): 0 where the weight is dropped, 1 where it is not.
@@ -47,6 +49,9 @@ class Dropout:
         `threshold`.
         """
         heads = heads if self.heads is None else heads % self.heads
+        if self.head_block is not None:
+            number, first, every = self.head_block
+            heads = heads // number * every + first + heads % number
         return _hash64(_hash64(self.seed + heads) + queries).int(), _hash64(self.seed - 1 - keys).int()
 
     @property

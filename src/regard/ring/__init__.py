@@ -7,6 +7,7 @@ from .layout import Zigzag as Zigzag
 from .layout import balanced as balanced
 from .ring_attention import attention as attention
 from .ring_attention import attention_with_lse as attention_with_lse
+from .sharded_decode import decode as decode
 from .sharding import shard as shard
 from .sharding import unshard as unshard
 
@@ -18,6 +19,7 @@ __all__ = [
     "attention",
     "attention_with_lse",
     "balanced",
+    "decode",
     "shard",
     "unshard",
 ]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..core.log_sum_exp import LARGEST_LSE, coarse_rows, in_float64, merge_softmax
 from ..core.problem import Problem
-from ..core.score_forms import DotPairs, at_least_float32
+from ..core.score_forms import AdditivePairs, DotPairs, at_least_float32
 from ..errors import KernelError
 from ..kernels import choose, zero_nonfinite_inputs
 from ..kernels.base import InPlaceKernel, OwnGradient
@@ -155,7 +155,7 @@ class ShardGradients:
 
 def shared_tensors(problem: Problem, *, bias: bool) -> list[Tensor]:
     """The floating-point tensors that all processes have: the weight of a score and, if needed, a bias's parameters."""
-    weight = [] if isinstance(problem.pairs, DotPairs) else [problem.pairs.weight]
+    weight = [problem.pairs.weight] if isinstance(problem.pairs, AdditivePairs) else []
     return [*weight, *(problem.bias.parameters() if bias and problem.bias is not None else ())]
 
 
@@ -195,7 +195,7 @@ def with_float32(problem: Problem) -> Problem:
     if bias is not None:
         bias = bias.with_parameters([at_least_float32(parameter) for parameter in bias.parameters()])
     widened: dict[str, Tensor] = {name: at_least_float32(getattr(pairs, name)) for name in ("query", "key")}
-    if not isinstance(pairs, DotPairs):
+    if isinstance(pairs, AdditivePairs):
         widened["weight"] = at_least_float32(pairs.weight)
     return replace(problem, pairs=replace(pairs, **widened), value=at_least_float32(problem.value), bias=bias)
 

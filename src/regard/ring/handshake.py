@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from types import FunctionType
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..core.problem import Problem
-from ..core.score_forms import DotPairs
+from ..core.score_forms import AdditivePairs, DotPairs
 from ..errors import RegardError, RingError, ShapeError
 from ..masks import Mask
 from ..utils.pytree import tree_tensors
@@ -43,33 +44,51 @@ class Agreement:
     seed: int
 
 
-def agree(peers: Peers, problem: Problem | RegardError, layout: RingLayout, kernel: str | None) -> Agreement:
+def agree(peers: Peers, problem: Problem | RegardError, layout: RingLayout, settings: Mapping[str, str]) -> Agreement:
     """Exchange the checksums of a call, and return what follows from all of them.
 
-    problem: this process's part of the call, or the error that its arguments ended in.
+    problem: this process's part of the call, or the error that its arguments ended in. settings: other arguments that
+    need to be the same, by their names.
 
     Raises:
         RingError: the processes disagree, one of them is lost, or the arguments of another process are wrong.
         ShapeError: the shards do not have the lengths of the layout, or there are more processes than tokens.
         RegardError: the error of this process's own arguments.
     """
-    if isinstance(problem, RegardError):
-        described, own = {"error": str(problem)}, [FAULT, 0, 0, 0, 0]
-    else:
-        described = describe(problem, layout, kernel)
+    described, own = {}, [0, 0, 0, 0]
+    if not isinstance(problem, RegardError):
+        described = {"layout": repr(layout), **describe(problem), **settings}
         seed = 0 if problem.dropout is None else int(problem.dropout.seed)
-        own = [_checksum(described), problem.queries, problem.keys, next(_calls) % CALL_NUMBERS, seed]
-    every = peers.gather_numbers(own)
-    if any(numbers[0] != own[0] or numbers[0] == FAULT for numbers in every):
+        own = [problem.queries, problem.keys, next(_calls) % CALL_NUMBERS, seed]
+    every = agree_on(peers, problem, described, own)
+    queries, keys = (tuple(numbers[at] for numbers in every) for at in (0, 1))
+    return Agreement(*_shards(layout, queries, keys, peers.size), number=every[0][2], seed=every[0][3])
+
+
+def agree_on(
+    peers: Peers, problem: Problem | RegardError, described: dict[str, str], numbers: list[int]
+) -> list[list[int]]:
+    """The numbers of all processes, whose descriptions of a call are the same.
+
+    Raises:
+        RingError: they are not, a process is lost, or the arguments of another one are wrong.
+        RegardError: the error of this process's own arguments.
+    """
+    if isinstance(problem, RegardError):
+        described = {"error": str(problem)}
+    checksum = FAULT if isinstance(problem, RegardError) else _checksum(described)
+    every = peers.gather_numbers([checksum, *numbers])
+    if any(first != checksum or first == FAULT for first, *_ in every):
         _raise_difference(peers, problem, described)
-    queries, keys = (tuple(numbers[at] for numbers in every) for at in (1, 2))
-    return Agreement(*_shards(layout, queries, keys, peers.size), number=every[0][3], seed=every[0][4])
+    return [rest for _, *rest in every]
 
 
-def describe(problem: Problem, layout: RingLayout, kernel: str | None) -> dict[str, str]:
+def describe(problem: Problem) -> dict[str, str]:
     """The arguments that need to be the same in all processes, by their names, as text."""
     pairs, value, dropout = problem.pairs, problem.value, problem.dropout
-    dot = isinstance(pairs, DotPairs)
+    score = f"dot product × {pairs.scale}" if isinstance(pairs, DotPairs) else type(pairs).__name__
+    if isinstance(pairs, AdditivePairs):
+        score += f" {tuple(pairs.weight.shape)}"
     gradients = torch.is_grad_enabled() and {
         "query": pairs.query.requires_grad,
         "key": pairs.key.requires_grad,
@@ -77,18 +96,16 @@ def describe(problem: Problem, layout: RingLayout, kernel: str | None) -> dict[s
         "parameters": any(each.requires_grad for each in tree_tensors((problem.bias, problem.sinks))),
     }
     return {
-        "layout": repr(layout),
         "dtype": str(value.dtype).removeprefix("torch."),
         "query shape": _without_length(pairs.query),
         "key shape": _without_length(pairs.key),
         "value shape": _without_length(value),
-        "score": f"dot product × {pairs.scale}" if dot else f"additive {tuple(pairs.weight.shape)}",
+        "score": score,
         "mask": f"{problem.mask!r} {_mask_checksum(problem.mask)}",
         "bias": _structure(problem.bias, contents=False),
         "softcap": repr(problem.softcap),
         "sinks": "None" if problem.sinks is None else str(tuple(problem.sinks.shape)),
         "dropout_p": "0" if dropout is None else repr(dropout.probability),
-        "kernel": repr(kernel),
         "requires_grad": repr(gradients),
     }
 
@@ -158,6 +175,12 @@ def _mask_checksum(mask: Mask | None) -> str:
     return known[1]
 
 
+def tensor_checksum(tensor: Tensor) -> str:
+    """A checksum of a tensor's numbers."""
+    numbers = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    return hashlib.blake2b(numbers, digest_size=8).hexdigest()
+
+
 def _structure(value: Any, *, contents: bool) -> str:
     """A value as text that is the same in every process; of tensors the numbers too if `contents` is true.
 
@@ -165,10 +188,7 @@ def _structure(value: Any, *, contents: bool) -> str:
     """
     if isinstance(value, Tensor):
         shape = f"{value.dtype} {tuple(value.shape)}"
-        if not contents:
-            return shape
-        numbers = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
-        return f"{shape} {hashlib.blake2b(numbers, digest_size=8).hexdigest()}"
+        return f"{shape} {tensor_checksum(value)}" if contents else shape
     if is_dataclass(value):
         parts = (f"{each.name}={_structure(getattr(value, each.name), contents=contents)}" for each in fields(value))
         return f"{type(value).__qualname__}({', '.join(parts)})"

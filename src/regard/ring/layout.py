@@ -137,6 +137,11 @@ class Shards:
             )
         )
 
+    def teams(self, size: int) -> Shards:
+        """The shards of teams of `size` neighbouring processes, which have the positions of all their members."""
+        members = (self.pieces[first : first + size] for first in range(0, len(self.pieces), size))
+        return Shards(tuple(_joined([piece for own in team for piece in own]) for team in members))
+
     def positions(self, process: int, device: torch.device | None = None) -> Tensor:
         """The global positions of a process, int64."""
         own = (torch.arange(each.start, each.stop, each.step, device=device) for each in self.pieces[process])

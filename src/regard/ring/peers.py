@@ -25,11 +25,19 @@ Message: TypeAlias = tuple[int, Tensor, int]
 
 @dataclass(frozen=True)
 class Peers:
-    """The processes of a group, and this one's rank among them."""
+    """The processes of a group, or some of them, and this one's rank among them.
+
+    members: the ranks in the group, where these are not all of it.
+    """
 
     group: dist.ProcessGroup
     rank: int
     size: int
+    members: range | None = None
+
+    def some(self, members: range) -> Peers:
+        """Some of the processes, among them this one; they exchange messages, and gather nothing."""
+        return Peers(self.group, members.index(self.rank), len(members), members)
 
     @classmethod
     def from_group(cls, group: Group) -> Peers:
@@ -103,7 +111,11 @@ class Peers:
     def post(self, sends: Iterable[Message], receives: Iterable[Message]) -> Pending:
         """Start sending and receiving; `Pending.wait` ends it. Empty tensors do not travel."""
         named = [
-            (kind, peer, dist.P2POp(operation, tensor, group=self.group, tag=tag, group_peer=peer))
+            (
+                kind,
+                self._rank(peer),
+                dist.P2POp(operation, tensor, group=self.group, tag=tag, group_peer=self._rank(peer)),
+            )
             for kind, operation, messages in (("to", dist.isend, sends), ("from", dist.irecv, receives))
             for peer, tensor, tag in messages
             if tensor.numel()
@@ -113,16 +125,20 @@ class Peers:
         try:
             works = dist.batch_isend_irecv([operation for *_, operation in named])
         except RuntimeError as error:
-            raise self._lost(f"in a message to or from rank {named[0][1]}", error) from error
+            raise self._lost(f"in a message {named[0][0]} rank {named[0][1]}", error) from error
         what = tuple(f"{kind} rank {peer}" for kind, peer, _ in named)
         return Pending(self, tuple(works), what, tuple(operation.tensor for *_, operation in named))
 
+    def _rank(self, peer: int) -> int:
+        return peer if self.members is None else self.members[peer]
+
     def _lost(self, when: str, error: RuntimeError) -> RingError:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        rank, size = dist.get_rank(self.group), dist.get_world_size(self.group)
         return RingError(
-            f"rank {self.rank} of {self.size}: {when}, a process was lost, or did not make the same call within the "
-            f"group's timeout of {self.timeout:g} s ({reason}). Every process of the group needs to make the same "
-            "calls of the ring in the same order, forward and backward; look for the first error of another process"
+            f"rank {rank} of {size}: {when}, a process was lost, or did not make the same call within the group's "
+            f"timeout of {self.timeout:g} s ({reason}). Every process of the group needs to make the same calls of the "
+            "ring in the same order, forward and backward; look for the first error of another process"
         )
 
 

@@ -22,6 +22,7 @@ from ..kernels.batched_problem import BatchedProblem, Saved
 from ..kernels.custom_op import add_sinks, sinks_gradient
 from ..kernels.validation import ScoreLike, make_problem
 from ..masks import Mask
+from ..utils.numbers import whole_number
 from ..utils.pytree import tree_tensors
 from .block_attention import (
     ShardGradients,
@@ -32,12 +33,16 @@ from .block_attention import (
     shared_tensors,
     with_float32,
 )
-from .handshake import agree
+from .handshake import Agreement, agree
+from .head_exchange import HeadExchange, check_heads, with_heads
 from .hops import Hop, HopPlan, count, plan_hops
 from .layout import Contiguous, RingLayout
 from .peers import Group, Message, Peers, Pending
 
-KEY, VALUE, KEY_GRADIENT, VALUE_GRADIENT, TAGS = range(5)
+KEY, VALUE, KEY_GRADIENT, VALUE_GRADIENT, HEADS = range(5)
+QUERY_KIND, KEY_KIND, VALUE_KIND, OUTPUT_KIND, LSE_KIND, KINDS = range(6)
+TAGS = HEADS + KINDS
+"""Tags of messages that a call takes: those of the hops, then those of heads that are exchanged."""
 
 
 class RingOptions(TypedDict, total=False):
@@ -59,6 +64,7 @@ def attention(
     *,
     layout: RingLayout | None = None,
     group: Group = None,
+    head_parallel: int = 1,
     kernel: str | None = None,
     **options: Unpack[RingOptions],
 ) -> Tensor:
@@ -78,6 +84,8 @@ def attention(
         value: its values, (..., key heads, n, Dv).
         layout: which positions each process has, `Contiguous()` unless given.
         group: a process group or a one-dimensional DeviceMesh; the default group without it.
+        head_parallel: U, which divides the heads over teams of U neighbouring ranks by an all-to-all; the teams are a
+            ring, over 1/U as many processes. U divides query heads, key heads and the number of processes.
         kernel: the kernel of all blocks, by name; without it the fastest for each.
         options: `score`, `mask`, `bias`, `scale`, `softcap`, `sinks`, `dropout_p`, as of `regard.attention`. The
             dropout pattern is that of one process with the seed of rank 0. A mask or bias that is a tensor over pairs
@@ -104,7 +112,9 @@ def attention(
     True
     >>> dist.destroy_process_group()
     """
-    return attention_with_lse(query, key, value, layout=layout, group=group, kernel=kernel, **options)[0]
+    return attention_with_lse(
+        query, key, value, layout=layout, group=group, head_parallel=head_parallel, kernel=kernel, **options
+    )[0]
 
 
 def attention_with_lse(
@@ -114,6 +124,7 @@ def attention_with_lse(
     *,
     layout: RingLayout | None = None,
     group: Group = None,
+    head_parallel: int = 1,
     kernel: str | None = None,
     **options: Unpack[RingOptions],
 ) -> tuple[Tensor, Tensor]:
@@ -122,24 +133,64 @@ def attention_with_lse(
     Both have gradients. Arguments and errors are those of `attention`.
     """
     peers, layout = Peers.from_group(group), Contiguous() if layout is None else layout
+    teams_of = whole_number("head_parallel", head_parallel)
     try:
         problem: Problem | RegardError = _shard_problem(query, key, value, options, kernel)
+        check_heads(problem, teams_of, peers.size)
     except RegardError as error:
         problem = error  # raised once the others know
-    agreed = agree(peers, problem, layout, kernel)
+    agreed = agree(peers, problem, layout, {"kernel": repr(kernel), "head_parallel": str(teams_of)})
     if isinstance(problem, RegardError):
         raise problem
     if problem.dropout is not None:
         seed = torch.full_like(problem.dropout.seed, agreed.seed)
         problem = replace(problem, dropout=replace(problem.dropout, seed=seed))
+    if teams_of > 1:
+        return _head_parallel(problem, peers, agreed, teams_of, kernel)
+    return _ring(problem, peers, agreed, kernel)
+
+
+def _ring(problem: Problem, peers: Peers, agreed: Agreement, kernel: str | None) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp of this process's rows."""
     plan = plan_hops(problem, agreed.queries, agreed.keys, peers.rank)
     call = RingCall(peers, plan, agreed.number, kernel)
     return _RingAttention.apply(call, problem, *tree_tensors(problem))
 
 
+def _head_parallel(
+    problem: Problem, peers: Peers, agreed: Agreement, teams_of: int, kernel: str | None
+) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp of this process's rows, from a ring of teams, each over some of the heads."""
+    part, first = peers.rank % teams_of, peers.rank // teams_of * teams_of
+    team = range(first, first + teams_of)
+    exchange = HeadExchange(peers.some(team), agreed.number * TAGS + HEADS)
+    queries, keys = (tuple(shards.lengths[member] for member in team) for shards in (agreed.queries, agreed.keys))
+    pairs = problem.pairs
+    query = exchange.to_positions(pairs.query, queries, QUERY_KIND)
+    key = exchange.to_positions(pairs.key, keys, KEY_KIND)
+    value = exchange.to_positions(problem.value, keys, VALUE_KIND)
+    own = with_heads(replace(problem, pairs=replace(pairs, query=query, key=key), value=value), part, teams_of)
+    agreed = replace(agreed, queries=agreed.queries.teams(teams_of), keys=agreed.keys.teams(teams_of))
+    output, lse = _ring(own, peers.some(range(part, peers.size, teams_of)), agreed, kernel)
+    lse = exchange.to_heads(lse.unsqueeze(-1), queries, LSE_KIND).squeeze(-1)
+    return exchange.to_heads(output, queries, OUTPUT_KIND), lse
+
+
 def _shard_problem(query: Tensor, key: Tensor, value: Tensor, options: RingOptions, kernel: str | None) -> Problem:
     """The checked problem of a shard, without positions."""
     problem = make_problem(query, key, value, wants_lse=True, **options)
+    check_positions(problem)
+    if kernel is not None:
+        block_kernel(replace(problem, sinks=None), kernel)  # raises before anything is sent
+    return problem
+
+
+def check_positions(problem: Problem) -> None:
+    """Check that mask and bias are functions of positions.
+
+    Raises:
+        MaskError, ConfigurationError: one is a tensor over pairs.
+    """
     mask, bias = problem.mask, problem.bias
     if mask is not None and not mask.by_position:
         raise MaskError(
@@ -151,9 +202,6 @@ def _shard_problem(query: Tensor, key: Tensor, value: Tensor, options: RingOptio
             f"bias {bias!r} has a tensor over pairs or rows, which has no global positions: in a ring give a bias that "
             "is a function of positions, such as biases.alibi, biases.relative or biases.from_mod"
         )
-    if kernel is not None:
-        block_kernel(replace(problem, sinks=None), kernel)  # raises before anything is sent
-    return problem
 
 
 @dataclass(frozen=True)
