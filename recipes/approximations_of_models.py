@@ -35,7 +35,7 @@ from regard.translation.run_folder import ENGLISH_FRENCH, RunFolder
 from regard.translation.translator import Translator
 from regard.translation.vocabulary import BEGIN, END, PAD
 
-PAIRS, TEXTS, LONGEST = 512, 8, 512
+PAIRS, TEXTS, LONGEST = 150, 4, 512
 HEAD_DIM = 32  # of both models
 LAYER = 2  # of MiniLM, for the measurement of one layer
 
@@ -48,15 +48,16 @@ def translator(data: Path) -> None:
     if text is None:
         sys.exit("the experiment of the translator has no held-out pairs")
     model = Translator.load(ENGLISH_FRENCH)
-    sources = [model.source_vocabulary.encode(line) for line in text.sources[:PAIRS]]
-    targets = [[BEGIN, *model.target_vocabulary.encode(line), END] for line in text.targets[:PAIRS]]
+    step = len(text) // PAIRS  # they come from short to long
+    sources = [model.source_vocabulary.encode(line) for line in text.sources[::step]]
+    targets = [[BEGIN, *model.target_vocabulary.encode(line), END] for line in text.targets[::step]]
     batch = _padded(sources), torch.tensor([*map(len, sources)]), _padded(targets)
     methods = [
         *(Elu(), Relu(), FavorPlus(HEAD_DIM, 256, seed=0), FavorPlus(HEAD_DIM, 1024, seed=0)),
         *(masks.window(before=2, after=2), Linformer(SegmentMeans(8)), torch.bfloat16),
     ]
     module: Any = model.model
-    say(f"# The translator, {PAIRS} held-out pairs of Tatoeba\n")
+    say(f"# The translator, {len(sources)} held-out pairs of Tatoeba\n")
     say(regard.model_approximation(module, batch, methods, Perplexity(tokens=2, padding=PAD)))
 
 
@@ -74,7 +75,8 @@ def minilm(data: Path, pictures: Path | None) -> None:
     with gzip.open(data / "wmt-newstest-de-en" / "newstest2014.en.gz", "rt", encoding="utf-8") as file:
         ids = tokenizer(" ".join(line.strip() for line in file), add_special_tokens=False, verbose=False)["input_ids"]
     inner = LONGEST - 2
-    texts = [tokenizer.build_inputs_with_special_tokens(ids[n * inner : (n + 1) * inner]) for n in range(TEXTS)]
+    first, last = tokenizer.cls_token_id, tokenizer.sep_token_id
+    texts = [[first, *ids[n * inner : (n + 1) * inner], last] for n in range(TEXTS)]
     batch = {"input_ids": torch.tensor(texts), "attention_mask": torch.ones(TEXTS, LONGEST, dtype=torch.long)}
     methods = [
         *(Elu(), Relu(), Softmax(), FavorPlus(HEAD_DIM, 256, seed=0), FavorPlus(HEAD_DIM, 1024, seed=0)),

@@ -256,9 +256,9 @@ def approximation(
     problem = make_problem(query, key, value, **{**options, "mask": _joined_mask(options.get("mask"), causal)})
     if not problem.weights_shape.numel():
         raise ShapeError(f"the weights have the shape {tuple(problem.weights_shape)}: there is nothing to measure")
-    if reason := method.why_not(problem):
-        raise ConfigurationError(f"{method} cannot compute this attention: {reason}")
     with torch.no_grad():
+        if reason := method.why_not(problem):
+            raise ConfigurationError(f"{method} cannot compute this attention: {reason}")
         return _measure(problem, method, redraws, _checked_lenses(problem, lenses), lengths)
 
 

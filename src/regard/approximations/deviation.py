@@ -115,7 +115,7 @@ def check_lenses(problem: Problem, lenses: Sequence[Lens]) -> None:
     """Check that every lens reads weights tile by tile.
 
     Raises:
-        ConfigurationError: no lens, or one that computes its result from the problem itself, as `Weights` does.
+        ConfigurationError: no lens, or one that computes its result from the problem itself.
     """
     for lens, state in start_lenses(problem, lenses).items():
         if not list(state.reductions):
