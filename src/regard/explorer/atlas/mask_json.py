@@ -27,7 +27,7 @@ from ...errors import AtlasError
 from ...masks import Mask
 from ...masks.base import And, Kept, Not, Or, Pairs
 from ...masks.causal import Causal
-from ...masks.convert.flex import BlockLayout
+from ...masks.convert.block_mask import BlockLayout
 from ...masks.documents import Documents
 from ...masks.padding import Padding
 from ...masks.prefix import Prefix, PrefixPerBatch

@@ -1,8 +1,8 @@
 """Conversion between masks and those of torch, FlexAttention, Hugging Face and flash-attn."""
 
-from .flex import from_block_mask as from_block_mask
-from .flex import to_block_mask as to_block_mask
-from .flex import to_mask_mod as to_mask_mod
+from .block_mask import from_block_mask as from_block_mask
+from .block_mask import to_block_mask as to_block_mask
+from .block_mask import to_mask_mod as to_mask_mod
 from .huggingface_masks import from_huggingface as from_huggingface
 from .huggingface_masks import to_huggingface as to_huggingface
 from .huggingface_masks import to_padding_mask as to_padding_mask

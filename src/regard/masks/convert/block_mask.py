@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias, cast
 
@@ -33,9 +33,8 @@ class IndexedTable:
     axes: tuple[int, ...]
 
     @classmethod
-    def from_pairs(cls, pairs: Tensor) -> IndexedTable:
-        """A tensor that broadcasts over (batch, heads, M, N), without its axes of size 1."""
-        four = four_axes("FlexAttention", pairs)
+    def from_4d(cls, four: Tensor) -> IndexedTable:
+        """A tensor (batch | 1, heads | 1, M | 1, N | 1) without its axes of size 1."""
         axes = tuple(axis for axis, size in enumerate(four.shape) if size != 1)
         return cls(four.reshape([four.shape[axis] for axis in axes]), axes)
 
@@ -60,8 +59,8 @@ class TabledGrid(ABC):
 
     @property
     def heads(self) -> bool:
-        """True: a mask_mod always receives a head index."""
-        return True
+        """Whether the weights have a head axis."""
+        return self.grid.heads
 
     @property
     def device(self) -> torch.device:
@@ -99,15 +98,23 @@ class TabledGrid(ABC):
         return self._replace(lambda: self.grid.cut(pairs))
 
 
+def _as_4d(pairs: Tensor) -> Tensor:
+    return four_axes("FlexAttention", pairs)
+
+
 @dataclass(frozen=True, eq=False)
 class TableRecorder(TabledGrid):
-    """The first pair of a grid; records the tables that the formula queries, in order."""
+    """The first pair of a grid; records the tables that the formula queries, in order.
+
+    as_4d: a tensor over pairs as (batch | 1, heads | 1, M | 1, N | 1), by default one with at most these axes.
+    """
 
     tables: list[IndexedTable] = field(default_factory=list)
+    as_4d: Callable[[Tensor], Tensor] = _as_4d
 
     def _replace(self, whole: Callable[[], Tensor]) -> Tensor:
         pairs = whole()
-        self.tables.append(IndexedTable.from_pairs(pairs))
+        self.tables.append(IndexedTable.from_4d(self.as_4d(pairs)))
         return pairs[..., :1, :1]
 
 
@@ -153,7 +160,9 @@ def to_mask_mod(
     tensor([True, True, True, True, True, True])
     """
     grid = Grid.from_lengths(queries, keys, query_positions=query_positions, key_positions=key_positions, device=device)
-    return _as_mask_mod(as_mask(mask), grid)[0]
+    recorder = TableRecorder(grid)
+    _evaluate(as_mask(mask), recorder)
+    return mask_mod_of_tables(mask, grid, recorder.tables)
 
 
 def to_block_mask(
@@ -186,21 +195,67 @@ def to_block_mask(
               [1, 1, 1, 0],
               [0, 1, 1, 1]]]], dtype=torch.int32)
     """
-    from torch.nn.attention.flex_attention import BlockMask  # imports torch's compiler, which few need
-
     grid = Grid.from_lengths(queries, keys, query_positions=query_positions, key_positions=key_positions, device=device)
-    mask_mod, leading = _as_mask_mod(as_mask(mask), grid)
+    recorder = TableRecorder(grid)
+    leading = _as_4d(_evaluate(as_mask(mask), recorder)).shape[:2]
     blocks = Blocks.from_grid(grid, size)
-    tiles = four_axes("FlexAttention", mask.verdicts(blocks)).expand(*leading, -1, -1)
-    whole = blocks.areas == blocks.rows * blocks.columns
-    tiles = tiles.where((tiles != FULL) | whole, PARTIAL)
-    return BlockMask.from_kv_blocks(
-        *_to_kv_blocks(tiles == PARTIAL),
-        *_to_kv_blocks(tiles == FULL),
-        BLOCK_SIZE=(blocks.rows, blocks.columns),
-        mask_mod=mask_mod,
-        seq_lengths=(queries, keys),
-    )
+    lists = BlockLists.from_verdicts(_as_4d(mask.verdicts(blocks)).expand(*leading, -1, -1), blocks)
+    return lists.block_mask(mask_mod_of_tables(mask, grid, recorder.tables))
+
+
+@dataclass(frozen=True, eq=False)
+class BlockLists:
+    """The tensors of a BlockMask: its partial and its full blocks, listed by row (kv) and by column (q).
+
+    Each is a pair of int32 tensors: the number of blocks (batch | 1, heads | 1, rows), and their columns (..., rows,
+    columns), of which the first ones count.
+    """
+
+    kv: tuple[Tensor, Tensor]
+    full_kv: tuple[Tensor, Tensor]
+    q: tuple[Tensor, Tensor]
+    full_q: tuple[Tensor, Tensor]
+    size: tuple[int, int]
+    lengths: tuple[int, int]
+
+    @classmethod
+    def from_verdicts(cls, verdicts: Tensor, blocks: Blocks) -> BlockLists:
+        """The lists of the verdicts (batch | 1, heads | 1, rows, columns) on blocks.
+
+        As in torch, a block that extends past the end is never full.
+        """
+        whole = blocks.areas == blocks.rows * blocks.columns
+        full, partial = (verdicts == FULL) & whole, (verdicts == PARTIAL) | ((verdicts == FULL) & ~whole)
+        lists = (_to_kv_blocks(each) for each in (partial, full, partial.mT, full.mT))
+        return cls(*lists, size=(blocks.rows, blocks.columns), lengths=blocks.grid.shape)
+
+    def block_mask(self, mask_mod: MaskMod) -> BlockMask:
+        """A BlockMask of these blocks; mask_mod is evaluated in the partial ones."""
+        from torch.nn.attention.flex_attention import BlockMask  # imports torch's compiler, which few need
+
+        return BlockMask(
+            self.lengths, *self.kv, *self.full_kv, *self.q, *self.full_q, BLOCK_SIZE=self.size, mask_mod=mask_mod
+        )
+
+
+def mask_mod_of_tables(mask: Mask, grid: Grid, tables: Sequence[IndexedTable]) -> MaskMod:
+    """The mask as a mask_mod that reads the tables which a `TableRecorder` of the same grid has recorded."""
+
+    def mask_mod(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return _evaluate(mask, TableReader(grid, iter(tables), (b, h, q_idx, kv_idx)))
+
+    return mask_mod
+
+
+def record_tables(mask: Mask, grid: Grid, as_4d: Callable[[Tensor], Tensor]) -> list[IndexedTable]:
+    """The tables that `mask_mod_of_tables` needs; `as_4d` as in `TableRecorder`."""
+    recorder = TableRecorder(grid, as_4d=as_4d)
+    _evaluate(mask, recorder)
+    return recorder.tables
+
+
+def _evaluate(mask: Mask, grid: TabledGrid) -> Tensor:
+    return mask.evaluate(grid)  # type: ignore[call-overload]  # has what a formula asks of a Grid
 
 
 def from_block_mask(block_mask: BlockMask) -> Mask:
@@ -284,18 +339,6 @@ class BlockLayout(Mask):
         return f"block_layout(<{int(self.blocks.sum())} of {tuple(self.blocks.shape)}>)"
 
 
-def _as_mask_mod(mask: Mask, grid: Grid) -> tuple[MaskMod, torch.Size]:
-    """The mask as a function of indices, and its axes of batch and heads: (batch | 1, heads | 1)."""
-    recorder = TableRecorder(grid)
-    leading = four_axes("FlexAttention", mask.evaluate(recorder)).shape[:2]  # type: ignore[call-overload]
-    tables = recorder.tables
-
-    def mask_mod(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        return mask.evaluate(TableReader(grid, iter(tables), (b, h, q_idx, kv_idx)))  # type: ignore[call-overload]
-
-    return mask_mod, leading
-
-
 def _mask_of_positions(mask_mod: MaskMod, shape: torch.Size, lengths: tuple[int, int]) -> Mask:
     """A mask_mod of rows and columns, as a mask of positions."""
     offset, (batch, heads) = lengths[1] - lengths[0], shape[:2]
@@ -311,7 +354,12 @@ def _mask_of_positions(mask_mod: MaskMod, shape: torch.Size, lengths: tuple[int,
 def _to_kv_blocks(blocks: Tensor) -> tuple[Tensor, Tensor]:
     """Bool blocks as kv_num_blocks and kv_indices of a BlockMask, int32: per row the number of blocks and columns."""
     counts = blocks.sum(-1, dtype=torch.int32)
-    return counts, blocks.to(torch.int8).argsort(dim=-1, descending=True, stable=True).int()
+    row, column = blocks.reshape(-1, blocks.shape[-1]).nonzero().unbind(-1)
+    first = counts.flatten().cumsum(0) - counts.flatten()  # the number of blocks in the rows before
+    listed = torch.zeros(blocks.shape, dtype=torch.int32, device=blocks.device)
+    place = torch.arange(len(row), device=blocks.device) - first[row]
+    listed.view(-1, blocks.shape[-1])[row, place] = column.int()
+    return counts, listed
 
 
 def _from_kv_blocks(counts: Tensor, indices: Tensor) -> Tensor:
