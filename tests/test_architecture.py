@@ -42,7 +42,7 @@ TYPES_ONLY = {
 # shared and no other kernel, and what is shared knows no kernel.
 KERNELS = {
     f"regard.kernels.{name}"
-    for name in ("sdpa", "decode", "cpu_flash", "block_sparse", "additive", "tiled", "reference")
+    for name in ("sdpa", "decode", "cpu_flash", "block_sparse", "flex", "additive", "tiled", "reference")
 }
 KNOW_ALL_KERNELS = {"regard.kernels", "regard.kernels.dispatch", "regard.kernels.hooks"}
 
@@ -150,7 +150,7 @@ def usage_fault(node: ast.AST) -> str | None:
             return None
 
 
-MOST_MODULES, MOST_LINES = 257, 60  # modules: 224 of softmax attention, 17 linear attention, 9 ring, 7 approximations
+MOST_MODULES, MOST_LINES = 260, 60  # modules: 227 of softmax attention, 17 linear attention, 9 ring, 7 approximations
 
 
 def names_in_several_places(places: Iterable[tuple[str, str]]) -> list[str]:

@@ -53,7 +53,7 @@ class ScoreModBias(Bias):
     tensors: tuple[Tensor, ...]
 
     def values(self, grid: Grid) -> Tensor:
-        indices = self._indices(grid)
+        indices = self.indices(grid)
         score = torch.zeros((), device=grid.device)
         values = self._evaluated(score, indices)
         if values.numel() and not under_transform():
@@ -72,7 +72,7 @@ class ScoreModBias(Bias):
     def with_parameters(self, tensors: Sequence[Tensor]) -> Self:
         return replace(self, tensors=tuple(tensors))
 
-    def _indices(self, grid: Grid) -> tuple[Tensor, ...]:
+    def indices(self, grid: Grid) -> tuple[Tensor, ...]:
         """Indices of batch and heads, as leading axes if the function reads them, and positions: (..., M|1, N|1)."""
         batch = head = torch.zeros((1, 1), dtype=torch.int64, device=grid.device)
         if self.batch is not None:

@@ -96,15 +96,15 @@ class Problem:
         offset = default - (queries.start if isinstance(queries, range) else default)
         return None if offset % step else offset // step
 
-    def grid(self) -> Grid:
-        """The pairs of this problem and their positions."""
+    def grid(self, device: torch.device | None = None) -> Grid:
+        """The pairs of this problem and their positions, on the problem's device unless another is named."""
         return Grid.from_lengths(
             self.queries,
             self.keys,
             query_positions=self.query_positions,
             key_positions=self.key_positions,
             heads=self.heads,
-            device=self.value.device,
+            device=device or self.value.device,
         )
 
     def keep(self, grid: Grid | None = None) -> Tensor | None:

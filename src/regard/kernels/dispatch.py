@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from ..biases import Bias
+from ..biases.base import Sum
+from ..biases.score_mod import ScoreModBias
 from ..core.operator import OPERATORS, Operator, operator_named
 from ..core.problem import Problem
 from ..core.score_forms import AdditivePairs, DotPairs
@@ -27,6 +31,7 @@ from .custom_op import MAX_SECOND_DERIVATIVE_PAIRS, attend, register
 from .decode import DecodeKernel
 from .decomposed import DecomposedKernel
 from .dense_block import is_square_causal
+from .flex import FlexKernel, differentiates
 from .reference import ReferenceKernel, formula
 from .sdpa import SdpaKernel
 from .tiled import TiledKernel
@@ -41,6 +46,7 @@ KERNELS: tuple[Kernel, ...] = (
     DecodeKernel(),
     CPU_FLASH,
     BLOCK_SPARSE,
+    FlexKernel(),
     DecomposedKernel((CPU_FLASH, ADDITIVE, TILED), without_bias=(BLOCK_SPARSE,)),
     ADDITIVE,
     TILED,
@@ -60,6 +66,8 @@ MAX_PLAIN_PAIRS = 2**16
 there it is done before another kernel has started."""
 
 _chosen: dict[tuple, Kernel] = {}
+
+AnyKernel = TypeVar("AnyKernel", bound=Kernel)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -191,7 +199,10 @@ def choose(problem: Problem, name: str | None = None) -> Kernel:
     kernel = next((kernel for kernel in kernels if kernel.name == name), None)
     if kernel is None:
         raise KernelError(f"there is no kernel {name!r}; {nearest(name, [kernel.name for kernel in kernels])}")
-    if reasons := _reasons_against(kernel, problem, forward_mode=forward_mode):
+    reasons = _reasons_against(kernel, problem, forward_mode=forward_mode)
+    if not reasons and not _agrees(kernel, problem):
+        reasons = kernel.why_not(problem)
+    if reasons:
         raise KernelError(
             f"kernel {name!r} cannot compute this: {'; '.join(reasons)}. Leave kernel out to let one be chosen; "
             "regard.explain(...) says which"
@@ -208,8 +219,19 @@ def _fastest(problem: Problem) -> Kernel:
         able = [kernel for kernel in kernels_of(problem) if not kernel.why_not(problem)]
         if not able:
             raise _no_kernel_error(problem)
-        kernel = _chosen[key] = min(able, key=lambda kernel: _seconds(kernel, problem))
+        kernel = _chosen[key] = _fastest_that_agrees(able, problem)
     return kernel
+
+
+def _fastest_that_agrees(able: Sequence[AnyKernel], problem: Problem) -> AnyKernel:
+    """The kernel with the lowest predicted time whose self-check, if it has one, passes; the last one has none."""
+    by_time = sorted(able, key=lambda kernel: _seconds(kernel, problem))
+    return next((kernel for kernel in by_time if _agrees(kernel, problem)), by_time[0])
+
+
+def _agrees(kernel: Kernel, problem: Problem) -> bool:
+    """Whether a kernel that compares itself with the reference at its first use agrees; true for any other."""
+    return not isinstance(kernel, FlexKernel) or kernel.agrees(problem)
 
 
 def _no_kernel_error(problem: Problem, otherwise: str = "") -> KernelError:
@@ -272,9 +294,9 @@ def _signature(problem: Problem) -> tuple:
         type(problem.pairs),
         *(query.shape[:-2], key.shape[:-2], value.shape[:-2], query.shape[-1], value.shape[-1]),
         *(_rounded_length(queries), _rounded_length(keys), queries == keys),
-        *(value.dtype, value.device.type, query.stride(-1)),
+        *(type(value), value.dtype, value.device.type, query.stride(-1)),
         _mask_key(problem.mask),
-        *(type(problem.bias), problem.bias_requires_grad()),
+        *(_bias_key(problem.bias), problem.bias_requires_grad()),
         *(problem.softcap is None, problem.sinks is None, problem.dropout is None, problem.wants_lse),
         _rounded_shift(problem.shift),
         problem.inputs_require_grad(),
@@ -287,6 +309,13 @@ def _mask_key(mask: Mask | None) -> Hashable:
     if isinstance(mask, BinaryMask):
         return type(mask), _mask_key(mask.left), _mask_key(mask.right)
     return type(mask), _mask_key(mask.mask) if isinstance(mask, Not) else hash(mask)
+
+
+def _bias_key(bias: Bias | None) -> Hashable:
+    """The classes of a bias and of its parts; of a function also whether it computes many pairs at once."""
+    if isinstance(bias, Sum):
+        return _bias_key(bias.left), _bias_key(bias.right)
+    return (ScoreModBias, bias.function.elementwise) if isinstance(bias, ScoreModBias) else type(bias)
 
 
 def _rounded_length(length: int) -> int:
@@ -339,10 +368,11 @@ def fastest_own_gradient(problem: Problem, *, bias: bool = False) -> OwnGradient
         and not isinstance(kernel, SdpaKernel)  # whose gradient is torch's own unless asked for
         and not kernel.why_not(problem)
         and not (bias and dot and isinstance(kernel, DecodeKernel | BlockSparseKernel))
+        and not (bias and isinstance(kernel, FlexKernel) and not differentiates(problem.bias))
     ]
     if not able:
         raise _no_kernel_error(problem, "it has no backward of its own, as torch.compile and torch.func need")
-    return min(able, key=lambda kernel: _seconds(kernel, problem))
+    return _fastest_that_agrees(able, problem)
 
 
 _deferred_choices: dict[str, _DeferredChoice] = {}

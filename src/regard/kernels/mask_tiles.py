@@ -8,16 +8,20 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ..core.grid import Blocks
 from ..core.intervals import EMPTY, FULL, PARTIAL
 from ..core.problem import Problem
+from ..core.torch_modes import under_dispatch_mode
 from ..masks import Mask
 from ..utils.pytree import tree_tensors
 
@@ -230,11 +234,16 @@ def _layout(verdicts: np.ndarray, problem: Problem, size: tuple[int, int], min_f
 
 def _verdicts(problem: Problem, size: tuple[int, int]) -> np.ndarray:
     """(batches or 1, R, C) verdicts on tiles; a tile is EMPTY or FULL if it is so for each head."""
-    blocks = Blocks.from_grid(problem.grid(), size)
     if problem.mask is None:
-        return np.full((1, *blocks.shape), FULL, dtype=np.int8)
+        return np.full((1, -(-problem.queries // size[0]), -(-problem.keys // size[1])), FULL, dtype=np.int8)
     problem.keep(problem.grid().tile(slice(0, 1), slice(0, 1)))  # says so if the mask does not fit
-    verdicts = problem.mask.verdicts(blocks).cpu()
+    if _is_symbolic(problem):  # on the CPU, which waits for no device; and with values, where tensors are fake
+        with _disable_current_modes() if under_dispatch_mode() else nullcontext():
+            blocks = Blocks.from_grid(problem.grid(torch.device("cpu")), size)
+            verdicts = problem.mask.verdicts(blocks)
+    else:
+        blocks = Blocks.from_grid(problem.grid(), size)
+        verdicts = problem.mask.verdicts(blocks).cpu()
     if verdicts.ndim == 2:
         return verdicts[None].numpy()
     heads = 1
@@ -246,6 +255,12 @@ def _verdicts(problem: Problem, size: tuple[int, int]) -> np.ndarray:
     each = verdicts.reshape(verdicts.shape[: -3 if problem.heads else -2].numel(), heads, *blocks.shape).numpy()
     together = [_combine(batch) for batch in each]  # of no batch there is nothing to stack
     return each[:, 0] if heads == 1 else np.array(together, dtype=np.int8).reshape(len(each), *blocks.shape)
+
+
+def _is_symbolic(problem: Problem) -> bool:
+    """Whether mask and positions are formulas without tensors."""
+    positions = problem.query_positions, problem.key_positions
+    return not any(isinstance(each, Tensor) for each in positions) and not tree_tensors(problem.mask)
 
 
 def _combine(verdicts: np.ndarray) -> np.ndarray:

@@ -1,0 +1,368 @@
+"""The flex kernel: FlexAttention, compiled, over the blocks that the mask leaves; for CUDA."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache, lru_cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ..biases import Bias, RelativeBias
+from ..biases.base import Sum, TensorBias, leaves
+from ..biases.gaussian import Gaussian
+from ..biases.score_mod import ScoreModBias
+from ..core.grid import Blocks
+from ..core.problem import Problem
+from ..core.score_forms import DotPairs, at_least_float32
+from ..masks.convert.block_mask import (
+    BlockLists,
+    IndexedTable,
+    Indices,
+    mask_mod_of_tables,
+    record_tables,
+)
+from ..utils.pytree import tree_flatten, tree_tensors
+from .base import Cost, Result
+from .batched_problem import BatchedProblem, ProblemGradients, Saved
+from .cost_model import CAP, EXPONENTIALS, MASK, bytes_read, operator_calls, torch_flash_width
+from .custom_op import attend, register
+from .mask_tiles import count_visited_pairs, memoize
+from .self_check import SelfCheck, check_file
+from .tile_scores import distances
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+BLOCK = 128
+"""Rows and columns of a block: FlexAttention's own default, which its tiles divide."""
+LEAST_DIM = 16
+"""The fewest features that FlexAttention's kernels take; fewer are padded with zeros, which change no score."""
+MOST_NUMBERS = 2**30
+"""The most numbers of a tensor that a mask or bias reads: FlexAttention's kernels index by 32 bits."""
+MOST_COMPILED = 128
+"""The number of structures of mask and bias whose compiled code is stored; the least recently used is dropped."""
+MOST_VARIANTS = 64
+"""How often one structure is compiled, for lengths, batches and strides that torch tells apart."""
+CALLS = 60.0
+"""The overhead of a call of compiled code, in calls of torch's operators: the guards on mask, bias and tensors."""
+LOOK_UP = 4.0
+"""Passes per pair for a bias: the numbers of a pair are read from tables."""
+
+PairValue: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""A number or a bool for one pair, by its indices: batch, head, row and column."""
+ScoreMod: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+class FlexKernel:
+    """FlexAttention (Dong et al. 2024, arXiv 2412.05496) with the mask's tiles as blocks and the bias as score_mod.
+
+    The blocks come from interval arithmetic, no pair is evaluated; pairs of partial blocks are masked by the mask's own
+    formula over tables of positions, so that code which was compiled for one mask runs another of the same structure,
+    and a bias by distance is a table with a number for each diagonal. Backward computes the forward pass once more, as
+    FlexAttention has no public operator of its gradient alone.
+
+    backend: of torch.compile; None for the unfused formula, which holds all weights in memory. devices: the types of
+    devices that it admits.
+    """
+
+    name = "flex"
+
+    def __init__(self, backend: str | None = "inductor", devices: tuple[str, ...] = ("cuda",)) -> None:
+        self.backend, self.devices = backend, devices
+        if (backend, devices) != ("inductor", ("cuda",)):
+            self.name = f"flex({backend}, {'+'.join(devices)})"
+        self.self_check = SelfCheck(self.run, check_file)
+        register(self)
+
+    def why_not(self, problem: Problem) -> list[str]:
+        """What FlexAttention has no form for, and the self-check's reason, where it disagreed."""
+        device, tensors = problem.value.device.type, (problem.pairs.query, problem.pairs.key, problem.value)
+        reasons = []
+        if device not in self.devices:
+            reasons.append(f"FlexAttention is compiled for {' and '.join(self.devices)} devices alone")
+        elif device == "cuda" and self.backend == "inductor" and not _has_triton():
+            reasons.append("FlexAttention is compiled by Triton, which is not installed")
+        if not isinstance(problem.pairs, DotPairs):
+            reasons.append("FlexAttention takes finished dot products; this score is additive")
+        if problem.dropout is not None:
+            reasons.append("FlexAttention drops no weights")
+        if any(not tensor.numel() for tensor in tensors):
+            reasons.append("FlexAttention takes no empty tensors")
+        if problem.value.dtype == torch.float64 and self.backend == "inductor":
+            reasons.append("FlexAttention's kernels have no float64")
+        if any(tensor.numel() > MOST_NUMBERS for tensor in tree_tensors((problem.mask, problem.bias))):
+            reasons.append(f"FlexAttention's kernels index no tensor of more than {MOST_NUMBERS:,} numbers")
+        if problem.bias is not None:
+            reasons += _bias_reasons(problem.bias, problem)
+        if not reasons and (reason := self.self_check.reason(problem)):
+            reasons.append(reason)
+        return reasons
+
+    def cost(self, problem: Problem) -> Cost:
+        """The pairs of all blocks that are not empty, and the lists of blocks in memory."""
+        leading = problem.weights_shape[:-2].numel()
+        blocks = -(-problem.queries // BLOCK) * -(-problem.keys // BLOCK)
+        visited = count_visited_pairs(problem, (BLOCK, BLOCK)) / max(problem.batch.numel(), 1)
+        parts = len(_parts(problem.bias))
+        each = EXPONENTIALS + LOOK_UP * parts + CAP / MASK * (problem.softcap is not None)
+        return Cost(
+            flops=2.0 * leading * visited * torch_flash_width(problem),
+            bytes=16.0 * blocks * (problem.mask is not None),
+            passes=each * leading * visited,
+            moved=bytes_read(problem, heads=leading),
+            calls=operator_calls(problem) + CALLS,
+        )
+
+    def run(self, problem: Problem) -> Result:
+        """Output and log-sum-exp."""
+        return attend(problem, self)
+
+    def agrees(self, problem: Problem) -> bool:
+        """Whether results here agree with the reference, compared at the first use; fake tensors are not compared."""
+        from torch._subclasses.fake_tensor import FakeTensor
+
+        return isinstance(problem.value, FakeTensor) or self.self_check.passes(problem)
+
+    def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
+        """Output and log-sum-exp of a batched problem."""
+        pairs = cast(DotPairs, batched.pairs)
+        return self._compute(batched, (pairs.query, pairs.key, batched.value), batched.problem.bias)
+
+    def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
+        """The gradients of a batched problem, by autograd through the forward pass.
+
+        The saved log-sum-exp may have a sink, and be infinite where a row takes no part: with r = exp(lse of the keys
+        alone - saved lse), the share of the keys, the row is r times that without the sink.
+        """
+        pairs, bias = cast(DotPairs, batched.pairs), batched.problem.bias
+        inputs = [tensor.detach().requires_grad_() for tensor in (pairs.query, pairs.key, batched.value)]
+        parameters: list[Tensor] = []
+        if bias is not None and saved.needs_bias_grad:
+            parameters = leaves(bias, list(bias.parameters()))
+            bias = bias.with_parameters(parameters)
+        with torch.enable_grad():
+            output, lse = self._compute(batched, (inputs[0], inputs[1], inputs[2]), bias)
+        share = (lse.detach() - saved.lse).exp()
+        along = (at_least_float32(saved.grad_output) * at_least_float32(output.detach())).sum(-1)
+        upstream = (
+            (saved.grad_output * share.unsqueeze(-1)).to(output.dtype),
+            (share * (along * (1 - share) + saved.grad_lse)).to(lse.dtype),
+        )
+        query, key, value, *own = torch.autograd.grad(
+            (output, lse), [*inputs, *parameters], upstream, allow_unused=True, materialize_grads=True
+        )
+        return ProblemGradients(query, key, value, bias=tuple(own))
+
+    def _compute(
+        self, batched: BatchedProblem, inputs: tuple[Tensor, Tensor, Tensor], bias: Bias | None
+    ) -> tuple[Tensor, Tensor]:
+        """Output and log-sum-exp of FlexAttention for some query, key and value, and a bias with other parameters."""
+        query, key, value = inputs
+        scale = cast(DotPairs, batched.pairs).scale
+        width = value.shape[-1]
+        arguments = (
+            *(_widened(tensor) for tensor in (query, key, value)),
+            score_mod(batched, bias),
+            block_mask(batched),
+            float(scale),
+            query.shape[1] != key.shape[1],
+        )
+        if self.backend is None:
+            output, lse = _flex(*arguments)
+        else:
+            compiled = _compiled(_structure(batched, inputs), self.backend)
+            with torch._dynamo.config.patch(recompile_limit=MOST_VARIANTS):
+                output, lse = compiled(*arguments)
+        return output[..., :width], lse
+
+
+def _flex(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score_mod: ScoreMod | None,
+    block_mask: BlockMask | None,
+    scale: float,
+    grouped: bool,
+) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp of FlexAttention."""
+    from torch.nn.attention.flex_attention import AuxRequest, flex_attention
+
+    output, auxiliary = flex_attention(
+        query, key, value, score_mod, block_mask, scale, grouped, return_aux=AuxRequest(lse=True)
+    )
+    return output, auxiliary.lse
+
+
+@lru_cache(maxsize=MOST_COMPILED)
+def _compiled(structure: tuple, backend: str) -> Callable[..., tuple[Tensor, Tensor]]:
+    """`_flex` compiled for one structure: a function of its own, as torch counts what it compiles by function."""
+    own = types.FunctionType(_flex.__code__.replace(), _flex.__globals__, _flex.__name__)
+    return torch.compile(own, fullgraph=True, backend=backend)
+
+
+def _structure(batched: BatchedProblem, inputs: tuple[Tensor, Tensor, Tensor]) -> tuple:
+    """What compiled code depends on: the mask and bias without their tensors, options, dtype, heads and dims."""
+    problem, (query, key, value) = batched.problem, inputs
+    shapes = query.shape[1], query.shape[-1], key.shape[1], value.shape[-1]
+    gradient = torch.is_grad_enabled() and query.requires_grad
+    return (tree_flatten((problem.mask, problem.bias))[1], problem.softcap, query.dtype, shapes, query.device, gradient)
+
+
+def block_mask(batched: BatchedProblem) -> BlockMask | None:
+    """The BlockMask of a batched problem, from the verdicts on the mask's tiles; None without a mask.
+
+    Its tensors are memoized, not the BlockMask, whose mask_mod refers to the mask.
+    """
+    problem = batched.problem
+    if (mask := problem.mask) is None:
+        return None
+    problem.keep(batched.grid.tile(slice(0, 1), slice(0, 1)))  # says so if the mask does not fit
+
+    def computed() -> tuple[BlockLists, list[IndexedTable]]:
+        blocks = Blocks.from_grid(batched.grid, BLOCK)
+        lists = BlockLists.from_verdicts(batched.as_4d(mask.verdicts(blocks)), blocks)
+        return lists, record_tables(mask, batched.grid, batched.as_4d)
+
+    lists, tables = memoize(problem, ("flex", problem.value.device), computed)
+    return lists.block_mask(mask_mod_of_tables(mask, batched.grid, tables))
+
+
+def score_mod(batched: BatchedProblem, bias: Bias | None) -> ScoreMod | None:
+    """Softcap and bias as a score_mod; None for neither."""
+    softcap = batched.problem.softcap
+    if softcap is None and bias is None:
+        return None
+    added = [_pair_value(part, batched) for part in _parts(bias)]
+
+    def modified(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        if softcap is not None:
+            score = softcap * torch.tanh(score / softcap)
+        for value in added:
+            score = score + value(b, h, q_idx, kv_idx).to(score.dtype)
+        return score
+
+    return modified
+
+
+def _parts(bias: Bias | None) -> list[Bias]:
+    """The biases that a sum consists of, from left to right."""
+    if bias is None:
+        return []
+    return [*_parts(bias.left), *_parts(bias.right)] if isinstance(bias, Sum) else [bias]
+
+
+def _bias_reasons(bias: Bias, problem: Problem) -> list[str]:
+    """Biases that have no form as a score_mod of FlexAttention."""
+    reasons = []
+    for part in _parts(bias):
+        if isinstance(part, RelativeBias):
+            if problem.shift is None:
+                reasons.append("a bias by distance is a table of diagonals here, which needs consecutive positions")
+        elif isinstance(part, ScoreModBias):
+            if not part.function.elementwise:
+                reasons.append(f"{part!r} is mapped over pairs, and FlexAttention's kernels compute operators alone")
+            if replace(problem, bias=part).bias_requires_grad():
+                reasons.append("FlexAttention has no gradient for a tensor that a function may index twice")
+        elif not isinstance(part, TensorBias | Gaussian):
+            reasons.append(
+                f"{type(part).__name__} has no form as a score_mod: biases by distance, gaussian, tensors, from_mod "
+                "and their sums have"
+            )
+    return list(dict.fromkeys(reasons))
+
+
+def differentiates(bias: Bias | None) -> bool:
+    """Whether the kernel has the gradient of a bias: not of one from a function, which may index a tensor twice."""
+    return not any(isinstance(part, ScoreModBias) for part in _parts(bias))
+
+
+def _pair_value(bias: Bias, batched: BatchedProblem) -> PairValue:
+    """One bias as a function of a pair's indices, which reads tables alone."""
+    if isinstance(bias, RelativeBias):
+        return _by_diagonal(bias, batched)
+    if isinstance(bias, ScoreModBias):
+        return _by_function(bias, batched)
+    _check_corners(bias, batched)
+    if isinstance(bias, Gaussian):
+        return _by_center(bias, batched)
+    table = _table(cast(TensorBias, bias).pairs, batched)
+    return lambda *indices: table.lookup(cast(Indices, indices))
+
+
+def _by_center(bias: Gaussian, batched: BatchedProblem) -> PairValue:
+    """-(key position - center)² / (2 sigma²), from tables of all three."""
+    center, sigma = (
+        _table(at_least_float32(each).unsqueeze(-1) if each.ndim else each.reshape(1, 1), batched)
+        for each in (bias.center, bias.sigma)
+    )
+    position = _table(batched.grid.key, batched)
+
+    def value(*indices: Tensor) -> Tensor:
+        at = cast(Indices, indices)
+        distance, width = position.lookup(at) - center.lookup(at), sigma.lookup(at)
+        return -(distance * distance) / (2 * width * width)
+
+    return value
+
+
+def _table(pairs: Tensor, batched: BatchedProblem) -> IndexedTable:
+    """A tensor over pairs as a table; of one number that has a gradient a number for each row.
+
+    FlexAttention's kernels add the gradient of a table where it is indexed.
+    """
+    table = IndexedTable.from_4d(batched.as_4d(pairs))
+    if table.axes or not table.values.requires_grad:
+        return table
+    return IndexedTable(table.values.expand(batched.shape[2]), (2,))
+
+
+def _by_diagonal(bias: RelativeBias, batched: BatchedProblem) -> PairValue:
+    """A bias by distance as a table (heads, M + N - 1): pair (i, j) is on diagonal j - i + M - 1."""
+    line = bias.values_at(distances(batched.problem))
+    last = torch.full((), batched.shape[2] - 1, device=line.device)  # a tensor: a number would be compiled in
+    heads = len(line)
+    if heads not in (1, batched.shape[1]) or line.device != batched.value.device:
+        _check_corners(bias, batched)
+
+    def value(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return line[h if heads > 1 else 0 * h, kv_idx - q_idx + last]
+
+    return value
+
+
+def _by_function(bias: ScoreModBias, batched: BatchedProblem) -> PairValue:
+    """A bias from a score_mod: the function itself, of a score of 0 and the positions of the pair."""
+    _check_corners(bias, batched)
+    tables = [_table(index, batched) for index in bias.indices(batched.grid)]
+    zero = torch.zeros((), device=batched.value.device)
+
+    def value(*indices: Tensor) -> Tensor:
+        read = (table.lookup(cast(Indices, indices)) for table in tables)
+        return bias.function.call_with(bias.tensors, zero, *read)
+
+    return value
+
+
+def _check_corners(bias: Bias, batched: BatchedProblem) -> None:
+    """Evaluate a bias at the corners of the problem; it raises its error if it does not fit, or does more than add."""
+    queries, keys = (slice(0, size, max(size - 1, 1)) for size in batched.shape[2:])
+    replace(batched.problem, bias=bias).bias_values(batched.grid.tile(queries, keys))
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    """A tensor with zeros as further features, up to the fewest that the kernels take."""
+    missing = LEAST_DIM - tensor.shape[-1]
+    return pad(tensor, (0, missing)) if missing > 0 else tensor
+
+
+@cache
+def _has_triton() -> bool:
+    """Whether Triton is installed, which compiles FlexAttention for a GPU."""
+    return find_spec("triton") is not None
