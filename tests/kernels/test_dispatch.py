@@ -39,7 +39,7 @@ class TestExplain:
             "  score: DotPairs   mask: causal()   bias: None",
         ]
         assert [line[:15].strip() for line in lines[2:]] == [
-            *("sdpa", "decode", "cpu_flash", "block_sparse", "decomposed", "additive", "tiled"),
+            *("sdpa", "decode", "cpu_flash", "block_sparse", "flex", "decomposed", "additive", "tiled"),
             "-> reference",
         ]
         assert re.fullmatch(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
 from importlib.util import find_spec
@@ -132,7 +132,7 @@ class FlexKernel:
     def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
         """Output and log-sum-exp of a batched problem."""
         pairs = cast(DotPairs, batched.pairs)
-        return self._compute(batched, (pairs.query, pairs.key, batched.value), batched.problem.bias)
+        return self._compute((pairs.query, pairs.key, batched.value), BiasTables(batched), batched.problem.bias)
 
     def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
         """The gradients of a batched problem, by autograd through the forward pass.
@@ -146,40 +146,37 @@ class FlexKernel:
         if bias is not None and saved.needs_bias_grad:
             parameters = leaves(bias, list(bias.parameters()))
             bias = bias.with_parameters(parameters)
+        tables = BiasTables(batched)
         with torch.enable_grad():
-            output, lse = self._compute(batched, (inputs[0], inputs[1], inputs[2]), bias)
+            output, lse = self._compute((inputs[0], inputs[1], inputs[2]), tables, bias)
         share = (lse.detach() - saved.lse).exp()
         along = (at_least_float32(saved.grad_output) * at_least_float32(output.detach())).sum(-1)
         upstream = (
             (saved.grad_output * share.unsqueeze(-1)).to(output.dtype),
             (share * (along * (1 - share) + saved.grad_lse)).to(lse.dtype),
         )
-        query, key, value, *own = torch.autograd.grad(
-            (output, lse), [*inputs, *parameters], upstream, allow_unused=True, materialize_grads=True
-        )
-        return ProblemGradients(query, key, value, bias=tuple(own))
+        query, key, value, *into_tables = torch.autograd.grad((output, lse), [*inputs, *tables.leaves], upstream)
+        return ProblemGradients(query, key, value, bias=tables.gradients(into_tables, parameters))
 
     def _compute(
-        self, batched: BatchedProblem, inputs: tuple[Tensor, Tensor, Tensor], bias: Bias | None
+        self, inputs: tuple[Tensor, Tensor, Tensor], tables: BiasTables, bias: Bias | None
     ) -> tuple[Tensor, Tensor]:
         """Output and log-sum-exp of FlexAttention for some query, key and value, and a bias with other parameters."""
         query, key, value = inputs
-        scale = cast(DotPairs, batched.pairs).scale
-        width = value.shape[-1]
         arguments = (
-            *(_widened(tensor) for tensor in (query, key, value)),
-            score_mod(batched, bias),
-            block_mask(batched),
-            float(scale),
+            *(_widened(tensor) for tensor in inputs),
+            tables.score_mod(bias),
+            block_mask(tables.batched),
+            float(cast(DotPairs, tables.batched.pairs).scale),
             query.shape[1] != key.shape[1],
         )
         if self.backend is None:
             output, lse = _flex(*arguments)
         else:
-            compiled = _compiled(_structure(batched, inputs), self.backend)
+            compiled = _compiled(_structure(tables.batched, inputs), self.backend)
             with torch._dynamo.config.patch(recompile_limit=MOST_VARIANTS):
                 output, lse = compiled(*arguments)
-        return output[..., :width], lse
+        return output[..., : value.shape[-1]], lse
 
 
 def _flex(
@@ -234,23 +231,6 @@ def block_mask(batched: BatchedProblem) -> BlockMask | None:
     return lists.block_mask(mask_mod_of_tables(mask, batched.grid, tables))
 
 
-def score_mod(batched: BatchedProblem, bias: Bias | None) -> ScoreMod | None:
-    """Softcap and bias as a score_mod; None for neither."""
-    softcap = batched.problem.softcap
-    if softcap is None and bias is None:
-        return None
-    added = [_pair_value(part, batched) for part in _parts(bias)]
-
-    def modified(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        if softcap is not None:
-            score = softcap * torch.tanh(score / softcap)
-        for value in added:
-            score = score + value(b, h, q_idx, kv_idx).to(score.dtype)
-        return score
-
-    return modified
-
-
 def _parts(bias: Bias | None) -> list[Bias]:
     """The biases that a sum consists of, from left to right."""
     if bias is None:
@@ -283,71 +263,108 @@ def differentiates(bias: Bias | None) -> bool:
     return not any(isinstance(part, ScoreModBias) for part in _parts(bias))
 
 
-def _pair_value(bias: Bias, batched: BatchedProblem) -> PairValue:
-    """One bias as a function of a pair's indices, which reads tables alone."""
-    if isinstance(bias, RelativeBias):
-        return _by_diagonal(bias, batched)
-    if isinstance(bias, ScoreModBias):
-        return _by_function(bias, batched)
-    _check_corners(bias, batched)
-    if isinstance(bias, Gaussian):
-        return _by_center(bias, batched)
-    table = _table(cast(TensorBias, bias).pairs, batched)
-    return lambda *indices: table.lookup(cast(Indices, indices))
+class BiasTables:
+    """Softcap and bias of a batched problem as functions of a pair's indices that read tables.
 
-
-def _by_center(bias: Gaussian, batched: BatchedProblem) -> PairValue:
-    """-(key position - center)² / (2 sigma²), from tables of all three."""
-    center, sigma = (
-        _table(at_least_float32(each).unsqueeze(-1) if each.ndim else each.reshape(1, 1), batched)
-        for each in (bias.center, bias.sigma)
-    )
-    position = _table(batched.grid.key, batched)
-
-    def value(*indices: Tensor) -> Tensor:
-        at = cast(Indices, indices)
-        distance, width = position.lookup(at) - center.lookup(at), sigma.lookup(at)
-        return -(distance * distance) / (2 * width * width)
-
-    return value
-
-
-def _table(pairs: Tensor, batched: BatchedProblem) -> IndexedTable:
-    """A tensor over pairs as a table; of one number that has a gradient a number for each row.
-
-    FlexAttention's kernels add the gradient of a table where it is indexed.
+    leaves: the tables that have a gradient, cut off from their sources, as torch.compile wants no other.
     """
-    table = IndexedTable.from_4d(batched.as_4d(pairs))
-    if table.axes or not table.values.requires_grad:
-        return table
-    return IndexedTable(table.values.expand(batched.shape[2]), (2,))
 
+    def __init__(self, batched: BatchedProblem) -> None:
+        self.batched = batched
+        self.leaves: list[Tensor] = []
+        self._sources: list[Tensor] = []
 
-def _by_diagonal(bias: RelativeBias, batched: BatchedProblem) -> PairValue:
-    """A bias by distance as a table (heads, M + N - 1): pair (i, j) is on diagonal j - i + M - 1."""
-    line = bias.values_at(distances(batched.problem))
-    last = torch.full((), batched.shape[2] - 1, device=line.device)  # a tensor: a number would be compiled in
-    heads = len(line)
-    if heads not in (1, batched.shape[1]) or line.device != batched.value.device:
-        _check_corners(bias, batched)
+    def score_mod(self, bias: Bias | None) -> ScoreMod | None:
+        """Softcap and bias as a score_mod; None for neither."""
+        softcap = self.batched.problem.softcap
+        if softcap is None and bias is None:
+            return None
+        added = [self._pair_value(part) for part in _parts(bias)]
 
-    def value(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        return line[h if heads > 1 else 0 * h, kv_idx - q_idx + last]
+        def modified(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+            if softcap is not None:
+                score = softcap * torch.tanh(score / softcap)
+            for value in added:
+                score = score + value(b, h, q_idx, kv_idx).to(score.dtype)
+            return score
 
-    return value
+        return modified
 
+    def gradients(self, into_tables: Sequence[Tensor], parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The gradients of the parameters from those of `leaves`."""
+        if not parameters or not self._sources:
+            return tuple(torch.zeros_like(parameter) for parameter in parameters)
+        return torch.autograd.grad(self._sources, parameters, into_tables, allow_unused=True, materialize_grads=True)
 
-def _by_function(bias: ScoreModBias, batched: BatchedProblem) -> PairValue:
-    """A bias from a score_mod: the function itself, of a score of 0 and the positions of the pair."""
-    _check_corners(bias, batched)
-    tables = [_table(index, batched) for index in bias.indices(batched.grid)]
-    zero = torch.zeros((), device=batched.value.device)
+    def _pair_value(self, bias: Bias) -> PairValue:
+        """One bias as a function of a pair's indices."""
+        if isinstance(bias, RelativeBias):
+            return self._by_diagonal(bias)
+        _check_corners(bias, self.batched)
+        if isinstance(bias, ScoreModBias):
+            return self._by_function(bias)
+        if isinstance(bias, Gaussian):
+            return self._by_center(bias)
+        table = self._table(cast(TensorBias, bias).pairs)
+        return lambda *indices: table.lookup(cast(Indices, indices))
 
-    def value(*indices: Tensor) -> Tensor:
-        read = (table.lookup(cast(Indices, indices)) for table in tables)
-        return bias.function.call_with(bias.tensors, zero, *read)
+    def _by_diagonal(self, bias: RelativeBias) -> PairValue:
+        """A bias by distance as a table (heads, M + N - 1): pair (i, j) is on diagonal j - i + M - 1."""
+        heads, device = self.batched.shape[1], self.batched.value.device
+        line = bias.values_at(distances(self.batched.problem))
+        if len(line) not in (1, heads) or line.device != device:
+            _check_corners(bias, self.batched)
+        line, many = self._leaf(line), len(line) > 1
+        last = torch.full((), self.batched.shape[2] - 1, device=device)  # a tensor: a number would be compiled in
 
-    return value
+        def value(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+            return line[h if many else 0 * h, kv_idx - q_idx + last]
+
+        return value
+
+    def _by_function(self, bias: ScoreModBias) -> PairValue:
+        """A bias from a score_mod: the function itself, of a score of 0 and the positions of the pair."""
+        tables = [self._table(index) for index in bias.indices(self.batched.grid)]
+        zero = torch.zeros((), device=self.batched.value.device)
+
+        def value(*indices: Tensor) -> Tensor:
+            read = (table.lookup(cast(Indices, indices)) for table in tables)
+            return bias.function.call_with(bias.tensors, zero, *read)
+
+        return value
+
+    def _by_center(self, bias: Gaussian) -> PairValue:
+        """-(key position - center)² / (2 sigma²), from tables of all three."""
+        center, sigma = (
+            self._table(at_least_float32(each).unsqueeze(-1) if each.ndim else each.reshape(1, 1))
+            for each in (bias.center, bias.sigma)
+        )
+        position = self._table(self.batched.grid.key)
+
+        def value(*indices: Tensor) -> Tensor:
+            at = cast(Indices, indices)
+            distance, width = position.lookup(at) - center.lookup(at), sigma.lookup(at)
+            return -(distance * distance) / (2 * width * width)
+
+        return value
+
+    def _table(self, pairs: Tensor) -> IndexedTable:
+        """A tensor over pairs as a table; of one number that has a gradient a number for each row.
+
+        FlexAttention's kernels add the gradient of a table where it is indexed.
+        """
+        table = IndexedTable.from_4d(self.batched.as_4d(pairs))
+        if table.axes or not table.values.requires_grad:
+            return IndexedTable(self._leaf(table.values), table.axes)
+        return IndexedTable(self._leaf(table.values.expand(self.batched.shape[2])), (2,))
+
+    def _leaf(self, table: Tensor) -> Tensor:
+        """The table, or a leaf in its place where it has a gradient."""
+        if not table.requires_grad or not torch.is_grad_enabled():
+            return table.detach()
+        self._sources.append(table)
+        self.leaves.append(table.detach().contiguous().requires_grad_())
+        return self.leaves[-1]
 
 
 def _check_corners(bias: Bias, batched: BatchedProblem) -> None:

@@ -5,10 +5,11 @@ Kernels visit the pairs in these runs and no others.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..core.grid import Blocks
+from ..core.grid import Blocks, Grid
 from ..core.intervals import EMPTY, FULL, PARTIAL
 from ..core.problem import Problem
 from ..core.torch_modes import under_dispatch_mode
@@ -187,8 +188,12 @@ def count_visited_pairs(problem: Problem, size: tuple[int, int] = (128, 64), min
 
 def distinct_matrices(problem: Problem) -> tuple[int, int]:
     """The number of distinct mask matrices and bias matrices over batches and heads; 0 without a mask or bias."""
-    tile = problem.grid().tile(slice(0, 1), slice(0, 1))
-    keep, bias = problem.keep(tile), problem.bias_values(tile)
+    corner, keep, bias = (slice(0, 1), slice(0, 1)), None, None
+    if problem.mask is not None:
+        with _grid_with_values(problem) as grid:
+            keep = problem.keep(grid.tile(*corner))
+    if problem.bias is not None:
+        bias = problem.bias_values(problem.grid().tile(*corner))
     return (0 if keep is None else keep.shape[:-2].numel()), (0 if bias is None else bias.shape[:-2].numel())
 
 
@@ -236,31 +241,36 @@ def _verdicts(problem: Problem, size: tuple[int, int]) -> np.ndarray:
     """(batches or 1, R, C) verdicts on tiles; a tile is EMPTY or FULL if it is so for each head."""
     if problem.mask is None:
         return np.full((1, -(-problem.queries // size[0]), -(-problem.keys // size[1])), FULL, dtype=np.int8)
-    problem.keep(problem.grid().tile(slice(0, 1), slice(0, 1)))  # says so if the mask does not fit
-    if _is_symbolic(problem):  # on the CPU, which waits for no device; and with values, where tensors are fake
-        with _disable_current_modes() if under_dispatch_mode() else nullcontext():
-            blocks = Blocks.from_grid(problem.grid(torch.device("cpu")), size)
-            verdicts = problem.mask.verdicts(blocks)
-    else:
-        blocks = Blocks.from_grid(problem.grid(), size)
-        verdicts = problem.mask.verdicts(blocks).cpu()
+    with _grid_with_values(problem) as grid:
+        problem.keep(grid.tile(slice(0, 1), slice(0, 1)))  # says so if the mask does not fit
+        blocks = Blocks.from_grid(grid, size)
+        verdicts = problem.mask.verdicts(blocks).cpu().numpy()
     if verdicts.ndim == 2:
-        return verdicts[None].numpy()
-    heads = 1
-    if problem.heads:
-        heads = verdicts.shape[-3]
-        verdicts = verdicts.expand(*problem.batch, *verdicts.shape[-3:]) if verdicts.ndim > 3 else verdicts[None]
+        return verdicts[None]
+    heads, tiles, batch = 1, verdicts.shape[-2:], tuple(problem.batch)
+    if not problem.heads:
+        verdicts = np.broadcast_to(verdicts, (*batch, *tiles))
     else:
-        verdicts = verdicts.expand(*problem.batch, *verdicts.shape[-2:])
-    each = verdicts.reshape(verdicts.shape[: -3 if problem.heads else -2].numel(), heads, *blocks.shape).numpy()
+        heads = verdicts.shape[-3]
+        verdicts = np.broadcast_to(verdicts, (*batch, heads, *tiles)) if verdicts.ndim > 3 else verdicts[None]
+    batches = math.prod(verdicts.shape[: -3 if problem.heads else -2])
+    each = verdicts.reshape(batches, heads, *tiles)
     together = [_combine(batch) for batch in each]  # of no batch there is nothing to stack
-    return each[:, 0] if heads == 1 else np.array(together, dtype=np.int8).reshape(len(each), *blocks.shape)
+    return each[:, 0] if heads == 1 else np.array(together, dtype=np.int8).reshape(batches, *tiles)
 
 
-def _is_symbolic(problem: Problem) -> bool:
-    """Whether mask and positions are formulas without tensors."""
+@contextmanager
+def _grid_with_values(problem: Problem) -> Iterator[Grid]:
+    """The grid of a problem, on the CPU where mask and positions are formulas without tensors.
+
+    So no device is waited for, and a choice can be made for fake tensors: the block is outside of dispatch modes.
+    """
     positions = problem.query_positions, problem.key_positions
-    return not any(isinstance(each, Tensor) for each in positions) and not tree_tensors(problem.mask)
+    if any(isinstance(each, Tensor) for each in positions) or tree_tensors(problem.mask):
+        yield problem.grid()
+    else:
+        with _disable_current_modes() if under_dispatch_mode() else nullcontext():
+            yield problem.grid(torch.device("cpu"))
 
 
 def _combine(verdicts: np.ndarray) -> np.ndarray:
