@@ -22,7 +22,7 @@ from regard.biases import Bias
 from regard.core.grid import Grid
 from regard.core.problem import Problem
 from regard.errors import ConfigurationError, DeviceError, KernelError, MaskError, ShapeError
-from regard.kernels import KERNELS, dispatch, flex, mask_tiles, self_check
+from regard.kernels import KERNELS, dispatch, flex, make_problem, mask_tiles, self_check
 from regard.kernels.flex import FlexKernel
 from regard.kernels.reference import ReferenceKernel
 from regard.masks import Mask
@@ -159,6 +159,7 @@ class TestFlexAttention:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*script_method.* is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("example", [pytest.param(name, id=name) for name in EXAMPLES])
 def test_compiled_code_computes_what_the_reference_does(example):
     """On the CPU FlexAttention compiles a forward pass without its log-sum-exp."""
@@ -175,6 +176,23 @@ def test_compiled_code_computes_what_the_reference_does(example):
             enable_gqa=True,
         )
     torch.testing.assert_close(output, ReferenceKernel().run(problem).output, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("differentiable")
+@pytest.mark.parametrize("kernel", [UNFUSED, TRACED], ids=lambda kernel: kernel.name)
+def test_inside_code_that_is_compiled(kernel):
+    """There the kernel is one operator, in which torch excludes the dispatch keys that FlexAttention needs."""
+    table = drawn(2, 30)
+    bias = biases.from_mod(lambda s, b, h, q, k: s + table[h, k], heads=2)
+
+    def attended(query: Tensor) -> Tensor:
+        return kernel.run(make_problem(query, query, query, mask=masks.window(3, 1), bias=bias)).output
+
+    query = drawn(1, 2, 30, 16, gradient=True)
+    outputs = torch.compile(attended, backend="aot_eager")(query), attended(query)
+    torch.testing.assert_close(*outputs)
+    torch.testing.assert_close(*(torch.autograd.grad(each.square().sum(), query) for each in outputs))
 
 
 class TestCompilation:

@@ -32,6 +32,13 @@ from .nan_safety import run_nan_safe, zero_nonfinite_inputs
 MAX_SECOND_DERIVATIVE_PAIRS = 2**27
 """The most query-key pairs that a second derivative is computed for: it needs several numbers for each in memory."""
 
+INCLUDED_IN_OPERATORS = (
+    *("AutogradFunctionality", "ADInplaceOrView", "AutogradOther", "AutogradCPU", "AutogradCUDA"),
+    *("FuncTorchDynamicLayerFrontMode", "FuncTorchDynamicLayerBackMode", "FuncTorchBatched", "FuncTorchVmapMode"),
+    *("FuncTorchGradWrapper", "PythonTLSSnapshot", "PreDispatch"),
+)
+"""The dispatch keys that torch excludes inside an operator and `with_autograd` includes."""
+
 _COMPUTATIONS: dict[str, OwnGradient] = {}
 
 
@@ -322,11 +329,12 @@ def _vmap_by_loop(size: int, in_dims: Sequence[int | None], tensors: Sequence[Te
 
 @contextmanager
 def with_autograd() -> Iterator[None]:
-    """Enable autograd inside an operator, where torch excludes its dispatch keys: bias gradients are computed by it."""
+    """Enable autograd and vmap inside an operator, where torch excludes their dispatch keys.
+
+    Bias gradients are computed by autograd, and FlexAttention traces and maps its functions.
+    """
     left_out = torch._C._dispatch_tls_local_exclude_set()
-    for key in (torch._C.DispatchKey.AutogradFunctionality, torch._C.DispatchKey.ADInplaceOrView):
-        left_out = left_out.remove(key)
-    for key in ("AutogradOther", "AutogradCPU", "AutogradCUDA"):
+    for key in INCLUDED_IN_OPERATORS:
         left_out = left_out.remove(getattr(torch._C.DispatchKey, key))
     included = torch._C._dispatch_tls_local_include_set()
     with torch.inference_mode(False), torch._C._ForceDispatchKeyGuard(included, left_out):
