@@ -224,9 +224,9 @@ def _fastest(problem: Problem) -> Kernel:
 
 
 def _fastest_that_agrees(able: Sequence[AnyKernel], problem: Problem) -> AnyKernel:
-    """The kernel with the lowest predicted time whose self-check, if it has one, passes; the last one has none."""
+    """The kernel with the lowest predicted time whose self-check, if it has one, passes."""
     by_time = sorted(able, key=lambda kernel: _seconds(kernel, problem))
-    return next((kernel for kernel in by_time if _agrees(kernel, problem)), by_time[0])
+    return next(kernel for kernel in by_time if _agrees(kernel, problem))
 
 
 def _agrees(kernel: Kernel, problem: Problem) -> bool:
@@ -294,7 +294,7 @@ def _signature(problem: Problem) -> tuple:
         type(problem.pairs),
         *(query.shape[:-2], key.shape[:-2], value.shape[:-2], query.shape[-1], value.shape[-1]),
         *(_rounded_length(queries), _rounded_length(keys), queries == keys),
-        *(type(value), value.dtype, value.device.type, query.stride(-1)),
+        *(type(value), value.dtype, value.device, query.stride(-1)),
         _mask_key(problem.mask),
         *(_bias_key(problem.bias), problem.bias_requires_grad()),
         *(problem.softcap is None, problem.sinks is None, problem.dropout is None, problem.wants_lse),
