@@ -14,9 +14,12 @@ import torch.distributed as dist
 from ring_cases import RingCase
 from torch import Tensor
 
+import regard
 import regard.ring as ring
 from regard import masks
 from regard.errors import RegardError
+from regard.models import language_model as lm
+from regard.positions import Rotary
 
 groups: dict[int, dist.ProcessGroup] = {}
 
@@ -160,3 +163,43 @@ def decode(among: int, case: RingCase, queries: int, owner: list[int], seed: int
     key, value = whole["key"][..., positions, :], whole["value"][..., positions, :]
     with torch.no_grad():
         return ring.decode(query, key, value, key_positions=positions, group=groups[among], **options).numpy()
+
+
+def small_model() -> lm.LanguageModel:
+    """A language model of two layers: windows with sinks, then all tokens before."""
+    torch.manual_seed(1)
+    layers = (lm.LayerConfig(before=9, prefix=2, rotary=Rotary(8)), lm.LayerConfig(rotary=Rotary(8)))
+    attention = lm.AttentionConfig(4, num_kv_heads=2, sinks=True)
+    return lm.LanguageModel(lm.LanguageModelConfig(23, 32, layers, attention, lm.GatedFeedForwardConfig(40)))
+
+
+def model_gradients(among: int, length: int, layout: ring.RingLayout, head_parallel: int) -> dict[str, np.ndarray]:
+    """Loss and gradients of a language model over a sequence that is cut, summed over processes."""
+    group, model = groups[among], small_model()
+    text = torch.randint(23, (2, length + 1), generator=torch.Generator().manual_seed(0))
+    tokens, targets, positions = (
+        ring.shard(tensor, -1, layout, group) for tensor in (text[:, :-1], text[:, 1:], torch.arange(length))
+    )
+    with ring.sharded(layout, group=group, head_parallel=head_parallel):
+        logits = model(tokens, positions=positions)
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / text.numel()
+    loss.backward()
+    sums = {"loss": loss.detach(), **{name: p.grad for name, p in model.named_parameters()}}
+    for tensor in sums.values():
+        dist.all_reduce(tensor, group=group)
+    return {name: tensor.numpy() for name, tensor in sums.items()}
+
+
+def misplaced(among: int, how: str) -> str:
+    """Attention in a block of `ring.sharded` that is refused."""
+    query = torch.ones(1, 2, 4, 8)
+    with ring.sharded(ring.Zigzag(), group=groups[among]):
+        if how == "positions":
+            regard.attention(query, query, query, query_positions=torch.arange(4))
+        elif how == "batch":
+            regard.attention(query, query, query, query_positions=torch.arange(4)[None].expand(1, 4))
+        elif how == "linear":
+            regard.linear_attention(query, query, query, causal=True)
+        else:
+            regard.attention_with_lse(query, query, query)
+    return "computed"

@@ -9,7 +9,7 @@ import regard.ring as ring
 
 TOLERANCE = {"dot": 1e-6, "additive": 1e-5}
 """Relative errors; the additive kernels compute tanh by exponentials of the tokens, and that with an error of 1e-5."""
-ROUNDING = 2 * torch.finfo(torch.float32).eps
+ROUNDING = 4 * torch.finfo(torch.float32).eps
 """The error of a number that is a sum of terms of size one, as gradients are, however much they cancel."""
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..core.problem import Problem
+from ..errors import ConfigurationError
 from . import Kernel, Result, choose, zero_nonfinite_inputs
 from .custom_op import attend
 from .dense_block import NARROW
@@ -24,10 +25,12 @@ AttentionHook: TypeAlias = Callable[[Problem, Tensor], None]
 class AttentionSubstitute:
     """A function that computes attention in place of the kernels.
 
-    compute(problem): the output (..., heads, M, Dv), or None where the kernel is to compute it.
+    compute(problem): the output (..., heads, M, Dv), or None where the kernel is to compute it. no_linear: the message
+    of the error that linear attention ends in, where it would be wrong beside the substitute.
     """
 
     compute: Callable[[Problem], Tensor | None]
+    no_linear: str | None = None
 
 
 CURRENT_HOOK: ContextVar[AttentionHook | AttentionSubstitute | None] = ContextVar("attention_hook", default=None)
@@ -57,8 +60,12 @@ def attention_hook(hook: AttentionHook) -> Iterator[None]:
 
 
 @contextmanager
-def substitute_attention(compute: Callable[[Problem], Tensor | None]) -> Iterator[None]:
+def substitute_attention(
+    compute: Callable[[Problem], Tensor | None], *, no_linear: str | None = None
+) -> Iterator[None]:
     """Compute every attention in the block by `compute(problem)`, or by its kernel where that returns None.
+
+    Linear attention is computed as everywhere, or refused with the message `no_linear`.
 
     The log-sum-exp, where it is wanted, stays that of the kernel. An active hook is not called in the block.
 
@@ -69,7 +76,7 @@ def substitute_attention(compute: Callable[[Problem], Tensor | None]) -> Iterato
     >>> bool((output == 1).all())
     True
     """
-    token = CURRENT_HOOK.set(AttentionSubstitute(compute))
+    token = CURRENT_HOOK.set(AttentionSubstitute(compute, no_linear))
     try:
         yield
     finally:
@@ -80,6 +87,19 @@ def current_hook() -> AttentionHook | None:
     """The attention hook that is active in this thread; None outside of `attention_hook`, and under a substitute."""
     hook = CURRENT_HOOK.get()
     return None if isinstance(hook, AttentionSubstitute) else hook
+
+
+def refuse_linear() -> None:
+    """Raise the error of linear attention under a substitute beside which it would be wrong.
+
+    Raises:
+        ConfigurationError: there is such a substitute.
+    """
+    if torch.compiler.is_compiling():
+        return
+    hook = CURRENT_HOOK.get()
+    if isinstance(hook, AttentionSubstitute) and hook.no_linear is not None:
+        raise ConfigurationError(hook.no_linear)
 
 
 def run_with_hook(problem: Problem, kernel: Kernel, hook: AttentionHook | AttentionSubstitute) -> Result:

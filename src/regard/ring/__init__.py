@@ -7,6 +7,7 @@ from .layout import Zigzag as Zigzag
 from .layout import balanced as balanced
 from .ring_attention import attention as attention
 from .ring_attention import attention_with_lse as attention_with_lse
+from .ring_attention import sharded as sharded
 from .sharded_decode import decode as decode
 from .sharding import shard as shard
 from .sharding import unshard as unshard
@@ -21,5 +22,6 @@ __all__ = [
     "balanced",
     "decode",
     "shard",
+    "sharded",
     "unshard",
 ]

@@ -19,10 +19,11 @@ from torch import Tensor
 
 from ..core.problem import Problem
 from ..core.score_forms import AdditivePairs, DotPairs
+from ..core.symbolic_positions import Positions, positions_tensor
 from ..errors import RegardError, RingError, ShapeError
 from ..masks import Mask
 from ..utils.pytree import tree_tensors
-from .layout import RingLayout, Shards, place
+from .layout import Pieces, RingLayout, Shards, place
 from .peers import Peers
 
 FAULT = -1
@@ -55,14 +56,37 @@ def agree(peers: Peers, problem: Problem | RegardError, layout: RingLayout, sett
         ShapeError: the shards do not have the lengths of the layout, or there are more processes than tokens.
         RegardError: the error of this process's own arguments.
     """
-    described, own = {}, [0, 0, 0, 0]
+    described, own = {}, [0] * 8
     if not isinstance(problem, RegardError):
         described = {"layout": repr(layout), **describe(problem), **settings}
         seed = 0 if problem.dropout is None else int(problem.dropout.seed)
         own = [problem.queries, problem.keys, next(_calls) % CALL_NUMBERS, seed]
+        own += [*_ends(problem.query_positions), *_ends(problem.key_positions)]
     every = agree_on(peers, problem, described, own)
     queries, keys = (tuple(numbers[at] for numbers in every) for at in (0, 1))
-    return Agreement(*_shards(layout, queries, keys, peers.size), number=every[0][2], seed=every[0][3])
+    found = Agreement(*_shards(layout, queries, keys, peers.size), number=every[0][2], seed=every[0][3])
+    for name, shards, at in (("queries", found.queries, 4), ("keys", found.keys, 6)):
+        for rank, numbers in enumerate(every):
+            _check_ends(layout, name, rank, shards.pieces[rank], numbers[at : at + 2])
+    return found
+
+
+def _ends(positions: Positions | None) -> list[int]:
+    """The first and the last of positions, -1 where none are given."""
+    if positions is None:
+        return [-1, -1]
+    whole = positions_tensor(positions, None)
+    return [int(whole[0]), int(whole[-1])] if len(whole) else [-1, -1]
+
+
+def _check_ends(layout: RingLayout, name: str, rank: int, pieces: Pieces, ends: list[int]) -> None:
+    """Check the ends of positions that were given for a shard."""
+    expected = [pieces[0][0], pieces[-1][-1]]
+    if ends not in ([-1, -1], expected):
+        raise ShapeError(
+            f"the {name} of rank {rank} are given at the positions {ends[0]}..{ends[1]}, but {layout!r} gives it "
+            f"{expected[0]}..{expected[1]}: pass ring.shard(torch.arange(length), 0, layout)"
+        )
 
 
 def agree_on(

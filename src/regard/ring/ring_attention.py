@@ -7,7 +7,8 @@ Backward, keys travel again, and their gradients travel home; with the final log
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any, TypedDict, Unpack
@@ -20,6 +21,7 @@ from ..core.problem import Problem
 from ..errors import ConfigurationError, KernelError, MaskError, RegardError
 from ..kernels.batched_problem import BatchedProblem, Saved
 from ..kernels.custom_op import add_sinks, sinks_gradient
+from ..kernels.hooks import substitute_attention
 from ..kernels.validation import ScoreLike, make_problem
 from ..masks import Mask
 from ..utils.numbers import whole_number
@@ -43,6 +45,12 @@ KEY, VALUE, KEY_GRADIENT, VALUE_GRADIENT, HEADS = range(5)
 QUERY_KIND, KEY_KIND, VALUE_KIND, OUTPUT_KIND, LSE_KIND, KINDS = range(6)
 TAGS = HEADS + KINDS
 """Tags of messages that a call takes: those of the hops, then those of heads that are exchanged."""
+
+
+NO_LINEAR = (
+    "linear attention in ring.sharded would read this process's tokens alone: a ring computes softmax attention; leave "
+    "the block for a layer of linear attention, or the layer out of the model"
+)
 
 
 class RingOptions(TypedDict, total=False):
@@ -132,22 +140,93 @@ def attention_with_lse(
 
     Both have gradients. Arguments and errors are those of `attention`.
     """
-    peers, layout = Peers.from_group(group), Contiguous() if layout is None else layout
-    teams_of = whole_number("head_parallel", head_parallel)
-    try:
-        problem: Problem | RegardError = _shard_problem(query, key, value, options, kernel)
-        check_heads(problem, teams_of, peers.size)
-    except RegardError as error:
-        problem = error  # raised once the others know
-    agreed = agree(peers, problem, layout, {"kernel": repr(kernel), "head_parallel": str(teams_of)})
-    if isinstance(problem, RegardError):
-        raise problem
-    if problem.dropout is not None:
-        seed = torch.full_like(problem.dropout.seed, agreed.seed)
-        problem = replace(problem, dropout=replace(problem.dropout, seed=seed))
-    if teams_of > 1:
-        return _head_parallel(problem, peers, agreed, teams_of, kernel)
-    return _ring(problem, peers, agreed, kernel)
+    return ShardSettings.checked(layout, group, head_parallel, kernel).run(
+        lambda: make_problem(query, key, value, wants_lse=True, **options)
+    )
+
+
+@contextmanager
+def sharded(
+    layout: RingLayout | None = None, *, group: Group = None, head_parallel: int = 1, kernel: str | None = None
+) -> Iterator[None]:
+    """Compute every `regard.attention` in the block as `ring.attention`: of layers and models, too.
+
+    Tokens and their positions are those of this process: `ring.shard(tokens, 1, layout)` and
+    `ring.shard(torch.arange(N), 0, layout)`, which rotary embeddings and masks need. Sums over tokens, such as a loss,
+    are this process's part. The backward pass may run outside of the block.
+
+    Arguments and errors are those of `attention`, and:
+
+    Raises:
+        ConfigurationError: the log-sum-exp of an attention in the block is wanted, as `attention_with_lse` and lenses
+            do; positions of a batch dimension; linear attention.
+        ShapeError: positions that are not those of the layout.
+
+    >>> import torch, regard
+    >>> import torch.distributed as dist
+    >>> from regard import masks, nn, ring
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> layer = nn.Attention(nn.Projections(16, num_heads=2), mask=masks.causal())
+    >>> x = torch.randn(1, 10, 16)
+    >>> with ring.sharded(ring.Zigzag()):
+    ...     out = layer(ring.shard(x, 1, ring.Zigzag()), positions=ring.shard(torch.arange(10), 0, ring.Zigzag()))
+    >>> torch.allclose(out, layer(x), atol=1e-6)
+    True
+    >>> dist.destroy_process_group()
+    """
+    settings = ShardSettings.checked(layout, group, head_parallel, kernel)
+
+    def compute(problem: Problem) -> Tensor:
+        return settings.run(lambda: _without_lse(problem))[0]
+
+    with substitute_attention(compute, no_linear=NO_LINEAR):
+        yield
+
+
+def _without_lse(problem: Problem) -> Problem:
+    """The problem of an attention in a block, whose log-sum-exp nobody wants."""
+    if problem.wants_lse:
+        raise ConfigurationError(
+            "the log-sum-exp of an attention in ring.sharded is wanted, as regard.attention_with_lse and lenses want "
+            "it: call ring.attention_with_lse, or leave the block"
+        )
+    return replace(problem, wants_lse=True)
+
+
+@dataclass(frozen=True)
+class ShardSettings:
+    """The arguments of a ring that do not depend on the tensors: layout, processes, heads over processes, kernel."""
+
+    layout: RingLayout
+    peers: Peers
+    head_parallel: int
+    kernel: str | None
+
+    @classmethod
+    def checked(cls, layout: RingLayout | None, group: Group, head_parallel: int, kernel: str | None) -> ShardSettings:
+        """Settings from the arguments of `attention`."""
+        own = Contiguous() if layout is None else layout
+        return cls(own, Peers.from_group(group), whole_number("head_parallel", head_parallel), kernel)
+
+    def run(self, make: Callable[[], Problem]) -> tuple[Tensor, Tensor]:
+        """Output and log-sum-exp of the own rows of a shard's problem, which `make` returns or raises the error of."""
+        try:
+            problem: Problem | RegardError = make()
+            _check_shard(problem, self.kernel)
+            check_heads(problem, self.head_parallel, self.peers.size)
+        except RegardError as error:
+            problem = error  # raised once the others know
+        same = {"kernel": repr(self.kernel), "head_parallel": str(self.head_parallel)}
+        agreed = agree(self.peers, problem, self.layout, same)
+        if isinstance(problem, RegardError):
+            raise problem
+        problem = replace(problem, query_positions=None, key_positions=None)
+        if problem.dropout is not None:
+            seed = torch.full_like(problem.dropout.seed, agreed.seed)
+            problem = replace(problem, dropout=replace(problem.dropout, seed=seed))
+        if self.head_parallel > 1:
+            return _head_parallel(problem, self.peers, agreed, self.head_parallel, self.kernel)
+        return _ring(problem, self.peers, agreed, self.kernel)
 
 
 def _ring(problem: Problem, peers: Peers, agreed: Agreement, kernel: str | None) -> tuple[Tensor, Tensor]:
@@ -176,13 +255,17 @@ def _head_parallel(
     return exchange.to_heads(output, queries, OUTPUT_KIND), lse
 
 
-def _shard_problem(query: Tensor, key: Tensor, value: Tensor, options: RingOptions, kernel: str | None) -> Problem:
-    """The checked problem of a shard, without positions."""
-    problem = make_problem(query, key, value, wants_lse=True, **options)
+def _check_shard(problem: Problem, kernel: str | None) -> None:
+    """Check what a ring needs of a shard's problem beside what one process needs."""
     check_positions(problem)
+    for name, positions in (("query", problem.query_positions), ("key", problem.key_positions)):
+        if isinstance(positions, Tensor) and positions.ndim > 1:
+            raise ConfigurationError(
+                f"the {name} positions have the shape {tuple(positions.shape)}; in a ring all sequences of a batch "
+                "have the positions of the layout: give them once, ring.shard(torch.arange(length), 0, layout)"
+            )
     if kernel is not None:
         block_kernel(replace(problem, sinks=None), kernel)  # raises before anything is sent
-    return problem
 
 
 def check_positions(problem: Problem) -> None:
