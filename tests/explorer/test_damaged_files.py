@@ -243,6 +243,7 @@ CHANGES = {
     r"record 0: 'name' is '3'; it needs a word": (("records", 0, "name"), 3),
     r"record 0: its kind 'x' or its score": (("records", 0, "kind"), "x"),
     r"record 0: 'scale' is '\[\]'; it needs a finite number": (("records", 0, "scale"), []),
+    r"record 0: a score with decay has None features in \d+ columns": (("records", 0, "score"), "decayed dot"),
     r"record 0: its softcap is -2": (("records", 0, "softcap"), -2),
     r"record 0: its leading axes \[2\] need to end with its 4 heads": (("records", 0, "leading"), [2]),
     r"record 0: head_axis needs to be true or false, and the key heads": (("records", 0, "key_heads"), 3),

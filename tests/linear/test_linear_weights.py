@@ -178,7 +178,9 @@ def test_decay_over_a_long_sequence(per):
 @pytest.mark.parametrize("per", ["head", "feature"])
 def test_tiles_of_decayed_scores(per):
     query, key, _ = (tensor.double() for tensor in inputs())
-    decay = decays(per).double()
+    decay = decays(per)
+    assert decay is not None
+    decay = decay.double()
     pairs = DecayedDotPairs.from_decay(query, key, decay.unsqueeze(-1) if decay.ndim == 3 else decay)
     whole, tiles = pairs.scores().tril(), make_tile_scores(pairs)
     rows, columns = slice(33, 66), slice(10, 34)  # all of j <= i
@@ -240,7 +242,7 @@ def test_weights_of_rows_are_normalized_where_attention_is():
 # Records.
 
 
-def layers() -> dict[str, torch.nn.Module]:
+def layers() -> dict[str, regard.nn.LinearAttention]:
     def projections() -> regard.nn.Projections:
         return regard.nn.Projections(32, num_heads=4, num_kv_heads=2)
 
@@ -319,7 +321,7 @@ def test_weights_that_are_no_shares_are_refused():
     with pytest.raises(MaskError, match="no mask for linear attention"):
         regard.observe_linear_attention(query, key, value, entropy, mask=masks.window(3))
     with pytest.raises(ConfigurationError, match="needs lenses from regard.lenses"):
-        regard.observe_linear_attention(query, key, value, lenses.Entropy)
+        regard.observe_linear_attention(query, key, value, lenses.Entropy)  # type: ignore[arg-type]
 
 
 def test_what_sums_over_keys_cannot_have_is_refused_by_name():

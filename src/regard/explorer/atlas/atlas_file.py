@@ -200,7 +200,7 @@ def _check_arrays(record: dict[str, Any], sizes: Sizes) -> None:
 def _check_features(record: dict[str, Any], queries: int, keys: int, dim: int) -> None:
     """Check that queries and keys are of one sequence, and have features and one or as many decays, in two terms."""
     features = record.get("features")
-    if queries != keys or not _is_count(features) or dim not in (features + 2, 3 * features):
+    if queries != keys or not isinstance(features, int) or features < 1 or dim not in (features + 2, 3 * features):
         _fail(
             f"a score with decay has {features!r} features in {dim} columns for {queries} queries and {keys} keys; it "
             "needs as many queries as keys, and two columns for each decay"
