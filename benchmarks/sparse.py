@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import regard
-from regard import masks
+from regard import lenses, masks
 from regard.masks import Mask
 
 N, HEADS, DIM, ROUNDS = 16384, 2, 64, 5
@@ -96,11 +96,28 @@ def growth(n: int) -> None:
     print(f"\nGoal: {met(last / first, 9, most=True)}; the limit is 8.")
 
 
+def looking(n: int) -> None:
+    """Lenses, with the forward pass before them: as a share of the same under plain causal attention."""
+    chosen = {"Entropy()": lenses.Entropy(), "Pooled((64, 64))": lenses.Pooled((64, 64)), "TopK(4)": lenses.TopK(4)}
+    rows = []
+    for lens_name, lens in chosen.items():
+        works = {
+            name: torch.no_grad()(partial(regard.observe, *tensors(n), lens, mask=mask))
+            for name, mask in {"causal()": CAUSAL, **PATTERNS}.items()
+        }
+        spent = _timing.in_turn(works, rounds=ROUNDS)
+        rows += [
+            [lens_name, name, milliseconds(spent[name]), f"{spent[name] / spent['causal()']:.1%}"] for name in PATTERNS
+        ]
+    table(f"Lenses by the parts of masks, n = {n:,}", ["lens", "mask", "time", "of causal()"], rows)
+
+
 def main(n: int = N) -> None:
     print(_timing.machine())
     per_pair(n)
     against_torch(n)
     growth(n)
+    looking(n)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ are those of the whole problem.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
@@ -39,6 +39,10 @@ class ResidueClasses:
     step: int
     classes: int
     length: int
+
+    def part(self, classes: slice) -> ResidueClasses:
+        """Some of the classes."""
+        return replace(self, first=self.first + classes.start, classes=classes.stop - classes.start)
 
     def count(self, length: int) -> int:
         """How many indices of `length` these are."""
@@ -115,23 +119,13 @@ class DecomposedKernel:
 
     def why_not(self, problem: Problem) -> list[str]:
         """Masks without parts, and what is not a function of positions."""
-        mask = problem.mask
-        if mask is None or not mask.parts:
-            return ["the mask does not fall into dense parts by residues, columns or rows"]
-        reasons = []
-        if problem.shift is None or problem.step != 1:
-            reasons.append("its parts are selected by consecutive positions")
-        if not mask.by_position:
-            reasons.append("the mask has a tensor over all pairs, whose rows and columns keep their order")
-        if problem.bias is not None and not isinstance(problem.bias, RelativeBias):
-            reasons.append("of all biases it adds those by distance alone")
-        return reasons
+        return reasons_against_parts(problem)
 
     def cost(self, problem: Problem) -> Cost:
         """The work of all parts, and of merging their results."""
         total = Cost(0.0, 0.0, calls=operator_calls(problem) * problem.inputs_require_grad())
         parts = []
-        for selection in _selections(problem):
+        for selection in selections(problem):
             kernel = self._kernel(selection.problem)
             own, rows = kernel.cost(selection.problem), selection.problem.weights_shape[:-1].numel()
             total = Cost(
@@ -156,15 +150,15 @@ class DecomposedKernel:
         problem, (batch, heads, queries, _) = batched.problem, batched.shape
         output = at_least_float32(batched.value).new_empty(batch, heads, queries, batched.value.shape[-1])
         lse = output.new_empty(batch, heads, queries, 1)
-        selections = list(_selections(problem))
+        found = list(selections(problem))
         # The selections of one part have each row once at most: if they have all rows, nothing is merged with.
-        first = [selection for selection in selections if selection.part is selections[0].part]
+        first = [selection for selection in found if selection.part is found[0].part]
         if sum(selection.rows.count(queries) for selection in first) < queries:
             output.zero_()
             lse.fill_(float("-inf"))
             first = []
         into = batched.split_batch(output), batched.split_batch(lse)
-        for at, selection in enumerate(selections):
+        for at, selection in enumerate(found):
             self._forward_part(selection, *into, accumulate=at >= len(first))
         return output.to(batched.value.dtype), lse.squeeze(-1)
 
@@ -190,7 +184,7 @@ class DecomposedKernel:
         problem, gradients = batched.problem, batched.zero_gradients(bias=saved.needs_bias_grad)
         whole = [batched.split_batch(tensor) for tensor in (gradients.query, gradients.key, gradients.value)]
         above = saved.output, saved.lse.unsqueeze(-1), saved.grad_output, saved.grad_lse.unsqueeze(-1)
-        for selection in _selections(problem):
+        for selection in selections(problem):
             rows, columns = selection.rows, selection.columns
             output, lse, grad_output, grad_lse = (
                 rows.select(batched.split_batch(tensor)).flatten(0, -4) for tensor in above
@@ -228,20 +222,46 @@ class DecomposedKernel:
         return memoize(problem, ("kernel of a part", kind, options, rates_key()), compute)
 
 
-def _selections(problem: Problem) -> Iterator[Selection]:
+def reasons_against_parts(problem: Problem) -> list[str]:
+    """Why a problem is not computed part by part; empty if it can be."""
+    mask = problem.mask
+    if mask is None or not mask.parts:
+        return ["the mask does not fall into dense parts by residues, columns or rows"]
+    reasons = []
+    if problem.shift is None or problem.step != 1:
+        reasons.append("its parts are selected by consecutive positions")
+    if not mask.by_position:
+        reasons.append("the mask has a tensor over all pairs, whose rows and columns keep their order")
+    if problem.bias is not None and not isinstance(problem.bias, RelativeBias):
+        reasons.append("of all biases it adds those by distance alone")
+    return reasons
+
+
+Split: TypeAlias = Callable[[ResidueClasses, ResidueClasses], Sequence[slice]]
+"""Slices of the neighbouring residue classes of rows and columns that are computed together."""
+
+
+def all_classes(rows: ResidueClasses, columns: ResidueClasses) -> Sequence[slice]:
+    """All classes together."""
+    return [slice(0, rows.classes)]
+
+
+def selections(problem: Problem, split: Split = all_classes) -> Iterator[Selection]:
     """The problems of all parts of the mask; a part by residues has several where classes differ in length."""
     for part in () if problem.mask is None else problem.mask.parts:
-        for rows, columns, *positions in _axes(part, problem):
+        for rows, columns, *positions in _axes(part, problem, split):
             yield Selection(part, rows, columns, _part_problem(problem, part, rows, columns, *positions))
 
 
-def _axes(part: Part, problem: Problem) -> Iterator[tuple[Axis, Axis, Positions, Positions]]:
+def _axes(part: Part, problem: Problem, split: Split) -> Iterator[tuple[Axis, Axis, Positions, Positions]]:
     """Rows, columns and the positions of both, of the problems that a part falls into."""
     queries, keys = _position_ranges(problem)
     if part.step > 1:
         for rows, columns in residue_classes(queries, keys, part.step):
-            row_positions = _class_positions(queries.start, rows, part, problem)
-            yield rows, columns, row_positions, _class_positions(keys.start, columns, part, problem)
+            for classes in split(rows, columns):
+                axes = rows.part(classes), columns.part(classes)
+                starts = (queries.start, axes[0]), (keys.start, axes[1])
+                yield *axes, *(_class_positions(start, axis, part, problem) for start, axis in starts)
         return
     selected = [
         (ALL, positions) if chosen is None else _chosen(chosen, positions, problem.value.device)

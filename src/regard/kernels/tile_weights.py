@@ -25,6 +25,7 @@ from .batched_problem import BatchedProblem
 from .mask_tiles import batch_layouts, split_slice
 from .native_inputs import native_problems, native_reasons
 from .online_softmax import MIN_TILE_SIDE, batches_per_tile, tile_size
+from .part_reductions import prefers_parts, reduce_parts
 from .tile_scores import LOG2_E, make_tile_bias, make_tile_scores
 
 FAR = 1e30
@@ -207,6 +208,9 @@ def _run_native_reductions(problem: Problem, lse: Tensor, reductions: list[Reduc
     if requests:
         batched = BatchedProblem.from_problem(problem)
         lse = lse.reshape(batched.shape[:3])
+        if prefers_parts(problem):
+            reduce_parts(problem, lse, list(requests.values()))
+            return [reduction for reduction in reductions if reduction not in requests]
         for batch, part in native_problems(batched):
             native.reduce_weights(part, lse[batch], [form.part(batch) for form in requests.values()])
     return [reduction for reduction in reductions if reduction not in requests]
