@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import Tensor
 
 import regard
 from regard import masks
@@ -11,8 +12,9 @@ from regard.lenses import Entropy, Pooled
 from regard.linear import Elu, FavorPlus
 
 
-def tensors(*shape):
-    return torch.randn(3, *(shape or (2, 3, 64, 8)), generator=torch.Generator().manual_seed(0))
+def tensors(*shape) -> tuple[Tensor, Tensor, Tensor]:
+    query, key, value = torch.randn(3, *(shape or (2, 3, 64, 8)), generator=torch.Generator().manual_seed(0))
+    return query, key, value
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +106,7 @@ def test_redraws_of_a_random_projection():
 def test_nan_behind_the_mask_changes_nothing_and_before_it_is_shown():
     query, key, value = tensors(6, 8)
     key[5], value[5] = float("nan"), float("nan")
-    clean = regard.approximation(query, key, value, Elu(), mask=masks.padding(lengths=5), lengths=())
+    clean = regard.approximation(query, key, value, Elu(), mask=masks.padding(lengths=torch.tensor(5)), lengths=())
     assert clean.rows.isfinite().all()
     assert clean.weights is not None
     assert clean.weights.total_variation.isfinite().all()

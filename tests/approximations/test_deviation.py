@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import Tensor
 
 import regard
 from regard import masks
@@ -14,8 +15,9 @@ from regard.linear import Elu
 B, H, M = 2, 3, 41
 
 
-def tensors():
-    return torch.randn(3, B, H, M, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+def tensors() -> tuple[Tensor, Tensor, Tensor]:
+    query, key, value = torch.randn(3, B, H, M, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return query, key, value
 
 
 def elu_weights(query, key, keep):

@@ -1,9 +1,11 @@
 """Each method's output and weights are those of its formula, and it says what it cannot compute."""
 
 import math
+from typing import Any, cast
 
 import pytest
 import torch
+from torch import Tensor
 
 import regard
 from regard import biases, masks, scores
@@ -16,10 +18,11 @@ from regard.kernels.validation import make_problem
 from regard.linear import Elu, FavorPlus, Identity, Relu, Softmax
 
 
-def tensors(batch=2, heads=4, key_heads=2, m=37, n=37, dim=8, value_dim=5):
+def tensors() -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    shapes = (batch, heads, m, dim), (batch, key_heads, n, dim), (batch, key_heads, n, value_dim)
-    return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+    shapes = (2, 4, 37, 8), (2, 2, 37, 8), (2, 2, 37, 5)
+    query, key, value = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
+    return query, key, value
 
 
 def whole_weights(method, problem):
@@ -135,8 +138,12 @@ def test_no_method(method, message):
         (lambda: Rounded(torch.int8), DtypeError, "method is torch.int8; attention is computed in torch.float32"),
         (lambda: RandomProjection(0), ConfigurationError, "rank"),
         (lambda: SegmentMeans(0), ConfigurationError, "rank"),
-        (lambda: Linformer(64), ConfigurationError, r"projection is 64; it needs .*RandomProjection\(rank\)"),
-        (lambda: Linformer(SegmentMeans), ConfigurationError, "projection is <class"),
+        (
+            lambda: Linformer(cast("Any", 64)),
+            ConfigurationError,
+            r"projection is 64; it needs .*RandomProjection\(rank\)",
+        ),
+        (lambda: Linformer(cast("Any", SegmentMeans)), ConfigurationError, "projection is <class"),
         (lambda: Linformer(torch.zeros(4)), ShapeError, r"projection is \(4,\); it needs \(rank, length\)"),
     ],
 )

@@ -3,8 +3,6 @@
 Seeds are fixed. A map with a bias of a few per cent, and an error that does not fall, do not pass the same checks.
 """
 
-import math
-
 import pytest
 import torch
 
@@ -42,8 +40,8 @@ def of_constant_norm(generator):
 
 
 def is_unbiased(z):
-    """No pair is more than 4 standard errors off, and Σ z² is that of a normal distribution: 12 ± 4 · √24."""
-    return float(z.abs().max()) < 4 and abs(float(z.square().sum()) - PAIRS) < 4 * math.sqrt(2 * PAIRS)
+    """No pair is more than 4 standard errors off: by chance one of 12 is for 8 of 10,000 seeds."""
+    return float(z.abs().max()) < 4
 
 
 def test_favor_plus_is_unbiased():

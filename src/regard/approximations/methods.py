@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from ..attention import attention, run_problem
 from ..core.grid import Grid
 from ..core.log_sum_exp import with_exact_lse
 from ..core.problem import Problem
-from ..core.score_forms import DotPairs, at_least_float32, per_head
+from ..core.score_forms import AdditivePairs, DotPairs, at_least_float32, per_head
 from ..errors import ConfigurationError, DtypeError, MaskError, RegardError, ShapeError
 from ..kernels import zero_nonfinite_inputs
 from ..kernels.batched_problem import BatchedProblem
@@ -98,7 +98,7 @@ def as_method(method: Any) -> Method:
     if isinstance(method, torch.dtype):
         return Rounded(method)
     if callable(method) and not isinstance(method, type):
-        return Linearized(method)
+        return Linearized(cast("FeatureMap", method))
     made = f"; make one, as {method.__name__}(...)" if isinstance(method, type) else ""
     raise ConfigurationError(f"method is {method!r}{made}: it needs {KNOWN}")
 
@@ -509,6 +509,6 @@ def _cast(problem: Problem, dtype: torch.dtype) -> Problem:
     """The problem with its pairs and values in another dtype."""
     pairs = problem.pairs
     changed: dict[str, Any] = {"query": pairs.query.to(dtype), "key": pairs.key.to(dtype)}
-    if not isinstance(pairs, DotPairs):
+    if isinstance(pairs, AdditivePairs):
         changed["weight"] = pairs.weight.to(dtype)
     return replace(problem, pairs=replace(pairs, **changed), value=problem.value.to(dtype))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import pairwise
 from operator import and_
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -128,7 +129,8 @@ def _times(problem: Problem, method: Method) -> tuple[float, float]:
 
 def time_in_turn(first: Callable[[], object], second: Callable[[], object], like: Tensor) -> tuple[float, float]:
     """Median seconds of two functions, run in turn after one run of each that does not count."""
-    first(), second()
+    first()
+    second()
     seconds: tuple[list[float], list[float]] = ([], [])
     started = time.perf_counter()
     for _ in range(MOST_ROUNDS):
@@ -195,7 +197,7 @@ def peak_memory(function: Callable[[], object], device: torch.device) -> int | N
         function()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
-    if device.type != "cpu" or torch.autograd._profiler_enabled():
+    if device.type != "cpu" or torch._C._autograd._profiler_enabled():
         return None
     variable, quiet = "KINETO_LOG_LEVEL", os.environ.get("KINETO_LOG_LEVEL")
     if quiet is None:
@@ -208,7 +210,8 @@ def peak_memory(function: Callable[[], object], device: torch.device) -> int | N
         if quiet is None:
             del os.environ[variable]
     now = peak = 0
-    for event in profile.kineto_results.events() if profile.kineto_results is not None else ():
+    results: Any = None if profile is None else profile.kineto_results
+    for event in [] if results is None else results.events():
         if event.name() == "[memory]":
             now += event.nbytes()
             peak = max(peak, now)
