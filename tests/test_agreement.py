@@ -19,7 +19,7 @@ SMALL = (
     *ON_CPU,
     BlockSparseKernel((3, 2), 3),
     DecodeKernel(2),
-    DecodeKernel(long=1),
+    DecodeKernel(min_native_keys=1),
     AdditiveKernel(16),
     TiledKernel(16),
 )
@@ -27,7 +27,7 @@ MIDDLE = (
     *ON_CPU,
     BlockSparseKernel((64, 64), 64),
     DecodeKernel(64),
-    DecodeKernel(long=1),
+    DecodeKernel(min_native_keys=1),
     AdditiveKernel(2**12),
     TiledKernel(2**12),
 )
@@ -42,21 +42,21 @@ def admitted(kernels: Sequence[Kernel], among: Sequence[Case]) -> list:
 
 @pytest.mark.covering(strength=2, within=["kernel"])
 @pytest.mark.parametrize(("kernel", "case"), admitted(SMALL, cases()))
-def test_a_kernel_agrees_with_the_formula(kernel: str, case: Case, monkeypatch):
+def test_a_kernel_agrees_with_the_oracle(kernel: str, case: Case, monkeypatch):
     monkeypatch.setattr(mask_tiles, "MAX_WASTED_PAIRS", 0)  # batches that differ are computed apart, however small
     assert_agrees(KERNEL_BY_NAME[kernel], case)
 
 
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize(("kernel", "case"), admitted(MIDDLE, long_cases()))
-def test_a_kernel_agrees_with_the_formula_over_many_tiles(kernel: str, case: Case):
+def test_a_kernel_agrees_with_the_oracle_over_many_tiles(kernel: str, case: Case):
     assert_agrees(KERNEL_BY_NAME[kernel], case)
 
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 @pytest.mark.parametrize("kernel", KERNEL_BY_NAME)
-def test_a_kernel_agrees_with_the_formula_on_a_gpu(kernel: str):
+def test_a_kernel_agrees_with_the_oracle_on_a_gpu(kernel: str):
     wrong = []
     for own, case in suite([KERNEL_BY_NAME[kernel]], among=[*cases(), *long_cases()], device="cuda"):
         try:

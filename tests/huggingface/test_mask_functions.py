@@ -5,7 +5,7 @@ import torch
 from transformers import masking_utils as theirs
 
 from regard.errors import MaskError
-from regard.huggingface.mask_tensor import SymbolicMask, symbolic_mask
+from regard.huggingface.mask_tensor import LazyMaskTensor, symbolic_mask
 from regard.masks.base import And, Or
 from regard.masks.mask_mod import MaskModMask
 from regard.masks.tensor_mask import TensorMask
@@ -76,7 +76,7 @@ def both(function, frame, tokens=None, **options):
     expected = theirs.sdpa_mask(**arguments, allow_is_causal_skip=False, **options)
     assert expected is not None
     mine = symbolic_mask(**arguments, allow_is_causal_skip=True, **options)
-    assert isinstance(mine, SymbolicMask)
+    assert isinstance(mine, LazyMaskTensor)
     return mine, expected
 
 

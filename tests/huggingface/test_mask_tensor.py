@@ -10,13 +10,13 @@ from transformers.models.bigbird_pegasus.modeling_bigbird_pegasus import BigBird
 
 import regard.huggingface
 from regard.errors import MaskError
-from regard.huggingface.mask_tensor import SymbolicMask, symbolic_mask
+from regard.huggingface.mask_tensor import LazyMaskTensor, symbolic_mask
 from regard.masks import causal
 
 
 def made(**arguments):
     mask = symbolic_mask(**arguments)
-    assert isinstance(mask, SymbolicMask)
+    assert isinstance(mask, LazyMaskTensor)
     return mask
 
 
@@ -33,7 +33,7 @@ def test_it_looks_like_a_bool_tensor(mask):
     assert torch.is_tensor(mask)
     assert (mask.shape, mask.dtype, mask.ndim, mask.device.type) == ((2, 1, 3, 5), torch.bool, 4, "cpu")
     assert mask.size(-1) == len(mask[0, 0, 0]) == 5
-    assert repr(mask) == "SymbolicMask(causal(), (2, 1, 3, 5))"
+    assert repr(mask) == "LazyMaskTensor(causal(), (2, 1, 3, 5))"
 
 
 HANDED_ON = {
@@ -51,7 +51,7 @@ HANDED_ON = {
 @pytest.mark.parametrize("hand_on", HANDED_ON.values(), ids=HANDED_ON)
 def test_handed_on_it_stays_a_symbol(mask, hand_on):
     after = hand_on(mask)
-    assert isinstance(after, SymbolicMask)
+    assert isinstance(after, LazyMaskTensor)
     assert repr(after.symbol) == "causal()"
     assert after.contents.elements is None
     assert after.device == after.contents.extent.device == after.contents.reachable.device
@@ -92,7 +92,7 @@ PARTS = {
 @pytest.mark.parametrize(("part", "expected"), PARTS.values(), ids=PARTS)
 def test_a_part_is_booleans_of_the_same_meaning(mask, part, expected):
     after = part(mask)
-    assert isinstance(after, SymbolicMask)
+    assert isinstance(after, LazyMaskTensor)
     assert after.symbol is None
     assert after.shape == expected.shape
     assert torch.equal(after.dense(), expected)

@@ -12,7 +12,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 from transformers.models.bert.modeling_bert import eager_attention_forward
 
 import regard.huggingface
-from regard.huggingface.mask_tensor import SymbolicMask, needs_additive_masks, symbolic_mask
+from regard.huggingface.mask_tensor import LazyMaskTensor, needs_additive_masks, symbolic_mask
 
 LEAST = torch.finfo(torch.float32).min
 
@@ -126,11 +126,11 @@ def test_as_booleans_they_are_true_where_they_are_not_0():
 
 def test_it_looks_like_numbers_and_stays_a_symbol():
     mask, theirs = both_masks()
-    assert isinstance(mask, SymbolicMask)
+    assert isinstance(mask, LazyMaskTensor)
     assert (mask.dtype, mask.shape, mask.is_floating_point()) == (torch.float32, theirs.shape, True)
     for after in (mask, mask.contiguous(), mask.to(torch.float32), mask[:, :, :, :5], mask.to("meta")):
-        assert isinstance(after, SymbolicMask)
-        assert repr(after) == "SymbolicMask(causal(), (2, 1, 5, 5))"
+        assert isinstance(after, LazyMaskTensor)
+        assert repr(after) == "LazyMaskTensor(causal(), (2, 1, 5, 5))"
         assert after.contents.elements is None
 
 

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from regard.native import additive_tiles, build, few_queries, flash, reductions
+from regard.native import additive_tiles, build, decode_rows, flash, reductions
 
 HEADERS = {path.name: path.read_text("utf-8") for path in sorted(build.SOURCES.glob("*.h"))}
 
@@ -77,7 +77,7 @@ def test_offsets_and_sizes(tmp_path):
 def test_constants():
     for header, constants in {
         "additive.h": {"STRIP": additive_tiles.STRIP, "BAND": additive_tiles.BAND},
-        "decode.h": {"MOST_ROWS": few_queries.MOST_ROWS, "CHUNK": few_queries.CHUNK},
+        "decode.h": {"MOST_ROWS": decode_rows.MOST_ROWS, "CHUNK": decode_rows.CHUNK},
         "flash.h": {"BLOCK": flash.BLOCK, "MOST_BLOCKS": flash.MOST_BLOCKS},
     }.items():
         for name, value in constants.items():

@@ -3,6 +3,7 @@ from itertools import combinations, product
 import pytest
 import torch
 
+from regard import masks
 from regard.testing import Case, cases, long_cases, make_inputs, random_cases
 from regard.testing.cases import (
     AXES,
@@ -167,3 +168,19 @@ def test_poison_in_one_place(name):
 
 def test_each_mask_of_the_table_is_drawn():
     assert {case.mask for case in cases(2)} == {"all", *MASK_CASES}
+
+
+def mask_classes(mask: masks.Mask | None) -> set[type]:
+    """The classes of a mask and of all its operands."""
+    return set() if mask is None else {type(mask)}.union(*(mask_classes(operand) for operand in mask.operands))
+
+
+def subclasses(parent: type) -> set[type]:
+    return set(parent.__subclasses__()).union(*(subclasses(child) for child in parent.__subclasses__()))
+
+
+def test_every_mask_has_a_case():
+    of_library = {each for each in subclasses(masks.Mask) if each.__module__.startswith("regard.masks.")}
+    drawn = set().union(*(mask_classes(make_inputs(case).mask) for case in cases(2)))
+    # A base class, a part of `GlobalTokens`, and what `from_block_mask` returns, which tests/masks/test_flex.py holds.
+    assert {each.__name__ for each in of_library - drawn} == {"BinaryMask", "GlobalKeys", "BlockLayout"}

@@ -1,7 +1,12 @@
 """Dropout of attention weights as a hash of the seed, the batch, the head and the two positions.
 
 Nothing is stored: any kernel drops the same weights, in any tile, forward and backward. A shard of a longer sequence,
-with its positions in the whole, drops the weights that the whole sequence would.
+with its positions in the whole and the same seed (`torch.manual_seed` before the call on each shard), drops the weights
+that the whole sequence would. A shard of heads does so with `head_block`.
+A shard of a batch does not: head numbers are counted from 0 in each call.
+
+The hash is computed in three places, which tests hold together: here; in C, `dropout_mask` of `native/tile.h`, from the
+hashes of rows and columns that are computed here; and in the oracle's `dropout_keeps`, with Python's integers.
 """
 
 from __future__ import annotations
@@ -21,38 +26,39 @@ class Dropout:
     """Each weight is dropped with `probability`; the others are divided by 1 - probability.
 
     seed: an int64 tensor of shape (), drawn from torch's generator, so that `torch.manual_seed` repeats it.
-    The probability is exact to 2⁻³². heads: head numbers are taken modulo it, where a part of a problem has its batches
-    and heads several times over; None: as they are. head_block: where a problem has some heads of a larger one, (number,
-    first, all): how many it has of each batch, the first of them, and how many the larger one has.
+    The probability is exact to 2⁻³². head_count: head numbers are taken modulo it, where a problem is a part of another
+    one and has the batches and heads of that one several times over (`decomposed`); None: as they are. head_block:
+    where a problem has some heads of a larger one, (number, first, all): how many it has of each batch, the first of
+    them, and how many the larger one has.
     """
 
     probability: float
     seed: Tensor
-    heads: int | None = None
+    head_count: int | None = None
     head_block: tuple[int, int, int] | None = None
 
-    def dropout_mask(self, heads: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+    def dropout_mask(self, head_numbers: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
         """The mask of a tile, float32 (b, heads, m, n): 0 where the weight is dropped, 1 where it is not.
 
-        Shapes, all int64: heads (b, heads, 1), the number batch · heads + head of each head of the whole problem;
+        Shapes, all int64: head_numbers (b, heads, 1), batch · heads + head for each head of the whole problem;
         queries (m,) or (b, 1, m) and keys (n,) or (b, 1, n), their positions in the whole sequence.
         """
-        rows, columns = self.hashes(heads, queries, keys)
+        rows, columns = self.hashes(head_numbers, queries, keys)
         bits = _hash32_(rows.unsqueeze(-1) + columns.unsqueeze(-2))
         # Written back as numbers: a comparison that makes booleans, and a product with them, take five times as long.
         return torch.ge(bits, self.threshold, out=bits).float()
 
-    def hashes(self, heads: Tensor, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    def hashes(self, head_numbers: Tensor, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         """int32 hashes of the rows, (b, heads, m), and of the columns, (n,) or (b, 1, n), of a tile.
 
         Arguments are those of `dropout_mask`. A weight is dropped where `_hash32_(row hash + column hash)` is below
         `threshold`.
         """
-        heads = heads if self.heads is None else heads % self.heads
+        numbers = head_numbers if self.head_count is None else head_numbers % self.head_count
         if self.head_block is not None:
             number, first, every = self.head_block
-            heads = heads // number * every + first + heads % number
-        return _hash64(_hash64(self.seed + heads) + queries).int(), _hash64(self.seed - 1 - keys).int()
+            numbers = numbers // number * every + first + numbers % number
+        return _hash64(_hash64(self.seed + numbers) + queries).int(), _hash64(self.seed - 1 - keys).int()
 
     @property
     def threshold(self) -> int:

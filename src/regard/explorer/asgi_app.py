@@ -1,6 +1,6 @@
 """The ASGI application of the explorer: a page and read-only atlases on one machine, behind a random token.
 
-Requests are GET, below the token, for this host and from this page. No part of a request is ever a path of the file
+Requests are GET, below the token, for this host and from no other page. No part of a request is ever a path of the file
 system, and every answer is a function of one atlas, named by its number, and the checked query. Where a model can be
 run on another text, `RerunEndpoint` takes the text by POST, one run at a time.
 
@@ -82,7 +82,7 @@ class RerunEndpoint:
     async def answer(self, request: Request) -> Response:
         """Run the model; respond with the atlases, 4xx if the text cannot be read, 5xx if the model fails."""
         try:
-            text = await _text(request)
+            text = await _posted_text(request)
         except RequestRefused as error:
             return error_response(error.status, str(error))
         except ClientDisconnect:
@@ -125,7 +125,8 @@ async def _watch(request: Request, stop: Event) -> None:
     stop.set()
 
 
-async def _text(request: Request) -> str:
+async def _posted_text(request: Request) -> str:
+    """The text in the body of a request, checked: its type, its size, UTF-8."""
     if request.headers.get("content-type", "").split(";")[0].strip().lower() != KIND:
         raise RequestRefused(415, f"a text is taken as {KIND} in UTF-8")
     if request.scope["query_string"]:
@@ -188,9 +189,9 @@ def application(collection: Collection, bundle: WebBundle, *, token: str, port: 
 
 
 class RequestGuard:
-    """Middleware that passes GET requests to this host, from its own page, below the token, and refuses all others.
+    """Middleware that passes GET requests to this host, below the token and from no other page; all else is refused.
 
-    What is in `posts` is asked by POST instead, and then only by a page that says to be this server's.
+    An Origin header, if there is one, must be this server's. Paths in `posts` take POST instead, which requires it.
     """
 
     def __init__(self, inner: ASGIApp, token: str, port: int, posts: set[str]) -> None:

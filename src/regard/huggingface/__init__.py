@@ -9,7 +9,7 @@
 torch.Size([1, 2, 5, 5])
 """
 
-from .mask_tensor import SymbolicMask as SymbolicMask
+from .mask_tensor import LazyMaskTensor as LazyMaskTensor
 from .observe_model import Views as Views
 from .observe_model import observing as observing
 from .register import NAME as NAME
@@ -17,4 +17,4 @@ from .register import AttentionSwapReport as AttentionSwapReport
 from .register import register as register
 from .register import swap as swap
 
-__all__ = ["NAME", "AttentionSwapReport", "SymbolicMask", "Views", "observing", "register", "swap"]
+__all__ = ["NAME", "AttentionSwapReport", "LazyMaskTensor", "Views", "observing", "register", "swap"]

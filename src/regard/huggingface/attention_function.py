@@ -19,7 +19,7 @@ from ..kernels.validation import AttentionOptions
 from ..lenses import Weights
 from ..masks import Mask
 from .mask_functions import EVERYTHING, intersection
-from .mask_tensor import SymbolicMask
+from .mask_tensor import LazyMaskTensor
 from .observe_model import active_observer
 
 SUPPORTED_KEYWORDS = frozenset(
@@ -127,7 +127,7 @@ def attend(
     `output_attentions` requests them, else None; they are those before dropout, and 0 in a row that attends to nothing
     (eager returns the mean of all values there, at padded positions, which are not used).
 
-    The mask is a `SymbolicMask` or a tensor of four axes: bool, True = attend, or floats, which are added to the
+    The mask is a `LazyMaskTensor` or a tensor of four axes: bool, True = attend, or floats, which are added to the
     scores. Without a mask, a module that is causal attends causally.
 
     Raises:
@@ -166,7 +166,7 @@ def _mask_and_bias(
     queries, keys = query.shape[-2], key.shape[-2]
     if mask is None:
         pairs = MaskAndBias(keys, _unmasked(module, queries, keys, keywords))
-    elif isinstance(mask, SymbolicMask) and (symbol := mask.symbol) is not None:
+    elif isinstance(mask, LazyMaskTensor) and (symbol := mask.symbol) is not None:
         if tuple(mask.shape[-2:]) != (queries, keys):
             raise MaskError(
                 f"{type(module).__name__} has {queries} queries and {keys} keys, but its mask {mask!r} was made for "
@@ -174,7 +174,7 @@ def _mask_and_bias(
             )
         pairs = MaskAndBias(mask.reachable_keys, symbol, query_positions=mask.query_positions)
     else:
-        pairs = _from_tensor(module, mask.dense() if isinstance(mask, SymbolicMask) else mask, queries, keys)
+        pairs = _from_tensor(module, mask.dense() if isinstance(mask, LazyMaskTensor) else mask, queries, keys)
     documents = _documents(module, query, keys, keywords)
     if not documents:
         return pairs

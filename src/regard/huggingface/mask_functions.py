@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import reduce, wraps
 from operator import and_, or_
 from typing import Any
 
@@ -79,9 +79,13 @@ def convert(function: MaskFunction, extent: MaskExtent) -> Mask:
 
 
 def evaluate(function: MaskFunction, extent: MaskExtent) -> Mask:
-    """The mask of an unknown function: traced by `masks.from_mod`, or evaluated on all pairs."""
+    """The mask of an unknown function: `masks.from_mod`, or, if that refuses it, the tensor of all its pairs.
+
+    A function that raises for the first pair may not for others: it becomes `from_mod` too, and attention raises.
+    """
     offset = extent.key_offset
 
+    @wraps(function)  # errors and pictures name the user's function
     def relative_to_first_key(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return function(batch, head, query + offset, key + offset)
 
@@ -89,7 +93,7 @@ def evaluate(function: MaskFunction, extent: MaskExtent) -> Mask:
         try:
             return masks.from_mod(relative_to_first_key, batch=batch)
         except MaskError:
-            continue  # it depends on the batch index, or cannot be traced for one pair
+            continue  # it depends on the batch index, on the head, or returns anything but one bool
     from transformers.masking_utils import sdpa_mask
 
     pairs = sdpa_mask(
@@ -114,7 +118,7 @@ def padding_mask(tokens: Tensor, extent: MaskExtent) -> Mask:
     return EVERYTHING if bool(tokens.all()) else masks.from_huggingface(tokens)
 
 
-def is_causal(mask: Mask) -> bool:
+def is_causal_mask(mask: Mask) -> bool:
     """Whether no query attends to a later key, as far as it can be decided; False where it cannot."""
     match mask:
         case Causal():
@@ -122,9 +126,9 @@ def is_causal(mask: Mask) -> bool:
         case Window(after=after):
             return after == 0
         case And(left=left, right=right):
-            return is_causal(left) or is_causal(right)
+            return is_causal_mask(left) or is_causal_mask(right)
         case Or(left=left, right=right):
-            return is_causal(left) and is_causal(right)
+            return is_causal_mask(left) and is_causal_mask(right)
     return False
 
 

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 
 from ..errors import MaskError
 from ..masks import Mask
-from .mask_functions import MaskExtent, MaskFunction, convert, intersection, is_causal, padding_mask
+from .mask_functions import MaskExtent, MaskFunction, convert, intersection, is_causal_mask, padding_mask
 
 
 def additive_mask(keep: Tensor, dtype: torch.dtype) -> Tensor:
@@ -71,7 +71,7 @@ class MaskContents:
         return self.elements
 
 
-class SymbolicMask(Tensor):
+class LazyMaskTensor(Tensor):
     """A lazy mask tensor (batch, 1, M, N): a symbolic mask, and its elements once an operation needs them.
 
     Its dtype is the one that the model expects: booleans, True = attend, for a model that supports sdpa; else the
@@ -91,7 +91,7 @@ class SymbolicMask(Tensor):
     contents: MaskContents
 
     @staticmethod
-    def __new__(cls, contents: MaskContents) -> SymbolicMask:
+    def __new__(cls, contents: MaskContents) -> LazyMaskTensor:
         elements = contents.elements
         shape = contents.extent.shape if elements is None else elements.shape
         strides = None if elements is None else elements.stride()
@@ -130,7 +130,7 @@ class SymbolicMask(Tensor):
         return self.dense().numpy(force=force)
 
     def __repr__(self, *, tensor_contents: object = None) -> str:
-        return f"SymbolicMask({self.symbol!r}, {tuple(self.shape)})"
+        return f"LazyMaskTensor({self.symbol!r}, {tuple(self.shape)})"
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -143,7 +143,7 @@ class SymbolicMask(Tensor):
             return _convert_copy(args[0], kwargs)
         added_to = _floating_dtype(args[:2]) if func in _ADDITIONS else None
 
-        def as_tensor(mask: SymbolicMask) -> Tensor:
+        def as_tensor(mask: LazyMaskTensor) -> Tensor:
             if added_to is None or mask.dtype != torch.bool:
                 return mask.dense()
             return additive_mask(mask.dense(), added_to)
@@ -152,7 +152,7 @@ class SymbolicMask(Tensor):
         return cls(replace(args[0].contents, mask=None, elements=result)) if func in _VIEWS else result
 
 
-def _convert_copy(mask: SymbolicMask, kwargs: dict) -> Tensor:
+def _convert_copy(mask: LazyMaskTensor, kwargs: dict) -> Tensor:
     """The mask on another device, still symbolic; or its elements in another dtype."""
     dtype = kwargs.get("dtype") or mask.dtype
     if mask.dtype == torch.bool and dtype.is_floating_point:
@@ -165,7 +165,7 @@ def _convert_copy(mask: SymbolicMask, kwargs: dict) -> Tensor:
     contents, device = mask.contents, kwargs.get("device") or mask.device
     dense = None if mask.symbol is not None else mask.dense().to(device)
     extents = {name: replace(getattr(contents, name), device=device) for name in ("extent", "reachable")}
-    return SymbolicMask(replace(contents, mask=mask.symbol, elements=dense, **extents))
+    return LazyMaskTensor(replace(contents, mask=mask.symbol, elements=dense, **extents))
 
 
 def _floating_dtype(values: tuple) -> torch.dtype | None:
@@ -203,7 +203,7 @@ def symbolic_mask(
     config: object = None,
     **options: Any,
 ) -> Tensor:
-    """The mask function of "regard": a `SymbolicMask` of padding (`attention_mask`) and of the given `mask_function`.
+    """The mask function of "regard": a `LazyMaskTensor` of padding (`attention_mask`) and of the given `mask_function`.
 
     It never returns None: to transformers that means "causal or not, as the module decides", which is ambiguous with
     fewer queries than keys. While a graph is traced it returns the elements, evaluated by transformers.
@@ -236,9 +236,9 @@ def symbolic_mask(
     extent = MaskExtent(batch_size, q_length, kv_length, int(q_offset), int(kv_offset), torch.device(device))
     mask = convert(function, extent)
     reachable = extent
-    if is_causal(mask) and extent.last_query + 1 < extent.keys:
+    if is_causal_mask(mask) and extent.last_query + 1 < extent.keys:
         reachable = replace(extent, keys=max(extent.last_query + 1, 0))
         mask = convert(function, reachable)
     if attention_mask is not None:
         mask = intersection([mask, padding_mask(attention_mask, reachable)])
-    return SymbolicMask(MaskContents(mask, extent, reachable, dtype if additive else torch.bool))
+    return LazyMaskTensor(MaskContents(mask, extent, reachable, dtype if additive else torch.bool))

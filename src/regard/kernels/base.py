@@ -25,7 +25,7 @@ class Result:
 class Cost:
     """The work of a kernel's forward pass on a problem; `cost_model` predicts the time from it.
 
-    flops: of torch's matrix products. native: flops of native code, in float32. bytes: memory beside inputs and
+    flops: of torch's matrix products. native: flops of native code, in any dtype. bytes: memory beside inputs and
     outputs. passes: element-wise reads and writes beside the products (exponentials, masking, sums). moved: bytes read
     from main memory, where that is the bottleneck. calls: of torch's operators. note: an explanation of an unusually
     high cost, shown by `explain`. parts: the parts that the work consists of, shown by `explain` if it is chosen.

@@ -3,7 +3,8 @@
 A kernel's `cost` counts flops, bytes, calls and passes; a pass is the time of an element-wise operator for one number
 in the cache. `Rates` has the number of each per second, by default for the kind of device, the vector instructions that
 torch uses and the variant of the native code. `measure` measures them by benchmarks that resemble the kernels' work.
-The constants are the unit costs that the kernels share.
+Prices are in three places: the rates in the tables below or measured; the unit costs that kernels share, below; and
+the constants at the top of a kernel's file for what it alone does (`PAIR` and `CALLS` of cpu_flash).
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ class Rates:
     flops: of torch's matrix products in float32; other dtypes are scaled by `DTYPES`. native: flops of native code, in
     any dtype. passes: numbers that an element-wise operator reads and writes in the cache. moved: bytes of keys and
     values read from main memory, all threads together. fresh: bytes of newly allocated memory, all threads together.
-    call: seconds of overhead of one call of a torch operator.
+    call: seconds of overhead of one call of a torch operator. Of the last three the defaults are those of every CPU.
     """
 
-    flops: float = 8e10
-    native: float = 1e11
-    passes: float = 1e10
+    flops: float
+    native: float
+    passes: float
     moved: float = 1e10
     fresh: float = 2.5e9
     call: float = 2.5e-6

@@ -20,28 +20,30 @@ from .online_softmax import RunningMerge
 MOST_ROWS = 64
 """The most queries of one key head, over all its query heads: products of more are large enough by themselves."""
 PART = 1024
-"""The keys of a part: two parts fit into a core's own cache."""
+"""The keys of a part where torch computes: two parts fit into a core's own cache. Native code has parts of its own."""
 MAX_EVALUATED_PAIRS = 2**18
 """The most pairs for which a mask is evaluated pair by pair: with one key more at each call, nothing is memoized."""
 ONE_PASS = 2.0
 """The cost of a pair in native code beside its products, in passes."""
-LONG = 1024
+MIN_NATIVE_KEYS = 1024
 """The fewest keys for native code, which reads them only once, but costs more to call."""
 
 
 class DecodeKernel:
-    """Grouped heads as rows of one product, and flash decoding over parts of the keys.
+    """Grouped heads as rows of one product, and flash decoding over parts of the keys, for few queries and many keys.
 
     Query heads of a group become rows (Ainslie et al. 2023, arXiv 2305.13245, put to use); parts of the keys are
-    merged by log-sum-exp (flash decoding: Dao, Haziza, Massa and Sizov 2023). Native code, where it is there, takes
-    scores and values in one pass; torch's dense kernel has the parts as heads.
+    merged by log-sum-exp (flash decoding: Dao, Haziza, Massa and Sizov 2023). Native code (`native/decode_rows.py`),
+    where it is there and the keys are at least `MIN_NATIVE_KEYS`, takes scores and values in one pass; torch's dense
+    kernel has the parts as heads. A short step of decoding is computed by `sdpa`, whose one call takes less time.
     """
 
     exponential = EXPONENTIAL
 
-    def __init__(self, part: int = PART, long: int = LONG) -> None:
-        self.name = "decode" if (part, long) == (PART, LONG) else f"decode({part}, {long})"
-        self.part, self.long = part, long
+    def __init__(self, part: int = PART, min_native_keys: int = MIN_NATIVE_KEYS) -> None:
+        sizes = part, min_native_keys
+        self.name = "decode" if sizes == (PART, MIN_NATIVE_KEYS) else f"decode({part}, {min_native_keys})"
+        self.part, self.min_native_keys = sizes
         register(self)
 
     def why_not(self, problem: Problem) -> list[str]:
@@ -61,29 +63,35 @@ class DecodeKernel:
         leading, wide = problem.weights_shape[:-2].numel(), columns.stop - columns.start
         visited, group = problem.queries * wide, _group(problem)
         masks, biases = distinct_matrices(problem)
-        suits = wide >= self.long and native.supports(problem.pairs.key, problem.value)
-        per_pair, begun = (
-            (ONE_PASS, 0.0) if suits else (BLOCKWISE, startup_passes(group * problem.queries, leading / max(group, 1)))
+        natively = self._runs_natively(wide, problem.pairs.key, problem.value)
+        per_pair, startup = (
+            (ONE_PASS, 0.0)
+            if natively
+            else (BLOCKWISE, startup_passes(group * problem.queries, leading / max(group, 1)))
         )
         return Cost(
             flops=2.0 * leading * visited * torch_flash_width(problem),
             bytes=4.0 * leading * problem.queries * problem.value.shape[-1] * (1 + visited / self.part),
             passes=per_pair * leading * visited
-            + begun
+            + startup
             + RESULT * leading * problem.queries * problem.value.shape[-1]
             + visited * (MASK * masks + VALUE * biases),
             moved=bytes_read(problem, again=wide / max(problem.keys, 1)),
             calls=operator_calls(problem) + 10.0 + 75.0 * bool(masks or biases),
         )
 
+    def _runs_natively(self, keys: int, key: Tensor, value: Tensor) -> bool:
+        """Whether native code computes so many keys."""
+        return keys >= self.min_native_keys and native.supports(key, value)
+
     def run(self, problem: Problem) -> Result:
         """Output and log-sum-exp."""
         return attend(problem, self)
 
     def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
-        """Equal parts of the keys at once, and the remainder as one more part."""
+        """Native code in one pass; or torch's dense kernel for equal parts at once, and the remainder as one more."""
         rectangle = _folded(batched, *_attended_columns(batched))
-        if rectangle.key.shape[2] >= self.long and native.supports(rectangle.key, rectangle.value):
+        if self._runs_natively(rectangle.key.shape[2], rectangle.key, rectangle.value):
             output, lse = _by_native_code(rectangle)
             rows = batched.shape[:3]
             return output.reshape(*rows, output.shape[-1]), lse.reshape(rows)

@@ -324,7 +324,7 @@ def _part_problem(problem: Problem, part: Part, rows: Axis, columns: Axis, *posi
 
     dropout = problem.dropout
     if dropout is not None:
-        dropout = replace(dropout, heads=problem.weights_shape[:-2].numel())
+        dropout = replace(dropout, head_count=problem.weights_shape[:-2].numel())
     return replace(
         problem,
         pairs=replace(problem.pairs, query=select(rows, problem.pairs.query), key=select(columns, problem.pairs.key)),

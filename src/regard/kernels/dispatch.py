@@ -134,7 +134,7 @@ class Plan:
             return "has forward-mode derivatives"
         if _chosen_as_plain(self.problem):
             return "small and plain, nothing is compared" if self.problem.value.is_cpu else "plain, nothing is compared"
-        if self._fastest() is self.kernel:
+        if _lowest_time(self.problem) is self.kernel:
             return "takes the least time"
         return "took the least time for lengths about these"
 
@@ -146,10 +146,6 @@ class Plan:
         if _seconds(kernel, self.problem) >= _seconds(self.kernel, self.problem):
             return "takes longer"
         return "not compared" if _chosen_as_plain(self.problem) else "took longer for lengths about these"
-
-    def _fastest(self) -> Kernel:
-        able = [kernel for kernel in kernels_of(self.problem) if not kernel.why_not(self.problem)]
-        return min(able, key=lambda kernel: _seconds(kernel, self.problem))
 
 
 def kernels_of(problem: Problem) -> tuple[Kernel, ...]:
@@ -194,7 +190,7 @@ def choose(problem: Problem, name: str | None = None) -> Kernel:
                 return _deferred_choices[problem.operator]
             if torch.compiler.is_compiling():
                 return PLAIN_KERNEL
-        return _fastest(problem)
+        return _memoized_choice(problem)
     kernels = kernels_of(problem)
     kernel = next((kernel for kernel in kernels if kernel.name == name), None)
     if kernel is None:
@@ -210,17 +206,22 @@ def choose(problem: Problem, name: str | None = None) -> Kernel:
     return kernel
 
 
-def _fastest(problem: Problem) -> Kernel:
-    """The kernel with the lowest predicted time, memoized for problems of the same sizes and the same mask."""
+def _memoized_choice(problem: Problem) -> Kernel:
+    """The kernel of `_lowest_time`, memoized for problems of about the same sizes and the same mask."""
     key = _signature(problem)
     if (kernel := _chosen.get(key)) is None:
         if len(_chosen) >= MAX_CHOICES:
             _chosen.clear()
-        able = [kernel for kernel in kernels_of(problem) if not kernel.why_not(problem)]
-        if not able:
-            raise _no_kernel_error(problem)
-        kernel = _chosen[key] = _fastest_that_agrees(able, problem)
+        kernel = _chosen[key] = _lowest_time(problem)
     return kernel
+
+
+def _lowest_time(problem: Problem) -> Kernel:
+    """The kernel with the lowest predicted time of those that can compute the problem, of equal times the first."""
+    able = [kernel for kernel in kernels_of(problem) if not kernel.why_not(problem)]
+    if not able:
+        raise _no_kernel_error(problem)
+    return _fastest_that_agrees(able, problem)
 
 
 def _fastest_that_agrees(able: Sequence[AnyKernel], problem: Problem) -> AnyKernel:
@@ -258,7 +259,7 @@ def _chosen_as_plain(problem: Problem) -> bool:
 def _is_plain(problem: Problem) -> bool:
     """Whether torch's operator computes the problem on its fast path: dot products alone, equal heads, equal dims.
 
-    All pairs, or those of a causal mask as torch has it.
+    All pairs, or those of a causal mask as torch has it. One query (a decoding step) and grouped heads are not plain.
     """
     if not (
         (problem.mask is None or isinstance(problem.mask, Causal))

@@ -1,8 +1,21 @@
 """NaN safety: NaN and infinity in a masked position affect no output; a row that attends to one is NaN.
 
 A weight of exactly 0 times NaN is NaN, forward and backward, in every kernel. A kernel's result is finite only if all
-its inputs were: checking the result is enough, and the slower path runs only where it is not finite. A tanh, of a
-softcap or of an additive score, makes infinity finite: there queries and keys are checked beforehand.
+inputs that it read were (it reads no keys of skipped tiles): checking the result is enough, and the slower path runs
+only where it is not finite. A tanh, of a softcap or of an additive score, makes infinity finite: there queries and
+keys are checked beforehand.
+
+All places that see to it, and there are no others; no kernel has code of its own against NaN:
+
+- forward: `run_nan_safe` here, called by `custom_op._forward` for all kernels with a backward of their own, by
+  `ReferenceKernel.run`, and by `SdpaKernel.run` where that does not go through `custom_op`;
+- backward: `custom_op._backward`, which computes again from finite inputs; the second derivative likewise,
+  `custom_op._second_derivative`. Where autograd differentiates (`reference`; `sdpa` off the CPU, with a bias that has
+  a gradient, or under a transform), `run_nan_safe` passes finite inputs already forward;
+- lenses and hooks: `zero_nonfinite_inputs` here, called by `attention.observe_problem` and `hooks.run_with_hook`; rows
+  that attend to NaN have the log-sum-exp NaN;
+- parameters of a score, whose gradients are sums over masked positions too:
+  `validation._pairs_with_finite_gradients`; those of projections in torch's twin: `nn.multihead`, `forward`.
 """
 
 from __future__ import annotations
@@ -46,7 +59,8 @@ def run_nan_safe(problem: Problem, compute: Compute, *, propagates_nan: bool = T
     if propagates_nan or all_finite(problem.pairs.query, problem.pairs.key):
         if all_pairs_exist:
             return compute(problem)
-        if not problem.requires_grad():  # NaN may be in a gradient though not in the result
+        # Where autograd differentiates `compute`, NaN may be in a gradient though not in the result.
+        if not problem.requires_grad():
             result = compute(problem)
             if all_finite(result.output):
                 return result

@@ -160,7 +160,10 @@ def native_problems(batched: BatchedProblem) -> Iterator[tuple[slice, native.Fla
     line = bias_along(problem, problem.bias).float() if isinstance(problem.bias, RelativeBias) else None
     for batch, tiles in _one_by_one(packed_tiles(batched)) if _differ_in_columns(batched) else packed_tiles(batched):
         own = pairs.query[batch], pairs.key[batch], batched.value[batch]
-        yield batch, native.FlashProblem(*own, pairs.scale, tiles, problem.softcap, line, _drops(batched, batch))
+        yield (
+            batch,
+            native.FlashProblem(*own, pairs.scale, tiles, problem.softcap, line, _dropout_hashes(batched, batch)),
+        )
 
 
 def _differ_in_columns(batched: BatchedProblem) -> bool:
@@ -176,7 +179,7 @@ def _one_by_one(found: Iterable[tuple[slice, FlashTiles]]) -> Iterator[tuple[sli
             yield slice(at, at + 1), replace(tiles, bits=np.ascontiguousarray(bits))
 
 
-def _drops(batched: BatchedProblem, batch: slice) -> native.DropoutHashes | None:
+def _dropout_hashes(batched: BatchedProblem, batch: slice) -> native.DropoutHashes | None:
     """The dropout hashes of some batches; None without dropout."""
     dropout = batched.problem.dropout
     if dropout is None:

@@ -18,7 +18,7 @@ INFINITY = float("inf")
 
 
 def formula(problem: Problem) -> Result:
-    """Output = softmax( softcap(f(Q, K)) + B, where M ) · V, and lse = log Σ exp(scores), in float32 at least.
+    """Output = dropout(softmax( softcap(f(Q, K)) + B, where M )) · V and lse = log Σ exp(scores), in float32 at least.
 
     A row that attends to no key has output 0 and lse -inf; a sink is a logit that takes weight and has no value.
     """

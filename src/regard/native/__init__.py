@@ -8,7 +8,7 @@ what is missing, and other kernels compute the same.
 from .additive_tiles import AdditiveForward as AdditiveForward
 from .additive_tiles import AdditiveGradients as AdditiveGradients
 from .additive_tiles import AdditiveScores as AdditiveScores
-from .few_queries import attend_few_queries as attend_few_queries
+from .decode_rows import attend_few_queries as attend_few_queries
 from .flash import DropoutHashes as DropoutHashes
 from .flash import FlashProblem as FlashProblem
 from .flash import FlashTiles as FlashTiles

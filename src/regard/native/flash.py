@@ -23,12 +23,12 @@ from .threads import run_units, thread_count
 BLOCK = 64
 """Rows and columns of a tile, as in flash.h."""
 MOST_BLOCKS = 8
-"""The most blocks of rows in a unit of work, as in flash.h."""
+"""The size of arrays in C, as in flash.h: more blocks of rows in a unit of work than `ROW_BLOCKS` ever makes."""
 ROW_BLOCKS = 4
 """Blocks of rows in a unit of work where there are enough for all threads; a block of keys is packed once for them."""
 
 LEAST_WORK = 2**21
-"""The fewest flops for which one more thread is used: some 10 microseconds of work."""
+"""The fewest flops a thread: with twice as many the work is shared. It takes some 10 microseconds."""
 
 
 class RowsStruct(ctypes.Structure):

@@ -31,6 +31,7 @@ class Library:
 
     def __init__(self, opened: ctypes.CDLL, variant: str) -> None:
         def function(name: str, *arguments: type, returns: type | None = None) -> Callable:
+            # The C function regard_NAME_VARIANT: regard_flash_avx512 of `flash`, defined as ENTRY(flash) in C.
             symbol = getattr(opened, f"regard_{name}_{variant}")
             symbol.argtypes, symbol.restype = arguments, returns
             return symbol

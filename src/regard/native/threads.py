@@ -56,7 +56,10 @@ def run_jobs(call: Callable[[int, Job], None], jobs: Sequence[Job], count: int) 
 
 
 def run_units(function: Any, work: Any, count: int) -> None:
-    """Run a C function on at most `count` threads at once, which take units of the same work from a shared counter.
+    """Run a C function on threads that take units of the same work from a shared counter.
+
+    count: of 1, or of one unit, the calling thread alone; of more, all of torch's threads where there is OpenMP, else
+    `count` threads. A thread that finds no unit left returns at once.
 
     Raises:
         MemoryError: a thread could not allocate its scratch memory, and has set `failed`.

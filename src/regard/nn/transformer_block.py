@@ -316,7 +316,6 @@ class TransformerBlock(nn.Module):
             ConfigurationError: a cache of another kind, or without the memory that the block needs.
         """
         self._check_cache(cache)
-        at = cache.attention.next_positions(x.shape[1], x.device) if positions is None else positions
         after: list[Cache] = []
 
         def attend(h: Tensor) -> Tensor:
@@ -326,6 +325,7 @@ class TransformerBlock(nn.Module):
             return output
 
         def cross_attend(cross: Attention, h: Tensor) -> Tensor:
+            at = cache.attention.next_positions(x.shape[1], x.device) if positions is None else positions
             return cross(h, cache.memory, mask=memory_mask, positions=at)
 
         output = self._apply_sublayers(x, attend, cross_attend)

@@ -60,7 +60,8 @@ def _window(draw: CaseGenerator) -> MaskAndPairs:
 
 def _prefix(draw: CaseGenerator) -> MaskAndPairs:
     lengths = draw.integers(draw.near_distance + 1, *draw.layout.batch)
-    return masks.prefix(lengths), draw.column_positions < lengths[..., None, None, None]
+    pairs = draw.column_positions < lengths[..., None, None, None]
+    return masks.prefix(lengths if draw.layout.batch else int(lengths)), pairs
 
 
 def _strided(draw: CaseGenerator) -> MaskAndPairs:

@@ -9,6 +9,7 @@ import ast
 import inspect
 import itertools
 import sys
+import textwrap
 import types
 import typing
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from pydantic.fields import FieldInfo
 
 from regard.translation.config_errors import kinds_of, sections_of
 from regard.translation.experiment import Experiment
+from regard.translation.settings import MAY_CHANGE
 
 HEAD = """\
 # The YAML of an experiment
@@ -35,12 +37,24 @@ default. Unknown keys are refused, with the nearest that is known; a key can be 
 Where an option has a `kind`, its plain name is shorthand for it: `score: dot` is `score: {kind: dot}`. Words are read
 as YAML 1.2 reads them: `no` is text, `1e-3` is a number.
 
+{resuming}
+
 This page is written by `python -m regard.translation.yaml_reference`."""
 
 
 def reference() -> str:
     """The page as Markdown."""
-    return "\n\n".join([HEAD, *_tables(Experiment, "", set())]) + "\n"
+    return "\n\n".join([HEAD.replace("{resuming}", _resuming()), *_tables(Experiment, "", set())]) + "\n"
+
+
+def _resuming() -> str:
+    """The paragraph on the keys that may change when a run is resumed."""
+    keys = ", ".join(f"`{key.rstrip('.')}`" for key in MAY_CHANGE)
+    text = (
+        "A run is resumed with the settings that it began with. These keys, on which no update depends, may change: "
+        f"{keys}; and `data.test`, unless there is `data.extra`."
+    )
+    return "\n".join(textwrap.wrap(text, 120))
 
 
 def _tables(section: type[BaseModel], path: str, written: set[type[BaseModel]]) -> Iterator[str]:

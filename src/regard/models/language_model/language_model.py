@@ -159,10 +159,10 @@ class LanguageModel(nn.Module):
     ) -> tuple[Tensor, LanguageModelCache]:
         """The inputs of the output layer for the next tokens, and the cache; see `features` and `step`."""
 
-        def step(block: TransformerBlock, x: Tensor, cache: BlockCache, rotation: Rotation | None) -> BlockStep:
+        def block_step(block: TransformerBlock, x: Tensor, cache: BlockCache, rotation: Rotation | None) -> BlockStep:
             return block.step(x, cache, mask=mask, positions=positions, rotation=rotation)
 
-        return self._step_blocks(tokens, positions, cache, step)
+        return self._step_blocks(tokens, positions, cache, block_step)
 
     def observe_step(
         self,
@@ -175,12 +175,12 @@ class LanguageModel(nn.Module):
         """`step`, and the lenses' results; the columns of a layer are the keys that its cache has."""
         layers: list[Observation] = []
 
-        def step(block: TransformerBlock, x: Tensor, cache: BlockCache, rotation: Rotation | None) -> BlockStep:
+        def block_step(block: TransformerBlock, x: Tensor, cache: BlockCache, rotation: Rotation | None) -> BlockStep:
             seen, cache = block.observe_step(x, cache, *lenses, mask=mask, positions=positions, rotation=rotation)
             layers.append(seen.attention)
             return seen.output, cache
 
-        features, cache = self._step_blocks(tokens, positions, cache, step)
+        features, cache = self._step_blocks(tokens, positions, cache, block_step)
         return LanguageModelObservation(self.logits(features), tuple(layers)), cache
 
     def generate(

@@ -1,4 +1,4 @@
-"""The protocol of decoding caches: `append`, `reorder`, `evict` and `next_position`."""
+"""The protocol of decoding caches: `append`, `reorder`, `evict`, `next_position` and `nbytes`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Cache(Protocol):
     """State of one self-attention layer during decoding, as an immutable value: every method returns a new cache.
 
     `KVCache` stores keys and values of all positions, so its size grows with the sequence. An operator whose state has
-    a constant size, such as linear attention (S_t = S_{t-1} + φ(k_t) v_tᵀ), implements the same four members. Derive
+    a constant size, such as linear attention (S_t = S_{t-1} + φ(k_t) v_tᵀ), implements the same five members. Derive
     from this class to inherit `next_positions`; `TransformerBlock` accepts any such cache for any layer that has
     `make_cache` and `step`.
     """

@@ -1,6 +1,6 @@
-"""Cache policies: growing, static, or rolling, which evicts the keys that no future query can attend to.
+"""The keys of a cache that a future query may attend to, by interval arithmetic; all others can be evicted.
 
-Which keys these are is found by interval arithmetic: the mask is evaluated over all future queries at once.
+The mask is evaluated over all future queries at once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...core.grid import Blocks, Grid
 from ...core.intervals import EMPTY, Interval, Ternary, Undecided
-from ...errors import ConfigurationError, RegardError, ShapeError
+from ...errors import RegardError
 from ...masks import Mask
 from ...masks.base import And
 
@@ -107,78 +107,3 @@ class PositionsFrom:
             some = (args[1] >= args[0].first[..., None]).any(-1)
             return Ternary.between(torch.zeros_like(some), some)  # never FULL: there are infinitely many positions
         return NotImplemented
-
-
-SPARE = 32
-"""The number of positions allocated in advance, in addition to half of the current length."""
-
-
-@dataclass(frozen=True)
-class Growing:
-    """No limit and no eviction: memory grows by half whenever it is full, so the copies are O(1) a token on average."""
-
-    def check(self, length: int, added: int, next_position: int | Tensor) -> None:
-        """Any length fits."""
-
-    def capacity(self, length: int) -> int:
-        """Positions to allocate for a cache of this length."""
-        return with_spare(length)
-
-
-@dataclass(frozen=True)
-class Static:
-    """No eviction, and memory for `max_length` positions that is allocated once."""
-
-    max_length: int
-
-    def check(self, length: int, added: int, next_position: int | Tensor) -> None:
-        """Refuse a length above `max_length`, of which the last `added` positions are new.
-
-        Raises:
-            ShapeError: the cache is full.
-        """
-        if length > self.max_length:
-            raise ShapeError(
-                f"the cache is full: it was made for max_length={self.max_length} positions, has {length - added} "
-                f"and got {added} more. Make it longer, or let it grow with KVCache()"
-            )
-
-    def capacity(self, length: int) -> int:
-        """Positions to allocate, whatever the length."""
-        return self.max_length
-
-
-@dataclass(frozen=True)
-class Rolling:
-    """Eviction of keys that no future query can attend to under `mask`; `max_length` bounds the positions to come."""
-
-    mask: Mask
-    max_length: int | None = None
-
-    def check(self, length: int, added: int, next_position: int | Tensor) -> None:
-        """Refuse positions that are not below `max_length`.
-
-        Raises:
-            ConfigurationError: the next position would be beyond it.
-        """
-        if self.max_length is not None and bool((torch.as_tensor(next_position) > self.max_length).any()):
-            raise ConfigurationError(
-                f"the cache was made for positions below max_length={self.max_length}, and got positions up to "
-                f"{int(torch.as_tensor(next_position).max()) - 1}: make it with a larger max_length"
-            )
-
-    def capacity(self, length: int) -> int:
-        """Positions to allocate for a cache of this length."""
-        return with_spare(length)
-
-
-Policy = Growing | Static | Rolling
-
-
-def with_spare(length: int) -> int:
-    """A length plus space to grow by half.
-
-    >>> with_spare(100)
-    182
-    """
-    return length + length // 2 + SPARE

@@ -13,7 +13,8 @@ from ...utils.numbers import whole_number
 from ..input_checks import check_positions
 from .base import Cache, check_rows
 from .buffers import Buffers, check_fits
-from .eviction import Growing, Policy, Rolling, Static, keys_to_retain, with_spare
+from .eviction import keys_to_retain
+from .policies import Growing, Policy, Rolling, Static, with_spare
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +132,7 @@ class KVCache(Cache):
             positions = positions.to(keys.device, torch.int64)
             positions = positions.expand(batch, added) if positions.ndim == 2 else positions
             self._check_order(positions)
-        cache = self.evict()
+        cache = self.evict()  # `step` of a layer has done so already; other callers may not have
         new_positions = cache.next_positions(added, keys.device) if positions is None else positions
         next_position = cache.next_position
         if positions is None:
@@ -150,7 +151,10 @@ class KVCache(Cache):
         return replace(cache, contents=Contents(buffers, length, next_position, default, evict_at))
 
     def evict(self) -> KVCache:
-        """This cache without keys that no future query can attend to; evaluated once it has grown by half."""
+        """This cache without keys that no future query can attend to; evaluated once it is as long as `evict_at`.
+
+        That is 1.5 times the keys that it had after the last evaluation, and 32: at 32 keys for the first time.
+        """
         contents = self.contents
         if contents is None or not isinstance(self.policy, Rolling):
             return self

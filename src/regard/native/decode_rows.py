@@ -1,6 +1,6 @@
-"""Dot-product attention of a few queries with many keys, each read once, by parts of the keys.
+"""The native way of the kernel `decode`: few query rows over many keys, each read once, by parts of the keys.
 
-The structure and its layouts are explained in decode.h.
+`attend_few_queries` calls `regard_decode` of decode.c; the structure and its layouts are explained in decode.h.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CHUNK = 64
 """The keys whose scores are computed at once, as in decode.h."""
 
 LEAST_WORK = 2**18
-"""The fewest entries of keys and values for which one more thread is used: some 50 microseconds of work."""
+"""The fewest entries of keys and values a thread: with twice as many the work is shared. It takes some 50 µs."""
 
 
 class DecodeStruct(ctypes.Structure):

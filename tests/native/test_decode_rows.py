@@ -6,7 +6,7 @@ from torch import Tensor
 
 from regard import native
 from regard.errors import DeviceError, DtypeError, ShapeError
-from regard.native import few_queries
+from regard.native import decode_rows
 
 pytestmark = pytest.mark.usefixtures("built")
 
@@ -89,7 +89,7 @@ def test_what_is_added_and_what_is_masked(variant, shape):
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 8])
 def test_parts_for_any_number_of_threads(monkeypatch, threads):
-    monkeypatch.setattr(few_queries, "LEAST_WORK", 1)
+    monkeypatch.setattr(decode_rows, "LEAST_WORK", 1)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -103,7 +103,7 @@ def test_parts_for_any_number_of_threads(monkeypatch, threads):
 
 def test_threads_of_its_own_where_torch_brings_none(monkeypatch):
     monkeypatch.setattr("regard.native.threads._team", lambda: None)
-    monkeypatch.setattr(few_queries, "LEAST_WORK", 1)
+    monkeypatch.setattr(decode_rows, "LEAST_WORK", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     for _ in range(20):
         assert agrees(*inputs(1, 5, 3, 400, 24, 24))
