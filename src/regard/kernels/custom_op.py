@@ -288,7 +288,7 @@ def _second_derivative(
             "shorter sequences or fewer heads at a time, or ask for kernel='reference', which has no such limit"
         )
     grad_output, grad_lse, output, lse, *tensors = saved
-    # As in `_backward`: the gradient of finite inputs, with none from the rows that attend to NaN.
+    # As in `compute_gradients`: the gradient of finite inputs, with none from the rows that attend to NaN.
     problem = _with_tensors(problem, tensors)
     is_clean = (clean := zero_nonfinite_inputs(problem)) is problem
     problem, tensors = clean, tree_tensors(clean)

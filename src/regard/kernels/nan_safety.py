@@ -5,15 +5,15 @@ inputs that it read were (it reads no keys of skipped tiles): checking the resul
 only where it is not finite. A tanh, of a softcap or of an additive score, makes infinity finite: there queries and
 keys are checked beforehand.
 
-All places that see to it, and there are no others; no kernel has code of its own against NaN:
+All places that see to it (no kernel has code of its own against NaN; a ring calls those of `custom_op`):
 
-- forward: `run_nan_safe` here, called by `custom_op._forward` for all kernels with a backward of their own, by
+- forward: `run_nan_safe` here, called by `custom_op.compute_forward` for all kernels with a backward of their own, by
   `ReferenceKernel.run`, and by `SdpaKernel.run` where that does not go through `custom_op`;
-- backward: `custom_op._backward`, which computes again from finite inputs; the second derivative likewise,
+- backward: `custom_op.compute_gradients`, which computes again from finite inputs; the second derivative likewise,
   `custom_op._second_derivative`. Where autograd differentiates (`reference`; `sdpa` off the CPU, with a bias that has
   a gradient, or under a transform), `run_nan_safe` passes finite inputs already forward;
-- lenses and hooks: `zero_nonfinite_inputs` here, called by `attention.observe_problem` and `hooks.run_with_hook`; rows
-  that attend to NaN have the log-sum-exp NaN;
+- lenses and hooks: `zero_nonfinite_inputs` here, called by `attention.observe_problem`, `hooks.run_with_hook` and
+  `regard.approximations`; rows that attend to NaN have the log-sum-exp NaN;
 - parameters of a score, whose gradients are sums over masked positions too:
   `validation._pairs_with_finite_gradients`; those of projections in torch's twin: `nn.multihead`, `forward`.
 """
