@@ -12,6 +12,7 @@ from .feature_maps import FeatureMap
 from .linear_problem import LinearOptions, make_linear_problem
 from .linear_state import LinearState
 from .linear_weights import report_to_hook
+from .single_token import single_token
 
 
 def linear_attention(
@@ -91,7 +92,8 @@ def linear_attention(
         "scale": scale,
         "state": state,
     }
-    output = make_linear_problem(query, key, value, **options).run().output
+    step = single_token(query, key, value, options) if state is not None and _is_one_token(query) else None
+    output = make_linear_problem(query, key, value, **options).run().output if step is None else step[0]
     report_to_hook(query, key, value, options)
     return output
 
@@ -116,6 +118,11 @@ def linear_attention_with_state(
     >>> torch.allclose(torch.cat([first, rest], -2), whole, atol=1e-6)
     True
     """
+    if _is_one_token(query):
+        step = single_token(query, key, value, options)
+        if step is not None:
+            report_to_hook(query, key, value, options)
+            return step
     problem = make_linear_problem(query, key, value, **options)
     if not problem.causal:
         raise ConfigurationError(
@@ -130,3 +137,8 @@ def linear_attention_with_state(
     result = problem.run()
     report_to_hook(query, key, value, options)
     return result.output, cast("LinearState", result.state)
+
+
+def _is_one_token(query: Tensor) -> bool:
+    """Whether queries are (B, heads, 1, D), as in decoding."""
+    return type(query) is Tensor and query.ndim == 4 and query.shape[2] == 1

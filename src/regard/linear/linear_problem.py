@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack, cast
 
 import torch
 from torch import Tensor
@@ -16,7 +16,8 @@ from ..errors import ConfigurationError, DtypeError, MaskError, ShapeError
 from ..kernels.validation import check_device, check_same_kind, check_shapes
 from ..masks import Mask
 from ..native import all_finite
-from .feature_maps import Elu, FeatureMap, Identity, key_features, query_features
+from .favor_attention import favor_attention, takes_features_in_blocks
+from .feature_maps import Elu, FavorPlus, FeatureMap, Identity, key_features, query_features
 from .linear_mask import DocumentBatches, LinearMask, document_batches, read_mask
 from .linear_state import LinearState
 from .normalized_recurrence import normalized_recurrence, runs_natively
@@ -24,6 +25,9 @@ from .recurrence import recurrence
 
 LARGEST_BETA = 2.0
 """Above it the delta rule would scale the state along a unit key by less than -1, and so make it grow."""
+
+FEATURELESS = -torch.inf
+"""A key of which elu + 1 has only zeros, and a gradient of 0."""
 
 
 class LinearOptions(TypedDict, total=False):
@@ -41,7 +45,7 @@ class LinearOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, eq=False)
 class LinearResult:
-    """output (..., heads, M, Dv); the final state, None where there are documents; each row's sum of weights.
+    """output (..., heads, M, Dv); the final state, None for documents and without an order; each row's sum of weights.
 
     total (..., heads, M): Σ_j w_ij of the features in `LinearProblem`; None where weights are not normalised, or are
     normalised without it.
@@ -60,7 +64,8 @@ class LinearProblem:
     (B, Hk, N), state (B, Hk, D, Dv). Where normalised, value has one more column, of ones, and the state the total.
     Masked keys have features and decay 0. query_scale (B, H, M, 1), key_scale (B, Hk, 1, 1): the logarithms of factors
     that stabilised features lack; None for 0. layout, dtype: of the output. maps_elu: query and key are to be mapped by
-    elu + 1 yet, and value has no column of ones: `normalized_recurrence` does all at once.
+    elu + 1 yet, and value has no column of ones: `normalized_recurrence` does all at once. favor: they are to be mapped
+    by it, and `favor_attention` does all, without the masked keys. keep: as `Layout.kept_keys` returns it.
     """
 
     query: Tensor
@@ -78,6 +83,8 @@ class LinearProblem:
     layout: Layout
     dtype: torch.dtype
     maps_elu: bool
+    favor: FavorPlus | None
+    keep: Tensor | None
 
     def run(self) -> LinearResult:
         """Output, final state and total weights, in the caller's shapes."""
@@ -86,8 +93,13 @@ class LinearProblem:
         state = sums = None
         with without_autocast(self.query.device.type):
             if self.documents is not None:
-                sums = self.documents.map(self._document_sums, sequences)
-                output = self._finish(sums)
+                if self.maps_elu:
+                    output = self.documents.map(self._document_output, sequences)
+                else:
+                    sums = self.documents.map(self._document_sums, sequences)
+                    output = self._finish(sums)
+            elif self.favor is not None:
+                output = favor_attention(self.query, self.key, self.value, self.favor, self.keep)
             else:
                 if self.maps_elu:
                     output, final = normalized_recurrence(*sequences[:4], self.state)
@@ -109,6 +121,11 @@ class LinearProblem:
         """The sums of documents of different lengths; after the end of each, exists is False."""
         *gates, exists = gates_and_exists
         return self._sums(query, key.where(exists.unsqueeze(-1), 0.0), value, gates[0], gates[1], None)[0]
+
+    def _document_output(self, query: Tensor, key: Tensor, value: Tensor, *gates_and_exists: Any) -> Tensor:
+        """The same by `normalized_recurrence`, divided by the totals."""
+        decay, _, exists = gates_and_exists
+        return normalized_recurrence(query, key.where(exists.unsqueeze(-1), FEATURELESS), value, decay)[0]
 
     def _sums(
         self,
@@ -162,9 +179,14 @@ def make_linear_problem(query: Tensor, key: Tensor, value: Tensor, **options: Un
             beta = None if beta is None else zero_nonfinite(beta)
         state = layout.checked_state(options.get("state"), key, normalize)
         query, query_scale, key_scale = query if scale == 1.0 else query * scale, None, None
-        maps_elu = type(feature_map) is Elu and normalize and mask.causal and keep is None and mask.documents is None
+        favor = None
+        maps_elu = type(feature_map) is Elu and normalize and mask.causal
         maps_elu = maps_elu and key.shape[2] > 1 and runs_natively(query, key, value)
-        if not maps_elu:
+        if maps_elu and keep is not None:
+            key = key.where(keep.unsqueeze(-1), FEATURELESS)
+        elif _maps_in_blocks(feature_map, mask, normalize, query, key, value):
+            favor = cast("FavorPlus", feature_map)
+        elif not maps_elu:
             query, query_scale = query_features(feature_map, query)
             key, key_scale = key_features(feature_map, key, keep, None if state is None else state.log_scale)
             _check_features(feature_map, query, key, value)
@@ -186,7 +208,16 @@ def make_linear_problem(query: Tensor, key: Tensor, value: Tensor, **options: Un
             layout=layout,
             dtype=dtype,
             maps_elu=maps_elu,
+            favor=favor,
+            keep=keep,
         )
+
+
+def _maps_in_blocks(feature_map: FeatureMap, mask: LinearMask, normalize: bool, *tensors: Tensor) -> bool:
+    """Whether `favor_attention` computes the problem."""
+    if mask.causal or mask.documents is not None or not normalize:
+        return False
+    return takes_features_in_blocks(feature_map, *tensors)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from ..kernels import make_problem
 from ..kernels.hooks import current_hook, refuse_linear
 from ..lenses import Lens
 from ..masks import Mask, causal
-from .feature_maps import Elu, FavorPlus, Relu, Softmax
+from .feature_maps import Elu, FavorPlus, Relu, Softmax, key_features, query_features
 from .linear_mask import mask_of_keys
 from .linear_operator import LINEAR
 from .linear_problem import LinearOptions, LinearProblem, make_linear_problem
@@ -170,7 +170,11 @@ def is_exact_twin() -> bool:
 
 def _features(linear: LinearProblem) -> tuple[Tensor, Tensor]:
     """φ of queries and keys, (B, heads, length, features), with NaN in rows that have NaN or infinity."""
-    query, key = (Elu()(x) for x in (linear.query, linear.key)) if linear.maps_elu else (linear.query, linear.key)
+    query, key = linear.query, linear.key
+    if linear.maps_elu:
+        query, key = Elu()(query), Elu()(key)
+    elif linear.favor is not None:
+        query, key = query_features(linear.favor, query)[0], key_features(linear.favor, key, linear.keep)[0]
     if linear.nonfinite is None:
         return query, key
     return (

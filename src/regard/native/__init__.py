@@ -26,7 +26,6 @@ from .library import why_not as why_not
 from .linear_recurrence import RecurrenceGradients as RecurrenceGradients
 from .linear_recurrence import RecurrenceProblem as RecurrenceProblem
 from .linear_recurrence import RecurrenceResult as RecurrenceResult
-from .linear_recurrence import recurrence_step as recurrence_step
 from .reductions import CellReduction as CellReduction
 from .reductions import ColumnWeightSums as ColumnWeightSums
 from .reductions import CReduction as CReduction
@@ -39,6 +38,8 @@ from .reductions import WeightMatrix as WeightMatrix
 from .reductions import never_decrease as never_decrease
 from .reductions import reduce_weights as reduce_weights
 from .reductions import within_max_distance as within_max_distance
+from .token_step import recent_width as recent_width
+from .token_step import recurrence_step as recurrence_step
 
 __all__ = [
     "DTYPES",
@@ -65,6 +66,7 @@ __all__ = [
     "available",
     "matmul_few_rows",
     "never_decrease",
+    "recent_width",
     "recurrence_step",
     "reduce_weights",
     "supports",

@@ -12,7 +12,6 @@ from ctypes import c_int64, c_void_p
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..errors import ConfigurationError, ShapeError
@@ -28,9 +27,6 @@ LEAST_PART = 32
 
 SEGMENT_ENTRIES = 2**16
 """Entries of the states of a segment of chunks, which the backward pass computes anew and holds in cache."""
-
-LEAST_STATE = 2**17
-"""Entries of the state that a step of one token has for each thread: some 20 microseconds."""
 
 LEAST_WORK = 2**21
 """Flops that are worth a thread of their own: some 10 microseconds."""
@@ -239,52 +235,6 @@ class RecurrenceProblem:
             **results,
         )
         return work, [query, key, value, decay, beta, state, total]
-
-
-def recurrence_step(
-    query: Tensor, key: Tensor, value: Tensor, decay: Tensor | None, beta: Tensor | None, state: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The recurrence of one token: the output and the new state, for which the state is read once.
-
-    Arguments and errors are those of `RecurrenceProblem`, with N = 1.
-    """
-    (batch, heads, tokens, dim), key_heads, value_dim = query.shape, key.shape[1], value.shape[-1]
-    if tokens != 1 or not _is_single(query, key, value, decay, beta, state):
-        RecurrenceProblem(query, key, value, decay, beta, state)  # raises an error that says what does not fit
-        raise ShapeError(f"query has {tokens} tokens; a step is of one")
-    query, key, value = (last_contiguous(tensor.detach()) for tensor in (query, key, value))
-    decay = None if decay is None else last_contiguous(decay.detach())
-    state = state.detach().contiguous()
-    output, new_state = query.new_empty(batch, heads, 1, value_dim), state.new_empty(state.shape)
-    work = RecurrenceStruct()
-    work.unit_count = batch * key_heads if heads else 0
-    work.heads, work.group, work.dim, work.value_dim = heads, heads // max(key_heads, 1), dim, value_dim
-    work.query, work.key, work.value = rows_struct(query), rows_struct(key), rows_struct(value)
-    if decay is not None:
-        work.decay_kind, work.decay = decay.ndim - 2, RowsStruct(decay.data_ptr(), *decay.stride()[:2], 0)
-    if beta is not None:
-        work.beta = RowsStruct(beta.data_ptr(), *beta.stride()[:2], 0)
-    work.state, work.output, work.final_state = state.data_ptr(), output.data_ptr(), new_state.data_ptr()
-    run_units(library.current().recurrence_step, work, thread_count(state.numel(), LEAST_STATE))
-    return output, new_state
-
-
-def _is_single(
-    query: Tensor, key: Tensor, value: Tensor, decay: Tensor | None, beta: Tensor | None, state: Tensor
-) -> bool:
-    """Whether the tensors of `recurrence_step` fit together, float32 on the CPU."""
-    gates = [gate for gate in (decay, beta) if gate is not None]
-    leading, dim = key.shape[:3], key.shape[-1]
-    return (
-        all(tensor.dtype == torch.float32 and tensor.is_cpu for tensor in (query, key, value, state, *gates))
-        and query.ndim == key.ndim == value.ndim == 4
-        and (query.shape[0], query.shape[3]) == (key.shape[0], dim)
-        and value.shape[:3] == leading
-        and query.shape[1] % max(key.shape[1], 1) == 0
-        and state.shape == (*leading[:2], dim, value.shape[3])
-        and (decay is None or decay.shape in (leading, (*leading, dim)))
-        and (beta is None or beta.shape == leading)
-    )
 
 
 def _address(tensor: Tensor | None) -> int | None:

@@ -14,6 +14,9 @@ enum { NO_DECAY, HEAD_DECAY, FEATURE_DECAY };
 /* What is done with queries and keys while they are packed: nothing, or elu + 1. */
 enum { IDENTITY, ELU };
 
+/* What a step of one token does besides: rows are divided by their norms. */
+enum { UNIT_NORM = ELU + 1 };
+
 /* All is float32. `struct rows` have strides in elements and contiguous last axes; the others are contiguous. A part is a
  * range of value columns: each is a recurrence of its own, and gradients of queries and keys are summed over the parts.
  * Shapes: B batch, H query heads, K key heads, N tokens, D features, V value columns, P parts, T = ceil(N / BLOCK / segment). */
@@ -39,6 +42,26 @@ struct recurrence {
     float *grad_value;                                               /* (B, K, N, V) */
     float *grad_decay, *grad_beta;                                   /* (P, B, K, N) or (P, B, K, N, D); (P, B, K, N) */
     float *grad_state, *grad_total;                                  /* as the states */
+};
+
+/* One token: outputs, and the state after it. Either the state is written, or it is left as it is and the token is appended to
+ * the recent ones, whose sum with it is the state: then reading it is all that grows with its size. A recent token has its
+ * features [D], u [V], and its decay factor: nothing, [1] or [D] by decay_kind. W is the sum of these. */
+struct recurrence_step {
+    int64_t next_unit, unit_count; /* how many key heads some thread has taken, and how many there are */
+    int64_t failed;                /* whether there was no memory */
+    int64_t invalid;               /* whether a decay is above 0, or a beta not within 0..2 */
+    int64_t heads, group, dim, value_dim;
+    int64_t recent_count, recent_capacity; /* R tokens before this one, and the most that there is memory for */
+    int64_t decay_kind, feature_map;
+    int64_t normalize;             /* whether the state has one more column, the total, which outputs are divided by */
+    float scale;                   /* of queries, before the feature map */
+    struct rows query, key, value; /* (B, H, 1, D), (B, K, 1, D), (B, K, 1, V) */
+    struct rows decay, beta;       /* (B, K, 1) or (B, K, 1, D); (B, K, 1), or null */
+    const float *state;            /* (B, K, D, V + normalize) */
+    float *recent;                 /* (B, K, capacity, W), or null where R is 0 */
+    float *output;                 /* (B, H, 1, V) */
+    float *final_state;            /* as the state, or null: this token goes into the recent ones */
 };
 
 #endif

@@ -191,10 +191,12 @@ class LinearAttention(nn.Module):
                 f"step needs a LinearCache, as the make_cache() of a causal layer returns; it got a "
                 f"{type(cache).__name__}" + ("" if self.causal else ", and the layer is not causal")
             )
-        new = cache.next_positions(query.shape[1], query.device) if positions is None else positions
-        check_positions("positions", new, query.shape[0], query.shape[1])
+        new = positions
+        if positions is not None or mask is not None or self.rotary is not None:
+            new = cache.next_positions(query.shape[1], query.device) if positions is None else positions
+            check_positions("positions", new, query.shape[0], query.shape[1])
         heads, gates = self._heads(query, query, new, rotation)
-        gates["mask"] = mask_at_positions(mask, new, causal=True)
+        gates["mask"] = None if new is None else mask_at_positions(mask, new, causal=True)
         context, cache = cache.attend(*heads, positions, **gates)
         return self.projections.project_output(context), cache
 

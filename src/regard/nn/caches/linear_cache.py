@@ -81,7 +81,7 @@ class LinearCache(Cache):
             "state": self.state,
         }
         output, state = linear_attention_with_state(queries, keys, values, **(options | own))
-        return output, replace(self, state=state, next_position=next_position)
+        return output, LinearCache(self.feature_map, self.normalize, state, next_position)
 
     def evict(self) -> LinearCache:
         """The cache itself: all keys are in its sums."""

@@ -1,0 +1,215 @@
+"""Decoding one token at a time by native code: the whole sequence's results, states that branch, and what it leaves."""
+
+import copy
+
+import pytest
+import torch
+
+import regard
+from regard import masks, native
+from regard.errors import ConfigurationError, ShapeError
+from regard.linear import Elu, Identity, LinearState, Relu, UnitNorm, linear_attention_with_state, single_token
+from regard.linear.single_token import DeferredState
+
+pytestmark = pytest.mark.skipif(not native.available(), reason="there is no native code")
+
+BATCH, HEADS, KEY_HEADS, LENGTH, PREFILL = 2, 4, 2, 30, 3
+UNIT = UnitNorm(Identity())
+CASES = {
+    "elu": (Elu(), True, None, False),
+    "no map named": (None, True, None, False),
+    "elu, decay per head": (Elu(), True, "head", False),
+    "elu, decay per feature": (Elu(), True, "feature", False),
+    "identity": (Identity(), False, None, False),
+    "elu, not normalised": (Elu(), False, "head", False),
+    "delta rule": (UNIT, False, None, True),
+    "gated delta rule": (UNIT, False, "head", True),
+    "delta rule, decay per feature": (UNIT, False, "feature", True),
+}
+
+
+def problem(case, dim, value_dim):
+    """Query, key and value, the options of all calls, and the gates."""
+    torch.manual_seed(len(case) + dim)
+    feature_map, normalize, decay, delta = CASES[case]
+    tensors = {
+        "query": torch.randn(BATCH, HEADS, LENGTH, dim),
+        "key": torch.randn(BATCH, KEY_HEADS, LENGTH, dim) * 0.3,
+        "value": torch.randn(BATCH, KEY_HEADS, LENGTH, value_dim),
+    }
+    gates = BATCH, KEY_HEADS, LENGTH
+    if decay is not None:
+        tensors["decay"] = -torch.rand(gates if decay == "head" else (*gates, dim))
+        tensors["decay"][:, :, 11] = -torch.inf  # forgets everything
+    if delta:
+        tensors["beta"] = 2 * torch.rand(gates)
+    return tensors, {"feature_map": feature_map, "normalize": normalize, "causal": True}
+
+
+def cut(tensors, part):
+    return {name: tensor[:, :, part] for name, tensor in tensors.items()}
+
+
+def decode(tensors, options, state):
+    """The outputs of all tokens after the prefill, and the states after them."""
+    outputs, states = [], []
+    for position in range(PREFILL, LENGTH):
+        output, state = linear_attention_with_state(
+            **cut(tensors, slice(position, position + 1)), **options, state=state
+        )
+        outputs.append(output)
+        states.append(state)
+    return torch.cat(outputs, 2), states
+
+
+@pytest.mark.parametrize("dims", [(64, 64), (48, 67), (33, 130), (7, 5)], ids=str)
+@pytest.mark.parametrize("case", CASES)
+def test_tokens_are_the_whole_sequence(case, dims):
+    tensors, options = problem(case, *dims)
+    truth, final = linear_attention_with_state(**{name: t.double() for name, t in tensors.items()}, **options)
+    _, state = linear_attention_with_state(**cut(tensors, slice(PREFILL)), **options)
+    found, states = decode(tensors, options, state)
+    for ours, exact in ((found, truth[:, :, PREFILL:]), (states[-1].sums, final.sums)):
+        scale = exact.abs().max()
+        torch.testing.assert_close(ours / scale, exact / scale, atol=2e-6, rtol=0, check_dtype=False)
+    assert any(isinstance(state, DeferredState) for state in states) == (min(dims) > 7), "small states are written"
+    assert any(type(state) is LinearState for state in states), "and large ones now and then"
+
+
+@pytest.mark.parametrize("case", ["elu", "gated delta rule"])
+def test_every_state_stays_as_it_is(case):
+    tensors, options = problem(case, 64, 64)
+    _, state = linear_attention_with_state(**cut(tensors, slice(PREFILL)), **options)
+    outputs, states = decode(tensors, options, state)
+    other = {name: tensor.flip(2) for name, tensor in tensors.items()}
+    for position in range(LENGTH - PREFILL - 1):  # each state is continued by another token first
+        at = slice(PREFILL + position + 1, PREFILL + position + 2)
+        branched, _ = linear_attention_with_state(**cut(other, at), **options, state=states[position])
+        again, _ = linear_attention_with_state(**cut(tensors, at), **options, state=states[position])
+        torch.testing.assert_close(again, outputs[:, :, position + 1 : position + 2])
+        assert not torch.allclose(branched, again)
+
+
+def test_states_are_reordered_copied_and_summed_up():
+    tensors, options = problem("elu, decay per feature", 64, 64)
+    _, state = linear_attention_with_state(**cut(tensors, slice(PREFILL)), **options)
+    _, states = decode(tensors, options, state)
+    state = next(state for state in reversed(states) if isinstance(state, DeferredState))
+    assert state.sums.nbytes < state.nbytes <= (1 + single_token.RECENT_SHARE) * state.sums.nbytes
+    rows = torch.tensor([1, 1, 0])
+    torch.testing.assert_close(state.reorder(rows).sums, state.sums[rows])
+    torch.testing.assert_close(copy.deepcopy(state).sums, state.sums)
+    torch.testing.assert_close(state.matrix, state.sums[..., :-1])
+    torch.testing.assert_close(state.total, state.sums[..., -1])
+
+
+def test_a_state_changes_the_kind_of_decay_and_the_grad_mode():
+    tensors, options = problem("elu, decay per head", 64, 64)
+    plain = {name: tensor for name, tensor in tensors.items() if name != "decay"}
+    first, second, third = slice(0, 1), slice(1, 2), slice(2, 3)
+    _, state = linear_attention_with_state(**cut(tensors, first), **options)
+    _, state = linear_attention_with_state(**cut(plain, second), **options, state=state)
+    assert isinstance(state, DeferredState)
+    found, _ = linear_attention_with_state(**cut(tensors, third), **options, state=state)
+    decays = tensors | {"decay": tensors["decay"].clone()}
+    decays["decay"][:, :, 1] = 0.0
+    expected = regard.linear_attention(**cut(decays, slice(3)), **options)
+    torch.testing.assert_close(found, expected[:, :, 2:])
+    query, *rest = cut(tensors, third).values()
+    query = query.clone().requires_grad_()
+    output, _ = linear_attention_with_state(query, *rest[:2], decay=rest[2], **options, state=state)
+    torch.testing.assert_close(output, found)
+    assert torch.autograd.grad(output.sum(), query)[0].abs().sum() > 0
+
+
+def test_a_decay_broadcasts_over_the_batch():
+    tensors, options = problem("elu, decay per head", 64, 64)
+    fixed = -torch.rand(1, KEY_HEADS, 1)
+    del tensors["decay"]
+    _, state = linear_attention_with_state(**cut(tensors, slice(PREFILL)), **options, decay=fixed)
+    found, _ = linear_attention_with_state(
+        **cut(tensors, slice(PREFILL, PREFILL + 1)), **options, decay=fixed, state=state
+    )
+    expected = regard.linear_attention(**cut(tensors, slice(PREFILL + 1)), **options, decay=fixed)
+    torch.testing.assert_close(found, expected[:, :, PREFILL:])
+
+
+def test_the_first_writer_of_a_branch_in_inference_mode():
+    tensors, options = problem("elu", 64, 64)
+    with torch.inference_mode():
+        _, state = linear_attention_with_state(**cut(tensors, slice(PREFILL)), **options)
+        _, state = linear_attention_with_state(**cut(tensors, slice(PREFILL, PREFILL + 1)), **options, state=state)
+    output, _ = linear_attention_with_state(**cut(tensors, slice(PREFILL + 1, PREFILL + 2)), **options, state=state)
+    expected = regard.linear_attention(**cut(tensors, slice(PREFILL + 2)), **options)
+    torch.testing.assert_close(output, expected[:, :, -1:])
+
+
+def test_others_take_the_path_of_sequences(monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError("native code for one token was called")
+
+    tensors, options = problem("elu", 64, 64)
+    _, state = linear_attention_with_state(**cut(tensors, slice(PREFILL)), **options)
+    token = cut(tensors, slice(PREFILL, PREFILL + 1))
+    expected, _ = linear_attention_with_state(**token, **options, state=state)
+    with_padding = linear_attention_with_state(**token, **options, state=state, mask=masks.padding([1, 1]))[0]
+    torch.testing.assert_close(with_padding, expected)
+    monkeypatch.setattr(native, "recurrence_step", refuse)
+    with pytest.raises(AssertionError, match="was called"):
+        linear_attention_with_state(**token, **options, state=state, mask=masks.causal())
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"decay": torch.full((BATCH, KEY_HEADS, 1), 0.5)}, ConfigurationError, "decay has values up to 0.5"),
+        ({"beta": torch.ones(BATCH, KEY_HEADS, 1)}, ConfigurationError, "no sum to divide by"),
+        ({"normalize": False}, ConfigurationError, "the state has a total"),
+        ({"scale": float("nan")}, ConfigurationError, "scale is nan"),
+        ({"key": torch.zeros(BATCH, KEY_HEADS, 2, 64)}, ShapeError, "key has 2 positions and value 1"),
+        ({"value": torch.zeros(BATCH, KEY_HEADS, 1, 9)}, ShapeError, "the value dim 64, .* values the dim 9"),
+        ({"decay": torch.zeros(BATCH, 3, 1)}, ShapeError, r"decay has the shape \(2, 3, 1\)"),
+        ({"causal": False}, ConfigurationError, "state needs an order of the keys"),
+    ],
+)
+def test_errors_are_those_of_sequences(changed, error, message):
+    tensors, options = problem("elu", 64, 64)
+    _, state = linear_attention_with_state(**cut(tensors, slice(PREFILL)), **options)
+    token = cut(tensors, slice(PREFILL, PREFILL + 1))
+    with pytest.raises(error, match=message):
+        linear_attention_with_state(**(token | options | {"state": state} | changed))
+
+
+def test_beta_out_of_range_is_said():
+    tensors, options = problem("delta rule", 64, 64)
+    _, state = linear_attention_with_state(**cut(tensors, slice(PREFILL)), **options)
+    token = cut(tensors, slice(PREFILL, PREFILL + 1)) | {"beta": torch.full((BATCH, KEY_HEADS, 1), 2.5)}
+    with pytest.raises(ConfigurationError, match=r"beta has values from 2.5 to 2.5; it needs values in 0..2"):
+        linear_attention_with_state(**token, **options, state=state)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("variant", native.variants())
+def test_variants_and_threads(variant, threads, monkeypatch):
+    monkeypatch.setattr("regard.native.token_step.LEAST_STATE", 1)
+    tensors, options = problem("gated delta rule", 48, 67)
+    truth = regard.linear_attention(**{name: t.double() for name, t in tensors.items()}, **options)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        with native.using(variant):
+            _, state = linear_attention_with_state(**cut(tensors, slice(PREFILL)), **options)
+            found, _ = decode(tensors, options, state)
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(found.double(), truth[:, :, PREFILL:], atol=2e-5, rtol=2e-5)
+
+
+def test_a_relu_map_is_computed_by_torch():
+    tensors, options = problem("elu", 64, 64)
+    options["feature_map"] = Relu()
+    truth = regard.linear_attention(**tensors, **options)
+    _, state = linear_attention_with_state(**cut(tensors, slice(PREFILL)), **options)
+    found, states = decode(tensors, options, state)
+    torch.testing.assert_close(found, truth[:, :, PREFILL:], atol=2e-5, rtol=2e-5)
+    assert not any(isinstance(state, DeferredState) for state in states)
