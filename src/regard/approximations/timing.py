@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._autograd import _profiler_enabled
 
 from ..attention import run_problem
 from ..core.problem import Problem
@@ -197,7 +198,7 @@ def peak_memory(function: Callable[[], object], device: torch.device) -> int | N
         function()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
-    if device.type != "cpu" or torch._C._autograd._profiler_enabled():
+    if device.type != "cpu" or _profiler_enabled():
         return None
     variable, quiet = "KINETO_LOG_LEVEL", os.environ.get("KINETO_LOG_LEVEL")
     if quiet is None:
