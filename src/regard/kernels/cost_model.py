@@ -140,12 +140,13 @@ def rates_in_use() -> RatesInUse:
     return _rates_in_use(*rates_key())
 
 
-_times_saved = 0
+times_saved = 0
+"""How often `save_rates` has saved rates."""
 
 
 def rates_key() -> tuple[int, str | None, int]:
     """Number of threads, variant of the native code, and how often rates were saved: memo key of predicted times."""
-    return torch.get_num_threads(), native.variant_in_use(), _times_saved
+    return torch.get_num_threads(), native.variant_in_use(), times_saved
 
 
 @cache
@@ -206,7 +207,7 @@ def save_rates(measured: Rates, path: Path) -> None:
     Raises:
         ConfigurationError: the file cannot be written.
     """
-    global _times_saved
+    global times_saved
     make_folder(path)
     text = json.dumps({"machine": asdict(Machine.here()), "rates": asdict(measured)}, indent=2) + "\n"
     beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
@@ -217,7 +218,7 @@ def save_rates(measured: Rates, path: Path) -> None:
         raise _unwritten(path, error) from error
     finally:
         beside.unlink(missing_ok=True)
-    _times_saved += 1
+    times_saved += 1
 
 
 def _unwritten(path: Path, error: OSError) -> ConfigurationError:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from .. import native
 from ..biases import Bias
 from ..biases.base import Sum
 from ..biases.score_mod import ScoreModBias
@@ -21,11 +22,12 @@ from ..errors import ConfigurationError, KernelError, nearest
 from ..masks import Mask
 from ..masks.base import BinaryMask, Not
 from ..masks.causal import Causal
+from . import cost_model
 from .additive import AdditiveKernel
 from .base import Cost, Kernel, OwnGradient, Result
 from .batched_problem import BatchedProblem, ProblemGradients, Saved
 from .block_sparse import BlockSparseKernel
-from .cost_model import predicted_seconds, rates_key
+from .cost_model import predicted_seconds
 from .cpu_flash import CpuFlashKernel
 from .custom_op import MAX_SECOND_DERIVATIVE_PAIRS, attend, register
 from .decode import DecodeKernel
@@ -301,7 +303,10 @@ def _signature(problem: Problem) -> tuple:
         *(problem.softcap is None, problem.sinks is None, problem.dropout is None, problem.wants_lse),
         _rounded_shift(problem.shift),
         problem.inputs_require_grad(),
-        *rates_key(),
+        # As `cost_model.rates_key`, without a call on the way of every attention.
+        torch.get_num_threads(),
+        native.variant_in_use(),
+        cost_model.times_saved,
     )
 
 
