@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch.autograd import forward_ad
@@ -60,7 +61,7 @@ def generator_restored(device: torch.device) -> Iterator[None]:
     >>> bool(torch.rand(()) == drawn)
     True
     """
-    module = torch.random if device.type == "cpu" else torch.get_device_module(device)
+    module: Any = torch.random if device.type == "cpu" else torch.get_device_module(device)
     if device.type != "cpu" and not module.is_available():  # a fake tensor's device, which has no generator
         yield
         return
