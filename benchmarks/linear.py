@@ -14,8 +14,9 @@ from torch import Tensor
 
 import regard
 from regard import masks
-from regard.linear import linear_attention, naive
+from regard.linear import FavorPlus, Identity, LinearState, linear_attention, linear_attention_with_state, naive
 from regard.linear.recurrence import recurrence
+from regard.nn import LinearCache
 
 N, HEADS, DIM, CHUNK, ROUNDS = 16384, 8, 64, 64, 3
 STEPS, LENGTHS, MATRIX = 1024, (32768, 65536, 131072, 262144), 2048
@@ -92,44 +93,90 @@ def doubling() -> None:
     table(title, ["n", "n / 2", "n", "ratio", "goal"], rows)
 
 
-def one_token(batch: int = 16, heads: int = 16) -> None:
-    """The state is larger than what a call costs by itself: 4 MiB."""
+def performer(features: int = 256) -> None:
+    """FAVOR+ features against exact attention, neither causal."""
+    query, key, value = inputs = leaves(N)
+    maps = {"feature_map": FavorPlus(DIM, features, seed=0)}
+
+    def forward(attend: Callable[..., Tensor], **options: Any) -> Work:
+        return lambda: attend(query.detach(), key.detach(), value.detach(), **options)
+
+    def backward(attend: Callable[..., Tensor], **options: Any) -> Work:
+        return lambda: gradients(attend(*inputs, **options), inputs)
+
+    rows = []
+    for name, work in (("forward", forward), ("forward and backward", backward)):
+        works = {"exact": work(regard.attention), "performer": work(linear_attention, **maps)}
+        spent = _timing.in_turn(works, rounds=1 if name != "forward" else ROUNDS)
+        ratio = spent["exact"] / spent["performer"]
+        row = [name, milliseconds(spent["exact"]), milliseconds(spent["performer"]), times(ratio)]
+        rows.append([*row, met(ratio, 12)])
+    title = f"Performer, {features} features, not causal, n = {N:,}, {HEADS} heads of {DIM}"
+    table(title, ["pass", "exact attention", "regard's", "ratio", "goal"], rows)
+
+
+STATES = ((1, 8, 64), (8, 8, 64), (16, 16, 64), (1, 32, 128), (8, 32, 128))
+"""Sequences, heads and dim: states of 128 KiB to 16 MiB."""
+
+
+def one_token(batch: int, heads: int, dim: int) -> tuple[list[str], list[str]]:
+    """A row of decoding against reading the state, and one of the gated delta rule against copying it."""
     torch.manual_seed(0)
-    state, target = torch.randn(2, batch, heads, DIM, DIM)
-    query, key, value = torch.randn(3, batch, heads, 1, DIM)
+    state, target = torch.randn(2, batch, heads, dim, dim)
+    query, key, value = torch.randn(3, batch, heads, 1, dim)
     key = torch.nn.functional.normalize(key, dim=-1)
-    decay, beta = -torch.rand(batch, heads, 1), torch.rand(batch, heads, 1)
-    works = {
-        "plain": lambda: recurrence(query, key, value, None, None, state),
-        "gated delta rule": lambda: recurrence(query, key, value, decay, beta, state),
+    gates = {"decay": -torch.rand(batch, heads, 1), "beta": torch.rand(batch, heads, 1)}
+    raw = {"feature_map": Identity(), "normalize": False, "causal": True}
+    sums = LinearState(torch.rand(batch, heads, dim, dim + 1), normalized=True)
+    plain = LinearCache(state=sums, next_position=1)
+    gated = LinearCache(Identity(), False, LinearState(state), next_position=1)
+    found = linear_attention_with_state(query, key, value, **raw, **gates, scale=1.0, state=LinearState(state))
+    agree("one token", (found[0], found[1].sums), naive.step_recurrence(query, key, value, **gates, state=state))
+
+    def decode() -> None:
+        nonlocal plain
+        _, plain = plain.attend(query, key, value)
+
+    def decode_gated() -> None:
+        nonlocal gated
+        _, gated = gated.attend(query, key, value, **gates)
+
+    works: dict[str, Work] = {
+        "written": lambda: recurrence(query, key, value, gates["decay"], gates["beta"], state),
+        "decode": decode,
+        "decode gated": decode_gated,
         "reading": state.sum,
         "copy": lambda: target.copy_(state),
     }
-    expected = naive.step_recurrence(query, key, value, decay=decay, beta=beta, state=state)
-    agree("one token", works["gated delta rule"](), expected)
+    calls = 16  # a state is written once in 8 or 16 tokens
     with torch.no_grad():
-        spent = _timing.in_turn(works, rounds=31)
-    plain, gated = spent["plain"] / spent["reading"], spent["copy"] / spent["gated delta rule"]
-    rows = [
-        ["plain, reading the state", milliseconds(spent["reading"]), milliseconds(spent["plain"]), times(plain)],
-        [
-            "gated delta rule, a copy",
-            milliseconds(spent["copy"]),
-            milliseconds(spent["gated delta rule"]),
-            f"{gated:.0%}",
-        ],
-    ]
-    rows[0].append(met(plain, 2, most=True))
-    rows[1].append(met(gated, 0.7))
-    title = f"One token, {batch} sequences, {heads} heads of {DIM}"
-    table(title, ["work and its limit", "limit", "regard", "ratio", "goal"], rows)
+        spent = _timing.in_turn(works, rounds=31, calls=calls)
+    size = f"{batch} × {heads} × {dim} × {dim}, {state.nbytes / 2**20:g} MiB"
+    reading, copy = spent["reading"], spent["copy"]
+    ratio, share, written = spent["decode"] / reading, copy / spent["decode gated"], copy / spent["written"]
+    first = [size, microseconds(reading), microseconds(spent["decode"]), times(ratio), met(ratio, 2, most=True)]
+    second = [size, microseconds(copy), microseconds(spent["decode gated"]), f"{share:.0%}", met(share, 0.7)]
+    return first, [*second, microseconds(spent["written"]), f"{written:.0%}", met(written, 0.7)]
+
+
+def microseconds(spent: float) -> str:
+    return f"{spent * 1e6:,.0f} µs"
+
+
+def tokens() -> None:
+    """Decoding by a cache, whose tokens are written into the state now and then, and steps that write it each time."""
+    reading, copying = zip(*(one_token(*sizes) for sizes in STATES), strict=True)
+    table("One token, elu + 1, by a cache", ["state", "reading it", "regard's", "ratio", "goal"], reading)
+    columns = ["state", "copying it", "by a cache", "rate", "goal", "written each time", "rate", "goal"]
+    table("One token, the gated delta rule", columns, copying)
 
 
 def main() -> None:
     print(_timing.machine())
     whole_sequences()
     doubling()
-    one_token()
+    performer()
+    tokens()
 
 
 if __name__ == "__main__":

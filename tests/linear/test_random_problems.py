@@ -162,3 +162,50 @@ def test_random_problems_in_float32(first):
                 if not error <= 2 * budget + 32 * torch.finfo(torch.float32).eps * magnitude:
                     faults.append(f"problem {number}, {name}: error {error:.2g}, of the definition {budget:.2g}")
     assert not faults, "\n".join(faults)
+
+
+def draw_steps(number):
+    """A causal float32 problem of wide heads, and after how many positions it is decoded one by one."""
+    choose = random.Random(SEED - number)
+    torch.manual_seed(SEED - number)
+    delta = choose.random() < 0.4
+    normalize = not delta and choose.random() < 0.7
+    maps = [Elu(), Elu(), Relu(), Softmax()] + [Identity()] * (not normalize)
+    feature_map = UnitNorm(Identity()) if delta else choose.choice(maps)
+    batch, key_heads, group, length = choose.choice((1, 2)), choose.choice((1, 2)), choose.choice((1, 1, 3)), 26
+    dim, value_dim = choose.choice((1, 17, 48, 64)), choose.choice((3, 32, 65))
+    tensors = {
+        "query": torch.randn(batch, key_heads * group, length, dim),
+        "key": torch.randn(batch, key_heads, length, dim) * dim**-0.5,
+        "value": torch.randn(batch, key_heads, length, value_dim),
+    }
+    gates = batch, key_heads, length
+    if choose.random() < 0.6:
+        tensors["decay"] = -choose.choice((0.01, 1.0, 100.0)) * torch.rand(choose.choice((gates, (*gates, dim))))
+    if delta:
+        tensors["beta"] = 2 * torch.rand(gates)
+    options = {"feature_map": feature_map, "normalize": normalize, "causal": True, "scale": choose.choice((1.0, 0.5))}
+    return tensors, options, choose.randint(0, 5)
+
+
+@by_chunk
+def test_random_problems_in_steps(first):
+    """Sequences continued token by token, with states that branch, are the definition in float64."""
+    faults = []
+    for number in range(first, first + CHUNK // 5):
+        tensors, options, prefill = draw_steps(number)
+        keep = torch.ones(len(tensors["key"]), tensors["key"].shape[2], dtype=torch.bool)
+        gates = {name: tensors[name].double() if name in tensors else None for name in ("decay", "beta")}
+        exact = [tensors[name].double() for name in ("query", "key", "value")]
+        truth = definition(*exact, keep=keep, ids=keep.long(), **options, **gates)
+        outputs, state = [], None
+        for start in (0, *range(prefill, keep.shape[1])) if prefill else range(keep.shape[1]):
+            end = prefill if start == 0 and prefill else start + 1
+            part = {name: tensor[:, :, start:end] for name, tensor in tensors.items()}
+            regard.linear_attention(**part | {"value": -part["value"]}, **options, state=state)  # another branch
+            output, state = regard.linear_attention_with_state(**part, **options, state=state)
+            outputs.append(output)
+        error = (torch.cat(outputs, 2) - truth).abs().max() / truth.abs().max()
+        if not error <= 1e-4:
+            faults.append(f"problem {number}, {options}: error {error:.2g} of the largest number")
+    assert not faults, "\n".join(faults)

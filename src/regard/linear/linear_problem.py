@@ -171,17 +171,18 @@ def make_linear_problem(query: Tensor, key: Tensor, value: Tensor, **options: Un
     with without_autocast(query.device.type):
         query, key, value = (at_least_float32(layout.as_4d(tensor)) for tensor in (query, key, value))
         keep, beta = layout.kept_keys(mask, key), _checked_beta(options.get("beta"), layout, key)
-        if keep is not None:
+        maps_elu = type(feature_map) is Elu and normalize and mask.causal
+        maps_elu = maps_elu and key.shape[2] > 1 and runs_natively(query, key, value)
+        nonfinite = None if keep is not None and not maps_elu else NonfiniteRows.find(query, key, value, beta, keep)
+        if keep is not None and (nonfinite is not None or not maps_elu):  # else FEATURELESS keys below are enough
             key, value = key.where(keep.unsqueeze(-1), 0.0), value.where(keep.unsqueeze(-1), 0.0)
-        nonfinite = NonfiniteRows.find(query, key, value, beta, keep)
+            nonfinite = NonfiniteRows.find(query, key, value, beta, keep)
         if nonfinite is not None:  # before the feature map, whose gradient at NaN would be NaN
             query, key, value = (zero_nonfinite(tensor) for tensor in (query, key, value))
             beta = None if beta is None else zero_nonfinite(beta)
         state = layout.checked_state(options.get("state"), key, normalize)
         query, query_scale, key_scale = query if scale == 1.0 else query * scale, None, None
         favor = None
-        maps_elu = type(feature_map) is Elu and normalize and mask.causal
-        maps_elu = maps_elu and key.shape[2] > 1 and runs_natively(query, key, value)
         if maps_elu and keep is not None:
             key = key.where(keep.unsqueeze(-1), FEATURELESS)
         elif _maps_in_blocks(feature_map, mask, normalize, query, key, value):
