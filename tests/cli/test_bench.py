@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from regard import masks
-from regard.cli import kernel_timings
-from regard.kernels import cost_model
+from regard.cli import agreement_table, kernel_timings
+from regard.kernels import KERNELS, Result, cost_model
 from regard.kernels.cost_model import Rates, cache_file, save_rates
+from regard.kernels.reference import ReferenceKernel
 
 MEASURED = Rates(flops=4e10, native=6e10, passes=5e9, moved=2e10, fresh=3e9, call=4e-6)
 
@@ -100,3 +101,64 @@ def test_every_case_is_a_problem(monkeypatch):
     assert len(set(names)) == len(names)
     for case in kernel_timings.benchmark_cases():
         assert kernel_timings.explain(*case.tensors, **case.options).kernel.name
+
+
+class TestAgreement:
+    def test_every_kernel_has_a_row(self, regard):
+        result = regard("bench", "--agreement", "--cases", "2")
+        assert result.exit_code == 0, result.stdout + result.stderr
+        header, *rows = result.stdout.splitlines()
+        assert header.split() == ["kernel", "cases", "error", "/", "budget", "worst", "case"]
+        assert [row.split()[0] for row in rows] == [kernel.name for kernel in KERNELS]
+        for row in rows:
+            name, cases, share, *_ = row.split()
+            if name == "flex":
+                assert row.endswith(" 0" + " " * 18 + "none that it computes on cpu")
+            else:
+                assert cases in ("1", "2")
+                assert 0 <= float(share) <= 1
+
+    def test_what_is_wrong_is_printed(self, regard, monkeypatch):
+        class Wrong(ReferenceKernel):
+            name = "wrong"
+
+            def run(self, problem):
+                result = super().run(problem)
+                return Result(result.output * 1.01, result.lse)
+
+        class Broken(ReferenceKernel):
+            name = "broken"
+
+            def run(self, problem):
+                raise RuntimeError("an illegal access\nof memory")
+
+        monkeypatch.setattr(agreement_table, "KERNELS", (Wrong(), Broken()))
+        result = regard("bench", "--agreement", "--device", "cpu", "--cases", "3")
+        assert result.exit_code == 1
+        _, wrong, broken, empty, *faults = result.stdout.splitlines()
+        assert float(wrong.split()[2]) > 1
+        assert broken.split()[2] == "inf"
+        assert empty == ""
+        assert re.fullmatch(r"wrong on \S+: output: \d+ of \d+ elements .* over (its|their) budget; .*", faults[0])
+        assert re.fullmatch(r"broken on \S+: RuntimeError: an illegal access", faults[-1])
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+    @pytest.mark.parametrize("device", ["cuda", "abacus", "cuda:99"])
+    def test_a_device_that_is_not_here(self, regard, device):
+        result = regard("bench", "--agreement", "--device", device)
+        assert result.exit_code == 2
+        assert result.stdout == ""
+        assert result.stderr.startswith(f"regard: kernels cannot be compared on the device '{device}': ")
+        assert "`--device cpu` is on every machine; cuda needs a GPU" in result.stderr
+
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [
+            (["--calibrate"], "--agreement and --calibrate are two commands"),
+            (["--cases", "0"], "0 is not in the range"),
+        ],
+    )
+    def test_refused_options(self, regard, options, said):
+        result = regard("bench", "--agreement", *options)
+        assert result.exit_code == 2
+        assert said in result.stderr

@@ -160,9 +160,9 @@ class TestFlexAttention:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*script_method.* is deprecated:DeprecationWarning")
-@pytest.mark.parametrize("example", [pytest.param(name, id=name) for name in EXAMPLES])
+@pytest.mark.parametrize("example", [pytest.param(name, id=name) for name in EXAMPLES if "keys" not in name])
 def test_compiled_code_computes_what_the_reference_does(example):
-    """On the CPU FlexAttention compiles a forward pass without its log-sum-exp."""
+    """On the CPU FlexAttention compiles a forward pass without its log-sum-exp, and no table that keys alone index."""
     problem = EXAMPLES[example]()
     if problem.bias is not None:
         problem.bias = problem.bias.with_parameters([each.detach() for each in problem.bias.parameters()])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from regard.cli.stdio import emit
+from regard.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from regard.cli.kernel_timings import ProblemTimings
@@ -17,16 +18,42 @@ def bench(
     calibrate: Annotated[
         bool, typer.Option("--calibrate", help="Measure this machine, about 10 seconds, and keep what was measured.")
     ] = False,
+    agreement: Annotated[
+        bool, typer.Option("--agreement", help="Compare the kernels' results with those of an oracle in float64.")
+    ] = False,
+    device: Annotated[str, typer.Option(help="With --agreement: the device, such as cpu, cuda or cuda:1.")] = "cpu",
+    cases: Annotated[int, typer.Option(min=1, help="With --agreement: the most cases of each kernel.")] = 50,
 ) -> None:
     """Show how the kernels are chosen.
 
     Prints the rates in use, measured or defaults, and a table of problems and kernels: the time that the rates predict
     and the time that is measured. With --calibrate it measures the rates instead, and keeps them in the user's cache.
+
+    With --agreement it computes cases of all masks, biases, layouts and dtypes on a device, forward and backward, and
+    prints the largest error of each kernel as a share of what is allowed; the exit code is 1 if a kernel is wrong.
     """
-    if calibrate:
+    if agreement:
+        if calibrate:
+            raise ConfigurationError("--agreement and --calibrate are two commands: leave one of them out")
+        _compare(device, cases)
+    elif calibrate:
         _calibrate()
     else:
         _show()
+
+
+def _compare(name: str, most: int) -> None:
+    from regard.cli.agreement_table import checked_device, measured_agreements
+
+    device, faults = checked_device(name), []
+    emit([f"{'kernel':<12} {'cases':>5} {'error / budget':>15}  worst case"])
+    for row in measured_agreements(device, most):
+        share = f"{row.worst:.2f}" if row.cases else ""
+        emit([f"{row.kernel:<12} {row.cases:>5} {share:>15}  {row.worst_case or 'none that it computes on ' + name}"])
+        faults += row.faults
+    if faults:
+        emit(["", *faults])
+        raise typer.Exit(1)
 
 
 def _calibrate() -> None:

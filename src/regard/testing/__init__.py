@@ -14,8 +14,10 @@ Another operator than softmax attention is tested by the same cases, with an `Or
 `assert_agrees(kernel, case, oracle=ReluOracle())`; `regard.testing.oracle` has that example.
 """
 
+from .agreement import Agreement as Agreement
 from .agreement import Implementation as Implementation
 from .agreement import assert_agrees as assert_agrees
+from .agreement import measure_agreement as measure_agreement
 from .agreement import suite as suite
 from .case_inputs import Inputs as Inputs
 from .case_inputs import make_inputs as make_inputs
@@ -34,6 +36,7 @@ from .tolerance import fault as fault
 
 __all__ = [
     "SOFTMAX",
+    "Agreement",
     "Case",
     "Expected",
     "Implementation",
@@ -48,6 +51,7 @@ __all__ = [
     "fault",
     "long_cases",
     "make_inputs",
+    "measure_agreement",
     "random_cases",
     "suite",
 ]

@@ -6,8 +6,9 @@ What is tested need not be one of the library's kernels, nor softmax attention: 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Protocol, TypeVar
 
@@ -19,7 +20,7 @@ from ..kernels import KERNELS, Result
 from .case_inputs import Inputs, make_inputs
 from .cases import Case, cases
 from .oracle import SOFTMAX, Oracle, OracleResult, upstream_gradients
-from .tolerance import Expected, fault
+from .tolerance import Expected, compare
 
 
 class Implementation(Protocol):
@@ -85,6 +86,30 @@ def assert_agrees(
     Raises:
         AssertionError: the message lists every fault.
     """
+    if faults := measure_agreement(implementation, case, device, oracle=oracle).faults:
+        raise AssertionError("\n".join([f"kernel {implementation.name!r} is wrong on the case {case.id}:", *faults]))
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """The faults of an implementation on a case, and the largest error of a tensor as a share of its budget.
+
+    worst: at most 1 where there are no faults; infinite where a shape, dtype, NaN or infinity differs.
+    """
+
+    faults: tuple[str, ...]
+    worst: float
+
+
+def measure_agreement(
+    implementation: Implementation, case: Case, device: str | torch.device = "cpu", *, oracle: Oracle = SOFTMAX
+) -> Agreement:
+    """The result of the comparisons of `assert_agrees`; gradients are computed only if the output is right.
+
+    >>> from regard.kernels.reference import ReferenceKernel
+    >>> measure_agreement(ReferenceKernel(), Case()).worst < 1
+    True
+    """
     inputs = make_inputs(case, device)
     plain, with_lse = (inputs.problem(wants_lse=wanted, operator=oracle.operator) for wanted in (False, True))
     has_lse = not implementation.why_not(with_lse)
@@ -95,8 +120,7 @@ def assert_agrees(
         faults = comparison.output_faults(implementation.run(plain).output)
     if not faults:
         faults = comparison.faults(implementation.run(with_lse if has_lse else plain))
-    if faults:
-        raise AssertionError("\n".join([f"kernel {implementation.name!r} is wrong on the case {case.id}:", *faults]))
+    return Agreement(tuple(faults), max(comparison.shares, default=math.inf if faults else 0.0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +141,7 @@ def _expected_results(case: Case, with_lse: bool, oracle: Oracle) -> _ExpectedRe
 
 @dataclass(frozen=True, eq=False)
 class _Comparison:
-    """A result of an implementation against the expected ones.
+    """A result of an implementation against the expected ones; `shares` are the errors, as shares of their budgets.
 
     The relative error of an exponential enters the log of a sum once, and a weight twice, in its numerator and in the
     sum. It enters a gradient four times: in the weight, and in the output that the gradient contains.
@@ -127,6 +151,13 @@ class _Comparison:
     expected: _ExpectedResults
     with_lse: bool
     exponential: float
+    shares: list[float] = field(default_factory=list)
+
+    def fault(self, actual: Tensor, expected: Expected) -> str | None:
+        """What is wrong with a tensor; its error as a share of the budget is added to `shares`."""
+        error = compare(actual, expected)
+        self.shares.append(error.share)
+        return error.fault
 
     def faults(self, result: Result) -> list[str]:
         """All faults of a result and of its gradients; those of the gradients if the result is right."""
@@ -156,7 +187,7 @@ class _Comparison:
             [result.output for result in self.expected.approximations],
             exponential=2 * self.exponential,
         )
-        if text := fault(_infinity_as_nan(output), expected):
+        if text := self.fault(_infinity_as_nan(output), expected):
             return [f"output: {text}"]
         empty = ~self.inputs.keep.any(-1).reshape(truth.lse.shape)
         return [] if (output.cpu()[empty] == 0).all() else ["output: a row that attends to nothing is not exactly 0"]
@@ -166,7 +197,7 @@ class _Comparison:
         dtype = torch.promote_types(self.inputs.leaves["value"].dtype, torch.float32)
         approximations = [result.lse for result in self.expected.approximations]
         truth = _infinity_as_nan(self.expected.truth.lse)
-        text = fault(_infinity_as_nan(lse), Expected(truth, dtype, approximations, 1.0, self.exponential))
+        text = self.fault(_infinity_as_nan(lse), Expected(truth, dtype, approximations, 1.0, self.exponential))
         return [f"lse: {text}"] if text else []
 
     def gradient_faults(self, gradients: dict[str, Tensor]) -> list[str]:
@@ -186,7 +217,7 @@ class _Comparison:
                 compared = tuple(torch.where(finite.to(tensor.device), tensor, 0.0) for tensor in compared)
             gradient, true, *approximations = compared
             dtype = inputs.leaves["value"].dtype
-            if text := fault(gradient, Expected(true, dtype, approximations, magnitude, 4 * self.exponential)):
+            if text := self.fault(gradient, Expected(true, dtype, approximations, magnitude, 4 * self.exponential)):
                 faults.append(f"gradient of {name}: {text}")
             elif name in ("query", "key", "value") and not (gradient.cpu()[~inputs.attended_entries(name)] == 0).all():
                 faults.append(f"gradient of {name}: it is not exactly 0 where nothing is attended to")

@@ -57,6 +57,17 @@ class Expected:
         return 2 * torch.finfo(torch.float64).eps / torch.finfo(approximation.dtype).eps
 
 
+@dataclass(frozen=True, slots=True)
+class TensorError:
+    """The largest error of a tensor as a share of its budget, and the sentence of `fault`, None if it agrees.
+
+    share: infinite where shape, dtype, NaN or infinity differ.
+    """
+
+    share: float
+    fault: str | None = None
+
+
 def fault(actual: Tensor, expected: Expected) -> str | None:
     """A sentence on how a tensor differs: shape, dtype, NaN and infinity, or errors over budget; None if it agrees.
 
@@ -65,11 +76,22 @@ def fault(actual: Tensor, expected: Expected) -> str | None:
     >>> print(fault(torch.tensor([1.0, 2.5]), Expected(truth, torch.float32)))
     1 of 2 elements (50 %) is over its budget; the worst at [1]: 2.5, but the truth is 2; error 0.5, budget 2.4e-07
     """
+    return compare(actual, expected).fault
+
+
+def compare(actual: Tensor, expected: Expected) -> TensorError:
+    """The error of a tensor as a share of its budget, and what is wrong with it.
+
+    >>> truth = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    >>> compare(truth.float(), Expected(truth, torch.float32)).share
+    0.0
+    """
     truth = expected.truth.double()
     if actual.shape != truth.shape:
-        return f"the shape is {tuple(actual.shape)}, but it has to be {tuple(truth.shape)}"
+        text = f"the shape is {tuple(actual.shape)}, but it has to be {tuple(truth.shape)}"
+        return TensorError(math.inf, text)
     if actual.dtype != expected.dtype:
-        return f"the dtype is {actual.dtype}, but it has to be {expected.dtype}"
+        return TensorError(math.inf, f"the dtype is {actual.dtype}, but it has to be {expected.dtype}")
     actual = actual.detach().cpu().double()
     same_non_finite = (actual == truth) | (actual.isnan() & truth.isnan())
     finite = actual.isfinite() & truth.isfinite()
@@ -78,15 +100,16 @@ def fault(actual: Tensor, expected: Expected) -> str | None:
     over = error > budget
     count = int(over.sum())
     if not count:
-        return None
+        return TensorError(_largest(error) / budget if budget else 0.0)
     worst = int(error.argmax())
     place = [int(index) for index in torch.unravel_index(torch.tensor(worst), truth.shape)]
     has, needs, by = (tensor.flatten()[worst].item() for tensor in (actual, truth, error))
-    return (
+    text = (
         f"{count} of {truth.numel()} elements ({100 * count / truth.numel():.3g} %) {'is' if count == 1 else 'are'} "
         f"over {'its' if count == 1 else 'their'} budget; the worst at {place}: {has:.9g}, but the truth is "
         f"{needs:.9g}; error {by:.2g}, budget {budget:.2g}"
     )
+    return TensorError(by / budget if budget else math.inf, text)
 
 
 def _largest(numbers: Tensor) -> float:
