@@ -155,7 +155,7 @@ class TestAgreement:
         ("options", "said"),
         [
             (["--calibrate"], "--agreement and --calibrate are two commands"),
-            (["--cases", "0"], "0 is not in the range"),
+            (["--cases", "0"], "--cases"),
         ],
     )
     def test_refused_options(self, regard, options, said):
