@@ -14,7 +14,7 @@ Another operator than softmax attention is tested by the same cases, with an `Or
 `assert_agrees(kernel, case, oracle=ReluOracle())`; `regard.testing.oracle` has that example.
 """
 
-from .agreement import Agreement as Agreement
+from .agreement import CaseAgreement as CaseAgreement
 from .agreement import Implementation as Implementation
 from .agreement import assert_agrees as assert_agrees
 from .agreement import measure_agreement as measure_agreement
@@ -36,8 +36,8 @@ from .tolerance import fault as fault
 
 __all__ = [
     "SOFTMAX",
-    "Agreement",
     "Case",
+    "CaseAgreement",
     "Expected",
     "Implementation",
     "Inputs",

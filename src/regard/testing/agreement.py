@@ -91,7 +91,7 @@ def assert_agrees(
 
 
 @dataclass(frozen=True, slots=True)
-class Agreement:
+class CaseAgreement:
     """The faults of an implementation on a case, and the largest error of a tensor as a share of its budget.
 
     worst: at most 1 where there are no faults; infinite where a shape, dtype, NaN or infinity differs.
@@ -103,7 +103,7 @@ class Agreement:
 
 def measure_agreement(
     implementation: Implementation, case: Case, device: str | torch.device = "cpu", *, oracle: Oracle = SOFTMAX
-) -> Agreement:
+) -> CaseAgreement:
     """The result of the comparisons of `assert_agrees`; gradients are computed only if the output is right.
 
     >>> from regard.kernels.reference import ReferenceKernel
@@ -120,7 +120,7 @@ def measure_agreement(
         faults = comparison.output_faults(implementation.run(plain).output)
     if not faults:
         faults = comparison.faults(implementation.run(with_lse if has_lse else plain))
-    return Agreement(tuple(faults), max(comparison.shares, default=math.inf if faults else 0.0))
+    return CaseAgreement(tuple(faults), max(comparison.shares, default=math.inf if faults else 0.0))
 
 
 @dataclass(frozen=True, eq=False)
