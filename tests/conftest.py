@@ -152,6 +152,17 @@ def warm_python() -> Iterator[list[str]]:
             yield [sys.executable, "-IS", script, path]
 
 
+class RecordHandler(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
 @pytest.fixture
 def logged() -> Iterator[list[logging.LogRecord]]:
     """What is logged, by loggers that do not propagate too.
@@ -159,14 +170,12 @@ def logged() -> Iterator[list[logging.LogRecord]]:
     pytest's own fixture for this, `caplog`, is off (`-p no:logging`): it adds a handler to each of torch's loggers six
     times a test, which takes longer than most tests.
     """
-    records: list[logging.LogRecord] = []
-    handler = logging.Handler()
-    handler.emit = records.append
+    handler = RecordHandler()
     every = [logging.root, *logging.root.manager.loggerDict.values()]
     loggers = [one for one in every if isinstance(one, logging.Logger) and (one is logging.root or not one.propagate)]
     for logger in loggers:
         logger.addHandler(handler)
-    yield records
+    yield handler.records
     for logger in loggers:
         logger.removeHandler(handler)
 

@@ -34,21 +34,23 @@ MIDDLE = (
 KERNEL_BY_NAME = {kernel.name: kernel for kernel in (*KERNELS, *SMALL, *MIDDLE)}
 
 
-def admitted(kernels: Sequence[Kernel], among: Sequence[Case]) -> list:
-    return [
-        pytest.param(kernel.name, case, id=f"{kernel.name}-{case.id}") for kernel, case in suite(kernels, among=among)
-    ]
+SHORT = list(suite(SMALL, among=cases()))
+LONG = list(suite(MIDDLE, among=long_cases()))
+
+
+def parameters(admitted: Sequence[tuple[Kernel, Case]]) -> list:
+    return [pytest.param(kernel.name, case, id=f"{kernel.name}-{case.id}") for kernel, case in admitted]
 
 
 @pytest.mark.covering(strength=2, within=["kernel"])
-@pytest.mark.parametrize(("kernel", "case"), admitted(SMALL, cases()))
+@pytest.mark.parametrize(("kernel", "case"), parameters(SHORT))
 def test_a_kernel_agrees_with_the_oracle(kernel: str, case: Case, monkeypatch):
     monkeypatch.setattr(mask_tiles, "MAX_WASTED_PAIRS", 0)  # batches that differ are computed apart, however small
     assert_agrees(KERNEL_BY_NAME[kernel], case)
 
 
 @pytest.mark.usefixtures("two_threads")
-@pytest.mark.parametrize(("kernel", "case"), admitted(MIDDLE, long_cases()))
+@pytest.mark.parametrize(("kernel", "case"), parameters(LONG))
 def test_a_kernel_agrees_with_the_oracle_over_many_tiles(kernel: str, case: Case):
     assert_agrees(KERNEL_BY_NAME[kernel], case)
 
@@ -67,11 +69,11 @@ def test_a_kernel_agrees_with_the_oracle_on_a_gpu(kernel: str):
 
 
 def test_every_kernel_has_cases():
-    names = [kernel.name for kernel, _ in suite(SMALL)]
+    names = [kernel.name for kernel, _ in SHORT]
     # One that few problems suit is held to a hundred at least; that of a few masks to half, and to test_decomposed.py.
     least = {"decomposed": 50}
     assert all(names.count(kernel.name) >= least.get(kernel.name, 100) for kernel in SMALL)
-    assert {kernel.name for kernel, _ in suite(MIDDLE, among=long_cases())} == {kernel.name for kernel in MIDDLE}
+    assert {kernel.name for kernel, _ in LONG} == {kernel.name for kernel in MIDDLE}
 
 
 def test_random_cases_reach_every_kernel():

@@ -13,6 +13,7 @@ import regard
 
 from ..core.dropout import Dropout
 from ..core.problem import Problem
+from ..kernels import make_problem
 from ..masks import Mask
 from ..scores import Score
 from .cases import CONSTANT_BIASES, KEY_DIM, LAYOUTS, QUERY_DIM, Case, CaseGenerator, LeadingAxes
@@ -97,7 +98,7 @@ class Inputs:
         bias = None
         if case.bias != "unbiased":
             bias = BIAS_CASES[case.bias].build({**leaves, **self.constants}, self.layout.heads is None)
-        plan = regard.explain(
+        problem = make_problem(
             *(self.argument(name, leaves[name]) for name in ("query", "key", "value")),
             score=self.score,
             mask=self.mask,
@@ -107,11 +108,12 @@ class Inputs:
             sinks=leaves.get("sinks"),
             query_positions=self.query_positions,
             key_positions=self.key_positions,
+            wants_lse=wants_lse,
         )
         dropout = None
         if case.dropout == "dropout":
             dropout = Dropout(DROPOUT, torch.tensor(self.seed, device=leaves["value"].device))
-        return replace(plan.problem, wants_lse=wants_lse, dropout=dropout, operator=operator)
+        return replace(problem, dropout=dropout, operator=operator)
 
 
 def make_inputs(case: Case, device: str | torch.device = "cpu") -> Inputs:

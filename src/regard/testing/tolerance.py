@@ -42,8 +42,11 @@ class Expected:
         truth = self.truth.double()
         finite = truth.isfinite()
         magnitude = max(self.magnitude, _largest(truth[finite]))
-        errors = [self._scale(tensor) * (tensor.double() - truth)[finite] for tensor in self.approximations]
-        worst = _largest(torch.cat(errors)) if errors else 0.0
+        worst = 0.0
+        if self.approximations and truth.numel():
+            errors = torch.stack([tensor.double() for tensor in self.approximations]) - truth
+            scales = truth.new_tensor([self._scale(tensor) for tensor in self.approximations])
+            worst = _largest(scales * errors.masked_fill(~finite, 0.0).abs().reshape(len(errors), -1).amax(1))
         if not math.isfinite(worst):
             raise ValueError("an approximation is not finite where the truth is: it sets no budget")
         rounding = torch.finfo(self.dtype).eps
