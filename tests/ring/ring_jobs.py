@@ -16,6 +16,7 @@ from torch import Tensor
 
 import regard
 import regard.ring as ring
+import regard.ring.demo as ring_demo
 from regard import masks
 from regard.errors import RegardError
 from regard.models import language_model as lm
@@ -203,3 +204,8 @@ def misplaced(among: int, how: str) -> str:
         else:
             regard.attention_with_lse(query, query, query)
     return "computed"
+
+
+def demo(among: int, length: int, steps: int) -> list[tuple[float, float]]:
+    """The losses of the demonstration, of the ring and of one process."""
+    return ring_demo.run(length, steps, window=64)

@@ -42,3 +42,10 @@ def test_what_is_refused_in_a_block(pool, how, message):
     for answer in pool.run("misplaced", 2, how=how):
         with pytest.raises(ValueError, match=message):
             raise ValueError(answer)
+
+
+def test_the_demonstration_has_the_losses_of_one_process(pool):
+    losses = pool.run("demo", length=500, steps=3)[0]
+    assert losses[-1][0] < losses[0][0]
+    for ours, theirs in losses:
+        assert abs(ours - theirs) < 1e-5

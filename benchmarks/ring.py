@@ -1,0 +1,209 @@
+"""A ring of processes on one machine, against one process with as many threads: time, memory and bytes sent.
+
+The ring's processes wait while the single one computes, and it waits for them: the sides alternate. Other work on the
+machine slows both, so the processor's seconds, of the busiest process and of the single one's threads, are beside the
+clock's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import multiprocessing
+import statistics
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import _memory
+import _timing
+import torch
+import torch.distributed as dist
+from _report import agree, mebibytes, met, milliseconds, table, times
+
+import regard
+import regard.ring
+from regard import masks
+from regard.ring.peers import Message, Peers, Pending
+
+LENGTH, HEADS, DIM, WINDOW, ROUNDS, THREADS = 8192, 8, 64, 512, 5, 2
+SENT = 4 * HEADS * 2 * DIM
+"""Bytes of the keys and values of one token."""
+
+
+def problem(kind: str) -> tuple[masks.Mask, regard.ring.RingLayout]:
+    if kind == "causal":
+        return masks.causal(), regard.ring.Zigzag()
+    return masks.causal() & masks.window(before=WINDOW - 1), regard.ring.Contiguous()
+
+
+def inputs(length: int) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    return [torch.randn(1, HEADS, length, DIM) for _ in range(4)]
+
+
+def serve(call: Any, parent: Connection) -> None:
+    """Call for each message of the parent, and answer with (forward, forward and backward, processor) seconds."""
+    call()
+    before = _memory._from_now_on()
+    while parent.recv():
+        began, spent = time.perf_counter(), time.process_time()
+        forward = call(began)
+        parent.send((forward, time.perf_counter() - began, time.process_time() - spent))
+    parent.send(_memory._highest() - before)
+
+
+def process(rank: int, processes: int, store: str, kind: str, length: int, parent: Connection) -> None:
+    """One process of the ring; at the end its peak of memory, the bytes that it sent forward, and the results."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=processes)
+    mask, layout = problem(kind)
+    query, key, value, above = (regard.ring.shard(tensor, 2, layout).clone() for tensor in inputs(length))
+    whole, results, sent = [tensor.requires_grad_() for tensor in (query, key, value)], [], []
+
+    def call(began: float = 0.0) -> float:
+        with counted_bytes() as found:
+            output = regard.ring.attention(query, key, value, mask=mask, layout=layout)
+        forward = time.perf_counter() - began
+        sent[:] = found
+        results[:] = output.detach(), *torch.autograd.grad(output, whole, above)
+        return forward
+
+    serve(call, parent)
+    gathered = [regard.ring.unshard(tensor, 2, layout).numpy() for tensor in results]
+    parent.send((sum(sent), gathered if rank == 0 else None))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def single(threads: int, kind: str, length: int, parent: Connection) -> None:
+    """One process with all threads."""
+    torch.set_num_threads(threads)
+    mask, _ = problem(kind)
+    query, key, value, above = inputs(length)
+    whole, results = [tensor.requires_grad_() for tensor in (query, key, value)], []
+
+    def call(began: float = 0.0) -> float:
+        output = regard.attention(query, key, value, mask=mask)
+        forward = time.perf_counter() - began
+        results[:] = output.detach(), *torch.autograd.grad(output, whole, above)
+        return forward
+
+    serve(call, parent)
+    parent.send([tensor.numpy() for tensor in results])
+
+
+@contextlib.contextmanager
+def counted_bytes() -> Iterator[list[int]]:
+    """The bytes of each message that is sent in the block."""
+    sent: list[int] = []
+    post = Peers.post
+
+    def counting(self: Peers, sends: Iterable[Message], receives: Iterable[Message]) -> Pending:
+        sends = list(sends)
+        sent.extend(tensor.numel() * tensor.element_size() for _, tensor, _ in sends)
+        return post(self, sends, receives)
+
+    Peers.post = counting
+    try:
+        yield sent
+    finally:
+        Peers.post = post
+
+
+def needed(kind: str, processes: int, length: int) -> float:
+    """The bytes that the mask needs of other processes, forward, all processes together."""
+    mask, layout = problem(kind)
+    owner = torch.empty(length, dtype=torch.int64)
+    for rank, pieces in enumerate(layout.pieces(length, processes)):
+        for piece in pieces:
+            owner[piece.start : piece.stop : piece.step] = rank
+    keys = 0
+    for rank in range(processes):
+        rows = (owner == rank).nonzero().flatten()
+        blocks = (mask.dense(len(part), length, query_positions=part).any(0) for part in rows.split(1024))
+        keys += int((torch.stack(list(blocks)).any(0) & (owner != rank)).sum())
+    return float(SENT * keys)
+
+
+def measure(kind: str, processes: int, length: int, rounds: int) -> list[str]:
+    """One row of the table."""
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        store = str(Path(folder) / "store")
+        pipes = [context.Pipe() for _ in range(processes + 1)]
+        targets = [(process, (rank, processes, store, kind, length)) for rank in range(processes)]
+        targets.append((single, (THREADS, kind, length)))
+        started = [
+            context.Process(target=target, args=(*args, theirs))
+            for (target, args), (_, theirs) in zip(targets, pipes, strict=True)
+        ]
+        for each in started:
+            each.start()
+        *ring, one = [ours for ours, _ in pipes]
+        spent: dict[str, list[tuple[float, ...]]] = {"ring": [], "one": []}
+        for _ in range(rounds):
+            for name, group in (("one", [one]), ("ring", ring)):
+                for connection in group:
+                    connection.send(True)
+                answers = [connection.recv() for connection in group]
+                spent[name].append(tuple(max(column) for column in zip(*answers, strict=True)))
+        for connection in (*ring, one):
+            connection.send(False)
+        memory = [connection.recv() for connection in (*ring, one)]
+        (sent, results), *others = [connection.recv() for connection in ring]
+        agree(f"ring of {processes}, {kind}", *([torch.from_numpy(t) for t in r] for r in (results, one.recv())))
+        for each in started:
+            each.join()
+    ours, theirs = (
+        [statistics.median(column) for column in zip(*spent[name], strict=True)] for name in ("ring", "one")
+    )
+    clock, processor = ours[1] / theirs[1], ours[2] / (theirs[2] / THREADS)
+    total = sent + sum(other[0] for other in others)
+    least = needed(kind, processes, length)
+    return [
+        f"{kind}, {processes}",
+        *(milliseconds(theirs[1]), milliseconds(ours[1]), times(clock)),
+        times(processor * processes / THREADS),
+        met(clock, 1.15 if processes <= THREADS else 1.3, most=True),
+        f"{mebibytes(max(memory[:-1]))} of {mebibytes(memory[-1])}",
+        f"{total / 2**20:.2f} of {least / 2**20:.2f} MiB",
+        met(total / least, 1.3, most=True),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--length", type=int, default=LENGTH)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    options = parser.parse_args()
+    print(_timing.machine())
+    cases = [("causal", 2), ("causal", 4), ("window", 2), ("window", 4)]
+    rows = [measure(kind, processes, options.length, options.rounds) for kind, processes in cases]
+    table(
+        f"Rings of gloo processes with a thread each, {options.length:,} tokens, {HEADS} heads of {DIM}, forward and "
+        f"backward; window {WINDOW} (`benchmarks/ring.py`)",
+        [
+            "mask, processes",
+            "one process",
+            "ring",
+            "ratio",
+            "processor's",
+            "goal",
+            "peak memory",
+            "sent forward",
+            "goal",
+        ],
+        rows,
+    )
+    print(
+        "\nSent: of what the mask needs of other processes. Processor's: the ratio of processor seconds, beside which"
+    )
+    print("other work on the machine, that waits in the clock's, does not show.")
+
+
+if __name__ == "__main__":
+    main()
