@@ -150,7 +150,7 @@ def usage_fault(node: ast.AST) -> str | None:
             return None
 
 
-MOST_MODULES, MOST_LINES = 265, 60  # modules: 229 of softmax attention, 20 linear attention, 9 ring, 7 approximations
+MOST_MODULES, MOST_LINES = 266, 60  # modules: 229 of softmax attention, 20 linear, 10 ring, 7 approximations
 
 
 def names_in_several_places(places: Iterable[tuple[str, str]]) -> list[str]:

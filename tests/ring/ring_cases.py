@@ -27,7 +27,7 @@ def window(query: Tensor, key: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class RingCase:
-    """A problem of one length for all; `layout` says which process has what."""
+    """A problem of one length for all; `layout` says which process has what, numbers are those of `precision`."""
 
     seed: int
     length: int
@@ -45,13 +45,14 @@ class RingCase:
     kernel: str | None = None
     head_parallel: int = 1
     factor: float = 1.0
+    precision: torch.dtype = torch.float32
 
     def tensors(self, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Tensor]]:
         """query, key, value and the upstream gradient; the options of a call; the parameters among them."""
         generator = torch.Generator().manual_seed(self.seed)
 
-        def normal(*shape: int) -> Tensor:  # of numbers that float32 has
-            return torch.randn(*shape, generator=generator).to(dtype)
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator).to(self.precision).to(dtype)
 
         heads, key_heads = ((*self.batch, n) if n else self.batch for n in (self.heads, self.key_heads))
         whole = {

@@ -34,10 +34,12 @@ def start(rank: int, processes: int, store: str, timeout: float) -> None:
         groups[among] = dist.new_group(range(among), timeout=patience)
 
 
-def attention(among: int, case: RingCase, create_graph: bool = False) -> dict[str, np.ndarray] | None:
+def attention(
+    among: int, case: RingCase, create_graph: bool = False, dtype: torch.dtype = torch.float32
+) -> dict[str, np.ndarray] | None:
     """Output, log-sum-exp and gradients of a case, gathered; from rank 0 alone."""
     group, layout = groups[among], case.layout
-    whole, options, parameters = case.tensors(torch.float32)
+    whole, options, parameters = case.tensors(dtype)
     local = {name: ring.shard(tensor, -2, layout, group).clone().requires_grad_() for name, tensor in whole.items()}
     above = local.pop("above").detach()
     torch.manual_seed(case.seed)
@@ -58,7 +60,14 @@ def attention(among: int, case: RingCase, create_graph: bool = False) -> dict[st
             results[name] = total
         else:
             results[name] = ring.unshard(gradient, -2, layout, group)
-    return {name: tensor.detach().numpy() for name, tensor in results.items()} if not dist.get_rank() else None
+    at_least = torch.promote_types(dtype, torch.float32)
+    return {name: t.detach().to(at_least).numpy() for name, t in results.items()} if not dist.get_rank() else None
+
+
+def mesh(among: int, dimensions: tuple[int, ...]) -> list[int]:
+    """A shard over a device mesh of all processes."""
+    device_mesh = dist.init_device_mesh("cpu", dimensions)
+    return ring.shard(torch.arange(11), 0, group=device_mesh).tolist()
 
 
 def shards(among: int, length: int, layout: ring.RingLayout) -> list[Any]:

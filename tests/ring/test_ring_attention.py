@@ -67,3 +67,16 @@ def test_heads_over_processes(pool, processes, head_parallel, options):
         7, 61, layout=layout, heads=heads, key_heads=key_heads, head_parallel=head_parallel, reach=9, **options
     )
     check(pool, case, processes)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_other_dtypes(pool, dtype):
+    """Half precision is as near to float64 as in one process: partial results are not rounded to it."""
+    case = RingCase(13, 150, layout=ring.Zigzag(), bias="relative", sinks=True, heads=4, key_heads=2, precision=dtype)
+    found = pool.run("attention", 4, case=case, dtype=dtype)[0]
+    truth, single = case.expected(torch.float64), case.expected(dtype)
+    whole, _, _ = case.tensors(dtype)
+    assert whole["query"].dtype == dtype
+    for name in ("output", "query", "key", "value"):
+        error = distance(torch.from_numpy(found[name]), truth[name])
+        assert error <= 1.5 * distance(single[name], truth[name]) + 1e-12

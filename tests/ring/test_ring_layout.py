@@ -136,3 +136,9 @@ class Overlapping:
 def test_a_layout_of_ones_own_is_checked():
     with pytest.raises(ShapeError, match=r"each of 0\.\.8 one process"):
         place(Overlapping(), 9, 3)
+
+
+def test_a_device_mesh_is_a_group(pool):
+    assert pool.run("mesh", dimensions=(MOST,)) == [[0, 1, 2], [3, 4], [5, 6], [7, 8], [9, 10]]
+    for answer in pool.run("mesh", dimensions=(1, MOST)):
+        assert answer.startswith("ConfigurationError: the mesh has 2 dimensions, (1, 5); a ring needs one: choose it")
