@@ -18,13 +18,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .. import masks
-from ..attention import attention as attention_of_one
-from ..masks import Mask
-from ..positions import Rotary
-from .layout import RingLayout, balanced
-from .ring_attention import attention
-from .sharding import shard
+from ... import masks
+from ...attention import attention as attention_of_one
+from ...masks import Mask
+from ...positions import Rotary
+from ..layout import RingLayout, balanced
+from ..ring_attention import attention
+from ..sharding import shard
 
 SYMBOLS, DIM, HEADS, LAYERS = 32, 64, 4, 2
 Attend = Callable[..., Tensor]
@@ -122,7 +122,3 @@ def main() -> None:
         run(options.length, options.steps, options.window)
     finally:
         dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
