@@ -125,6 +125,7 @@ SIZES = [  # batch, heads, key heads, queries, keys, dim, value dim
     (1, 1, 1, 200, 3, 5, 129),
     (1, 2, 1, 513, 97, 80, 48),
     (3, 1, 1, 1, 1, 1, 1),
+    (1, 2, 1, 70, 401, 24, 40),  # more keys than the forward pass takes at once
 ]
 
 
@@ -240,6 +241,64 @@ def test_strides(variant):
     assert torch.equal(one[0], FlashProblem(query, shared.contiguous(), value, 0.3, tiles).forward()[0])
 
 
+def banded(queries: int, keys: int, before: int, after: int = 0) -> np.ndarray:
+    distance = np.arange(keys) - np.arange(queries)[:, None]
+    return ((-before <= distance) & (distance <= after))[None, None]
+
+
+WIDTHS = {  # rows that take all their keys at once, rows that take them block by block, and both in one call
+    "few keys": banded(400, 400, 64),
+    "one key": banded(131, 131, 0),
+    "keys on both sides": banded(300, 330, 30, 50),
+    "many keys": banded(400, 460, 390),
+    "few keys, then many": banded(700, 700, 700),
+    "two stretches of keys": banded(500, 500, 40) | (np.arange(500) < 3),
+    "rows without keys": banded(400, 150, 64),
+}
+
+
+@pytest.mark.parametrize("name", WIDTHS)
+def test_few_keys_and_many(variant, name):
+    keep = WIDTHS[name]
+    queries, keys = keep.shape[-2:]
+    assert agrees(inputs(1, 2, 1, queries, keys, 24, 40), keep)
+    if name != "one key":  # where weights are 1 whatever the bias is, its gradient is but what rounding leaves
+        assert agrees(inputs(1, 2, 2, queries, keys, 64, 64), keep, relative_bias=torch.randn(2, queries + keys - 1))
+
+
+@pytest.mark.parametrize("name", WIDTHS)
+def test_parts_of_the_keys_merged(variant, name):
+    keep = WIDTHS[name]
+    queries, keys = keep.shape[-2:]
+    tensors = inputs(2, 2, 1, queries, keys, 64, 33)
+    chosen = np.random.default_rng(0).random(keep.shape) < 0.5
+    merged = FlashProblem(*tensors, 0.3, packed_tiles(keep & chosen)).forward()
+    FlashProblem(*tensors, 0.3, packed_tiles(keep & ~chosen)).forward(merged, accumulate=True)
+    true, plain = (
+        [*formula(*(tensor.to(dtype) for tensor in tensors), keep)] for dtype in (torch.float64, torch.float32)
+    )
+    for has, exact, rounded in zip(merged, true, plain, strict=True):
+        assert near(has, exact, rounded)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("name", WIDTHS)
+def test_rows_of_batches_that_alternate(variant, name, threads, monkeypatch):
+    monkeypatch.setattr(flash, "thread_count", lambda work, least: threads)
+    keep = WIDTHS[name]
+    queries, keys = keep.shape[-2:]
+    query, key, value = (
+        tensor.transpose(0, 2).contiguous().transpose(0, 2) for tensor in inputs(3, 2, 2, queries, keys, 16, 16)
+    )
+    assert query.stride(0) < query.stride(2)
+    alternating = FlashProblem(query, key, value, 0.3, packed_tiles(keep)).forward()
+    one_by_one = FlashProblem(
+        *(tensor.contiguous() for tensor in (query, key, value)), 0.3, packed_tiles(keep)
+    ).forward()
+    for has, wanted in zip(alternating, one_by_one, strict=True):
+        torch.testing.assert_close(has, wanted, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_threads_share_the_work(threads, monkeypatch):
     """One head for several threads: parts of the keys add up; the forward pass is the same to the bit."""
@@ -250,8 +309,12 @@ def test_threads_share_the_work(threads, monkeypatch):
     assert agrees(inputs(1, 2, 1, 300, 500, 16, 16), keep, relative_bias=torch.randn(2, 799))
 
 
-def test_nothing_is_read_or_written_beyond_the_tensors(variant):
+@pytest.mark.parametrize(
+    ("keys", "used", "dim", "value_dim"), [(131, 131, 19, 21), (144, 128, 64, 64), (150, 128, 64, 32)]
+)
+def test_nothing_is_read_or_written_beyond_the_tensors(variant, keys, used, dim, value_dim):
     """Each tensor ends where memory that may not be touched begins."""
+    keep = everything(67, keys) & (np.arange(keys) < used)
     page = mmap.PAGESIZE
     kept = []
 
@@ -266,9 +329,9 @@ def test_nothing_is_read_or_written_beyond_the_tensors(variant):
         there = torch.frombuffer(area, dtype=torch.float32, count=tensor.numel(), offset=(pages - 1) * page - size)
         return there.view(tensor.shape).copy_(tensor)
 
-    query, key, value = (at_the_end(tensor) for tensor in inputs(1, 2, 1, 67, 131, 19, 21))
-    line = at_the_end(torch.randn(2, 67 + 131 - 1))
-    problem = FlashProblem(query, key, value, 0.3, packed_tiles(everything(67, 131)), None, line)
+    query, key, value = (at_the_end(tensor) for tensor in inputs(1, 2, 1, 67, keys, dim, value_dim))
+    line = at_the_end(torch.randn(2, 67 + keys - 1))
+    problem = FlashProblem(query, key, value, 0.3, packed_tiles(keep), None, line)
     output, lse = problem.forward()
     above = at_the_end(torch.randn(output.shape))
     found = problem.backward(at_the_end(output), at_the_end(lse), above, None, wants_relative_bias=True)

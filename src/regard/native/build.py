@@ -44,6 +44,7 @@ HEADERS = (
     "flash.h",
     "gemv.h",
     "microkernel.h",
+    "narrow.h",
     "recurrence.h",
     "recurrence_chunk.h",
     "reduce_tile.h",

@@ -1,6 +1,6 @@
 /* Dot-product attention, forward: some blocks of rows with the blocks of keys that their mask leaves, each packed
  * once. */
-#include "tile.h"
+#include "narrow.h"
 
 /* The state of a thread for some blocks of rows. */
 struct forward_state {
@@ -63,7 +63,10 @@ INLINE void process_row_group(const struct flash *problem, struct forward_state 
         for (int64_t j = low; j < high; j += LANES) {
             lanes power = exp2_lanes(load(tile + r * BLOCK + j) - shift[r]);
             sum += power;
-            if (problem->row_hashes) power = zero_unless(dropout_mask(problem, row_hash, column + j), power);
+            if (problem->row_hashes) {
+                bits hashes = load_bits(problem->column_hashes + column + j) + row_hash;
+                power = zero_unless(dropout_mask(problem, hashes), power);
+            }
             store(tile + r * BLOCK + j, power);
         }
         store(state->total + (row + r) * LANES, load(state->total + (row + r) * LANES) * rescale[r] + sum);
@@ -127,7 +130,7 @@ INLINE void process_row_blocks(const struct flash *problem, struct forward_state
         if (column == INT64_MAX) break;
         int64_t count = min_int(problem->columns - column, BLOCK), key_head = state->head / problem->group;
         pack_transposed(head_rows(&problem->key, state->batch, key_head, column, is_bfloat16), problem->key.row, count,
-                        problem->dim, state->keys, is_bfloat16);
+                        problem->dim, 1.0f, state->keys, BLOCK, is_bfloat16);
         pack_rows(head_rows(&problem->value, state->batch, key_head, column, is_bfloat16), problem->value.row, count,
                   problem->value_dim, 1.0f, state->values, is_bfloat16);
         int64_t ahead = min_int(problem->columns - column - BLOCK, BLOCK);
@@ -146,11 +149,24 @@ INLINE void process_row_blocks(const struct flash *problem, struct forward_state
     write_rows(problem, state, is_bfloat16);
 }
 
+/* The next unit of work; its head is -1 if none is left. Where rows of batches alternate in memory, so do the units. */
+INLINE struct unit take_unit(struct flash *problem) {
+    int64_t number = __atomic_fetch_add(&problem->next_unit, 1, __ATOMIC_RELAXED), rows = problem->row_blocks * BLOCK;
+    if (number >= problem->unit_count) return (struct unit){.head = -1};
+    int64_t units = (problem->rows + rows - 1) / rows, batches = problem->unit_count / (units * problem->heads);
+    struct unit unit = {number / units / problem->heads, number / units % problem->heads, number % units * rows, 0};
+    if (problem->query.batch < problem->query.row)
+        unit = (struct unit){number % batches, number / batches / units, number / batches % units * rows, 0};
+    unit.count = min_int(problem->rows - unit.row, rows);
+    return unit;
+}
+
 /* Takes some blocks of rows of one head after another while any is left; any number of threads may call it at once. */
 void EXPORTED(regard_flash)(struct flash *problem) {
     int64_t rows = problem->row_blocks * BLOCK, padded = padded_dim(problem->dim),
             value_padded = padded_dim(problem->value_dim);
-    int64_t floats = (rows + BLOCK) * (padded + value_padded) + rows * (LANES + 1) + 6 * 16, unit;
+    int64_t floats = (rows + BLOCK) * (padded + value_padded) + rows * (LANES + 1) + 6 * 16;
+    floats += narrow_floats(problem, rows);
     float *memory = aligned_alloc(64, (size_t)(floats * 4 + 63) / 64 * 64), *free_memory = memory;
     if (!memory) {
         problem->failed = 1;
@@ -161,16 +177,16 @@ void EXPORTED(regard_flash)(struct flash *problem) {
     state.total = take_floats(&free_memory, rows * LANES), state.maximum = take_floats(&free_memory, rows);
     state.keys = take_floats(&free_memory, padded * BLOCK);
     state.values = take_floats(&free_memory, BLOCK * value_padded);
-    int64_t units_of_head = (problem->rows + rows - 1) / rows;
-    while ((unit = __atomic_fetch_add(&problem->next_unit, 1, __ATOMIC_RELAXED)) < problem->unit_count) {
-        int64_t head = unit / units_of_head;
-        state.batch = head / problem->heads, state.head = head % problem->heads;
-        state.begin = unit % units_of_head * rows;
-        state.count = min_int(problem->rows - state.begin, rows), state.blocks = (state.count + BLOCK - 1) / BLOCK;
-        if (problem->is_bfloat16)
-            process_row_blocks(problem, &state, 1);
-        else
-            process_row_blocks(problem, &state, 0);
+    struct narrow narrow = take_narrow(problem, rows, &free_memory);
+    for (struct unit unit = take_unit(problem), next; unit.head >= 0; unit = next) {
+        next = take_unit(problem);
+        state.batch = unit.batch, state.head = unit.head, state.begin = unit.row, state.count = unit.count;
+        state.blocks = (state.count + BLOCK - 1) / BLOCK;
+        if (problem->is_bfloat16) {
+            if (!process_narrow(problem, &narrow, &unit, &next, 1)) process_row_blocks(problem, &state, 1);
+        } else {
+            if (!process_narrow(problem, &narrow, &unit, &next, 0)) process_row_blocks(problem, &state, 0);
+        }
     }
     free(memory);
 }

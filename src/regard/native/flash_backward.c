@@ -61,7 +61,7 @@ INLINE void tile_row_gradient(const struct flash *problem, const struct gradient
         lanes weight = exp2_lanes(score - lse);
         lanes dropped = weight, grad_weight = load(grad_scores + j); /* written by row_group_gradient */
         if (problem->row_hashes) {
-            bits mask = dropout_mask(problem, row_hash, tile->column + j);
+            bits mask = dropout_mask(problem, load_bits(problem->column_hashes + tile->column + j) + row_hash);
             dropped = zero_unless(mask, dropped), grad_weight = zero_unless(mask, grad_weight);
         }
         lanes gradient = weight * (grad_weight - delta);
@@ -130,6 +130,10 @@ INLINE void process_tile(const struct flash *problem, struct gradient *state, st
     pack_rows(head_rows(&problem->grad_output, state->batch, tile->head, tile->row, is_bfloat16),
               problem->grad_output.row, count, problem->value_dim, 1.0f / problem->keep_probability, state->grad_output,
               is_bfloat16);
+    int64_t next = tile->row + BLOCK, ahead = min_int(problem->rows - next, BLOCK);
+    load_ahead(&problem->query, state->batch, tile->head, next, ahead, problem->dim, is_bfloat16);
+    load_ahead(&problem->grad_output, state->batch, tile->head, next, ahead, problem->value_dim, is_bfloat16);
+    load_ahead(&problem->grad_query, state->batch, tile->head, next, ahead, problem->dim, 0);
     tile->begin = BLOCK, tile->end = 0, tile->columns_used = 0;
     for (int64_t r = 0; r < count; r += GROUP) {
         struct extent extent = tile_extent(tile->words ? tile->words + r : 0, tile->count);
@@ -183,9 +187,15 @@ INLINE void process_key_block(const struct flash *problem, struct gradient *stat
     int64_t value_padded = padded_dim(problem->value_dim);
     const void *key = head_rows(&problem->key, state->batch, state->key_head, column, is_bfloat16);
     const void *value = head_rows(&problem->value, state->batch, state->key_head, column, is_bfloat16);
-    pack_transposed(key, problem->key.row, count, problem->dim, state->key_columns, is_bfloat16);
+    pack_transposed(key, problem->key.row, count, problem->dim, 1.0f, state->key_columns, BLOCK, is_bfloat16);
     pack_rows(key, problem->key.row, count, problem->dim, problem->scale, state->key_rows, is_bfloat16);
-    pack_transposed(value, problem->value.row, count, problem->value_dim, state->value_columns, is_bfloat16);
+    pack_transposed(value, problem->value.row, count, problem->value_dim, 1.0f, state->value_columns, BLOCK,
+                    is_bfloat16);
+    int64_t next = column + BLOCK, ahead = min_int(problem->columns - next, BLOCK);
+    load_ahead(&problem->key, state->batch, state->key_head, next, ahead, problem->dim, is_bfloat16);
+    load_ahead(&problem->value, state->batch, state->key_head, next, ahead, problem->value_dim, is_bfloat16);
+    load_ahead(&problem->grad_key, state->batch, state->key_head, column, count, problem->dim, 0);
+    load_ahead(&problem->grad_value, state->batch, state->key_head, column, count, problem->value_dim, 0);
     memset(state->grad_key, 0, (size_t)(BLOCK * padded) * sizeof(float));
     memset(state->grad_value, 0, (size_t)(BLOCK * value_padded) * sizeof(float));
     for (int64_t b = 0; b < blocks; b++) {

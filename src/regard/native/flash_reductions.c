@@ -235,9 +235,9 @@ static void process_row_blocks(const struct flash *problem, struct reduction_sta
         int64_t count = min_int(problem->columns - column, BLOCK);
         const void *keys = head_rows(&problem->key, state->batch, key_head, column, (int)problem->is_bfloat16);
         if (problem->is_bfloat16)
-            pack_transposed(keys, problem->key.row, count, problem->dim, state->keys, 1);
+            pack_transposed(keys, problem->key.row, count, problem->dim, 1.0f, state->keys, BLOCK, 1);
         else
-            pack_transposed(keys, problem->key.row, count, problem->dim, state->keys, 0);
+            pack_transposed(keys, problem->key.row, count, problem->dim, 1.0f, state->keys, BLOCK, 0);
         for (int64_t b = 0; b < state->blocks; b++) {
             if (cursors[b].column != column) continue;
             int64_t tile = next_tile(problem, cursors + b);

@@ -96,8 +96,8 @@ INLINE void process_row_blocks(const struct flash *problem, struct row_block_sta
             if (!packed)
                 pack_transposed(
                     head_rows(&problem->key, state->batch, state->head / problem->group, column, is_bfloat16),
-                    problem->key.row, min_int(problem->columns - column, BLOCK), problem->dim, state->keys,
-                    is_bfloat16);
+                    problem->key.row, min_int(problem->columns - column, BLOCK), problem->dim, 1.0f, state->keys,
+                    BLOCK, is_bfloat16);
             packed = 1;
             int64_t tile = problem->first ? next_tile(problem, cursors + b) : -1;
             process_tile(problem, state, b * BLOCK, column, tile_words(problem, state->batch, state->head, tile));

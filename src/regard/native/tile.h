@@ -89,19 +89,19 @@ INLINE void pack_rows(const void *rows, int64_t stride, int64_t count, int64_t d
     memset(target + count * padded, 0, (size_t)((BLOCK - count) * padded) * sizeof(float));
 }
 
-/* Packs `count` rows as columns, target[entry][BLOCK], 0 in the columns beyond them. There is memory for whole pairs of
- * vectors of entries. */
-INLINE void pack_transposed(const void *rows, int64_t stride, int64_t count, int64_t dim, float *target,
-                            const int is_bfloat16) {
-    for (int64_t i = 0; i < BLOCK; i += LANES)
+/* Packs `count` rows, times a factor, as columns, target[entry][width], 0 in the columns beyond them. There is memory
+ * for whole pairs of vectors of entries. */
+INLINE void pack_transposed(const void *rows, int64_t stride, int64_t count, int64_t dim, float factor, float *target,
+                            const int64_t width, const int is_bfloat16) {
+    for (int64_t i = 0; i < width; i += LANES)
         for (int64_t a = 0; a < dim; a += LANES) {
             lanes block[LANES];
             for (int l = 0; l < LANES; l++)
                 block[l] = i + l < count
-                               ? load_entries(row_at(rows, i + l, stride, is_bfloat16), a, dim, is_bfloat16, 0)
+                               ? load_entries(row_at(rows, i + l, stride, is_bfloat16), a, dim, is_bfloat16, 0) * factor
                                : broadcast(0.0f);
             transpose(block);
-            for (int l = 0; l < LANES; l++) store(target + (a + l) * BLOCK + i, block[l]);
+            for (int l = 0; l < LANES; l++) store(target + (a + l) * width + i, block[l]);
         }
 }
 
@@ -189,12 +189,9 @@ INLINE float key_gradient_factor(const struct flash *problem) {
     return problem->softcap == 0.0f ? LN_2 : problem->softcap;
 }
 
-/* The dropout mask, ones where a weight is not dropped: those whose mixed sum of the hashes of row and column is at
+/* The dropout mask, ones where a weight is not dropped: those whose sum of the hashes of row and column, mixed, is at
  * least the threshold. See core/dropout.py. */
-INLINE bits dropout_mask(const struct flash *problem, int32_t row, int64_t column) {
-    bits hash;
-    memcpy(&hash, problem->column_hashes + column, sizeof(hash));
-    hash += row;
+INLINE bits dropout_mask(const struct flash *problem, bits hash) {
     hash ^= hash >> 16;
     hash *= 0x7feb352d;
     hash ^= hash >> 15;
@@ -203,6 +200,12 @@ INLINE bits dropout_mask(const struct flash *problem, int32_t row, int64_t colum
 }
 
 INLINE lanes zero_unless(bits kept, lanes values) { return (lanes)(kept & (bits)values); }
+
+INLINE bits load_bits(const int32_t *source) {
+    bits value;
+    memcpy(&value, source, sizeof(value));
+    return value;
+}
 
 INLINE int32_t row_hash_at(const struct flash *problem, int64_t batch, int64_t head, int64_t row) {
     return problem->row_hashes
