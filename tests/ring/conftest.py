@@ -1,4 +1,4 @@
-"""The processes of a ring, started once for each module of tests that uses them."""
+"""The processes of a ring, started once for all tests that use them."""
 
 import sys
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from processes import MOST, Pool
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def pool(tmp_path_factory) -> Iterator[Pool]:
     with Pool(tmp_path_factory.mktemp("ring"), MOST) as started:
         yield started

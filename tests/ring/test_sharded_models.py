@@ -44,6 +44,7 @@ def test_what_is_refused_in_a_block(pool, how, message):
             raise ValueError(answer)
 
 
+@pytest.mark.slow  # the first optimiser of a process imports for seconds
 def test_the_demonstration_has_the_losses_of_one_process(pool):
     losses = pool.run("demo", length=500, steps=3)[0]
     assert losses[-1][0] < losses[0][0]
