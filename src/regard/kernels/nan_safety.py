@@ -5,7 +5,8 @@ inputs that it read were (it reads no keys of skipped tiles): checking the resul
 only where it is not finite. A tanh, of a softcap or of an additive score, makes infinity finite: there queries and
 keys are checked beforehand.
 
-All places that see to it (no kernel has code of its own against NaN; a ring calls those of `custom_op`):
+All places that see to it. Kernels leave it to these; two only make sure that torch's flash kernel does not lose NaN
+over few keys: `SdpaKernel.run` passes `propagates_nan`, and `dense_block.Rectangle` tests `all_finite`.
 
 - forward: `run_nan_safe` here, called by `custom_op.compute_forward` for all kernels with a backward of their own, by
   `ReferenceKernel.run`, and by `SdpaKernel.run` where that does not go through `custom_op`;
@@ -15,7 +16,12 @@ All places that see to it (no kernel has code of its own against NaN; a ring cal
 - lenses and hooks: `zero_nonfinite_inputs` here, called by `attention.observe_problem`, `hooks.run_with_hook` and
   `regard.approximations`; rows that attend to NaN have the log-sum-exp NaN;
 - parameters of a score, whose gradients are sums over masked positions too:
-  `validation._pairs_with_finite_gradients`; those of projections in torch's twin: `nn.multihead`, `forward`.
+  `validation._pairs_with_finite_gradients`; those of projections in torch's twin: `nn.multihead`, `forward`;
+- rings: `ring.block_attention` calls `custom_op` for each block, or a kernel in place where all inputs are finite
+  (`is_tame`). `ShardRows` records whether a block met NaN, `ShardGradients` sets results and gradients of such rows to
+  finite ones, as `compute_gradients` does;
+- linear attention has code of its own: `linear.linear_problem.NonfiniteRows` sets rows with NaN to 0 before the feature
+  map, and marks output, totals and state; `linear.linear_weights` marks the features that lenses read.
 """
 
 from __future__ import annotations
