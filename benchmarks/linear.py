@@ -15,6 +15,7 @@ from torch import Tensor
 import regard
 from regard import masks
 from regard.linear import FavorPlus, Identity, LinearState, linear_attention, linear_attention_with_state, naive
+from regard.linear.linear_problem import LinearOptions
 from regard.linear.recurrence import recurrence
 from regard.nn import LinearCache
 
@@ -125,8 +126,8 @@ def one_token(batch: int, heads: int, dim: int) -> tuple[list[str], list[str]]:
     state, target = torch.randn(2, batch, heads, dim, dim)
     query, key, value = torch.randn(3, batch, heads, 1, dim)
     key = torch.nn.functional.normalize(key, dim=-1)
-    gates = {"decay": -torch.rand(batch, heads, 1), "beta": torch.rand(batch, heads, 1)}
-    raw = {"feature_map": Identity(), "normalize": False, "causal": True}
+    gates: LinearOptions = {"decay": -torch.rand(batch, heads, 1), "beta": torch.rand(batch, heads, 1)}
+    raw: LinearOptions = {"feature_map": Identity(), "normalize": False, "causal": True}
     sums = LinearState(torch.rand(batch, heads, dim, dim + 1), normalized=True)
     plain = LinearCache(state=sums, next_position=1)
     gated = LinearCache(Identity(), False, LinearState(state), next_position=1)

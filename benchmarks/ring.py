@@ -13,7 +13,7 @@ import multiprocessing
 import statistics
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -135,7 +135,9 @@ def measure(kind: str, processes: int, length: int, rounds: int) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         store = str(Path(folder) / "store")
         pipes = [context.Pipe() for _ in range(processes + 1)]
-        targets = [(process, (rank, processes, store, kind, length)) for rank in range(processes)]
+        targets: list[tuple[Callable[..., None], tuple]] = [
+            (process, (rank, processes, store, kind, length)) for rank in range(processes)
+        ]
         targets.append((single, (THREADS, kind, length)))
         started = [
             context.Process(target=target, args=(*args, theirs))

@@ -70,14 +70,14 @@ def dependencies(minilm: MiniLM, path: Path) -> None:
     say(f"\n{path.name}: {len(parts)} sentences, heads and offsets chosen on one half, scored on the other\n{table}")
 
 
-def gap(path: Path) -> Iterator[tuple[list[str], list[list[heads.coreference.Span]]]]:
+def gap(path: Path) -> Iterator[tuple[list[str], list[list[heads.linguistics.Span]]]]:
     """Words and clusters of the texts in which the pronoun is one of two names before it."""
     with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
         for row in csv.DictReader(io.StringIO(file.read()), delimiter="\t", quoting=csv.QUOTE_NONE):
             text, is_a, is_b = row["Text"], row["A-coref"] == "TRUE", row["B-coref"] == "TRUE"
             found = list(WORDS.finditer(text))
 
-            def span(name: str, row: dict = row, found: list = found) -> heads.coreference.Span | None:
+            def span(name: str, row: dict = row, found: list = found) -> heads.linguistics.Span | None:
                 begin = int(row[f"{name}-offset"])
                 end = begin + len(row[name])
                 inside = [at for at, word in enumerate(found) if word.start() < end and word.end() > begin]
@@ -89,7 +89,7 @@ def gap(path: Path) -> Iterator[tuple[list[str], list[list[heads.coreference.Spa
             yield [word.group() for word in found], [[a, pronoun], [b]] if is_a else [[a], [b, pronoun]]
 
 
-def winogender(path: Path) -> Iterator[tuple[list[str], list[list[heads.coreference.Span]]]]:
+def winogender(path: Path) -> Iterator[tuple[list[str], list[list[heads.linguistics.Span]]]]:
     """Words and clusters of the schemas: an occupation, a participant, and a pronoun that is one of them."""
     with gzip.open(path, "rt", encoding="utf-8") as file:
         lines = [line.rstrip("\n").split("\t") for line in file][1:]
@@ -102,7 +102,7 @@ def winogender(path: Path) -> Iterator[tuple[list[str], list[list[heads.corefere
         yield words, clusters
 
 
-def noun_phrase(words: list[str], name: list[str]) -> heads.coreference.Span:
+def noun_phrase(words: list[str], name: list[str]) -> heads.linguistics.Span:
     """Where a participant is named, with its article."""
     first = next(number for number in range(len(words)) if words[number : number + len(name)] == name)
     last = first + len(name) - 1

@@ -6,7 +6,7 @@ Most tests replace it by the formula over all pairs, which reads the lists of bl
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, cast
 
@@ -172,7 +172,7 @@ def test_compiled_code_computes_what_the_reference_does(example):
             *(tensor.detach() for tensor in (batched.pairs.query, batched.pairs.key, batched.value)),
             flex.BiasTables(batched).score_mod(problem.bias),
             flex.block_mask(batched),
-            problem.pairs.scale,
+            problem.pairs.scale,  # type: ignore[union-attr]
             enable_gqa=True,
         )
     torch.testing.assert_close(output, ReferenceKernel().run(problem).output, atol=2e-5, rtol=2e-5)
@@ -405,7 +405,7 @@ class TestPlan:
 @pytest.mark.usefixtures("dense")
 class TestSelfCheck:
     @pytest.fixture(autouse=True)
-    def kernel(self, tmp_path, monkeypatch) -> FlexKernel:
+    def kernel(self, tmp_path, monkeypatch) -> Iterator[FlexKernel]:
         """A kernel for the CPU in the place of that for CUDA, the fastest of all, and a cache directory of its own."""
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         kernel = FlexKernel(None, ("cpu",))
@@ -423,7 +423,11 @@ class TestSelfCheck:
         return regard.explain(query, query, query, mask=masks.causal() & masks.window(before=7), **options)
 
     def wrong(self, monkeypatch, factor: float) -> None:
-        monkeypatch.setattr(flex, "_flex", lambda *given: (lambda out, lse: (out * factor, lse))(*formula(*given)))
+        def scaled(*given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            output, lse = formula(*given)
+            return output * factor, lse
+
+        monkeypatch.setattr(flex, "_flex", scaled)
 
     def test_what_agrees_is_chosen_and_stored(self, kernel, tmp_path):
         assert self.explained().kernel is kernel

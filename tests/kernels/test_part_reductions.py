@@ -29,9 +29,10 @@ LENSES = {
 }
 
 
-def inputs(*batch: int, queries: int = LENGTH) -> list[Tensor]:
+def inputs(*batch: int, queries: int = LENGTH) -> tuple[Tensor, Tensor, Tensor]:
     sizes = (*batch, 4, queries, 8), (*batch, 2, LENGTH, 8), (*batch, 2, LENGTH, 5)
-    return [torch.randn(size) for size in sizes]
+    query, key, value = (torch.randn(size) for size in sizes)
+    return query, key, value
 
 
 def flat(result: object) -> list[Tensor]:

@@ -5,6 +5,7 @@ import torch
 
 import regard
 from regard import biases, masks, scores
+from regard.core.score_forms import PairForm
 
 
 def rand(*shape: int) -> torch.Tensor:
@@ -69,10 +70,10 @@ class WithParameters(torch.nn.Module):
         self.score = score
         self.given = {f"score.{name}": parameter for name, parameter in parameters.items()}
 
-    def forward(self, query: torch.Tensor, key: torch.Tensor) -> scores.DotPairs | scores.AdditivePairs:
+    def forward(self, query: torch.Tensor, key: torch.Tensor) -> PairForm:
         return self.score.pairs(query, key)
 
-    def pairs(self, query: torch.Tensor, key: torch.Tensor) -> scores.DotPairs | scores.AdditivePairs:
+    def pairs(self, query: torch.Tensor, key: torch.Tensor) -> PairForm:
         return torch.func.functional_call(self, self.given, (query, key))
 
 

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from ring_cases import RingCase
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
 
 import regard
 import regard.ring as ring
@@ -22,7 +23,7 @@ from regard.errors import RegardError
 from regard.models import language_model as lm
 from regard.positions import Rotary
 
-groups: dict[int, dist.ProcessGroup] = {}
+groups: dict[int, Any] = {}
 
 
 def start(rank: int, processes: int, store: str, timeout: float) -> None:
@@ -66,7 +67,7 @@ def attention(
 
 def mesh(among: int, dimensions: tuple[int, ...]) -> list[int]:
     """A shard over a device mesh of all processes."""
-    device_mesh = dist.init_device_mesh("cpu", dimensions)
+    device_mesh = init_device_mesh("cpu", dimensions)
     return ring.shard(torch.arange(11), 0, group=device_mesh).tolist()
 
 

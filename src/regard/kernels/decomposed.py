@@ -259,9 +259,9 @@ def _axes(part: Part, problem: Problem, split: Split) -> Iterator[tuple[Axis, Ax
     if part.step > 1:
         for rows, columns in residue_classes(queries, keys, part.step):
             for classes in split(rows, columns):
-                axes = rows.part(classes), columns.part(classes)
-                starts = (queries.start, axes[0]), (keys.start, axes[1])
-                yield *axes, *(_class_positions(start, axis, part, problem) for start, axis in starts)
+                own_rows, own_columns = rows.part(classes), columns.part(classes)
+                row_positions = _class_positions(queries.start, own_rows, part, problem)
+                yield own_rows, own_columns, row_positions, _class_positions(keys.start, own_columns, part, problem)
         return
     selected = [
         (ALL, positions) if chosen is None else _chosen(chosen, positions, problem.value.device)

@@ -164,7 +164,9 @@ class FlexKernel:
         """Output and log-sum-exp of FlexAttention for some query, key and value, and a bias with other parameters."""
         query, key, value = inputs
         arguments = (
-            *(_widened(tensor) for tensor in inputs),
+            _widened(query),
+            _widened(key),
+            _widened(value),
             tables.score_mod(bias),
             block_mask(tables.batched),
             float(cast(DotPairs, tables.batched.pairs).scale),
@@ -194,7 +196,7 @@ def _flex(
     output, auxiliary = flex_attention(
         query, key, value, score_mod, block_mask, scale, grouped, return_aux=AuxRequest(lse=True)
     )
-    return output, auxiliary.lse
+    return output, cast(Tensor, auxiliary.lse)
 
 
 @lru_cache(maxsize=MOST_COMPILED)

@@ -97,9 +97,9 @@ def _restricted(reduction: CReduction, selection: Selection, sizes: tuple[int, i
             return LargestWeights(zeros(*shape, like=reduction.weights), zeros(*shape, like=reduction.columns))
         case DistanceSums():
             rows, columns = _first_class(selection, reduction.queries, reduction.keys)
-            sums = [zeros(queries, like=reduction.mass) for _ in range(2)]
+            mass, moments = zeros(queries, like=reduction.mass), zeros(queries, like=reduction.moments)
             histogram = zeros(reduction.histogram.shape[-1], like=reduction.histogram)
-            return DistanceSums(rows, columns, reduction.edges, *sums, histogram)
+            return DistanceSums(rows, columns, reduction.edges, mass, moments, histogram)
         case WeightMatrix():
             return WeightMatrix(zeros(queries, keys, like=reduction.into))
 

@@ -36,7 +36,7 @@ def formula(problem: Problem) -> Result:
         features = torch.tanh(query.unsqueeze(-2) + key.unsqueeze(-3))  # [..., H, M, N, A]
         scores = features @ pairs.weight.to(dtype)  # [..., H, M, N]
     else:
-        scores = (pairs.scale * query) @ key.mT  # [..., H, M, N]
+        scores = (pairs.scale * query) @ key.mT  # type: ignore[union-attr]  # [..., H, M, N], of dot products
     if grouped:
         scores = scores.unflatten(-2, rows).flatten(-4, -3)  # [..., Hk, group · M, N] -> [..., H, M, N]
     if problem.softcap is not None:

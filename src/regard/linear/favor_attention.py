@@ -73,7 +73,7 @@ class _FavorAttention(torch.autograd.Function):
         if torch.is_grad_enabled():  # the gradient will be differentiated in turn
             inputs = [tensor.view_as(tensor) for tensor in (query, key, value)]
             wanted = [tensor for tensor, need in zip(inputs, ctx.needs_input_grad, strict=False) if need]
-            defined = _definition(*inputs, ctx.features, ctx.keep)
+            defined = _definition(inputs[0], inputs[1], inputs[2], ctx.features, ctx.keep)
             found = iter(torch.autograd.grad(defined, wanted, upstream[0], create_graph=True))
             return *(next(found) if need else None for need in ctx.needs_input_grad[:3]), None, None
         blocks = _Blocks(ctx.features, query, key, ctx.keep)

@@ -100,8 +100,8 @@ def single_token(
         return None
     if normalize and beta is not None:
         return None
-    is_deferred = isinstance(state, DeferredState) and "sums" not in vars(state)
-    stored = state.stored if is_deferred else state.sums
+    deferred = state if isinstance(state, DeferredState) and "sums" not in vars(state) else None
+    stored = state.sums if deferred is None else deferred.stored
     if not _runs_natively(query, key, value, stored, decay, beta) or not key.ndim == value.ndim == 4:
         return None
     dim, value_dim = query.shape[3], value.shape[3]
@@ -113,14 +113,14 @@ def single_token(
         return None
     width = native.recent_width(dim, value_dim, decay)
     capacity, recent, count = int(RECENT_SHARE * dim * value_dim / max(width, 1)), None, 0
-    if is_deferred and state.recent.rows.shape[-1] == width:
-        recent, count = state.recent, state.count
-    elif is_deferred:  # this token has another kind of decay
-        stored = state.sums
+    if deferred is not None and deferred.recent.rows.shape[-1] == width:
+        recent, count = deferred.recent, deferred.count
+    elif deferred is not None:  # this token has another kind of decay
+        stored = deferred.sums
     writes = count >= capacity
     if not writes and recent is None:
         recent = RecentTokens(stored.new_empty(*stored.shape[:2], capacity, width), 0)
-    elif not writes:
+    elif not writes and recent is not None:
         recent = recent.ready_after(count)
     try:
         output, sums = native.recurrence_step(
@@ -134,7 +134,7 @@ def single_token(
         )
     except RegardError:
         return None  # `make_linear_problem` knows the argument that is wrong
-    if writes:
+    if writes or recent is None:
         return output, LinearState(sums, normalize)
     recent.filled = count + 1
     return output, DeferredState(sums, recent, count + 1, normalize)
