@@ -27,7 +27,7 @@ class LinearCache(Cache):
     >>> cache = regard.nn.LinearCache()
     >>> for token in torch.randn(100, 2, 4, 1, 8):
     ...     cache = cache.append(token, token)
-    >>> cache.next_position, cache.state.matrix.shape, cache.nbytes == 2 * 4 * 8 * (8 + 1) * 4
+    >>> cache.next_position, cache.state.matrix.shape, cache.nbytes < 1.25 * 2 * 4 * 8 * (8 + 1) * 4
     (100, torch.Size([2, 4, 8, 8]), True)
     """
 
