@@ -106,8 +106,8 @@ def draw(spent: Figures, held: Figures, path: Path) -> None:
         if found is held:
             lengths = sorted({n for figures in found.values() for n in figures})
             whole = [4.0 * HEADS * n * n / 2**20 for n in lengths]
-            axes.plot(lengths, whole, "k--", linewidth=1, label="one copy of all weights (computed)")
-            axes.legend(frameon=False)
+            (weights,) = axes.plot(lengths, whole, "k--", linewidth=1, label="one copy of all weights (computed)")
+            axes.legend(handles=[weights], frameon=False)
         low, high = axes.get_ylim()
         axes.set_ylim(10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(high)))
         axes.set_xticks(sorted({n for figures in found.values() for n in figures}))
