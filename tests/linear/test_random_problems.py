@@ -190,14 +190,24 @@ def draw_steps(number):
 
 @by_chunk
 def test_random_problems_in_steps(first):
-    """Sequences continued token by token, with states that branch, are the definition in float64."""
+    """Sequences continued token by token, with states that branch, are the definition in float64.
+
+    Errors of at most twice those of the definition in float32: of a row whose weights are all e^-100, it has none left.
+    """
     faults = []
     for number in range(first, first + CHUNK // 5):
         tensors, options, prefill = draw_steps(number)
         keep = torch.ones(len(tensors["key"]), tensors["key"].shape[2], dtype=torch.bool)
-        gates = {name: tensors[name].double() if name in tensors else None for name in ("decay", "beta")}
-        exact = [tensors[name].double() for name in ("query", "key", "value")]
-        truth = definition(*exact, keep=keep, ids=keep.long(), **options, **gates)
+        truth, plain = (
+            definition(
+                *(tensors[name].to(dtype) for name in ("query", "key", "value")),
+                **{name: tensors[name].to(dtype) if name in tensors else None for name in ("decay", "beta")},
+                keep=keep,
+                ids=keep.long(),
+                **options,
+            )
+            for dtype in (torch.float64, torch.float32)
+        )
         outputs, state = [], None
         for start in (0, *range(prefill, keep.shape[1])) if prefill else range(keep.shape[1]):
             end = prefill if start == 0 and prefill else start + 1
@@ -205,7 +215,7 @@ def test_random_problems_in_steps(first):
             regard.linear_attention(**part | {"value": -part["value"]}, **options, state=state)  # another branch
             output, state = regard.linear_attention_with_state(**part, **options, state=state)
             outputs.append(output)
-        error = (torch.cat(outputs, 2) - truth).abs().max() / truth.abs().max()
-        if not error <= 1e-4:
+        error, budget = ((found - truth).abs().max() / truth.abs().max() for found in (torch.cat(outputs, 2), plain))
+        if not error <= 1e-4 + 2 * budget:
             faults.append(f"problem {number}, {options}: error {error:.2g} of the largest number")
     assert not faults, "\n".join(faults)
