@@ -126,13 +126,16 @@ def one_token(batch: int, heads: int, dim: int) -> tuple[list[str], list[str]]:
     state, target = torch.randn(2, batch, heads, dim, dim)
     query, key, value = torch.randn(3, batch, heads, 1, dim)
     key = torch.nn.functional.normalize(key, dim=-1)
-    gates: LinearOptions = {"decay": -torch.rand(batch, heads, 1), "beta": torch.rand(batch, heads, 1)}
-    raw: LinearOptions = {"feature_map": Identity(), "normalize": False, "causal": True}
+    decay, beta = -torch.rand(batch, heads, 1), torch.rand(batch, heads, 1)
+    gates: LinearOptions = {"decay": decay, "beta": beta}
+    raw: LinearOptions = {"feature_map": Identity(), "normalize": False, "causal": True, "scale": 1.0}
     sums = LinearState(torch.rand(batch, heads, dim, dim + 1), normalized=True)
     plain = LinearCache(state=sums, next_position=1)
     gated = LinearCache(Identity(), False, LinearState(state), next_position=1)
-    found = linear_attention_with_state(query, key, value, **raw, **gates, scale=1.0, state=LinearState(state))
-    agree("one token", (found[0], found[1].sums), naive.step_recurrence(query, key, value, **gates, state=state))
+    options: LinearOptions = raw | gates | {"state": LinearState(state)}
+    found = linear_attention_with_state(query, key, value, **options)
+    expected = naive.step_recurrence(query, key, value, decay=decay, beta=beta, state=state)
+    agree("one token", (found[0], found[1].sums), expected)
 
     def decode() -> None:
         nonlocal plain
@@ -143,7 +146,7 @@ def one_token(batch: int, heads: int, dim: int) -> tuple[list[str], list[str]]:
         _, gated = gated.attend(query, key, value, **gates)
 
     works: dict[str, Work] = {
-        "written": lambda: recurrence(query, key, value, gates["decay"], gates["beta"], state),
+        "written": lambda: recurrence(query, key, value, decay, beta, state),
         "decode": decode,
         "decode gated": decode_gated,
         "reading": state.sum,

@@ -272,10 +272,11 @@ def test_parts_of_the_keys_merged(variant, name):
     queries, keys = keep.shape[-2:]
     tensors = inputs(2, 2, 1, queries, keys, 64, 33)
     chosen = np.random.default_rng(0).random(keep.shape) < 0.5
-    merged = FlashProblem(*tensors, 0.3, packed_tiles(keep & chosen)).forward()
-    FlashProblem(*tensors, 0.3, packed_tiles(keep & ~chosen)).forward(merged, accumulate=True)
+    query, key, value = tensors
+    merged = FlashProblem(query, key, value, 0.3, packed_tiles(keep & chosen)).forward()
+    FlashProblem(query, key, value, 0.3, packed_tiles(keep & ~chosen)).forward(merged, accumulate=True)
     true, plain = (
-        [*formula(*(tensor.to(dtype) for tensor in tensors), keep)] for dtype in (torch.float64, torch.float32)
+        formula(query.to(dtype), key.to(dtype), value.to(dtype), keep) for dtype in (torch.float64, torch.float32)
     )
     for has, exact, rounded in zip(merged, true, plain, strict=True):
         assert near(has, exact, rounded)
@@ -292,9 +293,8 @@ def test_rows_of_batches_that_alternate(variant, name, threads, monkeypatch):
     )
     assert query.stride(0) < query.stride(2)
     alternating = FlashProblem(query, key, value, 0.3, packed_tiles(keep)).forward()
-    one_by_one = FlashProblem(
-        *(tensor.contiguous() for tensor in (query, key, value)), 0.3, packed_tiles(keep)
-    ).forward()
+    query, key, value = (tensor.contiguous() for tensor in (query, key, value))
+    one_by_one = FlashProblem(query, key, value, 0.3, packed_tiles(keep)).forward()
     for has, wanted in zip(alternating, one_by_one, strict=True):
         torch.testing.assert_close(has, wanted, rtol=0, atol=0)
 
