@@ -1,6 +1,7 @@
 """Every Python block of the README runs as it stands and prints what it says."""
 
 import doctest
+import importlib.util
 import re
 from pathlib import Path
 
@@ -35,3 +36,14 @@ def test_the_readme_has_examples():
     assert len(BLOCKS) >= 5
     assert "make demo" in TEXT
     assert "make test" in TEXT
+
+
+def test_modules_that_are_run_can_be():
+    """`python -m regard.x` and `torchrun -m regard.x` need a module, or a package with `__main__`."""
+    pages = [README, *sorted((README.parent / "docs").rglob("*.md"))]
+    names = {name for page in pages for name in re.findall(r"-m\s+(regard[\w.]*)", page.read_text("utf-8"))}
+    assert "regard.ring.demo" in names
+    for name in names:
+        spec = importlib.util.find_spec(name)
+        assert spec is not None, name
+        assert spec.submodule_search_locations is None or importlib.util.find_spec(f"{name}.__main__"), name
