@@ -154,6 +154,10 @@ def test_random_problems_in_float32(first):
         # A gradient that is 0, as that of a decay of nothing, is a difference of terms as large as other gradients.
         largest = [float(tensor.abs().max()) if tensor.numel() else 0.0 for tensor in truth]
         magnitudes = [largest[0], *(max(largest[1:]) for _ in largest[1:])]
+        if isinstance(options["feature_map"], UnitNorm) and tensors["key"].numel() and tensors["query"].numel():
+            # Its gradient is a difference of terms that are divided by the norm.
+            norms = [float(tensors[name].detach().norm(dim=-1).min().clamp(1e-12, 1.0)) for name in ("query", "key")]
+            magnitudes[1:3] = [magnitude / norm for magnitude, norm in zip(magnitudes[1:3], norms, strict=True)]
         for name, exact, formula, found, magnitude in zip(
             ("output", *tensors), truth, plain, ours, magnitudes, strict=True
         ):
@@ -162,6 +166,14 @@ def test_random_problems_in_float32(first):
                 if not error <= 2 * budget + 32 * torch.finfo(torch.float32).eps * magnitude:
                     faults.append(f"problem {number}, {name}: error {error:.2g}, of the definition {budget:.2g}")
     assert not faults, "\n".join(faults)
+
+
+@pytest.mark.parametrize("number", [512, 1854])
+def test_totals_that_underflow_leave_gradients_finite(number):
+    """Behind the end of a short document, a strong decay leaves totals whose reciprocals are infinite."""
+    tensors, options, mask, *_ = draw(number)
+    found = results(partial(regard.linear_attention, mask=mask, **options), tensors, torch.float32)
+    assert all(tensor.isfinite().all() for tensor in found)
 
 
 def draw_steps(number):

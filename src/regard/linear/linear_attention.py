@@ -63,7 +63,8 @@ def linear_attention(
         state: what the sums start from, as `linear_attention_with_state` returns it for the positions before; for
             causal attention.
 
-    A row without keys, or whose weights add up to 0, has output 0. Sums are in float32 at least.
+    A row without keys, or whose weights add up to 0, below the smallest normal number, has output 0. Sums are in
+    float32 at least.
 
     Raises:
         ShapeError, DtypeError, DeviceError: tensors that do not fit; the message has their shapes and the mend.

@@ -147,7 +147,8 @@ class LinearProblem:
         """The rows divided by their totals, or multiplied by the factors that their features lack."""
         if self.normalize:
             total = sums[..., -1:]
-            return sums[..., :-1] / total.where(total != 0, torch.inf)
+            # Of a total below the smallest normal number, the gradient's 1 / total may be infinite.
+            return sums[..., :-1] / total.where(total.abs() >= torch.finfo(total.dtype).tiny, torch.inf)
         if self.query_scale is None or self.key_scale is None:
             return sums
         group = sums.shape[1] // max(self.key_scale.shape[1], 1)

@@ -35,7 +35,7 @@ INLINE void pack_output_gradient(const struct recurrence *problem, struct backwa
     const float *source = head_rows(&problem->grad_output, chunk->batch, head, chunk->first, 0);
     pack_rows(source + chunk->value_begin, problem->grad_output.row, chunk->count, chunk->value_count, 1.0f, state->grad_output, 0);
     for (int64_t i = 0; problem->normalize && i < chunk->count; i++) {
-        float total = problem->row_total[first + i], share = total == 0.0f ? 0.0f : 1.0f / total;
+        float total = problem->row_total[first + i], share = inverse_total(total);
         const float *gradient = source + i * problem->grad_output.row, *output = problem->output + (first + i) * problem->value_dim;
         lanes sum = {0};
         for (int64_t a = 0; !chunk->value_begin && a < problem->value_dim; a += LANES)

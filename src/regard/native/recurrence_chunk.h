@@ -5,6 +5,12 @@
 #include "recurrence.h"
 #include "tile.h"
 
+#include <float.h>
+#include <math.h>
+
+/* 1 / total, 0 for a row without weights: of a total below the smallest normal number, 1 / total may be infinite. */
+static inline float inverse_total(float total) { return fabsf(total) < FLT_MIN ? 0.0f : 1.0f / total; }
+
 static const float ONES[GROUP] = {1, 1, 1, 1, 1, 1, 1, 1};
 
 /* A chunk of one key head. Decay factors are there where there is decay; G is the sum of g within the chunk. */

@@ -35,7 +35,7 @@ INLINE void process_head(const struct recurrence *problem, struct forward *state
     lower_product(state->weights, chunk->count, chunk->written, columns, state->output, 0);
     if (problem->normalize) row_totals(state, reading, totals);
     for (int64_t i = 0; i < chunk->count; i++) {
-        float share = !problem->normalize ? 1.0f : totals[i] == 0.0f ? 0.0f : 1.0f / totals[i];
+        float share = !problem->normalize ? 1.0f : inverse_total(totals[i]);
         float *target = problem->output + (first + i) * problem->value_dim + chunk->value_begin;
         for (int64_t a = 0; a < chunk->value_count; a += LANES)
             store_partial(target + a, load(state->output + i * columns + a) * share, chunk->value_count - a);

@@ -193,7 +193,7 @@ INLINE void finish_outputs(const struct recurrence_step *problem, const struct t
         if (problem->normalize) {
             float total = dot(token->scaled + r * padded, token->total, problem->dim);
             for (int64_t j = 0; j <= count; j++) total += token->shares[r * (count + 1) + j];
-            share = total == 0.0f ? 0.0f : 1.0f / total;
+            share = inverse_total(total);
         }
         float *output = problem->output + (token->batch * problem->heads + token->key_head * problem->group + r) * problem->value_dim;
         for (int64_t b = 0; b < problem->value_dim; b += LANES)
