@@ -149,6 +149,13 @@ def rates_key() -> tuple[int, str | None, int]:
     return torch.get_num_threads(), native.variant_in_use(), times_saved
 
 
+def choice_key(problem: Problem) -> tuple:
+    """What the choice of a kernel depends on beside the sizes and the mask, by which `memoize` remembers it."""
+    query, value = problem.pairs.query, problem.value
+    kinds = value.dtype, query.shape[-1], value.shape[-1], type(problem.bias), type(problem.pairs)
+    return (*kinds, problem.softcap is None, problem.dropout is None, *rates_key())
+
+
 @cache
 def _rates_in_use(threads: int, native_variant: str | None, times_saved: int) -> RatesInUse:
     defaults = default_rates("cpu", native_variant)

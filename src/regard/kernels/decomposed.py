@@ -23,7 +23,7 @@ from ..core.symbolic_positions import Positions, PositionSet, ResiduePositions, 
 from ..masks.parts import Part
 from .base import Cost, InPlaceKernel, Kernel, OwnGradient, Result
 from .batched_problem import BatchedProblem, ProblemGradients, Saved
-from .cost_model import RESULT, operator_calls, predicted_seconds, rates_key
+from .cost_model import RESULT, choice_key, operator_calls, predicted_seconds
 from .custom_op import attend, register
 from .mask_tiles import memoize
 
@@ -210,8 +210,6 @@ class DecomposedKernel:
 
     def _kernel(self, problem: Problem) -> PartKernel:
         """The kernel of the lowest predicted time for a part."""
-        kind = problem.value.dtype, problem.pairs.query.shape[-1], problem.value.shape[-1], type(problem.bias)
-        options = problem.softcap is None, problem.dropout is None, problem.bias_requires_grad(), type(problem.pairs)
 
         def compute() -> PartKernel:
             # Whether the gradient of a bias is wanted is not known here: those that have none compute no bias at all.
@@ -219,7 +217,7 @@ class DecomposedKernel:
             able = [kernel for kernel in kernels if not kernel.why_not(problem)]
             return min(able, key=lambda kernel: predicted_seconds(kernel.cost(problem), problem))
 
-        return memoize(problem, ("kernel of a part", kind, options, rates_key()), compute)
+        return memoize(problem, ("kernel of a part", problem.bias_requires_grad(), choice_key(problem)), compute)
 
 
 def reasons_against_parts(problem: Problem) -> list[str]:

@@ -18,6 +18,7 @@ from ..errors import KernelError
 from ..kernels import choose, zero_nonfinite_inputs
 from ..kernels.base import InPlaceKernel, OwnGradient
 from ..kernels.batched_problem import BatchedProblem, ProblemGradients, Saved
+from ..kernels.cost_model import choice_key
 from ..kernels.custom_op import compute_forward, compute_gradients
 from ..kernels.dispatch import fastest_own_gradient
 from ..kernels.mask_tiles import memoize
@@ -184,9 +185,8 @@ def block_kernel(problem: Problem, name: str | None, *, bias: bool = False) -> O
                 "'tiled', which computes every problem"
             )
         return kernel
-    kind = problem.value.dtype, problem.pairs.query.shape[-1], problem.value.shape[-1], type(problem.bias)
-    options = problem.softcap is None, problem.dropout is None, bias, type(problem.pairs)
-    return memoize(problem, ("kernel of a block", kind, options), lambda: fastest_own_gradient(problem, bias=bias))
+    key = "kernel of a block", bias, choice_key(problem)
+    return memoize(problem, key, lambda: fastest_own_gradient(problem, bias=bias))
 
 
 def with_float32(problem: Problem) -> Problem:
