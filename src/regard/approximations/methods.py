@@ -19,6 +19,7 @@ from ..core.score_forms import AdditivePairs, DotPairs, at_least_float32, per_he
 from ..errors import ConfigurationError, DtypeError, MaskError, RegardError, ShapeError
 from ..kernels import zero_nonfinite_inputs
 from ..kernels.batched_problem import BatchedProblem
+from ..kernels.hooks import compute_lse
 from ..kernels.tile_weights import FAR, TileWeights, make_tile_weights
 from ..kernels.validation import FLOATING
 from ..linear import FavorPlus, FeatureMap, linear_attention
@@ -245,10 +246,7 @@ class TiledWeights:
     """The weights of another problem, of softmax or of features, by tiles."""
 
     def __init__(self, problem: Problem) -> None:
-        lse = run_problem(replace(problem, wants_lse=True, dropout=None)).lse
-        if lse is None:
-            raise AssertionError("a kernel chosen for a problem that wants the log-sum-exp gave none")
-        problem, lse = with_exact_lse(zero_nonfinite_inputs(problem), lse)
+        problem, lse = with_exact_lse(zero_nonfinite_inputs(problem), compute_lse(problem))
         self.batched = BatchedProblem.from_problem(problem)
         lse = lse.reshape(*self.batched.shape[:3], 1)
         self.lse = torch.where(lse.isfinite(), lse, FAR)

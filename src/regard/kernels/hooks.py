@@ -108,7 +108,7 @@ def run_with_hook(problem: Problem, kernel: Kernel, hook: AttentionHook | Attent
         return _run_substitute(problem, kernel, hook)
     result = _run_with_lse(problem, kernel)
     with torch.no_grad():
-        lse = _compute_lse(problem) if result.lse is None else result.lse
+        lse = compute_lse(problem) if result.lse is None else result.lse
         token = CURRENT_HOOK.set(None)  # attention that the hook itself computes does not call it again
         try:
             hook(zero_nonfinite_inputs(problem), lse.detach())
@@ -124,7 +124,7 @@ def _run_substitute(problem: Problem, kernel: Kernel, substitute: AttentionSubst
         output = substitute.compute(problem)
         if output is None:
             return kernel.run(problem)
-        return Result(output, _compute_lse(problem) if problem.wants_lse else None)
+        return Result(output, compute_lse(problem) if problem.wants_lse else None)
     finally:
         CURRENT_HOOK.reset(token)
 
@@ -149,7 +149,7 @@ def _uses_flash(problem: Problem) -> bool:
     )
 
 
-def _compute_lse(problem: Problem) -> Tensor:
+def compute_lse(problem: Problem) -> Tensor:
     """The log-sum-exp by itself; dropout does not change it, and none is drawn."""
     wanting = replace(problem, wants_lse=True, dropout=None)
     lse = choose(wanting).run(wanting).lse
