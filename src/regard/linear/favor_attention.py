@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..core.torch_modes import under_dispatch_mode, under_forward_mode, under_transform
 from .feature_maps import FavorPlus, FeatureMap, key_features, query_features
+from .normalized_recurrence import divide_by_totals, divisor
 
 BLOCK_FEATURES = 2**20
 """Features of a block, of all heads: 4 MiB."""
@@ -46,7 +47,7 @@ def _definition(query: Tensor, key: Tensor, value: Tensor, features: FavorPlus, 
     rows = _by_key_head(query_features(features, query)[0], key.shape[1])
     value = torch.cat([value, torch.ones_like(value[..., :1])], -1)
     sums = (rows.flatten(2, 3) @ (key_rows.mT @ value)).view(*query.shape[:3], -1)
-    return sums[..., :-1] / _divisor(sums[..., -1:])
+    return divide_by_totals(sums)
 
 
 class _FavorAttention(torch.autograd.Function):
@@ -61,8 +62,7 @@ class _FavorAttention(torch.autograd.Function):
         output = query.new_empty(*query.shape[:3], value.shape[-1])
         for at in blocks.of(query.shape[2], query.shape[1]):
             products = blocks.query_features(at) @ sums  # (B, Hk, r · block, Dv + 1)
-            rows = products[..., :-1] / _divisor(products[..., -1:])
-            output[:, :, at] = rows.view(*query.shape[:2], -1, value.shape[-1])
+            output[:, :, at] = divide_by_totals(products).view(*query.shape[:2], -1, value.shape[-1])
         ctx.features, ctx.keep = features, keep
         ctx.save_for_backward(query, key, value, sums, largest, output)
         return output
@@ -134,7 +134,7 @@ class _Blocks:
         for at in self.of(self.query.shape[2], self.query.shape[1]):
             features = self.query_features(at)
             own, rows = (_by_key_head(tensor[:, :, at], key_heads).flatten(2, 3) for tensor in (upstream, output))
-            inverse = _divisor(features @ total).reciprocal_()
+            inverse = divisor(features @ total).reciprocal_()
             of_products = torch.cat([own, -(own * rows).sum(-1, keepdim=True)], -1).mul_(inverse)  # (..., Dv + 1)
             grad_sums += features.mT @ of_products
             # The gradient of a row's factor, which φ(q) lacks, is 0: rows are divided by their totals.
@@ -158,8 +158,3 @@ class _Blocks:
 def _by_key_head(tensor: Tensor, key_heads: int) -> Tensor:
     """(B, H, M, ·) to (B, Hk, r, M, ·)."""
     return tensor.unflatten(1, (key_heads, -1)) if key_heads else tensor.unsqueeze(2)
-
-
-def _divisor(total: Tensor) -> Tensor:
-    """The totals, and infinity for 0, so that a row without weights is 0."""
-    return total.where(total != 0, torch.inf)

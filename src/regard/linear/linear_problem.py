@@ -20,7 +20,7 @@ from .favor_attention import favor_attention, takes_features_in_blocks
 from .feature_maps import Elu, FavorPlus, FeatureMap, Identity, key_features, query_features
 from .linear_mask import DocumentBatches, LinearMask, document_batches, read_mask
 from .linear_state import LinearState
-from .normalized_recurrence import normalized_recurrence, runs_natively
+from .normalized_recurrence import divide_by_totals, normalized_recurrence, runs_natively
 from .recurrence import recurrence
 
 LARGEST_BETA = 2.0
@@ -146,9 +146,7 @@ class LinearProblem:
     def _finish(self, sums: Tensor) -> Tensor:
         """The rows divided by their totals, or multiplied by the factors that their features lack."""
         if self.normalize:
-            total = sums[..., -1:]
-            # Of a total below the smallest normal number, the gradient's 1 / total may be infinite.
-            return sums[..., :-1] / total.where(total.abs() >= torch.finfo(total.dtype).tiny, torch.inf)
+            return divide_by_totals(sums)
         if self.query_scale is None or self.key_scale is None:
             return sums
         group = sums.shape[1] // max(self.key_scale.shape[1], 1)

@@ -40,6 +40,19 @@ def normalized_recurrence(
     return output, torch.cat([matrix, total.unsqueeze(-1)], -1)
 
 
+def divide_by_totals(sums: Tensor) -> Tensor:
+    """Σ_j w_ij v_j / Σ_j w_ij, with the divisor in the last column: (..., Dv + 1) to (..., Dv)."""
+    return sums[..., :-1] / divisor(sums[..., -1:])
+
+
+def divisor(total: Tensor) -> Tensor:
+    """The totals, and infinity for those below the smallest normal number, so that a row without weights is 0.
+
+    Of a smaller number, 1 / total may be infinite, and the gradient NaN.
+    """
+    return total.where(total.abs() >= torch.finfo(total.dtype).tiny, torch.inf)
+
+
 def _unfused(
     query: Tensor, key: Tensor, value: Tensor, decay: Tensor | None, matrix: Tensor | None, total: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -47,8 +60,7 @@ def _unfused(
     sums = None if matrix is None or total is None else torch.cat([matrix, total.unsqueeze(-1)], -1)
     value = torch.cat([value, value.new_ones(*value.shape[:-1], 1)], -1)
     rows, sums = recurrence(Elu()(query), Elu()(key), value, decay, None, sums)
-    divisor = rows[..., -1:]
-    return rows[..., :-1] / divisor.where(divisor != 0, torch.inf), sums[..., :-1], sums[..., -1]
+    return divide_by_totals(rows), sums[..., :-1], sums[..., -1]
 
 
 class _NormalizedRecurrence(torch.autograd.Function):
