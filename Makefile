@@ -29,7 +29,7 @@ help:  ## say what can be made
 demo: $(DEMO)  ## translate a few sentences, train small translators of dates, and draw what they attend to
 	$(BIN)/regard demo
 
-test: $(DEV)  ## run the tests and every example of the documentation: ten minutes on two cores
+test: $(DEV)  ## run the tests and every example of the documentation: a quarter of an hour on two cores
 	$(PYTEST)
 
 test-all: $(DEV)  ## run the longest tests as well: what has to pass before a change lands
@@ -38,7 +38,7 @@ test-all: $(DEV)  ## run the longest tests as well: what has to pass before a ch
 durations: $(DEV)  ## run all tests, and list the files and the tests that take the most time
 	$(PYTEST) $(EVERYTHING) --durations 100 --durations-min 0.5
 
-conformance: $(DEV)  ## ten thousand random problems through every kernel: a quarter of an hour on two cores
+conformance: $(DEV)  ## ten thousand random problems through every kernel: half an hour or more on two cores
 	$(PYTEST) tests/test_conformance.py tests/linear/test_random_problems.py -m 'conformance or not conformance' --timeout 0
 
 check: $(DEV)  ## formatting, lint and types
