@@ -20,6 +20,7 @@ OPTIONAL = {
     "babel",
     "koreanize_matplotlib",
     "ipywidgets",
+    "libcst",
     "lightning",
     "matplotlib",
     "pydantic",

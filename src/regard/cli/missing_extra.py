@@ -10,6 +10,7 @@ from regard.errors import require
 EXTRAS = {
     "anywidget": "notebook",
     "babel": "demo",
+    "libcst": "doctor",
     "lightning": "translation",
     "matplotlib": "plots",
     "pydantic": "translation",
