@@ -10,7 +10,15 @@ import pytest
 import regard
 
 FUNCTIONS = {
-    *("approximation", "attention", "attention_with_lse", "explain", "linear_attention", "linear_attention_with_state"),
+    *(
+        "advise",
+        "approximation",
+        "attention",
+        "attention_with_lse",
+        "explain",
+        "linear_attention",
+        "linear_attention_with_state",
+    ),
     *("merge", "model_approximation", "observe", "observe_linear_attention", "scaled_dot_product_attention"),
 }
 SUBMODULES = {"biases", "lenses", "masks", "plots", "positions", "scores"}

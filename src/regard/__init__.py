@@ -17,6 +17,7 @@ from .attention import observe as observe
 from .attention import scaled_dot_product_attention as scaled_dot_product_attention
 
 if TYPE_CHECKING:
+    from .advisor import advise as advise
     from .approximations import approximation as approximation
     from .approximations import model_approximation as model_approximation
     from .linear import linear_attention as linear_attention
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from .linear import observe_linear_attention as observe_linear_attention
 
 __all__ = [
+    "advise",
     "approximation",
     "attention",
     "attention_with_lse",
@@ -46,10 +48,11 @@ __all__ = [
 __version__ = "0.1.0.dev0"
 
 _LAZY_SUBPACKAGES = (
-    *("approximations", "explorer", "heads", "huggingface", "linear", "models", "nn", "ring", "testing"),
+    *("advisor", "approximations", "explorer", "heads", "huggingface", "linear", "models", "nn", "ring", "testing"),
     "translation",
 )
 _LAZY_FUNCTIONS = {
+    "advise": "advisor",
     "approximation": "approximations",
     "linear_attention": "linear",
     "linear_attention_with_state": "linear",

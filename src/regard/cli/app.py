@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 import regard
+from regard.cli.advise import advise
 from regard.cli.align import align
 from regard.cli.bench import bench
 from regard.cli.demo import demo
@@ -71,6 +72,7 @@ for name, command in {
     "test": evaluate,
     "translate": translate,
     "align": align,
+    "advise": advise,
     "average": average,
     "bench": bench,
     "explore": explore,

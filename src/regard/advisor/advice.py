@@ -1,0 +1,214 @@
+"""Advice on the attention of a task: mechanism, mask, positions, cache and kernel, with predicted costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..errors import ConfigurationError
+from ..kernels.cost_model import default_rates, rates_in_use
+from .mechanisms import Change, Mechanism, mechanisms
+from .workload import Workload, with_model
+
+WORTH = {
+    Change.NOTHING: 1.0,
+    Change.FEWER_KEY_HEADS: 2.0,
+    Change.ONE_KEY_HEAD: 4.0,
+    Change.ANOTHER_SCORE: 4.0,
+    Change.FEWER_PAIRS: 4.0,
+    Change.APPROXIMATION: 16.0,
+}
+"""How many times faster than the recommended mechanism of less change a mechanism has to be to take its place."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The result of `advise`; print it for a table of the mechanisms, the recommendation and its reasons.
+
+    workload: the task. mechanisms: all that were compared, the recommended one first, then by predicted time. parts:
+    mask, positions, cache and kernel that go with it. rates: the origin of the predicted times. remark: what the
+    memory allows, if nothing fits in it.
+    """
+
+    workload: Workload
+    mechanisms: tuple[Mechanism, ...]
+    parts: dict[str, str]
+    rates: str
+    remark: str = ""
+
+    @property
+    def recommended(self) -> Mechanism:
+        """The recommended mechanism."""
+        return self.mechanisms[0]
+
+    def as_dict(self) -> dict[str, Any]:
+        """All fields as numbers, texts and lists, for JSON."""
+        found = asdict(self)
+        found["mechanisms"] = [{**each, "change": Change(each["change"]).name.lower()} for each in found["mechanisms"]]
+        return found
+
+    def __str__(self) -> str:
+        chosen = self.recommended
+        lines = [describe(self.workload), f"predicted by rates that are {self.rates}", ""]
+        lines += _table(self.mechanisms)
+        lines += ["", *([self.remark] if self.remark else []), f"-> {chosen.name}: {chosen.reason}"]
+        lines += _columns(
+            [("quality", chosen.quality), ("code", chosen.code), *self.parts.items(), ("source", chosen.source)]
+        )
+        return "\n".join(lines)
+
+
+def advise(model: Any = None, *, exact: bool = True, **workload: Any) -> Advice:
+    """Compare the attention mechanisms that can do a task by predicted time and memory, and recommend one.
+
+    Predictions are those of `explain`: the rates of this machine (`regard bench --calibrate` measures them), or default
+    ones of another device. They are of attention alone, of all layers together, without the linear maps around it.
+
+    A mechanism that changes the model has to pay for it: to be recommended instead of one that changes less, it has to
+    be faster by a factor of `WORTH`, 2 for fewer key heads to 16 for an approximation. All are in the table.
+
+    Args:
+        model: a model of Hugging Face, its configuration, a config.json or its folder; heads, layers, dtype and window
+            are then its own, and only what computes the same is compared.
+        exact: whether to recommend only mechanisms that attend to all pairs that the task allows.
+        workload: the fields of `Workload`: task, tokens, architecture, source_tokens, batch, layers, heads, key_heads,
+            head_dim, window, dtype, device, memory.
+
+    Raises:
+        ConfigurationError, DeviceError: an argument that does not exist, or a number out of its range.
+
+    >>> import regard
+    >>> advice = regard.advise(task="decode", tokens=131072, memory="16GB")
+    >>> advice.recommended.name
+    'grouped-query, 4 key heads'
+    """
+    given = make_workload(workload)
+    given = given if model is None else with_model(given, model)
+    found = mechanisms(given)
+    chosen = recommend([each for each in found if not exact or each.change < Change.FEWER_PAIRS])
+    remark = "" if chosen.fits else nearest_feasible(given, chosen)
+    rest = sorted((each for each in found if each is not chosen), key=lambda each: each.price.seconds)
+    is_cpu = given.device.startswith("cpu")
+    rates = rates_in_use().origin if is_cpu else f"defaults of a data-centre GPU: {default_rates(given.device)}"
+    return Advice(given, (chosen, *rest), parts_beside(given, chosen), rates, remark)
+
+
+def make_workload(settings: dict[str, Any]) -> Workload:
+    """A workload from keyword arguments.
+
+    Raises:
+        ConfigurationError: an argument that a workload does not have.
+    """
+    try:
+        return Workload(**settings)
+    except TypeError:
+        known = [name for name in Workload.__dataclass_fields__ if name != "fixed"]
+        unknown = sorted(settings.keys() - set(known))
+        raise ConfigurationError(f"there is no argument {', '.join(unknown)}; known: {', '.join(known)}") from None
+
+
+def recommend(found: Sequence[Mechanism]) -> Mechanism:
+    """The mechanism of the least change, unless one of more change is faster by its factor in `WORTH`.
+
+    Those that do not fit in memory count only where none does; the one of the least memory is then recommended.
+    """
+    able = [each for each in found if each.fits]
+    if not able:
+        return min(found, key=lambda each: each.price.memory)
+    able.sort(key=lambda each: (each.change, each.price.seconds))
+    chosen = able[0]
+    for each in able:
+        if each.change > chosen.change and each.price.seconds * WORTH[each.change] < chosen.price.seconds:
+            chosen = each
+    return chosen
+
+
+def nearest_feasible(workload: Workload, least: Mechanism) -> str:
+    """Text that says how far the memory is from what the mechanism of the least memory needs."""
+    tokens = int(workload.tokens * float(workload.memory or 0) / least.price.memory)
+    return (
+        f"nothing fits in {_bytes(float(workload.memory or 0))}: the least is {least.name}, which needs "
+        f"{_bytes(least.price.memory)}. Feasible are that much memory, or some {tokens:,} tokens in this much"
+    )
+
+
+def parts_beside(workload: Workload, chosen: Mechanism) -> dict[str, str]:
+    """Mask, positions, cache and kernel for a mechanism, each with its reason."""
+    linear = chosen.change is Change.APPROXIMATION
+    parts = {"mask": _mask_advice(workload), "positions": _position_advice(workload)}
+    if workload.task == "decode" or workload.architecture == "translation":
+        parts["cache"] = (
+            "LinearCache: a state of constant size"
+            if linear
+            else "KVCache(Rolling(mask)): keys that no query attends to are dropped"
+            if chosen.change is Change.FEWER_PAIRS or workload.window
+            else "KVCache(): keys and values of each token are computed once"
+        )
+    parts["kernel"] = f"{chosen.price.kernel}, by predicted time; regard.explain says why"
+    return parts
+
+
+def _mask_advice(workload: Workload) -> str:
+    if workload.architecture == "decoder":
+        return "causal(), and documents(ids) where several share a sequence: no token reads what it has to predict"
+    return "padding(lengths) where a batch has sentences of several lengths"
+
+
+def _position_advice(workload: Workload) -> str:
+    if workload.architecture == "translation":
+        return "sinusoidal or learned in the encoder and decoder; cross-attention itself has none"
+    if workload.tokens > 8192:
+        return "rotary with YaRN scaling beyond the trained length; biases.alibi where it has to extrapolate unscaled"
+    return "rotary, which depends on distances alone (Su et al. 2021, arXiv 2104.09864)"
+
+
+def describe(workload: Workload) -> str:
+    """The workload as text, a line."""
+    source = f" over {workload.source_tokens:,} of the source" if workload.source_tokens else ""
+    limit = "" if workload.memory is None else f", memory {_bytes(float(workload.memory))}"
+    key_heads = workload.key_heads or workload.heads
+    return (
+        f"{workload.task}, {workload.architecture}: {workload.tokens:,} tokens{source}, batch {workload.batch}, "
+        f"{workload.layers} layers of {workload.heads} heads of {workload.head_dim} ({key_heads} key heads), "
+        f"{workload.dtype} on {workload.device}{limit}"
+    )
+
+
+def _table(found: Sequence[Mechanism]) -> list[str]:
+    rows = [("", "mechanism", "kernel", "FLOPs", "read, written", "cache", "memory", "time", "changes")]
+    for number, each in enumerate(found):
+        price = each.price
+        numbers = (_count(price.flops), _bytes(price.bytes), _bytes(price.cache), _bytes(price.memory))
+        change = each.change.name.lower().replace("_", " ") + ("" if each.fits else ", too large")
+        rows.append(("->" if number == 0 else "", each.name, price.kernel, *numbers, _time(price.seconds), change))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _columns(lines: Sequence[tuple[str, str]]) -> list[str]:
+    width = max(len(label) for label, _ in lines) + 2
+    return [f"   {label:<{width}}{text}" for label, text in lines]
+
+
+def _count(number: float) -> str:
+    return f"{number:.2g}" if number < 1e3 else _scaled(number, 1000, ("", "k", "M", "G", "T", "P", "E"))
+
+
+def _bytes(number: float) -> str:
+    return _scaled(number, 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB")) if number else "none"
+
+
+def _time(seconds: float) -> str:
+    for unit, size in (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size * (2 if unit in ("h", "min") else 1):
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-6:.3g} µs"
+
+
+def _scaled(number: float, step: int, units: Sequence[str]) -> str:
+    for unit in units[:-1]:
+        if number < step:
+            return f"{number:.3g} {unit}".rstrip()
+        number /= step
+    return f"{number:.3g} {units[-1]}"

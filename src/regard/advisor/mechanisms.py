@@ -1,0 +1,228 @@
+"""The attention mechanisms that are compared for a workload, each with its price, source and effect on quality."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+from ..masks import Mask, causal, prefix, window
+from ..scores import Additive
+from .prices import Price, linear_price, ring_price, softmax_price
+from .workload import DTYPES, Workload
+
+WINDOW = 4096
+"""Positions of the window that is compared, as of Mistral 7B."""
+SINKS = 4
+"""First positions that all later ones attend to beside the window (Xiao et al. 2024, arXiv 2309.17453)."""
+GROUP = 8
+"""Query heads that share a key head in the grouped-query mechanism."""
+LATENT_DIM, ROTARY_DIM = 512, 64
+"""Numbers that latent attention stores for a token, as of DeepSeek-V2."""
+FEATURES = 256
+"""Random features of the Performer that is compared."""
+RING_TOKENS = 10**6
+"""Tokens from which a ring is compared though the sequence may fit in the memory of one process."""
+MOST_PROCESSES = 1024
+BANDWIDTH = 1e10
+"""Bytes a second between the processes of a ring: a network of 100 Gbit/s, assumed."""
+
+
+class Change(IntEnum):
+    """What a mechanism changes of the model, from least to most."""
+
+    NOTHING = 0
+    FEWER_KEY_HEADS = 1
+    ONE_KEY_HEAD = 2
+    ANOTHER_SCORE = 3
+    FEWER_PAIRS = 4
+    APPROXIMATION = 5
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """A mechanism for a workload.
+
+    change: of the model. reason: why one would take it. quality: its effect on results. source: a paper. code: how it
+    is written with regard. fits: whether its memory is within the workload's.
+    """
+
+    name: str
+    change: Change
+    price: Price
+    reason: str
+    quality: str
+    source: str
+    code: str
+    fits: bool
+
+
+def mechanisms(workload: Workload) -> list[Mechanism]:
+    """All mechanisms that can compute the workload; those that change a fixed model are left out."""
+    found = [
+        replace(each, fits=workload.memory is None or each.price.memory <= int(workload.memory))
+        for each in _all(workload)
+    ]
+    return [each for each in found if not workload.fixed or each.change is Change.NOTHING]
+
+
+def _all(workload: Workload) -> Iterator[Mechanism]:
+    key_heads = workload.key_heads or workload.heads
+    own = _softmax(workload, key_heads)
+    yield own
+    if (processes := _processes(workload, own.price)) > 1:
+        yield Mechanism(
+            "ring of processes",
+            Change.NOTHING,
+            ring_price(workload, own.price, processes, BANDWIDTH),
+            f"the sequence is cut over {processes} processes, which each hold 1/{processes} of it",
+            "exact: the same result as in one process",
+            "Liu et al. 2023, arXiv 2310.01889",
+            f"with regard.ring.sharded(regard.ring.Zigzag()): ...   # torchrun --nproc-per-node {processes}",
+            True,
+        )
+    for shared in sorted({math.gcd(GROUP, workload.heads), workload.heads}):
+        if shared > 1 and workload.heads // shared < key_heads:
+            yield _shared_keys(workload, workload.heads // shared)
+    if workload.architecture == "decoder" and workload.head_dim * 2 * key_heads > LATENT_DIM + ROTARY_DIM:
+        yield _latent(workload)
+    if workload.architecture == "translation":
+        yield _additive(workload, key_heads)
+    else:
+        if workload.window is None and workload.keys > WINDOW:
+            yield _windowed(workload, key_heads)
+        yield _linear(workload, key_heads)
+        yield _performer(workload, key_heads)
+
+
+def attended_keys(workload: Workload, positions: int | None) -> tuple[Mask | None, int]:
+    """The mask of a workload, with a window if there is one, and the keys that are in memory."""
+    mask = causal() if workload.causal else None
+    if positions is None or positions >= workload.keys:
+        return mask, workload.keys
+    if workload.task == "decode":
+        return None, positions
+    near = window(before=positions - 1, after=0 if workload.architecture == "decoder" else positions - 1)
+    return (near if mask is None else mask & near), workload.keys
+
+
+def _softmax(workload: Workload, key_heads: int) -> Mechanism:
+    mask, keys = attended_keys(workload, workload.window)
+    kind = "multi-head" if key_heads == workload.heads else "multi-query" if key_heads == 1 else "grouped-query"
+    name = f"{kind}, window of {workload.window:,}" if workload.window else kind
+    return Mechanism(
+        name,
+        Change.NOTHING,
+        softmax_price(workload, key_heads, mask, keys),
+        "scaled dot products over every pair that the task allows",
+        "exact",
+        "Vaswani et al. 2017, arXiv 1706.03762",
+        f"regard.attention(q, k, v{'' if mask is None else f', mask={mask!r}'})",
+        True,
+    )
+
+
+def _shared_keys(workload: Workload, key_heads: int) -> Mechanism:
+    mask, keys = attended_keys(workload, workload.window)
+    many = key_heads > 1
+    return Mechanism(
+        f"grouped-query, {key_heads} key heads" if many else "multi-query",
+        Change.FEWER_KEY_HEADS if many else Change.ONE_KEY_HEAD,
+        softmax_price(workload, key_heads, mask, keys),
+        f"{workload.heads // key_heads} query heads share a key head, so that the cache is as many times smaller",
+        "close to multi-head if trained so" if many else "somewhat below multi-head, and less stable to train",
+        "Ainslie et al. 2023, arXiv 2305.13245" if many else "Shazeer 2019, arXiv 1911.02150",
+        f"regard.nn.Projections(dim, {workload.heads}, num_kv_heads={key_heads})",
+        True,
+    )
+
+
+def _additive(workload: Workload, key_heads: int) -> Mechanism:
+    score = Additive(workload.head_dim, workload.head_dim, workload.head_dim).to(DTYPES[workload.dtype])
+    return Mechanism(
+        "additive",
+        Change.ANOTHER_SCORE,
+        softmax_price(workload, key_heads, None, workload.keys, score=score.requires_grad_(False)),
+        "queries and keys need not have the same dim, and the score is bounded",
+        "exact; as good as dot products for small dims, in Vaswani et al. 2017, section 3.2.1",
+        "Bahdanau et al. 2015, arXiv 1409.0473, appendix A.1.2",
+        f"regard.attention(q, k, v, score=regard.scores.Additive({workload.head_dim}, {workload.head_dim}, dim))",
+        True,
+    )
+
+
+def _latent(workload: Workload) -> Mechanism:
+    """While decoding, all heads attend to one latent of each token, key and value at once: the absorbed form."""
+    width = LATENT_DIM + ROTARY_DIM
+    stored = workload.layers * workload.batch * workload.keys * width * workload.element_size
+    if workload.task == "decode":
+        price = softmax_price(replace(workload, head_dim=width), 1, None, workload.keys)
+        price = replace(price, cache=stored, memory=price.memory - stored, bytes=price.bytes - stored)
+    else:
+        price = softmax_price(workload, workload.heads, *attended_keys(workload, None))
+        price = replace(price, cache=0.0 if workload.task == "train" else stored)
+    return Mechanism(
+        "latent attention",
+        Change.FEWER_KEY_HEADS,
+        price,
+        f"a cache of {width} numbers a token, from which the keys and values of all heads are projected",
+        "that of multi-head in its paper, if trained so",
+        "DeepSeek-V2, arXiv 2405.04434, section 2.1",
+        f"LatentProjections(dim, {workload.heads}, latent_dim={LATENT_DIM}, rotary_dim={ROTARY_DIM})",
+        True,
+    )
+
+
+def _windowed(workload: Workload, key_heads: int) -> Mechanism:
+    mask, keys = attended_keys(workload, WINDOW)
+    if workload.architecture == "decoder" and mask is not None:
+        mask = causal() & (window(before=WINDOW - 1) | prefix(SINKS))
+    return Mechanism(
+        f"window of {WINDOW:,}, {SINKS} sinks",
+        Change.FEWER_PAIRS,
+        softmax_price(workload, key_heads, mask, keys),
+        "time linear in the length, and a cache of the window alone",
+        f"no layer reads further back than the window; {workload.layers} layers together "
+        f"{workload.layers * WINDOW:,} tokens",
+        "Beltagy et al. 2020, arXiv 2004.05150; sinks: Xiao et al. 2024, arXiv 2309.17453",
+        f"mask=causal() & (window(before={WINDOW - 1}) | prefix({SINKS}))",
+        True,
+    )
+
+
+def _linear(workload: Workload, key_heads: int) -> Mechanism:
+    return Mechanism(
+        "linear attention",
+        Change.APPROXIMATION,
+        linear_price(workload, workload.head_dim, key_heads),
+        "a state of constant size instead of a cache, and time linear in the length",
+        "another function, trained as such: recalls less of the far past; mix it with layers of softmax attention",
+        "Katharopoulos et al. 2020, arXiv 2006.16236",
+        f"regard.nn.LinearAttention(Projections(dim, {workload.heads}), causal={workload.architecture == 'decoder'})",
+        True,
+    )
+
+
+def _performer(workload: Workload, key_heads: int) -> Mechanism:
+    return Mechanism(
+        f"Performer, {FEATURES} features",
+        Change.APPROXIMATION,
+        linear_price(workload, FEATURES, key_heads),
+        "estimates the weights of softmax attention without bias, in time linear in the length",
+        "an error that falls as 1/√features: measure it on your own tensors by regard.approximation",
+        "Choromanski et al. 2021, arXiv 2009.14794",
+        f"regard.nn.PerformerAttention(Projections(dim, {workload.heads}), num_features={FEATURES})",
+        True,
+    )
+
+
+def _processes(workload: Workload, price: Price) -> int:
+    """Processes of a ring: the smallest power of two whose share fits in memory; 1 where one process is enough."""
+    if workload.task == "decode" and workload.memory is None:
+        return 1
+    limit = workload.memory if workload.memory is not None else math.inf
+    processes = 8 if workload.keys >= RING_TOKENS else 1
+    while price.memory / processes > float(limit) and processes < min(MOST_PROCESSES, workload.keys):
+        processes *= 2
+    return processes

@@ -1,0 +1,150 @@
+"""The predicted cost of a workload: products, bytes, memory and time, by the rates that kernels are chosen by."""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Unpack
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from ..core.problem import Problem
+from ..kernels import Cost
+from ..kernels.cost_model import default_rates, predicted_seconds, rates_in_use
+from ..kernels.dispatch import kernels_of
+from ..kernels.validation import AttentionOptions, make_problem
+from ..masks import Mask
+from .workload import DTYPES, Workload
+
+BACKWARD = 2.5
+"""Backward over forward of softmax attention: five matrix products for two (Dao 2023, arXiv 2307.08691)."""
+LINEAR_BACKWARD = 2.0
+"""The same of linear attention, whose matrix products have two gradients each."""
+CHUNK = 64
+"""Positions that attend to each other in linear attention; others meet in the state."""
+LINEAR_EFFICIENCY = 0.3
+"""The share of the rate of matrix products that causal linear attention reaches, measured (docs/benchmarks.md)."""
+LONGEST_COUNTED = 2**15
+"""Queries up to which the tiles of a mask are counted; costs, which are quadratic in them, are extrapolated beyond."""
+
+
+@dataclass(frozen=True)
+class Price:
+    """The cost of a step, of all layers together.
+
+    kernel: what computes it. flops: of the pairs that the mask leaves. bytes: of queries, keys, values, outputs and
+    states that main memory reads and writes at least. cache: bytes of keys and values, or of states, that are stored
+    for later tokens. memory: bytes that attention holds at once. seconds: predicted.
+    """
+
+    kernel: str
+    flops: float
+    bytes: float
+    cache: float
+    memory: float
+    seconds: float
+
+
+def softmax_price(
+    workload: Workload,
+    key_heads: int,
+    mask: Mask | None,
+    keys: int,
+    *,
+    kernel: str | None = None,
+    **options: Unpack[AttentionOptions],
+) -> Price:
+    """The price of softmax attention, by the fastest kernel or by the one of that name.
+
+    keys: positions in memory; while decoding, a rolling cache has fewer than the sequence. options: of `attention`.
+    """
+    if workload.queries > LONGEST_COUNTED:
+        counted = [LONGEST_COUNTED // 2, LONGEST_COUNTED * 3 // 4, LONGEST_COUNTED]
+        prices = [
+            softmax_price(
+                replace(workload, tokens=tokens),
+                key_heads,
+                mask,
+                tokens if keys == workload.tokens else keys,
+                kernel=kernel,
+                **options,
+            )
+            for tokens in counted
+        ]
+        return _extrapolated(prices, counted, workload.tokens)
+    problem = describe_problem(workload, key_heads, keys, mask=mask, **options)
+    able = [each for each in kernels_of(problem) if kernel in (None, each.name) and not each.why_not(problem)]
+    costs = {each: each.cost(problem) for each in able}
+    fastest = min(able, key=lambda each: predicted_seconds(costs[each], problem))
+    pairs = problem.weights_shape.numel() * (1.0 if mask is None else mask.density(problem.queries, keys))
+    passes = 1 + BACKWARD * (workload.task == "train")
+    stored = workload.bytes_of_keys(key_heads, keys)
+    rows = 2 * workload.bytes_of_rows()  # queries and outputs
+    in_memory = rows if workload.task == "train" else rows / workload.layers  # without gradients, of one layer
+    return Price(
+        fastest.name,
+        4.0 * pairs * workload.head_dim * workload.layers * passes,
+        (stored + rows) * passes,
+        0.0 if workload.task == "train" else stored,
+        stored + in_memory + costs[fastest].bytes,
+        predicted_seconds(costs[fastest], problem) * workload.layers * passes,
+    )
+
+
+def _extrapolated(prices: list[Price], counted: list[int], tokens: int) -> Price:
+    """The price at a length, on the parabola through three prices, with the kernel of the longest."""
+    weights = [math.prod((tokens - other) / (own - other) for other in counted if other != own) for own in counted]
+    sums = {
+        name: sum(weight * getattr(price, name) for weight, price in zip(weights, prices, strict=True))
+        for name in ("flops", "bytes", "cache", "memory", "seconds")
+    }
+    return Price(prices[-1].kernel, **sums)
+
+
+def describe_problem(workload: Workload, key_heads: int, keys: int, **options: Unpack[AttentionOptions]) -> Problem:
+    """The problem of one layer, over tensors that take no memory: each has one row, repeated by a stride of 0."""
+
+    def tensor(heads: int, length: int) -> Tensor:
+        row = torch.zeros(workload.head_dim, dtype=DTYPES[workload.dtype], device=workload.device)
+        return row.expand(workload.batch, heads, length, -1)
+
+    on_device = torch.device(workload.device).type == "cpu"
+    with nullcontext() if on_device else FakeTensorMode():  # of a device that need not be here
+        query, key = tensor(workload.heads, workload.queries), tensor(key_heads, keys)
+        return make_problem(query, key, key, **options)
+
+
+def linear_price(workload: Workload, features: int, key_heads: int) -> Price:
+    """The price of linear attention with a state of features × (head dim + 1) numbers for each key head.
+
+    A token adds to the state and reads it, 4 · features · dim; in a causal pass it also attends to half of a chunk.
+    """
+    numbers = features * (workload.head_dim + 1)
+    passes = 1 + LINEAR_BACKWARD * (workload.task == "train")
+    rows = workload.batch * workload.heads * workload.queries * workload.layers
+    of_chunk = CHUNK * (features + workload.head_dim) if workload.causal else 0
+    flops = rows * (4.0 * numbers + of_chunk) * passes
+    states = 4.0 * workload.layers * workload.batch * key_heads * numbers
+    inputs = 2 * workload.bytes_of_rows() * (1 + key_heads / workload.heads)
+    moved = (2 * states if workload.task == "decode" else inputs) * passes
+    device = torch.device(workload.device).type
+    rates = rates_in_use().rates if device == "cpu" else default_rates(device)
+    seconds = rates.seconds(Cost(flops / LINEAR_EFFICIENCY, 0.0, moved=moved), torch.float32)
+    stored = 0.0 if workload.task == "train" else states
+    in_memory = inputs if workload.task == "train" else inputs / workload.layers
+    return Price("recurrence", flops, moved, stored, states + in_memory, seconds)
+
+
+def ring_price(workload: Workload, single: Price, processes: int, bandwidth: float) -> Price:
+    """The price for one of several processes, each with a share of the sequence.
+
+    Keys and values of all others arrive, in training twice, and their gradients once; messages are hidden behind work.
+    """
+    keys = workload.bytes_of_keys(workload.key_heads or workload.heads, workload.keys)
+    sent = keys * (1 - 1 / processes) * (3 if workload.task == "train" else 1)
+    seconds = max(single.seconds / processes, sent / bandwidth)
+    shares = (number / processes for number in (single.flops, single.bytes, single.cache, single.memory))
+    return Price(f"{single.kernel}, {processes} processes", *shares, seconds)

@@ -1,0 +1,87 @@
+"""`regard advise`: which attention to take for a task, by predicted time and memory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from regard.cli.stdio import emit
+from regard.errors import ConfigurationError
+
+
+def advise(
+    model: Annotated[
+        Path | None, typer.Option(help="A config.json, or the folder of one: its heads are then not changed.")
+    ] = None,
+    task: Annotated[str, typer.Option(help="train, prefill or decode.")] = "prefill",
+    tokens: Annotated[int, typer.Option(help="Tokens of a sequence; while decoding, those before the next.")] = 4096,
+    architecture: Annotated[str, typer.Option(help="decoder, encoder or translation.")] = "decoder",
+    source_tokens: Annotated[int | None, typer.Option(help="Tokens of the source, of a translation.")] = None,
+    batch: Annotated[int, typer.Option(help="Sequences at once.")] = 1,
+    layers: Annotated[int, typer.Option(help="Attention layers.")] = 32,
+    heads: Annotated[int, typer.Option(help="Query heads.")] = 32,
+    key_heads: Annotated[int | None, typer.Option(help="Key and value heads; as many as heads without it.")] = None,
+    head_dim: Annotated[int, typer.Option(help="Dim of a head.")] = 128,
+    window: Annotated[int | None, typer.Option(help="Positions that a query attends to, of a windowed model.")] = None,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or float64.")] = "bfloat16",
+    device: Annotated[str, typer.Option(help="cpu for this machine, or cuda for a data-centre GPU.")] = "cpu",
+    memory: Annotated[str | None, typer.Option(help="Memory for attention, such as 16GB.")] = None,
+    exact: Annotated[
+        bool, typer.Option("--exact/--any", help="Recommend attention to all pairs alone, or any mechanism.")
+    ] = True,
+    table: Annotated[bool, typer.Option("--table", help="Print the textbooks' rules and what holds here.")] = False,
+    output: Annotated[str, typer.Option("--format", help="text or json.")] = "text",
+) -> None:
+    """Compare attention mechanisms for a task, and recommend one.
+
+    Prints for each mechanism what computes it, its floating-point operations, the bytes that it reads and writes, its
+    cache, its memory and its predicted time, of attention alone in all layers; then the recommended one with its mask,
+    positions, cache and kernel. --table compares the rules of textbooks with predictions for this machine instead.
+    """
+    if output not in ("text", "json"):
+        raise ConfigurationError(f"there is no format {output!r}: text or json")
+    as_json = output == "json"
+    if table:
+        _print_rules(as_json)
+        return
+    from regard.advisor import advise as compare
+
+    found = compare(
+        model,
+        exact=exact,
+        task=task,
+        tokens=tokens,
+        architecture=architecture,
+        source_tokens=source_tokens,
+        batch=batch,
+        layers=layers,
+        heads=heads,
+        key_heads=key_heads,
+        head_dim=head_dim,
+        window=window,
+        dtype=dtype,
+        device=device,
+        memory=memory,
+    )
+    emit([json.dumps(found.as_dict(), indent=2) if as_json else str(found)])
+
+
+def _print_rules(as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from regard.advisor import decision_table
+
+    rules = decision_table()
+    if as_json:
+        emit([json.dumps([asdict(rule) for rule in rules], indent=2)])
+        return
+    lines = []
+    for rule in rules:
+        lines += [
+            f"{rule.situation}: {rule.textbook}",
+            f"   {'holds here' if rule.holds else 'not so here'}: {rule.here}",
+        ]
+    emit(lines)
