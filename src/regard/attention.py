@@ -14,10 +14,10 @@ from .core.grid import from_zero
 from .core.log_sum_exp import merge_softmax
 from .core.problem import Problem
 from .core.score_forms import at_least_float32
-from .core.torch_modes import functorch_active, generator_restored, is_causal_bias
+from .core.torch_modes import functorch_active, generator_restored, is_causal_bias, under_transform
 from .errors import ConfigurationError, ShapeError
 from .kernels import Plan, Result, choose, zero_nonfinite_inputs
-from .kernels.hooks import CURRENT_HOOK, run_with_hook
+from .kernels.hooks import CURRENT_HOOK, current_substitute, run_with_hook
 from .kernels.tile_weights import run_reductions, start_lenses
 from .kernels.validation import AttentionOptions, ScoreLike, draw_dropout, make_problem
 from .lenses import Lens
@@ -247,6 +247,9 @@ def observe_problem(problem: Problem, lenses: Sequence[Lens], kernel: str | None
         ConfigurationError, KernelError: as `observe`.
     """
     problem = replace(problem, wants_lse=True)
+    substitute = None if under_transform() else current_substitute()
+    if substitute is not None and substitute.observe is not None:
+        return substitute.observe(problem, lenses)
     looks = start_lenses(problem, lenses)
     output, lse = _run_with_lse(problem, kernel)
     problem = zero_nonfinite_inputs(problem)  # rows that attend to NaN show it through their log-sum-exp

@@ -6,11 +6,13 @@ import datetime
 import os
 import signal
 import time
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from lens_cases import all_lenses, parts
 from ring_cases import RingCase
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
@@ -18,7 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 import regard
 import regard.ring as ring
 import regard.ring.demo as ring_demo
-from regard import masks
+from regard import explorer, lenses, masks
 from regard.errors import RegardError
 from regard.models import language_model as lm
 from regard.positions import Rotary
@@ -63,6 +65,25 @@ def attention(
             results[name] = ring.unshard(gradient, -2, layout, group)
     at_least = torch.promote_types(dtype, torch.float32)
     return {name: t.detach().to(at_least).numpy() for name, t in results.items()} if not dist.get_rank() else None
+
+
+def observe(among: int, case: RingCase, names: list[str], infinite: list[int] | None = None) -> dict[str, np.ndarray]:
+    """Output, log-sum-exp and the results of lenses of a case; those of rows are gathered."""
+    group, layout = groups[among], case.layout
+    whole, options, _ = case.tensors(torch.float32)
+    whole["key"][..., infinite or [], :] = float("nan")
+    query, key, value, _ = (ring.shard(tensor, -2, layout, group).clone() for tensor in whole.values())
+    chosen = {name: lens for name, lens in all_lenses(case.length, case.seed).items() if name in names}
+    settings = {"layout": layout, "group": group, "kernel": case.kernel, "head_parallel": case.head_parallel}
+    torch.manual_seed(case.seed)
+    with torch.no_grad():
+        seen = ring.observe(query, key, value, *chosen.values(), **settings, **options)
+    by_row, others = {"output": (seen.output, -2), "lse": (seen.lse, -1)}, {}
+    for name, lens in chosen.items():
+        own = parts(name, seen[lens])
+        by_row, others = by_row | own[0], others | own[1]
+    gathered = {name: ring.unshard(tensor, dim, layout, group) for name, (tensor, dim) in by_row.items()}
+    return {name: tensor.numpy() for name, tensor in (gathered | others).items()}
 
 
 def mesh(among: int, dimensions: tuple[int, ...]) -> list[int]:
@@ -201,6 +222,59 @@ def model_gradients(among: int, length: int, layout: ring.RingLayout, head_paral
     return {name: tensor.numpy() for name, tensor in sums.items()}
 
 
+def layer_observation(among: int, length: int, layout: ring.RingLayout) -> dict[str, np.ndarray]:
+    """Lenses of a layer in a block of `ring.sharded`, its log-sum-exp, and the gradient of its output."""
+    group, layer, x = groups[among], small_layer(), small_input(length)
+    positions = ring.shard(torch.arange(length), 0, layout, group)
+    own = ring.shard(x, 1, layout, group).clone().requires_grad_()
+    entropy, received, weights = lenses.Entropy(), lenses.Received(), lenses.Weights()
+    with ring.sharded(layout, group=group):
+        seen = layer.observe(own, entropy, received, weights, positions=positions)
+        query = own.detach().view(1, -1, 4, 8).transpose(1, 2)
+        output, lse = regard.attention_with_lse(query, query, query, mask=masks.causal())
+    (gradient,) = torch.autograd.grad(seen.output.square().sum(), own)
+    found = {
+        "output": (seen.output, 1),
+        "gradient": (gradient, 1),
+        "entropy": (seen[entropy], -1),
+        "weights": (seen[weights], -2),
+        "with lse": (output, -2),
+        "lse": (lse, -1),
+    }
+    gathered = {name: ring.unshard(tensor.detach(), dim, layout, group) for name, (tensor, dim) in found.items()}
+    return {name: tensor.numpy() for name, tensor in (gathered | {"received": seen[received]}).items()}
+
+
+def small_layer() -> regard.nn.Attention:
+    """A layer of four heads with windows."""
+    torch.manual_seed(2)
+    return regard.nn.Attention(regard.nn.Projections(32, num_heads=4), mask=masks.window(before=11), rotary=Rotary(8))
+
+
+def small_input(length: int) -> Tensor:
+    """A sequence for the layer."""
+    return torch.randn(1, length, 32, generator=torch.Generator().manual_seed(3))
+
+
+def record(among: int, length: int, layout: ring.RingLayout, head_parallel: int, order: str) -> dict[str, Any] | str:
+    """The records and arrays of a small language model's atlas, from rank 0; the error of its atlas from others."""
+    group, model = groups[among], small_model()
+    tokens = torch.randint(23, (2, length), generator=torch.Generator().manual_seed(0))
+    own, positions = (ring.shard(tensor, -1, layout, group) for tensor in (tokens, torch.arange(length)))
+    blocks = [lambda: ring.sharded(layout, group=group, head_parallel=head_parallel), lambda: explorer.record(model)]
+    with torch.no_grad(), ExitStack() as stack:
+        entered = [stack.enter_context(block()) for block in (blocks if order == "inside" else blocks[::-1])]
+        model(own, positions=positions)
+    recording = entered[1] if order == "inside" else entered[0]
+    return atlas_parts(recording.atlas(tokens=[str(n % 7) for n in range(length)]))
+
+
+def atlas_parts(atlas: explorer.Atlas) -> dict[str, Any]:
+    """Records and arrays of an atlas, and the weights of a head."""
+    arrays = {name: tensor.numpy() for name, tensor in atlas._arrays.items()}
+    return {"records": atlas._records, "arrays": arrays, "roles": [each.roles for each in atlas.maps]}
+
+
 def misplaced(among: int, how: str) -> str:
     """Attention in a block of `ring.sharded` that is refused."""
     query = torch.ones(1, 2, 4, 8)
@@ -211,8 +285,13 @@ def misplaced(among: int, how: str) -> str:
             regard.attention(query, query, query, query_positions=torch.arange(4)[None].expand(1, 4))
         elif how == "linear":
             regard.linear_attention(query, query, query, causal=True)
-        else:
-            regard.attention_with_lse(query, query, query)
+        elif how == "alignment":
+            regard.observe(query, query, query, lenses.Alignment())
+        elif how == "hook" and dist.get_rank():
+            regard.attention(query, query, query)
+        elif how == "hook":
+            with explorer.record(torch.nn.Identity()):
+                regard.attention(query, query, query)
     return "computed"
 
 

@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from ring_jobs import small_model
+from ring_jobs import atlas_parts, small_input, small_layer, small_model
 
+import regard
 import regard.ring as ring
+from regard import explorer, lenses, masks
 
 
 @pytest.mark.parametrize(
@@ -35,13 +37,67 @@ def test_a_language_model_has_the_gradients_of_one_process(pool, processes, layo
             r"the query positions have the shape \(1, 4\); in a ring all sequences of a batch",
         ),
         ("linear", r"linear attention in ring.sharded would read this process's tokens alone"),
-        ("lse", r"the log-sum-exp of an attention in ring.sharded is wanted"),
+        ("alignment", r"Alignment follows a path through the weights of all rows"),
+        ("hook", r"the processes of the ring disagree on attention hook: rank . has"),
     ],
 )
 def test_what_is_refused_in_a_block(pool, how, message):
     for answer in pool.run("misplaced", 2, how=how):
         with pytest.raises(ValueError, match=message):
             raise ValueError(answer)
+
+
+@pytest.mark.parametrize(("processes", "layout"), [(2, ring.Zigzag()), (3, ring.Striped())])
+def test_a_layer_observed_in_a_block_has_the_lenses_of_one_process(pool, processes, layout):
+    length, x = 40, small_input(40).requires_grad_()
+    entropy, received, weights = lenses.Entropy(), lenses.Received(), lenses.Weights()
+    seen = small_layer().observe(x, entropy, received, weights)
+    (gradient,) = torch.autograd.grad(seen.output.square().sum(), x)
+    query = x.detach().view(1, -1, 4, 8).transpose(1, 2)
+    output, lse = regard.attention_with_lse(query, query, query, mask=masks.causal())
+    truth = {"output": seen.output, "gradient": gradient, "entropy": seen[entropy], "weights": seen[weights]}
+    truth |= {"with lse": output, "lse": lse, "received": seen[received]}
+    for answer in pool.run("layer_observation", processes, length=length, layout=layout):
+        assert answer.keys() == truth.keys()
+        for name, needs in truth.items():
+            np.testing.assert_allclose(answer[name], needs.detach().numpy(), rtol=1e-5, atol=2e-6, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("processes", "layout", "head_parallel", "order"),
+    [(2, ring.Zigzag(), 1, "inside"), (3, ring.Contiguous((20, 1, 30)), 1, "around"), (4, ring.Striped(), 2, "inside")],
+)
+def test_the_atlas_of_a_sharded_model_is_that_of_one_process(pool, processes, layout, head_parallel, order):
+    """Rank 0 has it: its records are the same, its arrays to rounding; q and k in float16 to a unit in the last place.
+
+    Queries and keys are products of a layer's weights with other rows beside them, which rounds differently.
+    """
+    length, model = 51, small_model()
+    arguments = {"length": length, "layout": layout, "head_parallel": head_parallel, "order": order}
+    answers = pool.run("record", processes, **arguments)
+    tokens = torch.randint(23, (2, length), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad(), explorer.record(model) as recording:
+        model(tokens)
+    needs, found = atlas_parts(recording.atlas(tokens=[str(n % 7) for n in range(length)])), answers[0]
+    for rank, answer in enumerate(answers[1:], 1):
+        assert answer.startswith("AtlasError: no attention was caught in this process"), rank
+        assert "in ring.sharded the process of rank 0 records the whole sequence" in answer
+    assert len(found["records"]) == len(needs["records"]) == 2
+    for has, wants in zip(found["records"], needs["records"], strict=True):
+        assert has.keys() == wants.keys()
+        for field, value in wants.items():
+            if field == "rounding":
+                assert has[field] == pytest.approx(value, rel=0.1)
+            elif field != "roles":
+                assert has[field] == value, field
+    assert found["arrays"].keys() == needs["arrays"].keys()
+    for name, wants in needs["arrays"].items():
+        has = found["arrays"][name]
+        assert has.dtype == wants.dtype
+        assert has.shape == wants.shape
+        size = np.abs(wants[np.isfinite(wants)]).max(initial=1.0)
+        error = {np.float16: 2**-10, np.float32: 2e-3, np.uint8: 1 / 100}.get(wants.dtype.type, 0.0) * size
+        np.testing.assert_allclose(has.astype(np.float64), wants.astype(np.float64), atol=error, rtol=0, err_msg=name)
 
 
 @pytest.mark.slow  # the first optimiser of a process imports for seconds

@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from threading import Lock
 from typing import Any, Literal
 
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..core.problem import Problem
@@ -200,6 +201,11 @@ def record(
 
 
 def _nothing_caught(model: nn.Module) -> str:
+    if dist.is_available() and dist.is_initialized() and dist.get_rank():
+        return (
+            "no attention was caught in this process: in ring.sharded the process of rank 0 records the whole sequence"
+            "; call atlas there"
+        )
     seen = sorted({type(module).__name__ for module in model.modules() if "attention" in type(module).__name__.lower()})
     has = (
         f"has {', '.join(seen[:5])}, but none of them" if seen else "has no module whose class is called an attention,"

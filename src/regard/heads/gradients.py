@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..core.problem import Problem
 from ..errors import ConfigurationError, ShapeError
+from ..lenses import RowShard
 from .dense_weights import checked_weights
 from .output_projection import HeadProjection, head_projections
 
@@ -83,6 +84,10 @@ class Values:
 
     def start(self, problem: Problem) -> _ValuesState:
         """The state of one run."""
+        return _ValuesState()
+
+    def start_shard(self, problem: Problem, shard: RowShard) -> _ValuesState:
+        """The state of one run, which returns the values of this process's keys."""
         return _ValuesState()
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ..core.problem import Problem
-from ..lenses import Distance, Entropy, LensState, Received, TopK
-from ..lenses.base import Lens
+from ..lenses import Distance, Entropy, LensState, Received, RowShard, ShardedLens, TopK
+from ..lenses.base import WeightsLayout
 from ..masks import Mask
 from ..utils.numbers import whole_number
 from .dense_weights import observe_weights
@@ -64,36 +64,44 @@ class Metrics:
 
     def start(self, problem: Problem) -> _MetricsState:
         """The state of one run."""
-        parts: dict[str, Lens[Any]] = {
+        parts = {name: lens.start(problem) for name, lens in self._parts().items()}
+        return _MetricsState(parts, WeightsLayout.from_problem(problem))
+
+    def start_shard(self, problem: Problem, shard: RowShard) -> _MetricsState:
+        """The state of one run over the rows of one process."""
+        parts = {name: lens.start_shard(problem, shard) for name, lens in self._parts().items()}
+        return _MetricsState(parts, WeightsLayout.from_problem(problem, shard))
+
+    def _parts(self) -> dict[str, ShardedLens[Any]]:
+        return {
             "entropy": Entropy(),
             "reach": Distance((self.local + 1,)),
             "received": Received(),
             "top": TopK(1),
         }
-        return _MetricsState({name: lens.start(problem) for name, lens in parts.items()})
 
 
 class _MetricsState:
     """The states of the lenses that the metrics combine."""
 
-    def __init__(self, parts: dict[str, LensState[Any]]) -> None:
-        self.parts = parts
+    def __init__(self, parts: dict[str, LensState[Any]], layout: WeightsLayout) -> None:
+        self.parts, self.layout = parts, layout
         self.reductions = [reduction for part in parts.values() for reduction in part.reductions]
 
     def finish(self, problem: Problem, lse: Tensor) -> HeadMetrics:
         results = {name: part.finish(problem, lse) for name, part in self.parts.items()}
         attends = lse != float("-inf")
-        rows = attends.sum(-1)
+        rows = self.layout.total(attends.sum(-1))
 
         def mean(rows_values: Tensor) -> Tensor:
-            return rows_values.where(attends, 0.0).sum(-1) / rows
+            return self.layout.total(rows_values.where(attends, 0.0).sum(-1)) / rows
 
         none = torch.zeros_like(rows, dtype=results["entropy"].dtype)
         return HeadMetrics(
             entropy=mean(results["entropy"]),
             effective_keys=mean(results["entropy"].exp()),
             distance=mean(results["reach"].mean),
-            sink=(results["received"][..., 0] if problem.keys else none) / rows,
+            sink=(results["received"][..., 0] if self.layout.keys else none) / rows,
             top1=mean(results["top"].weights[..., 0]),
             local=results["reach"].histogram[..., 0] / rows,
         )

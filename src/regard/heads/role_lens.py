@@ -12,7 +12,7 @@ from torch import Tensor
 from ..core.problem import Problem
 from ..errors import ConfigurationError, ShapeError
 from ..kernels.batched_problem import BatchedProblem
-from ..lenses import Reduction, WeightTile
+from ..lenses import Reduction, RowShard, WeightTile
 from ..lenses.base import WeightsLayout, select_batches
 from ..masks import Mask
 from .dense_weights import observe_weights
@@ -59,10 +59,17 @@ class Roles:
 
     def start(self, problem: Problem) -> _RolesState:
         """The state of one run."""
-        layout, tokens = WeightsLayout.from_problem(problem), self.tokens
+        return self._start(problem, WeightsLayout.from_problem(problem))
+
+    def start_shard(self, problem: Problem, shard: RowShard) -> _RolesState:
+        """The state of one run over the rows of one process; tokens are those of all keys."""
+        return self._start(problem, WeightsLayout.from_problem(problem, shard))
+
+    def _start(self, problem: Problem, layout: WeightsLayout) -> _RolesState:
+        tokens = self.tokens
         if not isinstance(tokens, Tokens):
             raise AssertionError("__post_init__ converts tokens")
-        batch, queries, keys = layout.batch, layout.queries, layout.keys
+        batch, queries, keys = layout.batch, layout.all_queries, layout.keys
         if tokens.ids.shape[1] != keys or len(tokens.ids) not in (1, batch) or queries > keys:
             raise ShapeError(
                 f"Roles has {tokens.ids.shape[1]:,} tokens of {len(tokens.ids):,} sequences, for {queries:,} "
@@ -113,10 +120,13 @@ class _RolesState:
                 self.mass[number, tile.batch] += (tile.weights * targets).sum((-1, -2))
 
     def _add_offsets(self, tile: WeightTile, pairs: TokenPairs, exist: Tensor, counted: Tensor) -> None:
-        """Add the pairs at fixed offsets: at most one key of a row for each."""
+        """Add the pairs at fixed offsets: at most one key of a row for each, `step` keys of the text apart."""
+        step = tile.columns.step or 1
         numbers, offsets = list(self.offsets), torch.tensor(list(self.offsets.values()), device=exist.device)
         columns = pairs.query_positions + offsets - pairs.key_positions[..., :1]  # [b or 1, m, offsets]
-        inside = (columns >= 0) & (columns < exist.shape[-1])
+        inside = (columns >= 0) & (columns % step == 0)
+        columns = columns // step
+        inside &= columns < exist.shape[-1]
         if not bool(inside.any()):
             return
         columns = columns.clamp(0, exist.shape[-1] - 1).unsqueeze(1)
@@ -131,15 +141,16 @@ class _RolesState:
         keys, counted = (count.expand(*count.shape[:-2], self.layout.heads, -1) for count in (keys, counted))
         rows, chances = counted > 0, counted / keys.clamp(min=1)
         scores = self.mass.masked_fill(self.layout.nan_rows(lse).any(-1), float("nan"))
-        scores, rows, chances = (total.double() for total in (scores, rows.sum(-1), chances.sum(-1)))
+        scores, rows, chances = (sums.double() for sums in (scores, rows.sum(-1), chances.sum(-1)))
         for number, role in enumerate(self.roles):
             if isinstance(role, Diffuse):
                 spread = keys >= 2
                 ratio = self._entropy(lse) / keys.clamp(min=2).log()
                 scores[number], rows[number] = (ratio * spread).sum(-1), spread.sum(-1)
                 chances[number] = rows[number]
-        queries = int((keys.amax(1) > 0).sum())
-        return RoleEvidence(self.roles, scores.sum(1), rows.sum(1), chances.sum(1), queries)
+        queries = int(self.layout.total((keys.amax(1) > 0).sum()))
+        sums = (self.layout.total(each.sum(1)) for each in (scores, rows, chances))
+        return RoleEvidence(self.roles, *sums, queries)
 
     def _entropy(self, lse: Tensor) -> Tensor:
         """The entropy of each row in nats, (B, H, M); NaN where the row attends to NaN."""
@@ -174,11 +185,11 @@ def _all_pairs(layout: WeightsLayout, problem: Problem, tokens: Tokens) -> Token
     places = keys.expand(max(len(ids), len(keys)), -1)
     earliest = places.masked_fill(~exist, torch.iinfo(torch.int64).max).amin(-1, keepdim=True)
     follows = torch.cat([torch.full_like(ids[:, :1], -1), ids[:, :-1]], -1)
-    offset = layout.keys - layout.queries
+    offset = layout.keys - layout.all_queries
     return TokenPairs(
         query_positions=queries.unsqueeze(-1),
         key_positions=keys.unsqueeze(-2),
-        query_ids=ids[:, offset:].unsqueeze(-1),
+        query_ids=layout.own_rows(ids[:, offset:]).unsqueeze(-1),
         key_ids=ids.unsqueeze(-2),
         follows=follows.masked_fill(~exist, -1).unsqueeze(-2),
         first=((places == earliest) & exist).unsqueeze(-2),

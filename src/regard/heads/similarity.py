@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..core.problem import Problem
 from ..errors import ShapeError
-from ..lenses import Reduction, WeightTile
+from ..lenses import Reduction, RowShard, WeightTile
 from ..lenses.base import WeightsLayout
 from ..masks import Mask
 from .dense_weights import observe_weights
@@ -43,6 +43,10 @@ class JensenShannon:
         """The state of one run."""
         return _JensenShannonState(WeightsLayout.from_problem(problem))
 
+    def start_shard(self, problem: Problem, shard: RowShard) -> _JensenShannonState:
+        """The state of one run over the rows of one process."""
+        return _JensenShannonState(WeightsLayout.from_problem(problem, shard))
+
 
 class _JensenShannonState:
     """Σ -m · ln m of the mean m of each pair of heads, and the sum of each row."""
@@ -65,13 +69,12 @@ class _JensenShannonState:
     def finish(self, problem: Problem, lse: Tensor) -> Tensor:
         remainder = 1.0 - self.mass
         _add_entropies(self.entropies, remainder.where(remainder > ROUNDING, 0.0).unsqueeze(-1))
-        own = self.entropies.diagonal(dim1=-2, dim2=-1)
-        divergence = self.entropies - (own.unsqueeze(-1) + own.unsqueeze(-2)) / 2
-        divergence = (divergence / max(self.layout.queries, 1)).clamp_(0.0, math.log(2))
         broken = self.layout.nan_rows(lse).any(-1)
-        return self.layout.to_result(
-            divergence.masked_fill_(broken.unsqueeze(-1) | broken.unsqueeze(-2), math.nan),
-        )
+        entropies = self.entropies.masked_fill(broken.unsqueeze(-1) | broken.unsqueeze(-2), math.nan)
+        entropies = self.layout.total(entropies)
+        own = entropies.diagonal(dim1=-2, dim2=-1)
+        divergence = entropies - (own.unsqueeze(-1) + own.unsqueeze(-2)) / 2
+        return self.layout.to_result((divergence / max(self.layout.all_queries, 1)).clamp_(0.0, math.log(2)))
 
 
 def _add_entropies(sums: Tensor, weights: Tensor) -> None:

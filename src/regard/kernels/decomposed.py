@@ -96,12 +96,15 @@ Axis: TypeAlias = ResidueClasses | Indices
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Selection:
-    """Rows and columns of a problem, and the problem of them, whose first batch axis is that of the residue classes."""
+    """Rows and columns of a problem, and the problem of them.
 
-    part: Part
+    part: the part of the mask, where they are one; the first batch axis of its problem is that of the residue classes.
+    """
+
     rows: Axis
     columns: Axis
     problem: Problem
+    part: Part | None = None
 
 
 class PartKernel(Kernel, OwnGradient, Protocol):
@@ -248,7 +251,7 @@ def selections(problem: Problem, split: Split = all_classes) -> Iterator[Selecti
     """The problems of all parts of the mask; a part by residues has several where classes differ in length."""
     for part in () if problem.mask is None else problem.mask.parts:
         for rows, columns, *positions in _axes(part, problem, split):
-            yield Selection(part, rows, columns, _part_problem(problem, part, rows, columns, *positions))
+            yield Selection(rows, columns, _part_problem(problem, part, rows, columns, *positions), part)
 
 
 def _axes(part: Part, problem: Problem, split: Split) -> Iterator[tuple[Axis, Axis, Positions, Positions]]:

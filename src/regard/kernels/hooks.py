@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from ..core.problem import Problem
 from ..errors import ConfigurationError
+from ..lenses import Lens
 from . import Kernel, Result, choose, zero_nonfinite_inputs
 from .custom_op import attend
 from .dense_block import NARROW
@@ -25,12 +26,18 @@ AttentionHook: TypeAlias = Callable[[Problem, Tensor], None]
 class AttentionSubstitute:
     """A function that computes attention in place of the kernels.
 
-    compute(problem): the output (..., heads, M, Dv), or None where the kernel is to compute it. no_linear: the message
-    of the error that linear attention ends in, where it would be wrong beside the substitute.
+    compute(problem): the output (..., heads, M, Dv), with its log-sum-exp as a `Result` where that is not the kernel's,
+    or None where the kernel is to compute it. no_linear: the message of the error that linear attention ends in, where
+    it would be wrong beside the substitute. observe(problem, lenses): the `Observation` of `regard.observe`; without it
+    the kernels' weights are observed. hook: the attention hook that `compute` and `observe` call. with_hook(hook): the
+    same substitute with another hook; without it a hook replaces the substitute.
     """
 
-    compute: Callable[[Problem], Tensor | None]
+    compute: Callable[[Problem], Tensor | Result | None]
     no_linear: str | None = None
+    observe: Callable[[Problem, Sequence[Lens]], Any] | None = None
+    hook: AttentionHook | None = None
+    with_hook: Callable[[AttentionHook], AttentionSubstitute] | None = None
 
 
 CURRENT_HOOK: ContextVar[AttentionHook | AttentionSubstitute | None] = ContextVar("attention_hook", default=None)
@@ -43,7 +50,7 @@ def attention_hook(hook: AttentionHook) -> Iterator[None]:
 
     `regard.attention`, `attention_with_lse` and `observe` call it, and so does everything built on them; of nested
     hooks the innermost alone is called. None is called under torch.compile and torch.func, where tensors have no
-    values.
+    values. In `regard.ring.sharded` the hook is called in the process of rank 0, with the whole sequence.
 
     >>> import torch, regard
     >>> shapes, q = [], torch.zeros(3, 4)
@@ -52,7 +59,9 @@ def attention_hook(hook: AttentionHook) -> Iterator[None]:
     >>> shapes
     [torch.Size([3])]
     """
-    token = CURRENT_HOOK.set(hook)
+    current = CURRENT_HOOK.get()
+    shared = isinstance(current, AttentionSubstitute) and current.with_hook is not None
+    token = CURRENT_HOOK.set(current.with_hook(hook) if shared else hook)  # type: ignore[union-attr,misc]
     try:
         yield
     finally:
@@ -60,12 +69,8 @@ def attention_hook(hook: AttentionHook) -> Iterator[None]:
 
 
 @contextmanager
-def substitute_attention(
-    compute: Callable[[Problem], Tensor | None], *, no_linear: str | None = None
-) -> Iterator[None]:
+def substitute_attention(compute: Callable[[Problem], Tensor | None]) -> Iterator[None]:
     """Compute every attention in the block by `compute(problem)`, or by its kernel where that returns None.
-
-    Linear attention is computed as everywhere, or refused with the message `no_linear`.
 
     The log-sum-exp, where it is wanted, stays that of the kernel. An active hook is not called in the block.
 
@@ -76,7 +81,24 @@ def substitute_attention(
     >>> bool((output == 1).all())
     True
     """
-    token = CURRENT_HOOK.set(AttentionSubstitute(compute, no_linear))
+    with active_substitute(AttentionSubstitute(compute)):
+        yield
+
+
+@contextmanager
+def no_hook() -> Iterator[None]:
+    """Compute every attention in the block by the kernels, and call no hook."""
+    token = CURRENT_HOOK.set(None)
+    try:
+        yield
+    finally:
+        CURRENT_HOOK.reset(token)
+
+
+@contextmanager
+def active_substitute(substitute: AttentionSubstitute) -> Iterator[None]:
+    """Compute every attention in the block by a substitute."""
+    token = CURRENT_HOOK.set(substitute)
     try:
         yield
     finally:
@@ -84,9 +106,18 @@ def substitute_attention(
 
 
 def current_hook() -> AttentionHook | None:
-    """The attention hook that is active in this thread; None outside of `attention_hook`, and under a substitute."""
+    """The attention hook that is active in this thread; None outside of `attention_hook`.
+
+    Under a substitute it is the one that the substitute calls.
+    """
     hook = CURRENT_HOOK.get()
-    return None if isinstance(hook, AttentionSubstitute) else hook
+    return hook.hook if isinstance(hook, AttentionSubstitute) else hook
+
+
+def current_substitute() -> AttentionSubstitute | None:
+    """The substitute of the kernels that is active in this thread, if there is one."""
+    hook = CURRENT_HOOK.get()
+    return hook if isinstance(hook, AttentionSubstitute) else None
 
 
 def refuse_linear() -> None:
@@ -124,6 +155,8 @@ def _run_substitute(problem: Problem, kernel: Kernel, substitute: AttentionSubst
         output = substitute.compute(problem)
         if output is None:
             return kernel.run(problem)
+        if isinstance(output, Result):
+            return output
         return Result(output, compute_lse(problem) if problem.wants_lse else None)
     finally:
         CURRENT_HOOK.reset(token)

@@ -1,4 +1,5 @@
-"""Reductions of the weights by the dense parts of a sparse mask, at the price of the parts.
+"""Reductions of the weights of some rows and columns, added to those of all: of the dense parts of a sparse mask, at
+the price of the parts, and of the blocks whose keys a process of a ring receives one after another.
 
 The weights of a part are those of its rows and columns, with the log-sum-exps of the whole rows. Each part has
 reductions of its own size, by native code, which are then added to those of the whole.
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from .. import native
 from ..core.problem import Problem
+from ..lenses import NativeReduction, Reduction, WeightTile
 from ..native.reductions import (
     CellReduction,
     ColumnWeightSums,
@@ -26,7 +28,7 @@ from ..native.reductions import (
     WeightMatrix,
 )
 from .batched_problem import BatchedProblem
-from .decomposed import Axis, ResidueClasses, Selection, reasons_against_parts, selections
+from .decomposed import Axis, Indices, ResidueClasses, Selection, reasons_against_parts, selections
 from .mask_tiles import count_visited_pairs
 from .native_inputs import native_problems, native_reasons
 
@@ -71,6 +73,48 @@ def _reduce_selection(selection: Selection, lse: Tensor, reductions: Sequence[CR
         native.reduce_weights(part, lse[batch], [reduction.part(batch) for reduction in own])
     for reduction, found in zip(reductions, own, strict=True):
         _add(reduction, found, selection)
+
+
+class BlockReduction:
+    """A reduction over a block of the weights, which adds to that over all of them.
+
+    problem: that of the block. rows and columns: its indices in the whole, which may have a step. After the pass over
+    the block `add_to_whole` adds what native code has computed; tiles are passed on at once.
+    """
+
+    def __init__(self, reduction: Reduction, problem: Problem, rows: slice, columns: slice) -> None:
+        self.reduction, self.problem, self.rows, self.columns = reduction, problem, rows, columns
+        self._computed: tuple[CReduction, CReduction, Selection] | None = None
+
+    @property
+    def needs_entropy_terms(self) -> bool:
+        return self.reduction.needs_entropy_terms
+
+    def add(self, tile: WeightTile) -> None:
+        rows, columns = _indices_of(self.rows, tile.rows), _indices_of(self.columns, tile.columns)
+        self.reduction.add(WeightTile(tile.weights, tile.entropy_terms, tile.batch, rows, columns))
+
+    def native(self) -> CReduction | None:
+        """The form of the whole, restricted to the block; None where it has none."""
+        whole = self.reduction.native() if isinstance(self.reduction, NativeReduction) else None
+        if whole is None:
+            return None
+        rows, columns = (Indices(torch.arange(of.start, of.stop, of.step or 1)) for of in (self.rows, self.columns))
+        selection = Selection(rows, columns, self.problem)
+        own = _restricted(whole, selection, BatchedProblem.from_problem(self.problem).shape)
+        self._computed = whole, own, selection
+        return own
+
+    def add_to_whole(self) -> None:
+        """Add the native reduction of the block to that of the whole."""
+        if self._computed is not None:
+            _add(*self._computed)
+
+
+def _indices_of(whole: slice, part: slice) -> slice:
+    """The indices of a part of a slice, both with start and stop."""
+    chosen = range(whole.start, whole.stop, whole.step or 1)[part]
+    return slice(chosen.start, chosen.stop, chosen.step)
 
 
 def _restricted(reduction: CReduction, selection: Selection, sizes: tuple[int, int, int, int]) -> CReduction:

@@ -10,6 +10,8 @@ from .base import Lens as Lens
 from .base import LensState as LensState
 from .base import NativeReduction as NativeReduction
 from .base import Reduction as Reduction
+from .base import RowShard as RowShard
+from .base import ShardedLens as ShardedLens
 from .base import WeightsLayout as WeightsLayout
 from .base import WeightTile as WeightTile
 from .distance import Distance as Distance
@@ -35,6 +37,8 @@ __all__ = [
     "Pooled",
     "Received",
     "Reduction",
+    "RowShard",
+    "ShardedLens",
     "TopK",
     "TopKResult",
     "WeightTile",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 
 from ..core.problem import Problem
-from .base import WeightsLayout, check_memory
+from ..errors import ConfigurationError
+from .base import RowShard, WeightsLayout, check_memory
 from .weights import Weights
 
 
@@ -54,6 +55,17 @@ class Alignment:
             extra=steps,
         )
         return _AlignmentState()
+
+    def start_shard(self, problem: Problem, shard: RowShard) -> NoReturn:
+        """Refuse: the path runs through the weights of all rows.
+
+        Raises:
+            ConfigurationError: always.
+        """
+        raise ConfigurationError(
+            "Alignment follows a path through the weights of all rows one after another, and each process has those of "
+            "its own rows alone: take TopK(1), whose columns are those of Alignment, or observe in one process"
+        )
 
 
 class _AlignmentState:

@@ -1,5 +1,6 @@
 """The protocol of a lens: `Lens`, its running `LensState`, and the `Reduction`s that sum over the weights.
 
+A `ShardedLens` can also be computed by several processes, each over the rows of its `RowShard`.
 `WeightsLayout` has the sizes, dtype and device of a call's weights, and `check_memory` refuses results that do not fit
 into the memory of the device.
 """
@@ -90,6 +91,50 @@ class Reduction(Protocol):
         ...
 
 
+class RowShard(Protocol):
+    """The rows of the weights that one of several processes computes, and sums and maxima over all processes."""
+
+    @property
+    def positions(self) -> range:
+        """The positions of all rows, of all processes."""
+        ...
+
+    def select(self, rows: Tensor) -> Tensor:
+        """This process's entries, in the order of its rows, of a tensor over all rows (..., all rows)."""
+        ...
+
+    def indices(self, rows: slice) -> slice:
+        """The indices among all rows of the rows of a tile."""
+        ...
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum over all processes; each of them has to call it."""
+        ...
+
+    def maximum(self, tensor: Tensor) -> Tensor:
+        """The maximum over all processes; each of them has to call it."""
+        ...
+
+
+@runtime_checkable
+class ShardedLens(Lens[Result_co], Protocol[Result_co]):
+    """A lens whose result several processes can compute, each from the weights of some rows.
+
+    A lens with one result for each row only needs `def start_shard(self, problem, shard): return self.start(problem)`.
+    One that reduces over rows sums its accumulators over all processes in `finish`, by `WeightsLayout.total` or
+    `WeightsLayout.maximum` of the layout `WeightsLayout.from_problem(problem, shard)`.
+    """
+
+    def start_shard(self, problem: Problem, shard: RowShard) -> LensState[Result_co]:
+        """The state for this process's rows.
+
+        problem: the rows of this process at their positions, over all keys, whose features and values are left out
+            (they have no columns). Tiles come in any order, and their columns may have a step. `finish` then gets the
+            problem over this process's own keys.
+        """
+        ...
+
+
 @runtime_checkable
 class NativeReduction(Reduction, Protocol):
     """A reduction that the C code can compute too; `add` is then not called."""
@@ -118,7 +163,8 @@ class WeightTile:
 class WeightsLayout:
     """The sizes (B, H, M, N), dtype and device of a problem's weights, as tiles have them.
 
-    leading: the leading axes of the problem's own weights, which `to_result` restores.
+    leading: the leading axes of the problem's own weights, which `to_result` restores. shard: which of all rows these
+    are, where other processes have the others.
     """
 
     leading: torch.Size
@@ -128,9 +174,10 @@ class WeightsLayout:
     keys: int
     dtype: torch.dtype
     device: torch.device
+    shard: RowShard | None = None
 
     @classmethod
-    def from_problem(cls, problem: Problem) -> WeightsLayout:
+    def from_problem(cls, problem: Problem, shard: RowShard | None = None) -> WeightsLayout:
         """The layout of a problem's weights, in float32 at least."""
         leading = problem.weights_shape[:-2]
         return cls(
@@ -141,7 +188,29 @@ class WeightsLayout:
             keys=problem.keys,
             dtype=torch.promote_types(problem.value.dtype, torch.float32),
             device=problem.value.device,
+            shard=shard,
         )
+
+    @property
+    def all_queries(self) -> int:
+        """The number of rows of all processes."""
+        return self.queries if self.shard is None else len(self.shard.positions)
+
+    def own_rows(self, rows: Tensor) -> Tensor:
+        """The entries for the rows of this layout of a tensor over all rows (..., all rows)."""
+        return rows if self.shard is None else self.shard.select(rows)
+
+    def row_indices(self, rows: slice) -> slice:
+        """The indices among all rows of the rows of a tile."""
+        return rows if self.shard is None else self.shard.indices(rows)
+
+    def total(self, sums: Tensor) -> Tensor:
+        """Sums over the rows of this layout as sums over all rows."""
+        return sums if self.shard is None else self.shard.sum(sums)
+
+    def maximum(self, maxima: Tensor) -> Tensor:
+        """Maxima over the rows of this layout as maxima over all rows."""
+        return maxima if self.shard is None else self.shard.maximum(maxima)
 
     @property
     def result_itemsize(self) -> int:

@@ -13,7 +13,7 @@ from torch import Tensor
 from .. import native
 from ..core.problem import Problem
 from ..errors import ConfigurationError
-from .base import Reduction, WeightsLayout, WeightTile, select_batches
+from .base import Reduction, RowShard, WeightsLayout, WeightTile, select_batches
 
 
 class DistanceResult(NamedTuple):
@@ -70,9 +70,18 @@ class Distance:
 
     def start(self, problem: Problem) -> _DistanceState:
         """The state of one run."""
-        layout = WeightsLayout.from_problem(problem)
+        return self._start(problem, WeightsLayout.from_problem(problem))
+
+    def start_shard(self, problem: Problem, shard: RowShard) -> _DistanceState:
+        """The state of one run over the rows of one process."""
+        return self._start(problem, WeightsLayout.from_problem(problem, shard))
+
+    def _start(self, problem: Problem, layout: WeightsLayout) -> _DistanceState:
         queries, keys = layout.positions(problem)
-        edges = self.edges if self.edges is not None else _powers(queries, keys)
+        edges = self.edges
+        if edges is None:
+            shard = layout.shard
+            edges = _powers(queries if shard is None else torch.tensor([shard.positions[0], shard.positions[-1]]), keys)
         return _DistanceState(layout, queries, keys, torch.tensor(edges, dtype=torch.long, device=layout.device))
 
 
@@ -129,5 +138,7 @@ class _DistanceState:
         mean = self.moment / self.mass.masked_fill(self.mass == 0, 1.0)
         histogram = self.histogram.masked_fill(broken.any(-1, keepdim=True), math.nan)
         return DistanceResult(
-            self.layout.to_result(mean.masked_fill(broken, math.nan)), self.layout.to_result(histogram), self.edges
+            self.layout.to_result(mean.masked_fill(broken, math.nan)),
+            self.layout.to_result(self.layout.total(histogram)),
+            self.edges,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import compress, pairwise
 from typing import Literal, get_args
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from .. import native
 from ..core.problem import Problem
 from ..errors import ConfigurationError
-from .base import LensState, Reduction, WeightsLayout, WeightTile, check_memory
+from .base import LensState, Reduction, RowShard, WeightsLayout, WeightTile, check_memory
 from .weight_sums import GroupSums
 
 Reduce = Literal["mean", "max", "sum"]
@@ -59,11 +59,17 @@ class Pooled:
 
     def start(self, problem: Problem) -> LensState[Tensor]:
         """The state of one run."""
-        layout = WeightsLayout.from_problem(problem)
+        return self._start(problem, WeightsLayout.from_problem(problem))
+
+    def start_shard(self, problem: Problem, shard: RowShard) -> LensState[Tensor]:
+        """The state of one run over the rows of one process; cells are those of all rows."""
+        return self._start(problem, WeightsLayout.from_problem(problem, shard))
+
+    def _start(self, problem: Problem, layout: WeightsLayout) -> LensState[Tensor]:
         rows, columns = (
             _edges(name, length, cells)
             for name, length, cells in zip(
-                ("rows", "columns"), (layout.queries, layout.keys), self._both(), strict=True
+                ("rows", "columns"), (layout.all_queries, layout.keys), self._both(), strict=True
             )
         )
         check_memory(
@@ -96,14 +102,15 @@ class _CellSumState:
 
     def __init__(self, layout: WeightsLayout, rows: list[int], columns: list[int], *, mean: bool) -> None:
         heights, widths = (torch.tensor(edges, device=layout.device).diff() for edges in (rows, columns))
-        cells = _cells(rows, layout)[None], _cells(columns, layout)[None]
+        cells = layout.own_rows(_cells(rows, layout))[None], _cells(columns, layout)[None]
         self.groups = GroupSums(layout, *cells, (len(heights), len(widths)))
         self.areas = heights[:, None] * widths if mean else None
         self.reductions = (self.groups,)
 
     def finish(self, problem: Problem, lse: Tensor) -> Tensor:
-        sums = self.groups.sums if self.areas is None else self.groups.sums.div_(self.areas)
-        return self.groups.layout.to_result(sums.masked_fill_(self.groups.nan_groups(lse), math.nan))
+        layout = self.groups.layout
+        sums = layout.total(self.groups.sums.masked_fill_(self.groups.nan_groups(lse), math.nan))
+        return layout.to_result(sums if self.areas is None else sums.div_(self.areas))
 
 
 class _CellMaxState:
@@ -113,6 +120,7 @@ class _CellMaxState:
 
     def __init__(self, layout: WeightsLayout, rows: list[int], columns: list[int]) -> None:
         self.layout, self.rows, self.columns = layout, rows, columns
+        self.row_cells = layout.own_rows(_cells(rows, layout))
         sizes = layout.batch, layout.heads, len(rows) - 1, len(columns) - 1
         self.largest = torch.zeros(sizes, dtype=layout.dtype, device=layout.device)
 
@@ -121,19 +129,30 @@ class _CellMaxState:
         return (self,)
 
     def add(self, tile: WeightTile) -> None:
-        rows, heights = _overlaps(self.rows, tile.rows)
+        rows, heights = _overlaps(self.rows, self.layout.row_indices(tile.rows))
         columns, widths = _overlaps(self.columns, tile.columns)
         largest = _piecewise_max(_piecewise_max(tile.weights, heights, -2), widths, -1)
-        cells = self.largest[tile.batch, :, rows, columns]
-        torch.maximum(cells, largest, out=cells)
+        if isinstance(rows, slice) and isinstance(columns, slice):
+            cells = self.largest[tile.batch, :, rows, columns]
+            torch.maximum(cells, largest, out=cells)
+            return
+        every = torch.arange(max(self.largest.shape[2:]), device=largest.device)
+        at = tile.batch, slice(None), every[rows].unsqueeze(-1), every[columns]
+        self.largest[at] = torch.maximum(self.largest[at], largest)
 
-    def native(self) -> native.CellReduction:
-        return native.CellReduction(_cells(self.rows, self.layout), _cells(self.columns, self.layout), self.largest)
+    def native(self) -> native.CellReduction | None:
+        """Supported where the cells of rows never decrease."""
+        if not native.never_decrease(self.row_cells):
+            return None
+        return native.CellReduction(self.row_cells, _cells(self.columns, self.layout), self.largest)
 
     def finish(self, problem: Problem, lse: Tensor) -> Tensor:
-        broken = self.layout.nan_rows(lse)
-        broken = torch.stack([broken[..., above:below].any(-1) for above, below in pairwise(self.rows)], -1)
-        return self.layout.to_result(self.largest.masked_fill_(broken[..., None], math.nan))
+        broken, layout = self.layout.nan_rows(lse), self.layout
+        counts = torch.zeros(self.largest.shape[:3], dtype=torch.int32, device=layout.device)
+        counts.index_add_(-1, self.row_cells, broken.int())
+        # No weight is infinite, and unlike NaN infinity is the maximum of any other number and itself.
+        largest = layout.maximum(self.largest.masked_fill_((counts > 0).unsqueeze(-1), math.inf))
+        return layout.to_result(largest.masked_fill_(largest == math.inf, math.nan))
 
 
 def _cells(edges: list[int], layout: WeightsLayout) -> Tensor:
@@ -142,11 +161,16 @@ def _cells(edges: list[int], layout: WeightsLayout) -> Tensor:
     return torch.arange(len(sizes), device=layout.device).repeat_interleave(sizes)
 
 
-def _overlaps(edges: list[int], span: slice) -> tuple[slice, list[int]]:
-    """The cells that a range of rows or columns overlaps, and the length of the overlap with each."""
-    first, last = bisect_right(edges, span.start) - 1, bisect_right(edges, span.stop - 1)
-    bounds = [span.start, *edges[first + 1 : last], span.stop]
-    return slice(first, last), [end - start for start, end in pairwise(bounds)]
+def _overlaps(edges: list[int], span: slice) -> tuple[slice | list[int], list[int]]:
+    """The cells that some rows or columns lie in, and how many of them lie in each."""
+    step = span.step or 1
+    chosen = range(span.start, span.stop, step)
+    first, last = bisect_right(edges, chosen[0]) - 1, bisect_right(edges, chosen[-1])
+    bounds = [0, *(-(-(edge - span.start) // step) for edge in edges[first + 1 : last]), len(chosen)]
+    sizes = [end - start for start, end in pairwise(bounds)]
+    if step == 1 or all(sizes):
+        return slice(first, last), sizes
+    return list(compress(range(first, last), sizes)), [size for size in sizes if size]
 
 
 def _piecewise_max(weights: Tensor, sizes: list[int], axis: int) -> Tensor:

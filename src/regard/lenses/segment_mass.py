@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..core.problem import Problem
 from ..errors import ConfigurationError, ShapeError
-from .base import WeightsLayout, check_memory
+from .base import RowShard, WeightsLayout, check_memory
 from .weight_sums import GroupSums
 
 MOST_SEGMENTS = 2**13
@@ -63,17 +63,20 @@ class Mass:
 
     def start(self, problem: Problem) -> _SegmentMassState:
         """The state of one run."""
-        layout, query_ids, key_ids = (
-            WeightsLayout.from_problem(problem),
-            torch.as_tensor(self.segments),
-            self.key_segments,
-        )
+        return self._start(problem, WeightsLayout.from_problem(problem))
+
+    def start_shard(self, problem: Problem, shard: RowShard) -> _SegmentMassState:
+        """The state of one run over the rows of one process; segments are those of all rows and keys."""
+        return self._start(problem, WeightsLayout.from_problem(problem, shard))
+
+    def _start(self, problem: Problem, layout: WeightsLayout) -> _SegmentMassState:
+        query_ids, key_ids = torch.as_tensor(self.segments), self.key_segments
         if key_ids is None:
-            key_ids, first = query_ids, layout.keys - layout.queries
+            key_ids, first = query_ids, layout.keys - layout.all_queries
             if first < 0 or key_ids.shape[-1] != layout.keys:
                 raise ShapeError(
-                    f"Mass has {key_ids.shape[-1]:,} segments for {layout.queries:,} queries and {layout.keys:,} keys: "
-                    "it needs one for each key, the last ones for the queries; or give one for each query as "
+                    f"Mass has {key_ids.shape[-1]:,} segments for {layout.all_queries:,} queries and {layout.keys:,} "
+                    "keys: it needs one for each key, the last ones for the queries; or give one for each query as "
                     "segments, and one for each key as key_segments"
                 )
             sizes = _count(key_ids), _count(key_ids)
@@ -88,10 +91,9 @@ class Mass:
             itemsize=layout.sum_itemsize,
             advice="make the segments larger, or look at Pooled((256, 256))",
         )
-        rows = _batched("segments", "queries", query_ids, layout.queries, problem)
-        return _SegmentMassState(
-            GroupSums(layout, rows, _batched("key_segments", "keys", key_ids, layout.keys, problem), sizes)
-        )
+        rows = layout.own_rows(_batched("segments", "queries", query_ids, layout.all_queries, problem))
+        columns = _batched("key_segments", "keys", key_ids, layout.keys, problem)
+        return _SegmentMassState(GroupSums(layout, rows, columns, sizes))
 
 
 class _SegmentMassState:
@@ -101,7 +103,8 @@ class _SegmentMassState:
         self.groups, self.reductions = groups, (groups,)
 
     def finish(self, problem: Problem, lse: Tensor) -> Tensor:
-        return self.groups.layout.to_result(self.groups.sums.masked_fill_(self.groups.nan_groups(lse), math.nan))
+        layout, sums = self.groups.layout, self.groups.sums.masked_fill_(self.groups.nan_groups(lse), math.nan)
+        return layout.to_result(layout.total(sums))
 
 
 def _whole_numbers(name: str, values: object) -> Tensor:

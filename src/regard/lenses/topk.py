@@ -12,7 +12,7 @@ from torch import Tensor
 from .. import native
 from ..core.problem import Problem
 from ..errors import ConfigurationError
-from .base import Reduction, WeightsLayout, WeightTile, check_memory
+from .base import Reduction, RowShard, WeightsLayout, WeightTile, check_memory
 
 GROUP, LANES = 16, 32
 """Of GROUP · LANES consecutive columns, those that are LANES apart form a group. A row's k largest weights lie in the k
@@ -70,6 +70,10 @@ class TopK:
             advice="ask for fewer of each row, such as TopK(8)",
         )
         return _TopKState(layout, self.k)
+
+    def start_shard(self, problem: Problem, shard: RowShard) -> _TopKState:
+        """The state of one run over the rows of one process."""
+        return self.start(problem)
 
 
 class _TopKState:
@@ -146,7 +150,7 @@ class _TileBuffer:
         """Append a tile."""
         here = slice(self.filled, self.filled + tile.weights.shape[3])
         self.weights[..., here] = tile.weights
-        torch.arange(tile.columns.start, tile.columns.stop, out=self.columns[here])
+        torch.arange(tile.columns.start, tile.columns.stop, tile.columns.step or 1, out=self.columns[here])
         self.filled = here.stop
 
     def topk(self, k: int) -> TopKResult:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .. import native
 from ..core.problem import Problem
-from .base import WeightsLayout, WeightTile, select_batches
+from .base import RowShard, WeightsLayout, WeightTile, select_batches
 
 
 class RowEntropySums:
@@ -118,7 +118,7 @@ class GroupSums:
 
     def _column_members(self, tile: WeightTile) -> _GroupMembers:
         """Cached for the next rows of tiles, in memory linear in the keys."""
-        key = (tile.batch.start, tile.batch.stop, tile.columns.start, tile.columns.stop)
+        key = (tile.batch.start, tile.batch.stop, tile.columns.start, tile.columns.stop, tile.columns.step)
         if key not in self._column_cache:
             if any(cached[:2] != key[:2] for cached in self._column_cache):
                 self._column_cache.clear()
@@ -160,6 +160,10 @@ class Entropy:
         """The state of one run."""
         return _EntropyState(WeightsLayout.from_problem(problem))
 
+    def start_shard(self, problem: Problem, shard: RowShard) -> _EntropyState:
+        """The state of one run over the rows of one process."""
+        return self.start(problem)
+
 
 class _EntropyState:
     """-Σ w · log w of each row."""
@@ -195,6 +199,10 @@ class Received:
         """The state of one run."""
         return _ReceivedState(WeightsLayout.from_problem(problem))
 
+    def start_shard(self, problem: Problem, shard: RowShard) -> _ReceivedState:
+        """The state of one run over the rows of one process."""
+        return _ReceivedState(WeightsLayout.from_problem(problem, shard))
+
 
 class _ReceivedState:
     """Σ w of each column."""
@@ -205,4 +213,4 @@ class _ReceivedState:
 
     def finish(self, problem: Problem, lse: Tensor) -> Tensor:
         broken = self.layout.nan_rows(lse).any(-1, keepdim=True)  # [B, H, 1]
-        return self.layout.to_result(self.columns.sums.masked_fill(broken, math.nan))
+        return self.layout.to_result(self.layout.total(self.columns.sums.masked_fill(broken, math.nan)))

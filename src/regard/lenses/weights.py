@@ -20,7 +20,7 @@ from ..core.score_forms import DotPairs
 from ..core.torch_modes import under_forward_mode, under_transform, without_autocast
 from ..errors import ConfigurationError
 from ..utils.pytree import tree_tensors
-from .base import Reduction, WeightsLayout, WeightTile, check_memory
+from .base import Reduction, RowShard, WeightsLayout, WeightTile, check_memory
 
 
 def lazy_zeros(sizes: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -82,17 +82,27 @@ class Weights:
             return _RectangleState(self)
         return _MatrixState(problem)
 
+    def start_shard(self, problem: Problem, shard: RowShard) -> _ShardState:
+        """The state of one run over the rows of one process: its rows of all weights, or all of some chosen rows."""
+        layout = WeightsLayout.from_problem(problem, shard)
+        if self.rows == WHOLE:
+            self.check(problem)
+            return _ShardState(layout, None, range(layout.keys)[self.columns])
+        self._check(problem, (layout.all_queries, layout.keys))
+        return _ShardState(layout, range(layout.all_queries)[self.rows], range(layout.keys)[self.columns])
+
     def check(self, problem: Problem) -> None:
         """Refuse rows or columns that the problem does not have, and a rectangle larger than the memory.
 
         Raises:
             ConfigurationError: the rectangle does not fit.
         """
+        self._check(problem, (problem.queries, problem.keys))
+
+    def _check(self, problem: Problem, lengths: tuple[int, int]) -> None:
         sizes = [
             _selected(name, choice, length)
-            for name, choice, length in zip(
-                ("rows", "columns"), (self.rows, self.columns), problem.weights_shape[-2:], strict=True
-            )
+            for name, choice, length in zip(("rows", "columns"), (self.rows, self.columns), lengths, strict=True)
         ]
         check_memory(
             "Weights of {} pairs",
@@ -214,6 +224,62 @@ class _MatrixState:
         if broken.any():
             self.into[broken] = float("nan")
         return self.layout.to_result(self.into)
+
+
+class _ShardState:
+    """Weights assembled from the tiles of one process: its own rows, or rows chosen of all, which are then summed.
+
+    rows: the chosen ones, None for those of the process. columns: the chosen ones.
+    """
+
+    needs_entropy_terms = False
+
+    def __init__(self, layout: WeightsLayout, rows: range | None, columns: range) -> None:
+        self.layout, self.rows, self.columns = layout, rows, columns
+        sizes = layout.batch, layout.heads, layout.queries if rows is None else len(rows), len(columns)
+        on_cpu = layout.device.type == "cpu"
+        self.into = (
+            lazy_zeros(sizes, layout.dtype) if on_cpu else torch.zeros(sizes, dtype=layout.dtype, device=layout.device)
+        )
+
+    @property
+    def reductions(self) -> Sequence[Reduction]:
+        return (self,)
+
+    def add(self, tile: WeightTile) -> None:
+        weights, into = tile.weights, self.into[tile.batch]
+        columns, found = self._places(tile.columns, self.columns)
+        weights = weights[..., found]
+        if self.rows is None:
+            into[:, :, tile.rows, columns] = weights
+            return
+        rows, found = self._places(self.layout.row_indices(tile.rows), self.rows)
+        into[:, :, rows.unsqueeze(-1), columns] = weights[:, :, found]
+
+    def native(self) -> native.WeightMatrix | None:
+        """Supported for all columns of the own rows."""
+        whole = self.rows is None and self.columns == range(self.layout.keys)
+        return native.WeightMatrix(self.into) if whole and self.into.dtype == torch.float32 else None
+
+    def finish(self, problem: Problem, lse: Tensor) -> Tensor:
+        broken = self.layout.nan_rows(lse)
+        if self.rows is None:
+            self.into[broken] = float("nan")
+            return self.layout.to_result(self.into)
+        every = self.layout.own_rows(torch.arange(self.layout.all_queries, device=self.layout.device))
+        rows, found = self._chosen(every, self.rows)
+        self.into[:, :, rows] = self.into[:, :, rows].masked_fill(broken[:, :, found, None], float("nan"))
+        return self.layout.to_result(self.layout.total(self.into))
+
+    def _places(self, span: slice, chosen: range) -> tuple[Tensor, Tensor]:
+        """Where in the result the rows or columns of a tile are, and which of the tile's these are."""
+        return self._chosen(torch.arange(span.start, span.stop, span.step or 1, device=self.layout.device), chosen)
+
+    @staticmethod
+    def _chosen(indices: Tensor, chosen: range) -> tuple[Tensor, Tensor]:
+        """The places of indices in a range, and the places of those that it has among the indices."""
+        inside = (indices >= chosen.start) & (indices < chosen.stop) & ((indices - chosen.start) % chosen.step == 0)
+        return (indices[inside] - chosen.start) // chosen.step, inside.nonzero().flatten()
 
 
 def _checked_slice(name: str, choice: slice) -> slice:

@@ -7,8 +7,9 @@ from .layout import Zigzag as Zigzag
 from .layout import balanced as balanced
 from .ring_attention import attention as attention
 from .ring_attention import attention_with_lse as attention_with_lse
-from .ring_attention import sharded as sharded
+from .shard_lenses import observe as observe
 from .sharded_decode import decode as decode
+from .sharded_models import sharded as sharded
 from .sharding import shard as shard
 from .sharding import unshard as unshard
 
@@ -21,6 +22,7 @@ __all__ = [
     "attention_with_lse",
     "balanced",
     "decode",
+    "observe",
     "shard",
     "sharded",
     "unshard",

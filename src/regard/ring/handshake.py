@@ -193,10 +193,14 @@ def _mask_checksum(mask: Mask | None) -> str:
     versions = tuple(0 if tensor.is_inference() else tensor._version for tensor in tree_tensors(mask))
     known = _mask_checksums.get(mask)
     if known is None or known[0] != versions:
-        text = _structure(mask, contents=True)
-        known = versions, hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        known = versions, value_checksum(mask)
         _mask_checksums[mask] = known
     return known[1]
+
+
+def value_checksum(value: Any) -> str:
+    """A checksum of a mask, a lens or another value of settings, of its tensors too."""
+    return hashlib.blake2b(_structure(value, contents=True).encode(), digest_size=8).hexdigest()
 
 
 def tensor_checksum(tensor: Tensor) -> str:
@@ -221,6 +225,6 @@ def _structure(value: Any, *, contents: bool) -> str:
     if isinstance(value, FunctionType):
         captured = [cell.cell_contents for cell in value.__closure__ or ()]
         return f"{value.__qualname__} {value.__code__.co_code.hex()} {_structure(captured, contents=contents)}"
-    if value is None or isinstance(value, bool | int | float | str | range):
+    if value is None or isinstance(value, bool | int | float | str | range | slice):
         return repr(value)
     return type(value).__qualname__

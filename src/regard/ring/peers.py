@@ -100,12 +100,19 @@ class Peers:
             raise self._lost(when, error) from error
         return every
 
-    def sum(self, tensor: Tensor) -> Tensor:
-        """The sum of a tensor over all processes, in place."""
+    def sum(self, tensor: Tensor, when: str = "while gradients were summed") -> Tensor:
+        """The sum of a tensor over all processes, in place; `when` is for the error."""
+        return self._reduce(tensor, dist.ReduceOp.SUM, when)
+
+    def maximum(self, tensor: Tensor, when: str) -> Tensor:
+        """The maximum of a tensor over all processes, in place; `when` is for the error."""
+        return self._reduce(tensor, dist.ReduceOp.MAX, when)
+
+    def _reduce(self, tensor: Tensor, operation: Any, when: str) -> Tensor:
         try:
-            dist.all_reduce(tensor, group=self.group)
+            dist.all_reduce(tensor, operation, group=self.group)
         except RuntimeError as error:
-            raise self._lost("while gradients were summed", error) from error
+            raise self._lost(when, error) from error
         return tensor
 
     def post(self, sends: Iterable[Message], receives: Iterable[Message]) -> Pending:

@@ -8,7 +8,6 @@ Backward, keys travel again, and their gradients travel home; with the final log
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any, TypedDict, Unpack
@@ -21,7 +20,6 @@ from ..core.problem import Problem
 from ..errors import ConfigurationError, KernelError, MaskError, RegardError
 from ..kernels.batched_problem import BatchedProblem, Saved
 from ..kernels.custom_op import add_sinks, sinks_gradient
-from ..kernels.hooks import substitute_attention
 from ..kernels.validation import ScoreLike, make_problem
 from ..masks import Mask
 from ..utils.numbers import whole_number
@@ -45,12 +43,6 @@ KEY, VALUE, KEY_GRADIENT, VALUE_GRADIENT, HEADS = range(5)
 QUERY_KIND, KEY_KIND, VALUE_KIND, OUTPUT_KIND, LSE_KIND, KINDS = range(6)
 TAGS = HEADS + KINDS
 """Tags of messages that a call takes: those of the hops, then those of heads that are exchanged."""
-
-
-NO_LINEAR = (
-    "linear attention in ring.sharded would read this process's tokens alone: a ring computes softmax attention; leave "
-    "the block for a layer of linear attention, or the layer out of the model"
-)
 
 
 class RingOptions(TypedDict, total=False):
@@ -145,54 +137,6 @@ def attention_with_lse(
     )
 
 
-@contextmanager
-def sharded(
-    layout: RingLayout | None = None, *, group: Group = None, head_parallel: int = 1, kernel: str | None = None
-) -> Iterator[None]:
-    """Compute every `regard.attention` in the block as `ring.attention`: of layers and models, too.
-
-    Tokens and their positions are those of this process: `ring.shard(tokens, 1, layout)` and
-    `ring.shard(torch.arange(N), 0, layout)`, which rotary embeddings and masks need. Sums over tokens, such as a loss,
-    are this process's part. The backward pass may run outside of the block.
-
-    Arguments and errors are those of `attention`, and:
-
-    Raises:
-        ConfigurationError: the log-sum-exp of an attention in the block is wanted, as `attention_with_lse` and lenses
-            do; positions of a batch dimension; linear attention.
-        ShapeError: positions that are not those of the layout.
-
-    >>> import torch, regard
-    >>> import torch.distributed as dist
-    >>> from regard import masks, nn, ring
-    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    >>> layer = nn.Attention(nn.Projections(16, num_heads=2), mask=masks.causal())
-    >>> x = torch.randn(1, 10, 16)
-    >>> with ring.sharded(ring.Zigzag()):
-    ...     out = layer(ring.shard(x, 1, ring.Zigzag()), positions=ring.shard(torch.arange(10), 0, ring.Zigzag()))
-    >>> torch.allclose(out, layer(x), atol=1e-6)
-    True
-    >>> dist.destroy_process_group()
-    """
-    settings = ShardSettings.checked(layout, group, head_parallel, kernel)
-
-    def compute(problem: Problem) -> Tensor:
-        return settings.run(lambda: _without_lse(problem))[0]
-
-    with substitute_attention(compute, no_linear=NO_LINEAR):
-        yield
-
-
-def _without_lse(problem: Problem) -> Problem:
-    """The problem of an attention in a block, whose log-sum-exp nobody wants."""
-    if problem.wants_lse:
-        raise ConfigurationError(
-            "the log-sum-exp of an attention in ring.sharded is wanted, as regard.attention_with_lse and lenses want "
-            "it: call ring.attention_with_lse, or leave the block"
-        )
-    return replace(problem, wants_lse=True)
-
-
 @dataclass(frozen=True)
 class ShardSettings:
     """The arguments of a ring that do not depend on the tensors: layout, processes, heads over processes, kernel."""
@@ -210,13 +154,23 @@ class ShardSettings:
 
     def run(self, make: Callable[[], Problem]) -> tuple[Tensor, Tensor]:
         """Output and log-sum-exp of the own rows of a shard's problem, which `make` returns or raises the error of."""
+        return self.compute(*self.agreed_problem(make))
+
+    def agreed_problem(
+        self, make: Callable[[], Problem], *, lenses: str = "none", hook: str = "none"
+    ) -> tuple[Problem, Agreement]:
+        """The checked problem that `make` returns, and what all processes agree on about it.
+
+        lenses, hook: descriptions of the lenses of the call and of its attention hook, which need to be the same.
+        """
         try:
             problem: Problem | RegardError = make()
             _check_shard(problem, self.kernel)
             check_heads(problem, self.head_parallel, self.peers.size)
         except RegardError as error:
             problem = error  # raised once the others know
-        same = {"kernel": repr(self.kernel), "head_parallel": str(self.head_parallel)}
+        same = {"kernel": repr(self.kernel), "head_parallel": str(self.head_parallel), "lenses": lenses}
+        same["attention hook"] = hook
         agreed = agree(self.peers, problem, self.layout, same)
         if isinstance(problem, RegardError):
             raise problem
@@ -224,6 +178,10 @@ class ShardSettings:
         if problem.dropout is not None:
             seed = torch.full_like(problem.dropout.seed, agreed.seed)
             problem = replace(problem, dropout=replace(problem.dropout, seed=seed))
+        return problem, agreed
+
+    def compute(self, problem: Problem, agreed: Agreement) -> tuple[Tensor, Tensor]:
+        """Output and log-sum-exp of the own rows of an agreed problem."""
         if self.head_parallel > 1:
             return _head_parallel(problem, self.peers, agreed, self.head_parallel, self.kernel)
         return _ring(problem, self.peers, agreed, self.kernel)

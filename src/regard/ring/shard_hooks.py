@@ -1,0 +1,57 @@
+"""Attention hooks, such as those of records, in the process of rank 0 for the whole sequence that processes share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ..core.problem import Problem
+from ..kernels import zero_nonfinite_inputs
+from ..kernels.hooks import AttentionHook
+from .handshake import Agreement
+from .layout import Shards
+from .peers import Peers
+from .ring_attention import HEADS, KEY_KIND, LSE_KIND, QUERY_KIND, TAGS
+
+
+def described_hook(hook: AttentionHook | None) -> str:
+    """Whether there is a hook, which all processes need to agree on, as text."""
+    return "none" if hook is None else "one"
+
+
+def call_hook(peers: Peers, hook: AttentionHook, problem: Problem, agreed: Agreement, lse: Tensor) -> None:
+    """Call a hook in the process of rank 0 with the problem of all processes, whose values have no columns.
+
+    Queries, keys and log-sum-exps are sent there. Memory: that of the whole sequence in the process of rank 0.
+    """
+    with torch.no_grad():
+        problem, first = zero_nonfinite_inputs(problem), agreed.number * TAGS + HEADS
+        query = _gather(peers, problem.pairs.query, agreed.queries, first + QUERY_KIND)
+        key = _gather(peers, problem.pairs.key, agreed.keys, first + KEY_KIND)
+        whole_lse = _gather(peers, lse.unsqueeze(-1), agreed.queries, first + LSE_KIND)
+        if query is None or key is None or whole_lse is None:
+            return
+        value = problem.value.new_empty(*problem.value.shape[:-2], key.shape[-2], 0)
+        hook(replace(problem, pairs=replace(problem.pairs, query=query, key=key), value=value), whole_lse.squeeze(-1))
+
+
+def _gather(peers: Peers, tensor: Tensor, shards: Shards, tag: int) -> Tensor | None:
+    """The rows (..., n, ·) of all processes in the order of their positions, in the process of rank 0."""
+    when_sent = tensor.detach().contiguous()
+    if peers.rank:
+        peers.post([(0, when_sent, tag)], []).wait()
+        return None
+    leading, width, total = tensor.shape[:-2], tensor.shape[-1], sum(shards.lengths)
+    offset = min(piece[0] for own in shards.pieces for piece in own)
+    whole = when_sent.new_empty(*leading, total, width)
+    for rank, length in enumerate(shards.lengths):  # one after another: no more than one shard is there twice
+        part = when_sent
+        if rank:
+            part = when_sent.new_empty(*leading, length, width)
+            peers.post([], [(rank, part, tag)]).wait()
+        for rows, positions in shards.rows(rank):
+            at = slice(positions.start - offset, positions.stop - offset, positions.step)
+            whole[..., at, :] = part[..., rows, :]
+    return whole
