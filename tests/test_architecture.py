@@ -150,7 +150,7 @@ def usage_fault(node: ast.AST) -> str | None:
             return None
 
 
-MOST_MODULES, MOST_LINES = 272, 60  # modules: 229 of softmax attention, 20 linear, 10 ring, 7 approximations, 6 advisor
+MOST_MODULES, MOST_LINES = 275, 60  # modules: 229 of softmax attention, 20 linear, 13 ring, 7 approximations, 6 advisor
 
 
 def names_in_several_places(places: Iterable[tuple[str, str]]) -> list[str]:
