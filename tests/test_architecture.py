@@ -13,7 +13,7 @@ import regard
 # packages of one line do not know each other. A new module has to be given its place here.
 LAYERS = (
     ("regard.cli",),
-    ("regard.explorer",),
+    ("regard.explorer", "regard.doctor"),
     ("regard.translation", "regard.huggingface"),
     ("regard.models",),
     ("regard.heads",),
@@ -150,7 +150,7 @@ def usage_fault(node: ast.AST) -> str | None:
             return None
 
 
-MOST_MODULES, MOST_LINES = 275, 60  # modules: 229 of softmax attention, 20 linear, 13 ring, 7 approximations, 6 advisor
+MOST_MODULES, MOST_LINES = 298, 60  # modules: 229 of softmax attention, 69 linear, ring, approximations, advisor, doctor
 
 
 def names_in_several_places(places: Iterable[tuple[str, str]]) -> list[str]:

@@ -16,6 +16,7 @@ from regard.cli.advise import advise
 from regard.cli.align import align
 from regard.cli.bench import bench
 from regard.cli.demo import demo
+from regard.cli.doctor import doctor
 from regard.cli.evaluate import evaluate
 from regard.cli.explore import explore
 from regard.cli.missing_extra import naming_the_extra
@@ -75,6 +76,7 @@ for name, command in {
     "advise": advise,
     "average": average,
     "bench": bench,
+    "doctor": doctor,
     "explore": explore,
     "export": export,
 }.items():

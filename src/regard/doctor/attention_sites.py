@@ -1,0 +1,355 @@
+"""Attention sites: the places of a module where attention is computed, with their parts, in whatever spelling.
+
+A site is a call of a fused kernel (`scaled_dot_product_attention`, `flex_attention`, `nn.MultiheadAttention`) or the
+textbook formula softmax(q·kᵀ·scale + mask)·v: a product of which the left factor leads, through dropout, casts and
+masks, to a softmax whose input leads, through scales, masks and casts, to another product.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from .symbolic_evaluation import Event, ModuleFacts
+from .term import Term, label, number, text, walk
+
+TRANSPARENT = frozenset(
+    {
+        *(
+            "cast",
+            "dropout",
+            "masked_fill",
+            "setitem",
+            "reshape",
+            "unsqueeze",
+            "squeeze",
+            "expand",
+            "transpose",
+            "permute",
+        ),
+        *("tanh", "clamp", "carried", "negative", "rearrange", "flatten", "repeat", "tril", "triu"),
+    }
+)
+"""Operations of which the input is looked through on the way from a product to the softmax and back."""
+_ARITHMETIC = ("add", "sub", "mul", "div")
+_LONGEST_PATH = 40
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """One operation between two parts of the formula; `operand` is its other operand, if it has one."""
+
+    op: str
+    term: Term
+    operand: Term | None
+    conditional: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Product:
+    """A matrix product or einsum: its operands, and the axes over which it sums, counted from the end."""
+
+    term: Term
+    left: Term
+    right: Term
+    summed_left: int
+    summed_right: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionSite:
+    """One computation of attention.
+
+    `kind` is "formula", "sdpa", "flex" or "module"; `event` is the call, or the product with the values. Of a formula,
+    `scores` is the product of queries and keys, `before` the steps from there to `softmax`, `after` those from the
+    softmax to the product with the values.
+    """
+
+    kind: str
+    event: Event
+    query: Term
+    key: Term
+    value: Term
+    output: Term
+    scores: Product | None = None
+    softmax: Term | None = None
+    weighted: Product | None = None
+    before: tuple[Step, ...] = ()
+    after: tuple[Step, ...] = ()
+
+    def masks(self) -> Iterator[Step]:
+        """The steps before the softmax that can hide keys: fills, `where`, and sums with what is not a constant."""
+        for step in self.before:
+            if step.op in ("masked_fill", "where", "setitem") or (
+                step.op in ("add", "sub") and step.operand is not None and number(step.operand) is None
+            ):
+                yield step
+
+
+def attention_sites(facts: ModuleFacts) -> list[AttentionSite]:
+    r"""The attention sites of a module, in the order of the source.
+
+    A function that others of the file call is judged by those calls alone: what it is passed is known there.
+
+    >>> from .symbolic_evaluation import evaluate
+    >>> site, = attention_sites(evaluate("def f(q, k, v):\n    return (q @ k.mT / 8).softmax(-1) @ v"))
+    >>> site.kind, site.query.value, site.key.op, [step.op for step in site.before]
+    ('formula', 'q', 'transpose', ['div'])
+    """
+    sites = []
+    for event in facts.operations("matmul", "einsum", "sdpa", "flex", "apply"):
+        if event.depth == 0 and event.function in facts.followed:
+            continue
+        site = _site(event)
+        if site is not None:
+            sites.append(site)
+    return sorted(sites, key=lambda site: (site.output.node.lineno, site.output.node.col_offset))  # type: ignore[attr-defined]
+
+
+def _site(event: Event) -> AttentionSite | None:
+    term = event.term
+    if term.op in ("sdpa", "flex") or (term.op == "apply" and term.value == "torch.nn.MultiheadAttention"):
+        query, key, value = (term.get(name) for name in ("query", "key", "value"))
+        if query is None or key is None or value is None:
+            return None
+        return AttentionSite("module" if term.op == "apply" else term.op, event, query, key, value, term)
+    return _formula(event) if term.op in ("matmul", "einsum") else None
+
+
+def _formula(event: Event) -> AttentionSite | None:
+    weighted = product(event.term)
+    if weighted is None:
+        return None
+    for weights, value in ((weighted.left, weighted.right), (weighted.right, weighted.left)):
+        after = path(weights, lambda term: term.op == "softmax")
+        if after is None:
+            continue
+        softmax = after[0]
+        before = path(softmax.input, lambda term: product(term) is not None)
+        if before is None or _is_weighted(before[0]):
+            continue
+        scores = product(before[0])
+        if scores is None or weights is weighted.right:
+            continue
+        return AttentionSite(
+            "formula",
+            event,
+            scores.left,
+            scores.right,
+            value,
+            event.term,
+            scores,
+            softmax,
+            weighted,
+            before[1],
+            after[1],
+        )
+    return None
+
+
+def _is_weighted(term: Term) -> bool:
+    """Whether a product is itself that of weights and values, so that its softmax is another one's."""
+    found = product(term)
+    return found is not None and path(found.left, lambda one: one.op == "softmax") is not None
+
+
+def product(term: Term) -> Product | None:
+    """A term as a matrix product with one summed axis, or None."""
+    if term.op == "matmul":
+        left, right = term.get("input"), term.get("other")
+        return Product(term, left, right, -1, -2) if left is not None and right is not None else None
+    if term.op != "einsum" or len(term.items) < 2:
+        return None
+    items = term.items
+    pattern = items[-1] if items[-1].op == "constant" and isinstance(items[-1].value, str) else items[0]
+    operands = [one for one in items if one is not pattern]
+    if len(operands) == 1 and operands[0].op == "tuple":
+        operands = list(operands[0].items)
+    if not isinstance(pattern.value, str) or len(operands) != 2:
+        return None
+    axes = einsum_axes(pattern.value)
+    if axes is None:
+        return None
+    first, second, out = axes
+    summed = [letter for letter in first if letter in second and letter not in out and letter != "..."]
+    if len(summed) != 1:
+        return None
+    return Product(term, *operands, first.index(summed[0]) - len(first), second.index(summed[0]) - len(second))
+
+
+def einsum_axes(equation: str) -> tuple[list[str], list[str], list[str]] | None:
+    """The axes of both operands and of the result of an equation, of torch or of einops.
+
+    >>> einsum_axes("b h i d, b h j d -> b h i j")
+    (['b', 'h', 'i', 'd'], ['b', 'h', 'j', 'd'], ['b', 'h', 'i', 'j'])
+    """
+    sides = equation.split("->")
+    inputs = sides[0].split(",")
+    if len(sides) != 2 or len(inputs) != 2:
+        return None
+
+    def axes(part: str) -> list[str]:
+        if re.search(r"[a-zA-Z_]\w* +[a-zA-Z_.]", part.strip()):
+            return part.split()
+        return re.findall(r"\.\.\.|[a-zA-Z]", part)
+
+    return axes(inputs[0]), axes(inputs[1]), axes(sides[1])
+
+
+def path(term: Term, goal: Callable[[Term], bool], length: int = _LONGEST_PATH) -> tuple[Term, tuple[Step, ...]] | None:
+    """The term that satisfies the goal, and the steps from there to `term` in the order of computation.
+
+    Follows what is computed from the goal: the input of transparent operations, that operand of a sum or product that
+    leads there, both sides of a choice.
+    """
+    if goal(term):
+        return term, ()
+    if length == 0:
+        return None
+    if term.op == "choice":
+        return _chosen_path(term, goal, length)
+    for inner, other in _continuations(term):
+        found = path(inner, goal, length - 1)
+        if found is not None:
+            return found[0], (*found[1], Step(term.op, term, other))
+    return None
+
+
+def _chosen_path(term: Term, goal: Callable[[Term], bool], length: int) -> tuple[Term, tuple[Step, ...]] | None:
+    found = [one for one in (path(item, goal, length - 1) for item in term.items) if one is not None]
+    if not found:
+        return None
+    if len(found) == 1 or found[0][0] is not found[1][0]:
+        return found[0]
+    one, other = found[0][1], found[1][1]
+    shared = {id(step.term) for step in one} & {id(step.term) for step in other}
+    steps = [*one, *(step for step in other if id(step.term) not in shared)]
+    return found[0][0], tuple(
+        Step(step.op, step.term, step.operand, step.conditional or id(step.term) not in shared) for step in steps
+    )
+
+
+def _continuations(term: Term) -> Iterator[tuple[Term, Term | None]]:
+    """Operands through which a path may go on, each with the other operand."""
+    if term.op in TRANSPARENT:
+        yield term.input, term.get("mask") or term.get("index")
+    elif term.op in _ARITHMETIC:
+        left, right = term.get("input"), term.get("other")
+        if left is not None and right is not None:
+            yield left, right
+            if term.op != "div":
+                yield right, left
+    elif term.op == "where":
+        inner, other = term.get("input"), term.get("other")
+        if inner is not None and other is not None:
+            yield inner, other
+            yield other, inner
+
+
+# Scale factors
+
+
+@dataclass(frozen=True, slots=True)
+class DimensionPower:
+    """A scale factor as a power of a dimension: 1/√d is the power -0.5 of d. `dimension` is None for a constant."""
+
+    power: float
+    dimension: Term | None
+
+
+_SIZE_NAME = re.compile(
+    r"(^|_)(d|dk|dq|dv|dims?|depth|width|channels?|features?|hidden|embd?|emb|embedding|embed|size|units)(_|$|\d)|^(d|D|C|E|hs|dk|d_?k|d_?model)$"
+)
+SCALE_NAME = re.compile(
+    r"scal|temper|norm|sqrt|inv_|multiplier|logit|factor|softmax_|tau|alpha|gamma|beta", re.IGNORECASE
+)
+
+
+def dimension_power(term: Term) -> DimensionPower | None:
+    r"""A scale factor as a power of one dimension, where it is written as one; None where it is anything else.
+
+    >>> from .symbolic_evaluation import evaluate
+    >>> facts = evaluate("import math\ndef f(x, head_dim): return x * (1 / math.sqrt(head_dim))")
+    >>> dimension_power(facts.operations("mul")[0].term.get("other")).power
+    -0.5
+    """
+    if number(term) is not None:
+        return DimensionPower(0.0, None)
+    if term.op in ("sqrt", "rsqrt"):
+        inner = dimension_power(term.input)
+        factor = 0.5 if term.op == "sqrt" else -0.5
+        return DimensionPower(factor * inner.power, inner.dimension) if inner else None
+    if term.op in ("cast", "carried"):
+        return dimension_power(term.input)
+    if term.op == "call" and term.value in ("float", "torch.tensor", "torch.FloatTensor", "int") and term.items:
+        inner = term.items[0].items[0] if term.items[0].op == "tuple" and term.items[0].items else term.items[0]
+        return dimension_power(inner)
+    if term.op == "pow":
+        base, exponent = term.get("input"), number(term.get("other"))
+        inner = dimension_power(base) if base is not None else None
+        return DimensionPower(inner.power * exponent, inner.dimension) if inner and exponent is not None else None
+    if term.op in ("mul", "div"):
+        return _combined_power(term)
+    return DimensionPower(1.0, term) if is_dimension(term) else None
+
+
+def _combined_power(term: Term) -> DimensionPower | None:
+    left, right = term.get("input"), term.get("other")
+    one = dimension_power(left) if left is not None else None
+    other = dimension_power(right) if right is not None else None
+    if one is None or other is None:
+        return None
+    sign = 1 if term.op == "mul" else -1
+    if one.dimension is not None and other.dimension is not None and text(one.dimension) != text(other.dimension):
+        return None
+    dimension = one.dimension if one.dimension is not None else other.dimension
+    return DimensionPower(one.power + sign * other.power, dimension)
+
+
+def is_dimension(term: Term) -> bool:
+    """Whether a term is the size of an axis, by how it is computed or by its name."""
+    if term.op in ("size", "floordiv"):
+        return True
+    name = str(term.value) if term.op in ("parameter", "attribute", "name") else ""
+    return bool(name) and bool(_SIZE_NAME.search(name)) and not SCALE_NAME.search(name)
+
+
+def scale_steps(term: Term) -> list[Term]:
+    """The products and quotients on the way from a projection to `term`: where a query or key may have been scaled."""
+    found = []
+    for one in walk(term, stop=frozenset({"apply", "softmax", "sdpa", "parameter", "item_index"})):
+        if one.op in ("mul", "div", "normalize", "rsqrt", "sqrt"):
+            found.append(one)
+    return found
+
+
+def source_of(term: Term) -> Term:
+    """The projection, parameter or unknown value that a query, key or value is made from by moving its axes about."""
+    seen = 0
+    while seen < _LONGEST_PATH:
+        seen += 1
+        if (
+            term.op in TRANSPARENT
+            or term.op in ("element", "item", "chunk", "split", "unbind")
+            or (term.op in ("repeat_interleave", "method") and "input" in term.arguments)
+        ):
+            term = term.input
+        elif term.op == "choice":
+            term = term.items[-1]
+        elif term.op in ("mul", "div") and "input" in term.arguments:
+            term = term.input
+        else:
+            break
+    return term
+
+
+def projection_name(term: Term) -> str:
+    """The class name of the module that projects a query, key or value, such as "torch.nn.Linear"; '' if unknown."""
+    source = source_of(term)
+    return str(source.value or "") if source.op == "apply" else ""
+
+
+def names_in(term: Term) -> set[str]:
+    """All names of the source in a term, for questions such as whether a cache is in it."""
+    return {label(one) for one in walk(term)} - {""}

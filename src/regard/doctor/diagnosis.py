@@ -1,0 +1,147 @@
+"""Diagnosis of files: reads them, evaluates them, applies the rules, in several processes where that is worth it."""
+
+from __future__ import annotations
+
+import ast
+import multiprocessing
+import os
+import sys
+import warnings
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from .attention_sites import attention_sites
+from .finding import CodeFinding, Severity
+from .python_source import (
+    Suppressions,
+    UnreadableSource,
+    check_syntax,
+    decoded,
+    mentions_attention,
+    read_bytes,
+    suppressions,
+)
+from .rules import RULES, Report, Rule
+from .symbolic_evaluation import evaluate
+
+UNREADABLE = "ATT000"
+"""The code of a file that cannot be read or does not parse."""
+_WORTH_PROCESSES = 64
+"""Files from which on several processes are used."""
+_CHUNK = 8
+
+
+@dataclass(frozen=True, slots=True)
+class RuleSelection:
+    """Which findings are wanted: codes by their prefixes, and the least severity."""
+
+    select: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    least: Severity = Severity.HINT
+
+    def wants(self, code: str, severity: Severity) -> bool:
+        """Whether a finding of that code and severity is wanted; files that cannot be read always are."""
+        if code == UNREADABLE:
+            return True
+        chosen = not self.select or code.startswith(self.select)
+        return chosen and not code.startswith(self.ignore or ("\0",)) and severity.rank <= self.least.rank
+
+
+EVERYTHING = RuleSelection()
+
+
+def diagnose(source: str, *, path: str = "<source>", selection: RuleSelection = EVERYTHING) -> list[CodeFinding]:
+    r"""The findings in the source of one module, sorted by place.
+
+    >>> source = "def f(q, k, v):\n    return (q @ k.mT / 8).softmax(-2) @ v"
+    >>> print(*diagnose(source, selection=RuleSelection(least=Severity.ERROR)))
+    <source>:2:12: ATT111 softmax over axis -2, but the product with the values sums over axis -1: the weights of a
+    query do not sum to 1; use dim=-1
+    """
+    return [finding for finding, _ in reported(source, path=path, selection=selection)]
+
+
+def reported(
+    source: str, *, path: str = "<source>", selection: RuleSelection = EVERYTHING
+) -> list[tuple[CodeFinding, Report | None]]:
+    """As `diagnose`, each finding with the report of its rule, which has the rewrite."""
+    try:
+        check_syntax(source)
+    except UnreadableSource as error:
+        return [(_unreadable(path, error), None)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        facts = evaluate(source)
+    facts.sites = attention_sites(facts)
+    lines, suppressed = source.splitlines(), suppressions(source)
+    found: dict[tuple[str, int, int], tuple[CodeFinding, Report | None]] = {}
+    for rule in RULES.values():
+        if not selection.wants(rule.code, rule.severity):
+            continue
+        for report in rule.check(facts):
+            finding = _finding(path, lines, rule, report)
+            if not _is_suppressed(finding, suppressed):
+                found.setdefault((finding.code, finding.line, finding.column), (finding, report))
+    return sorted(found.values(), key=lambda one: one[0])
+
+
+def _is_suppressed(finding: CodeFinding, suppressed: Suppressions) -> bool:
+    return suppressed.covers(finding.code, finding.line, finding.end_line)
+
+
+def _finding(path: str, lines: Sequence[str], rule: Rule, report: Report) -> CodeFinding:
+    node = report.node
+    line, end_line = getattr(node, "lineno", 1), getattr(node, "end_lineno", None) or getattr(node, "lineno", 1)
+    start = _characters(lines, line, getattr(node, "col_offset", 0))
+    end = _characters(lines, end_line, getattr(node, "end_col_offset", None) or 0)
+    return CodeFinding(
+        path, line, start + 1, rule.code, report.message, rule.severity, end_line, end + 1, report.rewrite is not None
+    )
+
+
+def _characters(lines: Sequence[str], line: int, offset: int) -> int:
+    """A column in characters from one in bytes of UTF-8."""
+    text = lines[line - 1] if line <= len(lines) else ""
+    return offset if text.isascii() else len(text.encode()[:offset].decode(errors="ignore"))
+
+
+def _unreadable(path: str, error: UnreadableSource) -> CodeFinding:
+    return CodeFinding(path, 1, 1, UNREADABLE, f"the file {error}", Severity.ERROR, 1, 1)
+
+
+def diagnose_file(path: Path, selection: RuleSelection = EVERYTHING) -> list[CodeFinding]:
+    """The findings in one file; one of the code ATT000 where it cannot be read."""
+    try:
+        content = read_bytes(path)
+        if not mentions_attention(content):
+            if selection.select and UNREADABLE not in selection.select:
+                return []
+            decoded(content)
+            return []
+        text = decoded(content)
+    except UnreadableSource as error:
+        return [_unreadable(str(path), error)]
+    return diagnose(text, path=str(path), selection=selection)
+
+
+def diagnose_files(
+    paths: Iterable[Path], selection: RuleSelection = EVERYTHING, jobs: int | None = None
+) -> list[CodeFinding]:
+    """The findings in many files, in the order of the paths; in `jobs` processes, by default one for each core."""
+    files = list(paths)
+    jobs = jobs or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    work = partial(diagnose_file, selection=selection)
+    if jobs == 1 or len(files) < _WORTH_PROCESSES:
+        return [finding for path in files for finding in work(path)]
+    # A forked process has torch loaded already; where forking is unsafe, a new process loads it.
+    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        return [finding for found in pool.map(work, files, chunksize=_CHUNK) for finding in found]
+
+
+def node_source(source: str, node: ast.AST) -> str:
+    """The source text of a node."""
+    return ast.get_source_segment(source, node) or ""

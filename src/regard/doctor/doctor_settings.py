@@ -1,0 +1,84 @@
+"""Settings of the doctor in `pyproject.toml`, table `[tool.regard.doctor]`."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ..errors import ConfigurationError, nearest
+from .finding import Severity
+from .rules import RULES
+
+_KEYS = ("select", "ignore", "exclude", "min-severity")
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorSettings:
+    """Codes to select and to ignore, by prefix; patterns of files to exclude; the least severity that is reported."""
+
+    select: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    min_severity: Severity = Severity.HINT
+
+
+def settings_near(path: Path) -> DoctorSettings:
+    """The settings of the nearest `pyproject.toml` in the folder of `path` or above; the defaults where there is none.
+
+    Raises:
+        ConfigurationError: the file is not TOML, or a key or a value of the table is wrong.
+    """
+    folder = path.resolve() if path.is_dir() else path.resolve().parent
+    for one in (folder, *folder.parents):
+        found = one / "pyproject.toml"
+        if found.is_file():
+            return _read(found)
+    return DoctorSettings()
+
+
+def _read(path: Path) -> DoctorSettings:
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise ConfigurationError(f"{path} is not TOML that can be read: {error}; mend the file") from None
+    table = document.get("tool", {}).get("regard", {}).get("doctor", {})
+    where = f"[tool.regard.doctor] of {path}"
+    if not isinstance(table, dict):
+        raise ConfigurationError(f"{where} is {table!r}; it needs to be a table")
+    settings = DoctorSettings()
+    for key, value in table.items():
+        if key not in _KEYS:
+            raise ConfigurationError(f"{where} has the unknown key {key!r}; {nearest(key, _KEYS)}")
+        if key == "min-severity":
+            settings = replace(settings, min_severity=severity_named(value, where=where))
+            continue
+        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+            raise ConfigurationError(f"{key} in {where} is {value!r}; it needs to be a list of strings")
+        if key != "exclude":
+            check_codes(value, where=where)
+        settings = replace(settings, **{key: tuple(value)})
+    return settings
+
+
+def severity_named(name: object, *, where: str) -> Severity:
+    """The severity of that name.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    names = {severity.value: severity for severity in Severity}
+    if not isinstance(name, str) or name not in names:
+        raise ConfigurationError(f"unknown severity {name!r} in {where}; {nearest(str(name), names)}")
+    return names[name]
+
+
+def check_codes(codes: list[str] | tuple[str, ...], *, where: str) -> None:
+    """Check that each code is that of a rule, or the beginning of one.
+
+    Raises:
+        ConfigurationError: no rule has a code that begins so.
+    """
+    for code in codes:
+        if not code or not any(known.startswith(code) for known in RULES):
+            raise ConfigurationError(f"unknown code {code!r} in {where}; {nearest(code, RULES)}")

@@ -1,0 +1,125 @@
+"""Reading of one Python file: its bytes, its text, its suppression comments."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+LARGEST = 4_000_000
+"""Bytes of a file that is read."""
+
+_MENTIONS = re.compile(
+    rb"softmax|Softmax|scaled_dot_product_attention|MultiheadAttention|flex_attention|create_block_mask|AttentionInterface"
+    rb"|ALL_ATTENTION_FUNCTIONS|nn\.Transformer|TransformerEncoder|TransformerDecoder|multinomial|argmax"
+)
+_SUPPRESSION = re.compile(r"#.*?\bregard:\s*ignore(?P<file>-file)?(?:\[(?P<codes>[\w\s,]*)\])?")
+
+
+class UnreadableSource(Exception):
+    """A file that cannot be analyzed; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suppressions:
+    """Codes that comments suppress: by line, and in the whole file; None stands for all codes."""
+
+    lines: dict[int, frozenset[str] | None]
+    everywhere: frozenset[str] | None
+
+    def covers(self, code: str, first: int, last: int) -> bool:
+        """Whether a comment on one of the lines, or for the file, suppresses the code."""
+        if self.everywhere is None or code in self.everywhere:
+            return True
+        found = [self.lines[line] for line in (first, last) if line in self.lines]
+        return any(codes is None or code in codes for codes in found)
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a file.
+
+    Raises:
+        UnreadableSource: the file cannot be read, or has more than `LARGEST` bytes.
+    """
+    try:
+        size = path.stat().st_size
+        if size > LARGEST:
+            raise UnreadableSource(f"has {size:,} bytes, more than the {LARGEST:,} that are read; exclude it")
+        return path.read_bytes()
+    except OSError as error:
+        raise UnreadableSource(f"cannot be read: {error.strerror or error}") from None
+
+
+def mentions_attention(content: bytes) -> bool:
+    """Whether a file has any of the words without which no rule applies; a file without them is not parsed."""
+    return _MENTIONS.search(content) is not None
+
+
+def decoded(content: bytes) -> str:
+    """The text of a Python file, by its coding declaration, with line ends as they are.
+
+    Raises:
+        UnreadableSource: the content is not text of that encoding.
+    """
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
+        return content.decode(encoding)
+    except (SyntaxError, UnicodeDecodeError, LookupError) as error:
+        reason = f"byte {error.start}: {error.reason}" if isinstance(error, UnicodeDecodeError) else str(error)
+        raise UnreadableSource(f"is not text in UTF-8 or in the encoding that it declares: {reason}") from None
+
+
+def check_syntax(text: str) -> None:
+    """Parse a file for its errors alone.
+
+    Raises:
+        UnreadableSource: the text does not parse.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # invalid escapes in the file's strings
+            ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        line = f"line {error.lineno}: " if isinstance(error, SyntaxError) and error.lineno else ""
+        reason = error.msg if isinstance(error, SyntaxError) else str(error) or "expressions are nested too deeply"
+        raise UnreadableSource(f"does not parse: {line}{reason}") from None
+
+
+def suppressions(text: str) -> Suppressions:
+    """The suppression comments `# regard: ignore`, `# regard: ignore[ATT101]` and `# regard: ignore-file[ATT101]`.
+
+    >>> suppressions("x = 1  # regard: ignore[ATT101, ATT111]").covers("ATT111", 1, 1)
+    True
+    """
+    lines: dict[int, frozenset[str] | None] = {}
+    everywhere: frozenset[str] | None = frozenset()
+    if "regard:" not in text:
+        return Suppressions(lines, everywhere)
+    for number, comment in _comments(text):
+        found = _SUPPRESSION.search(comment)
+        if found is None:
+            continue
+        written = found["codes"]
+        codes = frozenset(written.replace(",", " ").split()) if written is not None else None
+        if not found["file"]:
+            lines[number] = codes
+        elif codes is None or everywhere is None:
+            everywhere = None
+        else:
+            everywhere |= codes
+    return Suppressions(lines, everywhere)
+
+
+def _comments(text: str) -> list[tuple[int, str]]:
+    found = []
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            if token.type == tokenize.COMMENT:
+                found.append((token.start[0], token.string))
+    except (tokenize.TokenError, IndentationError):
+        pass  # comments up to there count
+    return found

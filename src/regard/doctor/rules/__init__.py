@@ -1,0 +1,15 @@
+"""The rules of the doctor, by idea: scales, softmax, masks, dropout, heads, caches, positions, speed.
+
+Codes: ATT1xx scale and softmax, ATT2xx masks, ATT3xx dropout and precision, ATT4xx heads and layouts, ATT5xx positions
+and caches, ATT6xx speed, ATT9xx style.
+"""
+
+from __future__ import annotations
+
+from . import mask_rules, scale_rules, softmax_rules
+from .base import RULES, Report, Rule
+
+MODULES = (scale_rules, softmax_rules, mask_rules)
+"""Where the rules are; importing these modules puts them into `RULES`."""
+
+__all__ = ["MODULES", "RULES", "Report", "Rule"]

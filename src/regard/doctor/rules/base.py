@@ -1,0 +1,77 @@
+"""The form of a rule: a function over the facts of a module, with a code, a severity and two examples."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..attention_sites import AttentionSite
+from ..finding import Severity
+from ..symbolic_evaluation import ModuleFacts
+from ..term import Term
+
+if TYPE_CHECKING:
+    from ..rewriting import Rewrite
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a rule found: the place, the message, and the rewrite that mends it, if there is one."""
+
+    node: ast.AST
+    message: str
+    rewrite: Rewrite | None = None
+
+
+Check = Callable[[ModuleFacts], Iterator[Report]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One kind of mistake; the docstring of `check` explains it, `source` is a public thread, paper or manual."""
+
+    code: str
+    severity: Severity
+    check: Check
+    wrong: str
+    right: str
+    source: str
+
+    @property
+    def summary(self) -> str:
+        """The first line of the explanation."""
+        return self.explanation.partition("\n")[0]
+
+    @property
+    def explanation(self) -> str:
+        """The docstring of the check."""
+        return inspect.getdoc(self.check) or ""
+
+
+RULES: dict[str, Rule] = {}
+"""All rules by their codes, in the order in which their modules are imported."""
+
+
+def rule(code: str, severity: Severity, *, source: str, wrong: str, right: str) -> Callable[[Check], Check]:
+    """Register a check as the rule of that code."""
+
+    def register(check: Check) -> Check:
+        if code in RULES:
+            raise AssertionError(f"two rules have the code {code}")
+        RULES[code] = Rule(code, severity, check, inspect.cleandoc(wrong), inspect.cleandoc(right), source)
+        return check
+
+    return register
+
+
+def formulas(facts: ModuleFacts) -> Iterator[AttentionSite]:
+    """The attention sites that are written as the textbook formula."""
+    return (site for site in facts.sites if site.kind == "formula")
+
+
+def place(term: Term) -> ast.AST:
+    """The place of a term."""
+    return term.node

@@ -1,0 +1,349 @@
+"""Rules about the scale of dot products: 1/√d once, of the head's dimension, before the softmax."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from ..attention_sites import (
+    SCALE_NAME,
+    AttentionSite,
+    DimensionPower,
+    Step,
+    dimension_power,
+    names_in,
+    projection_name,
+    scale_steps,
+    source_of,
+)
+from ..finding import Severity
+from ..symbolic_evaluation import ModuleFacts
+from ..term import Term, is_none, label, number, text, walk
+from .base import Report, formulas, rule
+
+_QUERY_NAMES = re.compile(
+    r"^(q|query|queries|xq|wq|q_?proj|to_q|query_layer|q_?states?|query_states|w_?q(uery)?)$", re.I
+)
+_KEY_NAMES = re.compile(r"^(k|key|keys|xk|wk|k_?proj|to_k|key_layer|k_?states?|key_states|w_?k(ey)?)$", re.I)
+_BIAS_NAMES = re.compile(r"position_bias|rel|bias|alibi|slope", re.I)
+
+
+@rule(
+    "ATT101",
+    Severity.ERROR,
+    source="https://github.com/delzac/cntkx/issues/10; Vaswani et al. 2017, section 3.2.1, https://arxiv.org/abs/1706.03762",
+    wrong="""
+        class SelfAttention(nn.Module):
+            def __init__(self, dim):
+                super().__init__()
+                self.q = nn.Linear(dim, dim)
+                self.k = nn.Linear(dim, dim)
+                self.v = nn.Linear(dim, dim)
+
+            def forward(self, x):
+                q, k, v = self.q(x), self.k(x), self.v(x)
+                scores = q @ k.transpose(-2, -1)
+                return F.softmax(scores, dim=-1) @ v
+    """,
+    right="""
+        class SelfAttention(nn.Module):
+            def __init__(self, dim):
+                super().__init__()
+                self.q = nn.Linear(dim, dim)
+                self.k = nn.Linear(dim, dim)
+                self.v = nn.Linear(dim, dim)
+
+            def forward(self, x):
+                q, k, v = self.q(x), self.k(x), self.v(x)
+                scores = q @ k.transpose(-2, -1) / math.sqrt(k.size(-1))
+                return F.softmax(scores, dim=-1) @ v
+    """,
+)
+def missing_scale(facts: ModuleFacts) -> Iterator[Report]:
+    """Dot products of queries and keys are not divided by √d.
+
+    The dot product of two vectors of d independent numbers of variance 1 has variance d. Unscaled, the softmax
+    saturates as d grows: almost all weight on one key, and gradients that vanish. Reported where queries and keys are
+    linear projections, or the arguments of a function of queries, keys and values, and nothing on the way to the
+    softmax scales them. T5, which folds the scale into its initialization and adds a position bias, is no finding.
+    """
+    for site in formulas(facts):
+        if _looks_like_transformer(site) and not _may_be_scaled(site, facts):
+            yield Report(
+                site.scores.term.node if site.scores else site.output.node,
+                "scores of queries and keys are not divided by the square root of their dimension: "
+                "multiply by `dim ** -0.5` before the softmax",
+            )
+
+
+def _looks_like_transformer(site: AttentionSite) -> bool:
+    sources = [source_of(term) for term in (site.query, site.key, site.value)]
+    if all(projection_name(term) == "torch.nn.Linear" for term in (site.query, site.key)):
+        return text(sources[0]) != text(sources[1]) or sources[0] is sources[1]
+    names = [label(one) for one in sources]
+    return (
+        all(one.op == "parameter" for one in sources)
+        and bool(_QUERY_NAMES.match(names[0]))
+        and bool(_KEY_NAMES.match(names[1]))
+        and bool(re.match(r"^v|^value", names[2], re.I))
+        and site.event.depth == 0
+    )
+
+
+def _may_be_scaled(site: AttentionSite, facts: ModuleFacts) -> bool:
+    if any(step.op in ("mul", "div", "tanh", "clamp") for step in site.before):
+        return True
+    if any(step.op in ("add", "sub") and step.operand and _is_bias(step.operand) for step in site.before):
+        return True
+    if any(scale_steps(term) for term in (site.query, site.key)):
+        return True
+    names = {name for term in (site.query, site.key) for name in names_in(term)}
+    return any(SCALE_NAME.search(name) for name in names) or _mentions_scale(site, facts)
+
+
+def _is_bias(term: Term) -> bool:
+    return any(_BIAS_NAMES.search(name) for name in names_in(term))
+
+
+def _mentions_scale(site: AttentionSite, facts: ModuleFacts) -> bool:
+    """Whether the function around has a name for a scale: what it does with it may not have been understood."""
+    function = site.event.function
+    if function is None:
+        return False
+    names = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
+    names |= {node.attr for node in ast.walk(function) if isinstance(node, ast.Attribute)}
+    names |= {node.arg for node in ast.walk(function) if isinstance(node, ast.arg)}
+    return any(re.search(r"scal|temper|norm|sqrt", name, re.I) for name in names if name not in ("LayerNorm",))
+
+
+def _factors(site: AttentionSite) -> Iterator[tuple[str, Term, DimensionPower]]:
+    """The scale factors of a site that are powers of a dimension: on the query, the key, the scores or the weights."""
+    for where, term in (("query", site.query), ("key", site.key)):
+        yield from ((where, *one) for one in _leading_factors(term))
+    for where, steps in (("scores", site.before), ("weights", site.after)):
+        for step in steps:
+            yield from ((where, step.term, power) for power in _step_power(step))
+
+
+def _step_power(step: Step) -> Iterator[DimensionPower]:
+    if step.op in ("mul", "div") and step.operand is not None and not step.conditional:
+        found = dimension_power(step.operand)
+        if found is not None:
+            yield DimensionPower(found.power if step.op == "mul" else -found.power, found.dimension)
+
+
+def _leading_factors(term: Term) -> Iterator[tuple[Term, DimensionPower]]:
+    """Factors on a query or key itself, through moves of its axes alone."""
+    for _ in range(20):
+        if term.op in ("mul", "div"):
+            left, right = term.get("input"), term.get("other")
+            if left is None or right is None:
+                return
+            for inner, factor in ((left, right), (right, left)):
+                found = dimension_power(factor)
+                if found is not None and found.dimension is not None and found.power != 1.0:
+                    yield term, DimensionPower(found.power if term.op == "mul" else -found.power, found.dimension)
+                    term = inner
+                    break
+            else:
+                term = left
+        elif term.op in ("transpose", "reshape", "permute", "unsqueeze", "cast", "rearrange"):
+            term = term.input
+        else:
+            return
+
+
+@rule(
+    "ATT102",
+    Severity.ERROR,
+    source="https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html",
+    wrong="""
+        def attend(q, k, v, head_dim):
+            q = q * head_dim ** -0.5
+            return F.scaled_dot_product_attention(q, k, v)
+    """,
+    right="""
+        def attend(q, k, v):
+            return F.scaled_dot_product_attention(q, k, v)
+    """,
+)
+def doubled_scale(facts: ModuleFacts) -> Iterator[Report]:
+    """Dot products are scaled by 1/√d twice.
+
+    `scaled_dot_product_attention` and `nn.MultiheadAttention` scale by themselves. A query that was scaled before makes
+    scores smaller by another √d, so that the weights are almost uniform. Pass `scale=1.0`, or leave the query as it is.
+    """
+    for site in facts.sites:
+        if site.kind == "module":
+            continue
+        factors = [one for one in _factors(site) if one[0] != "weights" and one[2].dimension is not None]
+        power = sum(one[2].power for one in factors)
+        if site.kind in ("sdpa", "flex"):
+            if abs(power + 0.5) < 1e-6 and is_none(site.output.get("scale")):
+                yield Report(
+                    factors[0][1].node,
+                    "the query or key is scaled by 1/√d, and the attention function scales by 1/√d again: "
+                    "drop this factor, or pass scale=1.0",
+                )
+        elif len(factors) > 1 and abs(power + 1.0) < 1e-6 and all(abs(one[2].power + 0.5) < 1e-6 for one in factors):
+            yield Report(
+                factors[-1][1].node, "scores are scaled by 1/√d a second time: scale queries or scores, not both"
+            )
+
+
+@rule(
+    "ATT103",
+    Severity.ERROR,
+    source="Vaswani et al. 2017, equation 1, https://arxiv.org/abs/1706.03762",
+    wrong="""
+        def attention(q, k, v):
+            d_k = q.size(-1)
+            weights = torch.softmax(q @ k.transpose(-2, -1) / d_k, dim=-1)
+            return weights @ v
+    """,
+    right="""
+        def attention(q, k, v):
+            d_k = q.size(-1)
+            weights = torch.softmax(q @ k.transpose(-2, -1) / math.sqrt(d_k), dim=-1)
+            return weights @ v
+    """,
+)
+def wrong_power(facts: ModuleFacts) -> Iterator[Report]:
+    """Scores are scaled by another power of d than 1/√d: by 1/d, or multiplied by √d.
+
+    Divided by d, scores are close to zero and the weights close to uniform; multiplied by √d, the softmax saturates.
+    The maximal update parametrization (muP), which divides by d on purpose, is no finding where its name is in the
+    file.
+    """
+    if re.search(r"\bmup\b|muP|μP", facts.source):
+        return
+    for site in formulas(facts):
+        factors = [one for one in _factors(site) if one[0] != "weights" and one[2].dimension is not None]
+        power = sum(one[2].power for one in factors)
+        if len(factors) == 1 and any(abs(power - wrong) < 1e-6 for wrong in (-1.0, 0.5, 1.0)):
+            done = {-1.0: "divided by d", 0.5: "multiplied by √d", 1.0: "multiplied by d"}[round(power, 1)]
+            yield Report(factors[0][1].node, f"scores are {done}; they need to be divided by √d")
+
+
+@rule(
+    "ATT104",
+    Severity.ERROR,
+    source="https://github.com/Graylab/DL4Proteins-notebooks/issues/12",
+    wrong="""
+        class MultiHead(nn.Module):
+            def __init__(self, embed_size, heads):
+                super().__init__()
+                self.embed_size = embed_size
+                self.heads = heads
+                self.head_dim = embed_size // heads
+                self.q = nn.Linear(embed_size, embed_size)
+                self.k = nn.Linear(embed_size, embed_size)
+                self.v = nn.Linear(embed_size, embed_size)
+
+            def forward(self, x):
+                n, length, _ = x.shape
+                q = self.q(x).view(n, length, self.heads, self.head_dim).transpose(1, 2)
+                k = self.k(x).view(n, length, self.heads, self.head_dim).transpose(1, 2)
+                v = self.v(x).view(n, length, self.heads, self.head_dim).transpose(1, 2)
+                weights = torch.softmax(q @ k.transpose(-2, -1) / self.embed_size ** 0.5, dim=-1)
+                return (weights @ v).transpose(1, 2).reshape(n, length, self.embed_size)
+    """,
+    right="""
+        class MultiHead(nn.Module):
+            def __init__(self, embed_size, heads):
+                super().__init__()
+                self.embed_size = embed_size
+                self.heads = heads
+                self.head_dim = embed_size // heads
+                self.q = nn.Linear(embed_size, embed_size)
+                self.k = nn.Linear(embed_size, embed_size)
+                self.v = nn.Linear(embed_size, embed_size)
+
+            def forward(self, x):
+                n, length, _ = x.shape
+                q = self.q(x).view(n, length, self.heads, self.head_dim).transpose(1, 2)
+                k = self.k(x).view(n, length, self.heads, self.head_dim).transpose(1, 2)
+                v = self.v(x).view(n, length, self.heads, self.head_dim).transpose(1, 2)
+                weights = torch.softmax(q @ k.transpose(-2, -1) / self.head_dim ** 0.5, dim=-1)
+                return (weights @ v).transpose(1, 2).reshape(n, length, self.embed_size)
+    """,
+)
+def wrong_dimension(facts: ModuleFacts) -> Iterator[Report]:
+    """Scores of several heads are scaled by the width of the model, or by a length, instead of the dimension of a head.
+
+    Each head takes dot products of d/h numbers, so the scale is 1/√(d/h). With 1/√d the scores of 8 heads are 2.8 times
+    too small. Reported where the same class divides that width by the number of heads, or the size is that of an axis
+    of positions.
+    """
+    for site in formulas(facts):
+        for where, term, power in _factors(site):
+            if power.dimension is None or abs(power.power + 0.5) > 1e-6 or where == "weights":
+                continue
+            if _is_width_of_all_heads(power.dimension, site):
+                yield Report(
+                    term.node,
+                    f"scores of each head are scaled by the width of all heads, {_spelled(power.dimension)}: "
+                    "use the dimension of one head",
+                )
+            elif _is_length(power.dimension, site):
+                yield Report(
+                    term.node,
+                    f"scores are scaled by a number of positions, {_spelled(power.dimension)}: "
+                    "use the dimension of one head, the last axis of the query",
+                )
+
+
+def _spelled(term: Term) -> str:
+    return f"`{ast.unparse(term.node)}`" if isinstance(term.node, ast.expr) else f"`{label(term)}`"
+
+
+def _is_width_of_all_heads(dimension: Term, site: AttentionSite) -> bool:
+    """Whether the query is split into heads of `dimension // heads`."""
+    sizes = [size for one in walk(site.query) if one.op == "reshape" and len(one.items) >= 4 for size in one.items]
+    return any(
+        size.op == "floordiv" and text(size.get("input")) == text(dimension) and number(size.get("other")) != 1
+        for size in sizes
+    )
+
+
+def _is_length(dimension: Term, site: AttentionSite) -> bool:
+    if dimension.op != "size" or dimension.value is None or site.scores is None:
+        return False
+    if site.scores.term.op != "matmul":
+        return False
+    sized = dimension.input
+    if sized is site.scores.term:
+        return dimension.value in (-1, -2)
+    key = site.key.input if site.key.op == "transpose" else site.key
+    if sized is site.query or (sized is key and site.key.op == "transpose"):
+        return dimension.value == -2
+    return sized is site.key and site.key.op == "transpose" and dimension.value == -1
+
+
+@rule(
+    "ATT105",
+    Severity.ERROR,
+    source="https://github.com/FrancescoSaverioZuppichini/ViT/issues/2",
+    wrong="""
+        def attention(q, k, v, dim):
+            energy = torch.einsum("bhqd,bhkd->bhqk", q, k)
+            weights = F.softmax(energy, dim=-1) / math.sqrt(dim)
+            return torch.einsum("bhqk,bhkd->bhqd", weights, v)
+    """,
+    right="""
+        def attention(q, k, v, dim):
+            energy = torch.einsum("bhqd,bhkd->bhqk", q, k)
+            weights = F.softmax(energy / math.sqrt(dim), dim=-1)
+            return torch.einsum("bhqk,bhkd->bhqd", weights, v)
+    """,
+)
+def scale_after_softmax(facts: ModuleFacts) -> Iterator[Report]:
+    """The scale 1/√d is applied to the weights, after the softmax.
+
+    The softmax then sees unscaled scores and saturates, and the weights no longer sum to 1.
+    """
+    for site in formulas(facts):
+        for where, term, power in _factors(site):
+            if where == "weights" and power.dimension is not None and abs(abs(power.power) - 0.5) < 1e-6:
+                yield Report(term.node, "the weights are scaled by √d after the softmax: scale the scores before it")

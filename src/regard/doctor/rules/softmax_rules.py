@@ -1,0 +1,181 @@
+"""Rules about the softmax: over the keys, and over more than one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..attention_sites import AttentionSite
+from ..finding import Severity
+from ..symbolic_evaluation import ModuleFacts
+from ..term import Term, number, walk
+from .base import Report, formulas, rule
+
+
+@rule(
+    "ATT111",
+    Severity.ERROR,
+    source="https://github.com/PetrochukM/PyTorch-NLP/issues/2",
+    wrong="""
+        def attention(q, k, v):
+            scores = torch.bmm(q, k.transpose(1, 2)) / q.size(-1) ** 0.5
+            return torch.bmm(F.softmax(scores, dim=1), v)
+    """,
+    right="""
+        def attention(q, k, v):
+            scores = torch.bmm(q, k.transpose(1, 2)) / q.size(-1) ** 0.5
+            return torch.bmm(F.softmax(scores, dim=2), v)
+    """,
+)
+def wrong_axis(facts: ModuleFacts) -> Iterator[Report]:
+    """The softmax normalizes another axis than that of the keys, over which the values are summed.
+
+    The weights of one query must sum to 1 over the keys: the axis that the product with the values sums. Over the
+    queries, the heads or the batch, the outputs are no averages of values, and examples of a batch influence each
+    other.
+    """
+    for site in formulas(facts):
+        if site.softmax is None or site.weighted is None or site.softmax.get("dim") is None:
+            continue
+        axis, summed, rank = number(site.softmax.get("dim")), _summed_axis(site), _rank(site)
+        if axis is None or summed is None:
+            continue
+        if axis >= 0 and rank is None and axis > 0:
+            continue
+        wrong = (axis - rank != summed if rank is not None else True) if axis >= 0 else axis != summed
+        if wrong:
+            yield Report(
+                site.softmax.node,
+                f"softmax over axis {axis:.0f}, but the product with the values sums over axis {summed}: "
+                f"the weights of a query do not sum to 1; use dim={summed}",
+            )
+
+
+def _summed_axis(site: AttentionSite) -> int | None:
+    """The axis of the softmax, from the end, over which the product with the values sums; None if unclear."""
+    if site.weighted is None:
+        return None
+    axis = site.weighted.summed_left
+    for step in reversed(site.after):
+        if step.op in ("cast", "dropout", "masked_fill", "carried"):
+            continue
+        if step.op in ("mul", "div") and step.operand is not None and number(step.operand) is not None:
+            continue
+        if step.op == "transpose":
+            pair = _transposed_pair(step.term)
+            if pair is None:
+                return None
+            axis = pair[1] if axis == pair[0] else pair[0] if axis == pair[1] else axis
+            continue
+        return None
+    return axis
+
+
+def _transposed_pair(term: Term) -> tuple[int, int] | None:
+    if term.value in ("T", "mT", "t", "H", "mH"):
+        return (-1, -2)
+    pair = [number(term.get(name)) for name in ("dim0", "dim1")]
+    if any(one is None or one >= 0 for one in pair):
+        return None
+    return int(pair[0] or 0), int(pair[1] or 0)
+
+
+def _rank(site: AttentionSite) -> int | None:
+    """The number of axes of the scores, where it is plain from how they are computed."""
+    if site.scores is None:
+        return None
+    for step in site.before:
+        if step.op in ("reshape", "unsqueeze", "squeeze", "permute", "expand", "repeat", "rearrange", "flatten"):
+            return None
+    term = site.scores.term
+    if term.op == "einsum":
+        from ..attention_sites import einsum_axes
+
+        equation = next((one.value for one in term.items if isinstance(one.value, str) and one.op == "constant"), "")
+        axes = einsum_axes(equation)
+        return len(axes[2]) if axes and "..." not in axes[2] else None
+    if str(term.value).endswith("bmm"):
+        return 3
+    if str(term.value).endswith(".mm") or term.value == "mm":
+        return 2
+    for operand in (site.query, site.key):
+        for one in walk(operand, stop=frozenset({"apply", "call", "method"})):
+            if one.op == "transpose" and operand is site.key and one is operand:
+                pair = {number(one.get("dim0")), number(one.get("dim1"))}
+                if pair in ({1.0, 2.0}, {2.0, 3.0}):
+                    return int(max(pair)) + 1  # type: ignore[type-var]
+    return None
+
+
+@rule(
+    "ATT112",
+    Severity.WARNING,
+    source="https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.softmax.html",
+    wrong="""
+        def attention(q, k, v):
+            scores = q @ k.transpose(-2, -1) / q.size(-1) ** 0.5
+            return F.softmax(scores) @ v
+    """,
+    right="""
+        def attention(q, k, v):
+            scores = q @ k.transpose(-2, -1) / q.size(-1) ** 0.5
+            return F.softmax(scores, dim=-1) @ v
+    """,
+)
+def implicit_axis(facts: ModuleFacts) -> Iterator[Report]:
+    """The softmax of scores is called without an axis.
+
+    Without `dim`, torch takes axis 0 of tensors of one or three axes and axis 1 of others: the batch or the heads, and
+    not the keys.
+    """
+    for site in formulas(facts):
+        if site.softmax is not None and site.softmax.get("dim") is None and site.softmax.value != "softmax":
+            yield Report(
+                site.softmax.node, "softmax without an axis takes axis 0 of three axes and axis 1 of four: pass dim=-1"
+            )
+
+
+@rule(
+    "ATT113",
+    Severity.ERROR,
+    source="https://github.com/DEEP-PolyU/KEQA_WSDM19/issues/2",
+    wrong="""
+        class AdditiveAttention(nn.Module):
+            def __init__(self, dim):
+                super().__init__()
+                self.w = nn.Linear(dim, dim)
+                self.v = nn.Linear(dim, 1)
+
+            def forward(self, query, keys):
+                energy = self.v(torch.tanh(self.w(query.unsqueeze(1) + keys)))
+                weights = F.softmax(energy, dim=-1)
+                return (weights * keys).sum(dim=1)
+    """,
+    right="""
+        class AdditiveAttention(nn.Module):
+            def __init__(self, dim):
+                super().__init__()
+                self.w = nn.Linear(dim, dim)
+                self.v = nn.Linear(dim, 1)
+
+            def forward(self, query, keys):
+                energy = self.v(torch.tanh(self.w(query.unsqueeze(1) + keys)))
+                weights = F.softmax(energy, dim=1)
+                return (weights * keys).sum(dim=1)
+    """,
+)
+def softmax_of_one(facts: ModuleFacts) -> Iterator[Report]:
+    """The softmax is taken over an axis of length 1, so that all weights are 1.
+
+    Additive scores come out of a linear layer with one output. Before `squeeze(-1)`, the last axis has length 1.
+    """
+    for event in facts.operations("softmax"):
+        term = event.term
+        source = term.input
+        while source.op in ("masked_fill", "dropout", "cast", "div", "mul"):
+            source = source.input
+        module = source.get("module") if source.op == "apply" else None
+        one = module.get("out_features") if module is not None and source.value == "torch.nn.Linear" else None
+        if number(term.get("dim")) == -1 and one is not None and number(one) == 1:
+            yield Report(
+                term.node, "softmax over an axis of length 1: all weights are 1; normalize the axis of the keys"
+            )

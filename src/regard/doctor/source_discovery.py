@@ -1,0 +1,79 @@
+"""Discovery of Python files in folders, each once, symbolic links in a circle included."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+
+from ..errors import ConfigurationError
+
+SKIPPED_FOLDERS = frozenset(
+    {
+        *(
+            ".git",
+            ".hg",
+            ".svn",
+            ".venv",
+            "venv",
+            ".tox",
+            ".nox",
+            ".eggs",
+            "__pycache__",
+            "node_modules",
+            ".mypy_cache",
+        ),
+        *(".ruff_cache", ".pytest_cache", ".hypothesis", "build", "dist", "site-packages", ".ipynb_checkpoints"),
+    }
+)
+"""Folders that are not entered, unless they are named."""
+
+
+def python_files(paths: Iterable[Path], exclude: Iterable[str] = ()) -> list[Path]:
+    """The Python files of the paths, sorted within each folder; a file that is named counts whatever its ending.
+
+    `exclude` are patterns as of `fnmatch`, for names and for whole paths. Symbolic links to files are followed; a
+    folder is entered once, by whatever path it is reached first.
+
+    Raises:
+        ConfigurationError: a path does not exist.
+    """
+    patterns, files, seen = list(exclude), [], set()
+    for path in paths:
+        if not path.exists():
+            raise ConfigurationError(f"there is no file or folder {str(path)!r}; name one that exists")
+        found = [path] if path.is_file() else _files_below(path, patterns)
+        for one in found:
+            real = os.path.realpath(one)
+            if real not in seen:
+                seen.add(real)
+                files.append(one)
+    return files
+
+
+def _files_below(folder: Path, patterns: list[str]) -> Iterator[Path]:
+    entered: set[str] = set()
+    for root, folders, names in os.walk(folder, followlinks=True):
+        real = os.path.realpath(root)
+        if real in entered:
+            folders.clear()
+            continue
+        entered.add(real)
+        folders[:] = sorted(
+            name
+            for name in folders
+            if name not in SKIPPED_FOLDERS and not _excluded(Path(root) / name, folder, patterns)
+        )
+        for name in sorted(names):
+            path = Path(root) / name
+            if name.endswith((".py", ".pyi")) and not _excluded(path, folder, patterns):
+                yield path
+
+
+def _excluded(path: Path, folder: Path, patterns: list[str]) -> bool:
+    relative = path.relative_to(folder).as_posix()
+    return any(
+        fnmatch(path.name, pattern) or fnmatch(relative, pattern) or fnmatch(path.as_posix(), pattern)
+        for pattern in patterns
+    )

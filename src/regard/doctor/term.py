@@ -1,0 +1,167 @@
+"""Symbolic values of Python expressions: the small intermediate representation that the rules of the doctor read.
+
+The many spellings of one operation of torch (`a @ b`, `torch.matmul(a, b)`, `a.bmm(b)`) become one `Term` with one
+operation name and named arguments. A name stands for the term that was assigned to it, so a formula that was written
+over several statements is one tree.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+_LARGEST_TREE = 400
+"""Terms that a walk visits: residual streams of deep functions share subterms, and grow without a bound."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Term:
+    """The symbolic value of an expression; compared by identity, or by `text`.
+
+    `op` names the operation ("matmul", "softmax", "parameter", "call", ...), `arguments` its operands by the parameter
+    names of torch, `items` operands without a name (sizes of a reshape, elements of a tuple), `value` what is not an
+    operand (a constant, the name of a parameter, the qualified name of a function), `node` the place in the source.
+    """
+
+    op: str
+    node: ast.AST
+    arguments: dict[str, Term] = field(default_factory=dict)
+    items: tuple[Term, ...] = ()
+    value: Any = None
+
+    def get(self, name: str) -> Term | None:
+        """The argument of that name, or None where the call leaves it out."""
+        return self.arguments.get(name)
+
+    @property
+    def input(self) -> Term:
+        """The tensor that the operation is applied to; the term itself where there is none."""
+        return self.arguments.get("input", self)
+
+    def operands(self) -> Iterator[Term]:
+        """All direct operands."""
+        yield from self.arguments.values()
+        yield from self.items
+
+
+def walk(term: Term, *, stop: frozenset[str] = frozenset()) -> Iterator[Term]:
+    """Each distinct subterm once, the term itself first; operands of the operations in `stop` are not visited."""
+    waiting, seen = [term], {id(term)}
+    while waiting and len(seen) < _LARGEST_TREE:
+        one = waiting.pop()
+        yield one
+        if one.op in stop:
+            continue
+        for operand in one.operands():
+            if id(operand) not in seen:
+                seen.add(id(operand))
+                waiting.append(operand)
+
+
+def text(term: Term | None, depth: int = 6) -> str:
+    """A canonical spelling: equal for terms of the same structure, down to `depth` operations."""
+    if term is None:
+        return "-"
+    if term.op in ("parameter", "constant", "name"):
+        return f"{term.op[0]}:{term.value!r}"
+    if depth == 0 or (term.op == "call" and str(term.value).startswith("torch.nn.")):  # two layers are never the same
+        return f"#{id(term)}"
+    inner = ",".join(text(operand, depth - 1) for operand in term.operands())
+    return f"{term.op}[{term.value!r}]({inner})"
+
+
+def same(one: Term | None, other: Term | None) -> bool:
+    """Whether two terms are the same value, as far as their structure tells."""
+    return one is other or (one is not None and other is not None and text(one) == text(other))
+
+
+def is_none(term: Term | None) -> bool:
+    """Whether an argument is left out or is the constant None."""
+    return term is None or (term.op == "constant" and term.value is None)
+
+
+def is_true(term: Term | None) -> bool:
+    """Whether an argument is the constant True."""
+    return term is not None and term.op == "constant" and term.value is True
+
+
+def label(term: Term) -> str:
+    """The name that the source uses for a value: a parameter, variable, attribute or called function; or ''."""
+    node = term.node
+    while isinstance(node, ast.Subscript | ast.Call):
+        node = node.value if isinstance(node, ast.Subscript) else node.func
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.arg):
+        return node.arg
+    return ""
+
+
+def number(term: Term | None) -> float | None:
+    """The value of a constant numeric expression, or None where it is not one."""
+    if term is None:
+        return None
+    if term.op == "constant":
+        return float(term.value) if isinstance(term.value, int | float) and not isinstance(term.value, bool) else None
+    if term.op == "name":
+        endings = {"inf": math.inf, "infty": math.inf, "pi": math.pi, "e": math.e}
+        return endings.get(str(term.value).rpartition(".")[2]) if "." in str(term.value) else None
+    if term.op == "call" and term.value == "float" and term.items and term.items[0].op == "constant":
+        return _parsed(term.items[0].value)
+    if term.op == "negative":
+        inner = number(term.input)
+        return None if inner is None else -inner
+    if term.op == "cast" or (term.op == "call" and term.value in ("torch.tensor", "torch.Tensor") and term.items):
+        return number(term.items[0] if term.op == "call" else term.input)
+    if term.op in _ARITHMETIC:
+        left, right = number(term.get("input")), number(term.get("other"))
+        if left is None or right is None:
+            return None
+        return _ARITHMETIC[term.op](left, right)
+    if term.op == "sqrt":
+        inner = number(term.input)
+        return math.sqrt(inner) if inner is not None and inner >= 0 else None
+    return None
+
+
+def lowest_of_dtype(term: Term | None) -> Term | None:
+    """The dtype argument where a term is `torch.finfo(dtype).min`, else None."""
+    if term is None or term.op != "attribute" or term.value != "min":
+        return None
+    called = term.input
+    if called.op == "call" and str(called.value).endswith("finfo") and called.items:
+        return called.items[0]
+    return None
+
+
+def _parsed(written: Any) -> float | None:
+    try:
+        return float(written)
+    except (TypeError, ValueError):
+        return None
+
+
+def _quotient(left: float, right: float) -> float | None:
+    return left / right if right else None
+
+
+def _power(base: float, exponent: float) -> float | None:
+    try:
+        result = base**exponent
+    except (OverflowError, ZeroDivisionError):
+        return None
+    return result if isinstance(result, float) else None
+
+
+_ARITHMETIC = {
+    "add": lambda left, right: left + right,
+    "sub": lambda left, right: left - right,
+    "mul": lambda left, right: left * right,
+    "div": _quotient,
+    "pow": _power,
+}

@@ -1,0 +1,151 @@
+"""`regard doctor`: options, formats and exit codes."""
+
+import json
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from regard.cli.app import app
+from regard.doctor import RULES
+
+WRONG = "def f(q, k, v):\n    return (q @ k.mT / 8).softmax(-2) @ v\n"
+CLEAN = "def f(q, k, v):\n    return q\n"
+
+
+@pytest.fixture
+def doctor(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pyproject.toml").write_text("")
+    (tmp_path / "wrong.py").write_text(WRONG)
+    (tmp_path / "clean.py").write_text(CLEAN)
+    return lambda *arguments: CliRunner().invoke(app, ["doctor", *arguments])
+
+
+def settings(tmp_path, text: str) -> None:
+    (tmp_path / "pyproject.toml").write_text(f"[tool.regard.doctor]\n{text}\n")
+
+
+def test_findings_are_lines_as_of_ruff(doctor):
+    result = doctor("wrong.py", "--min-severity", "error")
+    assert result.exit_code == 1
+    (line,) = result.stdout.splitlines()
+    assert re.fullmatch(r"wrong\.py:2:12: ATT111 softmax over axis -2, .*", line)
+    assert result.stderr == "1 error in 1 files; `regard doctor --explain ATT111` explains a code\n"
+
+
+def test_nothing_found(doctor):
+    result = doctor("clean.py")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "", "nothing found in 1 files\n")
+
+
+def test_json(doctor):
+    (finding,) = json.loads(doctor(".", "--format", "json", "--select", "ATT111").stdout)
+    assert finding == {
+        "path": "wrong.py",
+        "line": 2,
+        "column": 12,
+        "code": "ATT111",
+        "message": finding["message"],
+        "severity": "error",
+        "end_line": 2,
+        "end_column": 38,
+        "fixable": False,
+    }
+    assert json.loads(doctor("clean.py", "--format", "json").stdout) == []
+
+
+def test_github(doctor):
+    result = doctor(".", "--format", "github", "--select", "ATT111")
+    assert re.fullmatch(
+        r"::error file=wrong\.py,line=2,col=12,endLine=2,endColumn=38,title=ATT111::ATT111 softmax over .*",
+        result.stdout.strip(),
+    )
+
+
+def test_sarif(doctor):
+    log = json.loads(doctor(".", "--format", "sarif", "--select", "ATT111").stdout)
+    assert log["version"] == "2.1.0"
+    assert log["$schema"].endswith("sarif-2.1.0.json")
+    (run,) = log["runs"]
+    (rule,) = run["tool"]["driver"]["rules"]
+    assert run["tool"]["driver"]["name"] == "regard doctor"
+    assert rule["id"] == "ATT111"
+    assert rule["shortDescription"]["text"] == RULES["ATT111"].summary
+    assert rule["defaultConfiguration"] == {"level": "error"}
+    (result,) = run["results"]
+    assert result["ruleId"] == run["tool"]["driver"]["rules"][result["ruleIndex"]]["id"]
+    assert result["level"] == "error"
+    assert result["message"]["text"]
+    (location,) = result["locations"]
+    assert location["physicalLocation"] == {
+        "artifactLocation": {"uri": "wrong.py"},
+        "region": {"startLine": 2, "startColumn": 12, "endLine": 2, "endColumn": 38},
+    }
+    assert json.loads(doctor("clean.py", "--format", "sarif").stdout)["runs"][0]["results"] == []
+
+
+def test_a_file_that_does_not_parse_is_reported_and_the_rest_read(doctor, tmp_path):
+    (tmp_path / "broken.py").write_text("softmax = (")
+    result = doctor(".", "--min-severity", "error", "--select", "ATT111")
+    assert [line.split(":")[0] for line in result.stdout.splitlines()] == ["broken.py", "wrong.py"]
+    assert "ATT000 the file does not parse" in result.stdout
+
+
+def test_select_and_ignore(doctor):
+    assert doctor(".", "--select", "att1,ATT2", "--min-severity", "error").exit_code == 1
+    assert doctor(".", "--select", "ATT2", "--min-severity", "error").exit_code == 0
+    assert doctor(".", "--ignore", "ATT111", "--min-severity", "error").exit_code == 0
+
+
+def test_settings_of_the_project(doctor, tmp_path):
+    settings(tmp_path, 'ignore = ["ATT111"]\nmin-severity = "error"')
+    assert doctor(".").exit_code == 0
+    settings(tmp_path, 'exclude = ["wro*.py"]')
+    assert doctor(".").exit_code == 0
+    settings(tmp_path, 'select = ["ATT2"]')
+    assert doctor(".").exit_code == 0
+    assert doctor(".", "--select", "ATT111").exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("ignored = []", "has the unknown key 'ignored'; did you mean 'ignore'?"),
+        ('select = "ATT1"', "is 'ATT1'; it needs to be a list of strings"),
+        ('select = ["ATT7"]', "unknown code 'ATT7' in [tool.regard.doctor]"),
+        ('min-severity = "bad"', "unknown severity 'bad' in [tool.regard.doctor]"),
+        ("= 1", "is not TOML that can be read"),
+    ],
+)
+def test_wrong_settings(doctor, tmp_path, text, message):
+    settings(tmp_path, text)
+    result = doctor(".")
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "no files or folders were named"),
+        (("gone.py",), "there is no file or folder 'gone.py'"),
+        ((".", "--select", "ATT7"), "unknown code 'ATT7' in --select"),
+        ((".", "--ignore", "X"), "unknown code 'X' in --ignore"),
+        (("--explain", "ATT7"), "unknown code 'ATT7'"),
+        ((".", "--format", "xml"), "'xml' is not one of"),
+    ],
+)
+def test_wrong_arguments(doctor, arguments, message):
+    result = doctor(*arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+@pytest.mark.parametrize("code", ["ATT101", "att111"])
+def test_a_code_is_explained(doctor, code):
+    result = doctor("--explain", code)
+    rule = RULES[code.upper()]
+    assert result.exit_code == 0
+    assert result.stdout.startswith(f"{rule.code} (error): {rule.summary}")
+    assert all(part in result.stdout for part in ("Wrong:", "Right:", f"Source: {rule.source}"))

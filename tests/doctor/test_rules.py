@@ -1,0 +1,44 @@
+"""Every rule finds its wrong example, and nothing that is wrong in its right one."""
+
+import re
+
+import pytest
+
+from regard.doctor import RULES, RuleSelection, Severity, diagnose
+
+IMPORTS = """import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+"""
+EVERYTHING = RuleSelection()
+MISTAKES = RuleSelection(least=Severity.WARNING)
+
+
+def codes(source: str, selection: RuleSelection = EVERYTHING) -> list[str]:
+    return [finding.code for finding in diagnose(IMPORTS + source, selection=selection)]
+
+
+@pytest.mark.parametrize("code", RULES)
+def test_the_wrong_example_is_found(code):
+    assert code in codes(RULES[code].wrong)
+
+
+@pytest.mark.parametrize("code", RULES)
+def test_nothing_is_wrong_with_the_right_example(code):
+    assert code not in codes(RULES[code].right)
+    assert codes(RULES[code].right, MISTAKES) == []
+
+
+@pytest.mark.parametrize("code", RULES)
+def test_a_rule_is_described(code):
+    rule = RULES[code]
+    assert re.fullmatch(r"ATT[1-9]\d\d", code)
+    assert rule.summary.endswith(".")
+    assert len(rule.explanation) > len(rule.summary)
+    assert re.search(r"https://", rule.source)
+    compile(rule.wrong, "wrong", "exec")
+    compile(rule.right, "right", "exec")
