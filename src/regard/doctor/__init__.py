@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from .diagnosis import RuleSelection, diagnose, diagnose_file, diagnose_files
 from .finding import CodeFinding, Severity
-from .rules import RULES, Report, Rule
+from .rules import RULES, AttentionRule, Report
 
 __all__ = [
     "RULES",
     "CodeFinding",
     "Report",
-    "Rule",
+    "AttentionRule",
     "RuleSelection",
     "Severity",
     "diagnose",

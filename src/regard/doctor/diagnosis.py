@@ -24,7 +24,7 @@ from .python_source import (
     read_bytes,
     suppressions,
 )
-from .rules import RULES, Report, Rule
+from .rules import RULES, AttentionRule, Report
 from .symbolic_evaluation import evaluate
 
 UNREADABLE = "ATT000"
@@ -92,7 +92,7 @@ def _is_suppressed(finding: CodeFinding, suppressed: Suppressions) -> bool:
     return suppressed.covers(finding.code, finding.line, finding.end_line)
 
 
-def _finding(path: str, lines: Sequence[str], rule: Rule, report: Report) -> CodeFinding:
+def _finding(path: str, lines: Sequence[str], rule: AttentionRule, report: Report) -> CodeFinding:
     node = report.node
     line, end_line = getattr(node, "lineno", 1), getattr(node, "end_lineno", None) or getattr(node, "lineno", 1)
     start = _characters(lines, line, getattr(node, "col_offset", 0))

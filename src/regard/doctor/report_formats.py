@@ -10,7 +10,7 @@ from pathlib import Path, PurePath
 import regard
 
 from .finding import CodeFinding, Severity
-from .rules import RULES, Rule
+from .rules import RULES, AttentionRule
 
 _SARIF_LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.HINT: "note"}
 _GITHUB_LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.HINT: "notice"}
@@ -55,7 +55,7 @@ def as_sarif(findings: Sequence[CodeFinding]) -> str:
 
 
 def _sarif_rule(code: str) -> dict:
-    rule: Rule | None = RULES.get(code)
+    rule: AttentionRule | None = RULES.get(code)
     if rule is None:
         return {"id": code, "shortDescription": {"text": "A file cannot be read."}}
     return {

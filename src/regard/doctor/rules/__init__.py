@@ -7,9 +7,9 @@ and caches, ATT6xx speed, ATT9xx style.
 from __future__ import annotations
 
 from . import mask_rules, scale_rules, softmax_rules
-from .base import RULES, Report, Rule
+from .base import RULES, AttentionRule, Report
 
 MODULES = (scale_rules, softmax_rules, mask_rules)
 """Where the rules are; importing these modules puts them into `RULES`."""
 
-__all__ = ["MODULES", "RULES", "Report", "Rule"]
+__all__ = ["MODULES", "RULES", "Report", "AttentionRule"]

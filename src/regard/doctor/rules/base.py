@@ -30,7 +30,7 @@ Check = Callable[[ModuleFacts], Iterator[Report]]
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class AttentionRule:
     """One kind of mistake; the docstring of `check` explains it, `source` is a public thread, paper or manual."""
 
     code: str
@@ -51,7 +51,7 @@ class Rule:
         return inspect.getdoc(self.check) or ""
 
 
-RULES: dict[str, Rule] = {}
+RULES: dict[str, AttentionRule] = {}
 """All rules by their codes, in the order in which their modules are imported."""
 
 
@@ -61,7 +61,7 @@ def rule(code: str, severity: Severity, *, source: str, wrong: str, right: str) 
     def register(check: Check) -> Check:
         if code in RULES:
             raise AssertionError(f"two rules have the code {code}")
-        RULES[code] = Rule(code, severity, check, inspect.cleandoc(wrong), inspect.cleandoc(right), source)
+        RULES[code] = AttentionRule(code, severity, check, inspect.cleandoc(wrong), inspect.cleandoc(right), source)
         return check
 
     return register
