@@ -14,6 +14,7 @@ import regard
 LAYERS = (
     ("regard.cli",),
     ("regard.explorer", "regard.doctor"),
+    ("regard.language",),
     ("regard.translation", "regard.huggingface"),
     ("regard.models",),
     ("regard.heads",),
@@ -150,7 +151,7 @@ def usage_fault(node: ast.AST) -> str | None:
             return None
 
 
-MOST_MODULES, MOST_LINES = 298, 60  # modules: 229 of softmax attention, 69 linear, ring, approximations, advisor, doctor
+MOST_MODULES, MOST_LINES = 302, 60  # 229 of softmax attention, 73 linear, ring, approximations, advisor, doctor, language
 
 
 def names_in_several_places(places: Iterable[tuple[str, str]]) -> list[str]:

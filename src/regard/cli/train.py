@@ -5,13 +5,17 @@ from __future__ import annotations
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from regard.cli.options import Overrides
 from regard.cli.stdio import emit
 from regard.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from regard.language.language_experiment import LanguageExperiment
+    from regard.translation.experiment import Experiment
 
 
 def train(
@@ -23,42 +27,63 @@ def train(
     ] = None,
     overrides: Overrides = None,
 ) -> None:
-    """Train a translator, or resume a training.
+    """Train a translator or a language model, or resume a training.
 
     Prints the settings in effect, whether it begins or resumes, its progress, and at the end the folder, which the
     other commands take as --checkpoint. The progress is a bar in a terminal; elsewhere a line at each validation and
     every half minute.
 
-    The keys of the YAML file are in docs/yaml.md, which `python -m regard.translation.yaml_reference` prints.
+    The keys of the YAML file are in docs/yaml.md, which `python -m regard.translation.yaml_reference` prints; those of
+    a language model, `task: language-model`, in docs/yaml-language-model.md. With its key `training.ring`,
+    `torchrun --nproc-per-node 2 --no-python regard train EXPERIMENT.yaml` shards each sequence over processes.
 
     Ctrl-C, and the SIGTERM of a cluster, end it after the current update with its state saved.
     """
     from lightning.pytorch.utilities import rank_zero_only
 
-    from regard.translation.experiment import Experiment
+    from regard.language.language_experiment import LanguageExperiment, load_experiment
     from regard.translation.run_folder import RunFolder
-    from regard.translation.training import train as run
 
-    settings = Experiment.load(experiment, overrides or ())
+    settings = load_experiment(experiment, overrides or ())
     folder = folder or _default_folder(settings.name)
     speaks = rank_zero_only.rank == 0  # one for all the processes of a run, each of which runs this command
     if speaks:
         typer.echo(settings.dump(), err=True)
     try:
         with redirect_stdout(sys.stderr):  # progress bars are for the person, not for the pipe
-            result = run(settings, folder, verbose=True)
+            if isinstance(settings, LanguageExperiment):
+                summary = _train_language_model(settings, folder)
+            else:
+                summary = _train_translator(settings, folder)
     except (KeyboardInterrupt, SystemExit):
         if speaks and RunFolder(folder).state.exists():
             typer.echo(f"interrupted; {folder} has the state, and the same command goes on from there", err=True)
         raise
     if not speaks:
         return
-    typer.echo(
-        f"{result.epochs:,} epochs, {result.updates:,} updates in {result.seconds:,.0f} s, "
-        f"{result.target_tokens_per_second:,.0f} target tokens a second",
-        err=True,
-    )
+    typer.echo(summary, err=True)
     emit([str(folder)])
+
+
+def _train_translator(settings: Experiment, folder: Path) -> str:
+    from regard.translation.training import train as run
+
+    result = run(settings, folder, verbose=True)
+    return (
+        f"{result.epochs:,} epochs, {result.updates:,} updates in {result.seconds:,.0f} s, "
+        f"{result.target_tokens_per_second:,.0f} target tokens a second"
+    )
+
+
+def _train_language_model(settings: LanguageExperiment, folder: Path) -> str:
+    from regard.language.train_language_model import train_language_model
+
+    result = train_language_model(settings, folder)
+    held_out = "" if result.bits_per_byte is None else f", {result.bits_per_byte:.3f} bits a byte of the held-out text"
+    return (
+        f"{result.updates:,} updates in {result.seconds:,.0f} s, {result.tokens_per_second:,.0f} tokens a second"
+        f"{held_out}"
+    )
 
 
 def _default_folder(name: str) -> Path:

@@ -62,6 +62,10 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
 
 def unknown_keys(data: Any, annotation: Any, root: type[BaseModel], path: KeyPath = ()) -> Iterator[str]:
     """A message for every unknown key, and every unknown `kind`, with the known one that is meant."""
+    if isinstance(data, list):
+        for index, value in enumerate(data):
+            yield from unknown_keys(value, annotation, root, (*path, str(index)))
+        return
     candidates = sections_of(annotation)
     kinds = {kind: section for section in candidates for kind in kinds_of(section)}
     kind = data.get("kind") if isinstance(data, Mapping) else data
@@ -134,7 +138,7 @@ def sections_of(annotation: Any) -> list[type[BaseModel]]:
     origin = typing.get_origin(annotation)
     if origin is Annotated:
         return sections_of(typing.get_args(annotation)[0])
-    if origin in (typing.Union, types.UnionType):
+    if origin in (typing.Union, types.UnionType, list, tuple):
         return [section for option in typing.get_args(annotation) for section in sections_of(option)]
     return [annotation] if isinstance(annotation, type) and issubclass(annotation, BaseModel) else []
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final, Literal, Self
 
 import yaml
 from pydantic import Field, ValidationError, model_validator
@@ -26,9 +26,83 @@ from regard.translation.settings import (
 from regard.translation.vocabulary import VocabularySettings
 from regard.utils.atomic_files import atomic_write
 
+TRANSLATION: Final = "translation"
+"""The task of a file that names none."""
 
-class Experiment(Section):
-    """All settings of a run: data, vocabulary, model, training, search.
+
+class YAMLExperiment(Section):
+    """Base of the experiments of all tasks: all settings of a run, read from one YAML file and checked."""
+
+    name: Annotated[str, Field(min_length=1)]
+    """Name of the run; its folder is runs/NAME unless `--folder` names another."""
+
+    @classmethod
+    def load(cls, path: str | Path, overrides: Iterable[str] = ()) -> Self:
+        """Read the experiment of a YAML file, with overrides such as `training.max_epochs=3`.
+
+        What the file of a translator with `training.start_from` leaves out of `vocabulary` and `model` is read from the
+        experiment.yaml beside those weights.
+
+        Raises:
+            ConfigurationError: the file is missing, is not YAML or not a mapping, or holds a key twice; it is of
+                another task; a key is unknown; a value is missing, mistyped or impossible; an override is not
+                `key=value`; the file beside `training.start_from` is needed, and missing or no YAML.
+        """
+        return cls.from_mapping(read_mapping(Path(path), overrides), origin=str(path))
+
+    @classmethod
+    def from_mapping(cls, data: Mapping[str, Any], *, origin: str = "experiment") -> Self:
+        """Build an experiment from nested mappings; `origin` prefixes each error message.
+
+        Raises:
+            ConfigurationError: as for `load`.
+        """
+        own = cls.model_fields["task"].default
+        if (task := data.get("task", TRANSLATION)) != own:
+            raise ConfigurationError(f"{origin}: task: has {task!r}, needs to be {own!r}")
+        data = cls.completed(data, origin)
+        problems = list(unknown_keys(data, cls, root=cls))
+        if not problems:
+            try:
+                return cls.model_validate(data)
+            except ValidationError as error:
+                problems = list(wrong_values(error, data))
+        raise ConfigurationError("\n".join(f"{origin}: {problem}" for problem in problems))
+
+    @classmethod
+    def completed(cls, data: Mapping[str, Any], origin: str) -> Mapping[str, Any]:
+        """The mapping with the sections that are read from other files; `origin` prefixes each error message."""
+        return data
+
+    def dump(self) -> str:
+        """The YAML that loads back to an equal experiment, every default written out."""
+        return yaml12.dump(self.model_dump(mode="json"))
+
+    def save(self, path: str | Path) -> None:
+        """Write `dump()` to a file, replaced atomically.
+
+        Raises:
+            CheckpointError: the file cannot be written.
+        """
+        with atomic_write(path) as partial:
+            partial.write_text(self.dump(), encoding="utf-8")
+
+    def differences(self, other: Self) -> list[str]:
+        """The dotted keys in which two experiments differ.
+
+        >>> files = {"source": "train.en", "target": "train.de"}
+        >>> one, other = (
+        ...     Experiment.from_mapping({"name": "toy", "data": {"train": files}, "seed": seed}) for seed in (1, 2)
+        ... )
+        >>> one.differences(other)
+        ['seed']
+        """
+        ours, theirs = (experiment.values_by_key() for experiment in (self, other))
+        return [key for key in ours | theirs if ours.get(key, ...) != theirs.get(key, ...)]
+
+
+class Experiment(YAMLExperiment):
+    """All settings of the run of a translator: data, vocabulary, model, training, search.
 
     >>> files = {"source": "train.en", "target": "train.de"}
     >>> experiment = Experiment.from_mapping({"name": "toy", "data": {"train": files}, "model": {"cell": "lstm"}})
@@ -36,8 +110,8 @@ class Experiment(Section):
     ('lstm', 30)
     """
 
-    name: Annotated[str, Field(min_length=1)]
-    """Name of the run; its folder is runs/NAME unless `--folder` names another."""
+    task: Literal["translation"] = TRANSLATION
+    """What is trained; `language-model` has keys of its own (docs/yaml-language-model.md)."""
     seed: WholeNumber = 1
     """Seed of initialisation, dropout and the order of the batches."""
     data: DataSettings
@@ -75,70 +149,16 @@ class Experiment(Section):
         return self
 
     @classmethod
-    def load(cls, path: str | Path, overrides: Iterable[str] = ()) -> Experiment:
-        """Read the experiment of a YAML file, with overrides such as `training.max_epochs=3`.
+    def completed(cls, data: Mapping[str, Any], origin: str) -> Mapping[str, Any]:
+        """Complete vocabulary and model from the run of `training.start_from`, if there is one.
 
-        What a file with `training.start_from` does not tell of `vocabulary` and `model` is read from the
-        experiment.yaml beside those weights.
-
-        Raises:
-            ConfigurationError: the file is missing, is not YAML or not a mapping, or holds a key twice; a key is
-                unknown; a value is missing, mistyped or impossible; an override is not `key=value`; the file beside
-                `training.start_from` is needed, and missing or no YAML.
+        A section with a kind is complete. So the experiment.yaml of a run, which has every key, needs no other run.
         """
-        data = _read_mapping(Path(path))
-        for override in overrides:
-            _override(data, override)
-        return cls.from_mapping(data, origin=str(path))
-
-    @classmethod
-    def from_mapping(cls, data: Mapping[str, Any], *, origin: str = "experiment") -> Experiment:
-        """Build an experiment from nested mappings; `origin` prefixes each error message.
-
-        Raises:
-            ConfigurationError: as for `load`.
-        """
-        data = _completed_from_start(data, origin)
-        problems = list(unknown_keys(data, cls, root=cls))
-        if not problems:
-            try:
-                return cls.model_validate(data)
-            except ValidationError as error:
-                problems = list(wrong_values(error, data))
-        raise ConfigurationError("\n".join(f"{origin}: {problem}" for problem in problems))
-
-    def dump(self) -> str:
-        """The YAML that loads back to an equal experiment, every default written out."""
-        return yaml12.dump(self.model_dump(mode="json"))
-
-    def save(self, path: str | Path) -> None:
-        """Write `dump()` to a file, replaced atomically.
-
-        Raises:
-            CheckpointError: the file cannot be written.
-        """
-        with atomic_write(path) as partial:
-            partial.write_text(self.dump(), encoding="utf-8")
-
-    def differences(self, other: Experiment) -> list[str]:
-        """The dotted keys in which two experiments differ.
-
-        >>> files = {"source": "train.en", "target": "train.de"}
-        >>> one, other = (
-        ...     Experiment.from_mapping({"name": "toy", "data": {"train": files}, "seed": seed}) for seed in (1, 2)
-        ... )
-        >>> one.differences(other)
-        ['seed']
-        """
-        ours, theirs = (experiment.values_by_key() for experiment in (self, other))
-        return [key for key in ours | theirs if ours.get(key, ...) != theirs.get(key, ...)]
+        return _completed_from_start(data, origin)
 
 
 def _completed_from_start(data: Mapping[str, Any], origin: str) -> Mapping[str, Any]:
-    """Complete vocabulary and model from the run of `training.start_from`, if there is one.
-
-    A section with a kind is complete. So the experiment.yaml of a run, which has every key, needs no other run.
-    """
+    """Complete vocabulary and model from the run of `training.start_from`, if there is one."""
     sections = [key for key in ("vocabulary", "model") if not _stands_alone(data.get(key, {}))]
     training = data.get("training")
     start = training.get("start_from") if isinstance(training, Mapping) else None
@@ -151,7 +171,7 @@ def _completed_from_start(data: Mapping[str, Any], origin: str) -> Mapping[str, 
             f"{' and '.join(sections)}: name weights in the folder of their run, or write these sections whole, with "
             "their kind, as they are in the experiment.yaml of a run that has begun"
         )
-    there = {key: _spelled_out(section) for key, section in _read_mapping(before).items()}
+    there = {key: _spelled_out(section) for key, section in read_mapping(before).items()}
     whole = {key: {**there[key], **data.get(key, {})} for key in sections if isinstance(there.get(key), Mapping)}
     return {**data, **whole}
 
@@ -165,7 +185,13 @@ def _spelled_out(section: Any) -> Any:
     return {"kind": section} if isinstance(section, str) else section or {}
 
 
-def _read_mapping(path: Path) -> dict[str, Any]:
+def read_mapping(path: Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
+    """The keys of a YAML file, with overrides such as `training.max_epochs=3`.
+
+    Raises:
+        ConfigurationError: the file is missing, is not YAML or not a mapping, or holds a key twice; an override is not
+            `key=value`.
+    """
     try:
         data = yaml12.parse(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -180,6 +206,8 @@ def _read_mapping(path: Path) -> dict[str, Any]:
         raise ConfigurationError(
             f"{path}: holds {type(data).__name__}, not a mapping of keys such as 'name' and 'data'"
         )
+    for override in overrides:
+        _override(data, override)
     return data
 
 

@@ -138,7 +138,7 @@ class Training(LightningModule):
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         update = self.progress.position.update
-        _seed_generators(self.device, self.seed, self.trainer.global_rank, update)
+        seed_generators(self.device, self.seed, self.trainer.global_rank, update)
         rate = learning_rate(self.settings, update, self.progress.reductions)
         for group in self.trainer.optimizers[0].param_groups:
             group["lr"] = rate
@@ -237,7 +237,7 @@ class Training(LightningModule):
         self.progress = TrainingProgress.from_state(state["progress"])
 
 
-def _seed_generators(device: torch.device, *numbers: int) -> None:
+def seed_generators(device: torch.device, *numbers: int) -> None:
     """Seed every generator that a model on the device may draw from, by a hash of the numbers."""
     seeds = [int(seed) for seed in np.random.SeedSequence(numbers).generate_state(3, np.uint64)]
     # torch.manual_seed would note down, for good, a stack trace per call for each backend that is not in use.

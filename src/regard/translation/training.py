@@ -148,7 +148,7 @@ def _fit(
     """Train in a folder that is locked, or without one."""
     training = Training(model, text, validation, settings, seed=seed)
     saving = SaveRun(run, settings.save_every, about or {}) if run else None
-    with _quiet_lightning(), isolate_rng(), SignalHandler() as interrupt:
+    with quiet_lightning(), isolate_rng(), SignalHandler() as interrupt:
         limit = timedelta(minutes=settings.max_minutes) if settings.max_minutes else None
         # The timer is there without a limit too: a run that is resumed can be given one, and its time counts from 0.
         timer = Timer(limit, verbose=False)
@@ -213,7 +213,7 @@ def _build_trainer(
 
 
 @contextmanager
-def _quiet_lightning() -> Iterator[None]:
+def quiet_lightning() -> Iterator[None]:
     """Suppress Lightning's messages about the machine, and a warning about its own code."""
     loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
     levels = [logger.level for logger in loggers]

@@ -28,7 +28,8 @@ HEAD = """\
 
 One file is one experiment: `regard train experiment.yaml`. `name` and `data.train` are needed, every other key has a
 default. Unknown keys are refused, with the nearest that is known; a key can be set on the command line, too:
-`regard train experiment.yaml --set training.max_epochs=3`. The smallest file:
+`regard train experiment.yaml --set training.max_epochs=3`. Files with `task: language-model` have other keys:
+[yaml-language-model.md](yaml-language-model.md). The smallest file:
 
     name: toy
     data:
@@ -44,7 +45,12 @@ This page is written by `python -m regard.translation.yaml_reference`."""
 
 def reference() -> str:
     """The page as Markdown."""
-    return "\n\n".join([HEAD.replace("{resuming}", _resuming()), *_tables(Experiment, "", set())]) + "\n"
+    return settings_tables(HEAD.replace("{resuming}", _resuming()), Experiment)
+
+
+def settings_tables(head: str, root: type[BaseModel]) -> str:
+    """A page as Markdown: its head, and a table for each section of an experiment."""
+    return "\n\n".join([head, *_tables(root, "", set())]) + "\n"
 
 
 def _resuming() -> str:
@@ -114,14 +120,14 @@ def _type_name(annotation: Any) -> str:
         return _type_name(arguments[0]) if sections_of(annotation) else _type(inner)
     if origin is Literal:
         return " or ".join(f"`{argument}`" for argument in arguments)
+    if origin in (list, tuple):
+        return f"list of {_type_name(arguments[0])}"
     if sections_of(annotation):
         kinds = [kind for section in sections_of(annotation) for kind in kinds_of(section)]
         null = " or null" if types.NoneType in arguments else ""
         return (f"kind: {', '.join(f'`{kind}`' for kind in kinds)}" if kinds else "section") + null
     if origin in (typing.Union, types.UnionType):
         return " or ".join(dict.fromkeys(map(_type_name, arguments)))
-    if origin in (list, tuple):
-        return f"list of {_type_name(arguments[0])}"
     return {int: "integer", float: "number", str: "text", bool: "true or false", types.NoneType: "null", Path: "path"}[
         annotation
     ]
@@ -134,7 +140,7 @@ def _default(field: FieldInfo) -> str:
     if isinstance(value, BaseModel):
         return f"`{value.kind}`" if hasattr(value, "kind") else "its defaults"  # pyright: ignore[reportAttributeAccessIssue]
     if isinstance(value, tuple):
-        return f"`[{', '.join(map(str, value))}]`"
+        return f"`[{', '.join(str(getattr(each, 'kind', each)) for each in value)}]`"
     return f"`{'null' if value is None else str(value).lower() if isinstance(value, bool) else value}`"
 
 

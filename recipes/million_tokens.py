@@ -1,0 +1,203 @@
+r"""A million tokens on one machine: a language model of bytes, trained at 131,072 tokens and evaluated at 1,048,576.
+
+    python recipes/million_tokens.py text runs/million-tokens-text/text.txt TEXT_FILE ...
+    regard train recipes/million-tokens.yaml --folder runs/million-short --set data.length=8192 \
+        --set training.ring=null --set training.max_updates=400 --set training.decay=constant
+    torchrun --nproc-per-node 2 --no-python regard train recipes/million-tokens.yaml --folder runs/million \
+        --set training.start_from=runs/million-short
+    torchrun --nproc-per-node 2 recipes/million_tokens.py evaluate runs/million
+    python recipes/million_tokens.py record runs/million runs/million.atlas
+    regard explore runs/million.atlas
+
+Text files are plain or gzip; their lines are kept together in blocks, which are put in a random order, so that the last
+million bytes, which are held out, are of all files. The first training reads short sequences, of which more fit into a
+minute; the second continues in a ring of two processes, each of which has half of every sequence.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import lzma
+import math
+import random
+import resource
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import regard.explorer
+from regard import ring
+from regard.language.language_experiment import LanguageExperiment
+from regard.language.long_text import LongText
+from regard.language.train_language_model import MODEL
+from regard.models import LanguageModel
+
+TOKENS = 2**20
+BLOCK = 2**16
+BUCKETS = 8
+ROWS = 2**14
+"""Rows whose logits are in memory at a time."""
+
+
+def write_text(out: Path, files: list[Path]) -> None:
+    """Write the lines of files in blocks of some BLOCK bytes, in a random order that is always the same."""
+    blocks = []
+    for path in files:
+        data = path.read_bytes()
+        block, size = [], 0
+        for line in (gzip.decompress(data) if path.suffix == ".gz" else data).splitlines(keepends=True):
+            block.append(line)
+            size += len(line)
+            if size >= BLOCK:
+                blocks.append(b"".join(block))
+                block, size = [], 0
+        blocks.append(b"".join(block))
+    random.Random(1).shuffle(blocks)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_bytes(b"".join(blocks))
+    sys.stdout.write(f"{out}: {out.stat().st_size:,} bytes of {len(files)} files\n")
+
+
+def held_out(run: Path) -> tuple[LanguageModel, LongText]:
+    """The model of a run, and its text."""
+    experiment = LanguageExperiment.load(run / "experiment.yaml")
+    return LanguageModel.load(run / MODEL), LongText.read(experiment.data)
+
+
+def bits_of_tokens(model: LanguageModel, features: Tensor, following: Tensor) -> Tensor:
+    """-log2 p of each token (n,) that follows, from the features (n, dim) of those before."""
+    parts = zip(features.split(ROWS), following.split(ROWS), strict=True)
+    nats = [torch.nn.functional.cross_entropy(model.logits(x), y, reduction="none") for x, y in parts]
+    return torch.cat(nats) / math.log(2)
+
+
+def peak() -> float:
+    """The most memory that this process has had, in GiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def evaluate(run: Path, tokens: int) -> None:
+    """Read the held-out text as one sequence, in a ring where torchrun started one; rank 0 prints."""
+    alone = not dist.is_torchelastic_launched()
+    if not alone:
+        dist.init_process_group("gloo")
+    rank, size = (0, 1) if alone else (dist.get_rank(), dist.get_world_size())
+    model, text = held_out(run)
+    sequence = text.held_out[: tokens + 1].long()
+    everything = sequence[:-1], sequence[1:], torch.arange(len(sequence) - 1)
+    before = peak()
+    began = time.perf_counter()
+    with torch.no_grad():
+        if alone:
+            bits = bits_of_tokens(model, model.features(everything[0][None])[0], everything[1])
+            memory = [(before, peak())]
+        else:
+            own, following, positions = (ring.shard(tensor, 0, ring.Contiguous()) for tensor in everything)
+            with ring.sharded(ring.Contiguous()):
+                features = model.features(own[None], positions=positions)[0]
+            bits = ring.unshard(bits_of_tokens(model, features, following), 0, ring.Contiguous())
+            memory = [(0.0, 0.0)] * size
+            dist.all_gather_object(memory, (before, peak()))
+    spent = time.perf_counter() - began
+    if rank == 0:
+        report(bits, text, spent, memory)
+    if not alone:
+        dist.destroy_process_group()
+
+
+def report(bits: Tensor, text: LongText, spent: float, memory: list[tuple[float, float]]) -> None:
+    """Print time, memory, bits per byte by position, and those of compressors on the same bytes."""
+    write = sys.stdout.write
+    write(f"{len(bits):,} tokens in one sequence, {len(memory)} processes: {spent:.1f} s\n")
+    for process, (before, most) in enumerate(memory):
+        write(f"process {process}: at most {most:.2f} GiB, {before:.2f} before reading\n")
+    write(f"bits per byte: {float(bits.double().mean()):.4f}\n\n| positions | bits per byte |\n| --- | --- |\n")
+    for part in torch.arange(len(bits)).chunk(BUCKETS):
+        write(f"| {int(part[0]):,} to {int(part[-1]):,} | {float(bits[part].double().mean()):.4f} |\n")
+    data = bytes(text.held_out[1 : len(bits) + 1].tolist())
+    write("\n| compressor | bits per byte |\n| --- | --- |\n")
+    write(f"| gzip -9 | {8 * len(gzip.compress(data, 9)) / len(data):.4f} |\n")
+    write(f"| xz -9 | {8 * len(lzma.compress(data, preset=9)) / len(data):.4f} |\n")
+    for order in (2, 3, 4):
+        write(f"| counts of order {order}, from the training text | {order_bits(text, len(bits), order):.4f} |\n")
+
+
+def order_bits(text: LongText, tokens: int, order: int) -> float:
+    """Bits per byte of p(byte | the `order` bytes before): counts of the training text, with those of order - 1 as a
+    prior of weight 1, down to the uniform distribution (Witten-Bell's idea with one constant).
+    """
+    train, test = text.train.long(), text.held_out[: tokens + 1].long()
+    p = torch.full((tokens - order + 1,), 1 / 256, dtype=torch.float64)
+    for k in range(order + 1):
+        contexts, queries = (_contexts(each, k) for each in (train, test[order - k :]))
+        pairs, asked = contexts * 256 + train[k:], queries * 256 + test[order:]
+        of_pairs, of_contexts = _counts(pairs, asked), _counts(contexts, queries)
+        p = (of_pairs + PRIOR * p) / (of_contexts + PRIOR)
+    return float(-p.log2().mean())
+
+
+PRIOR = 4.0
+"""How many observations the shorter context counts for."""
+
+
+def _contexts(text: Tensor, order: int) -> Tensor:
+    """The `order` bytes before each byte but the first, as one number."""
+    number = torch.zeros(len(text) - order, dtype=torch.int64)
+    for back in range(order):
+        number = number * 256 + text[back : len(text) - order + back]
+    return number
+
+
+def _counts(seen: Tensor, asked: Tensor) -> Tensor:
+    """How often each number asked for was seen."""
+    values, counts = seen.unique(return_counts=True)
+    at = torch.searchsorted(values, asked).clamp(max=len(values) - 1)
+    return torch.where(values[at] == asked, counts[at], 0).double()
+
+
+def record(run: Path, out: Path, tokens: int) -> None:
+    """Read the held-out text as one sequence in one process, and save its atlas."""
+    model, text = held_out(run)
+    sequence = text.held_out[:tokens].long()
+    began = time.perf_counter()
+    with torch.no_grad(), regard.explorer.record(model) as recording:
+        model.features(sequence[None])
+    sys.stdout.write(f"{tokens:,} tokens read and recorded in {time.perf_counter() - began:.1f} s\n")
+    letters = [chr(byte) if 32 <= byte < 127 else "↵" if byte == 10 else f"<{byte:02x}>" for byte in range(256)]
+    atlas = recording.atlas(tokens=[letters[byte] for byte in sequence.tolist()], title=f"{tokens:,} tokens")
+    atlas.save(out)
+    sys.stdout.write(
+        f"{out}: {out.stat().st_size / 2**30:.2f} GiB, {time.perf_counter() - began:.1f} s after reading began; at "
+        f"most {peak():.2f} GiB of memory\n"
+    )
+
+
+def main() -> None:
+    """Prepare the text, evaluate, or record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    text = commands.add_parser("text", help="write one text from several files")
+    text.add_argument("out", type=Path)
+    text.add_argument("files", type=Path, nargs="+")
+    for name, help_text in (("evaluate", "bits per byte, time and memory"), ("record", "save an atlas")):
+        command = commands.add_parser(name, help=help_text)
+        command.add_argument("run", type=Path, help="the folder of the run")
+        command.add_argument("--tokens", type=int, default=TOKENS)
+        if name == "record":
+            command.add_argument("out", type=Path, help="where the atlas is written")
+    options = parser.parse_args()
+    if options.command == "text":
+        write_text(options.out, options.files)
+    elif options.command == "evaluate":
+        evaluate(options.run, options.tokens)
+    else:
+        record(options.run, options.out, options.tokens)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,265 @@
+"""The settings of a language-model experiment, read from one YAML file and checked; docs/yaml-language-model.md.
+
+`task: language-model` in the file chooses them. `python -m regard.language.language_experiment` prints the page.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Discriminator, Field, model_validator
+
+from regard.errors import ConfigurationError, nearest
+from regard.models.language_model import (
+    AttentionConfig,
+    GatedFeedForwardConfig,
+    LanguageModelConfig,
+    LayerConfig,
+    LinearAttentionConfig,
+)
+from regard.positions import Rotary
+from regard.ring import Contiguous, RingLayout, Striped, Zigzag
+from regard.translation.experiment import TRANSLATION, Experiment, YAMLExperiment, read_mapping
+from regard.translation.settings import Count, Positive, Section, Share, Shorthand, WholeNumber
+from regard.translation.yaml_reference import settings_tables
+
+BYTES = 256
+"""The vocabulary: tokens are the bytes of the text."""
+
+LAYOUTS: dict[str, RingLayout] = {"contiguous": Contiguous(), "zigzag": Zigzag(), "striped": Striped()}
+"""Layouts of a ring by the names that `training.ring` has for them."""
+
+
+class LongTextSettings(Section):
+    """The text: files one after the other, as bytes. Files are relative to `folder`."""
+
+    folder: Path = Path()
+    """Folder that the files are relative to."""
+    files: Annotated[tuple[Path, ...], Field(min_length=1)]
+    """Text files, plain or gzip, and folders, whose files are taken in the order of their names."""
+    length: Annotated[Count, Field(ge=2)] = 4096
+    """Tokens of a sequence; an update reads one sequence, at a random place of the text."""
+    held_out: WholeNumber = 0
+    """Bytes at the end of the text that are not trained on but validated on, in sequences of `length`."""
+
+
+class CausalLayerSettings(Section):
+    """Softmax attention to all tokens before each."""
+
+    kind: Literal["causal"] = "causal"
+    """All tokens before each, and itself."""
+
+
+class WindowLayerSettings(Section):
+    """Softmax attention to the tokens just before each and to the first of the sequence."""
+
+    kind: Literal["window"] = "window"
+    """The nearest tokens before each, itself, and the first of the sequence."""
+    before: WholeNumber = 255
+    """How many tokens before each it attends to."""
+    prefix: WholeNumber = 4
+    """How many of the first tokens all attend to, as attention sinks."""
+
+
+class LinearLayerSettings(Section):
+    """Linear attention to all tokens before each, through a state of constant size."""
+
+    kind: Literal["linear"] = "linear"
+    """All tokens before each, in time linear in their number."""
+    feature_map: Literal["elu", "relu", "identity", "softmax", "unit"] | None = None
+    """The feature map; null: elu, or unit for the delta rule."""
+    decay: Literal["head", "feature"] | None = None
+    """Learned gates by which the state decays, one per head or per feature; null: none."""
+    delta_rule: bool = False
+    """Whether a value replaces what the state has for its key."""
+
+
+LayerSettings = Annotated[
+    CausalLayerSettings | WindowLayerSettings | LinearLayerSettings, Discriminator("kind"), Shorthand
+]
+
+
+class ByteModelSettings(Section):
+    """The language model: blocks of attention and a gated feed-forward network (SwiGLU), RMS norms, tied embeddings."""
+
+    dim: Count = 256
+    """Width of the model; a multiple of num_heads."""
+    num_heads: Count = 4
+    """Attention heads of each layer."""
+    num_kv_heads: Count | None = None
+    """Heads of keys and values, each shared by several query heads; null: as many as num_heads."""
+    hidden_dim: Count = 682
+    """Width of the feed-forward networks."""
+    layers: Annotated[tuple[LayerSettings, ...], Field(min_length=1)] = (CausalLayerSettings(),) * 4
+    """What each layer attends to, from the first to the last."""
+    sinks: bool = False
+    """Whether each head of softmax attention learns a logit that takes weight and gives no value."""
+    rotary_base: Positive = 10_000.0
+    """Base of the rotary positions of softmax attention."""
+    dropout: Share = 0.0
+    """On embeddings and on the output of each sub-layer."""
+    attention_dropout: Share = 0.0
+    """On the weights of softmax attention."""
+
+    @model_validator(mode="after")
+    def _heads_divide_the_width(self) -> ByteModelSettings:
+        if self.dim % self.num_heads or self.dim // self.num_heads % 2:
+            raise ValueError(
+                f"model.num_heads {self.num_heads} needs to divide model.dim {self.dim} into heads of an even size, "
+                "whose pairs of features rotary positions turn"
+            )
+        if self.num_kv_heads is not None and self.num_heads % self.num_kv_heads:
+            raise ValueError(f"model.num_kv_heads {self.num_kv_heads} does not divide model.num_heads {self.num_heads}")
+        return self
+
+    def config(self) -> LanguageModelConfig:
+        """The configuration of `regard.models.LanguageModel`."""
+        rotary = Rotary(self.dim // self.num_heads, base=self.rotary_base)
+        return LanguageModelConfig(
+            vocabulary_size=BYTES,
+            dim=self.dim,
+            layers=tuple(_layer_config(layer, rotary) for layer in self.layers),
+            attention=AttentionConfig(
+                num_heads=self.num_heads,
+                num_kv_heads=self.num_kv_heads,
+                sinks=self.sinks,
+                dropout=self.attention_dropout,
+            ),
+            feed_forward=GatedFeedForwardConfig(self.hidden_dim),
+            tied=True,
+            dropout=self.dropout,
+        )
+
+
+def _layer_config(layer: LayerSettings, rotary: Rotary) -> LayerConfig:
+    if isinstance(layer, LinearLayerSettings):
+        return LayerConfig(linear=LinearAttentionConfig(layer.feature_map, layer.decay, layer.delta_rule))
+    if isinstance(layer, WindowLayerSettings):
+        return LayerConfig(before=layer.before, prefix=layer.prefix, rotary=rotary)
+    return LayerConfig(rotary=rotary)
+
+
+class LongTrainingSettings(Section):
+    """How to train. An update is one step of the optimiser on one sequence; torchrun starts several processes."""
+
+    ring: Literal["contiguous", "zigzag", "striped"] | None = None
+    """How each sequence is sharded over the processes: contiguous for windows, zigzag or striped for causal layers;
+    null: each process reads a sequence of its own."""
+    start_from: Path | None = None
+    """Folder of another run whose weights training begins with; its model is the same."""
+    max_updates: Count = 1000
+    """Updates after which training ends."""
+    max_minutes: Positive | None = None
+    """Minutes after which training ends; null: no limit."""
+    learning_rate: Positive = 2e-3
+    """Peak of the learning rate, after the warm-up."""
+    betas: tuple[Share, Share] = (0.9, 0.95)
+    """AdamW's decay rates of the mean and of the square of gradients."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """AdamW's weight decay."""
+    warmup_steps: WholeNumber = 0
+    """Updates over which the learning rate rises linearly."""
+    decay: Literal["constant", "linear"] = "constant"
+    """What the learning rate does after the warm-up: linear falls to 0 at max_updates."""
+    clip_norm: Positive | None = 1.0
+    """Norm to which gradients are clipped; null: not at all."""
+    validate_every: Count = 100
+    """Updates after which the state is saved, and the held-out text is read."""
+    report_every: Count = 10
+    """Updates after which a line of progress is printed."""
+    accelerator: str = "auto"
+    """Where to compute, as Lightning names it: cpu, cuda, auto."""
+
+    @property
+    def layout(self) -> RingLayout | None:
+        """The layout of the ring."""
+        return None if self.ring is None else LAYOUTS[self.ring]
+
+
+class LanguageExperiment(YAMLExperiment):
+    """All settings of the run of a language model: data, model, training.
+
+    >>> experiment = LanguageExperiment.from_mapping(
+    ...     {"name": "toy", "task": "language-model", "data": {"files": ["book.txt"]}, "training": {"ring": "zigzag"}}
+    ... )
+    >>> experiment.data.length, experiment.training.layout
+    (4096, Zigzag())
+    """
+
+    task: Literal["language-model"] = "language-model"
+    """What is trained; without it a translator (docs/yaml.md)."""
+    seed: WholeNumber = 1
+    """Seed of initialisation, dropout and the places of the sequences."""
+    data: LongTextSettings
+    """Where the text is."""
+    model: ByteModelSettings = ByteModelSettings()
+    """The model to train."""
+    training: LongTrainingSettings = LongTrainingSettings()
+    """How to train it."""
+
+
+TASKS: dict[str, type[Experiment] | type[LanguageExperiment]] = {
+    TRANSLATION: Experiment,
+    "language-model": LanguageExperiment,
+}
+"""Experiments by the `task` of their file."""
+
+
+def load_experiment(path: str | Path, overrides: Iterable[str] = ()) -> Experiment | LanguageExperiment:
+    """Read the experiment of a YAML file, of the task that it names, with overrides such as `data.length=8192`.
+
+    Raises:
+        ConfigurationError: there is no such task, or as for `YAMLExperiment.load`.
+    """
+    data = read_mapping(Path(path), overrides)
+    task = data.get("task", TRANSLATION)
+    if not isinstance(task, str) or task not in TASKS:
+        raise ConfigurationError(f"{path}: task: there is no task {task!r}; {nearest(str(task), TASKS)}")
+    return TASKS[task].from_mapping(data, origin=str(path))
+
+
+MAY_CHANGE_LATER = (
+    "training.max_minutes",
+    "training.validate_every",
+    "training.report_every",
+    "training.ring",
+    "data.folder",
+)
+"""Keys that no update depends on, but for rounding: they may change when a run is resumed."""
+
+HEAD = """\
+# The YAML of a language model
+
+`task: language-model` makes `regard train experiment.yaml` train a language model of bytes on a long text, one sequence
+an update. `name`, `task` and `data.files` are needed, every other key has a default; unknown keys are refused. One
+line, `training.ring`, shards each sequence over the processes that torchrun starts, on one machine or on several:
+
+    name: book
+    task: language-model
+    data: {files: [book.txt], length: 131072, held_out: 262144}
+    model:
+      layers: [window, window, linear, {kind: window, before: 1023}]
+      sinks: true
+    training:
+      ring: contiguous
+
+    torchrun --nproc-per-node 2 --no-python regard train book.yaml
+
+The loss, the gradients and so the weights are those of one process that reads the whole sequence, up to rounding. The
+run's folder gets experiment.yaml, model/ (for `regard.models.LanguageModel.load`), state/ (all that resuming needs) and
+logs/ (TensorBoard). The same command resumes a run that was interrupted; these keys may change then: {resuming}.
+
+This page is written by `python -m regard.language.language_experiment`."""
+
+
+def language_reference() -> str:
+    """The page docs/yaml-language-model.md as Markdown."""
+    keys = ", ".join(f"`{key}`" for key in MAY_CHANGE_LATER)
+    return settings_tables(HEAD.replace("{resuming}", keys), LanguageExperiment)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(language_reference())
