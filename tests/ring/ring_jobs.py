@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from lens_cases import all_lenses, parts
+from linear_cases import LinearCase, cut_axis, results
 from ring_cases import RingCase
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
@@ -24,6 +25,7 @@ from regard import explorer, lenses, masks
 from regard.errors import RegardError
 from regard.models import language_model as lm
 from regard.positions import Rotary
+from regard.ring.peers import Peers
 
 groups: dict[int, Any] = {}
 
@@ -86,6 +88,25 @@ def observe(among: int, case: RingCase, names: list[str], infinite: list[int] | 
     return {name: tensor.numpy() for name, tensor in (gathered | others).items()}
 
 
+def linear(among: int, case: LinearCase, dtype: torch.dtype = torch.float32) -> dict[str, np.ndarray] | None:
+    """Output, final state and gradients of a case of linear attention, gathered; from rank 0 alone."""
+    group, layout = groups[among], case.layout
+    whole, options, sums = case.tensors(dtype)
+    axes = {name: cut_axis(name, tensor, whole["key"]) for name, tensor in whole.items()}
+    local = {name: ring.shard(t, axes[name], layout, group).clone() for name, t in whole.items()}
+    above = local.pop("above")
+    inputs = {name: tensor.requires_grad_() for name, tensor in (local | sums).items()}
+    output, state = case.call(ring, inputs, options | {"layout": layout, "group": group})
+    found = results(case, inputs, output, state, above, 1 / among)
+    for name, tensor in found.items():
+        if name == "state":
+            dist.all_reduce(tensor, group=group)
+        elif name == "output" or name in axes:
+            found[name] = ring.unshard(tensor.detach(), axes.get(name, -2), layout, group)
+    at_least = torch.promote_types(dtype, torch.float32)
+    return {name: tensor.to(at_least).numpy() for name, tensor in found.items()} if not dist.get_rank() else None
+
+
 def mesh(among: int, dimensions: tuple[int, ...]) -> list[int]:
     """A shard over a device mesh of all processes."""
     device_mesh = init_device_mesh("cpu", dimensions)
@@ -126,6 +147,79 @@ def traffic(among: int, case: RingCase, backward: bool) -> tuple[int, list[int]]
     finally:
         ring.ring_attention.Peers.post = post
     return sum(tensor.numel() * tensor.element_size() for _, tensor in sent), sorted({peer for peer, _ in sent})
+
+
+def linear_traffic(among: int, case: LinearCase, backward: bool) -> tuple[int, int, list[int]]:
+    """Bytes of messages and of sums of a call of linear attention on this process, and where messages go."""
+    sent, summed = [], []
+    post, add = Peers.post, Peers.sum
+
+    def counting_post(self, sends, receives):
+        sends = list(sends)
+        sent.extend((peer, tensor.nbytes) for peer, tensor, _ in sends if tensor.numel())
+        return post(self, sends, receives)
+
+    def counting_sum(self, tensor, *when):
+        summed.append(tensor.nbytes)
+        return add(self, tensor, *when)
+
+    Peers.post, Peers.sum = counting_post, counting_sum
+    try:
+        whole, options, sums = case.tensors(torch.float32)
+        axes = {name: cut_axis(name, tensor, whole["key"]) for name, tensor in whole.items()}
+        group = groups[among]
+        inputs = {name: ring.shard(t, axes[name], case.layout, group).clone() for name, t in whole.items()}
+        inputs = {name: tensor.requires_grad_(backward) for name, tensor in (inputs | sums).items() if name != "above"}
+        output, _ = case.call(ring, inputs, options | {"layout": case.layout, "group": group})
+        if backward:
+            output.sum().backward()
+    finally:
+        Peers.post, Peers.sum = post, add
+    return sum(size for _, size in sent), sum(summed), sorted({peer for peer, _ in sent})
+
+
+def differing_linear(among: int, rank: int, change: dict[str, Any], length: int = 24) -> str:
+    """A call of linear attention in which one process has other arguments than the others."""
+    own = dict(change) if dist.get_rank() == rank else {}
+    shape = own.pop("shape", (1, 2, length // among, 8))
+    dtype = getattr(torch, own.pop("dtype", "float32"))
+    query = torch.ones(shape, dtype=dtype, requires_grad=own.pop("requires_grad", False))
+    arguments = {"causal": True, "normalize": False, **own}
+    if arguments.pop("softmax", False):
+        ring.attention(query, query, query, mask=masks.causal(), group=groups[among])
+    elif arguments.pop("with_state", False):
+        ring.linear_attention_with_state(query, query, query, group=groups[among], **arguments)
+    else:
+        ring.linear_attention(query, query, query, group=groups[among], **arguments)
+    return "computed"
+
+
+def bad_decay(among: int, rank: int) -> str:
+    """A call in which one process has a decay above 0."""
+    query = torch.ones(1, 2, 8, 8)
+    decay = torch.full((1, 2, 8), 1.0 if dist.get_rank() == rank else -1.0)
+    ring.linear_attention(query, query, query, causal=True, decay=decay, group=groups[among])
+    return "computed"
+
+
+def linear_twice(among: int, causal: bool) -> str:
+    """Second derivatives of linear attention."""
+    query = torch.ones(1, 2, 8, 8, requires_grad=True)
+    output = ring.linear_attention(query, query, query, causal=causal, group=groups[among])
+    torch.autograd.grad(output.sum(), query, create_graph=True)
+    return "computed"
+
+
+def lose_linear(among: int, victim: int) -> str:
+    """A call of linear attention in whose backward pass one process does not take part."""
+    query = torch.ones(1, 2, 64, 8, requires_grad=True)
+    output = ring.linear_attention(query, query, query, causal=True, group=groups[among])
+    try:
+        if dist.get_rank() != victim:
+            output.sum().backward()
+    except RegardError as error:
+        return f"{type(error).__name__}: {error}"
+    return "done"
 
 
 def differing(among: int, rank: int, change: dict[str, Any], length: int = 24) -> str:
@@ -205,18 +299,37 @@ def small_model() -> lm.LanguageModel:
     return lm.LanguageModel(lm.LanguageModelConfig(23, 32, layers, attention, lm.GatedFeedForwardConfig(40)))
 
 
-def model_gradients(among: int, length: int, layout: ring.RingLayout, head_parallel: int) -> dict[str, np.ndarray]:
+def mixed_model() -> lm.LanguageModel:
+    """A language model of softmax attention, with windows and sinks and without, between kinds of linear attention."""
+    torch.manual_seed(2)
+    layers = (
+        lm.LayerConfig(before=9, prefix=2, rotary=Rotary(8)),
+        lm.LayerConfig(linear=lm.LinearAttentionConfig()),
+        lm.LayerConfig(rotary=Rotary(8)),
+        lm.LayerConfig(linear=lm.LinearAttentionConfig("identity", decay="feature", normalize=False), rotary=Rotary(8)),
+        lm.LayerConfig(linear=lm.LinearAttentionConfig(decay="head", delta_rule=True)),
+    )
+    attention = lm.AttentionConfig(4, num_kv_heads=2, sinks=True)
+    return lm.LanguageModel(lm.LanguageModelConfig(23, 32, layers, attention, lm.GatedFeedForwardConfig(40)))
+
+
+MODELS = {"softmax": small_model, "mixed": mixed_model}
+
+
+def model_gradients(
+    among: int, model: str, length: int, layout: ring.RingLayout, head_parallel: int
+) -> dict[str, np.ndarray]:
     """Loss and gradients of a language model over a sequence that is cut, summed over processes."""
-    group, model = groups[among], small_model()
+    group, trained = groups[among], MODELS[model]()
     text = torch.randint(23, (2, length + 1), generator=torch.Generator().manual_seed(0))
     tokens, targets, positions = (
         ring.shard(tensor, -1, layout, group) for tensor in (text[:, :-1], text[:, 1:], torch.arange(length))
     )
     with ring.sharded(layout, group=group, head_parallel=head_parallel):
-        logits = model(tokens, positions=positions)
+        logits = trained(tokens, positions=positions)
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / text.numel()
     loss.backward()
-    sums = {"loss": loss.detach(), **{name: p.grad for name, p in model.named_parameters()}}
+    sums = {"loss": loss.detach(), **{name: p.grad for name, p in trained.named_parameters()}}
     for tensor in sums.values():
         dist.all_reduce(tensor, group=group)
     return {name: tensor.numpy() for name, tensor in sums.items()}
@@ -275,15 +388,49 @@ def atlas_parts(atlas: explorer.Atlas) -> dict[str, Any]:
     return {"records": atlas._records, "arrays": arrays, "roles": [each.roles for each in atlas.maps]}
 
 
+LAYERS = ("causal", "two-way", "performer")
+
+
+def make_layer(kind: str, mask: str) -> tuple[regard.nn.LinearAttention, Tensor, masks.Mask | None]:
+    """A layer of linear attention, its input, and a mask of whole sequences."""
+    torch.manual_seed(3)
+    projections = regard.nn.Projections(16, num_heads=4, num_kv_heads=2)
+    if kind == "performer":
+        layer = regard.nn.PerformerAttention(projections, num_features=32)
+    else:
+        decay = torch.tensor([-0.1, -0.01]) if kind == "causal" else None
+        layer = regard.nn.LinearAttention(projections, causal=kind == "causal", decay=decay, rotary=Rotary(4))
+    made = {
+        "none": None,
+        "padding": masks.padding([20, 31]),
+        "documents": masks.documents([0] * 4 + [1] * 20 + [2] * 3 + [3] * 5),
+    }
+    return layer, torch.randn(2, 32, 16, requires_grad=True), made[mask]
+
+
+def layer(among: int, kind: str, mask: str, layout: ring.RingLayout) -> dict[str, np.ndarray]:
+    """Output and gradient of a layer over a sequence that is cut."""
+    group = groups[among]
+    module, whole, made = make_layer(kind, mask)
+    x, positions = ring.shard(whole, 1, layout, group), ring.shard(torch.arange(32), 0, layout, group)
+    x = x.detach().requires_grad_()
+    with ring.sharded(layout, group=group):
+        output = module(x, mask=made, positions=positions)
+    (gradient,) = torch.autograd.grad(output.square().sum(), x)
+    found = {"output": output.detach(), "gradient": gradient}
+    return {name: ring.unshard(tensor, 1, layout, group).numpy() for name, tensor in found.items()}
+
+
 def misplaced(among: int, how: str) -> str:
     """Attention in a block of `ring.sharded` that is refused."""
     query = torch.ones(1, 2, 4, 8)
-    with ring.sharded(ring.Zigzag(), group=groups[among]):
+    layout = ring.Striped() if how == "striped" else ring.Zigzag()
+    with ring.sharded(layout, group=groups[among]):
         if how == "positions":
             regard.attention(query, query, query, query_positions=torch.arange(4))
         elif how == "batch":
             regard.attention(query, query, query, query_positions=torch.arange(4)[None].expand(1, 4))
-        elif how == "linear":
+        elif how == "striped":
             regard.linear_attention(query, query, query, causal=True)
         elif how == "alignment":
             regard.observe(query, query, query, lenses.Alignment())
@@ -292,6 +439,11 @@ def misplaced(among: int, how: str) -> str:
         elif how == "hook":
             with explorer.record(torch.nn.Identity()):
                 regard.attention(query, query, query)
+        elif how == "lenses":
+            regard.observe_linear_attention(query, query, query, regard.lenses.Received(), causal=True)
+        elif how == "linformer":
+            projections = regard.nn.Projections(8, num_heads=2)
+            regard.nn.LinformerAttention(projections, regard.nn.LengthProjection(max_length=16, rank=4))(query[0])
     return "computed"
 
 

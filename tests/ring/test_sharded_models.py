@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from ring_jobs import atlas_parts, small_input, small_layer, small_model
+from ring_jobs import LAYERS, MODELS, atlas_parts, make_layer, small_input, small_layer, small_model
 
 import regard
 import regard.ring as ring
@@ -11,13 +11,21 @@ from regard import explorer, lenses, masks
 
 
 @pytest.mark.parametrize(
-    ("processes", "layout", "head_parallel"),
-    [(3, ring.Zigzag(), 1), (2, ring.Contiguous((20, 31)), 2), (4, ring.Striped(), 2)],
+    ("kind", "processes", "layout", "head_parallel"),
+    [
+        ("softmax", 3, ring.Zigzag(), 1),
+        ("softmax", 2, ring.Contiguous((20, 31)), 2),
+        ("softmax", 4, ring.Striped(), 2),
+        ("mixed", 3, ring.Zigzag(), 1),
+        ("mixed", 5, ring.Contiguous(), 1),
+        ("mixed", 2, ring.Contiguous((20, 31)), 2),
+    ],
 )
-def test_a_language_model_has_the_gradients_of_one_process(pool, processes, layout, head_parallel):
+def test_a_language_model_has_the_gradients_of_one_process(pool, kind, processes, layout, head_parallel):
     length = 51
-    answers = pool.run("model_gradients", processes, length=length, layout=layout, head_parallel=head_parallel)
-    model = small_model().double()
+    sharding = {"layout": layout, "head_parallel": head_parallel}
+    answers = pool.run("model_gradients", processes, model=kind, length=length, **sharding)
+    model = MODELS[kind]().double()
     text = torch.randint(23, (2, length + 1), generator=torch.Generator().manual_seed(0))
     logits = model(text[:, :-1])
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten(), reduction="sum")
@@ -28,6 +36,18 @@ def test_a_language_model_has_the_gradients_of_one_process(pool, processes, layo
         assert np.linalg.norm(found - needs) <= 2e-6 * np.linalg.norm(needs) + 1e-8, name
 
 
+@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize("mask", ["none", "padding", "documents"])
+def test_layers_of_linear_attention(pool, kind, mask):
+    layout = ring.Zigzag() if kind == "causal" else ring.Striped()
+    found = pool.run("layer", 3, kind=kind, mask=mask, layout=layout)[0]
+    layer, x, made = make_layer(kind, mask)
+    output = layer(x, mask=made)
+    (gradient,) = torch.autograd.grad(output.square().sum(), x)
+    np.testing.assert_allclose(found["output"], output.detach().numpy(), atol=2e-6)
+    np.testing.assert_allclose(found["gradient"], gradient.numpy(), atol=2e-5)
+
+
 @pytest.mark.parametrize(
     ("how", "message"),
     [
@@ -36,9 +56,14 @@ def test_a_language_model_has_the_gradients_of_one_process(pool, processes, layo
             "batch",
             r"the query positions have the shape \(1, 4\); in a ring all sequences of a batch",
         ),
-        ("linear", r"linear attention in ring.sharded would read this process's tokens alone"),
         ("alignment", r"Alignment follows a path through the weights of all rows"),
         ("hook", r"the processes of the ring disagree on attention hook: rank . has"),
+        (
+            "striped",
+            r"passes a state from each range .* Striped\(\) gives process 0 the positions 0, 2, \.\.\.: cut the",
+        ),
+        ("linformer", r"Linformer in ring.sharded would mix the keys of this process alone"),
+        ("lenses", r"lenses in ring.sharded read the weights of softmax attention"),
     ],
 )
 def test_what_is_refused_in_a_block(pool, how, message):

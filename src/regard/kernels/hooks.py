@@ -22,19 +22,25 @@ AttentionHook: TypeAlias = Callable[[Problem, Tensor], None]
 """hook(problem, lse): the problem with NaN set to 0, and its rows' log-sum-exp, NaN where a row attends to NaN."""
 
 
+LinearSubstitute: TypeAlias = Callable[[Tensor, Tensor, Tensor, Any, bool], tuple[Tensor, Any]]
+"""compute(query, key, value, options, wants_state): the output and, if it is wanted, the state of linear attention."""
+
+
 @dataclass(frozen=True, eq=False)
 class AttentionSubstitute:
     """A function that computes attention in place of the kernels.
 
     compute(problem): the output (..., heads, M, Dv), with its log-sum-exp as a `Result` where that is not the kernel's,
-    or None where the kernel is to compute it. no_linear: the message of the error that linear attention ends in, where
-    it would be wrong beside the substitute. observe(problem, lenses): the `Observation` of `regard.observe`; without it
+    or None where the kernel is to compute it. linear: the same for linear attention; without it that is computed
+    as everywhere. no_mixtures: the message of the error of layers that mix the keys of all positions, where the
+    substitute has some of the positions alone. observe(problem, lenses): the `Observation` of `regard.observe`; without it
     the kernels' weights are observed. hook: the attention hook that `compute` and `observe` call. with_hook(hook): the
     same substitute with another hook; without it a hook replaces the substitute.
     """
 
     compute: Callable[[Problem], Tensor | Result | None]
-    no_linear: str | None = None
+    linear: LinearSubstitute | None = None
+    no_mixtures: str | None = None
     observe: Callable[[Problem, Sequence[Lens]], Any] | None = None
     hook: AttentionHook | None = None
     with_hook: Callable[[AttentionHook], AttentionSubstitute] | None = None
@@ -120,8 +126,16 @@ def current_substitute() -> AttentionSubstitute | None:
     return hook if isinstance(hook, AttentionSubstitute) else None
 
 
-def refuse_linear() -> None:
-    """Raise the error of linear attention under a substitute beside which it would be wrong.
+def linear_substitute() -> LinearSubstitute | None:
+    """What computes linear attention in place of its own code; None for nothing, and under torch.compile."""
+    if torch.compiler.is_compiling():
+        return None
+    hook = CURRENT_HOOK.get()
+    return hook.linear if isinstance(hook, AttentionSubstitute) else None
+
+
+def refuse_mixtures() -> None:
+    """Raise the error of mixtures of all keys under a substitute that has some of the positions alone.
 
     Raises:
         ConfigurationError: there is such a substitute.
@@ -129,8 +143,8 @@ def refuse_linear() -> None:
     if torch.compiler.is_compiling():
         return
     hook = CURRENT_HOOK.get()
-    if isinstance(hook, AttentionSubstitute) and hook.no_linear is not None:
-        raise ConfigurationError(hook.no_linear)
+    if isinstance(hook, AttentionSubstitute) and hook.no_mixtures is not None:
+        raise ConfigurationError(hook.no_mixtures)
 
 
 def run_with_hook(problem: Problem, kernel: Kernel, hook: AttentionHook | AttentionSubstitute) -> Result:

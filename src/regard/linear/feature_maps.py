@@ -213,9 +213,9 @@ def key_features(
         logarithms = logarithms.masked_fill(~keep.unsqueeze(-1), -torch.inf)
     if key.shape[-2]:
         largest = logarithms.detach().amax((-2, -1), keepdim=True)
-        largest = largest.masked_fill(largest == -torch.inf, 0.0)  # no key exists
     else:
-        largest = logarithms.new_zeros(*key.shape[:-2], 1, 1)
+        largest = logarithms.new_full((*key.shape[:-2], 1, 1), -torch.inf)
     if at_least is not None:
         largest = largest.maximum(at_least)
+    largest = largest.masked_fill(largest == -torch.inf, 0.0)  # no key exists
     return (logarithms - largest).exp(), largest

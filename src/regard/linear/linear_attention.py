@@ -7,6 +7,7 @@ from typing import Unpack, cast
 from torch import Tensor
 
 from ..errors import ConfigurationError, MaskError
+from ..kernels.hooks import linear_substitute
 from ..masks import Mask
 from .feature_maps import FeatureMap
 from .linear_problem import LinearOptions, make_linear_problem
@@ -93,6 +94,9 @@ def linear_attention(
         "scale": scale,
         "state": state,
     }
+    substitute = linear_substitute()
+    if substitute is not None:
+        return substitute(query, key, value, options, False)[0]
     step = single_token(query, key, value, options) if state is not None and _is_one_token(query) else None
     output = make_linear_problem(query, key, value, **options).run().output if step is None else step[0]
     report_to_hook(query, key, value, options)
@@ -119,25 +123,37 @@ def linear_attention_with_state(
     >>> torch.allclose(torch.cat([first, rest], -2), whole, atol=1e-6)
     True
     """
+    substitute = linear_substitute()
+    if substitute is not None:
+        return substitute(query, key, value, options, True)
     if _is_one_token(query):
         step = single_token(query, key, value, options)
         if step is not None:
             report_to_hook(query, key, value, options)
             return step
     problem = make_linear_problem(query, key, value, **options)
-    if not problem.causal:
+    check_has_state(causal=problem.causal, documents=problem.documents is not None)
+    result = problem.run()
+    report_to_hook(query, key, value, options)
+    return result.output, cast("LinearState", result.state)
+
+
+def check_has_state(*, causal: bool, documents: bool) -> None:
+    """Check that there is a state to continue from.
+
+    Raises:
+        ConfigurationError, MaskError: there is none.
+    """
+    if not causal:
         raise ConfigurationError(
             "linear_attention_with_state needs causal=True: the state is what the next positions continue from, and "
             "without an order there are none"
         )
-    if problem.documents is not None:
+    if documents:
         raise MaskError(
             "masks.documents has several documents in one sequence, so that no state is the one to continue from: pass "
             "each document as a sequence of its own, or take linear_attention, which returns no state"
         )
-    result = problem.run()
-    report_to_hook(query, key, value, options)
-    return result.output, cast("LinearState", result.state)
 
 
 def _is_one_token(query: Tensor) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import and_
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -158,13 +159,22 @@ class DocumentBatches:
         Shapes: tensors (batch, heads, N, ...), passed as (documents, heads, width, ...) with exists (documents, 1,
         width); results (documents, heads, width, Dv); the returned tensor is (batch, heads, N, Dv).
         """
+        batch = next(tensor.shape[0] for tensor in tensors if tensor is not None)
+        return self.join([compute(*rows, exists) for rows, exists in self.split(tensors)], batch)
+
+    def split(self, tensors: Sequence[Tensor | None]) -> Iterator[tuple[list[Any], Tensor]]:
+        """The rows of each batch of documents and their `exists`, in the shapes of `map`."""
         merged = [None if tensor is None else tensor.transpose(1, 2).flatten(0, 1) for tensor in tensors]
-        batch, length = next((tensor.shape[0], tensor.shape[2]) for tensor in tensors if tensor is not None)
-        results = []
         for index, exists in zip(self.indices, self.exists, strict=True):
-            rows = [None if tensor is None else tensor[index].transpose(1, 2) for tensor in merged]
-            results.append(compute(*rows, exists.unsqueeze(1)).transpose(1, 2)[exists])
-        return torch.cat(results)[self.order].unflatten(0, (batch, length)).transpose(1, 2)
+            yield (
+                [None if tensor is None else tensor[index].transpose(1, 2) for tensor in merged],
+                exists.unsqueeze(1),
+            )
+
+    def join(self, results: Sequence[Tensor], batch: int) -> Tensor:
+        """Results of each batch of documents, (documents, heads, width, Dv), in the original order."""
+        rows = [result.transpose(1, 2)[exists] for result, exists in zip(results, self.exists, strict=True)]
+        return torch.cat(rows)[self.order].unflatten(0, (batch, -1)).transpose(1, 2)
 
 
 def document_batches(documents: Documents, value: Tensor) -> DocumentBatches:

@@ -97,7 +97,7 @@ class LinearProblem:
                     output = self.documents.map(self._document_output, sequences)
                 else:
                     sums = self.documents.map(self._document_sums, sequences)
-                    output = self._finish(sums)
+                    output = self.finish(sums)
             elif self.favor is not None:
                 output = favor_attention(self.query, self.key, self.value, self.favor, self.keep)
             else:
@@ -105,7 +105,7 @@ class LinearProblem:
                     output, final = normalized_recurrence(*sequences[:4], self.state)
                 else:
                     sums, final = self._sums(*sequences, self.state)
-                    output = self._finish(sums)
+                    output = self.finish(sums)
                 if self.nonfinite is not None:
                     final = self.nonfinite.mark_state(final)
                 scale = None if self.key_scale is None else unflatten(self.key_scale)
@@ -140,10 +140,9 @@ class LinearProblem:
         if self.causal:
             return recurrence(query, key, value, decay, beta, state)
         state = key.mT @ value  # (B, Hk, D, Dv)
-        folded = query.unflatten(1, (key.shape[1], -1)) if key.shape[1] else query.unsqueeze(2)  # (B, Hk, r, M, D)
-        return (folded.flatten(2, 3) @ state).view(*query.shape[:3], value.shape[-1]), state
+        return read_state(query, state), state
 
-    def _finish(self, sums: Tensor) -> Tensor:
+    def finish(self, sums: Tensor) -> Tensor:
         """The rows divided by their totals, or multiplied by the factors that their features lack."""
         if self.normalize:
             return divide_by_totals(sums)
@@ -151,6 +150,13 @@ class LinearProblem:
             return sums
         group = sums.shape[1] // max(self.key_scale.shape[1], 1)
         return sums * (self.query_scale + self.key_scale.repeat_interleave(group, 1)).exp()
+
+
+def read_state(query: Tensor, state: Tensor) -> Tensor:
+    """Sᵀ q of each query: (B, H, M, D) and (B, Hk, D, Dv) to (B, H, M, Dv)."""
+    key_heads = state.shape[1]
+    folded = query.unflatten(1, (key_heads, -1)) if key_heads else query.unsqueeze(2)  # (B, Hk, r, M, D)
+    return (folded.flatten(2, 3) @ state).view(*query.shape[:3], state.shape[-1])
 
 
 def make_linear_problem(query: Tensor, key: Tensor, value: Tensor, **options: Unpack[LinearOptions]) -> LinearProblem:
@@ -327,12 +333,23 @@ class NonfiniteRows:
         key = ~(key.isfinite().all(-1) & value.isfinite().all(-1))
         return cls(~query.isfinite().all(-1), key if beta is None else key | ~beta.isfinite(), keep)
 
-    def mark_rows(self, output: Tensor, causal: bool, documents: DocumentBatches | None) -> Tensor:
-        """The output (B, H, M, Dv) with NaN in the rows that attend to such a key, or are such a query."""
+    def mark_rows(
+        self,
+        output: Tensor,
+        causal: bool,
+        documents: DocumentBatches | None,
+        elsewhere: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        """The output (B, H, M, Dv) with NaN in the rows that attend to such a key, or are such a query.
+
+        elsewhere: of keys of other processes, whether a row attends to such a key, and to any key: bool (B, Hk, M).
+        """
         queries = self.query.shape[-1]
         sees_bad = _attends_to(self.key, queries, causal, documents)
         exists = torch.ones_like(self.key) if self.keep is None else self.keep.expand_as(self.key)
         sees_any = _attends_to(exists, queries, causal, documents)
+        if elsewhere is not None:
+            sees_bad, sees_any = sees_bad | elsewhere[0], sees_any | elsewhere[1]
         group = self.query.shape[1] // max(self.key.shape[1], 1)
         sees_bad, sees_any = (seen.repeat_interleave(group, 1) for seen in (sees_bad, sees_any))
         return output.masked_fill((sees_bad | (self.query & sees_any)).unsqueeze(-1), torch.nan)

@@ -18,7 +18,7 @@ from ..core.score_forms import DecayedDotPairs, DotPairs
 from ..core.torch_modes import functorch_active
 from ..errors import ConfigurationError
 from ..kernels import make_problem
-from ..kernels.hooks import current_hook, refuse_linear
+from ..kernels.hooks import current_hook
 from ..lenses import Lens
 from ..masks import Mask, causal
 from .feature_maps import Elu, FavorPlus, Relu, Softmax, key_features, query_features
@@ -135,7 +135,6 @@ def make_weights_problem(query: Tensor, key: Tensor, value: Tensor, **options: U
 
 def report_to_hook(query: Tensor, key: Tensor, value: Tensor, options: LinearOptions) -> None:
     """Call the current attention hook, if there is one, with the weights' problem of a call, and its exact twin."""
-    refuse_linear()
     if torch.compiler.is_compiling() or current_hook() is None or functorch_active():
         return
     with torch.no_grad():

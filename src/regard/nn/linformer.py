@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ..attention import attention
 from ..biases import Bias
 from ..errors import ConfigurationError, MaskError, ShapeError
+from ..kernels.hooks import refuse_mixtures
 from ..linear.linear_mask import read_mask
 from ..masks import Mask
 from ..positions import Rotation
@@ -158,6 +159,7 @@ class LinformerAttention(nn.Module):
                 "Linformer has no bias, as a mixture of keys has no position: leave bias out, or use "
                 "regard.nn.Attention"
             )
+        refuse_mixtures()
         source = query if memory is None else memory
         queries = self.projections.queries(query)
         keys, values = self.projections.keys_and_values(source)

@@ -5,6 +5,8 @@ from .layout import RingLayout as RingLayout
 from .layout import Striped as Striped
 from .layout import Zigzag as Zigzag
 from .layout import balanced as balanced
+from .linear_ring import linear_attention as linear_attention
+from .linear_ring import linear_attention_with_state as linear_attention_with_state
 from .ring_attention import attention as attention
 from .ring_attention import attention_with_lse as attention_with_lse
 from .shard_lenses import observe as observe
@@ -22,6 +24,8 @@ __all__ = [
     "attention_with_lse",
     "balanced",
     "decode",
+    "linear_attention",
+    "linear_attention_with_state",
     "observe",
     "shard",
     "sharded",

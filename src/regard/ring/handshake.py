@@ -30,6 +30,10 @@ FAULT = -1
 """The checksum of a process whose own arguments are wrong."""
 CALL_NUMBERS = 2**20
 """Numbers of calls repeat after so many: they are tags of messages."""
+TAGS = 9
+"""Tags of messages that a call takes at most."""
+NUMBERS = 8
+"""Numbers that a process sends with the checksum, the same for every kind of call: unlike calls end in an error."""
 
 _calls = itertools.count()
 _mask_checksums: weakref.WeakKeyDictionary[Mask, tuple[tuple[int, ...], str]] = weakref.WeakKeyDictionary()
@@ -56,19 +60,24 @@ def agree(peers: Peers, problem: Problem | RegardError, layout: RingLayout, sett
         ShapeError: the shards do not have the lengths of the layout, or there are more processes than tokens.
         RegardError: the error of this process's own arguments.
     """
-    described, own = {}, [0] * 8
+    described, own = {}, [0] * NUMBERS
     if not isinstance(problem, RegardError):
         described = {"layout": repr(layout), **describe(problem), **settings}
         seed = 0 if problem.dropout is None else int(problem.dropout.seed)
-        own = [problem.queries, problem.keys, next(_calls) % CALL_NUMBERS, seed]
+        own = [problem.queries, problem.keys, next_call_number(), seed]
         own += [*_ends(problem.query_positions), *_ends(problem.key_positions)]
     every = agree_on(peers, problem, described, own)
     queries, keys = (tuple(numbers[at] for numbers in every) for at in (0, 1))
-    found = Agreement(*_shards(layout, queries, keys, peers.size), number=every[0][2], seed=every[0][3])
+    found = Agreement(*_shards(layout, queries, keys), number=every[0][2], seed=every[0][3])
     for name, shards, at in (("queries", found.queries, 4), ("keys", found.keys, 6)):
         for rank, numbers in enumerate(every):
             _check_ends(layout, name, rank, shards.pieces[rank], numbers[at : at + 2])
     return found
+
+
+def next_call_number() -> int:
+    """A number for a call of this process; the call takes that of rank 0."""
+    return next(_calls) % CALL_NUMBERS
 
 
 def _ends(positions: Positions | None) -> list[int]:
@@ -89,10 +98,10 @@ def _check_ends(layout: RingLayout, name: str, rank: int, pieces: Pieces, ends: 
         )
 
 
-def agree_on(
-    peers: Peers, problem: Problem | RegardError, described: dict[str, str], numbers: list[int]
-) -> list[list[int]]:
+def agree_on(peers: Peers, problem: object, described: Mapping[str, str], numbers: list[int]) -> list[list[int]]:
     """The numbers of all processes, whose descriptions of a call are the same.
+
+    problem: anything, or the RegardError that this process's arguments ended in.
 
     Raises:
         RingError: they are not, a process is lost, or the arguments of another one are wrong.
@@ -120,13 +129,14 @@ def describe(problem: Problem) -> dict[str, str]:
         "parameters": any(each.requires_grad for each in tree_tensors((problem.bias, problem.sinks))),
     }
     return {
+        "operator": problem.operator,
         "dtype": str(value.dtype).removeprefix("torch."),
-        "query shape": _without_length(pairs.query),
-        "key shape": _without_length(pairs.key),
-        "value shape": _without_length(value),
+        "query shape": without_length(pairs.query),
+        "key shape": without_length(pairs.key),
+        "value shape": without_length(value),
         "score": score,
-        "mask": f"{problem.mask!r} {_mask_checksum(problem.mask)}",
-        "bias": _structure(problem.bias, contents=False),
+        "mask": f"{problem.mask!r} {mask_checksum(problem.mask)}",
+        "bias": structure(problem.bias, contents=False),
         "softcap": repr(problem.softcap),
         "sinks": "None" if problem.sinks is None else str(tuple(problem.sinks.shape)),
         "dropout_p": "0" if dropout is None else repr(dropout.probability),
@@ -134,20 +144,21 @@ def describe(problem: Problem) -> dict[str, str]:
     }
 
 
-def _without_length(tensor: Tensor) -> str:
+def without_length(tensor: Tensor) -> str:
+    """The shape of a tensor (..., length, dim) with a dot in place of the length, in which processes may differ."""
     return f"({', '.join([*map(str, tensor.shape[:-2]), '·', str(tensor.shape[-1])])})"
 
 
-def _raise_difference(peers: Peers, problem: Problem | RegardError, described: dict[str, str]) -> None:
+def _raise_difference(peers: Peers, problem: object, described: Mapping[str, str]) -> None:
     """Raise the error of the first argument in which processes differ."""
-    every = peers.gather_objects(described)
+    every = peers.gather_objects(dict(described))
     if isinstance(problem, RegardError):
         raise problem
     for rank, other in enumerate(every):
         if "error" in other:
             raise RingError(f"rank {rank} of the ring has wrong arguments: {other['error']}")
     for name in described:
-        values = [other[name] for other in every]
+        values = [str(other.get(name)) for other in every]
         if len(set(values)) > 1:
             usual = max(values, key=values.count)
             odd = [rank for rank, value in enumerate(values) if value != usual]
@@ -159,25 +170,32 @@ def _raise_difference(peers: Peers, problem: Problem | RegardError, described: d
     raise RingError("the checksums of the processes differ, but their arguments do not: they run different versions")
 
 
-def _shards(
-    layout: RingLayout, queries: tuple[int, ...], keys: tuple[int, ...], processes: int
-) -> tuple[Shards, Shards]:
+def _shards(layout: RingLayout, queries: tuple[int, ...], keys: tuple[int, ...]) -> tuple[Shards, Shards]:
     """The positions of queries and keys of all processes; fewer queries are at the last positions of the keys."""
     if sum(queries) > sum(keys):
         raise ShapeError(
             f"the ring has {sum(queries):,} queries and {sum(keys):,} keys: the queries are at the last positions of "
             "the keys, so it needs at least as many keys"
         )
-    key_shards, query_shards = (place(layout, sum(lengths), processes) for lengths in (keys, queries))
-    for name, shards, lengths in (("keys", key_shards, keys), ("queries", query_shards, queries)):
-        if shards.lengths != lengths:
-            rank = next(r for r in range(processes) if shards.lengths[r] != lengths[r])
-            raise ShapeError(
-                f"rank {rank} has {lengths[rank]:,} {name}, but {layout!r} gives it {shards.lengths[rank]:,} of "
-                f"{sum(lengths):,} positions: cut tensors with regard.ring.shard(tensor, dim, layout), or give the "
-                f"lengths that they have, {tuple(lengths)}, as Contiguous(lengths)"
-            )
-    return query_shards.shifted(sum(keys) - sum(queries)), key_shards
+    key_shards = shards_of_lengths("keys", layout, keys)
+    return shards_of_lengths("queries", layout, queries).shifted(sum(keys) - sum(queries)), key_shards
+
+
+def shards_of_lengths(name: str, layout: RingLayout, lengths: tuple[int, ...]) -> Shards:
+    """The positions of all processes, which have these lengths; `name` is for the message.
+
+    Raises:
+        ShapeError: they are not those of the layout.
+    """
+    shards = place(layout, sum(lengths), len(lengths))
+    if shards.lengths != lengths:
+        rank = next(r for r in range(len(lengths)) if shards.lengths[r] != lengths[r])
+        raise ShapeError(
+            f"rank {rank} has {lengths[rank]:,} {name}, but {layout!r} gives it {shards.lengths[rank]:,} of "
+            f"{sum(lengths):,} positions: cut tensors with regard.ring.shard(tensor, dim, layout), or give the "
+            f"lengths that they have, {tuple(lengths)}, as Contiguous(lengths)"
+        )
+    return shards
 
 
 def _checksum(described: dict[str, str]) -> int:
@@ -186,7 +204,7 @@ def _checksum(described: dict[str, str]) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
-def _mask_checksum(mask: Mask | None) -> str:
+def mask_checksum(mask: Mask | None) -> str:
     """A checksum of a mask, of its tensors too, memoized until one of these is written to."""
     if mask is None:
         return ""
@@ -200,7 +218,7 @@ def _mask_checksum(mask: Mask | None) -> str:
 
 def value_checksum(value: Any) -> str:
     """A checksum of a mask, a lens or another value of settings, of its tensors too."""
-    return hashlib.blake2b(_structure(value, contents=True).encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b(structure(value, contents=True).encode(), digest_size=8).hexdigest()
 
 
 def tensor_checksum(tensor: Tensor) -> str:
@@ -209,7 +227,7 @@ def tensor_checksum(tensor: Tensor) -> str:
     return hashlib.blake2b(numbers, digest_size=8).hexdigest()
 
 
-def _structure(value: Any, *, contents: bool) -> str:
+def structure(value: Any, *, contents: bool) -> str:
     """A value as text that is the same in every process; of tensors the numbers too if `contents` is true.
 
     A function is its name, its code and what it has captured.
@@ -218,13 +236,13 @@ def _structure(value: Any, *, contents: bool) -> str:
         shape = f"{value.dtype} {tuple(value.shape)}"
         return f"{shape} {tensor_checksum(value)}" if contents else shape
     if is_dataclass(value):
-        parts = (f"{each.name}={_structure(getattr(value, each.name), contents=contents)}" for each in fields(value))
+        parts = (f"{each.name}={structure(getattr(value, each.name), contents=contents)}" for each in fields(value))
         return f"{type(value).__qualname__}({', '.join(parts)})"
     if isinstance(value, tuple | list):
-        return f"({', '.join(_structure(part, contents=contents) for part in value)})"
+        return f"({', '.join(structure(part, contents=contents) for part in value)})"
     if isinstance(value, FunctionType):
         captured = [cell.cell_contents for cell in value.__closure__ or ()]
-        return f"{value.__qualname__} {value.__code__.co_code.hex()} {_structure(captured, contents=contents)}"
+        return f"{value.__qualname__} {value.__code__.co_code.hex()} {structure(captured, contents=contents)}"
     if value is None or isinstance(value, bool | int | float | str | range | slice):
         return repr(value)
     return type(value).__qualname__

@@ -33,7 +33,7 @@ from .block_attention import (
     shared_tensors,
     with_float32,
 )
-from .handshake import Agreement, agree
+from .handshake import TAGS, Agreement, agree
 from .head_exchange import HeadExchange, check_heads, with_heads
 from .hops import Hop, HopPlan, count, plan_hops
 from .layout import Contiguous, RingLayout
@@ -41,8 +41,6 @@ from .peers import Group, Message, Peers, Pending
 
 KEY, VALUE, KEY_GRADIENT, VALUE_GRADIENT, HEADS = range(5)
 QUERY_KIND, KEY_KIND, VALUE_KIND, OUTPUT_KIND, LSE_KIND, KINDS = range(6)
-TAGS = HEADS + KINDS
-"""Tags of messages that a call takes: those of the hops, then those of heads that are exchanged."""
 
 
 class RingOptions(TypedDict, total=False):

@@ -10,10 +10,10 @@ from torch import Tensor
 from ..core.problem import Problem
 from ..kernels import zero_nonfinite_inputs
 from ..kernels.hooks import AttentionHook
-from .handshake import Agreement
+from .handshake import TAGS, Agreement
 from .layout import Shards
 from .peers import Peers
-from .ring_attention import HEADS, KEY_KIND, LSE_KIND, QUERY_KIND, TAGS
+from .ring_attention import HEADS, KEY_KIND, LSE_KIND, QUERY_KIND
 
 
 def described_hook(hook: AttentionHook | None) -> str:

@@ -1,0 +1,539 @@
+"""Linear attention over a sequence that is cut over processes: states travel, of a size that no length changes.
+
+Not causal, the sums over keys are summed over processes. Causal, each process computes what its pieces, ranges of
+consecutive positions, add to the state; these travel (`state_exchange`), and each process composes those before its
+own and runs the recurrence of `regard.linear` from there. Of sums with decay the addition is one product of keys and
+values. Of the delta rule the state is also multiplied by a matrix: a product of factors, one for each key, which the
+recurrence yields as D more columns of the values, in one pass of (Dv + D) / Dv times the work. The alternative, a state
+that goes from process to process, takes the time of one process, whatever their number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import and_
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ..core.grid import Grid
+from ..core.torch_modes import without_autocast
+from ..errors import ConfigurationError, RegardError
+from ..kernels.validation import check_same_kind, check_shapes
+from ..linear import Elu, FavorPlus, LinearState
+from ..linear.chunks import SMALLEST_DECAY
+from ..linear.feature_maps import key_features, query_features
+from ..linear.linear_attention import check_has_state
+from ..linear.linear_mask import LinearMask, read_mask
+from ..linear.linear_problem import (
+    FEATURELESS,
+    LinearOptions,
+    LinearProblem,
+    NonfiniteRows,
+    make_linear_problem,
+    read_state,
+)
+from ..linear.normalized_recurrence import normalized_recurrence
+from ..linear.recurrence import recurrence
+from ..masks import Mask, causal
+from ..masks.base import Not
+from ..masks.documents import Documents
+from ..masks.tensor_mask import TensorMask
+from .handshake import (
+    NUMBERS,
+    TAGS,
+    agree_on,
+    mask_checksum,
+    next_call_number,
+    shards_of_lengths,
+    structure,
+    tensor_checksum,
+    without_length,
+)
+from .layout import Contiguous, RingLayout, Shards
+from .peers import Group, Peers
+from .segments import DocumentTable, PieceCut, Segments, cut_pieces
+from .state_exchange import PieceStates, StatePlan, sum_over_processes
+
+
+def linear_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    layout: RingLayout | None = None,
+    group: Group = None,
+    **options: Unpack[LinearOptions],
+) -> Tensor:
+    """Σ_j w_ij v_j / Σ_j w_ij, with w_ij = φ(q_i) · φ(k_j) where M, over a sequence cut over processes.
+
+    Every process of the group calls it with its shard, as `shard` cuts it, and the same other arguments; the result is
+    the shard of what `regard.linear_attention` computes of the whole. What travels are states, (features, Dv) for each
+    key head and sequence, whatever the length: of causal attention one to each process with later positions, and its
+    gradient back; else one sum over all processes.
+
+    Shapes: those of `regard.linear_attention`, with the lengths of the shard.
+
+    Args:
+        query: the shard's queries, (..., heads, m, D).
+        key: its keys, (..., key heads, n, D).
+        value: its values, (..., key heads, n, Dv).
+        layout: which positions each process has, `Contiguous()` unless given. Causal attention needs ranges of
+            consecutive positions, as `Contiguous` and `Zigzag` have them.
+        group: a process group or a one-dimensional DeviceMesh; the default group without it.
+        options: those of `regard.linear_attention`. decay and beta are those of the shard's keys. A mask is one of the
+            whole sequence; `masks.where` and `masks.documents` may also have the keys of the shard alone. state, what
+            the sums of the whole sequence start from, is the same in all processes.
+
+    Gradients of what is cut are those of the sum of all processes' losses. A state, and parameters that gates were
+    computed from, get this process's part, to be summed over processes. Backward sends messages, too: every process has
+    to run it.
+
+    Raises:
+        RingError: processes disagree (the message names rank and argument), or one is lost, within the group's timeout.
+        ShapeError: shards that have not the lengths of the layout; more processes than tokens.
+        ConfigurationError: causal attention over interleaved positions, as `Striped` has them; no process group.
+        RegardError: the errors of `regard.linear_attention`.
+
+    Source: sums over processes of states are those of Sun et al. 2025 (arXiv 2502.07563), Algorithms 1 and 2; the
+    products of the delta rule those of Yang et al. 2024 (arXiv 2406.06484), Eq. 7.
+
+    >>> import torch, regard
+    >>> import torch.distributed as dist
+    >>> from regard import ring
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> q, k, v = torch.randn(3, 1, 2, 10, 8)
+    >>> shards = [ring.shard(tensor, 2) for tensor in (q, k, v)]
+    >>> out = ring.linear_attention(*shards, causal=True)
+    >>> torch.allclose(ring.unshard(out, 2), regard.linear_attention(q, k, v, causal=True), atol=1e-6)
+    True
+    >>> dist.destroy_process_group()
+    """
+    return run_linear(query, key, value, options, layout, Peers.from_group(group))[0]
+
+
+def linear_attention_with_state(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    layout: RingLayout | None = None,
+    group: Group = None,
+    **options: Unpack[LinearOptions],
+) -> tuple[Tensor, LinearState]:
+    """Causal `ring.linear_attention`, and the state after the whole sequence, the same in every process.
+
+    `regard.linear_attention(..., state=state)` continues from it in any process, and `ring.linear_attention` in all.
+    Arguments and errors are those of `linear_attention`, and:
+
+    Raises:
+        ConfigurationError, MaskError: attention that is not causal, documents: there is no state to continue from.
+    """
+    output, state = run_linear(query, key, value, options, layout, Peers.from_group(group), wants_state=True)
+    if state is None:
+        raise AssertionError("causal linear attention without documents has a state")
+    return output, state
+
+
+def run_linear(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    options: LinearOptions,
+    layout: RingLayout | None,
+    peers: Peers,
+    *,
+    wants_state: bool = False,
+) -> tuple[Tensor, LinearState | None]:
+    """Output of this process's queries, and the state after all positions where it is wanted."""
+    layout = Contiguous() if layout is None else layout
+    own: LinearShard | RegardError | None = None
+    described, numbers = {}, [0] * NUMBERS
+    try:
+        described = {"operator": "linear" + " with state" * wants_state, "layout": repr(layout)}
+        described |= _describe(query, key, value, options)
+        numbers[:2] = key.shape[-2], next_call_number()
+    except RegardError as error:
+        own = error  # raised once the others know
+    every = agree_on(peers, own, described, numbers)
+    shards = shards_of_lengths("keys", layout, tuple(length for length, *_ in every))
+    is_causal = read_mask(options.get("mask"), options.get("causal", False)).causal
+    pieces = _pieces_in_order(layout, shards) if is_causal else [(r, range(0)) for r in range(peers.size)]
+    try:
+        own = LinearShard.from_arguments(query, key, value, options, shards, pieces, peers.rank)
+        if wants_state:
+            check_has_state(causal=is_causal, documents=own.table is not None)
+    except RegardError as error:
+        own = error
+    counts = [count for (count,) in agree_on(peers, own, {}, [own.documents if isinstance(own, LinearShard) else 0])]
+    if not isinstance(own, LinearShard):
+        raise AssertionError("the processes agreed on a call with wrong arguments")
+    with without_autocast(query.device.type):
+        return own.run(peers, shards, pieces, counts, number=every[0][1], wants_state=wants_state)
+
+
+def _describe(query: Tensor, key: Tensor, value: Tensor, options: LinearOptions) -> dict[str, str]:
+    """The arguments that need to be the same in all processes, by their names, as text.
+
+    Raises:
+        RegardError: tensors that do not fit each other, or a mask that linear attention cannot take.
+    """
+    check_same_kind(query, key, value)
+    check_shapes(query, key, value)
+    mask = read_mask(options.get("mask"), options.get("causal", False))
+    feature_map, state = options.get("feature_map"), options.get("state")
+    if isinstance(feature_map, FavorPlus):
+        feature_map = replace(feature_map, seed=0)  # its rows decide
+    gates = {name: options.get(name) for name in ("decay", "beta")}
+    tensors = {"query": query, "key": key, "value": value, **gates, "state": getattr(state, "sums", None)}
+    needs = {name: isinstance(tensor, Tensor) and tensor.requires_grad for name, tensor in tensors.items()}
+    decay = gates["decay"]
+    per = "feature" if isinstance(decay, Tensor) and decay.ndim == key.ndim else "head"
+    return {
+        "dtype": str(value.dtype).removeprefix("torch."),
+        "query shape": without_length(query),
+        "key shape": without_length(key),
+        "value shape": without_length(value),
+        "feature_map": structure(feature_map, contents=True),
+        "normalize": repr(options.get("normalize", True)),
+        "mask": _describe_mask(mask, key.shape[-2]),
+        "decay": "None" if decay is None else f"one for each {per}",
+        "beta": "None" if gates["beta"] is None else "one for each key",
+        "scale": repr(options.get("scale")),
+        "state": f"sums {tensor_checksum(state.sums)}" if isinstance(state, LinearState) else "None",
+        "requires_grad": repr(torch.is_grad_enabled() and needs),
+    }
+
+
+def _describe_mask(mask: LinearMask, length: int) -> str:
+    """A mask as text, without the tensors of a shard's `length` keys, in which processes differ."""
+    parts = ["causal()"] * mask.causal
+    for part in (*mask.of_keys, *([] if mask.documents is None else [mask.documents])):
+        is_own = _tensor_length(part) in (1, length)
+        parts.append(f"{type(part).__name__} of the shard" if is_own else f"{part!r} {mask_checksum(part)}")
+    return " & ".join(parts) or "None"
+
+
+def _tensor_length(mask: Mask) -> int | None:
+    """The number of positions of a mask that is a tensor of keys or documents; None of other masks."""
+    while isinstance(mask, Not):
+        mask = mask.mask
+    if isinstance(mask, Documents):
+        return mask.ids.shape[-1]
+    return mask.pairs.shape[-1] if isinstance(mask, TensorMask) else None
+
+
+def _pieces_in_order(layout: RingLayout, shards: Shards) -> list[tuple[int, range]]:
+    """The process and the positions of each piece, in the order of positions.
+
+    Raises:
+        ConfigurationError: pieces that are not consecutive positions.
+    """
+    pieces = [(process, piece) for process, own in enumerate(shards.pieces) for piece in own]
+    for process, piece in pieces:
+        if len(piece) > 1 and piece.step != 1:
+            raise ConfigurationError(
+                f"causal linear attention passes a state from each range of consecutive positions to the next, but "
+                f"{layout!r} gives process {process} the positions {piece[0]}, {piece[1]}, ...: cut the sequence with "
+                "Contiguous() or Zigzag(). Any layout is right for regard.ring.attention, and for linear attention "
+                "that is not causal"
+            )
+    return sorted(pieces, key=lambda each: each[1].start)
+
+
+@dataclass(frozen=True, eq=False)
+class LinearShard:
+    """A process's part of one call, checked: its problem, in which each piece of a document is a document of its own.
+
+    table: these documents; None where there are none.
+    """
+
+    problem: LinearProblem
+    table: DocumentTable | None
+
+    @classmethod
+    def from_arguments(
+        cls,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        options: LinearOptions,
+        shards: Shards,
+        pieces: list[tuple[int, range]],
+        rank: int,
+    ) -> LinearShard:
+        """The part of a process with masks at the positions of its keys.
+
+        Raises:
+            RegardError: as `make_linear_problem`.
+        """
+        mask, length = read_mask(options.get("mask"), options.get("causal", False)), key.shape[-2]
+        positions = shards.positions(rank, key.device)
+        masks: list[Mask] = [causal()] if mask.causal else []
+        keep = _own_keys(mask, positions, sum(shards.lengths), heads=key.ndim > 3)
+        if keep is None and length == 1:  # so that NaN in a single key does not enter the state
+            keep = torch.ones(1, dtype=torch.bool, device=key.device)
+        if keep is not None:
+            masks.append(TensorMask(keep.unsqueeze(-2)))
+        ids, piece_of = None, torch.zeros(length, dtype=torch.int64)
+        if mask.documents is not None:
+            in_shard = mask.documents.ids.shape[-1] == length
+            ids = mask.documents.ids.to(key.device) if in_shard else mask.documents.ids_of(positions)
+            numbers = {piece: number for number, (_, piece) in enumerate(pieces)}
+            for rows, piece in shards.rows(rank):
+                piece_of[rows] = numbers[piece] if mask.causal else rank
+            _, distinct = ids.unique(return_inverse=True)
+            masks.append(Documents(distinct * len(pieces) + piece_of.to(key.device)))
+        own: LinearOptions = {**options, "mask": reduce(and_, masks) if masks else None, "causal": False}
+        problem = make_linear_problem(query, key, value, **own)
+        if problem.documents is None or ids is None:
+            return cls(problem, None)
+        ids = ids.reshape(-1, length).expand(len(problem.key), length)
+        return cls(problem, DocumentTable.from_batches(problem.documents, ids.long(), piece_of))
+
+    @property
+    def documents(self) -> int:
+        """How many documents the process has, those in several of its pieces once for each."""
+        return 0 if self.table is None else len(self.table.rows)
+
+    def run(
+        self,
+        peers: Peers,
+        shards: Shards,
+        pieces: list[tuple[int, range]],
+        counts: list[int],
+        *,
+        number: int,
+        wants_state: bool,
+    ) -> tuple[Tensor, LinearState | None]:
+        """Output and, where it is wanted, the state after all positions.
+
+        pieces: the process and the positions of each piece. counts: documents of each process. number: of the call.
+        """
+        if len(pieces) == 1:
+            result = self.problem.run()
+            return result.output, result.state if wants_state else None
+        problem = _with_common_scale(_with_features(self.problem), peers)
+        if self.table is not None:
+            segments = self.table.gather(peers, counts, len(pieces))
+        elif problem.causal:
+            segments = cut_pieces(shards, peers.rank, pieces, len(problem.key))
+        else:
+            batch = len(problem.key)
+            present = torch.ones(len(pieces), batch, dtype=torch.bool)
+            segments = Segments(PieceCut((slice(None),)), (batch,), present, torch.arange(batch))
+        tensors = problem.query, problem.key, problem.value, problem.decay, problem.beta
+        parts = [_without_padding(part, exists, problem) for part, exists in segments.cut.split(tensors)]
+        marks = _marks(problem, segments)
+        plan = StatePlan(
+            peers,
+            tuple(process for process, _ in pieces),
+            segments.present,
+            wants_state,
+            (number * TAGS, number * TAGS + 1),
+        )
+        final = None
+        if problem.causal:
+            outputs, marks, final = _causal(problem, parts, segments, plan, marks)
+        else:
+            outputs, marks = _unordered(parts, segments, plan, marks)
+        output = segments.cut.join(outputs, len(problem.key))
+        output = output if problem.maps_elu else problem.finish(output)
+        output = _mark_nonfinite(problem, output, parts, segments, marks)
+        unflatten, state = problem.layout.unflatten, None
+        if wants_state and final is not None:
+            sums = final.own.masked_fill((final.marks[..., 0] > 0)[..., None, None], torch.nan)
+            scale = None if problem.key_scale is None else unflatten(problem.key_scale)
+            state = LinearState(unflatten(sums), problem.normalize, scale)
+        return unflatten(output).to(problem.dtype), state
+
+
+def _own_keys(mask: LinearMask, positions: Tensor, total: int, *, heads: bool) -> Tensor | None:
+    """Which keys at these positions exist, bool, (..., n) or with heads (..., heads, n); None for all."""
+    kept, length = None, len(positions)
+    for part in mask.of_keys:
+        if part.by_position:
+            keys = part.evaluate(Grid(positions[-1:], positions, heads))
+        elif _tensor_length(part) == total:
+            keys = part.evaluate(Grid.from_lengths(1, total, heads=heads, device=positions.device))[..., positions]
+        else:
+            keys = part.evaluate(Grid.from_lengths(1, length, heads=heads, device=positions.device))
+        kept = keys if kept is None else kept & keys
+    return None if kept is None else kept.squeeze(-2)
+
+
+def _with_features(problem: LinearProblem) -> LinearProblem:
+    """A problem with FAVOR+ features, where it was made without them."""
+    if problem.favor is None:
+        return problem
+    query, query_scale = query_features(problem.favor, problem.query)
+    key, key_scale = key_features(problem.favor, problem.key, problem.keep)
+    value = torch.cat([problem.value, torch.ones_like(problem.value[..., :1])], -1)
+    scales = {"query_scale": query_scale, "key_scale": key_scale}
+    return replace(problem, query=query, key=key, value=value, favor=None, **scales)
+
+
+def _with_common_scale(problem: LinearProblem, peers: Peers) -> LinearProblem:
+    """A problem whose stabilised keys lack the largest factor of all processes, as those of one process do."""
+    if problem.key_scale is None:
+        return problem
+    own = problem.key_scale
+    if problem.keep is not None and problem.state is None:  # keys that do not exist have no factor
+        own = own.masked_fill(~problem.keep.any(-1)[..., None, None], -torch.inf)
+    largest = peers.maximum(own.clone(), "while the scales of features were compared")
+    largest = largest.where(largest > -torch.inf, problem.key_scale)
+    factor = (problem.key_scale - largest).clamp(max=0.0).exp()
+    state = None if problem.state is None else problem.state * factor
+    return replace(problem, key=problem.key * factor, state=state, key_scale=largest)
+
+
+def _without_padding(part: list[Any], exists: Tensor | None, problem: LinearProblem) -> list[Any]:
+    """A part with keys that leave the state as it is after the end of each document."""
+    if exists is None:
+        return part
+    query, key, value, decay, beta = part
+    key = key.where(exists.unsqueeze(-1), FEATURELESS if problem.maps_elu else 0.0)
+    if decay is not None:
+        decay = decay.where(exists if decay.ndim == 3 else exists.unsqueeze(-1), 0.0)
+    return [query, key, value, decay, beta]
+
+
+def _marks(problem: LinearProblem, segments: Segments) -> Tensor:
+    """Whether each segment has a key that is NaN or infinite, and whether it has any: (segments, Hk, 2), 1 or 0."""
+    bad = problem.key.new_zeros(problem.key.shape[:3], dtype=torch.bool)
+    exists = torch.ones_like(bad) if problem.keep is None else problem.keep.expand_as(bad)
+    if problem.nonfinite is not None:
+        bad = problem.nonfinite.key
+    found = []
+    for (part,), inside in segments.cut.split([torch.stack([bad, exists], -1)]):
+        found.append((part if inside is None else part & inside.unsqueeze(-1)).any(2))
+    return torch.cat(found).to(problem.value.dtype)
+
+
+def _mark_nonfinite(
+    problem: LinearProblem, output: Tensor, parts: list[list[Any]], segments: Segments, marks: Tensor
+) -> Tensor:
+    """The output with NaN in rows that attend to a key that is NaN or infinite, in any process.
+
+    marks (E, Hk, 2): of the keys of other pieces that the rows of an entry attend to.
+    """
+    nonfinite = problem.nonfinite
+    if nonfinite is None:
+        if not marks[..., 0].any():
+            return output
+        finite = torch.zeros((), dtype=torch.bool, device=output.device)
+        nonfinite = NonfiniteRows(
+            finite.expand(problem.query.shape[:3]), finite.expand(problem.key.shape[:3]), problem.keep
+        )
+    rows = [
+        each.unsqueeze(2).expand(-1, -1, part[0].shape[2], -1) > 0
+        for each, part in zip(segments.per_part(marks), parts, strict=True)
+    ]
+    bad, any_key = segments.cut.join(rows, len(problem.key)).unbind(-1)
+    return nonfinite.mark_rows(output, problem.causal, problem.documents, (bad, any_key))
+
+
+def _unordered(
+    parts: list[list[Any]], segments: Segments, plan: StatePlan, marks: Tensor
+) -> tuple[list[Tensor], Tensor]:
+    """Outputs of each part from sums over the keys of all processes, and the marks of these."""
+    sums = torch.cat([key.mT @ value for _, key, value, *_ in parts])
+    mine = PieceStates(sums, None, marks)[segments.of_entries.to(sums.device)]
+    at = segments.present[plan.peers.rank].nonzero().flatten().to(sums.device)
+    rows = mine.flatten()
+    every = rows.new_zeros(segments.present.shape[1], rows.shape[1]).index_copy(0, at, rows)
+    total = mine.unflatten(sum_over_processes(plan.peers, every)[at])
+    is_shared = (segments.entry >= 0).to(sums.device).split(segments.sizes)
+    outputs = []
+    for (query, *_), local, shared, whole in zip(
+        parts, sums.split(segments.sizes), is_shared, segments.per_part(total.own), strict=True
+    ):
+        outputs.append(read_state(query, whole.where(shared[:, None, None, None], local)))
+    return outputs, total.marks
+
+
+def _causal(
+    problem: LinearProblem, parts: list[list[Any]], segments: Segments, plan: StatePlan, marks: Tensor
+) -> tuple[list[Tensor], Tensor, PieceStates]:
+    """Outputs of each part, the marks of the keys before each entry, and the states after all pieces."""
+    if problem.beta is None:
+        outputs = None
+        added, transitions = zip(*(_decayed_sums(problem, part) for part in parts), strict=True)
+        anchor = parts[0][0]
+    else:
+        outputs, added, transitions = _delta_runs(problem, parts, segments, plan)
+        anchor = outputs[0]
+    of_entries = segments.of_entries.to(anchor.device)
+    transition = None if transitions[0] is None else torch.cat(transitions)
+    own = PieceStates(torch.cat(added), transition, marks)[of_entries]
+    states, entries, anchor = plan.send(own, anchor)
+    sequences = segments.present.shape[1]
+    start = own.own.new_zeros(sequences, *own.own.shape[1:]) if problem.state is None else problem.state
+    first = PieceStates(start, None, marks.new_zeros(sequences, *marks.shape[1:]))
+    before, final = plan.compose(states, entries, first)
+    incoming = segments.per_part(before.own)
+    if outputs is not None:
+        outputs = [_with_state(*each, problem) for each in zip([anchor, *outputs[1:]], incoming, strict=True)]
+    else:
+        parts = [[anchor, *parts[0][1:]], *parts[1:]]
+        outputs = [_from_state(problem, part, state) for part, state in zip(parts, incoming, strict=True)]
+    return outputs, before.marks, final
+
+
+def _decayed_sums(problem: LinearProblem, part: list[Any]) -> tuple[Tensor, Tensor | None]:
+    """Σ_j e^{g_{j+1} + ... + g_n} φ(k_j) v_jᵀ, the total beside it where normalised, and e^{g_1 + ... + g_n}.
+
+    Shapes: (rows, Hk, D, Dv or Dv + 1), (rows, Hk, 1 or D, 1).
+    """
+    _, key, value, decay, _ = part
+    key, factors = Elu()(key) if problem.maps_elu else key, None
+    if decay is not None:
+        decay = (decay.unsqueeze(-1) if decay.ndim == 3 else decay).clamp(min=SMALLEST_DECAY)
+        later = functional.pad(decay[:, :, 1:], (0, 0, 0, 1)).flip(2).cumsum(2).flip(2)
+        key = key * later.exp()
+        factors = (decay[:, :, 0] + later[:, :, 0]).exp().unsqueeze(-1)
+    sums = key.mT @ value
+    return torch.cat([sums, key.sum(2).unsqueeze(-1)], -1) if problem.maps_elu else sums, factors
+
+
+def _from_state(problem: LinearProblem, part: list[Any], state: Tensor) -> Tensor:
+    """The output of a part after the positions of a state, divided by the totals where `problem.maps_elu`."""
+    query, key, value, decay, _ = part
+    if problem.maps_elu:
+        return normalized_recurrence(query, key, value, decay, state)[0]
+    return recurrence(query, key, value, decay, None, state)[0]
+
+
+def _delta_runs(
+    problem: LinearProblem, parts: list[list[Any]], segments: Segments, plan: StatePlan
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """The delta rule from a state of 0: outputs, final states and transitions of each part.
+
+    With D more columns of the values, all 0, that start from the identity, the state is (S_own, T), and the output
+    (o_t, T_tᵀ q_t). Parts without pieces before them start from their state, and have a transition of 0.
+    """
+    piece, sequence = plan.entries(plan.peers.rank, plan.peers.rank).unbind(1)
+    has_before = segments.present.cumsum(0)[piece, sequence] > 1
+    runs = []
+    for part, before in zip(parts, segments.per_part(has_before), strict=True):
+        query, key, value, decay, beta = part
+        dim, value_dim = key.shape[-1], value.shape[-1]
+        if not before.any():
+            output, final = recurrence(query, key, value, decay, beta, problem.state)
+            runs.append((output, final, final.new_zeros(*final.shape[:2], dim, dim)))
+            continue
+        identity = torch.eye(dim, dtype=key.dtype, device=key.device).expand(*key.shape[:2], dim, dim)
+        start = torch.cat([key.new_zeros(*key.shape[:2], dim, value_dim), identity], -1)
+        output, final = recurrence(query, key, functional.pad(value, (0, dim)), decay, beta, start)
+        runs.append((output, *final.split([value_dim, dim], -1)))
+    outputs, added, transitions = map(list, zip(*runs, strict=True))
+    return outputs, added, transitions
+
+
+def _with_state(output: Tensor, state: Tensor, problem: LinearProblem) -> Tensor:
+    """The output of a run from 0 as one from a state, of which the other columns of the output are read."""
+    own, reads = output.tensor_split([problem.value.shape[-1]], -1)
+    return own + read_state(reads, state) if reads.shape[-1] else own
