@@ -31,10 +31,10 @@ class AttentionSubstitute:
     """A function that computes attention in place of the kernels.
 
     compute(problem): the output (..., heads, M, Dv), with its log-sum-exp as a `Result` where that is not the kernel's,
-    or None where the kernel is to compute it. linear: the same for linear attention; without it that is computed
-    as everywhere. no_mixtures: the message of the error of layers that mix the keys of all positions, where the
-    substitute has some of the positions alone. observe(problem, lenses): the `Observation` of `regard.observe`; without it
-    the kernels' weights are observed. hook: the attention hook that `compute` and `observe` call. with_hook(hook): the
+    or None where the kernel is to compute it. linear: the same for linear attention; without it that is computed as
+    everywhere. no_mixtures: the message of the error of layers that mix the keys of all positions, where the substitute
+    has some of the positions alone. observe(problem, lenses): the `Observation` of `regard.observe`; without it the
+    kernels' weights are observed. hook: the attention hook that `compute` and `observe` call. with_hook(hook): the
     same substitute with another hook; without it a hook replaces the substitute.
     """
 
