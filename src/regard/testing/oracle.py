@@ -24,9 +24,10 @@ scores, and inherits the rest:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -80,7 +81,8 @@ class Oracle:
         """
         leaves = {name: leaf.detach().cpu().double().requires_grad_() for name, leaf in inputs.leaves.items()}
         if inputs.keep.shape[-2:].numel() > MAX_ROWWISE_PAIRS:
-            output, lse = self._all_rows(inputs, {name: _finite(name, leaf) for name, leaf in leaves.items()})
+            finite_leaves = {name: _finite(name, leaf) for name, leaf in leaves.items()}
+            output, lse = self._all_rows(inputs, compute_terms(inputs, finite_leaves))
         else:
             output, lse = self._row_by_row(inputs, leaves)
         g, h = upstream_gradients(inputs, output.detach())
@@ -92,17 +94,21 @@ class Oracle:
 
         Rounding an input changes the result by as much as the problem is sensitive: no kernel can have a smaller error.
         For float64 the working precision is float32, and `tolerance` scales the error. NaN and infinity count as 0.
+        All roundings are computed at once, stacked on a leading axis.
         """
-        g, h = upstream_gradients(inputs, truth.output)
-        for rounded in rounded_leaves(inputs):
-            output, lse = self._all_rows(inputs, rounded.leaves)
-            g, h = g.to(output.dtype), h.to(output.dtype)
-            yield _differentiated(rounded.leaves, output, lse, output * g, lse * h if with_lse else None)
-            yield self._in_another_order(inputs, rounded, g, h if with_lse else torch.zeros_like(h))
+        rounded = round_leaves(inputs, self._perturbed_shapes(inputs))
+        g, h = (gradient.to(rounded.dtype) for gradient in upstream_gradients(inputs, truth.output))
+        output, lse = self._all_rows(inputs, rounded.terms(inputs))
+        yield from _unstacked(_differentiated(rounded.leaves, output, lse, output * g, lse * h if with_lse else None))
+        yield from _unstacked(self._in_another_order(inputs, rounded, g, h if with_lse else torch.zeros_like(h)))
+
+    def _perturbed_shapes(self, inputs: Inputs) -> Sequence[torch.Size]:
+        """The shapes of the tensors, besides the leaves, that `_in_another_order` changes at random."""
+        return ()
 
     def _in_another_order(self, inputs: Inputs, rounded: RoundedLeaves, g: Tensor, h: Tensor) -> OracleResult:
-        """One more approximation, with other rounding errors; the gradients are of Σ output · g + Σ lse · h."""
-        output, lse = self._all_rows(inputs, rounded.leaves, reordered=True)
+        """Approximations with other rounding errors, stacked; the gradients are of Σ output · g + Σ lse · h."""
+        output, lse = self._all_rows(inputs, rounded.terms(inputs, reordered=True))
         return _differentiated(rounded.leaves, output, lse, output * g, lse * h)
 
     def _row_by_row(self, inputs: Inputs, leaves: Leaves) -> tuple[Tensor, Tensor]:
@@ -136,26 +142,59 @@ class Oracle:
             torch.cat(logs)[inverse].view(*batch, heads, queries),
         )
 
-    def _all_rows(self, inputs: Inputs, leaves: Leaves, *, reordered: bool = False) -> tuple[Tensor, Tensor]:
+    def _all_rows(self, inputs: Inputs, terms: Terms) -> tuple[Tensor, Tensor]:
         """Output and log of the normaliser, with masked scores of -inf."""
-        query, key, value = with_repeated_heads(inputs, leaves)
-        scores = compute_scores(inputs, leaves, query, key, reordered=reordered) + bias_values(inputs, leaves)
-        weights, log = self.weights(
-            scores.masked_fill(~inputs.keep, -math.inf), sink_logits(leaves, query.shape[-3], value)
-        )
-        return without_head_axis(inputs, weights * dropout_factors(inputs, value) @ value, log)
+        weights, log = self.weights(terms.scores.masked_fill(~inputs.keep, -math.inf), terms.sinks)
+        return without_head_axis(inputs, weights * dropout_factors(inputs, terms.value) @ terms.value, log)
+
+
+class Terms(NamedTuple):
+    """Scores with their bias (*batch, heads, M, N), value (*batch, heads, N, Dv), sinks (..., heads, 1).
+
+    Of stacked leaves each tensor has one more leading axis, and sinks as many axes as the log-sum-exp.
+    """
+
+    scores: Tensor
+    value: Tensor
+    sinks: Tensor
+
+
+def compute_terms(inputs: Inputs, leaves: Leaves, *, widened: bool = False, reordered: bool = False) -> Terms:
+    """The terms of all rows; `widened` and `reordered` as for `compute_scores`, the mask is left to the caller."""
+    query, key, value = with_repeated_heads(inputs, leaves)
+    scores = compute_scores(inputs, leaves, query, key, widened=widened, reordered=reordered)
+    scores = scores + bias_values(inputs, leaves)
+    sinks = sink_logits(leaves, query.shape[-3], value)
+    sinks = sinks.view(*[1] * len(inputs.layout.batch), *sinks.shape)
+    return Terms(scores, widen(value), widen(sinks)) if widened else Terms(scores, value, sinks)
 
 
 @dataclass(frozen=True, eq=False)
 class RoundedLeaves:
-    """Finite leaves in the working precision, each number multiplied by 1 ± `change`."""
+    """Finite leaves in the working precision, roundings stacked on a leading axis R: each number times 1 ± `change`.
+
+    change: (R,). signs: random numbers -1 and 1, (R, *shape) for each shape that `round_leaves` was called with.
+    """
 
     leaves: dict[str, Tensor]
-    change: float
-    generator: torch.Generator
+    dtype: torch.dtype
+    change: Tensor
+    signs: list[Tensor]
+
+    def terms(self, inputs: Inputs, *, widened: bool = False, reordered: bool = False) -> Terms:
+        """`compute_terms` of each rounding, stacked."""
+
+        def terms_of_one(leaves: dict[str, Tensor]) -> tuple[Tensor, ...]:
+            return tuple(compute_terms(inputs, leaves, widened=widened, reordered=reordered))
+
+        return Terms(*torch.func.vmap(terms_of_one)(self.leaves))
+
+    def changes(self, signs: Tensor) -> Tensor:
+        """± the change of each rounding, for signs (R, ...)."""
+        return self.change.view(-1, *[1] * (signs.dim() - 1)) * signs
 
 
-def rounded_leaves(inputs: Inputs) -> Iterator[RoundedLeaves]:
+def round_leaves(inputs: Inputs, shapes: Sequence[torch.Size] = ()) -> RoundedLeaves:
     """The leaves of a case as they are, then several times with each number rounded up or down at random.
 
     Four to ten times, more for fewer pairs, so that there are enough errors to take the largest of; twice above
@@ -167,13 +206,15 @@ def rounded_leaves(inputs: Inputs) -> Iterator[RoundedLeaves]:
     dtype = inputs.leaves["value"].dtype
     dtype = torch.float32 if dtype == torch.float64 else dtype
     generator = torch.Generator().manual_seed(inputs.case.seed + 2)
-    for change in [0.0] + [torch.finfo(dtype).eps / 2] * times:
-        leaves = {}
-        for name, leaf in inputs.leaves.items():
-            exact = _finite(name, leaf.detach().cpu().double())
-            sign = torch.randint(2, exact.shape, generator=generator) * 2 - 1
-            leaves[name] = (exact * (1 + sign * change)).to(dtype).requires_grad_()
-        yield RoundedLeaves(leaves, change, generator)
+    exact = {name: _finite(name, leaf.detach().cpu().double()) for name, leaf in inputs.leaves.items()}
+    shapes = [*(leaf.shape for leaf in exact.values()), *shapes]
+    drawn = [[torch.randint(2, shape, generator=generator) for shape in shapes] for _ in range(1 + times)]
+    signs = [torch.stack(numbers) * 2 - 1 for numbers in zip(*drawn, strict=True)]
+    change = torch.tensor([0.0] + [torch.finfo(dtype).eps / 2] * times)
+    rounded = RoundedLeaves({}, dtype, change, signs[len(exact) :])
+    for (name, leaf), leaf_signs in zip(exact.items(), signs, strict=False):
+        rounded.leaves[name] = (leaf * (1 + rounded.changes(leaf_signs))).to(dtype).requires_grad_()
+    return rounded
 
 
 def upstream_gradients(inputs: Inputs, output: Tensor) -> tuple[Tensor, Tensor]:
@@ -199,6 +240,10 @@ class SoftmaxOracle(Oracle):
         weights = (terms - lse).exp()[..., :-1]
         return weights, lse.masked_fill(empty, -math.inf).squeeze(-1)
 
+    def _perturbed_shapes(self, inputs: Inputs) -> Sequence[torch.Size]:
+        """Of dP and of Σ g · output."""
+        return inputs.keep.shape, inputs.keep.shape[:-1]
+
     def _in_another_order(self, inputs: Inputs, rounded: RoundedLeaves, g: Tensor, h: Tensor) -> OracleResult:
         """Gradients by P = exp(S - lse), dP = D · (g Vᵀ), dS = P · (dP - Σ g · output + h), as FlashAttention has them.
 
@@ -207,32 +252,23 @@ class SoftmaxOracle(Oracle):
         Σ g · output may cancel and leave their rounding errors: each is changed by that share of the sizes of its
         terms, up or down at random, as sums in other orders are.
         """
-        leaves, change, generator = rounded.leaves, rounded.change, rounded.generator
-        query, key, value = with_repeated_heads(inputs, leaves)
-        g, h, value = widen(g), widen(h), widen(value)
-        first, scores = (
-            (
-                compute_scores(inputs, leaves, query, key, widened=True, reordered=reordered)
-                + bias_values(inputs, leaves)
-            ).masked_fill(~inputs.keep, -math.inf)
-            for reordered in (False, True)
-        )
-        sinks = widen(sink_logits(leaves, query.shape[-3], value))
+        g, h = widen(g), widen(h)
+        scores, value, sinks = rounded.terms(inputs, widened=True, reordered=True)
+        scores = scores.masked_fill(~inputs.keep, -math.inf)
         factors = dropout_factors(inputs, value)
         with torch.no_grad():
+            first = rounded.terms(inputs, widened=True).scores.masked_fill(~inputs.keep, -math.inf)
             output, lse = self._in_blocks(first, factors.expand_as(first), value, sinks)
             if inputs.layout.heads is None:
                 g, h = g.unsqueeze(-3), h.unsqueeze(-2)
             finite_lse = lse.masked_fill(lse == -math.inf, math.inf)  # a row without keys has no weights
             weights = torch.exp2((scores - finite_lse.unsqueeze(-1)) * math.log2(math.e))
-            of_weights, of_lse = (
-                change * (torch.randint(2, shape, generator=generator) * 2 - 1) for shape in (weights.shape, lse.shape)
-            )
+            of_weights, of_lse = (rounded.changes(signs) for signs in rounded.signs)
             delta = (g * output).sum(-1) + of_lse * (g * output).abs().sum(-1) - h.masked_fill(lse == -math.inf, 0)
             grad_weights = g @ value.mT + of_weights * (g.abs() @ value.abs().mT)
             grad_scores = weights * (factors * grad_weights - delta.unsqueeze(-1))
             grad_value, grad_sinks = (weights * factors).mT @ g, -torch.exp(sinks - finite_lse) * delta
-        gradients = _backward(leaves, (scores, grad_scores), (value, grad_value), (sinks, grad_sinks))
+        gradients = _backward(rounded.leaves, (scores, grad_scores), (value, grad_value), (sinks, grad_sinks))
         output, lse = without_head_axis(inputs, output, lse)
         return OracleResult(output, lse, gradients)
 
@@ -259,6 +295,12 @@ def _merged(output: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> tu
 def _finite(name: str, leaf: Tensor) -> Tensor:
     """Query, key and value with 0 for NaN and infinity; -inf in a bias stays."""
     return leaf.nan_to_num(0.0, 0.0, 0.0) if name in ("query", "key", "value") else leaf
+
+
+def _unstacked(stacked: OracleResult) -> Iterator[OracleResult]:
+    """The results along the leading axis."""
+    for index, (output, lse) in enumerate(zip(stacked.output, stacked.lse, strict=True)):
+        yield OracleResult(output, lse, {name: gradient[index] for name, gradient in stacked.gradients.items()})
 
 
 def _differentiated(
