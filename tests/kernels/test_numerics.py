@@ -1,6 +1,10 @@
 """Every kernel that can compute a problem gives what float64 gives, forward and backward, where float32 is delicate."""
 
+import functools
+import inspect
 import math
+from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -21,19 +25,39 @@ WAYS = [
 ]
 
 
-@pytest.fixture(params=WAYS, ids=lambda way: "-".join(filter(None, way)))
-def kernel(request):
-    """The name of each kernel, with each variant of native code that it may call."""
-    name, variant = request.param
-    if variant is None:
-        yield name
-    else:
-        with native.using(variant):
-            yield name
+def by_every_kernel(test: Callable) -> Callable:
+    """One test that calls `test` with the name of each kernel, with each variant of native code that it may call.
+
+    A kernel whose call ends in `pytest.skip` does not compute such problems; a general kernel always does. One test, as
+    thousands that are skipped take longer than those that compute. Each error says in a note which kernel is wrong.
+    """
+
+    @functools.wraps(test)
+    def test_all(*arguments, **parameters):
+        computed, errors = set(), []
+        for name, variant in WAYS:
+            torch.default_generator.manual_seed(0)
+            try:
+                with native.using(variant) if variant else nullcontext():
+                    test(*arguments, kernel=name, **parameters)
+            except pytest.skip.Exception:
+                continue
+            except Exception as error:
+                error.add_note(f"with the kernel {name!r}" + (f" and native code {variant!r}" if variant else ""))
+                errors.append(error)
+            computed.add(name)
+        if errors:
+            raise ExceptionGroup("wrong kernels", errors)
+        assert computed & {"tiled", "reference"}
+
+    signature = inspect.signature(test)
+    others = [parameter for name, parameter in signature.parameters.items() if name != "kernel"]
+    vars(test_all)["__signature__"] = signature.replace(parameters=others)
+    return test_all
 
 
 def attend(*tensors, kernel, **options):
-    """Attention by a kernel, or the test is over where it does not compute such problems."""
+    """Attention by a kernel, or the call is over where it does not compute such problems."""
     try:
         return regard.attention(*tensors, kernel=kernel, **options)
     except KernelError as error:
@@ -68,6 +92,7 @@ def close(results, expected, tolerance=1e-4):
 
 class TestSinks:
     @pytest.mark.parametrize(("queries", "keys"), [(5, 7), (2, 1100), (70, 130)])
+    @by_every_kernel
     def test_a_sink_of_minus_infinity_is_none(self, kernel, queries, keys):
         tensors = rand(2, 4, queries, 8), rand(2, 2, keys, 8, seed=1), rand(2, 2, keys, 8, seed=2)
         sinks = torch.tensor([-math.inf, 0.5, -math.inf, -math.inf])
@@ -78,6 +103,7 @@ class TestSinks:
         assert results[0][:, :, 1].eq(0).all()
         close(results, expected)
 
+    @by_every_kernel
     def test_neither_keys_nor_sinks(self, kernel):
         tensors = rand(1, 2, 3, 4), rand(1, 2, 0, 4), rand(1, 2, 0, 4), torch.full((2,), -math.inf)
         for result in gradients(tensors, kernel):
@@ -87,6 +113,7 @@ class TestSinks:
 class TestScale:
     @pytest.mark.parametrize("scale", [0.0, -0.0, -0.7])
     @pytest.mark.parametrize("softcap", [None, 2.0])
+    @by_every_kernel
     def test_scales_that_are_not_above_0(self, kernel, scale, softcap):
         tensors, upstream = [rand(2, 2, length, 8, seed=length) for length in (70, 90, 90)], rand(2, 2, 70, 8)
         options = {"scale": scale, "softcap": softcap}
@@ -108,6 +135,7 @@ class TestSoftcap:
             regard.attention(*[rand(1, 2, 3, 4)] * 3, softcap=softcap)
 
     @pytest.mark.parametrize("softcap", [1e-30, 1e30])
+    @by_every_kernel
     def test_the_outermost_softcaps(self, kernel, softcap):
         tensors, upstream = [rand(1, 2, length, 8, seed=length) for length in (70, 90, 90)], rand(1, 2, 70, 8)
         results = gradients(tensors, kernel, upstream, softcap=softcap)
@@ -118,6 +146,7 @@ class TestMaskedNan:
     @pytest.mark.parametrize("bad", [math.nan, math.inf])
     @pytest.mark.parametrize("where", [1, 2])
     @pytest.mark.parametrize("trained", ["weight", "bias", "sinks"])
+    @by_every_kernel
     def test_a_parameter_trained_alone(self, kernel, trained, where, bad):
         """The gradient of a parameter, where query, key and value have none."""
         tensors = [rand(2, 2, length, 8, seed=seed) for seed, length in enumerate((5, 70, 70))]
@@ -149,6 +178,7 @@ class TestInfinity:
     @pytest.mark.parametrize(("queries", "keys"), SHAPES)
     @pytest.mark.parametrize(("masked", "gradient"), BOTH)
     @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+    @by_every_kernel
     def test_a_value_of_infinity_shows(self, kernel, queries, keys, masked, gradient, bad):
         query, key, value = rand(1, 2, queries, 8), rand(1, 2, keys, 8, seed=1), rand(1, 2, keys, 8, seed=2)
         value[:, :, 3, 0] = bad
@@ -160,6 +190,7 @@ class TestInfinity:
     @pytest.mark.parametrize(("queries", "keys"), SHAPES)
     @pytest.mark.parametrize(("masked", "gradient"), BOTH)
     @pytest.mark.parametrize("bad", [math.nan, math.inf])
+    @by_every_kernel
     def test_a_score_of_nan_or_infinity_is_nan(self, kernel, queries, keys, masked, gradient, bad):
         query, key, value = rand(1, 2, queries, 8).abs(), rand(1, 2, keys, 8, seed=1), rand(1, 2, keys, 8, seed=2)
         key[:, :, 3] = bad
@@ -167,6 +198,7 @@ class TestInfinity:
 
     @pytest.mark.parametrize(("queries", "keys"), SHAPES)
     @pytest.mark.parametrize(("masked", "gradient"), BOTH)
+    @by_every_kernel
     def test_a_score_of_minus_infinity_counts_for_nothing_or_is_nan(self, kernel, queries, keys, masked, gradient):
         query, key, value = rand(1, 2, queries, 8).abs(), rand(1, 2, keys, 8, seed=1), rand(1, 2, keys, 8, seed=2)
         there = torch.arange(keys) != 3
@@ -182,6 +214,7 @@ class TestInfinity:
     @pytest.mark.parametrize("where", ["query", "key"])
     @pytest.mark.parametrize("score", ["softcap", "additive"])
     @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+    @by_every_kernel
     def test_infinity_under_a_tanh_is_nan(self, kernel, queries, keys, masked, where, score, bad):
         """A tanh would make infinity a finite score; gradients are those of the other rows."""
         query, key, value = rand(1, 2, queries, 8), rand(1, 2, keys, 8, seed=1), rand(1, 2, keys, 8, seed=2)
@@ -215,6 +248,7 @@ class TestHugeScores:
 
     @pytest.mark.parametrize("size", SIZES)
     @pytest.mark.parametrize("causal", [False, True])
+    @by_every_kernel
     def test_weights_of_equal_keys_sum_to_1(self, kernel, size, causal):
         """Each gradient of a value is the sum of its weights; that of query and key is 0."""
         queries, keys, dim = (256, 256, 16) if causal else (7, 1100, 16)
@@ -229,6 +263,7 @@ class TestHugeScores:
         assert results[2].isfinite().all()
 
     @pytest.mark.parametrize("size", [-1e7, 1e7])
+    @by_every_kernel
     def test_a_bias(self, kernel, size):
         tensors, upstream = [rand(1, 2, length, 8, seed=length) for length in (70, 90, 90)], rand(1, 2, 70, 8)
         query, key, value = tensors
@@ -236,6 +271,7 @@ class TestHugeScores:
         results = gradients((0 * query, key, value), kernel, upstream, **options)
         close(results, gradients(in_float64((0 * query, key, value)), "reference", upstream, **options), 1e-3)
 
+    @by_every_kernel
     def test_an_additive_score_with_sinks_and_dropout(self, kernel):
         score = Additive(query_dim=8, key_dim=8, hidden_dim=16)
         with torch.no_grad():
@@ -249,6 +285,7 @@ class TestHugeScores:
         (gradient,) = torch.autograd.grad(output.sum(), value)
         torch.testing.assert_close(gradient, torch.full_like(gradient, 40 / 91), rtol=1e-4, atol=0)
 
+    @by_every_kernel
     def test_rows_without_a_gradient_take_nothing_from_others(self, kernel):
         """A padded row whose bias is the smallest number, as transformers adds it, asks for no float64."""
         tensors = [rand(1, 2, 70, 8, seed=seed) for seed in range(3)]
@@ -262,6 +299,7 @@ class TestHugeScores:
     @pytest.mark.parametrize(
         "feature", ["plain", "bias", "alibi", "sinks", "dropout", "softcap", "mask", "causal", "3d"]
     )
+    @by_every_kernel
     def test_a_few_rows(self, kernel, feature, by, queries):
         """Some rows of one batch have huge scores: each tensor has its gradient from these and from the others."""
         results = []
@@ -306,6 +344,7 @@ class TestHugeScores:
             "causal": {"mask": masks.causal() & masks.window(40, 0)},
         }.get(name, {})
 
+    @by_every_kernel
     def test_a_huge_sink_without_keys(self, kernel):
         tensors = rand(1, 2, 3, 4), rand(1, 2, 0, 4), rand(1, 2, 0, 4), torch.tensor([1e7, 0.5])
         for result in gradients(tensors, kernel):
@@ -327,6 +366,7 @@ class TestHugeScores:
         assert rows == [10]
 
     @pytest.mark.parametrize("size", SIZES)
+    @by_every_kernel
     def test_lenses(self, kernel, size):
         query, key = torch.ones(1, 2, 70, 16), torch.full((1, 2, 130, 16), size / 16)
         seen = [lenses.Received(), lenses.Entropy(), lenses.TopK(3), lenses.Weights(), lenses.Weights(slice(3, 9))]
@@ -349,6 +389,7 @@ class TestLongRows:
     """Sums over very many keys of equal weights: they are made in two levels."""
 
     @pytest.mark.parametrize("queries", [1, 3, 100])
+    @by_every_kernel
     def test_a_constant_stays(self, kernel, queries):
         keys = 2**17
         query, key, value = torch.zeros(1, 1, queries, 8), torch.zeros(1, 1, keys, 8), torch.full((1, 1, keys, 8), 0.3)
@@ -358,6 +399,7 @@ class TestLongRows:
     @pytest.mark.parametrize("group", [1, 2])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
     @pytest.mark.parametrize("feature", ["plain", "mask", "bias", "window", "dropout", "3d"])
+    @by_every_kernel
     def test_a_single_row(self, kernel, feature, dtype, group):
         keys = 5003
         tensors = rand(2, 2 * group, 1, 8), rand(2, 2, keys, 8, seed=1), rand(2, 2, keys, 6, seed=2)
@@ -379,12 +421,14 @@ class TestLongRows:
         tolerance = 1e-5 if dtype == torch.float32 else 1e-2
         torch.testing.assert_close(output.double(), expected, rtol=tolerance, atol=tolerance)
 
+    @by_every_kernel
     def test_an_additive_score(self, kernel):
         keys = 2**15
         query, key, value = torch.zeros(1, 1, 3, 8), torch.zeros(1, 1, keys, 8), torch.full((1, 1, keys, 8), 0.3)
         output = attend(query, key, value, kernel=kernel, score=Additive(query_dim=8, key_dim=8, hidden_dim=4))
         torch.testing.assert_close(output, torch.full_like(output, 0.3), rtol=2e-5, atol=0)
 
+    @by_every_kernel
     def test_gradients_over_many_queries(self, kernel):
         query, key, value = torch.zeros(1, 1, 2**17, 4), torch.zeros(1, 1, 70, 4), torch.full((1, 1, 70, 4), 0.3)
         if kernel in ("sdpa", "block_sparse"):
