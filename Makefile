@@ -11,6 +11,10 @@ DEMO := $(VENV)/.installed-demo
 DEV := $(VENV)/.installed-dev
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --constraint constraints.txt
 
+# Byte code is stored even where the environment forbids it (the empty value is none): else each process compiles all
+# modules and rewrites the assertions of all tests anew, ten seconds each.
+export PYTHONDONTWRITEBYTECODE :=
+
 # Tests run in so many processes side by side, each on one thread (`make test JOBS=8`); the default suits two cores.
 JOBS ?= 2
 PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal -rs

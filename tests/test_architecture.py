@@ -51,7 +51,11 @@ UNPICKLERS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "
 
 ROOT = Path(regard.__file__).parent
 
-parsed = functools.cache(ast.parse)
+
+@functools.cache
+def nodes(source: str) -> tuple[ast.AST, ...]:
+    """All nodes of the tree of a source."""
+    return tuple(ast.walk(ast.parse(source)))
 
 
 def module_name(path: Path) -> str:
@@ -74,20 +78,22 @@ def depth(name: str) -> int:
     return next(number for number, layer in enumerate(LAYERS) if name in layer)
 
 
-def imports(module: str, source: str) -> Iterator[tuple[str, bool]]:
+@functools.cache
+def imports(module: str, source: str) -> list[tuple[str, bool]]:
     """Each module of regard that a source imports, anywhere in it, and whether for the names of types alone."""
-    tree = parsed(source)
     unexecuted = {
         inner
-        for node in ast.walk(tree)
+        for node in nodes(source)
         if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
         for statement in node.body
         for inner in ast.walk(statement)
     }
-    for node in ast.walk(tree):
-        for target in targets(module, node):
-            if target.split(".")[0] == "regard":
-                yield target, node in unexecuted
+    return [
+        (target, node in unexecuted)
+        for node in nodes(source)
+        for target in targets(module, node)
+        if target.split(".")[0] == "regard"
+    ]
 
 
 def targets(module: str, node: ast.AST) -> Iterator[str]:
@@ -127,7 +133,7 @@ def usage_faults(source: str) -> list[str]:
     """Statements that the library does without, with their lines."""
     return [
         f"line {getattr(node, 'lineno', '?')}: {fault}"
-        for node in ast.walk(parsed(source))
+        for node in nodes(source)
         for fault in [usage_fault(node)]
         if fault
     ]
@@ -164,7 +170,7 @@ def names_in_several_places(places: Iterable[tuple[str, str]]) -> list[str]:
 
 def classes(module: str, source: str) -> Iterator[tuple[str, str]]:
     """Each class of a module, nested ones too, with its line."""
-    for node in ast.walk(parsed(source)):
+    for node in nodes(source):
         if isinstance(node, ast.ClassDef):
             yield node.name, f"{module}:{node.lineno}"
 
@@ -172,7 +178,7 @@ def classes(module: str, source: str) -> Iterator[tuple[str, str]]:
 def long_functions(source: str) -> list[str]:
     """Functions of more than MOST_LINES lines, without their signature (a command's has its options) and docstring."""
     found = []
-    for node in ast.walk(parsed(source)):
+    for node in nodes(source):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             body = node.body[1:] if ast.get_docstring(node) is not None else node.body
             lines = 1 + (body[-1].end_lineno or 0) - body[0].lineno if body else 0
@@ -181,23 +187,22 @@ def long_functions(source: str) -> list[str]:
     return found
 
 
-def by_module(test: Callable) -> Callable:
-    return pytest.mark.parametrize("module", FILES)(test)
+def faults_by_module(find: Callable[[str, str], list[str]]) -> dict[str, list[str]]:
+    """The faults that `find(module, source)` returns of each module that has some."""
+    found = {module: find(module, path.read_text("utf-8")) for module, path in FILES.items()}
+    return {module: faults for module, faults in found.items() if faults}
 
 
-@by_module
-def test_imports_go_down(module):
-    assert import_faults(module, FILES[module].read_text("utf-8")) == []
+def test_imports_go_down():
+    assert faults_by_module(import_faults) == {}
 
 
-@by_module
-def test_nothing_that_a_library_does_without(module):
-    assert usage_faults(FILES[module].read_text("utf-8")) == []
+def test_nothing_that_a_library_does_without():
+    assert faults_by_module(lambda module, source: usage_faults(source)) == {}
 
 
-@by_module
-def test_functions_can_be_seen_at_once(module):
-    assert long_functions(FILES[module].read_text("utf-8")) == []
+def test_functions_can_be_seen_at_once():
+    assert faults_by_module(lambda module, source: long_functions(source)) == {}
 
 
 def test_there_are_not_many_modules():
