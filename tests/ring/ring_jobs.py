@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from lens_cases import all_lenses, parts
+from lens_cases import Coverage, ShardedCoverage, all_lenses, last_inputs, last_lenses, last_results, parts
 from linear_cases import LinearCase, cut_axis, results
 from ring_cases import RingCase
 from torch import Tensor
@@ -69,10 +69,16 @@ def attention(
     return {name: t.detach().to(at_least).numpy() for name, t in results.items()} if not dist.get_rank() else None
 
 
-def observe(among: int, case: RingCase, names: list[str], infinite: list[int] | None = None) -> dict[str, np.ndarray]:
+def observe(
+    among: int,
+    case: RingCase,
+    names: list[str],
+    infinite: list[int] | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> dict[str, np.ndarray]:
     """Output, log-sum-exp and the results of lenses of a case; those of rows are gathered."""
     group, layout = groups[among], case.layout
-    whole, options, _ = case.tensors(torch.float32)
+    whole, options, _ = case.tensors(dtype)
     whole["key"][..., infinite or [], :] = float("nan")
     query, key, value, _ = (ring.shard(tensor, -2, layout, group).clone() for tensor in whole.values())
     chosen = {name: lens for name, lens in all_lenses(case.length, case.seed).items() if name in names}
@@ -81,6 +87,8 @@ def observe(among: int, case: RingCase, names: list[str], infinite: list[int] | 
     with torch.no_grad():
         seen = ring.observe(query, key, value, *chosen.values(), **settings, **options)
     by_row, others = {"output": (seen.output, -2), "lse": (seen.lse, -1)}, {}
+    if dtype == torch.bfloat16:
+        by_row.pop("output")  # NumPy has no such numbers
     for name, lens in chosen.items():
         own = parts(name, seen[lens])
         by_row, others = by_row | own[0], others | own[1]
@@ -105,6 +113,51 @@ def linear(among: int, case: LinearCase, dtype: torch.dtype = torch.float32) -> 
             found[name] = ring.unshard(tensor.detach(), axes.get(name, -2), layout, group)
     at_least = torch.promote_types(dtype, torch.float32)
     return {name: tensor.to(at_least).numpy() for name, tensor in found.items()} if not dist.get_rank() else None
+
+
+def observe_last(among: int, length: int, queries: int, layout: ring.RingLayout) -> dict[str, np.ndarray]:
+    """Lenses of fewer queries than keys."""
+    group, chosen = groups[among], last_lenses(length)
+    query, key, value = last_inputs(length, queries)
+    own = (ring.shard(tensor, 2, layout, group) for tensor in (query, key, value))
+    seen = ring.observe(*own, *chosen.values(), mask=masks.causal(), layout=layout, group=group)
+    return last_results(seen, chosen)
+
+
+def own_lens(among: int, length: int, with_shards: bool) -> np.ndarray:
+    """A lens that the library does not have."""
+    query, lens = torch.zeros(1, 2, length, 8), (ShardedCoverage if with_shards else Coverage)(0.3)
+    own = ring.shard(query, 2, None, groups[among])
+    seen = ring.observe(own, own, own, lens, mask=masks.causal(), group=groups[among])
+    return ring.unshard(seen[lens] > 0, 2, None, groups[among]).float().numpy()
+
+
+def observe_lens(among: int, lenses: list[Any]) -> str:
+    """A call with another lens in each process, over 24 tokens."""
+    query = torch.ones(1, 2, 24 // among, 8)
+    ring.observe(query, query, query, lenses[dist.get_rank()], mask=masks.causal(), group=groups[among])
+    return "computed"
+
+
+def lens_traffic(among: int, case: RingCase) -> int:
+    """Bytes that this process sends to others in messages of keys and values, with a lens."""
+    sent: list[Tensor] = []
+    post = ring.ring_attention.Peers.post
+
+    def counting(self, sends, receives):
+        sends = list(sends)
+        sent.extend(tensor for _, tensor, _ in sends)
+        return post(self, sends, receives)
+
+    ring.ring_attention.Peers.post = counting
+    try:
+        whole, options, _ = case.tensors(torch.float32)
+        query, key, value, _ = (ring.shard(t, -2, case.layout, groups[among]) for t in whole.values())
+        with torch.no_grad():
+            ring.observe(query, key, value, lenses.Entropy(), layout=case.layout, group=groups[among], **options)
+    finally:
+        ring.ring_attention.Peers.post = post
+    return sum(tensor.numel() * tensor.element_size() for tensor in sent)
 
 
 def mesh(among: int, dimensions: tuple[int, ...]) -> list[int]:

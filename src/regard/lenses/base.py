@@ -107,6 +107,14 @@ class RowShard(Protocol):
         """The indices among all rows of the rows of a tile."""
         ...
 
+    def gather_rows(self, rows: Tensor, chosen: range) -> Tensor:
+        """Chosen rows of all processes, of a tensor over each one's own (..., own rows, ·), in every process."""
+        ...
+
+    def gather_keys(self, keys: Tensor, chosen: range) -> Tensor:
+        """Chosen keys of all processes, of a tensor over each one's own (..., own keys, ·), in every process."""
+        ...
+
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum over all processes; each of them has to call it."""
         ...

@@ -138,7 +138,7 @@ class _CellMaxState:
             return
         every = torch.arange(max(self.largest.shape[2:]), device=largest.device)
         at = tile.batch, slice(None), every[rows].unsqueeze(-1), every[columns]
-        self.largest[at] = torch.maximum(self.largest[at], largest)
+        self.largest[at] = torch.maximum(self.largest[at], largest.to(self.largest.dtype))
 
     def native(self) -> native.CellReduction | None:
         """Supported where the cells of rows never decrease."""

@@ -6,7 +6,7 @@ import math
 import mmap
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .. import native
 from ..core.grid import WHOLE
-from ..core.log_sum_exp import with_exact_lse
+from ..core.log_sum_exp import in_float64, with_exact_lse
 from ..core.problem import Problem
 from ..core.score_forms import DotPairs
 from ..core.torch_modes import under_forward_mode, under_transform, without_autocast
@@ -82,14 +82,15 @@ class Weights:
             return _RectangleState(self)
         return _MatrixState(problem)
 
-    def start_shard(self, problem: Problem, shard: RowShard) -> _ShardState:
+    def start_shard(self, problem: Problem, shard: RowShard) -> _OwnRowsState | _ChosenRowsState:
         """The state of one run over the rows of one process: its rows of all weights, or all of some chosen rows."""
         layout = WeightsLayout.from_problem(problem, shard)
+        columns = range(layout.keys)[self.columns]
         if self.rows == WHOLE:
             self.check(problem)
-            return _ShardState(layout, None, range(layout.keys)[self.columns])
+            return _OwnRowsState(layout, columns)
         self._check(problem, (layout.all_queries, layout.keys))
-        return _ShardState(layout, range(layout.all_queries)[self.rows], range(layout.keys)[self.columns])
+        return _ChosenRowsState(layout, shard, range(layout.all_queries)[self.rows], columns)
 
     def check(self, problem: Problem) -> None:
         """Refuse rows or columns that the problem does not have, and a rectangle larger than the memory.
@@ -226,60 +227,65 @@ class _MatrixState:
         return self.layout.to_result(self.into)
 
 
-class _ShardState:
-    """Weights assembled from the tiles of one process: its own rows, or rows chosen of all, which are then summed.
-
-    rows: the chosen ones, None for those of the process. columns: the chosen ones.
-    """
+class _OwnRowsState:
+    """The weights of the rows of one process, assembled from the tiles of all keys; `columns` are the chosen ones."""
 
     needs_entropy_terms = False
 
-    def __init__(self, layout: WeightsLayout, rows: range | None, columns: range) -> None:
-        self.layout, self.rows, self.columns = layout, rows, columns
-        sizes = layout.batch, layout.heads, layout.queries if rows is None else len(rows), len(columns)
-        on_cpu = layout.device.type == "cpu"
-        self.into = (
-            lazy_zeros(sizes, layout.dtype) if on_cpu else torch.zeros(sizes, dtype=layout.dtype, device=layout.device)
-        )
+    def __init__(self, layout: WeightsLayout, columns: range) -> None:
+        self.layout, self.columns = layout, columns
+        sizes = layout.batch, layout.heads, layout.queries, len(columns)
+        if layout.device.type == "cpu":
+            self.into = lazy_zeros(sizes, layout.dtype)
+        else:
+            self.into = torch.zeros(sizes, dtype=layout.dtype, device=layout.device)
 
     @property
     def reductions(self) -> Sequence[Reduction]:
         return (self,)
 
     def add(self, tile: WeightTile) -> None:
-        weights, into = tile.weights, self.into[tile.batch]
-        columns, found = self._places(tile.columns, self.columns)
-        weights = weights[..., found]
-        if self.rows is None:
-            into[:, :, tile.rows, columns] = weights
-            return
-        rows, found = self._places(self.layout.row_indices(tile.rows), self.rows)
-        into[:, :, rows.unsqueeze(-1), columns] = weights[:, :, found]
+        span = tile.columns
+        found = torch.arange(span.start, span.stop, span.step or 1, device=self.layout.device) - self.columns.start
+        inside = (found >= 0) & (found < self.columns.stop - self.columns.start) & (found % self.columns.step == 0)
+        weights = tile.weights[..., inside].to(self.into.dtype)
+        self.into[tile.batch, :, tile.rows, found[inside] // self.columns.step] = weights
 
     def native(self) -> native.WeightMatrix | None:
-        """Supported for all columns of the own rows."""
-        whole = self.rows is None and self.columns == range(self.layout.keys)
+        """Supported for all columns."""
+        whole = self.columns == range(self.layout.keys)
         return native.WeightMatrix(self.into) if whole and self.into.dtype == torch.float32 else None
 
     def finish(self, problem: Problem, lse: Tensor) -> Tensor:
-        broken = self.layout.nan_rows(lse)
-        if self.rows is None:
-            self.into[broken] = float("nan")
-            return self.layout.to_result(self.into)
-        every = self.layout.own_rows(torch.arange(self.layout.all_queries, device=self.layout.device))
-        rows, found = self._chosen(every, self.rows)
-        self.into[:, :, rows] = self.into[:, :, rows].masked_fill(broken[:, :, found, None], float("nan"))
-        return self.layout.to_result(self.layout.total(self.into))
+        self.into[self.layout.nan_rows(lse)] = float("nan")
+        return self.layout.to_result(self.into)
 
-    def _places(self, span: slice, chosen: range) -> tuple[Tensor, Tensor]:
-        """Where in the result the rows or columns of a tile are, and which of the tile's these are."""
-        return self._chosen(torch.arange(span.start, span.stop, span.step or 1, device=self.layout.device), chosen)
 
-    @staticmethod
-    def _chosen(indices: Tensor, chosen: range) -> tuple[Tensor, Tensor]:
-        """The places of indices in a range, and the places of those that it has among the indices."""
-        inside = (indices >= chosen.start) & (indices < chosen.stop) & ((indices - chosen.start) % chosen.step == 0)
-        return (indices[inside] - chosen.start) // chosen.step, inside.nonzero().flatten()
+class _ChosenRowsState:
+    """The weights of chosen rows of all processes, computed in each of them from the gathered rows and keys."""
+
+    reductions = ()
+
+    def __init__(self, layout: WeightsLayout, shard: RowShard, rows: range, columns: range) -> None:
+        self.layout, self.shard, self.rows, self.columns = layout, shard, rows, columns
+
+    def finish(self, problem: Problem, lse: Tensor) -> Tensor:
+        problem, shard = in_float64(problem) if lse.dtype == torch.float64 else problem, self.shard
+        query, key = (
+            shard.gather_rows(problem.pairs.query, self.rows),
+            shard.gather_keys(problem.pairs.key, self.columns),
+        )
+        lse = shard.gather_rows(lse.unsqueeze(-1), self.rows).squeeze(-1)
+        positions = shard.positions[self.rows.start : self.rows.stop : self.rows.step], self.columns
+        rows, columns = (torch.arange(of.start, of.stop, of.step, device=key.device) for of in positions)
+        chosen = replace(
+            problem,
+            pairs=replace(problem.pairs, query=query, key=key),
+            value=problem.value.new_empty(*problem.value.shape[:-2], len(columns), 0),
+            query_positions=rows,
+            key_positions=columns,
+        )
+        return Weights().compute(chosen, lse).to(self.layout.dtype)
 
 
 def _checked_slice(name: str, choice: slice) -> slice:

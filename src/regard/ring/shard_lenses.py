@@ -96,10 +96,11 @@ def observe_shard(
         if hook is not None:
             call_hook(settings.peers, hook, problem, agreed, lse)
         problem = zero_nonfinite_inputs(problem)
+        wide, exact = _with_exact_lse(settings, problem, agreed, lse) if states else (problem, lse)
         reductions = [reduction for state in states.values() for reduction in state.reductions]
         if reductions:
-            _reduce(settings, problem, agreed, lse, reductions)
-        return Observation(output, lse, {lens: state.finish(problem, lse) for lens, state in states.items()})
+            _reduce(settings.peers, wide, agreed, exact, reductions)
+        return Observation(output, lse, {lens: state.finish(problem, exact) for lens, state in states.items()})
 
 
 def check_lenses(lenses: Sequence[Lens]) -> None:
@@ -125,7 +126,7 @@ def _described(lenses: Sequence[Lens]) -> str:
 
 def _start(peers: Peers, problem: Problem, agreed: Agreement, lenses: Sequence[Lens]) -> dict[Lens, LensState[Any]]:
     """Start each lens on the own rows; an error in one process is raised in all."""
-    rows, own = ProcessRows(peers, agreed.queries), _rows_problem(problem, agreed, peers.rank)
+    rows, own = ProcessRows(peers, agreed.queries, agreed.keys), _rows_problem(problem, agreed, peers.rank)
     states: dict[Lens, LensState[Any]] = {}
     fault: RegardError | None = None
     try:
@@ -151,13 +152,9 @@ def _rows_problem(problem: Problem, agreed: Agreement, rank: int) -> Problem:
     )
 
 
-def _reduce(
-    settings: ShardSettings, problem: Problem, agreed: Agreement, lse: Tensor, reductions: Sequence[Reduction]
-) -> None:
+def _reduce(peers: Peers, problem: Problem, agreed: Agreement, lse: Tensor, reductions: Sequence[Reduction]) -> None:
     """Pass the weights of the own rows to reductions, block by block as the keys of each process arrive."""
-    problem, lse = _with_exact_lse(settings, problem, agreed, lse)
     problem = replace(problem, value=problem.value[..., :0], dropout=None)
-    peers = settings.peers
     plan = plan_hops(problem, agreed.queries, agreed.keys, peers.rank)
     for hop, key, value in RingCall(peers, plan, agreed.number, None).keys(problem):
         for block in hop.blocks:
@@ -186,6 +183,7 @@ class ProcessRows:
 
     peers: Peers
     shards: Shards
+    keys: Shards
 
     @property
     def positions(self) -> range:
@@ -206,6 +204,22 @@ class ProcessRows:
                 found = positions[rows.start - local.start : rows.stop - local.start]
                 return slice(found.start - first, found.stop - first, found.step)
         raise AssertionError(f"rows {rows} are those of no piece of {self.shards}")
+
+    def gather_rows(self, rows: Tensor, chosen: range) -> Tensor:
+        """Chosen rows of all processes, of a tensor over the own ones (..., own rows, ·)."""
+        return self._gather(rows, self.shards.positions(self.peers.rank) - self.positions.start, chosen)
+
+    def gather_keys(self, keys: Tensor, chosen: range) -> Tensor:
+        """Chosen keys of all processes, of a tensor over the own ones (..., own keys, ·)."""
+        return self._gather(keys, self.keys.positions(self.peers.rank), chosen)
+
+    def _gather(self, own: Tensor, indices: Tensor, chosen: range) -> Tensor:
+        """The chosen indices of all processes, of a tensor (..., own, ·) that has these indices."""
+        places = indices.to(own.device) - chosen.start
+        inside = (places >= 0) & (places < chosen.stop - chosen.start) & (places % chosen.step == 0)
+        gathered = own.new_zeros(*own.shape[:-2], len(chosen), own.shape[-1])
+        gathered[..., places[inside] // chosen.step, :] = own[..., inside, :]
+        return self.sum(gathered)
 
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum over all processes."""
