@@ -187,7 +187,11 @@ class RoundedLeaves:
         def terms_of_one(leaves: dict[str, Tensor]) -> tuple[Tensor, ...]:
             return tuple(compute_terms(inputs, leaves, widened=widened, reordered=reordered))
 
-        return Terms(*torch.func.vmap(terms_of_one)(self.leaves))
+        if inputs.keep.shape[-2:].numel() <= MAX_ROWWISE_PAIRS:
+            return Terms(*torch.func.vmap(terms_of_one)(self.leaves))
+        # A gradient that is a sum over thousands of pairs has the error of one long sum; vmap would make shorter ones.
+        ones = ({name: leaf[index] for name, leaf in self.leaves.items()} for index in range(len(self.change)))
+        return Terms(*map(torch.stack, zip(*map(terms_of_one, ones), strict=True)))
 
     def changes(self, signs: Tensor) -> Tensor:
         """± the change of each rounding, for signs (R, ...)."""
