@@ -1,6 +1,7 @@
 """Decoding one token at a time by native code: the whole sequence's results, states that branch, and what it leaves."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -72,8 +73,8 @@ def test_tokens_are_the_whole_sequence(case, dims):
     for ours, exact in ((found, truth[:, :, PREFILL:]), (states[-1].sums, final.sums)):
         scale = exact.abs().max()
         torch.testing.assert_close(ours / scale, exact / scale, atol=2e-6, rtol=0, check_dtype=False)
-    assert any(isinstance(state, DeferredState) for state in states) == (min(dims) > 7), "small states are written"
-    assert any(type(state) is LinearState for state in states), "and large ones now and then"
+    assert any(state.count for state in states) == (min(dims) > 7), "small states are written with each token"
+    assert not all(state.count for state in states), "and large ones now and then"
 
 
 @pytest.mark.parametrize("case", ["elu", "gated delta rule"])
@@ -94,13 +95,55 @@ def test_states_are_reordered_copied_and_summed_up():
     tensors, options = problem("elu, decay per feature", 64, 64)
     _, state = linear_attention_with_state(**cut(tensors, slice(PREFILL)), **options)
     _, states = decode(tensors, options, state)
-    state = next(state for state in reversed(states) if isinstance(state, DeferredState))
+    state = next(state for state in reversed(states) if state.count)
     assert state.sums.nbytes < state.nbytes <= (1 + single_token.RECENT_SHARE) * state.sums.nbytes
     rows = torch.tensor([1, 1, 0])
     torch.testing.assert_close(state.reorder(rows).sums, state.sums[rows])
-    torch.testing.assert_close(copy.deepcopy(state).sums, state.sums)
     torch.testing.assert_close(state.matrix, state.sums[..., :-1])
     torch.testing.assert_close(state.total, state.sums[..., -1])
+    token = cut(tensors, slice(LENGTH - 1, LENGTH))
+    expected, _ = linear_attention_with_state(**token, **options, state=state)
+    for copied in (copy.deepcopy(state), pickle.loads(pickle.dumps(state))):
+        torch.testing.assert_close(copied.sums, state.sums)
+        assert torch.equal(linear_attention_with_state(**token, **options, state=copied)[0], expected)
+
+
+def test_a_state_with_other_rows_refuses_the_tokens_of_before():
+    tensors, options = problem("elu", 64, 64)
+    _, state = linear_attention_with_state(**cut(tensors, slice(PREFILL)), **options)
+    _, states = decode(tensors, options, state)
+    fewer = states[-2].reorder(torch.tensor([1]))
+    with pytest.raises(ShapeError, match=r"it needs the leading axes \(2, 2\)"):
+        linear_attention_with_state(**cut(tensors, slice(LENGTH - 1, LENGTH)), **options, state=fewer)
+
+
+@pytest.mark.parametrize("case", ["elu, decay per feature", "gated delta rule"])
+def test_tensors_of_any_strides_follow_each_other(case):
+    tensors, options = problem(case, 64, 64)
+    _, state = linear_attention_with_state(**cut(tensors, slice(PREFILL)), **options)
+    expected, _ = decode(tensors, options, state)
+    swapped = {name: tensor.transpose(1, 2).contiguous().transpose(1, 2) for name, tensor in tensors.items()}
+    turned = {name: tensor.mT.contiguous().mT for name, tensor in tensors.items()}
+    kinds, outputs = (tensors, swapped, turned), []
+    for position in range(PREFILL, LENGTH):
+        token = cut(kinds[position % 3], slice(position, position + 1))
+        output, state = linear_attention_with_state(**token, **options, state=state)
+        outputs.append(output)
+    assert torch.equal(torch.cat(outputs, 2), expected)
+
+
+def test_scale_and_feature_map_change_from_token_to_token():
+    tensors, options = problem("elu", 64, 64)
+    _, state = linear_attention_with_state(**cut(tensors, slice(PREFILL)), **options)
+    _, (*_, state) = decode(tensors, options, state)
+    token = cut(tensors, slice(LENGTH - 1, LENGTH))
+    plain = LinearState(state.sums.double(), normalized=True)
+    wide = {name: tensor.double() for name, tensor in token.items()}
+    for changed in ({"scale": 0.25}, {"feature_map": Identity()}, {"scale": 2.0, "mask": masks.causal()}):
+        changed = options | changed
+        expected, _ = linear_attention_with_state(**wide, **changed, state=plain)
+        found, _ = linear_attention_with_state(**token, **changed, state=state)
+        torch.testing.assert_close(found.double(), expected, atol=1e-4, rtol=1e-4)
 
 
 def test_a_state_changes_the_kind_of_decay_and_the_grad_mode():
@@ -154,7 +197,7 @@ def test_others_take_the_path_of_sequences(monkeypatch):
     expected, _ = linear_attention_with_state(**token, **options, state=state)
     with_padding = linear_attention_with_state(**token, **options, state=state, mask=masks.padding([1, 1]))[0]
     torch.testing.assert_close(with_padding, expected)
-    monkeypatch.setattr(native, "recurrence_step", refuse)
+    monkeypatch.setattr(native.TokenStep, "run", refuse)
     with pytest.raises(AssertionError, match="was called"):
         linear_attention_with_state(**token, **options, state=state, mask=masks.causal())
 
@@ -188,10 +231,13 @@ def test_beta_out_of_range_is_said():
         linear_attention_with_state(**token, **options, state=state)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [1, 2, "of Python's"])
 @pytest.mark.parametrize("variant", native.variants())
 def test_variants_and_threads(variant, threads, monkeypatch):
     monkeypatch.setattr("regard.native.token_step.LEAST_STATE", 1)
+    if threads == "of Python's":
+        monkeypatch.setattr("regard.native.threads._team", lambda: None)
+        threads = 2
     tensors, options = problem("gated delta rule", 48, 67)
     truth = regard.linear_attention(**{name: t.double() for name, t in tensors.items()}, **options)
     before = torch.get_num_threads()

@@ -47,25 +47,33 @@ class DeferredState(LinearState):
     Writing a state takes longer than reading it, so this one is written once for many tokens. It is as immutable as any
     other: `sums` is computed where it is read.
 
-    Shapes: stored (B, Hk, D, Dv), S', with the total as one more column where normalised.
+    Shapes: stored (B, Hk, D · Dv), S', with the total after it, (B, Hk, D · Dv + D), where normalised. The tokens are
+    the first `count` of recent, which is None where there are none; step is that of the last token.
     """
 
-    def __init__(self, stored: Tensor, recent: RecentTokens, count: int, normalized: bool) -> None:
-        vars(self).update(stored=stored, recent=recent, count=count, normalized=normalized, log_scale=None)
+    def __init__(self, stored: Tensor, recent: RecentTokens | None, count: int, step: native.TokenStep) -> None:
+        vars(self).update(
+            stored=stored, recent=recent, count=count, step=step, normalized=step.normalize, log_scale=None
+        )
 
     stored: Tensor
-    recent: RecentTokens
+    recent: RecentTokens | None
     count: int
+    step: native.TokenStep
 
     @cached_property
     def sums(self) -> Tensor:  # type: ignore[override]  # a field of the class above
         """S, and z beside it: (B, Hk, D, Dv or Dv + 1)."""
-        dim, value_dim = self.stored.shape[2], self.stored.shape[3] - self.normalized
+        dim, value_dim = self.step.dim, self.step.value_dim
+        matrix = self.stored[..., : dim * value_dim].unflatten(-1, (dim, value_dim))
+        total = self.stored[..., dim * value_dim :].unsqueeze(-1)  # without columns where there is no total
+        stored = torch.cat([matrix, total], -1) if self.normalized else matrix
+        if self.recent is None:
+            return stored
         tokens = self.recent.rows[:, :, : self.count]
-        keys, written, factors = tokens.split([dim, value_dim, tokens.shape[-1] - dim - value_dim], -1)
+        keys, written, factors = tokens.split([dim, value_dim, self.step.decay_dim], -1)
         if self.normalized:
             written = torch.cat([written, torch.ones_like(written[..., :1])], -1)
-        stored = self.stored
         if factors.shape[-1]:
             stored = stored * factors.prod(2).unsqueeze(-1)
             later = torch.cat([factors[:, :, 1:], torch.ones_like(factors[:, :, :1])], 2)
@@ -75,12 +83,12 @@ class DeferredState(LinearState):
     @property
     def nbytes(self) -> int:
         """Bytes of the sums and of the memory for recent tokens."""
-        return self.stored.nbytes + self.recent.rows.nbytes
+        return self.stored.nbytes + (0 if self.recent is None else self.recent.rows.nbytes)
 
     def reorder(self, rows: Tensor) -> LinearState:
         """The state for these rows of the first axis, in this order."""
-        recent = RecentTokens(self.recent.rows[rows], self.count)
-        return DeferredState(self.stored[rows], recent, self.count, self.normalized)
+        recent = None if self.recent is None else RecentTokens(self.recent.rows[rows], self.count)
+        return DeferredState(self.stored[rows], recent, self.count, self.step)
 
 
 def single_token(
@@ -94,50 +102,77 @@ def single_token(
     state, normalize = options.get("state"), options.get("normalize", True)
     if not isinstance(state, LinearState) or state.normalized is not normalize or state.log_scale is not None:
         return None
-    feature_map = _native_map(options.get("feature_map"))
-    mask, decay, beta, scale = (options.get(name) for name in ("mask", "decay", "beta", "scale"))
+    feature_map, mask = _native_map(options.get("feature_map")), options.get("mask")
     if feature_map is None or not (options.get("causal") if mask is None else type(mask) is Causal):
         return None
-    if normalize and beta is not None:
+    decay, beta = options.get("decay"), options.get("beta")
+    deferred = state if type(state) is DeferredState else None
+    if not _runs_natively(query, key, value, decay, beta, None if deferred is not None else state.sums):
         return None
-    deferred = state if isinstance(state, DeferredState) and "sums" not in vars(state) else None
-    stored = state.sums if deferred is None else deferred.stored
-    if not _runs_natively(query, key, value, stored, decay, beta) or not key.ndim == value.ndim == 4:
-        return None
-    dim, value_dim = query.shape[3], value.shape[3]
-    if decay is not None and decay.shape[:1] == (1,):
-        decay = decay.expand(key.shape[0], *decay.shape[1:])
+    step = None if deferred is None else deferred.step
+    scale = options.get("scale")
     if scale is None:
-        scale = dim**-0.5 if feature_map == "identity" and not normalize and dim else 1.0
-    elif not -math.inf < scale < math.inf:
+        scale = query.shape[3] ** -0.5 if feature_map == "identity" and not normalize and query.shape[3] else 1.0
+    if (
+        step is None
+        or step.feature_map != feature_map
+        or step.scale != scale
+        or not step.takes(query, key, value, decay, beta)
+    ):
+        if (normalize and beta is not None) or not -math.inf < scale < math.inf:
+            return None
+        query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
+        decay = None if decay is None else decay.contiguous()
+        try:
+            step = native.prepare_step(
+                *(query, key, value, decay, beta),
+                feature_map=feature_map,
+                normalize=normalize,
+                scale=scale,
+                recent_share=RECENT_SHARE,
+            )
+        except RegardError:
+            return None  # `make_linear_problem` knows the argument that is wrong
+    return _step(step, query, key, value, decay, beta, state)
+
+
+def _step(
+    step: native.TokenStep,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    decay: Tensor | None,
+    beta: Tensor | None,
+    state: LinearState,
+) -> tuple[Tensor, LinearState] | None:
+    """`single_token` of tensors that the step takes."""
+    stored, recent, count = _stored(state, step)
+    if stored.shape != step.state_shape:
         return None
-    width = native.recent_width(dim, value_dim, decay)
-    capacity, recent, count = int(RECENT_SHARE * dim * value_dim / max(width, 1)), None, 0
-    if deferred is not None and deferred.recent.rows.shape[-1] == width:
-        recent, count = deferred.recent, deferred.count
-    elif deferred is not None:  # this token has another kind of decay
-        stored = deferred.sums
-    writes = count >= capacity
-    if not writes and recent is None:
-        recent = RecentTokens(stored.new_empty(*stored.shape[:2], capacity, width), 0)
-    elif not writes and recent is not None:
+    writes = count >= step.recent_capacity
+    if recent is not None and not writes:
         recent = recent.ready_after(count)
+    elif recent is None and not writes:
+        recent = RecentTokens(stored.new_empty(*stored.shape[:2], step.recent_capacity, step.recent_width), 0)
     try:
-        output, sums = native.recurrence_step(
-            *(query, key, value, decay, beta, stored),
-            recent=None if recent is None else recent.rows,
-            recent_count=count,
-            writes=writes,
-            feature_map=feature_map,
-            normalize=normalize,
-            scale=scale,
+        output, stored = step.run(
+            *(query, key, value, decay, beta, stored, None if recent is None else recent.rows, count), writes=writes
         )
     except RegardError:
-        return None  # `make_linear_problem` knows the argument that is wrong
+        return None  # as above
     if writes or recent is None:
-        return output, LinearState(sums, normalize)
+        return output, DeferredState(stored, None, 0, step)
     recent.filled = count + 1
-    return output, DeferredState(sums, recent, count + 1, normalize)
+    return output, DeferredState(stored, recent, count + 1, step)
+
+
+def _stored(state: LinearState, step: native.TokenStep) -> tuple[Tensor, RecentTokens | None, int]:
+    """The sums of a state as the step reads them, its recent tokens, and how many of these there are."""
+    if type(state) is DeferredState and (state.recent is None or state.step.decay_dim == step.decay_dim):
+        return state.stored, state.recent, state.count
+    if not state.normalized:
+        return state.sums.flatten(2).contiguous(), None, 0
+    return torch.cat([state.sums[..., :-1].flatten(2), state.sums[..., -1]], -1), None, 0
 
 
 def _native_map(feature_map: FeatureMap | None) -> str | None:

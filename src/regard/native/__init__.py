@@ -38,7 +38,8 @@ from .reductions import WeightMatrix as WeightMatrix
 from .reductions import never_decrease as never_decrease
 from .reductions import reduce_weights as reduce_weights
 from .reductions import within_max_distance as within_max_distance
-from .token_step import recent_width as recent_width
+from .token_step import TokenStep as TokenStep
+from .token_step import prepare_step as prepare_step
 from .token_step import recurrence_step as recurrence_step
 
 __all__ = [
@@ -60,13 +61,14 @@ __all__ = [
     "RecurrenceResult",
     "RowSums",
     "TermPositions",
+    "TokenStep",
     "WeightMatrix",
     "all_finite",
     "attend_few_queries",
     "available",
     "matmul_few_rows",
     "never_decrease",
-    "recent_width",
+    "prepare_step",
     "recurrence_step",
     "reduce_weights",
     "supports",

@@ -53,7 +53,15 @@ class Library:
         self.flash_weights = function("flash_weights", c_void_p)
         self.recurrence = function("recurrence", c_void_p)
         self.recurrence_backward = function("recurrence_backward", c_void_p)
-        self.recurrence_step = function("recurrence_step", c_void_p)
+        self.recurrence_step = function(
+            "recurrence_step",
+            *(c_void_p, c_void_p, c_int64),
+            *(c_void_p,) * 7,
+            c_int64,
+            c_void_p,
+            c_void_p,
+            returns=c_int64,
+        )
 
 
 class LibraryUnusable(Exception):

@@ -46,20 +46,22 @@ struct recurrence {
 
 /* One token: outputs, and the state after it. Either the state is written, or it is left as it is and the token is appended to
  * the recent ones, whose sum with it is the state: then reading it is all that grows with its size. A recent token has its
- * features [D], u [V], and its decay factor: nothing, [1] or [D] by decay_kind. W is the sum of these. */
+ * features [D], u [V], and its decay factor: nothing, [1] or [D] by decay_kind. W is the sum of these. Python fills in what a
+ * layout of the tensors has in common, once, and passes the addresses with each token. */
 struct recurrence_step {
-    int64_t next_unit, unit_count; /* how many key heads some thread has taken, and how many there are */
-    int64_t failed;                /* whether there was no memory */
-    int64_t invalid;               /* whether a decay is above 0, or a beta not within 0..2 */
+    int64_t first_unit, unit_end;  /* the key heads of all sequences that are computed */
     int64_t heads, group, dim, value_dim;
-    int64_t recent_count, recent_capacity; /* R tokens before this one, and the most that there is memory for */
+    int64_t recent_capacity;       /* the most recent tokens that there is memory for */
     int64_t decay_kind, feature_map;
-    int64_t normalize;             /* whether the state has one more column, the total, which outputs are divided by */
+    int64_t normalize;             /* whether the state has a total, which outputs are divided by */
     float scale;                   /* of queries, before the feature map */
     struct rows query, key, value; /* (B, H, 1, D), (B, K, 1, D), (B, K, 1, V) */
     struct rows decay, beta;       /* (B, K, 1) or (B, K, 1, D); (B, K, 1), or null */
-    const float *state;            /* (B, K, D, V + normalize) */
-    float *recent;                 /* (B, K, capacity, W), or null where R is 0 */
+    int64_t recent_count;          /* R tokens before this one */
+    int64_t failed;                /* whether there was no memory */
+    int64_t invalid;               /* whether a decay is above 0, or a beta not within 0..2 */
+    const float *state;            /* (B, K): a head's matrix (D, V), and after it, where normalised, its total (D) */
+    float *recent;                 /* (B, K, capacity, W), or null where R is 0 and the state is written */
     float *output;                 /* (B, H, 1, V) */
     float *final_state;            /* as the state, or null: this token goes into the recent ones */
 };

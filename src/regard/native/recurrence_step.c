@@ -9,6 +9,15 @@
 /* Vectors of value columns that go at once, where there are so many: their sums stay in registers. */
 enum { VECTORS = 4, MOST_VECTORS = LANES == 16 ? 8 : 4 };
 
+/* Rows and vectors of the state that are written at once where there are recent tokens, whose vectors are loaded once for all rows. */
+enum { WRITTEN_ROWS = 4, WRITTEN_VECTORS = LANES == 16 ? 4 : 2 };
+
+/* Products of a row with recent keys that are summed at once. */
+enum { DOTS = 4 };
+
+/* Threads that have a share of the key heads of their own. */
+enum { MOST_SHARES = 64 };
+
 static const float LARGEST_BETA = 2.0f, LEAST_NORM = 1e-12f;
 
 /* One key head. A reader is what the state is multiplied by: the queries of the group, and the key by the delta rule. All rows
@@ -17,8 +26,9 @@ struct token {
     int64_t batch, key_head, index, padded, value_padded;
     int64_t readers;      /* in all: group, and 1 by the delta rule, which is the last */
     float beta;
-    const float *state;
-    float *step, *factor; /* the decay of this token, and that of all since the state was written, [padded] */
+    const float *state;   /* [dim][value_dim] */
+    const float *total;   /* after it where normalised, [dim] */
+    float *step, *factor; /* the decay of this token, and that of all since the state was written, [padded]; 1 without decay */
     float *key, *written; /* of this token: its features, [padded], and its u, [value_padded] */
     float *decayed_keys;  /* of the recent tokens, with the decay since, [R][padded] */
     const float *keys, *past;        /* the same, or as they are stored, and their u */
@@ -26,7 +36,6 @@ struct token {
     float *rows, *scaled; /* of the readers, and times the factor: [readers][padded] */
     float *read;          /* what they read of the state, [readers][value_padded] */
     float *shares;        /* the products of their rows with the keys, [readers][R + 1] */
-    float *total;         /* the last column of the state, [padded] */
 };
 
 INLINE const float *token_row(const struct rows *rows, const struct token *token, int64_t head) {
@@ -38,6 +47,20 @@ INLINE float dot(const float *left, const float *right, int64_t dim) {
     lanes sum = {0};
     for (int64_t a = 0; a < dim; a += LANES) sum += load(left + a) * load_partial(right + a, dim - a);
     return sum_lanes(sum);
+}
+
+/* products[j] = left . (row j), of `count` rows. */
+INLINE void dot_rows(const float *left, const float *rows, int64_t stride, int64_t count, int64_t dim, float *products) {
+    int64_t j = 0;
+    for (; j + DOTS <= count; j += DOTS) {
+        lanes sum[DOTS] = {{0}};
+        for (int64_t a = 0; a < dim; a += LANES) {
+            lanes entry = load(left + a);
+            UNROLL for (int row = 0; row < DOTS; row++) sum[row] += entry * load_partial(rows + (j + row) * stride + a, dim - a);
+        }
+        UNROLL for (int row = 0; row < DOTS; row++) products[j + row] = sum_lanes(sum[row]);
+    }
+    for (; j < count; j++) products[j] = dot(left, rows + j * stride, dim);
 }
 
 /* The features of a row times a number. */
@@ -62,22 +85,26 @@ INLINE int load_gates(const struct recurrence_step *problem, struct token *token
         token->beta = *token_row(&problem->beta, token, token->key_head);
         invalid = token->beta < 0.0f || token->beta > LARGEST_BETA;
     }
+    if (!decay) return invalid; /* factors of 1 are there */
+    lanes factor = elu_plus_one(broadcast(*decay)); /* e^x, as x is at most 0 */
+    bits positive = {0};
     for (int64_t a = 0; a < problem->dim; a += LANES) {
-        lanes exponent = broadcast(!decay || problem->decay_kind == FEATURE_DECAY ? 0.0f : *decay);
-        if (problem->decay_kind == FEATURE_DECAY) exponent = load_partial(decay + a, problem->dim - a);
-        bits positive = exponent > 0.0f;
-        for (int lane = 0; decay && lane < LANES; lane++) invalid |= positive[lane];
-        lanes step = first_lanes(decay ? elu_plus_one(exponent) : broadcast(1.0f), problem->dim - a); /* e^x, as x is at most 0 */
-        store(token->step + a, step);
-        store(token->factor + a, step);
+        lanes exponent = problem->decay_kind == FEATURE_DECAY ? load_partial(decay + a, problem->dim - a) : broadcast(*decay);
+        if (problem->decay_kind == FEATURE_DECAY) factor = elu_plus_one(exponent);
+        positive |= exponent > 0.0f;
+        store(token->step + a, first_lanes(factor, problem->dim - a));
+        store(token->factor + a, first_lanes(factor, problem->dim - a));
     }
-    return invalid;
+    return invalid || sum_lanes(zero_unless(positive, broadcast(1.0f))) > 0.0f;
 }
 
 /* The entries of a recent token. */
 INLINE int64_t recent_width(const struct recurrence_step *problem) {
     return problem->dim + problem->value_dim + (problem->decay_kind == FEATURE_DECAY ? problem->dim : problem->decay_kind == HEAD_DECAY);
 }
+
+/* The floats of the state of a head, with its total. */
+INLINE int64_t head_floats(const struct recurrence_step *problem) { return problem->dim * (problem->value_dim + problem->normalize); }
 
 INLINE float *recent_token(const struct recurrence_step *problem, const struct token *token, int64_t number) {
     return problem->recent + (token->index * problem->recent_capacity + number) * recent_width(problem);
@@ -113,16 +140,17 @@ INLINE void load_rows(const struct recurrence_step *problem, const struct token 
     if (problem->beta.data) memcpy(token->rows + problem->group * padded, token->key, (size_t)padded * sizeof(float));
     for (int64_t r = 0; r < token->readers; r++) {
         const float *row = token->rows + r * padded;
+        float *shares = token->shares + r * (count + 1);
         multiply_entries(row, token->factor, padded, token->scaled + r * padded);
-        for (int64_t j = 0; j < count; j++) token->shares[r * (count + 1) + j] = dot(row, token->keys + j * token->key_stride, dim);
-        token->shares[r * (count + 1) + count] = dot(row, token->key, dim);
+        dot_rows(row, token->keys, token->key_stride, count, dim, shares);
+        shares[count] = dot(row, token->key, dim);
     }
 }
 
 /* What one or two readers read of some columns of the state. vectors: how many of them the columns fill; whole: entirely. */
 INLINE void read_columns(const struct recurrence_step *problem, const struct token *token, int64_t first, int64_t reader, const int both,
                          const int vectors, const int whole) {
-    int64_t columns = problem->value_dim - first, stride = problem->value_dim + problem->normalize;
+    int64_t stride = problem->value_dim, columns = stride - first;
     const float *scaled = token->scaled + reader * token->padded, *row = token->state + first;
     lanes sum[MOST_VECTORS] = {{0}}, other[MOST_VECTORS] = {{0}};
     for (int64_t a = 0; a < problem->dim; a++, row += stride)
@@ -138,26 +166,40 @@ INLINE void read_columns(const struct recurrence_step *problem, const struct tok
     }
 }
 
-/* Some columns of the new state. */
-INLINE void write_columns(const struct recurrence_step *problem, const struct token *token, int64_t first, const int vectors, const int whole) {
-    int64_t columns = problem->value_dim - first, stride = problem->value_dim + problem->normalize;
-    const float *row = token->state + first;
-    float *target = problem->final_state + token->index * problem->dim * stride + first;
-    for (int64_t a = 0; a < problem->dim; a++, row += stride, target += stride) {
-        lanes entry[MOST_VECTORS];
-        UNROLL for (int c = 0; c < vectors; c++) entry[c] = load_entries(row, c * LANES, columns, 0, whole) * token->factor[a];
-        UNROLL for (int c = 0; c < vectors; c++) entry[c] += load(token->written + first + c * LANES) * token->key[a];
-        for (int64_t j = 0; j < problem->recent_count; j++)
-            UNROLL for (int c = 0; c < vectors; c++)
-                entry[c] += load_entries(token->past + j * token->past_stride + first, c * LANES, columns, 0, whole) *
-                            token->keys[j * token->key_stride + a];
+/* Some rows and columns of the new state. */
+INLINE void write_block(const struct recurrence_step *problem, const struct token *token, int64_t first, int64_t row, const int rows,
+                        const int vectors, const int whole) {
+    int64_t stride = problem->value_dim, columns = stride - first, place = row * stride + first;
+    lanes entry[WRITTEN_ROWS][MOST_VECTORS], written[MOST_VECTORS];
+    UNROLL for (int c = 0; c < vectors; c++) written[c] = load(token->written + first + c * LANES);
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int c = 0; c < vectors; c++)
+            entry[r][c] = load_entries(token->state + place + r * stride, c * LANES, columns, 0, whole) * token->factor[row + r] +
+                          written[c] * token->key[row + r];
+    for (int64_t j = 0; j < problem->recent_count; j++) {
+        const float *past = token->past + j * token->past_stride + first, *key = token->keys + j * token->key_stride + row;
+        UNROLL for (int c = 0; c < vectors; c++) written[c] = load_entries(past, c * LANES, columns, 0, whole);
+        UNROLL for (int r = 0; r < rows; r++)
+            UNROLL for (int c = 0; c < vectors; c++) entry[r][c] += written[c] * key[r];
+    }
+    float *target = problem->final_state + token->index * head_floats(problem) + place;
+    UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int c = 0; c < vectors; c++) {
             if (whole)
-                store(target + c * LANES, entry[c]);
+                store(target + r * stride + c * LANES, entry[r][c]);
             else
-                store_entries(target, c * LANES, columns, 0, entry[c]);
+                store_entries(target + r * stride, c * LANES, columns, 0, entry[r][c]);
         }
-    }
+}
+
+/* Some columns of the new state. */
+INLINE void write_columns(const struct recurrence_step *problem, const struct token *token, int64_t first, const int vectors, const int whole) {
+    const int at_once = vectors < WRITTEN_VECTORS ? vectors : WRITTEN_VECTORS;
+    int64_t row = 0, blocks = problem->recent_count ? problem->dim / WRITTEN_ROWS : 0;
+    for (; row < blocks * WRITTEN_ROWS; row += WRITTEN_ROWS)
+        UNROLL for (int c = 0; c < vectors; c += at_once)
+            write_block(problem, token, first + c * LANES, row, WRITTEN_ROWS, at_once, whole);
+    for (; row < problem->dim; row++) write_block(problem, token, first, row, 1, vectors, whole); /* whole rows, one after the other */
 }
 
 /* Some columns of everything: what is read, u, and the state. */
@@ -184,14 +226,13 @@ INLINE void step_columns(const struct recurrence_step *problem, const struct tok
     if (problem->final_state) write_columns(problem, token, first, vectors, whole);
 }
 
-/* The totals of the weights: the last column of the state is read, and written; outputs are divided by them. */
-INLINE void finish_outputs(const struct recurrence_step *problem, const struct token *token) {
-    int64_t stride = problem->value_dim + 1, count = problem->recent_count, padded = token->padded;
-    for (int64_t a = 0; problem->normalize && a < problem->dim; a++) token->total[a] = token->state[a * stride + problem->value_dim];
+/* The outputs, divided by the totals of their weights where normalised. */
+INLINE void store_outputs(const struct recurrence_step *problem, const struct token *token) {
+    int64_t count = problem->recent_count;
     for (int64_t r = 0; r < problem->group; r++) {
         float share = 1.0f;
         if (problem->normalize) {
-            float total = dot(token->scaled + r * padded, token->total, problem->dim);
+            float total = dot(token->scaled + r * token->padded, token->total, problem->dim);
             for (int64_t j = 0; j <= count; j++) total += token->shares[r * (count + 1) + j];
             share = inverse_total(total);
         }
@@ -199,12 +240,16 @@ INLINE void finish_outputs(const struct recurrence_step *problem, const struct t
         for (int64_t b = 0; b < problem->value_dim; b += LANES)
             store_partial(output + b, load(token->read + r * token->value_padded + b) * share, problem->value_dim - b);
     }
-    if (!problem->normalize || !problem->final_state) return;
-    float *target = problem->final_state + token->index * problem->dim * stride + problem->value_dim;
-    for (int64_t a = 0; a < problem->dim; a++) {
-        float total = token->total[a] * token->factor[a] + token->key[a];
-        for (int64_t j = 0; j < count; j++) total += token->keys[j * token->key_stride + a];
-        target[a * stride] = total;
+}
+
+/* The new total. */
+INLINE void write_total(const struct recurrence_step *problem, const struct token *token) {
+    int64_t dim = problem->dim;
+    float *target = problem->final_state + token->index * head_floats(problem) + dim * problem->value_dim;
+    for (int64_t a = 0; a < dim; a += LANES) {
+        lanes total = load_partial(token->total + a, dim - a) * load(token->factor + a) + load(token->key + a);
+        for (int64_t j = 0; j < problem->recent_count; j++) total += load_partial(token->keys + j * token->key_stride + a, dim - a);
+        store_partial(target + a, total, dim - a);
     }
 }
 
@@ -218,24 +263,36 @@ INLINE void append_token(const struct recurrence_step *problem, const struct tok
 }
 
 INLINE void process_head(struct recurrence_step *problem, struct token *token, int64_t unit) {
-    int64_t key_heads = problem->heads / problem->group, dim = problem->dim, value_dim = problem->value_dim, column = 0;
+    int64_t key_heads = problem->heads / problem->group, value_dim = problem->value_dim, column = 0;
     token->batch = unit / key_heads, token->key_head = unit % key_heads, token->index = unit;
-    token->state = problem->state + unit * dim * (value_dim + problem->normalize);
+    token->state = problem->state + unit * head_floats(problem), token->total = token->state + problem->dim * value_dim;
     if (load_gates(problem, token)) problem->invalid = 1;
     load_recent(problem, token);
     load_rows(problem, token);
     for (; column + MOST_VECTORS * LANES <= value_dim; column += MOST_VECTORS * LANES) step_columns(problem, token, column, MOST_VECTORS, 1);
     for (; column + VECTORS * LANES <= value_dim; column += VECTORS * LANES) step_columns(problem, token, column, VECTORS, 1);
     for (; column < value_dim; column += LANES) step_columns(problem, token, column, 1, 0);
-    finish_outputs(problem, token);
-    if (!problem->final_state) append_token(problem, token);
+    store_outputs(problem, token);
+    if (!problem->final_state)
+        append_token(problem, token);
+    else if (problem->normalize)
+        write_total(problem, token);
 }
 
-/* Takes one key head after another while any is left; any number of threads may call it at once. */
-void EXPORTED(regard_recurrence_step)(struct recurrence_step *problem) {
+/* A step on several threads. Each takes the key heads of its own share first, whose states are in its cache since the last step. */
+struct step_work {
+    struct recurrence_step problem;
+    int64_t shares, arrived;
+    struct { ALIGNED int64_t taken; } share[MOST_SHARES]; /* key heads that some thread has taken, each in a cache line of its own */
+};
+
+/* Takes one key head after another of a share and then of the others while any is left; any number of threads may call it at once. */
+static void take_heads(void *shared) {
+    struct step_work *work = shared;
+    struct recurrence_step *problem = &work->problem;
     int64_t padded = padded_dim(problem->dim), value_padded = padded_dim(problem->value_dim), unit;
     int64_t readers = problem->group + (problem->beta.data != 0), tokens = problem->recent_count + 1;
-    int64_t floats = (3 + tokens + 2 * readers) * padded + (1 + readers) * value_padded + readers * tokens + 10 * 16;
+    int64_t floats = (2 + tokens + 2 * readers) * padded + (1 + readers) * value_padded + readers * tokens + 9 * 16;
     float *memory = aligned_alloc(64, (size_t)(floats * 4 + 63) / 64 * 64), *free_memory = memory;
     struct token token = {.padded = padded, .value_padded = value_padded, .readers = readers};
     if (!memory) {
@@ -243,12 +300,37 @@ void EXPORTED(regard_recurrence_step)(struct recurrence_step *problem) {
         return;
     }
     token.step = take_floats(&free_memory, padded), token.factor = take_floats(&free_memory, padded);
-    token.total = take_floats(&free_memory, padded), token.key = take_floats(&free_memory, padded);
-    token.written = take_floats(&free_memory, value_padded), token.decayed_keys = take_floats(&free_memory, (tokens - 1) * padded);
-    token.rows = take_floats(&free_memory, readers * padded);
+    token.key = take_floats(&free_memory, padded), token.written = take_floats(&free_memory, value_padded);
+    token.decayed_keys = take_floats(&free_memory, (tokens - 1) * padded), token.rows = take_floats(&free_memory, readers * padded);
     token.scaled = take_floats(&free_memory, readers * padded), token.read = take_floats(&free_memory, readers * value_padded);
     token.shares = take_floats(&free_memory, readers * tokens);
-    memset(token.step, 0, (size_t)(token.key - token.step) * sizeof(float)); /* the ends of three rows */
-    while ((unit = __atomic_fetch_add(&problem->next_unit, 1, __ATOMIC_RELAXED)) < problem->unit_count) process_head(problem, &token, unit);
+    for (int64_t a = 0; a < padded; a++) token.factor[a] = a < problem->dim, token.step[a] = 0.0f; /* their ends stay as they are */
+    int64_t heads = problem->unit_end - problem->first_unit, own = __atomic_fetch_add(&work->arrived, 1, __ATOMIC_RELAXED);
+    for (int64_t s = 0; s < work->shares; s++) {
+        int64_t share = (own + s) % work->shares, end = problem->first_unit + heads * (share + 1) / work->shares;
+        int64_t begin = problem->first_unit + heads * share / work->shares;
+        while ((unit = begin + __atomic_fetch_add(&work->share[share].taken, 1, __ATOMIC_RELAXED)) < end) process_head(problem, &token, unit);
+    }
     free(memory);
+}
+
+/* Computes a token with the tensors that are passed, of the layout that `prepared` has. team: GOMP_parallel, for several threads.
+ * Returns 0, 1 for a gate out of its range, or 2 where there was no memory. */
+int64_t EXPORTED(regard_recurrence_step)(const struct recurrence_step *prepared, void (*team)(void (*)(void *), void *, unsigned, unsigned),
+                                         int64_t threads, const float *query, const float *key, const float *value, const float *decay,
+                                         const float *beta, const float *state, float *recent, int64_t recent_count, float *output,
+                                         float *final_state) {
+    struct step_work work;
+    struct recurrence_step *problem = &work.problem;
+    *problem = *prepared;
+    problem->query.data = query, problem->key.data = key, problem->value.data = value, problem->decay.data = decay;
+    problem->beta.data = beta, problem->state = state, problem->recent = recent, problem->recent_count = recent_count;
+    problem->output = output, problem->final_state = final_state;
+    work.shares = team ? min_int(threads, MOST_SHARES) : 1, work.arrived = 0;
+    for (int64_t share = 0; share < work.shares; share++) work.share[share].taken = 0;
+    if (team)
+        team(take_heads, &work, (unsigned)threads, 0);
+    else
+        take_heads(&work);
+    return problem->failed ? 2 : problem->invalid;
 }

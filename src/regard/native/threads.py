@@ -88,6 +88,14 @@ def split_range(begin: int, end: int, count: int, step: int = 1) -> list[tuple[i
     return [(low, high) for low, high in pairwise(cuts) if low < high]
 
 
+def team_address() -> int | None:
+    """The address of the C function that starts a team of OpenMP threads; None where it cannot be called.
+
+    It takes a function, its argument, the number of threads, which is torch's, and 0.
+    """
+    return None if _team() is None else _openmp_address()
+
+
 def _team() -> Callable | None:
     """The function that starts a team of OpenMP threads; None where it cannot be called."""
     return None if _forked else _openmp()
@@ -106,6 +114,12 @@ def _openmp() -> Callable | None:
         return None
     found.argtypes, found.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint), None
     return found
+
+
+@cache
+def _openmp_address() -> int | None:
+    """The address of `_openmp`."""
+    return ctypes.cast(_openmp(), ctypes.c_void_p).value  # type: ignore[arg-type]
 
 
 def _each(call: Callable[[int, Job], None], worker: int, jobs: Sequence[Job]) -> None:
