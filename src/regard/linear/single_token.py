@@ -20,6 +20,8 @@ from .feature_maps import Elu, FeatureMap, Identity, UnitNorm
 from .linear_problem import LinearOptions
 from .linear_state import LinearState
 
+FLOAT32 = torch.float32
+
 RECENT_SHARE = 0.25
 """The most that the recent tokens of a state may take, as a share of its sums."""
 
@@ -187,12 +189,14 @@ def _native_map(feature_map: FeatureMap | None) -> str | None:
 
 def _runs_natively(*tensors: Tensor | None) -> bool:
     """Whether these are plain float32 tensors on the CPU, without gradients, transforms and modes."""
+    with_gradients = torch.is_grad_enabled()
     for tensor in tensors:
-        if tensor is None:
-            continue
-        if type(tensor) is not Tensor or tensor.dtype is not torch.float32 or not tensor.is_cpu:
-            return False
-        if tensor.requires_grad and torch.is_grad_enabled():
+        if tensor is not None and (
+            type(tensor) is not Tensor
+            or tensor.dtype is not FLOAT32
+            or not tensor.is_cpu
+            or (with_gradients and tensor.requires_grad)
+        ):
             return False
     if under_transform() or under_forward_mode() or under_dispatch_mode() or torch.is_autocast_enabled("cpu"):
         return False

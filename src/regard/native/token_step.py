@@ -77,6 +77,9 @@ class TokenStep:
         self.recent_width = self.dim + self.value_dim + self.decay_dim
         """Numbers that are stored of a token: its φ(k), its u, and the factor of its decay."""
         self.recent_capacity = int(recent_share * self.dim * self.value_dim / max(self.recent_width, 1))
+        contiguous = torch.empty(query[0], device="meta").stride()
+        self._output_is_like_query = query == (self.output_shape, contiguous)
+        """Whether torch makes the output faster, in the shape and the strides of the query."""
         self._units = batch * key_heads if heads else 0
         self._entries = self.state_shape.numel()
         self._struct = RecurrenceStepStruct(
@@ -139,7 +142,7 @@ class TokenStep:
             KernelError: there is no native code to call (`regard.native.why_not`).
             ConfigurationError: a decay above 0, or a beta not within 0..2.
         """
-        output = query.new_empty(self.output_shape)
+        output = torch.empty_like(query) if self._output_is_like_query else query.new_empty(self.output_shape)
         new_state = torch.empty_like(state) if writes else None
         arguments = (
             query.data_ptr(),

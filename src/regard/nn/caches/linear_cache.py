@@ -68,19 +68,15 @@ class LinearCache(Cache):
         Shapes: as `append`, and queries (batch, heads, M, key dim); the output is (batch, heads, M, value dim).
         `options` are those of `regard.linear_attention` for these tokens: decay, beta, mask and scale.
         """
-        batch, added = keys.shape[0], keys.shape[2]
+        added = keys.shape[2]
         next_position = self.next_position + added
         if positions is not None:
+            batch = keys.shape[0]
             check_positions("positions", positions, batch, added)
             positions = positions.expand(batch, added) if positions.ndim == 2 else positions
             next_position = positions.amax(-1) + 1 if added else self.next_position
-        own: LinearOptions = {
-            "feature_map": self.feature_map,
-            "normalize": self.normalize,
-            "causal": True,
-            "state": self.state,
-        }
-        output, state = linear_attention_with_state(queries, keys, values, **(options | own))
+        options.update(feature_map=self.feature_map, normalize=self.normalize, causal=True, state=self.state)
+        output, state = linear_attention_with_state(queries, keys, values, **options)
         return output, LinearCache(self.feature_map, self.normalize, state, next_position)
 
     def evict(self) -> LinearCache:
