@@ -46,6 +46,8 @@ class RingCase:
     head_parallel: int = 1
     factor: float = 1.0
     precision: torch.dtype = torch.float32
+    in_parts: bool = False
+    """Whether hops are cut into parts, as those of large shards are."""
 
     def tensors(self, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Tensor]]:
         """query, key, value and the upstream gradient; the options of a call; the parameters among them."""
@@ -152,4 +154,5 @@ def random_case(number: int, processes: int) -> RingCase:
         softcap=draw.choice((None, None, 2.0)),
         sinks=draw.choice((False, False, True)),
         reach=draw.choice((1, 3, 17, 64)),
+        in_parts=draw.choice((False, True)),
     )

@@ -25,8 +25,10 @@ from regard import explorer, lenses, masks
 from regard.errors import RegardError
 from regard.models import language_model as lm
 from regard.positions import Rotary
+from regard.ring import key_exchange
 from regard.ring.peers import Peers
 
+PART_BYTES = key_exchange.PART_BYTES
 groups: dict[int, Any] = {}
 
 
@@ -48,6 +50,7 @@ def attention(
     local = {name: ring.shard(tensor, -2, layout, group).clone().requires_grad_() for name, tensor in whole.items()}
     above = local.pop("above").detach()
     torch.manual_seed(case.seed)
+    key_exchange.PART_BYTES = 1 if case.in_parts else PART_BYTES
     settings = {"layout": layout, "group": group, "kernel": case.kernel, "head_parallel": case.head_parallel}
     output, lse = ring.attention_with_lse(*local.values(), **settings, **options)
     finite = lse.masked_fill(lse == float("-inf"), 0.0)

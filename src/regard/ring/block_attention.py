@@ -45,13 +45,14 @@ class ShardRows:
         output = problem.value.new_zeros(*rows, problem.value.shape[-1])
         return cls(output, output.new_full(rows, float("-inf")))
 
-    def merge(self, problem: Problem, rows: slice, kernel: str | None, *, in_place: bool) -> None:
+    def merge(self, problem: Problem, rows: slice, heads: slice | None, kernel: str | None, *, in_place: bool) -> None:
         """Merge the result of a block with that of other keys.
 
+        rows, heads: those of the block; None for all heads.
         in_place: whether all inputs are finite and no score is large, so that a kernel may write into the rows.
         """
         computation = block_kernel(problem, kernel)
-        output, lse = self.output[..., rows, :], self.lse[..., rows]
+        output, lse = block_rows(self.output, rows, heads), block_rows(self.lse.unsqueeze(-1), rows, heads).squeeze(-1)
         if in_place and isinstance(computation, InPlaceKernel) and lse.dtype == torch.float32:
             own = BatchedProblem.from_problem(problem)
             computation.forward_into(own, own.flatten_batch(output), own.flatten_batch(lse), accumulate=True)
@@ -60,7 +61,7 @@ class ShardRows:
         if merged is None or coarse_rows(problem, merged[1]) is not None:
             wide = in_float64(problem)
             self.lse = self.lse.double()
-            lse = self.lse[..., rows]
+            lse = block_rows(self.lse.unsqueeze(-1), rows, heads).squeeze(-1)
             merged = self._merged(wide, block_kernel(wide, kernel), output, lse)
         output.copy_(merged[0])
         lse.copy_(merged[1])
@@ -128,13 +129,18 @@ class ShardGradients:
             shared,
         )
 
-    def add(self, problem: Problem, block: PairBlock, key: Tensor, value: Tensor, *, in_place: bool) -> None:
-        """Add the gradients of a block; key and value are those of all received keys."""
+    def add(
+        self, problem: Problem, block: PairBlock, heads: slice | None, key: Tensor, value: Tensor, *, in_place: bool
+    ) -> None:
+        """Add the gradients of a block; key and value are those of all received keys, heads the block's query heads."""
         computation = block_kernel(problem, self.kernel, bias=self.needs_bias)
-        query = self.query[..., block.rows, :]
         key, value = key[..., block.columns, :], value[..., block.columns, :]
-        output, grad_output = self.output[..., block.rows, :], self.grad_output[..., block.rows, :]
-        lse, grad_lse = self.lse[..., block.rows], self.grad_lse[..., block.rows]
+        query, output, grad_output = (
+            block_rows(tensor, block.rows, heads) for tensor in (self.query, self.output, self.grad_output)
+        )
+        lse, grad_lse = (
+            block_rows(tensor.unsqueeze(-1), block.rows, heads).squeeze(-1) for tensor in (self.lse, self.grad_lse)
+        )
         if in_place and not self.needs_bias and isinstance(computation, InPlaceKernel) and lse.dtype == torch.float32:
             own = BatchedProblem.from_problem(problem)
             flat = own.flatten_batch
@@ -160,11 +166,18 @@ def shared_tensors(problem: Problem, *, bias: bool) -> list[Tensor]:
     return [*weight, *(problem.bias.parameters() if bias and problem.bias is not None else ())]
 
 
-def block_problem(problem: Problem, block: PairBlock, key: Tensor, value: Tensor) -> Problem:
-    """The problem of a block, at its global positions; `key` and `value` are all that were received."""
+def block_rows(tensor: Tensor, rows: slice, heads: slice | None) -> Tensor:
+    """Some rows of a tensor (..., heads, M, ·), of some heads; None for all."""
+    return tensor[..., rows, :] if heads is None else tensor[..., heads, rows, :]
+
+
+def block_problem(problem: Problem, block: PairBlock, heads: slice | None, key: Tensor, value: Tensor) -> Problem:
+    """The problem of a block, at its global positions; `key` and `value` are all received ones of its heads."""
     return replace(
         problem,
-        pairs=replace(problem.pairs, query=problem.pairs.query[..., block.rows, :], key=key[..., block.columns, :]),
+        pairs=replace(
+            problem.pairs, query=block_rows(problem.pairs.query, block.rows, heads), key=key[..., block.columns, :]
+        ),
         value=value[..., block.columns, :],
         query_positions=block.query_positions,
         key_positions=block.key_positions,
@@ -200,11 +213,17 @@ def with_float32(problem: Problem) -> Problem:
     return replace(problem, pairs=replace(pairs, **widened), value=at_least_float32(problem.value), bias=bias)
 
 
-def is_tame(problem: Problem, key: Tensor, value: Tensor) -> bool:
-    """Whether all inputs are finite and no dot product is near where float32 makes a log-sum-exp coarse."""
+def largest_query_norm(problem: Problem) -> float:
+    """The largest norm of a query, by which `is_tame` bounds scores; infinite where it cannot bound them."""
     pairs = problem.pairs
-    if not isinstance(pairs, DotPairs) or problem.bias is not None or not value.is_cpu or not value.numel():
+    if not isinstance(pairs, DotPairs) or problem.bias is not None or not problem.value.is_cpu:
+        return float("inf")
+    return float(torch.linalg.vector_norm(pairs.query, dim=-1).amax())
+
+
+def is_tame(problem: Problem, query_norm: float, key: Tensor, value: Tensor) -> bool:
+    """Whether all inputs are finite and no dot product is near where float32 makes a log-sum-exp coarse."""
+    if not isinstance(problem.pairs, DotPairs) or query_norm == float("inf") or not value.numel():
         return False
-    query_norm, key_norm = (torch.linalg.vector_norm(tensor, dim=-1).amax() for tensor in (pairs.query, key))
-    bound = abs(pairs.scale) * float(query_norm) * float(key_norm)
+    bound = abs(problem.pairs.scale) * query_norm * float(torch.linalg.vector_norm(key, dim=-1).amax())
     return bound < LARGEST_LSE / 2 and all_finite(value)

@@ -122,17 +122,22 @@ def with_heads(problem: Problem, part: int, parts: int) -> Problem:
     """Mask, bias, sinks and dropout of one part of the heads, which query, key and value have already."""
     number = problem.pairs.query.shape[-3]
     heads, every = range(part * number, (part + 1) * number), parts * number
-    one_pair = Grid.from_lengths(1, 1, device=problem.value.device)
+    device = problem.value.device
     mask, bias, sinks, dropout = problem.mask, problem.bias, problem.sinks, problem.dropout
-    if mask is not None and _has_heads(mask.evaluate(one_pair)):
+    if mask is not None and differs_by_head(mask, device):
         mask = MaskOfHeads(mask, heads.start, heads.stop)
-    if bias is not None and _has_heads(bias.evaluate(one_pair)):
+    if bias is not None and differs_by_head(bias, device):
         bias = BiasOfHeads(bias, heads.start, heads.stop)
     if sinks is not None:
         sinks = sinks[heads.start : heads.stop]
     if dropout is not None:
         dropout = replace(dropout, head_block=(len(heads), heads.start, every))
     return replace(problem, mask=mask, bias=bias, sinks=sinks, dropout=dropout)
+
+
+def differs_by_head(function: Mask | Bias | None, device: torch.device) -> bool:
+    """Whether a mask or a bias has an axis of heads."""
+    return function is not None and _has_heads(function.evaluate(Grid.from_lengths(1, 1, device=device)))
 
 
 def _has_heads(pairs: Tensor) -> bool:

@@ -7,7 +7,7 @@ query attends to are not sent, and a hop without any is not made.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -34,12 +34,19 @@ class PairBlock:
     query_positions: range
     key_positions: range
 
+    def among(self, start: int, stop: int) -> PairBlock:
+        """The block over the received keys start..stop-1 alone, whose columns are counted from `start`."""
+        first, last = (min(max(edge, start), stop) for edge in (self.columns.start, self.columns.stop))
+        positions = self.key_positions[first - self.columns.start : last - self.columns.start]
+        return replace(self, columns=slice(first - start, last - start), key_positions=positions)
+
 
 @dataclass(frozen=True, slots=True)
 class Hop:
     """One step of the ring: what this process sends, what it receives, and the pairs that it then computes.
 
-    sent and received: local rows of the sender's keys, in the order in which they travel; () for no message.
+    sent and received: local rows of the sender's keys, in the order in which they travel; () for no message. The first
+    hop is over the process's own keys, which do not travel: its columns are local rows.
     """
 
     destination: int
@@ -47,6 +54,18 @@ class Hop:
     source: int
     received: tuple[slice, ...]
     blocks: tuple[PairBlock, ...]
+
+    def part(self, index: int, parts: int) -> Hop:
+        """The hop over one of `parts` equal parts of the keys sent and of the keys received."""
+        start, stop = _part_bounds(count(self.received), index, parts)
+        blocks = (block.among(start, stop) for block in self.blocks)
+        return Hop(
+            self.destination,
+            among(self.sent, *_part_bounds(count(self.sent), index, parts)),
+            self.source,
+            among(self.received, start, stop),
+            tuple(block for block in blocks if len(block.key_positions)),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +95,27 @@ def count(spans: Sequence[slice]) -> int:
     return sum(span.stop - span.start for span in spans)
 
 
+def among(spans: Sequence[slice], start: int, stop: int) -> tuple[slice, ...]:
+    """The rows start..stop-1 of those in some spans, as spans.
+
+    >>> among([slice(0, 3), slice(10, 12)], 2, 4)
+    (slice(2, 3, None), slice(10, 11, None))
+    """
+    found, before = [], 0
+    for span in spans:
+        first, last = max(start - before, 0), min(stop - before, span.stop - span.start)
+        if first < last:
+            found.append(slice(span.start + first, span.start + last))
+        before += span.stop - span.start
+    return tuple(found)
+
+
+def _part_bounds(rows: int, index: int, parts: int) -> tuple[int, int]:
+    """The first row of a part and the row after its last, at multiples of KEY_TILE."""
+    size = -(-rows // (parts * KEY_TILE)) * KEY_TILE
+    return min(index * size, rows), min((index + 1) * size, rows)
+
+
 def plan_hops(problem: Problem, queries: Shards, keys: Shards, rank: int) -> HopPlan:
     """The hops of a process, memoized for each mask and each pair of shards.
 
@@ -97,7 +137,7 @@ def plan_hops(problem: Problem, queries: Shards, keys: Shards, rank: int) -> Hop
 def _needed(
     problem: Problem, queries: Shards, reader: int, keys: Shards, owner: int
 ) -> tuple[tuple[slice, ...], tuple[PairBlock, ...]]:
-    """The owner's keys that queries of the reader attend to, and the blocks of pairs over them."""
+    """The owner's keys that queries of the reader attend to, and the blocks of pairs over them; all of its own keys."""
     spans: list[slice] = []
     blocks: list[PairBlock] = []
     before = 0
@@ -112,16 +152,30 @@ def _needed(
             for rows, positions in queries.rows(reader)
         ]
         for span in _spans(torch.stack([found.any(0) for *_, found in verdicts]).any(0), len(key_positions)):
-            columns = slice(before, before + span.stop - span.start)
+            here = slice(key_rows.start + span.start, key_rows.start + span.stop)
+            columns = here if reader == owner else slice(before, before + len(key_positions[span]))
             tiles = slice(span.start // KEY_TILE, -(-span.stop // KEY_TILE))
             for rows, positions, found in verdicts:
                 used = _extent(found[:, tiles].any(1), _query_tile(positions), len(positions))
                 if used is not None:
                     local = slice(rows.start + used.start, rows.start + used.stop)
                     blocks.append(PairBlock(local, columns, positions[used], key_positions[span]))
-            spans.append(slice(key_rows.start + span.start, key_rows.start + span.stop))
+            spans.append(here)
             before = columns.stop
-    return tuple(spans), tuple(blocks)
+    if reader == owner:
+        spans = [slice(0, keys.lengths[owner])] if blocks else []
+    return _joined(spans), tuple(blocks)
+
+
+def _joined(spans: list[slice]) -> tuple[slice, ...]:
+    """The same rows, neighbouring spans as one, which is sent without a copy."""
+    joined: list[slice] = []
+    for span in spans:
+        if joined and joined[-1].stop == span.start:
+            joined[-1] = slice(joined[-1].start, span.stop)
+        else:
+            joined.append(span)
+    return tuple(joined)
 
 
 def _query_tile(positions: range) -> int:

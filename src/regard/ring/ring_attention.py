@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from typing import Any, TypedDict, Unpack
 
 import torch
@@ -30,17 +29,18 @@ from .block_attention import (
     block_kernel,
     block_problem,
     is_tame,
+    largest_query_norm,
     shared_tensors,
     with_float32,
 )
 from .handshake import TAGS, Agreement, agree
 from .head_exchange import HeadExchange, check_heads, with_heads
-from .hops import Hop, HopPlan, count, plan_hops
+from .hops import plan_hops
+from .key_exchange import KINDS, GradientReturn, HopPart, KeyExchange, PartCounts, hop_parts
 from .layout import Contiguous, RingLayout
-from .peers import Group, Message, Peers, Pending
+from .peers import Group, Peers
 
-KEY, VALUE, KEY_GRADIENT, VALUE_GRADIENT, HEADS = range(5)
-QUERY_KIND, KEY_KIND, VALUE_KIND, OUTPUT_KIND, LSE_KIND, KINDS = range(6)
+QUERY_KIND, KEY_KIND, VALUE_KIND, OUTPUT_KIND, LSE_KIND = range(5)
 
 
 class RingOptions(TypedDict, total=False):
@@ -188,7 +188,8 @@ class ShardSettings:
 def _ring(problem: Problem, peers: Peers, agreed: Agreement, kernel: str | None) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp of this process's rows."""
     plan = plan_hops(problem, agreed.queries, agreed.keys, peers.rank)
-    call = RingCall(peers, plan, agreed.number, kernel)
+    counts = PartCounts.for_problem(problem, max(agreed.keys.lengths))
+    call = RingCall(peers, hop_parts(plan, problem, counts), agreed.number * TAGS, kernel)
     return _RingAttention.apply(call, problem, *tree_tensors(problem))
 
 
@@ -198,7 +199,7 @@ def _head_parallel(
     """Output and log-sum-exp of this process's rows, from a ring of teams, each over some of the heads."""
     part, first = peers.rank % teams_of, peers.rank // teams_of * teams_of
     team = range(first, first + teams_of)
-    exchange = HeadExchange(peers.some(team), agreed.number * TAGS + HEADS)
+    exchange = HeadExchange(peers.some(team), agreed.number * TAGS + KINDS)
     queries, keys = (tuple(shards.lengths[member] for member in team) for shards in (agreed.queries, agreed.keys))
     pairs = problem.pairs
     query = exchange.to_positions(pairs.query, queries, QUERY_KIND)
@@ -245,64 +246,15 @@ def check_positions(problem: Problem) -> None:
 
 @dataclass(frozen=True)
 class RingCall:
-    """One call of the ring on this process: whom it exchanges messages with, and the hops of its plan."""
+    """One call of the ring on this process: whom it exchanges messages with, the parts of its hops, the kernel.
+
+    tag: of the first message.
+    """
 
     peers: Peers
-    plan: HopPlan
-    number: int
+    parts: list[HopPart]
+    tag: int
     kernel: str | None
-
-    def keys(self, problem: Problem) -> Iterator[tuple[Hop, Tensor, Tensor]]:
-        """Each hop with its keys and values; those of the next hop are already under way.
-
-        All processes post the messages of one step before those of the next, as NCCL needs.
-        """
-        pending, (key, value) = self._exchange(problem, self.plan.hops[0])
-        for hop, following in zip_longest(self.plan.hops, self.plan.hops[1:]):
-            here = pending, key, value
-            if following is not None:
-                pending, (key, value) = self._exchange(problem, following)
-            here[0].wait()
-            yield hop, here[1], here[2]
-
-    def _exchange(self, problem: Problem, hop: Hop) -> tuple[Pending, list[Tensor]]:
-        """Start a hop: send the keys and values that its destination needs, and receive those of its source."""
-        own = problem.pairs.key, problem.value
-        if hop.source == self.peers.rank:
-            return self.peers.post((), ()), [take(tensor, hop.received) for tensor in own]
-        empty = [tensor.new_empty(*tensor.shape[:-2], count(hop.received), tensor.shape[-1]) for tensor in own]
-        sends, receives = [], []
-        for kind, tensor, space in zip((KEY, VALUE), own, empty, strict=True):
-            sends.append((hop.destination, take(tensor, hop.sent).contiguous(), self._tag(kind)))
-            receives.append((hop.source, space, self._tag(kind)))
-        return self.peers.post(sends, receives), empty
-
-    def send_home(self, hop: Hop, gradients: tuple[Tensor, Tensor]) -> tuple[Pending, list[Tensor]]:
-        """Start sending the gradients of a hop's keys and values home, and receiving those of the keys that it sent."""
-        tags = self._tag(KEY_GRADIENT), self._tag(VALUE_GRADIENT)
-        homecoming = [tensor.new_empty(*tensor.shape[:-2], count(hop.sent), tensor.shape[-1]) for tensor in gradients]
-        sends: list[Message] = [(hop.source, tensor, tag) for tensor, tag in zip(gradients, tags, strict=True)]
-        receives: list[Message] = [(hop.destination, tensor, tag) for tensor, tag in zip(homecoming, tags, strict=True)]
-        return self.peers.post(sends, receives), homecoming
-
-    def _tag(self, kind: int) -> int:
-        return self.number * TAGS + kind
-
-
-def take(tensor: Tensor, spans: tuple[slice, ...]) -> Tensor:
-    """Some rows of a tensor (..., n, ·): a view of one span, a copy of several."""
-    if len(spans) == 1:
-        return tensor[..., spans[0], :]
-    return torch.cat([tensor[..., span, :] for span in spans], -2) if spans else tensor[..., :0, :]
-
-
-def add_rows(tensor: Tensor, spans: tuple[slice, ...], rows: Tensor) -> None:
-    """Add rows (..., number, ·) to some rows of a tensor, in place."""
-    before = 0
-    for span in spans:
-        after = before + span.stop - span.start
-        tensor[..., span, :] += rows[..., before:after, :]
-        before = after
 
 
 class _RingAttention(torch.autograd.Function):
@@ -312,11 +264,13 @@ class _RingAttention(torch.autograd.Function):
     def forward(ctx: Any, call: RingCall, problem: Problem, *tensors: Tensor) -> tuple[Tensor, Tensor]:
         wide = with_float32(replace(problem, sinks=None))
         rows = ShardRows.from_problem(wide)
-        for hop, key, value in call.keys(problem):
+        query_norm = largest_query_norm(wide)
+        for part, key, value in KeyExchange(call.peers, problem, call.parts, call.tag).received():
             key, value = key.to(wide.value.dtype), value.to(wide.value.dtype)
-            in_place = bool(hop.blocks) and is_tame(wide, key, value)
-            for block in hop.blocks:
-                rows.merge(block_problem(wide, block, key, value), block.rows, call.kernel, in_place=in_place)
+            in_place = bool(part.hop.blocks) and is_tame(wide, query_norm, key, value)
+            for block in part.hop.blocks:
+                own = block_problem(wide, block, part.query_heads, key, value)
+                rows.merge(own, block.rows, part.query_heads, call.kernel, in_place=in_place)
         output, lse = rows.output, rows.lse
         if problem.sinks is not None:
             output, lse = add_sinks(output, lse, problem.sinks)
@@ -371,21 +325,18 @@ def _round_backward(call: RingCall, problem: Problem, own: ShardGradients, *, tr
     """The gradients of this process's keys and values, from all processes; those of its queries are added to `own`."""
     dtype = own.problem.value.dtype
     sums = torch.zeros_like(problem.pairs.key, dtype=dtype), torch.zeros_like(problem.value, dtype=dtype)
-    homecoming: list[tuple[Hop, Pending, list[Tensor]]] = []
-    for hop, key, value in call.keys(problem):
+    exchange = KeyExchange(call.peers, problem, call.parts, call.tag)
+    home = GradientReturn(exchange, sums)
+    query_norm = largest_query_norm(own.problem)
+    for part, key, value in exchange.received():
         key, value = key.to(dtype), value.to(dtype)
-        gradients = torch.zeros_like(key), torch.zeros_like(value)
-        in_place = bool(hop.blocks) and is_tame(own.problem, key, value)
-        for block in hop.blocks:
-            own.add(block_problem(own.problem, block, key, value), block, *gradients, in_place=in_place)
-        if hop.source == call.peers.rank:
-            for total, gradient in zip(sums, gradients, strict=True):
-                add_rows(total, hop.received, gradient)
-        elif travels:
-            homecoming.append((hop, *call.send_home(hop, gradients)))
-        while len(homecoming) > 1 or (homecoming and hop is call.plan.hops[-1]):
-            sent, pending, arrived = homecoming.pop(0)
-            pending.wait()
-            for total, gradient in zip(sums, arrived, strict=True):
-                add_rows(total, sent.sent, gradient)
+        is_own = part.hop.source == call.peers.rank
+        gradients = sums if is_own else home.zeros(part)
+        in_place = bool(part.hop.blocks) and is_tame(own.problem, query_norm, key, value)
+        for block in part.hop.blocks:
+            pairs = block_problem(own.problem, block, part.query_heads, key, value)
+            own.add(pairs, block, part.query_heads, *gradients, in_place=in_place)
+        if travels and not is_own:
+            home.send(part, gradients)
+    home.wait()
     return sums
