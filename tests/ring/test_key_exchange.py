@@ -9,7 +9,7 @@ import regard.ring as ring
 from regard import biases, masks
 from regard.kernels.validation import make_problem
 from regard.ring.hops import count, plan_hops
-from regard.ring.key_exchange import PART_BYTES, Buffers, PartCounts, hop_parts
+from regard.ring.key_exchange import PART_BYTES, ReusedBuffers, PartCounts, hop_parts
 from regard.ring.layout import place
 
 
@@ -72,7 +72,7 @@ def test_parts_have_each_pair_of_each_head_once(layout, counts):
 
 
 def test_buffers_are_used_in_turn():
-    buffers, tensor = Buffers(2), torch.zeros(1, 2, 5, 3)
+    buffers, tensor = ReusedBuffers(2), torch.zeros(1, 2, 5, 3)
     first, second, third = (buffers.rows_like(tensor, rows) for rows in (4, 5, 2))
     assert (first.shape, third.shape) == ((1, 2, 4, 3), (1, 2, 2, 3))
     assert third.data_ptr() == first.data_ptr() != second.data_ptr()

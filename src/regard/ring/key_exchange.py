@@ -38,15 +38,15 @@ class PartCounts:
     keys: int
 
     @classmethod
-    def for_problem(cls, problem: Problem, longest: int) -> PartCounts:
-        """The numbers of parts in a ring whose longest shard has so many keys."""
+    def for_problem(cls, problem: Problem, longest: int, *, by_heads: bool = True) -> PartCounts:
+        """The numbers of parts in a ring whose longest shard has `longest` keys; by_heads: whether heads may be cut."""
         key, value = problem.pairs.key, problem.value
         numbers = sum(longest * tensor.shape[:-2].numel() * tensor.shape[-1] for tensor in (key, value))
         possible = min(MOST_PARTS, numbers * value.element_size() // PART_BYTES)
         if possible < 2:
             return cls(1, 1)
         parts = 1 << possible.bit_length() - 1
-        heads = gcd(parts, key.shape[-3]) if _heads_alike(problem) else 1
+        heads = gcd(parts, key.shape[-3]) if by_heads and _heads_alike(problem) else 1
         return cls(heads, parts // heads)
 
 
@@ -79,7 +79,7 @@ def hop_parts(plan: HopPlan, problem: Problem, counts: PartCounts) -> list[HopPa
     return [HopPart(own), *(HopPart(hop, *some) for hop in cut if hop.sent or hop.received for some in heads)]
 
 
-class Buffers:
+class ReusedBuffers:
     """Some buffers that are used in turn: a message arrives in one while another one is read or sent."""
 
     def __init__(self, number: int) -> None:
@@ -113,7 +113,7 @@ class KeyExchange:
 
         All processes post the messages of one part before those of the next, as NCCL needs.
         """
-        buffers = Buffers(2), Buffers(2)
+        buffers = ReusedBuffers(2), ReusedBuffers(2)
         following = self._exchange(self.parts[0], buffers)
         for part, next_part in zip_longest(self.parts, self.parts[1:]):
             pending, (key, value) = following
@@ -122,7 +122,7 @@ class KeyExchange:
             pending.wait()
             yield part, key, value
 
-    def _exchange(self, part: HopPart, buffers: tuple[Buffers, Buffers]) -> tuple[Pending, list[Tensor]]:
+    def _exchange(self, part: HopPart, buffers: tuple[ReusedBuffers, ReusedBuffers]) -> tuple[Pending, list[Tensor]]:
         """Start a part: send the keys and values that its destination needs, and receive those of its source."""
         hop, own = part.hop, [self.problem.pairs.key, self.problem.value]
         if hop.source == self.peers.rank:
@@ -144,7 +144,7 @@ class GradientReturn:
 
     def __init__(self, exchange: KeyExchange, sums: tuple[Tensor, Tensor]) -> None:
         self.exchange, self.sums = exchange, sums
-        self.departures, self.arrivals = (Buffers(2), Buffers(2)), (Buffers(1), Buffers(1))
+        self.departures, self.arrivals = (ReusedBuffers(2), ReusedBuffers(2)), (ReusedBuffers(1), ReusedBuffers(1))
         self.under_way: tuple[HopPart, Pending, list[Tensor]] | None = None
 
     def zeros(self, part: HopPart) -> list[Tensor]:

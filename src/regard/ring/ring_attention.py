@@ -7,7 +7,7 @@ Backward, keys travel again, and their gradients travel home; with the final log
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypedDict, Unpack
 

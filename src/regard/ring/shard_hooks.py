@@ -11,9 +11,10 @@ from ..core.problem import Problem
 from ..kernels import zero_nonfinite_inputs
 from ..kernels.hooks import AttentionHook
 from .handshake import TAGS, Agreement
+from .key_exchange import KINDS
 from .layout import Shards
 from .peers import Peers
-from .ring_attention import HEADS, KEY_KIND, LSE_KIND, QUERY_KIND
+from .ring_attention import KEY_KIND, LSE_KIND, QUERY_KIND
 
 
 def described_hook(hook: AttentionHook | None) -> str:
@@ -27,7 +28,7 @@ def call_hook(peers: Peers, hook: AttentionHook, problem: Problem, agreed: Agree
     Queries, keys and log-sum-exps are sent there. Memory: that of the whole sequence in the process of rank 0.
     """
     with torch.no_grad():
-        problem, first = zero_nonfinite_inputs(problem), agreed.number * TAGS + HEADS
+        problem, first = zero_nonfinite_inputs(problem), agreed.number * TAGS + KINDS
         query = _gather(peers, problem.pairs.query, agreed.queries, first + QUERY_KIND)
         key = _gather(peers, problem.pairs.key, agreed.keys, first + KEY_KIND)
         whole_lse = _gather(peers, lse.unsqueeze(-1), agreed.queries, first + LSE_KIND)

@@ -24,11 +24,12 @@ from ..kernels.tile_weights import run_reductions
 from ..kernels.validation import make_problem
 from ..lenses import Lens, LensState, Reduction, ShardedLens
 from .block_attention import block_problem
-from .handshake import Agreement, agree_on, value_checksum
+from .handshake import TAGS, Agreement, agree_on, value_checksum
 from .hops import plan_hops
+from .key_exchange import KeyExchange, PartCounts, hop_parts
 from .layout import RingLayout, Shards
 from .peers import Group, Peers
-from .ring_attention import RingCall, RingOptions, ShardSettings
+from .ring_attention import RingOptions, ShardSettings
 from .shard_hooks import call_hook, described_hook
 
 LENSES = "Entropy, TopK, Weights, Received, Distance, Pooled, Mass, and Metrics, Roles, JensenShannon, Values of heads"
@@ -156,13 +157,15 @@ def _reduce(peers: Peers, problem: Problem, agreed: Agreement, lse: Tensor, redu
     """Pass the weights of the own rows to reductions, block by block as the keys of each process arrive."""
     problem = replace(problem, value=problem.value[..., :0], dropout=None)
     plan = plan_hops(problem, agreed.queries, agreed.keys, peers.rank)
-    for hop, key, value in RingCall(peers, plan, agreed.number, None).keys(problem):
-        for block in hop.blocks:
-            own, at = block_problem(problem, block, key, value), block.key_positions
+    counts = PartCounts.for_problem(problem, max(agreed.keys.lengths), by_heads=False)
+    exchange = KeyExchange(peers, problem, hop_parts(plan, problem, counts), agreed.number * TAGS)
+    for part, key, value in exchange.received():
+        for block in part.hop.blocks:
+            own, at = block_problem(problem, block, None, key, value), block.key_positions
             parts = [BlockReduction(each, own, block.rows, slice(at.start, at.stop, at.step)) for each in reductions]
             run_reductions(own, lse[..., block.rows], parts)
-            for part in parts:
-                part.add_to_whole()
+            for each in parts:
+                each.add_to_whole()
 
 
 def _with_exact_lse(
