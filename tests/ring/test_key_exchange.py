@@ -9,7 +9,7 @@ import regard.ring as ring
 from regard import biases, masks
 from regard.kernels.validation import make_problem
 from regard.ring.hops import count, plan_hops
-from regard.ring.key_exchange import PART_BYTES, ReusedBuffers, PartCounts, hop_parts
+from regard.ring.key_exchange import PART_BYTES, PartCounts, ReusedBuffers, hop_parts
 from regard.ring.layout import place
 
 
