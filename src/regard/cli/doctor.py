@@ -34,6 +34,14 @@ def doctor(
     explain: Annotated[
         str, typer.Option("--explain", metavar="CODE", help="Explain one rule, with examples, and exit.")
     ] = "",
+    fix: Annotated[bool, typer.Option("--fix", help="Rewrite what can be proven to compute the same.")] = False,
+    to: Annotated[
+        Literal["sdpa", "regard"],
+        typer.Option(help="With --fix: write torch's scaled_dot_product_attention, or regard.attention."),
+    ] = "sdpa",
+    allow_dirty: Annotated[
+        bool, typer.Option("--allow-dirty", help="With --fix: also where git has changes that are not committed.")
+    ] = False,
     jobs: Annotated[
         int, typer.Option(min=0, show_default=False, help="Processes that read files. [default: one for each core]")
     ] = 0,
@@ -59,6 +67,8 @@ def doctor(
     settings = settings_near(paths[0])
     selection = _selection(settings, select, ignore, min_severity)
     files = python_files(paths, settings.exclude)
+    if fix:
+        _fix(paths, files, to, selection, allow_dirty)
     findings = diagnose_files(files, selection, jobs or None)
     if findings or output_format in ("json", "sarif"):
         emit([FORMATS[output_format](findings)])
@@ -77,6 +87,15 @@ def _selection(settings: DoctorSettings, select: str, ignore: str, min_severity:
     check_codes(ignored, where="--ignore")
     least = severity_named(min_severity, where="--min-severity") if min_severity else settings.min_severity
     return RuleSelection(chosen or settings.select, (*ignored, *settings.ignore), least)
+
+
+def _fix(paths: list[Path], files: list[Path], to: str, selection: RuleSelection, allow_dirty: bool) -> None:
+    from regard.doctor.fixing import check_clean, fix_files
+
+    if not allow_dirty:
+        check_clean(paths)
+    for changed in fix_files(files, to=to, selection=selection):
+        typer.echo(f"rewrote {changed.path}: {changed.fixes} {'fix' if changed.fixes == 1 else 'fixes'}", err=True)
 
 
 def _codes(written: str) -> tuple[str, ...]:

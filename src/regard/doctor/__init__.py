@@ -14,9 +14,9 @@ from .rules import RULES, AttentionRule, Report
 
 __all__ = [
     "RULES",
+    "AttentionRule",
     "CodeFinding",
     "Report",
-    "AttentionRule",
     "RuleSelection",
     "Severity",
     "diagnose",

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import multiprocessing
 import os
 import sys
-import warnings
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -18,9 +16,9 @@ from .finding import CodeFinding, Severity
 from .python_source import (
     Suppressions,
     UnreadableSource,
-    check_syntax,
     decoded,
     mentions_attention,
+    parsed,
     read_bytes,
     suppressions,
 )
@@ -69,12 +67,9 @@ def reported(
 ) -> list[tuple[CodeFinding, Report | None]]:
     """As `diagnose`, each finding with the report of its rule, which has the rewrite."""
     try:
-        check_syntax(source)
+        facts = evaluate(source, parsed(source))
     except UnreadableSource as error:
         return [(_unreadable(path, error), None)]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        facts = evaluate(source)
     facts.sites = attention_sites(facts)
     lines, suppressed = source.splitlines(), suppressions(source)
     found: dict[tuple[str, int, int], tuple[CodeFinding, Report | None]] = {}
@@ -140,8 +135,3 @@ def diagnose_files(
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     with ProcessPoolExecutor(jobs, mp_context=context) as pool:
         return [finding for found in pool.map(work, files, chunksize=_CHUNK) for finding in found]
-
-
-def node_source(source: str, node: ast.AST) -> str:
-    """The source text of a node."""
-    return ast.get_source_segment(source, node) or ""

@@ -73,8 +73,14 @@ def decoded(content: bytes) -> str:
         raise UnreadableSource(f"is not text in UTF-8 or in the encoding that it declares: {reason}") from None
 
 
-def check_syntax(text: str) -> None:
-    """Parse a file for its errors alone.
+def encoded(text: str, content: bytes) -> bytes:
+    """The bytes of a changed text, in the encoding of the file that it came from, with its byte order mark."""
+    encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
+    return text.encode(encoding)
+
+
+def parsed(text: str) -> ast.Module:
+    """The syntax tree of a file.
 
     Raises:
         UnreadableSource: the text does not parse.
@@ -82,7 +88,7 @@ def check_syntax(text: str) -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes in the file's strings
-            ast.parse(text)
+            return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = f"line {error.lineno}: " if isinstance(error, SyntaxError) and error.lineno else ""
         reason = error.msg if isinstance(error, SyntaxError) else str(error) or "expressions are nested too deeply"

@@ -12,7 +12,7 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from .term import Term, is_none
 from .torch_signatures import ALIASES, CASTS, CONSTRUCTORS, FORWARD, FUNCTIONS, METHODS, PARAMETERS
@@ -23,8 +23,8 @@ _DEEPEST = 3
 """Calls of helpers within calls of helpers that are followed."""
 _EXPRESSIONS = 60_000
 """Expressions of one file that are evaluated before helpers are no longer followed."""
-_LARGEST_FUNCTION = 4_000
-"""Nodes of a helper that is followed."""
+_LONGEST_FUNCTION = 300
+"""Lines of a helper that is followed."""
 
 _OPERATORS: dict[type, str] = {
     ast.Add: "add",
@@ -92,7 +92,8 @@ class ModuleFacts:
     """All that symbolic evaluation found in one module.
 
     `events` in the order of evaluation; `consumers` maps the identity of a term to what was computed from it;
-    `followed` are the functions that were evaluated in place at a call.
+    `followed` are the functions that were evaluated in place at a call; `nodes` has the nodes of the tree by their
+    types, `parents` the node above each.
     """
 
     tree: ast.Module
@@ -104,6 +105,8 @@ class ModuleFacts:
     consumers: defaultdict[int, list[Term]] = field(default_factory=lambda: defaultdict(list))
     followed: set[Function] = field(default_factory=set)
     sites: list = field(default_factory=list)
+    parents: dict[ast.AST, ast.AST] = field(default_factory=dict)
+    nodes: defaultdict[type, list[Any]] = field(default_factory=lambda: defaultdict(list))
 
     def operations(self, *ops: str) -> list[Event]:
         """The events of these operations."""
@@ -114,7 +117,7 @@ class ModuleFacts:
         return [event for event in self.events if event.term.op == "apply" and event.term.value in modules]
 
 
-def evaluate(source: str) -> ModuleFacts:
+def evaluate(source: str, tree: ast.Module | None = None) -> ModuleFacts:
     r"""Evaluate a module.
 
     Raises:
@@ -124,44 +127,47 @@ def evaluate(source: str) -> ModuleFacts:
     >>> [event.term.op for event in facts.events]
     ['transpose', 'matmul', 'softmax', 'return']
     """
-    tree = ast.parse(source)
-    facts = ModuleFacts(tree, source, _imports(tree), {}, {})
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef):
-            methods = {one.name: one for one in node.body if isinstance(one, Function)}
-            facts.classes.setdefault(node.name, ClassFacts(node, methods, changed=_changed(methods)))
-    facts.functions.update({node.name: node for node in tree.body if isinstance(node, Function)})
+    facts = ModuleFacts(tree or ast.parse(source), source, {}, {}, {})
+    _index(facts)
+    changed = _changed(facts)
+    for node in facts.nodes[ast.ClassDef]:
+        methods = {one.name: one for one in node.body if isinstance(one, Function)}
+        facts.classes.setdefault(node.name, ClassFacts(node, methods, changed=changed.get(node, frozenset())))
+    facts.functions.update({node.name: node for node in facts.tree.body if isinstance(node, Function)})
     _Evaluator(facts).module()
     return facts
 
 
-def _imports(tree: ast.Module) -> dict[str, str]:
-    """The qualified name that each imported name stands for."""
-    names = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                names[alias.asname or alias.name.split(".")[0]] = (
-                    alias.name if alias.asname else alias.name.split(".")[0]
-                )
-        elif isinstance(node, ast.ImportFrom):
-            for alias in node.names:
-                names[alias.asname or alias.name] = f"{node.module or ''}.{alias.name}"
-    return names
+def _index(facts: ModuleFacts) -> None:
+    """Find all nodes by their types, the node above each, and the qualified name that each imported name stands for."""
+    waiting: list[ast.AST] = [facts.tree]
+    for node in waiting:  # grows while it is read: from the top of the tree down, each level in the order of the source
+        facts.nodes[type(node)].append(node)
+        for value in vars(node).values():
+            for child in value if isinstance(value, list) else (value,):
+                if isinstance(child, ast.AST) and not isinstance(child, ast.expr_context | ast.operator):
+                    facts.parents[child] = node
+                    waiting.append(child)
+    for node in facts.nodes[ast.Import]:
+        for alias in node.names:
+            facts.imports[alias.asname or alias.name.split(".")[0]] = (
+                alias.name if alias.asname else alias.name.split(".")[0]
+            )
+    for node in facts.nodes[ast.ImportFrom]:
+        facts.imports.update({alias.asname or alias.name: f"{node.module or ''}.{alias.name}" for alias in node.names})
 
 
-def _changed(methods: dict[str, Function]) -> frozenset[str]:
-    """Attributes of `self` that methods other than the constructor assign."""
-    return frozenset(
-        node.attr
-        for name, method in methods.items()
-        if name != "__init__"
-        for node in ast.walk(method)
-        if isinstance(node, ast.Attribute)
-        and isinstance(node.ctx, ast.Store)
-        and isinstance(node.value, ast.Name)
-        and node.value.id == "self"
-    )
+def _changed(facts: ModuleFacts) -> dict[ast.AST, frozenset[str]]:
+    """Attributes of `self` that methods other than the constructor assign, by class."""
+    found: dict[ast.AST, set[str]] = {}
+    for node in facts.nodes[ast.Attribute]:
+        if isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name) and node.value.id == "self":
+            above: ast.AST = node
+            while above in facts.parents and not isinstance(above, Function):
+                above = facts.parents[above]
+            if isinstance(above, Function) and above.name != "__init__":
+                found.setdefault(facts.parents[above], set()).add(node.attr)
+    return {class_: frozenset(names) for class_, names in found.items()}
 
 
 def _assigned(body: Sequence[ast.stmt]) -> set[str]:
@@ -257,7 +263,8 @@ class _Evaluator:
         """The value of a call of a function of this file, evaluated with these arguments; None if not followed."""
         if len(self.calls) >= _DEEPEST or function in self.calls or self.remaining <= 0 or function is self.function:
             return None
-        if sum(1 for _ in ast.walk(function)) > _LARGEST_FUNCTION or any(one.op == "starred" for one in positional):
+        lines = (function.end_lineno or 0) - function.lineno
+        if lines > _LONGEST_FUNCTION or any(one.op == "starred" for one in positional):
             return None
         bound = self._bind_function(function, receiver, positional, named)
         if bound is None:

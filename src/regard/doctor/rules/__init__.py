@@ -6,10 +6,28 @@ and caches, ATT6xx speed, ATT9xx style.
 
 from __future__ import annotations
 
-from . import mask_rules, scale_rules, softmax_rules
+from . import (
+    dropout_rules,
+    head_rules,
+    mask_rules,
+    position_rules,
+    scale_rules,
+    softmax_rules,
+    speed_rules,
+    textbook_rules,
+)
 from .base import RULES, AttentionRule, Report
 
-MODULES = (scale_rules, softmax_rules, mask_rules)
+MODULES = (
+    scale_rules,
+    softmax_rules,
+    mask_rules,
+    dropout_rules,
+    head_rules,
+    position_rules,
+    speed_rules,
+    textbook_rules,
+)
 """Where the rules are; importing these modules puts them into `RULES`."""
 
-__all__ = ["MODULES", "RULES", "Report", "AttentionRule"]
+__all__ = ["MODULES", "RULES", "AttentionRule", "Report"]

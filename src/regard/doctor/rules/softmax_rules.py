@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..attention_sites import AttentionSite
+from ..attention_sites import AttentionSite, einsum_axes
 from ..finding import Severity
 from ..symbolic_evaluation import ModuleFacts
 from ..term import Term, number, walk
@@ -36,7 +36,7 @@ def wrong_axis(facts: ModuleFacts) -> Iterator[Report]:
     for site in formulas(facts):
         if site.softmax is None or site.weighted is None or site.softmax.get("dim") is None:
             continue
-        axis, summed, rank = number(site.softmax.get("dim")), _summed_axis(site), _rank(site)
+        axis, summed, rank = number(site.softmax.get("dim")), summed_axis(site), scores_rank(site)
         if axis is None or summed is None:
             continue
         if axis >= 0 and rank is None and axis > 0:
@@ -50,7 +50,7 @@ def wrong_axis(facts: ModuleFacts) -> Iterator[Report]:
             )
 
 
-def _summed_axis(site: AttentionSite) -> int | None:
+def summed_axis(site: AttentionSite) -> int | None:
     """The axis of the softmax, from the end, over which the product with the values sums; None if unclear."""
     if site.weighted is None:
         return None
@@ -79,7 +79,7 @@ def _transposed_pair(term: Term) -> tuple[int, int] | None:
     return int(pair[0] or 0), int(pair[1] or 0)
 
 
-def _rank(site: AttentionSite) -> int | None:
+def scores_rank(site: AttentionSite) -> int | None:
     """The number of axes of the scores, where it is plain from how they are computed."""
     if site.scores is None:
         return None
@@ -88,8 +88,6 @@ def _rank(site: AttentionSite) -> int | None:
             return None
     term = site.scores.term
     if term.op == "einsum":
-        from ..attention_sites import einsum_axes
-
         equation = next((one.value for one in term.items if isinstance(one.value, str) and one.op == "constant"), "")
         axes = einsum_axes(equation)
         return len(axes[2]) if axes and "..." not in axes[2] else None

@@ -1,0 +1,329 @@
+"""Rules about axes: how heads are split and merged, in which order they are repeated, which axis is the batch."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from ..attention_sites import AttentionSite, einsum_axes
+from ..finding import Severity
+from ..symbolic_evaluation import ModuleFacts
+from ..term import Term, is_true, number, walk
+from .base import Report, rule
+
+_HEADS = re.compile(r"head|^h$|^H$|^nh$|^n_h$", re.I)
+_BATCH = re.compile(r"^(b|bs|bsz|bsize|batch|batch_size|n_batch|nbatches|batch_dim)$", re.I)
+_LENGTH = re.compile(
+    r"^(t|l|s|n|seq|seq_?len(gth)?|length|len|n_?tokens|tokens|num_tokens|tgt_len|src_len|steps|time)$", re.I
+)
+_LAYERS = (
+    *("torch.nn.TransformerEncoder", "torch.nn.TransformerEncoderLayer", "torch.nn.TransformerDecoder"),
+    *("torch.nn.TransformerDecoderLayer", "torch.nn.Transformer", "torch.nn.MultiheadAttention"),
+)
+
+
+@rule(
+    "ATT401",
+    Severity.ERROR,
+    source="https://github.com/jsbaan/transformer-from-scratch/pull/6",
+    wrong="""
+        class Attention(nn.Module):
+            def __init__(self, dim, heads):
+                super().__init__()
+                self.heads = heads
+                self.q = nn.Linear(dim, dim)
+                self.k = nn.Linear(dim, dim)
+                self.v = nn.Linear(dim, dim)
+
+            def forward(self, x):
+                b, n, d = x.shape
+                q = self.q(x).view(b, self.heads, n, d // self.heads)
+                k = self.k(x).view(b, self.heads, n, d // self.heads)
+                v = self.v(x).view(b, self.heads, n, d // self.heads)
+                return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, n, d)
+    """,
+    right="""
+        class Attention(nn.Module):
+            def __init__(self, dim, heads):
+                super().__init__()
+                self.heads = heads
+                self.q = nn.Linear(dim, dim)
+                self.k = nn.Linear(dim, dim)
+                self.v = nn.Linear(dim, dim)
+
+            def forward(self, x):
+                b, n, d = x.shape
+                q = self.q(x).view(b, n, self.heads, d // self.heads).transpose(1, 2)
+                k = self.k(x).view(b, n, self.heads, d // self.heads).transpose(1, 2)
+                v = self.v(x).view(b, n, self.heads, d // self.heads).transpose(1, 2)
+                return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, n, d)
+    """,
+)
+def heads_split_across_positions(facts: ModuleFacts) -> Iterator[Report]:
+    """Heads are split off by a reshape alone, so that each head gets other positions instead of other features.
+
+    A projection has the axes (batch, length, heads · dim). `view(batch, heads, length, dim)` cuts the memory of that
+    across positions: positions and features are mixed, and a causal mask means nothing. Training still runs. Use
+    `view(batch, length, heads, dim).transpose(1, 2)`.
+    """
+    for site in _sites_with_heads(facts):
+        for operand in (site.query, site.key, site.value):
+            split = _split(operand)
+            if split is not None and _is_head_first(split):
+                yield Report(
+                    split.node,
+                    "this reshape of (batch, length, heads · dim) to (batch, heads, length, dim) mixes positions with "
+                    "heads: view as (batch, length, heads, dim), then transpose(1, 2)",
+                )
+
+
+def _sites_with_heads(facts: ModuleFacts) -> Iterator[AttentionSite]:
+    return (site for site in facts.sites if site.kind in ("formula", "sdpa", "flex"))
+
+
+def _split(operand: Term) -> Term | None:
+    """The reshape into four axes whose input comes from a linear projection with no axes moved between."""
+    for _ in range(20):
+        if operand.op == "reshape" and len(operand.items) == 4:
+            source = operand.input
+            while source.op in ("cast", "dropout", "carried", "element"):
+                source = source.input
+            return operand if source.op == "apply" and source.value == "torch.nn.Linear" else None
+        if operand.op in ("cast", "dropout", "carried", "mul", "div", "transpose", "permute", "choice"):
+            operand = operand.items[0] if operand.op == "choice" else operand.input
+        else:
+            return None
+    return None
+
+
+def _spelled_sizes(reshape: Term) -> list[str]:
+    """How the sizes of a reshape are written."""
+    call = reshape.node
+    if not isinstance(call, ast.Call):
+        return []
+    written = call.args
+    if len(written) == 2 and isinstance(written[1], ast.Tuple):
+        written = written[1].elts
+    if len(written) == 1 and isinstance(written[0], ast.Tuple | ast.List):
+        written = written[0].elts
+    return [ast.unparse(one) for one in written]
+
+
+def _is_head_first(reshape: Term) -> bool:
+    sizes = _spelled_sizes(reshape)
+    if len(sizes) != 4:
+        return False
+    last = [size.rpartition(".")[2] for size in sizes]
+    heads_second = bool(_HEADS.search(last[1])) and "dim" not in last[1]
+    length_third = not _HEADS.search(last[2]) and "dim" not in last[2] and number(reshape.items[2]) != 1
+    length_third = length_third and not re.search(r"^(d|hd|hs|dk|d_k|d_v|d_head)$", last[2])
+    return heads_second and length_third
+
+
+@rule(
+    "ATT402",
+    Severity.ERROR,
+    source="https://github.com/jsbaan/transformer-from-scratch/pull/6",
+    wrong="""
+        def attention(q, k, v, heads):
+            b, n, d = q.shape
+            q = q.view(b, n, heads, d // heads).transpose(1, 2)
+            k = k.view(b, n, heads, d // heads).transpose(1, 2)
+            v = v.view(b, n, heads, d // heads).transpose(1, 2)
+            out = F.scaled_dot_product_attention(q, k, v)
+            return out.reshape(b, n, d)
+    """,
+    right="""
+        def attention(q, k, v, heads):
+            b, n, d = q.shape
+            q = q.view(b, n, heads, d // heads).transpose(1, 2)
+            k = k.view(b, n, heads, d // heads).transpose(1, 2)
+            v = v.view(b, n, heads, d // heads).transpose(1, 2)
+            out = F.scaled_dot_product_attention(q, k, v)
+            return out.transpose(1, 2).reshape(b, n, d)
+    """,
+)
+def heads_merged_across_positions(facts: ModuleFacts) -> Iterator[Report]:
+    """Heads are merged by a reshape without moving their axis back behind the positions.
+
+    The output of attention has the axes (batch, heads, length, dim). Reshaped to (batch, length, heads · dim) as it
+    is, a position gets values of other positions, the future included. Transpose axes 1 and 2 first.
+    """
+    for site in _sites_with_heads(facts):
+        if not _is_transposed_from_positions(site.query) or not _keeps_axes(site):
+            continue
+        for reshape in _direct_reshapes(site.output, facts):
+            sizes = _spelled_sizes(reshape)
+            if len(sizes) == 3 and not any(_HEADS.fullmatch(size.rpartition(".")[2]) for size in sizes):
+                yield Report(
+                    reshape.node,
+                    "this reshape of (batch, heads, length, dim) to (batch, length, heads · dim) mixes heads with "
+                    "positions: transpose(1, 2) first",
+                )
+
+
+def _is_transposed_from_positions(query: Term) -> bool:
+    """Whether a query was viewed as (batch, length, heads, dim) and then transposed to (batch, heads, length, dim)."""
+    while query.op in ("cast", "dropout", "mul", "div", "carried"):
+        query = query.input
+    if query.op == "transpose":
+        pair = {number(query.get("dim0")), number(query.get("dim1"))}
+        return pair == {1.0, 2.0} and query.input.op == "reshape" and len(query.input.items) == 4
+    if query.op == "permute":
+        order = [number(one) for one in query.items]
+        return order == [0, 2, 1, 3] and query.input.op == "reshape" and len(query.input.items) == 4
+    return False
+
+
+def _keeps_axes(site: AttentionSite) -> bool:
+    """Whether the output has the order of axes of the query."""
+    if site.output.op != "einsum":
+        return True
+    equation = next((one.value for one in site.output.items if one.op == "constant" and isinstance(one.value, str)), "")
+    axes = einsum_axes(equation)
+    return axes is not None and len(axes[2]) == 4 and axes[2][:3] == axes[0][:3]
+
+
+def _direct_reshapes(term: Term, facts: ModuleFacts) -> Iterator[Term]:
+    for consumer in facts.consumers.get(id(term), []):
+        if consumer.op == "reshape" and consumer.input is term:
+            yield consumer
+        elif consumer.op in ("cast", "dropout", "choice") and consumer is not term:
+            yield from _direct_reshapes(consumer, facts)
+
+
+@rule(
+    "ATT403",
+    Severity.ERROR,
+    source="https://github.com/onnx/onnx/pull/7274; Ainslie et al. 2023, https://arxiv.org/abs/2305.13245",
+    wrong="""
+        def grouped(q, k, v, groups):
+            k = k.repeat(1, groups, 1, 1)
+            v = v.repeat(1, groups, 1, 1)
+            return F.scaled_dot_product_attention(q, k, v)
+    """,
+    right="""
+        def grouped(q, k, v):
+            return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+    """,
+)
+def tiled_heads(facts: ModuleFacts) -> Iterator[Report]:
+    """Keys of grouped heads are tiled instead of repeated, so that query heads get keys of other groups.
+
+    Query head h belongs to key head h // groups: each key head is repeated in place, 0 0 1 1. `repeat` and `tile` make
+    0 1 0 1. A model that is trained so works alone, but no checkpoint, cache or kernel of the field agrees with it.
+    """
+    for site in _sites_with_heads(facts):
+        for operand in (site.key, site.value):
+            for one in walk(operand, stop=frozenset({"apply", "call", "method"})):
+                if one.op == "repeat" and _tiles_heads(one):
+                    yield Report(
+                        one.node,
+                        "this tiles the key heads as 0 1 0 1, and query heads are grouped as 0 0 1 1: "
+                        "use repeat_interleave, or enable_gqa=True of scaled_dot_product_attention",
+                    )
+
+
+def _tiles_heads(repeat: Term) -> bool:
+    sizes = _spelled_sizes(repeat)
+    many = [index for index, size in enumerate(sizes) if size != "1"]
+    if len(sizes) != 4 or len(many) != 1 or many[0] not in (1, 2):
+        return False
+    inner = repeat.input
+    one_head = inner.op == "unsqueeze" or (
+        inner.op in ("transpose", "reshape") and any(number(size) == 1 for size in (*inner.items, *inner.input.items))
+    )
+    return not one_head and bool(re.search(r"//|rep|group|kv", sizes[many[0]], re.I))
+
+
+@rule(
+    "ATT404",
+    Severity.ERROR,
+    source="https://github.com/DaoyuanLi2816/Molecule-Generator/pull/22",
+    wrong="""
+        class Block(nn.Module):
+            def __init__(self, dim):
+                super().__init__()
+                self.attention = nn.MultiheadAttention(dim, 8)
+
+            def forward(self, x):
+                batch_size, seq_len, dim = x.shape
+                return self.attention(x, x, x, need_weights=False)[0]
+    """,
+    right="""
+        class Block(nn.Module):
+            def __init__(self, dim):
+                super().__init__()
+                self.attention = nn.MultiheadAttention(dim, 8, batch_first=True)
+
+            def forward(self, x):
+                batch_size, seq_len, dim = x.shape
+                return self.attention(x, x, x, need_weights=False)[0]
+    """,
+)
+def batch_as_sequence(facts: ModuleFacts) -> Iterator[Report]:
+    """A module of torch that expects (length, batch, dim) gets (batch, length, dim): it attends across the batch.
+
+    `nn.MultiheadAttention` and `nn.Transformer*` take the length first unless they are made with `batch_first=True`.
+    Then examples of a batch attend to each other, and positions of a sequence do not. Reported where the shape is
+    unpacked as batch and length, or the result is pooled over axis 1, and no axes are moved between.
+    """
+    batch_first = {
+        id(event.term.input)
+        for event in facts.operations("unpack")
+        if len(event.term.value) in (2, 3) and _BATCH.match(event.term.value[0]) and _LENGTH.match(event.term.value[1])
+    }
+    for event in facts.applied(*_LAYERS):
+        module = event.term.get("module")
+        if module is None or _may_be_batch_first(module):
+            continue
+        query = event.term.get("query") or event.term.get("src") or event.term.get("tgt")
+        if query is None:
+            continue
+        sources = list(_same_leading_axes(query))
+        if any(id(one) in batch_first for one in sources) or _is_pooled_over_positions(event.term, facts):
+            name = str(event.term.value).removeprefix("torch.")
+            yield Report(
+                event.term.node,
+                f"this {name} takes (length, batch, dim) and gets (batch, length, dim): make it with batch_first=True",
+            )
+
+
+def _may_be_batch_first(module: Term) -> bool:
+    """Whether a module may take the batch first: it says so, or how it was made is not known."""
+    inner = module.get("encoder_layer") or module.get("decoder_layer")
+    if module.value in ("torch.nn.TransformerEncoder", "torch.nn.TransformerDecoder"):
+        return inner is None or inner.op != "call" or _may_be_batch_first(inner)
+    flag = module.get("batch_first")
+    if "**" in module.arguments or any(one.op == "starred" for one in module.items):
+        return True
+    return (flag is not None and not (flag.op == "constant" and flag.value is False)) or is_true(flag)
+
+
+def _same_leading_axes(term: Term) -> Iterator[Term]:
+    """Terms from which this one is computed without moving its first two axes."""
+    for _ in range(30):
+        yield term
+        if term.op in ("apply", "dropout", "cast", "carried", "add", "mul", "div", "sub"):
+            if term.op == "apply" and str(term.value or "").startswith("torch.nn.Conv"):
+                return
+            term = term.input
+        elif term.op == "choice":
+            term = term.items[0]
+        else:
+            return
+
+
+def _is_pooled_over_positions(output: Term, facts: ModuleFacts) -> bool:
+    """Whether the result is averaged over axis 1, or its entry 0 of axis 1 is taken, as of a class token."""
+    for consumer in facts.consumers.get(id(output), []):
+        if consumer.op == "element" and consumer.value == 0 and _is_pooled_over_positions(consumer, facts):
+            return True
+        if consumer.op == "mean" and consumer.input is output and number(consumer.get("dim")) == 1:
+            return True
+        if consumer.op == "item" and consumer.input is output and len(consumer.items) in (2, 3):
+            first, second = consumer.items[:2]
+            if first.op == "slice" and number(second) in (0, -1) and output.value != "torch.nn.MultiheadAttention":
+                return True
+    return False

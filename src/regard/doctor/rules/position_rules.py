@@ -1,0 +1,355 @@
+"""Rules about positions and caches: rotary positions, missing positions, generation, registration of attention."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from ..finding import Severity
+from ..symbolic_evaluation import Function, ModuleFacts
+from ..term import walk
+from .base import Report, rule
+
+_ROTARY = re.compile(r"rotary|(^|_)rope(_|$)|apply_rot|rotate_queries", re.I)
+_VALUES = re.compile(r"^(v|value|values|xv|value_states|v_states|value_layer|vs)$", re.I)
+_KEYS = re.compile(r"^(k|key|keys|xk|key_states|k_states|key_layer|ks)$", re.I)
+_CACHED = re.compile(r"past|cache|prev", re.I)
+_POSITIONS = re.compile(
+    r"posit|rope\b|rotary|alibi|sinus|pos_|_pos\b|\bpos\b|pos_?emb|\bpe\b|relative|freqs|timing|wpe", re.I
+)
+
+
+@rule(
+    "ATT501",
+    Severity.ERROR,
+    source="Su et al. 2021, equation 16, https://arxiv.org/abs/2104.09864",
+    wrong="""
+        def attend(q, k, v, rope):
+            q = apply_rotary(q, rope)
+            k = apply_rotary(k, rope)
+            v = apply_rotary(v, rope)
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    """,
+    right="""
+        def attend(q, k, v, rope):
+            q = apply_rotary(q, rope)
+            k = apply_rotary(k, rope)
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    """,
+)
+def rotary_values(facts: ModuleFacts) -> Iterator[Report]:
+    """Rotary positions are applied to the values.
+
+    Rotations of queries and keys cancel up to their distance in the dot product. Those of values do not: the output
+    then depends on absolute positions, rotated by an amount that nothing undoes.
+    """
+    for node in facts.nodes[ast.Assign]:
+        if isinstance(node.value, ast.Call) and _is_rotary(node.value):
+            names = [name for target in node.targets for name in _bound_names(target)]
+            passed = {name for argument in node.value.args for name in _bound_names(argument)}
+            if any(_VALUES.match(name) and name in passed for name in names):
+                yield Report(node.value, "rotary positions are applied to the values: rotate queries and keys alone")
+
+
+def _bound_names(node: ast.expr) -> Iterator[str]:
+    if isinstance(node, ast.Name):
+        yield node.id
+    elif isinstance(node, ast.Tuple | ast.List):
+        for one in node.elts:
+            yield from _bound_names(one)
+
+
+def _called_name(call: ast.Call) -> str:
+    if isinstance(call.func, ast.Attribute):
+        return call.func.attr
+    return call.func.id if isinstance(call.func, ast.Name) else ""
+
+
+def _is_rotary(call: ast.Call) -> bool:
+    return bool(_ROTARY.search(_called_name(call)))
+
+
+@rule(
+    "ATT502",
+    Severity.WARNING,
+    source="https://github.com/huggingface/transformers/blob/main/src/transformers/models/llama/modeling_llama.py",
+    wrong="""
+        def attend(q, k, v, cos, sin, past_key, past_value):
+            k = torch.cat([past_key, k], dim=2)
+            v = torch.cat([past_value, v], dim=2)
+            q, k = apply_rotary(q, k, cos, sin)
+            return F.scaled_dot_product_attention(q, k, v), (k, v)
+    """,
+    right="""
+        def attend(q, k, v, cos, sin, past_key, past_value):
+            q, k = apply_rotary(q, k, cos, sin)
+            k = torch.cat([past_key, k], dim=2)
+            v = torch.cat([past_value, v], dim=2)
+            return F.scaled_dot_product_attention(q, k, v), (k, v)
+    """,
+)
+def rotary_after_cache(facts: ModuleFacts) -> Iterator[Report]:
+    """Rotary positions are applied to keys after those of the cache are joined to them.
+
+    Cached keys that were rotated before are rotated again at each step. Where the cache holds unrotated keys, the
+    result is right, but each step rotates all of them. Rotate the new keys by their own positions, then append them.
+    """
+    if not _ROTARY.search(facts.source):
+        return
+    for function in [*facts.nodes[ast.FunctionDef], *facts.nodes[ast.AsyncFunctionDef]]:
+        joined: dict[str, int] = {}
+        for node in sorted(_assignments(function), key=lambda one: one.lineno):
+            names = {name for target in node.targets for name in _bound_names(target)}
+            call = node.value
+            if isinstance(call, ast.Call) and _is_rotary(call):
+                passed = {name for argument in call.args for name in _bound_names(argument)}
+                if any(name in joined and name in passed for name in names):
+                    yield Report(call, "keys of the cache are rotated again with the new ones: rotate, then append")
+            elif isinstance(call, ast.Call) and _joins_cache(call):
+                joined.update({name: node.lineno for name in names if _KEYS.match(name)})
+
+
+def _assignments(function: Function) -> Iterator[ast.Assign]:
+    return (node for node in ast.walk(function) if isinstance(node, ast.Assign))
+
+
+def _joins_cache(call: ast.Call) -> bool:
+    name, text = _called_name(call), ast.unparse(call)
+    return name in ("cat", "concat", "concatenate") and bool(_CACHED.search(text))
+
+
+@rule(
+    "ATT503",
+    Severity.ERROR,
+    source="https://github.com/huggingface/transformers/pull/29285",
+    wrong="""
+        def angles(length, inv_freq):
+            positions = torch.arange(length, dtype=torch.bfloat16)
+            return torch.outer(positions, inv_freq)
+    """,
+    right="""
+        def angles(length, inv_freq):
+            positions = torch.arange(length, dtype=torch.float32)
+            return torch.outer(positions, inv_freq)
+    """,
+)
+def positions_in_half(facts: ModuleFacts) -> Iterator[Report]:
+    """Positions are counted in half precision.
+
+    bfloat16 holds whole numbers up to 256 exactly, float16 up to 2048; beyond, neighbours share a position, and rotary
+    angles are wrong by up to π. Compute positions, frequencies and angles in float32, and convert their sines.
+    """
+    for event in facts.operations("arange"):
+        dtype = event.term.get("dtype")
+        if (
+            dtype is not None
+            and dtype.op == "name"
+            and dtype.value in ("torch.bfloat16", "torch.float16", "torch.half")
+        ):
+            yield Report(
+                event.term.node,
+                f"positions in {str(dtype.value).removeprefix('torch.')} are not exact: count in float32",
+            )
+
+
+@rule(
+    "ATT504",
+    Severity.WARNING,
+    source="Vaswani et al. 2017, section 3.5, https://arxiv.org/abs/1706.03762",
+    wrong="""
+        class Classifier(nn.Module):
+            def __init__(self, words, dim):
+                super().__init__()
+                self.embedding = nn.Embedding(words, dim)
+                layer = nn.TransformerEncoderLayer(dim, 8, batch_first=True)
+                self.encoder = nn.TransformerEncoder(layer, 6)
+
+            def forward(self, tokens):
+                return self.encoder(self.embedding(tokens))
+    """,
+    right="""
+        class Classifier(nn.Module):
+            def __init__(self, words, dim, length):
+                super().__init__()
+                self.embedding = nn.Embedding(words, dim)
+                self.positions = nn.Embedding(length, dim)
+                layer = nn.TransformerEncoderLayer(dim, 8, batch_first=True)
+                self.encoder = nn.TransformerEncoder(layer, 6)
+
+            def forward(self, tokens):
+                positions = torch.arange(tokens.size(1), device=tokens.device)
+                return self.encoder(self.embedding(tokens) + self.positions(positions))
+    """,
+)
+def missing_positions(facts: ModuleFacts) -> Iterator[Report]:
+    """Embedded tokens go into a Transformer without any information of their positions.
+
+    Attention without positions sees a set: every order of the words gives the same outputs. Reported where the file has
+    no word for positions at all.
+    """
+    code = re.sub(r"#[^\n]*", "", facts.source)
+    if _POSITIONS.search(code):
+        return
+    for event in facts.applied("torch.nn.TransformerEncoder", "torch.nn.Transformer"):
+        source = event.term.get("src")
+        found = source is not None and [one for one in walk(source) if one.op == "apply"]
+        recurrent = found and any(re.search(r"LSTM|GRU|RNN|Conv", str(one.value)) for one in found)
+        if found and not recurrent and any(one.value == "torch.nn.Embedding" for one in found):
+            yield Report(
+                event.term.node, "nothing tells this Transformer the positions of its tokens: add positions to them"
+            )
+
+
+@rule(
+    "ATT511",
+    Severity.WARNING,
+    source="https://github.com/karpathy/nanoGPT/blob/master/model.py",
+    wrong="""
+        def generate(model, tokens, steps):
+            for _ in range(steps):
+                logits = model(tokens)
+                following = logits[:, -1].argmax(dim=-1, keepdim=True)
+                tokens = torch.cat([tokens, following], dim=1)
+            return tokens
+    """,
+    right="""
+        def generate(model, tokens, steps):
+            cache, following = None, tokens
+            for _ in range(steps):
+                logits, cache = model(following, cache)
+                following = logits[:, -1].argmax(dim=-1, keepdim=True)
+                tokens = torch.cat([tokens, following], dim=1)
+            return tokens
+    """,
+)
+def generation_without_cache(facts: ModuleFacts) -> Iterator[Report]:
+    """Each step of generation computes the keys and values of the whole text again.
+
+    n steps cost the work of n²/2 positions. A cache of keys and values makes a step compute one position.
+    """
+    if not re.search(r"\b(cat|concat|hstack)\(", facts.source):
+        return
+    for node in [*facts.nodes[ast.For], *facts.nodes[ast.While]]:
+        for grown in _grown_sequences(node):
+            call = _call_of_model(node, grown)
+            if call is not None:
+                yield Report(call, f"each step computes all of `{grown}` again: keep keys and values in a cache")
+                break
+
+
+def _grown_sequences(loop: ast.For | ast.While) -> Iterator[str]:
+    """Names that a loop assigns as themselves joined with something."""
+    for node in ast.walk(loop):
+        if not isinstance(node, ast.Assign) or len(node.targets) != 1 or not isinstance(node.targets[0], ast.Name):
+            continue
+        value, name = node.value, node.targets[0].id
+        if isinstance(value, ast.Call) and _called_name(value) in ("cat", "concat", "hstack") and value.args:
+            joined = value.args[0]
+            if isinstance(joined, ast.Tuple | ast.List) and any(name in _bound_names(one) for one in joined.elts[:1]):
+                yield name
+
+
+def _call_of_model(loop: ast.For | ast.While, grown: str) -> ast.Call | None:
+    """The call in a loop that gets all of a growing sequence and of whose result the last position is used."""
+    names, results = {grown}, {}
+    for node in ast.walk(loop):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and _is_tail(node.value, grown):
+            names.add(node.targets[0].id)
+    for node in ast.walk(loop):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and _is_model_call(node.value, names):
+            for name in (name for target in node.targets for name in _bound_names(target)):
+                results[name] = node.value
+    for node in ast.walk(loop):
+        if isinstance(node, ast.Subscript) and _takes_last(node.slice):
+            value = node.value.value if isinstance(node.value, ast.Attribute) else node.value
+            if isinstance(value, ast.Name) and value.id in results:
+                return results[value.id]
+            if isinstance(value, ast.Call) and _is_model_call(value, names):
+                return value
+    return None
+
+
+def _is_tail(value: ast.expr, grown: str) -> bool:
+    """Whether a value is the sequence cut to the longest context: `tokens if ... else tokens[:, -n:]`."""
+    if isinstance(value, ast.IfExp):
+        return _is_tail(value.body, grown) or _is_tail(value.orelse, grown)
+    if not isinstance(value, ast.Subscript) or not isinstance(value.value, ast.Name) or value.value.id != grown:
+        return False
+    last = value.slice.elts[-1] if isinstance(value.slice, ast.Tuple) else value.slice
+    return isinstance(last, ast.Slice) and last.upper is None
+
+
+def _is_model_call(call: ast.Call, names: set[str]) -> bool:
+    function, text = _called_name(call), ast.unparse(call)
+    passed = {name for argument in call.args[:3] for name in _bound_names(argument)}
+    passed |= {one.value.id for one in call.keywords if isinstance(one.value, ast.Name)}
+    plain = function not in ("cat", "len", "print", "append", "softmax", "argmax", "decode", "tuple", "list", "size")
+    return plain and bool(passed & names) and not re.search(r"cache|past|state|hidden|memory_|start_pos", text, re.I)
+
+
+def _takes_last(index: ast.expr) -> bool:
+    """Whether an index takes the last position of axis 1, or of axis 0: `[:, -1]`, `[:, -1, :]`, `[-1]`."""
+    parts = index.elts if isinstance(index, ast.Tuple) else [index]
+    return any(ast.unparse(part) in ("-1", "-1:") for part in parts)
+
+
+@rule(
+    "ATT241",
+    Severity.ERROR,
+    source="https://github.com/huggingface/transformers/pull/45811",
+    wrong="""
+        from transformers import AttentionInterface
+
+        def mine(module, query, key, value, attention_mask, **kwargs):
+            return F.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask), None
+
+        AttentionInterface.register("mine", mine)
+    """,
+    right="""
+        from transformers import AttentionInterface, AttentionMaskInterface
+        from transformers.masking_utils import sdpa_mask
+
+        def mine(module, query, key, value, attention_mask, **kwargs):
+            return F.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask), None
+
+        AttentionInterface.register("mine", mine)
+        AttentionMaskInterface.register("mine", sdpa_mask)
+    """,
+)
+def attention_without_mask_function(facts: ModuleFacts) -> Iterator[Report]:
+    """An attention function is registered with transformers, and no mask function under its name.
+
+    transformers then passes `attention_mask=None`: a function that relies on the mask is not causal, and attends to
+    padding. Register a mask function under the same name with `AttentionMaskInterface`.
+    """
+    calls = [
+        (node, ast.unparse(node.func)) for node in ast.walk(facts.tree) if isinstance(node, ast.Call) and node.args
+    ]
+    registered = [
+        (call, call.args[0])
+        for call, name in calls
+        if re.search(r"(^|\.)(AttentionInterface|ALL_ATTENTION_FUNCTIONS)(\(\))?\.register$", name)
+    ]
+    masks = {
+        ast.unparse(call.args[0])
+        for call, name in calls
+        if re.search(r"(^|\.)(AttentionMaskInterface|ALL_MASK_ATTENTION_FUNCTIONS)(\(\))?\.register$", name)
+    }
+    masks |= {
+        ast.unparse(node.slice)
+        for node in facts.nodes[ast.Subscript]
+        if label_of(node.value) == "ALL_MASK_ATTENTION_FUNCTIONS"
+    }
+    for call, name in registered:
+        if ast.unparse(name) not in masks and len(call.args) >= 2:
+            yield Report(
+                call,
+                f"the attention function {ast.unparse(name)} is registered without a mask function of that name: its "
+                "mask is None; register one with AttentionMaskInterface",
+            )
+
+
+def label_of(node: ast.expr) -> str:
+    """The last name of a dotted expression."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

@@ -1,0 +1,379 @@
+"""Rules about speed: loops, slow paths of torch, masks and keys that are copied without need."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from ..attention_sites import AttentionSite
+from ..finding import Severity
+from ..mask_values import hidden_pairs, is_zero_one, mask_values, triangle
+from ..rewriting import AddKeyword, Rewrite
+from ..symbolic_evaluation import Event, Function, ModuleFacts
+from ..term import Term, is_none, number, walk
+from .base import Report, rule
+from .mask_rules import resolved
+
+
+@rule(
+    "ATT601",
+    Severity.WARNING,
+    source="https://arxiv.org/abs/1706.03762, section 3.2.2",
+    wrong="""
+        def attention(q, k, v, heads):
+            outputs = []
+            for head in range(heads):
+                scores = q[:, head] @ k[:, head].transpose(-2, -1) / math.sqrt(q.size(-1))
+                outputs.append(torch.softmax(scores, dim=-1) @ v[:, head])
+            return torch.stack(outputs, dim=1)
+    """,
+    right="""
+        def attention(q, k, v):
+            return F.scaled_dot_product_attention(q, k, v)
+    """,
+)
+def attention_in_loop(facts: ModuleFacts) -> Iterator[Report]:
+    """Attention is computed in a Python loop over heads, positions or examples.
+
+    One call computes all of them: the heads are an axis of a batch of matrix products. A loop starts as many small
+    kernels as it has rounds. Loops in which a query depends on the round before, as in recurrent decoders, are none.
+    """
+    for site in facts.sites:
+        loop = next((one for one in site.event.loops if one.names), None)
+        if loop is None:
+            continue
+        if _is_indexed_by_loop(site, loop.node, loop.names):
+            yield Report(site.output.node, "attention in a Python loop: make the loop's axis one of the batch")
+    for node in facts.nodes[ast.ListComp]:
+        if _calls_each_head(node, facts):
+            yield Report(node, "each head is a module of its own, called in a Python loop: compute all heads at once")
+    yield from _pairwise_loops(facts)
+
+
+def _is_indexed_by_loop(site: AttentionSite, loop: ast.AST, names: frozenset[str]) -> bool:
+    """Whether the query is a part of a tensor that the loop does not change, picked by the loop's variable."""
+    for one in walk(site.query):
+        if one.op == "item" and any(_is_loop_item(inner, loop) for index in one.items for inner in walk(index)):
+            return not any(inner.op in ("carried", "apply") for inner in walk(one.input))
+    return False
+
+
+def _is_loop_item(term: Term, loop: ast.AST) -> bool:
+    return term.op == "loop_item" and any(term.node is one for one in ast.walk(loop))
+
+
+def _calls_each_head(node: ast.ListComp, facts: ModuleFacts) -> bool:
+    """Whether a comprehension calls each of a list of modules, of a class with attention, on the same input."""
+    if len(node.generators) != 1 or not isinstance(node.elt, ast.Call):
+        return False
+    generator = node.generators[0]
+    if not isinstance(generator.target, ast.Name) or not isinstance(generator.iter, ast.Attribute):
+        return False
+    called = isinstance(node.elt.func, ast.Name) and node.elt.func.id == generator.target.id
+    if not called or "head" not in generator.iter.attr.lower():
+        return False
+    return any(
+        site.event.class_ is not None and any(loop.node is node for loop in site.event.loops) for site in facts.sites
+    )
+
+
+def _pairwise_loops(facts: ModuleFacts) -> Iterator[Report]:
+    """Loops within loops that set the score of one pair at a time, in functions with a softmax."""
+    for outer in facts.nodes[ast.For]:
+        if not isinstance(outer.target, ast.Name):
+            continue
+        for inner in outer.body:
+            if not isinstance(inner, ast.For) or not isinstance(inner.target, ast.Name):
+                continue
+            variables = {outer.target.id, inner.target.id}
+            for node in ast.walk(inner):
+                if isinstance(node, ast.Assign) and _sets_pair(node, variables) and _is_with_softmax(outer, facts):
+                    yield Report(
+                        outer, "scores are computed pair by pair in Python loops: one matrix product has all of them"
+                    )
+
+
+def _sets_pair(node: ast.Assign, variables: set[str]) -> bool:
+    target = node.targets[0]
+    if not isinstance(target, ast.Subscript):
+        return False
+    indices = {one.id for one in ast.walk(target) if isinstance(one, ast.Name)}
+    used = {one.id for one in ast.walk(node.value) if isinstance(one, ast.Name)}
+    product = re.search(r"\bdot\(|@|matmul\(|\.sum\(|\bsum\(|inner\(|bmm\(", ast.unparse(node.value))
+    return variables <= indices and variables <= used and product is not None
+
+
+def _is_with_softmax(node: ast.AST, facts: ModuleFacts) -> bool:
+    above = facts.parents
+    while node in above and not isinstance(node, Function):
+        node = above[node]
+    return isinstance(node, Function) and "softmax" in ast.unparse(node)
+
+
+@rule(
+    "ATT602",
+    Severity.WARNING,
+    source="https://docs.pytorch.org/docs/stable/generated/torch.nn.MultiheadAttention.html",
+    wrong="""
+        class Block(nn.Module):
+            def __init__(self, dim):
+                super().__init__()
+                self.attention = nn.MultiheadAttention(dim, 8, batch_first=True)
+
+            def forward(self, x):
+                out, _ = self.attention(x, x, x)
+                return x + out
+    """,
+    right="""
+        class Block(nn.Module):
+            def __init__(self, dim):
+                super().__init__()
+                self.attention = nn.MultiheadAttention(dim, 8, batch_first=True)
+
+            def forward(self, x):
+                out, _ = self.attention(x, x, x, need_weights=False)
+                return x + out
+    """,
+)
+def unused_weights(facts: ModuleFacts) -> Iterator[Report]:
+    """`nn.MultiheadAttention` computes weights that nobody uses.
+
+    With `need_weights=True`, the default, the weights are computed in full and averaged, with memory that grows as the
+    square of the length. With `need_weights=False` it uses `scaled_dot_product_attention`. `--fix` adds that.
+    """
+    for event in facts.applied("torch.nn.MultiheadAttention"):
+        given = event.term.get("need_weights")
+        plain = "**" not in event.term.arguments and not any(one.op == "starred" for one in event.term.items)
+        if plain and given is None and isinstance(event.term.node, ast.Call) and _discards_weights(event, facts):
+            yield Report(
+                event.term.node,
+                "the weights are computed and not used: pass need_weights=False",
+                Rewrite((AddKeyword(event.term.node, "need_weights", "False"),)),
+            )
+
+
+def _discards_weights(event: Event, facts: ModuleFacts) -> bool:
+    parent = facts.parents.get(event.term.node)
+    if isinstance(parent, ast.Subscript):
+        return isinstance(parent.slice, ast.Constant) and parent.slice.value == 0
+    if not isinstance(parent, ast.Assign) or not isinstance(parent.targets[0], ast.Tuple):
+        return False
+    targets = parent.targets[0].elts
+    if len(parent.targets) != 1 or len(targets) != 2 or not isinstance(targets[1], ast.Name):
+        return False
+    name = targets[1].id
+    return name == "_" or not any(
+        isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
+        for node in ast.walk(event.function or facts.tree)
+    )
+
+
+@rule(
+    "ATT603",
+    Severity.WARNING,
+    source="https://github.com/Dao-AILab/flash-attention/issues/352; https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html",
+    wrong="""
+        def causal_attention(q, k, v):
+            n = q.size(-2)
+            mask = torch.tril(torch.ones(n, n, dtype=torch.bool, device=q.device))
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    """,
+    right="""
+        def causal_attention(q, k, v):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    """,
+)
+def dense_causal_mask(facts: ModuleFacts) -> Iterator[Report]:
+    """A causal mask is passed as a tensor instead of `is_causal=True`.
+
+    A tensor of n² booleans keeps `scaled_dot_product_attention` off its flash kernels, and no hidden block is skipped.
+    With `is_causal=True` half of the work is left out.
+    """
+    for event in facts.operations("sdpa"):
+        mask = event.term.get("attn_mask")
+        if mask is None or mask.op == "choice" or (event.depth == 0 and event.function in facts.followed):
+            continue
+        values = next((mask_values(one) for one in resolved(mask)), None)
+        if values is None or is_zero_one(values):
+            continue
+        if triangle(hidden_pairs(values, true_hides=False)) == "future":
+            yield Report(
+                event.term.node,
+                "a causal mask as a tensor keeps this off the flash kernels: pass is_causal=True instead",
+            )
+
+
+@rule(
+    "ATT604",
+    Severity.WARNING,
+    source="https://github.com/meta-pytorch/attention-gym/issues/165; https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html",
+    wrong="""
+        from torch.nn.attention.flex_attention import flex_attention
+
+        def attend(q, k, v, block_mask):
+            return flex_attention(q, k, v, block_mask=block_mask)
+    """,
+    right="""
+        from torch.nn.attention.flex_attention import flex_attention
+
+        flex_attention = torch.compile(flex_attention)
+
+        def attend(q, k, v, block_mask):
+            return flex_attention(q, k, v, block_mask=block_mask)
+    """,
+)
+def uncompiled_flex_attention(facts: ModuleFacts) -> Iterator[Report]:
+    """`flex_attention` is called without `torch.compile`.
+
+    Uncompiled, it computes the full matrix of scores, for the sake of debugging: slower than the plain formula, with
+    memory that grows as the square of the length. Reported where nothing in the file is compiled.
+    """
+    if re.search(r"\bcompile\b|_compiled|compiled_", facts.source):
+        return
+    for event in facts.operations("flex"):
+        yield Report(
+            event.term.node, "flex_attention is not compiled and computes all scores: use torch.compile(flex_attention)"
+        )
+
+
+@rule(
+    "ATT605",
+    Severity.WARNING,
+    source="https://github.com/pytorch/pytorch/issues/134756; https://github.com/meta-pytorch/attention-gym/issues/149",
+    wrong="""
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+        flex_attention = torch.compile(flex_attention)
+
+        class Attention(nn.Module):
+            def forward(self, q, k, v):
+                n = q.size(-2)
+                mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, n, n)
+                return flex_attention(q, k, v, block_mask=mask)
+    """,
+    right="""
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+        flex_attention = torch.compile(flex_attention)
+
+        class Attention(nn.Module):
+            def __init__(self, n):
+                super().__init__()
+                self.mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, n, n)
+
+            def forward(self, q, k, v):
+                return flex_attention(q, k, v, block_mask=self.mask)
+    """,
+)
+def block_mask_each_step(facts: ModuleFacts) -> Iterator[Report]:
+    """A block mask is made in each call of `forward`.
+
+    `create_block_mask` evaluates all n² pairs, which can take longer than the attention. Make it once for each length,
+    and share it between layers and steps.
+    """
+    above = facts.parents
+    for event in facts.operations("block_mask"):
+        if event.function is None or event.function.name != "forward" or event.depth > 0:
+            continue
+        node: ast.AST = event.term.node
+        while node in above and not isinstance(node, Function | ast.If | ast.IfExp):
+            node = above[node]
+        if node is event.function:
+            yield Report(event.term.node, "this makes the block mask in every call: make it once for each length")
+
+
+@rule(
+    "ATT606",
+    Severity.WARNING,
+    source="https://github.com/TransformerLensOrg/TransformerLens/issues/479",
+    wrong="""
+        class Attention(nn.Module):
+            def __init__(self, dim, length):
+                super().__init__()
+                self.qkv = nn.Linear(dim, 3 * dim)
+                self.register_buffer("mask", torch.tril(torch.ones(length, length)))
+
+            def forward(self, x):
+                n = x.size(1)
+                q, k, v = self.qkv(x).chunk(3, dim=-1)
+                scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
+                scores = scores.masked_fill(self.mask[:n, :n] == 0, float("-inf"))
+                return torch.softmax(scores, dim=-1) @ v
+    """,
+    right="""
+        class Attention(nn.Module):
+            def __init__(self, dim):
+                super().__init__()
+                self.qkv = nn.Linear(dim, 3 * dim)
+
+            def forward(self, x):
+                q, k, v = self.qkv(x).chunk(3, dim=-1)
+                return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    """,
+)
+def causal_buffer(facts: ModuleFacts) -> Iterator[Report]:
+    """Each layer stores a causal mask of the longest length as a buffer.
+
+    n² numbers for each layer, in the checkpoint too unless `persistent=False`: 86 GB in one reported case. The mask
+    follows from the length; `is_causal=True` needs none, and a model can share one.
+    """
+    with_attention = {id(site.event.class_) for site in facts.sites if site.event.class_ is not None}
+    for event in facts.operations("method"):
+        term = event.term
+        if term.value != "register_buffer" or len(term.items) < 2 or id(event.class_) not in with_attention:
+            continue
+        values = mask_values(term.items[1])
+        if values is None:
+            continue
+        halves = ("future", "past", "future and self", "past and self")
+        shown = values if values.min() >= 0 else values < 0
+        if triangle(shown.bool()) in halves and isinstance(term.node, ast.Call):
+            yield Report(
+                term.node, "each layer stores a causal mask of n² numbers: use is_causal=True, or share one mask"
+            )
+
+
+@rule(
+    "ATT607",
+    Severity.WARNING,
+    source="https://github.com/pytorch/pytorch/issues/139586; Ainslie et al. 2023, https://arxiv.org/abs/2305.13245",
+    wrong="""
+        def grouped(q, k, v, groups):
+            k = k.repeat_interleave(groups, dim=1)
+            v = v.repeat_interleave(groups, dim=1)
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    """,
+    right="""
+        def grouped(q, k, v):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    """,
+)
+def repeated_keys(facts: ModuleFacts) -> Iterator[Report]:
+    """Keys and values of grouped heads are copied for every query head.
+
+    The copies take the memory that grouping saved, and decoding reads them at every step.
+    `scaled_dot_product_attention(..., enable_gqa=True)` and `regard.attention` group heads without copies.
+    """
+    for event in facts.operations("sdpa"):
+        key, value = event.term.get("key"), event.term.get("value")
+        if key is None or value is None or (event.depth == 0 and event.function in facts.followed):
+            continue
+        found = [_repeated(key), _repeated(value)]
+        if found[0] is not None and found[1] is not None and is_none(event.term.get("enable_gqa")):
+            yield Report(
+                found[0].node,
+                "keys are copied for each query head: pass enable_gqa=True, and leave keys and values as they are",
+            )
+
+
+def _repeated(operand: Term) -> Term | None:
+    for _ in range(10):
+        if operand.op == "repeat_interleave":
+            axis = number(operand.get("dim"))
+            return operand if axis in (1, 2, -3) and number(operand.get("repeats")) != 1 else None
+        if operand.op in ("transpose", "cast", "permute"):
+            operand = operand.input
+        else:
+            return None
+    return None
