@@ -41,7 +41,10 @@ Leaves = Mapping[str, Tensor]
 Positions = tuple[tuple[int, ...], ...]
 
 ENOUGH_ELEMENTS = 1000
-"""The number of elements, of all approximations together, whose largest error stands for the working precision."""
+"""The number of elements, of all approximations together, whose largest error stands for the working precision.
+
+Up to as many pairs of a case, roundings are computed together.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,9 +190,9 @@ class RoundedLeaves:
         def terms_of_one(leaves: dict[str, Tensor]) -> tuple[Tensor, ...]:
             return tuple(compute_terms(inputs, leaves, widened=widened, reordered=reordered))
 
-        if inputs.keep.shape[-2:].numel() <= MAX_ROWWISE_PAIRS:
+        if inputs.keep.numel() <= ENOUGH_ELEMENTS:
             return Terms(*torch.func.vmap(terms_of_one)(self.leaves))
-        # A gradient that is a sum over thousands of pairs has the error of one long sum; vmap would make shorter ones.
+        # A gradient summed over thousands of pairs has the error of one long sum: vmap would make it of shorter ones.
         ones = ({name: leaf[index] for name, leaf in self.leaves.items()} for index in range(len(self.change)))
         return Terms(*map(torch.stack, zip(*map(terms_of_one, ones), strict=True)))
 
