@@ -13,7 +13,7 @@ from regard.explorer import Atlas
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
-from regard.explorer import asgi_app
+from regard.explorer import request_guard
 from regard.explorer.server import ExplorerServer
 
 
@@ -62,7 +62,7 @@ def test_eighty_half_open_connections_do_not_lock_the_page_out(server):
 
 @pytest.mark.parametrize("start", [b"", b"GET / HTTP/1.1\r\nX"])
 def test_a_request_has_to_arrive_in_time(server, start, monkeypatch):
-    monkeypatch.setattr(asgi_app, "REQUEST_SECONDS", 0.3)
+    monkeypatch.setattr(request_guard, "REQUEST_SECONDS", 0.3)
     begun = time.monotonic()
     with half_open(server, start) as connection:
         assert is_closed(connection)
@@ -70,7 +70,7 @@ def test_a_request_has_to_arrive_in_time(server, start, monkeypatch):
 
 
 def test_half_of_a_second_request_has_to_be_finished_too(server, monkeypatch):
-    monkeypatch.setattr(asgi_app, "REQUEST_SECONDS", 0.3)
+    monkeypatch.setattr(request_guard, "REQUEST_SECONDS", 0.3)
     path = server.address.split(str(server.port), 1)[1]
     whole = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n\r\n".encode()
     with half_open(server, whole) as connection:

@@ -53,7 +53,7 @@ def test_without_maps_or_without_the_extra_nothing_is_served(atlas, monkeypatch)
 def test_what_nobody_waits_for_any_more_is_not_computed(atlas, monkeypatch):
     computed = []
     monkeypatch.setattr("regard.explorer.api.displayed_weights", lambda *of: computed.append(of))
-    app = application(Collection(atlas), WebBundle.read(), token="t", port=1)
+    app = application(Collection(atlas), WebBundle.read(), token="t", host="127.0.0.1", port=1)
     query = b"map=0&head=0&rows=0-1&columns=0-2"
     scope = {"type": "http", "method": "GET", "path": "/t/0/weights", "query_string": query, "http_version": "1.1"}
     sent = []

@@ -62,7 +62,8 @@ class ExplorerServer:
     ) -> None:
         require("starlette", extra="explorer")
         uvicorn = require("uvicorn", extra="explorer")
-        from .asgi_app import LimitedHTTP, application
+        from .asgi_app import application
+        from .request_guard import LimitedHTTP
 
         self._collection, bundle = Collection(atlases, rerun), WebBundle.read()
         opening = opening_permalink(state, [atlases] if isinstance(atlases, Atlas) else list(atlases.values()))
@@ -71,7 +72,7 @@ class ExplorerServer:
         token = secrets.token_urlsafe(24)
         self.address = f"http://{HOST}:{self.port}/{token}/" + (f"#{opening}" if opening else "")
         config = uvicorn.Config(
-            application(self._collection, bundle, token=token, port=self.port), http=LimitedHTTP, **SETTINGS
+            application(self._collection, bundle, token=token, host=HOST, port=self.port), http=LimitedHTTP, **SETTINGS
         )
         self._server = uvicorn.Server(config)
         self._handle_exit = self._server.handle_exit
