@@ -6,12 +6,13 @@ r"""A million tokens on one machine: a language model of bytes, trained at 131,0
     torchrun --nproc-per-node 2 --no-python regard train recipes/million-tokens.yaml --folder runs/million \
         --set training.start_from=runs/million-short
     torchrun --nproc-per-node 2 recipes/million_tokens.py evaluate runs/million
-    python recipes/million_tokens.py record runs/million runs/million.atlas
+    torchrun --nproc-per-node 2 recipes/million_tokens.py record runs/million runs/million.atlas
     regard explore runs/million.atlas
 
 Text files are plain or gzip; their lines are kept together in blocks, which are put in a random order, so that the last
 million bytes, which are held out, are of all files. The first training reads short sequences, of which more fit into a
-minute; the second continues in a ring of two processes, each of which has half of every sequence.
+minute; the second continues in a ring of two processes, each of which has half of every sequence. The atlas has the
+layers with windows: the weights of the linear layer are a product for each pair, of which there are 5 · 10¹¹.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from regard.models import LanguageModel
 TOKENS = 2**20
 BLOCK = 2**16
 BUCKETS = 8
+LAYOUT = ring.Contiguous()
 ROWS = 2**14
 """Rows whose logits are in memory at a time."""
 
@@ -82,32 +84,25 @@ def peak() -> float:
 
 
 def evaluate(run: Path, tokens: int) -> None:
-    """Read the held-out text as one sequence, in a ring where torchrun started one; rank 0 prints."""
-    alone = not dist.is_torchelastic_launched()
-    if not alone:
-        dist.init_process_group("gloo")
-    rank, size = (0, 1) if alone else (dist.get_rank(), dist.get_world_size())
+    """Read the held-out text as one sequence in the ring that torchrun started; rank 0 prints."""
     model, text = held_out(run)
     sequence = text.held_out[: tokens + 1].long()
-    everything = sequence[:-1], sequence[1:], torch.arange(len(sequence) - 1)
-    before = peak()
-    began = time.perf_counter()
+    following = ring.shard(sequence[1:], 0, LAYOUT)
+    before, began = peak(), time.perf_counter()
     with torch.no_grad():
-        if alone:
-            bits = bits_of_tokens(model, model.features(everything[0][None])[0], everything[1])
-            memory = [(before, peak())]
-        else:
-            own, following, positions = (ring.shard(tensor, 0, ring.Contiguous()) for tensor in everything)
-            with ring.sharded(ring.Contiguous()):
-                features = model.features(own[None], positions=positions)[0]
-            bits = ring.unshard(bits_of_tokens(model, features, following), 0, ring.Contiguous())
-            memory = [(0.0, 0.0)] * size
-            dist.all_gather_object(memory, (before, peak()))
-    spent = time.perf_counter() - began
-    if rank == 0:
+        bits = bits_of_tokens(model, read(model, sequence[:-1]), following)
+    spent, memory = time.perf_counter() - began, [(0.0, 0.0)] * dist.get_world_size()
+    dist.all_gather_object(memory, (before, peak()))
+    bits = ring.unshard(bits, 0, LAYOUT)
+    if dist.get_rank() == 0:
         report(bits, text, spent, memory)
-    if not alone:
-        dist.destroy_process_group()
+
+
+def read(model: LanguageModel, sequence: Tensor) -> Tensor:
+    """Features (n, dim) of this process's shard of a sequence (N,)."""
+    tokens, positions = (ring.shard(tensor, 0, LAYOUT) for tensor in (sequence, torch.arange(len(sequence))))
+    with ring.sharded(LAYOUT):
+        return model.features(tokens[None], positions=positions)[0]
 
 
 def report(bits: Tensor, text: LongText, spent: float, memory: list[tuple[float, float]]) -> None:
@@ -161,12 +156,15 @@ def _counts(seen: Tensor, asked: Tensor) -> Tensor:
 
 
 def record(run: Path, out: Path, tokens: int) -> None:
-    """Read the held-out text as one sequence in one process, and save its atlas."""
+    """Read the held-out text as one sequence in the ring that torchrun started; rank 0 saves its atlas."""
     model, text = held_out(run)
     sequence = text.held_out[:tokens].long()
+    windows = {f"layer {n}": block for n, block in enumerate(model.blocks) if model.config.layers[n].linear is None}
     began = time.perf_counter()
-    with torch.no_grad(), regard.explorer.record(model) as recording:
-        model.features(sequence[None])
+    with torch.no_grad(), regard.explorer.record(torch.nn.ModuleDict(windows)) as recording:
+        read(model, sequence)
+    if dist.get_rank():
+        return
     sys.stdout.write(f"{tokens:,} tokens read and recorded in {time.perf_counter() - began:.1f} s\n")
     letters = [chr(byte) if 32 <= byte < 127 else "↵" if byte == 10 else f"<{byte:02x}>" for byte in range(256)]
     atlas = recording.atlas(tokens=[letters[byte] for byte in sequence.tolist()], title=f"{tokens:,} tokens")
@@ -193,10 +191,13 @@ def main() -> None:
     options = parser.parse_args()
     if options.command == "text":
         write_text(options.out, options.files)
-    elif options.command == "evaluate":
+        return
+    dist.init_process_group("gloo")
+    if options.command == "evaluate":
         evaluate(options.run, options.tokens)
     else:
         record(options.run, options.out, options.tokens)
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
