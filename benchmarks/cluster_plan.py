@@ -10,8 +10,8 @@ process receives (r ≤ n, from the plan):
 
     bytes received, softmax   r · 2 Hk D · (2 + 2 + 4): keys and values forward, again backward, their gradients in
                               float32 the other way
-    bytes received, linear    2 (P - 1) · Hk D (D + 1) · 4: a state in float32 from each process before, a gradient from
-                              each after; of the process with most, all P - 1 of one kind
+    bytes received, linear    (P - 1) · Hk D (D + 1) · 4: a state in float32 from each process before, forward, and its
+                              gradient from each process after, backward: P - 1 of both together
     operations, softmax       14 H D · pairs / P: 2 products forward and 5 backward, 2 operations each per feature
     operations, linear        12 H D² · n / P: 2 products with the state forward, 4 backward
     operations, the rest      6 · parameters · n / P
