@@ -8,8 +8,15 @@ import torch
 
 import regard
 from regard import biases, masks, scores
-from regard.kernels import KERNELS
-from regard.kernels.hooks import attention_hook, substitute_attention
+from regard.attention import Observation
+from regard.kernels import KERNELS, Result
+from regard.kernels.hooks import (
+    AttentionSubstitute,
+    active_substitute,
+    attention_hook,
+    current_hook,
+    substitute_attention,
+)
 from regard.kernels.validation import make_problem
 from regard.lenses import Entropy, Weights
 
@@ -160,6 +167,36 @@ def test_a_substitute_computes_every_attention_of_its_block():
     assert torch.equal(of_lens, expected + 1.0)
     torch.testing.assert_close(lse, regard.attention_with_lse(query, query, query)[1])
     assert torch.equal(regard.attention(query, query, query), expected)
+
+
+def test_a_substitute_that_calls_hooks_gets_those_of_the_block():
+    """Its log-sum-exp and its observation are used; a hook around the block is passed to it by whoever makes it."""
+    query, calls = torch.randn(2, 3, 5, 8), []
+
+    def made(hook=None):
+        def compute(problem):
+            calls.append((hook, current_hook()))
+            return Result(problem.value, problem.value[..., 0])
+
+        def observe(problem, lenses):
+            return Observation(problem.value, problem.value[..., 0], dict.fromkeys(lenses, hook))
+
+        return AttentionSubstitute(compute, observe=observe, hook=hook, with_hook=made)
+
+    def inner(problem, lse):
+        raise AssertionError("the substitute calls it")
+
+    with active_substitute(made()):
+        assert current_hook() is None
+        with attention_hook(inner):
+            assert current_hook() is inner
+            output, lse = regard.attention_with_lse(query, query, query)
+            seen = regard.observe(query, query, query, regard.lenses.Entropy())
+        assert regard.observe(query, query, query, regard.lenses.Entropy())[regard.lenses.Entropy()] is None
+    assert calls == [(inner, None)]
+    assert torch.equal(output, query)
+    assert torch.equal(lse, query[..., 0])
+    assert seen[regard.lenses.Entropy()] is inner
 
 
 def test_a_substitute_leaves_a_call_to_its_kernel():

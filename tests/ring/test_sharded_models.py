@@ -93,9 +93,9 @@ def test_a_layer_observed_in_a_block_has_the_lenses_of_one_process(pool, process
     [(2, ring.Zigzag(), 1, "inside"), (3, ring.Contiguous((20, 1, 30)), 1, "around"), (4, ring.Striped(), 2, "inside")],
 )
 def test_the_atlas_of_a_sharded_model_is_that_of_one_process(pool, processes, layout, head_parallel, order):
-    """Rank 0 has it: its records are the same, its arrays to rounding; q and k in float16 to a unit in the last place.
+    """Rank 0 has it. Records are the same, arrays to rounding: q and k in float16 to a unit in the last place.
 
-    Queries and keys are products of a layer's weights with other rows beside them, which rounds differently.
+    What goes into the second layer is the first one's attention, merged over processes, which rounds differently.
     """
     length, model = 51, small_model()
     arguments = {"length": length, "layout": layout, "head_parallel": head_parallel, "order": order}
@@ -112,7 +112,7 @@ def test_the_atlas_of_a_sharded_model_is_that_of_one_process(pool, processes, la
         assert has.keys() == wants.keys()
         for field, value in wants.items():
             if field == "rounding":
-                assert has[field] == pytest.approx(value, rel=0.1)
+                assert has[field] == pytest.approx(value, rel=1e-3)
             elif field != "roles":
                 assert has[field] == value, field
     assert found["arrays"].keys() == needs["arrays"].keys()
@@ -120,9 +120,14 @@ def test_the_atlas_of_a_sharded_model_is_that_of_one_process(pool, processes, la
         has = found["arrays"][name]
         assert has.dtype == wants.dtype
         assert has.shape == wants.shape
-        size = np.abs(wants[np.isfinite(wants)]).max(initial=1.0)
-        error = {np.float16: 2**-10, np.float32: 2e-3, np.uint8: 1 / 100}.get(wants.dtype.type, 0.0) * size
-        np.testing.assert_allclose(has.astype(np.float64), wants.astype(np.float64), atol=error, rtol=0, err_msg=name)
+        if wants.dtype == np.float16:  # queries and keys
+            np.testing.assert_allclose(has, wants, rtol=2**-10, atol=2e-6, err_msg=name)
+            assert (has != wants).mean() < 0.02, name
+        elif wants.dtype == np.float32:
+            size = np.abs(wants[np.isfinite(wants)]).max(initial=1.0)
+            np.testing.assert_allclose(has, wants, rtol=0, atol=1e-4 * size, err_msg=name)
+        else:  # cells of maps in one byte, words
+            np.testing.assert_allclose(has.astype(int), wants.astype(int), atol=name.split(".")[1] in ("max", "mean"))
 
 
 @pytest.mark.slow  # the first optimiser of a process imports for seconds
