@@ -18,6 +18,7 @@ from regard.cli.bench import bench
 from regard.cli.demo import demo
 from regard.cli.doctor import doctor
 from regard.cli.evaluate import evaluate
+from regard.cli.examine import examine
 from regard.cli.explore import explore
 from regard.cli.missing_extra import naming_the_extra
 from regard.cli.saved_runs import average, export
@@ -77,6 +78,7 @@ for name, command in {
     "average": average,
     "bench": bench,
     "doctor": doctor,
+    "examine": examine,
     "explore": explore,
     "export": export,
 }.items():

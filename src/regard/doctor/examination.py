@@ -1,0 +1,192 @@
+"""Examine a running model: perturb its inputs, and compare outputs that must be, or must not be, the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import nn
+
+from ..errors import ConfigurationError
+from .examination_report import Examination, ModelFinding, mended
+from .leaks import (
+    SkippedCheck,
+    check_batch,
+    check_documents,
+    check_future,
+    check_padding,
+    check_positions,
+    check_source,
+)
+from .path_checks import (
+    check_backends,
+    check_cache,
+    check_eager,
+    check_random,
+    check_training,
+    swapped,
+)
+from .subject import Noise, Subject, evaluating, in_double, measure_noise
+from .weight_checks import check_heads, check_rows, check_sparse
+
+OF_OTHER_SHAPES = {"padding", "source", "positions", "cache", "backends", "training"}
+"""Checks that compare inputs of several shapes, or several kernels."""
+CheckFunction = Callable[[Subject, Noise], list[ModelFinding]]
+
+SWAPPED_CHECKS = ("future", "batch", "padding", "source", "documents", "rows", "cache", "training", "random")
+"""Checks that are run again after `regard.huggingface.swap`, where they found something."""
+
+
+def _checks(causal: bool | None, packed: bool | None) -> dict[str, CheckFunction]:
+    return {
+        "random": check_random,
+        "future": lambda subject, noise: check_future(subject, noise, causal),
+        "documents": lambda subject, noise: check_documents(subject, noise, packed),
+        "padding": lambda subject, noise: check_padding(subject, noise, causal),
+        "source": check_source,
+        "positions": lambda subject, noise: check_positions(subject, noise, causal),
+        "batch": check_batch,
+        "rows": check_rows,
+        "heads": check_heads,
+        "cache": lambda subject, noise: check_cache(subject, noise, causal),
+        "backends": check_backends,
+        "training": check_training,
+        "sparse": check_sparse,
+        "eager": check_eager,
+    }
+
+
+CHECKS = tuple(_checks(None, None))
+"""Names of all checks."""
+
+
+def examine(
+    model: nn.Module,
+    batch: Any,
+    *,
+    causal: bool | None = None,
+    packed: bool | None = None,
+    sequence: str | int | None = None,
+    vocabulary: int | None = None,
+    checks: Iterable[str] = CHECKS,
+) -> Examination:
+    """Change the inputs of a model and compare its outputs: leaks, padding, caches, backends, heads.
+
+    An output y_t of a causal model must not move when tokens after t change, of any model when masked padding, another
+    row of the batch or another document does; it must move with the order of the tokens. Parts with a cache,
+    evaluation and training without dropout, and all backends must agree. The model runs in evaluation, in float64
+    where it can, on a copy where it is changed; its mode and parameters are as before afterwards. Differences count
+    from what rounding makes in this model (`Noise`): the same input twice, rows in another order, float32 for float64.
+
+    Args:
+        model: a torch module, of transformers or not, batch first.
+        batch: what the model takes: a tensor, a tuple of arguments or a mapping of keywords. Token ids (batch, length)
+            or embeddings (batch, length, dim); 64 positions or more let every check see something.
+        causal: whether outputs may depend on earlier positions alone. None: true for decoders of transformers; for
+            others only leaks at some positions are reported, not those of an encoder.
+        packed: whether to check packed documents. None: where positions in the batch start again, or the model takes
+            document ids.
+        sequence: name or index of the input whose positions are those of the outputs; found by its shape without it.
+        vocabulary: token ids are below it; measured from the embedding without it.
+        checks: names from `regard.doctor.CHECKS`.
+
+    Raises:
+        ConfigurationError: the model does not run on the batch, has no output for each position, or a check is
+            unknown.
+
+    >>> import torch, regard.doctor
+    >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    >>> found = regard.doctor.examine(layer, torch.randn(2, 20, 8), causal=True, checks=["future"])
+    >>> [(one.code, one.name, one.evidence.moved is not None) for one in found.findings]
+    [('RUN101', 'future leak', True)]
+    """
+    wanted = (checks,) if isinstance(checks, str) else tuple(checks)
+    unknown = [name for name in wanted if name not in CHECKS]
+    if unknown:
+        raise ConfigurationError(f"there is no check {unknown[0]!r}: {', '.join(CHECKS)}")
+    if not isinstance(model, nn.Module):
+        raise ConfigurationError(f"a model is a torch.nn.Module, not {type(model).__name__}")
+    with evaluating(model):
+        original = Subject(model, batch, sequence=sequence, vocabulary=vocabulary)
+        if original.length < 2:
+            raise ConfigurationError(f"the sequence has {original.length} position; two or more can be examined")
+        subject = in_double(original)
+        subject.model.eval()
+        noise = measure_noise(subject, original)
+        if causal is None:
+            causal = _is_causal(model)
+        findings, ran, skipped = _run(subject, noise, causal, packed, wanted)
+        findings = _try_swap(subject, noise, causal, packed, findings, wanted)
+    findings.sort(key=lambda found: found.code)
+    return Examination(type(model).__name__, tuple(findings), tuple(ran), skipped, noise.as_dict())
+
+
+def _is_causal(model: nn.Module) -> bool | None:
+    """What transformers says of its own models, and None for others."""
+    config = getattr(model, "config", None)
+    if config is None or not hasattr(model, "set_attn_implementation"):
+        return None
+    words = ("ForCausalLM", "LMHead", "ForConditionalGeneration", "Decoder")
+    decodes = any(word in type(model).__name__ for word in words)
+    is_decoder = any(getattr(config, name, False) for name in ("is_decoder", "is_encoder_decoder"))
+    return True if decodes or is_decoder else None
+
+
+def _run(
+    subject: Subject, noise: Noise, causal: bool | None, packed: bool | None, wanted: tuple[str, ...]
+) -> tuple[list[ModelFinding], list[str], dict[str, str]]:
+    """Findings, the names of the checks that ran, and why others did not."""
+    findings: list[ModelFinding] = []
+    ran: list[str] = []
+    skipped: dict[str, str] = {}
+    for name, check in _checks(causal, packed).items():
+        if name not in wanted:
+            continue
+        if noise.is_random and name in OF_OTHER_SHAPES:
+            skipped[name] = "evaluation is random, and draws other numbers for inputs of another shape"
+            continue
+        try:
+            findings += check(subject, noise)
+            ran.append(name)
+        except SkippedCheck as reason:
+            skipped[name] = str(reason)
+        except Exception as error:
+            first = (str(error).strip().splitlines() or [""])[0][:160]
+            skipped[name] = f"the model raises {type(error).__name__}: {first}"
+    return findings, ran, skipped
+
+
+def _try_swap(
+    subject: Subject,
+    noise: Noise,
+    causal: bool | None,
+    packed: bool | None,
+    findings: list[ModelFinding],
+    wanted: tuple[str, ...],
+) -> list[ModelFinding]:
+    """The findings of a model of transformers, with what `regard.huggingface.swap` changes."""
+    if not findings or not subject.is_huggingface:
+        return findings
+    try:
+        other = swapped(subject)
+    except Exception:
+        return findings
+    codes = {found.code for found in findings}
+    again, ran, _ = _run(other, noise, causal, packed, tuple(name for name in SWAPPED_CHECKS if name in wanted))
+    still = frozenset(found.code for found in again)
+    tried = frozenset(code for code in codes if any(_CHECK_OF.get(code) == name for name in ran))
+    return mended(findings, still, tried)
+
+
+_CHECK_OF = {
+    "RUN101": "future",
+    "RUN102": "documents",
+    "RUN103": "padding",
+    "RUN104": "padding",
+    "RUN105": "padding",
+    "RUN107": "batch",
+    "RUN110": "rows",
+    "RUN120": "cache",
+    "RUN122": "training",
+    "RUN123": "random",
+}

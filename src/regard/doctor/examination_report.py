@@ -1,0 +1,149 @@
+"""The result of `regard.doctor.examine`: findings about a running model, their evidence, and how they are printed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from .finding import Severity
+
+KINDS: dict[str, tuple[str, Severity]] = {
+    "RUN101": ("future leak", Severity.ERROR),
+    "RUN102": ("document leak", Severity.ERROR),
+    "RUN103": ("padding leak", Severity.ERROR),
+    "RUN104": ("left padding changes results", Severity.ERROR),
+    "RUN105": ("right padding changes results", Severity.ERROR),
+    "RUN106": ("positions ignored", Severity.ERROR),
+    "RUN107": ("batch leak", Severity.ERROR),
+    "RUN110": ("row that attends to nothing", Severity.ERROR),
+    "RUN111": ("saturated softmax", Severity.HINT),
+    "RUN112": ("dead head", Severity.HINT),
+    "RUN113": ("duplicate heads", Severity.HINT),
+    "RUN114": ("sink-only head", Severity.HINT),
+    "RUN120": ("prefill and decode disagree", Severity.ERROR),
+    "RUN121": ("backends differ", Severity.ERROR),
+    "RUN122": ("training and evaluation differ", Severity.ERROR),
+    "RUN123": ("random in evaluation", Severity.ERROR),
+    "RUN130": ("sparse mask, dense cost", Severity.HINT),
+    "RUN131": ("eager attention", Severity.HINT),
+}
+"""Code of each finding: its name and its severity."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What was changed, what moved by it, and where.
+
+    changed: index of the token that was changed, in its sequence. moved: index of the output that moved. by: the
+    largest absolute difference of that output. tolerance: the largest difference that rounding explains. module: name
+    in `model.named_modules()`. file, line: source of that module's `forward`, or the line that computes the softmax.
+    """
+
+    changed: int | None = None
+    moved: int | None = None
+    by: float | None = None
+    tolerance: float | None = None
+    module: str | None = None
+    file: str | None = None
+    line: int | None = None
+
+    def __str__(self) -> str:
+        words = []
+        if self.changed is not None:
+            words.append(f"token {self.changed} changed")
+        if self.moved is not None:
+            words.append(f"output {self.moved} moved")
+        if self.by is not None:
+            words.append(f"by {self.by:.2g}" + ("" if self.tolerance is None else f", rounding {self.tolerance:.1g}"))
+        if self.module is not None:
+            words.append(f"in {self.module or 'the model itself'}")
+        if self.file is not None:
+            words.append(f"at {self.file}:{self.line}")
+        return ", ".join(words)
+
+
+@dataclass(frozen=True)
+class ModelFinding:
+    """One fault of a running model.
+
+    mended_by_swap: whether `regard.huggingface.swap` removes it; None where that was not tried.
+    """
+
+    code: str
+    message: str
+    evidence: Evidence = field(default_factory=Evidence)
+    severity: Severity = Severity.ERROR
+    mended_by_swap: bool | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the code, such as 'future leak'."""
+        return KINDS[self.code][0]
+
+    def __str__(self) -> str:
+        text = f"{self.code} {self.severity.value}: {self.name}: {self.message}"
+        evidence = str(self.evidence)
+        if evidence:
+            text += f"\n    {evidence}"
+        if self.mended_by_swap is not None:
+            text += f"\n    regard.huggingface.swap {'mends it' if self.mended_by_swap else 'does not mend it'}"
+        return text
+
+    def as_dict(self) -> dict[str, Any]:
+        """Code, name, severity, message, evidence and mended_by_swap, of plain types."""
+        return {**asdict(self), "name": self.name, "severity": self.severity.value}
+
+
+def finding(code: str, message: str, *, severity: Severity | None = None, **evidence: Any) -> ModelFinding:
+    """A finding with the severity of its code."""
+    return ModelFinding(code, message, Evidence(**evidence), severity or KINDS[code][1])
+
+
+@dataclass(frozen=True)
+class Examination:
+    """Result of `examine`; `print` it, or `print(json.dumps(examination.as_dict()))`.
+
+    model: class of the model. findings: in order of their codes. skipped: by check, why it was not run. checked: the
+    checks that ran. noise: what rounding alone changes, see `regard.doctor.subject.Noise`.
+    """
+
+    model: str
+    findings: tuple[ModelFinding, ...]
+    checked: tuple[str, ...]
+    skipped: Mapping[str, str]
+    noise: Mapping[str, float]
+
+    @property
+    def codes(self) -> frozenset[str]:
+        """The codes that were found."""
+        return frozenset(found.code for found in self.findings)
+
+    def __str__(self) -> str:
+        count = f"{len(self.findings)} finding{'' if len(self.findings) == 1 else 's'}"
+        lines = [f"{self.model}: {count}, {len(self.checked)} checks, {len(self.skipped)} skipped"]
+        lines += [f"  {line}" for found in self.findings for line in str(found).splitlines()]
+        lines += [f"  skipped {check}: {why}" for check, why in self.skipped.items()]
+        return "\n".join(lines)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All fields, of plain types."""
+        return {
+            "model": self.model,
+            "findings": [found.as_dict() for found in self.findings],
+            "checked": list(self.checked),
+            "skipped": dict(self.skipped),
+            "noise": dict(self.noise),
+        }
+
+    def to_json(self) -> str:
+        """As JSON text."""
+        return json.dumps(self.as_dict(), indent=2)
+
+
+def mended(findings: list[ModelFinding], still: frozenset[str], tried: frozenset[str]) -> list[ModelFinding]:
+    """The findings of codes in `tried` with `mended_by_swap`: whether their code is not among `still`."""
+    return [
+        replace(found, mended_by_swap=found.code not in still) if found.code in tried else found for found in findings
+    ]

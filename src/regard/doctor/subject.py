@@ -1,0 +1,372 @@
+"""A model with a batch, called again and again with changed inputs, and the differences that rounding alone makes."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ConfigurationError
+
+SEQUENCES = ("decoder_input_ids", "input_ids", "decoder_inputs_embeds", "inputs_embeds", "tgt", "target", "tokens")
+"""Names of the input whose positions the outputs belong to, in order of precedence."""
+CACHES = ("past_key_values", "cache", "caches", "kv_cache", "past", "layer_past")
+"""Names of the argument that takes what an earlier call returned."""
+KEEP_MASKS = ("attention_mask",)
+DROP_MASKS = ("key_padding_mask", "src_key_padding_mask", "padding_mask", "pad_mask")
+DOCUMENTS = ("document_ids", "doc_ids", "documents", "segment_ids", "sequence_ids", "seq_idx")
+LARGEST_COPY = 200_000_000
+"""Parameters up to which a model is copied to float64."""
+SAFETY = 4.0
+"""Rounding is measured on a few inputs; others may round this much worse."""
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What rounding changes in the outputs of a model.
+
+    repeat: the same input twice. order: the rows of the batch in reverse order, 0 for a random model. precision:
+    float32 instead of float64; where the model does not run in float64, or is random, its parameters changed by half a
+    unit in the last place. unit: one unit in the last place of the largest output. seeds: the same input with another
+    random seed.
+    """
+
+    repeat: float
+    order: float
+    precision: float
+    unit: float
+    seeds: float
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the outputs depend on the random seed."""
+        return self.seeds > SAFETY * max(self.repeat, self.unit)
+
+    @property
+    def same_shape(self) -> float:
+        """Largest difference that rounding makes between inputs of one shape."""
+        return SAFETY * max(self.repeat, self.order, self.unit)
+
+    @property
+    def other_shape(self) -> float:
+        """Largest difference that rounding makes between inputs of different shapes, or kernels."""
+        return max(self.same_shape, SAFETY * self.precision)
+
+    def as_dict(self) -> dict[str, float]:
+        """All fields."""
+        return asdict(self)
+
+
+def output_tensor(output: Any) -> Tensor | None:
+    """The logits, the last hidden state, or the first tensor of what a model returned."""
+    if isinstance(output, Tensor):
+        return output
+    for name in ("logits", "last_hidden_state"):
+        value = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
+        if isinstance(value, Tensor):
+            return value
+    values = output.values() if isinstance(output, Mapping) else output if isinstance(output, Sequence) else ()
+    return next((value for value in values if isinstance(value, Tensor)), None)
+
+
+def position_outputs(output: Any) -> Tensor:
+    """The output for each position, (batch, length, features), of what a model returned."""
+    found = output_tensor(output)
+    if found is None:
+        raise ConfigurationError("the model returns a tensor for one input and none for another")
+    return found.flatten(2) if found.ndim > 2 else found.unsqueeze(-1)
+
+
+def _mapped(value: Any, function: Any) -> Any:
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, Mapping):
+        return {name: _mapped(one, function) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_mapped(one, function) for one in value)
+    return value
+
+
+def place_of(module: nn.Module) -> tuple[str | None, int | None]:
+    """File and line of a module's `forward`."""
+    forward = type(module).forward
+    try:
+        return inspect.getsourcefile(forward), inspect.getsourcelines(forward)[1]
+    except (OSError, TypeError):
+        return None, None
+
+
+class Subject:
+    """A model in evaluation and its batch.
+
+    The sequence is the one input whose positions are those of the outputs: token ids (batch, length) or embeddings
+    (batch, length, dim). `outputs(sequence, **keywords)` runs the model with another sequence; every call starts from
+    the same random seed.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batch: Any,
+        *,
+        sequence: str | int | None = None,
+        vocabulary: int | None = None,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise ConfigurationError(f"a model is a torch.nn.Module, not {type(model).__name__}")
+        self.model = model
+        if isinstance(batch, Mapping):
+            self.arguments: tuple[Any, ...] = ()
+            self.keywords = dict(batch)
+        else:
+            self.arguments = tuple(batch) if isinstance(batch, (list, tuple)) else (batch,)
+            self.keywords = {}
+        try:
+            self.parameters = inspect.signature(model.forward).parameters
+        except (TypeError, ValueError):
+            self.parameters = {}
+        first = self._first_output()
+        self.key = self._sequence_key(sequence, first)
+        if self.batch_size == 1:
+            self._double_rows()
+        self.vocabulary, self.special = vocabulary, self._special_tokens()
+        if self.vocabulary is None and self.is_tokens:
+            self.vocabulary = self._measure_vocabulary()
+
+    def _first_output(self) -> Tensor:
+        try:
+            output = output_tensor(self.call(self.arguments, self.keywords))
+        except Exception as error:
+            shapes = ", ".join(self._shapes()) or "no tensor"
+            raise ConfigurationError(
+                f"{type(self.model).__name__} does not run on the batch ({shapes}): {type(error).__name__}: {error}; "
+                "pass what model(**batch), model(*batch) or model(batch) takes"
+            ) from error
+        if output is None or not output.is_floating_point() or output.ndim < 2:
+            has = "no tensor" if output is None else f"{tuple(output.shape)} of {output.dtype}"
+            raise ConfigurationError(
+                f"{type(self.model).__name__} returns {has}; needed is a floating-point tensor with an output for each "
+                "position, (batch, length, ...)"
+            )
+        return output
+
+    def _shapes(self) -> Iterable[str]:
+        named = [*((str(i), v) for i, v in enumerate(self.arguments)), *self.keywords.items()]
+        return (f"{name}: {tuple(value.shape)}" for name, value in named if isinstance(value, Tensor))
+
+    def _sequence_key(self, wanted: str | int | None, output: Tensor) -> str | int:
+        inputs: dict[str | int, Any] = {**dict(enumerate(self.arguments)), **self.keywords}
+        if wanted is not None:
+            if not isinstance(inputs.get(wanted), Tensor):
+                raise ConfigurationError(f"the batch has no tensor {wanted!r}, it has {', '.join(map(str, inputs))}")
+            return wanted
+        fitting = [
+            key
+            for key, value in inputs.items()
+            if isinstance(value, Tensor)
+            and value.shape[:2] == output.shape[:2]
+            and value.ndim == (3 if value.is_floating_point() else 2)
+            and "mask" not in str(key)
+            and "position" not in str(key)
+            and key not in DOCUMENTS
+        ]
+        if not fitting:
+            raise ConfigurationError(
+                f"no input has the positions of the output {tuple(output.shape)}: {', '.join(self._shapes())}; needed "
+                "are token ids (batch, length) or embeddings (batch, length, dim), batch first, with an output each"
+            )
+        return next((name for name in SEQUENCES if name in fitting), fitting[-1] if self.arguments else fitting[0])
+
+    def _double_rows(self) -> None:
+        def doubled(value: Tensor) -> Tensor:
+            return value.repeat(2, *[1] * (value.ndim - 1)) if value.ndim and value.shape[0] == 1 else value
+
+        arguments, keywords = _mapped(self.arguments, doubled), _mapped(self.keywords, doubled)
+        try:
+            self.call(arguments, keywords)
+        except Exception:
+            return  # a model of one sequence at a time
+        self.arguments, self.keywords = arguments, keywords
+
+    def _special_tokens(self) -> frozenset[int]:
+        config = getattr(self.model, "config", None)
+        values = vars(config).items() if config is not None and hasattr(config, "__dict__") else ()
+        return frozenset(
+            token
+            for name, value in values
+            if name.endswith(("token_id", "token_ids", "token_index"))
+            for token in (value if isinstance(value, list) else [value])
+            if isinstance(token, int)
+        )
+
+    def _measure_vocabulary(self) -> int:
+        """The rows of the embedding that reads the sequence."""
+        sizes: list[int] = []
+
+        def hook(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
+            if isinstance(module, nn.Embedding) and arguments and isinstance(arguments[0], Tensor):
+                read = arguments[0]
+                if read.shape == self.sequence.shape and bool((read == self.sequence).all()):
+                    sizes.append(module.num_embeddings)
+
+        handles = [module.register_forward_hook(hook) for module in self.model.modules()]
+        try:
+            self.call(self.arguments, self.keywords)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return min(sizes, default=int(self.sequence.max()) + 1)
+
+    @property
+    def sequence(self) -> Tensor:
+        """The sequence of the batch."""
+        return self.arguments[self.key] if isinstance(self.key, int) else self.keywords[self.key]
+
+    @property
+    def is_tokens(self) -> bool:
+        """Whether the sequence is token ids."""
+        return not self.sequence.is_floating_point()
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of the batch."""
+        return self.sequence.shape[0]
+
+    @property
+    def length(self) -> int:
+        """Positions of the sequence."""
+        return self.sequence.shape[1]
+
+    @property
+    def is_huggingface(self) -> bool:
+        """Whether the model is one of transformers, with an attention that can be selected."""
+        return hasattr(self.model, "set_attn_implementation") and hasattr(self.model, "config")
+
+    def argument(self, names: Sequence[str]) -> str | None:
+        """The first of the names that `forward` takes."""
+        return next((name for name in names if name in self.parameters), None)
+
+    def call(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any], seed: int = 0) -> Any:
+        """Run the model, without gradients, from a random seed of its own."""
+        devices = list({p.device for p in self.model.parameters() if p.device.type == "cuda"})
+        with torch.random.fork_rng(devices), torch.no_grad():
+            torch.manual_seed(seed)
+            return self.model(*arguments, **keywords)
+
+    def run(self, sequence: Tensor | None = None, *, seed: int = 0, **changes: Any) -> Any:
+        """What the model returns for another sequence, and with other keywords; None takes a keyword away."""
+        arguments, keywords = list(self.arguments), dict(self.keywords)
+        if sequence is not None:
+            if isinstance(self.key, int):
+                arguments[self.key] = sequence
+            else:
+                keywords[self.key] = sequence
+        keywords = {name: value for name, value in {**keywords, **changes}.items() if value is not None}
+        return self.call(tuple(arguments), keywords, seed)
+
+    def outputs(self, sequence: Tensor | None = None, *, seed: int = 0, **changes: Any) -> Tensor:
+        """The output for each position, (batch, length, features)."""
+        return position_outputs(self.run(sequence, seed=seed, **changes))
+
+    def others(self, sequence: Tensor, seed: int = 1) -> Tensor:
+        """Another sequence of the same shape: each token is another one, and no special one."""
+        generator = torch.Generator().manual_seed(seed)
+        if not self.is_tokens:
+            noise = torch.randn(sequence.shape, generator=generator, dtype=torch.float64).to(sequence)
+            return noise * sequence.std().clamp(min=1e-3) + sequence.mean()
+        allowed = [token for token in range(self.vocabulary or 2) if token not in self.special] or [0, 1]
+        table = torch.tensor(allowed, device=sequence.device)
+        drawn = torch.randint(len(allowed), sequence.shape, generator=generator).to(sequence.device)
+        again = table[(drawn + 1) % len(allowed)]
+        drawn = table[drawn]
+        return torch.where(drawn == sequence, again, drawn).to(sequence.dtype)
+
+    def copied(self, dtype: torch.dtype | None = None) -> Subject:
+        """The same with a copy of the model, and of another floating-point dtype."""
+        other = copy.copy(self)
+        other.model = copy.deepcopy(self.model).eval()
+        if dtype is not None:
+            other.model = other.model.to(dtype)
+
+            def convert(value: Tensor) -> Tensor:
+                return value.to(dtype) if value.is_floating_point() else value
+
+            other.arguments, other.keywords = _mapped(self.arguments, convert), _mapped(self.keywords, convert)
+        return other
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Any:
+    """Put a model in evaluation, and every module back into its mode."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def in_double(subject: Subject) -> Subject:
+    """The subject in float64 where it runs in it, and otherwise as it is."""
+    if sum(parameter.numel() for parameter in subject.model.parameters()) > LARGEST_COPY:
+        return subject
+    try:
+        double = subject.copied(torch.float64)
+        if double.outputs().dtype == torch.float64:
+            return double
+    except Exception:
+        pass  # models that convert to float32 inside
+    return subject
+
+
+def largest(difference: Tensor) -> float:
+    """Largest absolute number, infinity where one is NaN."""
+    if not difference.numel():
+        return 0.0
+    return float(difference.abs().nan_to_num(nan=torch.inf).max())
+
+
+def measure_noise(subject: Subject, original: Subject) -> Noise:
+    """What rounding changes in the outputs of the subject; `original` is the model in its own dtype."""
+    first = subject.outputs()
+    unit = torch.finfo(first.dtype).eps * float(first.abs().nan_to_num().max())
+    repeat = _finite(subject.outputs() - first)
+    noise = Noise(repeat, 0.0, 0.0, unit, _finite(subject.outputs(seed=1) - first))
+
+    def flip(value: Tensor) -> Tensor:
+        return value.flip(0) if value.ndim and value.shape[0] == subject.batch_size else value
+
+    order = 0.0
+    if not noise.is_random:
+        flipped = copy.copy(subject)
+        flipped.arguments, flipped.keywords = _mapped(subject.arguments, flip), _mapped(subject.keywords, flip)
+        order = _finite(flipped.outputs().flip(0) - first)
+    if first.dtype == torch.float64 and subject is not original and not noise.is_random:
+        precision = _finite(original.outputs().double() - first)
+    else:
+        precision = _finite(_nudged(subject).outputs() - first)
+    return replace(noise, order=order, precision=precision)
+
+
+def _finite(difference: Tensor) -> float:
+    """Largest absolute number that is finite."""
+    return float(difference.abs().nan_to_num(nan=0.0, posinf=0.0).max())
+
+
+def _nudged(subject: Subject) -> Subject:
+    """The subject with each parameter changed by half a unit in its last place, up or down."""
+    other = subject.copied()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in other.model.parameters():
+            if parameter.is_floating_point():
+                sign = torch.randint(2, parameter.shape, generator=generator).to(parameter) - 0.5
+                parameter.mul_(1 + torch.finfo(parameter.dtype).eps * 2 * sign)
+    return other

@@ -1,0 +1,169 @@
+"""Checks of attention weights: empty rows, saturation, dead, duplicate and sink-only heads, and sparse masks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from .examination_report import ModelFinding, finding
+from .leaks import SkippedCheck
+from .softmax_capture import CapturedWeights, capture_weights
+from .subject import Noise, Subject
+
+SINK_MASS = 0.95
+"""A head is sink-only where the first key has this much of the weight of every row, as in papers on attention sinks."""
+
+
+def captured(subject: Subject) -> list[CapturedWeights]:
+    """The weights of all attentions.
+
+    Raises:
+        SkippedCheck: no attention that is known ran.
+    """
+    found = capture_weights(subject)
+    if not found:
+        raise SkippedCheck("no softmax over keys, SDPA, MultiheadAttention or regard.attention ran")
+    return found
+
+
+def _tokens(subject: Subject, queries: int) -> Tensor:
+    """(batch, queries): True where the batch's mask has a token."""
+    mask = subject.keywords.get("attention_mask")
+    if isinstance(mask, Tensor) and mask.shape == (subject.batch_size, queries):
+        return mask.bool()
+    return torch.ones(subject.batch_size, queries, dtype=torch.bool, device=subject.sequence.device)
+
+
+def check_rows(subject: Subject, noise: Noise) -> list[ModelFinding]:
+    """RUN110: rows of tokens that attend to nothing, and outputs that are NaN."""
+    found = []
+    outputs = subject.outputs()
+    lost = outputs.isnan().any(-1)
+    if bool(lost.any()):
+        row, position = (int(index) for index in lost.nonzero()[0])
+        found.append(finding("RUN110", f"outputs are NaN, first in row {row} of the batch", moved=position))
+    try:
+        attentions = captured(subject)
+    except SkippedCheck:
+        if found:
+            return found
+        raise
+    for one in attentions:
+        empty = ~one.visible.any(-1)
+        if empty.shape[0] != subject.batch_size:
+            continue
+        empty = empty & _tokens(subject, empty.shape[-1])[:, None]
+        if bool(empty.any()):
+            row, head, position = (int(index) for index in empty.nonzero()[0])
+            message = f"{int(empty.sum())} rows have no key, first head {head} in row {row} of the batch"
+            return [*found, finding("RUN110", message, moved=position, **one.place())]
+    return found
+
+
+def _eligible(one: CapturedWeights) -> Tensor:
+    """(batch, heads, queries): rows that have at least two keys to choose from."""
+    return one.visible.sum(-1) >= 2
+
+
+def _per_head(found: list[CapturedWeights]) -> Iterator[tuple[CapturedWeights, Tensor, Tensor]]:
+    """Weights whose rows have a choice, and where: NaN weights and those of one key are left out."""
+    for one in found:
+        eligible = _eligible(one)
+        if bool(eligible.any()) and not bool(one.weights.isnan().any()):
+            yield one, one.weights, eligible
+
+
+def _heads(which: Tensor) -> str:
+    numbers = [int(index) for index in which.nonzero().flatten()]
+    return ("head " if len(numbers) == 1 else "heads ") + ", ".join(map(str, numbers))
+
+
+def check_heads(subject: Subject, noise: Noise) -> list[ModelFinding]:
+    """RUN111 to 114: heads whose weights are saturated, uniform, those of another head, or all on the first key."""
+    found: list[ModelFinding] = []
+    unit = torch.finfo(next(subject.model.parameters(), torch.zeros(())).dtype).eps
+    tolerance = max(unit, torch.finfo(torch.float32).eps) * 8  # a softmax may be computed in float32
+    for one, weights, eligible in _per_head(captured(subject)):
+        rows = eligible.sum((0, 2))
+        top = weights.max(-1).values
+        saturated = ((1 - top <= tolerance) & eligible).sum((0, 2)) * 2 > rows
+        uniform = one.visible / one.visible.sum(-1, keepdim=True).clamp(min=1)
+        distance = ((weights - uniform).abs().amax(-1) * eligible).amax((0, 2))
+        dead = (distance <= tolerance) & (rows > 0)
+        sink = ((weights[..., 0] >= SINK_MASS) | ~eligible).all(2).all(0) & (rows > 0) & ~saturated
+        on_first = ((weights[..., 0] >= 1 - tolerance) | ~eligible).all(2).all(0) & (rows > 0)
+        sink, saturated = sink | on_first, saturated & ~on_first
+        for which, code, words in (
+            (saturated, "RUN111", "more than half of the rows of {} have one weight of 1: no gradient passes"),
+            (dead, "RUN112", "{}: all weights of a row are equal, whatever the input"),
+            (sink, "RUN114", "{}: every row attends to the first key alone"),
+        ):
+            if bool(which.any()):
+                found.append(finding(code, words.format(_heads(which)), tolerance=tolerance, **one.place()))
+        found += _duplicates(one, weights, dead | sink | saturated, tolerance)
+    return found
+
+
+def _duplicates(one: CapturedWeights, weights: Tensor, known: Tensor, tolerance: float) -> list[ModelFinding]:
+    pairs = [
+        f"{first} and {second}"
+        for first in range(weights.shape[1])
+        for second in range(first + 1, weights.shape[1])
+        if not bool(known[first] | known[second])
+        and float((weights[:, first] - weights[:, second]).abs().max()) <= tolerance
+    ]
+    if not pairs:
+        return []
+    return [finding("RUN113", f"heads {'; '.join(pairs)} have the same weights", tolerance=tolerance, **one.place())]
+
+
+def check_sparse(subject: Subject, noise: Noise) -> list[ModelFinding]:
+    """RUN130: the pairs that a mask leaves grow like the length, those that are computed like its square.
+
+    Counted at the whole and at half the length of the batch: twice as many, or four times.
+    """
+    half = subject.length // 2
+    if half < 8:
+        raise SkippedCheck("the sequence is shorter than 16")
+    whole = [one for one in captured(subject) if one.kind != "regard"]
+    shorter = _half(subject, half)
+    found, seen = [], set()
+    for one, other in zip(whole, shorter, strict=False):
+        left, left_half = float(one.visible.float().sum()), float(other.visible.float().sum())
+        computed = one.visible.numel()
+        is_square = computed >= 3 * other.visible.numel()
+        if not is_square or left_half == 0 or left / left_half > 3 or (one.file, one.line) in seen:
+            continue
+        seen.add((one.file, one.line))
+        message = (
+            f"{left / computed:.0%} of {computed:,} pairs exist and all are computed; from {half} to {subject.length} "
+            f"tokens the pairs of the mask grow {left / left_half:.1f} times, the computed ones "
+            f"{computed / other.visible.numel():.1f} times"
+        )
+        found.append(finding("RUN130", message, **one.place()))
+    return found
+
+
+def _half(subject: Subject, half: int) -> list[CapturedWeights]:
+    cut = {
+        name: value[:, :half]
+        for name, value in subject.keywords.items()
+        if isinstance(value, Tensor) and value.ndim == 2 and value.shape[1] == subject.length and name != subject.key
+    }
+    short = Shortened(subject, half)
+    return [one for one in capture_weights(short, short.sequence, **cut) if one.kind != "regard"]
+
+
+class Shortened(Subject):
+    """A subject whose sequence is cut to its first positions."""
+
+    def __init__(self, subject: Subject, length: int) -> None:
+        self.__dict__.update(subject.__dict__)
+        if isinstance(self.key, int):
+            arguments = list(self.arguments)
+            arguments[self.key] = subject.sequence[:, :length]
+            self.arguments = tuple(arguments)
+        else:
+            self.keywords = {**self.keywords, self.key: subject.sequence[:, :length]}
