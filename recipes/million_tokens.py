@@ -1,8 +1,8 @@
 r"""A million tokens on one machine: a language model of bytes, trained at 131,072 tokens and evaluated at 1,048,576.
 
     python recipes/million_tokens.py text runs/million-tokens-text/text.txt TEXT_FILE ...
-    regard train recipes/million-tokens.yaml --folder runs/million-short --set data.length=8192 \
-        --set training.ring=null --set training.max_updates=400 --set training.decay=constant
+    torchrun --nproc-per-node 2 --no-python regard train recipes/million-tokens.yaml --folder runs/million-short \
+        --set data.length=2048 --set training.ring=null --set training.max_updates=1000 --set training.decay=constant
     torchrun --nproc-per-node 2 --no-python regard train recipes/million-tokens.yaml --folder runs/million \
         --set training.start_from=runs/million-short
     torchrun --nproc-per-node 2 recipes/million_tokens.py evaluate runs/million
@@ -11,8 +11,9 @@ r"""A million tokens on one machine: a language model of bytes, trained at 131,0
 
 Text files are plain or gzip; their lines are kept together in blocks, which are put in a random order, so that the last
 million bytes, which are held out, are of all files. The first training reads short sequences, of which more fit into a
-minute; the second continues in a ring of two processes, each of which has half of every sequence. The atlas has the
-layers with windows: the weights of the linear layer are a product for each pair, of which there are 5 · 10¹¹.
+minute, one in each process; the second continues in a ring of two processes, each of which has half of every sequence.
+The atlas has the layers with windows: the weights of the linear layer are a product for each pair, of which there are
+5 · 10¹¹.
 """
 
 from __future__ import annotations

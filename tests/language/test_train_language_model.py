@@ -162,6 +162,15 @@ def test_a_folder_with_another_run_is_refused(tmp_path):
         train_language_model(experiment(tmp_path, learning_rate=0.5), tmp_path / "run")
 
 
+def test_more_updates_extend_a_run_whose_rate_is_constant(tmp_path):
+    train_language_model(experiment(tmp_path, max_updates=2), tmp_path / "run", verbose=False)
+    extended = train_language_model(experiment(tmp_path), tmp_path / "run", verbose=False)
+    whole = train_language_model(experiment(tmp_path), tmp_path / "whole", verbose=False)
+    assert (extended.updates, extended.bits_per_byte) == (6, whole.bits_per_byte)
+    with pytest.raises(ConfigurationError, match="other settings: training.max_updates, training.decay; give"):
+        train_language_model(experiment(tmp_path, max_updates=9, decay="linear"), tmp_path / "run")
+
+
 def test_another_text_is_refused(tmp_path):
     settings = experiment(tmp_path)
     train_language_model(settings, tmp_path / "run", verbose=False)

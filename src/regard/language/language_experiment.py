@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
@@ -23,7 +24,7 @@ from regard.models.language_model import (
 from regard.positions import Rotary
 from regard.ring import Contiguous, RingLayout, Striped, Zigzag
 from regard.translation.experiment import TRANSLATION, Experiment, YAMLExperiment, read_mapping
-from regard.translation.settings import Count, Positive, Section, Share, Shorthand, WholeNumber
+from regard.translation.settings import Count, NotTruth, Positive, Section, Share, Shorthand, WholeNumber
 from regard.translation.yaml_reference import settings_tables
 
 BYTES = 256
@@ -40,7 +41,7 @@ class LongTextSettings(Section):
     """Folder that the files are relative to."""
     files: Annotated[tuple[Path, ...], Field(min_length=1)]
     """Text files, plain or gzip, and folders, whose files are taken in the order of their names."""
-    length: Annotated[Count, Field(ge=2)] = 4096
+    length: Annotated[int, NotTruth, Field(ge=2)] = 4096
     """Tokens of a sequence; an update reads one sequence, at a random place of the text."""
     held_out: WholeNumber = 0
     """Bytes at the end of the text that are not trained on but validated on, in sequences of `length`."""
@@ -230,6 +231,9 @@ MAY_CHANGE_LATER = (
 )
 """Keys that no update depends on, but for rounding: they may change when a run is resumed."""
 
+MAY_CHANGE_WITHOUT_DECAY = ("training.max_updates",)
+"""Further such keys, unless the learning rate falls to 0 at the last update."""
+
 HEAD = """\
 # The YAML of a language model
 
@@ -250,7 +254,9 @@ line, `training.ring`, shards each sequence over the processes that torchrun sta
 
 The loss, the gradients and so the weights are those of one process that reads the whole sequence, up to rounding. The
 run's folder gets experiment.yaml, model/ (for `regard.models.LanguageModel.load`), state/ (all that resuming needs) and
-logs/ (TensorBoard). The same command resumes a run that was interrupted; these keys may change then: {resuming}.
+logs/ (TensorBoard). The same command resumes a run that was interrupted.
+
+{resuming}
 
 This page is written by `python -m regard.language.language_experiment`."""
 
@@ -258,7 +264,8 @@ This page is written by `python -m regard.language.language_experiment`."""
 def language_reference() -> str:
     """The page docs/yaml-language-model.md as Markdown."""
     keys = ", ".join(f"`{key}`" for key in MAY_CHANGE_LATER)
-    return settings_tables(HEAD.replace("{resuming}", keys), LanguageExperiment)
+    text = f"These keys may change then: {keys}; and `training.max_updates`, unless `training.decay` is linear."
+    return settings_tables(HEAD.replace("{resuming}", "\n".join(textwrap.wrap(text, 120))), LanguageExperiment)
 
 
 if __name__ == "__main__":

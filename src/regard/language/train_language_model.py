@@ -19,7 +19,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.seed import isolate_rng
 
 from regard.errors import CheckpointError, ConfigurationError
-from regard.language.language_experiment import MAY_CHANGE_LATER, LanguageExperiment
+from regard.language.language_experiment import MAY_CHANGE_LATER, MAY_CHANGE_WITHOUT_DECAY, LanguageExperiment
 from regard.language.long_text import LongText
 from regard.language.sequence_training import SequenceTraining, rate_of_update
 from regard.models import LanguageModel
@@ -115,7 +115,8 @@ def _refuse_other_run(run: RunFolder, experiment: LanguageExperiment) -> None:
     if not run.experiment.exists():
         return
     differences = LanguageExperiment.load(run.experiment).differences(experiment)
-    if changed := [key for key in differences if key not in MAY_CHANGE_LATER]:
+    free = MAY_CHANGE_LATER + (MAY_CHANGE_WITHOUT_DECAY if experiment.training.decay == "constant" else ())
+    if changed := [key for key in differences if key not in free]:
         raise ConfigurationError(
             f"{run.path} holds a run with other settings: {', '.join(changed)}; give this one another folder, or the "
             "settings that the run began with"
