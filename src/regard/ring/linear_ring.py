@@ -10,6 +10,7 @@ that goes from process to process, takes the time of one process, whatever their
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import and_
@@ -493,10 +494,15 @@ def _decayed_sums(problem: LinearProblem, part: list[Any]) -> tuple[Tensor, Tens
     if decay is not None:
         decay = (decay.unsqueeze(-1) if decay.ndim == 3 else decay).clamp(min=SMALLEST_DECAY)
         later = functional.pad(decay[:, :, 1:], (0, 0, 0, 1)).flip(2).cumsum(2).flip(2)
-        key = key * later.exp()
-        factors = (decay[:, :, 0] + later[:, :, 0]).exp().unsqueeze(-1)
+        key = key * _normal_exp(later)
+        factors = _normal_exp(decay[:, :, 0] + later[:, :, 0]).unsqueeze(-1)
     sums = key.mT @ value
     return torch.cat([sums, key.sum(2).unsqueeze(-1)], -1) if problem.maps_elu else sums, factors
+
+
+def _normal_exp(x: Tensor) -> Tensor:
+    """eˣ, and 0 where that is below the smallest normal number: with smaller ones processors compute slowly."""
+    return x.masked_fill(x < math.log(torch.finfo(x.dtype).tiny), -torch.inf).exp()
 
 
 def _from_state(problem: LinearProblem, part: list[Any], state: Tensor) -> Tensor:
