@@ -21,7 +21,7 @@ from regard.core.score_forms import at_least_float32, per_head, per_key_head
 from regard.errors import ConfigurationError, KernelError
 from regard.kernels import Cost, Plan, Result, choose
 from regard.kernels.batched_problem import BatchedProblem, ProblemGradients, Saved
-from regard.kernels.custom_op import attend, register
+from regard.kernels.custom_op import apply_kernel, register
 from regard.kernels.dispatch import register_operator
 from regard.kernels.hooks import attention_hook
 from regard.kernels.online_softmax import SCORES_PER_TILE, ScoredTiles, TiledAttention
@@ -67,7 +67,7 @@ class ReluTiled:
         return self.tiled.cost(problem)
 
     def run(self, problem: Problem) -> Result:
-        return attend(problem, self)
+        return apply_kernel(problem, self)
 
     def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
         output, lse = batched.empty_results()

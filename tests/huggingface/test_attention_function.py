@@ -8,7 +8,7 @@ from torch.nn.functional import softmax
 from transformers.masking_utils import sliding_window_bidirectional_mask_function
 
 from regard.errors import ConfigurationError, MaskError
-from regard.huggingface.attention_function import attend
+from regard.huggingface.attention_function import attention_forward
 from regard.huggingface.mask_tensor import symbolic_mask
 from regard.masks import causal, window
 
@@ -29,7 +29,7 @@ def tensors(queries=M, keys=N):
 
 
 def with_weights(*arguments, **keywords) -> tuple[torch.Tensor, torch.Tensor]:
-    output, weights = attend(*arguments, output_attentions=True, **keywords)
+    output, weights = attention_forward(*arguments, output_attentions=True, **keywords)
     assert weights is not None
     return output, weights
 
@@ -44,7 +44,7 @@ def formula(query, key, value, keep=None, added: torch.Tensor | float = 0.0, sca
 
 def test_layouts_go_in_by_head_and_come_out_by_token():
     q, k, v = tensors()
-    output, weights = attend(Attention(False), q, k, v, None)
+    output, weights = attention_forward(Attention(False), q, k, v, None)
     assert output.shape == (B, M, H, V)
     assert output.is_contiguous()
     assert weights is None
@@ -54,28 +54,30 @@ def test_layouts_go_in_by_head_and_come_out_by_token():
 def test_no_mask_is_causal_where_the_module_is():
     q, k, v = tensors(N)
     lower = torch.ones(N, N, dtype=torch.bool).tril()
-    torch.testing.assert_close(attend(Attention(True), q, k, v, None)[0], formula(q, k, v, lower))
-    torch.testing.assert_close(attend(Attention(False), q, k, v, None)[0], formula(q, k, v))
+    torch.testing.assert_close(attention_forward(Attention(True), q, k, v, None)[0], formula(q, k, v, lower))
+    torch.testing.assert_close(attention_forward(Attention(False), q, k, v, None)[0], formula(q, k, v))
 
 
 def test_the_keyword_is_causal_overrides_the_modules():
     q, k, v = tensors(N)
     lower = torch.ones(N, N, dtype=torch.bool).tril()
-    torch.testing.assert_close(attend(Attention(False), q, k, v, None, is_causal=True)[0], formula(q, k, v, lower))
-    torch.testing.assert_close(attend(Attention(True), q, k, v, None, is_causal=False)[0], formula(q, k, v))
+    torch.testing.assert_close(
+        attention_forward(Attention(False), q, k, v, None, is_causal=True)[0], formula(q, k, v, lower)
+    )
+    torch.testing.assert_close(attention_forward(Attention(True), q, k, v, None, is_causal=False)[0], formula(q, k, v))
 
 
 @pytest.mark.parametrize("module", [Attention(), Attention(True)], ids=["unsaid", "causal"])
 def test_one_query_without_a_mask_sees_all_keys(module):
     q, k, v = tensors(1)
-    torch.testing.assert_close(attend(module, q, k, v, None)[0], formula(q, k, v))
+    torch.testing.assert_close(attention_forward(module, q, k, v, None)[0], formula(q, k, v))
 
 
 def test_a_mask_is_all_there_is_to_say_also_for_a_causal_module():
     q, k, v = tensors()
     keep = torch.rand(B, 1, M, N) < 0.7
     keep[..., 0] = True
-    torch.testing.assert_close(attend(Attention(True), q, k, v, keep)[0], formula(q, k, v, keep))
+    torch.testing.assert_close(attention_forward(Attention(True), q, k, v, keep)[0], formula(q, k, v, keep))
 
 
 @pytest.mark.parametrize("keys", [N, 40], ids=["dynamic", "static"])
@@ -95,7 +97,7 @@ def test_queries_sit_where_the_mask_function_was_told(first):
     both_ways = sliding_window_bidirectional_mask_function(1)
     mask = symbolic_mask(batch_size=B, q_length=M, kv_length=N, q_offset=first, mask_function=both_ways)
     near = (torch.arange(M)[:, None] + first - torch.arange(N)).abs() <= 1
-    torch.testing.assert_close(attend(Attention(False), q, k, v, mask)[0], formula(q, k, v, near))
+    torch.testing.assert_close(attention_forward(Attention(False), q, k, v, mask)[0], formula(q, k, v, near))
 
 
 def test_a_window_of_four_shows_four_keys():
@@ -109,7 +111,8 @@ def test_a_mask_has_the_window_already():
     q, k, v = tensors(N)
     mask = symbolic_mask(batch_size=B, q_length=N, kv_length=N)
     torch.testing.assert_close(
-        attend(Attention(True), q, k, v, mask, sliding_window=2)[0], attend(Attention(True), q, k, v, mask)[0]
+        attention_forward(Attention(True), q, k, v, mask, sliding_window=2)[0],
+        attention_forward(Attention(True), q, k, v, mask)[0],
     )
 
 
@@ -130,14 +133,14 @@ def test_a_bias_is_cut_where_a_static_cache_is():
     q, k, v = tensors(M, 40)
     bias = torch.randn(1, H, M, 40)
     mask = symbolic_mask(batch_size=B, q_length=M, kv_length=40, q_offset=2)
-    output, _ = attend(Attention(True), q, k, v, mask, position_bias=bias)
+    output, _ = attention_forward(Attention(True), q, k, v, mask, position_bias=bias)
     torch.testing.assert_close(output, formula(q, k, v, torch.ones(M, 40, dtype=torch.bool).tril(2), bias))
 
 
 def test_numbers_as_a_mask_are_added():
     q, k, v = tensors()
     added = torch.randn(B, 1, M, N)
-    torch.testing.assert_close(attend(Attention(True), q, k, v, added)[0], formula(q, k, v, added=added))
+    torch.testing.assert_close(attention_forward(Attention(True), q, k, v, added)[0], formula(q, k, v, added=added))
 
 
 def test_a_row_with_nothing_to_attend_to_is_zero():
@@ -153,14 +156,16 @@ def test_a_block_mask_of_flex_attention_counts_rows():
     q, k, v = tensors()
     mask = create_block_mask(lambda b, h, i, j: j <= i, B, None, M, N, device="cpu", BLOCK_SIZE=4)
     upper_left = torch.ones(M, N, dtype=torch.bool).tril()
-    torch.testing.assert_close(attend(Attention(True), q, k, v, mask)[0], formula(q, k, v, upper_left))
+    torch.testing.assert_close(attention_forward(Attention(True), q, k, v, mask)[0], formula(q, k, v, upper_left))
 
 
 def test_a_sequence_index_makes_documents():
     q, k, v = tensors(N)
     ids = torch.tensor([[0, 0, 0, 1, 1, 1, 1], [0, 1, 1, 1, 1, 2, 2]])
     keep = (ids[:, :, None] == ids[:, None])[:, None]
-    torch.testing.assert_close(attend(Attention(False), q, k, v, None, seq_idx=ids)[0], formula(q, k, v, keep))
+    torch.testing.assert_close(
+        attention_forward(Attention(False), q, k, v, None, seq_idx=ids)[0], formula(q, k, v, keep)
+    )
 
 
 @pytest.mark.parametrize(
@@ -177,12 +182,12 @@ def test_an_unknown_keyword_is_named(name, value, shown):
     with pytest.raises(
         ConfigurationError, match=f"Attention gives its attention {name}={shown}.*may change the result"
     ):
-        attend(Attention(True), *tensors(N), None, **{name: value})
+        attention_forward(Attention(True), *tensors(N), None, **{name: value})
 
 
 @pytest.mark.parametrize("value", [None, False])
 def test_an_unknown_keyword_that_asks_for_nothing_is_none(value):
-    attend(Attention(True), *tensors(N), None, temperature=value)
+    attention_forward(Attention(True), *tensors(N), None, temperature=value)
 
 
 CLEAR_AS_MUD = {
@@ -202,7 +207,7 @@ CLEAR_AS_MUD = {
 @pytest.mark.parametrize(("module", "queries", "keys", "keywords", "why"), CLEAR_AS_MUD.values(), ids=CLEAR_AS_MUD)
 def test_what_is_not_clear_is_not_guessed(module, queries, keys, keywords, why):
     with pytest.raises(MaskError, match=f"Attention gives its attention no mask, and {why}"):
-        attend(module, *tensors(queries, keys), None, **keywords)
+        attention_forward(module, *tensors(queries, keys), None, **keywords)
 
 
 MASKS = {
@@ -223,12 +228,12 @@ MASKS = {
 @pytest.mark.parametrize(("mask", "has", "end"), MASKS.values(), ids=MASKS)
 def test_other_masks_are_refused(mask, has, end):
     with pytest.raises(MaskError, match=f"gives its attention {has} as attention_mask; it needs .* 5, 7.*{end}"):
-        attend(Attention(True), *tensors(), mask)
+        attention_forward(Attention(True), *tensors(), mask)
 
 
 def test_a_mask_that_does_not_fit_is_refused():
     with pytest.raises(MaskError, match="does not"):
-        attend(Attention(True), *tensors(), torch.ones(B, 1, M, N + 1, dtype=torch.bool))
+        attention_forward(Attention(True), *tensors(), torch.ones(B, 1, M, N + 1, dtype=torch.bool))
 
 
 ENDS = torch.tensor([0, 3, 7], dtype=torch.int32)
@@ -242,9 +247,9 @@ PACKINGS = {
 @pytest.mark.parametrize("keywords", PACKINGS.values(), ids=PACKINGS)
 def test_packing_that_is_not_clear_is_refused(keywords):
     with pytest.raises(MaskError, match="gives cu_seq_lens_q and cu_seq_lens_k for a batch of 2, 7 queries and 7 keys"):
-        attend(Attention(False), *tensors(N), None, **keywords)
+        attention_forward(Attention(False), *tensors(N), None, **keywords)
 
 
 def test_a_sequence_index_over_a_cache_is_refused():
     with pytest.raises(MaskError, match="gives seq_idx for 5 queries and 7 keys"):
-        attend(Attention(False), *tensors(), None, seq_idx=torch.zeros(B, M, dtype=torch.long))
+        attention_forward(Attention(False), *tensors(), None, seq_idx=torch.zeros(B, M, dtype=torch.long))

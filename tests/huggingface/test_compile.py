@@ -5,7 +5,7 @@ import torch
 from transformers.utils import output_capturing
 
 from regard.huggingface import observing
-from regard.huggingface.attention_function import attend
+from regard.huggingface.attention_function import attention_forward
 from regard.lenses import Weights
 
 NAMES = ("llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma2", "granite_swa", "bert", "t5")))
@@ -109,7 +109,7 @@ class Attention(torch.nn.Module):
     """A module that hands no keyword on."""
 
     def forward(self, states):
-        return attend(self, states, states, states, None, is_causal=False)
+        return attention_forward(self, states, states, states, None, is_causal=False)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from transformers import masking_utils, modeling_utils
 
 import regard.huggingface
 from regard.errors import ConfigurationError
-from regard.huggingface.attention_function import attend
+from regard.huggingface.attention_function import attention_forward
 from regard.huggingface.mask_tensor import symbolic_mask
 
 
@@ -18,7 +18,7 @@ def test_both_functions_are_known_under_one_name_also_twice():
     regard.huggingface.register()
     regard.huggingface.register()
     assert regard.huggingface.NAME == "regard"
-    assert modeling_utils.ALL_ATTENTION_FUNCTIONS["regard"] is attend
+    assert modeling_utils.ALL_ATTENTION_FUNCTIONS["regard"] is attention_forward
     assert masking_utils.ALL_MASK_ATTENTION_FUNCTIONS["regard"] is symbolic_mask
     assert (
         "regard" in masking_utils.AttentionMaskInterface._global_mapping
@@ -27,7 +27,7 @@ def test_both_functions_are_known_under_one_name_also_twice():
 
 def test_without_a_mask_function_transformers_would_give_no_mask_and_we_would_still_be_causal(pair, ask, close):
     eager, ours = pair("llama")
-    modeling_utils.AttentionInterface.register("no mask function", attend)
+    modeling_utils.AttentionInterface.register("no mask function", attention_forward)
     try:
         ours.set_attn_implementation("no mask function")
         inputs = ask("llama")

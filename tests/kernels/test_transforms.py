@@ -10,7 +10,7 @@ from torch.func import grad, vmap
 import regard
 from regard import biases, masks, scores
 from regard.kernels import KERNELS, dispatch
-from regard.kernels.custom_op import attend
+from regard.kernels.custom_op import apply_kernel
 from regard.kernels.tiled import TiledKernel
 from regard.utils.pytree import tree_flatten
 
@@ -146,7 +146,7 @@ class TestOperators:
         problem = regard.explain(*given, mask=masks.causal()).problem
         output, lse = torch.ops.regard.attend(*tree_flatten(problem), "tiled")
         close((output, lse), regard.attention_with_lse(*given, mask=masks.causal(), kernel="tiled"))
-        result = attend(problem, TiledKernel())
+        result = apply_kernel(problem, TiledKernel())
         close(result.output, output)
 
 

@@ -110,7 +110,7 @@ class MaskAndBias:
     query_positions: range | None = None
 
 
-def attend(
+def attention_forward(
     module: nn.Module,
     query: Tensor,
     key: Tensor,

@@ -10,7 +10,7 @@ from types import CodeType
 from torch import nn
 
 from ..errors import ConfigurationError, require
-from .attention_function import UNSUPPORTED_KEYWORDS, attend
+from .attention_function import UNSUPPORTED_KEYWORDS, attention_forward
 from .mask_tensor import symbolic_mask
 
 NAME = "regard"
@@ -49,7 +49,7 @@ def register() -> None:
     masking = require("transformers.masking_utils", extra="huggingface")
     # On the class, not on its instance: transformers looks a mask function up on the class.
     masking.AttentionMaskInterface.register(NAME, symbolic_mask)
-    modeling.AttentionInterface.register(NAME, attend)
+    modeling.AttentionInterface.register(NAME, attention_forward)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from ..core.problem import Problem
 from ..core.score_forms import AdditivePairs, PairForm
 from .base import Cost, Result
 from .batched_problem import BatchedProblem, ProblemGradients, Saved
-from .custom_op import attend, register
+from .custom_op import apply_kernel, register
 from .mask_tiles import BlockRow, batch_layouts, split_slice
 from .online_softmax import (
     MIN_TILE_SIDE,
@@ -61,7 +61,7 @@ class AdditiveKernel:
 
     def run(self, problem: Problem) -> Result:
         """Output and log-sum-exp."""
-        return attend(problem, self)
+        return apply_kernel(problem, self)
 
     def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
         """Output and log-sum-exp of a batched problem, some batches at a time."""

@@ -61,7 +61,7 @@ class Kernel(Protocol):
 
 @runtime_checkable
 class OwnGradient(Protocol):
-    """A kernel with a backward of its own, which `custom_op.attend` makes differentiable and compilable.
+    """A kernel with a backward of its own, which `custom_op.apply_kernel` makes differentiable and compilable.
 
     Both are called without autograd, for a problem whose numbers are finite or are all attended to. Sinks and rows that
     attend to nothing are the operator's: `forward` leaves sinks out, and gives such rows the log-sum-exp -inf.

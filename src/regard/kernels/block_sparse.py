@@ -19,7 +19,7 @@ from .cost_model import (
     torch_flash_cost,
     torch_flash_width,
 )
-from .custom_op import attend, register
+from .custom_op import apply_kernel, register
 from .dense_block import EXPONENTIAL, Rectangle, dense_reasons, is_square_causal
 from .mask_tiles import BatchLayout, BlockRow, Run, TileLayout, batch_layouts, count_visited_pairs, distinct_matrices
 from .online_softmax import RunningMerge
@@ -81,7 +81,7 @@ class BlockSparseKernel:
 
     def run(self, problem: Problem) -> Result:
         """Output and log-sum-exp."""
-        return attend(problem, self)
+        return apply_kernel(problem, self)
 
     def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
         """The output of each block row, merged over its runs."""

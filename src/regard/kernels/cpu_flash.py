@@ -10,7 +10,7 @@ from ..core.problem import Problem
 from .base import Cost, Result
 from .batched_problem import BatchedProblem, ProblemGradients, Saved
 from .cost_model import RESULT, bytes_read, operator_calls, total_width
-from .custom_op import attend, register
+from .custom_op import apply_kernel, register
 from .mask_tiles import batch_layouts, distinct_matrices
 from .native_inputs import MIN_FULL_RUN, TILE_SIZE, native_problems, native_reasons
 from .tile_scores import distances
@@ -62,7 +62,7 @@ class CpuFlashKernel:
 
     def run(self, problem: Problem) -> Result:
         """Output and log-sum-exp."""
-        return attend(problem, self)
+        return apply_kernel(problem, self)
 
     def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
         """Output and log-sum-exp of a batched problem, slice by slice of batches with the same tiles."""

@@ -1,7 +1,7 @@
 """The custom operator `regard::attend`: autograd, torch.compile, torch.func and second derivatives for every kernel.
 
-A kernel that brings its own gradient (`OwnGradient`) is registered by name and run by `attend`. Eagerly it is called
-directly, inside an autograd Function where a gradient is required. Under torch.compile it is the operator
+A kernel that brings its own gradient (`OwnGradient`) is registered by name and run by `apply_kernel`. Eagerly it is
+called directly, inside an autograd Function where a gradient is required. Under torch.compile it is the operator
 `regard::attend`, one opaque node of the graph. torch.func maps and differentiates the same Function. The derivative of
 the gradient is that of the reference formula, with all weights in memory.
 """
@@ -57,7 +57,7 @@ def register(computation: OwnGradient) -> None:
     _COMPUTATIONS[computation.name] = computation
 
 
-def attend(problem: Problem, computation: OwnGradient) -> Result:
+def apply_kernel(problem: Problem, computation: OwnGradient) -> Result:
     """Run a registered kernel on a problem; the result is differentiable twice."""
     if torch.compiler.is_compiling():
         output, lse = torch.ops.regard.attend(*tree_flatten(problem), computation.name)

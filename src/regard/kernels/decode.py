@@ -12,7 +12,7 @@ from ..core.problem import Problem
 from .base import Cost, Result
 from .batched_problem import BatchedProblem, ProblemGradients, Saved
 from .cost_model import BLOCKWISE, MASK, RESULT, VALUE, bytes_read, operator_calls, startup_passes, torch_flash_width
-from .custom_op import attend, register
+from .custom_op import apply_kernel, register
 from .dense_block import EXPONENTIAL, Rectangle, dense_reasons
 from .mask_tiles import distinct_matrices, union_layout
 from .online_softmax import RunningMerge
@@ -86,7 +86,7 @@ class DecodeKernel:
 
     def run(self, problem: Problem) -> Result:
         """Output and log-sum-exp."""
-        return attend(problem, self)
+        return apply_kernel(problem, self)
 
     def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
         """Native code in one pass; or torch's dense kernel for equal parts at once, and the remainder as one more."""

@@ -24,7 +24,7 @@ from ..masks.parts import Part
 from .base import Cost, InPlaceKernel, Kernel, OwnGradient, Result
 from .batched_problem import BatchedProblem, ProblemGradients, Saved
 from .cost_model import RESULT, choice_key, operator_calls, predicted_seconds
-from .custom_op import attend, register
+from .custom_op import apply_kernel, register
 from .mask_tiles import memoize
 
 CALLS = 30.0
@@ -146,7 +146,7 @@ class DecomposedKernel:
 
     def run(self, problem: Problem) -> Result:
         """Output and log-sum-exp."""
-        return attend(problem, self)
+        return apply_kernel(problem, self)
 
     def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
         """Output and log-sum-exp of a batched problem: those of its parts, merged row by row."""

@@ -29,7 +29,7 @@ from .batched_problem import BatchedProblem, ProblemGradients, Saved
 from .block_sparse import BlockSparseKernel
 from .cost_model import predicted_seconds
 from .cpu_flash import CpuFlashKernel
-from .custom_op import MAX_SECOND_DERIVATIVE_PAIRS, attend, register
+from .custom_op import MAX_SECOND_DERIVATIVE_PAIRS, apply_kernel, register
 from .decode import DecodeKernel
 from .decomposed import DecomposedKernel
 from .dense_block import is_square_causal
@@ -355,7 +355,7 @@ class _DeferredChoice:
         return Cost(0.0, 0.0)
 
     def run(self, problem: Problem) -> Result:
-        return attend(problem, self)
+        return apply_kernel(problem, self)
 
     def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
         return fastest_own_gradient(batched.problem).forward(batched)

@@ -31,7 +31,7 @@ from ..utils.pytree import tree_flatten, tree_tensors
 from .base import Cost, Result
 from .batched_problem import BatchedProblem, ProblemGradients, Saved
 from .cost_model import CAP, EXPONENTIALS, MASK, bytes_read, operator_calls, torch_flash_width
-from .custom_op import attend, register
+from .custom_op import apply_kernel, register
 from .mask_tiles import count_visited_pairs, memoize
 from .self_check import SelfCheck, check_file
 from .tile_scores import distances
@@ -121,7 +121,7 @@ class FlexKernel:
 
     def run(self, problem: Problem) -> Result:
         """Output and log-sum-exp."""
-        return attend(problem, self)
+        return apply_kernel(problem, self)
 
     def agrees(self, problem: Problem) -> bool:
         """Whether results here agree with the reference, compared at the first use; fake tensors are not compared."""

@@ -15,7 +15,7 @@ from ..core.problem import Problem
 from ..errors import ConfigurationError
 from ..lenses import Lens
 from . import Kernel, Result, choose, zero_nonfinite_inputs
-from .custom_op import attend
+from .custom_op import apply_kernel
 from .dense_block import NARROW
 
 AttentionHook: TypeAlias = Callable[[Problem, Tensor], None]
@@ -182,7 +182,7 @@ def _run_with_lse(problem: Problem, kernel: Kernel) -> Result:
     if not kernel.why_not(wanting):
         return kernel.run(wanting)
     if kernel.name == "sdpa" and _uses_flash(problem):
-        return attend(wanting, kernel)  # type: ignore[arg-type]  # the sdpa kernel brings its own gradient
+        return apply_kernel(wanting, kernel)  # type: ignore[arg-type]  # the sdpa kernel brings its own gradient
     return kernel.run(problem)
 
 

@@ -15,7 +15,7 @@ from ..core.torch_modes import under_transform
 from .base import Cost, Result
 from .batched_problem import BatchedProblem, ProblemGradients, Saved
 from .cost_model import MASK, VALUE, WEIGHTS, operator_calls, torch_flash_cost
-from .custom_op import attend, register
+from .custom_op import apply_kernel, register
 from .dense_block import (
     EXPONENTIAL,
     LONG_ROW,
@@ -81,7 +81,7 @@ class SdpaKernel:
     def run(self, problem: Problem) -> Result:
         """The output; on the CPU, where torch's gradient has no derivative, with the gradient of `custom_op`."""
         if _by_operator(problem):
-            return attend(problem, self)
+            return apply_kernel(problem, self)
         if problem.mask is not None and is_one_causal_query(problem):
             problem = replace(problem, mask=None)
         return run_nan_safe(problem, _attend, propagates_nan=problem.keys >= NARROW)

@@ -7,7 +7,7 @@ from torch import Tensor
 from ..core.problem import Problem
 from .base import Cost, Result
 from .batched_problem import BatchedProblem, ProblemGradients, Saved
-from .custom_op import attend, register
+from .custom_op import apply_kernel, register
 from .online_softmax import SCORES_PER_TILE, TiledAttention, add_feature_cost
 from .tile_scores import make_tile_scores
 
@@ -33,7 +33,7 @@ class TiledKernel:
 
     def run(self, problem: Problem) -> Result:
         """Output and log-sum-exp."""
-        return attend(problem, self)
+        return apply_kernel(problem, self)
 
     def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
         """Output and log-sum-exp of a batched problem."""
