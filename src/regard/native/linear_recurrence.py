@@ -17,6 +17,7 @@ from torch import Tensor
 from ..errors import ConfigurationError, ShapeError
 from . import library
 from .flash import BLOCK, RowsStruct, rows_struct
+from .huge_pages import new_large
 from .library import check_float32, last_contiguous
 from .threads import run_units, thread_count
 
@@ -115,7 +116,7 @@ class RecurrenceProblem:
         key_heads, value_dim = self.value.shape[1], self.value.shape[3]
         segments = self.segments()
         output, state = (
-            self.query.new_empty(batch, heads, tokens, value_dim),
+            new_large(self.query, batch, heads, tokens, value_dim),
             self.query.new_empty(batch, key_heads, dim, value_dim),
         )
         border = self.query.new_empty(batch, key_heads, segments, dim, value_dim) if stores_borders else None
@@ -154,8 +155,9 @@ class RecurrenceProblem:
         code, new = library.current(), self.query.new_empty
         (batch, heads, tokens, dim), (_, key_heads, _, value_dim) = self.query.shape, self.value.shape
         parts = self._parts()
-        query, key = new(parts, batch, heads, tokens, dim), new(parts, batch, key_heads, tokens, dim)
-        value, state = new(batch, key_heads, tokens, value_dim), new(batch, key_heads, dim, value_dim)
+        query = new_large(self.query, parts, batch, heads, tokens, dim)
+        key = new_large(self.query, parts, batch, key_heads, tokens, dim)
+        value, state = new_large(self.query, batch, key_heads, tokens, value_dim), new(batch, key_heads, dim, value_dim)
         decay = None if self.decay is None else new(parts, *self.decay.shape)
         beta = None if self.beta is None else new(parts, *self.beta.shape)
         total = new(batch, key_heads, dim) if self.normalize else None
