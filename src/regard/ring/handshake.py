@@ -198,7 +198,7 @@ def shards_of_lengths(name: str, layout: RingLayout, lengths: tuple[int, ...]) -
     return shards
 
 
-def _checksum(described: dict[str, str]) -> int:
+def _checksum(described: Mapping[str, str]) -> int:
     """A number of 63 bits, never FAULT."""
     text = "\n".join(f"{name}={value}" for name, value in described.items())
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
