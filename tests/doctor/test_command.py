@@ -105,6 +105,10 @@ def test_settings_of_the_project(doctor, tmp_path):
     assert doctor(".").exit_code == 0
     settings(tmp_path, 'select = ["ATT2"]')
     assert doctor(".").exit_code == 0
+    settings(tmp_path, 'per-file-ignores = {"wrong.py" = ["ATT1", "ATT9"]}')
+    assert doctor(".").exit_code == 0
+    settings(tmp_path, 'per-file-ignores = {"other/*" = ["ATT1", "ATT9"]}')
+    assert doctor(".").exit_code == 1
     assert doctor(".", "--select", "ATT111").exit_code == 1
 
 
@@ -115,6 +119,8 @@ def test_settings_of_the_project(doctor, tmp_path):
         ('select = "ATT1"', "is 'ATT1'; it needs to be a list of strings"),
         ('select = ["ATT7"]', "unknown code 'ATT7' in [tool.regard.doctor]"),
         ('min-severity = "bad"', "unknown severity 'bad' in [tool.regard.doctor]"),
+        ("per-file-ignores = 1", 'it needs to be a table such as {"tests/*" = ["ATT9"]}'),
+        ('per-file-ignores = {"a" = ["ATT7"]}', "unknown code 'ATT7'"),
         ("= 1", "is not TOML that can be read"),
     ],
 )

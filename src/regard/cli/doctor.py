@@ -52,7 +52,8 @@ def doctor(
     code is 0 if nothing is found, 1 if something is, 2 for wrong arguments.
 
     A comment `# regard: ignore[ATT101]` on a line suppresses that finding there; `# regard: ignore-file[ATT101]` in the
-    whole file. Defaults stand in [tool.regard.doctor] of pyproject.toml: select, ignore, exclude, min-severity.
+    whole file. Defaults stand in [tool.regard.doctor] of pyproject.toml: select, ignore, exclude,
+    min-severity, per-file-ignores.
     """
     if explain:
         emit([_explained(explain)])
@@ -86,7 +87,7 @@ def _selection(settings: DoctorSettings, select: str, ignore: str, min_severity:
     check_codes(chosen, where="--select")
     check_codes(ignored, where="--ignore")
     least = severity_named(min_severity, where="--min-severity") if min_severity else settings.min_severity
-    return RuleSelection(chosen or settings.select, (*ignored, *settings.ignore), least)
+    return RuleSelection(chosen or settings.select, (*ignored, *settings.ignore), least, settings.per_file_ignores)
 
 
 def _fix(paths: list[Path], files: list[Path], to: str, selection: RuleSelection, allow_dirty: bool) -> None:

@@ -82,7 +82,10 @@ class AttentionSite:
         """The steps before the softmax that can hide keys: fills, `where`, and sums with what is not a constant."""
         for step in self.before:
             if step.op in ("masked_fill", "where", "setitem") or (
-                step.op in ("add", "sub") and step.operand is not None and number(step.operand) is None
+                step.op in ("add", "sub")
+                and step.operand is not None
+                and number(step.operand) is None
+                and not any(one.op == "max" for one in walk(step.operand))
             ):
                 yield step
 

@@ -7,7 +7,8 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 
@@ -34,18 +35,24 @@ _CHUNK = 8
 
 @dataclass(frozen=True, slots=True)
 class RuleSelection:
-    """Which findings are wanted: codes by their prefixes, and the least severity."""
+    """Which findings are wanted: codes by their prefixes, the least severity, codes ignored by patterns of paths."""
 
     select: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
     least: Severity = Severity.HINT
+    per_file: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     def wants(self, code: str, severity: Severity) -> bool:
-        """Whether a finding of that code and severity is wanted; files that cannot be read always are."""
+        """Whether findings of that code and severity are wanted; files that cannot be read always are reported."""
         if code == UNREADABLE:
             return True
         chosen = not self.select or code.startswith(self.select)
         return chosen and not code.startswith(self.ignore or ("\0",)) and severity.rank <= self.least.rank
+
+    def within(self, path: str) -> RuleSelection:
+        """The selection for one file: what its path ignores is ignored."""
+        ignored = [code for pattern, codes in self.per_file if fnmatch(path, f"*{pattern}") for code in codes]
+        return replace(self, ignore=(*self.ignore, *ignored), per_file=()) if ignored else self
 
 
 EVERYTHING = RuleSelection()
@@ -66,6 +73,7 @@ def reported(
     source: str, *, path: str = "<source>", selection: RuleSelection = EVERYTHING
 ) -> list[tuple[CodeFinding, Report | None]]:
     """As `diagnose`, each finding with the report of its rule, which has the rewrite."""
+    selection = selection.within(Path(path).as_posix())
     try:
         facts = evaluate(source, parsed(source))
     except UnreadableSource as error:

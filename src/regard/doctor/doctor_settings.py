@@ -10,17 +10,18 @@ from ..errors import ConfigurationError, nearest
 from .finding import Severity
 from .rules import RULES
 
-_KEYS = ("select", "ignore", "exclude", "min-severity")
+_KEYS = ("select", "ignore", "exclude", "min-severity", "per-file-ignores")
 
 
 @dataclass(frozen=True, slots=True)
 class DoctorSettings:
-    """Codes to select and to ignore, by prefix; patterns of files to exclude; the least severity that is reported."""
+    """Codes to select and to ignore, everywhere or by patterns of paths; files to exclude; the least severity."""
 
     select: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     min_severity: Severity = Severity.HINT
+    per_file_ignores: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
 def settings_near(path: Path) -> DoctorSettings:
@@ -53,12 +54,25 @@ def _read(path: Path) -> DoctorSettings:
         if key == "min-severity":
             settings = replace(settings, min_severity=severity_named(value, where=where))
             continue
+        if key == "per-file-ignores":
+            settings = replace(settings, per_file_ignores=_per_file(value, where=where))
+            continue
         if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
             raise ConfigurationError(f"{key} in {where} is {value!r}; it needs to be a list of strings")
         if key != "exclude":
             check_codes(value, where=where)
         settings = replace(settings, **{key: tuple(value)})
     return settings
+
+
+def _per_file(value: object, *, where: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    if not isinstance(value, dict) or not all(isinstance(codes, list) for codes in value.values()):
+        raise ConfigurationError(
+            f'per-file-ignores in {where} is {value!r}; it needs to be a table such as {{"tests/*" = ["ATT9"]}}'
+        )
+    for codes in value.values():
+        check_codes(codes, where=where)
+    return tuple((pattern, tuple(codes)) for pattern, codes in value.items())
 
 
 def severity_named(name: object, *, where: str) -> Severity:

@@ -57,7 +57,7 @@ def fix_files(paths: Iterable[Path], *, to: str = "sdpa", selection: RuleSelecti
             if not mentions_attention(content):
                 continue
             text = decoded(content)
-            result, fixes = fixed_source(text, to=to, selection=selection)
+            result, fixes = fixed_source(text, to=to, selection=selection.within(path.as_posix()))
             if fixes:
                 with atomic_write(path) as partial:
                     partial.write_bytes(encoded(result, content))

@@ -33,8 +33,8 @@ SKIPPED_FOLDERS = frozenset(
 def python_files(paths: Iterable[Path], exclude: Iterable[str] = ()) -> list[Path]:
     """The Python files of the paths, sorted within each folder; a file that is named counts whatever its ending.
 
-    `exclude` are patterns as of `fnmatch`, for names and for whole paths. Symbolic links to files are followed; a
-    folder is entered once, by whatever path it is reached first.
+    `exclude` are patterns as of `fnmatch`, for names, and for paths or their ends. Symbolic links to files are
+    followed; a folder is entered once, by whatever path it is reached first.
 
     Raises:
         ConfigurationError: a path does not exist.
@@ -74,6 +74,6 @@ def _files_below(folder: Path, patterns: list[str]) -> Iterator[Path]:
 def _excluded(path: Path, folder: Path, patterns: list[str]) -> bool:
     relative = path.relative_to(folder).as_posix()
     return any(
-        fnmatch(path.name, pattern) or fnmatch(relative, pattern) or fnmatch(path.as_posix(), pattern)
+        fnmatch(path.name, pattern) or fnmatch(relative, pattern) or fnmatch(f"/{path.as_posix()}", f"*/{pattern}")
         for pattern in patterns
     )

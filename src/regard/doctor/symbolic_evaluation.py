@@ -63,13 +63,19 @@ class Loop:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Event:
-    """An evaluated operation and the place that it was evaluated at; `depth` counts the followed calls around it."""
+    """An evaluated operation and the place that it was evaluated at.
+
+    `depth` counts the followed calls around it; `caller` is the class whose method makes the outermost of these, at
+    `call`.
+    """
 
     term: Term
     loops: tuple[Loop, ...]
     function: Function | None
     class_: ClassFacts | None
     depth: int
+    caller: ClassFacts | None = None
+    call: ast.Call | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -196,6 +202,7 @@ class _Evaluator:
         self.function: Function | None = None
         self.class_: ClassFacts | None = None
         self.calls: list[Function] = []
+        self.outermost: tuple[ClassFacts | None, ast.Call | None] = (None, None)
         self.returned: list[Term] = []
         self.remaining = _EXPRESSIONS
         self.initialized: set[str] = set()
@@ -271,6 +278,8 @@ class _Evaluator:
             return None
         self.facts.followed.add(function)
         outer = self.names, self.function, self.class_, self.returned
+        if not self.calls:
+            self.outermost = self.class_, node
         keep = {name: term for name, term in self.names.items() if "." not in name} if receiver is None else {}
         self.names, self.function, self.returned = {**keep, **bound}, function, []
         self.class_ = receiver.value if receiver is not None else None
@@ -310,7 +319,7 @@ class _Evaluator:
                 bound[parameter.arg] = values[index]
             elif parameter.arg in named:
                 bound[parameter.arg] = named[parameter.arg]
-            elif parameter.arg in defaults:
+            elif parameter.arg in defaults and not _is_flag(defaults[parameter.arg]):
                 bound[parameter.arg] = self._expression(defaults[parameter.arg])
             else:
                 bound[parameter.arg] = Term("parameter", parameter, value=parameter.arg)
@@ -410,7 +419,7 @@ class _Evaluator:
                 starred = any(isinstance(one, ast.Starred) for one in target.elts)
                 for index, one in enumerate(target.elts):
                     inner = one.value if isinstance(one, ast.Starred) else one
-                    self._assign(inner, self._element(value, None if starred else index, target))
+                    self._assign(inner, self._element(value, None if starred else index, inner))
             case ast.Subscript():
                 base, index = self._expression(target.value), self._expression(target.slice)
                 changed = self._make("setitem", target, {"input": base, "index": index, "value": value})
@@ -546,7 +555,8 @@ class _Evaluator:
         return term
 
     def _record(self, term: Term) -> Term:
-        self.facts.events.append(Event(term, self.loops, self.function, self.class_, len(self.calls)))
+        place = (self.loops, self.function, self.class_, len(self.calls))
+        self.facts.events.append(Event(term, *place, *(self.outermost if self.calls else (None, None))))
         return term
 
     def _expression(self, node: ast.expr) -> Term:
@@ -563,6 +573,9 @@ class _Evaluator:
             case ast.BinOp():
                 left, right = self._expression(node.left), self._expression(node.right)
                 op = _OPERATORS.get(type(node.op), "unknown")
+                if op == "div" and left.op == "exp" and right.op == "sum" and right.input is left:
+                    softmax = {"input": left.input, **({"dim": right.arguments["dim"]} if right.get("dim") else {})}
+                    return self._record(self._make("softmax", node, softmax, value="softmax"))
                 term = self._make(op, node, {"input": left, "other": right})
                 return self._record(term) if op in ("matmul", "mul", "div") else term
             case ast.UnaryOp():
@@ -700,10 +713,22 @@ class _Evaluator:
             return self._record(self._make("instance", node, named, tuple(positional), self.facts.classes[name]))
         if name in ("copy.deepcopy", "copy.copy") and positional:
             return positional[0]
+        if name == "map" and len(positional) == 2 and isinstance(positional[0].value, ast.Lambda):
+            return self._mapped(positional[0].value, positional[1], node)
         if name in CONSTRUCTORS:
             bound, items = _bind(CONSTRUCTORS[name], positional, named)
             return self._record(self._make("call", node, bound, items, name))
         return self._record(self._make("call", node, named, tuple(positional), name))
+
+    def _mapped(self, function: ast.Lambda, iterated: Term, node: ast.AST) -> Term:
+        """The results of a lambda of one parameter for each element of a tuple, or for three of another value."""
+        count = len(iterated.items) if iterated.op == "tuple" else 3  # query, key and value
+        outer, results = self.names, []
+        for index in range(count if len(function.args.args) == 1 else 0):
+            self.names = {**outer, function.args.args[0].arg: self._element(iterated, index, node)}
+            results.append(self._expression(function.body))
+        self.names = outer
+        return self._make("tuple", node, items=tuple(results))
 
     def _initialize_in_place(self, name: str) -> None:
         state = self.names, self.function, self.class_, self.loops, self.returned, self.calls
@@ -792,6 +817,11 @@ class _Evaluator:
         if len(items) == 1 and items[0].op == "tuple":
             items = items[0].items
         return self._record(self._make(op, node, arguments, items, spelled))
+
+
+def _is_flag(default: ast.expr) -> bool:
+    """Whether a default is True or False: other callers choose otherwise, so both branches count."""
+    return isinstance(default, ast.Constant) and isinstance(default.value, bool)
 
 
 def label_of_class(module: Term) -> str | None:

@@ -302,6 +302,8 @@ def mask_that_hides_nothing(facts: ModuleFacts) -> Iterator[Report]:
             if step.op == "where":
                 value = step.operand
             found = fill_value(value)
+            if any(_hides(other.term.get("value")) for other in site.before if other is not step):
+                continue  # hidden before, and rows without any visible key made finite
             if found is not None and found > -30:
                 yield Report(
                     step.term.node, f"hidden scores are set to {found:g}, which the softmax does not ignore: use -inf"
@@ -337,14 +339,15 @@ def multiplied_mask(facts: ModuleFacts) -> Iterator[Report]:
             if step.op != "mul" or step.operand is None or others:
                 continue
             values = mask_values(step.operand)
-            if (values is not None and is_zero_one(values)) or _is_mask_name(step.operand):
+            if (values is not None and is_zero_one(values)) or is_mask_name(step.operand):
                 yield Report(
                     step.term.node,
                     "scores are multiplied by a mask: a score of 0 is not hidden; fill with -inf where the mask is 0",
                 )
 
 
-def _is_mask_name(term: Term) -> bool:
+def is_mask_name(term: Term) -> bool:
+    """Whether a value is named as a mask of pairs or of keys; masks of heads are others."""
     while term.op in ("unsqueeze", "expand", "cast", "item", "reshape"):
         term = term.input
     name = str(term.value) if term.op in ("parameter", "attribute", "name") else ""
@@ -387,7 +390,7 @@ def mask_after_softmax(facts: ModuleFacts) -> Iterator[Report]:
                 mask = mask.input
             values = mask_values(mask)
             known = values is not None and (is_zero_one(values) or values.dtype == (values == 0).dtype)
-            if known or _is_mask_name(mask):
+            if known or is_mask_name(mask):
                 yield Report(
                     step.term.node, "the weights are masked after the softmax and do not sum to 1: mask the scores"
                 )
@@ -440,7 +443,8 @@ def inverted_padding_mask(facts: ModuleFacts) -> Iterator[Report]:
     for site in formulas(facts):
         for step in site.before:
             for use in _formula_mask(step):
-                if not use.added and _true_at(use.mask) == ("words" if use.true_hides else "padding"):
+                named = use.mask.op in ("parameter", "attribute", "cast", "bool", "unsqueeze")  # may be inverted before
+                if not use.added and not named and _true_at(use.mask) == ("words" if use.true_hides else "padding"):
                     yield Report(use.node.node, "this mask hides the words and shows the padding: invert it")
 
 
@@ -499,7 +503,7 @@ def causal_with_cache(facts: ModuleFacts) -> Iterator[Report]:
         key = event.term.get("key")
         if not _judged(event, facts) or key is None or not is_true(event.term.get("is_causal")):
             continue
-        if _is_always_cached(key):
+        if _is_cached(key):
             yield Report(
                 event.term.node,
                 "is_causal=True aligns the triangle with the first key, and these keys begin with those of a cache: "
@@ -510,14 +514,14 @@ def causal_with_cache(facts: ModuleFacts) -> Iterator[Report]:
 _CACHE_NAMES = re.compile(r"past|cache|prev(ious)?_|memory_k|k_?cache|history", re.I)
 
 
-def _is_always_cached(key: Term) -> bool:
-    """Whether keys are, on every path, joined from those of a cache and new ones."""
+def _is_cached(key: Term) -> bool:
+    """Whether keys are, on some path, joined from those of a cache and new ones."""
     for _ in range(30):
         if key.op == "cat":
             joined = key.get("tensors")
             return joined is not None and bool(joined.items) and _names_a_cache(joined.items[0])
         if key.op == "choice":
-            return all(_is_always_cached(one) for one in key.items)
+            return any(_is_cached(one) for one in key.items)
         if key.op in ("element", "item") and key.input.op == "method":
             return key.input.value == "update" and _names_a_cache(key.input.input)
         if key.op in ("transpose", "reshape", "expand", "repeat_interleave", "cast", "unsqueeze", "item"):
@@ -615,6 +619,14 @@ def missing_causal_mask(facts: ModuleFacts) -> Iterator[Report]:
             yield Report(
                 site.output.node, f"{class_.name} attends without a causal mask: every position sees the future"
             )
+    yield from _decoders_without_mask(facts)
+    for event in facts.applied("torch.nn.TransformerEncoder"):
+        given = [event.term.get(name) for name in ("mask", "is_causal")]
+        name = event.class_.name if event.class_ is not None else ""
+        if _judged(event, facts) and all(is_none(one) for one in given) and re.search(_LANGUAGE_MODEL, name):
+            yield Report(
+                event.term.node, f"the encoder of {name} has no causal mask: every position sees the next ones"
+            )
     for event in facts.applied("torch.nn.TransformerDecoder", "torch.nn.Transformer"):
         term = event.term
         if not _judged(event, facts) or not all(is_none(term.get(name)) for name in ("tgt_mask", "tgt_is_causal")):
@@ -626,6 +638,28 @@ def missing_causal_mask(facts: ModuleFacts) -> Iterator[Report]:
                 f"{str(term.value).removeprefix('torch.')} without tgt_mask: every target position sees the next ones; "
                 "pass nn.Transformer.generate_square_subsequent_mask(length)",
             )
+
+
+def _decoders_without_mask(facts: ModuleFacts) -> Iterator[Report]:
+    """Layers named decoders that attend to what an encoder gave, and to themselves without a mask."""
+    layers: dict[str, list[AttentionSite]] = {}
+    for site in facts.sites:
+        class_ = site.event.caller if site.event.depth else site.event.class_
+        if class_ is not None and re.search(r"^(Transformer)?Decoder(Layer|Block)?\d*$", class_.name):
+            layers.setdefault(class_.name, []).append(site)
+    for name, sites in layers.items():
+        crossing = [_is_cross(site) for site in sites]
+        if not any(crossing) or all(crossing):
+            continue
+        for site, crosses in zip(sites, crossing, strict=True):
+            names = {one for term in (site.query, site.key) for one in names_in(term)}
+            if crosses or _has_mask(site) or any(re.search(r"object|query_(pos|embed)", one) for one in names):
+                continue
+            node = site.event.call or site.output.node
+            yield Report(node, f"the self-attention of {name} has no causal mask: every position sees the next ones")
+
+
+_LANGUAGE_MODEL = r"GPT|LanguageModel|CausalLM|CharLM|DecoderOnly|^LM$|TransformerLM"
 
 
 def _is_attention_name(name: str) -> bool:
@@ -648,7 +682,7 @@ def _has_mask(site: AttentionSite) -> bool:
 
 
 def _is_cross(site: AttentionSite) -> bool:
-    return any(re.search(r"memory|encoder|context|cross", name, re.I) for name in names_in(site.key))
+    return any(re.search(r"memory|enc_|encod|context|cross|(^|_)src", name, re.I) for name in names_in(site.key))
 
 
 def _is_embedded_tokens(target: Term) -> bool:

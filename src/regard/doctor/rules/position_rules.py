@@ -45,10 +45,16 @@ def rotary_values(facts: ModuleFacts) -> Iterator[Report]:
     then depends on absolute positions, rotated by an amount that nothing undoes.
     """
     for node in facts.nodes[ast.Assign]:
+        if isinstance(node.value, ast.GeneratorExp | ast.ListComp) and isinstance(node.value.elt, ast.Call):
+            iterated = set(_bound_names(node.value.generators[0].iter))
+            if _is_rotary(node.value.elt) and any(_VALUES.match(name) for name in iterated):
+                yield Report(node.value, "rotary positions are applied to the values: rotate queries and keys alone")
         if isinstance(node.value, ast.Call) and _is_rotary(node.value):
             names = [name for target in node.targets for name in _bound_names(target)]
             passed = {name for argument in node.value.args for name in _bound_names(argument)}
-            if any(_VALUES.match(name) and name in passed for name in names):
+            above = facts.parents[node]
+            optional = isinstance(above, ast.If) and "value" in ast.unparse(above.test)  # an option of RoFormer
+            if not optional and any(_VALUES.match(name) and name in passed for name in names):
                 yield Report(node.value, "rotary positions are applied to the values: rotate queries and keys alone")
 
 
@@ -231,6 +237,8 @@ def generation_without_cache(facts: ModuleFacts) -> Iterator[Report]:
     if not re.search(r"\b(cat|concat|hstack)\(", facts.source):
         return
     for node in [*facts.nodes[ast.For], *facts.nodes[ast.While]]:
+        if _CACHED.search(ast.unparse(node)):
+            continue
         for grown in _grown_sequences(node):
             call = _call_of_model(node, grown)
             if call is not None:
@@ -284,7 +292,19 @@ def _is_model_call(call: ast.Call, names: set[str]) -> bool:
     function, text = _called_name(call), ast.unparse(call)
     passed = {name for argument in call.args[:3] for name in _bound_names(argument)}
     passed |= {one.value.id for one in call.keywords if isinstance(one.value, ast.Name)}
-    plain = function not in ("cat", "len", "print", "append", "softmax", "argmax", "decode", "tuple", "list", "size")
+    plain = function not in (
+        "cat",
+        "len",
+        "print",
+        "append",
+        "softmax",
+        "argmax",
+        "decode",
+        "generate",
+        "tuple",
+        "list",
+        "size",
+    )
     return plain and bool(passed & names) and not re.search(r"cache|past|state|hidden|memory_|start_pos", text, re.I)
 
 

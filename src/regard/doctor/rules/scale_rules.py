@@ -26,6 +26,7 @@ _QUERY_NAMES = re.compile(
     r"^(q|query|queries|xq|wq|q_?proj|to_q|query_layer|q_?states?|query_states|w_?q(uery)?)$", re.I
 )
 _KEY_NAMES = re.compile(r"^(k|key|keys|xk|wk|k_?proj|to_k|key_layer|k_?states?|key_states|w_?k(ey)?)$", re.I)
+_PROJECTIONS = frozenset({"apply"})
 _BIAS_NAMES = re.compile(r"position_bias|rel|bias|alibi|slope", re.I)
 
 
@@ -81,6 +82,9 @@ def _looks_like_transformer(site: AttentionSite) -> bool:
     sources = [source_of(term) for term in (site.query, site.key, site.value)]
     if all(projection_name(term) == "torch.nn.Linear" for term in (site.query, site.key)):
         return text(sources[0]) != text(sources[1]) or sources[0] is sources[1]
+    if all(one.op == "matmul" for one in sources):  # written as products with weight matrices
+        weights = {text(one.get("other")) for one in sources}
+        return len(weights) == 3 and text(sources[0].input) == text(sources[1].input)
     names = [label(one) for one in sources]
     return (
         all(one.op == "parameter" for one in sources)
@@ -300,11 +304,48 @@ def _spelled(term: Term) -> str:
 
 def _is_width_of_all_heads(dimension: Term, site: AttentionSite) -> bool:
     """Whether the query is split into heads of `dimension // heads`."""
-    sizes = [size for one in walk(site.query) if one.op == "reshape" and len(one.items) >= 4 for size in one.items]
-    return any(
+    sizes = [
+        size
+        for one in walk(site.query, stop=_PROJECTIONS)
+        if one.op == "reshape" and len(one.items) >= 4
+        for size in one.items
+    ]
+    if any(
         size.op == "floordiv" and text(size.get("input")) == text(dimension) and number(size.get("other")) != 1
         for size in sizes
+    ):
+        return True
+    source = source_of(site.query)
+    module = source.get("module")
+    if source.op != "apply" or source.value != "torch.nn.Linear" or module is None:
+        return False
+    inner, outer = module.get("in_features"), module.get("out_features")
+    if inner is None or outer is None:
+        return False
+    if _is_split_by_rearrange(site.query):
+        return any(text(one) == text(dimension) for one in (inner, outer)) and not _is_multiple(outer, inner)
+    narrower = text(inner) != text(outer) and not _is_multiple(outer, inner) and not sizes
+    return narrower and dimension.op == "size" and dimension.input is source.input and dimension.value in (2, -1)
+
+
+def _is_split_by_rearrange(query: Term) -> bool:
+    """Whether einops splits the last axis of a query into heads: "b n (h d) -> b h n d"."""
+    patterns = [one.get("pattern") for one in walk(query, stop=_PROJECTIONS) if one.op == "rearrange"]
+    return any(
+        pattern is not None
+        and isinstance(pattern.value, str)
+        and re.search(r"\((h|heads|num_heads) \w+\) *->.*\b(h|heads|num_heads)\b", pattern.value)
+        for pattern in patterns
     )
+
+
+def _is_multiple(outer: Term, inner: Term) -> bool:
+    """Whether a projection is wider than its input by a factor other than that of queries, keys and values."""
+    if outer.op != "mul":
+        return False
+    factors = [outer.get("input"), outer.get("other")]
+    plain = [number(one) for one in factors]
+    return not (any(text(one) == text(inner) for one in factors) and any(one in (2, 3) for one in plain))
 
 
 def _is_length(dimension: Term, site: AttentionSite) -> bool:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..attention_sites import AttentionSite, einsum_axes
+from ..attention_sites import AttentionSite, einsum_axes, source_of
 from ..finding import Severity
 from ..symbolic_evaluation import ModuleFacts
-from ..term import Term, number, walk
+from ..term import Term, number, text, walk
 from .base import Report, formulas, rule
 
 
@@ -39,7 +39,7 @@ def wrong_axis(facts: ModuleFacts) -> Iterator[Report]:
         axis, summed, rank = number(site.softmax.get("dim")), summed_axis(site), scores_rank(site)
         if axis is None or summed is None:
             continue
-        if axis >= 0 and rank is None and axis > 0:
+        if axis >= 0 and rank is None and (axis > 0 or not _is_matrix(site)):
             continue
         wrong = (axis - rank != summed if rank is not None else True) if axis >= 0 else axis != summed
         if wrong:
@@ -48,6 +48,15 @@ def wrong_axis(facts: ModuleFacts) -> Iterator[Report]:
                 f"softmax over axis {axis:.0f}, but the product with the values sums over axis {summed}: "
                 f"the weights of a query do not sum to 1; use dim={summed}",
             )
+
+
+def _is_matrix(site: AttentionSite) -> bool:
+    """Whether scores have two axes at least: queries and keys are made alike, so that neither is a single vector."""
+    query, key = source_of(site.query), source_of(site.key)
+    if query.op in ("matmul", "apply") and key.op == query.op:
+        return text(query.input) == text(key.input)
+    names = [str(one.value).lower()[:1] for one in (query, key) if one.op == "parameter"]
+    return names == ["q", "k"]
 
 
 def summed_axis(site: AttentionSite) -> int | None:

@@ -54,9 +54,17 @@ def attention_in_loop(facts: ModuleFacts) -> Iterator[Report]:
 def _is_indexed_by_loop(site: AttentionSite, loop: ast.AST, names: frozenset[str]) -> bool:
     """Whether the query is a part of a tensor that the loop does not change, picked by the loop's variable."""
     for one in walk(site.query):
-        if one.op == "item" and any(_is_loop_item(inner, loop) for index in one.items for inner in walk(index)):
+        if one.op == "item" and any(_is_picked(index, loop) for index in one.items):
             return not any(inner.op in ("carried", "apply") for inner in walk(one.input))
     return False
+
+
+def _is_picked(index: Term, loop: ast.AST) -> bool:
+    """Whether an index is the loop's variable, or the slice of it alone; chunks of many are no loop over positions."""
+    if index.op != "slice" or len(index.items) < 2:
+        return _is_loop_item(index, loop)
+    first, last = index.items[:2]
+    return _is_loop_item(first, loop) and last.op == "add" and number(last.get("other")) == 1
 
 
 def _is_loop_item(term: Term, loop: ast.AST) -> bool:
@@ -144,7 +152,7 @@ def unused_weights(facts: ModuleFacts) -> Iterator[Report]:
     """
     for event in facts.applied("torch.nn.MultiheadAttention"):
         given = event.term.get("need_weights")
-        plain = "**" not in event.term.arguments and not any(one.op == "starred" for one in event.term.items)
+        plain = "**" not in event.term.arguments and not any(one.op == "starred" for one in event.term.operands())
         if plain and given is None and isinstance(event.term.node, ast.Call) and _discards_weights(event, facts):
             yield Report(
                 event.term.node,
@@ -157,6 +165,8 @@ def _discards_weights(event: Event, facts: ModuleFacts) -> bool:
     parent = facts.parents.get(event.term.node)
     if isinstance(parent, ast.Subscript):
         return isinstance(parent.slice, ast.Constant) and parent.slice.value == 0
+    if isinstance(parent, ast.Assign) and len(parent.targets) == 1 and isinstance(parent.targets[0], ast.Name):
+        return _is_indexed_by_zero_alone(parent.targets[0].id, event, facts)
     if not isinstance(parent, ast.Assign) or not isinstance(parent.targets[0], ast.Tuple):
         return False
     targets = parent.targets[0].elts
@@ -166,6 +176,22 @@ def _discards_weights(event: Event, facts: ModuleFacts) -> bool:
     return name == "_" or not any(
         isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
         for node in ast.walk(event.function or facts.tree)
+    )
+
+
+def _is_indexed_by_zero_alone(name: str, event: Event, facts: ModuleFacts) -> bool:
+    """Whether of a name, bound once in its function, nothing but entry 0 is used."""
+    if event.function is None:
+        return False
+    used = [node for node in ast.walk(event.function) if isinstance(node, ast.Name) and node.id == name]
+    loads = [facts.parents[node] for node in used if isinstance(node.ctx, ast.Load)]
+    return (
+        len(used) - len(loads) == 1
+        and bool(loads)
+        and all(
+            isinstance(above, ast.Subscript) and isinstance(above.slice, ast.Constant) and above.slice.value == 0
+            for above in loads
+        )
     )
 
 

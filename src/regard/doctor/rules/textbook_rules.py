@@ -12,9 +12,9 @@ from ..finding import Severity
 from ..mask_values import hidden_pairs, mask_values, triangle
 from ..rewriting import RemoveStatement, ReplaceExpression, Rewrite
 from ..symbolic_evaluation import ModuleFacts
-from ..term import Term, number, walk
+from ..term import Term, is_none, number, walk
 from .base import Report, formulas, rule
-from .mask_rules import fill_value
+from .mask_rules import fill_value, is_mask_name
 from .softmax_rules import scores_rank, summed_axis
 
 
@@ -63,7 +63,17 @@ def _is_expressible(site: AttentionSite) -> bool:
         and site.softmax is not None
         and summed_axis(site) == -1
         and _is_last_axis(site)
+        and not any(step.op == "mul" and step.operand is not None and _is_mask(step.operand) for step in site.before)
+        and not any(step.op == "cast" and _is_half(step.term.get("dtype")) for step in site.before)
     )
+
+
+def _is_mask(factor: Term) -> bool:
+    return mask_values(factor) is not None or is_mask_name(factor)
+
+
+def _is_half(dtype: Term | None) -> bool:
+    return dtype is not None and str(dtype.value) in ("torch.float16", "torch.half", "torch.bfloat16")
 
 
 def _is_last_axis(site: AttentionSite) -> bool:
@@ -166,12 +176,24 @@ class _Rewriter:
         ):
             raise _NotProven
         self._collect_statements()
+        self._check_dtypes()
         call = FusedCall(*self._operands(), **self._mask(), dropout=self._dropout(), scale=self._scale())
         self._check_names(call)
         function, imports = self._sdpa_name()
         edits = [RemoveStatement(statement) for statement in self.removed]
         code = call.as_sdpa(function)
         return Rewrite((*edits, ReplaceExpression(output, code)), imports, call.as_regard())
+
+    def _check_dtypes(self) -> None:
+        """Scores and weights are in float32 between two casts, if there are any: fused functions compute so too."""
+        softmax = self.site.softmax.get("dtype") if self.site.softmax else None
+        raised = [step.term.get("dtype") for step in self.site.before if step.op == "cast"]
+        raised += [] if is_none(softmax) else [softmax]
+        lowered = [step.term.get("dtype") for step in self.site.after if step.op == "cast"]
+        if any(dtype is None or dtype.value != "torch.float32" for dtype in raised):
+            raise _NotProven
+        if any(dtype is None or dtype.op != "attribute" for dtype in lowered) or (raised and not lowered):
+            raise _NotProven
 
     # Statements
 
