@@ -2,10 +2,15 @@
 
 Useful flops are those of the algorithm in chunks of 64: pairs within a chunk once, with each state and without those
 that are computed anew. Steps are a loop over tokens in torch, at a length that it finishes.
+
+The limits: for whole sequences the machine's products, and memory that is mapped already, as results of 32 MiB and more
+are mapped and zeroed at each call; for a token reading, or copying, the state, and a call of C from Python with a
+tensor for its output.
 """
 
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import _timing
 import torch
@@ -13,7 +18,7 @@ from _report import agree, gradients, met, milliseconds, table, times
 from torch import Tensor
 
 import regard
-from regard import masks
+from regard import masks, native
 from regard.linear import FavorPlus, Identity, LinearState, linear_attention, linear_attention_with_state, naive
 from regard.linear.linear_problem import LinearOptions
 from regard.linear.recurrence import recurrence
@@ -35,6 +40,25 @@ def leaves(n: int, heads: int = HEADS) -> list[Tensor]:
 def linear(n: int, heads: int = HEADS) -> Work:
     inputs = leaves(n, heads)
     return lambda: gradients(linear_attention(*inputs, causal=True), inputs)
+
+
+def in_mapped_memory(work: Work) -> Work:
+    """The same work, whose large results are written into the memory of those of the call before."""
+    memory: list[Tensor] = []
+
+    def run() -> Any:
+        numbers = iter(range(1000))
+
+        def stored(tensor: Tensor, *shape: int) -> Tensor:
+            number = next(numbers)
+            if number == len(memory):
+                memory.append(tensor.new_empty(shape))
+            return memory[number]
+
+        with mock.patch("regard.native.linear_recurrence.new_large", stored):
+            return work()
+
+    return run
 
 
 def exact(n: int) -> Work:
@@ -66,7 +90,13 @@ def whole_sequences() -> None:
     agree("linear", linear(257)(), steps(257)(), within=1e-3)
     left, right = torch.randn(2, MATRIX, MATRIX)
     spent = _timing.in_turn(
-        {"linear": linear(N), "exact": exact(N), "product": lambda: torch.mm(left, right)}, rounds=ROUNDS
+        {
+            "linear": linear(N),
+            "mapped": in_mapped_memory(linear(N)),
+            "exact": exact(N),
+            "product": lambda: torch.mm(left, right),
+        },
+        rounds=ROUNDS,
     )
     short = _timing.in_turn({"linear": linear(STEPS), "steps": steps(STEPS)}, rounds=ROUNDS)
     rate = 2 * MATRIX**3 / spent["product"]
@@ -79,6 +109,9 @@ def whole_sequences() -> None:
     ]
     for row, value, goal in zip(rows, (ratio, by_steps, share), (25, 100, 1 / 3), strict=True):
         row.append(met(value, round(goal, 2)))
+    of_mapped = useful_flops(N, HEADS) / spent["mapped"] / rate
+    rates = [f"{rate / 1e9:.0f} GF/s", f"{rate * of_mapped / 1e9:.0f} GF/s", f"{of_mapped:.0%}"]
+    rows.append(["the same, results in mapped memory", *rates, "the limit of fresh memory"])
     title = f"Causal linear attention, elu + 1, n = {N:,}, {HEADS} heads of {DIM}, forward and backward"
     table(f"{title} (`benchmarks/linear.py`)", ["peer", "peer's", "regard's", "ratio", "goal"], rows)
 
@@ -86,12 +119,15 @@ def whole_sequences() -> None:
 def doubling() -> None:
     rows = []
     for n in LENGTHS:
-        spent = _timing.in_turn({"half": linear(n // 2, LONG_HEADS), "whole": linear(n, LONG_HEADS)}, rounds=ROUNDS)
-        ratio = spent["whole"] / spent["half"]
+        half, whole = linear(n // 2, LONG_HEADS), linear(n, LONG_HEADS)
+        works = {"half": half, "whole": whole}
+        mapped = {f"mapped {name}": in_mapped_memory(work) for name, work in works.items()}
+        spent = _timing.in_turn(works | mapped, rounds=ROUNDS)
+        ratio, limit = spent["whole"] / spent["half"], spent["mapped whole"] / spent["mapped half"]
         row = [f"{n:,}", milliseconds(spent["half"]), milliseconds(spent["whole"]), times(ratio)]
-        rows.append([*row, met(ratio, 2.1, most=True)])
+        rows.append([*row, met(ratio, 2.1, most=True), times(limit)])
     title = f"Twice the length, {LONG_HEADS} heads, forward and backward"
-    table(title, ["n", "n / 2", "n", "ratio", "goal"], rows)
+    table(title, ["n", "n / 2", "n", "ratio", "goal", "in mapped memory"], rows)
 
 
 def performer(features: int = 256) -> None:
@@ -167,12 +203,20 @@ def microseconds(spent: float) -> str:
     return f"{spent * 1e6:,.0f} µs"
 
 
+def least_call() -> float:
+    """Seconds of a call of C that does nothing, with a tensor for its output."""
+    output, code = torch.empty(1, 8, 1, 64), native.library.current()
+    work = lambda: (torch.empty_like(output), code.finite(output.data_ptr(), 0, 0))  # noqa: E731
+    return _timing.in_turn({"call": work}, rounds=31, calls=16)["call"]
+
+
 def tokens() -> None:
     """Decoding by a cache, whose tokens are written into the state now and then, and steps that write it each time."""
     reading, copying = zip(*(one_token(*sizes) for sizes in STATES), strict=True)
     table("One token, elu + 1, by a cache", ["state", "reading it", "regard's", "ratio", "goal"], reading)
     columns = ["state", "copying it", "by a cache", "rate", "goal", "written each time", "rate", "goal"]
     table("One token, the gated delta rule", columns, copying)
+    print(f"\nA call of C from Python, with a tensor for its output, that does nothing: {least_call() * 1e6:.1f} µs.")
 
 
 def main() -> None:
