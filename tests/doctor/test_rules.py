@@ -1,6 +1,7 @@
 """Every rule finds its wrong example, and nothing that is wrong in its right one."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -42,3 +43,9 @@ def test_a_rule_is_described(code):
     assert re.search(r"https://", rule.source)
     compile(rule.wrong, "wrong", "exec")
     compile(rule.right, "right", "exec")
+
+
+def test_the_page_lists_every_rule():
+    page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text("utf-8")
+    for rule in RULES.values():
+        assert f"| `{rule.code}` | {rule.severity.value} | {rule.summary} |" in page

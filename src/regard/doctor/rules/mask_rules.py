@@ -430,7 +430,7 @@ def inverted_padding_mask(facts: ModuleFacts) -> Iterator[Report]:
     for event in facts.applied(*PADDING_MASKS):
         for name in PADDING_MASKS[str(event.term.value)]:
             for mask in resolved(event.term.get(name) or Term("constant", event.term.node)):
-                if _judged(event, facts) and _true_at(mask) == "words":
+                if _judged(event, facts) and not _is_plain(mask) and _true_at(mask) == "words":
                     yield Report(mask.node, f"{name} hides where it is True, and this mask is True at words: invert it")
     for event in facts.operations("sdpa"):
         for mask in resolved(event.term.get("attn_mask") or Term("constant", event.term.node)):
@@ -443,9 +443,14 @@ def inverted_padding_mask(facts: ModuleFacts) -> Iterator[Report]:
     for site in formulas(facts):
         for step in site.before:
             for use in _formula_mask(step):
-                named = use.mask.op in ("parameter", "attribute", "cast", "bool", "unsqueeze")  # may be inverted before
-                if not use.added and not named and _true_at(use.mask) == ("words" if use.true_hides else "padding"):
+                passed_on = _is_plain(use.mask) or use.mask.op in ("cast", "bool", "unsqueeze")
+                if not use.added and not passed_on and _true_at(use.mask) == ("words" if use.true_hides else "padding"):
                     yield Report(use.node.node, "this mask hides the words and shows the padding: invert it")
+
+
+def _is_plain(mask: Term) -> bool:
+    """Whether a mask is passed on as it came: it may have been inverted before."""
+    return mask.op in ("parameter", "attribute")
 
 
 _PAD_NAMES = re.compile(r"(^|_)pad(ding)?(_|$)|pad_?(id|idx|token|index)", re.I)
@@ -469,8 +474,6 @@ def _true_at(mask: Term) -> str:
             return _true_at(left) if same else _OPPOSITE[_true_at(left)]
         return ""
     named = str(mask.value) if mask.op in ("parameter", "attribute") else ""
-    if mask.op == "item" or (mask.op == "item" and mask.items):
-        named = str(mask.items[0].value)
     return "words" if named == "attention_mask" else ""
 
 
