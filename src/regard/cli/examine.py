@@ -31,7 +31,7 @@ def examine(
     ] = False,
     only: Annotated[str | None, typer.Option(help="With --zoo: classes whose name has this in it.")] = None,
     workers: Annotated[int, typer.Option(help="With --zoo: processes.")] = 2,
-    seconds: Annotated[float, typer.Option(help="With --zoo: the most a class may take.")] = 60.0,
+    seconds: Annotated[float, typer.Option(help="With --zoo: processor time that a class may take.")] = 60.0,
     table: Annotated[Path | None, typer.Option(help="With --zoo: write the table, as Markdown, to this file.")] = None,
     output: Annotated[str, typer.Option("--format", help="text or json.")] = "text",
 ) -> None:

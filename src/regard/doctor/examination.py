@@ -33,9 +33,6 @@ OF_OTHER_SHAPES = {"padding", "source", "positions", "cache", "backends", "train
 """Checks that compare inputs of several shapes, or several kernels."""
 CheckFunction = Callable[[Subject, Noise], list[ModelFinding]]
 
-SWAPPED_CHECKS = ("future", "batch", "padding", "source", "documents", "rows", "cache", "training", "random")
-"""Checks that are run again after `regard.huggingface.swap`, where they found something."""
-
 
 def _checks(causal: bool | None, packed: bool | None) -> dict[str, CheckFunction]:
     return {
@@ -172,12 +169,14 @@ def _try_swap(
     except Exception:
         return findings
     codes = {found.code for found in findings}
-    again, ran, _ = _run(other, noise, causal, packed, tuple(name for name in SWAPPED_CHECKS if name in wanted))
+    names = {_CHECK_OF[code] for code in codes if code in _CHECK_OF} & set(wanted)
+    again, ran, _ = _run(other, noise, causal, packed, tuple(names))
     still = frozenset(found.code for found in again)
     tried = frozenset(code for code in codes if any(_CHECK_OF.get(code) == name for name in ran))
     return mended(findings, still, tried)
 
 
+# Run again after `regard.huggingface.swap`, where they found something.
 _CHECK_OF = {
     "RUN101": "future",
     "RUN102": "documents",

@@ -293,7 +293,9 @@ def check_documents(subject: Subject, noise: Noise, packed: bool | None) -> list
             ones = {"position_ids": positions, "attention_mask": torch.ones_like(index)}
             ways.append(("by position_ids, with a mask of ones", ones))
     found = []
-    for words, keywords in ways:
+    without = {"use_cache": False} if "use_cache" in subject.parameters else {}  # transformers' packing wants none
+    for words, changes in ways:
+        keywords = {**changes, **without}
         other = _with_suffix(subject, 0, border)
         difference = subject.outputs(other, **keywords)[:, border:] - subject.outputs(**keywords)[:, border:]
         position, by = _largest_move(difference)

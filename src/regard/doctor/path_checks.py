@@ -17,7 +17,7 @@ from .softmax_capture import capture_weights
 from .subject import CACHES, Noise, Subject, largest, position_outputs
 
 CHUNK = 5
-"""Tokens of a chunk, and of the prefill before single steps."""
+"""Tokens of a chunk."""
 
 
 def _cached_steps(subject: Subject, sizes: Sequence[int], name: str) -> tuple[Tensor, int]:
@@ -58,14 +58,14 @@ def check_cache(subject: Subject, noise: Noise, causal: bool | None) -> list[Mod
     whole = subject.outputs(**mask)
     length, found = subject.length, []
     chunks = [CHUNK] * (length // CHUNK + 1)
-    steps = [min(CHUNK, length)] + [1] * (length - CHUNK)
-    for words, sizes in ((f"chunks of {CHUNK} tokens", chunks), ("single tokens", steps)):
+    steps = [length // 2] + [1] * (length - length // 2)
+    for words, sizes in ((f"chunks of {CHUNK} tokens", chunks), ("single tokens after half of it", steps)):
         try:
             outputs, _ = _cached_steps(subject, sizes, name)
         except SkippedCheck:
             raise
         except Exception as error:
-            message = f"{words} after a prefill with a cache raise {type(error).__name__}: {str(error)[:120]}"
+            message = f"{words} with a cache raise {type(error).__name__}: {str(error)[:120]}"
             found.append(finding("RUN120", message, severity=Severity.WARNING))
             continue
         difference = (outputs - whole).abs().nan_to_num(nan=torch.inf)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -28,6 +29,8 @@ COLUMNS = {
 }
 """Columns of the table, and the codes in each."""
 TOKENS, ROWS = 72, 2
+MOST_WAITING = 30
+"""A process is killed after so many times its limit, when it neither ends nor can be interrupted."""
 
 
 @dataclass(frozen=True)
@@ -132,13 +135,11 @@ def examine_class(name: str) -> dict[str, Any]:
     import warnings
 
     import torch
-    import transformers
 
     from .examination import CHECKS, examine
     from .model_source import random_batch
     from .tiny_models import tiny_model
 
-    transformers.logging.set_verbosity_error()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     model = tiny_model(name)
@@ -148,13 +149,31 @@ def examine_class(name: str) -> dict[str, Any]:
     return found.as_dict()
 
 
-def _work(connection: Connection) -> None:
+def _limit_processor_time(seconds: float) -> None:
+    """Raise TimeoutError in this process after so many seconds of processor time, where the system can; 0: never."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError(f"longer than {seconds:g} s of processor time")
+
+    if hasattr(signal, "ITIMER_PROF"):
+        signal.signal(signal.SIGPROF, stop)
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
+def _work(connection: Connection, seconds: float) -> None:
     """Examine the classes whose names arrive, until None does."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    import transformers  # not in the time of the first class
+
+    transformers.logging.set_verbosity_error()
     while (name := connection.recv()) is not None:
         try:
-            connection.send((name, examine_class(name), None))
+            _limit_processor_time(seconds)
+            examination = examine_class(name)
+            _limit_processor_time(0)
+            connection.send((name, examination, None))
         except Exception as error:
+            _limit_processor_time(0)
             first = (str(error).strip().splitlines() or [""])[0][:200]
             connection.send((name, None, first or type(error).__name__))
 
@@ -162,10 +181,10 @@ def _work(connection: Connection) -> None:
 class Worker:
     """A process that examines one class at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_work, args=(theirs,), daemon=True)
+        self.process = context.Process(target=_work, args=(theirs, seconds), daemon=True)
         self.process.start()
         theirs.close()
         self.name: str | None = None
@@ -191,7 +210,8 @@ def examine_zoo(
     Args:
         only: text in the names of the classes to examine.
         workers: processes, each of one thread.
-        seconds: time limit of a class; its process is stopped and another one started.
+        seconds: processor time that a class may take; a process that cannot be interrupted is killed, and another
+            started.
         on_done: called with a line for each class that is done.
 
     Raises:
@@ -207,15 +227,15 @@ def examine_zoo(
         raise ConfigurationError(f"nothing to examine: {len(names)} classes, {workers} workers, {seconds} seconds")
     start = time.monotonic()
     entries: list[ZooEntry] = []
-    waiting, running = names[::-1], [Worker() for _ in range(min(workers, len(names)))]
+    waiting, running = names[::-1], [Worker(seconds) for _ in range(min(workers, len(names)))]
     try:
         while waiting or any(worker.name for worker in running):
             for number, worker in enumerate(running):
-                if worker.name is not None and time.monotonic() - worker.since > seconds:
-                    entries.append(ZooEntry(worker.name, None, f"longer than {seconds:.0f} s", seconds))
+                if worker.name is not None and time.monotonic() - worker.since > MOST_WAITING * seconds:
+                    entries.append(ZooEntry(worker.name, None, f"does not end in {seconds:g} s", seconds))
                     _tell(on_done, entries[-1], len(entries), len(names))
                     worker.end()
-                    running[number] = worker = Worker()
+                    running[number] = worker = Worker(seconds)
                 if worker.name is None and waiting:
                     worker.begin(waiting.pop())
             busy = {worker.connection: worker for worker in running if worker.name is not None}
@@ -225,7 +245,7 @@ def examine_zoo(
                 _tell(on_done, entries[-1], len(entries), len(names))
                 if not worker.process.is_alive():
                     worker.end()
-                    running[running.index(worker)] = Worker()
+                    running[running.index(worker)] = Worker(seconds)
     finally:
         for worker in running:
             worker.end()
