@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import os
 import signal
 import time
@@ -300,6 +301,23 @@ def call(
     return "computed"
 
 
+def compiled(among: int) -> list[float]:
+    """Errors of a compiled function around a call, of its output and gradients, beside the same uncompiled."""
+    group, layout = groups[among], ring.Zigzag()
+    torch.manual_seed(0)
+    tensors = [ring.shard(tensor, 2, layout, group).clone().requires_grad_() for tensor in torch.randn(3, 1, 2, 40, 8)]
+
+    def layer(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        mixed = ring.attention(2 * query, key, value, mask=masks.causal(), layout=layout, group=group)
+        return mixed.sin() + query
+
+    results = []
+    for function in (layer, torch.compile(layer, backend="aot_eager")):
+        output = function(*tensors)
+        results.append([output.detach(), *torch.autograd.grad(output.square().sum(), tensors)])
+    return [float((one - other).abs().max()) for one, other in zip(*results, strict=True)]
+
+
 def nonfinite(among: int, case: RingCase, where: list[int]) -> dict[str, np.ndarray] | None:
     """A case whose keys at some positions are NaN."""
     group = groups[among]
@@ -315,13 +333,30 @@ def nonfinite(among: int, case: RingCase, where: list[int]) -> dict[str, np.ndar
     return {name: tensor.numpy() for name, tensor in gathered.items()} if not dist.get_rank() else None
 
 
+def killed_at_post(number: int) -> None:
+    """Kill this process when it is about to start its messages for the `number`th time from now on."""
+    posts, post = itertools.count(1), Peers.post
+
+    def deadly(self, sends, receives):
+        if next(posts) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return post(self, sends, receives)
+
+    Peers.post = deadly
+
+
 def lose(among: int, how: str, victim: int) -> tuple[str, float]:
     """Two calls, in the second of which one process is killed, or does not take part: what the others end with."""
     query = torch.ones(1, 2, 64, 8, requires_grad=True)
     ring.attention(query, query, query, group=groups[among])
     begun = time.monotonic()
     try:
-        if how == "backward":
+        if how == "killed in backward":
+            output = ring.attention(query, query, query, group=groups[among])
+            if dist.get_rank() == victim:
+                killed_at_post(3)  # it has computed its own keys, and the first part of another process's
+            output.sum().backward()
+        elif how == "backward":
             output = ring.attention(query, query, query, group=groups[among])
             if dist.get_rank() != victim:
                 output.sum().backward()

@@ -21,12 +21,12 @@ def shard_problem(heads: int = 8, key_heads: int = 8, rows: int = 8, **options):
 @pytest.mark.parametrize(
     ("key_heads", "options", "expected"),
     [
-        (8, {"mask": masks.causal()}, (8, 1)),
-        (2, {"mask": masks.causal()}, (2, 4)),
-        (1, {}, (1, 8)),
-        (8, {"bias": biases.alibi(8)}, (1, 8)),
-        (8, {"dropout_p": 0.1}, (1, 8)),
-        (8, {"mask": masks.from_mod(lambda b, h, q, k: q - k < h, heads=8)}, (1, 8)),
+        (8, {"mask": masks.causal()}, (8, 2)),
+        (2, {"mask": masks.causal()}, (2, 8)),
+        (1, {}, (1, 16)),
+        (8, {"bias": biases.alibi(8)}, (1, 16)),
+        (8, {"dropout_p": 0.1}, (1, 16)),
+        (8, {"mask": masks.from_mod(lambda b, h, q, k: q - k < h, heads=8)}, (1, 16)),
     ],
 )
 def test_heads_are_parted_where_they_are_alike(key_heads, options, expected):

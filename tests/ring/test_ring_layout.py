@@ -80,9 +80,23 @@ def test_blocks_of_all_hops_have_each_pair_once():
                         assert rows[block.rows].equal(queries)
                         assert received[block.columns].equal(keys)
                         met[queries[:, None], keys] += 1
+                        assert (
+                            not block.is_full
+                            or mask is None
+                            or bool(
+                                mask.dense(len(queries), len(keys), query_positions=queries, key_positions=keys).all()
+                            )
+                        )
             assert met.max() == 1
             needed = torch.ones(length, length, dtype=torch.bool) if mask is None else mask.dense(length, length)
             assert bool((met.bool() | ~needed).all())
+
+
+def test_blocks_below_the_diagonal_need_no_mask():
+    shards = place(ring.Zigzag(), 512, 4)
+    own, *others = (hop.blocks for hop in plan(masks.causal(), shards, 0).hops)
+    assert [block.is_full for block in own] == [False, True, False]
+    assert all(block.is_full for blocks in others for block in blocks)
 
 
 def test_what_is_sent_is_what_is_received():

@@ -179,6 +179,7 @@ def block_problem(problem: Problem, block: PairBlock, heads: slice | None, key: 
             problem.pairs, query=block_rows(problem.pairs.query, block.rows, heads), key=key[..., block.columns, :]
         ),
         value=value[..., block.columns, :],
+        mask=None if block.is_full else problem.mask,
         query_positions=block.query_positions,
         key_positions=block.key_positions,
     )
@@ -198,6 +199,8 @@ def block_kernel(problem: Problem, name: str | None, *, bias: bool = False) -> O
                 "'tiled', which computes every problem"
             )
         return kernel
+    if problem.mask is None and problem.bias is None:
+        problem = replace(problem, query_positions=None, key_positions=None)  # one choice for all such blocks
     key = "kernel of a block", bias, choice_key(problem)
     return memoize(problem, key, lambda: fastest_own_gradient(problem, bias=bias))
 

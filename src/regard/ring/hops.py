@@ -13,8 +13,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from ..core.grid import FULL, Blocks, Grid
 from ..core.problem import Problem
 from ..kernels.mask_tiles import memoize
+from ..masks import Mask
 from .layout import Shards, tiles_with_pairs
 
 KEY_TILE = 64
@@ -27,12 +29,16 @@ MAX_SPANS = 4
 
 @dataclass(frozen=True, slots=True)
 class PairBlock:
-    """A rectangle of query-key pairs: local rows, columns of the received keys, and their global positions."""
+    """A rectangle of query-key pairs: local rows, columns of the received keys, and their global positions.
+
+    is_full: the mask has all of the pairs, and need not be evaluated.
+    """
 
     rows: slice
     columns: slice
     query_positions: range
     key_positions: range
+    is_full: bool = False
 
     def among(self, start: int, stop: int) -> PairBlock:
         """The block over the received keys start..stop-1 alone, whose columns are counted from `start`."""
@@ -159,12 +165,23 @@ def _needed(
                 used = _extent(found[:, tiles].any(1), _query_tile(positions), len(positions))
                 if used is not None:
                     local = slice(rows.start + used.start, rows.start + used.stop)
-                    blocks.append(PairBlock(local, columns, positions[used], key_positions[span]))
+                    pairs = positions[used], key_positions[span]
+                    blocks.append(PairBlock(local, columns, *pairs, _is_full(problem.mask, *pairs, **where)))
             spans.append(here)
             before = columns.stop
     if reader == owner:
         spans = [slice(0, keys.lengths[owner])] if blocks else []
     return _joined(spans), tuple(blocks)
+
+
+def _is_full(mask: Mask | None, queries: range, keys: range, *, heads: bool, device: torch.device) -> bool:
+    """Whether the mask has all pairs of some queries and keys, for every batch and head, as far as intervals tell."""
+    if mask is None:
+        return True
+    grid = Grid.from_lengths(
+        len(queries), len(keys), query_positions=queries, key_positions=keys, heads=heads, device=device
+    )
+    return bool((mask.verdicts(Blocks.from_grid(grid, (len(queries), len(keys)))) == FULL).all())
 
 
 def _joined(spans: list[slice]) -> tuple[slice, ...]:

@@ -24,9 +24,9 @@ from .peers import Message, Peers, Pending
 KEY, VALUE, KEY_GRADIENT, VALUE_GRADIENT, KINDS = range(5)
 """Tags of the messages of a call, counted from its first one."""
 
-MOST_PARTS = 8
+MOST_PARTS = 16
 """Parts of a hop, at most."""
-PART_BYTES = 2**20
+PART_BYTES = 2**19
 """Bytes of the keys and values of a part, at least, where there are several: each costs messages and calls."""
 
 
