@@ -7,6 +7,7 @@ Backward, keys travel again, and their gradients travel home; with the final log
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypedDict, Unpack
@@ -130,9 +131,14 @@ def attention_with_lse(
 
     Both have gradients. Arguments and errors are those of `attention`.
     """
-    return ShardSettings.checked(layout, group, head_parallel, kernel).run(
-        lambda: make_problem(query, key, value, wants_lse=True, **options)
-    )
+    def compute() -> tuple[Tensor, Tensor]:
+        return ShardSettings.checked(layout, group, head_parallel, kernel).run(
+            lambda: make_problem(query, key, value, wants_lse=True, **options)
+        )
+
+    if "torch._dynamo" in sys.modules:  # torch.compile breaks its graph here: messages are no part of one
+        return torch._dynamo.disable(compute)()
+    return compute()
 
 
 @dataclass(frozen=True)
