@@ -1,16 +1,23 @@
 """A ring of processes on one machine, against one process with as many threads: time, memory and bytes sent.
 
 The ring's processes wait while the single one computes, and it waits for them: the sides alternate. Other work on the
-machine slows both, so the processor's seconds, of the busiest process and of the single one's threads, are beside the
-clock's.
+machine slows both, so the ratio of processor seconds, summed over processes, is beside that of the clock: on as many
+cores as threads the ring cannot be faster than that. Memory is the peak of what is resident (VmHWM, after clear_refs)
+over what was resident before the call, when the allocator had returned what was free; output and gradients alone are
+1/P of the single process's.
+
+--peer FOLDER compares with lucidrains/ring-attention-pytorch, of which FOLDER has a checkout; put einops, beartype and
+jaxtyping on PYTHONPATH. Errors are those of two heads beside attention in float64.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import multiprocessing
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -48,6 +55,8 @@ def inputs(length: int) -> list[torch.Tensor]:
 def serve(call: Any, parent: Connection) -> None:
     """Call for each message of the parent, and answer with (forward, forward and backward, processor) seconds."""
     call()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)  # or freed memory that was not returned would hide what is allocated
     before = _memory._from_now_on()
     while parent.recv():
         began, spent = time.perf_counter(), time.process_time()
@@ -77,6 +86,90 @@ def process(rank: int, processes: int, store: str, kind: str, length: int, paren
     parent.send((sum(sent), gathered if rank == 0 else None))
     dist.barrier()
     dist.destroy_process_group()
+
+
+def peer_process(rank: int, processes: int, store: str, folder: str, length: int, parent: Connection) -> None:
+    """One process of the peer's ring, causal, of contiguous shards in buckets of 512."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=processes)
+    sys.path.insert(0, folder)
+    from ring_attention_pytorch.ring_flash_attention import ring_flash_attn
+
+    local = [regard.ring.shard(tensor, 2).transpose(1, 2).contiguous() for tensor in inputs(length)]
+    above, whole, results = local.pop(), [tensor.requires_grad_() for tensor in local], []
+    settings = {"causal": True, "bucket_size": min(512, length // processes), "ring_reduce_col": True}
+
+    def call(began: float = 0.0) -> float:
+        output = ring_flash_attn(*whole, **settings, ring_size=processes)
+        forward = time.perf_counter() - began
+        results[:] = output.detach(), *torch.autograd.grad(output, whole, above)
+        return forward
+
+    serve(call, parent)
+    gathered = [regard.ring.unshard(tensor.transpose(1, 2).contiguous(), 2).numpy() for tensor in results]
+    parent.send((0, gathered if rank == 0 else None))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def truth(length: int, heads: int) -> list[torch.Tensor]:
+    """Output and gradients of causal attention of the first heads, by its formula in float64."""
+    torch.set_num_threads(THREADS)
+    found = []
+    for head in range(heads):
+        *whole, above = (tensor[:, head].double() for tensor in inputs(length))
+        query, key, value = (tensor.requires_grad_() for tensor in whole)
+        scores = query @ key.mT * DIM**-0.5
+        future = torch.ones(length, length, dtype=torch.bool).triu(1)
+        output = scores.masked_fill_(future, -torch.inf).softmax(-1) @ value
+        found.append([output.detach(), *torch.autograd.grad(output, (query, key, value), above)])
+    return [torch.stack(parts, 1) for parts in zip(*found, strict=True)]
+
+
+def compare_peer(folder: str, length: int, processes: int = 4, heads: int = 2) -> None:
+    """The table of the peer: seconds of one call after the first, and relative errors beside float64."""
+    context = multiprocessing.get_context("spawn")
+    found: dict[str, tuple[float, float, list[torch.Tensor]]] = {}
+    for name, target, argument in (("regard", process, "causal"), ("peer", peer_process, folder)):
+        with tempfile.TemporaryDirectory() as place:
+            pipes = [context.Pipe() for _ in range(processes)]
+            started = [
+                context.Process(
+                    target=target, args=(rank, processes, str(Path(place) / "store"), argument, length, end)
+                )
+                for rank, (_, end) in enumerate(pipes)
+            ]
+            for each in started:
+                each.start()
+            for stage in (True, False):
+                for ours, _ in pipes:
+                    ours.send(stage)
+                if stage:
+                    answers = [ours.recv() for ours, _ in pipes]
+            _ = [ours.recv() for ours, _ in pipes]  # memory
+            results, *_ = [ours.recv()[1] for ours, _ in pipes]
+            for each in started:
+                each.join()
+        spent = max(answer[1] for answer in answers), sum(answer[2] for answer in answers)
+        found[name] = *spent, [torch.from_numpy(tensor)[:, :heads] for tensor in results]
+    exact = truth(length, heads)
+    errors = {
+        name: [float((mine - real).norm() / real.norm()) for mine, real in zip(tensors, exact, strict=True)]
+        for name, (_, _, tensors) in found.items()
+    }
+    (ours, our_processor, _), (theirs, their_processor, _) = found["regard"], found["peer"]
+    rows = [
+        ["seconds", f"{theirs:.2f}", f"{ours:.2f}", times(theirs / ours), met(theirs / ours, 5)],
+        ["processor's", f"{their_processor:.2f}", f"{our_processor:.2f}", times(their_processor / our_processor), ""],
+    ]
+    for what, their, our in zip(("output", "query", "key", "value"), errors["peer"], errors["regard"], strict=True):
+        goal = "" if what == "output" else met(their / our, 1000)
+        rows.append([f"error: {what}", f"{their:.1e}", f"{our:.1e}", times(their / our), goal])
+    table(
+        f"Ring of {processes}, causal, {length:,} tokens, forward and backward",
+        ["", "peer", "regard", "ratio", "goal"],
+        rows,
+    )
 
 
 def single(threads: int, kind: str, length: int, parent: Connection) -> None:
@@ -152,7 +245,8 @@ def measure(kind: str, processes: int, length: int, rounds: int) -> list[str]:
                 for connection in group:
                     connection.send(True)
                 answers = [connection.recv() for connection in group]
-                spent[name].append(tuple(max(column) for column in zip(*answers, strict=True)))
+                forward, both, processor = zip(*answers, strict=True)
+                spent[name].append((max(forward), max(both), sum(processor)))
         for connection in (*ring, one):
             connection.send(False)
         memory = [connection.recv() for connection in (*ring, one)]
@@ -163,15 +257,16 @@ def measure(kind: str, processes: int, length: int, rounds: int) -> list[str]:
     ours, theirs = (
         [statistics.median(column) for column in zip(*spent[name], strict=True)] for name in ("ring", "one")
     )
-    clock, processor = ours[1] / theirs[1], ours[2] / (theirs[2] / THREADS)
+    clock, share = ours[1] / theirs[1], max(memory[:-1]) / memory[-1]
     total = sent + sum(other[0] for other in others)
     least = needed(kind, processes, length)
     return [
         f"{kind}, {processes}",
         *(milliseconds(theirs[1]), milliseconds(ours[1]), times(clock)),
-        times(processor * processes / THREADS),
+        times(ours[2] / theirs[2]),
         met(clock, 1.15 if processes <= THREADS else 1.3, most=True),
-        f"{mebibytes(max(memory[:-1]))} of {mebibytes(memory[-1])}",
+        f"{mebibytes(max(memory[:-1]))} of {mebibytes(memory[-1])}: {share:.2f}",
+        met(share, 0.35, most=True) if processes == 4 else f"at least {1 / processes:.2f}",
         f"{total / 2**20:.2f} of {least / 2**20:.2f} MiB",
         met(total / least, 1.3, most=True),
     ]
@@ -181,6 +276,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--length", type=int, default=LENGTH)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--peer", help="a checkout of lucidrains/ring-attention-pytorch")
     options = parser.parse_args()
     print(_timing.machine())
     cases = [("causal", 2), ("causal", 4), ("window", 2), ("window", 4)]
@@ -196,15 +292,19 @@ def main() -> None:
             "processor's",
             "goal",
             "peak memory",
+            "goal",
             "sent forward",
             "goal",
         ],
         rows,
     )
     print(
-        "\nSent: of what the mask needs of other processes. Processor's: the ratio of processor seconds, beside which"
+        "\nSent: of what the mask needs of other processes. Processor's: the ratio of processor seconds of all threads."
     )
-    print("other work on the machine, that waits in the clock's, does not show.")
+    if options.peer is None:
+        print("No peer: give --peer FOLDER with a checkout of github.com/lucidrains/ring-attention-pytorch.")
+    else:
+        compare_peer(options.peer, options.length)
 
 
 if __name__ == "__main__":
