@@ -45,6 +45,22 @@ def test_a_rule_is_described(code):
     compile(rule.right, "right", "exec")
 
 
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("scores = scores + (1.0 - mask) * -10000.0", "ATT221"),
+        ("scores = scores + -1e9 * (1 - mask)", "ATT221"),
+        ("scores = torch.where(mask, scores, torch.tensor(-1e9))", "ATT221"),
+        ("scores[mask == 0] = 0", "ATT205"),
+        ("scores.masked_fill_(mask, -1e-9)", "ATT205"),
+        ("scores *= mask", "ATT206"),
+    ],
+)
+def test_spellings_of_a_wrong_mask(line, code):
+    source = f"def f(q, k, v, mask):\n    scores = q @ k.mT / 8\n    {line}\n    return scores.softmax(-1) @ v\n"
+    assert codes(source, MISTAKES) == [code]
+
+
 def test_the_page_lists_every_rule():
     page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text("utf-8")
     for rule in RULES.values():

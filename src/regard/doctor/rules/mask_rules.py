@@ -566,6 +566,8 @@ def finite_mask_value(facts: ModuleFacts) -> Iterator[Report]:
             value = step.term.get("value") if step.op in ("masked_fill", "setitem") else None
             if step.op == "where":
                 value = step.operand
+            if step.op == "add" and step.operand is not None and step.operand.op == "mul":  # (1 - mask) * -1e4
+                value = next((one for one in step.operand.operands() if number(one) is not None), None)
             found = number(value)
             if found is None or not -math.inf < found <= -30:
                 continue
