@@ -178,7 +178,8 @@ def product(term: Term) -> Product | None:
     summed = [letter for letter in first if letter in second and letter not in out and letter != "..."]
     if len(summed) != 1:
         return None
-    return Product(term, *operands, first.index(summed[0]) - len(first), second.index(summed[0]) - len(second))
+    left, right = operands
+    return Product(term, left, right, first.index(summed[0]) - len(first), second.index(summed[0]) - len(second))
 
 
 def einsum_axes(equation: str) -> tuple[list[str], list[str], list[str]] | None:

@@ -458,7 +458,7 @@ class _Evaluator:
             raise _Returned
         self.names = results[0]
         if len(results) == 2:
-            self._merge(*results, node)
+            self._merge(results[0], results[1], node)
 
     def _merge(self, one: dict[str, Term], other: dict[str, Term], node: ast.AST) -> None:
         """The names after two branches: where these disagree, the choice of both."""
