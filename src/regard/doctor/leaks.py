@@ -162,7 +162,7 @@ def _padded(subject: Subject, amount: int, side: str) -> tuple[Tensor, Tensor, s
 
 
 def check_padding(subject: Subject, noise: Noise, causal: bool | None) -> list[ModelFinding]:
-    """RUN103, 104 and 105: padding moves outputs of tokens, by what it is or by where it is."""
+    """RUN103, 104, 105 and 110: padding moves outputs of tokens, by what it is or where it is, or makes them NaN."""
     amount = max(1, min(5, subject.length // 3))
     if subject.length < 3:
         raise SkippedCheck("the sequence is shorter than 3")
@@ -172,6 +172,10 @@ def check_padding(subject: Subject, noise: Noise, causal: bool | None) -> list[M
         sequence, keep, place = _padded(subject, amount, side)
         mask = padding_keywords(subject, keep)
         first = subject.outputs(sequence, **mask)[0, place]
+        if bool(first.isnan().any()):
+            message = f"outputs of tokens are NaN with masked padding on the {side}, in {first.dtype}"
+            found.append(finding("RUN110", message, moved=int(first.isnan().any(-1).nonzero()[0]) + (place.start or 0)))
+            continue
         other = sequence.clone()
         inside = torch.where(keep[0])[0]
         other[0] = subject.others(sequence)[0]

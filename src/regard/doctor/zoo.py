@@ -21,6 +21,7 @@ COLUMNS = {
     "documents": ("RUN102",),
     "padding": ("RUN103",),
     "left padding": ("RUN104",),
+    "NaN": ("RUN110",),
     "right padding": ("RUN105",),
     "cache": ("RUN120",),
     "backends": ("RUN121",),
