@@ -22,7 +22,12 @@ SECTIONS = {
     "name": "toy",
     "task": "language-model",
     "data": {"files": ["text.txt"], "length": 50, "held_out": 210},
-    "model": {"dim": 16, "num_heads": 2, "hidden_dim": 24, "layers": [{"kind": "window", "before": 9}, "causal"]},
+    "model": {
+        "dim": 16,
+        "num_heads": 2,
+        "hidden_dim": 24,
+        "layers": [{"kind": "window", "before": 9}, "causal", "linear"],
+    },
     "training": {"max_updates": 6, "report_every": 1, "validate_every": 4, "accelerator": "cpu", "warmup_steps": 2},
 }
 
