@@ -309,6 +309,8 @@ def test_the_plan_says_which_operator_it_is():
 class ReluOracle(Oracle):
     """relu(S) / Σ relu(S), from the masked scores."""
 
+    operator = "relu"
+
     def weights(self, scores: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
         positive = scores.relu()
         total = positive.sum(-1, keepdim=True)
@@ -326,7 +328,7 @@ class Sibling:
         return TILED.why_not(problem)
 
     def run(self, problem: Problem) -> Result:
-        return run_problem(replace(problem, operator="relu"))
+        return run_problem(problem)
 
 
 # A score of -infinity has the weight 0 here, and may make a softmax's row NaN: attended infinity is left out.
