@@ -157,7 +157,7 @@ def usage_fault(node: ast.AST) -> str | None:
             return None
 
 
-MOST_MODULES, MOST_LINES = 319, 60  # modules: 229 of softmax attention
+MOST_MODULES, MOST_LINES = 323, 60  # modules: 233 of softmax attention
 
 
 def names_in_several_places(places: Iterable[tuple[str, str]]) -> list[str]:

@@ -16,6 +16,7 @@ LARGEST = 4_000_000
 _MENTIONS = re.compile(
     rb"softmax|Softmax|scaled_dot_product_attention|MultiheadAttention|flex_attention|create_block_mask|AttentionInterface"
     rb"|ALL_ATTENTION_FUNCTIONS|nn\.Transformer|TransformerEncoder|TransformerDecoder|multinomial|argmax"
+    rb"|alibi|[Rr]otary|rope|[Ll]inear_?[Aa]tt"
 )
 _SUPPRESSION = re.compile(r"#.*?\bregard:\s*ignore(?P<file>-file)?(?:\[(?P<codes>[\w\s,]*)\])?")
 

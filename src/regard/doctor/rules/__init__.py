@@ -1,4 +1,5 @@
-"""The rules of the doctor, by idea: scales, softmax, masks, dropout, heads, caches, positions, speed.
+"""The rules of the doctor, by idea: scales, softmax, masks, padding, caches, unused results, dropout, heads,
+positions, speed.
 
 Codes: ATT1xx scale and softmax, ATT2xx masks, ATT3xx dropout and precision, ATT4xx heads and layouts, ATT5xx positions
 and caches, ATT6xx speed, ATT9xx style.
@@ -7,14 +8,18 @@ and caches, ATT6xx speed, ATT9xx style.
 from __future__ import annotations
 
 from . import (
+    cache_rules,
     dropout_rules,
+    encoding_rules,
     head_rules,
     mask_rules,
+    padding_rules,
     position_rules,
     scale_rules,
     softmax_rules,
     speed_rules,
     textbook_rules,
+    unused_rules,
 )
 from .base import RULES, AttentionRule, Report
 
@@ -22,9 +27,13 @@ MODULES = (
     scale_rules,
     softmax_rules,
     mask_rules,
+    padding_rules,
+    cache_rules,
+    unused_rules,
     dropout_rules,
     head_rules,
     position_rules,
+    encoding_rules,
     speed_rules,
     textbook_rules,
 )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..attention_sites import AttentionSite
 from ..finding import Severity
-from ..symbolic_evaluation import ModuleFacts
+from ..symbolic_evaluation import Function, ModuleFacts
 from ..term import Term
 
 if TYPE_CHECKING:
@@ -75,3 +75,10 @@ def formulas(facts: ModuleFacts) -> Iterator[AttentionSite]:
 def place(term: Term) -> ast.AST:
     """The place of a term."""
     return term.node
+
+
+def function_around(node: ast.AST | None, facts: ModuleFacts) -> Function | None:
+    """The function in whose text a node stands; None at the level of a class or of the module."""
+    while node is not None and not isinstance(node, Function):
+        node = facts.parents.get(node)
+    return node

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from ..finding import Severity
 from ..symbolic_evaluation import Event, ModuleFacts
 from ..term import Term, is_none, is_true, label, number, walk
-from .base import Report, formulas, rule
+from .base import Report, formulas, function_around, rule
 
 _HALF = ("torch.float16", "torch.half", "torch.bfloat16")
 
@@ -79,6 +80,54 @@ def _is_always_on(probability: Term, event: Event) -> bool:
             return True
         return base.op == "parameter" and label(base) in ("config", "cfg", "args", "hparams", "opt")
     return False
+
+
+@rule(
+    "ATT302",
+    Severity.ERROR,
+    source="https://github.com/NVIDIA/Megatron-LM/pull/411",
+    wrong="""
+        class Attention(nn.Module):
+            def __init__(self, dropout):
+                super().__init__()
+                self.dropout = dropout
+
+            def forward(self, q, k, v):
+                if not self.training:
+                    self.dropout = 0.0
+                return F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout)
+    """,
+    right="""
+        class Attention(nn.Module):
+            def __init__(self, dropout):
+                super().__init__()
+                self.dropout = dropout
+
+            def forward(self, q, k, v):
+                return F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout if self.training else 0.0)
+    """,
+)
+def dropout_off_for_ever(facts: ModuleFacts) -> Iterator[Report]:
+    """A call in evaluation sets the probability of dropout to 0, and nothing sets it back.
+
+    Training goes on without dropout after the first evaluation. Choose the probability at each call, by
+    `self.training`.
+    """
+    for node in facts.nodes[ast.Assign]:
+        target = node.targets[0]
+        if not isinstance(target, ast.Attribute) or not isinstance(node.value, ast.Constant) or node.value.value != 0:
+            continue
+        written = ast.unparse(target)
+        if not re.match(r"self\.", written) or not re.search(r"drop(out)?(_p|_prob|_rate)?$|dropout\w*\.p$", written):
+            continue
+        function = function_around(node, facts)
+        if function is None or function.name == "__init__":
+            continue
+        others = [one for one in facts.nodes[ast.Assign] if one is not node and ast.unparse(one.targets[0]) == written]
+        if all(getattr(function_around(one, facts), "name", "") == "__init__" for one in others):
+            yield Report(
+                node, f"`{written}` stays 0 after the first evaluation: choose it by self.training at each call"
+            )
 
 
 @rule(

@@ -50,24 +50,25 @@ def mask_uses(facts: ModuleFacts) -> Iterator[MaskUse]:
     """All masks of pairs of a module: of SDPA, of the modules of torch, of formulas."""
     for event in facts.operations("sdpa"):
         mask = event.term.get("attn_mask")
-        if _judged(event, facts) and mask is not None:
+        if is_judged(event, facts) and mask is not None:
             yield MaskUse(mask, mask, False, True, "scaled_dot_product_attention")
     for event in facts.applied(*TORCH_MASKS):
         for name in TORCH_MASKS[str(event.term.value)]:
             mask = event.term.get(name)
-            if _judged(event, facts) and mask is not None:
+            if is_judged(event, facts) and mask is not None:
                 yield MaskUse(mask, mask, True, True, str(event.term.value).removeprefix("torch."))
     for site in formulas(facts):
         for step in site.before:
-            yield from _formula_mask(step)
+            yield from formula_mask(step)
 
 
-def _judged(event: Event, facts: ModuleFacts) -> bool:
+def is_judged(event: Event, facts: ModuleFacts) -> bool:
     """Whether an event is not one that the callers of its function, in the same file, tell more about."""
     return event.depth > 0 or event.function not in facts.followed
 
 
-def _formula_mask(step: Step) -> Iterator[MaskUse]:
+def formula_mask(step: Step) -> Iterator[MaskUse]:
+    """The use of a mask in one step of a formula, where the step is one."""
     if step.op in ("masked_fill", "setitem") and step.operand is not None and _hides(step.term.get("value")):
         yield MaskUse(step.operand, step.term, True, False, "the softmax")
     elif step.op == "where" and step.operand is not None and _hides(step.operand):
@@ -430,11 +431,11 @@ def inverted_padding_mask(facts: ModuleFacts) -> Iterator[Report]:
     for event in facts.applied(*PADDING_MASKS):
         for name in PADDING_MASKS[str(event.term.value)]:
             for mask in resolved(event.term.get(name) or Term("constant", event.term.node)):
-                if _judged(event, facts) and not _is_plain(mask) and _true_at(mask) == "words":
+                if is_judged(event, facts) and not _is_plain(mask) and _true_at(mask) == "words":
                     yield Report(mask.node, f"{name} hides where it is True, and this mask is True at words: invert it")
     for event in facts.operations("sdpa"):
         for mask in resolved(event.term.get("attn_mask") or Term("constant", event.term.node)):
-            if _judged(event, facts) and _true_at(mask) == "padding":
+            if is_judged(event, facts) and _true_at(mask) == "padding":
                 yield Report(
                     mask.node,
                     "attn_mask of scaled_dot_product_attention shows where it is True, and this mask is True at "
@@ -442,7 +443,7 @@ def inverted_padding_mask(facts: ModuleFacts) -> Iterator[Report]:
                 )
     for site in formulas(facts):
         for step in site.before:
-            for use in _formula_mask(step):
+            for use in formula_mask(step):
                 passed_on = _is_plain(use.mask) or use.mask.op in ("cast", "bool", "unsqueeze")
                 if not use.added and not passed_on and _true_at(use.mask) == ("words" if use.true_hides else "padding"):
                     yield Report(use.node.node, "this mask hides the words and shows the padding: invert it")
@@ -504,9 +505,9 @@ def causal_with_cache(facts: ModuleFacts) -> Iterator[Report]:
     """
     for event in facts.operations("sdpa"):
         key = event.term.get("key")
-        if not _judged(event, facts) or key is None or not is_true(event.term.get("is_causal")):
+        if not is_judged(event, facts) or key is None or not is_true(event.term.get("is_causal")):
             continue
-        if _is_cached(key):
+        if is_cached(key):
             yield Report(
                 event.term.node,
                 "is_causal=True aligns the triangle with the first key, and these keys begin with those of a cache: "
@@ -514,17 +515,17 @@ def causal_with_cache(facts: ModuleFacts) -> Iterator[Report]:
             )
 
 
-_CACHE_NAMES = re.compile(r"past|cache|prev(ious)?_|memory_k|k_?cache|history", re.I)
+CACHE_NAMES = re.compile(r"past|cache|prev(ious)?_|memory_k|k_?cache|history", re.I)
 
 
-def _is_cached(key: Term) -> bool:
+def is_cached(key: Term) -> bool:
     """Whether keys are, on some path, joined from those of a cache and new ones."""
     for _ in range(30):
         if key.op == "cat":
             joined = key.get("tensors")
             return joined is not None and bool(joined.items) and _names_a_cache(joined.items[0])
         if key.op == "choice":
-            return any(_is_cached(one) for one in key.items)
+            return any(is_cached(one) for one in key.items)
         if key.op in ("element", "item") and key.input.op == "method":
             return key.input.value == "update" and _names_a_cache(key.input.input)
         if key.op in ("transpose", "reshape", "expand", "repeat_interleave", "cast", "unsqueeze", "item"):
@@ -535,7 +536,7 @@ def _is_cached(key: Term) -> bool:
 
 
 def _names_a_cache(term: Term) -> bool:
-    return any(_CACHE_NAMES.search(name) for name in names_in(term))
+    return any(CACHE_NAMES.search(name) for name in names_in(term))
 
 
 @rule(
@@ -628,13 +629,13 @@ def missing_causal_mask(facts: ModuleFacts) -> Iterator[Report]:
     for event in facts.applied("torch.nn.TransformerEncoder"):
         given = [event.term.get(name) for name in ("mask", "is_causal")]
         name = event.class_.name if event.class_ is not None else ""
-        if _judged(event, facts) and all(is_none(one) for one in given) and re.search(_LANGUAGE_MODEL, name):
+        if is_judged(event, facts) and all(is_none(one) for one in given) and re.search(_LANGUAGE_MODEL, name):
             yield Report(
                 event.term.node, f"the encoder of {name} has no causal mask: every position sees the next ones"
             )
     for event in facts.applied("torch.nn.TransformerDecoder", "torch.nn.Transformer"):
         term = event.term
-        if not _judged(event, facts) or not all(is_none(term.get(name)) for name in ("tgt_mask", "tgt_is_causal")):
+        if not is_judged(event, facts) or not all(is_none(term.get(name)) for name in ("tgt_mask", "tgt_is_causal")):
             continue
         target = term.get("tgt")
         if target is not None and _is_embedded_tokens(target):

@@ -1,0 +1,214 @@
+"""Rules about masks that depend on a path: with a cache and without, fused and written out."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from ..attention_sites import AttentionSite
+from ..finding import Severity
+from ..mask_values import hidden_pairs, mask_values, triangle
+from ..symbolic_evaluation import ModuleFacts
+from ..term import Term, is_none, is_true, number, same, text, walk
+from .base import Report, function_around, rule
+from .mask_rules import CACHE_NAMES, formula_mask, is_cached, is_judged, resolved
+
+
+@rule(
+    "ATT212",
+    Severity.WARNING,
+    source="https://github.com/Mikyx-1/TinyLLM/pull/18",
+    wrong="""
+        def attend(q, k, v, cache=None):
+            if cache is not None:
+                k, v = torch.cat([cache[0], k], dim=2), torch.cat([cache[1], v], dim=2)
+            return F.scaled_dot_product_attention(q, k, v, is_causal=cache is None), (k, v)
+    """,
+    right="""
+        def attend(q, k, v, cache=None):
+            if cache is not None:
+                k, v = torch.cat([cache[0], k], dim=2), torch.cat([cache[1], v], dim=2)
+            keep = torch.ones(q.size(2), k.size(2), dtype=torch.bool, device=q.device).tril(k.size(2) - q.size(2))
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=keep), (k, v)
+    """,
+)
+def unmasked_with_cache(facts: ModuleFacts) -> Iterator[Report]:
+    """The causal mask is left out whenever there is a cache, for several new tokens too.
+
+    One new token may see all keys. A prompt in chunks, or the tokens of speculative decoding, are several: without a
+    mask they see each other's future. Align the mask to the last key, or leave it out for one query only.
+    """
+    for event in facts.operations("sdpa"):
+        key, causal = event.term.get("key"), event.term.get("is_causal")
+        if key is None or causal is None or not is_judged(event, facts) or not is_none(event.term.get("attn_mask")):
+            continue
+        if is_cached(key) and _is_without_cache(causal):
+            yield Report(event.term.node, "with a cache nothing is masked: several new tokens see each other's future")
+    for node in facts.nodes[ast.If]:
+        if _tests_no_cache(node.test) and not node.orelse and any(_masks_scores(one) for one in node.body):
+            yield Report(node, "with a cache no mask is applied: several new tokens see each other's future")
+
+
+def _is_without_cache(causal: Term) -> bool:
+    """Whether a flag is true without a cache, or with as many queries as keys, whatever the number of queries is."""
+    if causal.op == "is_none":
+        return any(CACHE_NAMES.search(str(one.value)) for one in walk(causal.input) if isinstance(one.value, str))
+    if causal.op == "choice":
+        return {True, False} == {one.value for one in causal.items if one.op == "constant"}
+    return causal.op == "equal" and all(one.op == "size" for one in causal.operands())
+
+
+def _tests_no_cache(test: ast.expr) -> bool:
+    """Whether a condition is that there is no cache, and nothing else."""
+    written = ast.unparse(test)
+    return bool(re.fullmatch(r"(not (self\.)?use_cache|[\w.]*(cache|past)[\w.]*( is None| == 0))", written))
+
+
+def _masks_scores(statement: ast.stmt) -> bool:
+    written = ast.unparse(statement)
+    return bool(re.match(r"(\w*(scores?|att\w*|weights|logits|energy|sim|dots)\w*)(\[.*\])? \+?= ", written)) and bool(
+        re.search(r"masked_fill|mask|causal|tri[lu]", written)
+    )
+
+
+@rule(
+    "ATT213",
+    Severity.ERROR,
+    source="https://github.com/pytorch/pytorch/issues/108108; https://github.com/ml-explore/mlx/pull/2967",
+    wrong="""
+        def attend(q, k, v, past_k, past_v):
+            k, v = torch.cat([past_k, k], dim=2), torch.cat([past_v, v], dim=2)
+            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
+            future = torch.ones(q.size(2), k.size(2), dtype=torch.bool, device=q.device).triu(1)
+            return torch.softmax(scores.masked_fill(future, float("-inf")), dim=-1) @ v
+    """,
+    right="""
+        def attend(q, k, v, past_k, past_v):
+            k, v = torch.cat([past_k, k], dim=2), torch.cat([past_v, v], dim=2)
+            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
+            new, all_keys = q.size(2), k.size(2)
+            future = torch.ones(new, all_keys, dtype=torch.bool, device=q.device).triu(1 + all_keys - new)
+            return torch.softmax(scores.masked_fill(future, float("-inf")), dim=-1) @ v
+    """,
+)
+def triangle_from_first_key(facts: ModuleFacts) -> Iterator[Report]:
+    """The triangle of a causal mask starts at the first key, and these keys begin with those of a cache.
+
+    The first new query is at the position of the cache's length. A triangle of (queries, keys) that is cut from the
+    top, or begins on the first diagonal, hides the cached keys that the query has to see. Add keys - queries to the
+    diagonal, or cut the rows from the past length on.
+    """
+    for site in facts.sites:
+        if not is_judged(site.event, facts) or not is_cached(site.key):
+            continue
+        for mask, node in _masks_with_nodes(site):
+            for one in resolved(mask):
+                if _starts_at_first_key(one):
+                    yield Report(node.node, "this triangle starts at the first key, a cached one: align it to the last")
+
+
+def _masks_with_nodes(site: AttentionSite) -> Iterator[tuple[Term, Term]]:
+    if site.kind == "formula":
+        for step in site.before:
+            for use in formula_mask(step):
+                yield use.mask, use.node
+    elif (mask := site.output.get("attn_mask")) is not None:
+        yield mask, mask
+
+
+def _starts_at_first_key(mask: Term) -> bool:
+    """Whether a mask is a triangle over other numbers of queries and keys, with its corner at the first of both."""
+    values = mask_values(mask)
+    if values is None or triangle(hidden_pairs(values.bool(), true_hides=True)) not in ("future", "past and self"):
+        return False
+    for one in walk(mask):
+        if one.op == "item":
+            cut = [part for part in one.items if part.op == "slice"]
+            if len(cut) >= 2 and all(is_none(part.items[0]) or number(part.items[0]) == 0 for part in cut[-2:]):
+                return not same(cut[-2].items[1], cut[-1].items[1]) and not _is_open(cut[-2])
+        if one.op in ("triu", "tril"):
+            sizes = _sizes(one.input)
+            return len(sizes) == 2 and text(sizes[0]) != text(sizes[1]) and not _is_cut(mask)
+    return False
+
+
+def _is_open(part: Term) -> bool:
+    return is_none(part.items[1])
+
+
+def _is_cut(mask: Term) -> bool:
+    return any(
+        one.op == "item" and any(part.op == "slice" and not _is_open(part) for part in one.items) for one in walk(mask)
+    )
+
+
+def _sizes(made: Term) -> list[Term]:
+    while made.op in ("cast", "bool", "carried"):
+        made = made.input
+    size = made.get("size")
+    sizes = list(made.items) if size is None else list(size.items)
+    return sizes[-2:]
+
+
+@rule(
+    "ATT214",
+    Severity.ERROR,
+    source="https://github.com/keras-team/keras/issues/23038; https://github.com/facebookresearch/xformers/issues/103",
+    wrong="""
+        def attend(q, k, v, return_weights=False):
+            if not return_weights:
+                return F.scaled_dot_product_attention(q, k, v, is_causal=True), None
+            weights = torch.softmax(q @ k.transpose(-2, -1) / math.sqrt(q.size(-1)), dim=-1)
+            return weights @ v, weights
+    """,
+    right="""
+        def attend(q, k, v, return_weights=False):
+            if not return_weights:
+                return F.scaled_dot_product_attention(q, k, v, is_causal=True), None
+            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
+            future = torch.ones_like(scores, dtype=torch.bool).triu(1)
+            weights = torch.softmax(scores.masked_fill(future, float("-inf")), dim=-1)
+            return weights @ v, weights
+    """,
+)
+def causal_on_one_path(facts: ModuleFacts) -> Iterator[Report]:
+    """One of two paths of a function is causal, and the other, of the same queries and keys, has no mask.
+
+    The result then depends on an option that should not change it: on dropout, on whether weights are returned, on the
+    installed kernels. Both paths need the same mask.
+    """
+    causal: list[AttentionSite] = []
+    for site in facts.sites:
+        if site.kind == "sdpa" and is_true(site.output.get("is_causal")) and is_judged(site.event, facts):
+            causal.append(site)
+    for site in facts.sites:
+        fused = site.kind == "sdpa"
+        if site.kind not in ("formula", "sdpa") or not is_judged(site.event, facts):
+            continue
+        masked = any(site.masks()) if not fused else not _is_bare(site)
+        if masked or any(step.op in ("mul", "masked_fill") for step in site.after):
+            continue
+        for other in causal:
+            alike = function_around(site.output.node, facts) is function_around(other.output.node, facts) and same(
+                site.value, other.value
+            )
+            if alike and other is not site and _is_plain_key(site.key, other.key):
+                yield Report(
+                    site.output.node, "this path has no causal mask, and the other path of this function has one"
+                )
+                break
+
+
+def _is_bare(site: AttentionSite) -> bool:
+    return (
+        all(is_none(site.output.get(name)) for name in ("attn_mask", "is_causal")) and "**" not in site.output.arguments
+    )
+
+
+def _is_plain_key(key: Term, other: Term) -> bool:
+    while key.op in ("transpose", "cast"):
+        key = key.input
+    while other.op in ("transpose", "cast"):
+        other = other.input
+    return same(key, other)

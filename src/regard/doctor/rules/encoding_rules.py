@@ -1,0 +1,441 @@
+"""Rules about rotary tables, linear biases and the feature maps of linear attention."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+import torch
+
+from ..attention_sites import product
+from ..finding import Severity
+from ..mask_values import mask_values
+from ..symbolic_evaluation import Function, ModuleFacts
+from ..term import Term, label, number, walk
+from .base import Report, rule
+
+_SLOPES = re.compile(r"slope|alibi|^m$|^ratios?$", re.I)
+_DISTANCES = (
+    "sub",
+    "negative",
+    "abs",
+    "method",
+    "item",
+    "unsqueeze",
+    "cast",
+    "clamp",
+    "carried",
+    "expand",
+    "transpose",
+)
+
+
+@rule(
+    "ATT505",
+    Severity.ERROR,
+    source="https://github.com/meta-pytorch/attention-gym/pull/86; Press et al. 2021, https://arxiv.org/abs/2108.12409",
+    wrong="""
+        def attend(q, k, v, slopes):
+            i = torch.arange(q.size(2))
+            distance = i[:, None] - i[None, :]
+            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1)) + slopes[:, None, None] * distance
+            future = torch.ones_like(scores, dtype=torch.bool).triu(1)
+            return torch.softmax(scores.masked_fill(future, float("-inf")), dim=-1) @ v
+    """,
+    right="""
+        def attend(q, k, v, slopes):
+            i = torch.arange(q.size(2))
+            distance = i[:, None] - i[None, :]
+            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1)) - slopes[:, None, None] * distance
+            future = torch.ones_like(scores, dtype=torch.bool).triu(1)
+            return torch.softmax(scores.masked_fill(future, float("-inf")), dim=-1) @ v
+    """,
+)
+def rewarded_distance(facts: ModuleFacts) -> Iterator[Report]:
+    """The linear bias of ALiBi grows with the distance instead of falling.
+
+    ALiBi adds -m · (i - j) to the score of query i and key j ≤ i, with a positive slope m: far keys count less. With
+    the other sign the first key of a text gets nearly all of the weight.
+    """
+    for site in facts.sites:
+        biases = [step.operand for step in site.before if step.op == "add"] if site.kind == "formula" else []
+        biases += [site.output.get("attn_mask")] if site.kind == "sdpa" else []
+        taken = [step.operand for step in site.before if step.op == "sub"]
+        for bias, sign in [*((one, 1) for one in biases), *((one, -1) for one in taken)]:
+            for one in _summands(bias):
+                values = _biased(one)
+                if values is not None and bool((sign * values[3, :3].diff() < 0).all()) and _names_slopes(one):
+                    yield Report(one.node, "this bias is larger for keys farther away: subtract slopes · distance")
+
+
+def _summands(bias: Term | None) -> Iterator[Term]:
+    """The parts of a bias that are added, or of which one is chosen."""
+    if bias is None:
+        return
+    if bias.op == "add":
+        for one in bias.operands():
+            yield from _summands(one)
+    elif bias.op == "choice":
+        for one in bias.items:
+            yield from _summands(one)
+    elif bias.op in ("masked_fill", "cast", "unsqueeze", "item", "expand", "contiguous", "repeat"):
+        yield from _summands(bias.input)
+    else:
+        yield bias
+
+
+def _names_slopes(term: Term) -> bool:
+    return any(_SLOPES.search(label(one)) or one.op == "pow" for one in walk(term))
+
+
+def _biased(term: Term, depth: int = 12) -> torch.Tensor | None:
+    """The values of a bias by distance for four positions, with slopes of 1."""
+    values = mask_values(term)
+    if values is not None or depth == 0:
+        return values.float() if values is not None else None
+    if term.op == "mul":
+        left, right = term.get("input"), term.get("other")
+        if left is None or right is None:
+            return None
+        for slope, distance in ((left, right), (right, left)):
+            found, sign = _biased(distance, depth - 1), _slope_sign(slope)
+            if found is not None and sign:
+                return sign * found
+        return None
+    if "input" not in term.arguments or term.op not in _DISTANCES:
+        return None
+    inner = _biased(term.input, depth - 1)
+    if inner is None or (term.op in ("sub", "transpose")) or (term.op == "method" and term.value != "abs"):
+        return None
+    if term.op in ("abs", "method"):
+        return inner.abs()
+    if term.op == "clamp":
+        least, most = number(term.get("min")), number(term.get("max"))
+        return None if least is None and most is None else inner.clamp(least, most)
+    return -inner if term.op == "negative" else inner
+
+
+def _slope_sign(slope: Term) -> int:
+    """The sign of slopes: -1 where they are negated, 1 for a name of slopes or a power, 0 where that is not known."""
+    while slope.op in ("item", "unsqueeze", "reshape", "cast", "carried", "expand", "contiguous"):
+        if _SLOPES.search(label(slope)) and slope.input.op in ("parameter", "attribute"):
+            return 1
+        slope = slope.input
+    if slope.op == "negative":
+        return -_slope_sign(slope.input)
+    plain = number(slope)
+    if plain is not None:
+        return 1 if plain > 0 else -1
+    if slope.op == "mul":
+        signs = [_slope_sign(one) for one in slope.operands()]
+        return signs[0] * signs[1]
+    base = number(slope.get("input")) if slope.op == "pow" else None
+    if base is not None and base > 0:
+        return 1
+    return int(bool(_SLOPES.search(label(slope))) and slope.op in ("parameter", "attribute", "name", "call", "method"))
+
+
+@rule(
+    "ATT506",
+    Severity.ERROR,
+    source="https://github.com/meta-pytorch/attention-gym/pull/86; Press et al. 2021, https://arxiv.org/abs/2108.12409",
+    wrong="""
+        def alibi_slopes(heads):
+            return 2.0 ** (-8.0 * torch.arange(heads) / heads)
+
+        def attend(q, k, v, bias):
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+    """,
+    right="""
+        def alibi_slopes(heads):
+            return 2.0 ** (-8.0 * torch.arange(1, heads + 1) / heads)
+
+        def attend(q, k, v, bias):
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+    """,
+)
+def wrong_slopes(facts: ModuleFacts) -> Iterator[Report]:
+    """The slopes of ALiBi start with the wrong power, or grow.
+
+    Head h of n, counted from 1, has the slope 2^(-8h/n). Counted from 0 the first head has slope 1, and a positive
+    power gives slopes up to 256. A checkpoint trained with the right ones does not fit.
+    """
+    for node in facts.nodes[ast.BinOp]:
+        if not isinstance(node.op, ast.Pow) or not _is_about_slopes(node, facts):
+            continue
+        written = ast.unparse(node.right)
+        if not re.search(r"8\b", written) or not re.search(r"2(\.0)?$", ast.unparse(node.left)):
+            continue
+        if (
+            re.search(r"arange\(([\w.]+|0, [\w.]+)(, (device|dtype)[^)]*)?\)(\.\w+\(\))*(?! ?\+)", written)
+            and "+ 1" not in written
+        ):
+            yield Report(node, "heads are counted from 0: the slopes of ALiBi are 2^(-8h/n) for h from 1 to n")
+        elif "-" not in written and "1 /" not in ast.unparse(facts.parents[node]):
+            yield Report(node, "these slopes grow with the head: the slopes of ALiBi are 2^(-8h/n)")
+
+
+def _is_about_slopes(node: ast.AST, facts: ModuleFacts) -> bool:
+    above: ast.AST | None = node
+    while above is not None and not isinstance(above, ast.ClassDef):
+        if isinstance(above, Function) and re.search(r"slope|alibi", above.name, re.I):
+            return True
+        if isinstance(above, ast.Assign) and re.search(r"slope|alibi", ast.unparse(above.targets[0]), re.I):
+            return True
+        above = facts.parents.get(above)
+    return False
+
+
+_HALF_TABLE = re.compile(r"cat\(\s*[\[(]\s*([\w.]+)\s*,\s*\1\s*[\])]")
+_PAIR_TABLE = re.compile(
+    r"repeat_interleave\(\s*2\b|repeat_interleave\([\w.]+, (repeats=)?2\b|stack\(\s*[\[(]\s*([\w.]+)\s*,\s*\2\s*[\])]"
+)
+
+
+@rule(
+    "ATT507",
+    Severity.ERROR,
+    source="https://github.com/raiyanyahya/how-to-train-your-gpt/issues/6",
+    wrong="""
+        def rope_table(positions, inv_freq):
+            angles = torch.outer(positions, inv_freq).repeat_interleave(2, dim=-1)
+            return angles.cos(), angles.sin()
+
+        def apply_rope(x, cos, sin):
+            first, second = x.chunk(2, dim=-1)
+            return x * cos + torch.cat((-second, first), dim=-1) * sin
+    """,
+    right="""
+        def rope_table(positions, inv_freq):
+            angles = torch.outer(positions, inv_freq)
+            angles = torch.cat((angles, angles), dim=-1)
+            return angles.cos(), angles.sin()
+
+        def apply_rope(x, cos, sin):
+            first, second = x.chunk(2, dim=-1)
+            return x * cos + torch.cat((-second, first), dim=-1) * sin
+    """,
+)
+def mixed_rotary_pairs(facts: ModuleFacts) -> Iterator[Report]:
+    """A rotary table for neighbouring pairs is used with a rotation of halves, or the reverse.
+
+    The table repeats each angle in place (a a b b) where neighbours are a pair, and as a whole (a b a b) where the
+    first half is paired with the second. Mixed, the two entries of a pair are turned by different angles, which is no
+    rotation, and scores do not depend on distances.
+    """
+    if not re.search(r"rotary|rope|rotate", facts.source, re.I):
+        return
+    halves, pairs = _rotations(facts)
+    calls = [(node, ast.unparse(node)) for node in facts.nodes[ast.Call] if _is_about_angles(node, facts)]
+    half_tables = [node for node, written in calls if _HALF_TABLE.match(written.partition("torch.")[2] or written)]
+    pair_tables = [node for node, written in calls if _PAIR_TABLE.search(written) and "rope" not in written]
+    if halves and not pairs and pair_tables and not half_tables:
+        yield Report(pair_tables[0], "this table pairs neighbours, and the rotation pairs halves: use cat((a, a))")
+    if pairs and not halves and half_tables and not pair_tables:
+        yield Report(
+            half_tables[0], "this table pairs halves, and the rotation pairs neighbours: use repeat_interleave(2)"
+        )
+
+
+def _rotations(facts: ModuleFacts) -> tuple[bool, bool]:
+    """Whether a file turns halves against each other, and whether it turns neighbours."""
+    halves = pairs = False
+    for node in facts.nodes[ast.Call]:
+        written = ast.unparse(node)
+        if len(written) > 200 or not re.match(r"torch\.(cat|stack)\(|cat\(|stack\(", written):
+            continue
+        negated = re.search(r"[\[(]\s*-", written)
+        halves |= bool(negated and "cat(" in written)
+        pairs |= bool(negated and "stack(" in written)
+    written = facts.source
+    pairs |= bool(re.search(r"\[\.\.\., (0|1|)::2\]", written)) and bool(re.search(r"\[\.\.\., 1::2\]", written))
+    return halves and not re.search(r"::2\]\s*,?\s*$", written), pairs
+
+
+def _is_about_angles(node: ast.AST, facts: ModuleFacts) -> bool:
+    """Whether an expression is about the angles of a table: by the names in its statement, not those of queries."""
+    above: ast.AST = node
+    while not isinstance(above, ast.stmt) and above in facts.parents:
+        above = facts.parents[above]
+    if isinstance(above, Function | ast.ClassDef | ast.For | ast.If):
+        return False
+    return bool(re.search(r"freq|angle|theta|\bcos\b|\bsin\b|\bemb\b", ast.unparse(above)))
+
+
+@rule(
+    "ATT508",
+    Severity.ERROR,
+    source="https://github.com/rasbt/LLMs-from-scratch/issues/411",
+    wrong="""
+        def attend(x, q_proj, k_proj, v, heads, head_dim, inv_freq):
+            b, n, _ = x.shape
+            q = q_proj(x).view(b, n, heads, head_dim).transpose(1, 2)
+            k = k_proj(x).view(b, n, heads, head_dim).transpose(1, 2)
+            angles = torch.outer(torch.arange(q.shape[1]), inv_freq)
+            return F.scaled_dot_product_attention(rotate(q, angles), rotate(k, angles), v)
+    """,
+    right="""
+        def attend(x, q_proj, k_proj, v, heads, head_dim, inv_freq):
+            b, n, _ = x.shape
+            q = q_proj(x).view(b, n, heads, head_dim).transpose(1, 2)
+            k = k_proj(x).view(b, n, heads, head_dim).transpose(1, 2)
+            angles = torch.outer(torch.arange(q.shape[2]), inv_freq)
+            return F.scaled_dot_product_attention(rotate(q, angles), rotate(k, angles), v)
+    """,
+)
+def heads_as_positions(facts: ModuleFacts) -> Iterator[Report]:
+    """Positions are counted along the axis of the heads.
+
+    After `transpose(1, 2)` axis 1 is that of heads, before it that of positions. Positions over heads turn each head by
+    a constant angle, and tell nothing of the order of the tokens.
+    """
+    for event in facts.operations("arange"):
+        for size in (*event.term.items, *event.term.arguments.values()):
+            if size.op != "size" or not isinstance(size.value, int):
+                continue
+            axes = _axes(size.input)
+            if len(axes) == 4 and axes[size.value] == "heads":
+                yield Report(
+                    event.term.node, f"axis {size.value} is that of the heads here: positions are another axis"
+                )
+
+
+def _axes(term: Term) -> list[str]:
+    """What each axis of a tensor is, "heads" or "", after a reshape into four axes; an empty list if not known."""
+    for _ in range(20):
+        if term.op == "reshape" and len(term.items) == 4:
+            return ["heads" if _is_heads(one) else "" for one in term.items]
+        if term.op in ("transpose", "permute"):
+            return _moved(term, _axes(term.input))
+        if term.op in ("cast", "dropout", "mul", "div", "carried", "contiguous"):
+            term = term.input
+        else:
+            break
+    return []
+
+
+def _is_heads(size: Term) -> bool:
+    name = label(size) or (str(size.value) if size.op in ("parameter", "attribute") else "")
+    return bool(re.search(r"^(n_?)?(num_)?(kv_|key_value_|attention_)*heads?$|^(h|nh|n_h|H)$", name))
+
+
+def _moved(term: Term, axes: list[str]) -> list[str]:
+    if len(axes) != 4:
+        return []
+    if term.op == "permute":
+        order = [number(one) for one in term.items]
+        return [axes[int(one)] for one in order if one is not None] if None not in order else []
+    first, second = number(term.get("dim0")), number(term.get("dim1"))
+    if first is None or second is None:
+        return []
+    axes = list(axes)
+    axes[int(first)], axes[int(second)] = axes[int(second)], axes[int(first)]
+    return axes
+
+
+@rule(
+    "ATT114",
+    Severity.ERROR,
+    source="https://github.com/lucidrains/performer-pytorch/issues/40; https://arxiv.org/abs/2006.16236, equation 5",
+    wrong="""
+        def linear_attention(q, k, v):
+            q, k = F.elu(q) + 1, F.elu(k) + 1
+            state = k.transpose(-2, -1) @ v
+            return q @ state
+    """,
+    right="""
+        def linear_attention(q, k, v):
+            q, k = F.elu(q) + 1, F.elu(k) + 1
+            state = k.transpose(-2, -1) @ v
+            total = q @ k.sum(dim=-2).unsqueeze(-1)
+            return q @ state / total
+    """,
+)
+def missing_denominator(facts: ModuleFacts) -> Iterator[Report]:
+    """Linear attention is not divided by the sum of its weights.
+
+    φ(q)·Σ φ(k)v has to be divided by φ(q)·Σ φ(k); without it outputs grow with the length, and a trained model fails at
+    other lengths.
+    """
+    for event in facts.operations("matmul", "einsum"):
+        outer = product(event.term)
+        if outer is None or (event.depth == 0 and event.function in facts.followed):
+            continue
+        inner = product(outer.right) or product(outer.left)
+        if inner is None or not _has_feature_map(outer.left if product(outer.right) else outer.right):
+            continue
+        if not any(_has_feature_map(one) for one in (inner.left, inner.right)):
+            continue
+        function = event.function
+        written = ast.unparse(function) if function is not None else ""
+        if not re.search(r" / |/=|\.div|norm\(|Norm|reciprocal|cumsum|softmax", written):
+            yield Report(event.term.node, "this linear attention is not divided by the sum of its weights")
+
+
+def _has_feature_map(term: Term) -> bool:
+    """Whether a query or key went through a positive function: elu + 1, relu, exp or one of that name."""
+    for one in walk(term, stop=frozenset({"matmul", "einsum"})):
+        name = str(one.value) if one.op in ("call", "method", "apply", "exp") else ""
+        if re.search(r"\belu$|\brelu$|\.elu|\.relu|ReLU|ELU|feature_map|\bphi\b", name) or one.op == "exp":
+            return True
+    return False
+
+
+@rule(
+    "ATT509",
+    Severity.WARNING,
+    source="https://github.com/huggingface/transformers/pull/29285",
+    wrong="""
+        def rope_table(x, positions, inv_freq):
+            angles = torch.outer(positions, inv_freq).to(x.dtype)
+            return angles.cos(), angles.sin()
+
+        def attend(q, k, v):
+            return F.scaled_dot_product_attention(q, k, v)
+    """,
+    right="""
+        def rope_table(x, positions, inv_freq):
+            angles = torch.outer(positions.float(), inv_freq.float())
+            return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+
+        def attend(q, k, v):
+            return F.scaled_dot_product_attention(q, k, v)
+    """,
+)
+def angles_in_half(facts: ModuleFacts) -> Iterator[Report]:
+    """Rotary angles are converted to the dtype of the activations before their sine and cosine.
+
+    In bfloat16 an angle of 1000 is exact to 4 only, more than half a turn. Compute angles in float32, and convert the
+    sines.
+    """
+    for event in facts.operations("method", "call"):
+        name = str(event.term.value).rpartition(".")[2]
+        if name != "cos":
+            continue
+        angle = event.term.input if event.term.op == "method" else next(iter(event.term.items), None)
+        cast = angle is not None and _low_precision(angle)
+        if cast and not _disables_autocast(event.function):
+            yield Report(
+                event.term.node, "these angles are in the dtype of the activations: take cos and sin in float32"
+            )
+
+
+def _disables_autocast(function: Function | None) -> bool:
+    """Whether a function switches autocast off, and so computes in float32."""
+    return function is not None and "enabled=False" in ast.unparse(function)
+
+
+def _low_precision(angle: Term) -> bool:
+    """Whether the last conversion of angles is to half precision, or to the dtype of a tensor of activations."""
+    for one in walk(angle, stop=frozenset({"apply"})):
+        if one.op != "cast":
+            continue
+        dtype = one.get("dtype")
+        if dtype is None:
+            continue
+        if dtype.op == "name":
+            return dtype.value in ("torch.bfloat16", "torch.float16", "torch.half")
+        base = label(dtype.input) if dtype.op == "attribute" else ""
+        return bool(re.match(r"^(x|q|k|query|key|hidden_states|inputs?|h|hidden|xq|xk)$", base))
+    return False

@@ -1,0 +1,437 @@
+"""Rules about padding, memories and documents: which axis a mask is broadcast along, and whose mask it is."""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections.abc import Iterator
+
+from ..attention_sites import AttentionSite, names_in, path
+from ..finding import Severity
+from ..mask_values import hidden_pairs, mask_values, triangle
+from ..symbolic_evaluation import Function, ModuleFacts
+from ..term import Term, is_none, is_true, label, lowest_of_dtype, number, walk
+from .base import Report, formulas, function_around, rule
+from .mask_rules import fill_value, formula_mask, is_judged, resolved
+
+_PADDING = re.compile(r"(^|_)(pad|padding|attention_mask|key_mask|src_mask|token_mask|valid|lengths?|mask)(_|$)", re.I)
+_PASSED = frozenset({"cast", "bool", "invert", "not", "equal", "not_equal", "expand", "carried", "repeat"})
+
+
+def _last_axis(mask: Term) -> str:
+    """Along which axis of the scores a padding mask runs: "queries" where a last axis of 1 was inserted, "keys" where
+    one was inserted before the last, "" where that is not known.
+    """
+    inserted = ""
+    for _ in range(20):
+        if mask.op in _PASSED:
+            mask = mask.input
+        elif mask.op == "unsqueeze":
+            inserted = inserted or _of_unsqueeze(mask)
+            mask = mask.input
+        elif mask.op == "item" and any(is_none(one) for one in mask.items):
+            last = mask.items[-1]
+            inserted = inserted or ("queries" if is_none(last) else "keys")
+            mask = mask.input
+        else:
+            break
+    named = mask.op in ("parameter", "attribute", "name") and _PADDING.search(label(mask) or str(mask.value))
+    compared = mask.op in ("less", "greater_equal", "less_equal", "greater") or _is_of_tokens(mask)
+    return inserted if named or compared else ""
+
+
+def _of_unsqueeze(mask: Term) -> str:
+    """As `_last_axis`, for one `unsqueeze` of a mask of (batch, length), or the second of two."""
+    dim = number(mask.get("dim"))
+    if dim is None:
+        return ""
+    inner = mask.input
+    rank = 2
+    while inner.op in _PASSED or inner.op == "unsqueeze":
+        rank += inner.op == "unsqueeze"
+        inner = inner.input
+    if dim in (-1, rank):
+        return "queries"
+    return "keys" if dim in (-2, rank - 1) else ""
+
+
+def _is_of_tokens(mask: Term) -> bool:
+    return mask.op in ("equal", "not_equal") and any("pad" in name.lower() for name in names_in(mask))
+
+
+def _alternatives(mask: Term, combined: frozenset[str]) -> Iterator[Term]:
+    """The masks that a mask is combined from, by these operations."""
+    for one in resolved(mask):
+        while one.op in ("invert", "cast", "bool", "not") or (one.op in ("equal", "not_equal") and not _has_pad(one)):
+            one = one.input
+        if one.op in combined:
+            for operand in one.operands():
+                yield from _alternatives(operand, combined)
+        else:
+            yield one
+
+
+def _has_pad(term: Term) -> bool:
+    return term.op in ("equal", "not_equal") and _is_of_tokens(term)
+
+
+_COMBINED = frozenset({"and", "or", "mul"})
+
+
+@rule(
+    "ATT209",
+    Severity.ERROR,
+    source="https://github.com/hyunwoongko/transformer/pull/40",
+    wrong="""
+        def attention(q, k, v, padding_mask):
+            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
+            scores = scores.masked_fill(padding_mask[:, None, :, None] == 0, float("-inf"))
+            return torch.softmax(scores, dim=-1) @ v
+    """,
+    right="""
+        def attention(q, k, v, padding_mask):
+            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
+            scores = scores.masked_fill(padding_mask[:, None, None, :] == 0, float("-inf"))
+            return torch.softmax(scores, dim=-1) @ v
+    """,
+)
+def mask_of_queries(facts: ModuleFacts) -> Iterator[Report]:
+    """A padding mask runs along the queries instead of the keys.
+
+    Scores have the axes (batch, heads, queries, keys). A mask of (batch, 1, length, 1) hides all keys of a padded
+    query, which is then NaN or an average of everything, and no padded key. It has to be (batch, 1, 1, length).
+    """
+    for site in facts.sites:
+        if site.kind == "formula":
+            masks = [(use.mask, use.node) for step in site.before for use in formula_mask(step)]
+        else:
+            mask = site.output.get("attn_mask") if site.kind == "sdpa" else None
+            masks = [(mask, mask)] if mask is not None else []
+        found = [
+            (_last_axis(part), node)
+            for mask, node in masks
+            for part in _alternatives(mask, _COMBINED)
+            if mask_values(part) is None
+        ]
+        if any(axis != "queries" for axis, _ in found):
+            continue
+        for axis, node in found:
+            if axis == "queries":
+                yield Report(node.node, "this padding mask runs along the queries: it has to be (batch, 1, 1, keys)")
+
+
+@rule(
+    "ATT222",
+    Severity.ERROR,
+    source="https://github.com/pytorch/pytorch/issues/103749",
+    wrong="""
+        def attention(q, k, v, padding):
+            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
+            keep = padding[:, None, :] & padding[:, :, None]
+            scores = scores.masked_fill(~keep, float("-inf"))
+            return torch.softmax(scores, dim=-1) @ v
+    """,
+    right="""
+        def attention(q, k, v, padding):
+            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
+            keep = padding[:, None, :]
+            scores = scores.masked_fill(~keep, float("-inf"))
+            return torch.softmax(scores, dim=-1) @ v
+    """,
+)
+def rows_without_keys(facts: ModuleFacts) -> Iterator[Report]:
+    """Padded queries see no key at all, and the softmax of a row of -inf is NaN.
+
+    A mask that hides padded queries as well as padded keys leaves whole rows of -inf. Their NaN reaches the loss, and
+    in the next layer every position, as 0 · NaN is NaN. Mask the keys alone, or replace the NaN by 0.
+    """
+    for site in formulas(facts):
+        function = site.event.function
+        if function is not None and re.search(r"nan_to_num|isnan|nansum|\.any\(|\.all\(", ast.unparse(function)):
+            continue
+        for step in site.before:
+            value = step.term.get("value") if step.op in ("masked_fill", "setitem") else step.operand
+            filled = fill_value(value) if step.op in ("masked_fill", "setitem", "where") else None
+            if filled != -math.inf or lowest_of_dtype(value) is not None:
+                continue
+            for use in formula_mask(step):
+                axes = {_last_axis(part) for part in _alternatives(use.mask, _COMBINED)}
+                if {"queries", "keys"} <= axes:
+                    yield Report(use.node.node, "padded queries see no key, and their rows become NaN: mask keys alone")
+
+
+@rule(
+    "ATT223",
+    Severity.WARNING,
+    source="https://github.com/facebookresearch/fairseq/issues/3575",
+    wrong="""
+        def attention(q, k, v, causal, padding):
+            lowest = torch.finfo(q.dtype).min
+            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
+            scores = scores + causal * lowest + padding * lowest
+            return torch.softmax(scores, dim=-1) @ v
+    """,
+    right="""
+        def attention(q, k, v, causal, padding):
+            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
+            scores = scores.masked_fill((causal + padding) > 0, torch.finfo(q.dtype).min)
+            return torch.softmax(scores, dim=-1) @ v
+    """,
+)
+def lowest_numbers_added(facts: ModuleFacts) -> Iterator[Report]:
+    """Two masks of the lowest number of the dtype are added, which overflows to -inf.
+
+    A row whose keys are all hidden twice is then NaN, as with -inf itself. Combine the masks as booleans first.
+    """
+    for event in facts.operations("add"):
+        left, right = event.term.get("input"), event.term.get("other")
+        if left is not None and right is not None and _is_lowest_mask(left) and _is_lowest_mask(right):
+            yield Report(event.term.node, "two masks of finfo.min add up to -inf: combine them as booleans")
+    for site in formulas(facts):
+        added = [step for step in site.before if step.op == "add" and step.operand and _is_lowest_mask(step.operand)]
+        if len(added) > 1 and not any(step.conditional for step in added):
+            yield Report(added[-1].term.node, "two masks of finfo.min add up to -inf: combine them as booleans")
+
+
+def _is_lowest_mask(term: Term) -> bool:
+    """Whether a term has the lowest number of its dtype where it hides, and 0 elsewhere."""
+    for _ in range(12):
+        if term.op == "mul":
+            return any(lowest_of_dtype(one) is not None for one in term.operands())
+        if term.op == "masked_fill" and lowest_of_dtype(term.get("value")) is not None:
+            return True
+        if term.op in ("full", "full_like") and lowest_of_dtype(term.get("fill_value")) is not None:
+            return True
+        if term.op == "choice" and term.items:
+            term = term.items[0]
+        elif "input" in term.arguments and term.op in (
+            *("unsqueeze", "expand", "item", "cast", "triu", "tril", "reshape", "repeat", "carried"),
+        ):
+            term = term.input
+        else:
+            return False
+    return False
+
+
+@rule(
+    "ATT232",
+    Severity.ERROR,
+    source="https://github.com/huggingface/transformers/pull/47946",
+    wrong="""
+        class DecoderLayer(nn.Module):
+            def __init__(self, dim):
+                super().__init__()
+                self.self_attention = nn.MultiheadAttention(dim, 8, batch_first=True)
+                self.cross_attention = nn.MultiheadAttention(dim, 8, batch_first=True)
+
+            def forward(self, x, memory, tgt_mask, tgt_padding):
+                x = x + self.self_attention(x, x, x, attn_mask=tgt_mask, need_weights=False)[0]
+                return x + self.cross_attention(x, memory, memory, attn_mask=tgt_mask, need_weights=False)[0]
+    """,
+    right="""
+        class DecoderLayer(nn.Module):
+            def __init__(self, dim):
+                super().__init__()
+                self.self_attention = nn.MultiheadAttention(dim, 8, batch_first=True)
+                self.cross_attention = nn.MultiheadAttention(dim, 8, batch_first=True)
+
+            def forward(self, x, memory, tgt_mask, src_padding):
+                x = x + self.self_attention(x, x, x, attn_mask=tgt_mask, need_weights=False)[0]
+                return x + self.cross_attention(
+                    x, memory, memory, key_padding_mask=src_padding, need_weights=False
+                )[0]
+    """,
+)
+def cross_attention_with_target_mask(facts: ModuleFacts) -> Iterator[Report]:
+    """Cross-attention gets the mask of the target instead of that of the source.
+
+    Its keys are those of the encoder: the causal mask of the target hides source words by their number, and the padding
+    of the target is not where the source is padded. Cross-attention takes the padding mask of the source.
+    """
+    for site in facts.sites:
+        if site.event.depth == 0 and site.event.function in facts.followed:
+            continue
+        if not _is_of_memory(site):
+            continue
+        for mask in _site_masks(site):
+            if _is_of_target(mask):
+                yield Report(
+                    site.event.call or site.output.node,
+                    "cross-attention gets the mask of the target: pass the source's",
+                )
+                break
+    for event in facts.applied(
+        "torch.nn.TransformerDecoder", "torch.nn.TransformerDecoderLayer", "torch.nn.Transformer"
+    ):
+        for name in ("memory_mask", "memory_key_padding_mask"):
+            mask = event.term.get(name)
+            if is_judged(event, facts) and mask is not None and _is_of_target(mask):
+                yield Report(event.term.node, f"{name} is the mask of the target: pass that of the source")
+
+
+_MEMORY = re.compile(r"^(memory|mem|context|encoder_\w+|enc_\w*|encoded\w*|source|src)$", re.I)
+_TARGET_MASK = re.compile(
+    r"^(tgt|trg|target|dec|decoder|causal|look_?ahead|future|subsequent)_(\w+_)?(mask|padding\w*)$", re.I
+)
+
+
+def _is_of_memory(site: AttentionSite) -> bool:
+    """Whether keys are those of an encoder, and queries are not."""
+    keys, queries = names_in(site.key), names_in(site.query)
+    return any(_MEMORY.match(name) for name in keys - queries)
+
+
+def _site_masks(site: AttentionSite) -> Iterator[Term]:
+    if site.kind == "formula":
+        for step in site.before:
+            for use in formula_mask(step):
+                yield use.mask
+    else:
+        yield from (one for name in ("attn_mask", "key_padding_mask") if (one := site.output.get(name)) is not None)
+
+
+def _is_of_target(mask: Term) -> bool:
+    """Whether a mask is named as the target's, or hides the future."""
+    for one in resolved(mask):
+        values = mask_values(one)
+        if values is not None and triangle(hidden_pairs(values, true_hides=False)) in ("future", "past"):
+            return True
+        while one.op in (*_PASSED, "unsqueeze", "item", "reshape"):
+            one = one.input
+        if one.op in ("parameter", "attribute") and _TARGET_MASK.match(label(one) or str(one.value)):
+            return True
+    return False
+
+
+@rule(
+    "ATT242",
+    Severity.ERROR,
+    source="https://github.com/huggingface/transformers/pull/46634",
+    wrong="""
+        def attend(q, k, v, document_ids):
+            positions = positions_within(document_ids)
+            q, k = rotate(q, positions), rotate(k, positions)
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    """,
+    right="""
+        def attend(q, k, v, document_ids):
+            positions = positions_within(document_ids)
+            q, k = rotate(q, positions), rotate(k, positions)
+            same = document_ids[:, None, :, None] == document_ids[:, None, None, :]
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=same.tril())
+    """,
+)
+def documents_without_mask(facts: ModuleFacts) -> Iterator[Report]:
+    """Documents are packed into one sequence, and attention has a causal mask only.
+
+    Positions that restart do not separate documents: every token attends to those of the documents before. The mask has
+    to compare the documents of query and key, or the kernel has to get the lengths (`cu_seqlens`).
+    """
+    for function, site in _causal_functions(facts):
+        parameters = [one.arg for one in (*function.args.args, *function.args.kwonlyargs) if _DOCUMENTS.match(one.arg)]
+        if not parameters or any(_is_tested(name, function) for name in parameters):
+            continue
+        if not any(name in names_in(mask) for mask in _site_masks(site) for name in parameters):
+            yield Report(
+                site.event.call or site.output.node,
+                f"documents (`{parameters[0]}`) are separated by no mask: each attends to those before it",
+            )
+
+
+_DOCUMENTS = re.compile(
+    r"^(cu_seq_?lens?\w*|doc(ument)?_?ids?|seq(uence)?_ids?|segment_ids|docs?|doc_?lens?|boundaries)$"
+)
+
+
+def _causal_functions(facts: ModuleFacts) -> Iterator[tuple[Function, AttentionSite]]:
+    """Functions with attention that is causal and nothing else."""
+    for site in facts.sites:
+        node = function_around(site.event.call or site.output.node, facts)
+        if node is None:
+            continue
+        masks = [one for mask in _site_masks(site) for one in resolved(mask)]
+        causal = is_true(site.output.get("is_causal")) or bool(masks)
+        if causal and all(
+            (values := mask_values(one)) is not None
+            and triangle(hidden_pairs(values.bool(), true_hides=True)) in ("future", "past and self")
+            for one in masks
+        ):
+            yield node, site
+
+
+def _is_tested(name: str, function: Function) -> bool:
+    """Whether a branch depends on that name: the packed case may be another's."""
+    return any(
+        isinstance(node, ast.If | ast.IfExp)
+        and any(isinstance(one, ast.Name) and one.id == name for one in ast.walk(node.test))
+        for node in ast.walk(function)
+    )
+
+
+@rule(
+    "ATT405",
+    Severity.ERROR,
+    source="https://github.com/lsdefine/attention-is-all-you-need-keras/issues/36",
+    wrong="""
+        def attention(q, k, v, mask, b, h, n, d):
+            q, k, v = (x.view(b, n, h, d).transpose(1, 2).reshape(b * h, n, d) for x in (q, k, v))
+            scores = torch.bmm(q, k.transpose(1, 2)) / math.sqrt(d)
+            scores = scores.masked_fill(mask.repeat(h, 1, 1), float("-inf"))
+            return torch.bmm(torch.softmax(scores, dim=-1), v)
+    """,
+    right="""
+        def attention(q, k, v, mask, b, h, n, d):
+            q, k, v = (x.view(b, n, h, d).transpose(1, 2).reshape(b * h, n, d) for x in (q, k, v))
+            scores = torch.bmm(q, k.transpose(1, 2)) / math.sqrt(d)
+            scores = scores.masked_fill(mask.repeat_interleave(h, dim=0), float("-inf"))
+            return torch.bmm(torch.softmax(scores, dim=-1), v)
+    """,
+)
+def mask_in_other_order(facts: ModuleFacts) -> Iterator[Report]:
+    """The mask is repeated for the heads in another order than the data.
+
+    Data of batch · heads rows has all heads of the first example first; `mask.repeat(heads, 1, 1)` has all examples of
+    the first head first: an example gets the padding of another one. Use `repeat_interleave(heads, dim=0)`. Where heads
+    were concatenated along the batch, it is `repeat` that fits.
+    """
+    for site in facts.sites:
+        order = "batch" if site.kind == "module" else _row_order(site.query)
+        if not order:
+            continue
+        for mask in _site_masks(site):
+            for one in walk(mask, stop=frozenset({"apply", "call"})):
+                found = _repeated_order(one)
+                if found and found != order:
+                    fitting = "repeat_interleave(heads, dim=0)" if order == "batch" else "repeat(heads, 1, 1)"
+                    yield Report(
+                        one.node, f"rows of the data are ordered by {order} first, and this mask is not: use {fitting}"
+                    )
+
+
+def _row_order(query: Term) -> str:
+    """Whether rows of batch · heads have the batch first or the heads first; "" if that is not known."""
+    found = path(query, lambda one: (one.op == "reshape" and len(one.items) == 3) or one.op == "cat")
+    if found is None:
+        return ""
+    reshaped = found[0]
+    if reshaped.op == "cat":
+        joined = reshaped.get("tensors")
+        split = joined is not None and joined.op in ("split", "chunk")
+        return "heads" if split and number(reshaped.get("dim")) in (0, None) else ""
+    moved = reshaped.input
+    if moved.op == "transpose" and {number(moved.get("dim0")), number(moved.get("dim1"))} == {1.0, 2.0}:
+        return "batch"
+    order = [number(one) for one in moved.items] if moved.op == "permute" else []
+    return "batch" if order[:2] == [0, 2] else "heads" if order[:2] == [2, 0] else ""
+
+
+def _repeated_order(mask: Term) -> str:
+    """The order of rows of a mask of (batch, queries, keys) that is repeated for heads."""
+    if mask.op == "repeat" and len(mask.items) in (2, 3):
+        first, *others = mask.items
+        heads = "head" in label(first).lower() or label(first) in ("h", "nh", "n_h")
+        return "heads" if heads and number(first) is None and all(number(one) == 1 for one in others) else ""
+    if mask.op == "repeat_interleave" and number(mask.get("dim")) == 0:
+        return "batch"
+    return ""

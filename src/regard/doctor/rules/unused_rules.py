@@ -1,0 +1,186 @@
+"""Rules about masks, caps and options that are computed, passed or stored, and have no effect."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from ..finding import Severity
+from ..symbolic_evaluation import Function, ModuleFacts
+from .base import Report, function_around, rule
+
+_PURE = frozenset(
+    {
+        *("masked_fill", "masked_scatter", "where", "tanh", "clamp", "softmax", "tril", "triu", "add", "mul", "div"),
+        *("sub", "float", "half", "bfloat16", "transpose", "permute", "unsqueeze", "repeat_interleave", "logical_not"),
+    }
+)
+"""Functions and methods of torch that return a new tensor."""
+_EFFECTS = re.compile(r"(^|_)(mask|bias|capped|softcap\w*|causal|future|padding|keep)$|^(mask|bias|capped)_|cap(ped)?$")
+_OPTIONS = re.compile(
+    r"^_?(attn_)?(logits?_|attention_)?(soft_?cap\w*|logit_cap|causal|is_causal|is_decoder|decoder|bidirectional|"
+    r"window|window_size|sliding_window|local_window|use_causal_mask|causal_mask|mask_future|alibi|use_alibi)$"
+)
+_MASKS = re.compile(
+    r"^(attn_|attention_|causal_|key_padding_|padding_|pad_|src_|tgt_|trg_|key_|encoder_|memory_|document_|doc_|window_)*"
+    r"mask$|^(cu_seqlens|document_ids|doc_ids|segment_ids|is_causal|causal|soft_?cap|logit_cap|window_size)$"
+)
+_HUGGING_FACE = re.compile(r"transformers|PreTrainedModel|ALL_ATTENTION_FUNCTIONS")
+
+
+def _attending_functions(facts: ModuleFacts) -> dict[Function, ast.AST]:
+    """The functions in whose own text attention is computed, each with the first place of it."""
+    found: dict[Function, ast.AST] = {}
+    for site in facts.sites:
+        function = function_around(site.output.node, facts)
+        if function is not None:
+            found.setdefault(function, site.output.node)
+    return found
+
+
+def _read_names(function: ast.AST) -> dict[str, int]:
+    """How often each name is read in a function."""
+    found: dict[str, int] = {}
+    for node in ast.walk(function):
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Store):
+            found[node.id] = found.get(node.id, 0) + 1
+    return found
+
+
+@rule(
+    "ATT251",
+    Severity.ERROR,
+    source="https://github.com/sgl-project/sglang/issues/33915; https://github.com/proger/hippogriff/issues/7",
+    wrong="""
+        def attention(q, k, v, mask):
+            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
+            scores.masked_fill(mask == 0, float("-inf"))
+            return torch.softmax(scores, dim=-1) @ v
+    """,
+    right="""
+        def attention(q, k, v, mask):
+            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
+            scores = scores.masked_fill(mask == 0, float("-inf"))
+            return torch.softmax(scores, dim=-1) @ v
+    """,
+)
+def dropped_result(facts: ModuleFacts) -> Iterator[Report]:
+    """A mask or a cap is computed, and the result is dropped.
+
+    `masked_fill`, `tanh`, `where` and the like return a new tensor and change nothing in place; the methods that do end
+    in an underscore. So does a mask that is assigned to a name which nothing reads, or which another mask replaces
+    before it is read.
+    """
+    if not facts.sites:
+        return
+    for node in facts.nodes[ast.Expr]:
+        call = node.value
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or call.func.attr not in _PURE:
+            continue
+        if not any(keyword.arg == "out" for keyword in call.keywords) and (call.args or call.func.attr == "tanh"):
+            yield Report(call, f"the result of {call.func.attr} is dropped: assign it, or use the method in place")
+    for function in _attending_functions(facts):
+        read = _read_names(function)
+        for node in ast.walk(function):
+            target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
+            if not isinstance(target, ast.Name) or not _EFFECTS.search(target.id) or not _is_computed(node.value):
+                continue
+            if read.get(target.id, 0) == 0:
+                yield Report(node, f"`{target.id}` is computed, and nothing uses it")
+        yield from _replaced(function)
+
+
+def _is_computed(value: ast.expr) -> bool:
+    """Whether a value is the result of a computation, not a part of another value or a constant."""
+    return isinstance(value, ast.Call | ast.BinOp | ast.UnaryOp | ast.Compare) and not (
+        isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in ("pop", "get")
+    )
+
+
+def _replaced(function: Function) -> Iterator[Report]:
+    """Masks that the same block of statements binds anew before they are read."""
+    for block in (body for node in ast.walk(function) for body in _blocks(node)):
+        waiting: dict[str, ast.Assign] = {}
+        for statement in block:
+            read = _read_names(statement)
+            waiting = {name: node for name, node in waiting.items() if name not in read}
+            target = statement.targets[0] if isinstance(statement, ast.Assign) else None
+            if isinstance(statement, ast.Assign) and isinstance(target, ast.Name) and _MASKS.match(target.id):
+                if target.id in waiting:
+                    yield Report(statement, f"this replaces the `{target.id}` computed before, which nothing read")
+                if _is_computed(statement.value):
+                    waiting[target.id] = statement
+
+
+def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
+    for name in ("body", "orelse", "finalbody"):
+        body = getattr(node, name, None)
+        if isinstance(body, list):
+            yield body
+
+
+@rule(
+    "ATT252",
+    Severity.WARNING,
+    source="https://github.com/keras-team/keras/issues/23038; https://github.com/huggingface/transformers/pull/47946",
+    wrong="""
+        def attention(q, k, v, mask=None):
+            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
+            return torch.softmax(scores, dim=-1) @ v
+    """,
+    right="""
+        def attention(q, k, v, mask=None):
+            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
+            if mask is not None:
+                scores = scores.masked_fill(mask == 0, float("-inf"))
+            return torch.softmax(scores, dim=-1) @ v
+    """,
+)
+def ignored_mask(facts: ModuleFacts) -> Iterator[Report]:
+    """A function that attends takes a mask, or an option of masks, and does not read it.
+
+    Callers pass it and believe that it has an effect. The same is true of an option such as `causal`, `window` or
+    `softcap` that a constructor stores and that nothing in the file reads. Functions whose parameters another library
+    prescribes are left out.
+    """
+    if _HUGGING_FACE.search(facts.source):
+        return
+    for function, node in _attending_functions(facts).items():
+        arguments = function.args
+        parameters = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+        read = _read_names(function)
+        if arguments.kwarg is not None or function.name.startswith("_") or _only_raises(function):
+            continue
+        for one in parameters:
+            if _MASKS.match(one.arg) and one.arg not in read:
+                yield Report(node, f"`{function.name}` takes `{one.arg}` and does not use it")
+    yield from _unread_options(facts)
+
+
+def _only_raises(function: Function) -> bool:
+    return all(isinstance(one, ast.Raise | ast.Pass | ast.Expr) for one in function.body)
+
+
+def _unread_options(facts: ModuleFacts) -> Iterator[Report]:
+    """Options of attention that the constructor of a module stores, and of which nothing in the file is read."""
+    if not facts.sites:
+        return
+    stored: dict[str, ast.Attribute] = {}
+    for node in facts.nodes[ast.Attribute]:
+        if isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self" and _OPTIONS.match(node.attr):
+            stored.setdefault(node.attr, node)
+    for node in facts.nodes[ast.Attribute]:
+        if not isinstance(node.ctx, ast.Store) and not _is_option_source(node, facts):
+            stored.pop(node.attr, None)
+    for name, node in stored.items():
+        if f'"{name}"' not in facts.source and f"'{name}'" not in facts.source:
+            yield Report(node, f"`self.{name}` is stored, and nothing reads it: attention does not depend on it")
+
+
+def _is_option_source(node: ast.Attribute, facts: ModuleFacts) -> bool:
+    """Whether an attribute is the right side of an assignment to an attribute of its name."""
+    above = facts.parents.get(node)
+    return isinstance(above, ast.Assign) and any(
+        isinstance(target, ast.Attribute) and target.attr == node.attr for target in above.targets
+    )
