@@ -413,7 +413,7 @@ class TestSelfCheck:
         kernels = tuple(kernel if each.name == "flex" else each for each in KERNELS)
         monkeypatch.setattr(dispatch, "KERNELS", kernels)
         monkeypatch.setattr(kernel, "name", "flex")
-        monkeypatch.setitem(dispatch.attend.__globals__["_COMPUTATIONS"], "flex", kernel)
+        monkeypatch.setitem(dispatch.apply_kernel.__globals__["_COMPUTATIONS"], "flex", kernel)
         dispatch._chosen.clear()
         yield kernel
         dispatch._chosen.clear()
