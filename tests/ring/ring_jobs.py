@@ -51,9 +51,12 @@ def attention(
     local = {name: ring.shard(tensor, -2, layout, group).clone().requires_grad_() for name, tensor in whole.items()}
     above = local.pop("above").detach()
     torch.manual_seed(case.seed)
-    key_exchange.PART_BYTES = 1 if case.in_parts else PART_BYTES
     settings = {"layout": layout, "group": group, "kernel": case.kernel, "head_parallel": case.head_parallel}
-    output, lse = ring.attention_with_lse(*local.values(), **settings, **options)
+    key_exchange.PART_BYTES = 1 if case.in_parts else PART_BYTES
+    try:
+        output, lse = ring.attention_with_lse(*local.values(), **settings, **options)
+    finally:
+        key_exchange.PART_BYTES = PART_BYTES  # the next job may have processes that this one does not
     finite = lse.masked_fill(lse == float("-inf"), 0.0)
     loss = (output * above).sum() + 0.1 * finite.sum()
     inputs = {**local, **parameters}
