@@ -28,7 +28,7 @@ TRANSPARENT = frozenset(
             "transpose",
             "permute",
         ),
-        *("tanh", "clamp", "carried", "negative", "rearrange", "flatten", "repeat", "tril", "triu"),
+        *("tanh", "clamp", "carried", "negative", "rearrange", "unflatten", "flatten", "repeat", "tril", "triu"),
     }
 )
 """Operations of which the input is looked through on the way from a product to the softmax and back."""
@@ -295,6 +295,8 @@ def dimension_power(term: Term) -> DimensionPower | None:
         return DimensionPower(inner.power * exponent, inner.dimension) if inner and exponent is not None else None
     if term.op in ("mul", "div"):
         return _combined_power(term)
+    if term.op == "boolean" and term.value == "or" and term.items:  # scale or 1 / sqrt(d)
+        return dimension_power(term.items[-1])
     return DimensionPower(1.0, term) if is_dimension(term) else None
 
 

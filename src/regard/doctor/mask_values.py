@@ -66,7 +66,8 @@ def _values(term: Term, depth: int) -> torch.Tensor | None:  # one line for each
     if term.op == "subsequent_mask":
         return torch.full((POSITIONS, POSITIONS), -torch.inf).triu(1)
     if term.op == "arange":
-        return torch.arange(POSITIONS)
+        from_zero = len(term.items) < 2 or number(term.items[0]) == 0
+        return torch.arange(POSITIONS) if from_zero else None
     if term.op == "item":
         return _indexed(term, depth)
     if term.op in ("ones_like", "zeros_like", "full_like"):
@@ -217,6 +218,7 @@ def triangle(hidden: torch.Tensor) -> str:
     ones = torch.ones(POSITIONS, POSITIONS, dtype=torch.bool)
     names = {
         "future": ones.triu(1),
+        "future but the next": ones.triu(2),
         "past": ones.tril(-1),
         "future and self": ones.triu(0),
         "past and self": ones.tril(0),

@@ -577,7 +577,7 @@ class _Evaluator:
                     softmax = {"input": left.input, **({"dim": right.arguments["dim"]} if right.get("dim") else {})}
                     return self._record(self._make("softmax", node, softmax, value="softmax"))
                 term = self._make(op, node, {"input": left, "other": right})
-                return self._record(term) if op in ("matmul", "mul", "div") else term
+                return self._record(term) if op in ("matmul", "mul", "div", "add") else term
             case ast.UnaryOp():
                 return self._make(
                     _OPERATORS.get(type(node.op), "plus"), node, {"input": self._expression(node.operand)}

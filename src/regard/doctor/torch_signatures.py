@@ -61,6 +61,7 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
     "tril": ("input", "diagonal"),
     "triu": ("input", "diagonal"),
     "unbind": ("input", "dim"),
+    "unflatten": ("input", "dim", "sizes"),
     "unsqueeze": ("input", "dim"),
     "where": ("condition", "input", "other"),
     "zeros": ("*size",),
@@ -75,6 +76,7 @@ _TORCH = {
         name: name for name in ("repeat_interleave", "reshape", "rsqrt", "softmax", "split", "sqrt", "squeeze", "stack")
     },
     **{name: name for name in ("sub", "sum", "tanh", "transpose", "tril", "triu", "unbind", "unsqueeze", "where")},
+    "unflatten": "unflatten",
     **{name: name for name in ("zeros", "zeros_like", "argmax", "multinomial", "log_softmax", "einsum")},
     "bmm": "matmul",
     "mm": "matmul",

@@ -117,12 +117,16 @@ def _masks_with_nodes(site: AttentionSite) -> Iterator[tuple[Term, Term]]:
         yield mask, mask
 
 
+_MADE = frozenset({"ones", "full", "zeros", "size"})
+"""Where a walk over a mask stops: sizes are of other tensors."""
+
+
 def _starts_at_first_key(mask: Term) -> bool:
     """Whether a mask is a triangle over other numbers of queries and keys, with its corner at the first of both."""
     values = mask_values(mask)
     if values is None or triangle(hidden_pairs(values.bool(), true_hides=True)) not in ("future", "past and self"):
         return False
-    for one in walk(mask):
+    for one in walk(mask, stop=_MADE):
         if one.op == "item":
             cut = [part for part in one.items if part.op == "slice"]
             if len(cut) >= 2 and all(is_none(part.items[0]) or number(part.items[0]) == 0 for part in cut[-2:]):
@@ -139,7 +143,8 @@ def _is_open(part: Term) -> bool:
 
 def _is_cut(mask: Term) -> bool:
     return any(
-        one.op == "item" and any(part.op == "slice" and not _is_open(part) for part in one.items) for one in walk(mask)
+        one.op == "item" and any(part.op == "slice" and not _is_open(part) for part in one.items)
+        for one in walk(mask, stop=_MADE)
     )
 
 
@@ -180,13 +185,15 @@ def causal_on_one_path(facts: ModuleFacts) -> Iterator[Report]:
     """
     causal: list[AttentionSite] = []
     for site in facts.sites:
-        if site.kind == "sdpa" and is_true(site.output.get("is_causal")) and is_judged(site.event, facts):
+        flag = site.output.get("is_causal") if site.kind == "sdpa" else None
+        stored = flag is not None and flag.op == "attribute"
+        if (is_true(flag) or stored) and is_judged(site.event, facts):
             causal.append(site)
     for site in facts.sites:
         fused = site.kind == "sdpa"
         if site.kind not in ("formula", "sdpa") or not is_judged(site.event, facts):
             continue
-        masked = any(site.masks()) if not fused else not _is_bare(site)
+        masked = any(not step.conditional for step in site.masks()) if not fused else not _is_bare(site)
         if masked or any(step.op in ("mul", "masked_fill") for step in site.after):
             continue
         for other in causal:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from ..finding import Severity
 from ..symbolic_evaluation import Event, ModuleFacts
-from ..term import Term, is_none, is_true, label, number, walk
+from ..term import Term, is_none, label, number, walk
 from .base import Report, formulas, function_around, rule
 
 _HALF = ("torch.float16", "torch.half", "torch.bfloat16")
@@ -39,7 +39,7 @@ _HALF = ("torch.float16", "torch.half", "torch.bfloat16")
     """,
 )
 def dropout_in_evaluation(facts: ModuleFacts) -> Iterator[Report]:
-    """Dropout of the weights stays on in evaluation.
+    """Dropout of the weights, or of what attention reads, stays on in evaluation.
 
     The functions `scaled_dot_product_attention` and `F.dropout` know nothing of `model.eval()`: the first drops with
     whatever probability it is passed, the second does so unless `training=False`. Predictions become random. Pass 0
@@ -49,19 +49,15 @@ def dropout_in_evaluation(facts: ModuleFacts) -> Iterator[Report]:
         probability = event.term.get("dropout_p")
         if probability is not None and _is_always_on(probability, event):
             yield Report(
-                probability.node if isinstance(probability.node, ast.expr) else event.term.node,
+                event.term.node,
                 "dropout_p does not depend on self.training, so dropout stays on in evaluation: "
                 "pass `p if self.training else 0.0`",
             )
-    for site in formulas(facts):
-        for step in site.after:
-            functional = step.op == "dropout" and str(step.term.value).endswith("functional.dropout")
-            training = step.term.get("training")
-            if functional and (training is None or is_true(training)) and number(step.term.get("p")) != 0:
-                yield Report(
-                    step.term.node,
-                    "F.dropout without training=self.training drops weights in evaluation too",
-                )
+    for event in facts.operations("dropout") if facts.sites else ():
+        functional = str(event.term.value).endswith("functional.dropout")
+        training = event.term.get("training")
+        if functional and training is None and number(event.term.get("p")) != 0:  # training=True is on purpose
+            yield Report(event.term.node, "F.dropout without training=self.training drops in evaluation too")
 
 
 def _is_always_on(probability: Term, event: Event) -> bool:
@@ -128,6 +124,57 @@ def dropout_off_for_ever(facts: ModuleFacts) -> Iterator[Report]:
             yield Report(
                 node, f"`{written}` stays 0 after the first evaluation: choose it by self.training at each call"
             )
+
+
+@rule(
+    "ATT303",
+    Severity.WARNING,
+    source="https://docs.pytorch.org/docs/stable/notes/autograd.html#evaluation-mode-nn-module-eval",
+    wrong="""
+        class Block(nn.Module):
+            def __init__(self, dim):
+                super().__init__()
+                self.attention = nn.MultiheadAttention(dim, 8, dropout=0.1, batch_first=True)
+
+            def forward(self, x):
+                return self.attention(x, x, x, need_weights=False)[0]
+
+        def evaluate(model, batches):
+            return [F.mse_loss(model(x), y).item() for x, y in batches]
+    """,
+    right="""
+        class Block(nn.Module):
+            def __init__(self, dim):
+                super().__init__()
+                self.attention = nn.MultiheadAttention(dim, 8, dropout=0.1, batch_first=True)
+
+            def forward(self, x):
+                return self.attention(x, x, x, need_weights=False)[0]
+
+        def evaluate(model, batches):
+            model.eval()
+            return [F.mse_loss(model(x), y).item() for x, y in batches]
+    """,
+)
+def evaluation_in_training_mode(facts: ModuleFacts) -> Iterator[Report]:
+    """A function evaluates a model that nothing in the file switches to evaluation.
+
+    Dropout of the weights stays on, and the figures are those of a worse model, others at each call. Call
+    `model.eval()` before, and `model.train()` after.
+    """
+    if not facts.sites or ".eval()" in facts.source or ".train(False)" in facts.source:
+        return
+    if "ropout" not in facts.source:
+        return
+    for function in facts.nodes[ast.FunctionDef]:
+        parameters = {one.arg for one in function.args.args}
+        if not re.match(r"^(evaluate|validate|validation|estimate_loss|test_epoch|eval_\w+)$", function.name):
+            continue
+        for node in ast.walk(function):
+            named = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
+            if named in parameters and named in ("model", "net", "network", "transformer"):
+                yield Report(node, f"`{named}` is evaluated as it is, with dropout: call {named}.eval() before")
+                break
 
 
 @rule(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import torch
 
-from ..attention_sites import product
+from ..attention_sites import names_in, product
 from ..finding import Severity
 from ..mask_values import mask_values
 from ..symbolic_evaluation import Function, ModuleFacts
@@ -58,6 +58,8 @@ def rewarded_distance(facts: ModuleFacts) -> Iterator[Report]:
     ALiBi adds -m · (i - j) to the score of query i and key j ≤ i, with a positive slope m: far keys count less. With
     the other sign the first key of a text gets nearly all of the weight.
     """
+    for node in _rewarding_functions(facts):
+        yield Report(node, "this bias is larger for keys farther away: subtract slopes · distance")
     for site in facts.sites:
         biases = [step.operand for step in site.before if step.op == "add"] if site.kind == "formula" else []
         biases += [site.output.get("attn_mask")] if site.kind == "sdpa" else []
@@ -67,6 +69,23 @@ def rewarded_distance(facts: ModuleFacts) -> Iterator[Report]:
                 values = _biased(one)
                 if values is not None and bool((sign * values[3, :3].diff() < 0).all()) and _names_slopes(one):
                     yield Report(one.node, "this bias is larger for keys farther away: subtract slopes · distance")
+
+
+def _rewarding_functions(facts: ModuleFacts) -> Iterator[ast.BinOp]:
+    """Sums in functions of (score, batch, head, query, key) that add slope · (query - key)."""
+    for function in facts.nodes[ast.FunctionDef]:
+        names = [one.arg for one in function.args.args]
+        if len(names) != 5 or not re.match(r"score|s$|qk", names[0]):
+            continue
+        distance = rf"\(?{names[3]} - {names[4]}\)?"
+        for node in ast.walk(function):
+            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add) and isinstance(node.right, ast.BinOp):
+                product_ = node.right
+                sides = [ast.unparse(product_.left), ast.unparse(product_.right)]
+                if isinstance(product_.op, ast.Mult) and any(re.fullmatch(distance, side) for side in sides):
+                    negated = any(side.startswith("-") for side in sides)
+                    if not negated and any(re.match(r"\w*(slope|alibi)|m\[", side, re.I) for side in sides):
+                        yield node
 
 
 def _summands(bias: Term | None) -> Iterator[Term]:
@@ -187,6 +206,7 @@ def _is_about_slopes(node: ast.AST, facts: ModuleFacts) -> bool:
     return False
 
 
+_ANGLES = re.compile(r"freq|angle|theta|rope|rotary", re.I)
 _HALF_TABLE = re.compile(r"cat\(\s*[\[(]\s*([\w.]+)\s*,\s*\1\s*[\])]")
 _PAIR_TABLE = re.compile(
     r"repeat_interleave\(\s*2\b|repeat_interleave\([\w.]+, (repeats=)?2\b|stack\(\s*[\[(]\s*([\w.]+)\s*,\s*\2\s*[\])]"
@@ -226,31 +246,40 @@ def mixed_rotary_pairs(facts: ModuleFacts) -> Iterator[Report]:
     """
     if not re.search(r"rotary|rope|rotate", facts.source, re.I):
         return
-    halves, pairs = _rotations(facts)
-    calls = [(node, ast.unparse(node)) for node in facts.nodes[ast.Call] if _is_about_angles(node, facts)]
-    half_tables = [node for node, written in calls if _HALF_TABLE.match(written.partition("torch.")[2] or written)]
-    pair_tables = [node for node, written in calls if _PAIR_TABLE.search(written) and "rope" not in written]
-    if halves and not pairs and pair_tables and not half_tables:
-        yield Report(pair_tables[0], "this table pairs neighbours, and the rotation pairs halves: use cat((a, a))")
-    if pairs and not halves and half_tables and not pair_tables:
-        yield Report(
-            half_tables[0], "this table pairs halves, and the rotation pairs neighbours: use repeat_interleave(2)"
-        )
+    units = [node for node in facts.nodes[ast.ClassDef] if any(_tables(node, facts))] or [facts.tree]
+    for unit in units:
+        halves, pairs = _rotations(unit, facts)
+        half_tables, pair_tables = _tables(unit, facts)
+        if halves and not pairs and pair_tables and not half_tables:
+            yield Report(pair_tables[0], "this table pairs neighbours, and the rotation pairs halves: use cat((a, a))")
+        if pairs and not halves and half_tables and not pair_tables:
+            yield Report(
+                half_tables[0], "this table pairs halves, and the rotation pairs neighbours: use repeat_interleave(2)"
+            )
 
 
-def _rotations(facts: ModuleFacts) -> tuple[bool, bool]:
-    """Whether a file turns halves against each other, and whether it turns neighbours."""
+def _tables(unit: ast.AST, facts: ModuleFacts) -> tuple[list[ast.Call], list[ast.Call]]:
+    """The expressions in a class or a file that repeat angles as a whole, and those that repeat each in place."""
+    calls = [node for node in ast.walk(unit) if isinstance(node, ast.Call) and _is_about_angles(node, facts)]
+    halves = [node for node in calls if _HALF_TABLE.match(ast.unparse(node).removeprefix("torch."))]
+    return halves, [node for node in calls if _PAIR_TABLE.search(ast.unparse(node)) and _is_innermost(node)]
+
+
+def _is_innermost(node: ast.Call) -> bool:
+    return isinstance(node.func, ast.Attribute) and node.func.attr in ("repeat_interleave", "stack")
+
+
+def _rotations(unit: ast.AST, facts: ModuleFacts) -> tuple[bool, bool]:
+    """Whether a class, or a function that it calls, turns halves against each other, and whether neighbours."""
+    called = {node.func.id for node in ast.walk(unit) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    parts = [unit, *(facts.functions[name] for name in called & facts.functions.keys())]
     halves = pairs = False
-    for node in facts.nodes[ast.Call]:
-        written = ast.unparse(node)
-        if len(written) > 200 or not re.match(r"torch\.(cat|stack)\(|cat\(|stack\(", written):
-            continue
-        negated = re.search(r"[\[(]\s*-", written)
-        halves |= bool(negated and "cat(" in written)
-        pairs |= bool(negated and "stack(" in written)
-    written = facts.source
-    pairs |= bool(re.search(r"\[\.\.\., (0|1|)::2\]", written)) and bool(re.search(r"\[\.\.\., 1::2\]", written))
-    return halves and not re.search(r"::2\]\s*,?\s*$", written), pairs
+    for node in (one for part in parts for one in ast.walk(part)):
+        written = ast.unparse(node) if isinstance(node, ast.Call) else ""
+        if re.match(r"(torch\.)?(cat|concat|stack)\(\s*[\[(]\s*-", written):
+            halves |= "stack(" not in written
+            pairs |= "stack(" in written
+    return halves, pairs
 
 
 def _is_about_angles(node: ast.AST, facts: ModuleFacts) -> bool:
@@ -362,15 +391,22 @@ def missing_denominator(facts: ModuleFacts) -> Iterator[Report]:
         outer = product(event.term)
         if outer is None or (event.depth == 0 and event.function in facts.followed):
             continue
-        inner = product(outer.right) or product(outer.left)
-        if inner is None or not _has_feature_map(outer.left if product(outer.right) else outer.right):
+        inner = _state(outer.right) or _state(outer.left)
+        if inner is None or not _has_feature_map(outer.left if _state(outer.right) else outer.right):
             continue
-        if not any(_has_feature_map(one) for one in (inner.left, inner.right)):
+        if not any(_has_feature_map(one) for one in inner.operands()):
             continue
         function = event.function
         written = ast.unparse(function) if function is not None else ""
-        if not re.search(r" / |/=|\.div|norm\(|Norm|reciprocal|cumsum|softmax", written):
+        if not re.search(r" / |/=|\.div|norm\(|Norm|reciprocal|softmax|divide|ones", written):
             yield Report(event.term.node, "this linear attention is not divided by the sum of its weights")
+
+
+def _state(term: Term) -> Term | None:
+    """The product of keys and values that a factor is, or is the running sum of."""
+    while term.op == "method" and term.value == "cumsum":
+        term = term.input
+    return term if term.op in ("matmul", "einsum") else None
 
 
 def _has_feature_map(term: Term) -> bool:
@@ -414,7 +450,8 @@ def angles_in_half(facts: ModuleFacts) -> Iterator[Report]:
         if name != "cos":
             continue
         angle = event.term.input if event.term.op == "method" else next(iter(event.term.items), None)
-        cast = angle is not None and _low_precision(angle)
+        about = angle is not None and any(_ANGLES.search(one) for one in names_in(angle))
+        cast = about and angle is not None and _low_precision(angle)
         if cast and not _disables_autocast(event.function):
             yield Report(
                 event.term.node, "these angles are in the dtype of the activations: take cos and sin in float32"

@@ -15,7 +15,8 @@ from .base import Report, rule
 _HEADS = re.compile(r"head|^h$|^H$|^nh$|^n_h$", re.I)
 _BATCH = re.compile(r"^(b|bs|bsz|bsize|batch|batch_size|n_batch|nbatches|batch_dim)$", re.I)
 _LENGTH = re.compile(
-    r"^(t|l|s|n|seq|seq_?len(gth)?|length|len|n_?tokens|tokens|num_tokens|tgt_len|src_len|steps|time)$", re.I
+    r"^(t|l|s|n|seq|seq_?len(gth)?|length|len|n_?tokens|tokens|num_tokens|tgt_len|src_len|steps|time|count|items|num_\w+)$",
+    re.I,
 )
 _LAYERS = (
     *("torch.nn.TransformerEncoder", "torch.nn.TransformerEncoderLayer", "torch.nn.TransformerDecoder"),
@@ -217,12 +218,20 @@ def tiled_heads(facts: ModuleFacts) -> Iterator[Report]:
     for site in _sites_with_heads(facts):
         for operand in (site.key, site.value):
             for one in walk(operand, stop=frozenset({"apply", "call", "method"})):
-                if one.op == "repeat" and _tiles_heads(one):
+                if (one.op == "repeat" and _tiles_heads(one)) or _is_concatenated(one):
                     yield Report(
                         one.node,
                         "this tiles the key heads as 0 1 0 1, and query heads are grouped as 0 0 1 1: "
                         "use repeat_interleave, or enable_gqa=True of scaled_dot_product_attention",
                     )
+
+
+def _is_concatenated(joined: Term) -> bool:
+    """Whether keys are joined with themselves along the heads: `cat([k] * groups, dim=1)`."""
+    tensors = joined.get("tensors") if joined.op == "cat" else None
+    if tensors is None or tensors.op != "mul" or number(joined.get("dim")) != 1:
+        return False
+    return any(one.op == "tuple" and len(one.items) == 1 for one in tensors.operands())
 
 
 def _tiles_heads(repeat: Term) -> bool:

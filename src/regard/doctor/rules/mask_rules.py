@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import re
 from collections.abc import Iterator
@@ -51,7 +52,8 @@ def mask_uses(facts: ModuleFacts) -> Iterator[MaskUse]:
     for event in facts.operations("sdpa"):
         mask = event.term.get("attn_mask")
         if is_judged(event, facts) and mask is not None:
-            yield MaskUse(mask, mask, False, True, "scaled_dot_product_attention")
+            node = mask if _is_within(mask, event) else event.term
+            yield MaskUse(mask, node, False, True, "scaled_dot_product_attention")
     for event in facts.applied(*TORCH_MASKS):
         for name in TORCH_MASKS[str(event.term.value)]:
             mask = event.term.get(name)
@@ -60,6 +62,12 @@ def mask_uses(facts: ModuleFacts) -> Iterator[MaskUse]:
     for site in formulas(facts):
         for step in site.before:
             yield from formula_mask(step)
+
+
+def _is_within(mask: Term, event: Event) -> bool:
+    """Whether a mask is made in the function that passes it, not in a helper."""
+    first, last = getattr(event.function, "lineno", 0), getattr(event.function, "end_lineno", None) or 0
+    return event.function is None or first <= getattr(mask.node, "lineno", 0) <= last
 
 
 def is_judged(event: Event, facts: ModuleFacts) -> bool:
@@ -168,7 +176,7 @@ def numeric_mask(facts: ModuleFacts) -> Iterator[Report]:
     factor of e at most. Pass a mask of booleans, or one of 0 and -inf.
     """
     for use in mask_uses(facts):
-        for mask in resolved(use.mask):
+        for mask in (part for one in resolved(use.mask) for part in _summands(one)):
             values = mask_values(mask)
             if (use.added and values is not None and is_zero_one(values)) or (
                 use.added and values is None and _is_float_comparison(mask)
@@ -180,10 +188,30 @@ def numeric_mask(facts: ModuleFacts) -> Iterator[Report]:
                 )
 
 
+def _summands(mask: Term) -> Iterator[Term]:
+    """A mask, and what it is the sum of."""
+    yield mask
+    if mask.op == "add":
+        for one in mask.operands():
+            yield from _summands(one)
+
+
+def _is_broadcast_padding(mask: Term) -> bool:
+    """Whether a mask is a parameter of (batch, keys) with axes inserted for heads and queries, as it came."""
+    inserted = sum(is_none(one) for one in mask.items) if mask.op == "item" else 0
+    return inserted == 2 and mask.input.op == "parameter" and not is_none(mask.items[-1])
+
+
+def _is_integer(dtype: Term | None) -> bool:
+    return dtype is not None and dtype.op == "name" and not str(dtype.value).startswith("torch.float")
+
+
 def _is_float_comparison(mask: Term) -> bool:
     """Whether a mask is a comparison, which is boolean, converted to numbers."""
     while mask.op in ("unsqueeze", "expand", "reshape", "item", "repeat"):
         mask = mask.input
+    if mask.op == "cast" and _is_broadcast_padding(mask.input) and not _is_integer(mask.get("dtype")):
+        return True
     if mask.op != "cast" or not str(getattr(mask.get("dtype"), "value", "")).startswith("torch.float"):
         return False
     inner = mask.input
@@ -227,6 +255,50 @@ def hidden_diagonal(facts: ModuleFacts) -> Iterator[Report]:
                     "this causal mask hides the diagonal too: the first position attends to nothing; "
                     "start at diagonal=1",
                 )
+
+
+@rule(
+    "ATT215",
+    Severity.ERROR,
+    source="https://github.com/jadore801120/attention-is-all-you-need-pytorch/issues/19",
+    wrong="""
+        def causal_attention(q, k, v):
+            n = q.size(-2)
+            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
+            seen = torch.tril(torch.ones(n, n, device=q.device), diagonal=1)
+            return torch.softmax(scores.masked_fill(seen == 0, float("-inf")), dim=-1) @ v
+    """,
+    right="""
+        def causal_attention(q, k, v):
+            n = q.size(-2)
+            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
+            seen = torch.tril(torch.ones(n, n, device=q.device))
+            return torch.softmax(scores.masked_fill(seen == 0, float("-inf")), dim=-1) @ v
+    """,
+)
+def visible_next_position(facts: ModuleFacts) -> Iterator[Report]:
+    """A causal mask leaves the next position visible.
+
+    `tril(diagonal=1)` and the complement of `triu(diagonal=2)` keep one position too many: the next token, which a
+    language model has to predict. Keys are visible up to the query's own position: `tril()`, or hidden by `triu(1)`.
+    """
+    for use in mask_uses(facts):
+        for mask in resolved(use.mask):
+            values = mask_values(mask)
+            if values is None or (is_zero_one(values) and use.added):
+                continue
+            hidden = hidden_pairs(values if use.added else values.bool(), true_hides=use.true_hides)
+            if triangle(hidden) == "future but the next":
+                yield Report(use.node.node, "this causal mask shows each position the next one: move its diagonal by 1")
+    for event in facts.operations("return"):
+        name = event.function.name if event.function is not None else ""
+        values = mask_values(event.term.input) if "mask" in name and event.depth == 0 else None
+        if values is not None and triangle(~values.bool()) == "future but the next":
+            yield Report(event.term.input.node, "this causal mask shows each position the next one: use diagonal=0")
+    for event in facts.operations("masked_fill"):
+        values = mask_values(event.term.get("mask"))
+        if values is not None and values.dtype == (values == 0).dtype and triangle(values) == "future but the next":
+            yield Report(event.term.node, "this causal mask shows each position the next one: fill triu(diagonal=1)")
 
 
 @rule(
@@ -523,7 +595,14 @@ def is_cached(key: Term) -> bool:
     for _ in range(30):
         if key.op == "cat":
             joined = key.get("tensors")
-            return joined is not None and bool(joined.items) and _names_a_cache(joined.items[0])
+            if joined is None or not joined.items:
+                return False
+            stored = joined.items[0].op in ("item", "loop_item") and not any(
+                one.op in ("apply", "matmul") for one in walk(joined.items[0])
+            )
+            return _names_a_cache(joined.items[0]) or (
+                stored and any(one.op == "attribute" for one in walk(joined.items[0]))
+            )
         if key.op == "choice":
             return any(is_cached(one) for one in key.items)
         if key.op in ("element", "item") and key.input.op == "method":
@@ -567,8 +646,9 @@ def finite_mask_value(facts: ModuleFacts) -> Iterator[Report]:
             value = step.term.get("value") if step.op in ("masked_fill", "setitem") else None
             if step.op == "where":
                 value = step.operand
-            if step.op == "add" and step.operand is not None and step.operand.op == "mul":  # (1 - mask) * -1e4
-                value = next((one for one in step.operand.operands() if number(one) is not None), None)
+            node = step.term.node
+            if step.op == "add" and step.operand is not None:
+                value, node = _finite_number(step.operand)
             found = number(value)
             if found is None or not -math.inf < found <= -30:
                 continue
@@ -578,7 +658,20 @@ def finite_mask_value(facts: ModuleFacts) -> Iterator[Report]:
                 reason = "which scores can outgrow"
             else:
                 continue
-            yield Report(step.term.node, f"scores are hidden by {found:g}, {reason}: use -inf")
+            yield Report(node, f"scores are hidden by {found:g}, {reason}: use -inf")
+
+
+def _finite_number(added: Term) -> tuple[Term | None, ast.AST]:
+    """The number by which an added mask hides, and where it is written: (1 - mask) * -1e4, or a filled triangle."""
+    for one in walk(added, stop=frozenset({"apply", "softmax", "matmul"})):
+        if one.op == "mul":
+            found = next((factor for factor in one.operands() if number(factor) is not None), None)
+        else:
+            found = one.get("fill_value") if one.op == "full" else one.get("value") if one.op == "masked_fill" else None
+        plain = number(found)
+        if plain is not None and -math.inf < plain <= -30:
+            return found, one.node
+    return None, added.node
 
 
 @rule(

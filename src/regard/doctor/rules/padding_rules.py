@@ -15,7 +15,9 @@ from ..term import Term, is_none, is_true, label, lowest_of_dtype, number, walk
 from .base import Report, formulas, function_around, rule
 from .mask_rules import fill_value, formula_mask, is_judged, resolved
 
-_PADDING = re.compile(r"(^|_)(pad|padding|attention_mask|key_mask|src_mask|token_mask|valid|lengths?|mask)(_|$)", re.I)
+_PADDING = re.compile(
+    r"(^|_)(pad|padding|attention_mask|key_mask|src_mask|token_mask|valid|keep|lengths?|mask)(_|$)", re.I
+)
 _PASSED = frozenset({"cast", "bool", "invert", "not", "equal", "not_equal", "expand", "carried", "repeat"})
 
 
@@ -25,19 +27,21 @@ def _last_axis(mask: Term) -> str:
     """
     inserted = ""
     for _ in range(20):
+        if mask.op in ("equal", "not_equal") and inserted:
+            return inserted
         if mask.op in _PASSED:
             mask = mask.input
         elif mask.op == "unsqueeze":
             inserted = inserted or _of_unsqueeze(mask)
             mask = mask.input
         elif mask.op == "item" and any(is_none(one) for one in mask.items):
-            last = mask.items[-1]
-            inserted = inserted or ("queries" if is_none(last) else "keys")
+            taken = sum(not is_none(one) for one in mask.items)  # [:, None] of (batch, keys) leaves the keys last
+            inserted = inserted or ("queries" if is_none(mask.items[-1]) and taken > 1 else "keys")
             mask = mask.input
         else:
             break
     named = mask.op in ("parameter", "attribute", "name") and _PADDING.search(label(mask) or str(mask.value))
-    compared = mask.op in ("less", "greater_equal", "less_equal", "greater") or _is_of_tokens(mask)
+    compared = mask.op in ("less", "greater_equal", "less_equal", "greater")
     return inserted if named or compared else ""
 
 
@@ -119,6 +123,14 @@ def mask_of_queries(facts: ModuleFacts) -> Iterator[Report]:
         for axis, node in found:
             if axis == "queries":
                 yield Report(node.node, "this padding mask runs along the queries: it has to be (batch, 1, 1, keys)")
+    for event in facts.operations("return"):  # masks made for several layers, of four axes
+        if event.function is None or "mask" not in event.function.name or event.depth > 0:
+            continue
+        mask = event.term.input
+        four_axes = mask.op == "unsqueeze" and mask.input.op == "unsqueeze"
+        four_axes = four_axes or (mask.op == "item" and len(mask.items) == 4)
+        if four_axes and mask_values(mask) is None and _last_axis(mask) == "queries":
+            yield Report(mask.node, "this padding mask runs along the queries: it has to be (batch, 1, 1, keys)")
 
 
 @rule(
@@ -249,18 +261,18 @@ def cross_attention_with_target_mask(facts: ModuleFacts) -> Iterator[Report]:
     Its keys are those of the encoder: the causal mask of the target hides source words by their number, and the padding
     of the target is not where the source is padded. Cross-attention takes the padding mask of the source.
     """
+    found: dict[int, AttentionSite] = {}
     for site in facts.sites:
         if site.event.depth == 0 and site.event.function in facts.followed:
             continue
-        if not _is_of_memory(site):
-            continue
-        for mask in _site_masks(site):
-            if _is_of_target(mask):
-                yield Report(
-                    site.event.call or site.output.node,
-                    "cross-attention gets the mask of the target: pass the source's",
-                )
-                break
+        if _is_of_memory(site) and any(_is_of_target(mask) for mask in _site_masks(site)):
+            known = found.get(id(site.output.node))
+            if known is None or site.event.depth < known.event.depth:
+                found[id(site.output.node)] = site
+    for site in found.values():
+        yield Report(
+            site.event.call or site.output.node, "cross-attention gets the mask of the target: pass the source's"
+        )
     for event in facts.applied(
         "torch.nn.TransformerDecoder", "torch.nn.TransformerDecoderLayer", "torch.nn.Transformer"
     ):
@@ -277,7 +289,9 @@ _TARGET_MASK = re.compile(
 
 
 def _is_of_memory(site: AttentionSite) -> bool:
-    """Whether keys are those of an encoder, and queries are not."""
+    """Whether keys are those of an encoder, and queries are not; not where they are either, by an option."""
+    if any(one.op == "choice" for one in walk(site.key, stop=frozenset({"matmul", "softmax"}))):
+        return False
     keys, queries = names_in(site.key), names_in(site.query)
     return any(_MEMORY.match(name) for name in keys - queries)
 
@@ -395,6 +409,7 @@ def mask_in_other_order(facts: ModuleFacts) -> Iterator[Report]:
     the first head first: an example gets the padding of another one. Use `repeat_interleave(heads, dim=0)`. Where heads
     were concatenated along the batch, it is `repeat` that fits.
     """
+    yield from _einops_order(facts)
     for site in facts.sites:
         order = "batch" if site.kind == "module" else _row_order(site.query)
         if not order:
@@ -407,6 +422,32 @@ def mask_in_other_order(facts: ModuleFacts) -> Iterator[Report]:
                     yield Report(
                         one.node, f"rows of the data are ordered by {order} first, and this mask is not: use {fitting}"
                     )
+
+
+def _einops_order(facts: ModuleFacts) -> Iterator[Report]:
+    """Masks that einops repeats as "(h b)" where the same function rearranges its data as "(b h)", or the reverse."""
+    for function in _written_orders(facts):
+        data, masks = function
+        orders = {order for order, _ in data}
+        for order, node in masks:
+            if orders and order not in orders:
+                yield Report(node, f"rows of the data are ({orders.pop()}), and those of this mask ({order})")
+                break
+
+
+def _written_orders(facts: ModuleFacts) -> Iterator[tuple[list, list]]:
+    """The orders of rows in patterns of einops, by function: those of `rearrange` and those of `repeat`."""
+    for function in facts.nodes[ast.FunctionDef]:
+        found: dict[str, list] = {"rearrange": [], "repeat": []}
+        for node in ast.walk(function):
+            name = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
+            pattern = node.args[1] if isinstance(node, ast.Call) and name in found and len(node.args) > 1 else None
+            if isinstance(pattern, ast.Constant) and isinstance(pattern.value, str):
+                rows = re.search(r"-> *\((b h|h b)\)", pattern.value)
+                if rows is not None:
+                    found[name].append((rows[1], node))
+        if found["rearrange"] and found["repeat"]:
+            yield found["rearrange"], found["repeat"]
 
 
 def _row_order(query: Term) -> str:

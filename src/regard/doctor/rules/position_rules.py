@@ -47,6 +47,8 @@ def rotary_values(facts: ModuleFacts) -> Iterator[Report]:
     for node in facts.nodes[ast.Assign]:
         if isinstance(node.value, ast.GeneratorExp | ast.ListComp) and isinstance(node.value.elt, ast.Call):
             iterated = set(_bound_names(node.value.generators[0].iter))
+            last = [name for target in node.targets for name in _bound_names(target)][-1:]
+            iterated |= set(last) if len(list(_bound_names(node.targets[0]))) == 3 else set()
             if _is_rotary(node.value.elt) and any(_VALUES.match(name) for name in iterated):
                 yield Report(node.value, "rotary positions are applied to the values: rotate queries and keys alone")
         if isinstance(node.value, ast.Call) and _is_rotary(node.value):
@@ -114,6 +116,15 @@ def rotary_after_cache(facts: ModuleFacts) -> Iterator[Report]:
                     yield Report(call, "keys of the cache are rotated again with the new ones: rotate, then append")
             elif isinstance(call, ast.Call) and _joins_cache(call):
                 joined.update({name: node.lineno for name in names if _KEYS.match(name)})
+            elif isinstance(call, ast.Tuple) and isinstance(node.targets[0], ast.Tuple):
+                for target, part in zip(node.targets[0].elts, call.elts, strict=False):
+                    if isinstance(part, ast.Call) and _joins_cache(part):
+                        joined.update({name: node.lineno for name in _bound_names(target) if _KEYS.match(name)})
+        for call in (one for one in ast.walk(function) if isinstance(one, ast.Call)):
+            inner = [one for one in call.args if isinstance(one, ast.Call) and _is_rotary(one)]
+            for one in inner if _called_name(call) == "scaled_dot_product_attention" else ():
+                if any(name in joined for argument in one.args for name in _bound_names(argument)):
+                    yield Report(one, "keys of the cache are rotated again with the new ones: rotate, then append")
 
 
 def _assignments(function: Function) -> Iterator[ast.Assign]:
@@ -200,6 +211,8 @@ def missing_positions(facts: ModuleFacts) -> Iterator[Report]:
     for event in facts.applied("torch.nn.TransformerEncoder", "torch.nn.Transformer"):
         source = event.term.get("src")
         found = source is not None and [one for one in walk(source) if one.op == "apply"]
+        if source is not None and any(one.op == "arange" for one in walk(source)):
+            continue  # counted positions are in what it reads, by whatever name
         recurrent = found and any(re.search(r"LSTM|GRU|RNN|Conv", str(one.value)) for one in found)
         if found and not recurrent and any(one.value == "torch.nn.Embedding" for one in found):
             yield Report(
@@ -268,6 +281,12 @@ def _call_of_model(loop: ast.For | ast.While, grown: str) -> ast.Call | None:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and _is_model_call(node.value, names):
             for name in (name for target in node.targets for name in _bound_names(target)):
                 results[name] = node.value
+    for node in ast.walk(loop):  # logits = out[0] if isinstance(out, tuple) else out
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.IfExp | ast.Attribute | ast.Subscript):
+            used = [one.id for one in ast.walk(node.value) if isinstance(one, ast.Name) and one.id in results]
+            for name in (name for target in node.targets for name in _bound_names(target)):
+                if used and not isinstance(node.value, ast.Subscript):
+                    results.setdefault(name, results[used[0]])
     for node in ast.walk(loop):
         if isinstance(node, ast.Subscript) and _takes_last(node.slice):
             value = node.value.value if isinstance(node.value, ast.Attribute) else node.value
@@ -294,6 +313,8 @@ def _is_model_call(call: ast.Call, names: set[str]) -> bool:
     passed |= {one.value.id for one in call.keywords if isinstance(one.value, ast.Name)}
     plain = function not in (
         "cat",
+        "hstack",
+        "pad",
         "len",
         "print",
         "append",

@@ -388,3 +388,28 @@ def scale_after_softmax(facts: ModuleFacts) -> Iterator[Report]:
         for where, term, power in _factors(site):
             if where == "weights" and power.dimension is not None and abs(abs(power.power) - 0.5) < 1e-6:
                 yield Report(term.node, "the weights are scaled by √d after the softmax: scale the scores before it")
+
+
+@rule(
+    "ATT106",
+    Severity.ERROR,
+    source="https://github.com/SKaiNET-developers/SKaiNET/pull/880; https://github.com/mlc-ai/mlc-llm/pull/3426",
+    wrong="""
+        def attention(q, k, v):
+            return F.scaled_dot_product_attention(q, k, v, scale=0.0)
+    """,
+    right="""
+        def attention(q, k, v):
+            return F.scaled_dot_product_attention(q, k, v, scale=None)
+    """,
+)
+def zero_scale(facts: ModuleFacts) -> Iterator[Report]:
+    """Scores are multiplied by a scale of 0, so that all weights are equal.
+
+    0 does not mean the default, 1/√d: it is taken as it is, and every query gets the mean of the values. Leave the
+    argument out.
+    """
+    for event in facts.operations("sdpa", "flex"):
+        scale = event.term.get("scale")
+        if scale is not None and number(scale) == 0:
+            yield Report(event.term.node, "scale=0 makes all weights equal: leave it out for 1/√d")

@@ -11,9 +11,9 @@ from ..finding import Severity
 from ..mask_values import hidden_pairs, is_zero_one, mask_values, triangle
 from ..rewriting import AddKeyword, Rewrite
 from ..symbolic_evaluation import Event, Function, ModuleFacts
-from ..term import Term, is_none, number, walk
+from ..term import Term, is_none, is_true, number, walk
 from .base import Report, rule
-from .mask_rules import resolved
+from .mask_rules import is_cached, resolved
 
 
 @rule(
@@ -55,7 +55,12 @@ def _is_indexed_by_loop(site: AttentionSite, loop: ast.AST, names: frozenset[str
     """Whether the query is a part of a tensor that the loop does not change, picked by the loop's variable."""
     for one in walk(site.query):
         if one.op == "item" and any(_is_picked(index, loop) for index in one.items):
-            return not any(inner.op in ("carried", "apply") for inner in walk(one.input))
+            within = {id(node) for node in ast.walk(loop)}
+            inside = within if id(site.output.node) in within else None
+            return not any(
+                inner.op == "carried" or (inner.op == "apply" and (inside is None or id(inner.node) in inside))
+                for inner in walk(one.input)
+            )
     return False
 
 
@@ -153,6 +158,8 @@ def unused_weights(facts: ModuleFacts) -> Iterator[Report]:
     for event in facts.applied("torch.nn.MultiheadAttention"):
         given = event.term.get("need_weights")
         plain = "**" not in event.term.arguments and not any(one.op == "starred" for one in event.term.operands())
+        if plain and is_true(given) and isinstance(event.term.node, ast.Call) and _discards_weights(event, facts):
+            yield Report(event.term.node, "the weights are asked for and not used: pass need_weights=False")
         if plain and given is None and isinstance(event.term.node, ast.Call) and _discards_weights(event, facts):
             yield Report(
                 event.term.node,
@@ -211,7 +218,7 @@ def _is_indexed_by_zero_alone(name: str, event: Event, facts: ModuleFacts) -> bo
     """,
 )
 def dense_causal_mask(facts: ModuleFacts) -> Iterator[Report]:
-    """A causal mask is passed as a tensor instead of `is_causal=True`.
+    """A causal mask, or one that hides nothing, is passed as a tensor.
 
     A tensor of n² booleans keeps `scaled_dot_product_attention` off its flash kernels, and no hidden block is skipped.
     With `is_causal=True` half of the work is left out.
@@ -221,9 +228,15 @@ def dense_causal_mask(facts: ModuleFacts) -> Iterator[Report]:
         if mask is None or mask.op == "choice" or (event.depth == 0 and event.function in facts.followed):
             continue
         values = next((mask_values(one) for one in resolved(mask)), None)
+        if values is not None and values.dtype != values.bool().dtype and not values.any():
+            yield Report(
+                event.term.node, "a mask of zeros hides nothing and keeps this off the flash kernels: pass none"
+            )
         if values is None or is_zero_one(values):
             continue
-        if triangle(hidden_pairs(values, true_hides=False)) == "future":
+        if triangle(hidden_pairs(values, true_hides=False)) == "future" and not is_cached(
+            event.term.get("key") or mask
+        ):
             yield Report(
                 event.term.node,
                 "a causal mask as a tensor keeps this off the flash kernels: pass is_causal=True instead",

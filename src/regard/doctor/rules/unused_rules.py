@@ -23,7 +23,7 @@ _OPTIONS = re.compile(
     r"window|window_size|sliding_window|local_window|use_causal_mask|causal_mask|mask_future|alibi|use_alibi)$"
 )
 _MASKS = re.compile(
-    r"^(attn_|attention_|causal_|key_padding_|padding_|pad_|src_|tgt_|trg_|key_|encoder_|memory_|document_|doc_|window_)*"
+    r"^(attn_|attention_|causal_|key_padding_|padding_|pad_|src_|tgt_|trg_|key_|encoder_|memory_|context_|document_|doc_|window_)*"
     r"mask$|^(cu_seqlens|document_ids|doc_ids|segment_ids|is_causal|causal|soft_?cap|logit_cap|window_size)$"
 )
 _HUGGING_FACE = re.compile(r"transformers|PreTrainedModel|ALL_ATTENTION_FUNCTIONS")
@@ -144,18 +144,24 @@ def ignored_mask(facts: ModuleFacts) -> Iterator[Report]:
     `softcap` that a constructor stores and that nothing in the file reads. Functions whose parameters another library
     prescribes are left out.
     """
-    if _HUGGING_FACE.search(facts.source):
-        return
-    for function, node in _attending_functions(facts).items():
+    prescribed = _HUGGING_FACE.search(facts.source)
+    for function in _attending_functions(facts):
         arguments = function.args
         parameters = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
         read = _read_names(function)
-        if arguments.kwarg is not None or function.name.startswith("_") or _only_raises(function):
+        methods = isinstance(facts.parents.get(function), ast.ClassDef)
+        if (prescribed and methods) or function.name.startswith("_") or _only_raises(function):
             continue
         for one in parameters:
-            if _MASKS.match(one.arg) and one.arg not in read:
-                yield Report(node, f"`{function.name}` takes `{one.arg}` and does not use it")
-    yield from _unread_options(facts)
+            if _MASKS.match(one.arg) and one.arg not in read and not (prescribed and _is_prescribed(one, function)):
+                yield Report(one, f"`{function.name}` takes `{one.arg}` and does not use it")
+    if not prescribed:
+        yield from _unread_options(facts)
+
+
+def _is_prescribed(parameter: ast.arg, function: Function) -> bool:
+    """Whether a mask is a parameter of an interface, and the function makes no causal mask in its place."""
+    return parameter.arg == "attention_mask" and "is_causal" not in ast.unparse(function)
 
 
 def _only_raises(function: Function) -> bool:
