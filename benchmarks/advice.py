@@ -41,7 +41,7 @@ class Case:
         key_heads = self.workload.key_heads or self.workload.heads
         if self.linear:
             return linear_price(self.workload, self.workload.head_dim, key_heads).seconds
-        return softmax_price(self.workload, key_heads, self.mask, self.workload.keys).seconds
+        return softmax_price(self.workload, key_heads, self.workload.keys, mask=self.mask).seconds
 
     def call(self) -> Callable[[], object]:
         shape = self.workload

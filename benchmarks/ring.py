@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import importlib
 import multiprocessing
 import statistics
 import sys
@@ -93,7 +94,7 @@ def peer_process(rank: int, processes: int, store: str, folder: str, length: int
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=processes)
     sys.path.insert(0, folder)
-    from ring_attention_pytorch.ring_flash_attention import ring_flash_attn
+    ring_flash_attn = importlib.import_module("ring_attention_pytorch.ring_flash_attention").ring_flash_attn
 
     local = [regard.ring.shard(tensor, 2).transpose(1, 2).contiguous() for tensor in inputs(length)]
     above, whole, results = local.pop(), [tensor.requires_grad_() for tensor in local], []

@@ -20,7 +20,7 @@ def names(advice):
 
 def test_a_price_is_that_of_explain():
     workload = Workload("prefill", 1000, layers=3, heads=4, head_dim=32, dtype="float32")
-    price = softmax_price(workload, 2, causal(), 1000)
+    price = softmax_price(workload, 2, 1000, mask=causal())
     plan = regard.explain(torch.randn(1, 4, 1000, 32), *torch.randn(2, 1, 2, 1000, 32), mask=causal())
     assert price.kernel == plan.kernel.name
     assert price.seconds == pytest.approx(3 * predicted_seconds(plan.kernel.cost(plan.problem), plan.problem))
@@ -30,7 +30,7 @@ def test_a_price_is_that_of_explain():
 
 def test_training_costs_five_products_more_and_stores_queries_and_outputs_of_all_layers():
     forward, training = (
-        softmax_price(Workload(task, 500, layers=4, heads=2, head_dim=16, dtype="float32"), 2, None, 500)
+        softmax_price(Workload(task, 500, layers=4, heads=2, head_dim=16, dtype="float32"), 2, 500)
         for task in ("prefill", "train")
     )
     assert training.flops == 3.5 * forward.flops
@@ -49,10 +49,10 @@ def test_a_described_problem_takes_no_memory():
 def test_long_prices_lie_on_the_parabola_of_shorter_ones(mask):
     counted = Workload("prefill", LONGEST_COUNTED, layers=1, heads=1, head_dim=64, dtype="float32")
     longer = Workload("prefill", 2 * LONGEST_COUNTED, layers=1, heads=1, head_dim=64, dtype="float32")
-    price = softmax_price(longer, 1, mask, longer.tokens)
+    price = softmax_price(longer, 1, longer.tokens, mask=mask)
     pairs = longer.tokens**2 * (1.0 if mask is None else mask.density(longer.tokens, longer.tokens))
     assert price.flops == pytest.approx(4 * 64 * pairs, rel=1e-9)
-    assert price.cache == 2 * softmax_price(counted, 1, mask, counted.tokens).cache
+    assert price.cache == 2 * softmax_price(counted, 1, counted.tokens, mask=mask).cache
 
 
 def test_a_long_cache_that_does_not_fit_gets_fewer_key_heads():

@@ -1,4 +1,5 @@
 import gzip
+from pathlib import Path
 
 import pytest
 
@@ -17,12 +18,12 @@ def folder(tmp_path):
 
 
 def test_files_and_folders_in_order(folder):
-    text = read_bytes(LongTextSettings(folder=folder, files=("part", "last.txt")))
+    text = read_bytes(LongTextSettings(folder=folder, files=(Path("part"), Path("last.txt"))))
     assert bytes(text.tolist()).decode() == "first second drïtt"
 
 
 def test_sequences_lie_in_what_is_trained_on(folder):
-    text = LongText.read(LongTextSettings(folder=folder, files=("part", "last.txt"), length=4, held_out=9))
+    text = LongText.read(LongTextSettings(folder=folder, files=(Path("part"), Path("last.txt")), length=4, held_out=9))
     assert bytes(text.train.tolist()) == b"first seco"
     drawn = {bytes(text.sequence(1, update, 0).tolist()) for update in range(100)}
     assert drawn == {b"first seco"[start : start + 5] for start in range(6)}
@@ -30,7 +31,7 @@ def test_sequences_lie_in_what_is_trained_on(folder):
 
 
 def test_held_out_sequences_overlap_in_the_byte_that_is_predicted_and_then_read(folder):
-    text = LongText.read(LongTextSettings(folder=folder, files=("part", "last.txt"), length=3, held_out=9))
+    text = LongText.read(LongTextSettings(folder=folder, files=(Path("part"), Path("last.txt")), length=3, held_out=9))
     assert [bytes(each.tolist()) for each in text.validation()] == [b"nd d", "drï".encode()]
 
 

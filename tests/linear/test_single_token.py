@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -140,7 +141,7 @@ def test_scale_and_feature_map_change_from_token_to_token():
     plain = LinearState(state.sums.double(), normalized=True)
     wide = {name: tensor.double() for name, tensor in token.items()}
     for changed in ({"scale": 0.25}, {"feature_map": Identity()}, {"scale": 2.0, "mask": masks.causal()}):
-        changed = options | changed
+        changed: dict[str, Any] = options | changed
         expected, _ = linear_attention_with_state(**wide, **changed, state=plain)
         found, _ = linear_attention_with_state(**token, **changed, state=state)
         torch.testing.assert_close(found.double(), expected, atol=1e-4, rtol=1e-4)

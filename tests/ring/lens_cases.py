@@ -28,7 +28,7 @@ def all_lenses(length: int, seed: int) -> dict[str, Any]:
         "distance": lenses.Distance(),
         "near": lenses.Distance((2, 9)),
         "mean": lenses.Pooled(cells),
-        "sum": lenses.Pooled(cells[::-1], reduce="sum"),
+        "sum": lenses.Pooled((cells[1], cells[0]), reduce="sum"),
         "max": lenses.Pooled(cells, reduce="max"),
         "finest": lenses.Pooled(length, reduce="max"),
         "mass": lenses.Mass(torch.randint(-1, 4, (length,), generator=generator)),

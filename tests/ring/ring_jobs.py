@@ -126,8 +126,8 @@ def observe_last(among: int, length: int, queries: int, layout: ring.RingLayout)
     """Lenses of fewer queries than keys."""
     group, chosen = groups[among], last_lenses(length)
     query, key, value = last_inputs(length, queries)
-    own = (ring.shard(tensor, 2, layout, group) for tensor in (query, key, value))
-    seen = ring.observe(*own, *chosen.values(), mask=masks.causal(), layout=layout, group=group)
+    query, key, value = (ring.shard(tensor, 2, layout, group) for tensor in (query, key, value))
+    seen = ring.observe(query, key, value, *chosen.values(), mask=masks.causal(), layout=layout, group=group)
     return last_results(seen, chosen)
 
 
@@ -219,9 +219,9 @@ def linear_traffic(among: int, case: LinearCase, backward: bool) -> tuple[int, i
         sent.extend((peer, tensor.nbytes) for peer, tensor, _ in sends if tensor.numel())
         return post(self, sends, receives)
 
-    def counting_sum(self, tensor, *when):
+    def counting_sum(self: Peers, tensor: torch.Tensor, when: str = "") -> torch.Tensor:
         summed.append(tensor.nbytes)
-        return add(self, tensor, *when)
+        return add(self, tensor, when)
 
     Peers.post, Peers.sum = counting_post, counting_sum
     try:

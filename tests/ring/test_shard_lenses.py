@@ -18,7 +18,7 @@ def expected(case: RingCase, names: list[str], infinite: list[int] | None = None
     chosen = {name: lens for name, lens in all_lenses(case.length, case.seed).items() if name in names}
     torch.manual_seed(case.seed)
     with torch.no_grad():
-        seen = regard.observe(*whole.values(), *chosen.values(), **options)
+        seen = regard.observe(whole["query"], whole["key"], whole["value"], *chosen.values(), **options)
     found = {"output": seen.output, "lse": seen.lse}
     for name, lens in chosen.items():
         by_row, others = parts(name, seen[lens])

@@ -46,12 +46,18 @@ def decision_table() -> list[Rule]:
     ]
 
 
-def _price(tokens: int, task: str = "prefill", key_heads: int = 8, **options: Unpack[AttentionOptions]) -> Price:
+def _price(
+    tokens: int,
+    task: str = "prefill",
+    key_heads: int = 8,
+    *,
+    kernel: str | None = None,
+    **options: Unpack[AttentionOptions],
+) -> Price:
     """The price of the layer at a length."""
     workload = replace(LAYER, tokens=tokens, task=task)
-    return softmax_price(
-        workload, key_heads, options.pop("mask", causal() if workload.causal else None), tokens, **options
-    )
+    options.setdefault("mask", causal() if workload.causal else None)
+    return softmax_price(workload, key_heads, tokens, kernel=kernel, **options)
 
 
 def _standard() -> Rule:
@@ -103,7 +109,7 @@ def _local() -> Rule:
 
 
 def _encoder_decoder() -> Rule:
-    price = softmax_price(replace(LAYER, architecture="translation", tokens=25, source_tokens=25), 8, None, 25)
+    price = softmax_price(replace(LAYER, architecture="translation", tokens=25, source_tokens=25), 8, 25)
     return Rule(
         "encoder and decoder",
         "cross-attention",
@@ -114,7 +120,7 @@ def _encoder_decoder() -> Rule:
 
 def _small() -> Rule:
     small = replace(LAYER, architecture="translation", tokens=1, source_tokens=25, heads=1, head_dim=32)
-    dot, additive = (softmax_price(small, 1, None, 25, score=each).seconds for each in (None, Additive(32, 32, 32)))
+    dot, additive = (softmax_price(small, 1, 25, score=each).seconds for each in (None, Additive(32, 32, 32)))
     return Rule(
         "few tokens and small dims",
         "additive",
@@ -136,7 +142,7 @@ def _extrapolating() -> Rule:
 
 def _beyond_one_machine() -> Rule:
     million = replace(LAYER, tokens=10**6)
-    exact, linear = softmax_price(million, 8, causal(), 10**6), linear_price(million, 64, 8)
+    exact, linear = softmax_price(million, 8, 10**6, mask=causal()), linear_price(million, 64, 8)
     return Rule(
         "a million tokens and more",
         "a ring of processes",

@@ -114,7 +114,7 @@ def _softmax(workload: Workload, key_heads: int) -> Mechanism:
     return Mechanism(
         name,
         Change.NOTHING,
-        softmax_price(workload, key_heads, mask, keys),
+        softmax_price(workload, key_heads, keys, mask=mask),
         "scaled dot products over every pair that the task allows",
         "exact",
         "Vaswani et al. 2017, arXiv 1706.03762",
@@ -129,7 +129,7 @@ def _shared_keys(workload: Workload, key_heads: int) -> Mechanism:
     return Mechanism(
         f"grouped-query, {key_heads} key heads" if many else "multi-query",
         Change.FEWER_KEY_HEADS if many else Change.ONE_KEY_HEAD,
-        softmax_price(workload, key_heads, mask, keys),
+        softmax_price(workload, key_heads, keys, mask=mask),
         f"{workload.heads // key_heads} query heads share a key head, so that the cache is as many times smaller",
         "close to multi-head if trained so" if many else "somewhat below multi-head, and less stable to train",
         "Ainslie et al. 2023, arXiv 2305.13245" if many else "Shazeer 2019, arXiv 1911.02150",
@@ -143,7 +143,7 @@ def _additive(workload: Workload, key_heads: int) -> Mechanism:
     return Mechanism(
         "additive",
         Change.ANOTHER_SCORE,
-        softmax_price(workload, key_heads, None, workload.keys, score=score.requires_grad_(False)),
+        softmax_price(workload, key_heads, workload.keys, score=score.requires_grad_(False)),
         "queries and keys need not have the same dim, and the score is bounded",
         "exact; as good as dot products for small dims, in Vaswani et al. 2017, section 3.2.1",
         "Bahdanau et al. 2015, arXiv 1409.0473, appendix A.1.2",
@@ -157,10 +157,11 @@ def _latent(workload: Workload) -> Mechanism:
     width = LATENT_DIM + ROTARY_DIM
     stored = workload.layers * workload.batch * workload.keys * width * workload.element_size
     if workload.task == "decode":
-        price = softmax_price(replace(workload, head_dim=width), 1, None, workload.keys)
+        price = softmax_price(replace(workload, head_dim=width), 1, workload.keys)
         price = replace(price, cache=stored, memory=price.memory - stored, bytes=price.bytes - stored)
     else:
-        price = softmax_price(workload, workload.heads, *attended_keys(workload, None))
+        mask, keys = attended_keys(workload, None)
+        price = softmax_price(workload, workload.heads, keys, mask=mask)
         price = replace(price, cache=0.0 if workload.task == "train" else stored)
     return Mechanism(
         "latent attention",
@@ -181,7 +182,7 @@ def _windowed(workload: Workload, key_heads: int) -> Mechanism:
     return Mechanism(
         f"window of {WINDOW:,}, {SINKS} sinks",
         Change.FEWER_PAIRS,
-        softmax_price(workload, key_heads, mask, keys),
+        softmax_price(workload, key_heads, keys, mask=mask),
         "time linear in the length, and a cache of the window alone",
         f"no layer reads further back than the window; {workload.layers} layers together "
         f"{workload.layers * WINDOW:,} tokens",

@@ -16,7 +16,6 @@ from ..kernels import Cost
 from ..kernels.cost_model import default_rates, predicted_seconds, rates_in_use
 from ..kernels.dispatch import kernels_of
 from ..kernels.validation import AttentionOptions, make_problem
-from ..masks import Mask
 from .workload import DTYPES, Workload
 
 BACKWARD = 2.5
@@ -51,7 +50,6 @@ class Price:
 def softmax_price(
     workload: Workload,
     key_heads: int,
-    mask: Mask | None,
     keys: int,
     *,
     kernel: str | None = None,
@@ -67,7 +65,6 @@ def softmax_price(
             softmax_price(
                 replace(workload, tokens=tokens),
                 key_heads,
-                mask,
                 tokens if keys == workload.tokens else keys,
                 kernel=kernel,
                 **options,
@@ -75,11 +72,13 @@ def softmax_price(
             for tokens in counted
         ]
         return _extrapolated(prices, counted, workload.tokens)
-    problem = describe_problem(workload, key_heads, keys, mask=mask, **options)
+    problem = describe_problem(workload, key_heads, keys, **options)
     able = [each for each in kernels_of(problem) if kernel in (None, each.name) and not each.why_not(problem)]
     costs = {each: each.cost(problem) for each in able}
     fastest = min(able, key=lambda each: predicted_seconds(costs[each], problem))
-    pairs = problem.weights_shape.numel() * (1.0 if mask is None else mask.density(problem.queries, keys))
+    pairs = problem.weights_shape.numel() * (
+        1.0 if problem.mask is None else problem.mask.density(problem.queries, keys)
+    )
     passes = 1 + BACKWARD * (workload.task == "train")
     stored = workload.bytes_of_keys(key_heads, keys)
     rows = 2 * workload.bytes_of_rows()  # queries and outputs
@@ -146,5 +145,11 @@ def ring_price(workload: Workload, single: Price, processes: int, bandwidth: flo
     keys = workload.bytes_of_keys(workload.key_heads or workload.heads, workload.keys)
     sent = keys * (1 - 1 / processes) * (3 if workload.task == "train" else 1)
     seconds = max(single.seconds / processes, sent / bandwidth)
-    shares = (number / processes for number in (single.flops, single.bytes, single.cache, single.memory))
-    return Price(f"{single.kernel}, {processes} processes", *shares, seconds)
+    return Price(
+        f"{single.kernel}, {processes} processes",
+        single.flops / processes,
+        single.bytes / processes,
+        single.cache / processes,
+        single.memory / processes,
+        seconds,
+    )

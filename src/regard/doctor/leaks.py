@@ -120,7 +120,7 @@ def _first_batch_leak(subject: Subject, changed: Tensor, noise: Noise) -> Module
     return None
 
 
-def padding_keywords(subject: Subject, keep: Tensor) -> dict[str, Tensor]:
+def padding_keywords(subject: Subject, keep: Tensor) -> dict[str, Any]:
     """The keyword that tells the model where tokens are; `keep` is True at tokens.
 
     Raises:
@@ -220,7 +220,7 @@ def _padding_moves(
         positions = torch.arange(subject.length, device=sequence.device).repeat(subject.batch_size, 1)
         positions[0] = (positions[0] - (place.start or 0)).clamp(min=0)
         try:
-            again = subject.outputs(sequence, **mask, position_ids=positions)[0, place]
+            again = subject.outputs(sequence, **{**mask, "position_ids": positions})[0, place]
             if largest(again - alone) <= noise.other_shape:
                 why = ": positions count the padding; position_ids of the tokens alone mend it"
         except Exception:
@@ -251,9 +251,9 @@ def check_source(subject: Subject, noise: Noise) -> list[ModelFinding]:
         masks = [ones, zeros]
         if side == "left":
             parts, again, masks = parts[::-1], again[::-1], masks[::-1]
-        keywords = {"attention_mask": torch.cat(masks, 1)}
-        first = subject.outputs(input_ids=torch.cat(parts, 1), **keywords)
-        position, by = _largest_move(subject.outputs(input_ids=torch.cat(again, 1), **keywords) - first)
+        keywords: dict[str, Any] = {"attention_mask": torch.cat(masks, 1)}
+        first = subject.outputs(**{"input_ids": torch.cat(parts, 1), **keywords})
+        position, by = _largest_move(subject.outputs(**{"input_ids": torch.cat(again, 1), **keywords}) - first)
         if by > noise.same_shape:
             message = f"outputs depend on what the padding on the {side} of the source is, though it is masked"
             found.append(finding("RUN103", message, moved=position, by=by, tolerance=noise.same_shape))

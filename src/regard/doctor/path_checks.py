@@ -54,7 +54,7 @@ def check_cache(subject: Subject, noise: Noise, causal: bool | None) -> list[Mod
         raise SkippedCheck(f"the model takes no cache ({', '.join(CACHES)})")
     if causal is False:
         raise SkippedCheck("the model is bidirectional")
-    mask = {"attention_mask": None} if str(subject.key) == "input_ids" else {}
+    mask: dict[str, Any] = {"attention_mask": None} if str(subject.key) == "input_ids" else {}
     whole = subject.outputs(**mask)
     length, found = subject.length, []
     chunks = [CHUNK] * (length // CHUNK + 1)
@@ -77,6 +77,11 @@ def check_cache(subject: Subject, noise: Noise, causal: bool | None) -> list[Mod
     return found
 
 
+def _select(model: Any, implementation: str) -> None:
+    """Select an attention implementation of a model of transformers."""
+    model.set_attn_implementation(implementation)
+
+
 def _implementations(subject: Subject) -> dict[str, Tensor | str]:
     """Outputs by each attention implementation that the model can select, or why not."""
     results: dict[str, Tensor | str] = {}
@@ -86,7 +91,7 @@ def _implementations(subject: Subject) -> dict[str, Tensor | str]:
             if name == "regard":
                 other = swapped(subject)
             else:
-                other.model.set_attn_implementation(name)
+                _select(other.model, name)
             results[name] = other.outputs()
         except SkippedCheck as error:
             results[name] = str(error)
@@ -202,7 +207,7 @@ def check_eager(subject: Subject, noise: Noise) -> list[ModelFinding]:
         try:
             other = swapped(subject) if name == "regard" else subject.copied()
             if name == "sdpa":
-                other.model.set_attn_implementation(name)
+                _select(other.model, name)
             eager, seconds = _seconds([subject, other])
         except Exception:
             continue

@@ -99,7 +99,7 @@ def tiny_config(config_class: type, changes: Mapping[str, Any] | None = None) ->
     plain, changes = config_class(), changes or {}
     aliases = getattr(config_class, "attribute_map", {})
     known = {*inspect.signature(config_class.__init__).parameters, *vars(plain), *aliases}
-    chosen = {name: value for name, value in SIZES.items() if name in known and _is_wanted(plain, name)}
+    chosen: dict[str, Any] = {name: value for name, value in SIZES.items() if name in known and _is_wanted(plain, name)}
     for name in KINDS_OF_LAYERS:
         value = getattr(plain, name, None)
         if isinstance(value, list) and value and isinstance(value[0], str):

@@ -149,8 +149,8 @@ class _RolesState:
                 scores[number], rows[number] = (ratio * spread).sum(-1), spread.sum(-1)
                 chances[number] = rows[number]
         queries = int(self.layout.total((keys.amax(1) > 0).sum()))
-        sums = (self.layout.total(each.sum(1)) for each in (scores, rows, chances))
-        return RoleEvidence(self.roles, *sums, queries)
+        scores, rows, chances = (self.layout.total(each.sum(1)) for each in (scores, rows, chances))
+        return RoleEvidence(self.roles, scores, rows, chances, queries)
 
     def _entropy(self, lse: Tensor) -> Tensor:
         """The entropy of each row in nats, (B, H, M); NaN where the row attends to NaN."""

@@ -73,8 +73,11 @@ def hop_parts(plan: HopPlan, problem: Problem, counts: PartCounts) -> list[HopPa
     own, *others = plan.hops
     heads: list[tuple[slice, slice] | tuple[()]] = [()]
     if counts.heads > 1:
-        each = [tensor.shape[-3] // counts.heads for tensor in (problem.value, problem.pairs.query)]
-        heads = [tuple(slice(at * size, (at + 1) * size) for size in each) for at in range(counts.heads)]
+        of_keys, of_queries = (tensor.shape[-3] // counts.heads for tensor in (problem.value, problem.pairs.query))
+        heads = [
+            (slice(at * of_keys, (at + 1) * of_keys), slice(at * of_queries, (at + 1) * of_queries))
+            for at in range(counts.heads)
+        ]
     cut = [hop.part(index, counts.keys) for hop in others for index in range(counts.keys)]
     return [HopPart(own), *(HopPart(hop, *some) for hop in cut if hop.sent or hop.received for some in heads)]
 

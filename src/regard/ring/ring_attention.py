@@ -131,13 +131,15 @@ def attention_with_lse(
 
     Both have gradients. Arguments and errors are those of `attention`.
     """
+
     def compute() -> tuple[Tensor, Tensor]:
         return ShardSettings.checked(layout, group, head_parallel, kernel).run(
             lambda: make_problem(query, key, value, wants_lse=True, **options)
         )
 
     if "torch._dynamo" in sys.modules:  # torch.compile breaks its graph here: messages are no part of one
-        return torch._dynamo.disable(compute)()
+        undivided: Callable[[], tuple[Tensor, Tensor]] = torch.compiler.disable(fn=compute)
+        return undivided()
     return compute()
 
 
@@ -337,7 +339,7 @@ def _round_backward(call: RingCall, problem: Problem, own: ShardGradients, *, tr
     for part, key, value in exchange.received():
         key, value = key.to(dtype), value.to(dtype)
         is_own = part.hop.source == call.peers.rank
-        gradients = sums if is_own else home.zeros(part)
+        gradients = list(sums) if is_own else home.zeros(part)
         in_place = bool(part.hop.blocks) and is_tame(own.problem, query_norm, key, value)
         for block in part.hop.blocks:
             pairs = block_problem(own.problem, block, part.query_heads, key, value)

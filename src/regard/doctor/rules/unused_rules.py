@@ -84,7 +84,9 @@ def dropped_result(facts: ModuleFacts) -> Iterator[Report]:
         read = _read_names(function)
         for node in ast.walk(function):
             target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
-            if not isinstance(target, ast.Name) or not _EFFECTS.search(target.id) or not _is_computed(node.value):
+            if not isinstance(node, ast.Assign) or not isinstance(target, ast.Name):
+                continue
+            if not _EFFECTS.search(target.id) or not _is_computed(node.value):
                 continue
             if read.get(target.id, 0) == 0:
                 yield Report(node, f"`{target.id}` is computed, and nothing uses it")
