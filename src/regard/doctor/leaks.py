@@ -220,7 +220,8 @@ def _padding_moves(
         positions = torch.arange(subject.length, device=sequence.device).repeat(subject.batch_size, 1)
         positions[0] = (positions[0] - (place.start or 0)).clamp(min=0)
         try:
-            again = subject.outputs(sequence, **{**mask, "position_ids": positions})[0, place]
+            shifted: dict[str, Any] = {**mask, "position_ids": positions}
+            again = subject.outputs(sequence, **shifted)[0, place]
             if largest(again - alone) <= noise.other_shape:
                 why = ": positions count the padding; position_ids of the tokens alone mend it"
         except Exception:

@@ -138,7 +138,7 @@ def attention_with_lse(
         )
 
     if "torch._dynamo" in sys.modules:  # torch.compile breaks its graph here: messages are no part of one
-        undivided: Callable[[], tuple[Tensor, Tensor]] = torch.compiler.disable(fn=compute)
+        undivided: Any = torch.compiler.disable(fn=compute)
         return undivided()
     return compute()
 
