@@ -24,7 +24,7 @@ LINEAR_BACKWARD = 2.0
 """The same of linear attention, whose matrix products have two gradients each."""
 CHUNK = 64
 """Positions that attend to each other in linear attention; others meet in the state."""
-LINEAR_EFFICIENCY = 0.3
+LINEAR_EFFICIENCY = 0.45
 """The share of the rate of matrix products that causal linear attention reaches, measured (docs/benchmarks.md)."""
 LONGEST_COUNTED = 2**15
 """Queries up to which the tiles of a mask are counted; costs, which are quadratic in them, are extrapolated beyond."""
