@@ -7,7 +7,7 @@ import torch
 
 import regard
 from regard.advisor import Change, Workload, advise, decision_table
-from regard.advisor.prices import LONGEST_COUNTED, describe_problem, softmax_price
+from regard.advisor.prices import LONGEST_COUNTED, describe_problem, linear_price, softmax_price
 from regard.advisor.workload import parse_bytes
 from regard.errors import ConfigurationError, DeviceError
 from regard.kernels.cost_model import predicted_seconds
@@ -37,6 +37,15 @@ def test_training_costs_five_products_more_and_stores_queries_and_outputs_of_all
     assert training.seconds == pytest.approx(3.5 * forward.seconds)
     rows = 2 * 2 * 500 * 16 * 4
     assert training.memory - forward.memory == pytest.approx(3 * rows)
+
+
+def test_linear_attention_on_a_gpu_does_not_depend_on_threads_of_the_cpu(monkeypatch):
+    workload = Workload("prefill", 4096, device="cuda")
+    seconds = []
+    for threads in (1, 8):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        seconds.append(linear_price(workload, 128, 8).seconds)
+    assert seconds[0] == seconds[1]
 
 
 def test_a_described_problem_takes_no_memory():

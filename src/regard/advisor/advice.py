@@ -89,8 +89,8 @@ def advise(model: Any = None, *, exact: bool = True, **workload: Any) -> Advice:
     chosen = recommend([each for each in found if not exact or each.change < Change.FEWER_PAIRS])
     remark = "" if chosen.fits else nearest_feasible(given, chosen)
     rest = sorted((each for each in found if each is not chosen), key=lambda each: each.price.seconds)
-    is_cpu = given.device.startswith("cpu")
-    rates = rates_in_use().origin if is_cpu else f"defaults of a data-centre GPU: {default_rates(given.device)}"
+    is_cpu = given.device_type == "cpu"
+    rates = rates_in_use().origin if is_cpu else f"defaults of a data-centre GPU: {default_rates(given.device_type)}"
     return Advice(given, (chosen, *rest), parts_beside(given, chosen), rates, remark)
 
 

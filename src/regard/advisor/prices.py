@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ..core.problem import Problem
 from ..kernels import Cost
-from ..kernels.cost_model import default_rates, predicted_seconds, rates_in_use
+from ..kernels.cost_model import predicted_seconds, seconds_on
 from ..kernels.dispatch import kernels_of
 from ..kernels.validation import AttentionOptions, make_problem
 from .workload import DTYPES, Workload
@@ -110,8 +110,7 @@ def describe_problem(workload: Workload, key_heads: int, keys: int, **options: U
         row = torch.zeros(workload.head_dim, dtype=DTYPES[workload.dtype], device=workload.device)
         return row.expand(workload.batch, heads, length, -1)
 
-    on_device = torch.device(workload.device).type == "cpu"
-    with nullcontext() if on_device else FakeTensorMode():  # of a device that need not be here
+    with nullcontext() if workload.device_type == "cpu" else FakeTensorMode():  # a device that need not be here
         query, key = tensor(workload.heads, workload.queries), tensor(key_heads, keys)
         return make_problem(query, key, key, **options)
 
@@ -129,9 +128,8 @@ def linear_price(workload: Workload, features: int, key_heads: int) -> Price:
     states = 4.0 * workload.layers * workload.batch * key_heads * numbers
     inputs = 2 * workload.bytes_of_rows() * (1 + key_heads / workload.heads)
     moved = (2 * states if workload.task == "decode" else inputs) * passes
-    device = torch.device(workload.device).type
-    rates = rates_in_use().rates if device == "cpu" else default_rates(device)
-    seconds = rates.seconds(Cost(flops / LINEAR_EFFICIENCY, 0.0, moved=moved), torch.float32)
+    cost = Cost(flops / LINEAR_EFFICIENCY, 0.0, moved=moved)
+    seconds = seconds_on(workload.device_type, cost, torch.float32)
     stored = 0.0 if workload.task == "train" else states
     in_memory = inputs if workload.task == "train" else inputs / workload.layers
     return Price("recurrence", flops, moved, stored, states + in_memory, seconds)

@@ -99,6 +99,11 @@ class Workload:
         return self.architecture == "decoder" and self.task != "decode"
 
     @property
+    def device_type(self) -> str:
+        """The kind of device, without its number."""
+        return torch.device(self.device).type
+
+    @property
     def element_size(self) -> int:
         """Bytes of a number."""
         return DTYPES[self.dtype].itemsize

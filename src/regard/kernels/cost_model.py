@@ -129,10 +129,14 @@ def cache_file() -> Path:
 
 def predicted_seconds(cost: Cost, problem: Problem) -> float:
     """Predicted seconds of a forward pass of this cost on the problem's device."""
-    device = problem.value.device.type
+    return seconds_on(problem.value.device.type, cost, problem.value.dtype)
+
+
+def seconds_on(device: str, cost: Cost, dtype: torch.dtype) -> float:
+    """Predicted seconds of a forward pass of this cost on a kind of device, `torch.device.type`."""
     if device != "cpu":
-        return default_rates(device).seconds(cost, problem.value.dtype, threads=1)
-    return rates_in_use().rates.seconds(cost, problem.value.dtype)
+        return default_rates(device).seconds(cost, dtype, threads=1)
+    return rates_in_use().rates.seconds(cost, dtype)
 
 
 def rates_in_use() -> RatesInUse:
