@@ -55,7 +55,7 @@ class Mechanism:
     quality: str
     source: str
     code: str
-    fits: bool
+    fits: bool = True
 
 
 def mechanisms(workload: Workload) -> list[Mechanism]:
@@ -80,7 +80,6 @@ def _all(workload: Workload) -> Iterator[Mechanism]:
             "exact: the same result as in one process",
             "Liu et al. 2023, arXiv 2310.01889",
             f"with regard.ring.sharded(regard.ring.Zigzag()): ...   # torchrun --nproc-per-node {processes}",
-            True,
         )
     for shared in sorted({math.gcd(GROUP, workload.heads), workload.heads}):
         if shared > 1 and workload.heads // shared < key_heads:
@@ -119,7 +118,6 @@ def _softmax(workload: Workload, key_heads: int) -> Mechanism:
         "exact",
         "Vaswani et al. 2017, arXiv 1706.03762",
         f"regard.attention(q, k, v{'' if mask is None else f', mask={mask!r}'})",
-        True,
     )
 
 
@@ -134,7 +132,6 @@ def _shared_keys(workload: Workload, key_heads: int) -> Mechanism:
         "close to multi-head if trained so" if many else "somewhat below multi-head, and less stable to train",
         "Ainslie et al. 2023, arXiv 2305.13245" if many else "Shazeer 2019, arXiv 1911.02150",
         f"regard.nn.Projections(dim, {workload.heads}, num_kv_heads={key_heads})",
-        True,
     )
 
 
@@ -148,7 +145,6 @@ def _additive(workload: Workload, key_heads: int) -> Mechanism:
         "exact; as good as dot products for small dims, in Vaswani et al. 2017, section 3.2.1",
         "Bahdanau et al. 2015, arXiv 1409.0473, appendix A.1.2",
         f"regard.attention(q, k, v, score=regard.scores.Additive({workload.head_dim}, {workload.head_dim}, dim))",
-        True,
     )
 
 
@@ -171,7 +167,6 @@ def _latent(workload: Workload) -> Mechanism:
         "that of multi-head in its paper, if trained so",
         "DeepSeek-V2, arXiv 2405.04434, section 2.1",
         f"LatentProjections(dim, {workload.heads}, latent_dim={LATENT_DIM}, rotary_dim={ROTARY_DIM})",
-        True,
     )
 
 
@@ -188,7 +183,6 @@ def _windowed(workload: Workload, key_heads: int) -> Mechanism:
         f"{workload.layers * WINDOW:,} tokens",
         "Beltagy et al. 2020, arXiv 2004.05150; sinks: Xiao et al. 2024, arXiv 2309.17453",
         f"mask=causal() & (window(before={WINDOW - 1}) | prefix({SINKS}))",
-        True,
     )
 
 
@@ -201,7 +195,6 @@ def _linear(workload: Workload, key_heads: int) -> Mechanism:
         "another function, trained as such: recalls less of the far past; mix it with layers of softmax attention",
         "Katharopoulos et al. 2020, arXiv 2006.16236",
         f"regard.nn.LinearAttention(Projections(dim, {workload.heads}), causal={workload.architecture == 'decoder'})",
-        True,
     )
 
 
@@ -214,7 +207,6 @@ def _performer(workload: Workload, key_heads: int) -> Mechanism:
         "an error that falls as 1/√features: measure it on your own tensors by regard.approximation",
         "Choromanski et al. 2021, arXiv 2009.14794",
         f"regard.nn.PerformerAttention(Projections(dim, {workload.heads}), num_features={FEATURES})",
-        True,
     )
 
 

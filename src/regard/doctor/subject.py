@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
@@ -317,12 +318,10 @@ def in_double(subject: Subject) -> Subject:
     """The subject in float64 where it runs in it, and otherwise as it is."""
     if sum(parameter.numel() for parameter in subject.model.parameters()) > LARGEST_COPY:
         return subject
-    try:
+    with contextlib.suppress(Exception):  # of models that convert to float32 inside
         double = subject.copied(torch.float64)
         if double.outputs().dtype == torch.float64:
             return double
-    except Exception:
-        pass  # models that convert to float32 inside
     return subject
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from ..attention_sites import AttentionSite
 from ..finding import Severity
 from ..symbolic_evaluation import Function, ModuleFacts
-from ..term import Term
 
 if TYPE_CHECKING:
     from ..rewriting import Rewrite
@@ -70,11 +69,6 @@ def rule(code: str, severity: Severity, *, source: str, wrong: str, right: str) 
 def formulas(facts: ModuleFacts) -> Iterator[AttentionSite]:
     """The attention sites that are written as the textbook formula."""
     return (site for site in facts.sites if site.kind == "formula")
-
-
-def place(term: Term) -> ast.AST:
-    """The place of a term."""
-    return term.node
 
 
 def function_around(node: ast.AST | None, facts: ModuleFacts) -> Function | None:
