@@ -19,9 +19,10 @@ import torch
 from _report import met, milliseconds, table
 
 import regard
-from regard.advisor import Workload
+from regard.advisor import Price, Workload
 from regard.advisor.prices import linear_price, softmax_price
-from regard.kernels.cost_model import cache_file, measure, save_rates
+from regard.kernels.calibration import measure
+from regard.kernels.cost_model import cache_file, save_rates
 from regard.masks import Mask, causal, window
 
 ROUNDS, LEAST = 3, 0.02
@@ -37,11 +38,11 @@ class Case:
     mask: Mask | None
     linear: bool = False
 
-    def predicted(self) -> float:
+    def price(self) -> Price:
         key_heads = self.workload.key_heads or self.workload.heads
         if self.linear:
-            return linear_price(self.workload, self.workload.head_dim, key_heads).seconds
-        return softmax_price(self.workload, key_heads, self.workload.keys, mask=self.mask).seconds
+            return linear_price(self.workload, self.workload.head_dim, key_heads)
+        return softmax_price(self.workload, key_heads, self.workload.keys, mask=self.mask)
 
     def call(self) -> Callable[[], object]:
         shape = self.workload
@@ -111,15 +112,17 @@ def main() -> None:
         save_rates(measure(), cache_file())
         found = []
         for case in grid():
-            predicted, (spent, spread) = case.predicted(), measured(case)
-            found.append((max(predicted / spent, spent / predicted), predicted, spent, spread, case))
+            price, (spent, spread) = case.price(), measured(case)
+            found.append((max(price.seconds / spent, spent / price.seconds), price, spent, spread, case))
     found.sort(key=lambda each: -each[0])
     rows = [
-        [label(case), milliseconds(predicted), milliseconds(spent), f"{predicted / spent:.2f}"]
-        for _, predicted, spent, _, case in found[:25]
+        [label(case), price.kernel, milliseconds(price.seconds), milliseconds(spent), f"{price.seconds / spent:.2f}"]
+        for _, price, spent, _, case in found[:25]
     ]
     table(
-        "Predictions: the 25 furthest off (`benchmarks/advice.py`)", ["problem", "predicted", "measured", "ratio"], rows
+        "Predictions: the 25 furthest off (`benchmarks/advice.py`)",
+        ["problem", "kernel", "predicted", "measured", "ratio"],
+        rows,
     )
     within, half = sum(each[0] <= 1.5 for each in found), statistics.median(each[0] for each in found)
     table(

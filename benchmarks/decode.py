@@ -4,6 +4,9 @@ Peers: torch's operator with enable_gqa, and with the keys repeated. The limit i
 bytes, measured in the same run.
 """
 
+import itertools
+from functools import partial
+
 import _timing
 import torch
 from _report import agree, met, milliseconds, table, times
@@ -49,5 +52,47 @@ def main(keys: int = KEYS) -> None:
     print("\nThe limit is the sum: keys and values have to be read once.")
 
 
+def by_key_heads(keys: int = KEYS) -> None:
+    """A step of multi-head, grouped-query and multi-query attention: as many query heads, fewer key heads."""
+    query, rows = torch.randn(1, HEADS, 1, DIM), []
+    caches = {str(heads): torch.randn(2, 1, heads, keys, DIM) for heads in (HEADS, KEY_HEADS, 1)}
+    with torch.no_grad():
+        spent = _timing.in_turn(
+            {heads: partial(regard.attention, query, *cache) for heads, cache in caches.items()}, rounds=ROUNDS
+        )
+    for heads, cache in caches.items():
+        rows.append([heads, f"{cache.nbytes / 2**20:.0f} MiB", milliseconds(spent[heads])])
+    table(f"{HEADS} query heads of {DIM}, {keys:,} keys", ["key heads", "keys and values", "time of a step"], rows)
+
+
+def by_queries(keys: int = KEYS) -> None:
+    """Several queries at once beside one, causal among each other: speculative decoding and chunked prefill.
+
+    Keys and values are read once for all. With groups of 4 heads, 32 rows share a key head; with equal heads, 8.
+    """
+    several, rows = 8, []
+    for key_heads, dtype in itertools.product((KEY_HEADS, HEADS), (torch.float32, torch.bfloat16, torch.float16)):
+        key, value = torch.randn(2, 1, key_heads, keys, DIM).to(dtype)
+        queries = {count: torch.randn(1, HEADS, count, DIM).to(dtype) for count in (1, several)}
+        with torch.no_grad():
+            spent = _timing.in_turn(
+                {
+                    str(count): partial(regard.attention, query, key, value, mask=regard.masks.causal())
+                    for count, query in queries.items()
+                },
+                rounds=ROUNDS,
+            )
+        ratio = spent[str(several)] / spent["1"]
+        one, all_ = (milliseconds(spent[str(count)]) for count in queries)
+        rows.append([key_heads, str(dtype).removeprefix("torch."), one, all_, times(ratio), met(ratio, 1.3, most=True)])
+    table(
+        f"{several} queries over {keys:,} keys, {HEADS} query heads of {DIM}",
+        ["key heads", "dtype", "one query", f"{several} queries", "ratio", "goal"],
+        rows,
+    )
+
+
 if __name__ == "__main__":
     main()
+    by_key_heads()
+    by_queries()

@@ -1,6 +1,6 @@
 """Every kernel agrees with the oracle in float64, forward and backward, on every case that it admits."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ from regard.kernels.block_sparse import BlockSparseKernel
 from regard.kernels.decode import DecodeKernel
 from regard.kernels.tiled import TiledKernel
 from regard.testing import Case, assert_agrees, cases, long_cases, random_cases, suite
+from regard.testing.cases import AXES
 
 # Of these `flex` is for CUDA alone: tests/kernels/test_flex.py holds its logic to the oracle on the CPU.
 ON_CPU = tuple(kernel for kernel in KERNELS if kernel.name != "flex")
@@ -31,28 +32,63 @@ MIDDLE = (
     AdditiveKernel(2**12),
     TiledKernel(2**12),
 )
+IN_ONE_TILE = [kernel for kernel in ON_CPU if kernel.name in ("decode", "block_sparse", "additive", "tiled")]
+"""Kernels that compute a short case in a single tile: a loop that SMALL runs several times, over the same features."""
 KERNEL_BY_NAME = {kernel.name: kernel for kernel in (*KERNELS, *SMALL, *MIDDLE)}
+GROUPS, SLOW_GROUPS, LONG_GROUPS = 48, 36, 24
+"""Tests that share the cases: neighbours have one case, whose expected results are computed once."""
+
+Pairs = list[tuple[Kernel, Case]]
 
 
-SHORT = list(suite(SMALL, among=cases()))
-LONG = list(suite(MIDDLE, among=long_cases()))
+@pytest.fixture(scope="module")
+def short() -> Pairs:
+    return list(suite(SMALL, among=cases()))
 
 
-def parameters(admitted: Sequence[tuple[Kernel, Case]]) -> list:
-    return [pytest.param(kernel.name, case, id=f"{kernel.name}-{case.id}") for kernel, case in admitted]
+@pytest.fixture(scope="module")
+def chosen(short: Pairs, covering: Callable) -> set[int]:
+    """As few cases of each kernel as hold every pair of choices: the others are left to `make test-all`.
+
+    In a single tile every choice by itself: small tiles have the pairs, and the long cases have them in many tiles.
+    """
+    found: set[int] = set()
+    for kernel in SMALL:
+        indices = [index for index, (own, _) in enumerate(short) if own is kernel]
+        rows = [{axis: getattr(short[index][1], axis) for axis in AXES} for index in indices]
+        found |= {indices[row] for row in covering(rows, 1 if kernel in IN_ONE_TILE else 2)}
+    return found
 
 
-@pytest.mark.covering(strength=2, within=["kernel"])
-@pytest.mark.parametrize(("kernel", "case"), parameters(SHORT))
-def test_a_kernel_agrees_with_the_oracle(kernel: str, case: Case, monkeypatch):
+@pytest.fixture(scope="module")
+def long() -> Pairs:
+    return list(suite(MIDDLE, among=long_cases()))
+
+
+def part(pairs: Sequence[tuple[Kernel, Case]], group: int, groups: int) -> Sequence[tuple[Kernel, Case]]:
+    return pairs[group * len(pairs) // groups : (group + 1) * len(pairs) // groups]
+
+
+@pytest.mark.parametrize("group", range(GROUPS))
+def test_kernels_agree_with_the_oracle(group: int, short: Pairs, chosen: set[int], assert_all, monkeypatch):
     monkeypatch.setattr(mask_tiles, "MAX_WASTED_PAIRS", 0)  # batches that differ are computed apart, however small
-    assert_agrees(KERNEL_BY_NAME[kernel], case)
+    assert_all(assert_agrees, part([short[index] for index in sorted(chosen)], group, GROUPS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", range(SLOW_GROUPS))
+def test_kernels_agree_with_the_oracle_on_the_other_cases(
+    group: int, short: Pairs, chosen: set[int], assert_all, monkeypatch
+):
+    monkeypatch.setattr(mask_tiles, "MAX_WASTED_PAIRS", 0)
+    others = [pair for index, pair in enumerate(short) if index not in chosen]
+    assert_all(assert_agrees, part(others, group, SLOW_GROUPS))
 
 
 @pytest.mark.usefixtures("two_threads")
-@pytest.mark.parametrize(("kernel", "case"), parameters(LONG))
-def test_a_kernel_agrees_with_the_oracle_over_many_tiles(kernel: str, case: Case):
-    assert_agrees(KERNEL_BY_NAME[kernel], case)
+@pytest.mark.parametrize("group", range(LONG_GROUPS))
+def test_kernels_agree_with_the_oracle_over_many_tiles(group: int, long: Pairs, assert_all):
+    assert_all(assert_agrees, part(long, group, LONG_GROUPS))
 
 
 @pytest.mark.cuda
@@ -68,12 +104,20 @@ def test_a_kernel_agrees_with_the_oracle_on_a_gpu(kernel: str):
     assert not wrong, "\n".join(wrong)
 
 
-def test_every_kernel_has_cases():
-    names = [kernel.name for kernel, _ in SHORT]
-    # One that few problems suit is held to a hundred at least; that of a few masks to half, and to test_decomposed.py.
-    least = {"decomposed": 50}
+@pytest.mark.parametrize("poison", ["clean", "masked"])
+def test_a_square_causal_mask_alone(poison: str, assert_all):
+    """What torch's kernels call is_causal: three choices that no case of block_sparse has together."""
+    pairs = list(suite(SMALL, among=[Case(mask="causal", lengths="5x5", poison=poison)]))
+    assert {"sdpa", "cpu_flash", "block_sparse", "tiled"} <= {kernel.name for kernel, _ in pairs}
+    assert_all(assert_agrees, pairs)
+
+
+def test_every_kernel_has_cases(short: Pairs, long: Pairs):
+    names = [kernel.name for kernel, _ in short]
+    # One that few problems suit is held to a hundred at least; those of a few masks to half, and to tests of their own.
+    least = {"decomposed": 50, "short": 40}
     assert all(names.count(kernel.name) >= least.get(kernel.name, 100) for kernel in SMALL)
-    assert {kernel.name for kernel, _ in LONG} == {kernel.name for kernel in MIDDLE}
+    assert {kernel.name for kernel, _ in long} == {kernel.name for kernel in MIDDLE}
 
 
 def test_random_cases_reach_every_kernel():

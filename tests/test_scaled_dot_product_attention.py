@@ -116,7 +116,7 @@ def test_autocast():
         ours = regard.scaled_dot_product_attention(query, query, query, is_causal=True)
         theirs = torch_sdpa(query, query, query, is_causal=True)
     assert ours.dtype == theirs.dtype
-    torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(ours, theirs, atol=1e-2, rtol=1.6e-2)  # theirs rounds weights to bfloat16, too
 
 
 def test_dropout_is_applied():

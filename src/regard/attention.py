@@ -73,8 +73,8 @@ def attention(
         key_positions: (N,) or (*batch, N), whole numbers, or a range; without them 0..N-1. Mask, bias and dropout are
             functions of these: a shard of a longer sequence computes what the whole would, as fast as one from 0 where
             the positions are consecutive.
-        kernel: the name of the kernel to use, never another: "sdpa", "cpu_flash", "decode", "block_sparse",
-            "flex", "decomposed", "additive", "tiled" or "reference".
+        kernel: the name of the kernel to use, never another: "sdpa", "short", "cpu_flash", "decode",
+            "block_sparse", "flex", "decomposed", "additive", "tiled" or "reference".
 
     A row that may attend to nothing has output 0 and gradient 0. Sums are in float32 at least.
 

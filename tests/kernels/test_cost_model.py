@@ -11,9 +11,12 @@ import torch
 import regard
 from regard import masks, native
 from regard.errors import ConfigurationError
-from regard.kernels import Cost, cost_model
+from regard.kernels import Cost, calibration, cost_model
+from regard.kernels.base import FlashWork
 from regard.kernels.cost_model import (
+    GRADIENT,
     REUSED_BYTES,
+    FlashRates,
     Machine,
     Rates,
     cache_file,
@@ -24,7 +27,8 @@ from regard.kernels.cost_model import (
 )
 
 DEFAULTS = cost_model.default_rates("cpu", native.variant() if native.available() else None)
-MEASURED = Rates(flops=4e10, native=6e10, passes=5e9, moved=2e10, fresh=3e9, call=4e-6)
+FLASH = FlashRates(flops=6e10, pairs=1e9, packed=2e9, streamed=3e9, backward=2.5)
+MEASURED = Rates(4e10, 5e9, {"float32": FLASH}, {"float32": FLASH}, moved=2e10, fresh=3e9, call=4e-6)
 
 
 @pytest.fixture(autouse=True)
@@ -45,11 +49,34 @@ def changed(path: Path, part: str, **values: object) -> None:
 
 class TestSeconds:
     def test_each_kind_of_work_takes_its_time(self):
-        threads = torch.get_num_threads()
-        unit = Rates(flops=100.0, native=50.0, passes=10.0, moved=4.0, fresh=2.0, call=0.5)
-        cost = Cost(200.0 * threads, bytes=1.0, passes=30.0 * threads, moved=8.0, calls=3.0, native=250.0 * threads)
-        assert unit.seconds(cost, torch.float32) == pytest.approx(2 + 5 + 3 + 2 + 1.5)
-        assert unit.seconds(cost, torch.float64) == pytest.approx(4 + 5 + 3 + 2 + 1.5)
+        own = FlashRates(flops=50.0, pairs=20.0, packed=10.0, streamed=5.0, backward=3.0)
+        double = replace(own, flops=25.0)
+        unit = Rates(100.0, 10.0, {"float32": own, "float64": double}, {"float32": own}, moved=4.0, fresh=2.0, call=0.5)
+        flash = FlashWork(flops=150.0, pairs=40.0, packed=50.0, streamed=5.0)  # 3 + 2 + 5, and 1 of reading
+        cost = Cost(200.0, bytes=1.0, passes=30.0, moved=8.0, calls=3.0, torch=flash)
+        assert unit.seconds(cost, torch.float32, threads=1) == pytest.approx(10 + 2 + 3 + 2 + 1.5)
+        assert unit.seconds(cost, torch.float32, threads=2) == pytest.approx((10 + 2 + 3) / 2 + 2 + 1.5)
+        assert unit.seconds(cost, torch.float64, threads=1) == pytest.approx(13 + 4 + 3 + 2 + 1.5)
+        assert unit.seconds(cost, torch.bfloat16, threads=1) == unit.seconds(cost, torch.float32, threads=1)
+        assert unit.seconds(replace(cost, torch=flash + flash), torch.float32, threads=1) == pytest.approx(28.5)
+
+    def test_keys_arrive_from_memory_while_others_are_multiplied(self):
+        cost = Cost(0.0, 0.0, moved=4e10, calls=0.0, native=FlashWork(streamed=3e9))
+        assert MEASURED.seconds(cost, torch.float32, threads=1) == pytest.approx(2)
+        assert MEASURED.seconds(replace(cost, moved=1e10), torch.float32, threads=1) == pytest.approx(1)
+
+    def test_training_adds_the_backward_pass_and_the_calls_of_autograd(self):
+        work = FlashWork(flops=6e10)
+        for cost in (Cost(0.0, 0.0, calls=0.0, torch=work), Cost(0.0, 0.0, calls=0.0, native=work)):
+            assert MEASURED.seconds(cost, torch.float32, threads=1) == pytest.approx(1)
+            seconds = MEASURED.seconds(replace(cost, calls=10.0), torch.float32, threads=1, training=True)
+            assert seconds == pytest.approx(1 + 2.5 + (20 + GRADIENT) * 4e-6)
+
+    def test_a_dtype_has_rates_of_its_own(self):
+        rates = replace(MEASURED, torch={"float32": FLASH, "bfloat16": replace(FLASH, flops=6e9, backward=7.0)})
+        cost = Cost(0.0, 0.0, calls=0.0, torch=FlashWork(flops=6e10))
+        assert rates.seconds(cost, torch.bfloat16, threads=1) == pytest.approx(10)
+        assert rates.seconds(cost, torch.bfloat16, threads=1, training=True) > 80
 
     def test_memory_takes_time_where_the_system_has_to_hand_it_out(self):
         within, beyond = (
@@ -79,7 +106,7 @@ class TestInUse:
         for _ in range(2):
             plans += [regard.explain(query, query, query, mask=mask) for mask in (masks.causal(), masks.strided(64))]
             texts += [str(plan) for plan in plans[-2:]]
-            save_rates(replace(MEASURED, native=1e8), cache_file())
+            save_rates(replace(MEASURED, native={"float32": replace(FLASH, flops=1e8)}), cache_file())
         assert [plan.kernel.name for plan in plans] == ["cpu_flash", "decomposed", "sdpa", "decomposed"]
         assert "64 × 64, by cpu_flash" in texts[1]
         assert "64 × 64, by block_sparse" in texts[3]
@@ -88,7 +115,8 @@ class TestInUse:
         variants = native.variants()
         if len(variants) < 2:
             pytest.skip("fewer than two variants of the native code run here")
-        monkeypatch.setitem(cost_model.DEFAULT_NATIVE, variants[-1], 1e8)
+        slow = replace(FLASH, flops=1e8)
+        monkeypatch.setitem(cost_model.DEFAULT_NATIVE, variants[-1], slow)
         query = torch.zeros(1, 8, 4096, 64)
         names = []
         for variant in (variants[0], variants[-1], variants[0]):
@@ -162,14 +190,25 @@ class TestFile:
         monkeypatch.delenv("XDG_CACHE_HOME")
         assert cache_file() == Path.home() / ".cache" / "regard" / "calibration.json"
 
-    @pytest.mark.parametrize("name", [field.name for field in fields(Rates)])
+    @pytest.mark.parametrize("name", [field.name for field in fields(Rates) if field.name not in ("torch", "native")])
     @pytest.mark.parametrize("value", [0, -1, float("inf"), float("nan"), "fast", None])
     def test_each_rate_needs_to_be_a_number_above_0(self, tmp_path, name, value):
         save_rates(MEASURED, tmp_path / "kept.json")
         changed(tmp_path / "kept.json", "rates", **{name: value})
         with pytest.raises(
-            ConfigurationError, match=r"kept.json holds no calibration: .* for each of flops, native, passes, "
+            ConfigurationError, match=r"kept.json holds no calibration: .* for each of flops, passes, moved, "
         ):
+            load_rates(tmp_path / "kept.json")
+
+    @pytest.mark.parametrize("kernel", ["torch", "native"])
+    @pytest.mark.parametrize(
+        "rates",
+        [{}, [], None, {"bfloat16": asdict(FLASH)}, {"float32": {}}, {"float32": asdict(FLASH) | {"pairs": -1}}],
+    )
+    def test_each_flash_kernel_needs_rates_above_0_in_float32(self, tmp_path, kernel, rates):
+        save_rates(MEASURED, tmp_path / "kept.json")
+        changed(tmp_path / "kept.json", "rates", **{kernel: rates})
+        with pytest.raises(ConfigurationError, match="those of the flash kernels torch and native in each dtype"):
             load_rates(tmp_path / "kept.json")
 
     def test_a_file_where_the_folder_should_be(self, tmp_path):
@@ -198,12 +237,29 @@ class TestFile:
 
 
 class TestCalibration:
-    def test_all_rates_are_numbers_above_0(self):
-        measured = cost_model.measure(budget=0.0, large=2**16)
-        assert all(0 < rate < float("inf") for rate in asdict(measured).values())
+    def test_all_rates_are_numbers_above_0(self, monkeypatch):
+        # Small and seldom: the numbers need not be good ones.
+        for name, value in (("HEADS", 2), ("KEYS", 256), ("MIN_ROUNDS", 2)):
+            monkeypatch.setattr(calibration, name, value)
+        measured = calibration.measure(budget=0.0, large=2**16)
+        assert all(0 < rate < float("inf") for rate in measured.numbers())
+        assert set(measured.torch) == {"float32", "float64", "bfloat16", "float16"}
+        assert set(measured.native) >= {"float32", "bfloat16", "float16"}
+
+    def test_rates_follow_from_times(self):
+        """Times that are made of known rates give these back; times of noise give none below 0."""
+        known = FlashRates(flops=5e10, pairs=2e9, packed=1e9, streamed=4e9, backward=3.0)
+        benchmark = calibration._FlashBenchmark("torch", "float32", ())
+        amounts = [calibration._amounts("torch", *shape) for shape in calibration.SHAPES["torch"]]
+        times = [known.seconds(FlashWork(*each)) for each in amounts]
+        flops, pairs, _ = calibration._amounts("torch", 1, calibration.FEW_DIM)
+        numbers = calibration.HEADS * calibration.KEYS * 2 * calibration.FEW_DIM
+        times += [known.seconds(FlashWork(flops, pairs)) + numbers / known.streamed, 1.0, 3.0]
+        assert benchmark.rates(times).numbers() == pytest.approx(known.numbers())
+        assert all(rate > 0 for rate in benchmark.rates([1.0, 0.5, 9.0, 1e-9, 1.0, 2.0]).numbers())
 
     def test_work_in_turn(self):
         done: list[int] = []
-        spent = cost_model.time_in_turn([lambda: done.append(1), lambda: done.append(2)], budget=0.0)
+        spent = calibration.time_in_turn([lambda: done.append(1), lambda: done.append(2)], budget=0.0)
         assert len(spent) == 2
-        assert done == [1, 2] * (1 + cost_model.MIN_ROUNDS)
+        assert done == [1, 2] * (1 + calibration.MIN_ROUNDS)

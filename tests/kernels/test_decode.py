@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import regard
-from regard import biases, masks
+from regard import biases, masks, native
 from regard.kernels.decode import PART, DecodeKernel
 from regard.kernels.dense_block import Rectangle
 from regard.kernels.reference import ReferenceKernel
@@ -78,6 +78,40 @@ def test_keys_that_the_mask_leaves_out_are_not_read(shapes):
 )
 def test_any_part(part, options):
     agrees(DecodeKernel(part), 4, 3, 37, **options)
+
+
+@pytest.mark.skipif(not native.available(), reason=str(native.why_not()))
+@pytest.mark.parametrize("queries", [2, 5, 12])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"query_positions": range(20, 60)},
+        {"query_positions": range(-1, 37), "key_positions": range(37)},
+        {"query_positions": range(36, 60), "key_positions": range(20, 57)},
+        {"bias": biases.alibi(4)},
+    ],
+    ids=lambda options: "-".join(f"{name}={value!r}"[:30] for name, value in options.items()) or "default",
+)
+def test_a_causal_mask_is_a_limit_of_each_query(monkeypatch, queries, options):
+    """Native code gets no matrix of pairs for it."""
+    seen = []
+
+    def attend(query, key, value, scale, bias=None, limits=None):
+        seen.append((bias, limits))
+        return original(query, key, value, scale, bias, limits)
+
+    original = native.attend_few_queries
+    monkeypatch.setattr(native, "attend_few_queries", attend)
+    options = {
+        name: range(given.start, given.start + queries) if name == "query_positions" else given
+        for name, given in options.items()
+    }
+    agrees(DecodeKernel(min_native_keys=1), 4, queries, 37, mask=masks.causal(), **options)
+    ((bias, limits),) = seen
+    assert (bias is None) == ("bias" not in options)
+    assert limits.tolist() == 2 * limits[:queries].tolist()
+    assert len(set(limits[:queries].tolist())) > 1
 
 
 @pytest.mark.parametrize("n", [PART - 1, PART, PART + 1, 3 * PART, 3 * PART + 5])

@@ -4,6 +4,7 @@ FlexAttention differentiates on CUDA alone when it is asked by its front door; b
 Most tests replace it by the formula over all pairs, which reads the lists of blocks, as kernels do.
 """
 
+import gc
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ from regard.kernels.flex import FlexKernel
 from regard.kernels.reference import ReferenceKernel
 from regard.masks import Mask
 from regard.testing import Case, assert_agrees, cases, long_cases, suite
+from regard.testing.cases import AXES
 
 UNFUSED = FlexKernel(None, ("cpu",))
 TRACED = FlexKernel("aot_eager", ("cpu",))
@@ -76,26 +78,59 @@ def differentiable(monkeypatch) -> None:
     monkeypatch.setattr(torchs, "_validate_device", lambda *_: None)
 
 
-def admitted(among) -> list:
-    return [pytest.param(case, id=case.id) for _, case in suite([UNFUSED], among=among)]
+GROUPS = 8
+"""Tests that share the cases of `make test-all`."""
+
+
+@pytest.fixture(scope="module")
+def short() -> list[tuple[FlexKernel, Case]]:
+    return list(suite([UNFUSED], among=cases()))
+
+
+@pytest.fixture(scope="module")
+def long() -> list[tuple[FlexKernel, Case]]:
+    return list(suite([UNFUSED], among=long_cases()))
+
+
+@pytest.fixture(scope="module")
+def divided(covering) -> Callable[[list], tuple[list, list]]:
+    """Divides pairs of a kernel and a case into a few that hold every choice, and the others."""
+
+    def divide(pairs: list[tuple[FlexKernel, Case]]) -> tuple[list, list]:
+        chosen = covering([{axis: getattr(case, axis) for axis in AXES} for _, case in pairs], 1)
+        return (
+            [pair for index, pair in enumerate(pairs) if index in chosen],
+            [pair for index, pair in enumerate(pairs) if index not in chosen],
+        )
+
+    return divide
 
 
 @pytest.mark.usefixtures("dense")
 class TestAgreement:
-    @pytest.mark.covering(strength=1)
-    @pytest.mark.parametrize("case", admitted(cases()))
-    def test_it_agrees_with_the_oracle(self, case: Case, monkeypatch):
-        monkeypatch.setattr(flex, "BLOCK", 4)
+    def check(self, kernel: FlexKernel, case: Case) -> None:
         mask_tiles._memo_by_mask.clear()
-        assert_agrees(UNFUSED, case)
+        assert_agrees(kernel, case)
 
-    @pytest.mark.covering(strength=1)
-    @pytest.mark.parametrize("case", admitted(long_cases()))
-    def test_it_agrees_over_many_blocks(self, case: Case):
-        assert_agrees(UNFUSED, case)
+    def test_it_agrees_with_the_oracle(self, short, divided, assert_all, monkeypatch):
+        monkeypatch.setattr(flex, "BLOCK", 4)
+        assert_all(self.check, divided(short)[0])
 
-    def test_there_are_cases_of_every_mask_and_bias_but_those_that_it_refuses(self):
-        found = [case for _, case in suite([UNFUSED], among=cases())]
+    @pytest.mark.slow
+    @pytest.mark.parametrize("group", range(GROUPS))
+    def test_it_agrees_with_the_oracle_on_the_other_cases(self, group: int, short, divided, assert_all, monkeypatch):
+        monkeypatch.setattr(flex, "BLOCK", 4)
+        assert_all(self.check, divided(short)[1][group::GROUPS])
+
+    def test_it_agrees_over_many_blocks(self, long, divided, assert_all):
+        assert_all(assert_agrees, divided(long)[0])
+
+    @pytest.mark.slow
+    def test_it_agrees_over_many_blocks_on_the_other_cases(self, long, divided, assert_all):
+        assert_all(assert_agrees, divided(long)[1])
+
+    def test_there_are_cases_of_every_mask_and_bias_but_those_that_it_refuses(self, short):
+        found = [case for _, case in short]
         assert len(found) > 300
         assert {case.mask for case in found} == {case.mask for case in cases()}
         assert {case.bias for case in found} == {case.bias for case in cases()} - {"mod"}
@@ -190,6 +225,7 @@ def test_inside_code_that_is_compiled(kernel):
         return kernel.run(make_problem(query, query, query, mask=masks.window(3, 1), bias=bias)).output
 
     query = drawn(1, 2, 30, 16, gradient=True)
+    gc.collect()  # functions of earlier tests that die while this one is traced would change the guards of their table
     outputs = torch.compile(attended, backend="aot_eager")(query), attended(query)
     torch.testing.assert_close(*outputs)
     torch.testing.assert_close(*(torch.autograd.grad(each.square().sum(), query) for each in outputs))
@@ -281,7 +317,8 @@ class TestReasons:
         assert FlexKernel("inductor", ("cuda",)).why_not(posed()) == [
             "FlexAttention is compiled for cuda devices alone"
         ]
-        assert KERNELS[4].why_not(posed())[0] == "FlexAttention is compiled for cuda devices alone"
+        flex_kernel = next(kernel for kernel in KERNELS if kernel.name == "flex")
+        assert flex_kernel.why_not(posed())[0] == "FlexAttention is compiled for cuda devices alone"
 
     def test_float64(self):
         query = drawn(1, 1, 4, 16).double()
@@ -412,6 +449,7 @@ class TestSelfCheck:
         monkeypatch.setattr(kernel, "cost", lambda problem: dispatch.Cost(0.0, 0.0, calls=0.0))
         kernels = tuple(kernel if each.name == "flex" else each for each in KERNELS)
         monkeypatch.setattr(dispatch, "KERNELS", kernels)
+        monkeypatch.setattr(dispatch, "uncompared_kernel", lambda problem: None)  # small problems are compared, too
         monkeypatch.setattr(kernel, "name", "flex")
         monkeypatch.setitem(dispatch.apply_kernel.__globals__["_COMPUTATIONS"], "flex", kernel)
         dispatch._chosen.clear()

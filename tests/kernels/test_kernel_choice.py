@@ -1,6 +1,7 @@
 """With the default rates the chosen kernel is about the fastest, for each variant of the native code and for none.
 
-The times were measured on one thread of an Intel Cascade Lake processor, and are those of the thread alone.
+The times were measured on one thread of an Intel Cascade Lake processor, and are those of the thread alone; those of
+decode over 1,024 keys and more are later ones, scaled so that sdpa, measured beside them, has its earlier time.
 """
 
 import pytest
@@ -143,9 +144,9 @@ MEASURED = {
     "512 dropout": {"cpu_flash-avx512": 8.17, "cpu_flash-avx2": 12.7, "cpu_flash-plain": 38.9, "tiled": 29.5},
     "decode 1024": {
         "sdpa": 0.332,
-        "decode-avx512": 1.14,
-        "decode-avx2": 1.22,
-        "decode-plain": 1.38,
+        "decode-avx512": 0.405,
+        "decode-avx2": 0.453,
+        "decode-plain": 0.555,
         "cpu_flash-avx512": 0.848,
         "cpu_flash-avx2": 0.972,
         "cpu_flash-plain": 2.01,
@@ -154,9 +155,9 @@ MEASURED = {
     },
     "decode 8192": {
         "sdpa": 4.54,
-        "decode-avx512": 7.84,
-        "decode-avx2": 8.99,
-        "decode-plain": 10.5,
+        "decode-avx512": 2.77,
+        "decode-avx2": 3.23,
+        "decode-plain": 4.16,
         "cpu_flash-avx512": 7.7,
         "cpu_flash-avx2": 8.48,
         "cpu_flash-plain": 14.9,
@@ -165,9 +166,9 @@ MEASURED = {
     },
     "few 8x2048 causal": {
         "sdpa": 1.83,
-        "decode-avx512": 4.02,
-        "decode-avx2": 4.62,
-        "decode-plain": 5.66,
+        "decode-avx512": 2.16,
+        "decode-avx2": 2.5,
+        "decode-plain": 4.59,
         "cpu_flash-avx512": 2.2,
         "cpu_flash-avx2": 2.48,
         "cpu_flash-plain": 4.23,
@@ -176,9 +177,9 @@ MEASURED = {
     },
     "few 16x4096": {
         "sdpa": 3.72,
-        "decode-avx512": 8.35,
-        "decode-avx2": 10.8,
-        "decode-plain": 14.5,
+        "decode-avx512": 3.58,
+        "decode-avx2": 5.13,
+        "decode-plain": 13.2,
         "cpu_flash-avx512": 4.82,
         "cpu_flash-avx2": 5.56,
         "cpu_flash-plain": 11.9,
@@ -187,9 +188,9 @@ MEASURED = {
     },
     "cross 64x1024": {
         "sdpa": 4.52,
-        "decode-avx512": 9.25,
-        "decode-avx2": 13,
-        "decode-plain": 21.7,
+        "decode-avx512": 4.15,
+        "decode-avx2": 6.99,
+        "decode-plain": 18.2,
         "cpu_flash-avx512": 4.96,
         "cpu_flash-avx2": 6.9,
         "cpu_flash-plain": 19.1,
@@ -285,8 +286,11 @@ def check(name, variant):
         if measured_variant in ("", variant)
     }
     rates, posed = default_rates("cpu", variant or None, "AVX512"), problem(name)
+    training = posed.inputs_require_grad()
     predicted = {
-        kernel.name: rates.seconds(kernel.cost(posed), posed.value.dtype) for kernel in KERNELS if kernel.name in times
+        kernel.name: rates.seconds(kernel.cost(posed), posed.value.dtype, training=training)
+        for kernel in KERNELS
+        if kernel.name in times
     }
     chosen = min(predicted, key=lambda kernel: predicted[kernel])
     assert times[chosen] <= TOLERATED * min(times.values()), (chosen, times, predicted)

@@ -188,3 +188,66 @@ def test_a_mask_that_does_not_fit_is_named():
     for kernel in ("block_sparse", "tiled", "decode"):
         with pytest.raises(regard.errors.MaskError, match=r"mask padding\(lengths=\[1, 2, 3\]\) has the shape"):
             regard.attention(query, query, query, mask=masks.padding(lengths=[1, 2, 3]), kernel=kernel)
+
+
+class TestSampledLayouts:
+    """Prices of masks over many tiles come from an even sample of block rows."""
+
+    @pytest.fixture
+    def few(self, monkeypatch):
+        monkeypatch.setattr(mask_tiles, "MAX_COUNTED_TILES", 256)
+        monkeypatch.setattr(mask_tiles, "MIN_SAMPLED_ROWS", 16)
+
+    @pytest.mark.usefixtures("few")
+    @pytest.mark.parametrize(
+        ("mask", "tolerance"),
+        [
+            (masks.causal(), 0.01),
+            (masks.window(before=300, after=20), 0.02),
+            (masks.causal() & masks.window(before=511), 0.05),
+            (masks.causal() & (masks.window(before=511) | masks.prefix(4)), 0.05),
+            (masks.causal() & masks.documents(torch.arange(8192) // 700), 0.2),
+        ],
+        ids=repr,
+    )
+    def test_a_sample_is_about_the_whole(self, mask, tolerance):
+        posed = problem(mask, 8192, 8192, batch=(1,))
+        share, sampled = mask_tiles.sampled_layouts(posed, (64, 64), 1)
+        whole = mask_tiles.batch_layouts(posed, (64, 64), 1)[0].layout
+        assert share == 8192 / (16 * 64)
+        assert len(sampled[0].layout.rows) == 16
+        assert share * sampled[0].layout.visited_pairs == pytest.approx(whole.visited_pairs, rel=tolerance)
+        assert share * sampled[0].layout.masked_pairs == pytest.approx(whole.masked_pairs, rel=2 * tolerance)
+
+    @pytest.mark.usefixtures("few")
+    def test_queries_of_a_shard_are_sampled_where_they_are(self):
+        posed = problem(masks.causal(), 4096, 16384, batch=(1,), query_positions=range(8192, 12288))
+        share, sampled = mask_tiles.sampled_layouts(posed, (64, 64), 1)
+        visited = mask_tiles.batch_layouts(posed, (64, 64), 1)[0].layout.visited_pairs
+        assert len(sampled[0].layout.rows) == 16
+        assert share * sampled[0].layout.visited_pairs == pytest.approx(visited, rel=0.01)
+
+    @pytest.mark.usefixtures("few")
+    def test_what_positions_do_not_decide_is_counted_whole(self):
+        for mask, options in (
+            (masks.where(keep=torch.ones(4096, 4096, dtype=torch.bool).tril()), {}),
+            (masks.causal(), {"query_positions": 2 * torch.arange(4096)}),
+            (None, {}),
+        ):
+            posed = problem(mask, 4096, 4096, batch=(1,), **options)
+            assert mask_tiles.sampled_layouts(posed, (64, 64), 1)[0] == 1.0
+
+    def test_a_choice_over_a_million_tokens_evaluates_few_tiles(self, monkeypatch):
+        tiles = []
+        original = Mask.verdicts
+
+        def verdicts(self: Mask, blocks):
+            tiles.append(blocks.shape[0] * blocks.shape[1])
+            return original(self, blocks)
+
+        monkeypatch.setattr(Mask, "verdicts", verdicts)
+        query = torch.zeros(1).expand(1, 4, 2**20, 64)
+        window = masks.causal() & masks.window(before=4095)
+        plan = regard.explain(query, query, query, mask=window)
+        assert plan.kernel.name in ("cpu_flash", "block_sparse")
+        assert 0 < sum(tiles) < 2**22

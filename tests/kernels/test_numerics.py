@@ -397,7 +397,7 @@ class TestLongRows:
         torch.testing.assert_close(output, torch.full_like(output, 0.3), rtol=5e-5, atol=0)
 
     @pytest.mark.parametrize("group", [1, 2])
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
     @pytest.mark.parametrize("feature", ["plain", "mask", "bias", "window", "dropout", "3d"])
     @by_every_kernel
     def test_a_single_row(self, kernel, feature, dtype, group):

@@ -163,3 +163,26 @@ def test_nan_among_few_keys_in_training(keys, tensor, causal):
     assert bad.tolist() == ([False] * (keys - 1) + [True] if causal or tensor == 0 else [True] * keys)
     for ours, expected in zip(*results, strict=True):
         torch.testing.assert_close(ours, expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("key_heads", [6, 2])
+@pytest.mark.parametrize(("dtype", "rows"), [(torch.bfloat16, 2), (torch.float32, 1)])
+def test_torch_gets_a_single_row_of_bfloat16_twice(calls, dtype, rows, key_heads):
+    """It takes up to ten times as long for one row as for two."""
+    query, key = torch.randn(2, 6, 1, 16).to(dtype), torch.randn(2, key_heads, 300, 16).to(dtype)
+    output = regard.attention(query, key, key, kernel="sdpa")
+    assert calls[0]["shape"] == (2, 6, rows, 16)
+    assert output.shape == (2, 6, 1, 16)
+    expected = regard.attention(query.float(), key.float(), key.float(), kernel="reference")
+    assert (output.float() - expected).abs().max() < (2e-2 if dtype == torch.bfloat16 else 1e-5)
+
+
+@pytest.mark.parametrize("kernel", ["block_sparse", "decode"])
+def test_a_single_row_of_bfloat16_has_its_log_sum_exp(kernel):
+    query, key = torch.randn(2, 6, 1, 16).bfloat16(), torch.randn(2, 6, 300, 16).bfloat16()
+    window = masks.causal() & masks.window(before=200)
+    output, lse = regard.attention_with_lse(query, key, key, mask=window, kernel=kernel)
+    expected, sums = regard.attention_with_lse(query.float(), key.float(), key.float(), mask=window, kernel="reference")
+    assert output.shape == (2, 6, 1, 16)
+    assert (output.float() - expected).abs().max() < 2e-2
+    assert (lse - sums).abs().max() < 2e-2

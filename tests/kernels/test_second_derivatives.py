@@ -19,15 +19,9 @@ from regard.kernels.reference import ReferenceKernel
 from regard.kernels.sdpa import SdpaKernel
 from regard.kernels.tiled import TiledKernel
 
-KERNELS: list[Kernel] = [
-    DecodeKernel(),
-    DecodeKernel(2),
-    BlockSparseKernel(),
-    BlockSparseKernel((2, 2), 2),
-    TiledKernel(),
-    TiledKernel(8),
-    ReferenceKernel(),
-]
+KERNELS: list[Kernel] = [DecodeKernel(2), BlockSparseKernel((2, 2), 2), TiledKernel(8), ReferenceKernel()]
+IN_ONE_TILE: list[Kernel] = [DecodeKernel(), BlockSparseKernel(), TiledKernel()]
+"""The same loops over a single tile; tests/test_agreement.py has their first derivatives with each feature."""
 
 
 # The second derivatives along random directions, which shows what all directions would.
@@ -91,23 +85,34 @@ def check(checking: Callable, kernel: Kernel, feature: str, score: regard.scores
     assert checking(attend, tensors)
 
 
-@pytest.mark.covering(strength=2)
-@pytest.mark.parametrize("order", CHECKS)
-@pytest.mark.parametrize(
-    ("kernel", "feature"),
-    [
+def admitted(kernels: Sequence[Kernel]) -> list[Any]:
+    """Each of the kernels with each feature that it computes."""
+    return [
         pytest.param(kernel, feature, id=f"{kernel.name}-{feature}")
-        for kernel in KERNELS
+        for kernel in kernels
         for feature in FEATURES
         if admits(kernel, feature)
-    ],
-)
+    ]
+
+
+@pytest.mark.covering(strength=2)
+@pytest.mark.parametrize("order", CHECKS)
+@pytest.mark.parametrize(("kernel", "feature"), admitted(KERNELS))
 def test_derivatives(order, kernel, feature):
     check(CHECKS[order], kernel, feature)
 
 
+@pytest.mark.covering(strength=1)
+@pytest.mark.parametrize("order", CHECKS)
+@pytest.mark.parametrize(("kernel", "feature"), admitted(IN_ONE_TILE))
+def test_derivatives_in_one_tile(order, kernel, feature):
+    check(CHECKS[order], kernel, feature)
+
+
 def test_every_feature_is_checked_for_every_kernel_that_has_it():
-    own = {kernel.name: [feature for feature in FEATURES if admits(kernel, feature)] for kernel in KERNELS}
+    own = {
+        kernel.name: [feature for feature in FEATURES if admits(kernel, feature)] for kernel in KERNELS + IN_ONE_TILE
+    }
     assert own["tiled"] == own["tiled(8)"] == own["reference"] == list(FEATURES)
     dense = [name for name in FEATURES if name not in ("softcap", "dropout", "bias", "relative", "everything")]
     assert own["block_sparse"] == own["decode"] == dense

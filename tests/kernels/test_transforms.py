@@ -9,7 +9,7 @@ from torch.func import grad, vmap
 
 import regard
 from regard import biases, masks, scores
-from regard.kernels import KERNELS, dispatch
+from regard.kernels import KERNELS, Kernel, dispatch
 from regard.kernels.custom_op import apply_kernel
 from regard.kernels.tiled import TiledKernel
 from regard.utils.pytree import tree_flatten
@@ -78,6 +78,17 @@ CALLS: dict[str, dict[str, Any]] = {
         "dropout_p": 0.2,
     },
 }
+UNCOMPILED = ["test_schema", "test_autograd_registration", "test_faketensor"]
+COMPILED = {
+    "decode": ["causal"],
+    "block_sparse": ["documents", "sinks"],
+    "additive": ["additive"],
+    "tiled": ["gaussian", "positions", "everything"],
+}
+"""Calls of a kernel whose compiled code `make test` checks at any shapes: each kernel, and all kinds of tensors.
+
+TestCompile compiles every call at one shape, and compares numbers; other calls at any shapes are slow.
+"""
 LEAVES = [LEARNED, ADDED, SINKS, CENTER, *ADDITIVE.parameters()]
 
 
@@ -92,27 +103,46 @@ def both_and_gradients(call: Callable, given: tuple[torch.Tensor, ...]) -> list[
     return [output.detach(), lse.detach(), *gradients]
 
 
+def admitted(kernel: Kernel) -> list[str]:
+    """The names of the calls that the kernel computes."""
+    return [name for name, call in CALLS.items() if not kernel.why_not(regard.explain(*tensors(), **call).problem)]
+
+
+def opcheck(kernel: Kernel, call: str, checks: list[str]) -> None:
+    """torch's checks of the operator, and of the one that computes its gradients."""
+    held, form = tree_flatten(regard.explain(*tensors(), **CALLS[call]).problem)
+    held = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in held]
+    torch.library.opcheck(torch.ops.regard.attend.default, (held, form, kernel.name), test_utils=checks)
+    output, lse = torch.ops.regard.attend(held, form, kernel.name)
+    needed = [tensor.requires_grad for tensor in held]
+    given = [tensor.detach() for tensor in held]
+    arguments = output.detach() + 1, lse.detach() + 1, output.detach(), lse.detach(), given, needed, form
+    torch.library.opcheck(torch.ops.regard.attend_backward.default, (*arguments, kernel.name), test_utils=checks)
+
+
 class TestOperators:
-    @pytest.mark.covering(strength=1)
+    @pytest.mark.parametrize(
+        ("kernel", "call"),
+        [pytest.param(kernel, call, id=f"{kernel.name}-{call}") for kernel in OWN for call in admitted(kernel)],
+    )
+    def test_opcheck_of_schema_and_shapes(self, kernel, call):
+        opcheck(kernel, call, UNCOMPILED)
+
     @pytest.mark.parametrize(
         ("kernel", "call"),
         [
-            pytest.param(kernel, call, id=f"{kernel.name}-{call}")
+            pytest.param(
+                kernel,
+                call,
+                id=f"{kernel.name}-{call}",
+                marks=[] if call in COMPILED[kernel.name] else [pytest.mark.slow],
+            )
             for kernel in OWN
-            for call in CALLS
-            if not kernel.why_not(regard.explain(*tensors(), **CALLS[call]).problem)
+            for call in admitted(kernel)
         ],
     )
-    def test_opcheck(self, kernel, call):
-        problem = regard.explain(*tensors(), **CALLS[call]).problem
-        held, form = tree_flatten(problem)
-        held = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in held]
-        torch.library.opcheck(torch.ops.regard.attend.default, (held, form, kernel.name))
-        output, lse = torch.ops.regard.attend(held, form, kernel.name)
-        needed = [tensor.requires_grad for tensor in held]
-        given = [tensor.detach() for tensor in held]
-        arguments = output.detach() + 1, lse.detach() + 1, output.detach(), lse.detach(), given, needed, form
-        torch.library.opcheck(torch.ops.regard.attend_backward.default, (*arguments, kernel.name))
+    def test_opcheck_of_compiled_code(self, kernel, call):
+        opcheck(kernel, call, ["test_aot_dispatch_dynamic"])
 
     def test_a_wrong_shape_would_be_seen(self):
         problem = regard.explain(*tensors()).problem

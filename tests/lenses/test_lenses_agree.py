@@ -18,23 +18,34 @@ from regard.lenses import topk
 from regard.testing import Case, cases, long_cases, make_inputs, suite
 
 Result = dict[lenses.Lens, object]
-KERNEL_BY_NAME = {kernel.name: kernel for kernel in (*KERNELS, TiledKernel(16), TiledKernel(2**12))}
+GROUPS, LONG_GROUPS = 12, 8
+"""Tests that share the cases."""
 
 
-def each_case_once(kernels: Sequence[Kernel], among: Sequence[Case]) -> list:
+def each_case_once(kernels: Sequence[Kernel], among: Sequence[Case]) -> list[tuple[Kernel, Case]]:
     """Every case with one kernel that returns its log-sum-exp: of those, the one with the fewest cases so far.
 
     A lens computes from the log-sum-exp alone, and test_agreement.py holds that of every kernel to the oracle.
     """
-    admitted: dict[Case, list[str]] = {}
+    admitted: dict[Case, list[Kernel]] = {}
     for kernel, case in suite(kernels, among=among, with_lse=True):
-        admitted.setdefault(case, []).append(kernel.name)
+        admitted.setdefault(case, []).append(kernel)
     counts, found = Counter(), []
-    for case, names in admitted.items():
-        name = min(names, key=lambda name: counts[name])
-        counts[name] += 1
-        found.append(pytest.param(name, case, id=f"{name}-{case.id}"))
+    for case, able in admitted.items():
+        kernel = min(able, key=lambda kernel: counts[kernel.name])
+        counts[kernel.name] += 1
+        found.append((kernel, case))
     return found
+
+
+@pytest.fixture(scope="module")
+def short() -> list[tuple[Kernel, Case]]:
+    return each_case_once((*KERNELS, TiledKernel(16)), cases(2))
+
+
+@pytest.fixture(scope="module")
+def long() -> list[tuple[Kernel, Case]]:
+    return each_case_once((*KERNELS, TiledKernel(2**12)), long_cases())
 
 
 def look(problem: Problem, lse: Tensor, *wanted: lenses.Lens) -> Result:
@@ -101,11 +112,11 @@ def assert_top(shown: object, weights: Tensor, k: int, case: Case) -> None:
     assert not ((each.diff(dim=-1) == 0) & (each[..., 1:] >= 0)).any()
 
 
-def check(kernel: str, case: Case) -> None:
+def check(kernel: Kernel, case: Case) -> None:
     inputs = make_inputs(case)
     problem = inputs.problem(wants_lse=True)
     with torch.no_grad():
-        lse = KERNEL_BY_NAME[kernel].run(problem).lse
+        lse = kernel.run(problem).lse
     assert lse is not None
     weights = dense(problem, lse)
     queries, keys = weights.shape[-2:]
@@ -144,18 +155,18 @@ def check(kernel: str, case: Case) -> None:
     assert_top(seen[many], weights, keys + 2, case)
 
 
-@pytest.mark.parametrize(("kernel", "case"), each_case_once((*KERNELS, TiledKernel(16)), cases(2)))
-def test_a_lens_shows_the_reduction_of_the_weights(kernel: str, case: Case, monkeypatch):
+@pytest.mark.parametrize("group", range(GROUPS))
+def test_lenses_show_the_reductions_of_the_weights(group: int, short, assert_all, monkeypatch):
     monkeypatch.setattr(mask_tiles, "MAX_WASTED_PAIRS", 0)  # batches that differ are visited apart, however small
     monkeypatch.setattr(tile_weights, "WEIGHTS_PER_TILE", 16)
     monkeypatch.setattr(topk, "GROUP", 2)
     monkeypatch.setattr(topk, "LANES", 2)
     monkeypatch.setattr(topk, "BUFFERED", 16)
-    check(kernel, case)
+    assert_all(check, short[group::GROUPS])
 
 
-@pytest.mark.parametrize(("kernel", "case"), each_case_once((*KERNELS, TiledKernel(2**12)), long_cases()))
-def test_a_lens_shows_the_reduction_over_many_tiles(kernel: str, case: Case, monkeypatch):
+@pytest.mark.parametrize("group", range(LONG_GROUPS))
+def test_lenses_show_the_reductions_over_many_tiles(group: int, long, assert_all, monkeypatch):
     monkeypatch.setattr(tile_weights, "WEIGHTS_PER_TILE", 2**13)
     monkeypatch.setattr(topk, "BUFFERED", 2**12)
-    check(kernel, case)
+    assert_all(check, long[group::LONG_GROUPS])

@@ -62,7 +62,7 @@ def assert_alike(one: Observation, other: Observation, wanted: tuple[lenses.Lens
 
 
 @pytest.mark.covering(strength=1)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", native.DTYPES, ids=str)
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_tiles_and_native_code_show_the_same(name, dtype, monkeypatch):
     monkeypatch.setattr(mask_tiles, "MAX_WASTED_PAIRS", 0)  # batches that differ are visited apart, however small
@@ -95,11 +95,10 @@ def test_what_native_code_has_no_word_for_has_tiles(lens, monkeypatch):
     ("dtype", "options"),
     [
         (torch.float64, {}),
-        (torch.float16, {}),
         (torch.float32, {"bias": torch.zeros(193, 197)}),
         (torch.float32, {"score": regard.scores.Additive(8, 8, 4)}),
     ],
-    ids=["float64", "float16", "a bias of pairs", "additive"],
+    ids=["float64", "a bias of pairs", "additive"],
 )
 def test_problems_that_native_code_cannot_weigh_have_tiles(dtype, options, monkeypatch):
     monkeypatch.setattr(native, "reduce_weights", None)

@@ -58,18 +58,23 @@ SIZES = [
     (1, 5, 64, 67, 67, 129),
     (3, 1, 2, 1, 1, 1),
     (1, 3, 13, 513, 80, 48),
+    (2, 1, 32, 200, 128, 128),
+    (1, 2, 9, 130, 1, 70),
+    (1, 1, 17, 65, 33, 64),
+    (1, 2, 40, 71, 64, 1),
 ]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", native.DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SIZES)
 def test_it_is_the_formula(variant, shape, dtype):
     query, key, value = inputs(*shape)
     assert agrees(query, key.to(dtype), value.to(dtype))
 
 
-def test_a_narrow_query_is_widened_before_it_is_scaled():
-    query, key, value = (tensor.bfloat16() for tensor in inputs(1, 2, 4, 131, 128, 128))
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_narrow_query_is_widened_before_it_is_scaled(dtype):
+    query, key, value = (tensor.to(dtype) for tensor in inputs(1, 2, 4, 131, 128, 128))
     has = merged(*native.attend_few_queries(query, key, value, 0.3))
     wide = merged(*native.attend_few_queries(query.float(), key, value, 0.3))
     assert all(torch.equal(one, other) for one, other in zip(has, wide, strict=True))
@@ -85,6 +90,34 @@ def test_what_is_added_and_what_is_masked(variant, shape):
     # one line for all heads, and rows that overlap in memory
     line = torch.randn(rows + columns)
     assert agrees(query, key, value, line.as_strided((batch, heads, rows, columns), (0, 0, 1, 1)))
+
+
+@pytest.mark.parametrize("dtype", native.DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SIZES)
+def test_limits_are_a_bias_of_minus_infinity(variant, shape, dtype):
+    query, key, value = (tensor.to(dtype) for tensor in inputs(*shape))
+    (rows, columns), bias = (shape[2], shape[3]), torch.randn(*shape[:2], shape[2], shape[3])
+    for limits in (
+        columns - torch.arange(rows, dtype=torch.int32) % columns,
+        torch.arange(rows, dtype=torch.int32) * columns // rows,
+        torch.full((rows,), columns, dtype=torch.int32),
+    ):
+        beyond = torch.where(torch.arange(columns) < limits[:, None], 0.0, -math.inf).expand(*shape[:2], -1, -1)
+        for added in (None, bias):
+            has = merged(*native.attend_few_queries(query, key, value, 0.3, added, limits))
+            expected = merged(
+                *native.attend_few_queries(query, key, value, 0.3, beyond if added is None else beyond + added)
+            )
+            torch.testing.assert_close(has, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_rows_are_the_same_alone_and_among_others(variant):
+    """One row, a group of rows and rows in the lanes are three ways through the code."""
+    query, key, value = inputs(1, 2, 64, 301, 72, 40)
+    output, lse = merged(*native.attend_few_queries(query, key, value, 0.3))
+    for rows in (1, 2, 3, 4, 5, 8, 9, 16, 31, 33, 48):
+        some = merged(*native.attend_few_queries(query[:, :, :rows], key, value, 0.3))
+        torch.testing.assert_close(some, (output[:, :, :rows], lse[:, :, :rows]), rtol=2e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 8])
@@ -139,6 +172,16 @@ def test_nan_and_infinity_show_in_the_rows_that_meet_them(variant, where, bad):
     assert torch.equal(rows, torch.tensor([False, True, False]) if where == "query" else meets)
 
 
+@pytest.mark.parametrize("rows", [3, 12, 40])
+def test_keys_of_nan_beyond_the_limits_are_not_seen(variant, rows):
+    query, key, value = inputs(1, 1, rows, 150, 33, 33)
+    limits = torch.full((rows,), 140, dtype=torch.int32)
+    key[0, 0, 145] = math.nan
+    assert merged(*native.attend_few_queries(query, key, value, 1.0, None, limits))[0].isfinite().all()
+    key[0, 0, 139] = math.nan
+    assert merged(*native.attend_few_queries(query, key, value, 1.0, None, limits))[0].isnan().all()
+
+
 def test_no_keys_and_no_rows():
     output, lse = merged(*native.attend_few_queries(*inputs(2, 3, 2, 0, 8, 8), 1.0))
     assert (output == 0).all()
@@ -152,6 +195,10 @@ def test_what_does_not_fit():
         native.attend_few_queries(query, key.half(), value, 1.0)
     with pytest.raises(DtypeError, match=r"bias is torch.float64; .* pass bias.float\(\)"):
         native.attend_few_queries(query, key, value, 1.0, torch.zeros(1, 2, 3, 50, dtype=torch.float64))
+    with pytest.raises(DtypeError, match=r"limits are torch.int64; .* pass limits.int\(\)"):
+        native.attend_few_queries(query, key, value, 1.0, None, torch.zeros(3, dtype=torch.int64))
+    with pytest.raises(ShapeError, match=r"limits have shape \(2,\); 3 rows need \(3,\)"):
+        native.attend_few_queries(query, key, value, 1.0, None, torch.zeros(2, dtype=torch.int32))
     with pytest.raises(ShapeError, match="query has 65 rows; native code takes at most 64"):
         native.attend_few_queries(torch.zeros(1, 2, 65, 8), key, value, 1.0)
     with pytest.raises(ShapeError, match=r"key has shape \(1, 2, 50, 7\).*it needs \(1, 2, 50, 8\)"):

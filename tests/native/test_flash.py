@@ -1,4 +1,5 @@
 import ctypes
+import itertools
 import math
 import mmap
 
@@ -11,7 +12,7 @@ from regard import native
 from regard.core.dropout import Dropout
 from regard.errors import DeviceError, DtypeError, ShapeError
 from regard.native import flash
-from regard.native.flash import BLOCK, FlashProblem, FlashTiles
+from regard.native.flash import BLOCK, FiniteGradients, FiniteRows, FlashProblem, FlashTiles
 
 pytestmark = pytest.mark.usefixtures("built")
 
@@ -134,9 +135,10 @@ def test_it_is_the_formula(variant, shape):
     assert agrees(inputs(*shape), everything(shape[3], shape[4]))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("shape", SIZES)
-def test_bfloat16_is_read_and_written(variant, shape):
-    assert agrees(inputs(*shape, dtype=torch.bfloat16), everything(shape[3], shape[4]))
+def test_half_precision_is_read_and_written(variant, shape, dtype):
+    assert agrees(inputs(*shape, dtype=dtype), everything(shape[3], shape[4]))
 
 
 @pytest.mark.parametrize("shape", SIZES)
@@ -153,6 +155,13 @@ def test_tiles_without_pairs_and_groups_of_rows_without_any(variant):
     for at in range(0, 300, 7):
         keep[..., at, max(at - 90, 0) : at - 3] = True
     assert agrees(inputs(1, 2, 2, 300, 300, 32, 32), keep)
+
+
+@pytest.mark.parametrize(("queries", "none"), [(150, 75), (330, 200)])
+def test_blocks_of_rows_without_any_pair_before_those_with_some(variant, queries, none):
+    keep = np.tri(queries, dtype=bool) & ~np.tri(queries, k=-60, dtype=bool)
+    keep[:none], keep[:, :none] = False, False
+    assert agrees(inputs(1, 2, 1, queries, queries, 32, 32), keep[None, None])
 
 
 @pytest.mark.parametrize("shape", SIZES)
@@ -299,6 +308,31 @@ def test_rows_of_batches_that_alternate(variant, name, threads, monkeypatch):
         torch.testing.assert_close(has, wanted, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("name", WIDTHS)
+def test_gradients_of_batches_that_alternate(variant, name, threads, accumulate, monkeypatch):
+    """Into tensors of any strides, in strips of rows of all batches: those of one batch after another."""
+    monkeypatch.setattr(flash, "thread_count", lambda work, least: threads)
+    keep = WIDTHS[name]
+    queries, keys = keep.shape[-2:]
+    tensors = inputs(5, 4, 2, queries, keys, 16, 24)
+    plain = FlashProblem(*tensors, 0.3, packed_tiles(keep))
+    output, lse = plain.forward()
+    lse, above, above_lse = lse.masked_fill(lse == -math.inf, math.inf), torch.randn_like(output), torch.randn_like(lse)
+    expected = plain.backward(output, lse, above, above_lse)[:3]
+    query, key, value, output, above = (
+        tensor.transpose(0, 2).contiguous().transpose(0, 2) for tensor in (*tensors, output, above)
+    )
+    stale = 0.5 if accumulate else math.nan
+    into = torch.full_like(query, stale), torch.full_like(key, stale), torch.full_like(value, stale)
+    assert into[0].stride(0) < into[0].stride(2)
+    turned = FlashProblem(query, key, value, 0.3, packed_tiles(keep))
+    turned.backward(output, lse, above, above_lse, into=into, accumulate=accumulate)
+    for has, wanted in zip(into, expected, strict=True):
+        torch.testing.assert_close(has, wanted + 0.5 * accumulate, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_threads_share_the_work(threads, monkeypatch):
     """One head for several threads: parts of the keys add up; the forward pass is the same to the bit."""
@@ -367,7 +401,7 @@ class TestErrors:
 
     def test_dtypes(self):
         query, key, value = inputs(1, 2, 2, 5, 7, 8, 6)
-        with pytest.raises(DtypeError, match="native code takes all as torch.float32 or all as torch.bfloat16"):
+        with pytest.raises(DtypeError, match="native code takes all as float32, bfloat16 or float16"):
             FlashProblem(query, key.bfloat16(), value, 1.0, packed_tiles(everything(5, 7)))
 
     def test_devices(self):
@@ -391,3 +425,27 @@ def test_the_library_knows_its_blocks():
     text = (flash.library.FOLDER / "flash.h").read_text()
     assert f"BLOCK = {BLOCK} " in text
     assert f"MOST_BLOCKS = {flash.MOST_BLOCKS} " in text
+
+
+@pytest.mark.parametrize("dtype", native.DTYPES, ids=str)
+@pytest.mark.parametrize("name", ["few keys", "many keys"])
+def test_a_pass_finds_whether_it_wrote_finite_numbers(variant, name, dtype, monkeypatch):
+    """Of whichever thread, row and column: one entry that is not finite is enough, and without one none is found."""
+    monkeypatch.setattr(flash, "LEAST_WORK", 1)
+    distance = np.arange(450)[:, None] - np.arange(450)
+    keep = (abs(distance) < (20 if name == "few keys" else 400))[None, None]
+    clean = (*inputs(1, 2, 1, 450, 450, 19, 21, dtype), torch.randn(1, 2, 450, 21).to(dtype))
+    tiles = packed_tiles(keep)
+    for number, bad in itertools.product(range(5), (math.nan, math.inf)):
+        for place in (0, 130, 449):
+            tensors = [tensor.clone() for tensor in clean]
+            if number < 4:
+                tensors[number][0, 0, place, -1] = bad
+            query, key, value, above = tensors
+            problem = FlashProblem(query, key, value, 0.3, tiles)
+            rows = problem.forward()
+            assert isinstance(rows, FiniteRows) == bool(rows[0].isfinite().all())
+            assert number < 4 or isinstance(rows, FiniteRows)
+            gradients = problem.backward(*rows, above, None)
+            assert isinstance(gradients, FiniteGradients) == all(bool(each.isfinite().all()) for each in gradients[:3])
+            assert (number == 4) == isinstance(gradients, FiniteGradients)

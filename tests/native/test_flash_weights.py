@@ -53,7 +53,7 @@ def agrees(query: Tensor, key: Tensor, lse: Tensor, keep: Tensor | None = None, 
     return True
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", native.DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SIZES)
 def test_they_are_the_formula(variant, shape, dtype):
     assert agrees(*inputs(shape, dtype))
@@ -120,7 +120,7 @@ class TestErrors:
 
     def test_dtypes(self):
         query, key, lse = inputs((1, 2, 2, 5, 7, 8))
-        with pytest.raises(DtypeError, match="native code takes both as torch.float32 or both as torch.bfloat16"):
+        with pytest.raises(DtypeError, match="native code takes both as float32, bfloat16 or float16"):
             native.write_weights(query.double(), key.double(), 1.0, lse, room(query, key))
         with pytest.raises(DtypeError, match="lse is torch.float64; native code takes torch.float32"):
             native.write_weights(query, key, 1.0, lse.double(), room(query, key))

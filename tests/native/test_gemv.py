@@ -28,14 +28,15 @@ def test_it_is_the_formula(variant, shape, biased):
     assert error_of(has, rows, matrix, bias) < 8
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("shape", SIZES)
-def test_bfloat16_is_widened_and_rounded_once(variant, shape):
+def test_half_precision_is_widened_and_rounded_once(variant, shape, dtype):
     count, columns, dim = shape
-    rows, matrix, bias = (torch.randn(*size).bfloat16() for size in ((count, dim), (columns, dim), (columns,)))
+    rows, matrix, bias = (torch.randn(*size).to(dtype) for size in ((count, dim), (columns, dim), (columns,)))
     has = native.matmul_few_rows(rows, matrix, bias)
     wide = native.matmul_few_rows(rows.float(), matrix.float(), bias.float())
-    assert has.dtype == torch.bfloat16
-    assert torch.equal(has, wide.bfloat16())
+    assert has.dtype == dtype
+    assert torch.equal(has, wide.to(dtype))
 
 
 def test_any_strides():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from regard import native
-from regard.native import huge_pages
+from regard.native import huge_pages, library
 
 PAGE = 2**21
 BLOCKS = """Node 0, zone      DMA      0      0      0      0      0      0      0      0      1      1      3
@@ -38,8 +38,8 @@ def test_free_blocks_are_counted_in_huge_pages(requests, monkeypatch, tmp_path):
 @pytest.mark.skipif(mmap.PAGESIZE != 4096, reason="the blocks above are counted for pages of 4 KiB")
 @pytest.mark.parametrize(("pages", "expected"), [(7, True), (15, False)])
 def test_pages_are_asked_for_where_twice_as_many_are_free(requests, monkeypatch, pages, expected):
-    monkeypatch.setattr(huge_pages, "LEAST_BYTES", 2**20)
-    made = huge_pages.new_large(torch.zeros(1), pages + 1, PAGE // 4)
+    monkeypatch.setattr(library, "LARGE_BYTES", 2**20)
+    made = library.new_large(torch.zeros(1), pages + 1, PAGE // 4)
     assert bool(requests) == expected
     for begin, size, advice in requests:
         assert begin % PAGE == size % PAGE == 0
@@ -48,12 +48,12 @@ def test_pages_are_asked_for_where_twice_as_many_are_free(requests, monkeypatch,
 
 
 def test_small_results_and_systems_without_huge_pages_ask_for_none(requests, monkeypatch):
-    huge_pages.new_large(torch.zeros(1), 2, PAGE // 4)
-    monkeypatch.setattr(huge_pages, "LEAST_BYTES", 2**20)
+    library.new_large(torch.zeros(1), 2, PAGE // 4)
+    monkeypatch.setattr(library, "LARGE_BYTES", 2**20)
     monkeypatch.setattr(huge_pages, "_page_size", lambda: 0)
-    huge_pages.new_large(torch.zeros(1), 3, PAGE // 4)
+    library.new_large(torch.zeros(1), 3, PAGE // 4)
     monkeypatch.setattr(huge_pages, "_advise", lambda: None)
-    huge_pages.new_large(torch.zeros(1), 3, PAGE // 4)
+    library.new_large(torch.zeros(1), 3, PAGE // 4)
     assert requests == []
 
 
@@ -62,7 +62,7 @@ def test_results_are_the_same_in_huge_pages(monkeypatch):
     torch.manual_seed(0)
     inputs = torch.randn(3, 1, 2, 20_000, 64).unbind()
     expected = native.RecurrenceProblem(*inputs, feature_map="elu", normalize=True).forward()
-    monkeypatch.setattr(huge_pages, "LEAST_BYTES", 2**20)
+    monkeypatch.setattr(library, "LARGE_BYTES", 2**20)
     monkeypatch.setattr(huge_pages, "FREE_SHARE", 0)
     found = native.RecurrenceProblem(*inputs, feature_map="elu", normalize=True).forward()
     assert torch.equal(found.output, expected.output)

@@ -106,7 +106,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("value", [None, float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("dtype", [*native.DTYPES, torch.float64], ids=str)
 def test_all_finite(dtype, layout, value):
     tensor = torch.full((2, 3, 4, 8), torch.finfo(dtype).max / 512, dtype=dtype)  # whose sum is finite
     if value is not None:
@@ -123,7 +123,7 @@ def test_all_finite(dtype, layout, value):
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 1000])
 def test_each_entry_is_read_by_each_variant(variant, count):
     with native.using(variant):
-        for dtype in (torch.float32, torch.bfloat16):
+        for dtype in native.DTYPES:
             tensor = torch.zeros(count + 1, dtype=dtype)
             tensor[count] = float("inf")
             assert native.all_finite(tensor[:count])

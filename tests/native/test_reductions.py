@@ -142,7 +142,7 @@ def agrees(
     return asked.agrees(weights_of(query, key, torch.float64, lse, **options), plain)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", native.DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SIZES)
 def test_they_are_the_formula(variant, shape, dtype):
     assert agrees(*inputs(shape, dtype))

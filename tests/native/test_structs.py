@@ -8,11 +8,11 @@ import subprocess
 
 import pytest
 
-from regard.native import additive_tiles, build, decode_rows, flash, reductions
+from regard.native import additive_tiles, build, decode_rows, flash, reductions, short_attention
 
 HEADERS = {path.name: path.read_text("utf-8") for path in sorted(build.SOURCES.glob("*.h"))}
 
-SHARED = ("additive.h", "decode.h", "flash.h", "gemv.h", "recurrence.h", "reductions.h")
+SHARED = ("additive.h", "decode.h", "flash.h", "gemv.h", "recurrence.h", "reductions.h", "short.h")
 """The headers whose structures Python fills."""
 
 
@@ -79,6 +79,7 @@ def test_constants():
         "additive.h": {"STRIP": additive_tiles.STRIP, "BAND": additive_tiles.BAND},
         "decode.h": {"MOST_ROWS": decode_rows.MOST_ROWS, "CHUNK": decode_rows.CHUNK},
         "flash.h": {"BLOCK": flash.BLOCK, "MOST_BLOCKS": flash.MOST_BLOCKS},
+        "short.h": {"LONGEST": short_attention.LONGEST},
     }.items():
         for name, value in constants.items():
             assert re.search(rf"\b{name} = {value}\b", HEADERS[header])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -221,12 +222,12 @@ class Blocks:
         """Whether the weights have a head axis."""
         return self.grid.heads
 
-    @property
+    @cached_property
     def query(self) -> Interval:
         """Positions of the queries of each row of tiles, as a column: (..., ⌈M/rows⌉, 1)."""
         return Interval(*self._extremes(self.grid.query))
 
-    @property
+    @cached_property
     def key(self) -> Interval:
         """Positions of the keys of each column of tiles, as a row: (..., 1, ⌈N/columns⌉)."""
         return Interval(*self._extremes(self.grid.key))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -95,7 +95,11 @@ class DecayedDotPairs:
     @classmethod
     def from_decay(cls, query: Tensor, key: Tensor, decay: Tensor) -> DecayedDotPairs:
         """The form for q (..., heads, N, D), k (..., key heads, N, D) and g (..., key heads, N, 1 or D)."""
-        sums = decay.double().cumsum(-2)
+        return cls.from_sums(query, key, decay.double().cumsum(-2))
+
+    @classmethod
+    def from_sums(cls, query: Tensor, key: Tensor, sums: Tensor) -> DecayedDotPairs:
+        """The form for q (..., heads, N, D), k (..., key heads, N, D) and c (..., key heads, N, 1 or D) in float64."""
         high = sums.to(key.dtype)
         terms = torch.cat([high, (sums - high).to(key.dtype)], -1)  # [..., Hk, N, 2G]
         group = query.shape[-3] // max(key.shape[-3], 1) if query.ndim >= 4 else 1
@@ -161,6 +165,13 @@ def _decay(row_sums: Sequence[Tensor], column_sums: Sequence[Tensor]) -> Tensor:
 
 
 PairForm = DotPairs | AdditivePairs | DecayedDotPairs
+
+
+def with_rows(pairs: PairForm, query: Tensor, key: Tensor, rows: range, columns: range) -> PairForm:
+    """The same form over other queries and keys of the sequence, which are at these positions of it."""
+    if isinstance(pairs, DecayedDotPairs):
+        return DecayedDotPairs(query, key, pairs.features, rows, columns)
+    return replace(pairs, query=query, key=key)
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:

@@ -58,7 +58,26 @@ class SelectedPositions:
         return self.chosen.contains(positions).nonzero().flatten()
 
 
-Positions: TypeAlias = Tensor | range | ResiduePositions | SelectedPositions
+@dataclass(frozen=True)
+class BlockPositions:
+    """Blocks of neighbouring positions: first + step · b + i for b in 0..blocks-1 and i in 0..height-1.
+
+    >>> BlockPositions(first=4, step=10, blocks=2, height=3).tensor()
+    tensor([ 4,  5,  6, 14, 15, 16])
+    """
+
+    first: int
+    step: int
+    blocks: int
+    height: int
+
+    def tensor(self, device: torch.device | None = None) -> Tensor:
+        """The positions, int64."""
+        starts = self.first + self.step * torch.arange(self.blocks, device=device)
+        return (starts[:, None] + torch.arange(self.height, device=device)).flatten()
+
+
+Positions: TypeAlias = Tensor | range | ResiduePositions | SelectedPositions | BlockPositions
 
 
 def positions_tensor(positions: Positions, device: torch.device | None) -> Tensor:

@@ -15,20 +15,43 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False, slots=True)  # not frozen: that would take as long as all else around a small call
 class Result:
-    """output (..., heads, M, Dv), and the log-sum-exp (..., heads, M) of each row of scores if it was requested."""
+    """output (..., heads, M, Dv), and the log-sum-exp (..., heads, M) of each row of scores if it was requested.
+
+    finite: whether all entries of the output are known to be finite, so that nobody needs to read them for that.
+    """
 
     output: Tensor
     lse: Tensor | None = None
+    finite: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FlashWork:
+    """The forward work of a flash kernel, torch's or the native one, which computes blocks of rows over the keys.
+
+    flops: of its products. pairs: of which it takes the exponential, with what else is done for a pair. packed: numbers
+    of keys and values that are brought into the order of the products, once for each block of rows. streamed: numbers
+    of keys and values that are read once for a few rows, which are not worth packing.
+    """
+
+    flops: float = 0.0
+    pairs: float = 0.0
+    packed: float = 0.0
+    streamed: float = 0.0
+
+    def __add__(self, other: FlashWork) -> FlashWork:
+        return FlashWork(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The work of a kernel's forward pass on a problem; `cost_model` predicts the time from it.
+    """The work of a kernel's forward pass on a problem; `cost_model` predicts the time from it, and that of training.
 
-    flops: of torch's matrix products. native: flops of native code, in any dtype. bytes: memory beside inputs and
-    outputs. passes: element-wise reads and writes beside the products (exponentials, masking, sums). moved: bytes read
-    from main memory, where that is the bottleneck. calls: of torch's operators. note: an explanation of an unusually
-    high cost, shown by `explain`. parts: the parts that the work consists of, shown by `explain` if it is chosen.
+    flops: of torch's matrix products, in float32 at least. bytes: memory beside inputs and outputs. passes:
+    element-wise reads and writes beside the products (exponentials, masking, sums). moved: bytes of keys and values
+    that are read from main memory. calls: of torch's operators. torch, native: work of the flash kernels. note: an
+    explanation of an unusually high cost, shown by `explain`. parts: the parts that the work consists of, shown by
+    `explain` if it is chosen.
     """
 
     flops: float
@@ -36,7 +59,8 @@ class Cost:
     passes: float = 0.0
     moved: float = 0.0
     calls: float = 1.0
-    native: float = 0.0
+    torch: FlashWork = FlashWork()
+    native: FlashWork = FlashWork()
     note: str = ""
     parts: tuple[str, ...] = ()
 
@@ -64,7 +88,8 @@ class OwnGradient(Protocol):
     """A kernel with a backward of its own, which `custom_op.apply_kernel` makes differentiable and compilable.
 
     Both are called without autograd, for a problem whose numbers are finite or are all attended to. Sinks and rows that
-    attend to nothing are the operator's: `forward` leaves sinks out, and gives such rows the log-sum-exp -inf.
+    attend to nothing are the operator's: `forward` leaves sinks out, and gives such rows the log-sum-exp -inf. A
+    forward pass that has found all entries of its output finite returns `FiniteRows`; others are read for that.
     """
 
     name: str
@@ -82,13 +107,18 @@ class OwnGradient(Protocol):
 class InPlaceKernel(OwnGradient, Protocol):
     """A kernel that also writes and adds to tensors of any strides, so that parts of a problem need no copies."""
 
-    def forward_into(self, batched: BatchedProblem, output: Tensor, lse: Tensor, *, accumulate: bool) -> None:
+    def forward_into(self, batched: BatchedProblem, output: Tensor, lse: Tensor, *, accumulate: bool) -> bool:
         """Write the result of a batched problem, or merge it with that of other keys, which stands there.
 
-        Shapes: output (B, H, M, Dv) and lse (B, H, M), float32, of any strides but in the output's last axis.
+        Shapes: output (B, H, M, Dv) and lse (B, H, M), float32, of any strides but in the output's last axis. Returns
+        whether all entries of the output that were written are known to be finite.
         """
         ...
 
-    def add_gradients(self, batched: BatchedProblem, saved: Saved, into: ProblemGradients) -> None:
-        """Add the gradients of a batched problem to float32 ones, of any strides but in the last axis."""
+    def backward_into(self, batched: BatchedProblem, saved: Saved, into: ProblemGradients, *, accumulate: bool) -> bool:
+        """Write the gradients of a batched problem, or add them to those that stand there; of the bias, always add.
+
+        Those of query, key and value are float32, of any strides but in the last axis. Returns whether all entries of
+        these three that were written are known to be finite.
+        """
         ...

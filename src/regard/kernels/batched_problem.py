@@ -12,6 +12,7 @@ from torch import Tensor
 from ..core.grid import WHOLE, Grid
 from ..core.problem import Problem
 from ..core.score_forms import AdditivePairs, PairForm, at_least_float32
+from ..native.library import new_large
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -45,13 +46,17 @@ class Saved:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ProblemGradients:
-    """Gradients of a batched problem's tensors, each in its tensor's shape; one per bias parameter."""
+    """Gradients of a batched problem's tensors, each in its tensor's shape; one per bias parameter.
+
+    finite: whether all entries of those of query, key and value are known to be finite.
+    """
 
     query: Tensor
     key: Tensor
     value: Tensor
     weight: Tensor | None = None
     bias: tuple[Tensor, ...] = ()
+    finite: bool = False
 
     def part(self, batch: slice) -> ProblemGradients:
         """Views of the gradients of some batches, to add to."""
@@ -162,9 +167,18 @@ class BatchedProblem:
 
     def zero_gradients(self, *, bias: bool = False) -> ProblemGradients:
         """Zero gradients to add to, in float32 at least; of the bias only if `bias` is true."""
+        return self.new_gradients(zero=True, bias=bias)
+
+    def new_gradients(self, *, zero: bool, bias: bool = False) -> ProblemGradients:
+        """`zero_gradients`, or those of query, key and value uninitialised."""
         pairs = self.pairs
+
+        def new(tensor: Tensor) -> Tensor:
+            wide = at_least_float32(tensor)
+            return torch.zeros_like(wide) if zero else new_large(wide, *wide.shape)
+
         return ProblemGradients(
-            *(torch.zeros_like(at_least_float32(tensor)) for tensor in (pairs.query, pairs.key, self.value)),
+            *(new(tensor) for tensor in (pairs.query, pairs.key, self.value)),
             weight=torch.zeros_like(at_least_float32(pairs.weight)) if isinstance(pairs, AdditivePairs) else None,
             bias=self.zero_bias_gradients() if bias else (),
         )

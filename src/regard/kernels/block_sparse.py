@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor
 
 from ..core.grid import WHOLE
@@ -9,25 +11,35 @@ from ..core.problem import Problem
 from .base import Cost, Result
 from .batched_problem import BatchedProblem, ProblemGradients, Saved
 from .cost_model import (
-    BLOCKWISE,
     MASK,
+    OPERATOR,
     RESULT,
     VALUE,
     bytes_read,
-    operator_calls,
     startup_passes,
     torch_flash_cost,
-    torch_flash_width,
+    torch_flash_work,
 )
 from .custom_op import apply_kernel, register
 from .dense_block import EXPONENTIAL, Rectangle, dense_reasons, is_square_causal
-from .mask_tiles import BatchLayout, BlockRow, Run, TileLayout, batch_layouts, count_visited_pairs, distinct_matrices
+from .mask_tiles import (
+    BatchLayout,
+    BlockRow,
+    Run,
+    TileLayout,
+    batch_layouts,
+    count_visited_pairs,
+    distinct_matrices,
+    sampled_layouts,
+)
 from .online_softmax import RunningMerge
 from .tile_scores import Diagonals
 
 NARROW_BLOCK, WIDE_BLOCK, WIDE = (64, 64), (256, 64), 1536
 """Rows and columns of a tile: few rows, so that little of what the mask leaves out is visited; more where a row sees
 more than WIDE keys, so that calls are few and products large."""
+RUN = 30.0
+"""The overhead of one run, in calls: slices, torch's kernel, and its result merged."""
 MIN_FULL_WIDTH = 1024
 """From this many columns without a masked pair on, a span is visited alone and needs no mask."""
 
@@ -53,30 +65,32 @@ class BlockSparseKernel:
         """All pairs in the spans; the mask or bias of one span at a time in memory."""
         numbers = problem.weights_shape[:-1].numel() * problem.value.shape[-1]
         if is_square_causal(problem):
-            flops, passes, moved = torch_flash_cost(problem, causal=True)
-            return Cost(flops, 4.0 * numbers, passes + RESULT * numbers, moved, calls=operator_calls(problem) + 20.0)
-        found, heads = self._parts(problem), problem.weights_shape[-3] if problem.heads else 1
+            flash = torch_flash_cost(problem, causal=True)
+            passes = flash.passes + RESULT * numbers
+            return replace(flash, bytes=4.0 * numbers, passes=passes, calls=OPERATOR + RUN)
+        share, found = sampled_layouts(problem, self._block(problem), self.min_full_width)
+        heads = problem.weights_shape[-3] if problem.heads else 1
         (masks, biases), alike = distinct_matrices(problem), Diagonals.suffice_for(problem)
         pairs = rectangles = columns = added = calls = 0.0
         for part in found:
-            batches = part.batch.stop - part.batch.start
+            batches = share * (part.batch.stop - part.batch.start)
             runs = [run.columns.stop - run.columns.start for row in part.layout.rows for run in row.runs]
-            calls += 20.0 * len(runs)
+            calls += share * RUN * len(runs)
             rectangles += batches * heads * len(runs)
             columns += batches * heads * sum(runs)
             pairs += batches * heads * part.layout.visited_pairs
             if not alike:
-                added += (
-                    part.layout.masked_pairs * MASK * min(masks, batches) + part.layout.visited_pairs * VALUE * biases
-                )
+                masked = part.layout.masked_pairs * MASK * min(masks, part.batch.stop - part.batch.start)
+                added += share * (masked + part.layout.visited_pairs * VALUE * biases)
         rows = max((row.rows.stop - row.rows.start for part in found for row in part.layout.rows), default=0)
         every = problem.weights_shape[:-2].numel() * problem.keys
         return Cost(
-            flops=2.0 * pairs * torch_flash_width(problem),
+            flops=0.0,
+            torch=torch_flash_work(problem, pairs, rows),
             bytes=4.0 * WIDE_BLOCK[0] * problem.keys + 8.0 * numbers,
-            passes=BLOCKWISE * pairs + startup_passes(rows, rectangles) + RESULT * numbers + added,
+            passes=startup_passes(rows, rectangles) + RESULT * numbers + added,
             moved=bytes_read(problem, heads=problem.weights_shape[:-2].numel(), again=columns / max(every, 1)),
-            calls=operator_calls(problem) + calls + 60.0 * bool(masks or biases),
+            calls=OPERATOR + calls + 60.0 * bool(masks or biases),
         )
 
     def run(self, problem: Problem) -> Result:
@@ -122,13 +136,14 @@ class BlockSparseKernel:
             rows = BlockRow(slice(0, problem.queries), (Run(slice(0, problem.keys), masked=False),))
             layout = TileLayout((rows,), problem.queries * (problem.keys + 1) // 2, 0)
             return (BatchLayout(slice(0, problem.batch.numel()), layout),)
+        return batch_layouts(problem, self._block(problem), self.min_full_width)
+
+    def _block(self, problem: Problem) -> tuple[int, int]:
+        """Rows and columns of a tile: narrow where a row sees few keys."""
         if self.block is not None:
-            return batch_layouts(problem, self.block, self.min_full_width)
-        narrow = (
-            count_visited_pairs(problem, NARROW_BLOCK, self.min_full_width)
-            < WIDE * problem.queries * problem.batch.numel()
-        )
-        return batch_layouts(problem, NARROW_BLOCK if narrow else WIDE_BLOCK, self.min_full_width)
+            return self.block
+        visited = count_visited_pairs(problem, NARROW_BLOCK)
+        return NARROW_BLOCK if visited < WIDE * problem.queries * problem.batch.numel() else WIDE_BLOCK
 
 
 class _Rectangles:

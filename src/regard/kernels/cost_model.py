@@ -2,9 +2,10 @@
 
 A kernel's `cost` counts flops, bytes, calls and passes; a pass is the time of an element-wise operator for one number
 in the cache. `Rates` has the number of each per second, by default for the kind of device, the vector instructions that
-torch uses and the variant of the native code. `measure` measures them by benchmarks that resemble the kernels' work.
-Prices are in three places: the rates in the tables below or measured; the unit costs that kernels share, below; and
-the constants at the top of a kernel's file for what it alone does (`PAIR` and `CALLS` of cpu_flash).
+torch uses and the variant of the native code. `calibration.measure` measures them on the kernels themselves. Prices are
+in three places: the rates in the tables below or measured; the unit costs that kernels share, below; and the constants
+at the top of a kernel's file for what it alone does. The choice of a kernel, `explain` and `regard.advise` read them
+here.
 """
 
 from __future__ import annotations
@@ -14,62 +15,140 @@ import errno
 import json
 import os
 import platform
-import statistics
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from .. import native
 from ..core.problem import Problem
 from ..errors import ConfigurationError
-from .base import Cost
+from .base import Cost, FlashWork
 
 MEASURE = "`regard bench --calibrate` measures them"
+
+
+@dataclass(frozen=True, slots=True)
+class FlashRates:
+    """Rates of one flash kernel in one dtype, of one thread.
+
+    flops, pairs, packed, streamed: how much of each kind of `FlashWork` is done in a second. backward: seconds of the
+    backward pass for one of the forward pass: five matrix products for two (Dao 2023, arXiv 2307.08691), and whatever
+    they reach of its rate.
+    """
+
+    flops: float
+    pairs: float
+    packed: float
+    streamed: float
+    backward: float = 2.7
+
+    def numbers(self) -> list[float]:
+        """All rates."""
+        return [getattr(self, field.name) for field in fields(self)]
+
+    def seconds(self, work: FlashWork) -> float:
+        """Seconds of the forward pass on one thread, without those of `streamed`."""
+        return work.flops / self.flops + work.pairs / self.pairs + work.packed / self.packed
+
+
+FLOAT32 = "float32"
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
     """Operations per second of one thread, memory bandwidths, and the overhead of a call.
 
-    flops: of torch's matrix products in float32; other dtypes are scaled by `DTYPES`. native: flops of native code, in
-    any dtype. passes: numbers that an element-wise operator reads and writes in the cache. moved: bytes of keys and
-    values read from main memory, all threads together. fresh: bytes of newly allocated memory, all threads together.
-    call: seconds of overhead of one call of a torch operator. Of the last three the defaults are those of every CPU.
+    flops: of torch's matrix products in float32. passes: numbers that an element-wise operator reads and writes in the
+    cache. torch, native: the flash kernels, by dtype; one that is not there has the rates of float32. moved: bytes of
+    keys and values read from main memory, all threads together. fresh: bytes of newly allocated memory, all threads
+    together. call: seconds of overhead of one call of a torch operator. Of the last three the defaults are those of
+    every CPU.
     """
 
     flops: float
-    native: float
     passes: float
+    torch: dict[str, FlashRates]
+    native: dict[str, FlashRates]
     moved: float = 1e10
     fresh: float = 2.5e9
     call: float = 2.5e-6
 
-    def seconds(self, cost: Cost, dtype: torch.dtype, threads: int | None = None) -> float:
-        """Predicted seconds of a forward pass of this cost on `threads` threads, by default all of torch's."""
+    def seconds(self, cost: Cost, dtype: torch.dtype, threads: int | None = None, *, training: bool = False) -> float:
+        """Predicted seconds on `threads` threads, by default all of torch's; in training, forward and backward."""
         threads = threads or torch.get_num_threads()
-        flops = self.flops * DTYPES.get(dtype, 1.0) * threads
+        kernels = [(self._of(self.torch, dtype), cost.torch), (self._of(self.native, dtype), cost.native)]
+        slower = self.torch[FLOAT32].flops / self._of(self.torch, dtype).flops if dtype == torch.float64 else 1.0
+        other = cost.flops * slower / self.flops + cost.passes / self.passes
+        flash = sum(rates.seconds(work) * (1 + rates.backward * training) for rates, work in kernels)
+        # Keys and values that are read once arrive from memory while others are multiplied.
+        read = max(sum(work.streamed / rates.streamed for rates, work in kernels) / threads, cost.moved / self.moved)
+        fresh = cost.bytes / self.fresh if cost.bytes > REUSED_BYTES else 0.0
         return (
-            cost.flops / flops
-            + cost.native / (self.native * threads)
-            + cost.passes / (self.passes * threads)
-            + cost.moved / self.moved
-            + (cost.bytes / self.fresh if cost.bytes > REUSED_BYTES else 0.0)
-            + cost.calls * self.call
+            (flash + other * (1 + BACKWARD * training)) / threads
+            + (read + fresh) * (1 + BACKWARD * training)
+            + (cost.calls * (1 + training) + GRADIENT * training) * self.call
         )
 
+    def numbers(self) -> list[float]:
+        """All rates."""
+        flash = [rates for name in FLASH_KERNELS for rates in getattr(self, name).values()]
+        return [getattr(self, name) for name in NUMBERS] + [number for rates in flash for number in rates.numbers()]
 
-DEFAULT_NATIVE = {"avx512": 1e11, "avx2": 6.5e10, "neon": 4e10, "plain": 2e10}
-"""Flops a second of each variant of the native code. Measured on Cascade Lake, but for neon, which is estimated."""
-DEFAULT_TORCH = {"AVX512": (8e10, 1e10), "AVX2": (4e10, 7.5e9), "DEFAULT": (2e10, 2e9)}
-"""Flops and passes a second by the vector instructions that torch uses, as torch names them. Measured likewise."""
-DEFAULT_OTHER_TORCH = 4e10, 7.5e9
+    @staticmethod
+    def _of(by_dtype: dict[str, FlashRates], dtype: torch.dtype) -> FlashRates:
+        return by_dtype.get(str(dtype).removeprefix("torch."), by_dtype[FLOAT32])
+
+
+FLASH_KERNELS = ("torch", "native")
+NUMBERS = tuple(field.name for field in fields(Rates) if field.name not in FLASH_KERNELS)
+BACKWARD = 2.5
+"""Backward over forward of products and passes outside of the flash kernels."""
+GRADIENT = 85.0
+"""Overhead of a gradient, in calls, in addition to as many calls as forward: autograd and its Function."""
+
+
+def _scaled(rates: FlashRates, factor: float) -> FlashRates:
+    """The same at another speed."""
+    return replace(
+        rates,
+        flops=factor * rates.flops,
+        pairs=factor * rates.pairs,
+        packed=factor * rates.packed,
+        streamed=factor * rates.streamed,
+    )
+
+
+DEFAULT_NATIVE = {
+    "avx512": FlashRates(flops=9.5e10, pairs=3e9, packed=2e9, streamed=2.6e9),
+    "avx2": FlashRates(flops=5.5e10, pairs=2e9, packed=1.6e9, streamed=2.4e9),
+    "neon": FlashRates(flops=4e10, pairs=1.5e9, packed=1.2e9, streamed=8e8),
+    "plain": FlashRates(flops=1.7e10, pairs=7e8, packed=1e9, streamed=2e9),
+}
+"""The native flash kernel, of each variant. Measured on Cascade Lake, but for neon, which is estimated."""
+DEFAULT_FLASH = {
+    "float32": FlashRates(flops=1.3e11, pairs=9e8, packed=2.5e9, streamed=2e9, backward=2.9),
+    "float64": FlashRates(flops=4.5e10, pairs=5e8, packed=2e9, streamed=2e9, backward=2.8),
+    "bfloat16": FlashRates(flops=1.1e11, pairs=9e8, packed=3e9, streamed=2.5e9, backward=7.5),
+    "float16": FlashRates(flops=1.2e11, pairs=9e8, packed=3e9, streamed=2.5e9, backward=60.0),
+}
+"""Torch's flash kernel with AVX-512, measured likewise."""
+DEFAULT_TORCH = {"AVX512": (8e10, 1e10, 1.0), "AVX2": (4e10, 7.5e9, 0.5), "DEFAULT": (2e10, 2e9, 0.25)}
+"""By the vector instructions that torch uses, as torch names them: flops and passes a second, and the speed of its
+flash kernel by that with AVX-512. Measured likewise, but for the last."""
+DEFAULT_OTHER_TORCH = DEFAULT_TORCH["AVX2"]
 """The same for other instruction sets, such as ARM's: estimated."""
-DEFAULT_GPU = Rates(flops=3e13, native=3e13, passes=5e11, moved=2e12, fresh=5e11, call=6e-6)
+GPU_FLASH = FlashRates(flops=3e13, pairs=2e12, packed=1e13, streamed=5e12, backward=3.0)
+DEFAULT_GPU = Rates(
+    flops=3e13,
+    passes=5e11,
+    torch={FLOAT32: GPU_FLASH, **dict.fromkeys(("bfloat16", "float16"), replace(GPU_FLASH, flops=3e14))},
+    native={FLOAT32: GPU_FLASH},
+    moved=2e12,
+    fresh=5e11,
+    call=6e-6,
+)
 """A data-centre GPU, estimated: one call takes as long as 10⁸ flops, so that few calls are what matters."""
 
 
@@ -83,14 +162,19 @@ def default_rates(device: str = "cpu", native_variant: str | None = None, capabi
         return DEFAULT_GPU
     capability = torch.backends.cpu.get_cpu_capability() if capability is None else capability
     is_arm = platform.machine().lower() in ("aarch64", "arm64")
-    flops, passes = DEFAULT_OTHER_TORCH if is_arm else DEFAULT_TORCH.get(capability, DEFAULT_OTHER_TORCH)
-    return Rates(flops=flops, native=DEFAULT_NATIVE.get(native_variant or "", flops), passes=passes)
+    flops, passes, speed = DEFAULT_OTHER_TORCH if is_arm else DEFAULT_TORCH.get(capability, DEFAULT_OTHER_TORCH)
+    flash = {dtype: _scaled(rates, speed) for dtype, rates in DEFAULT_FLASH.items()}
+    own = DEFAULT_NATIVE.get(native_variant or "", flash[FLOAT32])
+    half = replace(own, streamed=HALF * own.streamed)
+    return Rates(flops, passes, flash, {FLOAT32: own, "bfloat16": half, "float16": half})
+
+
+HALF = 1.6
+"""How many times more numbers of 16 bits are streamed than of 32: they are half the bytes, and widened."""
 
 
 REUSED_BYTES = 2**25
 """The bytes that the allocator reuses; where a problem takes more, the system has to clear new pages."""
-DTYPES = {torch.float32: 1.0, torch.float64: 0.5, torch.bfloat16: 1.0, torch.float16: 0.7}
-"""Speed of matrix products in a dtype relative to float32: approximate, the same for all kernels and machines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,15 +212,16 @@ def cache_file() -> Path:
 
 
 def predicted_seconds(cost: Cost, problem: Problem) -> float:
-    """Predicted seconds of a forward pass of this cost on the problem's device."""
-    return seconds_on(problem.value.device.type, cost, problem.value.dtype)
+    """Predicted seconds on the problem's device: of the forward pass, and of the backward if a gradient is required."""
+    value = problem.value
+    return seconds_on(value.device.type, cost, value.dtype, training=problem.inputs_require_grad())
 
 
-def seconds_on(device: str, cost: Cost, dtype: torch.dtype) -> float:
-    """Predicted seconds of a forward pass of this cost on a kind of device, `torch.device.type`."""
+def seconds_on(device: str, cost: Cost, dtype: torch.dtype, *, training: bool = False) -> float:
+    """Predicted seconds of this cost on a kind of device, `torch.device.type`; in training, forward and backward."""
     if device != "cpu":
-        return default_rates(device).seconds(cost, dtype, threads=1)
-    return rates_in_use().rates.seconds(cost, dtype)
+        return default_rates(device).seconds(cost, dtype, threads=1, training=training)
+    return rates_in_use().rates.seconds(cost, dtype, training=training)
 
 
 def rates_in_use() -> RatesInUse:
@@ -182,20 +267,29 @@ def load_rates(path: Path) -> tuple[Rates, Machine]:
         ConfigurationError: the file does not hold one number above 0 for each rate, and the machine.
         OSError: it cannot be read.
     """
-    names = [field.name for field in fields(Rates)]
     try:
         held = json.loads(path.read_text("utf-8"))
-        measured = Rates(**{name: float(held["rates"][name]) for name in names})
+        torch_flash, native_flash = (_flash_rates(held["rates"][name]) for name in FLASH_KERNELS)
+        flops, passes, moved, fresh, call = (float(held["rates"][name]) for name in NUMBERS)
+        measured = Rates(flops, passes, torch_flash, native_flash, moved, fresh, call)
         stored = held["machine"]
         machine = Machine(str(stored["processor"]), int(stored["threads"]), str(stored["torch"]), str(stored["native"]))
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, AttributeError):
         measured = machine = None
-    if measured is None or machine is None or not all(0 < rate < float("inf") for rate in asdict(measured).values()):
+    if measured is None or machine is None or not all(0 < rate < float("inf") for rate in measured.numbers()):
         raise ConfigurationError(
-            f"{path} holds no calibration: it needs a number above 0 for each of {', '.join(names)}, and the machine "
-            "that they were measured on; `regard bench --calibrate` writes it anew"
+            f"{path} holds no calibration: it needs a number above 0 for each of {', '.join(NUMBERS)}, those of the "
+            f"flash kernels {' and '.join(FLASH_KERNELS)} in each dtype, and the machine that they were measured on; "
+            "`regard bench --calibrate` writes it anew"
         )
     return measured, machine
+
+
+def _flash_rates(by_dtype: dict[str, dict[str, float]]) -> dict[str, FlashRates]:
+    """The rates of a flash kernel from a file; those of float32 have to be among them."""
+    names = [field.name for field in fields(FlashRates)]
+    found = {dtype: FlashRates(**{name: float(rates[name]) for name in names}) for dtype, rates in by_dtype.items()}
+    return {FLOAT32: found[FLOAT32], **found}
 
 
 def make_folder(path: Path) -> None:
@@ -248,24 +342,22 @@ def _processor() -> str:
     return f"{name}, {torch.backends.cpu.get_cpu_capability()}, {os.cpu_count()} CPUs"
 
 
-EXPONENTIALS = 2.0
-"""Passes per pair in torch's flash kernel, in addition to its products."""
-BLOCKWISE = 8.0
-"""Passes per pair in the same kernel when it is called for few rows, whose products are narrower."""
 ROW = 1000.0
 """Passes per row, up to OVERHEAD_ROWS rows, of a dense kernel for one batch and head, in addition to its products."""
+TRAINED_STARTUP = 2.0
+"""The factor on that overhead in training: the backward pass has more and smaller products."""
 OVERHEAD_ROWS = 32
 """The number of rows of a rectangle that have the overhead ROW; further rows have none."""
-OPERATOR = 100.0
+OPERATOR = 35.0
 """Overhead of one of our operators, in calls: flattening, checking and rebuilding the problem."""
-TRAINING = 2.0
-"""The factor on OPERATOR if a gradient is required."""
-RESULT = 10.0
+RESULT = 3.0
 """Passes per number of the output of one of our operators: checked, merged, copied."""
 TILEWISE = 12.0
 """Passes per pair in the online softmax of tiles: maximum, difference, exponential, sum."""
 WEIGHTS = 45.0
 """Passes per pair where all weights are in memory at once."""
+WIDEN = 8.0
+"""Passes per number of 16 bits that is converted to float32 in new memory."""
 SELECT = 40.0
 """Passes per number selected by a boolean, which torch does not vectorise."""
 MASK = 30.0
@@ -278,15 +370,22 @@ DROP = 20.0
 """Passes per pair for dropout."""
 FEATURE = 28.0
 """Passes per feature and pair of an additive score in plain torch: a sum, a tangent, a product."""
+TORCH_BLOCKS = (768, 256), (192, 64), (0, 32)
+"""From so many rows on, torch's flash kernel computes blocks of so many."""
+REREAD, REREAD_WIDENED = 0.25, 0.7
+"""The time to read numbers again that are in a core's own cache, of that to read them first; and of 16 bits, which are
+widened again."""
+MIN_PACKED_ROWS = 16
+"""The fewest rows for which torch's products pack keys and values; a few rows read them as they are."""
 SKIPPED = 512
 """Number of keys in the blocks that torch's causal kernel skips."""
 CACHE = 2**22
 """Bytes of keys and values that are assumed to fit in the processor's cache."""
 
 
-def operator_calls(problem: Problem) -> float:
-    """Overhead of one of our operators, in torch calls; with a gradient it is larger by the factor TRAINING."""
-    return OPERATOR * (TRAINING if problem.inputs_require_grad() else 1.0)
+def heads_per_key(problem: Problem) -> int:
+    """Query heads per key head, 1 at least."""
+    return max(problem.pairs.query.shape[-3] // max(problem.value.shape[-3], 1), 1) if problem.heads else 1
 
 
 def total_width(problem: Problem) -> int:
@@ -315,118 +414,43 @@ def bytes_read(problem: Problem, *, heads: int | None = None, again: float = 1.0
     return again * size * (heads or value.shape[:-2].numel()) if held > CACHE else 0.0
 
 
-def torch_flash_cost(problem: Problem, *, causal: bool) -> tuple[float, float, float]:
-    """Flops, passes and bytes moved of torch's flash kernel over all pairs, or over the tiles that is_causal leaves."""
+def torch_flash_work(problem: Problem, pairs: float, rows: int) -> FlashWork:
+    """The work of torch's flash kernel over so many pairs, in rectangles of so many rows.
+
+    Few rows are one block; of more, blocks of 32, 64 or 256 rows pack the keys and values anew.
+    """
+    width = torch_flash_width(problem)
+    height = next(block for least, block in TORCH_BLOCKS if rows >= least)
+    numbers = pairs / max(min(height, rows), 1) * width
+    few = rows < MIN_PACKED_ROWS
+    if few and rows == problem.queries:  # each query head of a group reads the keys, all but the first from the cache
+        group = heads_per_key(problem)
+        again = REREAD if problem.value.element_size() >= 4 else REREAD_WIDENED
+        numbers *= (1 + again * (group - 1)) / group
+    return FlashWork(2.0 * pairs * width, pairs, 0.0 if few else numbers, numbers if few else 0.0)
+
+
+def product_work(pairs: float, rows: int, width: int) -> tuple[float, FlashWork]:
+    """Flops of torch's products over so many pairs, in rectangles of so many rows; few rows stream keys and values."""
+    if rows >= MIN_PACKED_ROWS:
+        return 2.0 * pairs * width, FlashWork()
+    return 0.0, FlashWork(streamed=pairs / max(rows, 1) * width)
+
+
+def widening_passes(problem: Problem) -> float:
+    """Passes that convert keys and values of 16 bits to float32."""
+    numbers = problem.value.shape[:-2].numel() * problem.keys * total_width(problem)
+    return WIDEN * numbers if problem.value.element_size() < 4 else 0.0
+
+
+def torch_flash_cost(problem: Problem, *, causal: bool) -> Cost:
+    """The cost of torch's flash kernel over all pairs, or over the tiles that is_causal leaves."""
     pairs, leading = problem.weights_shape.numel(), problem.weights_shape[:-2].numel()
     share = min(0.5 + SKIPPED / (2 * problem.queries), 1.0) if causal and problem.queries else 1.0
-    passes = EXPONENTIALS * pairs * share + startup_passes(problem.queries, leading)
-    return 2.0 * pairs * share * torch_flash_width(problem), passes, bytes_read(problem, heads=leading)
-
-
-Work = Callable[[], object]
-
-BUDGET = 10.0
-"""Seconds that are spent on all measurements together."""
-MIN_ROUNDS = 3
-"""The least number of rounds."""
-LARGE = 2**25
-"""Numbers, 128 MiB of float32, that exceed every cache."""
-
-
-def measure(budget: float = BUDGET, large: int = LARGE) -> Rates:
-    """Measure the rates of this machine with torch's current number of threads, for `budget` seconds at least.
-
-    The benchmarks run in turn, so that all meet the same disturbances; the lower quartile of the rounds counts, since
-    disturbances only add time. large: numbers read from main memory, a multiple of 1024; twice as many are allocated.
-    """
-    threads = torch.get_num_threads()
-    with torch.no_grad():
-        (product, flops), (softmax, passes), (decoding, moved) = _products(), _passes(), _moved(large)
-        (attending, attended) = _native()
-        new, again = _fresh(large)
-        products, softmaxes, natively, decoded, taken, written, calls = time_in_turn(
-            [_repeated(product, 16), _repeated(softmax, 16), attending, decoding, new, again, _repeated(_call(), 1000)],
-            budget,
-        )
-    return Rates(
-        flops=16 * flops / products / threads,
-        native=attended / natively / threads,
-        passes=16 * passes / softmaxes / threads,
-        moved=moved / decoded,
-        fresh=4.0 * large / max(taken - written, written / 100),  # where it costs nothing, noise would make it negative
-        call=calls / 1000,
+    return Cost(
+        flops=0.0,
+        bytes=0.0,
+        passes=startup_passes(problem.queries, leading) * (TRAINED_STARTUP if problem.inputs_require_grad() else 1.0),
+        moved=bytes_read(problem, heads=leading),
+        torch=torch_flash_work(problem, pairs * share, problem.queries),
     )
-
-
-def time_in_turn(works: Sequence[Work], budget: float) -> list[float]:
-    """Seconds of each work: the lower quartile over rounds in which each runs once."""
-    for work in works:
-        work()
-    rounds: list[list[float]] = []
-    began = time.perf_counter()
-    while len(rounds) < MIN_ROUNDS or time.perf_counter() - began < budget:
-        rounds.append([_seconds(work) for work in works])
-    return [statistics.quantiles(spent, n=4, method="inclusive")[0] for spent in zip(*rounds, strict=True)]
-
-
-def _seconds(work: Work) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
-
-
-def _repeated(work: Work, calls: int) -> Work:
-    """A work repeated `calls` times."""
-
-    def often() -> None:
-        for _ in range(calls):
-            work()
-
-    return often
-
-
-def _products() -> tuple[Work, float]:
-    """Benchmark of `flops`: matrix products of 8 heads in blocks as the dense kernel has them; and their flops."""
-    query, key = torch.rand(8, 128, 64), torch.rand(8, 512, 64)
-    scores = torch.empty(8, 128, 512)
-    return lambda: torch.matmul(query, key.mT, out=scores), 2.0 * scores.numel() * query.shape[-1]
-
-
-def _native() -> tuple[Work, float]:
-    """Benchmark of `native`: native attention of 8 heads, and its flops; torch's products without native code."""
-    if not native.available():
-        return _products()
-    query, key, value = torch.rand(3, 1, 8, 1024, 64).unbind()
-    first, runs = np.arange(17), np.tile(np.array([[0, 1024, -1]]), (16, 1))
-    tiles = native.FlashTiles(first, runs, np.zeros((1, 1, 1, 64), dtype=np.uint64))
-    return native.FlashProblem(query, key, value, 0.125, tiles).forward, 4.0 * 8 * 1024 * 1024 * 64
-
-
-def _passes() -> tuple[Work, float]:
-    """Benchmark of `passes`: the online softmax of one tile, from maximum to sum; and its number of passes."""
-    scores = torch.rand(8, 128, 256)
-    weights = torch.empty_like(scores)
-
-    def softmax() -> None:
-        torch.sub(scores, scores.amax(-1, keepdim=True), out=weights)
-        weights.mul_(1.5).exp2_().sum(-1)
-
-    return softmax, 5.0 * scores.numel()
-
-
-def _moved(large: int) -> tuple[Work, float]:
-    """Benchmark of `moved`: one query for each of 8 heads over more keys than caches store; and the keys' bytes."""
-    query, key = torch.rand(8, 1, 128), torch.rand(8, large // 1024, 128)
-    return lambda: query @ key.mT, 4.0 * key.numel()
-
-
-def _fresh(large: int) -> tuple[Work, Work]:
-    """Benchmarks of `fresh`: a sum into newly allocated memory, and the same into existing memory."""
-    numbers, there = torch.zeros(large), torch.zeros(large)
-    return lambda: numbers + 1, lambda: torch.add(numbers, 1, out=there)
-
-
-def _call() -> Work:
-    """Benchmark of `call`: a slice and a sum of a few numbers."""
-    few, other = torch.zeros(8), torch.zeros(4)
-    return lambda: few[:4] + other

@@ -7,26 +7,23 @@ from torch import Tensor
 from .. import native
 from ..biases import RelativeBias
 from ..core.problem import Problem
-from .base import Cost, Result
+from ..native.flash import FiniteGradients, FiniteRows
+from .base import Cost, FlashWork, Result
 from .batched_problem import BatchedProblem, ProblemGradients, Saved
-from .cost_model import RESULT, bytes_read, operator_calls, total_width
+from .cost_model import OPERATOR, RESULT, bytes_read, total_width
 from .custom_op import apply_kernel, register
-from .mask_tiles import batch_layouts, distinct_matrices
+from .mask_tiles import distinct_matrices, sampled_layouts
 from .native_inputs import MIN_FULL_RUN, TILE_SIZE, native_problems, native_reasons
 from .tile_scores import distances
 
-PAIR = 1.5
-"""The cost of a pair beside its products, in passes (`Cost.passes`)."""
-PACKING = 2.0
-"""The cost of packing one number of a key or value for a block of rows, in passes."""
-CALLS = 40.0
-"""The overhead of one call of the kernel, in calls of torch's operators (`Cost.calls`)."""
+EXTRA = 2.0
+"""The cost of softcap, dropout or a bias on a pair, in passes (`Cost.passes`)."""
 
 
 class CpuFlashKernel:
     """Flash attention (Dao et al. 2022, arXiv 2205.14135) in C: one pass over the tiles, no weights in memory.
 
-    In float32, whatever comes in: bfloat16 is widened as it is read. A mask is read as a bit for each pair of the tiles
+    In float32, whatever comes in: 16 bits are widened as they are read. A mask is read as a bit for each pair of tiles
     that it cuts; a bias by distance and its gradient as one number for each diagonal.
     """
 
@@ -41,23 +38,21 @@ class CpuFlashKernel:
 
     def cost(self, problem: Problem) -> Cost:
         """The work over the tiles with unmasked pairs."""
-        found, heads = (
-            batch_layouts(problem, TILE_SIZE, MIN_FULL_RUN),
-            problem.weights_shape[-3] if problem.heads else 1,
-        )
+        share, found = sampled_layouts(problem, TILE_SIZE, MIN_FULL_RUN)
+        heads = problem.weights_shape[-3] if problem.heads else 1
         batches = [part.batch.stop - part.batch.start for part in found]
-        pairs = sum(heads * many * part.layout.visited_pairs for part, many in zip(found, batches, strict=True))
+        pairs = share * sum(heads * many * part.layout.visited_pairs for part, many in zip(found, batches, strict=True))
         numbers = problem.weights_shape[:-1].numel() * problem.value.shape[-1]
         rows = min(problem.queries, 4 * TILE_SIZE[0])
-        packed = pairs / max(rows, 1) * total_width(problem)
-        extras = 2.0 * (problem.softcap is not None) + (problem.dropout is not None) + (problem.bias is not None)
+        width = total_width(problem)
+        extras = 2 * (problem.softcap is not None) + (problem.dropout is not None) + (problem.bias is not None)
         return Cost(
             flops=0.0,
-            native=2.0 * pairs * total_width(problem),
-            bytes=sum(part.layout.masked_pairs for part in found) / 8 * max(distinct_matrices(problem)[0], 1),
-            passes=(PAIR + extras) * pairs + PACKING * packed + RESULT * numbers,
+            native=FlashWork(2.0 * pairs * width, pairs, packed=pairs / max(rows, 1) * width),
+            bytes=share * sum(part.layout.masked_pairs for part in found) / 8 * max(distinct_matrices(problem)[0], 1),
+            passes=EXTRA * extras * pairs + RESULT * numbers,
             moved=bytes_read(problem, heads=problem.weights_shape[:-2].numel()),
-            calls=CALLS + operator_calls(problem) * problem.inputs_require_grad(),
+            calls=OPERATOR,
         )
 
     def run(self, problem: Problem) -> Result:
@@ -74,7 +69,9 @@ class CpuFlashKernel:
         if len(results) == 1:
             (query, key, value, line) = results[0][1]
             gradients = ProblemGradients(
-                query, key, value, bias=batched.zero_bias_gradients() if saved.needs_bias_grad else ()
+                *(query, key, value),
+                bias=batched.zero_bias_gradients() if saved.needs_bias_grad else (),
+                finite=isinstance(results[0][1], FiniteGradients),
             )
         else:
             gradients, line = batched.zero_gradients(bias=saved.needs_bias_grad), None
@@ -85,28 +82,40 @@ class CpuFlashKernel:
             batched.problem.bias.accumulate_at(distances(batched.problem), line, gradients.bias)
         return gradients
 
-    def forward_into(self, batched: BatchedProblem, output: Tensor, lse: Tensor, *, accumulate: bool) -> None:
+    def forward_into(self, batched: BatchedProblem, output: Tensor, lse: Tensor, *, accumulate: bool) -> bool:
         """Write the result of a batched problem, or merge it with that of other keys, which stands there.
 
-        Shapes: output (B, H, M, Dv) and lse (B, H, M), float32, of any strides but in the output's last axis.
+        Shapes: output (B, H, M, Dv) and lse (B, H, M), float32, of any strides but in the output's last axis. Returns
+        whether all entries of the output that were written are finite.
         """
+        finite = True
         for batch, part in native_problems(batched):
-            part.forward((output[batch], lse[batch]), accumulate=accumulate)
+            rows = part.forward((output[batch], lse[batch]), accumulate=accumulate)
+            finite = finite and isinstance(rows, FiniteRows)
+        return finite
 
-    def add_gradients(self, batched: BatchedProblem, saved: Saved, into: ProblemGradients) -> None:
-        """Add the gradients of a batched problem to float32 ones, of any strides but in the last axis."""
+    def backward_into(self, batched: BatchedProblem, saved: Saved, into: ProblemGradients, *, accumulate: bool) -> bool:
+        """Write the gradients of a batched problem, or add them to those that stand there; of the bias, always add.
+
+        Those of query, key and value are float32, of any strides but in the last axis. Returns whether all entries of
+        these three that were written are finite.
+        """
+        finite = True
         for batch, part in native_problems(batched):
             own = saved.part(batch)
-            *_, line = part.backward(
+            gradients = part.backward(
                 own.output,
                 own.lse,
                 own.grad_output,
                 own.grad_lse if own.has_lse_grad else None,
                 wants_relative_bias=own.needs_bias_grad,
                 into=(into.query[batch], into.key[batch], into.value[batch]),
+                accumulate=accumulate,
             )
+            finite, line = finite and isinstance(gradients, FiniteGradients), gradients[3]
             if line is not None and isinstance(batched.problem.bias, RelativeBias):
                 batched.problem.bias.accumulate_at(distances(batched.problem), line, into.bias)
+        return finite
 
 
 def _backward(part: native.FlashProblem, saved: Saved) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:

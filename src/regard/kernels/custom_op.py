@@ -24,6 +24,7 @@ from ..core.score_forms import AdditivePairs, DotPairs
 from ..core.torch_modes import functorch_active, without_autocast
 from ..errors import ConfigurationError, KernelError
 from ..native import all_finite
+from ..native.flash import FiniteRows
 from ..utils.pytree import tree_flatten, tree_tensors, tree_unflatten
 from .base import OwnGradient, Result
 from .batched_problem import BatchedProblem, ProblemGradients, Saved
@@ -95,10 +96,11 @@ def require_lse(lse: Tensor | None) -> Tensor:
 def _with_sinks(problem: Problem, computation: OwnGradient) -> Result:
     """Run a kernel, and scale its rows for the sinks: one more score in each row's softmax, with no value."""
     batched = BatchedProblem.from_problem(problem)
-    output, lse = computation.forward(batched)
+    rows = computation.forward(batched)
+    (output, lse), finite = rows, isinstance(rows, FiniteRows) and problem.sinks is None
     if problem.sinks is not None:
         output, lse = add_sinks(output, lse, problem.sinks)
-    return Result(batched.unflatten_batch(output).to(problem.value.dtype), batched.unflatten_batch(lse))
+    return Result(batched.unflatten_batch(output).to(problem.value.dtype), batched.unflatten_batch(lse), finite)
 
 
 def add_sinks(output: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
@@ -123,14 +125,14 @@ def compute_gradients(
         tensors = tree_tensors(problem)
         needed_ids = {id(tensor) for tensor, need in zip(tensors, needed, strict=True) if need}
         compute = partial(_gradients, computation=_COMPUTATIONS[name], needed=needed_ids)
-        gradients = compute(problem, output, lse, grad_output, grad_lse)
-        if not all_finite(*gradients) and (clean := zero_nonfinite_inputs(problem)) is not problem:
+        gradients, finite = compute(problem, output, lse, grad_output, grad_lse)
+        if not finite and not all_finite(*gradients) and (clean := zero_nonfinite_inputs(problem)) is not problem:
             # NaN that was attended to stands in the output; no gradient comes from there.
             bad = output.isnan()
             grad_output, output = grad_output.masked_fill(bad, 0.0), output.masked_fill(bad, 0.0)
             bad = lse.isnan()
             grad_lse, lse = grad_lse.masked_fill(bad, 0.0), lse.masked_fill(bad, float("inf"))
-            gradients = compute(clean, output, lse, grad_output, grad_lse)
+            gradients, _ = compute(clean, output, lse, grad_output, grad_lse)
     return [
         _as_gradient_of(tensor, gradient) if need else tensor.new_empty(0)
         for gradient, tensor, need in zip(gradients, tensors, needed, strict=True)
@@ -153,8 +155,11 @@ def _gradients(
     *,
     computation: OwnGradient,
     needed: set[int],
-) -> list[Tensor]:
-    """The gradients of a problem's tensors in the order of `tree_tensors`; undefined where none is needed."""
+) -> tuple[list[Tensor], bool]:
+    """The gradients of a problem's tensors in the order of `tree_tensors`, undefined where none is needed.
+
+    Also whether all their entries are known to be finite.
+    """
     usual, upstream = within_float32(lse), (grad_output, grad_lse)
     coarse = None if usual else coarse_rows(problem, lse)
     if coarse is not None:
@@ -175,7 +180,7 @@ def _gradients(
     if coarse is None and isinstance(problem.pairs, DotPairs) and problem.sinks is None and not gradients.bias:
         # The usual case without another problem: query, key and value are the first tensors, no other has a gradient.
         dots = (batched.unflatten_batch(each) for each in (gradients.query, gradients.key, gradients.value))
-        return [*dots, *tree_tensors(problem)[3:]]
+        return [*dots, *tree_tensors(problem)[3:]], gradients.finite
     as_problem = _gradients_as_problem(problem, batched, gradients, saved)
     if coarse is not None:
         tensors, form = tree_flatten(as_problem)
@@ -183,7 +188,7 @@ def _gradients(
         as_problem = tree_unflatten(form, [t.sum_to_size(shape) for t, shape in zip(tensors, shapes, strict=True)])
         rows = coarse & ((upstream[0] != 0).any(-1) | (upstream[1] != 0))
         add_exact_gradients(problem, rows, *upstream, needed, as_problem)
-    return tree_tensors(as_problem)
+    return tree_tensors(as_problem), False
 
 
 def _gradients_as_problem(
@@ -205,6 +210,25 @@ def sinks_gradient(sinks: Tensor, saved: Saved) -> Tensor:
     return -(torch.exp(sinks.to(saved.lse.dtype)[:, None] - saved.lse) * saved.delta()).sum((0, 2))
 
 
+def differentiate(
+    problem: Problem,
+    name: str,
+    needed: tuple[bool, ...],
+    upstream: tuple[Tensor, Tensor],
+    result: tuple[Tensor, Tensor],
+    tensors: Sequence[Tensor],
+) -> list[Tensor | None]:
+    """The gradient of each of a problem's tensors that needs one, which can be differentiated in turn.
+
+    upstream: the gradients of output and log-sum-exp, which are `result`. tensors: as `tree_tensors` of the problem.
+    """
+    if torch.is_grad_enabled():  # the gradient will be differentiated in turn
+        gradients = _Gradient.apply(problem, name, needed, *upstream, *result, *tensors)
+        return _scatter_needed(gradients, needed)
+    gradients = compute_gradients(*upstream, *result, _with_tensors(problem, tensors), needed, name)
+    return [gradient if need else None for gradient, need in zip(gradients, needed, strict=True)]
+
+
 class _Attend(torch.autograd.Function):
     """A kernel's forward and backward as an autograd Function."""
 
@@ -219,14 +243,9 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
-        needed = tuple(ctx.needs_input_grad[2:])
         output, lse, *tensors = ctx.saved_tensors
-        if torch.is_grad_enabled():  # the gradient will be differentiated in turn
-            gradients = _Gradient.apply(ctx.problem, ctx.name, needed, grad_output, grad_lse, output, lse, *tensors)
-            return None, None, *_scatter_needed(gradients, needed)
-        problem = _with_tensors(ctx.problem, tensors)
-        gradients = compute_gradients(grad_output, grad_lse, output, lse, problem, needed, ctx.name)
-        return None, None, *(gradient if need else None for gradient, need in zip(gradients, needed, strict=True))
+        needed, upstream = tuple(ctx.needs_input_grad[2:]), (grad_output, grad_lse)
+        return None, None, *differentiate(ctx.problem, ctx.name, needed, upstream, (output, lse), tensors)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, problem: Problem, name: str, *tensors: Tensor) -> tuple:

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from .. import native
 from ..core.log_sum_exp import merge_softmax
 from ..core.problem import Problem
-from .base import Cost, Result
+from ..masks.causal import Causal
+from .base import Cost, FlashWork, Result
 from .batched_problem import BatchedProblem, ProblemGradients, Saved
-from .cost_model import BLOCKWISE, MASK, RESULT, VALUE, bytes_read, operator_calls, startup_passes, torch_flash_width
+from .cost_model import (
+    MASK,
+    OPERATOR,
+    RESULT,
+    VALUE,
+    bytes_read,
+    heads_per_key,
+    startup_passes,
+    torch_flash_work,
+    total_width,
+)
 from .custom_op import apply_kernel, register
 from .dense_block import EXPONENTIAL, Rectangle, dense_reasons
 from .mask_tiles import distinct_matrices, union_layout
@@ -23,8 +35,6 @@ PART = 1024
 """The keys of a part where torch computes: two parts fit into a core's own cache. Native code has parts of its own."""
 MAX_EVALUATED_PAIRS = 2**18
 """The most pairs for which a mask is evaluated pair by pair: with one key more at each call, nothing is memoized."""
-ONE_PASS = 2.0
-"""The cost of a pair in native code beside its products, in passes."""
 MIN_NATIVE_KEYS = 1024
 """The fewest keys for native code, which reads them only once, but costs more to call."""
 
@@ -49,11 +59,11 @@ class DecodeKernel:
     def why_not(self, problem: Problem) -> list[str]:
         """Features that the dense kernel does not support, or more rows than this kernel is meant for."""
         reasons = dense_reasons(problem)
-        rows = _group(problem) * problem.queries
+        rows = heads_per_key(problem) * problem.queries
         if rows > MOST_ROWS:
             reasons.append(
-                f"it is for few queries: {problem.queries} of {_group(problem)} heads are {rows} rows for each key "
-                f"head, more than {MOST_ROWS}"
+                f"it is for few queries: {problem.queries} of {heads_per_key(problem)} heads are {rows} rows for each "
+                f"key head, more than {MOST_ROWS}"
             )
         return reasons
 
@@ -61,23 +71,26 @@ class DecodeKernel:
         """The time to read keys and values once."""
         columns = _columns_in_runs(problem)
         leading, wide = problem.weights_shape[:-2].numel(), columns.stop - columns.start
-        visited, group = problem.queries * wide, _group(problem)
+        visited, group = problem.queries * wide, heads_per_key(problem)
         masks, biases = distinct_matrices(problem)
         natively = self._runs_natively(wide, problem.pairs.key, problem.value)
-        per_pair, startup = (
-            (ONE_PASS, 0.0)
-            if natively
-            else (BLOCKWISE, startup_passes(group * problem.queries, leading / max(group, 1)))
-        )
+        if natively and _causal_limits(problem) is not None:
+            masks = 0
+        rows, pairs = group * problem.queries, float(leading * visited)
+        work = torch_flash_work(problem, pairs, rows)
+        if natively:
+            numbers = pairs / max(rows, 1) * total_width(problem)
+            work = FlashWork(2.0 * pairs * total_width(problem), pairs, streamed=numbers)
         return Cost(
-            flops=2.0 * leading * visited * torch_flash_width(problem),
+            flops=0.0,
+            torch=FlashWork() if natively else work,
+            native=work if natively else FlashWork(),
             bytes=4.0 * leading * problem.queries * problem.value.shape[-1] * (1 + visited / self.part),
-            passes=per_pair * leading * visited
-            + startup
+            passes=(0.0 if natively else startup_passes(rows, leading / max(group, 1)))
             + RESULT * leading * problem.queries * problem.value.shape[-1]
             + visited * (MASK * masks + VALUE * biases),
             moved=bytes_read(problem, again=wide / max(problem.keys, 1)),
-            calls=operator_calls(problem) + 10.0 + 75.0 * bool(masks or biases),
+            calls=OPERATOR + 75.0 * bool(masks or biases),
         )
 
     def _runs_natively(self, keys: int, key: Tensor, value: Tensor) -> bool:
@@ -90,9 +103,13 @@ class DecodeKernel:
 
     def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
         """Native code in one pass; or torch's dense kernel for equal parts at once, and the remainder as one more."""
-        rectangle = _folded(batched, *_attended_columns(batched))
+        limits = _causal_limits(batched.problem)
+        if limits is not None and self._runs_natively(limits[-1], batched.pairs.key, batched.value):
+            rectangle = _folded(batched, slice(0, limits[-1]), masked=False)
+        else:
+            rectangle, limits = _folded(batched, *_attended_columns(batched)), None
         if self._runs_natively(rectangle.key.shape[2], rectangle.key, rectangle.value):
-            output, lse = _by_native_code(rectangle)
+            output, lse = _by_native_code(rectangle, limits)
             rows = batched.shape[:3]
             return output.reshape(*rows, output.shape[-1]), lse.reshape(rows)
         merged, keys = RunningMerge(), rectangle.key.shape[2]
@@ -126,7 +143,7 @@ def _folded(batched: BatchedProblem, columns: slice, masked: bool) -> Rectangle:
     pairs = batched.pairs
     batch, heads, queries, _ = batched.shape
     key_heads = pairs.key.shape[1]
-    rows = key_heads, heads // key_heads * queries
+    rows = key_heads, heads // max(key_heads, 1) * queries
 
     def folded(added: Tensor) -> Tensor:
         added = added.expand(-1, heads, -1, -1)
@@ -145,12 +162,28 @@ def _folded(batched: BatchedProblem, columns: slice, masked: bool) -> Rectangle:
     )
 
 
-def _by_native_code(rectangle: Rectangle) -> tuple[Tensor, Tensor]:
+def _causal_limits(problem: Problem) -> list[int] | None:
+    """The number of keys that each query attends to under a causal mask of equal steps; None of any other mask."""
+    if not isinstance(problem.mask, Causal) or not problem.queries:
+        return None
+    shift = problem.shift
+    if shift is None or problem.step < 0:
+        return None
+    last = problem.keys - shift
+    return [min(max(limit, 0), problem.keys) for limit in range(last - problem.queries + 1, last + 1)]
+
+
+def _by_native_code(rectangle: Rectangle, limits: list[int] | None) -> tuple[Tensor, Tensor]:
     """Output (B, Hk, R, Dv) and log-sum-exp by native code, which reads each key and value once for all rows."""
-    added = rectangle.added
+    added, each = rectangle.added, None
+    batch, heads, rows, _ = rectangle.query.shape
     if added is not None:
-        added = added.expand(*rectangle.query.shape[:2], -1, -1)
-    output, lse = native.attend_few_queries(rectangle.query, rectangle.key, rectangle.value, rectangle.scale, added)
+        added = added.expand(batch, heads, -1, -1)
+    if limits is not None and limits[0] < limits[-1]:
+        each = torch.tensor(limits, dtype=torch.int32).repeat(rows // len(limits))
+    output, lse = native.attend_few_queries(
+        rectangle.query, rectangle.key, rectangle.value, rectangle.scale, added, each
+    )
     return (output.squeeze(2), lse.squeeze(2)) if lse.shape[2] == 1 else merge_softmax(output, lse, dim=2)
 
 
@@ -201,8 +234,3 @@ def _columns_in_runs(problem: Problem) -> slice:
         run.columns for row in union_layout(problem, (max(problem.queries, 1), PART // 8), 1).rows for run in row.runs
     ]
     return slice(min(run.start for run in runs), max(run.stop for run in runs)) if runs else slice(0, 0)
-
-
-def _group(problem: Problem) -> int:
-    """Query heads per key head."""
-    return problem.pairs.query.shape[-3] // max(problem.value.shape[-3], 1) if problem.heads else 1

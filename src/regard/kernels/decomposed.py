@@ -21,9 +21,11 @@ from ..core.problem import Problem
 from ..core.score_forms import at_least_float32
 from ..core.symbolic_positions import Positions, PositionSet, ResiduePositions, SelectedPositions
 from ..masks.parts import Part
+from ..native.flash import FiniteRows
+from ..native.library import new_large
 from .base import Cost, InPlaceKernel, Kernel, OwnGradient, Result
 from .batched_problem import BatchedProblem, ProblemGradients, Saved
-from .cost_model import RESULT, choice_key, operator_calls, predicted_seconds
+from .cost_model import RESULT, choice_key, predicted_seconds
 from .custom_op import apply_kernel, register
 from .mask_tiles import memoize
 
@@ -126,7 +128,7 @@ class DecomposedKernel:
 
     def cost(self, problem: Problem) -> Cost:
         """The work of all parts, and of merging their results."""
-        total = Cost(0.0, 0.0, calls=operator_calls(problem) * problem.inputs_require_grad())
+        total = Cost(0.0, 0.0, calls=0.0)
         parts = []
         for selection in selections(problem):
             kernel = self._kernel(selection.problem)
@@ -137,6 +139,7 @@ class DecomposedKernel:
                 total.passes + own.passes + RESULT * rows * problem.value.shape[-1],
                 total.moved + own.moved,
                 total.calls + own.calls + CALLS,
+                total.torch + own.torch,
                 total.native + own.native,
             )
             parts.append(
@@ -151,28 +154,30 @@ class DecomposedKernel:
     def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
         """Output and log-sum-exp of a batched problem: those of its parts, merged row by row."""
         problem, (batch, heads, queries, _) = batched.problem, batched.shape
-        output = at_least_float32(batched.value).new_empty(batch, heads, queries, batched.value.shape[-1])
+        output = new_large(at_least_float32(batched.value), batch, heads, queries, batched.value.shape[-1])
         lse = output.new_empty(batch, heads, queries, 1)
         found = list(selections(problem))
-        # The selections of one part have each row once at most: if they have all rows, nothing is merged with.
-        first = [selection for selection in found if selection.part is found[0].part]
-        if sum(selection.rows.count(queries) for selection in first) < queries:
+        first = _count_of_first_part(found, queries)
+        if not first:
             output.zero_()
             lse.fill_(float("-inf"))
-            first = []
         into = batched.split_batch(output), batched.split_batch(lse)
+        finite = True  # as long as all parts that write or merge find it so; what no part writes is 0
         for at, selection in enumerate(found):
-            self._forward_part(selection, *into, accumulate=at >= len(first))
-        return output.to(batched.value.dtype), lse.squeeze(-1)
+            finite = self._forward_part(selection, *into, accumulate=at >= first) and finite
+        result = output.to(batched.value.dtype), lse.squeeze(-1)
+        return FiniteRows(result) if finite else result
 
-    def _forward_part(self, selection: Selection, output: Tensor, lse: Tensor, *, accumulate: bool) -> None:
-        """Write a part's result into output and lse (*batch, heads, M, ·), or merge it with what stands there."""
+    def _forward_part(self, selection: Selection, output: Tensor, lse: Tensor, *, accumulate: bool) -> bool:
+        """Write a part's result into output and lse (*batch, heads, M, ·), or merge it with what stands there.
+
+        Returns whether all entries of the output that were written are known to be finite.
+        """
         kernel, own = self._kernel(selection.problem), BatchedProblem.from_problem(selection.problem)
         if isinstance(kernel, InPlaceKernel) and own.value.dtype == torch.float32:
             output_view, lse_view = _merged_view(selection.rows, output), _merged_view(selection.rows, lse)
             if output_view is not None and lse_view is not None:
-                kernel.forward_into(own, output_view, lse_view.squeeze(-1), accumulate=accumulate)
-                return
+                return kernel.forward_into(own, output_view, lse_view.squeeze(-1), accumulate=accumulate)
         part_output, part_lse = kernel.forward(own)
         part_output = own.split_batch(part_output.to(output.dtype))
         part_lse = own.split_batch(part_lse.unsqueeze(-1).to(lse.dtype))
@@ -181,13 +186,18 @@ class DecomposedKernel:
         else:
             selection.rows.write(output, part_output)
             selection.rows.write(lse, part_lse)
+        return False
 
     def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
         """The gradients of each part, added to those of the whole."""
-        problem, gradients = batched.problem, batched.zero_gradients(bias=saved.needs_bias_grad)
+        problem, (*_, queries, keys) = batched.problem, batched.shape
+        found = list(selections(problem))
+        first = _count_of_first_part(found, queries, keys)
+        gradients = batched.new_gradients(zero=not first, bias=saved.needs_bias_grad)
         whole = [batched.split_batch(tensor) for tensor in (gradients.query, gradients.key, gradients.value)]
         above = saved.output, saved.lse.unsqueeze(-1), saved.grad_output, saved.grad_lse.unsqueeze(-1)
-        for selection in selections(problem):
+        finite = True
+        for at, selection in enumerate(found):
             rows, columns = selection.rows, selection.columns
             output, lse, grad_output, grad_lse = (
                 rows.select(batched.split_batch(tensor)).flatten(0, -4) for tensor in above
@@ -198,18 +208,19 @@ class DecomposedKernel:
                 _merged_view(axis, tensor) for axis, tensor in zip((rows, columns, columns), whole, strict=True)
             )
             if isinstance(kernel, InPlaceKernel) and query is not None and key is not None and value is not None:
-                kernel.add_gradients(own, part, ProblemGradients(query, key, value, bias=gradients.bias))
+                into = ProblemGradients(query, key, value, bias=gradients.bias)
+                finite = kernel.backward_into(own, part, into, accumulate=at >= first) and finite
                 continue
-            found = kernel.backward(own, part)
-            for axis, into, tensor in zip(
-                (rows, columns, columns), whole, (found.query, found.key, found.value), strict=True
+            result, finite = kernel.backward(own, part), False
+            for axis, target, tensor in zip(
+                (rows, columns, columns), whole, (result.query, result.key, result.value), strict=True
             ):
-                axis.add(into, own.split_batch(tensor))
-            for into, tensor in zip(gradients.bias, found.bias, strict=True):
-                into += tensor
-            if gradients.weight is not None and found.weight is not None:
-                gradients.weight.add_(found.weight)
-        return gradients
+                (axis.add if at >= first else axis.write)(target, own.split_batch(tensor))
+            for target, tensor in zip(gradients.bias, result.bias, strict=True):
+                target += tensor
+            if gradients.weight is not None and result.weight is not None:
+                gradients.weight.add_(result.weight)
+        return replace(gradients, finite=finite)
 
     def _kernel(self, problem: Problem) -> PartKernel:
         """The kernel of the lowest predicted time for a part."""
@@ -252,6 +263,16 @@ def selections(problem: Problem, split: Split = all_classes) -> Iterator[Selecti
     for part in () if problem.mask is None else problem.mask.parts:
         for rows, columns, *positions in _axes(part, problem, split):
             yield Selection(rows, columns, _part_problem(problem, part, rows, columns, *positions), part)
+
+
+def _count_of_first_part(found: Sequence[Selection], queries: int, keys: int = 0) -> int:
+    """How many selections are of the first part, if they have all queries and keys, each once; otherwise 0.
+
+    They then are written, and those of other parts are added.
+    """
+    first = [selection for selection in found if selection.part is found[0].part]
+    rows, columns = (sum(each.rows.count(queries) for each in first), sum(each.columns.count(keys) for each in first))
+    return len(first) if rows == queries and columns >= keys else 0
 
 
 def _axes(part: Part, problem: Problem, split: Split) -> Iterator[tuple[Axis, Axis, Positions, Positions]]:

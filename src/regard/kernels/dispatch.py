@@ -9,6 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.nn import Parameter
 
 from .. import native
 from ..biases import Bias
@@ -17,11 +18,12 @@ from ..biases.score_mod import ScoreModBias
 from ..core.operator import OPERATORS, Operator, operator_named
 from ..core.problem import Problem
 from ..core.score_forms import AdditivePairs, DotPairs
-from ..core.torch_modes import functorch_active, under_forward_mode
+from ..core.torch_modes import functorch_active, under_dispatch_mode, under_forward_mode
 from ..errors import ConfigurationError, KernelError, nearest
 from ..masks import Mask
 from ..masks.base import BinaryMask, Not
 from ..masks.causal import Causal
+from ..utils.units import format_bytes, format_seconds
 from . import cost_model
 from .additive import AdditiveKernel
 from .base import Cost, Kernel, OwnGradient, Result
@@ -32,19 +34,22 @@ from .cpu_flash import CpuFlashKernel
 from .custom_op import MAX_SECOND_DERIVATIVE_PAIRS, apply_kernel, register
 from .decode import DecodeKernel
 from .decomposed import DecomposedKernel
-from .dense_block import is_square_causal
+from .dense_block import is_one_causal_query, is_square_causal
 from .flex import FlexKernel, differentiates
 from .reference import ReferenceKernel, formula
 from .sdpa import SdpaKernel
+from .short import ShortKernel
 from .tiled import TiledKernel
 
 PLAIN_KERNEL = SdpaKernel()
 """The kernel of plain problems that are small, or off the CPU and without a gradient: no times are compared."""
 
+SHORT = ShortKernel()
 CPU_FLASH, BLOCK_SPARSE, ADDITIVE, TILED = CpuFlashKernel(), BlockSparseKernel(), AdditiveKernel(), TiledKernel()
 
 KERNELS: tuple[Kernel, ...] = (
     PLAIN_KERNEL,
+    SHORT,
     DecodeKernel(),
     CPU_FLASH,
     BLOCK_SPARSE,
@@ -62,6 +67,12 @@ MAX_CHOICES = 4096
 
 LARGEST_EXACT_LENGTH = 64
 """Longer lengths are rounded in the memo's key; below, the fastest kernel changes from length to length."""
+
+MAX_UNCOMPARED_LENGTH = 256
+"""The most queries and keys on the CPU that `SHORT` computes without a comparison: among them no other is faster."""
+
+FEW_QUERIES = 8
+"""From so many queries on it pays to lay out the keys, as `SHORT` does, though nothing else asks for it."""
 
 MAX_PLAIN_PAIRS = 2**16
 """The most query-key pairs of a plain problem on the CPU that `PLAIN_KERNEL` computes without a comparison: up to
@@ -121,7 +132,10 @@ class Plan:
         if reasons := _reasons_against(kernel, self.problem, forward_mode=self.forward_mode):
             return f"{mark} {kernel.name:<12} cannot: {'; '.join(reasons)}"
         cost = kernel.cost(self.problem)
-        spent = f"{_time(_seconds(kernel, self.problem))}, {_memory(cost.bytes)} beside inputs and output"
+        time = format_seconds(_seconds(kernel, self.problem))
+        if self.problem.inputs_require_grad():
+            time += " forward and backward"
+        spent = f"about {time}, {format_bytes(cost.bytes)} beside inputs and output"
         if kernel is self.kernel:
             why = f"chosen: {self._why_chosen()}"
         else:
@@ -134,8 +148,8 @@ class Plan:
             return "asked for by name"
         if self.forward_mode:
             return "has forward-mode derivatives"
-        if _chosen_as_plain(self.problem):
-            return "small and plain, nothing is compared" if self.problem.value.is_cpu else "plain, nothing is compared"
+        if uncompared_kernel(self.problem) is not None:
+            return "small, nothing is compared" if self.problem.value.is_cpu else "plain, nothing is compared"
         if _lowest_time(self.problem) is self.kernel:
             return "takes the least time"
         return "took the least time for lengths about these"
@@ -147,7 +161,7 @@ class Plan:
             return "may be, when the function runs"
         if _seconds(kernel, self.problem) >= _seconds(self.kernel, self.problem):
             return "takes longer"
-        return "not compared" if _chosen_as_plain(self.problem) else "took longer for lengths about these"
+        return "not compared" if uncompared_kernel(self.problem) is not None else "took longer for lengths about these"
 
 
 def kernels_of(problem: Problem) -> tuple[Kernel, ...]:
@@ -171,9 +185,10 @@ def _reasons_against(kernel: Kernel, problem: Problem, *, forward_mode: bool) ->
 def choose(problem: Problem, name: str | None = None) -> Kernel:
     """The kernel with the lowest predicted time, or the one of that name, which never falls back to another.
 
-    Three cases need no comparison of times: forward-mode differentiation has one kernel (`forward_mode_kernel`); a
-    plain problem that is small, or compiled, or off the CPU and without a gradient, has `PLAIN_KERNEL`; and for others
-    under torch.compile and torch.func, where tensors have no values yet, the choice is made when the function runs.
+    Three cases need no comparison of times: forward-mode differentiation has one kernel (`forward_mode_kernel`); small
+    problems, and plain ones that are compiled, or off the CPU and without a gradient, have that of `uncompared_kernel`;
+    and for others under torch.compile and torch.func, where tensors have no values yet, the choice is made when the
+    function runs.
 
     Raises:
         KernelError: no kernel has that name, or it cannot compute the problem; without a name, no kernel can.
@@ -185,8 +200,8 @@ def choose(problem: Problem, name: str | None = None) -> Kernel:
             if kernel.why_not(problem):
                 raise _no_kernel_error(problem, "it has no forward-mode derivatives")
             return kernel
-        if _chosen_as_plain(problem):
-            return PLAIN_KERNEL
+        if (kernel := uncompared_kernel(problem)) is not None:
+            return kernel
         if torch.compiler.is_compiling() or functorch_active():
             if not _is_plain(problem):
                 return _deferred_choices[problem.operator]
@@ -249,13 +264,44 @@ def _no_kernel_error(problem: Problem, otherwise: str = "") -> KernelError:
     )
 
 
-def _chosen_as_plain(problem: Problem) -> bool:
-    """Whether `choose` takes `PLAIN_KERNEL` without a comparison."""
+def uncompared_kernel(problem: Problem) -> Kernel | None:
+    """The kernel that `choose` takes without comparing times; None where it compares them."""
+    traced = torch.compiler.is_compiling() or functorch_active()
+    if not traced and _is_small(problem):
+        if _is_short_step(problem):
+            return PLAIN_KERNEL
+        if not SHORT.why_not(problem):
+            return SHORT
     if not _is_plain(problem):
-        return False
+        return None
     if not problem.value.is_cpu:
-        return not problem.inputs_require_grad()
-    return problem.pairs.query.shape[:-1].numel() * problem.keys <= MAX_PLAIN_PAIRS
+        return None if problem.inputs_require_grad() else PLAIN_KERNEL
+    if problem.value.dtype is torch.float16 and problem.inputs_require_grad():
+        return None  # of which torch's backward pass takes some sixty times as long as the forward pass
+    return PLAIN_KERNEL if problem.pairs.query.shape[:-1].numel() * problem.keys <= MAX_PLAIN_PAIRS else None
+
+
+def _is_small(problem: Problem) -> bool:
+    """Whether lengths are small enough for `SHORT` on the CPU, and its units enough for all threads or little work."""
+    rows, value = problem.queries, problem.value
+    if rows > MAX_UNCOMPARED_LENGTH or problem.keys > MAX_UNCOMPARED_LENGTH or not value.is_cpu:
+        return False
+    if type(value) not in (Tensor, Parameter) or under_dispatch_mode():  # that mode wants to see torch's operator
+        return False
+    units = value.shape[:-2].numel()
+    return units >= torch.get_num_threads() or units * rows * problem.keys <= MAX_PLAIN_PAIRS // 8
+
+
+def _is_short_step(problem: Problem) -> bool:
+    """Whether few queries without a gradient attend to all keys: laying out the keys, as `SHORT` does, does not pay."""
+    return (
+        problem.queries < FEW_QUERIES
+        and not problem.inputs_require_grad()
+        and (problem.mask is None or is_one_causal_query(problem))
+        and problem.bias is None
+        and problem.operator == "softmax"
+        and not PLAIN_KERNEL.why_not(problem)
+    )
 
 
 def _is_plain(problem: Problem) -> bool:
@@ -401,19 +447,3 @@ SOFTMAX = register_operator(Operator("softmax", lambda scores: scores, formula, 
 
 def _word(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _time(seconds: float) -> str:
-    """A duration in a readable unit."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"about {seconds / size:.3g} {unit}"
-    return f"about {seconds / 1e-6:.3g} µs"
-
-
-def _memory(size: float) -> str:
-    """A size in a readable unit."""
-    for unit, unit_size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if size >= unit_size:
-            return f"{size / unit_size:.3g} {unit}"
-    return "nothing" if not size else f"{size:.0f} bytes"

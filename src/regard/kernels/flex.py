@@ -30,7 +30,7 @@ from ..masks.convert.block_mask import (
 from ..utils.pytree import tree_flatten, tree_tensors
 from .base import Cost, Result
 from .batched_problem import BatchedProblem, ProblemGradients, Saved
-from .cost_model import CAP, EXPONENTIALS, MASK, bytes_read, operator_calls, torch_flash_width
+from .cost_model import CAP, MASK, OPERATOR, bytes_read, torch_flash_work
 from .custom_op import apply_kernel, register
 from .mask_tiles import count_visited_pairs, memoize
 from .self_check import SelfCheck, check_file
@@ -110,13 +110,14 @@ class FlexKernel:
         blocks = -(-problem.queries // BLOCK) * -(-problem.keys // BLOCK)
         visited = count_visited_pairs(problem, (BLOCK, BLOCK)) / max(problem.batch.numel(), 1)
         parts = len(_parts(problem.bias))
-        each = EXPONENTIALS + LOOK_UP * parts + CAP / MASK * (problem.softcap is not None)
+        each = LOOK_UP * parts + CAP / MASK * (problem.softcap is not None)
         return Cost(
-            flops=2.0 * leading * visited * torch_flash_width(problem),
+            flops=0.0,
+            torch=torch_flash_work(problem, leading * visited, BLOCK),
             bytes=16.0 * blocks * (problem.mask is not None),
             passes=each * leading * visited,
             moved=bytes_read(problem, heads=leading),
-            calls=operator_calls(problem) + CALLS,
+            calls=OPERATOR + CALLS,
         )
 
     def run(self, problem: Problem) -> Result:

@@ -25,21 +25,26 @@ AttentionHook: TypeAlias = Callable[[Problem, Tensor], None]
 LinearSubstitute: TypeAlias = Callable[[Tensor, Tensor, Tensor, Any, bool], tuple[Tensor, Any]]
 """compute(query, key, value, options, wants_state): the output and, if it is wanted, the state of linear attention."""
 
+LinearObserver: TypeAlias = Callable[[Tensor, Tensor, Tensor, Any, Sequence[Lens]], Any]
+"""observe(query, key, value, options, lenses): the `Observation` of `regard.observe_linear_attention`."""
+
 
 @dataclass(frozen=True, eq=False)
 class AttentionSubstitute:
     """A function that computes attention in place of the kernels.
 
-    compute(problem): the output (..., heads, M, Dv), with its log-sum-exp as a `Result` where that is not the kernel's,
-    or None where the kernel is to compute it. linear: the same for linear attention; without it that is computed as
-    everywhere. no_mixtures: the message of the error of layers that mix the keys of all positions, where the substitute
-    has some of the positions alone. observe(problem, lenses): the `Observation` of `regard.observe`; without it the
+    compute(problem): the output (..., heads, M, Dv), with its log-sum-exp as a `Result` where that is not the
+    kernel's, or None where the kernel is to compute it. linear: the same for linear attention; without it that is
+    computed as everywhere. observe_linear: computes `regard.observe_linear_attention`; without it `observe` does.
+    no_mixtures: the message of the error of layers that mix the keys of all positions, where the substitute has
+    some of the positions alone. observe(problem, lenses): the `Observation` of `regard.observe`; without it the
     kernels' weights are observed. hook: the attention hook that `compute` and `observe` call. with_hook(hook): the
     same substitute with another hook; without it a hook replaces the substitute.
     """
 
     compute: Callable[[Problem], Tensor | Result | None]
     linear: LinearSubstitute | None = None
+    observe_linear: LinearObserver | None = None
     no_mixtures: str | None = None
     observe: Callable[[Problem, Sequence[Lens]], Any] | None = None
     hook: AttentionHook | None = None
@@ -132,6 +137,12 @@ def linear_substitute() -> LinearSubstitute | None:
         return None
     hook = CURRENT_HOOK.get()
     return hook.linear if isinstance(hook, AttentionSubstitute) else None
+
+
+def linear_observer() -> LinearObserver | None:
+    """What computes linear attention with lenses in place of its own code, if anything does."""
+    hook = CURRENT_HOOK.get()
+    return hook.observe_linear if isinstance(hook, AttentionSubstitute) else None
 
 
 def refuse_mixtures() -> None:

@@ -10,7 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..core.grid import Blocks, Grid
 from ..core.intervals import EMPTY, FULL, PARTIAL
 from ..core.problem import Problem
+from ..core.symbolic_positions import BlockPositions
 from ..core.torch_modes import under_dispatch_mode
 from ..masks import Mask
 from ..utils.pytree import tree_tensors
@@ -127,6 +128,10 @@ MAX_SIZES = 64
 """Number of sizes memoized for each mask before all are cleared: a growing cache has another with each token."""
 
 
+MAX_COUNTED_TILES, MIN_SAMPLED_ROWS = 2**18, 32
+"""Tiles up to which all are counted for a price, and the fewest block rows that are counted of more."""
+
+
 Found = TypeVar("Found")
 
 
@@ -146,6 +151,32 @@ _memo_without_mask: dict[tuple, Any] = {}
 def batch_layouts(problem: Problem, size: tuple[int, int], min_full_width: int) -> tuple[BatchLayout, ...]:
     """The tiles of `size` with unmasked pairs, batch by batch where they differ, for all heads together."""
     return memoize(problem, (size, min_full_width), lambda: _parts(problem, size, min_full_width))
+
+
+def sampled_layouts(
+    problem: Problem, size: tuple[int, int], min_full_width: int
+) -> tuple[float, tuple[BatchLayout, ...]]:
+    """`batch_layouts` for prices: all block rows, or an even sample of them, and how many each sampled one stands for.
+
+    A sample where there are more than MAX_COUNTED_TILES, of consecutive queries. It is exact where pairs grow linearly
+    from row to row, as those of causal masks and of windows do.
+    """
+    height, width = size
+    rows, positions = problem.queries // height, problem.query_positions
+    tiles_per_row = -(-problem.keys // width)
+    sampled = max(MAX_COUNTED_TILES // max(tiles_per_row, 1), MIN_SAMPLED_ROWS)
+    consecutive = isinstance(positions, range) and positions.step == 1
+    if rows <= 2 * sampled or problem.mask is None or not problem.mask.by_position:
+        return 1.0, batch_layouts(problem, size, min_full_width)
+    if not consecutive and (positions is not None or problem.key_positions is not None):
+        return 1.0, batch_layouts(problem, size, min_full_width)
+    start = positions.start if isinstance(positions, range) else problem.keys - problem.queries
+    step = rows // sampled
+    skipped = (rows - 1 - step * (sampled - 1)) // 2
+    blocks = BlockPositions(start + skipped * height, step * height, sampled, height)
+    pairs = replace(problem.pairs, query=problem.pairs.query[..., : sampled * height, :])
+    some = replace(problem, pairs=pairs, query_positions=blocks)
+    return problem.queries / (sampled * height), batch_layouts(some, size, min_full_width)
 
 
 def memoize(
@@ -180,21 +211,27 @@ def union_layout(problem: Problem, size: tuple[int, int], min_full_width: int) -
     return _layout(_verdicts(problem, size), problem, size, min_full_width)
 
 
-def count_visited_pairs(problem: Problem, size: tuple[int, int] = (128, 64), min_full_width: int = 1) -> int:
-    """The number of pairs in tiles that are not EMPTY, over all batches, for one head."""
-    found = batch_layouts(problem, size, min_full_width)
-    return sum((part.batch.stop - part.batch.start) * part.layout.visited_pairs for part in found)
+def count_visited_pairs(problem: Problem, size: tuple[int, int] = (64, 64)) -> int:
+    """The number of pairs in tiles that are not EMPTY, over all batches, for one head; of many tiles about that."""
+    share, found = sampled_layouts(problem, size, 1)
+    visited = sum((part.batch.stop - part.batch.start) * part.layout.visited_pairs for part in found)
+    return round(share * visited)
 
 
 def distinct_matrices(problem: Problem) -> tuple[int, int]:
     """The number of distinct mask matrices and bias matrices over batches and heads; 0 without a mask or bias."""
-    corner, keep, bias = (slice(0, 1), slice(0, 1)), None, None
+    masks, bias = 0, None
     if problem.mask is not None:
-        with _grid_with_values(problem) as grid:
-            keep = problem.keep(grid.tile(*corner))
+        masks = memoize(problem, "distinct masks", lambda: _distinct_masks(problem))
     if problem.bias is not None:
-        bias = problem.bias_values(problem.grid().tile(*corner))
-    return (0 if keep is None else keep.shape[:-2].numel()), (0 if bias is None else bias.shape[:-2].numel())
+        bias = problem.bias_values(problem.grid().tile(slice(0, 1), slice(0, 1)))
+    return masks, (0 if bias is None else bias.shape[:-2].numel())
+
+
+def _distinct_masks(problem: Problem) -> int:
+    with _grid_with_values(problem) as grid:
+        keep = problem.keep(grid.tile(slice(0, 1), slice(0, 1)))
+    return 0 if keep is None else keep.shape[:-2].numel()
 
 
 def _parts(problem: Problem, size: tuple[int, int], min_full_width: int) -> tuple[BatchLayout, ...]:

@@ -2,8 +2,9 @@
 
 A weight of exactly 0 times NaN is NaN, forward and backward, in every kernel. A kernel's result is finite only if all
 inputs that it read were (it reads no keys of skipped tiles): checking the result is enough, and the slower path runs
-only where it is not finite. A tanh, of a softcap or of an additive score, makes infinity finite: there queries and
-keys are checked beforehand.
+only where it is not finite. Native flash code checks what it writes (`Result.finite`, `ProblemGradients.finite`); the
+results of others are read once more. A tanh, of a softcap or of an additive score, makes infinity finite: there queries
+and keys are checked beforehand.
 
 All places that see to it. Kernels leave it to these; two only make sure that torch's flash kernel does not lose NaN
 over few keys: `SdpaKernel.run` passes `propagates_nan`, and `dense_block.Rectangle` tests `all_finite`.
@@ -68,7 +69,7 @@ def run_nan_safe(problem: Problem, compute: Compute, *, propagates_nan: bool = T
         # Where autograd differentiates `compute`, NaN may be in a gradient though not in the result.
         if not problem.requires_grad():
             result = compute(problem)
-            if all_finite(result.output):
+            if result.finite or all_finite(result.output):
                 return result
     clean = zero_nonfinite_inputs(problem)
     return compute(problem) if clean is problem else _run_on_finite_inputs(problem, clean, compute)

@@ -20,7 +20,7 @@ from ..core.problem import Problem
 from ..core.score_forms import DotPairs
 from ..native.flash import BLOCK, FlashTiles
 from .batched_problem import BatchedProblem
-from .mask_tiles import BatchLayout, TileLayout, batch_layouts, memoize
+from .mask_tiles import BatchLayout, TileLayout, batch_layouts, memoize, sampled_layouts
 from .tile_scores import bias_along, distances
 
 TILE_SIZE = (BLOCK, BLOCK)
@@ -58,8 +58,9 @@ def _all_tiles(queries: int, keys: int) -> FlashTiles:
 
 
 def masked_pairs(problem: Problem) -> int:
-    """The largest number of pairs that need a bit, over batches with different tiles."""
-    return max((part.layout.masked_pairs for part in batch_layouts(problem, TILE_SIZE, MIN_FULL_RUN)), default=0)
+    """The largest number of pairs that need a bit, over batches with different tiles; of many tiles about that."""
+    share, found = sampled_layouts(problem, TILE_SIZE, MIN_FULL_RUN)
+    return round(share * max((part.layout.masked_pairs for part in found), default=0))
 
 
 def _tiles(batched: BatchedProblem, part: BatchLayout) -> FlashTiles:
@@ -140,7 +141,7 @@ def native_reasons(problem: Problem) -> list[str]:
     if not isinstance(problem.pairs, DotPairs):
         reasons.append("its code computes dot products; this score is additive")
     if value.dtype not in native.DTYPES:
-        reasons.append(f"its code reads float32 and bfloat16; this is {str(value.dtype).removeprefix('torch.')}")
+        reasons.append(f"its code reads {native.DTYPE_NAMES}; this is {str(value.dtype).removeprefix('torch.')}")
     if not value.is_cpu:
         reasons.append(f"its code runs on the CPU; this is on {value.device}")
     if problem.bias is not None and not _has_distance_bias(problem):

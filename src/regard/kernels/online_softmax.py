@@ -16,21 +16,31 @@ from ..biases import RelativeBias
 from ..core.log_sum_exp import merge_softmax
 from ..core.problem import Problem
 from ..core.score_forms import AdditivePairs, PairForm, at_least_float32, per_head, per_key_head
-from .base import Cost
+from .base import Cost, FlashWork
 from .batched_problem import BatchedProblem, ProblemGradients, Saved
 from .cost_model import (
     CAP,
     DROP,
     MASK,
+    OPERATOR,
     RESULT,
     TILEWISE,
     VALUE,
     bytes_read,
-    operator_calls,
+    product_work,
     startup_passes,
     total_width,
+    widening_passes,
 )
-from .mask_tiles import BlockRow, batch_layouts, distinct_matrices, split_slice, union_layout
+from .mask_tiles import (
+    BatchLayout,
+    BlockRow,
+    batch_layouts,
+    distinct_matrices,
+    sampled_layouts,
+    split_slice,
+    union_layout,
+)
 from .tile_scores import LOG2_E, TileScores, make_tile_bias
 
 MIN_TILE_SIDE = 64
@@ -57,7 +67,8 @@ class TiledAttention:
         size, heads = tile_size(problem, self.tile), problem.weights_shape[-3] if problem.heads else 1
         (masks, biases), alike = distinct_matrices(problem), isinstance(problem.bias, RelativeBias)
         pairs = tiles = at_once = asked = 0.0
-        for batch, rows in self.block_rows(problem):
+        share, found = sampled_layouts(problem, (size[0], MIN_TILE_SIDE), 1)
+        for batch, rows in self._batches(problem, found):
             for row in rows:
                 height = (row.rows.stop - row.rows.start) * (batch.stop - batch.start) * heads
                 for run in row.runs:
@@ -67,17 +78,21 @@ class TiledAttention:
                     at_once = max(at_once, height)
                     of_mask = MASK * min(masks, heads * (batch.stop - batch.start)) * run.masked
                     asked += (row.rows.stop - row.rows.start) * width * (of_mask + VALUE * biases * (not alike))
+        pairs, tiles, asked = share * pairs, share * tiles, share * asked
         numbers = at_once * problem.value.shape[-1]
         extras = CAP * (problem.softcap is not None) + DROP * (problem.dropout is not None) + 2.0 * bool(biases)
         many = max(min(size[0], problem.queries), 1)
+        flops, streamed = product_work(pairs, many, total_width(problem))
         return Cost(
-            flops=2.0 * pairs * total_width(problem),
+            flops=flops,
+            torch=streamed,
             bytes=4.0 * 4 * min(max(self.tile, heads * size[0] * size[1]), problem.weights_shape.numel()),
             passes=(TILEWISE + extras) * pairs
             + tiles * (startup_passes(many, at_once / many) + RESULT * numbers)
-            + asked,
+            + asked
+            + widening_passes(problem),
             moved=bytes_read(problem, again=pairs / max(problem.weights_shape[:-2].numel() * many * problem.keys, 1)),
-            calls=operator_calls(problem) + 20.0 + 35.0 * tiles + 30.0 * bool(masks or biases),
+            calls=OPERATOR + 20.0 + 35.0 * tiles + 30.0 * bool(masks or biases),
         )
 
     def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
@@ -104,15 +119,20 @@ class TiledAttention:
         if together:
             yield slice(0, problem.batch.numel()), union_layout(problem, size, 1).rows
             return
-        most = batches_per_tile(problem, self.tile)
-        for part in batch_layouts(problem, size, 1):
-            for batch in split_slice(part.batch, most):
+        yield from self._batches(problem, batch_layouts(problem, size, 1))
+
+    def _batches(
+        self, problem: Problem, found: tuple[BatchLayout, ...]
+    ) -> Iterator[tuple[slice, tuple[BlockRow, ...]]]:
+        """Slices of batches that are computed at once, and their block rows."""
+        for part in found:
+            for batch in split_slice(part.batch, batches_per_tile(problem, self.tile)):
                 yield batch, part.layout.rows
 
     def _forward(self, tiles: ScoredTiles, rows: tuple[BlockRow, ...], output: Tensor, lse: Tensor) -> None:
         value = at_least_float32(tiles.batched.value)
         for row in rows:
-            softmax = _OnlineSoftmax(output[:, :, row.rows], lse[:, :, row.rows])
+            softmax = OnlineSoftmax(output[:, :, row.rows], lse[:, :, row.rows])
             for columns, masked in tiles.in_row(row):
                 weights = softmax.weights(tiles.scores(row.rows, columns, masked)[0])
                 if (dropout_mask := tiles.dropout_mask(row.rows, columns)) is not None:
@@ -202,7 +222,7 @@ class ScoredTiles:
             self.tile_bias.finish(into)
 
 
-class _OnlineSoftmax:
+class OnlineSoftmax:
     """The running maximum, sum and output of some rows, rescaled when a larger score appears."""
 
     def __init__(self, output: Tensor, lse: Tensor) -> None:
@@ -245,10 +265,14 @@ def add_feature_cost(cost: Cost, problem: Problem, passes: float) -> Cost:
     if not isinstance(problem.pairs, AdditivePairs):
         return cost
     width = problem.value.shape[-1] + problem.pairs.query.shape[-1]
-    visited = cost.flops / (2.0 * width) if width else 0.0
+    rows = max(min(tile_size(problem, SCORES_PER_TILE)[0], problem.queries), 1)
+    visited = (cost.flops / 2.0 + cost.torch.streamed * rows) / width if width else 0.0
     features = problem.pairs.query.shape[-1]
     return replace(
-        cost, flops=2.0 * visited * problem.value.shape[-1], passes=cost.passes + passes * visited * features
+        cost,
+        flops=2.0 * visited * problem.value.shape[-1],
+        torch=FlashWork(),
+        passes=cost.passes + passes * visited * features,
     )
 
 

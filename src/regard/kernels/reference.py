@@ -9,7 +9,19 @@ import torch
 from ..core.problem import Problem
 from ..core.score_forms import AdditivePairs
 from .base import Cost, Result
-from .cost_model import CAP, DROP, FEATURE, MASK, SELECT, VALUE, WEIGHTS, bytes_read
+from .cost_model import (
+    CAP,
+    DROP,
+    FEATURE,
+    MASK,
+    SELECT,
+    VALUE,
+    WEIGHTS,
+    bytes_read,
+    heads_per_key,
+    product_work,
+    widening_passes,
+)
 from .dense_block import LONG_ROW
 from .mask_tiles import distinct_matrices
 from .nan_safety import run_nan_safe
@@ -92,15 +104,19 @@ class ReferenceKernel:
         additive = isinstance(problem.pairs, AdditivePairs)
         steps = (masks > 0) + (biases > 0) + 3 * (problem.softcap is not None) + 3 * (problem.dropout is not None)
         one = problem.queries * problem.keys
+        width = problem.value.shape[-1] + features * (not additive)
+        flops, streamed = product_work(pairs, heads_per_key(problem) * problem.queries, width)
         return Cost(
-            flops=2.0 * pairs * (problem.value.shape[-1] + features * (not additive)),
+            flops=flops,
+            torch=streamed,
             bytes=size * pairs * (3.0 + steps / 2 + 2.0 * features * additive),
             passes=pairs * (WEIGHTS + FEATURE * features * additive)
             + pairs
             * (SELECT * bool(masks) + CAP * (problem.softcap is not None) + DROP * (problem.dropout is not None))
-            + one * (MASK * masks + VALUE * biases),
+            + one * (MASK * masks + VALUE * biases)
+            + widening_passes(problem),
             moved=bytes_read(problem),
-            calls=30.0 + 20.0 * bool(masks) + 10.0 * steps,
+            calls=40.0 + 20.0 * bool(masks) + 10.0 * steps,
             note="it computes all pairs, and keeps them in memory",
         )
 

@@ -12,9 +12,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from ..core.problem import Problem
 from ..core.score_forms import DotPairs
 from ..core.torch_modes import under_transform
+from ..native import all_finite
 from .base import Cost, Result
 from .batched_problem import BatchedProblem, ProblemGradients, Saved
-from .cost_model import MASK, VALUE, WEIGHTS, operator_calls, torch_flash_cost
+from .cost_model import MASK, VALUE, WEIGHTS, bytes_read, heads_per_key, torch_flash_cost, torch_flash_work
 from .custom_op import apply_kernel, register
 from .dense_block import (
     EXPONENTIAL,
@@ -24,6 +25,7 @@ from .dense_block import (
     dense_mask,
     is_one_causal_query,
     is_square_causal,
+    without_single_row,
 )
 from .mask_tiles import count_visited_pairs, distinct_matrices
 from .nan_safety import run_nan_safe
@@ -64,22 +66,26 @@ class SdpaKernel:
         causal, refusal = is_square_causal(problem) or is_one_causal_query(problem), _slow_path(problem)
         masks, biases = (0, 0) if causal else distinct_matrices(problem)
         one, size = problem.queries * problem.keys, problem.value.element_size()
-        flops, passes, moved = torch_flash_cost(problem, causal=causal)
-        return Cost(
-            flops=flops,
+        flash = torch_flash_cost(problem, causal=causal)
+        if problem.queries == 1 and problem.keys > LONG_ROW and (group := heads_per_key(problem)) > 1:
+            work = torch_flash_work(problem, pairs, group)  # as `Rectangle` computes a long row
+            flash = replace(flash, torch=work, moved=bytes_read(problem))
+        return replace(
+            flash,
             bytes=one * (9.0 * masks + 2.0 * size * biases) + 3.0 * size * pairs * bool(refusal),
-            passes=passes + WEIGHTS * pairs * bool(refusal) + one * (MASK * masks + VALUE * biases),
-            moved=moved,
-            calls=4.0
-            + 25.0 * bool(masks)
-            + 15.0 * bool(biases)
-            + 10.0 * bool(refusal)
-            + operator_calls(problem) * _by_operator(problem),
+            passes=flash.passes + WEIGHTS * pairs * bool(refusal) + one * (MASK * masks + VALUE * biases),
+            calls=10.0 + 10.0 * bool(masks) + 10.0 * bool(biases) + 10.0 * bool(refusal),
             note=refusal or _waste(problem, causal),
         )
 
     def run(self, problem: Problem) -> Result:
         """The output; on the CPU, where torch's gradient has no derivative, with the gradient of `custom_op`."""
+        pairs: DotPairs = problem.pairs  # type: ignore[assignment]  # `why_not` refuses other forms
+        query, key, value = pairs.query, pairs.key, problem.value
+        if _is_bare(problem) and (problem.keys >= NARROW or all_finite(query, key)):
+            scale, grouped = pairs.scale, query.shape[1] != key.shape[1]
+            output = scaled_dot_product_attention(query, key, value, None, 0.0, False, scale=scale, enable_gqa=grouped)
+            return Result(output)
         if _by_operator(problem):
             return apply_kernel(problem, self)
         if problem.mask is not None and is_one_causal_query(problem):
@@ -96,6 +102,23 @@ class SdpaKernel:
             saved.output, saved.lse, saved.grad_output, saved.grad_lse, has_lse_grad=saved.has_lse_grad
         )
         return ProblemGradients(*gradients)
+
+
+def _is_bare(problem: Problem) -> bool:
+    """Whether the output is that of one call of torch's operator, whose NaN needs no care: as few steps as can be."""
+    value = problem.value
+    return (
+        (problem.mask is None or is_one_causal_query(problem))
+        and problem.bias is None
+        and value.ndim == 4
+        and value.dtype is torch.float32
+        and 0 < value.shape[2] <= LONG_ROW
+        and problem.pairs.query.shape[0] == problem.pairs.key.shape[0] == value.shape[0]
+        and value.is_cpu
+        and not under_transform()
+        and not problem.inputs_require_grad()
+        and not torch.is_autocast_enabled("cpu")
+    )
 
 
 def _by_operator(problem: Problem) -> bool:
@@ -139,9 +162,11 @@ def _attend(problem: Problem) -> Result:
         batched = BatchedProblem.from_problem(problem)
         query, key, value = batched.pairs.query, batched.pairs.key, batched.value
         attn_mask = None if attn_mask is None else batched.as_4d(attn_mask)
+    rows, query = query.shape[-2], without_single_row(query)
     output = scaled_dot_product_attention(
         query, key, value, attn_mask, 0.0, causal, scale=pairs.scale, enable_gqa=grouped
     )
+    output = output if query.shape[-2] == rows else output[..., :rows, :]
     return Result(output if batched is None else batched.unflatten_batch(output))
 
 

@@ -16,7 +16,7 @@ from .. import native
 from ..core.grid import WHOLE
 from ..core.log_sum_exp import in_float64, with_exact_lse
 from ..core.problem import Problem
-from ..core.score_forms import DotPairs
+from ..core.score_forms import DotPairs, with_rows
 from ..core.torch_modes import under_forward_mode, under_transform, without_autocast
 from ..errors import ConfigurationError
 from ..utils.pytree import tree_tensors
@@ -280,7 +280,7 @@ class _ChosenRowsState:
         rows, columns = (torch.arange(of.start, of.stop, of.step, device=key.device) for of in positions)
         chosen = replace(
             problem,
-            pairs=replace(problem.pairs, query=query, key=key),
+            pairs=with_rows(problem.pairs, query, key, *positions),
             value=problem.value.new_empty(*problem.value.shape[:-2], len(columns), 0),
             query_positions=rows,
             key_positions=columns,

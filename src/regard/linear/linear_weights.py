@@ -15,10 +15,10 @@ from torch import Tensor
 from ..attention import Observation, observe_problem, run_problem
 from ..core.problem import Problem
 from ..core.score_forms import DecayedDotPairs, DotPairs
-from ..core.torch_modes import functorch_active
+from ..core.torch_modes import functorch_active, under_transform
 from ..errors import ConfigurationError
 from ..kernels import make_problem
-from ..kernels.hooks import current_hook
+from ..kernels.hooks import current_hook, linear_observer
 from ..lenses import Lens
 from ..masks import Mask, causal
 from .feature_maps import Elu, FavorPlus, Relu, Softmax, key_features, query_features
@@ -57,6 +57,9 @@ def observe_linear_attention(
     >>> regard.observe_linear_attention(q, q, q, received, causal=True)[received]
     tensor([1.8333, 0.8333, 0.3333])
     """
+    observer = None if under_transform() else linear_observer()
+    if observer is not None:
+        return observer(query, key, value, options, lenses)
     return observe_problem(make_weights_problem(query, key, value, **options), lenses)
 
 
@@ -111,6 +114,25 @@ def make_weights_problem(query: Tensor, key: Tensor, value: Tensor, **options: U
     Raises:
         ConfigurationError: weights that are no shares of their row.
     """
+    check_has_weights(options)
+    linear = make_linear_problem(query, key, value, **options)
+    queries, keys = marked_features(linear)
+    check_nonnegative(options, queries, keys)
+    unflatten, decay = linear.layout.unflatten, linear.decay
+    if decay is None:
+        pairs = DotPairs(unflatten(queries), unflatten(keys), 1.0)
+    else:
+        decay = decay.unsqueeze(-1) if decay.ndim == 3 else decay
+        pairs = DecayedDotPairs.from_decay(unflatten(queries), unflatten(keys), unflatten(decay))
+    return Problem(pairs, value.expand(*pairs.key.shape[:-1], -1), _whole_mask(options), operator=LINEAR.name)
+
+
+def check_has_weights(options: LinearOptions) -> None:
+    """Check that the weights of a call sum to 1, and that each key still has one.
+
+    Raises:
+        ConfigurationError: `normalize=False`, or a state.
+    """
     if not options.get("normalize", True):
         raise ConfigurationError(
             "lenses read weights of at least 0 that sum to 1 in each row, and normalize=False has others: pass "
@@ -121,16 +143,6 @@ def make_weights_problem(query: Tensor, key: Tensor, value: Tensor, **options: U
             "a state has the sums of its keys, and no longer the weight of each: observe the whole sequence, without "
             "state"
         )
-    linear = make_linear_problem(query, key, value, **options)
-    queries, keys = _features(linear)
-    _check_nonnegative(options, queries, keys)
-    unflatten, decay = linear.layout.unflatten, linear.decay
-    if decay is None:
-        pairs = DotPairs(unflatten(queries), unflatten(keys), 1.0)
-    else:
-        decay = decay.unsqueeze(-1) if decay.ndim == 3 else decay
-        pairs = DecayedDotPairs.from_decay(unflatten(queries), unflatten(keys), unflatten(decay))
-    return Problem(pairs, value.expand(*pairs.key.shape[:-1], -1), _whole_mask(options), operator=LINEAR.name)
 
 
 def report_to_hook(query: Tensor, key: Tensor, value: Tensor, options: LinearOptions) -> None:
@@ -167,7 +179,7 @@ def is_exact_twin() -> bool:
     return _is_exact_twin.get()
 
 
-def _features(linear: LinearProblem) -> tuple[Tensor, Tensor]:
+def marked_features(linear: LinearProblem) -> tuple[Tensor, Tensor]:
     """φ of queries and keys, (B, heads, length, features), with NaN in rows that have NaN or infinity."""
     query, key = linear.query, linear.key
     if linear.maps_elu:
@@ -191,7 +203,7 @@ def _whole_mask(options: LinearOptions) -> Mask | None:
     return causal() if whole is None else causal() & whole
 
 
-def _check_nonnegative(options: LinearOptions, *features: Tensor) -> None:
+def check_nonnegative(options: LinearOptions, *features: Tensor) -> None:
     """Check that no feature is negative.
 
     Raises:

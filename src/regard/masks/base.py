@@ -15,6 +15,7 @@ from ..core.intervals import FULL, PARTIAL, Ternary, evaluate_tiles
 from ..core.torch_modes import is_causal_bias
 from ..errors import MaskError, RegardError
 from .drawing import Drawing, draw
+from .key_spans import ONE, KeySpan, Terms, count_pairs, product, weighted_sum
 from .parts import Part, intersect_parts, unite_parts
 
 Pairs: TypeAlias = Grid | Blocks
@@ -68,6 +69,15 @@ class Mask(ABC):
         residues mod 3 of causal() & ~window(before=2)
         """
         return ()
+
+    def key_span(self) -> KeySpan | None:
+        """A function from query positions to the contiguous keys that each attends to; None where they are not that."""
+        return None
+
+    def span_terms(self) -> Terms | None:
+        """The mask as a polynomial of masks that have a `key_span`; None where a part of it has none."""
+        span = self.key_span()
+        return None if span is None else {frozenset((span,)): 1}
 
     @abstractmethod
     def keep(self, grid: Pairs) -> Kept:
@@ -200,7 +210,9 @@ class Mask(ABC):
     ) -> float:
         """The exact fraction of pairs that exist, over batch and heads; 0.0 if there are no pairs.
 
-        Only PARTIAL tiles are evaluated pair by pair, one tile at a time.
+        O(M + N) over consecutive positions where rows are spans of keys (causal, windows, prefixes, sorted documents,
+        and their combinations), or where distances decide. For other masks tiles of `size` are evaluated, and the
+        PARTIAL ones pair by pair, one tile at a time.
 
         >>> from regard import masks
         >>> masks.causal().density(4, 4)
@@ -210,6 +222,8 @@ class Mask(ABC):
             queries, keys, query_positions=query_positions, key_positions=key_positions, device=device
         )
         blocks = Blocks.from_grid(grid, size)
+        if queries and keys and (counted := self._count_pairs(grid, query_positions, key_positions)) is not None:
+            return counted / (queries * keys)
         verdicts = self.verdicts(blocks)
         leading = verdicts.shape[:-2]
         kept = int(((verdicts == FULL) * blocks.areas).sum())
@@ -219,6 +233,30 @@ class Mask(ABC):
             kept += int((self.evaluate(tile) & some).expand(*leading, *tile.shape).sum())
         pairs = leading.numel() * queries * keys
         return kept / pairs if pairs else 0.0
+
+    def _count_pairs(self, grid: Grid, queries: Tensor | range | None, keys: Tensor | range | None) -> int | None:
+        """The number of pairs of a batch and head by spans or by distances; None where neither is known.
+
+        queries, keys: the positions that the grid was made of; they are known to be consecutive where they are ranges.
+        """
+        keys = range(grid.shape[1]) if keys is None else keys
+        if isinstance(keys, range) and queries is None:
+            queries = range(keys.stop - grid.shape[0], keys.stop)
+        if not (isinstance(keys, range) and isinstance(queries, range) and keys.step == queries.step == 1):
+            return None
+        first_and_last = (slice(None, None, max(count - 1, 1)) for count in grid.shape)
+        self.evaluate(grid.tile(*first_and_last))  # says so if positions are out of its range
+        if (terms := self.span_terms()) is not None:
+            return count_pairs(terms, queries, keys)
+        if not self.by_distance:
+            return None
+        distances = torch.arange(keys.start - queries.stop + 1, keys.stop - queries.start, device=grid.device)
+        keep = self.evaluate(Grid(torch.zeros_like(distances[:1]), distances, heads=False))
+        if keep.ndim > 2:
+            return None
+        number = torch.arange(1, len(distances) + 1, device=grid.device)
+        pairs = torch.minimum(number, number.flip(0)).clamp_(max=min(grid.shape))
+        return int(pairs[keep.expand(1, len(distances))[0]].sum())
 
     def draw(
         self,
@@ -289,6 +327,10 @@ class And(BinaryMask):
     def parts(self) -> tuple[Part, ...]:
         return intersect_parts(self.left, self.right)
 
+    def span_terms(self) -> Terms | None:
+        left, right = self.left.span_terms(), self.right.span_terms()
+        return None if left is None or right is None else product(left, right)
+
     def keep(self, grid: Pairs) -> Kept:
         left, right = _evaluated(self, grid)
         return left & right
@@ -304,6 +346,12 @@ class Or(BinaryMask):
     @cached_property
     def parts(self) -> tuple[Part, ...]:
         return unite_parts(self.left, self.right)
+
+    def span_terms(self) -> Terms | None:
+        left, right = self.left.span_terms(), self.right.span_terms()
+        if left is None or right is None:
+            return None
+        return weighted_sum((1, left), (1, right), (-1, product(left, right)))
 
     def keep(self, grid: Pairs) -> Kept:
         left, right = _evaluated(self, grid)
@@ -326,6 +374,10 @@ class Not(Mask):
     @property
     def operands(self) -> tuple[Mask, ...]:
         return (self.mask,)
+
+    def span_terms(self) -> Terms | None:
+        terms = self.mask.span_terms()
+        return None if terms is None else weighted_sum((1, ONE), (-1, terms))
 
     def keep(self, grid: Pairs) -> Kept:
         return ~self.mask.keep(grid)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from .base import Kept, Mask, Pairs
+from .key_spans import KeySpan
 
 
 @dataclass(frozen=True, repr=False)
@@ -14,6 +17,9 @@ class Causal(Mask):
     @property
     def by_distance(self) -> bool:
         return True
+
+    def key_span(self) -> KeySpan:
+        return lambda queries: (None, torch.arange(queries.start + 1, queries.stop + 1))
 
     def keep(self, grid: Pairs) -> Kept:
         return grid.key <= grid.query

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..errors import MaskError
 from .base import Kept, Mask, Pairs
 from .index_checks import check_range, whole_numbers
+from .key_spans import KeySpan
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -18,6 +19,21 @@ class Documents(Mask):
     """ids[query position] == ids[key position]."""
 
     ids: Tensor
+
+    def key_span(self) -> KeySpan | None:
+        ids = self.ids.cpu()
+        if ids.ndim > 1 or (ids[1:] < ids[:-1]).any():
+            return None
+        edges = torch.cat([torch.tensor([0]), (ids[1:] != ids[:-1]).nonzero().flatten() + 1, torch.tensor([len(ids)])])
+
+        def span(queries: range) -> tuple[Tensor, Tensor]:
+            limits = torch.tensor([queries.start, queries.stop - 1])
+            first, last = torch.searchsorted(edges, limits, right=True).tolist()
+            starts, ends = edges[first - 1 : last], edges[first : last + 1]
+            many = ends.clamp(max=queries.stop) - starts.clamp(min=queries.start)
+            return starts.repeat_interleave(many), ends.repeat_interleave(many)
+
+        return span
 
     def keep(self, grid: Pairs) -> Kept:
         return grid.by_query(self.ids_of) == grid.by_key(self.ids_of)

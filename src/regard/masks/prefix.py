@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .base import Kept, Mask, Pairs
 from .index_checks import checked_count
+from .key_spans import KeySpan
 from .padding import checked_lengths, keys_before
 
 
@@ -17,6 +18,9 @@ class Prefix(Mask):
     """Key position < length."""
 
     length: int
+
+    def key_span(self) -> KeySpan:
+        return lambda queries: (None, self.length)
 
     def keep(self, grid: Pairs) -> Kept:
         return grid.key < self.length

@@ -8,6 +8,10 @@ import torch
 
 from .base import Kept, Mask, Pairs
 from .index_checks import checked_count
+from .key_spans import KeySpan
+
+MOST_DISTANT = 2**62
+"""The widest side of a window whose spans are computed."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -20,6 +24,15 @@ class Window(Mask):
     @property
     def by_distance(self) -> bool:
         return True
+
+    def key_span(self) -> KeySpan | None:
+        before, after = self.before, self.after
+        if max(before or 0, after or 0) > MOST_DISTANT:  # a sum with a position would leave int64
+            return None
+        return lambda queries: (
+            None if before is None else torch.arange(queries.start - before, queries.stop - before),
+            None if after is None else torch.arange(queries.start + after + 1, queries.stop + after + 1),
+        )
 
     def keep(self, grid: Pairs) -> Kept:
         before, after, distance = self.before, self.after, grid.query - grid.key

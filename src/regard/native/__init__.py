@@ -14,6 +14,7 @@ from .flash import FlashProblem as FlashProblem
 from .flash import FlashTiles as FlashTiles
 from .flash import write_weights as write_weights
 from .gemv import matmul_few_rows as matmul_few_rows
+from .library import DTYPE_NAMES as DTYPE_NAMES
 from .library import DTYPES as DTYPES
 from .library import all_finite as all_finite
 from .library import available as available

@@ -1,5 +1,5 @@
 /* Preparation of queries and keys, and the scores of a tile. */
-#include "bf16_rows.h"
+#include "typed_rows.h"
 #include "additive_scores.h"
 #include "transpose.h"
 

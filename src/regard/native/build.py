@@ -34,25 +34,30 @@ SOURCES_PER_VARIANT = (
     "recurrence_backward.c",
     "recurrence_forward.c",
     "recurrence_step.c",
+    "short.c",
 )
 CPU_SUPPORT = "cpu_support.c"
 HEADERS = (
     "additive.h",
     "additive_scores.h",
-    "bf16_rows.h",
     "decode.h",
     "flash.h",
     "gemv.h",
     "microkernel.h",
     "narrow.h",
+    "narrow_backward.h",
+    "narrow_forward.h",
     "recurrence.h",
     "recurrence_chunk.h",
     "reduce_tile.h",
     "reductions.h",
+    "row_lanes.h",
+    "short.h",
     "simd.h",
     "tile.h",
     "topk.h",
     "transpose.h",
+    "typed_rows.h",
     "variants.h",
 )
 
@@ -60,7 +65,7 @@ HEADERS = (
 FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-fvisibility=hidden", "-fwrapv", "-ffp-contract=fast", "-Wall", "-Wextra")
 
 MACHINE = platform.machine().lower()
-FOR_X86 = {"avx512": ("-mavx512f", "-mfma"), "avx2": ("-mavx2", "-mfma")}
+FOR_X86 = {"avx512": ("-mavx512f", "-mfma"), "avx2": ("-mavx2", "-mfma", "-mf16c")}
 
 
 class BuildError(Exception):

@@ -11,7 +11,7 @@ EXPORT int regard_runs(const char *variant) {
 #if defined(__x86_64__)
     __builtin_cpu_init();
     if (!strcmp(variant, "avx512")) return __builtin_cpu_supports("avx512f") != 0;
-    if (!strcmp(variant, "avx2")) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    if (!strcmp(variant, "avx2")) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); /* those have F16C, too */
 #endif
     return !strcmp(variant, BASELINE);
 }

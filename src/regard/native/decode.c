@@ -3,7 +3,8 @@
  * Source: Milakov and Gimelshein 2018 (arXiv 1805.02867) for the softmax, Dao, Haziza, Massa and Sizov 2023 (flash
  * decoding) for the parts. */
 #include "decode.h"
-#include "bf16_rows.h"
+#include "row_lanes.h"
+#include "typed_rows.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -15,10 +16,10 @@ enum {
     TRANSPOSE_STEPS = LANES == 16 ? 4 : LANES == 8 ? 3 : 2,
 };
 
-/* Constants that the compiler specialises the code for: keys and values in bfloat16, dims of whole groups of vectors,
+/* Constants that the compiler specialises the code for: the dtype of keys and values, dims of whole groups of vectors,
  * and how many rows go at once. */
 struct kind {
-    int is_bfloat16, whole, rows;
+    int dtype, whole, rows;
 };
 
 /* Rows that are read next: they are fetched from memory while there is other work to do. None where `rows` is null. */
@@ -27,14 +28,11 @@ struct next {
     int64_t stride, entries;
 };
 
-/* Finding where a page is in memory takes as long as reading from it: it is begun so many bytes before. */
-enum { PAGE = 4096, AHEAD = 32768 };
-
 INLINE void prefetch_row(const struct next next, int64_t number, const struct kind kind) {
     if (!next.rows) return;
-    const char *bytes = row_at(next.rows, number, next.stride, kind.is_bfloat16);
-    int64_t size = next.entries * (kind.is_bfloat16 ? 2 : 4);
-    for (int64_t byte = 0; byte < size; byte += 64) __builtin_prefetch(bytes + byte, 0, 0);
+    const char *bytes = row_at(next.rows, number, next.stride, kind.dtype);
+    int64_t size = next.entries * entry_bytes(kind.dtype);
+    for (int64_t byte = 0; byte < size; byte += 64) __builtin_prefetch(bytes + byte, 0, 3);
     if ((int64_t)((uintptr_t)bytes % PAGE) < size) __builtin_prefetch((const char *)((uintptr_t)bytes + AHEAD), 0, 3);
 }
 
@@ -73,12 +71,12 @@ INLINE void chunk_scores(const struct decode *problem, const float *query, const
         lanes sum[ROWS][KEYS] = {{{0}}};
         const void *rows[KEYS];
         UNROLL for (int i = 0; i < KEYS; i++) rows[i] =
-            row_at(key, j + i < count ? j + i : count - 1, problem->key_row, kind.is_bfloat16);
+            row_at(key, j + i < count ? j + i : count - 1, problem->key_row, kind.dtype);
         for (int i = 0; i < KEYS; i++) prefetch_row(next, j + i, kind);
         for (int64_t a = 0; a < dim; a += LANES) {
             lanes entry[KEYS];
             UNROLL for (int i = 0; i < KEYS; i++) entry[i] =
-                load_entries(rows[i], a, dim, kind.is_bfloat16, kind.whole);
+                load_entries(rows[i], a, dim, kind.dtype, kind.whole);
             UNROLL for (int r = 0; r < kind.rows; r++) {
                 lanes own = load(query + r * padded + a);
                 UNROLL for (int i = 0; i < KEYS; i++) sum[r][i] += own * entry[i];
@@ -91,12 +89,6 @@ INLINE void chunk_scores(const struct decode *problem, const float *query, const
             UNROLL for (int s = 0; s < ROWS * KEYS; s += LANES) store(sums + s, sum_vectors(&sum[0][0] + s));
         UNROLL for (int r = 0; r < kind.rows; r++) memcpy(target[r] + j, sums + r * KEYS, KEYS * sizeof(float));
     }
-}
-
-/* e^x where x may be -infinity: 0 there, and NaN where x is NaN. */
-INLINE lanes exp_or_zero(lanes x) {
-    bits none = x < -87.0f;
-    return (lanes)(~none & (bits)exp_lanes((lanes)((none & (bits)broadcast(-87.0f)) | (~none & (bits)x))));
 }
 
 INLINE float max_of_lanes(const float *scores, float maximum) {
@@ -126,11 +118,11 @@ INLINE void add_values(const struct decode *problem, float (*weights)[CHUNK], co
     for (int64_t a = 0; a < dim; a += VECTORS * LANES) {
         lanes sum[ROWS][VECTORS] = {{{0}}}; /* of this chunk alone: rounded once per chunk */
         for (int64_t j = 0; j < count; j++) {
-            const void *row = row_at(value, j, problem->value_row, kind.is_bfloat16);
+            const void *row = row_at(value, j, problem->value_row, kind.dtype);
             if (a == 0) prefetch_row(next, j, kind);
             lanes entry[VECTORS];
             UNROLL for (int v = 0; v < VECTORS; v++) entry[v] =
-                load_entries(row, a + v * LANES, dim, kind.is_bfloat16, kind.whole);
+                load_entries(row, a + v * LANES, dim, kind.dtype, kind.whole);
             UNROLL for (int r = 0; r < kind.rows; r++) UNROLL for (int v = 0; v < VECTORS; v++) sum[r][v] +=
                 entry[v] * weights[r][j];
         }
@@ -145,9 +137,11 @@ INLINE void add_values(const struct decode *problem, float (*weights)[CHUNK], co
 }
 
 INLINE void add_bias(const struct decode *problem, const float *bias, int64_t row, int64_t first, int64_t count,
-                          float *scores) {
+                     float *scores) {
     if (bias && row < problem->rows)
         for (int64_t j = 0; j < count; j++) scores[j] += bias[row * problem->bias_row + first + j];
+    if (problem->limits && row < problem->rows && problem->limits[row] < first + count)
+        count = problem->limits[row] < first ? 0 : problem->limits[row] - first;
     for (int64_t j = count; j < CHUNK; j++) scores[j] = -INFINITY;
 }
 
@@ -161,23 +155,24 @@ struct scratch_rows {
 INLINE void pack_query(const struct decode *problem, int64_t batch, int64_t own, const struct scratch_rows *scratch) {
     int64_t padded = round_up_to_lanes(problem->dim);
     const void *query =
-        row_at(problem->query, 1, batch * problem->query_batch + own * problem->query_head, problem->query_is_bfloat16);
+        row_at(problem->query, 1, batch * problem->query_batch + own * problem->query_head, problem->query_dtype);
     for (int64_t r = 0; r < scratch->rows; r++)
         for (int64_t a = 0; a < padded; a += LANES)
             store(scratch->query + r * padded + a,
                   r < problem->rows
-                      ? problem->scale * load_entries(row_at(query, r, problem->query_row, problem->query_is_bfloat16),
-                                                      a, problem->dim, problem->query_is_bfloat16, 0)
+                      ? problem->scale * load_entries(row_at(query, r, problem->query_row, problem->query_dtype),
+                                                      a, problem->dim, problem->query_dtype, 0)
                       : broadcast(0.0f));
 }
 
-/* Writes the output of a part: sums divided by their total weight, and the log-sum-exp. */
-INLINE void write_part(const struct decode *problem, const struct scratch_rows *scratch, const float *maximum,
-                       const float *total, float *output, float *lse) {
+/* Writes the output of a part: sums, in rows of a stride, divided by their total weight, and the log-sum-exp. */
+INLINE void write_part(const struct decode *problem, int64_t unit, const float *sums, int64_t stride,
+                       const float *maximum, const float *total) {
+    float *output = problem->output + unit * problem->rows * problem->value_dim,
+          *lse = problem->lse + unit * problem->rows;
     for (int64_t r = 0; r < problem->rows; r++) {
         float share = total[r] == 0.0f ? 0.0f : 1.0f / total[r];
-        for (int64_t a = 0; a < problem->value_dim; a++)
-            output[r * problem->value_dim + a] = scratch->output[r * problem->value_dim + a] * share;
+        for (int64_t a = 0; a < problem->value_dim; a++) output[r * problem->value_dim + a] = sums[r * stride + a] * share;
         lse[r] = total[r] == 0.0f ? -INFINITY : maximum[r] + logf(total[r]);
     }
 }
@@ -188,9 +183,9 @@ INLINE void process_part(const struct decode *problem, const struct scratch_rows
     int64_t batch = head / problem->heads, own = head % problem->heads, padded = round_up_to_lanes(problem->dim);
     int64_t first = part * problem->part,
             end = first + problem->part < problem->columns ? first + problem->part : problem->columns;
-    const void *key = row_at(problem->key, 1, batch * problem->key_batch + own * problem->key_head, kind.is_bfloat16);
+    const void *key = row_at(problem->key, 1, batch * problem->key_batch + own * problem->key_head, kind.dtype);
     const void *value =
-        row_at(problem->value, 1, batch * problem->value_batch + own * problem->value_head, kind.is_bfloat16);
+        row_at(problem->value, 1, batch * problem->value_batch + own * problem->value_head, kind.dtype);
     const float *bias = problem->bias ? problem->bias + batch * problem->bias_batch + own * problem->bias_head : 0;
     float maximum[MOST_ROWS], total[MOST_ROWS] = {0};
     for (int64_t r = 0; r < scratch->rows; r++) maximum[r] = -INFINITY;
@@ -198,9 +193,9 @@ INLINE void process_part(const struct decode *problem, const struct scratch_rows
     memset(scratch->output, 0, (size_t)(scratch->rows * problem->value_dim) * sizeof(float));
     for (; first < end; first += CHUNK) {
         int64_t count = end - first < CHUNK ? end - first : CHUNK;
-        const void *keys = row_at(key, first, problem->key_row, kind.is_bfloat16),
-                   *values = row_at(value, first, problem->value_row, kind.is_bfloat16);
-        const void *next_keys = end - first > CHUNK ? row_at(keys, CHUNK, problem->key_row, kind.is_bfloat16) : 0;
+        const void *keys = row_at(key, first, problem->key_row, kind.dtype),
+                   *values = row_at(value, first, problem->value_row, kind.dtype);
+        const void *next_keys = end - first > CHUNK ? row_at(keys, CHUNK, problem->key_row, kind.dtype) : 0;
         for (int64_t row = 0; row < scratch->rows; row += kind.rows) {
             float weights[ROWS][CHUNK], rescale[ROWS];
             struct next value_next = {row ? 0 : values, problem->value_row, problem->value_dim};
@@ -214,18 +209,25 @@ INLINE void process_part(const struct decode *problem, const struct scratch_rows
                        kind);
         }
     }
-    int64_t first_row = (head * problem->parts + part) * problem->rows;
-    write_part(problem, scratch, maximum, total, problem->output + first_row * problem->value_dim,
-               problem->lse + first_row);
+    write_part(problem, head * problem->parts + part, scratch->output, problem->value_dim, maximum, total);
 }
 
 INLINE void process_unit(const struct decode *problem, const struct scratch_rows *scratch_rows, int64_t unit,
-                         const int is_bfloat16, const int whole) {
+                         const int dtype, const int whole) {
     int64_t head = unit / problem->parts, part = unit % problem->parts;
     if (problem->rows == 1)
-        process_part(problem, scratch_rows, head, part, (struct kind){is_bfloat16, whole, 1});
+        process_part(problem, scratch_rows, head, part, (struct kind){dtype, whole, 1});
     else
-        process_part(problem, scratch_rows, head, part, (struct kind){is_bfloat16, whole, ROWS});
+        process_part(problem, scratch_rows, head, part, (struct kind){dtype, whole, ROWS});
+}
+
+INLINE void process_unit_in_lanes(const struct decode *problem, const struct lane_scratch *scratch, int64_t unit,
+                                  const int dtype) {
+    int64_t head = unit / problem->parts, first = unit % problem->parts * problem->part, end = first + problem->part;
+    process_lanes(problem, scratch, head / problem->heads, head % problem->heads, first,
+                  end < problem->columns ? end : problem->columns, dtype);
+    write_part(problem, unit, scratch->output, round_up_to_lanes(problem->value_dim), scratch->maximum,
+               scratch->total);
 }
 
 /* Takes one part of one head after another while any is left; any number of threads may call it at once. */
@@ -234,21 +236,23 @@ void EXPORTED(regard_decode)(struct decode *problem) {
     const int whole = problem->dim % group == 0 && problem->value_dim % group == 0;
     int64_t rows = problem->rows == 1 ? 1 : (problem->rows + ROWS - 1) / ROWS * ROWS,
             query = rows * round_up_to_lanes(problem->dim), unit;
-    float *numbers = aligned_alloc(64, (size_t)((query + rows * problem->value_dim) * 4 + 64) / 64 * 64);
+    int64_t floats = query + rows * problem->value_dim;
+    const int rows_in_lanes = 2 * problem->rows > LANES;
+    if (rows_in_lanes) floats = lane_scratch_floats(problem);
+    float *numbers = aligned_alloc(64, (size_t)(floats * 4 + 64) / 64 * 64);
     if (!numbers) {
         problem->failed = 1;
         return;
     }
     struct scratch_rows scratch_rows = {rows, numbers, numbers + query};
+    struct lane_scratch lane_memory = lane_scratch(problem, numbers);
     while ((unit = __atomic_fetch_add(&problem->next_unit, 1, __ATOMIC_RELAXED)) < problem->unit_count) {
-        if (problem->is_bfloat16 && whole)
-            process_unit(problem, &scratch_rows, unit, 1, 1);
-        else if (problem->is_bfloat16)
-            process_unit(problem, &scratch_rows, unit, 1, 0);
+        if (rows_in_lanes)
+            BY_DTYPE(problem->dtype, process_unit_in_lanes(problem, &lane_memory, unit, DTYPE));
         else if (whole)
-            process_unit(problem, &scratch_rows, unit, 0, 1);
+            BY_DTYPE(problem->dtype, process_unit(problem, &scratch_rows, unit, DTYPE, 1));
         else
-            process_unit(problem, &scratch_rows, unit, 0, 0);
+            BY_DTYPE(problem->dtype, process_unit(problem, &scratch_rows, unit, DTYPE, 0));
     }
     free(numbers);
 }

@@ -9,20 +9,23 @@
 
 #include <stdint.h>
 
-/* Rows go in groups of the first number, or alone; there are no more of them than the second. */
+/* Few rows go in groups of the first number, or alone; more than half as many as there are lanes go in the lanes. There
+ * are no more of them than the second. */
 enum { ROWS = 4, MOST_ROWS = 64 };
 
 /* Keys of one chunk. */
 enum { CHUNK = 64 };
 
+/* Finding where a page is in memory takes as long as reading from it: it is begun so many bytes before. */
+enum { PAGE = 4096, AHEAD = 32768 };
+
 /* Strides are in elements, of batch, head and row; the last axes of query, key, value and bias are contiguous. Key and
- * value are float32, or bfloat16 where `is_bfloat16`, the query likewise where
- * `query_is_bfloat16`; all else is float32. */
+ * value are of the `dtype`, the query of `query_dtype` (typed_rows.h); all else is float32. */
 struct decode {
     int64_t next_unit,
         unit_count;       /* how many of the parts of all heads some thread has taken, and how many there are */
     int64_t failed;       /* whether there was no memory */
-    int64_t heads, rows, columns, dim, value_dim, is_bfloat16, query_is_bfloat16;
+    int64_t heads, rows, columns, dim, value_dim, dtype, query_dtype;
     int64_t parts, part; /* the keys are cut in so many parts, each of `part` keys, the last of what is left */
     float scale;         /* of the query */
     const void *query;   /* (batch, heads, rows, dim) */
@@ -33,6 +36,8 @@ struct decode {
     int64_t value_batch, value_head, value_row;
     const float *bias; /* (batch, heads, rows, columns), or null */
     int64_t bias_batch, bias_head, bias_row;
+    const int32_t *limits; /* (rows): each attends to the keys before its limit; null where all attend to all */
+    int64_t least_limit;   /* the smallest of them */
     float *output; /* (batch, heads, parts, rows, value_dim), contiguous */
     float *lse;    /* (batch, heads, parts, rows), contiguous */
 };

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..errors import DtypeError, ShapeError
 from . import library
-from .library import DTYPES, check_cpu, last_contiguous
+from .library import DTYPE_NAMES, DTYPES, check_cpu, last_contiguous
 from .threads import run_units, thread_count
 
 MOST_ROWS = 64
@@ -30,30 +30,33 @@ class DecodeStruct(ctypes.Structure):
 
     _fields_ = (
         *((name, c_int64) for name in ("next_unit", "unit_count", "failed")),
-        *(
-            (name, c_int64)
-            for name in ("heads", "rows", "columns", "dim", "value_dim", "is_bfloat16", "query_is_bfloat16")
-        ),
+        *((name, c_int64) for name in ("heads", "rows", "columns", "dim", "value_dim", "dtype", "query_dtype")),
         *(("parts", c_int64), ("part", c_int64), ("scale", c_float)),
         *(("query", c_void_p), ("query_batch", c_int64), ("query_head", c_int64), ("query_row", c_int64)),
         *(("key", c_void_p), ("key_batch", c_int64), ("key_head", c_int64), ("key_row", c_int64)),
         *(("value", c_void_p), ("value_batch", c_int64), ("value_head", c_int64), ("value_row", c_int64)),
         *(("bias", c_void_p), ("bias_batch", c_int64), ("bias_head", c_int64), ("bias_row", c_int64)),
-        *(("output", c_void_p), ("lse", c_void_p)),
+        *(("limits", c_void_p), ("least_limit", c_int64), ("output", c_void_p), ("lse", c_void_p)),
     )
 
 
 def attend_few_queries(
-    query: Tensor, key: Tensor, value: Tensor, scale: float, bias: Tensor | None = None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    bias: Tensor | None = None,
+    limits: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention by parts of the keys: s_ij = scale · q_i · k_j + b_ij, lse = log Σ exp(s_ij), Σ exp(s_ij - lse) · v_j.
 
     The keys are cut in as many parts P as give each thread its share: outputs (B, H, P, R, Dv) and log-sum-exps
     (B, H, P, R) in float32, to be merged over P; 0 and -inf where a part has no pairs.
 
-    query (B, H, R, D) of any dtype, R at most 64; key (B, H, N, D), value (B, H, N, Dv), both float32 or both bfloat16;
+    query (B, H, R, D) of any dtype, R at most 64; key (B, H, N, D), value (B, H, N, Dv), both of one of `DTYPES`;
     bias (B, H, R, N), float32, -inf where there is no pair: on the CPU, of any strides but in the last axis, where what
-    is not contiguous is copied. Autograd does not see what is done here.
+    is not contiguous is copied. limits (R,), int32: row i attends to keys j < limits[i] alone, as under a causal mask.
+    Autograd does not see what is done here.
 
     NaN in what a row meets gives NaN in its output, and so does NaN in a value of weight 0.
 
@@ -61,7 +64,7 @@ def attend_few_queries(
         KernelError: there is no native code to call (`regard.native.why_not`).
         ShapeError, DtypeError, DeviceError: a tensor is not as above.
     """
-    _check(query, key, value, bias)
+    _check(query, key, value, bias, limits)
     code = library.current()
     (batch, heads, rows, dim), (columns, value_dim) = query.shape, value.shape[-2:]
     count = thread_count(key.numel() + value.numel(), LEAST_WORK)
@@ -70,13 +73,15 @@ def attend_few_queries(
         query = query.float()
     read = [last_contiguous(tensor) for tensor in (query, key, value)]
     bias = None if bias is None else last_contiguous(bias)
+    limits = None if limits is None else limits.contiguous()
     output, lse = torch.empty(batch, heads, part_count, rows, value_dim), torch.empty(batch, heads, part_count, rows)
-    is_bfloat16, query_is_bfloat16 = (tensor.dtype == torch.bfloat16 for tensor in (key, query))
+    dtype, query_dtype = (DTYPES.index(tensor.dtype) for tensor in (key, query))
     work = DecodeStruct(
         *(0, batch * heads * part_count, 0),
-        *(heads, rows, columns, dim, value_dim, is_bfloat16, query_is_bfloat16, part_count, part, scale),
+        *(heads, rows, columns, dim, value_dim, dtype, query_dtype, part_count, part, scale),
         *(number for tensor in read for number in (tensor.data_ptr(), *tensor.stride()[:3])),
         *((None, 0, 0, 0) if bias is None else (bias.data_ptr(), *bias.stride()[:3])),
+        *((None, 0) if limits is None else (limits.data_ptr(), int(limits.min()) if limits.numel() else 0)),
         *(output.data_ptr(), lse.data_ptr()),
     )
     run_units(code.decode, work, count)
@@ -91,7 +96,7 @@ def _part(heads: int, columns: int, threads: int) -> tuple[int, int]:
     return part, max(-(-columns // part), 1)
 
 
-def _check(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> None:
+def _check(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, limits: Tensor | None) -> None:
     named = {"query": query, "key": key, "value": value, "bias": bias}
     for name, tensor in named.items():
         if tensor is None:
@@ -99,14 +104,20 @@ def _check(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> No
         check_cpu(name, tensor)
         if tensor.ndim != 4:
             raise ShapeError(f"{name} has shape {tuple(tensor.shape)}; it needs four axes: batch, heads, length, dim")
-    if key.dtype not in (torch.float32, torch.bfloat16) or value.dtype != key.dtype:
+    if key.dtype not in DTYPES or value.dtype != key.dtype:
         raise DtypeError(
-            f"key is {key.dtype} and value {value.dtype}; native code takes both as torch.float32 or both as "
-            "torch.bfloat16: pass key.float() and value.float()"
+            f"key is {key.dtype} and value {value.dtype}; native code takes both as "
+            f"{DTYPE_NAMES}: pass key.float() and value.float()"
         )
     if bias is not None and bias.dtype != torch.float32:
         raise DtypeError(f"bias is {bias.dtype}; native code takes torch.float32: pass bias.float()")
     batch, heads, rows, dim = query.shape
+    if limits is not None:
+        check_cpu("limits", limits)
+        if limits.dtype != torch.int32:
+            raise DtypeError(f"limits are {limits.dtype}; native code takes torch.int32: pass limits.int()")
+        if tuple(limits.shape) != (rows,):
+            raise ShapeError(f"limits have shape {tuple(limits.shape)}; {rows} rows need ({rows},)")
     if rows > MOST_ROWS:
         raise ShapeError(f"query has {rows} rows; native code takes at most {MOST_ROWS} at a time: pass fewer")
     columns, value_dim = value.shape[-2:]

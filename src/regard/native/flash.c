@@ -1,6 +1,6 @@
 /* Dot-product attention, forward: some blocks of rows with the blocks of keys that their mask leaves, each packed
  * once. */
-#include "narrow.h"
+#include "narrow_forward.h"
 
 /* The state of a thread for some blocks of rows. */
 struct forward_state {
@@ -10,6 +10,7 @@ struct forward_state {
     float *maximum; /* [rows] */
     float *keys;    /* [dim][BLOCK] */
     float *values;  /* [BLOCK][padded value dim] */
+    lanes check;    /* see check_finite */
     int64_t batch, head, begin, count, blocks;
 };
 
@@ -91,51 +92,56 @@ INLINE void resume_rows(const struct flash *problem, struct forward_state *state
     }
 }
 
-INLINE void start_rows(const struct flash *problem, struct forward_state *state, const int is_bfloat16) {
+INLINE void start_rows(const struct flash *problem, struct forward_state *state, const int dtype) {
     int64_t padded = padded_dim(problem->dim), all = state->blocks * BLOCK;
-    const void *query = head_rows(&problem->query, state->batch, state->head, state->begin, is_bfloat16);
+    const void *query = head_rows(&problem->query, state->batch, state->head, state->begin, dtype);
     for (int64_t row = 0; row < all; row += BLOCK)
-        pack_rows(row_at(query, row, problem->query.row, is_bfloat16), problem->query.row,
+        pack_rows(row_at(query, row, problem->query.row, dtype), problem->query.row,
                   min_int(state->count - row, BLOCK), problem->dim, query_factor(problem), state->query + row * padded,
-                  is_bfloat16);
+                  dtype);
     memset(state->output, 0, (size_t)(all * padded_dim(problem->value_dim)) * sizeof(float));
     memset(state->total, 0, (size_t)(all * LANES) * sizeof(float));
     for (int64_t row = 0; row < all; row++) state->maximum[row] = -INFINITY;
     if (problem->accumulate) resume_rows(problem, state);
 }
 
-INLINE void write_rows(const struct flash *problem, const struct forward_state *state, const int is_bfloat16) {
+INLINE void write_rows(const struct flash *problem, struct forward_state *state, const int dtype) {
     int64_t padded = padded_dim(problem->value_dim);
+    lanes check = {0}; /* in a register, while rows are written */
     for (int64_t row = 0; row < state->count; row++) {
         float total = sum_lanes(load(state->total + row * LANES)),
               share = total == 0.0f ? 0.0f : 1.0f / (total * problem->keep_probability);
         void *target =
-            (void *)head_rows(&problem->result, state->batch, state->head, state->begin + row, is_bfloat16);
+            (void *)head_rows(&problem->result, state->batch, state->head, state->begin + row, dtype);
         *row_number(&problem->lse, state->batch, state->head, state->begin + row) =
             total == 0.0f ? -INFINITY : LN_2 * state->maximum[row] + logf(total);
-        for (int64_t a = 0; a < problem->value_dim; a += LANES)
-            store_entries(target, a, problem->value_dim, is_bfloat16, load(state->output + row * padded + a) * share);
+        for (int64_t a = 0; a < problem->value_dim; a += LANES) {
+            lanes output = load(state->output + row * padded + a) * share;
+            check_finite(&check, output);
+            store_entries(target, a, problem->value_dim, dtype, output);
+        }
     }
+    state->check += check;
 }
 
-INLINE void process_row_blocks(const struct flash *problem, struct forward_state *state, const int is_bfloat16) {
+INLINE void process_row_blocks(const struct flash *problem, struct forward_state *state, const int dtype) {
     struct cursor cursors[MOST_BLOCKS];
-    start_rows(problem, state, is_bfloat16);
+    start_rows(problem, state, dtype);
     load_ahead(&problem->result, state->batch, state->head, state->begin, state->count, problem->value_dim,
-               is_bfloat16);
+               dtype);
     for (int64_t b = 0; b < state->blocks; b++) cursors[b] = first_tile(problem, state->begin / BLOCK + b);
     for (;;) {
         int64_t column = INT64_MAX;
         for (int64_t b = 0; b < state->blocks; b++) column = min_int(column, cursors[b].column);
         if (column == INT64_MAX) break;
         int64_t count = min_int(problem->columns - column, BLOCK), key_head = state->head / problem->group;
-        pack_transposed(head_rows(&problem->key, state->batch, key_head, column, is_bfloat16), problem->key.row, count,
-                        problem->dim, 1.0f, state->keys, BLOCK, is_bfloat16);
-        pack_rows(head_rows(&problem->value, state->batch, key_head, column, is_bfloat16), problem->value.row, count,
-                  problem->value_dim, 1.0f, state->values, is_bfloat16);
+        pack_transposed(head_rows(&problem->key, state->batch, key_head, column, dtype), problem->key.row, count,
+                        problem->dim, 1.0f, state->keys, BLOCK, dtype);
+        pack_rows(head_rows(&problem->value, state->batch, key_head, column, dtype), problem->value.row, count,
+                  problem->value_dim, 1.0f, state->values, dtype);
         int64_t ahead = min_int(problem->columns - column - BLOCK, BLOCK);
-        load_ahead(&problem->key, state->batch, key_head, column + BLOCK, ahead, problem->dim, is_bfloat16);
-        load_ahead(&problem->value, state->batch, key_head, column + BLOCK, ahead, problem->value_dim, is_bfloat16);
+        load_ahead(&problem->key, state->batch, key_head, column + BLOCK, ahead, problem->dim, dtype);
+        load_ahead(&problem->value, state->batch, key_head, column + BLOCK, ahead, problem->value_dim, dtype);
         for (int64_t b = 0; b < state->blocks; b++) {
             if (cursors[b].column != column) continue;
             const uint64_t *words = tile_words(problem, state->batch, state->head, next_tile(problem, cursors + b));
@@ -146,7 +152,7 @@ INLINE void process_row_blocks(const struct flash *problem, struct forward_state
             }
         }
     }
-    write_rows(problem, state, is_bfloat16);
+    write_rows(problem, state, dtype);
 }
 
 /* The next unit of work; its head is -1 if none is left. Where rows of batches alternate in memory, so do the units. */
@@ -182,11 +188,9 @@ void EXPORTED(regard_flash)(struct flash *problem) {
         next = take_unit(problem);
         state.batch = unit.batch, state.head = unit.head, state.begin = unit.row, state.count = unit.count;
         state.blocks = (state.count + BLOCK - 1) / BLOCK;
-        if (problem->is_bfloat16) {
-            if (!process_narrow(problem, &narrow, &unit, &next, 1)) process_row_blocks(problem, &state, 1);
-        } else {
-            if (!process_narrow(problem, &narrow, &unit, &next, 0)) process_row_blocks(problem, &state, 0);
-        }
+        BY_DTYPE(problem->dtype, if (!process_narrow(problem, &narrow, &unit, &next, DTYPE))
+                                     process_row_blocks(problem, &state, DTYPE));
     }
+    finish_check(problem, state.check + narrow.check);
     free(memory);
 }

@@ -20,8 +20,8 @@ enum { BLOCK = 64 };
 /* The forward pass takes so many blocks of rows at once: each block of keys is packed once for them. */
 enum { MOST_BLOCKS = 8 };
 
-/* Entries of the query, key, value, output and its gradient, (batch, heads, length, dim), are float32, or bfloat16
- * where `is_bfloat16`; all else is float32. Strides are in entries, of batch, head and row; the last axis is
+/* Entries of the query, key, value, output and its gradient, (batch, heads, length, dim), are of the `dtype`
+ * (typed_rows.h); all else is float32. Strides are in entries, of batch, head and row; the last axis is
  * contiguous. */
 struct rows {
     const void *data;
@@ -33,9 +33,11 @@ struct reductions;
 struct flash {
     int64_t next_unit, unit_count; /* how many units of work some thread has taken, and how many there are */
     int64_t failed;       /* whether there was no memory */
-    int64_t heads, group, rows, columns, dim, value_dim, is_bfloat16;
+    int64_t nonfinite;    /* forward and backward: whether some number that was written is not finite */
+    int64_t batches, heads, group, rows, columns, dim, value_dim, dtype;
     int64_t row_blocks; /* forward, weights and reductions: blocks of rows that are taken at once */
     int64_t key_parts;  /* backward: parts that the blocks of columns are cut in, each a unit with its own grad_query */
+    int64_t unit_batches; /* backward: batches in a unit, whose rows alternate in memory where they are several */
     float scale, softcap; /* softcap: 0 for none */
     struct rows query, key, value;
     const int64_t *first, *runs; /* runs of a block of rows: numbers first[block] to first[block + 1]. A run has three

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..errors import DtypeError, ShapeError
 from . import library
-from .library import DTYPES, check_cpu, last_contiguous
+from .library import DTYPE_NAMES, DTYPES, check_cpu, last_contiguous, new_large
 from .threads import run_units, thread_count
 
 BLOCK = 64
@@ -41,9 +41,10 @@ class FlashStruct(ctypes.Structure):
     """The structure `flash` of flash.h."""
 
     _fields_ = (
-        *((name, c_int64) for name in ("next_unit", "unit_count", "failed")),
-        *((name, c_int64) for name in ("heads", "group", "rows", "columns", "dim", "value_dim", "is_bfloat16")),
-        *(("row_blocks", c_int64), ("key_parts", c_int64)),
+        *((name, c_int64) for name in ("next_unit", "unit_count", "failed", "nonfinite")),
+        *((name, c_int64) for name in ("batches", "heads", "group", "rows", "columns", "dim", "value_dim")),
+        ("dtype", c_int64),
+        *(("row_blocks", c_int64), ("key_parts", c_int64), ("unit_batches", c_int64)),
         *(("scale", c_float), ("softcap", c_float), ("query", RowsStruct), ("key", RowsStruct), ("value", RowsStruct)),
         *(("first", c_void_p), ("runs", c_void_p), ("bits", c_void_p), ("bits_batch", c_int64)),
         *(("bits_head", c_int64), ("relative_bias", c_void_p), ("relative_bias_head", c_int64)),
@@ -86,11 +87,23 @@ class DropoutHashes:
     keep_probability: float
 
 
+class FiniteRows(tuple[Tensor, Tensor]):
+    """Output and log-sum-exp of a forward pass that wrote neither NaN nor infinity into the output."""
+
+    __slots__ = ()
+
+
+class FiniteGradients(tuple[Tensor, Tensor, Tensor, Tensor | None]):
+    """Gradients of a backward pass that wrote neither NaN nor infinity into those of query, key and value."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class FlashProblem:
     """s_ij = softcap(scale · q_i · k_j) + b_(j-i), over the pairs of `tiles`: the inputs of both passes.
 
-    query (B, H, M, D), key (B, Hk, N, D), value (B, Hk, N, Dv), all float32 or all bfloat16, on the CPU, of any strides
+    query (B, H, M, D), key (B, Hk, N, D), value (B, Hk, N, Dv), all of one of `DTYPES`, on the CPU, of any strides
     but in the last axis, where what is not contiguous is copied; Hk divides H. softcap: c · tanh(s / c).
     relative_bias: b, (1 or H, M + N - 1) float32, from the last query's first key on. Computed in float32, without
     autograd.
@@ -121,12 +134,12 @@ class FlashProblem:
         log-sum-exp of other keys, both float32, and they become those of all keys together.
 
         Rows that attend to nothing have 0 and -inf. NaN in what a row meets gives NaN, and so does NaN in a value of
-        weight 0.
+        weight 0. If all entries of the output that are written are finite, the result is `FiniteRows`.
         """
         code = library.current()
         batch, heads, rows, _ = self.query.shape
         output, lse = into or (
-            self.value.new_empty(batch, heads, rows, self.value.shape[-1]),
+            new_large(self.value, batch, heads, rows, self.value.shape[-1]),
             self.value.new_empty(batch, heads, rows, dtype=torch.float32),
         )
         threads = thread_count(self.flops(), LEAST_WORK)
@@ -134,7 +147,7 @@ class FlashProblem:
         results = {"result": rows_struct(output), "lse": rows_struct(lse), "accumulate": accumulate}
         work, _held = self.arguments(units, row_blocks=row_blocks, **results)
         run_units(code.flash, work, threads)
-        return output, lse
+        return (output, lse) if work.nonfinite else FiniteRows((output, lse))
 
     def backward(
         self,
@@ -145,12 +158,14 @@ class FlashProblem:
         *,
         wants_relative_bias: bool = False,
         into: tuple[Tensor, Tensor, Tensor] | None = None,
+        accumulate: bool = True,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """The gradients of query, key, value and, if requested, relative_bias, in float32 and in their shapes.
 
         output and grad_output as the value in all but length; lse and grad_lse (B, H, M) float32, the former +inf for
         rows that take no part, the latter None for 0. into: gradients of query, key and value, float32 and of any
-        strides but in the last axis, to which these are added.
+        strides but in the last axis, to which these are added; not `accumulate`: which they replace. If all entries of
+        these three that are written are finite, the result is `FiniteGradients`.
         """
         code = library.current()
         (batch, heads, rows, dim), (shared, columns, value_dim) = self.query.shape, self.value.shape[1:]
@@ -159,9 +174,11 @@ class FlashProblem:
         # Parts of the keys each sum up gradients of all queries: only where the heads alone keep too few threads busy.
         few_heads = batch * shared < threads and into is None
         parts = min(blocks, max(1, -(-2 * threads // max(batch * shared, 1)))) if few_heads else 1
-        query = torch.zeros(parts, batch, heads, rows, dim) if into is None else into[0].unsqueeze(0)
+        query = new_large(lse, parts, batch, heads, rows, dim) if into is None else into[0].unsqueeze(0)
+        alternate = batch > 1 and self.query.stride(0) < self.query.stride(2)
+        unit_batches = min(batch, -(-batch * shared // (2 * threads))) if alternate else 1
         key, value = (
-            (torch.empty(batch, shared, columns, dim), torch.empty(batch, shared, columns, value_dim))
+            (new_large(lse, batch, shared, columns, dim), new_large(lse, batch, shared, columns, value_dim))
             if into is None
             else into[1:]
         )
@@ -170,9 +187,10 @@ class FlashProblem:
         output, grad_output = last_contiguous(output), last_contiguous(grad_output.to(self.value.dtype))
         lse, grad_lse = lse.contiguous(), None if grad_lse is None else grad_lse.contiguous()
         work, _held = self.arguments(
-            batch * shared * parts,
+            -(-batch // max(unit_batches, 1)) * shared * parts,
             key_parts=parts,
-            accumulate=into is not None,
+            unit_batches=unit_batches,
+            accumulate=into is not None and accumulate,
             lse=rows_struct(lse),
             output=rows_struct(output),
             grad_output=rows_struct(grad_output),
@@ -186,7 +204,8 @@ class FlashProblem:
         run_units(code.flash_backward, work, threads)
         if bias is not None and self.relative_bias is not None:
             bias = bias.sum((0, 2)).sum_to_size(self.relative_bias.shape)
-        return query.sum(0) if parts > 1 else query[0], key, value, bias
+        gradients = query.sum(0) if parts > 1 else query[0], key, value, bias
+        return gradients if work.nonfinite else FiniteGradients(gradients)
 
     def flops(self) -> int:
         """Floating-point operations of a forward pass, about."""
@@ -207,13 +226,14 @@ class FlashProblem:
             next_unit=0,
             unit_count=units,
             failed=0,
+            batches=query.shape[0],
             heads=query.shape[1],
             group=query.shape[1] // max(key.shape[1], 1),
             rows=query.shape[2],
             columns=key.shape[2],
             dim=query.shape[3],
             value_dim=value.shape[3],
-            is_bfloat16=value.dtype == torch.bfloat16,
+            dtype=DTYPES.index(value.dtype),
             scale=self.scale,
             softcap=self.softcap or 0.0,
             query=rows_struct(query),
@@ -262,8 +282,7 @@ def _check(query: Tensor, key: Tensor, value: Tensor, relative_bias: Tensor | No
             raise ShapeError(f"{name} has shape {tuple(tensor.shape)}; it needs four axes: batch, heads, length, dim")
     if value.dtype not in DTYPES or query.dtype != value.dtype or key.dtype != value.dtype:
         raise DtypeError(
-            f"query is {query.dtype}, key {key.dtype} and value {value.dtype}; native code takes all as torch.float32 "
-            "or all as torch.bfloat16"
+            f"query is {query.dtype}, key {key.dtype} and value {value.dtype}; native code takes all as {DTYPE_NAMES}"
         )
     (batch, heads, rows, dim), (columns, value_dim) = query.shape, value.shape[-2:]
     shared = key.shape[1]
@@ -296,7 +315,7 @@ def write_weights(
 ) -> Tensor:
     """w_ij = exp(softcap(scale · q_i · k_j) - lse_i), 0 where `keep` is False, written into `weights` and returned.
 
-    query (B, H, M, D) and key (B, Hk, N, D), both float32 or both bfloat16, Hk divides H; lse (B, H, M) float32, +inf
+    query (B, H, M, D) and key (B, Hk, N, D), both of one of `DTYPES`, Hk divides H; lse (B, H, M) float32, +inf
     for rows whose weights are to be 0; weights and entropy_terms (B, H, M, N) float32, whose last axis is contiguous;
     keep (B or 1, H or 1, M or 1, N or 1) bool. All are on the CPU. entropy_terms: w · log₂ w is written there.
 
@@ -319,7 +338,7 @@ def write_weights(
         rows=rows,
         columns=columns,
         dim=dim,
-        is_bfloat16=query.dtype == torch.bfloat16,
+        dtype=DTYPES.index(query.dtype),
         row_blocks=row_blocks,
         scale=scale,
         softcap=softcap or 0.0,
@@ -353,10 +372,7 @@ def _check_weights(query: Tensor, key: Tensor, lse: Tensor, weights: Tensor, ent
     for name, tensor in named.items():
         check_cpu(name, tensor)
     if query.dtype not in DTYPES or key.dtype != query.dtype:
-        raise DtypeError(
-            f"query is {query.dtype} and key {key.dtype}; native code takes both as torch.float32 or both as "
-            "torch.bfloat16"
-        )
+        raise DtypeError(f"query is {query.dtype} and key {key.dtype}; native code takes both as {DTYPE_NAMES}")
     (batch, heads, rows, dim), (columns, shared) = query.shape, (key.shape[2], key.shape[1])
     if heads % max(shared, 1):
         raise ShapeError(f"key has {shared} heads; they need to divide the {heads} query heads")

@@ -1,6 +1,7 @@
 /* The gradients of dot-product attention: a block of keys with the blocks of rows that attend to it, column of tiles
- * after column, so that the gradients of keys and values are summed up where they are. */
-#include "tile.h"
+ * after column, so that the gradients of keys and values are summed up where they are; or, where rows have few keys,
+ * block of rows after block. */
+#include "narrow_backward.h"
 
 /* The state of a thread for one key head. */
 struct gradient {
@@ -12,6 +13,7 @@ struct gradient {
     float *query, *grad_output;          /* of the block of rows: scaled query and grad_output, [BLOCK][padded] */
     float *grad_query;             /* of a group of rows: [GROUP][padded dim] */
     float *weights, *grad_scores;  /* of the tile: [BLOCK][BLOCK] */
+    lanes check;                   /* see check_finite */
     int64_t batch, key_head, part;
 };
 
@@ -99,10 +101,11 @@ INLINE void row_group_gradient(const struct flash *problem, struct gradient *sta
     for (int64_t i = 0; i < GROUP && tile->row + r + i < problem->rows; i++) {
         float *target = row_number(&problem->grad_query, state->batch, tile->head, tile->row + r + i) +
                         state->part * problem->grad_query_part;
-        for (int64_t a = 0; a < problem->dim; a += LANES)
-            store_partial(target + a,
-                          load_partial(target + a, problem->dim - a) + load(state->grad_query + i * padded + a),
-                          problem->dim - a);
+        for (int64_t a = 0; a < problem->dim; a += LANES) {
+            lanes sum = load_partial(target + a, problem->dim - a) + load(state->grad_query + i * padded + a);
+            check_finite(&state->check, sum);
+            store_partial(target + a, sum, problem->dim - a);
+        }
     }
 }
 
@@ -123,16 +126,16 @@ INLINE void column_gradients(const struct flash *problem, struct gradient *state
 }
 
 INLINE void process_tile(const struct flash *problem, struct gradient *state, struct tile *tile,
-                         const int is_bfloat16) {
+                         const int dtype) {
     int64_t count = min_int(problem->rows - tile->row, BLOCK);
-    pack_rows(head_rows(&problem->query, state->batch, tile->head, tile->row, is_bfloat16), problem->query.row, count,
-              problem->dim, query_factor(problem), state->query, is_bfloat16);
-    pack_rows(head_rows(&problem->grad_output, state->batch, tile->head, tile->row, is_bfloat16),
+    pack_rows(head_rows(&problem->query, state->batch, tile->head, tile->row, dtype), problem->query.row, count,
+              problem->dim, query_factor(problem), state->query, dtype);
+    pack_rows(head_rows(&problem->grad_output, state->batch, tile->head, tile->row, dtype),
               problem->grad_output.row, count, problem->value_dim, 1.0f / problem->keep_probability, state->grad_output,
-              is_bfloat16);
+              dtype);
     int64_t next = tile->row + BLOCK, ahead = min_int(problem->rows - next, BLOCK);
-    load_ahead(&problem->query, state->batch, tile->head, next, ahead, problem->dim, is_bfloat16);
-    load_ahead(&problem->grad_output, state->batch, tile->head, next, ahead, problem->value_dim, is_bfloat16);
+    load_ahead(&problem->query, state->batch, tile->head, next, ahead, problem->dim, dtype);
+    load_ahead(&problem->grad_output, state->batch, tile->head, next, ahead, problem->value_dim, dtype);
     load_ahead(&problem->grad_query, state->batch, tile->head, next, ahead, problem->dim, 0);
     tile->begin = BLOCK, tile->end = 0, tile->columns_used = 0;
     for (int64_t r = 0; r < count; r += GROUP) {
@@ -150,50 +153,36 @@ INLINE void process_tile(const struct flash *problem, struct gradient *state, st
 }
 
 /* Before the first tile: delta and lse of a query head's rows. Rows of padding take no part. */
-INLINE void prepare_head(const struct flash *problem, struct gradient *state, int64_t head, const int is_bfloat16) {
+INLINE void prepare_head(const struct flash *problem, struct gradient *state, int64_t head, const int dtype) {
     int64_t first = (state->batch * problem->heads + head) * problem->rows;
     float *delta_to = head_values(problem, state, head, state->delta),
           *lse_to = head_values(problem, state, head, state->lse);
     for (int64_t row = 0; row < padded_rows(problem); row++) {
         delta_to[row] = 0.0f, lse_to[row] = INFINITY;
         if (row >= problem->rows) continue;
-        const void *output = head_rows(&problem->output, state->batch, head, row, is_bfloat16);
-        const void *grad_output = head_rows(&problem->grad_output, state->batch, head, row, is_bfloat16);
-        lanes sum = {0};
-        for (int64_t a = 0; a < problem->value_dim; a += LANES)
-            sum += load_entries(output, a, problem->value_dim, is_bfloat16, 0) *
-                   load_entries(grad_output, a, problem->value_dim, is_bfloat16, 0);
-        delta_to[row] = sum_lanes(sum) - (problem->grad_lse ? problem->grad_lse[first + row] : 0.0f);
+        const void *output = head_rows(&problem->output, state->batch, head, row, dtype);
+        const void *grad_output = head_rows(&problem->grad_output, state->batch, head, row, dtype);
+        float product = dot_entries(output, grad_output, problem->value_dim, dtype);
+        delta_to[row] = product - (problem->grad_lse ? problem->grad_lse[first + row] : 0.0f);
         lse_to[row] = *row_number(&problem->lse, state->batch, head, row) * LOG2_E;
     }
 }
 
-/* Writes or adds the gradient of a block of keys or values. */
-INLINE void store_gradient(const float *gradient, int64_t count, int64_t dim, float factor, float *target,
-                           int64_t stride, int64_t accumulate) {
-    int64_t padded = padded_dim(dim);
-    for (int64_t i = 0; i < count; i++)
-        for (int64_t a = 0; a < dim; a += LANES) {
-            lanes before = accumulate ? load_partial(target + i * stride + a, dim - a) : broadcast(0.0f);
-            store_partial(target + i * stride + a, before + load(gradient + i * padded + a) * factor, dim - a);
-        }
-}
-
 /* A block of keys with all the blocks of rows that attend to it. */
 INLINE void process_key_block(const struct flash *problem, struct gradient *state, int64_t column,
-                              const int is_bfloat16) {
+                              const int dtype) {
     int64_t count = min_int(problem->columns - column, BLOCK), padded = padded_dim(problem->dim),
             blocks = padded_rows(problem) / BLOCK;
     int64_t value_padded = padded_dim(problem->value_dim);
-    const void *key = head_rows(&problem->key, state->batch, state->key_head, column, is_bfloat16);
-    const void *value = head_rows(&problem->value, state->batch, state->key_head, column, is_bfloat16);
-    pack_transposed(key, problem->key.row, count, problem->dim, 1.0f, state->key_columns, BLOCK, is_bfloat16);
-    pack_rows(key, problem->key.row, count, problem->dim, problem->scale, state->key_rows, is_bfloat16);
+    const void *key = head_rows(&problem->key, state->batch, state->key_head, column, dtype);
+    const void *value = head_rows(&problem->value, state->batch, state->key_head, column, dtype);
+    pack_transposed(key, problem->key.row, count, problem->dim, 1.0f, state->key_columns, BLOCK, dtype);
+    pack_rows(key, problem->key.row, count, problem->dim, problem->scale, state->key_rows, dtype);
     pack_transposed(value, problem->value.row, count, problem->value_dim, 1.0f, state->value_columns, BLOCK,
-                    is_bfloat16);
+                    dtype);
     int64_t next = column + BLOCK, ahead = min_int(problem->columns - next, BLOCK);
-    load_ahead(&problem->key, state->batch, state->key_head, next, ahead, problem->dim, is_bfloat16);
-    load_ahead(&problem->value, state->batch, state->key_head, next, ahead, problem->value_dim, is_bfloat16);
+    load_ahead(&problem->key, state->batch, state->key_head, next, ahead, problem->dim, dtype);
+    load_ahead(&problem->value, state->batch, state->key_head, next, ahead, problem->value_dim, dtype);
     load_ahead(&problem->grad_key, state->batch, state->key_head, column, count, problem->dim, 0);
     load_ahead(&problem->grad_value, state->batch, state->key_head, column, count, problem->value_dim, 0);
     memset(state->grad_key, 0, (size_t)(BLOCK * padded) * sizeof(float));
@@ -204,29 +193,49 @@ INLINE void process_key_block(const struct flash *problem, struct gradient *stat
         for (int64_t head = state->key_head * problem->group; head < (state->key_head + 1) * problem->group; head++) {
             struct tile tile = {.head = head, .row = b * BLOCK, .column = column, .count = count};
             tile.words = tile_words(problem, state->batch, head, number);
-            process_tile(problem, state, &tile, is_bfloat16);
+            process_tile(problem, state, &tile, dtype);
         }
     }
-    store_gradient(state->grad_key, count, problem->dim, key_gradient_factor(problem),
+    store_gradient(&state->check, state->grad_key, count, problem->dim, key_gradient_factor(problem),
                    row_number(&problem->grad_key, state->batch, state->key_head, column), problem->grad_key.row,
                    problem->accumulate);
-    store_gradient(state->grad_value, count, problem->value_dim, 1.0f,
+    store_gradient(&state->check, state->grad_value, count, problem->value_dim, 1.0f,
                    row_number(&problem->grad_value, state->batch, state->key_head, column), problem->grad_value.row,
                    problem->accumulate);
 }
 
-/* One part of the keys of one head. */
-INLINE void process_key_range(const struct flash *problem, struct gradient *state, const int is_bfloat16) {
-    int64_t blocks = (problem->columns + BLOCK - 1) / BLOCK;
-    int64_t begin = blocks * state->part / problem->key_parts * BLOCK,
-            end = min_int(blocks * (state->part + 1) / problem->key_parts * BLOCK, problem->columns);
-    for (int64_t head = state->key_head * problem->group; head < (state->key_head + 1) * problem->group; head++)
-        prepare_head(problem, state, head, is_bfloat16);
+/* One part of the keys of one head, column of tiles after column. */
+INLINE void process_key_range(const struct flash *problem, struct gradient *state, const struct key_range *range,
+                              const int dtype) {
+    state->batch = range->batch, state->key_head = range->key_head, state->part = range->part;
+    for (int64_t head = state->key_head * problem->group; head < (state->key_head + 1) * problem->group; head++) {
+        prepare_head(problem, state, head, dtype);
+        store_zeros(problem, problem->rows, problem->dim, query_gradient(problem, range, head, 0),
+                    problem->grad_query.row);
+    }
     for (int64_t b = 0; b < padded_rows(problem) / BLOCK; b++) {
         state->cursors[b] = first_tile(problem, b);
-        while (state->cursors[b].column < begin) next_tile(problem, state->cursors + b);
+        while (state->cursors[b].column < range->begin) next_tile(problem, state->cursors + b);
     }
-    for (int64_t column = begin; column < end; column += BLOCK) process_key_block(problem, state, column, is_bfloat16);
+    for (int64_t column = range->begin; column < range->end; column += BLOCK)
+        process_key_block(problem, state, column, dtype);
+}
+
+/* The range of keys of a unit of work, in the first of its batches; and how many batches it has. */
+INLINE struct key_range unit_range(const struct flash *problem, int64_t unit, int64_t *batches) {
+    int64_t blocks = (problem->columns + BLOCK - 1) / BLOCK, parts = problem->key_parts, part = unit % parts,
+            key_heads = problem->heads / problem->group, batch = unit / parts / key_heads * problem->unit_batches;
+    *batches = min_int(problem->batches - batch, problem->unit_batches);
+    return (struct key_range){batch, unit / parts % key_heads, part, blocks * part / parts * BLOCK,
+                              min_int(blocks * (part + 1) / parts * BLOCK, problem->columns)};
+}
+
+INLINE void process_unit(const struct flash *problem, struct band *band, struct gradient *state, int64_t unit,
+                         const int dtype) {
+    int64_t batches;
+    struct key_range range = unit_range(problem, unit, &batches);
+    if (process_bands(problem, band, &range, batches, dtype)) return;
+    for (; batches > 0; batches--, range.batch++) process_key_range(problem, state, &range, dtype);
 }
 
 /* Takes one part of one key head after another while any is left; any number of threads may call it at once. */
@@ -234,6 +243,7 @@ void EXPORTED(regard_flash_backward)(struct flash *problem) {
     int64_t rows = padded_rows(problem) * problem->group, padded = padded_dim(problem->dim),
             value_padded = padded_dim(problem->value_dim);
     int64_t floats = 2 * rows + BLOCK * (4 * padded + 3 * value_padded) + GROUP * padded + 2 * BLOCK * BLOCK + 12 * 16;
+    floats += band_floats(problem);
     float *memory = aligned_alloc(64, (size_t)(floats * 4 + 63) / 64 * 64), *free_memory = memory;
     struct cursor *cursors = malloc((size_t)(padded_rows(problem) / BLOCK + 1) * sizeof(struct cursor));
     struct gradient state = {.cursors = cursors};
@@ -251,15 +261,11 @@ void EXPORTED(regard_flash_backward)(struct flash *problem) {
         state.grad_query = take_floats(&free_memory, GROUP * padded);
         state.weights = take_floats(&free_memory, BLOCK * BLOCK);
         state.grad_scores = take_floats(&free_memory, BLOCK * BLOCK);
-        int64_t unit, key_heads = problem->heads / problem->group;
-        while ((unit = __atomic_fetch_add(&problem->next_unit, 1, __ATOMIC_RELAXED)) < problem->unit_count) {
-            state.part = unit % problem->key_parts, state.key_head = unit / problem->key_parts % key_heads;
-            state.batch = unit / problem->key_parts / key_heads;
-            if (problem->is_bfloat16)
-                process_key_range(problem, &state, 1);
-            else
-                process_key_range(problem, &state, 0);
-        }
+        struct band band = take_band(problem, &free_memory);
+        int64_t unit;
+        while ((unit = __atomic_fetch_add(&problem->next_unit, 1, __ATOMIC_RELAXED)) < problem->unit_count)
+            BY_DTYPE(problem->dtype, process_unit(problem, &band, &state, unit, DTYPE));
+        finish_check(problem, state.check + band.check);
     }
     free(memory);
     free(cursors);

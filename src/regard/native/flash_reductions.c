@@ -197,12 +197,9 @@ static void start_rows(const struct flash *problem, struct reduction_state *stat
     }
     for (int64_t row = 0; row < state->blocks * BLOCK; row += BLOCK) {
         int64_t count = min_int(state->count - row, BLOCK), first = state->begin + row;
-        const void *query = head_rows(&problem->query, state->batch, state->head, first, (int)problem->is_bfloat16);
+        const void *query = head_rows(&problem->query, state->batch, state->head, first, (int)problem->dtype);
         float factor = query_factor(problem), *target = state->query + row * padded;
-        if (problem->is_bfloat16)
-            pack_rows(query, problem->query.row, count, problem->dim, factor, target, 1);
-        else
-            pack_rows(query, problem->query.row, count, problem->dim, factor, target, 0);
+        BY_DTYPE(problem->dtype, pack_rows(query, problem->query.row, count, problem->dim, factor, target, DTYPE));
     }
     for (int64_t t = 0; t < problem->reductions->topk_count; t++)
         for (int64_t n = 0; n < state->count * state->topks[t].count; n++)
@@ -233,11 +230,9 @@ static void process_row_blocks(const struct flash *problem, struct reduction_sta
         for (int64_t b = 0; b < state->blocks; b++) column = min_int(column, cursors[b].column);
         if (column == INT64_MAX) break;
         int64_t count = min_int(problem->columns - column, BLOCK);
-        const void *keys = head_rows(&problem->key, state->batch, key_head, column, (int)problem->is_bfloat16);
-        if (problem->is_bfloat16)
-            pack_transposed(keys, problem->key.row, count, problem->dim, 1.0f, state->keys, BLOCK, 1);
-        else
-            pack_transposed(keys, problem->key.row, count, problem->dim, 1.0f, state->keys, BLOCK, 0);
+        const void *keys = head_rows(&problem->key, state->batch, key_head, column, (int)problem->dtype);
+        BY_DTYPE(problem->dtype,
+                 pack_transposed(keys, problem->key.row, count, problem->dim, 1.0f, state->keys, BLOCK, DTYPE));
         for (int64_t b = 0; b < state->blocks; b++) {
             if (cursors[b].column != column) continue;
             int64_t tile = next_tile(problem, cursors + b);

@@ -80,14 +80,14 @@ INLINE void process_tile(const struct flash *problem, const struct row_block_sta
     }
 }
 
-INLINE void process_row_blocks(const struct flash *problem, struct row_block_state *state, const int is_bfloat16) {
+INLINE void process_row_blocks(const struct flash *problem, struct row_block_state *state, const int dtype) {
     int64_t padded = padded_dim(problem->dim);
     struct cursor cursors[MOST_BLOCKS];
     for (int64_t b = 0; b < state->blocks; b++) {
         if (problem->first) cursors[b] = first_tile(problem, state->begin / BLOCK + b);
-        pack_rows(head_rows(&problem->query, state->batch, state->head, state->begin + b * BLOCK, is_bfloat16),
+        pack_rows(head_rows(&problem->query, state->batch, state->head, state->begin + b * BLOCK, dtype),
                   problem->query.row, min_int(state->count - b * BLOCK, BLOCK), problem->dim, query_factor(problem),
-                  state->query + b * BLOCK * padded, is_bfloat16);
+                  state->query + b * BLOCK * padded, dtype);
     }
     for (int64_t column = 0; column < problem->columns; column += BLOCK) {
         int packed = 0;
@@ -95,9 +95,9 @@ INLINE void process_row_blocks(const struct flash *problem, struct row_block_sta
             if (problem->first && cursors[b].column != column) continue;
             if (!packed)
                 pack_transposed(
-                    head_rows(&problem->key, state->batch, state->head / problem->group, column, is_bfloat16),
+                    head_rows(&problem->key, state->batch, state->head / problem->group, column, dtype),
                     problem->key.row, min_int(problem->columns - column, BLOCK), problem->dim, 1.0f, state->keys,
-                    BLOCK, is_bfloat16);
+                    BLOCK, dtype);
             packed = 1;
             int64_t tile = problem->first ? next_tile(problem, cursors + b) : -1;
             process_tile(problem, state, b * BLOCK, column, tile_words(problem, state->batch, state->head, tile));
@@ -122,10 +122,7 @@ void EXPORTED(regard_flash_weights)(struct flash *problem) {
         state.batch = head / problem->heads, state.head = head % problem->heads;
         state.begin = unit % units_of_head * rows;
         state.count = min_int(problem->rows - state.begin, rows), state.blocks = (state.count + BLOCK - 1) / BLOCK;
-        if (problem->is_bfloat16)
-            process_row_blocks(problem, &state, 1);
-        else
-            process_row_blocks(problem, &state, 0);
+        BY_DTYPE(problem->dtype, process_row_blocks(problem, &state, DTYPE));
     }
     free(memory);
 }

@@ -1,6 +1,6 @@
 /* A few rows times a matrix, which is read once from beginning to end: that takes all the time. */
 #include "gemv.h"
-#include "bf16_rows.h"
+#include "typed_rows.h"
 
 /* Rows and columns of one block. */
 enum { ROWS = 4, COLUMNS = 4 };
@@ -8,24 +8,24 @@ enum { ROWS = 4, COLUMNS = 4 };
 /* Bytes ahead of use at which memory is prefetched, and those of a cache line. */
 enum { AHEAD = 2048, LINE = 64 };
 
-/* Constants that the compiler specialises the code for: a matrix in bfloat16, whole vectors, and how many rows and
+/* Constants that the compiler specialises the code for: the dtype of the matrix, whole vectors, and how many rows and
  * columns go at once. */
 struct kind {
-    int is_bfloat16, whole, rows, columns;
+    int dtype, whole, rows, columns;
 };
 
 /* The products of some rows with some columns of the matrix. */
 INLINE void gemv_block(const struct gemv *problem, int64_t row, int64_t column, const struct kind kind) {
-    const void *matrix = row_at(problem->matrix, column, problem->matrix_row, kind.is_bfloat16);
+    const void *matrix = row_at(problem->matrix, column, problem->matrix_row, kind.dtype);
     const float *input = problem->input + row * problem->input_row;
     lanes sum[ROWS][COLUMNS] = {{{0}}};
     for (int64_t a = 0; a < problem->dim; a += LANES) {
         lanes entry[COLUMNS];
         UNROLL for (int c = 0; c < kind.columns; c++) {
-            const void *own = row_at(matrix, c, problem->matrix_row, kind.is_bfloat16);
-            if (row == 0 && a * (kind.is_bfloat16 ? 2 : 4) % LINE == 0)
-                __builtin_prefetch((const char *)((uintptr_t)row_at(own, a, 1, kind.is_bfloat16) + AHEAD), 0, 0);
-            entry[c] = load_entries(own, a, problem->dim, kind.is_bfloat16, kind.whole);
+            const void *own = row_at(matrix, c, problem->matrix_row, kind.dtype);
+            if (row == 0 && a * entry_bytes(kind.dtype) % LINE == 0)
+                __builtin_prefetch((const char *)((uintptr_t)row_at(own, a, 1, kind.dtype) + AHEAD), 0, 3);
+            entry[c] = load_entries(own, a, problem->dim, kind.dtype, kind.whole);
         }
         UNROLL for (int r = 0; r < kind.rows; r++) {
             lanes own = load_entries(input + r * problem->input_row, a, problem->dim, 0, kind.whole);
@@ -41,19 +41,19 @@ INLINE void gemv_block(const struct gemv *problem, int64_t row, int64_t column, 
 INLINE void process_columns(const struct gemv *problem, int64_t column, const struct kind kind) {
     int64_t row = 0;
     for (; row + ROWS <= problem->rows; row += ROWS)
-        gemv_block(problem, row, column, (struct kind){kind.is_bfloat16, kind.whole, ROWS, kind.columns});
+        gemv_block(problem, row, column, (struct kind){kind.dtype, kind.whole, ROWS, kind.columns});
     for (; row + 2 <= problem->rows; row += 2)
-        gemv_block(problem, row, column, (struct kind){kind.is_bfloat16, kind.whole, 2, kind.columns});
+        gemv_block(problem, row, column, (struct kind){kind.dtype, kind.whole, 2, kind.columns});
     if (row < problem->rows)
-        gemv_block(problem, row, column, (struct kind){kind.is_bfloat16, kind.whole, 1, kind.columns});
+        gemv_block(problem, row, column, (struct kind){kind.dtype, kind.whole, 1, kind.columns});
 }
 
-INLINE void process_unit(const struct gemv *problem, int64_t unit, const int is_bfloat16, const int whole) {
+INLINE void process_unit(const struct gemv *problem, int64_t unit, const int dtype, const int whole) {
     int64_t column = unit * problem->unit,
             end = column + problem->unit < problem->columns ? column + problem->unit : problem->columns;
     for (; column + COLUMNS <= end; column += COLUMNS)
-        process_columns(problem, column, (struct kind){is_bfloat16, whole, 0, COLUMNS});
-    for (; column < end; column++) process_columns(problem, column, (struct kind){is_bfloat16, whole, 0, 1});
+        process_columns(problem, column, (struct kind){dtype, whole, 0, COLUMNS});
+    for (; column < end; column++) process_columns(problem, column, (struct kind){dtype, whole, 0, 1});
 }
 
 /* Takes one unit of columns after another while any is left; any number of threads may call it at once. */
@@ -61,13 +61,9 @@ void EXPORTED(regard_gemv)(struct gemv *problem) {
     const int whole = problem->dim % LANES == 0;
     int64_t unit;
     while ((unit = __atomic_fetch_add(&problem->next_unit, 1, __ATOMIC_RELAXED)) < problem->unit_count) {
-        if (problem->is_bfloat16 && whole)
-            process_unit(problem, unit, 1, 1);
-        else if (problem->is_bfloat16)
-            process_unit(problem, unit, 1, 0);
-        else if (whole)
-            process_unit(problem, unit, 0, 1);
+        if (whole)
+            BY_DTYPE(problem->dtype, process_unit(problem, unit, DTYPE, 1));
         else
-            process_unit(problem, unit, 0, 0);
+            BY_DTYPE(problem->dtype, process_unit(problem, unit, DTYPE, 0));
     }
 }

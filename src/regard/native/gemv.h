@@ -9,13 +9,12 @@
 
 #include <stdint.h>
 
-/* Rows and the matrix have contiguous last axes, strides are in elements. The matrix is float32, or bfloat16 where
- * `is_bfloat16`;
- * all else is float32. */
+/* Rows and the matrix have contiguous last axes, strides are in elements. The matrix is of the `dtype`
+ * (typed_rows.h), all else is float32. */
 struct gemv {
     int64_t next_unit, unit_count; /* how many units of columns some thread has taken, and how many there are */
     int64_t unit;         /* columns in a unit, the last of what is left */
-    int64_t rows, columns, dim, is_bfloat16;
+    int64_t rows, columns, dim, dtype;
     const float *input; /* (rows, dim) */
     int64_t input_row;
     const void *matrix; /* (columns, dim) */

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..errors import DtypeError, ShapeError
 from . import library
-from .library import DTYPES, check_cpu, last_contiguous
+from .library import DTYPE_NAMES, DTYPES, check_cpu, last_contiguous
 from .threads import run_units, thread_count
 
 UNIT = 2**18
@@ -24,7 +24,7 @@ class GemvStruct(ctypes.Structure):
     """The structure `gemv` of gemv.h."""
 
     _fields_ = (
-        *((name, c_int64) for name in ("next_unit", "unit_count", "unit", "rows", "columns", "dim", "is_bfloat16")),
+        *((name, c_int64) for name in ("next_unit", "unit_count", "unit", "rows", "columns", "dim", "dtype")),
         *(("input", c_void_p), ("input_row", c_int64), ("matrix", c_void_p), ("matrix_row", c_int64)),
         *(("bias", c_void_p), ("output", c_void_p)),
     )
@@ -33,7 +33,7 @@ class GemvStruct(ctypes.Structure):
 def matmul_few_rows(rows: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
     """y_rj = Σ_a rows_ra · matrix_ja + bias_j, (R, N) in the dtype of the rows, summed in float32.
 
-    rows (R, D), matrix (N, D) and bias (N,), all float32 or all bfloat16, on the CPU, of any strides. The matrix is
+    rows (R, D), matrix (N, D) and bias (N,), all of one of `DTYPES`, on the CPU, of any strides. The matrix is
     read once for all rows: it is for few of them. Autograd sees nothing of it.
 
     Raises:
@@ -48,7 +48,7 @@ def matmul_few_rows(rows: Tensor, matrix: Tensor, bias: Tensor | None = None) ->
     output = torch.empty(count, columns)
     unit = max(UNIT // max(dim * matrix.element_size(), 1), 1)
     work = GemvStruct(
-        *(0, -(-columns // unit), unit, count, columns, dim, matrix.dtype == torch.bfloat16),
+        *(0, -(-columns // unit), unit, count, columns, dim, DTYPES.index(matrix.dtype)),
         *(inputs.data_ptr(), inputs.stride(0), matrix.data_ptr(), matrix.stride(0)),
         *(None if bias is None else bias.data_ptr(), output.data_ptr()),
     )
@@ -62,8 +62,7 @@ def _check(rows: Tensor, matrix: Tensor, bias: Tensor | None) -> None:
         check_cpu(name, tensor)
         if tensor.dtype not in DTYPES or tensor.dtype != rows.dtype:
             raise DtypeError(
-                f"rows are {rows.dtype} and {name} is {tensor.dtype}; native code takes all as torch.float32 or all as "
-                "torch.bfloat16"
+                f"rows are {rows.dtype} and {name} is {tensor.dtype}; native code takes all as {DTYPE_NAMES}"
             )
     if rows.ndim != 2 or matrix.ndim != 2 or rows.shape[1] != matrix.shape[1]:
         raise ShapeError(

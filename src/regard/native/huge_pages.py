@@ -1,9 +1,10 @@
 """Large results in huge pages, where the system has some free.
 
-Memory above `LEAST_BYTES` is mapped afresh by the C library for each tensor, so that each of its pages has to be found
-and zeroed at the first write: in pages of 4 KiB that takes a third of the time of causal linear attention. Huge pages
-take less than half of it. Where the system would first have to move memory to make one, they would take more, so they
-are asked for where enough of them are free alone.
+The C library maps large blocks afresh for each tensor, and returns those at the end of its heap to the system once they
+are free, so that each of their pages has to be found and zeroed at the first write: in pages of 4 KiB that takes a
+third of the time of causal linear attention, and of the gradients of a narrow window. Huge pages take less than half of
+it. Where the system would first have to move memory to make one, they would take more, so they are asked for where
+enough of them are free alone.
 """
 
 from __future__ import annotations
@@ -17,9 +18,6 @@ from pathlib import Path
 
 from torch import Tensor
 
-LEAST_BYTES = 2**25
-"""glibc's DEFAULT_MMAP_THRESHOLD_MAX: smaller blocks are taken from memory that was used before."""
-
 FREE_SHARE = 2
 """Times as many huge pages as are needed have to be free."""
 
@@ -27,24 +25,12 @@ FREE_BLOCKS = Path("/proc/buddyinfo")
 PAGE_SIZE = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
 
 
-def new_large(tensor: Tensor, *shape: int) -> Tensor:
-    """An uninitialised tensor with the dtype of another one on the CPU, if it is large in huge pages that are free.
-
-    >>> import torch
-    >>> new_large(torch.zeros(3), 2, 5).shape
-    torch.Size([2, 5])
-    """
-    made = tensor.new_empty(shape)
-    if made.nbytes >= LEAST_BYTES:
-        _request(made.data_ptr(), made.nbytes)
-    return made
-
-
-def _request(address: int, size: int) -> None:
-    """Ask the system for huge pages within a range of memory that was not written yet."""
+def request_huge_pages(tensor: Tensor) -> None:
+    """Ask the system for huge pages for a contiguous tensor on the CPU whose memory was not written yet."""
     function, page = _advise(), _page_size()
     if function is None or not page:
         return
+    address, size = tensor.data_ptr(), tensor.nbytes
     begin, end = -(-address // page) * page, (address + size) // page * page
     if end > begin and _free_pages(page) >= FREE_SHARE * (end - begin) // page:
         function(begin, end - begin, mmap.MADV_HUGEPAGE)

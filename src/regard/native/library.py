@@ -1,4 +1,4 @@
-"""Loading of the compiled C library at first use, and checks of the tensors that it reads."""
+"""Loading of the compiled C library at first use; checks of the tensors that it reads, and new ones that it writes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,17 @@ from torch.nn import Parameter
 
 from ..errors import ConfigurationError, DeviceError, DtypeError, KernelError
 from . import build
+from .huge_pages import request_huge_pages
 
-DTYPES = (torch.float32, torch.bfloat16)
-"""The dtypes that the code for dot products reads."""
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""The dtypes that the code for dot products reads, numbered as in typed_rows.h."""
+DTYPE_NAMES = "float32, bfloat16 or float16"
 FOLDER = build.SOURCES
 SETTING = "REGARD_NATIVE"
 MAX_NUMBERS = 2**16
 """Above so many numbers torch's sum, on all threads, is faster than one thread."""
+LARGE_BYTES = 2**23
+"""Smaller results are mostly in memory that was used before; asking for huge pages takes some 50 microseconds."""
 MEND = "install regard again where there is a C compiler: cc, or what $CC names"
 
 
@@ -53,6 +57,8 @@ class Library:
         self.flash_weights = function("flash_weights", c_void_p)
         self.recurrence = function("recurrence", c_void_p)
         self.recurrence_backward = function("recurrence_backward", c_void_p)
+        self.short = function("short", c_void_p)
+        self.short_backward = function("short_backward", c_void_p)
         self.recurrence_step = function(
             "recurrence_step",
             *(c_void_p, c_void_p, c_int64),
@@ -136,7 +142,7 @@ def using(name: str) -> Iterator[None]:
 
 
 def supports(*tensors: Tensor) -> bool:
-    """Whether native code computes dot products of these tensors: on the CPU, all float32 or all bfloat16."""
+    """Whether native code computes dot products of these tensors: on the CPU, of one dtype of `DTYPES`."""
     dtype = tensors[0].dtype
     return dtype in DTYPES and all(t.is_cpu and t.dtype == dtype for t in tensors) and available()
 
@@ -154,11 +160,11 @@ def all_finite(*tensors: Tensor) -> bool:
             or tensor.numel() > MAX_NUMBERS
         ):
             return _sums_are_finite(tensors) or all(bool(each.isfinite().all()) for each in tensors)
-        half = tensor.dtype is torch.bfloat16
+        dtype = DTYPES.index(tensor.dtype)
         if tensor.is_contiguous():
-            finite = code.finite(tensor.data_ptr(), half, tensor.numel())
+            finite = code.finite(tensor.data_ptr(), dtype, tensor.numel())
         elif tensor.ndim == 4:
-            finite = code.finite_strided(tensor.data_ptr(), half, *tensor.shape, *tensor.stride())
+            finite = code.finite_strided(tensor.data_ptr(), dtype, *tensor.shape, *tensor.stride())
         else:
             finite = tensor.isfinite().all()
         if not finite:
@@ -198,6 +204,19 @@ def check_float32(name: str, tensor: Tensor) -> None:
 def last_contiguous(tensor: Tensor) -> Tensor:
     """The tensor, copied if its last axis is not contiguous."""
     return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] <= 1 else tensor.contiguous()
+
+
+def new_large(tensor: Tensor, *shape: int) -> Tensor:
+    """An uninitialised tensor with dtype and device of another one; if it is large, on the CPU in huge pages.
+
+    >>> import torch
+    >>> new_large(torch.zeros(3), 2, 5).shape
+    torch.Size([2, 5])
+    """
+    made = tensor.new_empty(shape)
+    if made.nbytes >= LARGE_BYTES and made.is_cpu:
+        request_huge_pages(made)
+    return made
 
 
 def _state() -> tuple[dict[str, Library], str] | str:

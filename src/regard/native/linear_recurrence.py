@@ -17,8 +17,7 @@ from torch import Tensor
 from ..errors import ConfigurationError, ShapeError
 from . import library
 from .flash import BLOCK, RowsStruct, rows_struct
-from .huge_pages import new_large
-from .library import check_float32, last_contiguous
+from .library import check_float32, last_contiguous, new_large
 from .threads import run_units, thread_count
 
 FEATURE_MAPS = ("identity", "elu")  # recurrence.h has the same, in this order

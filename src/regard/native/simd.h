@@ -107,6 +107,20 @@ INLINE lanes min_lanes(float limit, lanes value) {
 #endif
 }
 
+/* The larger number of each lane; NaN where the second is NaN. */
+INLINE lanes max_lanes(lanes first, lanes second) {
+#if defined(__AVX512F__)
+    return (lanes)_mm512_max_ps((__m512)first, (__m512)second);
+#elif defined(__AVX__)
+    return (lanes)_mm256_max_ps((__m256)first, (__m256)second);
+#elif defined(__SSE__)
+    return (lanes)_mm_max_ps((__m128)first, (__m128)second);
+#else
+    bits over = first > second;
+    return (lanes)((over & (bits)first) | (~over & (bits)second));
+#endif
+}
+
 /* exp(x) - 1 + less for |x| <= 87: x = n ln 2 + r with |r| <= ln 2 / 2, and exp(r) = 1 + r + r^2 p(r), p by Chebyshev's
  * fit. With less = 0 it is exact near 0, where n is 0; with less = 1 it is exp(x). NaN stays. */
 INLINE lanes expm1_plus(float less, lanes x) {
@@ -127,6 +141,12 @@ INLINE lanes expm1_plus(float less, lanes x) {
 }
 
 INLINE lanes exp_lanes(lanes x) { return expm1_plus(1.0f, x); }
+
+/* e^x where x may be -infinity: 0 there, and NaN where x is NaN. */
+INLINE lanes exp_or_zero(lanes x) {
+    bits none = x < -87.0f;
+    return (lanes)(~none & (bits)exp_lanes((lanes)((none & (bits)broadcast(-87.0f)) | (~none & (bits)x))));
+}
 
 /* tanh(x) = sign(x) m / (m + 2) with m = exp(2 |x|) - 1: relatively exact near 0, and 1 to the last bit from 16 on. */
 INLINE lanes tanh_lanes(lanes x) {

@@ -4,7 +4,7 @@
 
 #include "flash.h"
 #include "microkernel.h"
-#include "bf16_rows.h"
+#include "typed_rows.h"
 #include "transpose.h"
 
 #include <math.h>
@@ -17,6 +17,14 @@
 
 INLINE int64_t padded_dim(int64_t dim) { return (dim + PAIR - 1) / PAIR * PAIR; }
 
+/* Takes note of numbers that are written: the check is 0 as long as all are finite. */
+INLINE void check_finite(lanes *check, lanes written) { *check += written * 0.0f; }
+
+/* Sets `nonfinite` if a thread wrote a number that is not finite. */
+INLINE void finish_check(struct flash *problem, lanes check) {
+    if (sum_lanes(check) != 0.0f) __atomic_store_n(&problem->nonfinite, 1, __ATOMIC_RELAXED);
+}
+
 INLINE int64_t min_int(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* Takes memory for some floats, aligned to 64 bytes, off the front of a thread's memory. */
@@ -27,27 +35,13 @@ INLINE float *take_floats(float **memory, int64_t floats) {
 }
 
 INLINE const void *head_rows(const struct rows *rows, int64_t batch, int64_t head, int64_t first,
-                             const int is_bfloat16) {
-    return row_at(rows->data, 1, batch * rows->batch + head * rows->head + first * rows->row, is_bfloat16);
+                             const int dtype) {
+    return row_at(rows->data, 1, batch * rows->batch + head * rows->head + first * rows->row, dtype);
 }
 
 /* Where a float of rows that are not vectors is, such as a log-sum-exp. */
 INLINE float *row_number(const struct rows *rows, int64_t batch, int64_t head, int64_t row) {
     return (float *)rows->data + batch * rows->batch + head * rows->head + row * rows->row;
-}
-
-/* The larger number of each lane; NaN where the second is NaN. */
-INLINE lanes max_lanes(lanes first, lanes second) {
-#if defined(__AVX512F__)
-    return (lanes)_mm512_max_ps((__m512)first, (__m512)second);
-#elif defined(__AVX__)
-    return (lanes)_mm256_max_ps((__m256)first, (__m256)second);
-#elif defined(__SSE__)
-    return (lanes)_mm_max_ps((__m128)first, (__m128)second);
-#else
-    bits over = first > second;
-    return (lanes)((over & (bits)first) | (~over & (bits)second));
-#endif
 }
 
 /* 2^x for x <= 0, and 0 from -127 on down; NaN stays. 2^x = 2^n 2^r with |r| <= 1/2; the latter by a fit of least
@@ -66,25 +60,36 @@ INLINE lanes exp2_lanes(lanes x) {
     return (lanes)(((bits)shifted - 0x4b400000 + 127) << 23) * p;
 }
 
+/* The dot product of two rows of entries. */
+INLINE float dot_entries(const void *first, const void *second, int64_t dim, const int dtype) {
+    lanes sum = {0};
+    for (int64_t a = 0; a < dim; a += LANES)
+        sum += load_entries(first, a, dim, dtype, 0) * load_entries(second, a, dim, dtype, 0);
+    return sum_lanes(sum);
+}
+
+INLINE void prefetch_rows(const struct rows *rows, int64_t batch, int64_t head, int64_t first, int64_t count,
+                          int64_t dim, const int dtype) {
+    for (int64_t i = 0; i < count; i++) {
+        const char *row = head_rows(rows, batch, head, first + i, dtype);
+        for (int64_t byte = 0; byte < dim * entry_bytes(dtype); byte += 64) __builtin_prefetch(row + byte, 0, 2);
+    }
+}
+
 /* Loads a block of rows ahead if they are not neighbours: the processor does so by itself only within a page. */
 INLINE void load_ahead(const struct rows *rows, int64_t batch, int64_t head, int64_t first, int64_t count, int64_t dim,
-                       const int is_bfloat16) {
-    if (rows->row <= dim) return;
-    int64_t bytes = dim * (is_bfloat16 ? 2 : 4);
-    for (int64_t i = 0; i < count; i++) {
-        const char *row = head_rows(rows, batch, head, first + i, is_bfloat16);
-        for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at, 0, 2);
-    }
+                       const int dtype) {
+    if (rows->row > dim) prefetch_rows(rows, batch, head, first, count, dim, dtype);
 }
 
 /* Packs `count` rows, times a factor, as target[row][padded]: 0 beyond them up to BLOCK rows, and beyond their dim. */
 INLINE void pack_rows(const void *rows, int64_t stride, int64_t count, int64_t dim, float factor, float *target,
-                     const int is_bfloat16) {
+                     const int dtype) {
     int64_t padded = padded_dim(dim);
     for (int64_t i = 0; i < count; i++) {
-        const void *row = row_at(rows, i, stride, is_bfloat16);
+        const void *row = row_at(rows, i, stride, dtype);
         for (int64_t a = 0; a < padded; a += LANES)
-            store(target + i * padded + a, load_entries(row, a, dim, is_bfloat16, 0) * factor);
+            store(target + i * padded + a, load_entries(row, a, dim, dtype, 0) * factor);
     }
     memset(target + count * padded, 0, (size_t)((BLOCK - count) * padded) * sizeof(float));
 }
@@ -92,13 +97,13 @@ INLINE void pack_rows(const void *rows, int64_t stride, int64_t count, int64_t d
 /* Packs `count` rows, times a factor, as columns, target[entry][width], 0 in the columns beyond them. There is memory
  * for whole pairs of vectors of entries. */
 INLINE void pack_transposed(const void *rows, int64_t stride, int64_t count, int64_t dim, float factor, float *target,
-                            const int64_t width, const int is_bfloat16) {
+                            const int64_t width, const int dtype) {
     for (int64_t i = 0; i < width; i += LANES)
         for (int64_t a = 0; a < dim; a += LANES) {
             lanes block[LANES];
             for (int l = 0; l < LANES; l++)
                 block[l] = i + l < count
-                               ? load_entries(row_at(rows, i + l, stride, is_bfloat16), a, dim, is_bfloat16, 0) * factor
+                               ? load_entries(row_at(rows, i + l, stride, dtype), a, dim, dtype, 0) * factor
                                : broadcast(0.0f);
             transpose(block);
             for (int l = 0; l < LANES; l++) store(target + (a + l) * width + i, block[l]);

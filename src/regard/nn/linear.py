@@ -111,7 +111,7 @@ def _onednn_is_faster() -> bool:
     return has_operator and torch.backends.cpu.get_cpu_capability().startswith("AVX512")
 
 
-MAX_NATIVE_ROWS = {torch.float32: 64, torch.bfloat16: 8}
+MAX_NATIVE_ROWS = {torch.float32: 64, torch.bfloat16: 8, torch.float16: 16}
 """Positions, over the whole batch, up to which native code is faster than torch."""
 
 MAX_NATIVE_ROWS_WITH_ONEDNN = 24

@@ -24,6 +24,11 @@ NOT_CAUSAL = (
     "no mask can hide these from a query. regard.nn.LinearAttention and PerformerAttention can be causal"
 )
 
+NO_TOKEN_WEIGHTS = (
+    "Linformer has no weights of tokens to observe: each of its keys is a mixture of all positions. Observe the other "
+    "layers, or use regard.nn.Attention"
+)
+
 
 class LengthProjection(nn.Module):
     """E X: a learned projection along the length, (batch, heads, N, d) to (batch, heads, rank, d).
@@ -201,6 +206,18 @@ class LinformerAttention(nn.Module):
         raise ConfigurationError(NOT_CAUSAL)
 
     def step(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise, as `make_cache` does."""
+        raise ConfigurationError(NOT_CAUSAL)
+
+    def observe(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise, as the weights are those of mixtures and not of tokens.
+
+        Raises:
+            ConfigurationError: always, with the reason.
+        """
+        raise ConfigurationError(NO_TOKEN_WEIGHTS)
+
+    def observe_step(self, *_: Any, **__: Any) -> NoReturn:
         """Raise, as `make_cache` does."""
         raise ConfigurationError(NOT_CAUSAL)
 

@@ -16,7 +16,7 @@ from .base import Score, check_dim, check_same_dim
 class Dot(Score):
     """score(q, k) = q · k. Query and key dims must be equal.
 
-    Source: Luong et al. 2015 (arXiv 1508.04025), Eq. 8, "dot".
+    Source: Luong et al. 2015 (arXiv 1508.04025), section 3.1, "dot".
 
     >>> import torch, regard
     >>> score = regard.scores.Dot()
@@ -57,7 +57,7 @@ class ScaledDot(Score):
 class General(Score):
     """score(q, k) = qᵀ W k, with W of (query dim, key dim): a bilinear score, the dot product of Wᵀ q and k.
 
-    Source: Luong et al. 2015 (arXiv 1508.04025), Eq. 8, "general".
+    Source: Luong et al. 2015 (arXiv 1508.04025), section 3.1, "general".
 
     >>> import torch, regard
     >>> score = regard.scores.General(query_dim=2, key_dim=3)
@@ -128,7 +128,7 @@ class Concat(Score):
     W [q; k] = W₁ q + W₂ k for the two halves of W's columns, so pairs are never concatenated: it is the additive score
     with its parameters in one matrix.
 
-    Source: Luong et al. 2015 (arXiv 1508.04025), Eq. 8, "concat".
+    Source: Luong et al. 2015 (arXiv 1508.04025), section 3.1, "concat".
 
     >>> import torch, regard
     >>> score = regard.scores.Concat(query_dim=2, key_dim=3, hidden_dim=5)
@@ -167,7 +167,7 @@ class Location(Score):
     Raises:
         ShapeError: more keys than `max_length`.
 
-    Source: Luong et al. 2015 (arXiv 1508.04025), Eq. 9, "location".
+    Source: Luong et al. 2015 (arXiv 1508.04025), Eq. 8, "location".
 
     >>> import torch, regard
     >>> score = regard.scores.Location(query_dim=2, max_length=7)

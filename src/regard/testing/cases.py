@@ -206,7 +206,7 @@ LONG_AXES: Mapping[str, Sequence[str]] = {
     "score": ("default", "general", "additive"),
     "layout": ("2d", "3d", "grouped"),
     "lengths": ("131x257", "257x131", "3x1031"),
-    "dtype": ("float32", "bfloat16"),
+    "dtype": ("float32", "bfloat16", "float16"),
     "poison": ("clean", "masked"),
 }
 

@@ -1,0 +1,235 @@
+"""Measurement of the rates of this machine: the flash kernels in each dtype, products, passes, memory and calls."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import native
+from ..native.flash import BLOCK
+from .cost_model import TORCH_BLOCKS, FlashRates, Rates
+
+Work = Callable[[], object]
+
+BUDGET = 10.0
+"""Seconds that are spent on all measurements together."""
+MIN_ROUNDS = 3
+"""The least number of rounds."""
+LARGE = 2**25
+"""Numbers, 128 MiB of float32, that exceed every cache."""
+
+
+def measure(budget: float = BUDGET, large: int = LARGE) -> Rates:
+    """Measure the rates of this machine with torch's current number of threads, for `budget` seconds at least.
+
+    The benchmarks run in turn, so that all meet the same disturbances; the lower quartile of the rounds counts, since
+    disturbances only add time. large: numbers read from main memory, a multiple of 1024; twice as many are allocated.
+    """
+    threads = torch.get_num_threads()
+    with torch.no_grad():
+        (product, flops), (softmax, passes), (decoding, moved) = _products(), _passes(), _moved(large)
+        new, again = _fresh(large)
+        flash = list(_flash_benchmarks())
+        products, softmaxes, decoded, taken, written, calls, *others = time_in_turn(
+            [
+                *(_repeated(product, 16), _repeated(softmax, 16), decoding, new, again, _repeated(_call(), 1000)),
+                *(work for benchmark in flash for work in benchmark.works),
+            ],
+            budget,
+        )
+    found: dict[str, dict[str, FlashRates]] = {"torch": {}, "native": {}}
+    spent = iter(others)
+    for benchmark in flash:
+        times = [threads * next(spent) for _ in benchmark.works]
+        found[benchmark.kernel][benchmark.dtype] = benchmark.rates(times)
+    return Rates(
+        flops=16 * flops / products / threads,
+        passes=16 * passes / softmaxes / threads,
+        torch=found["torch"],
+        native=found["native"] or found["torch"],
+        moved=moved / decoded,
+        fresh=4.0 * large / max(taken - written, written / 100),  # where it costs nothing, noise would make it negative
+        call=calls / 1000,
+    )
+
+
+def time_in_turn(works: Sequence[Work], budget: float) -> list[float]:
+    """Seconds of each work: the lower quartile over rounds in which each runs once."""
+    for work in works:
+        work()
+    rounds: list[list[float]] = []
+    began = time.perf_counter()
+    while len(rounds) < MIN_ROUNDS or time.perf_counter() - began < budget:
+        rounds.append([_seconds(work) for work in works])
+    return [statistics.quantiles(spent, n=4, method="inclusive")[0] for spent in zip(*rounds, strict=True)]
+
+
+def _seconds(work: Work) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def _repeated(work: Work, calls: int) -> Work:
+    """A work repeated `calls` times."""
+
+    def often() -> None:
+        for _ in range(calls):
+            work()
+
+    return often
+
+
+def _products() -> tuple[Work, float]:
+    """Benchmark of `flops`: matrix products of 8 heads in blocks as the dense kernel has them; and their flops."""
+    query, key = torch.rand(8, 128, 64), torch.rand(8, 512, 64)
+    scores = torch.empty(8, 128, 512)
+    return lambda: torch.matmul(query, key.mT, out=scores), 2.0 * scores.numel() * query.shape[-1]
+
+
+@dataclass(frozen=True)
+class _FlashBenchmark:
+    """Calls of a flash kernel in a dtype that differ in dim and rows, so that its rates follow from their times."""
+
+    kernel: str
+    dtype: str
+    works: tuple[Work, ...]
+
+    def rates(self, times: Sequence[float]) -> FlashRates:
+        """The rates from the seconds of the works, of one thread.
+
+        Forward passes are sums of products, pairs and packed numbers: three rates from three times, none below 0.
+        """
+        work = np.array([_amounts(self.kernel, rows, dim) for rows, dim in SHAPES[self.kernel]])
+        each = _least_squares(work / np.array(times[:3])[:, None], np.ones(3))
+        flops, pairs, _ = _amounts(self.kernel, 1, FEW_DIM)
+        numbers = HEADS * KEYS * 2 * FEW_DIM
+        streamed = (times[3] - flops * each[0] - pairs * each[1]) / numbers
+        least = times[3] / numbers / 10
+        products, softmax, packed = (1 / max(float(seconds), 1e-13) for seconds in each)
+        return FlashRates(products, softmax, packed, 1 / max(float(streamed), least), times[5] / times[4])
+
+
+HEADS, KEYS = 8, 1024
+"""Heads and keys of the benchmarks of the flash kernels."""
+SHAPES = {"torch": ((1024, 32), (1024, 128), (32, 64)), "native": ((1024, 32), (1024, 128), (BLOCK, 64))}
+"""Rows and dims of their forward passes: large blocks, and the smallest."""
+FEW_DIM = 128
+"""Dim of the benchmark of a single row."""
+TRAINED = 256, 64
+"""Rows and dim of the benchmark of a backward pass, which in float16 is slow, and of the forward pass beside it."""
+NATIVE_BLOCK = 256
+"""Rows for which the native flash kernel packs a block of keys once."""
+
+
+def _amounts(kernel: str, rows: int, dim: int) -> tuple[float, float, float]:
+    """Flops, pairs and packed numbers of a forward pass."""
+    pairs = float(HEADS * rows * KEYS)
+    block = next(block for least, block in TORCH_BLOCKS if rows >= least) if kernel == "torch" else NATIVE_BLOCK
+    return 4.0 * pairs * dim, pairs, pairs / min(block, rows) * 2 * dim
+
+
+def _least_squares(matrix: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """The x >= 0 that makes `matrix` x nearest to what is wanted: the best over all choices of entries that are 0."""
+    best, least = np.zeros(matrix.shape[1]), float("inf")
+    columns = range(matrix.shape[1])
+    for chosen in (list(some) for count in columns for some in combinations(columns, count + 1)):
+        solution = np.linalg.lstsq(matrix[:, chosen], wanted, rcond=None)[0]
+        distance = float(np.square(matrix[:, chosen] @ solution - wanted).sum())
+        if (solution >= 0).all() and distance < least * (1 - 1e-9):
+            least, best = distance, np.zeros(matrix.shape[1])
+            best[chosen] = solution
+    return best
+
+
+def _flash_benchmarks() -> Iterator[_FlashBenchmark]:
+    """Benchmarks of torch's flash kernel in each dtype, and of the native one in those that it reads."""
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+        yield _FlashBenchmark("torch", _name(dtype), tuple(_torch_works(dtype)))
+    if native.available():
+        for dtype in native.DTYPES:
+            yield _FlashBenchmark("native", _name(dtype), tuple(_native_works(dtype)))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _tensors(rows: int, dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    return (
+        torch.rand(1, HEADS, rows, dim).to(dtype),
+        torch.rand(1, HEADS, KEYS, dim).to(dtype),
+        torch.rand(1, HEADS, KEYS, dim).to(dtype),
+    )
+
+
+def _torch_works(dtype: torch.dtype) -> Iterator[Work]:
+    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    for rows, dim in (
+        *SHAPES["torch"],
+        (2 if dtype == torch.bfloat16 else 1, FEW_DIM),
+        TRAINED,
+    ):  # as `without_single_row`
+        inputs = _tensors(rows, dim, dtype)
+        yield lambda inputs=inputs: flash(*inputs)
+    inputs = _tensors(*TRAINED, dtype)
+    output, lse = flash(*inputs)
+    yield lambda: backward(output, *inputs, output, lse, 0.0, False)
+
+
+def _native_works(dtype: torch.dtype) -> Iterator[Work]:
+    for rows, dim in SHAPES["native"]:
+        yield _native_problem(_tensors(rows, dim, dtype)).forward
+    inputs = _tensors(1, FEW_DIM, dtype)
+    yield lambda: native.attend_few_queries(*inputs, 0.125)
+    problem = _native_problem(_tensors(*TRAINED, dtype))
+    output, lse = problem.forward()
+    yield problem.forward
+    yield lambda: problem.backward(output, lse, output, None)
+
+
+def _native_problem(inputs: tuple[Tensor, Tensor, Tensor]) -> native.FlashProblem:
+    """All pairs, in tiles without bits."""
+    rows = -(-inputs[0].shape[2] // BLOCK)
+    tiles = native.FlashTiles(
+        np.arange(rows + 1), np.tile(np.array([[0, KEYS, -1]]), (rows, 1)), np.zeros((1, 1, 1, BLOCK), dtype=np.uint64)
+    )
+    return native.FlashProblem(*inputs, 0.125, tiles)
+
+
+def _passes() -> tuple[Work, float]:
+    """Benchmark of `passes`: the online softmax of one tile, from maximum to sum; and its number of passes."""
+    scores = torch.rand(8, 128, 256)
+    weights = torch.empty_like(scores)
+
+    def softmax() -> None:
+        torch.sub(scores, scores.amax(-1, keepdim=True), out=weights)
+        weights.mul_(1.5).exp2_().sum(-1)
+
+    return softmax, 5.0 * scores.numel()
+
+
+def _moved(large: int) -> tuple[Work, float]:
+    """Benchmark of `moved`: one query for each of 8 heads over more keys than caches store; and the keys' bytes."""
+    query, key = torch.rand(8, 1, 128), torch.rand(8, large // 1024, 128)
+    return lambda: query @ key.mT, 4.0 * key.numel()
+
+
+def _fresh(large: int) -> tuple[Work, Work]:
+    """Benchmarks of `fresh`: a sum into newly allocated memory, and the same into existing memory."""
+    numbers, there = torch.zeros(large), torch.zeros(large)
+    return lambda: numbers + 1, lambda: torch.add(numbers, 1, out=there)
+
+
+def _call() -> Work:
+    """Benchmark of `call`: a slice and a sum of a few numbers."""
+    few, other = torch.zeros(8), torch.zeros(4)
+    return lambda: few[:4] + other

@@ -1,0 +1,207 @@
+"""The short kernel: native attention over few keys, with masks of which each row is one span of keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import native
+from ..core.problem import Problem
+from ..core.score_forms import DotPairs
+from ..core.torch_modes import functorch_active
+from ..masks import Mask
+from ..masks.base import And
+from ..masks.padding import Padding
+from ..native.flash import FiniteRows
+from ..native.short_attention import (
+    LONGEST,
+    FiniteShortGradients,
+    PreciseRows,
+    attend_short,
+    attend_short_backward,
+)
+from ..utils.pytree import tree_tensors
+from .base import Cost, FlashWork, Result
+from .batched_problem import BatchedProblem, ProblemGradients, Saved
+from .cost_model import RESULT, bytes_read, total_width
+from .custom_op import apply_kernel, compute_forward, differentiate, register
+from .mask_tiles import memoize
+
+CALLS = 8.0
+"""Overhead of a forward pass, in calls."""
+LANES = 16
+"""Keys are computed in whole vectors, of so many at most."""
+
+
+class ShortKernel:
+    """Attention over at most LONGEST keys in C: all scores of a row at once, and one call forward and one backward.
+
+    It reads float32, bfloat16 and float16, grouped heads, and masks of which each row is a span of keys: causal,
+    windows, padding, documents in order, and what `&` makes of them. The span of a row is two numbers, so that no mask
+    of n² is in memory, and keys outside of it are not read.
+    """
+
+    name = "short"
+
+    def __init__(self) -> None:
+        register(self)
+
+    def why_not(self, problem: Problem) -> list[str]:
+        """Features that its code does not support, or more keys than it is meant for."""
+        reasons, value = [], problem.value
+        if problem.operator != "softmax":
+            reasons.append(f"its code computes softmax attention; this is {problem.operator}")
+        if not isinstance(problem.pairs, DotPairs):
+            reasons.append("its code computes dot products; this score is additive")
+        for name, feature in (("bias", problem.bias), ("softcap", problem.softcap), ("dropout", problem.dropout)):
+            if feature is not None:
+                reasons.append(f"its code has no {name}")
+        if problem.keys > LONGEST:
+            reasons.append(f"it is for at most {LONGEST} keys, whose scores fit into a core's cache; here are more")
+        if value.dtype not in native.DTYPES:
+            reasons.append(f"its code reads {native.DTYPE_NAMES}; this is {str(value.dtype).removeprefix('torch.')}")
+        if not value.is_cpu:
+            reasons.append(f"its code runs on the CPU; this is on {value.device}")
+        if reason := native.why_not():
+            reasons.append(f"there is no native code: {reason}")
+        if not reasons and problem.mask is not None and not has_spans(problem.mask, problem):
+            reasons.append("the keys that a row of the mask attends to are no span that its symbols tell")
+        return reasons
+
+    def cost(self, problem: Problem) -> Cost:
+        """All pairs, in whole vectors of keys; keys and values are laid out once for each key head."""
+        rows, width = problem.weights_shape[:-1].numel(), total_width(problem)
+        pairs = rows * (-(-problem.keys // LANES) * LANES)
+        laid_out, units = problem.value.shape[:-1].numel() * width, problem.value.shape[:-2].numel()
+        idle = torch.get_num_threads() / max(min(units, torch.get_num_threads()), 1)  # a key head has one thread
+        return Cost(
+            flops=0.0,
+            native=FlashWork(2.0 * idle * pairs * width, idle * pairs, packed=idle * laid_out),
+            bytes=0.0,
+            passes=RESULT * rows * problem.value.shape[-1],
+            moved=bytes_read(problem),
+            calls=CALLS,
+        )
+
+    def run(self, problem: Problem) -> Result:
+        """Output, and the log-sum-exp if it is requested.
+
+        Where nothing but the output is, a call takes few steps in Python, as it may take no longer than they do.
+        """
+        pairs: DotPairs = problem.pairs  # type: ignore[assignment]  # `why_not` refuses other forms
+        query, key, value = pairs.query, pairs.key, problem.value
+        if (
+            problem.sinks is not None
+            or problem.wants_lse
+            or not query.ndim == key.ndim == value.ndim == 4
+            or not query.shape[0] == key.shape[0] == value.shape[0]
+            or torch.compiler.is_compiling()
+            or functorch_active()
+        ):
+            return apply_kernel(problem, self)
+        scale, spans = pairs.scale, key_spans(problem)
+        if problem.inputs_require_grad():
+            return Result(_AttendShort.apply(problem, scale, spans, query, key, value))
+        rows = attend_short(query, key, value, scale, spans)
+        if isinstance(rows, FiniteRows) or (problem.mask is None and problem.keys):
+            return Result(rows[0])
+        return apply_kernel(problem, self)
+
+    def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
+        """Output and log-sum-exp of a batched problem."""
+        pairs: DotPairs = batched.pairs  # type: ignore[assignment]
+        return attend_short(pairs.query, pairs.key, batched.value, pairs.scale, key_spans(batched.problem))
+
+    def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
+        """The gradients of a batched problem, in its dtype."""
+        pairs: DotPairs = batched.pairs  # type: ignore[assignment]
+        grad_lse = saved.grad_lse if saved.has_lse_grad else None
+        inputs = pairs.query, pairs.key, batched.value, pairs.scale, key_spans(batched.problem)
+        gradients = attend_short_backward(*inputs, saved.lse, saved.grad_output, grad_lse, saved.output)
+        return ProblemGradients(*gradients, finite=isinstance(gradients, FiniteShortGradients))
+
+
+class _AttendShort(torch.autograd.Function):
+    """The output of a problem with query, key and value as its tensors with gradients.
+
+    What is not finite, or has large scores, or is differentiated twice, is computed as for all kernels by `custom_op`.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, problem: Problem, scale: float, spans: Tensor | None, query: Tensor, key: Tensor, value: Tensor
+    ) -> Tensor:
+        rows = attend_short(query, key, value, scale, spans)
+        ctx.problem, ctx.scale, ctx.spans, ctx.precise = problem, scale, spans, isinstance(rows, PreciseRows)
+        output, lse = rows if ctx.precise else compute_forward(problem, ShortKernel.name)
+        ctx.save_for_backward(output, lse, query, key, value)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        output, lse, query, key, value = ctx.saved_tensors
+        problem: Problem = ctx.problem
+        if ctx.precise and not torch.is_grad_enabled():
+            gradients = attend_short_backward(query, key, value, ctx.scale, ctx.spans, lse, grad_output, None)
+            if isinstance(gradients, FiniteShortGradients):
+                return None, None, None, *gradients
+        tensors, needed = [query, key, value, *tree_tensors(problem)[3:]], ctx.needs_input_grad[3:]
+        upstream, found = (grad_output, torch.zeros_like(lse)), (output, lse)
+        every = (*needed, *(False,) * (len(tensors) - 3))
+        return None, None, None, *differentiate(problem, ShortKernel.name, every, upstream, found, tensors)[:3]
+
+
+def has_spans(mask: Mask, problem: Problem) -> bool:
+    """Whether each row of a mask is a span of keys that its symbols tell, over consecutive positions."""
+    if problem.shift is None or problem.step != 1:
+        return False
+    if isinstance(mask, And):
+        return has_spans(mask.left, problem) and has_spans(mask.right, problem)
+    if isinstance(mask, Padding):
+        lengths, batch = mask.lengths.shape, problem.batch
+        return len(lengths) <= len(batch) and all(
+            size in (1, own) for size, own in zip(reversed(lengths), reversed(batch), strict=False)
+        )
+    return mask.key_span() is not None
+
+
+def key_spans(problem: Problem) -> Tensor | None:
+    """The first key that each row attends to, and the one after its last, (B or 1, M, 2) int32; None without a mask."""
+    mask = problem.mask
+    return None if mask is None else memoize(problem, "spans", lambda: _key_spans(mask, problem))
+
+
+def _key_spans(mask: Mask, problem: Problem) -> Tensor:
+    """Positions as numbers of keys: the M queries come last, unless they have positions of their own."""
+    grid, all_rows, all_keys = problem.grid(), slice(0, problem.queries), slice(0, problem.keys)
+    problem.keep(grid.tile(all_rows, slice(0, 1)))  # raises what the mask's formula would on all pairs
+    problem.keep(grid.tile(slice(0, 1), all_keys))
+    first_key = problem.key_positions.start if isinstance(problem.key_positions, range) else 0
+    first_query = first_key + problem.keys - problem.queries - (problem.shift or 0)
+    with torch.inference_mode(False):
+        starts, stops = _limits(mask, problem, range(first_query, first_query + problem.queries))
+        spans = torch.stack(torch.broadcast_tensors(starts, stops), dim=-1) - first_key
+        return spans.clamp_(0, problem.keys).int().contiguous()
+
+
+def _limits(mask: Mask, problem: Problem, queries: range) -> tuple[Tensor, Tensor]:
+    """The first key position of each row and the one after its last, (B or 1, M)."""
+    if isinstance(mask, And):
+        (starts, stops), (own_starts, own_stops) = (_limits(m, problem, queries) for m in (mask.left, mask.right))
+        return torch.maximum(starts, own_starts), torch.minimum(stops, own_stops)
+    if isinstance(mask, Padding):
+        lengths = mask.lengths.long().expand(problem.batch).reshape(-1, 1) if mask.lengths.ndim else mask.lengths
+        return _rows(None, -(2**62), queries), _rows(lengths, 2**62, queries)
+    span = mask.key_span()
+    if span is None:
+        raise AssertionError(f"{mask!r} was taken for one whose rows are spans")
+    start, stop = span(queries)
+    return _rows(start, -(2**62), queries), _rows(stop, 2**62, queries)
+
+
+def _rows(limit: Tensor | int | None, without: int, queries: range) -> Tensor:
+    """A limit for each row, (B or 1, M); `without`: where there is none."""
+    tensor = torch.as_tensor(without if limit is None else limit, dtype=torch.int64)
+    return tensor.expand(tensor.shape[0] if tensor.ndim > 1 else 1, len(queries))

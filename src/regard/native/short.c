@@ -1,0 +1,502 @@
+/* Attention over few keys: all scores of some rows are computed at once, so that the softmax needs one pass, and no
+ * gradient is summed in memory by several tiles. Keys and values of a head stay in the core's cache.
+ *
+ * The gradients are those of Dao et al. 2022 (arXiv 2205.14135), appendix B.2. Without an output, delta(i) is the sum
+ * over j of weight(i, j) grad_weight(i, j), which equals that over output times grad_output where the log-sum-exp is
+ * that of these keys alone. */
+#include "short.h"
+#include "tile.h"
+
+/* So many rows times two vectors of columns are summed at once; as many sums as there are registers for. */
+enum { MOST_AT_ONCE = AT_ONCE };
+
+/* Backward: the weights of a block of rows, in numbers, and their gradients; both stay in the core's cache. */
+enum { BLOCK_NUMBERS = 1 << 14 };
+
+/* Calls with the constant COUNT for 1 to MOST_AT_ONCE rows, so that each number of rows has code of its own. */
+#define ONE_COUNT(n, ...)      \
+    case n: {                  \
+        enum { COUNT = n };    \
+        __VA_ARGS__;           \
+        break;                 \
+    }
+#if defined(__AVX512F__)
+#define BY_COUNT(count, ...)                                                            \
+    switch (count) {                                                                    \
+        ONE_COUNT(1, __VA_ARGS__) ONE_COUNT(2, __VA_ARGS__) ONE_COUNT(3, __VA_ARGS__) ONE_COUNT(4, __VA_ARGS__) \
+        ONE_COUNT(5, __VA_ARGS__) ONE_COUNT(6, __VA_ARGS__) ONE_COUNT(7, __VA_ARGS__) ONE_COUNT(8, __VA_ARGS__) \
+    }
+#else
+#define BY_COUNT(count, ...)                                                            \
+    switch (count) {                                                                    \
+        ONE_COUNT(1, __VA_ARGS__) ONE_COUNT(2, __VA_ARGS__) ONE_COUNT(3, __VA_ARGS__) ONE_COUNT(4, __VA_ARGS__) \
+    }
+#endif
+
+/* Rows of floats: those of a tensor, or a copy. */
+struct floats {
+    const float *data;
+    int64_t stride;
+};
+
+/* The keys of a row, or of some rows together. */
+struct key_span {
+    int64_t first, last;
+};
+
+/* The state of a thread. */
+struct short_state {
+    int64_t batch, key_head, width; /* width: the columns, whole vectors of them */
+    float *key_columns, *value_columns; /* [dim][width], the keys times scale log2(e); of values backward */
+    float *packed[4];                   /* copies of keys, values, queries and grad_output, where one is needed */
+    struct floats keys, values;
+    float *weights, *grad_scores; /* [rows of a block][width] */
+    float *result;                /* [MOST_AT_ONCE][padded dim]: rows to be written */
+    float *grad_key, *grad_value; /* [columns][padded dim] */
+    int64_t block;                /* backward: rows of a block */
+    struct key_span rows[LONGEST / LANES]; /* backward: of a block the rows that attend to a vector of columns */
+    float scale[MOST_AT_ONCE];    /* the same number for each row */
+    lanes check, largest; /* largest: of the magnitudes of log-sum-exps, per lane */
+};
+
+/* The lanes from a column on that are in a span, and `otherwise` in the others. */
+INLINE lanes select_span(const struct key_span span, int64_t column, lanes values, float otherwise) {
+    const bits lane = {0, 1, 2, 3,
+#if defined(__AVX__)
+                       4, 5, 6, 7,
+#endif
+#if defined(__AVX512F__)
+                       8, 9, 10, 11, 12, 13, 14, 15,
+#endif
+    };
+    if (column >= span.first && column + LANES <= span.last) return values;
+    bits index = lane + (int32_t)column, inside = (index >= (int32_t)span.first) & (index < (int32_t)span.last);
+    return (lanes)((inside & (bits)values) | (~inside & (bits)broadcast(otherwise)));
+}
+
+/* The largest number of all lanes. */
+INLINE float max_of_lanes(lanes values) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps((__m512)values);
+#else
+    float apart[LANES], largest = -INFINITY;
+    store(apart, values);
+    for (int lane = 0; lane < LANES; lane++) largest = apart[lane] > largest ? apart[lane] : largest;
+    return largest;
+#endif
+}
+
+/* The natural logarithm of numbers of at least 1, of which 0 gives none; NaN stays. x = 2^n m with m from 1/sqrt(2) to
+ * sqrt(2), and ln m = 2 artanh(s) = 2 (s + s^3/3 + s^5/5 + ...) with s = (m - 1) / (m + 1), at most 0.172. */
+INLINE lanes log_lanes(lanes x) {
+    bits shifted = (bits)x - 0x3f3504f3, exponent = shifted >> 23;
+    lanes m = (lanes)((bits)x - (exponent << 23)), s = (m - 1.0f) / (m + 1.0f), square = s * s;
+    lanes series = square * (1.0f / 9.0f) + 1.0f / 7.0f;
+    series = series * square + 1.0f / 5.0f;
+    series = series * square + 1.0f / 3.0f;
+    series = series * square * s + s;
+    return __builtin_convertvector(exponent, lanes) * LN_2 + 2.0f * series + 0.0f * x;
+}
+
+/* A product of `terms` columns of some rows on the left, entry (row, k) at left[row * left_row + k * left_step], with as
+ * many rows on the right, over whole vectors of `columns`. */
+struct product {
+    const float *left;
+    int64_t left_row, left_step;
+    const float *right;
+    int64_t right_row, terms, columns;
+};
+
+/* Two vectors of columns, or one. */
+INLINE void multiply_vectors(const struct product *product, int64_t a, float *target, int64_t target_row,
+                             const float *factor, int add, lanes *check, const int vectors, const int count) {
+    lanes sum[MOST_AT_ONCE][2] = {{{0}}};
+    const float *entry = product->left, *right = product->right + a;
+    for (int64_t k = 0; k < product->terms; k++, entry += product->left_step, right += product->right_row) {
+        lanes vector[2];
+        UNROLL for (int v = 0; v < vectors; v++) vector[v] = load(right + v * LANES);
+        UNROLL for (int r = 0; r < count; r++) {
+            lanes own = broadcast(entry[r * product->left_row]);
+            UNROLL for (int v = 0; v < vectors; v++) sum[r][v] += own * vector[v];
+        }
+    }
+    UNROLL for (int r = 0; r < count; r++)
+        UNROLL for (int v = 0; v < vectors; v++) {
+            float *to = target + r * target_row + a + v * LANES;
+            lanes own = sum[r][v] * factor[r];
+            if (add) own += load(to);
+            check_finite(check, own);
+            store(to, own);
+        }
+}
+
+INLINE void multiply_rows(const struct product *product, float *target, int64_t target_row, const float *factor,
+                          int add, lanes *check, const int count) {
+    int64_t a = 0;
+    for (; a + PAIR <= product->columns; a += PAIR)
+        multiply_vectors(product, a, target, target_row, factor, add, check, 2, count);
+    if (a < product->columns) multiply_vectors(product, a, target, target_row, factor, add, check, 1, count);
+}
+
+/* target = the product, each row times its factor; add: to what is there. The check takes note of what is not finite. */
+static void multiply(const struct product *product, float *target, int64_t target_row, const float *factor, int add,
+                     lanes *check, int64_t count) {
+    lanes found = *check;
+    BY_COUNT(count, multiply_rows(product, target, target_row, factor, add, &found, COUNT));
+    *check = found;
+}
+
+/* Some rows of a head as floats in whole vectors: where they are, or a copy. */
+INLINE struct floats as_floats(const struct rows *rows, int64_t batch, int64_t head, int64_t first, int64_t count,
+                               int64_t dim, float *copy, const int dtype) {
+    if (dtype == FLOAT32 && dim % LANES == 0)
+        return (struct floats){head_rows(rows, batch, head, first, dtype), rows->row};
+    for (int64_t i = 0; i < count; i++) {
+        const void *row = head_rows(rows, batch, head, first + i, dtype);
+        for (int64_t a = 0; a < dim; a += LANES)
+            store(copy + i * round_up_to_lanes(dim) + a, load_entries(row, a, dim, dtype, 0));
+    }
+    return (struct floats){copy, round_up_to_lanes(dim)};
+}
+
+/* Rows of floats that are written: those of a tensor, or a copy that `finish_rows` writes into it. */
+struct written {
+    float *data;
+    int64_t stride;
+    int is_copy;
+};
+
+INLINE struct written rows_to_write(const struct rows *rows, int64_t batch, int64_t head, int64_t first, int64_t dim,
+                                    float *copy, const int dtype) {
+    if (dtype == FLOAT32 && dim % LANES == 0)
+        return (struct written){(float *)head_rows(rows, batch, head, first, dtype), rows->row, 0};
+    return (struct written){copy, round_up_to_lanes(dim), 1};
+}
+
+INLINE void finish_rows(const struct written *from, const struct rows *rows, int64_t batch, int64_t head,
+                        int64_t first, int64_t count, int64_t dim, const int dtype) {
+    for (int64_t i = 0; from->is_copy && i < count; i++)
+        for (int64_t a = 0; a < dim; a += LANES)
+            store_entries((void *)head_rows(rows, batch, head, first + i, dtype), a, dim, dtype,
+                          load(from->data + i * from->stride + a));
+}
+
+/* The next unit of work of a thread, from which memory is read while there is other work to do; a key head below 0: none. */
+struct next_unit {
+    int64_t batch, key_head;
+};
+
+INLINE struct key_span row_span(const struct short_attention *problem, int64_t batch, int64_t row) {
+    if (!problem->spans) return (struct key_span){0, problem->columns};
+    const int32_t *span = problem->spans + batch * problem->spans_batch + 2 * row;
+    return (struct key_span){span[0], span[1]};
+}
+
+/* The spans of some rows, and the smallest that has them all; its first column begins a vector. */
+INLINE struct key_span group_span(const struct short_attention *problem, int64_t batch, int64_t row,
+                                  struct key_span *spans, int64_t count) {
+    struct key_span all = {problem->columns, 0};
+    for (int64_t r = 0; r < count; r++) {
+        spans[r] = row_span(problem, batch, row + r);
+        if (spans[r].first >= spans[r].last) continue;
+        all.first = min_int(all.first, spans[r].first), all.last = spans[r].last > all.last ? spans[r].last : all.last;
+    }
+    all.first = all.first / LANES * LANES;
+    return all.first < all.last ? all : (struct key_span){0, 0};
+}
+
+/* Forward: the scores of some rows become exp(score - maximum), 0 outside of their spans; the maximum and the sum. */
+INLINE void softmax_count(float *scores, int64_t width, const struct key_span all, const struct key_span *spans,
+                         float *maximum, float *total, const int count) {
+    lanes largest[MOST_AT_ONCE], sum[MOST_AT_ONCE];
+    UNROLL for (int r = 0; r < count; r++) largest[r] = broadcast(-INFINITY), sum[r] = broadcast(0.0f);
+    for (int64_t j = all.first; j < all.last; j += LANES)
+        UNROLL for (int r = 0; r < count; r++)
+            largest[r] = max_lanes(largest[r], select_span(spans[r], j, load(scores + r * width + j), -INFINITY));
+    for (int r = 0; r < count; r++) {
+        maximum[r] = max_of_lanes(largest[r]);
+        if (maximum[r] == -INFINITY) maximum[r] = 0.0f; /* no keys, or none but those of weight 0 */
+    }
+    for (int64_t j = all.first; j < all.last; j += LANES)
+        UNROLL for (int r = 0; r < count; r++) {
+            lanes weight = exp2_lanes(load(scores + r * width + j) - maximum[r]);
+            weight = select_span(spans[r], j, weight, 0.0f);
+            sum[r] += weight;
+            store(scores + r * width + j, weight);
+        }
+    for (int r = 0; r < count; r++) total[r] = sum_lanes(sum[r]);
+}
+
+static void softmax_rows(float *scores, int64_t width, const struct key_span all, const struct key_span *spans,
+                         float *maximum, float *total, int64_t count) {
+    BY_COUNT(count, softmax_count(scores, width, all, spans, maximum, total, COUNT));
+}
+
+static const float ONES[MOST_AT_ONCE] = {1, 1, 1, 1,
+#if defined(__AVX512F__)
+                                         1, 1, 1, 1,
+#endif
+};
+
+static void forward_group(const struct short_attention *problem, struct short_state *state, int64_t head, int64_t row,
+                          const struct floats query, const struct written *output, int64_t count) {
+    struct key_span spans[MOST_AT_ONCE], all = group_span(problem, state->batch, row, spans, count);
+    int64_t value_dim = round_up_to_lanes(problem->value_dim), width = state->width, columns = all.last - all.first;
+    float maximum[MOST_AT_ONCE] = {0}, total[MOST_AT_ONCE] = {0}, share[MOST_AT_ONCE];
+    struct product scores = {query.data, query.stride, 1, state->key_columns + all.first, width, problem->dim,
+                             round_up_to_lanes(columns)};
+    multiply(&scores, state->weights + all.first, width, ONES, 0, &state->check, count);
+    softmax_rows(state->weights, width, all, spans, maximum, total, count);
+    for (int64_t r = 0; r < count; r++) share[r] = total[r] == 0.0f ? 0.0f : 1.0f / total[r];
+    struct product values = {state->weights + all.first, width, 1,
+                             state->values.data + all.first * state->values.stride, state->values.stride, columns,
+                             value_dim};
+    multiply(&values, output->data, output->stride, share, 0, &state->check, count);
+    float *lse = problem->lse + (state->batch * problem->heads + head) * problem->rows + row;
+    for (int64_t r = 0; r < count; r += LANES) {
+        lanes sums = load_partial(total + r, count - r);
+        lanes log_sums = log_lanes(sums) + LN_2 * load_partial(maximum + r, count - r);
+        bits empty = sums == 0.0f;
+        state->largest = max_lanes(state->largest, absolute(log_sums)); /* of empty rows some number below 100 */
+        store_partial(lse + r, (lanes)((empty & (bits)broadcast(-INFINITY)) | (~empty & (bits)log_sums)), count - r);
+    }
+}
+
+/* How many of the rows that are left go at once: groups of about one size. */
+INLINE int64_t group_rows(int64_t rows) {
+    int64_t groups = (rows + MOST_AT_ONCE - 1) / MOST_AT_ONCE;
+    return (rows + groups - 1) / groups;
+}
+
+/* While some rows of a head are computed: the same share of what is computed next. */
+INLINE void prefetch_part(const struct short_attention *problem, const struct short_state *state,
+                          const struct next_unit next, int64_t head, int64_t row, int64_t count, const int backward,
+                          const int dtype) {
+    int last = head + 1 == (state->key_head + 1) * problem->group;
+    if (last && next.key_head < 0) return;
+    int64_t batch = last ? next.batch : state->batch, own = last ? next.key_head * problem->group : head + 1;
+    prefetch_rows(&problem->query, batch, own, row, count, problem->dim, dtype);
+    if (backward) prefetch_rows(&problem->grad_output, batch, own, row, count, problem->value_dim, dtype);
+    if (!last) return;
+    int64_t begin = row * problem->columns / problem->rows, end = (row + count) * problem->columns / problem->rows;
+    prefetch_rows(&problem->key, batch, next.key_head, begin, end - begin, problem->dim, dtype);
+    prefetch_rows(&problem->value, batch, next.key_head, begin, end - begin, problem->value_dim, dtype);
+}
+
+/* One key head with all its query heads. */
+INLINE void forward_unit(const struct short_attention *problem, struct short_state *state,
+                         const struct next_unit next, const int dtype) {
+    int64_t batch = state->batch, key_head = state->key_head, end = (key_head + 1) * problem->group;
+    pack_transposed(head_rows(&problem->key, batch, key_head, 0, dtype), problem->key.row, problem->columns,
+                    problem->dim, (float)(problem->scale * LOG2_E), state->key_columns, state->width, dtype);
+    state->values = as_floats(&problem->value, batch, key_head, 0, problem->columns, problem->value_dim,
+                              state->packed[1], dtype);
+    for (int64_t head = key_head * problem->group; head < end; head++)
+        for (int64_t row = 0, count; row < problem->rows; row += count) {
+            count = group_rows(problem->rows - row);
+            struct floats query =
+                as_floats(&problem->query, batch, head, row, count, problem->dim, state->packed[2], dtype);
+            struct written output =
+                rows_to_write(&problem->output, batch, head, row, problem->value_dim, state->result, dtype);
+            forward_group(problem, state, head, row, query, &output, count);
+            finish_rows(&output, &problem->output, batch, head, row, count, problem->value_dim, dtype);
+            prefetch_part(problem, state, next, head, row, count, 0, dtype);
+        }
+}
+
+/* Backward: scores and gradients of weights become weights and gradients of scores, 0 outside of the spans. */
+INLINE void gradient_count(const struct short_attention *problem, const struct short_state *state, int64_t number,
+                           float *weights, float *grad_scores, const struct key_span all, const struct key_span *spans,
+                           const float *products, const int count) {
+    int64_t width = state->width;
+    lanes sum[MOST_AT_ONCE];
+    float lse[MOST_AT_ONCE], delta[MOST_AT_ONCE];
+    for (int r = 0; r < count; r++) {
+        float own = problem->lse[number + r];
+        lse[r] = own == -INFINITY ? INFINITY : own * LOG2_E, sum[r] = broadcast(0.0f); /* no part: weights of 0 */
+    }
+    for (int64_t j = all.first; j < all.last; j += LANES)
+        UNROLL for (int r = 0; r < count; r++) {
+            lanes weight = exp2_lanes(load(weights + r * width + j) - lse[r]);
+            weight = select_span(spans[r], j, weight, 0.0f);
+            sum[r] += weight * load(grad_scores + r * width + j);
+            store(weights + r * width + j, weight);
+        }
+    for (int r = 0; r < count; r++)
+        delta[r] = (products ? products[r] : sum_lanes(sum[r])) - (problem->grad_lse ? problem->grad_lse[number + r] : 0.0f);
+    for (int64_t j = all.first; j < all.last; j += LANES)
+        UNROLL for (int r = 0; r < count; r++) {
+            float *at = grad_scores + r * width + j;
+            store(at, load(weights + r * width + j) * (load(at) - delta[r]));
+        }
+    for (int r = 0; r < count; r++)
+        for (int64_t j = 0; j < width; j = j + LANES == all.first ? round_up_to_lanes(all.last) : j + LANES) {
+            if (j >= all.first && j < all.last) continue;
+            store(weights + r * width + j, broadcast(0.0f));
+            store(grad_scores + r * width + j, broadcast(0.0f));
+        }
+}
+
+static void gradient_rows(const struct short_attention *problem, const struct short_state *state, int64_t number,
+                          float *weights, float *grad_scores, const struct key_span all, const struct key_span *spans,
+                          const float *products, int64_t count) {
+    BY_COUNT(count, gradient_count(problem, state, number, weights, grad_scores, all, spans, products, COUNT));
+}
+
+/* A block of rows of a query head. */
+struct row_block {
+    int64_t head, first, rows;
+    struct floats query, grad_output;
+    float delta[MOST_AT_ONCE]; /* of the rows at once: output times grad_output; where there is an output */
+};
+
+/* The rows of a block attend to all vectors of columns in a span. */
+INLINE void note_rows(struct short_state *state, int64_t row, int64_t count, const struct key_span all) {
+    for (int64_t v = all.first / LANES; v * LANES < all.last; v++) {
+        state->rows[v].first = min_int(state->rows[v].first, row);
+        state->rows[v].last = row + count; /* rows come in their order */
+    }
+}
+
+static void backward_group(const struct short_attention *problem, struct short_state *state,
+                           const struct row_block *block, int64_t row, const struct written *gradient,
+                           int64_t count) {
+    struct key_span spans[MOST_AT_ONCE], all = group_span(problem, state->batch, block->first + row, spans, count);
+    int64_t width = state->width, columns = round_up_to_lanes(all.last - all.first), dim = round_up_to_lanes(problem->dim);
+    float *weights = state->weights + row * width, *grad_scores = state->grad_scores + row * width;
+    struct floats query = block->query, grad_output = block->grad_output;
+    struct product scores = {query.data + row * query.stride, query.stride, 1, state->key_columns + all.first, width,
+                             problem->dim, columns};
+    struct product grad_weights = {grad_output.data + row * grad_output.stride, grad_output.stride, 1,
+                                   state->value_columns + all.first, width, problem->value_dim, columns};
+    struct product grad_query = {grad_scores + all.first, width, 1,
+                                 state->keys.data + all.first * state->keys.stride, state->keys.stride,
+                                 all.last - all.first, dim};
+    int64_t number = (state->batch * problem->heads + block->head) * problem->rows + block->first + row;
+    note_rows(state, row, count, all);
+    multiply(&scores, weights + all.first, width, ONES, 0, &state->check, count);
+    multiply(&grad_weights, grad_scores + all.first, width, ONES, 0, &state->check, count);
+    gradient_rows(problem, state, number, weights, grad_scores, all, spans, problem->output.data ? block->delta : 0,
+                  count);
+    multiply(&grad_query, gradient->data, gradient->stride, state->scale, 0, &state->check, count);
+}
+
+/* The gradients of some keys and values from a block of rows; add: to those of other blocks. */
+static void column_group(const struct short_attention *problem, struct short_state *state,
+                         const struct row_block *block, int64_t column, const struct written *key,
+                         const struct written *value, int add, int64_t count) {
+    int64_t dim = round_up_to_lanes(problem->dim), value_dim = round_up_to_lanes(problem->value_dim), width = state->width;
+    struct floats query = block->query, grad_output = block->grad_output;
+    const struct key_span *one = state->rows + column / LANES, *other = state->rows + (column + count - 1) / LANES;
+    int64_t begin = min_int(one->first, other->first), rows = (one->last > other->last ? one->last : other->last) - begin;
+    rows = rows > 0 ? rows : 0;
+    struct product grad_value = {state->weights + begin * width + column, 1, width,
+                                 grad_output.data + begin * grad_output.stride, grad_output.stride, rows, value_dim};
+    struct product grad_key = {state->grad_scores + begin * width + column, 1, width,
+                               query.data + begin * query.stride, query.stride, rows, dim};
+    multiply(&grad_value, value->data + column * value->stride, value->stride, ONES, add, &state->check, count);
+    multiply(&grad_key, key->data + column * key->stride, key->stride, state->scale, add, &state->check, count);
+}
+
+INLINE void backward_unit(const struct short_attention *problem, struct short_state *state,
+                          const struct next_unit next, const int dtype) {
+    int64_t batch = state->batch, key_head = state->key_head, columns = problem->columns, dim = problem->dim,
+            value_dim = problem->value_dim, end = (key_head + 1) * problem->group;
+    int begun = 0;
+    pack_transposed(head_rows(&problem->key, batch, key_head, 0, dtype), problem->key.row, columns, dim,
+                    (float)(problem->scale * LOG2_E), state->key_columns, state->width, dtype);
+    pack_transposed(head_rows(&problem->value, batch, key_head, 0, dtype), problem->value.row, columns, value_dim, 1.0f,
+                    state->value_columns, state->width, dtype);
+    state->keys = as_floats(&problem->key, batch, key_head, 0, columns, dim, state->packed[0], dtype);
+    struct written key = rows_to_write(&problem->grad_key, batch, key_head, 0, dim, state->grad_key, dtype);
+    struct written value = rows_to_write(&problem->grad_value, batch, key_head, 0, value_dim, state->grad_value, dtype);
+    for (int64_t head = key_head * problem->group; head < end; head++)
+        for (int64_t first = 0; first < problem->rows; first += state->block) {
+            struct row_block block = {
+                .head = head, .first = first, .rows = min_int(problem->rows - first, state->block)};
+            block.query = as_floats(&problem->query, batch, head, first, block.rows, dim, state->packed[2], dtype);
+            block.grad_output =
+                as_floats(&problem->grad_output, batch, head, first, block.rows, value_dim, state->packed[3], dtype);
+            for (int64_t v = 0; v * LANES < columns; v++) state->rows[v] = (struct key_span){block.rows, 0};
+            for (int64_t row = 0, count; row < block.rows; row += count) {
+                count = group_rows(block.rows - row);
+                for (int64_t r = 0; problem->output.data && r < count; r++)
+                    block.delta[r] = dot_entries(head_rows(&problem->output, batch, head, first + row + r, dtype),
+                                              head_rows(&problem->grad_output, batch, head, first + row + r, dtype),
+                                              value_dim, dtype);
+                struct written query =
+                    rows_to_write(&problem->grad_query, batch, head, first + row, dim, state->result, dtype);
+                backward_group(problem, state, &block, row, &query, count);
+                finish_rows(&query, &problem->grad_query, batch, head, first + row, count, dim, dtype);
+                prefetch_part(problem, state, next, head, first + row, count, 1, dtype);
+            }
+            for (int64_t column = 0, count; column < columns; column += count) {
+                count = group_rows(columns - column);
+                column_group(problem, state, &block, column, &key, &value, begun, count);
+            }
+            begun = 1;
+        }
+    for (int64_t row = 0; !begun && row < columns; row++) { /* no query attends to the keys */
+        memset(key.data + row * key.stride, 0, (size_t)dim * sizeof(float));
+        memset(value.data + row * value.stride, 0, (size_t)value_dim * sizeof(float));
+    }
+    finish_rows(&key, &problem->grad_key, batch, key_head, 0, columns, dim, dtype);
+    finish_rows(&value, &problem->grad_value, batch, key_head, 0, columns, value_dim, dtype);
+}
+
+/* Takes memory for a number of matrices, of which each begins in a cache line. */
+INLINE float *take_state(const struct short_attention *problem, struct short_state *state, const int backward) {
+    int64_t columns = problem->columns, width = round_up_to_lanes(columns), dim = round_up_to_lanes(problem->dim),
+            value_dim = round_up_to_lanes(problem->value_dim), at_once = MOST_AT_ONCE;
+    int64_t block = BLOCK_NUMBERS / (width ? width : 1) / at_once * at_once;
+    block = block < at_once ? at_once : block;
+    block = backward ? min_int(block, (problem->rows + at_once - 1) / at_once * at_once) : at_once;
+    int64_t sizes[] = {dim * width, backward ? value_dim * width : 0, columns * dim, columns * value_dim, block * dim,
+                       backward ? block * value_dim : 0, block * width, backward ? block * width : 0,
+                       at_once * (dim > value_dim ? dim : value_dim), backward ? columns * dim : 0,
+                       backward ? columns * value_dim : 0};
+    float **targets[] = {&state->key_columns, &state->value_columns, state->packed, state->packed + 1,
+                         state->packed + 2, state->packed + 3, &state->weights, &state->grad_scores, &state->result,
+                         &state->grad_key, &state->grad_value};
+    int64_t numbers = 0;
+    enum { MATRICES = sizeof(sizes) / sizeof(sizes[0]) };
+    for (int i = 0; i < MATRICES; i++) numbers += (sizes[i] + 15) / 16 * 16;
+    float *memory = aligned_alloc(64, (size_t)(numbers + 16) * sizeof(float)), *rest = memory;
+    if (!memory) return 0;
+    for (int i = 0; i < MATRICES; i++) *targets[i] = take_floats(&rest, sizes[i]);
+    state->width = width, state->block = block;
+    state->check = state->largest = broadcast(0.0f);
+    for (int r = 0; r < MOST_AT_ONCE; r++) state->scale[r] = (float)problem->scale;
+    return memory;
+}
+
+INLINE int64_t take_unit(struct short_attention *problem) {
+    return __atomic_fetch_add(&problem->next_unit, 1, __ATOMIC_RELAXED);
+}
+
+INLINE void process(struct short_attention *problem, const int backward) {
+    struct short_state state;
+    float *memory = take_state(problem, &state, backward);
+    if (!memory) {
+        problem->failed = 1;
+        return;
+    }
+    int64_t key_heads = problem->heads / problem->group, taken = take_unit(problem);
+    while (taken < problem->unit_count) {
+        state.batch = taken / key_heads, state.key_head = taken % key_heads;
+        taken = take_unit(problem);
+        struct next_unit next = {taken / key_heads, taken < problem->unit_count ? taken % key_heads : -1};
+        if (backward)
+            BY_DTYPE(problem->dtype, backward_unit(problem, &state, next, DTYPE));
+        else
+            BY_DTYPE(problem->dtype, forward_unit(problem, &state, next, DTYPE));
+    }
+    if (sum_lanes(state.check) != 0.0f) __atomic_store_n(&problem->nonfinite, 1, __ATOMIC_RELAXED);
+    if (!(max_of_lanes(state.largest) < COARSE)) __atomic_store_n(&problem->coarse, 1, __ATOMIC_RELAXED);
+    free(memory);
+}
+
+/* Takes one key head after another while any is left; any number of threads may call these at once. */
+void EXPORTED(regard_short)(struct short_attention *problem) { process(problem, 0); }
+
+void EXPORTED(regard_short_backward)(struct short_attention *problem) { process(problem, 1); }
