@@ -24,9 +24,30 @@ def test_wrong_settings_end_with_code_2(regard):
     for words, message in (
         (["--task", "serve"], "there is no task 'serve'"),
         (["--memory", "lots"], "memory 'lots' is not a size above 0"),
+        (["--memory", "16"], "memory '16' has no unit, and would be 16 bytes: write it as 16GB, or 16B for bytes"),
+        (["--task", "decoding"], "there is no task 'decoding'; did you mean 'decode'?"),
+        (["--tokens", "128k"], "tokens is '128k': write the number out, 128000 or 131072"),
+        (["--tokens", "many"], "tokens needs a whole number, such as 131072; it is 'many'"),
+        (["--tokens", "-5"], "tokens is -5; it needs at least 1"),
         (["--format", "xml"], "there is no format 'xml': text or json"),
         (["--model", "nowhere"], "cannot read nowhere"),
     ):
         done = regard("advise", *words)
         assert done.exit_code == 2
         assert message in done.stderr
+
+
+def test_a_number_may_have_separators(regard):
+    small = "--layers", "1", "--heads", "2", "--head-dim", "16", "--format", "json"
+    for text in ("2048", "2,048", "2_048"):
+        assert json.loads(regard("advise", "--tokens", text, *small).stdout)["workload"]["tokens"] == 2048
+
+
+def test_a_model_brings_its_own_settings(regard, tmp_path):
+    settings = {"model_type": "bert", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    (tmp_path / "config.json").write_text(json.dumps({**settings, "torch_dtype": "float32"}))
+    workload = json.loads(regard("advise", "--model", str(tmp_path), "--format", "json").stdout)["workload"]
+    assert (workload["architecture"], workload["dtype"], workload["heads"]) == ("encoder", "float32", 2)
+    done = regard("advise", "--model", str(tmp_path), "--heads", "8")
+    assert done.exit_code == 2
+    assert "heads is 8, but the model has 2" in done.stderr

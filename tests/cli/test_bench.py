@@ -7,11 +7,12 @@ import torch
 
 from regard import masks
 from regard.cli import agreement_table, kernel_timings
-from regard.kernels import KERNELS, Result, cost_model
-from regard.kernels.cost_model import Rates, cache_file, save_rates
+from regard.kernels import KERNELS, Result, calibration, cost_model
+from regard.kernels.cost_model import FlashRates, Rates, cache_file, save_rates
 from regard.kernels.reference import ReferenceKernel
 
-MEASURED = Rates(flops=4e10, native=6e10, passes=5e9, moved=2e10, fresh=3e9, call=4e-6)
+FLASH = FlashRates(flops=6e10, pairs=1e9, packed=2e9, streamed=3e9, backward=2.5)
+MEASURED = Rates(4e10, 5e9, {"float32": FLASH}, {"float32": FLASH}, moved=2e10, fresh=3e9, call=4e-6)
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +21,7 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(kernel_timings, "BUDGET", 0.0)
     monkeypatch.setattr(kernel_timings, "benchmark_cases", lambda: iter([small()]))
-    monkeypatch.setattr(cost_model, "measure", lambda: MEASURED)
+    monkeypatch.setattr(calibration, "measure", lambda: MEASURED)
     cost_model._rates_in_use.cache_clear()
     yield tmp_path / "cache"
     cost_model._rates_in_use.cache_clear()
@@ -43,9 +44,13 @@ def test_defaults_and_how_well_they_predict(regard):
     lines = result.stdout.splitlines()
     assert lines[0] == "defaults: nothing was measured here; `regard bench --calibrate` measures them"
     assert f"threads: {torch.get_num_threads()}, torch {torch.__version__}" in lines[1]
-    assert lines[7].split() == ["a", "call", "2.50", "µs"]
-    assert lines[9].split() == ["problem", "kernel", "predicted", "measured", "ratio"]
-    rows = [re.fullmatch(r"(a small one)? +(-> )?(\w+) +[\d.]+ ms +[\d.]+ ms +[\d.]+", line) for line in lines[10:]]
+    assert lines[6].split() == ["a", "call", "2.50", "µs"]
+    assert lines[8].split()[:2] == ["torch's", "float32"]
+    first = next(number for number, line in enumerate(lines) if line.startswith("problem"))
+    assert lines[first].split() == ["problem", "kernel", "predicted", "measured", "ratio"]
+    rows = [
+        re.fullmatch(r"(a small one)? +(-> )?(\w+) +[\d.]+ ms +[\d.]+ ms +[\d.]+", line) for line in lines[first + 1 :]
+    ]
     assert all(rows)
     assert "sdpa" in {row[3] for row in rows if row}
     assert sum(bool(row[2]) for row in rows if row) == 1
@@ -77,7 +82,7 @@ def test_calibration_is_printed_and_kept(regard):
 
 
 def test_a_cache_that_cannot_be_written_is_said_before_anything_is_measured(regard, cache, monkeypatch):
-    monkeypatch.setattr(cost_model, "measure", lambda: pytest.fail("it was measured"))
+    monkeypatch.setattr(calibration, "measure", lambda: pytest.fail("it was measured"))
     cache.touch()
     result = regard("bench", "--calibrate")
     assert result.exit_code == 2

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -25,10 +26,10 @@ regard_command.main()
 """
 
 
-def printed(program: str, **environment: str) -> str:
+def printed(program: str, python: Sequence[str] = (sys.executable,), **environment: str) -> str:
     names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
     clean = {name: value for name, value in os.environ.items() if name not in names}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=clean | environment)
+    done = subprocess.run([*python, "-c", program], capture_output=True, text=True, env=clean | environment)
     assert not done.stderr
     return done.stdout.strip()
 
@@ -46,8 +47,8 @@ def test_the_benchmark_measures_what_other_processes_have():
     assert printed(LOADING.replace('"train"', '"bench"')) == "None"
 
 
-def test_importing_the_library_touches_no_setting():
-    assert printed("import os, regard; print(os.environ.get('OMP_WAIT_POLICY'))") == "None"
+def test_importing_the_library_touches_no_setting(warm_python):
+    assert printed("import os, regard; print(os.environ.get('OMP_WAIT_POLICY'))", warm_python) == "None"
 
 
 def test_the_console_script_is_this_one():

@@ -19,6 +19,10 @@ class Leaky(nn.Module):
 
 def wrong():
     return 1
+
+
+def needs(dim):
+    return nn.Linear(dim, dim)
 """
 
 
@@ -43,6 +47,9 @@ def test_wrong_settings_end_with_code_2(regard, tmp_path: Path):
         ([f"{file}:Leaky", "--checks", "past"], "there is no check 'past'"),
         ([f"{file}:Leaky", "--tokens", "1"], "a batch needs a row and two tokens, not 2 of 1"),
         (["x", "--format", "xml"], "there is no format 'xml': text or json"),
+        ([file], f"of {file} name one of {file}:Leaky, {file}:wrong, {file}:needs"),
+        ([f"{file}x.py"], "and there is no such file"),
+        ([f"{file}:needs"], "write a function that returns the model, and name that"),
     ):
         done = regard("examine", *words)
         assert done.exit_code == 2, words

@@ -15,7 +15,7 @@ OPTIONS = [
     "dropout: 0.0, norm: pre, shared_embeddings: all}",
     "training.betas=[0.9, 0.98]",
     "training.keep_last=3",
-    "training.validate_every=0.5",
+    "training.validate_every=1.0",
     "training.max_epochs=16",
 ]
 

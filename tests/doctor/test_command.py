@@ -8,6 +8,8 @@ from typer.testing import CliRunner
 
 from regard.cli.app import app
 from regard.doctor import RULES
+from regard.doctor.code_explanation import explanation
+from regard.doctor.run_explanations import EXPLANATIONS
 
 WRONG = "def f(q, k, v):\n    return (q @ k.mT / 8).softmax(-2) @ v\n"
 CLEAN = "def f(q, k, v):\n    return q\n"
@@ -31,12 +33,18 @@ def test_findings_are_lines_as_of_ruff(doctor):
     assert result.exit_code == 1
     (line,) = result.stdout.splitlines()
     assert re.fullmatch(r"wrong\.py:2:12: ATT111 softmax over axis -2, .*", line)
-    assert result.stderr == "1 error in 1 files; `regard doctor --explain ATT111` explains a code\n"
+    assert result.stderr == "1 error in 1 file; `regard doctor --explain ATT111` explains a code\n"
 
 
 def test_nothing_found(doctor):
     result = doctor("clean.py")
-    assert (result.exit_code, result.stdout, result.stderr) == (0, "", "nothing found in 1 files\n")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "", "nothing found in 1 file\n")
+
+
+def test_nothing_to_read(doctor, tmp_path):
+    (tmp_path / "empty").mkdir()
+    result = doctor("empty")
+    assert (result.exit_code, result.stderr) == (0, "nothing was read: there are no Python files\n")
 
 
 def test_json(doctor):
@@ -73,6 +81,9 @@ def test_sarif(doctor):
     assert rule["id"] == "ATT111"
     assert rule["shortDescription"]["text"] == RULES["ATT111"].summary
     assert rule["defaultConfiguration"] == {"level": "error"}
+    assert "helpUri" not in rule  # there is no public address to invent
+    assert rule["help"]["text"] == str(explanation("ATT111"))
+    assert f"```py\n{RULES['ATT111'].right}\n```" in rule["help"]["markdown"]
     (result,) = run["results"]
     assert result["ruleId"] == run["tool"]["driver"]["rules"][result["ruleIndex"]]["id"]
     assert result["level"] == "error"
@@ -90,6 +101,23 @@ def test_a_file_that_does_not_parse_is_reported_and_the_rest_read(doctor, tmp_pa
     result = doctor(".", "--min-severity", "error", "--select", "ATT111")
     assert [line.split(":")[0] for line in result.stdout.splitlines()] == ["broken.py", "wrong.py"]
     assert "ATT000 the file does not parse" in result.stdout
+
+
+@pytest.mark.parametrize("address", ["https://docs.example/regard", "file:///home/me/regard/build/site/"])
+def test_where_the_documentation_has_an_address_sarif_and_the_page_link_to_it(doctor, tmp_path, address):
+    settings(tmp_path, f'documentation = "{address}"')
+    log = json.loads(doctor(".", "--format", "sarif", "--select", "ATT111", "--html", "page.html").stdout)
+    (rule,) = log["runs"][0]["tool"]["driver"]["rules"]
+    assert rule["helpUri"] == f"{address.rstrip('/')}/mistakes.html#ATT111"
+    if address.startswith("https"):
+        assert f'<a href="{rule["helpUri"]}"' in (tmp_path / "page.html").read_text()
+
+
+def test_an_unreadable_file_has_an_explanation_too(doctor, tmp_path):
+    (tmp_path / "broken.py").write_text("softmax = (")
+    log = json.loads(doctor("broken.py", "--format", "sarif").stdout)
+    assert log["runs"][0]["tool"]["driver"]["rules"][0]["shortDescription"]["text"] == "A file cannot be read."
+    assert "does not parse" in doctor("--explain", "att000").stdout
 
 
 def test_select_and_ignore(doctor):
@@ -121,6 +149,8 @@ def test_settings_of_the_project(doctor, tmp_path):
         ('min-severity = "bad"', "unknown severity 'bad' in [tool.regard.doctor]"),
         ("per-file-ignores = 1", 'it needs to be a table such as {"tests/*" = ["ATT9"]}'),
         ('per-file-ignores = {"a" = ["ATT7"]}', "unknown code 'ATT7'"),
+        ('documentation = "docs"', "is 'docs'; it needs the address of the documentation's folder"),
+        ("documentation = 1", "documentation in [tool.regard.doctor]"),
         ("= 1", "is not TOML that can be read"),
     ],
 )
@@ -148,6 +178,15 @@ def test_wrong_arguments(doctor, arguments, message):
     assert message in result.stderr
 
 
+@pytest.mark.parametrize(("code", "has_examples"), [("RUN101", True), ("run114", False)])
+def test_a_code_of_a_running_model_is_explained(doctor, code, has_examples):
+    result = doctor("--explain", code)
+    assert result.exit_code == 0
+    assert result.stdout.startswith(f"{code.upper()} (")
+    assert ("Wrong:" in result.stdout) is has_examples
+    assert f"Source: {EXPLANATIONS[code.upper()].source}" in result.stdout
+
+
 @pytest.mark.parametrize("code", ["ATT101", "att111"])
 def test_a_code_is_explained(doctor, code):
     result = doctor("--explain", code)
@@ -155,3 +194,4 @@ def test_a_code_is_explained(doctor, code):
     assert result.exit_code == 0
     assert result.stdout.startswith(f"{rule.code} (error): {rule.summary}")
     assert all(part in result.stdout for part in ("Wrong:", "Right:", f"Source: {rule.source}"))
+    assert result.stdout.rstrip().endswith(f"In the documentation: mistakes.html#{rule.code}")

@@ -7,7 +7,7 @@ import pytest
 
 from regard.doctor import RuleSelection, Severity, diagnose, diagnose_file, diagnose_files
 from regard.doctor.diagnosis import UNREADABLE
-from regard.doctor.python_source import LARGEST
+from regard.doctor.python_source import LARGEST, mentions_attention
 from regard.doctor.source_discovery import python_files
 from regard.errors import ConfigurationError
 
@@ -76,6 +76,34 @@ def test_a_file_that_is_nested_too_deeply(tmp_path):
 def test_a_long_chain_is_read(tmp_path):
     path = write(tmp_path / "a.py", "softmax = " + "+".join(["x"] * 3000) + "\n")
     assert len(messages(path)) <= 1
+
+
+def test_a_function_of_a_mask_that_binds_a_name_again(tmp_path):
+    source = """
+from torch.nn.attention.flex_attention import create_block_mask
+
+def mask(b, h, q_idx, kv_idx):
+    seen = q_idx - kv_idx <= 256
+    seen = seen & (q_idx - kv_idx < 1000)
+    return seen
+"""
+    assert [finding.code for finding in diagnose(source)] in ([], ["ATT216"])
+    assert diagnose_file(write(tmp_path / "a.py", source)) is not None
+
+
+@pytest.mark.parametrize(
+    ("line", "counts"),
+    [
+        ("import torch; properties = [property, europe]", False),
+        ("import torch; x = rope(x)", True),
+        ("from torch import nn; self.rotary = None", True),
+        ("import numpy; x.argmax()", False),
+        ("import torch; x.argmax()", True),
+        ("x.softmax(-1)", True),
+    ],
+)
+def test_files_without_a_word_of_attention_are_not_parsed(line, counts):
+    assert mentions_attention(line.encode()) is counts
 
 
 def test_a_file_with_null_bytes(tmp_path):

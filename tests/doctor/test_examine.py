@@ -137,7 +137,7 @@ def found(plant: Plant, **settings: object) -> Examination:
 def test_nothing_is_found_in_a_clean_model() -> None:
     examination = found(Plant())
     assert examination.findings == ()
-    assert set(examination.skipped) == {"source", "backends", "eager"}
+    assert set(examination.skipped) == {"source", "backends", "eager", "rotary"}
     assert set(examination.checked) | set(examination.skipped) == set(CHECKS)
 
 
@@ -188,7 +188,7 @@ def test_a_leak_within_blocks_is_found_at_their_borders_alone() -> None:
 
 def test_left_padding_is_mended_by_positions() -> None:
     [moved] = found(Plant(padding="positions"), checks=["padding"]).findings
-    assert "5 tokens of masked padding on the left" in moved.message
+    assert "masked padding on the left changes results" in moved.message
 
 
 def test_an_encoder_is_not_blamed_for_seeing_the_future() -> None:
@@ -227,8 +227,11 @@ def test_layers_of_regard_and_torch_are_seen() -> None:
         "multihead": nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval(),
     }
     for kind, layer in layers.items():
-        [one] = capture_weights(Subject(layer, (x, x, x) if kind == "regard" else x))
+        subject = Subject(layer, (x, x, x) if kind == "regard" else x)
+        subject.maps = True
+        [one] = capture_weights(subject)
         assert one.kind == kind
+        assert one.weights is not None
         assert one.weights.shape == (2, 2, 12, 12)
         assert torch.allclose(one.weights.sum(-1), torch.ones(2, 2, 12), atol=1e-5)
 
@@ -250,6 +253,11 @@ def test_text_and_json() -> None:
     assert (leak["code"], leak["severity"], leak["evidence"]["moved"]) == ("RUN101", "error", 0)
 
 
+class Transposed(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.transpose(0, 1)
+
+
 @pytest.mark.parametrize(
     ("model", "given", "settings", "message"),
     [
@@ -260,8 +268,15 @@ def test_text_and_json() -> None:
             r"Linear does not run on the batch \(0: \(2, 4, 5\)\): ",
         ),
         (nn.Flatten(0), torch.zeros(2, 4, 5), {}, "needed is a floating-point tensor with an output for each position"),
-        (nn.Flatten(1), torch.zeros(2, 4, 5), {}, "no input has the positions of the output"),
+        (Transposed(), torch.zeros(2, 4, 5), {}, r"no input has the rows of the output \(4, 2, 5\): 0: \(2, 4, 5\)"),
         (nn.Linear(5, 3), torch.zeros(2, 1, 5), {}, "the sequence has 1 position; two or more"),
+        (nn.Linear(5, 3), torch.zeros(0, 4, 5), {}, r"the sequence \(0, 4, 5\) is empty; two positions are needed"),
+        (
+            nn.Linear(5, 3, device="meta"),
+            torch.zeros(2, 4, 5, device="meta"),
+            {},
+            "Linear is on the meta device, without",
+        ),
         (nn.Linear(5, 3), torch.zeros(2, 4, 5), {"checks": ["past"]}, "there is no check 'past': random, future"),
         (nn.Linear(5, 3), torch.zeros(2, 4, 5), {"sequence": "x"}, "the batch has no tensor 'x', it has 0"),
         (len, torch.zeros(2, 4, 5), {}, "a model is a torch.nn.Module, not builtin_function_or_method"),
@@ -270,3 +285,179 @@ def test_text_and_json() -> None:
 def test_bad_input(model: nn.Module, given: Tensor, settings: dict, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         examine(model, given, **settings)
+
+
+def test_outputs_of_rows_are_examined() -> None:
+    class Classifier(nn.Module):
+        def __init__(self, kept: bool) -> None:
+            super().__init__()
+            self.kept, self.score, self.out = kept, nn.Linear(8, 1), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+            outside = torch.arange(x.shape[1]) >= lengths[:, None]
+            scores = self.score(x).squeeze(-1)
+            weights = (scores.masked_fill(outside, -torch.inf) if self.kept else scores).softmax(-1)
+            return self.out((weights[..., None] * x).sum(1))
+
+    given = {"x": torch.randn(2, 20, 8), "lengths": torch.full((2,), 20)}
+
+    def padding(keep: Tensor) -> dict[str, Tensor] | None:
+        return {"lengths": keep.sum(1)} if bool(keep[:, 0].all()) else None
+
+    for kept, codes in ((True, set()), (False, {"RUN103"})):
+        examination = examine(Classifier(kept), given, padding=padding, checks=["padding", "future", "batch"])
+        assert examination.codes == codes
+        assert "one output for each row" in examination.skipped["future"]
+
+
+def test_a_cache_in_the_batch_is_not_changed() -> None:
+    class Session:
+        def __init__(self) -> None:
+            self.seen: list[Tensor] = []
+
+    class Mean(nn.Module):
+        def __init__(self, right: bool) -> None:
+            super().__init__()
+            self.right, self.out = right, nn.Linear(8, 8)
+
+        def forward(self, x: Tensor, session: Session) -> Tensor:
+            before = torch.cat(session.seen, 1) if session.seen and self.right else x[:, :0]
+            session.seen.append(x)
+            whole = torch.cat([before, x], 1)
+            counts = torch.arange(1, whole.shape[1] + 1)[:, None]
+            return self.out(whole.cumsum(1) / counts)[:, before.shape[1] :]
+
+    for right, codes in ((True, set()), (False, {"RUN120"})):
+        session = Session()
+        given = {"x": torch.randn(2, 20, 8), "session": session}
+        assert examine(Mean(right), given, causal=True, cache="session", checks=["cache"]).codes == codes
+        assert session.seen == []
+
+
+def test_a_model_of_nan_is_reported_once() -> None:
+    model = Small(Plant())
+    with torch.no_grad():
+        model.head.weight.fill_(torch.nan)
+    examination = examine(model, batch(), causal=True)
+    assert [(one.code, one.message) for one in examination.findings] == [
+        ("RUN110", "outputs are NaN, first in row 0 of the batch")
+    ]
+    assert examination.skipped["future"] == "all outputs are NaN"
+
+
+def test_masks_of_float64_are_not_blamed() -> None:
+    """The smallest number of float64 is -inf in a softmax of float32: findings in float64 alone are none."""
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv = nn.Linear(8, 24)
+
+        def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+            q, k, v = self.qkv(x).chunk(3, -1)
+            least = torch.finfo(x.dtype).min
+            scores = q @ k.mT / 8**0.5 + torch.full((x.shape[1],) * 2, least, dtype=x.dtype).triu(1)
+            if attention_mask is not None:
+                scores = scores.masked_fill(attention_mask[:, None] == 0, least)
+            return scores.softmax(-1, dtype=torch.float32).to(v.dtype) @ v
+
+    x = torch.randn(2, 20, 8)
+    assert examine(Masked(), {"x": x}, causal=True, checks=["padding", "rows"]).codes == set()
+
+
+@pytest.mark.parametrize(
+    ("factor", "codes"), [(8**-0.5, set()), (1.0, {"RUN115"}), (1 / 8, {"RUN115"}), (16**-0.5, {"RUN115"})]
+)
+def test_scales_are_followed_through_rotations_and_masks(factor: float, codes: set[str]) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv = nn.Linear(16, 48)
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.qkv(x).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+            angle = torch.arange(x.shape[1])[:, None] * torch.ones(8)
+            q, k = (t * angle.cos() + torch.cat([-t[..., 4:], t[..., :4]], -1) * angle.sin() for t in (q * factor, k))
+            scores = torch.einsum("bhid,bhjd->bhij", q, k)
+            scores = scores + torch.full(scores.shape[-2:], -torch.inf).triu(1)
+            return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+    assert examine(Scaled(), torch.randn(2, 20, 16), causal=True, checks=["scale", "sums"]).codes == codes
+
+
+@pytest.mark.parametrize("kind", ["causal", "bool", "float", "grouped", "nothing"])
+def test_weights_of_sdpa_are_the_formula(kind: str) -> None:
+    from regard.doctor.softmax_capture import capture_weights
+
+    class Attends(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv = nn.Linear(16, 48)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.q, self.k, v = self.qkv(x).unflatten(-1, (3, 4, 4)).permute(2, 0, 3, 1, 4)
+            past = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+            settings = {
+                "causal": {"is_causal": True},
+                "bool": {"attn_mask": past, "scale": 0.3},
+                "float": {"attn_mask": torch.zeros(past.shape).masked_fill(~past, torch.finfo(x.dtype).min)},
+                "grouped": {"is_causal": True, "enable_gqa": True},
+                "nothing": {"attn_mask": past.tril(-1)},
+            }[kind]
+            heads = slice(2) if kind == "grouped" else slice(None)
+            y = functional.scaled_dot_product_attention(self.q, self.k[:, heads], v[:, heads], **settings)
+            return y.transpose(1, 2).flatten(2)
+
+    model = Attends()
+    subject = Subject(model, torch.randn(2, 12, 16))
+    subject.maps = True
+    [one] = capture_weights(subject, compares_heads=True)
+    assert one.weights is not None
+    keys = model.k[:, :2].repeat_interleave(2, 1) if kind == "grouped" else model.k
+    past = torch.ones(12, 12, dtype=torch.bool).tril(-1 if kind == "nothing" else 0)
+    scores = (model.q @ keys.mT * (0.3 if kind == "bool" else 0.5)).masked_fill(~past, -torch.inf)
+    assert one.kind == "sdpa"
+    assert torch.allclose(one.weights, scores.softmax(-1).nan_to_num(), atol=1e-6)
+    assert bool((one.visible == past).all())
+    assert torch.equal(one.visible_keys, past.sum(-1).expand(2, 4, 12))
+    assert torch.equal(one.top, one.weights.amax(-1))
+    assert torch.equal(one.first, one.weights[..., 0])
+    uniform = past / past.sum(-1, keepdim=True).clamp(min=1)
+    assert torch.allclose(one.off_uniform, (one.weights - uniform).abs().amax(-1))
+    assert one.apart is not None
+    assert torch.allclose(one.apart[1, 3], (one.weights[:, 1] - one.weights[:, 3]).abs().max())
+
+
+@pytest.mark.parametrize("kind", ["sdpa", "softmax"])
+def test_weights_of_long_sequences_are_stored_by_cells(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from regard.doctor import finding_map, softmax_capture
+
+    class Attends(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv = nn.Linear(8, 24)
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.qkv(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+            if kind == "sdpa":
+                return functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+            future = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+            weights = (q @ k.mT / 2).masked_fill(future, -torch.inf).softmax(-1)
+            return (weights @ v).transpose(1, 2).flatten(2)
+
+    subject = Subject(Attends(), torch.randn(2, 50, 8))
+    subject.maps = True
+    [exact] = softmax_capture.capture_weights(subject, compares_heads=True)
+    monkeypatch.setattr(softmax_capture, "CELLS", 7)
+    monkeypatch.setattr(softmax_capture, "MOST_READ", 2000)
+    [pooled] = softmax_capture.capture_weights(subject, compares_heads=True)
+    assert exact.weights is not None
+    assert pooled.weights is not None
+    assert (exact.cell, pooled.cell) == ((1, 1), (8, 8))
+    padded = functional.pad(exact.weights, (0, 6, 0, 6)).unflatten(3, (7, 8)).unflatten(2, (7, 8))
+    assert torch.allclose(pooled.weights, padded.amax((3, 5)), atol=1e-6)
+    for name in ("visible_keys", "top", "first", "off_uniform", "apart"):
+        assert torch.allclose(getattr(exact, name), getattr(pooled, name), atol=1e-6), name
+    [shown] = finding_map.attention_map(subject, pooled, 1, (41, 9))
+    assert (shown.values.shape, shown.at, shown.place) == ((2, 7, 7), (41, 9), (5, 1))
+    assert "the largest of 8 queries and 8 keys each" in shown.title

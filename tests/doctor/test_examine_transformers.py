@@ -1,6 +1,7 @@
 """`regard.doctor.examine` on models of transformers, and the zoo."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from torch import Tensor, nn
@@ -103,14 +104,23 @@ def test_models_that_cannot_be_loaded(name: str, message: str) -> None:
         load_model(name)
 
 
-def test_the_zoo_examines_classes_in_processes_and_writes_a_table() -> None:
+def test_the_zoo_examines_classes_in_processes_writes_a_table_and_resumes_from_its_folder(tmp_path: Path) -> None:
     lines: list[str] = []
-    report = examine_zoo(only="GPT2LMHeadModel", workers=1, seconds=280, on_done=lines.append)
+    report = examine_zoo(only="GPT2LMHeadModel", workers=1, seconds=280, folder=tmp_path, on_done=lines.append)
     assert lines == [f"1/1 GPT2LMHeadModel ({report.entries[0].seconds:.1f} s): RUN102, RUN104"]
     assert report.counts()["left padding"] == (1, 0, 1)
-    assert "| GPT2LMHeadModel |  |" in report.markdown()
+    assert "| GPT2LMHeadModel |  |  | ✗ |  | ✗ |  |" in report.markdown()
+    assert "| left padding | 1 | 1 | 0 |" in report.markdown()
     assert "RUN104 left padding changes results" in report.markdown()
     assert "1 of 1 classes examined" in report.summary()
+
+    assert [path.name for path in tmp_path.iterdir()] == ["GPT2LMHeadModel.json"]
+    again = examine_zoo(only="GPT2LMHeadModel", workers=1, seconds=280, folder=tmp_path, on_done=lines.append)
+    assert len(lines) == 1
+    assert again.entries == report.entries
+    (tmp_path / "GPT2LMHeadModel.json").write_text("{}")
+    with pytest.raises(ConfigurationError, match=r"GPT2LMHeadModel.json is not the result of a class of the zoo"):
+        examine_zoo(only="GPT2LMHeadModel", workers=1, seconds=280, folder=tmp_path)
 
 
 def test_a_class_that_takes_too_long_is_given_up() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+pytestmark = pytest.mark.usefixtures("own_registrations")
 PLANTED = Path(__file__).parent / "planted"
 MISTAKES: list[dict[str, Any]] = tomllib.loads((PLANTED / "mistakes.toml").read_text())["mistake"]
 FILES = sorted(path.name for path in PLANTED.glob("*.py"))

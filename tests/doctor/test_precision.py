@@ -13,6 +13,57 @@ from regard.doctor.source_discovery import python_files
 ROOT = Path(__file__).parents[2]
 MISTAKES = RuleSelection(least=Severity.WARNING)
 CORRECT = {
+    "heads mixed behind the softmax": """
+        def attend(q, k, v, scale, mix):
+            weights = (torch.einsum("b h i d, b h j d -> b h i j", q, k) * q.size(-1) ** -0.5).softmax(dim=-1)
+            weights = torch.einsum("b h i j, h g -> b g i j", weights, mix)
+            return torch.einsum("b h i j, b h j d -> b h i d", weights, v)
+    """,
+    "classes of queries spread over pixels": """
+        def segmentation(outputs):
+            classes = outputs.logits.softmax(dim=-1)
+            pixels = outputs.masks.sigmoid()
+            return torch.einsum("bqc, bqhw -> bchw", classes, pixels)
+    """,
+    "queries and keys that read each other": """
+        def exchange(q, k, slots, tokens):
+            scores = torch.einsum("bhtd,bhsd->bhts", q, k) * q.size(-1) ** -0.5
+            to_tokens, to_slots = scores.softmax(dim=-1), scores.softmax(dim=-2)
+            return torch.einsum("bhts,bhsd->bhtd", to_tokens, slots), torch.einsum("bhts,bhtd->bhsd", to_slots, tokens)
+    """,
+    "a window that is joined with a causal mask": """
+        from torch.nn.attention.flex_attention import and_masks
+
+        def window(size):
+            def inner(b, h, q_idx, kv_idx):
+                return kv_idx > q_idx - size
+            return inner
+
+        def causal(b, h, q_idx, kv_idx):
+            return q_idx >= kv_idx
+
+        def windowed(size):
+            return and_masks(window(size), causal)
+    """,
+    "texts, and no padded ids, for an engine": """
+        from vllm import LLM
+
+        tokenizer = AutoTokenizer.from_pretrained("model", padding_side="left")
+
+        class Server:
+            def complete(self, prompts):
+                return self.llm.generate(prompts, self.sampling)
+    """,
+    "a covariance": """
+        def updated(raw, z):
+            std = raw.exp()
+            return std @ z @ std.T
+    """,
+    "weights that are hidden again": """
+        def attend(q, k, v, mask):
+            scores = (q @ k.transpose(-2, -1) / q.size(-1) ** 0.5).masked_fill(mask, -10000.0)
+            return torch.softmax(scores, dim=-1).masked_fill(mask, 0.0) @ v
+    """,
     "Luong's score has no scale": """
         class Luong(nn.Module):
             def __init__(self, hidden):

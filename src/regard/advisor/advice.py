@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..errors import ConfigurationError
 from ..kernels.cost_model import default_rates, rates_in_use
+from ..utils.units import format_bytes, format_count, format_seconds
 from .mechanisms import Change, Mechanism, mechanisms
 from .workload import Workload, with_model
 
 WORTH = {
     Change.NOTHING: 1.0,
+    Change.FEWER_BITS: 1.0,
     Change.FEWER_KEY_HEADS: 2.0,
     Change.ONE_KEY_HEAD: 4.0,
     Change.ANOTHER_SCORE: 4.0,
@@ -69,8 +71,9 @@ def advise(model: Any = None, *, exact: bool = True, **workload: Any) -> Advice:
     be faster by a factor of `WORTH`, 2 for fewer key heads to 16 for an approximation. All are in the table.
 
     Args:
-        model: a model of Hugging Face, its configuration, a config.json or its folder; heads, layers, dtype and window
-            are then its own, and only what computes the same is compared.
+        model: a model of Hugging Face, its configuration, a config.json or its folder; architecture, heads, layers and
+            window are then its own, and so is the dtype unless it is an argument. Only what computes the same is
+            compared, and caches of fewer bits.
         exact: whether to recommend only mechanisms that attend to all pairs that the task allows.
         workload: the fields of `Workload`: task, tokens, architecture, source_tokens, batch, layers, heads, key_heads,
             head_dim, window, dtype, device, memory.
@@ -84,10 +87,10 @@ def advise(model: Any = None, *, exact: bool = True, **workload: Any) -> Advice:
     'grouped-query, 4 key heads'
     """
     given = make_workload(workload)
-    given = given if model is None else with_model(given, model)
+    given = given if model is None else with_model(given, model, frozenset(workload))
     found = mechanisms(given)
     chosen = recommend([each for each in found if not exact or each.change < Change.FEWER_PAIRS])
-    remark = "" if chosen.fits else nearest_feasible(given, chosen)
+    remark = "" if chosen.fits else nearest_feasible(given, chosen, found)
     rest = sorted((each for each in found if each is not chosen), key=lambda each: each.price.seconds)
     is_cpu = given.device_type == "cpu"
     rates = rates_in_use().origin if is_cpu else f"defaults of a data-centre GPU: {default_rates(given.device_type)}"
@@ -103,7 +106,7 @@ def make_workload(settings: dict[str, Any]) -> Workload:
     try:
         return Workload(**settings)
     except TypeError:
-        known = [name for name in Workload.__dataclass_fields__ if name != "fixed"]
+        known = [name for name in Workload.__dataclass_fields__ if name not in ("fixed", "positions")]
         unknown = sorted(settings.keys() - set(known))
         raise ConfigurationError(f"there is no argument {', '.join(unknown)}; known: {', '.join(known)}") from None
 
@@ -124,13 +127,33 @@ def recommend(found: Sequence[Mechanism]) -> Mechanism:
     return chosen
 
 
-def nearest_feasible(workload: Workload, least: Mechanism) -> str:
-    """Text that says how far the memory is from what the mechanism of the least memory needs."""
-    tokens = int(workload.tokens * float(workload.memory or 0) / least.price.memory)
+def nearest_feasible(workload: Workload, least: Mechanism, found: Sequence[Mechanism]) -> str:
+    """Text on the mechanism of the least memory: how much it needs, and the most tokens that fit in what there is.
+
+    found: all mechanisms, of which one that is not exact may fit.
+    """
+    memory = int(workload.memory or 0)
+    tokens = most_tokens(workload, least, memory)
+    fewer = f", or {tokens:,} tokens in this much" if tokens else "; not even one token fits in this much"
+    others = [each.name for each in found if each.fits]
+    inexact = f". Of those that leave out pairs or approximate, {others[0]} fits: --any, exact=False" if others else ""
     return (
-        f"nothing fits in {_bytes(float(workload.memory or 0))}: the least is {least.name}, which needs "
-        f"{_bytes(least.price.memory)}. Feasible are that much memory, or some {tokens:,} tokens in this much"
+        f"nothing {'exact ' if others else ''}fits in {_decimal_bytes(workload)}: the least is {least.name}, which "
+        f"needs {format_bytes(least.price.memory)}. Feasible are that much memory{fewer}{inexact}"
     )
+
+
+def most_tokens(workload: Workload, mechanism: Mechanism, memory: int) -> int:
+    """The most tokens for which a mechanism fits in memory, by bisection; 0 if one token does not fit."""
+    low, high = 0, workload.tokens
+    while high - low > max(low // 1000, 1):
+        middle = (low + high) // 2
+        same = [each for each in mechanisms(replace(workload, tokens=middle)) if each.name == mechanism.name]
+        if same and same[0].price.memory <= memory:
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 def parts_beside(workload: Workload, chosen: Mechanism) -> dict[str, str]:
@@ -156,6 +179,8 @@ def _mask_advice(workload: Workload) -> str:
 
 
 def _position_advice(workload: Workload) -> str:
+    if workload.positions:
+        return f"those of the model: {workload.positions}"
     if workload.architecture == "translation":
         return "sinusoidal or learned in the encoder and decoder; cross-attention itself has none"
     if workload.tokens > 8192:
@@ -166,7 +191,7 @@ def _position_advice(workload: Workload) -> str:
 def describe(workload: Workload) -> str:
     """The workload as text, a line."""
     source = f" over {workload.source_tokens:,} of the source" if workload.source_tokens else ""
-    limit = "" if workload.memory is None else f", memory {_bytes(float(workload.memory))}"
+    limit = "" if workload.memory is None else f", memory {_decimal_bytes(workload)}"
     key_heads = workload.key_heads or workload.heads
     return (
         f"{workload.task}, {workload.architecture}: {workload.tokens:,} tokens{source}, batch {workload.batch}, "
@@ -175,13 +200,25 @@ def describe(workload: Workload) -> str:
     )
 
 
+def _decimal_bytes(workload: Workload) -> str:
+    """The memory of a workload in GB and its kin, as users write it."""
+    return f"{format_count(float(workload.memory or 0))}B"
+
+
 def _table(found: Sequence[Mechanism]) -> list[str]:
     rows = [("", "mechanism", "kernel", "FLOPs", "read, written", "cache", "memory", "time", "changes")]
     for number, each in enumerate(found):
         price = each.price
-        numbers = (_count(price.flops), _bytes(price.bytes), _bytes(price.cache), _bytes(price.memory))
+        numbers = (
+            format_count(price.flops),
+            format_bytes(price.bytes),
+            format_bytes(price.cache),
+            format_bytes(price.memory),
+        )
         change = each.change.name.lower().replace("_", " ") + ("" if each.fits else ", too large")
-        rows.append(("->" if number == 0 else "", each.name, price.kernel, *numbers, _time(price.seconds), change))
+        rows.append(
+            ("->" if number == 0 else "", each.name, price.kernel, *numbers, format_seconds(price.seconds), change)
+        )
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
@@ -189,26 +226,3 @@ def _table(found: Sequence[Mechanism]) -> list[str]:
 def _columns(lines: Sequence[tuple[str, str]]) -> list[str]:
     width = max(len(label) for label, _ in lines) + 2
     return [f"   {label:<{width}}{text}" for label, text in lines]
-
-
-def _count(number: float) -> str:
-    return f"{number:.2g}" if number < 1e3 else _scaled(number, 1000, ("", "k", "M", "G", "T", "P", "E"))
-
-
-def _bytes(number: float) -> str:
-    return _scaled(number, 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB")) if number else "none"
-
-
-def _time(seconds: float) -> str:
-    for unit, size in (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size * (2 if unit in ("h", "min") else 1):
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds / 1e-6:.3g} µs"
-
-
-def _scaled(number: float, step: int, units: Sequence[str]) -> str:
-    for unit in units[:-1]:
-        if number < step:
-            return f"{number:.3g} {unit}".rstrip()
-        number /= step
-    return f"{number:.3g} {units[-1]}"

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
+from ..kernels.base import Cost
+from ..kernels.cost_model import WIDEN, seconds_on
 from ..masks import Mask, causal, prefix, window
 from ..scores import Additive
 from .prices import Price, linear_price, ring_price, softmax_price
@@ -29,15 +31,26 @@ BANDWIDTH = 1e10
 """Bytes a second between the processes of a ring: a network of 100 Gbit/s, assumed."""
 
 
+QUANTISED = (
+    (8, "next to none in the published tests", "Sheng et al. 2023 (FlexGen), arXiv 2303.06865"),
+    (4, "a small loss, if keys are scaled per channel", "Hooper et al. 2024 (KVQuant), arXiv 2401.18079"),
+    (2, "a loss that has to be measured; the last tokens stay whole", "Liu et al. 2024 (KIVI), arXiv 2402.02750"),
+)
+"""Bits of a number in a quantised cache, what they cost in quality, and a source."""
+SCALED_TOGETHER = 64
+"""Numbers of a quantised cache that share a scale and an offset of 16 bits each."""
+
+
 class Change(IntEnum):
     """What a mechanism changes of the model, from least to most."""
 
     NOTHING = 0
-    FEWER_KEY_HEADS = 1
-    ONE_KEY_HEAD = 2
-    ANOTHER_SCORE = 3
-    FEWER_PAIRS = 4
-    APPROXIMATION = 5
+    FEWER_BITS = 1
+    FEWER_KEY_HEADS = 2
+    ONE_KEY_HEAD = 3
+    ANOTHER_SCORE = 4
+    FEWER_PAIRS = 5
+    APPROXIMATION = 6
 
 
 @dataclass(frozen=True)
@@ -59,12 +72,12 @@ class Mechanism:
 
 
 def mechanisms(workload: Workload) -> list[Mechanism]:
-    """All mechanisms that can compute the workload; those that change a fixed model are left out."""
+    """All mechanisms that can compute the workload; those that need another training of a fixed model are left out."""
     found = [
         replace(each, fits=workload.memory is None or each.price.memory <= int(workload.memory))
         for each in _all(workload)
     ]
-    return [each for each in found if not workload.fixed or each.change is Change.NOTHING]
+    return [each for each in found if not workload.fixed or each.change <= Change.FEWER_BITS]
 
 
 def _all(workload: Workload) -> Iterator[Mechanism]:
@@ -76,11 +89,15 @@ def _all(workload: Workload) -> Iterator[Mechanism]:
             "ring of processes",
             Change.NOTHING,
             ring_price(workload, own.price, processes, BANDWIDTH),
-            f"the sequence is cut over {processes} processes, which each hold 1/{processes} of it",
+            f"the sequence is cut over {processes} processes, each with memory of its own for 1/{processes} of it",
             "exact: the same result as in one process",
             "Liu et al. 2023, arXiv 2310.01889",
             f"with regard.ring.sharded(regard.ring.Zigzag()): ...   # torchrun --nproc-per-node {processes}",
         )
+    if workload.task == "decode":
+        for bits, quality, source in QUANTISED:
+            if bits < 8 * workload.element_size:
+                yield _quantised(workload, own, bits, quality, source)
     for shared in sorted({math.gcd(GROUP, workload.heads), workload.heads}):
         if shared > 1 and workload.heads // shared < key_heads:
             yield _shared_keys(workload, workload.heads // shared)
@@ -118,6 +135,34 @@ def _softmax(workload: Workload, key_heads: int) -> Mechanism:
         "exact",
         "Vaswani et al. 2017, arXiv 1706.03762",
         f"regard.attention(q, k, v{'' if mask is None else f', mask={mask!r}'})",
+    )
+
+
+def _quantised(workload: Workload, own: Mechanism, bits: int, quality: str, source: str) -> Mechanism:
+    """The workload's own mechanism with a cache of fewer bits, which is converted back layer by layer at each step."""
+    whole = own.price.cache
+    numbers = whole / workload.element_size
+    cache = numbers * (bits + 2 * 16 / SCALED_TOGETHER) / 8
+    of_layer = whole / workload.layers
+    converting = Cost(0.0, of_layer, passes=WIDEN * numbers / workload.layers, calls=4.0)
+    seconds = workload.layers * seconds_on(workload.device_type, converting, DTYPES[workload.dtype])
+    price = replace(
+        own.price,
+        bytes=own.price.bytes + cache + whole,
+        cache=cache,
+        memory=own.price.memory - whole + cache + of_layer,
+        seconds=own.price.seconds + seconds,
+    )
+    return Mechanism(
+        f"{own.name}, cache in {bits} bits",
+        Change.FEWER_BITS,
+        price,
+        f"a cache {whole / cache:.1f} times smaller without another training, which each step has to convert back",
+        quality,
+        source,
+        f"model.generate(..., cache_implementation='quantized', cache_config={{'nbits': {bits}}})"
+        if bits in (2, 4)
+        else "model.generate(..., cache_implementation='quantized', cache_config={'backend': 'hqq', 'nbits': 8})",
     )
 
 
@@ -211,11 +256,11 @@ def _performer(workload: Workload, key_heads: int) -> Mechanism:
 
 
 def _processes(workload: Workload, price: Price) -> int:
-    """Processes of a ring: the smallest power of two whose share fits in memory; 1 where one process is enough."""
+    """Processes of a ring: the smallest power of two whose share fits in memory; 1 where one is enough, or none are."""
     if workload.task == "decode" and workload.memory is None:
         return 1
     limit = workload.memory if workload.memory is not None else math.inf
-    processes = 8 if workload.keys >= RING_TOKENS else 1
+    least = processes = 8 if workload.keys >= RING_TOKENS else 1
     while price.memory / processes > float(limit) and processes < min(MOST_PROCESSES, workload.keys):
         processes *= 2
-    return processes
+    return processes if price.memory / processes <= float(limit) else least

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Unpack
 
 import torch
@@ -13,21 +12,22 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ..core.problem import Problem
 from ..kernels import Cost
+from ..kernels.base import FlashWork
 from ..kernels.cost_model import predicted_seconds, seconds_on
-from ..kernels.dispatch import kernels_of
+from ..kernels.dispatch import kernels_of, uncompared_kernel
 from ..kernels.validation import AttentionOptions, make_problem
 from .workload import DTYPES, Workload
 
-BACKWARD = 2.5
+BACKWARD_PRODUCTS = 2.5
 """Backward over forward of softmax attention: five matrix products for two (Dao 2023, arXiv 2307.08691)."""
 LINEAR_BACKWARD = 2.0
 """The same of linear attention, whose matrix products have two gradients each."""
 CHUNK = 64
 """Positions that attend to each other in linear attention; others meet in the state."""
-LINEAR_EFFICIENCY = 0.45
-"""The share of the rate of matrix products that causal linear attention reaches, measured (docs/benchmarks.md)."""
-LONGEST_COUNTED = 2**15
-"""Queries up to which the tiles of a mask are counted; costs, which are quadratic in them, are extrapolated beyond."""
+LINEAR_EFFICIENCY = 0.38
+"""The share of the native flash kernel's rate of products that causal linear attention reaches, measured."""
+LINEAR_CALLS, LINEAR_GRADIENT = 55.0, 57.0
+"""Overhead of linear attention in calls of torch's operators, and that of its gradient."""
 
 
 @dataclass(frozen=True)
@@ -59,27 +59,16 @@ def softmax_price(
 
     keys: positions in memory; while decoding, a rolling cache has fewer than the sequence. options: of `attention`.
     """
-    if workload.queries > LONGEST_COUNTED:
-        counted = [LONGEST_COUNTED // 2, LONGEST_COUNTED * 3 // 4, LONGEST_COUNTED]
-        prices = [
-            softmax_price(
-                replace(workload, tokens=tokens),
-                key_heads,
-                tokens if keys == workload.tokens else keys,
-                kernel=kernel,
-                **options,
-            )
-            for tokens in counted
-        ]
-        return _extrapolated(prices, counted, workload.tokens)
     problem = describe_problem(workload, key_heads, keys, **options)
     able = [each for each in kernels_of(problem) if kernel in (None, each.name) and not each.why_not(problem)]
     costs = {each: each.cost(problem) for each in able}
     fastest = min(able, key=lambda each: predicted_seconds(costs[each], problem))
+    if kernel is None:
+        fastest = uncompared_kernel(problem) or fastest
     pairs = problem.weights_shape.numel() * (
         1.0 if problem.mask is None else problem.mask.density(problem.queries, keys)
     )
-    passes = 1 + BACKWARD * (workload.task == "train")
+    passes = 1 + BACKWARD_PRODUCTS * (workload.task == "train")
     stored = workload.bytes_of_keys(key_heads, keys)
     rows = 2 * workload.bytes_of_rows()  # queries and outputs
     in_memory = rows if workload.task == "train" else rows / workload.layers  # without gradients, of one layer
@@ -89,18 +78,8 @@ def softmax_price(
         (stored + rows) * passes,
         0.0 if workload.task == "train" else stored,
         stored + in_memory + costs[fastest].bytes,
-        predicted_seconds(costs[fastest], problem) * workload.layers * passes,
+        predicted_seconds(costs[fastest], problem) * workload.layers,
     )
-
-
-def _extrapolated(prices: list[Price], counted: list[int], tokens: int) -> Price:
-    """The price at a length, on the parabola through three prices, with the kernel of the longest."""
-    weights = [math.prod((tokens - other) / (own - other) for other in counted if other != own) for own in counted]
-    sums = {
-        name: sum(weight * getattr(price, name) for weight, price in zip(weights, prices, strict=True))
-        for name in ("flops", "bytes", "cache", "memory", "seconds")
-    }
-    return Price(prices[-1].kernel, **sums)
 
 
 def describe_problem(workload: Workload, key_heads: int, keys: int, **options: Unpack[AttentionOptions]) -> Problem:
@@ -112,6 +91,8 @@ def describe_problem(workload: Workload, key_heads: int, keys: int, **options: U
 
     with nullcontext() if workload.device_type == "cpu" else FakeTensorMode():  # a device that need not be here
         query, key = tensor(workload.heads, workload.queries), tensor(key_heads, keys)
+        if workload.task == "train":
+            query, key = query.requires_grad_(), key.requires_grad_()
         return make_problem(query, key, key, **options)
 
 
@@ -128,7 +109,10 @@ def linear_price(workload: Workload, features: int, key_heads: int) -> Price:
     states = 4.0 * workload.layers * workload.batch * key_heads * numbers
     inputs = 2 * workload.bytes_of_rows() * (1 + key_heads / workload.heads)
     moved = (2 * states if workload.task == "decode" else inputs) * passes
-    cost = Cost(flops / LINEAR_EFFICIENCY, 0.0, moved=moved)
+    calls = workload.layers * (LINEAR_CALLS + LINEAR_GRADIENT * (workload.task == "train"))
+    # Of many tokens, reading is hidden behind products.
+    read = moved if workload.task == "decode" else 0.0
+    cost = Cost(0.0, 0.0, moved=read, calls=calls, native=FlashWork(flops / LINEAR_EFFICIENCY))
     seconds = seconds_on(workload.device_type, cost, torch.float32)
     stored = 0.0 if workload.task == "train" else states
     in_memory = inputs if workload.task == "train" else inputs / workload.layers

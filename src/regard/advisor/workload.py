@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ class Workload:
     `tokens` earlier ones. architecture: "decoder" is causal, an "encoder" attends both ways, "translation" is the
     cross-attention of `tokens` target tokens to `source_tokens` source tokens. key_heads: the key and value heads of
     each layer, which divide heads. memory: bytes for attention, None for no limit. fixed: whether heads and mask are
-    those of an existing model, so that only what computes the same may be recommended.
+    those of an existing model, so that only what computes the same may be recommended. positions: its position scheme.
 
     Raises:
         ConfigurationError: a name that does not exist, a number below 1, key heads that do not divide the heads.
@@ -53,6 +53,7 @@ class Workload:
     device: str = "cpu"
     memory: int | str | None = None
     fixed: bool = False
+    positions: str = ""
 
     def __post_init__(self) -> None:
         for name, names in (("task", TASKS), ("architecture", ARCHITECTURES), ("dtype", tuple(DTYPES))):
@@ -60,6 +61,10 @@ class Workload:
                 raise ConfigurationError(
                     f"there is no {name} {getattr(self, name)!r}; {nearest(getattr(self, name), names)}"
                 )
+        if self.architecture == "encoder" and self.task == "decode":
+            raise ConfigurationError(
+                "an encoder reads all tokens at once and has no task 'decode': say 'prefill', or another architecture"
+            )
         for name in ("tokens", "source_tokens", "batch", "layers", "heads", "key_heads", "head_dim", "window"):
             if getattr(self, name) is not None:
                 whole_number(name, getattr(self, name))
@@ -136,53 +141,110 @@ def parse_bytes(text: str) -> int:
         size = float(found[1]) * UNITS[found[2].upper()] if found else math.nan
     except (ValueError, KeyError):
         size = math.nan
+    if re.fullmatch(r"\s*[0-9.]+\s*", text) and 0 < size < SMALLEST_PLAIN:
+        raise ConfigurationError(
+            f"memory {text!r} has no unit, and would be {size:g} bytes: write it as {size:g}GB, or {size:g}B for bytes"
+        )
     if not 1 <= size < math.inf:
         raise ConfigurationError(f"memory {text!r} is not a size above 0: write it as 16GB, 16GiB or 512MB")
     return int(size)
 
 
+SMALLEST_PLAIN = 2**20
+"""The smallest number of bytes that is read without a unit: a smaller one was meant in GB."""
+
 CONFIG_NAMES = {
-    "layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "encoder_layers"),
-    "heads": ("num_attention_heads", "n_head", "num_heads", "n_heads", "encoder_attention_heads"),
-    "key_heads": ("num_key_value_heads",),
+    "layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "decoder_layers"),
+    "heads": ("num_attention_heads", "n_head", "num_heads", "n_heads", "decoder_attention_heads"),
+    "key_heads": ("num_key_value_heads", "num_kv_heads"),
     "head_dim": ("head_dim", "d_kv"),
     "window": ("sliding_window",),
     "dtype": ("dtype", "torch_dtype"),
 }
 """Fields of a workload, and their names in config.json files of Hugging Face."""
-WIDTHS = ("hidden_size", "n_embd", "d_model")
+DECODER_NAMES = {
+    "layers": ("num_decoder_layers", "decoder_layers"),
+    "heads": ("decoder_attention_heads",),
+}
+"""The same of an encoder-decoder model, whose cross-attention is in the decoder: looked up first."""
+ROTARY_NAMES = ("rope_theta", "rope_parameters", "rope_scaling", "rotary_pct", "rotary_emb_base")
+WIDTHS = ("hidden_size", "n_embd", "d_model", "dim")
+ENCODERS = (
+    *("albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "ernie", "esm", "longformer"),
+    *("modernbert", "mpnet", "nomic_bert", "roberta", "roformer", "vit", "xlm-roberta"),
+)
+"""The `model_type` of models that attend both ways."""
 
 
-def with_model(workload: Workload, model: Any) -> Workload:
-    """The workload with the heads, layers, dtype and window of a model, which the advice then does not change.
+def with_model(workload: Workload, model: Any, chosen: Collection[str] = ()) -> Workload:
+    """The workload with the architecture, heads, layers, dtype and window of a model, which advice does not change.
 
-    model: a model of Hugging Face or its configuration, a config.json, or the folder of one.
+    model: a model of Hugging Face or its configuration, a config.json, or the folder of one. chosen: the fields of the
+    workload that the user set.
 
     Raises:
-        ConfigurationError: no such file, or a configuration that does not have heads and layers.
+        ConfigurationError: no such file, a configuration that does not have heads and layers, or a chosen field that
+            the model has another number for.
     """
     settings = _settings(model)
-    found: dict[str, Any] = {}
-    for name, names in CONFIG_NAMES.items():
-        given = next((settings[each] for each in names if settings.get(each) is not None), None)
-        if given is not None:
-            found[name] = given
-    missing = [" or ".join(CONFIG_NAMES[name][:2]) for name in ("layers", "heads") if name not in found]
+    found = {**_read(settings, CONFIG_NAMES)}
+    if settings.get("is_encoder_decoder"):
+        found |= {"architecture": "translation", **_read(settings, DECODER_NAMES)}
+    elif settings.get("model_type") in ENCODERS:
+        found["architecture"] = "decoder" if settings.get("is_decoder") else "encoder"
     width = next((settings[name] for name in WIDTHS if settings.get(name) is not None), None)
+    missing = [" or ".join(CONFIG_NAMES[name][:2]) for name in ("layers", "heads") if name not in found]
     if width is None and "head_dim" not in found:
         missing.append(f"head_dim or {WIDTHS[0]}")
     if missing:
         raise ConfigurationError(
             f"the configuration of the model has no {', no '.join(missing)}; it has "
-            f"{', '.join(sorted(settings)[:12]) or 'nothing'}: give the numbers by heads=, layers= and head_dim="
+            f"{', '.join(sorted(settings)[:12]) or 'nothing'}: leave the model out, and give heads, layers and "
+            "head_dim themselves"
         )
-    found.setdefault("head_dim", int(width or 0) // int(found["heads"]))
+    heads = whole_number("heads of the configuration", found["heads"])
+    if "head_dim" not in found:
+        found["head_dim"] = whole_number(f"{WIDTHS[0]} of the configuration", width) // heads
     if settings.get("use_sliding_window") is False:
         found.pop("window", None)
-    found["dtype"] = str(found.get("dtype", workload.dtype)).removeprefix("torch.")
-    if settings.get("is_encoder_decoder"):
-        found["architecture"] = "translation"
-    return replace(workload, **found, fixed=True)
+    dtype = str(found.pop("dtype", "")).removeprefix("torch.")
+    if dtype in DTYPES and "dtype" not in chosen:
+        found["dtype"] = dtype
+    for name in found.keys() & set(chosen):
+        if getattr(workload, name) != found[name]:
+            raise ConfigurationError(
+                f"{name} is {getattr(workload, name)!r}, but the model has {found[name]!r}: leave {name} out, or leave "
+                "the model out and give its numbers"
+            )
+    return replace(workload, **found, fixed=True, positions=_positions(settings, workload.tokens))
+
+
+def _read(settings: Mapping[str, Any], names: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
+    """The settings that exist, by the fields of a workload."""
+    found = {
+        name: next((settings[own] for own in owns if settings.get(own) is not None), None)
+        for name, owns in names.items()
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _positions(settings: Mapping[str, Any], tokens: int) -> str:
+    """The position scheme of a configuration, and whether it reaches so many tokens."""
+    longest = next((settings[name] for name in ("max_position_embeddings", "n_positions") if settings.get(name)), None)
+    if settings.get("relative_attention_num_buckets"):
+        return "learned biases by distance, of any length (biases.relative)"
+    if settings.get("alibi") or settings.get("model_type") in ("bloom", "mpt"):
+        return "ALiBi, of any length (biases.alibi)"
+    rotary = any(
+        settings.get(name) is not None for name in ("rope_theta", "rope_parameters", "rope_scaling", "rotary_pct")
+    )
+    scheme = "rotary" if rotary else "sinusoidal" if settings.get("model_type") == "marian" else "learned"
+    if not isinstance(longest, int):
+        return scheme
+    if tokens <= longest:
+        return f"{scheme}, for up to {longest:,} tokens"
+    mend = "it needs YaRN scaling, and some training" if rotary else "take fewer, or another model"
+    return f"{scheme}, for {longest:,} tokens; {tokens:,} are more: {mend}"
 
 
 def _settings(model: Any) -> Mapping[str, Any]:

@@ -23,6 +23,7 @@ from ..masks import causal as causal_mask
 from ..masks import where
 from ..plots import approximation_plot, save
 from ..utils.numbers import whole_number
+from ..utils.units import format_bytes, format_seconds
 from .deviation import LensResults, WeightErrors, check_lenses, compare_weights, head_errors, row_errors
 from .methods import Method, MethodLike, as_method
 from .timing import Timings, measure_times, peak_memory
@@ -171,9 +172,11 @@ class Approximation:
         at = self.timings.lengths.index(self.keys)
         exact, other = self.timings.exact[at], self.timings.approximate[at]
         ratio = f"{exact / other:.3g} times faster" if exact >= other else f"{other / exact:.3g} times slower"
-        lines = [("time", f"{_seconds(exact)} exact, {_seconds(other)} approximate: {ratio}")]
+        lines = [("time", f"{format_seconds(exact)} exact, {format_seconds(other)} approximate: {ratio}")]
         if None not in self.memory:
-            lines.append(("memory", "{} exact, {} approximate".format(*map(_bytes, self.memory))))
+            lines.append(
+                ("memory", "{} exact, {} approximate".format(*(format_bytes(each or 0) for each in self.memory)))
+            )
         if len(self.timings.lengths) > 1:
             shortest, longest = self.timings.lengths[0], self.timings.lengths[-1]
             found = (
@@ -339,13 +342,3 @@ def _columns(lines: Sequence[tuple[str, str]]) -> list[str]:
     """Lines of a label and a text, the texts one below the other."""
     width = max(len(label) for label, _ in lines) + 2
     return [f"  {label:<{width}}{text}" for label, text in lines]
-
-
-def _seconds(seconds: float) -> str:
-    """A time with its unit."""
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
-
-
-def _bytes(count: int | None) -> str:
-    """A number of bytes with its unit."""
-    return f"{(count or 0) / 2**20:,.3g} MiB"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -17,18 +18,24 @@ def advise(
         Path | None, typer.Option(help="A config.json, or the folder of one: its heads are then not changed.")
     ] = None,
     task: Annotated[str, typer.Option(help="train, prefill or decode.")] = "prefill",
-    tokens: Annotated[int, typer.Option(help="Tokens of a sequence; while decoding, those before the next.")] = 4096,
-    architecture: Annotated[str, typer.Option(help="decoder, encoder or translation.")] = "decoder",
+    tokens: Annotated[
+        str, typer.Option(metavar="NUMBER", help="Tokens of a sequence; while decoding, those before the next.")
+    ] = "4096",
+    architecture: Annotated[
+        str | None, typer.Option(help="decoder, encoder or translation; of the model, or decoder.")
+    ] = None,
     source_tokens: Annotated[int | None, typer.Option(help="Tokens of the source, of a translation.")] = None,
     batch: Annotated[int, typer.Option(help="Sequences at once.")] = 1,
-    layers: Annotated[int, typer.Option(help="Attention layers.")] = 32,
-    heads: Annotated[int, typer.Option(help="Query heads.")] = 32,
+    layers: Annotated[int | None, typer.Option(help="Attention layers; without a model 32.")] = None,
+    heads: Annotated[int | None, typer.Option(help="Query heads; without a model 32.")] = None,
     key_heads: Annotated[int | None, typer.Option(help="Key and value heads; as many as heads without it.")] = None,
-    head_dim: Annotated[int, typer.Option(help="Dim of a head.")] = 128,
+    head_dim: Annotated[int | None, typer.Option(help="Dim of a head; without a model 128.")] = None,
     window: Annotated[int | None, typer.Option(help="Positions that a query attends to, of a windowed model.")] = None,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or float64.")] = "bfloat16",
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, bfloat16, float16 or float64; of the model, or bfloat16.")
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu for this machine, or cuda for a data-centre GPU.")] = "cpu",
-    memory: Annotated[str | None, typer.Option(help="Memory for attention, such as 16GB.")] = None,
+    memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory for attention, such as 16GB.")] = None,
     exact: Annotated[
         bool, typer.Option("--exact/--any", help="Recommend attention to all pairs alone, or any mechanism.")
     ] = True,
@@ -49,24 +56,35 @@ def advise(
         return
     from regard.advisor import advise as compare
 
-    found = compare(
-        model,
-        exact=exact,
-        task=task,
-        tokens=tokens,
-        architecture=architecture,
-        source_tokens=source_tokens,
-        batch=batch,
-        layers=layers,
-        heads=heads,
-        key_heads=key_heads,
-        head_dim=head_dim,
-        window=window,
-        dtype=dtype,
-        device=device,
-        memory=memory,
-    )
+    settings = {
+        "task": task,
+        "tokens": _number("tokens", tokens),
+        "batch": batch,
+        "device": device,
+        "architecture": architecture,
+        "source_tokens": source_tokens,
+        "layers": layers,
+        "heads": heads,
+        "key_heads": key_heads,
+        "head_dim": head_dim,
+        "window": window,
+        "dtype": dtype,
+        "memory": memory,
+    }
+    found = compare(model, exact=exact, **{name: value for name, value in settings.items() if value is not None})
     emit([json.dumps(found.as_dict(), indent=2) if as_json else str(found)])
+
+
+def _number(name: str, text: str) -> int:
+    """A whole number that may have separators: 131072, 131,072 or 131_072."""
+    if short := re.fullmatch(r"\s*(\d+)([km])i?\s*", text, re.IGNORECASE):
+        power = 1 if short[2].lower() == "k" else 2
+        decimal, binary = (int(short[1]) * step**power for step in (1000, 1024))
+        raise ConfigurationError(f"{name} is {text!r}: write the number out, {decimal} or {binary}")
+    try:
+        return int(re.sub(r"(?<=\d)[,_](?=\d)", "", text))
+    except ValueError:
+        raise ConfigurationError(f"{name} needs a whole number, such as 131072; it is {text!r}") from None
 
 
 def _print_rules(as_json: bool) -> None:

@@ -15,6 +15,7 @@ import regard
 from regard.cli.advise import advise
 from regard.cli.align import align
 from regard.cli.bench import bench
+from regard.cli.compare import compare
 from regard.cli.demo import demo
 from regard.cli.doctor import doctor
 from regard.cli.evaluate import evaluate
@@ -22,6 +23,7 @@ from regard.cli.examine import examine
 from regard.cli.explore import explore
 from regard.cli.missing_extra import naming_the_extra
 from regard.cli.saved_runs import average, export
+from regard.cli.steps import steps
 from regard.cli.train import train
 from regard.cli.translate import translate
 from regard.errors import RegardError
@@ -77,9 +79,11 @@ for name, command in {
     "advise": advise,
     "average": average,
     "bench": bench,
+    "compare": compare,
     "doctor": doctor,
     "examine": examine,
     "explore": explore,
     "export": export,
+    "steps": steps,
 }.items():
     app.command(name)(command)

@@ -11,7 +11,7 @@ from regard.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from regard.cli.kernel_timings import ProblemTimings
-    from regard.kernels.cost_model import Rates
+    from regard.kernels.cost_model import FlashRates, Rates
 
 
 def bench(
@@ -57,7 +57,8 @@ def _compare(name: str, most: int) -> None:
 
 
 def _calibrate() -> None:
-    from regard.kernels.cost_model import cache_file, make_folder, measure, save_rates
+    from regard.kernels.calibration import measure
+    from regard.kernels.cost_model import cache_file, make_folder, save_rates
 
     path = cache_file()
     make_folder(path)  # fails now, not after ten seconds of measuring
@@ -85,11 +86,22 @@ def _lines(rates: Rates) -> list[str]:
     return [
         f"  {machine.processor}, threads: {machine.threads}, torch {machine.torch}",
         f"  matrix products  {rates.flops / 1e9:10,.1f} GFLOP/s a thread, float32",
-        f"  in native code   {rates.native / 1e9:10,.1f} GFLOP/s a thread",
         f"  passes in cache  {rates.passes / 1e9:10,.2f} G numbers/s a thread",
         f"  main memory      {rates.moved / 1e9:10,.1f} GB/s read",
         f"  new memory       {rates.fresh / 1e9:10,.1f} GB/s handed out",
         f"  a call           {rates.call / 1e-6:10,.2f} µs",
+        f"  {'flash kernels, a thread':<32}{'GFLOP/s':>9}{'pairs':>9}{'packed':>9}{'streamed':>9}  backward",
+        *_flash_lines("torch's", rates.torch),
+        *_flash_lines("native", rates.native),
+    ]
+
+
+def _flash_lines(name: str, by_dtype: dict[str, FlashRates]) -> list[str]:
+    """A line for each dtype: billions a second, and the backward pass in forward passes."""
+    return [
+        f"    {name:<8} {dtype:<19}{rates.flops / 1e9:9,.1f}{rates.pairs / 1e9:9,.2f}{rates.packed / 1e9:9,.2f}"
+        f"{rates.streamed / 1e9:9,.2f}  {rates.backward:8.2f}"
+        for dtype, rates in by_dtype.items()
     ]
 
 

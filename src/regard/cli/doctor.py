@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from regard.cli.options import PageFile, check_page_file, save_page
 from regard.cli.stdio import emit
-from regard.errors import ConfigurationError, nearest
+from regard.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from regard.doctor import CodeFinding, RuleSelection
@@ -45,6 +46,7 @@ def doctor(
     jobs: Annotated[
         int, typer.Option(min=0, show_default=False, help="Processes that read files. [default: one for each core]")
     ] = 0,
+    html: PageFile = None,
 ) -> None:
     """Find mistakes in the attention of Python sources; nothing of them is run.
 
@@ -53,10 +55,12 @@ def doctor(
 
     A comment `# regard: ignore[ATT101]` on a line suppresses that finding there; `# regard: ignore-file[ATT101]` in the
     whole file. Defaults stand in [tool.regard.doctor] of pyproject.toml: select, ignore, exclude,
-    min-severity, per-file-ignores.
+    min-severity, per-file-ignores, documentation (the address that SARIF and pages link to).
     """
     if explain:
-        emit([_explained(explain)])
+        from regard.doctor.code_explanation import explanation
+
+        emit([str(explanation(explain))])
         return
     if not paths:
         raise ConfigurationError("no files or folders were named; `regard doctor src` reads those in src")
@@ -68,12 +72,21 @@ def doctor(
     settings = settings_near(paths[0])
     selection = _selection(settings, select, ignore, min_severity)
     files = python_files(paths, settings.exclude)
+    if html is not None:
+        check_page_file(html, files)
     if fix:
         _fix(paths, files, to, selection, allow_dirty)
     findings = diagnose_files(files, selection, jobs or None)
+    if html is not None:
+        from regard.doctor.diagnosis_page import diagnosis_page
+
+        page = diagnosis_page(
+            findings, scope=_counted(files), to=to, selection=selection, documentation=settings.documentation
+        )
+        save_page(page, html)
     if findings or output_format in ("json", "sarif"):
-        emit([FORMATS[output_format](findings)])
-    typer.echo(_summary(findings, len(files)), err=True)
+        emit([FORMATS[output_format](findings, settings.documentation)])
+    typer.echo(_summary(findings, files), err=True)
     if findings:
         raise typer.Exit(1)
 
@@ -103,9 +116,13 @@ def _codes(written: str) -> tuple[str, ...]:
     return tuple(code.strip().upper() for code in written.split(",") if code.strip())
 
 
-def _summary(findings: list[CodeFinding], files: int) -> str:
+def _counted(files: list[Path]) -> str:
+    return "1 file" if len(files) == 1 else f"{len(files):,} files"
+
+
+def _summary(findings: list[CodeFinding], files: list[Path]) -> str:
     if not findings:
-        return f"nothing found in {files:,} files"
+        return f"nothing found in {_counted(files)}" if files else "nothing was read: there are no Python files"
     counts: dict[str, int] = {}
     for finding in findings:
         counts[finding.severity.value] = counts.get(finding.severity.value, 0) + 1
@@ -114,19 +131,4 @@ def _summary(findings: list[CodeFinding], files: int) -> str:
         for name in ("error", "warning", "hint")
         if name in counts
     ]
-    return f"{', '.join(shown)} in {files:,} files; `regard doctor --explain {findings[0].code}` explains a code"
-
-
-def _explained(code: str) -> str:
-    from regard.doctor import RULES
-
-    rule = RULES.get(code.upper())
-    if rule is None:
-        raise ConfigurationError(f"unknown code {code!r}; {nearest(code.upper(), RULES)}")
-    wrong, right = (
-        "\n".join(f"    {line}".rstrip() for line in text.splitlines()) for text in (rule.wrong, rule.right)
-    )
-    return (
-        f"{rule.code} ({rule.severity.value}): {rule.explanation}\n\n"
-        f"Wrong:\n\n{wrong}\n\nRight:\n\n{right}\n\nSource: {rule.source}"
-    )
+    return f"{', '.join(shown)} in {_counted(files)}; `regard doctor --explain {findings[0].code}` explains a code"

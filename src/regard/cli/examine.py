@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from regard.cli.options import PageFile, check_page_file, save_page
 from regard.cli.stdio import emit
 from regard.errors import ConfigurationError
 
@@ -32,8 +33,12 @@ def examine(
     only: Annotated[str | None, typer.Option(help="With --zoo: classes whose name has this in it.")] = None,
     workers: Annotated[int, typer.Option(help="With --zoo: processes.")] = 2,
     seconds: Annotated[float, typer.Option(help="With --zoo: processor time that a class may take.")] = 60.0,
+    results: Annotated[
+        Path | None, typer.Option(help="With --zoo: folder of a JSON for each class; those in it are not run again.")
+    ] = None,
     table: Annotated[Path | None, typer.Option(help="With --zoo: write the table, as Markdown, to this file.")] = None,
     output: Annotated[str, typer.Option("--format", help="text or json.")] = "text",
+    html: PageFile = None,
 ) -> None:
     """Run a model on random tokens, change them, and report outputs that move though they must not.
 
@@ -43,8 +48,10 @@ def examine(
     """
     if output not in ("text", "json"):
         raise ConfigurationError(f"there is no format {output!r}: text or json")
+    if html is not None:
+        check_page_file(html)
     if zoo:
-        _examine_zoo(only, workers, seconds, table, output)
+        _examine_zoo(only, workers, seconds, results, table, output, html)
         return
     if model is None:
         raise ConfigurationError("examine needs a model: a folder, a class of transformers, FILE.py:NAME, or --zoo")
@@ -62,16 +69,36 @@ def examine(
         causal=causal,
         packed=packed,
         checks=CHECKS if checks is None else [name.strip() for name in checks.split(",")],
+        maps=html is not None,
     )
+    if html is not None:
+        from regard.doctor.examination_page import examination_page
+
+        save_page(examination_page(found), html)
     emit([found.to_json() if output == "json" else str(found)])
     if any(one.severity is Severity.ERROR for one in found.findings):
         raise typer.Exit(1)
 
 
-def _examine_zoo(only: str | None, workers: int, seconds: float, table: Path | None, output: str) -> None:
+def _examine_zoo(
+    only: str | None,
+    workers: int,
+    seconds: float,
+    results: Path | None,
+    table: Path | None,
+    output: str,
+    html: Path | None,
+) -> None:
     from regard.doctor.zoo import examine_zoo
 
-    report = examine_zoo(only=only, workers=workers, seconds=seconds, on_done=lambda line: typer.echo(line, err=True))
+    def report_line(line: str) -> None:
+        typer.echo(line, err=True)
+
+    report = examine_zoo(only=only, workers=workers, seconds=seconds, folder=results, on_done=report_line)
     if table is not None:
         table.write_text(report.markdown(), encoding="utf-8")
+    if html is not None:
+        from regard.doctor.zoo_page import zoo_page
+
+        save_page(zoo_page(report), html)
     emit([json.dumps(report.as_dict(), indent=2) if output == "json" else report.summary()])

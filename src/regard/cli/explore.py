@@ -15,7 +15,7 @@ from regard.errors import AtlasError, ConfigurationError
 if TYPE_CHECKING:
     from regard.explorer import Atlas
     from regard.explorer.collection import Rerun
-    from regard.explorer.server import ExplorerServer
+    from regard.explorer.server import LocalServer
 
 
 def explore(
@@ -79,7 +79,7 @@ def explore(
     else:
         from regard.explorer.server import ExplorerServer
 
-        _serve(ExplorerServer(atlases, port or 0, state=state, rerun=rerun), no_open)
+        serve(ExplorerServer(atlases, port or 0, state=state, rerun=rerun), no_open)
 
 
 def _atlases(
@@ -124,7 +124,8 @@ def _write(atlas: Atlas, path: Path, state: str | None) -> None:
     emit([str(path)])
 
 
-def _serve(server: ExplorerServer, no_open: bool) -> None:
+def serve(server: LocalServer, no_open: bool) -> None:
+    """Print a server's address, open it in a browser unless `no_open`, and serve until Ctrl-C."""
     from regard.explorer.server import open_browser
 
     def ready() -> None:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from regard import biases, explain, masks, scores
 from regard.kernels import KERNELS
-from regard.kernels.cost_model import predicted_seconds, time_in_turn
+from regard.kernels.calibration import time_in_turn
+from regard.kernels.cost_model import predicted_seconds
 
 BUDGET = 1.0
 """Seconds of measurement per problem, at least; its kernels are timed in turn."""

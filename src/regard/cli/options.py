@@ -1,11 +1,18 @@
-"""Options that several commands share."""
+"""Options that several commands share, and the page that `--html` writes."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+
+from regard.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from regard.explorer.static_page import StaticPage
 
 Checkpoint = Annotated[
     Path,
@@ -34,4 +41,34 @@ Layer = Annotated[
         "--layer", min=0, help="Whose attention, of a model with several layers, from 0. [default: their mean]"
     ),
 ]
+PageFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--html", metavar="FILE", help="Write one page, with the code beside each finding, that works without a server."
+    ),
+]
 Head = Annotated[int | None, typer.Option("--head", min=0, help="The same of heads.")]
+
+
+def check_page_file(page: Path, read: Collection[Path] = ()) -> None:
+    """Refuse a file for a page before the work for it is done: one that is read, or that cannot be written.
+
+    Raises:
+        ConfigurationError: the file is one of `read`, Python source, a folder, or in no folder.
+    """
+    if page.suffix in (".py", ".pyi") or page.resolve() in {path.resolve() for path in read}:
+        raise ConfigurationError(f"--html {page} would write the page over source code: give it a name of its own")
+    if os.path.isdir(page):  # False where Path.is_dir raises, as for a name that is too long
+        raise ConfigurationError(f"--html {page} is a folder: name a file in it, such as {page / 'report.html'}")
+    if not os.path.isdir(page.parent):
+        raise ConfigurationError(f"--html {page}: the folder {page.parent} does not exist; make it first")
+
+
+def save_page(page: StaticPage, path: Path) -> None:
+    """Write a page, replaced atomically, and report its size on standard error.
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
+    page.save(path)
+    typer.echo(f"page of {page.size / 1e6:.1f} MB: {path}", err=True)

@@ -45,7 +45,7 @@ def train(
     from regard.translation.run_folder import RunFolder
 
     settings = load_experiment(experiment, overrides or ())
-    folder = folder or _default_folder(settings.name)
+    folder = folder or default_folder(settings.name, "runs")
     speaks = rank_zero_only.rank == 0  # one for all the processes of a run, each of which runs this command
     if speaks:
         typer.echo(settings.dump(), err=True)
@@ -86,15 +86,15 @@ def _train_language_model(settings: LanguageExperiment, folder: Path) -> str:
     )
 
 
-def _default_folder(name: str) -> Path:
-    """runs/NAME, for a name that stays within runs.
+def default_folder(name: str, parent: str) -> Path:
+    """PARENT/NAME, for a name that stays within the parent.
 
     Raises:
         ConfigurationError: the name leads elsewhere.
     """
     if not name.isprintable() or name in (".", "..") or any(sign in name for sign in "/\\"):
         raise ConfigurationError(
-            f"name: has {name!r}, which cannot be the name of a folder in runs; write a name without slashes and "
+            f"name: has {name!r}, which cannot be the name of a folder in {parent}; write a name without slashes and "
             "control characters, or choose the folder of the run with --folder"
         )
-    return Path("runs") / name
+    return Path(parent) / name

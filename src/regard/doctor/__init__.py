@@ -10,7 +10,9 @@ rewrites are carried out on LibCST's trees, which keep comments and formatting.
 from __future__ import annotations
 
 from .diagnosis import RuleSelection, diagnose, diagnose_file, diagnose_files
+from .diagnosis_page import diagnosis_page
 from .examination import CHECKS, examine
+from .examination_page import examination_page
 from .examination_report import Evidence, Examination, ModelFinding
 from .finding import CodeFinding, Severity
 from .rules import RULES, AttentionRule, Report
@@ -29,5 +31,7 @@ __all__ = [
     "diagnose",
     "diagnose_file",
     "diagnose_files",
+    "diagnosis_page",
+    "examination_page",
     "examine",
 ]

@@ -157,6 +157,77 @@ def _is_weighted(term: Term) -> bool:
     return found is not None and path(found.left, lambda one: one.op == "softmax") is not None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class WeightedAverage:
+    """A softmax whose weights average vectors without a product of queries and keys, as additive attention does.
+
+    `output` is the einsum with the values, or the sum of the product with them; `after` are the steps from the softmax
+    to that product.
+    """
+
+    softmax: Term
+    output: Term
+    after: tuple[Term, ...]
+    event: Event
+
+    def before(self) -> Iterator[Term]:
+        """The operations from a layer or parameter to the softmax, the last one first."""
+        term = self.softmax.input
+        for _ in range(_LONGEST_PATH):
+            if term.op in TRANSPARENT or term.op in _ARITHMETIC or term.op in ("where", "item"):
+                yield term
+                inner = term.get("other") if term.op == "where" and _is_filled(term.input) else term.get("input")
+            elif term.op == "choice" and term.items:
+                inner = term.items[0]
+            else:
+                return
+            if inner is None:
+                return
+            term = inner
+
+
+def _is_filled(term: Term) -> bool:
+    return number(term) is not None or term.op in ("full", "full_like")
+
+
+def poolings(facts: ModuleFacts) -> list[WeightedAverage]:
+    r"""The weighted averages of a module that are not attention sites.
+
+    >>> from .symbolic_evaluation import evaluate
+    >>> facts = evaluate("def f(x, w):\n    a = (x @ w).softmax(1)\n    return (a[..., None] * x).sum(1)")
+    >>> pooled, = poolings(facts)
+    >>> pooled.output.op, [one.op for one in pooled.after]
+    ('sum', ['item'])
+    """
+    known = {id(site.softmax) for site in facts.sites}
+    found = []
+    for event in facts.operations("softmax"):
+        if id(event.term) not in known and (event.depth > 0 or event.function not in facts.followed):
+            found += [
+                WeightedAverage(event.term, output, after, event) for output, after in _averages(event.term, facts, ())
+            ]
+    return found
+
+
+def _averages(term: Term, facts: ModuleFacts, after: tuple[Term, ...]) -> Iterator[tuple[Term, tuple[Term, ...]]]:
+    """The averages that are taken with these weights, each with the steps on the way."""
+    if len(after) > 6:
+        return
+    for consumer in facts.consumers.get(id(term), []):
+        if consumer.op == "einsum":
+            if mixed_heads(consumer) is None:
+                yield consumer, after
+        elif consumer.op == "mul":
+            sums = [one for one in facts.consumers.get(id(consumer), []) if one.op == "sum" and one.input is consumer]
+            yield from ((one, after) for one in sums)
+            if not sums:
+                yield from _averages(consumer, facts, (*after, consumer))
+        elif consumer.op in ("cast", "dropout", "masked_fill", "unsqueeze", "item", "choice") and (
+            consumer.op == "choice" or consumer.input is term
+        ):
+            yield from _averages(consumer, facts, (*after, consumer))
+
+
 def product(term: Term) -> Product | None:
     """A term as a matrix product with one summed axis, or None."""
     if term.op == "matmul":
@@ -164,6 +235,19 @@ def product(term: Term) -> Product | None:
         return Product(term, left, right, -1, -2) if left is not None and right is not None else None
     if term.op != "einsum" or len(term.items) < 2:
         return None
+    equation = _equation(term)
+    if equation is None or mixed_heads(term) is not None:
+        return None
+    (left, right), axes = equation
+    first, second, out = axes
+    summed = [letter for letter in first if letter in second and letter not in out and letter != "..."]
+    if len(summed) != 1:
+        return None
+    return Product(term, left, right, first.index(summed[0]) - len(first), second.index(summed[0]) - len(second))
+
+
+def _equation(term: Term) -> tuple[list[Term], tuple[list[str], list[str], list[str]]] | None:
+    """The two operands of an einsum and the axes of its equation, or None."""
     items = term.items
     pattern = items[-1] if items[-1].op == "constant" and isinstance(items[-1].value, str) else items[0]
     operands = [one for one in items if one is not pattern]
@@ -172,14 +256,17 @@ def product(term: Term) -> Product | None:
     if not isinstance(pattern.value, str) or len(operands) != 2:
         return None
     axes = einsum_axes(pattern.value)
-    if axes is None:
+    return None if axes is None else (operands, axes)
+
+
+def mixed_heads(term: Term) -> Term | None:
+    """The scores or weights whose heads an einsum replaces by mixtures of them, `b h i j, h g -> b g i j`, or None."""
+    equation = _equation(term) if term.op == "einsum" and len(term.items) >= 2 else None
+    if equation is None:
         return None
-    first, second, out = axes
-    summed = [letter for letter in first if letter in second and letter not in out and letter != "..."]
-    if len(summed) != 1:
-        return None
-    left, right = operands
-    return Product(term, left, right, first.index(summed[0]) - len(first), second.index(summed[0]) - len(second))
+    operands, (first, second, out) = equation
+    mixes = len(second) == 2 and len(first) > 2 and second[0] in first[:-2] and out[-2:] == first[-2:]
+    return operands[0] if mixes else None
 
 
 def einsum_axes(equation: str) -> tuple[list[str], list[str], list[str]] | None:
@@ -249,6 +336,8 @@ def _continuations(term: Term) -> Iterator[tuple[Term, Term | None]]:
         if inner is not None and other is not None:
             yield inner, other
             yield other, inner
+    elif (mixed := mixed_heads(term)) is not None:
+        yield mixed, None
 
 
 # Scale factors
@@ -337,7 +426,7 @@ def source_of(term: Term) -> Term:
         seen += 1
         if (
             term.op in TRANSPARENT
-            or term.op in ("element", "item", "chunk", "split", "unbind")
+            or term.op in ("element", "item", "loop_item", "chunk", "split", "unbind")
             or (term.op in ("repeat_interleave", "method") and "input" in term.arguments)
         ):
             term = term.input
@@ -356,6 +445,6 @@ def projection_name(term: Term) -> str:
     return str(source.value or "") if source.op == "apply" else ""
 
 
-def names_in(term: Term) -> set[str]:
-    """All names of the source in a term, for questions such as whether a cache is in it."""
-    return {label(one) for one in walk(term)} - {""}
+def names_in(term: Term, *, stop: frozenset[str] = frozenset()) -> set[str]:
+    """All names of the source in a term, for questions such as whether a cache is in it; as `walk`."""
+    return {label(one) for one in walk(term, stop=stop)} - {""}

@@ -75,9 +75,18 @@ def reported(
     """As `diagnose`, each finding with the report of its rule, which has the rewrite."""
     selection = selection.within(Path(path).as_posix())
     try:
-        facts = evaluate(source, parsed(source))
+        found = _reports(source, path, selection)
     except UnreadableSource as error:
         return [(_unreadable(path, error), None)]
+    except RecursionError:
+        error = UnreadableSource("has expressions that are nested too deeply to be evaluated; exclude it")
+        return [(_unreadable(path, error), None)]
+    return _without_rewrites_of_errors(sorted(found, key=lambda one: one[0]))
+
+
+def _reports(source: str, path: str, selection: RuleSelection) -> list[tuple[CodeFinding, Report | None]]:
+    """The findings of all rules, each at one place once, without those that comments suppress."""
+    facts = evaluate(source, parsed(source))
     facts.sites = attention_sites(facts)
     lines, suppressed = source.splitlines(), suppressions(source)
     found: dict[tuple[str, int, int], tuple[CodeFinding, Report | None]] = {}
@@ -88,7 +97,25 @@ def reported(
             finding = _finding(path, lines, rule, report)
             if not _is_suppressed(finding, suppressed):
                 found.setdefault((finding.code, finding.line, finding.column), (finding, report))
-    return sorted(found.values(), key=lambda one: one[0])
+    return list(found.values())
+
+
+def _without_rewrites_of_errors(
+    found: list[tuple[CodeFinding, Report | None]],
+) -> list[tuple[CodeFinding, Report | None]]:
+    """The findings; hints and warnings offer no rewrite that edits a line with an error.
+
+    It would compute the same, and no rule would find the error in it again.
+    """
+    errors = [(one.line, one.end_line) for one, _ in found if one.severity is Severity.ERROR]
+    kept: list[tuple[CodeFinding, Report | None]] = []
+    for finding, report in found:
+        if report is not None and report.rewrite is not None and finding.severity is not Severity.ERROR:
+            spans = report.rewrite.lines()
+            if any(start <= last and first <= end for start, end in spans for first, last in errors):
+                finding, report = replace(finding, fixable=False), replace(report, rewrite=None)
+        kept.append((finding, report))
+    return kept
 
 
 def _is_suppressed(finding: CodeFinding, suppressed: Suppressions) -> bool:

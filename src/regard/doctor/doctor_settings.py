@@ -7,21 +7,26 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..errors import ConfigurationError, nearest
+from .code_explanation import check_documentation
 from .finding import Severity
 from .rules import RULES
 
-_KEYS = ("select", "ignore", "exclude", "min-severity", "per-file-ignores")
+_KEYS = ("select", "ignore", "exclude", "min-severity", "per-file-ignores", "documentation")
 
 
 @dataclass(frozen=True, slots=True)
 class DoctorSettings:
-    """Codes to select and to ignore, everywhere or by patterns of paths; files to exclude; the least severity."""
+    """Codes to select and to ignore, everywhere or by patterns of paths; files to exclude; the least severity.
+
+    documentation: the address of the folder of the documentation, which SARIF and HTML link to; "" for none.
+    """
 
     select: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     min_severity: Severity = Severity.HINT
     per_file_ignores: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    documentation: str = ""
 
 
 def settings_near(path: Path) -> DoctorSettings:
@@ -53,6 +58,9 @@ def _read(path: Path) -> DoctorSettings:
             raise ConfigurationError(f"{where} has the unknown key {key!r}; {nearest(key, _KEYS)}")
         if key == "min-severity":
             settings = replace(settings, min_severity=severity_named(value, where=where))
+            continue
+        if key == "documentation":
+            settings = replace(settings, documentation=check_documentation(value, where=where))
             continue
         if key == "per-file-ignores":
             settings = replace(settings, per_file_ignores=_per_file(value, where=where))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ..errors import ConfigurationError
 from .examination_report import Examination, ModelFinding, mended
+from .formula_checks import check_finite_masks, check_precision, check_rotary, check_scale, check_sums
 from .leaks import (
     SkippedCheck,
     check_batch,
@@ -22,14 +23,17 @@ from .path_checks import (
     check_backends,
     check_cache,
     check_eager,
+    check_options,
     check_random,
+    check_state,
     check_training,
     swapped,
 )
-from .subject import Noise, Subject, evaluating, in_double, measure_noise
+from .reach_checks import check_mixing, check_window
+from .subject import InputNames, Noise, Subject, evaluating, in_double, measure_noise
 from .weight_checks import check_heads, check_rows, check_sparse
 
-OF_OTHER_SHAPES = {"padding", "source", "positions", "cache", "backends", "training"}
+OF_OTHER_SHAPES = {"padding", "source", "positions", "cache", "backends", "training", "options"}
 """Checks that compare inputs of several shapes, or several kernels."""
 CheckFunction = Callable[[Subject, Noise], list[ModelFinding]]
 
@@ -45,9 +49,18 @@ def _checks(causal: bool | None, packed: bool | None) -> dict[str, CheckFunction
         "batch": check_batch,
         "rows": check_rows,
         "heads": check_heads,
+        "scale": check_scale,
+        "sums": check_sums,
+        "rotary": check_rotary,
+        "masks": check_finite_masks,
+        "precision": check_precision,
+        "window": check_window,
+        "mixing": check_mixing,
         "cache": lambda subject, noise: check_cache(subject, noise, causal),
         "backends": check_backends,
         "training": check_training,
+        "options": check_options,
+        "state": check_state,
         "sparse": check_sparse,
         "eager": check_eager,
     }
@@ -65,7 +78,12 @@ def examine(
     packed: bool | None = None,
     sequence: str | int | None = None,
     vocabulary: int | None = None,
+    padding: str | Callable[[Tensor], Mapping[str, Any] | None] | None = None,
+    pad_token: int | None = None,
+    cache: str | None = None,
+    predicts_own: bool = False,
     checks: Iterable[str] = CHECKS,
+    maps: bool = False,
 ) -> Examination:
     """Change the inputs of a model and compare its outputs: leaks, padding, caches, backends, heads.
 
@@ -78,14 +96,24 @@ def examine(
     Args:
         model: a torch module, of transformers or not, batch first.
         batch: what the model takes: a tensor, a tuple of arguments or a mapping of keywords. Token ids (batch, length)
-            or embeddings (batch, length, dim); 64 positions or more let every check see something.
+            or embeddings (batch, length, ...); 64 positions or more let every check see something. Outputs are those
+            of positions (batch, length, ...) or of rows (batch, ...), as of a classifier.
         causal: whether outputs may depend on earlier positions alone. None: true for decoders of transformers; for
             others only leaks at some positions are reported, not those of an encoder.
         packed: whether to check packed documents. None: where positions in the batch start again, or the model takes
             document ids.
         sequence: name or index of the input whose positions are those of the outputs; found by its shape without it.
         vocabulary: token ids are below it; measured from the embedding without it.
+        padding: name of the argument that is True or 1 at tokens and False or 0 at padding; or a function from such a
+            mask (batch, length), bool, to keywords, as `lambda keep: {"mask": ~keep}`, that returns None where they
+            cannot say it, as lengths padding on the left. None: the argument is recognized by its name.
+        pad_token: token id of padding, for models that find it in the sequence.
+        cache: name of the argument that takes the cache; None: recognized by its name. Objects in the batch that a
+            model changes, such as caches, are copied for each call.
+        predicts_own: whether an output predicts the token of its own position, and must not depend on it.
         checks: names from `regard.doctor.CHECKS`.
+        maps: whether findings have the maps that show them, for `examination_page`: of a leak the influence of each
+            token on each output, which takes a run of the model for each token, and weights of heads.
 
     Raises:
         ConfigurationError: the model does not run on the batch, has no output for each position, or a check is
@@ -104,11 +132,13 @@ def examine(
     if not isinstance(model, nn.Module):
         raise ConfigurationError(f"a model is a torch.nn.Module, not {type(model).__name__}")
     with evaluating(model):
-        original = Subject(model, batch, sequence=sequence, vocabulary=vocabulary)
+        names = InputNames(sequence, vocabulary, padding, pad_token, cache, predicts_own)
+        original = Subject(model, batch, names)
         if original.length < 2:
             raise ConfigurationError(f"the sequence has {original.length} position; two or more can be examined")
         subject = in_double(original)
         subject.model.eval()
+        subject.maps = original.maps = maps
         noise = measure_noise(subject, original)
         if causal is None:
             causal = _is_causal(model)
@@ -136,14 +166,19 @@ def _run(
     findings: list[ModelFinding] = []
     ran: list[str] = []
     skipped: dict[str, str] = {}
+    own = subject.original or subject
+    is_nan = bool(subject.outputs().isnan().any(-1).all()) and bool(own.outputs().isnan().any(-1).all())
     for name, check in _checks(causal, packed).items():
         if name not in wanted:
             continue
         if noise.is_random and name in OF_OTHER_SHAPES:
             skipped[name] = "evaluation is random, and draws other numbers for inputs of another shape"
             continue
+        if is_nan and name != "rows":
+            skipped[name] = "all outputs are NaN"
+            continue
         try:
-            findings += check(subject, noise)
+            findings += _in_own_dtype(check, subject, noise)
             ran.append(name)
         except SkippedCheck as reason:
             skipped[name] = str(reason)
@@ -151,6 +186,18 @@ def _run(
             first = (str(error).strip().splitlines() or [""])[0][:160]
             skipped[name] = f"the model raises {type(error).__name__}: {first}"
     return findings, ran, skipped
+
+
+def _in_own_dtype(check: CheckFunction, subject: Subject, noise: Noise) -> list[ModelFinding]:
+    """The findings of a check; in the model's own dtype where outputs in float64 are NaN.
+
+    A mask of the smallest number of float64 is -inf in a softmax of float32, as models of transformers have.
+    """
+    subject.nan_outputs.clear()
+    found = check(subject, noise)
+    if subject.nan_outputs and subject.original is not None:
+        return check(subject.original, measure_noise(subject.original, subject.original))
+    return found
 
 
 def _try_swap(
@@ -168,6 +215,7 @@ def _try_swap(
         other = swapped(subject)
     except Exception:
         return findings
+    other.maps = False
     codes = {found.code for found in findings}
     names = {_CHECK_OF[code] for code in codes if code in _CHECK_OF} & set(wanted)
     again, ran, _ = _run(other, noise, causal, packed, tuple(names))

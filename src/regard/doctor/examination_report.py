@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .finding import Severity
+
+if TYPE_CHECKING:
+    from .finding_map import Maps
 
 KINDS: dict[str, tuple[str, Severity]] = {
     "RUN101": ("future leak", Severity.ERROR),
@@ -17,15 +20,24 @@ KINDS: dict[str, tuple[str, Severity]] = {
     "RUN105": ("right padding changes results", Severity.ERROR),
     "RUN106": ("positions ignored", Severity.ERROR),
     "RUN107": ("batch leak", Severity.ERROR),
+    "RUN108": ("window not applied", Severity.WARNING),
+    "RUN109": ("positions that never mix", Severity.WARNING),
     "RUN110": ("row that attends to nothing", Severity.ERROR),
     "RUN111": ("saturated softmax", Severity.HINT),
     "RUN112": ("dead head", Severity.HINT),
     "RUN113": ("duplicate heads", Severity.HINT),
     "RUN114": ("sink-only head", Severity.HINT),
+    "RUN115": ("scores not scaled by 1/√d", Severity.WARNING),
+    "RUN116": ("rotary positions that are not relative", Severity.WARNING),
+    "RUN117": ("weights that do not sum to 1", Severity.WARNING),
+    "RUN118": ("mask that scores can reach", Severity.WARNING),
+    "RUN119": ("softmax in half precision", Severity.WARNING),
     "RUN120": ("prefill and decode disagree", Severity.ERROR),
     "RUN121": ("backends differ", Severity.ERROR),
     "RUN122": ("training and evaluation differ", Severity.ERROR),
     "RUN123": ("random in evaluation", Severity.ERROR),
+    "RUN124": ("options change results", Severity.ERROR),
+    "RUN125": ("evaluation changes the model", Severity.ERROR),
     "RUN130": ("sparse mask, dense cost", Severity.HINT),
     "RUN131": ("eager attention", Severity.HINT),
 }
@@ -68,7 +80,8 @@ class Evidence:
 class ModelFinding:
     """One fault of a running model.
 
-    mended_by_swap: whether `regard.huggingface.swap` removes it; None where that was not tried.
+    mended_by_swap: whether `regard.huggingface.swap` removes it; None where that was not tried. maps: pictures of it,
+    where `examine` was called with `maps=True`; they are no part of `as_dict`.
     """
 
     code: str
@@ -76,6 +89,7 @@ class ModelFinding:
     evidence: Evidence = field(default_factory=Evidence)
     severity: Severity = Severity.ERROR
     mended_by_swap: bool | None = None
+    maps: Maps = field(default=(), repr=False, compare=False)
 
     @property
     def name(self) -> str:
@@ -93,12 +107,21 @@ class ModelFinding:
 
     def as_dict(self) -> dict[str, Any]:
         """Code, name, severity, message, evidence and mended_by_swap, of plain types."""
-        return {**asdict(self), "name": self.name, "severity": self.severity.value}
+        return {
+            "code": self.code,
+            "message": self.message,
+            "evidence": asdict(self.evidence),
+            "severity": self.severity.value,
+            "mended_by_swap": self.mended_by_swap,
+            "name": self.name,
+        }
 
 
-def finding(code: str, message: str, *, severity: Severity | None = None, **evidence: Any) -> ModelFinding:
+def finding(
+    code: str, message: str, *, severity: Severity | None = None, maps: Maps = (), **evidence: Any
+) -> ModelFinding:
     """A finding with the severity of its code."""
-    return ModelFinding(code, message, Evidence(**evidence), severity or KINDS[code][1])
+    return ModelFinding(code, message, Evidence(**evidence), severity or KINDS[code][1], maps=maps)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from ..errors import ConfigurationError
 from ..utils.atomic_files import atomic_write
 from .diagnosis import EVERYTHING, RuleSelection, reported
 from .python_source import UnreadableSource, decoded, encoded, mentions_attention, parsed, read_bytes
-from .rewriting import rewritten
+from .rewriting import Rewrite, rewritten
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +34,17 @@ def fixed_source(source: str, *, to: str = "sdpa", selection: RuleSelection = EV
     found = [report.rewrite for _, report in reported(source, selection=selection) if report and report.rewrite]
     if not found:
         return source, 0
-    chosen = [rewrite.to_regard() for rewrite in found] if to == "regard" else found
-    result, done = rewritten(source, chosen)
+    result, done = rewritten(source, chosen_rewrites(found, to))
     try:
         parsed(result)
     except UnreadableSource:
         return source, 0
     return result, done
+
+
+def chosen_rewrites(found: Iterable[Rewrite], to: str) -> list[Rewrite]:
+    """The rewrites to torch's function ("sdpa") or to `regard.attention` ("regard")."""
+    return [rewrite.to_regard() if to == "regard" else rewrite for rewrite in found]
 
 
 def fix_files(paths: Iterable[Path], *, to: str = "sdpa", selection: RuleSelection = EVERYTHING) -> list[FixedFile]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,11 +12,16 @@ from torch import Tensor
 
 from .examination_report import ModelFinding, finding
 from .finding import Severity
+from .finding_map import IsWrong, Maps, attention_of_module, difference_map, influence_map
 from .module_trace import ModuleCall, first_moved, length_axis, trace
-from .subject import DOCUMENTS, DROP_MASKS, KEEP_MASKS, Noise, Subject, largest
+from .subject import DOCUMENTS, DROP_MASKS, KEEP_MASKS, SOURCES, Noise, Subject, largest
 
 PREFIXES = (1, 3, 7, 15, 31, 32, 63)
 """Lengths of the prefixes whose outputs must not move: before, at and behind the borders of blocks."""
+
+
+MASK_ENDINGS = ("_mask", "_padding_mask", "_key_padding_mask")
+"""Endings by which the argument that masks an input has the name of that input."""
 
 
 class SkippedCheck(Exception):
@@ -40,51 +48,83 @@ def check_future(subject: Subject, noise: Noise, causal: bool | None) -> list[Mo
     """RUN101: outputs before a position move when tokens from it on change.
 
     Without knowledge whether the model is causal (None), one whose outputs move at every prefix is taken for an
-    encoder.
+    encoder. Where an output predicts the token of its own position (`predicts_own`), it must not move with that, too.
     """
     if causal is False:
         raise SkippedCheck("the model is bidirectional")
+    if subject.pooled:
+        raise SkippedCheck("the model has one output for each row, not for each position")
     prefixes = [prefix for prefix in PREFIXES if prefix < subject.length]
     if not prefixes:
         raise SkippedCheck("the sequence has one position")
-    base = subject.outputs()
-    leaking = []
+    base, leaking = subject.outputs(), []
     for prefix in prefixes:
-        moved = subject.outputs(_with_suffix(subject, prefix))[:, :prefix] - base[:, :prefix]
+        until = slice(prefix + subject.names.predicts_own)
+        moved = subject.outputs(_with_suffix(subject, prefix))[:, until] - base[:, until]
         if largest(moved) > noise.same_shape:
             leaking.append(prefix)
     if not leaking:
         return []
     if causal is None and len(leaking) == len(prefixes):
-        raise SkippedCheck("every output depends on later tokens, as in an encoder: pass causal=True for a decoder")
+        raise SkippedCheck(
+            "every output depends on later tokens, as in an encoder: for a decoder pass causal=True (--causal)"
+        )
     prefix = leaking[0]
-    token = _first_token_that_moves(subject, base, prefix, noise)
+    until = slice(prefix + subject.names.predicts_own)
+    token = _first_token_that_moves(subject, base, prefix, until, noise)
     other = _with_suffix(subject, token, token + 1)
-    position, by = _largest_move(subject.outputs(other)[:, :prefix] - base[:, :prefix])
+    position, by = _largest_move(subject.outputs(other)[:, until] - base[:, until])
     if by <= noise.same_shape:  # only several tokens together move it
         other = _with_suffix(subject, prefix)
-        position, by = _largest_move(subject.outputs(other)[:, :prefix] - base[:, :prefix])
+        position, by = _largest_move(subject.outputs(other)[:, until] - base[:, until])
     calls = trace(subject), trace(subject, _with_suffix(subject, prefix))
-    call = first_moved(subject, *calls, slice(prefix), noise.same_shape)
+    call = first_moved(subject, *calls, until, noise.same_shape)
+    where = "up to" if subject.names.predicts_own else "before"
     return [
         finding(
             "RUN101",
-            f"outputs before position {', '.join(map(str, leaking))} depend on tokens from there on",
+            f"outputs {where} position {', '.join(map(str, leaking))} depend on tokens from there on",
             changed=token,
             moved=position,
             by=by,
             tolerance=noise.same_shape,
+            maps=_leak_maps(subject, call, noise, at=(position, token), is_wrong=lambda query, key: key > query),
             **_place(call),
         )
     ]
 
 
-def _first_token_that_moves(subject: Subject, base: Tensor, prefix: int, noise: Noise) -> int:
-    """The last start from which a changed suffix still moves outputs before `prefix`, by bisection."""
+def _leak_maps(
+    subject: Subject,
+    call: ModuleCall | None,
+    noise: Noise,
+    *,
+    at: tuple[int, int],
+    is_wrong: IsWrong,
+    row: int | None = None,
+    **inputs: Any,
+) -> Maps:
+    """The influence of tokens on outputs, and the weights of the module that a leak enters by."""
+    attention = attention_of_module(subject, "" if call is None else call.name, is_wrong, **inputs)
+    return influence_map(subject, noise.same_shape, at=at, row=row, **inputs) + attention
+
+
+def _reads_padding(keep: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    """Where a token attends to padding."""
+    return keep[query] & ~keep[key]
+
+
+def _reads_before(border: int, query: Tensor, key: Tensor) -> Tensor:
+    """Where a position from `border` on attends to one before it."""
+    return (query >= border) & (key < border)
+
+
+def _first_token_that_moves(subject: Subject, base: Tensor, prefix: int, until: slice, noise: Noise) -> int:
+    """The last start from which a changed suffix still moves outputs `until` a position, by bisection."""
     low, high = prefix, subject.length
     while high - low > 1:
         middle = (low + high) // 2
-        moved = subject.outputs(_with_suffix(subject, middle))[:, :prefix] - base[:, :prefix]
+        moved = subject.outputs(_with_suffix(subject, middle))[:, until] - base[:, until]
         low, high = (middle, high) if largest(moved) > noise.same_shape else (low, middle)
     return low
 
@@ -101,7 +141,8 @@ def check_batch(subject: Subject, noise: Noise) -> list[ModelFinding]:
         return []
     call = _first_batch_leak(subject, changed, noise)
     message = "the first row of the batch moves when the others change"
-    return [finding("RUN107", message, moved=position, by=by, tolerance=noise.same_shape, **_place(call))]
+    maps = difference_map(subject, difference, noise.same_shape, title="Outputs of the first row when others change")
+    return [finding("RUN107", message, moved=position, by=by, tolerance=noise.same_shape, maps=maps, **_place(call))]
 
 
 def _first_batch_leak(subject: Subject, changed: Tensor, noise: Noise) -> ModuleCall | None:
@@ -121,11 +162,25 @@ def _first_batch_leak(subject: Subject, changed: Tensor, noise: Noise) -> Module
 
 
 def padding_keywords(subject: Subject, keep: Tensor) -> dict[str, Any]:
-    """The keyword that tells the model where tokens are; `keep` is True at tokens.
+    """The keywords by which the model knows where tokens are; `keep` is True at tokens.
 
     Raises:
-        SkippedCheck: the model takes no padding mask.
+        SkippedCheck: the model takes no padding mask, or none of this kind.
     """
+    named = subject.names.padding
+    if callable(named):
+        keywords = named(keep)
+        if keywords is None:
+            raise SkippedCheck("the model cannot be told of padding here")
+        return dict(keywords)
+    if isinstance(named, str):
+        given = subject.keywords.get(named)
+        return {named: keep.to(given.dtype) if isinstance(given, Tensor) else keep}
+    if subject.names.pad_token is not None:
+        return {}
+    own = subject.argument([f"{subject.key}_key_padding_mask", f"{subject.key}_padding_mask"])
+    if own is not None:
+        return {own: ~keep}
     name = subject.argument(KEEP_MASKS) if "decoder" not in str(subject.key) else "decoder_attention_mask"
     if name in subject.parameters:
         given = subject.keywords.get(str(name))
@@ -138,7 +193,7 @@ def padding_keywords(subject: Subject, keep: Tensor) -> dict[str, Any]:
     raise SkippedCheck(f"the model takes no padding mask ({', '.join((*KEEP_MASKS, *DROP_MASKS))})")
 
 
-def _padded(subject: Subject, amount: int, side: str) -> tuple[Tensor, Tensor, slice]:
+def padded_row(subject: Subject, amount: int, side: str) -> tuple[Tensor, Tensor, slice]:
     """The sequence with `amount` tokens of padding in the first row alone, its mask, and where its tokens are.
 
     The last tokens of the first row go, so that the shape stays.
@@ -154,7 +209,9 @@ def _padded(subject: Subject, amount: int, side: str) -> tuple[Tensor, Tensor, s
     else:
         keep[0, length:] = False
         outside = slice(length, None)
-    pad = getattr(getattr(subject.model, "config", None), "pad_token_id", None)
+    pad = subject.names.pad_token
+    if pad is None:
+        pad = getattr(getattr(subject.model, "config", None), "pad_token_id", None)
     sequence[0, outside] = subject.others(subject.sequence)[0, outside]
     if subject.is_tokens and isinstance(pad, int) and 0 <= pad < (subject.vocabulary or 0):
         sequence[0, outside] = pad
@@ -166,12 +223,21 @@ def check_padding(subject: Subject, noise: Noise, causal: bool | None) -> list[M
     amount = max(1, min(5, subject.length // 3))
     if subject.length < 3:
         raise SkippedCheck("the sequence is shorter than 3")
-    alone = subject.outputs(*[subject.sequence[:, : subject.length - amount]], **_no_mask(subject, amount))[0]
+    alone = _shorter_outputs(subject, amount)
     found = []
     for side in ("right", "left"):
-        sequence, keep, place = _padded(subject, amount, side)
-        mask = padding_keywords(subject, keep)
+        sequence, keep, place = padded_row(subject, amount, side)
+        try:
+            mask = padding_keywords(subject, keep)
+        except SkippedCheck:
+            if side == "right":
+                raise
+            continue  # lengths say nothing of padding on the left
+        if subject.pooled:
+            place = slice(None)
         first = subject.outputs(sequence, **mask)[0, place]
+        if first.shape != alone.shape:
+            raise SkippedCheck("the outputs of a shorter sequence have another shape")
         if bool(first.isnan().any()):
             message = f"outputs of tokens are NaN with masked padding on the {side}, in {first.dtype}"
             found.append(finding("RUN110", message, moved=int(first.isnan().any(-1).nonzero()[0]) + (place.start or 0)))
@@ -180,27 +246,53 @@ def check_padding(subject: Subject, noise: Noise, causal: bool | None) -> list[M
         inside = torch.where(keep[0])[0]
         other[0] = subject.others(sequence)[0]
         other[0, inside] = sequence[0, inside]
+        by_token = subject.names.padding is None and subject.names.pad_token is not None
+        if by_token:  # padding is this token, and no other
+            other = sequence
         position, by = _largest_move(subject.outputs(other, **mask)[0, place] - first, axis=0)
         if by > noise.same_shape:
             calls = trace(subject, sequence, **mask), trace(subject, other, **mask)
             call = first_moved(subject, *calls, place, noise.same_shape)
             message = f"outputs of tokens depend on what the padding on the {side} is, though it is masked"
             evidence = {"moved": position + (place.start or 0), "by": by, "tolerance": noise.same_shape}
-            found.append(finding("RUN103", message, **evidence, **_place(call)))
+            at = position + (place.start or 0), int((~keep[0]).nonzero()[0])
+            is_wrong = partial(_reads_padding, keep[0])
+            maps = _leak_maps(subject, call, noise, at=at, is_wrong=is_wrong, row=0, sequence=sequence, **mask)
+            found.append(finding("RUN103", message, maps=maps, **evidence, **_place(call)))
             continue
         position, by = _largest_move(first - alone, axis=0)
         if by > noise.other_shape:
-            found.append(_padding_moves(subject, side, sequence, mask, alone, place, position, by, noise))
+            maps = difference_map(
+                subject,
+                (first - alone)[None],
+                noise.other_shape,
+                title="Outputs of tokens with and without padding",
+                first=place.start or 0,
+            )
+            moves = _padding_moves(subject, side, sequence, mask, alone, place, position, by, noise)
+            found.append(replace(moves, maps=maps))
     return found
+
+
+def _shorter_outputs(subject: Subject, amount: int) -> Tensor:
+    """The outputs of the first row without its last tokens, unpadded."""
+    sequence = subject.sequence[:, : subject.length - amount]
+    keywords = _no_mask(subject, amount)
+    if subject.names.padding is not None:
+        whole = torch.ones(sequence.shape[:2], dtype=torch.bool, device=sequence.device)
+        keywords |= padding_keywords(subject, whole)
+    return subject.outputs(sequence, **keywords)[0]
 
 
 def _no_mask(subject: Subject, amount: int) -> dict[str, Any]:
     """Keywords of the batch that have one entry for each position, cut to the shorter length."""
     cut = {}
     for name, value in subject.keywords.items():
-        is_text = isinstance(value, Tensor) and value.ndim == 2 and value.shape[1] == subject.length
-        if is_text and name != subject.key:
-            cut[name] = value[:, : subject.length - amount]
+        if not isinstance(value, Tensor) or name == subject.key:
+            continue
+        for axis in range(1, value.ndim):
+            if value.shape[axis] == subject.length:
+                cut[name] = cut.get(name, value).narrow(axis, 0, subject.length - amount)
     return cut
 
 
@@ -228,41 +320,93 @@ def _padding_moves(
             why = ""
     return finding(
         "RUN104" if side == "left" else "RUN105",
-        f"{place.start or 0} tokens of masked padding on the left change results{why}"
-        if side == "left"
-        else f"masked padding on the right changes results{why}",
+        f"masked padding on the {side} changes results{why}",
         moved=position + (place.start or 0),
         by=by,
         tolerance=noise.other_shape,
     )
 
 
+def _source(subject: Subject) -> tuple[str, Tensor]:
+    """The name of the source and the source.
+
+    Raises:
+        SkippedCheck: the model reads one sequence.
+    """
+    masked = [name for name in subject.keywords if subject.argument([f"{name}{end}" for end in MASK_ENDINGS])]
+    for name in dict.fromkeys((*SOURCES, *masked)):
+        source = subject.keywords.get(name)
+        if name == subject.key or not isinstance(source, Tensor):
+            continue
+        if source.ndim == (3 if source.is_floating_point() else 2):
+            return name, source
+    raise SkippedCheck(f"the model has no source ({', '.join(SOURCES)}, or an input with a mask of its own)")
+
+
+def _source_mask(subject: Subject, name: str) -> Callable[[Tensor], dict[str, Any]]:
+    """The keyword that masks padding of the source, from where its tokens are; by the pad token there is none.
+
+    Raises:
+        SkippedCheck: the model takes no such mask.
+    """
+    dropped = subject.argument([f"{name}_key_padding_mask", f"{name}_padding_mask"])
+    if dropped is not None:
+        return lambda keep: {dropped: ~keep}
+    names = [f"{name}_mask"] + (["attention_mask"] if name == "input_ids" else [])
+    kept = subject.argument(names)
+    if kept is not None:
+        given = subject.keywords.get(kept)
+        dtype = given.dtype if isinstance(given, Tensor) else torch.long if kept == "attention_mask" else torch.bool
+        return lambda keep: {kept: keep.to(dtype)}
+    given = _mask_like(subject, name)
+    if given is not None:
+        return given
+    if subject.names.pad_token is not None:
+        return lambda keep: {}
+    raise SkippedCheck(f"the model takes no padding mask of its source ({', '.join(names)})")
+
+
+def _mask_like(subject: Subject, source: str) -> Callable[[Tensor], dict[str, Any]] | None:
+    """The mask of the batch that has the shape of the source, and not of the sequence: True, or False, everywhere."""
+    shape = subject.keywords[source].shape[:2]
+    for name, value in subject.keywords.items():
+        is_mask = "mask" in name and isinstance(value, Tensor) and value.shape == shape != subject.sequence.shape[:2]
+        if is_mask and bool(value.all()):
+            return lambda keep, name=name, dtype=value.dtype: {name: keep.to(dtype)}
+        if is_mask and not bool(value.any()):
+            return lambda keep, name=name, dtype=value.dtype: {name: (~keep).to(dtype)}
+    return None
+
+
 def check_source(subject: Subject, noise: Noise) -> list[ModelFinding]:
     """RUN103, 104 and 105 of an encoder-decoder: masked padding of the source moves outputs."""
-    source = subject.keywords.get("input_ids")
-    if not str(subject.key).startswith("decoder") or not isinstance(source, Tensor) or source.is_floating_point():
-        raise SkippedCheck("the model has no source of token ids")
+    name, source = _source(subject)
+    mask = _source_mask(subject, name)
     amount = max(1, source.shape[1] // 4)
-    alone = subject.outputs(input_ids=source, attention_mask=torch.ones_like(source))
-    other = subject.others(source, seed=3)
+    whole = torch.ones(source.shape[:2], dtype=torch.bool, device=source.device)
+    words = 0 if source.is_floating_point() else int(source.max()) + 1
+    alone = subject.outputs(**{name: source, **mask(whole)})
+    first, second = (subject.others(source, seed, words)[:, :amount] for seed in (3, 4))
+    if not mask(whole):  # padding is one token, and no other
+        first = second = torch.full_like(first, subject.names.pad_token or 0)
     found = []
     for side, code in (("right", "RUN105"), ("left", "RUN104")):
-        parts, again = [source, other[:, :amount]], [source, subject.others(source, seed=4)[:, :amount]]
-        ones, zeros = torch.ones_like(source), torch.zeros_like(source[:, :amount])
-        masks = [ones, zeros]
+        parts, again, keep = [source, first], [source, second], [whole, ~whole[:, :amount]]
         if side == "left":
-            parts, again, masks = parts[::-1], again[::-1], masks[::-1]
-        keywords: dict[str, Any] = {"attention_mask": torch.cat(masks, 1)}
-        first = subject.outputs(**{"input_ids": torch.cat(parts, 1), **keywords})
-        position, by = _largest_move(subject.outputs(**{"input_ids": torch.cat(again, 1), **keywords}) - first)
+            parts, again, keep = parts[::-1], again[::-1], keep[::-1]
+        keywords = mask(torch.cat(keep, 1))
+        padded = subject.outputs(**{name: torch.cat(parts, 1), **keywords})
+        position, by = _largest_move(subject.outputs(**{name: torch.cat(again, 1), **keywords}) - padded)
         if by > noise.same_shape:
             message = f"outputs depend on what the padding on the {side} of the source is, though it is masked"
             found.append(finding("RUN103", message, moved=position, by=by, tolerance=noise.same_shape))
             continue
-        position, by = _largest_move(first - alone)
+        position, by = _largest_move(padded - alone)
         if by > noise.other_shape:
             message = f"{amount} tokens of masked padding on the {side} of the source change results"
-            found.append(finding(code, message, moved=position, by=by, tolerance=noise.other_shape))
+            title = "Outputs with and without padding of the source"
+            maps = difference_map(subject, padded - alone, noise.other_shape, title=title)
+            found.append(finding(code, message, moved=position, by=by, tolerance=noise.other_shape, maps=maps))
     return found
 
 
@@ -274,31 +418,22 @@ def check_documents(subject: Subject, noise: Noise, packed: bool | None) -> list
     """
     name = subject.argument(DOCUMENTS)
     by_positions = "position_ids" in subject.parameters
-    given = subject.keywords.get("position_ids")
-    restarts = isinstance(given, Tensor) and given.ndim == 2 and bool((given[:, 1:] < given[:, :-1]).any())
-    if packed is False or (packed is None and name is None and not restarts):
+    border = second_document(subject)
+    if packed is False or (packed is None and name is None and border is None):
         raise SkippedCheck("the batch has no packed documents: positions that start again, or document ids")
     if name is None and not by_positions:
         raise SkippedCheck("the model takes neither position_ids nor document ids")
-    border = subject.length // 2
-    if border < 1:
+    if subject.pooled:
+        raise SkippedCheck("the model has one output for each row, not for each position")
+    if subject.length < 2:
         raise SkippedCheck("the sequence has one position")
-    rows, device = subject.batch_size, subject.sequence.device
-    index = torch.arange(subject.length, device=device).repeat(rows, 1)
-    positions = torch.where(index < border, index, index - border)
-    ways: list[tuple[str, dict[str, Any]]] = []
-    if name is not None:
-        keywords: dict[str, Any] = {name: (index >= border).long()}
-        if by_positions:
-            keywords["position_ids"] = positions
-        ways.append((f"by {name}", keywords))
-    else:
-        ways.append(("by position_ids, without a mask", {"position_ids": positions, "attention_mask": None}))
-        if "attention_mask" in subject.parameters:
-            ones = {"position_ids": positions, "attention_mask": torch.ones_like(index)}
-            ways.append(("by position_ids, with a mask of ones", ones))
-    found = []
     without = {"use_cache": False} if "use_cache" in subject.parameters else {}  # transformers' packing wants none
+    if border is not None:
+        ways: list[tuple[str, dict[str, Any]]] = [("as in the batch", {})]
+    else:
+        border = subject.length // 2
+        ways = _ways_to_pack(subject, border, name)
+    found = []
     for words, changes in ways:
         keywords = {**changes, **without}
         other = _with_suffix(subject, 0, border)
@@ -309,8 +444,41 @@ def check_documents(subject: Subject, noise: Noise, packed: bool | None) -> list
             call = first_moved(subject, *calls, slice(border, None), noise.same_shape)
             message = f"the second of two documents packed {words} depends on the first"
             evidence = {"changed": border - 1, "moved": border + position, "by": by, "tolerance": noise.same_shape}
-            found.append(finding("RUN102", message, **evidence, **_place(call)))
+            is_wrong = partial(_reads_before, border)
+            at = border + position, border - 1
+            maps = _leak_maps(subject, call, noise, at=at, is_wrong=is_wrong, **keywords)
+            found.append(finding("RUN102", message, maps=maps, **evidence, **_place(call)))
     return found
+
+
+def second_document(subject: Subject) -> int | None:
+    """Where the second document of the batch begins, in every row; None where there is none."""
+    for name in (*DOCUMENTS, "position_ids"):
+        given = subject.keywords.get(name)
+        if isinstance(given, Tensor) and given.shape == subject.sequence.shape[:2]:
+            starts = given[:, 1:] < given[:, :-1] if name == "position_ids" else given[:, 1:] != given[:, :-1]
+            common = starts.all(0).nonzero()
+            if len(common):
+                return int(common[0]) + 1
+    return None
+
+
+def _ways_to_pack(subject: Subject, border: int, name: str | None) -> list[tuple[str, dict[str, Any]]]:
+    """Two documents in each row, by document ids or by positions that start again, and keywords that say so."""
+    index = torch.arange(subject.length, device=subject.sequence.device).repeat(subject.batch_size, 1)
+    positions = torch.where(index < border, index, index - border)
+    if name is not None:
+        keywords: dict[str, Any] = {name: (index >= border).long()}
+        if "position_ids" in subject.parameters:
+            keywords["position_ids"] = positions
+        return [(f"by {name}", keywords)]
+    ways: list[tuple[str, dict[str, Any]]] = [
+        ("by position_ids, without a mask", {"position_ids": positions, "attention_mask": None})
+    ]
+    if "attention_mask" in subject.parameters:
+        ones = {"position_ids": positions, "attention_mask": torch.ones_like(index)}
+        ways.append(("by position_ids, with a mask of ones", ones))
+    return ways
 
 
 def check_positions(subject: Subject, noise: Noise, causal: bool | None) -> list[ModelFinding]:
@@ -331,13 +499,17 @@ def check_positions(subject: Subject, noise: Noise, causal: bool | None) -> list
     if bool((permuted == subject.sequence).all()):
         raise SkippedCheck("all tokens are the same")
     base, other = subject.outputs(), subject.outputs(permuted)
-    depends = largest(subject.outputs(_with_suffix(subject, 0, last))[:, last] - base[:, last]) > noise.same_shape
+    depends = largest((subject.outputs(_with_suffix(subject, 0, last)) - base)[:, -1]) > noise.same_shape
     if not depends:
         raise SkippedCheck("the last output does not depend on other tokens")
-    if largest(other - base[:, order]) <= noise.other_shape:
+    difference = largest(other - (base if subject.pooled else base[:, order]))
+    if difference <= noise.other_shape:
         message = "permuted tokens give permuted outputs: the model knows no order"
-        return [finding("RUN106", message, by=largest(other - base[:, order]), tolerance=noise.other_shape)]
-    if causal is False:
+        if subject.pooled:
+            message = "the same output for permuted tokens, the last in its place: the model knows no order"
+        maps = attention_of_module(subject, "")
+        return [finding("RUN106", message, by=difference, tolerance=noise.other_shape, maps=maps)]
+    if causal is False or subject.pooled:
         return []
     return _order_in_modules(subject, permuted, order, noise)
 
@@ -348,7 +520,7 @@ def _order_in_modules(subject: Subject, permuted: Tensor, order: Tensor, noise: 
     calls = trace(subject)
     changed = trace(subject, _with_suffix(subject, 0, last))
     mixing = first_moved(subject, calls, changed, slice(last, None), noise.same_shape)
-    if mixing is None or mixing.output is None or not mixing.name:
+    if mixing is None or mixing.output is None:
         return []
     again = next((call for call in trace(subject, permuted) if call.name == mixing.name), None)
     if again is None or again.output is None or again.output.shape != mixing.output.shape:
@@ -360,7 +532,9 @@ def _order_in_modules(subject: Subject, permuted: Tensor, order: Tensor, noise: 
         if type(call.module) is type(mixing.module) and _module_knows_order(subject, call, order, noise):
             return []
     message = "no attention module knows the order of the tokens: it follows from the causal mask alone"
-    return [finding("RUN106", message, severity=Severity.WARNING, tolerance=noise.other_shape, **mixing.place())]
+    maps = attention_of_module(subject, mixing.name)
+    place = mixing.place()
+    return [finding("RUN106", message, severity=Severity.WARNING, tolerance=noise.other_shape, maps=maps, **place)]
 
 
 def _module_knows_order(subject: Subject, call: ModuleCall, order: Tensor, noise: Noise) -> bool:
@@ -372,12 +546,8 @@ def _module_knows_order(subject: Subject, call: ModuleCall, order: Tensor, noise
 
     try:
         outputs = []
-        for arguments, keywords in (
-            (call.arguments, dict(call.keywords)),
-            (tuple(map(change, call.arguments)), {name: change(value) for name, value in call.keywords.items()}),
-        ):
-            with torch.no_grad():
-                found = call.module(*arguments, **keywords)
+        for function in (lambda value: value, change):
+            found = call.again(function)
             outputs.append(found[0] if isinstance(found, tuple) else found)
         return largest((outputs[0] - outputs[1])[:, -1]) > noise.other_shape
     except Exception:

@@ -96,6 +96,8 @@ def _values(term: Term, depth: int) -> torch.Tensor | None:  # one line for each
         return inner.logical_not() if inner.dtype == torch.bool or term.op == "not" else None
     if term.op == "negative":
         return -inner
+    if (term.op, term.value) in (("method", "isinf"), ("method", "isneginf")):
+        return inner.isinf()
     return _filled_where(term, inner, depth)
 
 

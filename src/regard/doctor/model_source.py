@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -11,6 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigurationError, require
+from .python_source import UnreadableSource, decoded, parsed, read_bytes
+
+MOST_NAMES = 8
+"""Names of a file that a message lists, the last ones: a model stands behind its parts."""
 
 
 def load_model(name: str) -> nn.Module:
@@ -31,10 +36,27 @@ def load_model(name: str) -> nn.Module:
         except Exception as error:
             raise ConfigurationError(f"transformers cannot load {name}: {error}") from error
     if not name.isidentifier():
-        raise ConfigurationError(f"{name!r} is neither a folder, nor a class of transformers, nor FILE.py:NAME")
+        raise ConfigurationError(
+            f"{name!r} is neither a folder, nor a class of transformers, nor FILE.py:NAME{_names_in(name)}"
+        )
     from .tiny_models import tiny_model
 
     return tiny_model(name)
+
+
+def _names_in(name: str) -> str:
+    """The classes and functions of a Python file, for the end of a message about a file without a name."""
+    path = Path(name)
+    if path.suffix != ".py":
+        return ""
+    if not path.is_file():
+        return "; and there is no such file"
+    try:
+        tree = parsed(decoded(read_bytes(path)))
+    except UnreadableSource as error:
+        return f"; and {path} {error}"
+    names = [one.name for one in tree.body if isinstance(one, ast.ClassDef | ast.FunctionDef)]
+    return f"; of {path} name one of {', '.join(f'{path}:{one}' for one in names[-MOST_NAMES:])}" if names else ""
 
 
 def _from_file(path: Path, attribute: str) -> nn.Module:
@@ -52,7 +74,7 @@ def _from_file(path: Path, attribute: str) -> nn.Module:
     except Exception as error:
         raise ConfigurationError(
             f"{path}:{attribute} cannot be made: {type(error).__name__}: {error}; NAME is a module, or a class or "
-            "function called without arguments"
+            "function called without arguments: write a function that returns the model, and name that"
         ) from error
     if not isinstance(model, nn.Module):
         raise ConfigurationError(f"{path}:{attribute} returns {type(model).__name__}, not a torch.nn.Module")

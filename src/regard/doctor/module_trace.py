@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .subject import Subject, largest, output_tensor, place_of
+from .subject import CACHES, Subject, largest, output_tensor, place_of
 
 
 @dataclass
@@ -27,6 +27,12 @@ class ModuleCall:
         """The floating-point and token tensors among the arguments."""
         values = [*self.arguments, *self.keywords.values()]
         return [value for value in values if isinstance(value, Tensor)]
+
+    def again(self, change: Callable[[Any], Any]) -> Any:
+        """What the module returns for changed arguments, without the cache of the first call."""
+        keywords = {name: None if name in CACHES else change(value) for name, value in self.keywords.items()}
+        with torch.no_grad():
+            return self.module(*map(change, self.arguments), **keywords)
 
     def place(self) -> dict[str, Any]:
         """Module, file and line, as evidence takes them."""

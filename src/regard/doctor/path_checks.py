@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -12,17 +13,33 @@ from torch import Tensor, nn
 
 from .examination_report import ModelFinding, finding
 from .finding import Severity
+from .finding_map import difference_map
 from .leaks import SkippedCheck
 from .softmax_capture import capture_weights
-from .subject import CACHES, Noise, Subject, largest, position_outputs
+from .subject import CACHES, KEEP_MASKS, Noise, Subject, dropouts, fresh, largest, position_outputs
 
+RETURNED_WEIGHTS = (
+    "output_attentions",
+    "return_attention_scores",
+    "need_weights",
+    "return_weights",
+    "return_attention",
+)
+"""Options that return attention weights, too."""
+CLEARLY = 0.9
+"""A time below this part of another one is less by more than chance."""
 CHUNK = 5
 """Tokens of a chunk."""
 
 
-def _cached_steps(subject: Subject, sizes: Sequence[int], name: str) -> tuple[Tensor, int]:
-    """Outputs of the sequence in parts of these sizes, each after the cache of the last, and how many there are."""
-    cache, parts, start = None, [], 0
+def _cached_steps(
+    subject: Subject, sizes: Sequence[int], name: str, *, with_positions: bool = False
+) -> tuple[Tensor, int]:
+    """Outputs of the sequence in parts of these sizes, each after the cache of the last, and how many there are.
+
+    The cache is what the model returns, or an object of the batch that it changes. with_positions: pass `position_ids`.
+    """
+    cache, parts, start = fresh(subject.keywords.get(name)), [], 0
     keywords: dict[str, Any] = {"use_cache": True} if "use_cache" in subject.parameters else {}
     if "attention_mask" in subject.keywords and str(subject.key) == "input_ids":
         keywords["attention_mask"] = None
@@ -30,9 +47,14 @@ def _cached_steps(subject: Subject, sizes: Sequence[int], name: str) -> tuple[Te
         part = subject.sequence[:, start : start + size]
         if part.shape[1] == 0:
             break
+        keywords |= _of_part(subject, start, size)
+        if with_positions:
+            positions = torch.arange(start, start + part.shape[1], device=part.device)
+            keywords["position_ids"] = positions.repeat(part.shape[0], 1)
         output = subject.run(part, **keywords, **({} if cache is None else {name: cache}))
         parts.append(position_outputs(output))
-        cache = _cache_in(output)
+        returned = _cache_in(output)
+        cache = cache if returned is None else returned
         if cache is None:
             raise SkippedCheck("the model returns no cache")
         start += size
@@ -47,9 +69,39 @@ def _cache_in(output: Any) -> Any:
     return output[1] if isinstance(output, tuple) and len(output) == 2 else None
 
 
+def _of_part(subject: Subject, start: int, size: int) -> dict[str, Any]:
+    """Keywords of the batch that have an entry for each position, cut to those of a part; masks to all so far.
+
+    Raises:
+        SkippedCheck: a mask of pairs, whose rows and columns are cut in one way by one model and in another by others.
+    """
+    cut = {}
+    for name, value in subject.keywords.items():
+        if not isinstance(value, Tensor) or name in subject.same or (name == "attention_mask" and value.ndim == 2):
+            continue
+        if value.ndim > 2 and list(value.shape[1:]).count(subject.length) > 1:
+            raise SkippedCheck(f"{name} of the batch is of pairs, not of tokens")
+        if value.ndim > 1 and value.shape[1] == subject.length:
+            cut[name] = value[:, 0 if "mask" in name else start : start + size]
+    return cut
+
+
+def _positions_mend(subject: Subject, sizes: Sequence[int], name: str, whole: Tensor, noise: Noise) -> bool:
+    """Whether steps with a cache agree with the whole sequence once the model is told their positions."""
+    if "position_ids" not in subject.parameters:
+        return False
+    try:
+        outputs, _ = _cached_steps(subject, sizes, name, with_positions=True)
+    except Exception:
+        return False
+    return largest(outputs - whole) <= noise.other_shape
+
+
 def check_cache(subject: Subject, noise: Noise, causal: bool | None) -> list[ModelFinding]:
     """RUN120: the sequence in chunks, and token by token, with a cache, has other outputs than at once."""
-    name = subject.argument(CACHES)
+    name = subject.names.cache or subject.argument(CACHES)
+    if subject.pooled:
+        raise SkippedCheck("the model has one output for each row, not for each position")
     if name is None:
         raise SkippedCheck(f"the model takes no cache ({', '.join(CACHES)})")
     if causal is False:
@@ -73,7 +125,12 @@ def check_cache(subject: Subject, noise: Noise, causal: bool | None) -> list[Mod
         if float(moves.max()) > noise.other_shape:
             first = int((moves > noise.other_shape).nonzero()[0])
             message = f"{words} with a cache give other outputs than the sequence at once, from position {first} on"
-            found.append(finding("RUN120", message, moved=first, by=float(moves.max()), tolerance=noise.other_shape))
+            if _positions_mend(subject, sizes, name, whole, noise):
+                message += ": the model counts positions wrongly, position_ids of the tokens mend it"
+            title = f"Outputs of {words} with a cache, and of the sequence at once"
+            maps = difference_map(subject, outputs - whole, noise.other_shape, title=title)
+            evidence = {"moved": first, "by": float(moves.max()), "tolerance": noise.other_shape}
+            found.append(finding("RUN120", message, maps=maps, **evidence))
     return found
 
 
@@ -85,12 +142,16 @@ def _select(model: Any, implementation: str) -> None:
 def _implementations(subject: Subject) -> dict[str, Tensor | str]:
     """Outputs by each attention implementation that the model can select, or why not."""
     results: dict[str, Tensor | str] = {}
-    for name in ("eager", "sdpa", "regard"):
-        other = subject.copied()
+    own = getattr(subject.model.config, "_attn_implementation", None)
+    names: list[str] = ["eager", "sdpa", "regard"]
+    if isinstance(own, str) and own not in names:
+        names.append(own)
+    for name in names:
         try:
             if name == "regard":
                 other = swapped(subject)
             else:
+                other = subject.copied()
                 _select(other.model, name)
             results[name] = other.outputs()
         except SkippedCheck as error:
@@ -128,7 +189,9 @@ def check_backends(subject: Subject, noise: Noise) -> list[ModelFinding]:
         if float(difference.max()) > noise.other_shape:
             message = f"attn_implementation={name!r} gives other outputs than 'eager'"
             evidence = {"moved": int(difference.argmax()), "by": float(difference.max())}
-            found.append(finding("RUN121", message, tolerance=noise.other_shape, **evidence))
+            title = f"Outputs by {name!r} and by 'eager'"
+            maps = difference_map(subject, value - outputs["eager"], noise.other_shape, title=title)
+            found.append(finding("RUN121", message, tolerance=noise.other_shape, maps=maps, **evidence))
     return found
 
 
@@ -171,16 +234,65 @@ def check_training(subject: Subject, noise: Noise) -> list[ModelFinding]:
     if float(difference.max()) <= noise.other_shape:
         return []
     evidence = {"moved": int(difference.argmax()), "by": float(difference.max()), "tolerance": noise.other_shape}
-    return [finding("RUN122", "with every dropout 0, train() gives other outputs than eval()", **evidence)]
+    maps = difference_map(subject, first - expected, noise.other_shape, title="Outputs in training and in evaluation")
+    return [finding("RUN122", "with every dropout 0, train() gives other outputs than eval()", maps=maps, **evidence)]
+
+
+def _options(subject: Subject) -> dict[str, dict[str, Any]]:
+    """Keywords that must not change the outputs, by what they are."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in RETURNED_WEIGHTS:
+        if name in subject.parameters and not subject.keywords.get(name):
+            found[f"{name}=True"] = {name: True}
+    mask = subject.argument(KEEP_MASKS)
+    if mask is not None and subject.keywords.get(mask) is None and "decoder" not in str(subject.key):
+        ones = torch.ones(subject.batch_size, subject.length, dtype=torch.long, device=subject.sequence.device)
+        found[f"a {mask} of ones"] = {mask: ones}
+        found[f"a {mask} of True, (batch, 1, 1, length)"] = {mask: ones.bool()[:, None, None]}
+    return found
+
+
+def check_options(subject: Subject, noise: Noise) -> list[ModelFinding]:
+    """RUN124: options that only return more, or a mask that hides nothing, change the outputs."""
+    base, found, ran = subject.outputs(), [], False
+    for words, changes in _options(subject).items():
+        if ran and "of True" in words:
+            continue  # the mask is one of tokens
+        try:
+            output = subject.outputs(**changes)
+        except Exception:
+            continue  # not what this model takes
+        ran = ran or "mask" in words
+        if output.shape != base.shape:
+            continue
+        difference = (output - base).abs().nan_to_num(nan=torch.inf).amax((0, 2))
+        if float(difference.max()) > noise.other_shape:
+            evidence = {"moved": int(difference.argmax()), "by": float(difference.max())}
+            found.append(finding("RUN124", f"{words} changes outputs", tolerance=noise.other_shape, **evidence))
+    return found
+
+
+def check_state(subject: Subject, noise: Noise) -> list[ModelFinding]:
+    """RUN125: a call in evaluation changes a dropout of the model, and so the training after it."""
+    before, after = subject.dropouts, dropouts(subject.model)
+    changed = [name for name, value in before.items() if after.get(name) != value]
+    if not changed:
+        return []
+    values = [
+        f"{'.'.join(filter(None, name))} from {before[name]:g} to {after.get(name, math.nan):g}" for name in changed
+    ]
+    return [finding("RUN125", f"a call in evaluation sets {', '.join(values[:3])}")]
 
 
 def check_random(subject: Subject, noise: Noise) -> list[ModelFinding]:
     """RUN123: evaluation depends on the random seed, as with a dropout that is active."""
     if not noise.is_random:
         return []
-    difference = (subject.outputs(seed=1) - subject.outputs(seed=0)).abs().nan_to_num().amax((0, 2))
+    moved = subject.outputs(seed=1) - subject.outputs(seed=0)
+    position = int(moved.abs().nan_to_num().amax((0, 2)).argmax())
     message = "eval() gives other outputs with another random seed: a dropout is active"
-    return [finding("RUN123", message, moved=int(difference.argmax()), by=noise.seeds)]
+    maps = difference_map(subject, moved.nan_to_num(), noise.unit, title="Outputs by two random seeds")
+    return [finding("RUN123", message, moved=position, by=noise.seeds, maps=maps)]
 
 
 def _seconds(subjects: Sequence[Subject], rounds: int = 5) -> list[float]:
@@ -211,7 +323,7 @@ def check_eager(subject: Subject, noise: Noise) -> list[ModelFinding]:
             eager, seconds = _seconds([subject, other])
         except Exception:
             continue
-        if seconds < eager:
+        if seconds < CLEARLY * eager:
             faster.append(f"{name} takes {seconds / eager:.2f} of its time")
     if not faster:
         return []

@@ -15,9 +15,11 @@ LARGEST = 4_000_000
 
 _MENTIONS = re.compile(
     rb"softmax|Softmax|scaled_dot_product_attention|MultiheadAttention|flex_attention|create_block_mask|AttentionInterface"
-    rb"|ALL_ATTENTION_FUNCTIONS|nn\.Transformer|TransformerEncoder|TransformerDecoder|multinomial|argmax"
-    rb"|alibi|[Rr]otary|rope|[Ll]inear_?[Aa]tt"
+    rb"|ALL_ATTENTION_FUNCTIONS|nn\.Transformer|TransformerEncoder|TransformerDecoder|[Ll]inear_?[Aa]tt|padding_side"
 )
+_MENTIONS_WITH_TORCH = re.compile(rb"multinomial|argmax|[Aa]libi|[Rr]otary|(?<![A-Za-z])(?:rope|RoPE|RoPe)(?![a-z])")
+"""Words that other programs have too: they count in a file that names torch or transformers."""
+_TORCH = re.compile(rb"torch|transformers")
 _SUPPRESSION = re.compile(r"#.*?\bregard:\s*ignore(?P<file>-file)?(?:\[(?P<codes>[\w\s,]*)\])?")
 
 
@@ -57,7 +59,9 @@ def read_bytes(path: Path) -> bytes:
 
 def mentions_attention(content: bytes) -> bool:
     """Whether a file has any of the words without which no rule applies; a file without them is not parsed."""
-    return _MENTIONS.search(content) is not None
+    if _MENTIONS.search(content) is not None:
+        return True
+    return _TORCH.search(content) is not None and _MENTIONS_WITH_TORCH.search(content) is not None
 
 
 def decoded(content: bytes) -> str:

@@ -9,25 +9,26 @@ from pathlib import Path, PurePath
 
 import regard
 
+from .code_explanation import explanation, page_address
 from .finding import CodeFinding, Severity
-from .rules import RULES, AttentionRule
+from .rules import RULES
 
 _SARIF_LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.HINT: "note"}
 _GITHUB_LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.HINT: "notice"}
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
-def as_text(findings: Sequence[CodeFinding]) -> str:
+def as_text(findings: Sequence[CodeFinding], documentation: str = "") -> str:
     """A line `FILE:LINE:COLUMN: CODE message` for each finding."""
     return "\n".join(map(str, findings))
 
 
-def as_json(findings: Sequence[CodeFinding]) -> str:
+def as_json(findings: Sequence[CodeFinding], documentation: str = "") -> str:
     """A JSON list of objects, with the fields of `CodeFinding`."""
     return json.dumps([asdict(finding) | {"severity": finding.severity.value} for finding in findings], indent=2)
 
 
-def as_github(findings: Sequence[CodeFinding]) -> str:
+def as_github(findings: Sequence[CodeFinding], documentation: str = "") -> str:
     """Workflow commands of GitHub Actions, which become annotations of a pull request."""
     return "\n".join(
         f"::{_GITHUB_LEVELS[finding.severity]} file={_property(_posix(finding.path))},line={finding.line},"
@@ -37,15 +38,19 @@ def as_github(findings: Sequence[CodeFinding]) -> str:
     )
 
 
-def as_sarif(findings: Sequence[CodeFinding]) -> str:
-    """A log of the Static Analysis Results Interchange Format 2.1.0, one run, its rules described."""
+def as_sarif(findings: Sequence[CodeFinding], documentation: str = "") -> str:
+    """A log of the Static Analysis Results Interchange Format 2.1.0, one run, its rules described.
+
+    documentation: the address of the folder of the documentation. Addresses in SARIF are absolute, so that rules have a
+    `helpUri` only where there is one; the whole explanation is in `help`.
+    """
     codes = sorted({finding.code for finding in findings})
     run = {
         "tool": {
             "driver": {
                 "name": "regard doctor",
                 "version": regard.__version__,
-                "rules": [_sarif_rule(code) for code in codes],
+                "rules": [_sarif_rule(code, documentation) for code in codes],
             }
         },
         "columnKind": "unicodeCodePoints",
@@ -54,17 +59,20 @@ def as_sarif(findings: Sequence[CodeFinding]) -> str:
     return json.dumps({"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2)
 
 
-def _sarif_rule(code: str) -> dict:
-    rule: AttentionRule | None = RULES.get(code)
-    if rule is None:
-        return {"id": code, "shortDescription": {"text": "A file cannot be read."}}
-    return {
+def _sarif_rule(code: str, documentation: str) -> dict:
+    explained = explanation(code)
+    described = {
         "id": code,
-        "name": "".join(word.capitalize() for word in rule.check.__name__.split("_")),
-        "shortDescription": {"text": rule.summary},
-        "fullDescription": {"text": rule.explanation},
-        "defaultConfiguration": {"level": _SARIF_LEVELS[rule.severity]},
+        "shortDescription": {"text": explained.summary},
+        "fullDescription": {"text": explained.text},
+        "help": {"text": str(explained), "markdown": explained.markdown},
+        "defaultConfiguration": {"level": _SARIF_LEVELS[explained.severity]},
     }
+    if code in RULES:
+        described["name"] = "".join(word.capitalize() for word in RULES[code].check.__name__.split("_"))
+    if documentation:
+        described["helpUri"] = page_address(code, documentation)
+    return described
 
 
 def _sarif_result(finding: CodeFinding, index: int) -> dict:
@@ -97,10 +105,10 @@ def _property(text: str) -> str:
     return _escaped(text).replace(":", "%3A").replace(",", "%2C")
 
 
-FORMATS: dict[str, Callable[[Sequence[CodeFinding]], str]] = {
+FORMATS: dict[str, Callable[[Sequence[CodeFinding], str], str]] = {
     "text": as_text,
     "json": as_json,
     "sarif": as_sarif,
     "github": as_github,
 }
-"""Each output format by its name."""
+"""Each output format by its name: of findings and the address of the documentation, which SARIF alone has in it."""

@@ -55,6 +55,10 @@ class Rewrite:
     imports: tuple[str, ...] = ()
     regard: str = ""
 
+    def lines(self) -> list[tuple[int, int]]:
+        """The first and the last line of each edit."""
+        return [(_span(edit.node)[0], _span(edit.node)[2]) for edit in self.edits]
+
     def to_regard(self) -> Rewrite:
         """The rewrite to `regard.attention`; the rewrite itself where it computes no attention."""
         last = self.edits[-1]

@@ -1,20 +1,26 @@
-"""The weights of every attention in a run: torch's softmax, SDPA and MultiheadAttention, and regard's own."""
+"""Statistics of the weights of every attention in a run: torch's softmax, SDPA and MultiheadAttention, regard's own.
+
+They are computed from some rows of weights at a time, and are linear in the lengths.
+"""
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from ..attention import scaled_dot_product_attention
 from ..core.problem import Problem
+from ..core.torch_modes import functorch_active
 from ..kernels.hooks import attention_hook
 from .subject import Subject
 
@@ -23,16 +29,36 @@ TORCH = str(Path(torch.__file__).parent)
 OURS = str(Path(__file__).parents[1])
 
 
+CELLS = 512
+"""Rows and columns of the weights that are stored: of longer sequences, the largest of some neighbouring weights."""
+MOST_READ = 1 << 20
+"""Weights that are read at once."""
+
+
 @dataclass(frozen=True)
 class CapturedWeights:
-    """Weights of one attention: (batch, heads, queries, keys), and which pairs its mask leaves.
+    """Statistics of the weights of one attention, (batch, heads, queries, keys), linear in queries and keys.
 
+    shape: (batch, heads, queries, keys). visible_keys: the keys that the mask leaves to each query. top, first: the
+    largest weight of each query, and that of the first key. off_uniform: the largest difference of a query's weights
+    from equal ones. These are (batch, heads, queries). apart: (heads, heads), the largest difference of the weights of
+    two heads, where heads are compared. is_nan: whether any weight is NaN.
+    weights, visible: the largest weight of each cell, and whether the mask leaves any pair of it, (batch, heads, rows,
+    columns), where the subject has maps. cell: the queries and keys of a cell, 1 up to CELLS of them.
     kind: 'softmax' of scores in the model's own code, 'sdpa', 'multihead' or 'regard'. module: the innermost module
     that ran. file, line: where it was called from, outside torch.
     """
 
-    weights: Tensor
-    visible: Tensor
+    shape: tuple[int, int, int, int]
+    visible_keys: Tensor
+    top: Tensor
+    first: Tensor
+    off_uniform: Tensor
+    apart: Tensor | None
+    is_nan: bool
+    weights: Tensor | None
+    visible: Tensor | None
+    cell: tuple[int, int]
     kind: str
     module: str
     file: str | None
@@ -43,7 +69,67 @@ class CapturedWeights:
         return {"module": self.module, "file": self.file, "line": self.line}
 
 
-def _caller() -> tuple[str | None, int | None]:
+ReadRows: TypeAlias = Callable[[slice], tuple[Tensor, Tensor]]
+"""read(rows): the weights of some queries, (batch, heads, rows, keys), and which pairs the mask leaves."""
+
+
+def _statistics(
+    shape: tuple[int, int, int, int], read: ReadRows, *, stores_cells: bool, compares_heads: bool
+) -> dict[str, Any]:
+    """The fields of `CapturedWeights` that are computed from the weights, read some rows at a time."""
+    batch, heads, queries, keys = shape
+    cell = (-(-queries // CELLS), -(-keys // CELLS))
+    step = max(1, MOST_READ // max(1, batch * heads * keys) // cell[0]) * cell[0]
+    columns: dict[str, list[Tensor]] = {"visible_keys": [], "top": [], "first": [], "off_uniform": []}
+    cells: list[Tensor] = []
+    visible_cells: list[Tensor] = []
+    apart: Tensor | None = None
+    is_nan = False
+    for start in range(0, queries, step):
+        weights, visible = read(slice(start, start + step))
+        weights, visible = weights.detach(), visible.expand_as(weights)
+        is_nan = is_nan or bool(weights.isnan().any())
+        count = visible.sum(-1)
+        columns["visible_keys"].append(count)
+        columns["top"].append(weights.amax(-1))
+        columns["first"].append(weights[..., 0].clone())
+        uniform = visible / count.unsqueeze(-1).clamp(min=1)
+        columns["off_uniform"].append((weights - uniform).abs().amax(-1))
+        if compares_heads:
+            differences = _head_differences(weights)
+            apart = differences if apart is None else torch.maximum(apart, differences)
+        if stores_cells:
+            cells.append(_largest_of_cells(weights, cell))
+            visible_cells.append(_largest_of_cells(visible, cell))
+    return {
+        "shape": shape,
+        **{name: torch.cat(parts, 2) for name, parts in columns.items()},
+        "apart": apart,
+        "is_nan": is_nan,
+        "weights": torch.cat(cells, 2) if cells else None,
+        "visible": torch.cat(visible_cells, 2) if cells else None,
+        "cell": cell,
+    }
+
+
+def _head_differences(weights: Tensor) -> Tensor:
+    """(heads, heads): the largest difference of the weights of two heads."""
+    return torch.stack(
+        [(weights - weights[:, head : head + 1]).abs().amax((0, 2, 3)) for head in range(weights.shape[1])]
+    )
+
+
+def _largest_of_cells(pairs: Tensor, cell: tuple[int, int]) -> Tensor:
+    """The largest entry of each cell of (..., rows, columns), of which the last ones may be smaller."""
+    if cell == (1, 1):
+        return pairs.clone()
+    rows, columns = pairs.shape[-2:]
+    padded = functional.pad(pairs, (0, -columns % cell[1], 0, -rows % cell[0]))
+    return padded.unflatten(-1, (-1, cell[1])).amax(-1).unflatten(-2, (-1, cell[0])).amax(-2)
+
+
+def calling_line() -> tuple[str | None, int | None]:
+    """File and line that called a function of torch, outside torch and regard."""
     frame = sys._getframe(2)
     while frame is not None:
         name = frame.f_code.co_filename
@@ -56,9 +142,10 @@ def _caller() -> tuple[str | None, int | None]:
 class _Capture(TorchFunctionMode):
     """Records weights of torch's functions; `names` holds the modules that are running, outermost first."""
 
-    def __init__(self, length: int) -> None:
+    def __init__(self, lengths: set[int], *, stores_cells: bool, compares_heads: bool) -> None:
         super().__init__()
-        self.length = length
+        self.lengths, self.stores_cells, self.compares_heads = lengths, stores_cells, compares_heads
+        self.kind = "regard"
         self.names: list[str] = []
         self.found: list[CapturedWeights] = []
 
@@ -70,11 +157,15 @@ class _Capture(TorchFunctionMode):
             kwargs = {**kwargs, "need_weights": True, "average_attn_weights": False}
             output, weights = func(*args, **kwargs)
             if weights is not None:
-                weights = weights if weights.ndim == 4 else weights.unsqueeze(0)
-                self.add(weights, weights > 0, "multihead")
+                captured = weights if weights.ndim == 4 else weights.unsqueeze(0)
+                self.add(
+                    captured.shape,
+                    lambda rows: (captured[:, :, rows], captured[:, :, rows] > 0),
+                    "multihead",
+                )
             return output, weights
         result = func(*args, **kwargs)
-        if func in SOFTMAX:
+        if func in SOFTMAX and not functorch_active():  # the numbers of a mapped tensor cannot be read
             self._softmax(args[0] if args else kwargs["input"], result, args, kwargs)
         return result
 
@@ -82,64 +173,61 @@ class _Capture(TorchFunctionMode):
         dim = kwargs.get("dim", args[1] if len(args) > 1 else -1)
         if not isinstance(weights, Tensor) or not isinstance(dim, int) or weights.ndim < 3:
             return
-        if dim % weights.ndim != weights.ndim - 1 or weights.shape[-1] < self.length != weights.shape[-2]:
+        queries, keys = weights.shape[-2:]
+        is_of_positions = queries in self.lengths or any(keys >= length for length in self.lengths)
+        if dim % weights.ndim != weights.ndim - 1 or not is_of_positions:
             return
         least = torch.finfo(scores.dtype).min / 2 if scores.is_floating_point() else -torch.inf
         while weights.ndim > 4:  # grouped heads
             weights, scores = weights.flatten(1, 2), scores.flatten(1, 2)
         if weights.ndim == 3:
             weights, scores = weights.unsqueeze(1), scores.unsqueeze(1)
-        # A finite mask leaves weights of 0 in all heads, a saturated head in its own alone.
-        self.add(weights, (scores > least) & (weights > 0).any(1, keepdim=True), "softmax")
 
-    def _sdpa(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> None:
-        if enable_gqa and key.ndim > 3:
-            key = key.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
-        factor = query.shape[-1] ** -0.5 if scale is None else scale
-        scores = query @ key.transpose(-1, -2) * factor
-        visible = torch.ones_like(scores, dtype=torch.bool)
-        if is_causal:
-            visible = visible.tril()
-        if attn_mask is not None:
-            if attn_mask.dtype == torch.bool:
-                visible = visible & attn_mask
-            else:
-                scores = scores + attn_mask
-                visible = visible & (attn_mask > torch.finfo(scores.dtype).min / 2)
-        weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
-        while weights.ndim < 4:
-            weights, visible = weights.unsqueeze(-3), visible.unsqueeze(-3)
-        self.add(weights.flatten(0, -4), visible.flatten(0, -4), "sdpa")
+        def read(rows: slice) -> tuple[Tensor, Tensor]:
+            part = weights[:, :, rows]
+            # A finite mask leaves weights of 0 in all heads, a saturated head in its own alone.
+            return part, (scores[:, :, rows] > least) & (part > 0).any(1, keepdim=True)
+
+        self.add(weights.shape, read, "softmax")
+
+    def _sdpa(self, *args: Any, **kwargs: Any) -> None:
+        """Record the weights of torch's SDPA: those of the same call of regard, without dropout."""
+        settings = inspect.signature(scaled_dot_product_attention).bind(*args, **kwargs).arguments
+        self.kind = "sdpa"
+        try:
+            scaled_dot_product_attention(**{**settings, "dropout_p": 0.0})
+        finally:
+            self.kind = "regard"
 
     def on_problem(self, problem: Problem, log_sum_exp: Tensor) -> None:
-        """Record the weights of `regard.attention`."""
-        weights = torch.exp(problem.scores() - log_sum_exp.unsqueeze(-1))
-        empty = torch.isneginf(log_sum_exp).unsqueeze(-1)
-        weights = weights.masked_fill(empty, 0.0)
-        while weights.ndim < 4:
-            weights = weights.unsqueeze(0)
-        self.add(weights, weights > 0, "regard")
+        """Record the weights of `regard.attention`, exp(score - lse)."""
+        kind, least = self.kind, torch.finfo(problem.value.dtype).min / 2
 
-    def add(self, weights: Tensor, visible: Tensor, kind: str) -> None:
-        """Record weights of (batch, heads, queries, keys), with the module that is running."""
-        file, line = _caller()
+        def read(rows: slice) -> tuple[Tensor, Tensor]:
+            scores, lse = problem.scores(rows), log_sum_exp[..., rows].unsqueeze(-1)
+            weights = torch.exp(scores - lse).masked_fill(torch.isneginf(lse), 0.0)
+            if kind == "sdpa":  # without sinks; exp(score - lse) of scores above 10,000 is rounded far from 1
+                weights = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
+            visible = scores > least
+            while weights.ndim < 4:
+                weights, visible = weights.unsqueeze(-3), visible.unsqueeze(-3)
+            return weights.flatten(0, -4), visible.flatten(0, -4)
+
+        sizes = problem.weights_shape
+        heads = sizes[-3] if len(sizes) > 2 else 1
+        self.add(torch.Size((sizes[:-3].numel(), heads, *sizes[-2:])), read, kind)
+
+    def add(self, shape: torch.Size, read: ReadRows, kind: str) -> None:
+        """Record the weights of (batch, heads, queries, keys), with the module that is running."""
+        file, line = calling_line()
         name = self.names[-1] if self.names else ""
-        weights = weights.detach()
-        self.found.append(CapturedWeights(weights, visible.expand_as(weights), kind, name, file, line))
+        settings = {"stores_cells": self.stores_cells, "compares_heads": self.compares_heads}
+        found = _statistics(tuple(shape), read, **settings)  # type: ignore[arg-type]
+        self.found.append(CapturedWeights(**found, kind=kind, module=name, file=file, line=line))
 
 
 @contextmanager
-def _naming(model: nn.Module, names: list[str]) -> Iterator[None]:
+def naming_modules(model: nn.Module, names: list[str]) -> Iterator[None]:
     """Append the name of each module while it runs."""
 
     def enter(name: str) -> Any:
@@ -158,17 +246,20 @@ def _naming(model: nn.Module, names: list[str]) -> Iterator[None]:
             handle.remove()
 
 
-def capture_weights(subject: Subject, sequence: Tensor | None = None, **changes: Any) -> list[CapturedWeights]:
-    """The weights of every attention in one run, in the order of the calls.
+def capture_weights(
+    subject: Subject, sequence: Tensor | None = None, *, compares_heads: bool = False, **changes: Any
+) -> list[CapturedWeights]:
+    """Statistics of the weights of every attention in one run, in the order of the calls.
 
     A softmax counts as attention where it runs over the last of at least three axes, and the one before it is as long
-    as the sequence. Weights of SDPA are computed from its queries and keys.
+    as the sequence. Weights of SDPA are those of `regard.scaled_dot_product_attention` for its arguments.
     """
-    capture = _Capture(subject.length)
+    lengths = {subject.length, subject.output_length}
+    capture = _Capture(lengths, stores_cells=subject.maps, compares_heads=compares_heads)
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # it computes an encoder layer in one call
     try:
-        with _naming(subject.model, capture.names), attention_hook(capture.on_problem), capture:
+        with naming_modules(subject.model, capture.names), attention_hook(capture.on_problem), capture:
             subject.run(sequence, **changes)
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)

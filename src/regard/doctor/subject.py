@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -15,12 +15,23 @@ from torch import Tensor, nn
 
 from ..errors import ConfigurationError
 
-SEQUENCES = ("decoder_input_ids", "input_ids", "decoder_inputs_embeds", "inputs_embeds", "tgt", "target", "tokens")
+SEQUENCES = (
+    "decoder_input_ids",
+    "input_ids",
+    "decoder_inputs_embeds",
+    "inputs_embeds",
+    "tgt",
+    "trg",
+    "target",
+    "tokens",
+)
 """Names of the input whose positions the outputs belong to, in order of precedence."""
 CACHES = ("past_key_values", "cache", "caches", "kv_cache", "past", "layer_past")
 """Names of the argument that takes what an earlier call returned."""
 KEEP_MASKS = ("attention_mask",)
 DROP_MASKS = ("key_padding_mask", "src_key_padding_mask", "padding_mask", "pad_mask")
+SOURCES = ("input_ids", "src", "source", "context", "memory")
+"""Names of the input that an encoder reads, in order of precedence."""
 DOCUMENTS = ("document_ids", "doc_ids", "documents", "segment_ids", "sequence_ids", "seq_idx")
 LARGEST_COPY = 200_000_000
 """Parameters up to which a model is copied to float64."""
@@ -84,14 +95,24 @@ def position_outputs(output: Any) -> Tensor:
     return found.flatten(2) if found.ndim > 2 else found.unsqueeze(-1)
 
 
-def _mapped(value: Any, function: Any) -> Any:
-    if isinstance(value, Tensor):
-        return function(value)
+def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
+    """The value with the function applied to all that is no mapping, list or tuple."""
     if isinstance(value, Mapping):
         return {name: _mapped(one, function) for name, one in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(_mapped(one, function) for one in value)
-    return value
+        values = [_mapped(one, function) for one in value]
+        return type(value)(*values) if hasattr(value, "_fields") else type(value)(values)
+    return function(value)
+
+
+def fresh(value: Any) -> Any:
+    """The value with copies of the objects in it that a call could change: caches and sessions, no tensors."""
+
+    def copied(one: Any) -> Any:
+        is_fixed = one is None or isinstance(one, (Tensor, bool, int, float, str, torch.dtype, torch.device))
+        return one if is_fixed else copy.deepcopy(one)
+
+    return _mapped(value, copied)
 
 
 def place_of(module: nn.Module) -> tuple[str | None, int | None]:
@@ -103,25 +124,35 @@ def place_of(module: nn.Module) -> tuple[str | None, int | None]:
         return None, None
 
 
+@dataclass(frozen=True)
+class InputNames:
+    """What the arguments of a model mean, where their names do not say it; see `regard.doctor.examine`."""
+
+    sequence: str | int | None = None
+    vocabulary: int | None = None
+    padding: str | Callable[[Tensor], Mapping[str, Any] | None] | None = None
+    pad_token: int | None = None
+    cache: str | None = None
+    predicts_own: bool = False
+
+
 class Subject:
     """A model in evaluation and its batch.
 
     The sequence is the one input whose positions are those of the outputs: token ids (batch, length) or embeddings
-    (batch, length, dim). `outputs(sequence, **keywords)` runs the model with another sequence; every call starts from
-    the same random seed.
+    (batch, length, ...). A model whose outputs have no such positions, as that of a classifier, is `pooled`: its
+    outputs are one vector for each row. `outputs(sequence, **keywords)` runs the model with another sequence; every
+    call starts from the same random seed and from copies of the caches in the batch. maps: whether checks measure the
+    maps that show their findings. original: the subject in the model's own dtype, of one that was converted to float64.
+    nan_outputs: numbers of NaN in the outputs so far, of this subject and its copies.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        batch: Any,
-        *,
-        sequence: str | int | None = None,
-        vocabulary: int | None = None,
-    ) -> None:
+    maps = False
+
+    def __init__(self, model: nn.Module, batch: Any, names: InputNames | None = None) -> None:
         if not isinstance(model, nn.Module):
             raise ConfigurationError(f"a model is a torch.nn.Module, not {type(model).__name__}")
-        self.model = model
+        self.model, self.names = model, names or InputNames()
         if isinstance(batch, Mapping):
             self.arguments: tuple[Any, ...] = ()
             self.keywords = dict(batch)
@@ -132,17 +163,27 @@ class Subject:
             self.parameters = inspect.signature(model.forward).parameters
         except (TypeError, ValueError):
             self.parameters = {}
+        self.original: Subject | None = None
+        self.nan_outputs: list[int] = []
+        self.dropouts = dropouts(model)
+        self.pooled = False
         first = self._first_output()
-        self.key = self._sequence_key(sequence, first)
+        self.key = self._sequence_key(self.names.sequence, first)
+        if not self.sequence.numel():
+            raise ConfigurationError(f"the sequence {tuple(self.sequence.shape)} is empty; two positions are needed")
+        inputs = {**dict(enumerate(self.arguments)), **self.keywords}
+        self.same = tuple(key for key, value in inputs.items() if value is self.sequence)
+        self.pooled = self.sequence.shape[:2] != first.shape[:2]
+        self.output_length = first.shape[1] if first.ndim > 2 else self.length
         if self.batch_size == 1:
             self._double_rows()
-        self.vocabulary, self.special = vocabulary, self._special_tokens()
+        self.vocabulary, self.special = self.names.vocabulary, self._special_tokens()
         if self.vocabulary is None and self.is_tokens:
             self.vocabulary = self._measure_vocabulary()
 
     def _first_output(self) -> Tensor:
         try:
-            output = output_tensor(self.call(self.arguments, self.keywords))
+            output = output_tensor(self.call(fresh(self.arguments), fresh(self.keywords)))
         except Exception as error:
             shapes = ", ".join(self._shapes()) or "no tensor"
             raise ConfigurationError(
@@ -153,7 +194,11 @@ class Subject:
             has = "no tensor" if output is None else f"{tuple(output.shape)} of {output.dtype}"
             raise ConfigurationError(
                 f"{type(self.model).__name__} returns {has}; needed is a floating-point tensor with an output for each "
-                "position, (batch, length, ...)"
+                "position, (batch, length, ...), or for each row, (batch, ...)"
+            )
+        if output.is_meta:
+            raise ConfigurationError(
+                f"{type(self.model).__name__} is on the meta device, without numbers: load its weights"
             )
         return output
 
@@ -167,30 +212,33 @@ class Subject:
             if not isinstance(inputs.get(wanted), Tensor):
                 raise ConfigurationError(f"the batch has no tensor {wanted!r}, it has {', '.join(map(str, inputs))}")
             return wanted
-        fitting = [
-            key
+        readable = {
+            key: value
             for key, value in inputs.items()
             if isinstance(value, Tensor)
-            and value.shape[:2] == output.shape[:2]
-            and value.ndim == (3 if value.is_floating_point() else 2)
-            and "mask" not in str(key)
-            and "position" not in str(key)
+            and (value.ndim > 2 if value.is_floating_point() else value.ndim == 2 and value.dtype != torch.bool)
+            and value.shape[0] == output.shape[0]
+            and not any(word in str(key) for word in ("mask", "position"))
             and key not in DOCUMENTS
-        ]
-        if not fitting:
+        }
+        if not readable:
             raise ConfigurationError(
-                f"no input has the positions of the output {tuple(output.shape)}: {', '.join(self._shapes())}; needed "
-                "are token ids (batch, length) or embeddings (batch, length, dim), batch first, with an output each"
+                f"no input has the rows of the output {tuple(output.shape)}: {', '.join(self._shapes())}; needed are "
+                "token ids (batch, length) or embeddings (batch, length, dim), batch first"
             )
-        return next((name for name in SEQUENCES if name in fitting), fitting[-1] if self.arguments else fitting[0])
+        aligned = [key for key, value in readable.items() if value.shape[:2] == output.shape[:2]]
+        fitting = aligned or list(readable)
+        last = fitting[-1] if self.arguments and aligned else fitting[0]
+        return next((name for name in SEQUENCES if name in fitting), last)
 
     def _double_rows(self) -> None:
-        def doubled(value: Tensor) -> Tensor:
-            return value.repeat(2, *[1] * (value.ndim - 1)) if value.ndim and value.shape[0] == 1 else value
+        def doubled(value: Any) -> Any:
+            is_row = isinstance(value, Tensor) and value.ndim and value.shape[0] == 1
+            return value.repeat(2, *[1] * (value.ndim - 1)) if is_row else value
 
         arguments, keywords = _mapped(self.arguments, doubled), _mapped(self.keywords, doubled)
         try:
-            self.call(arguments, keywords)
+            self.call(fresh(arguments), fresh(keywords))
         except Exception:
             return  # a model of one sequence at a time
         self.arguments, self.keywords = arguments, keywords
@@ -198,13 +246,10 @@ class Subject:
     def _special_tokens(self) -> frozenset[int]:
         config = getattr(self.model, "config", None)
         values = vars(config).items() if config is not None and hasattr(config, "__dict__") else ()
-        return frozenset(
-            token
-            for name, value in values
-            if name.endswith(("token_id", "token_ids", "token_index"))
-            for token in (value if isinstance(value, list) else [value])
-            if isinstance(token, int)
-        )
+        tokens = [value for name, value in values if name.endswith(("token_id", "token_ids", "token_index"))]
+        tokens.append(self.names.pad_token)
+        flat = [token for value in tokens for token in (value if isinstance(value, list) else [value])]
+        return frozenset(token for token in flat if isinstance(token, int))
 
     def _measure_vocabulary(self) -> int:
         """The rows of the embedding that reads the sequence."""
@@ -218,7 +263,7 @@ class Subject:
 
         handles = [module.register_forward_hook(hook) for module in self.model.modules()]
         try:
-            self.call(self.arguments, self.keywords)
+            self.call(fresh(self.arguments), fresh(self.keywords))
         finally:
             for handle in handles:
                 handle.remove()
@@ -262,26 +307,31 @@ class Subject:
 
     def run(self, sequence: Tensor | None = None, *, seed: int = 0, **changes: Any) -> Any:
         """What the model returns for another sequence, and with other keywords; None takes a keyword away."""
-        arguments, keywords = list(self.arguments), dict(self.keywords)
-        if sequence is not None:
-            if isinstance(self.key, int):
-                arguments[self.key] = sequence
+        arguments, keywords = list(fresh(self.arguments)), fresh(self.keywords)
+        for key in self.same if sequence is not None else ():  # as query, key and value
+            if isinstance(key, int):
+                arguments[key] = sequence
             else:
-                keywords[self.key] = sequence
+                keywords[key] = sequence
         keywords = {name: value for name, value in {**keywords, **changes}.items() if value is not None}
         return self.call(tuple(arguments), keywords, seed)
 
     def outputs(self, sequence: Tensor | None = None, *, seed: int = 0, **changes: Any) -> Tensor:
-        """The output for each position, (batch, length, features)."""
-        return position_outputs(self.run(sequence, seed=seed, **changes))
+        """The output for each position, (batch, length, features), or for each row, (batch, 1, features)."""
+        found = output_tensor(self.run(sequence, seed=seed, **changes))
+        if found is None:
+            raise ConfigurationError("the model returns a tensor for one input and none for another")
+        if bool(found.isnan().any()):
+            self.nan_outputs.append(int(found.isnan().sum()))
+        return found.flatten(1).unsqueeze(1) if self.pooled else position_outputs(found)
 
-    def others(self, sequence: Tensor, seed: int = 1) -> Tensor:
+    def others(self, sequence: Tensor, seed: int = 1, vocabulary: int | None = None) -> Tensor:
         """Another sequence of the same shape: each token is another one, and no special one."""
         generator = torch.Generator().manual_seed(seed)
-        if not self.is_tokens:
+        if sequence.is_floating_point():
             noise = torch.randn(sequence.shape, generator=generator, dtype=torch.float64).to(sequence)
             return noise * sequence.std().clamp(min=1e-3) + sequence.mean()
-        allowed = [token for token in range(self.vocabulary or 2) if token not in self.special] or [0, 1]
+        allowed = [token for token in range(vocabulary or self.vocabulary or 2) if token not in self.special] or [0, 1]
         table = torch.tensor(allowed, device=sequence.device)
         drawn = torch.randint(len(allowed), sequence.shape, generator=generator).to(sequence.device)
         again = table[(drawn + 1) % len(allowed)]
@@ -293,25 +343,49 @@ class Subject:
         other = copy.copy(self)
         other.model = copy.deepcopy(self.model).eval()
         if dtype is not None:
-            other.model = other.model.to(dtype)
+            other.model._apply(lambda tensor: _in_dtype(tensor, dtype))
 
-            def convert(value: Tensor) -> Tensor:
-                return value.to(dtype) if value.is_floating_point() else value
+            def convert(value: Any) -> Any:
+                if isinstance(value, nn.Module):
+                    return copy.deepcopy(value)._apply(lambda tensor: _in_dtype(tensor, dtype))
+                return _in_dtype(value, dtype) if isinstance(value, Tensor) else value
 
             other.arguments, other.keywords = _mapped(self.arguments, convert), _mapped(self.keywords, convert)
         return other
 
 
+def _in_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """A tensor of numbers in a dtype, complex ones, as of rotary tables, in the complex dtype of its precision."""
+    if tensor.is_complex():
+        return tensor.to(dtype.to_complex())
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def dropouts(model: nn.Module) -> dict[tuple[str, str], float]:
+    """Numbers of modules whose name has 'drop' in it, and the p of dropout modules, by module and attribute."""
+    return {
+        (name, key): value
+        for name, module in model.named_modules()
+        for key, value in vars(module).items()
+        if isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and ("drop" in key or (key == "p" and isinstance(module, nn.modules.dropout._DropoutNd)))
+    }
+
+
 @contextmanager
 def evaluating(model: nn.Module) -> Any:
-    """Put a model in evaluation, and every module back into its mode."""
+    """Put a model in evaluation, and every module back into its mode, with the dropouts that it had."""
     modes = [(module, module.training) for module in model.modules()]
+    before = dropouts(model)
     model.eval()
     try:
         yield
     finally:
         for module, mode in modes:
             module.training = mode
+        for (name, key), value in before.items():
+            setattr(model.get_submodule(name), key, value)
 
 
 def in_double(subject: Subject) -> Subject:
@@ -321,6 +395,7 @@ def in_double(subject: Subject) -> Subject:
     with contextlib.suppress(Exception):  # of models that convert to float32 inside
         double = subject.copied(torch.float64)
         if double.outputs().dtype == torch.float64:
+            double.original = subject
             return double
     return subject
 
@@ -339,8 +414,9 @@ def measure_noise(subject: Subject, original: Subject) -> Noise:
     repeat = _finite(subject.outputs() - first)
     noise = Noise(repeat, 0.0, 0.0, unit, _finite(subject.outputs(seed=1) - first))
 
-    def flip(value: Tensor) -> Tensor:
-        return value.flip(0) if value.ndim and value.shape[0] == subject.batch_size else value
+    def flip(value: Any) -> Any:
+        is_rows = isinstance(value, Tensor) and value.ndim and value.shape[0] == subject.batch_size
+        return value.flip(0) if is_rows else value
 
     order = 0.0
     if not noise.is_random:

@@ -23,6 +23,8 @@ _DEEPEST = 3
 """Calls of helpers within calls of helpers that are followed."""
 _EXPRESSIONS = 60_000
 """Expressions of one file that are evaluated before helpers are no longer followed."""
+_FEW = 6
+"""Elements of a comprehension that are evaluated one by one."""
 _LONGEST_FUNCTION = 300
 """Lines of a helper that is followed."""
 
@@ -204,6 +206,8 @@ class _Evaluator:
         self.calls: list[Function] = []
         self.outermost: tuple[ClassFacts | None, ast.Call | None] = (None, None)
         self.returned: list[Term] = []
+        self.lambdas: list[ast.Lambda] = []
+        self.globals: dict[str, Term] = {}
         self.remaining = _EXPRESSIONS
         self.initialized: set[str] = set()
 
@@ -212,7 +216,7 @@ class _Evaluator:
     def module(self) -> None:
         """Evaluate the statements of the module, then every class and function."""
         self._block([one for one in self.facts.tree.body if not isinstance(one, Function | ast.ClassDef)])
-        globals_ = dict(self.names)
+        globals_ = self.globals = dict(self.names)
         for name in list(self.facts.classes):
             self.names = dict(globals_)
             self._initialize(name)
@@ -251,7 +255,7 @@ class _Evaluator:
         self.function, self.class_, self.loops, self.returned = function, class_, (), []
         arguments = function.args
         for parameter in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
-            self.names[parameter.arg] = Term("parameter", parameter, value=parameter.arg)
+            self.names[parameter.arg] = self._parameter(parameter)
         for rest in (arguments.vararg, arguments.kwarg):
             if rest is not None:
                 self.names[rest.arg] = Term("parameter", rest, value=rest.arg)
@@ -259,6 +263,15 @@ class _Evaluator:
             self.names[arguments.args[0].arg] = Term("self", function, value=class_)
         self._run(function.body)
         self.function = self.class_ = None
+
+    def _parameter(self, parameter: ast.arg) -> Term:
+        """A parameter; an instance where its annotation is a class of this file, whose methods can be followed."""
+        annotation = parameter.annotation
+        name = annotation.id if isinstance(annotation, ast.Name) else getattr(annotation, "value", None)
+        class_ = self.facts.classes.get(name) if isinstance(name, str) else None
+        if class_ is not None and class_.methods:
+            return Term("instance", parameter, value=class_)
+        return Term("parameter", parameter, value=parameter.arg)
 
     def _run(self, body: Sequence[ast.stmt]) -> None:
         with contextlib.suppress(_Returned):
@@ -280,7 +293,9 @@ class _Evaluator:
         outer = self.names, self.function, self.class_, self.returned
         if not self.calls:
             self.outermost = self.class_, node
-        keep = {name: term for name, term in self.names.items() if "." not in name} if receiver is None else {}
+        keep = (
+            {name: term for name, term in self.names.items() if "." not in name} if receiver is None else self.globals
+        )
         self.names, self.function, self.returned = {**keep, **bound}, function, []
         self.class_ = receiver.value if receiver is not None else None
         self.calls.append(function)
@@ -616,7 +631,9 @@ class _Evaluator:
 
     def _name(self, node: ast.Name) -> Term:
         if node.id in self.names:
-            return self.names[node.id]
+            found = self.names[node.id]
+            named = found.op == "constant" and found.value is not None
+            return Term("constant", node, value=found.value) if named else found  # a constant is known by its name
         return Term("name", node, value=self._qualified(node.id))
 
     def _qualified(self, name: str) -> str:
@@ -656,6 +673,9 @@ class _Evaluator:
     def _comprehension(self, node: ast.ListComp | ast.GeneratorExp | ast.SetComp) -> Term:
         outer_names, outer_loops = self.names, self.loops
         self.names = dict(self.names)
+        listed = self._listed(node)
+        if listed is not None:
+            return listed
         for generator in node.generators:
             iterated = self._expression(generator.iter)
             names = frozenset(one.id for one in ast.walk(generator.target) if isinstance(one, ast.Name))
@@ -664,6 +684,48 @@ class _Evaluator:
         element = self._expression(node.elt)
         self.names, self.loops = outer_names, outer_loops
         return self._make("comprehension", node, items=(element,))
+
+    def _listed(self, node: ast.ListComp | ast.GeneratorExp | ast.SetComp) -> Term | None:
+        """The results of a comprehension over a few known elements, such as query, key and value; else None."""
+        generator = node.generators[0]
+        if len(node.generators) != 1 or generator.ifs:
+            return None
+        iterated = self._expression(generator.iter)
+        elements = self._known_elements(iterated, generator.iter)
+        if elements is None:
+            return None
+        outer_names, outer_loops, results = self.names, self.loops, []
+        names = frozenset(one.id for one in ast.walk(generator.target) if isinstance(one, ast.Name))
+        self.loops = (*self.loops, Loop(node, names, iterated))
+        for element in elements:
+            self.names = dict(outer_names)
+            self._assign(generator.target, element)
+            results.append(self._expression(node.elt))
+        self.names, self.loops = outer_names, outer_loops
+        return self._make("tuple", node, items=tuple(results))
+
+    def _known_elements(self, iterated: Term, node: ast.AST) -> list[Term] | None:
+        """The elements of a tuple, of a split into a number of parts, or of these side by side; None if not known."""
+        if iterated.op == "tuple" and 0 < len(iterated.items) <= _FEW:
+            return list(iterated.items)
+        count = iterated.get("chunks") if iterated.op == "chunk" else None
+        if count is not None and count.op == "constant" and count.value in range(1, _FEW + 1):
+            return [self._element(iterated, index, node) for index in range(count.value)]
+        if iterated.op == "call" and iterated.value == "range" and len(iterated.items) == 1:
+            length = iterated.items[0]
+            if length.op == "constant" and length.value in range(1, _FEW + 1):
+                return [Term("constant", node, value=index) for index in range(length.value)]
+        if iterated.op == "call" and iterated.value == "zip":
+            parts = [self._known_elements(one, node) for one in iterated.items]
+            lengths = {len(one) for one in parts if one is not None}
+            if len(lengths) != 1:
+                return None
+            rows = [
+                part or [self._iterated_element(one, node)] * min(lengths)
+                for one, part in zip(iterated.items, parts, strict=True)
+            ]
+            return [self._make("tuple", node, items=row) for row in zip(*rows, strict=True)]
+        return None
 
     def _subscript(self, node: ast.Subscript) -> Term:
         base, index = self._expression(node.value), self._expression(node.slice)
@@ -699,11 +761,31 @@ class _Evaluator:
             value = self._follow(function.value, node, None, positional, named)
             if value is not None:
                 return value
+        if function.op == "function" and isinstance(function.value, ast.Lambda) and not named:
+            value = self._lambda(function.value, positional)
+            if value is not None:
+                return value
         return self._apply(node, function, positional, named)
+
+    def _lambda(self, function: ast.Lambda, positional: list[Term]) -> Term | None:
+        """The value of a lambda of this many arguments; None where it calls itself or takes others."""
+        names = [one.arg for one in function.args.args]
+        if len(names) != len(positional) or function in self.lambdas or self.remaining <= 0:
+            return None
+        outer = self.names
+        self.names = {**outer, **dict(zip(names, positional, strict=True))}
+        self.lambdas.append(function)
+        try:
+            return self._expression(function.body)
+        finally:
+            self.lambdas.pop()
+            self.names = outer
 
     def _named_call(self, node: ast.Call, name: str, positional: list[Term], named: dict[str, Term]) -> Term:
         if name in FUNCTIONS:
             return self._operation(FUNCTIONS[name], node, positional, named, name)
+        if name in ("torch.baddbmm", "torch.addmm"):
+            return self._fused_sum(node, name, positional, named)
         if name in self.facts.functions:
             value = self._follow(self.facts.functions[name], node, None, positional, named)
             if value is not None:
@@ -720,6 +802,19 @@ class _Evaluator:
             return self._record(self._make("call", node, bound, items, name))
         return self._record(self._make("call", node, named, tuple(positional), name))
 
+    def _fused_sum(self, node: ast.Call, name: str, positional: list[Term], named: dict[str, Term]) -> Term:
+        """`baddbmm` and `addmm`, beta · input + alpha · (left · right), as a product, its scale and a sum."""
+        arguments, _ = _bind(("input", "left", "right"), positional, named)
+        added, left, right = (arguments.get(key) for key in ("input", "left", "right"))
+        if added is None or left is None or right is None:
+            return self._record(self._make("call", node, named, tuple(positional), name))
+        value = self._record(self._make("matmul", node, {"input": left, "other": right}, value=name))
+        if "alpha" in arguments:
+            value = self._make("mul", node, {"input": value, "other": arguments["alpha"]})
+        beta = arguments.get("beta")
+        without = beta is not None and beta.op == "constant" and beta.value == 0
+        return value if without else self._make("add", node, {"input": value, "other": added})
+
     def _mapped(self, function: ast.Lambda, iterated: Term, node: ast.AST) -> Term:
         """The results of a lambda of one parameter for each element of a tuple, or for three of another value."""
         count = len(iterated.items) if iterated.op == "tuple" else 3  # query, key and value
@@ -732,7 +827,7 @@ class _Evaluator:
 
     def _initialize_in_place(self, name: str) -> None:
         state = self.names, self.function, self.class_, self.loops, self.returned, self.calls
-        self.names, self.calls = {}, []
+        self.names, self.calls = dict(self.globals), []
         self._initialize(name)
         self.names, self.function, self.class_, self.loops, self.returned, self.calls = state
 

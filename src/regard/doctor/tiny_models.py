@@ -31,7 +31,7 @@ _KEYS: tuple[tuple[Any, str], ...] = (
         "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers num_decoder_layers "
         "num_encoder_layers num_blocks num_key_value_heads num_kv_heads kv_channels num_experts_per_tok "
         "moe_topk moe_k top_k_experts expert_top_k bos_token_id decoder_start_token_id "
-        "linear_num_key_heads index_n_heads ngram",
+        "linear_num_key_heads ngram",
     ),
     (
         4,
@@ -48,7 +48,7 @@ _KEYS: tuple[tuple[Any, str], ...] = (
     (
         16,
         "kv_lora_rank q_lora_rank o_lora_rank sliding_window attention_window local_attention_window_size "
-        "mamba_d_state state_size ssm_state_size index_head_dim index_topk",
+        "mamba_d_state state_size ssm_state_size index_head_dim index_topk index_n_heads",
     ),
     (
         256,
@@ -92,6 +92,38 @@ VARIATIONS: tuple[dict[str, Any], ...] = (
     {**dict.fromkeys(KINDS_OF_LAYERS), "head_dim": None, "num_hidden_layers": None, "num_layers": None},
 )
 """Changes to SIZES, tried in this order until a model runs; None leaves a key as the class has it."""
+OF_CLASSES: dict[str, dict[str, Any]] = {
+    "BambaForCausalLM": {"attn_layer_indices": [1]},
+    "DbrxForCausalLM": {"attn_config": {"rope_theta": 10000.0, "kv_n_heads": 2, "clip_qkv": 8.0}},
+    "Dots1ForCausalLM": {"num_experts_per_tok": 2, "n_shared_experts": 1, "n_routed_experts": 4},
+    "EncoderDecoderModel": {"add_cross_attention": True},
+    "FalconH1ForCausalLM": {"mamba_d_ssm": 64, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 1},
+    "Gemma3nForCausalLM": {"intermediate_size": 64},
+    "GraniteMoeHybridForCausalLM": {"layer_types": ["mamba", "attention"], "mamba_n_heads": 8, "mamba_d_head": 8},
+    "Lfm2MoeForCausalLM": {"layer_types": ["full_attention", "conv"], "num_dense_layers": 1},
+    "LongcatFlashForCausalLM": {"head_dim": 8, "qk_head_dim": 16},
+    "Mamba2ForCausalLM": {"num_heads": 8, "head_dim": 8, "n_groups": 1},
+    "MusicgenForCausalLM": {"num_codebooks": 1, "pad_token_id": 100, "bos_token_id": 100},
+    "MusicgenMelodyForCausalLM": {"num_codebooks": 1, "pad_token_id": 100, "bos_token_id": 100},
+    "ReformerModelWithLMHead": {
+        "axial_pos_embds": False,
+        "attn_layers": ["local", "lsh"],
+        "attention_head_size": 8,
+        "num_buckets": 4,
+        "local_attn_chunk_length": 8,
+        "lsh_attn_chunk_length": 8,
+        "hash_seed": 0,
+    },
+    "XmodForCausalLM": {"default_language": "en_XX"},
+    "Zamba2ForCausalLM": {
+        "n_mamba_heads": 8,
+        "mamba_headdim": 8,
+        "attention_head_dim": 16,
+        "attention_hidden_size": 64,
+    },
+    "ZayaForCausalLM": {"num_experts_per_tok": 1},
+}
+"""Values that some classes need instead of those of SIZES."""
 
 
 def tiny_config(config_class: type, changes: Mapping[str, Any] | None = None) -> Any:
@@ -102,7 +134,8 @@ def tiny_config(config_class: type, changes: Mapping[str, Any] | None = None) ->
     chosen: dict[str, Any] = {name: value for name, value in SIZES.items() if name in known and _is_wanted(plain, name)}
     for name in KINDS_OF_LAYERS:
         value = getattr(plain, name, None)
-        if isinstance(value, list) and value and isinstance(value[0], str):
+        is_computed = isinstance(getattr(config_class, aliases.get(name, name), None), property)
+        if isinstance(value, list) and value and isinstance(value[0], str) and not is_computed:
             chosen[name] = _few(value)
     for name, value in vars(plain).items():
         if hasattr(value, "to_dict") and hasattr(type(value), "model_type"):
@@ -149,7 +182,8 @@ def tiny_model(name: str) -> nn.Module:
     if model_class is None or getattr(model_class, "config_class", None) is None:
         raise ConfigurationError(f"transformers has no model class {name!r}")
     failure = ""
-    for changes in VARIATIONS:
+    for variation in VARIATIONS:
+        changes = {**variation, **OF_CLASSES.get(name, {})}
         torch.manual_seed(0)
         try:
             with warnings.catch_warnings(), torch.no_grad():
@@ -174,11 +208,14 @@ def _matrices(model: nn.Module) -> Iterator[torch.Tensor]:
 
 
 def strengthen(model: nn.Module) -> None:
-    """Draw the matrices of a model again, with variance 1 / inputs, and embeddings with variance 1."""
+    """Draw the matrices of a model again, with variance 1 / inputs, and embeddings with variance 1.
+
+    Tables of sines stay, which are embeddings in some models.
+    """
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for module in model.modules():
-            if isinstance(module, nn.Embedding):
+            if isinstance(module, nn.Embedding) and "Sinusoidal" not in type(module).__name__:
                 module.weight.copy_(torch.randn(module.weight.shape, generator=generator))
         for weight in _matrices(model):
             weight.copy_(torch.randn(weight.shape, generator=generator) * max(weight.shape[1], 1) ** -0.5)

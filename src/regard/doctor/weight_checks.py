@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .examination_report import ModelFinding, finding
+from .finding_map import attention_map
 from .leaks import SkippedCheck
 from .softmax_capture import CapturedWeights, capture_weights
 from .subject import Noise, Subject
@@ -16,13 +18,13 @@ SINK_MASS = 0.95
 """A head is sink-only where the first key has this much of the weight of every row, as in papers on attention sinks."""
 
 
-def captured(subject: Subject) -> list[CapturedWeights]:
+def captured(subject: Subject, *, compares_heads: bool = False) -> list[CapturedWeights]:
     """The weights of all attentions.
 
     Raises:
         SkippedCheck: no attention that is known ran.
     """
-    found = capture_weights(subject)
+    found = capture_weights(subject, compares_heads=compares_heads)
     if not found:
         raise SkippedCheck("no softmax over keys, SDPA, MultiheadAttention or regard.attention ran")
     return found
@@ -51,28 +53,16 @@ def check_rows(subject: Subject, noise: Noise) -> list[ModelFinding]:
             return found
         raise
     for one in attentions:
-        empty = ~one.visible.any(-1)
+        empty = one.visible_keys == 0
         if empty.shape[0] != subject.batch_size:
             continue
         empty = empty & _tokens(subject, empty.shape[-1])[:, None]
         if bool(empty.any()):
             row, head, position = (int(index) for index in empty.nonzero()[0])
             message = f"{int(empty.sum())} rows have no key, first head {head} in row {row} of the batch"
-            return [*found, finding("RUN110", message, moved=position, **one.place())]
+            maps = attention_map(subject, one, head, (position, 0), row)
+            return [*found, finding("RUN110", message, moved=position, maps=maps, **one.place())]
     return found
-
-
-def _eligible(one: CapturedWeights) -> Tensor:
-    """(batch, heads, queries): rows that have at least two keys to choose from."""
-    return one.visible.sum(-1) >= 2
-
-
-def _per_head(found: list[CapturedWeights]) -> Iterator[tuple[CapturedWeights, Tensor, Tensor]]:
-    """Weights whose rows have a choice, and where: NaN weights and those of one key are left out."""
-    for one in found:
-        eligible = _eligible(one)
-        if bool(eligible.any()) and not bool(one.weights.isnan().any()):
-            yield one, one.weights, eligible
 
 
 def _heads(which: Tensor) -> str:
@@ -85,15 +75,15 @@ def check_heads(subject: Subject, noise: Noise) -> list[ModelFinding]:
     found: list[ModelFinding] = []
     unit = torch.finfo(next(subject.model.parameters(), torch.zeros(())).dtype).eps
     tolerance = max(unit, torch.finfo(torch.float32).eps) * 8  # a softmax may be computed in float32
-    for one, weights, eligible in _per_head(captured(subject)):
+    for one in captured(subject, compares_heads=True):
+        eligible = one.visible_keys >= 2
+        if one.is_nan or not bool(eligible.any()):
+            continue
         rows = eligible.sum((0, 2))
-        top = weights.max(-1).values
-        saturated = ((1 - top <= tolerance) & eligible).sum((0, 2)) * 2 > rows
-        uniform = one.visible / one.visible.sum(-1, keepdim=True).clamp(min=1)
-        distance = ((weights - uniform).abs().amax(-1) * eligible).amax((0, 2))
-        dead = (distance <= tolerance) & (rows > 0)
-        sink = ((weights[..., 0] >= SINK_MASS) | ~eligible).all(2).all(0) & (rows > 0) & ~saturated
-        on_first = ((weights[..., 0] >= 1 - tolerance) | ~eligible).all(2).all(0) & (rows > 0)
+        saturated = ((1 - one.top <= tolerance) & eligible).sum((0, 2)) * 2 > rows
+        dead = ((one.off_uniform * eligible).amax((0, 2)) <= tolerance) & (rows > 0)
+        sink = ((one.first >= SINK_MASS) | ~eligible).all(2).all(0) & (rows > 0) & ~saturated
+        on_first = ((one.first >= 1 - tolerance) | ~eligible).all(2).all(0) & (rows > 0)
         sink, saturated = sink | on_first, saturated & ~on_first
         for which, code, words in (
             (saturated, "RUN111", "more than half of the rows of {} have one weight of 1: no gradient passes"),
@@ -101,22 +91,27 @@ def check_heads(subject: Subject, noise: Noise) -> list[ModelFinding]:
             (sink, "RUN114", "{}: every row attends to the first key alone"),
         ):
             if bool(which.any()):
-                found.append(finding(code, words.format(_heads(which)), tolerance=tolerance, **one.place()))
-        found += _duplicates(one, weights, dead | sink | saturated, tolerance)
+                maps = attention_map(subject, one, int(which.nonzero()[0]))
+                message = words.format(_heads(which))
+                found.append(finding(code, message, tolerance=tolerance, maps=maps, **one.place()))
+        found += _duplicates(subject, one, dead | sink | saturated, tolerance)
     return found
 
 
-def _duplicates(one: CapturedWeights, weights: Tensor, known: Tensor, tolerance: float) -> list[ModelFinding]:
+def _duplicates(subject: Subject, one: CapturedWeights, known: Tensor, tolerance: float) -> list[ModelFinding]:
+    if one.apart is None:
+        return []
     pairs = [
-        f"{first} and {second}"
-        for first in range(weights.shape[1])
-        for second in range(first + 1, weights.shape[1])
-        if not bool(known[first] | known[second])
-        and float((weights[:, first] - weights[:, second]).abs().max()) <= tolerance
+        (first, second)
+        for first in range(one.shape[1])
+        for second in range(first + 1, one.shape[1])
+        if not bool(known[first] | known[second]) and float(one.apart[first, second]) <= tolerance
     ]
     if not pairs:
         return []
-    return [finding("RUN113", f"heads {'; '.join(pairs)} have the same weights", tolerance=tolerance, **one.place())]
+    named = "; ".join(f"{first} and {second}" for first, second in pairs)
+    maps = attention_map(subject, one, pairs[0][0]) + attention_map(subject, one, pairs[0][1])
+    return [finding("RUN113", f"heads {named} have the same weights", tolerance=tolerance, maps=maps, **one.place())]
 
 
 def check_sparse(subject: Subject, noise: Noise) -> list[ModelFinding]:
@@ -131,23 +126,23 @@ def check_sparse(subject: Subject, noise: Noise) -> list[ModelFinding]:
     shorter = _half(subject, half)
     found, seen = [], set()
     for one, other in zip(whole, shorter, strict=False):
-        left, left_half = float(one.visible.float().sum()), float(other.visible.float().sum())
-        computed = one.visible.numel()
-        is_square = computed >= 3 * other.visible.numel()
+        left, left_half = float(one.visible_keys.sum()), float(other.visible_keys.sum())
+        computed, computed_half = math.prod(one.shape), math.prod(other.shape)
+        is_square = computed >= 3 * computed_half
         if not is_square or left_half == 0 or left / left_half > 3 or (one.file, one.line) in seen:
             continue
         seen.add((one.file, one.line))
         message = (
             f"{left / computed:.0%} of {computed:,} pairs exist and all are computed; from {half} to {subject.length} "
             f"tokens the pairs of the mask grow {left / left_half:.1f} times, the computed ones "
-            f"{computed / other.visible.numel():.1f} times"
+            f"{computed / computed_half:.1f} times"
         )
-        found.append(finding("RUN130", message, **one.place()))
+        found.append(finding("RUN130", message, maps=attention_map(subject, one), **one.place()))
     return found
 
 
 def _half(subject: Subject, half: int) -> list[CapturedWeights]:
-    cut = {
+    cut: dict[str, Any] = {
         name: value[:, :half]
         for name, value in subject.keywords.items()
         if isinstance(value, Tensor) and value.ndim == 2 and value.shape[1] == subject.length and name != subject.key

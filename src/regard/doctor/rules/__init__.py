@@ -1,5 +1,5 @@
-"""The rules of the doctor, by idea: scales, softmax, masks, padding, caches, unused results, dropout, heads,
-positions, speed.
+"""The rules of the doctor, by idea: scales, softmax, masks, causality, padding, windows, caches, decoding,
+unused results, dropout, heads, positions, speed.
 
 Codes: ATT1xx scale and softmax, ATT2xx masks, ATT3xx dropout and precision, ATT4xx heads and layouts, ATT5xx positions
 and caches, ATT6xx speed, ATT9xx style.
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from . import (
     cache_rules,
+    causality_rules,
+    decoding_rules,
     dropout_rules,
     encoding_rules,
     head_rules,
@@ -20,6 +22,7 @@ from . import (
     speed_rules,
     textbook_rules,
     unused_rules,
+    window_rules,
 )
 from .base import RULES, AttentionRule, Report
 
@@ -27,8 +30,11 @@ MODULES = (
     scale_rules,
     softmax_rules,
     mask_rules,
+    causality_rules,
     padding_rules,
+    window_rules,
     cache_rules,
+    decoding_rules,
     unused_rules,
     dropout_rules,
     head_rules,

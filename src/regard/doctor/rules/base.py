@@ -76,3 +76,8 @@ def function_around(node: ast.AST | None, facts: ModuleFacts) -> Function | None
     while node is not None and not isinstance(node, Function):
         node = facts.parents.get(node)
     return node
+
+
+def last_name(node: ast.expr) -> str:
+    """The last name of a dotted expression; "" of another one."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

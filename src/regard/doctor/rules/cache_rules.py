@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ..attention_sites import AttentionSite
+from ..attention_sites import AttentionSite, Step, names_in
 from ..finding import Severity
 from ..mask_values import hidden_pairs, mask_values, triangle
 from ..symbolic_evaluation import ModuleFacts
@@ -53,10 +53,11 @@ def unmasked_with_cache(facts: ModuleFacts) -> Iterator[Report]:
 def _is_without_cache(causal: Term) -> bool:
     """Whether a flag is true without a cache, or with as many queries as keys, whatever the number of queries is."""
     if causal.op == "is_none":
-        return any(CACHE_NAMES.search(str(one.value)) for one in walk(causal.input) if isinstance(one.value, str))
+        return any(CACHE_NAMES.search(name) for name in names_in(causal.input))
     if causal.op == "choice":
         return {True, False} == {one.value for one in causal.items if one.op == "constant"}
-    return causal.op == "equal" and all(one.op == "size" for one in causal.operands())
+    sides = [one.op for one in causal.operands()] if causal.op == "equal" else []
+    return "size" in sides and set(sides) <= {"size", "attribute", "add"}
 
 
 def _tests_no_cache(test: ast.expr) -> bool:
@@ -106,6 +107,23 @@ def triangle_from_first_key(facts: ModuleFacts) -> Iterator[Report]:
             for one in resolved(mask):
                 if _starts_at_first_key(one):
                     yield Report(node.node, "this triangle starts at the first key, a cached one: align it to the last")
+    for event in facts.operations("triu", "tril"):
+        if is_judged(event, facts) and _is_longer_by_a_cache(event.term):
+            yield Report(
+                event.term.node, "this triangle has the keys of a cache before its own, and starts at the first of them"
+            )
+
+
+def _is_longer_by_a_cache(made: Term) -> bool:
+    """Whether a triangle of a fixed diagonal has as many columns as rows, and those of a cache."""
+    diagonal = made.get("diagonal")
+    sizes = _sizes(made.input)
+    if len(sizes) != 2 or sizes[1].op != "add" or (diagonal is not None and number(diagonal) is None):
+        return False
+    rows, added = sizes[0], list(sizes[1].operands())
+    others = [one for one in added if not same(one, rows)]
+    names = names_in(others[0]) if len(others) == 1 else set()
+    return len(added) == 2 and any(re.search(r"past|cache|mem|offset|start|prev", name) for name in names)
 
 
 def _masks_with_nodes(site: AttentionSite) -> Iterator[tuple[Term, Term]]:
@@ -186,14 +204,16 @@ def causal_on_one_path(facts: ModuleFacts) -> Iterator[Report]:
     causal: list[AttentionSite] = []
     for site in facts.sites:
         flag = site.output.get("is_causal") if site.kind == "sdpa" else None
-        stored = flag is not None and flag.op == "attribute"
+        stored = flag is not None and (
+            flag.op == "attribute" or (flag.op == "parameter" and "causal" in str(flag.value))
+        )
         if (is_true(flag) or stored) and is_judged(site.event, facts):
             causal.append(site)
     for site in facts.sites:
         fused = site.kind == "sdpa"
         if site.kind not in ("formula", "sdpa") or not is_judged(site.event, facts):
             continue
-        masked = any(not step.conditional for step in site.masks()) if not fused else not _is_bare(site)
+        masked = _is_causal_by_itself(site) if fused else any(not _is_callers_mask(step) for step in site.masks())
         if masked or any(step.op in ("mul", "masked_fill") for step in site.after):
             continue
         for other in causal:
@@ -205,11 +225,37 @@ def causal_on_one_path(facts: ModuleFacts) -> Iterator[Report]:
                     site.output.node, "this path has no causal mask, and the other path of this function has one"
                 )
                 break
+    for site in facts.sites:  # a mask of the caller's, and a causal option that is left aside where there is one
+        mask = site.output.get("attn_mask") if site.kind == "sdpa" else None
+        if mask is None or mask.op != "parameter" or not is_none(site.output.get("is_causal")):
+            continue
+        for other in causal:
+            option = other.output.get("is_causal")
+            alike = function_around(site.output.node, facts) is function_around(other.output.node, facts)
+            if (
+                alike
+                and not is_true(option)
+                and is_none(other.output.get("attn_mask"))
+                and same(site.value, other.value)
+            ):
+                yield Report(
+                    site.output.node, "with a mask, this leaves the option to be causal aside: combine both masks"
+                )
+                break
 
 
-def _is_bare(site: AttentionSite) -> bool:
+def _is_callers_mask(step: Step) -> bool:
+    """Whether a mask is used on one path only, and is a parameter as it came: no causal mask of the function's own."""
+    mask = step.operand
+    while mask is not None and mask.op in ("invert", "cast", "bool", "unsqueeze", "item", "equal", "not_equal"):
+        mask = mask.input
+    return step.conditional and mask is not None and mask.op == "parameter"
+
+
+def _is_causal_by_itself(site: AttentionSite) -> bool:
+    """Whether a call of SDPA has a mask that may be causal, or says whether it is."""
     return (
-        all(is_none(site.output.get(name)) for name in ("attn_mask", "is_causal")) and "**" not in site.output.arguments
+        any(not is_none(site.output.get(name)) for name in ("attn_mask", "is_causal")) or "**" in site.output.arguments
     )
 
 

@@ -13,7 +13,7 @@ from ..finding import Severity
 from ..mask_values import mask_values
 from ..symbolic_evaluation import Function, ModuleFacts
 from ..term import Term, label, number, walk
-from .base import Report, rule
+from .base import Report, function_around, last_name, rule
 
 _SLOPES = re.compile(r"slope|alibi|^m$|^ratios?$", re.I)
 _DISTANCES = (
@@ -207,6 +207,7 @@ def _is_about_slopes(node: ast.AST, facts: ModuleFacts) -> bool:
 
 
 _ANGLES = re.compile(r"freq|angle|theta|rope|rotary", re.I)
+_TABLE_CALLS = ("cat", "repeat_interleave", "stack")
 _HALF_TABLE = re.compile(r"cat\(\s*[\[(]\s*([\w.]+)\s*,\s*\1\s*[\])]")
 _PAIR_TABLE = re.compile(
     r"repeat_interleave\(\s*2\b|repeat_interleave\([\w.]+, (repeats=)?2\b|stack\(\s*[\[(]\s*([\w.]+)\s*,\s*\2\s*[\])]"
@@ -244,12 +245,17 @@ def mixed_rotary_pairs(facts: ModuleFacts) -> Iterator[Report]:
     first half is paired with the second. Mixed, the two entries of a pair are turned by different angles, which is no
     rotation, and scores do not depend on distances.
     """
-    if not re.search(r"rotary|rope|rotate", facts.source, re.I):
+    if not re.search(r"rotary|rope|rotate|theta|inv_freq", facts.source, re.I):
         return
-    units = [node for node in facts.nodes[ast.ClassDef] if any(_tables(node, facts))] or [facts.tree]
-    for unit in units:
+    tables = _tables(facts)
+    if not any(tables):
+        return
+    units = [
+        node for node in facts.nodes[ast.ClassDef] if any(_is_inside(one, node) for found in tables for one in found)
+    ]
+    for unit in units or [facts.tree]:
         halves, pairs = _rotations(unit, facts)
-        half_tables, pair_tables = _tables(unit, facts)
+        half_tables, pair_tables = ([one for one in found if _is_inside(one, unit)] for found in tables)
         if halves and not pairs and pair_tables and not half_tables:
             yield Report(pair_tables[0], "this table pairs neighbours, and the rotation pairs halves: use cat((a, a))")
         if pairs and not halves and half_tables and not pair_tables:
@@ -258,11 +264,24 @@ def mixed_rotary_pairs(facts: ModuleFacts) -> Iterator[Report]:
             )
 
 
-def _tables(unit: ast.AST, facts: ModuleFacts) -> tuple[list[ast.Call], list[ast.Call]]:
-    """The expressions in a class or a file that repeat angles as a whole, and those that repeat each in place."""
-    calls = [node for node in ast.walk(unit) if isinstance(node, ast.Call) and _is_about_angles(node, facts)]
+def _is_inside(node: ast.Call, unit: ast.AST) -> bool:
+    """Whether a call is in the text of a class; in that of a file it always is."""
+    first, last = getattr(unit, "lineno", 0), getattr(unit, "end_lineno", None)
+    return last is None or first <= node.lineno <= last
+
+
+def _tables(facts: ModuleFacts) -> tuple[list[ast.Call], list[ast.Call]]:
+    """The expressions of a file that repeat angles as a whole, and those that repeat each in place."""
+    calls = [node for node in facts.nodes[ast.Call] if last_name(node.func) in _TABLE_CALLS]
+    calls = [node for node in calls if _is_about_angles(node, facts) and not _is_in_closure(node, facts)]
     halves = [node for node in calls if _HALF_TABLE.match(ast.unparse(node).removeprefix("torch."))]
     return halves, [node for node in calls if _PAIR_TABLE.search(ast.unparse(node)) and _is_innermost(node)]
+
+
+def _is_in_closure(node: ast.AST, facts: ModuleFacts) -> bool:
+    """Whether a node is in a function within a function, as one that replaces a method of another file is."""
+    function = function_around(node, facts)
+    return function is not None and function_around(facts.parents.get(function), facts) is not None
 
 
 def _is_innermost(node: ast.Call) -> bool:
@@ -275,7 +294,8 @@ def _rotations(unit: ast.AST, facts: ModuleFacts) -> tuple[bool, bool]:
     parts = [unit, *(facts.functions[name] for name in called & facts.functions.keys())]
     halves = pairs = False
     for node in (one for part in parts for one in ast.walk(part)):
-        written = ast.unparse(node) if isinstance(node, ast.Call) else ""
+        is_join = isinstance(node, ast.Call) and last_name(node.func) in ("cat", "concat", "stack")
+        written = ast.unparse(node) if is_join else ""
         if re.match(r"(torch\.)?(cat|concat|stack)\(\s*[\[(]\s*-", written):
             halves |= "stack(" not in written
             pairs |= "stack(" in written
@@ -396,6 +416,9 @@ def missing_denominator(facts: ModuleFacts) -> Iterator[Report]:
             continue
         if not any(_has_feature_map(one) for one in inner.operands()):
             continue
+        factor = outer.left if _state(outer.right) else outer.right
+        if any(_plain(one) is _plain(factor) for one in inner.operands()):  # A·B·Aᵀ, of a covariance
+            continue
         function = event.function
         written = ast.unparse(function) if function is not None else ""
         if not re.search(r" / |/=|\.div|norm\(|Norm|reciprocal|softmax|divide|ones", written):
@@ -407,6 +430,13 @@ def _state(term: Term) -> Term | None:
     while term.op == "method" and term.value == "cumsum":
         term = term.input
     return term if term.op in ("matmul", "einsum") else None
+
+
+def _plain(term: Term) -> Term:
+    """A matrix without its transpositions."""
+    while term.op == "transpose":
+        term = term.input
+    return term
 
 
 def _has_feature_map(term: Term) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from ..attention_sites import AttentionSite, einsum_axes
 from ..finding import Severity
 from ..symbolic_evaluation import ModuleFacts
-from ..term import Term, is_true, number, walk
+from ..term import Term, is_none, is_true, number, text, walk
 from .base import Report, rule
 
 _HEADS = re.compile(r"head|^h$|^H$|^nh$|^n_h$", re.I)
@@ -162,6 +162,26 @@ def heads_merged_across_positions(facts: ModuleFacts) -> Iterator[Report]:
                     "this reshape of (batch, heads, length, dim) to (batch, length, heads · dim) mixes heads with "
                     "positions: transpose(1, 2) first",
                 )
+    for site in _sites_with_heads(facts):
+        folded = _folded_rows(site.query)
+        if folded is None or not _keeps_axes(site):
+            continue
+        for reshape in _direct_reshapes(site.output, facts):
+            if len(reshape.items) == 3 and text(reshape.items[0]) != text(folded) and number(reshape.items[0]) != -1:
+                yield Report(
+                    reshape.node,
+                    "this reshape of (batch · heads, length, dim) to (batch, length, heads · dim) mixes heads with "
+                    "positions: view as (batch, heads, length, dim), then transpose(1, 2)",
+                )
+
+
+def _folded_rows(query: Term) -> Term | None:
+    """The size batch · heads, where (batch, heads, length, dim) was reshaped to three axes, heads next to the batch."""
+    while query.op in ("cast", "dropout", "mul", "div", "carried"):
+        query = query.input
+    if query.op != "reshape" or len(query.items) != 3 or query.items[0].op != "mul":
+        return None
+    return query.items[0] if _is_transposed_from_positions(query.input) else None
 
 
 def _is_transposed_from_positions(query: Term) -> bool:
@@ -171,6 +191,10 @@ def _is_transposed_from_positions(query: Term) -> bool:
     if query.op == "transpose":
         pair = {number(query.get("dim0")), number(query.get("dim1"))}
         return pair == {1.0, 2.0} and query.input.op == "reshape" and len(query.input.items) == 4
+    if query.op == "element":  # of q, k and v from one projection, heads before positions
+        moved = query.input.input if query.input.op == "unbind" else query.input
+        order = [number(one) for one in moved.items] if moved.op == "permute" else []
+        return order == [2, 0, 3, 1, 4] and moved.input.op == "reshape" and len(moved.input.items) == 5
     if query.op == "permute":
         order = [number(one) for one in query.items]
         return order == [0, 2, 1, 3] and query.input.op == "reshape" and len(query.input.items) == 4
@@ -291,12 +315,38 @@ def batch_as_sequence(facts: ModuleFacts) -> Iterator[Report]:
         if query is None:
             continue
         sources = list(_same_leading_axes(query))
-        if any(id(one) in batch_first for one in sources) or _is_pooled_over_positions(event.term, facts):
+        others = [event.term.get(name) for name in ("memory", "key", "value")]
+        sources += [one for other in others if other is not None for one in _same_leading_axes(other)]
+        wrong = any(id(one) in batch_first or _is_batch_first_output(one) for one in sources)
+        if wrong or _is_pooled_over_positions(event.term, facts) or _is_masked_as_batch_first(event.term, sources):
             name = str(event.term.value).removeprefix("torch.")
             yield Report(
                 event.term.node,
                 f"this {name} takes (length, batch, dim) and gets (batch, length, dim): make it with batch_first=True",
             )
+
+
+def _is_batch_first_output(term: Term) -> bool:
+    """Whether a term is the output of a module of torch that is made with batch_first=True."""
+    module = term.get("module") if term.op == "apply" and term.value in _LAYERS else None
+    inner = module.get("encoder_layer") or module.get("decoder_layer") or module if module is not None else None
+    return inner is not None and inner.op == "call" and is_true(inner.get("batch_first"))
+
+
+def _is_masked_as_batch_first(output: Term, sources: list[Term]) -> bool:
+    """Whether the padding mask, which is (batch, length) always, is made of the embedded tokens as they are."""
+    embedded = {
+        id(one.input)
+        for one in sources
+        if one.op == "apply" and one.value == "torch.nn.Embedding" and one.input is not one
+    }
+    for name in ("key_padding_mask", "src_key_padding_mask", "tgt_key_padding_mask"):
+        mask = output.get(name)
+        while mask is not None and mask.op in ("invert", "bool", "cast"):
+            mask = mask.input
+        if mask is not None and mask.op in ("equal", "not_equal") and not is_none(mask.get("other")):
+            return id(mask.input) in embedded
+    return False
 
 
 def _may_be_batch_first(module: Term) -> bool:
@@ -314,7 +364,7 @@ def _same_leading_axes(term: Term) -> Iterator[Term]:
     """Terms from which this one is computed without moving its first two axes."""
     for _ in range(30):
         yield term
-        if term.op in ("apply", "dropout", "cast", "carried", "add", "mul", "div", "sub"):
+        if term.op in ("apply", "dropout", "cast", "carried", "add", "mul", "div", "sub", "element"):
             if term.op == "apply" and str(term.value or "").startswith("torch.nn.Conv"):
                 return
             term = term.input

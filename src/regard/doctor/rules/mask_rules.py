@@ -8,11 +8,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..attention_sites import AttentionSite, Step, names_in
+from ..attention_sites import AttentionSite, Step, names_in, poolings
 from ..finding import Severity
 from ..mask_values import hidden_pairs, is_zero_one, mask_values, triangle
 from ..symbolic_evaluation import Event, ModuleFacts
-from ..term import Term, is_none, is_true, label, number, walk
+from ..term import Term, is_none, is_true, label, number, same, walk
 from .base import Report, formulas, rule
 
 TORCH_MASKS = {
@@ -100,7 +100,7 @@ def fill_value(value: Term | None) -> float | None:
         return -math.inf
     if value.op == "call" and value.items:
         return fill_value(value.items[0]) if "tensor" in str(value.value) else number(value)
-    if value.op == "full":
+    if value.op in ("full", "full_like"):
         return fill_value(value.get("fill_value"))
     return number(value)
 
@@ -149,6 +149,17 @@ def inverted_causal_mask(facts: ModuleFacts) -> Iterator[Report]:
                 meaning = "ignore" if use.true_hides else "attend"
                 reason = f"; to {use.where}, True means {meaning}" if values.dtype == hidden.dtype else ""
                 yield Report(use.node.node, f"this mask hides the past and shows the future{reason}: invert it")
+
+
+def _uses_that_hide(what: str, facts: ModuleFacts) -> Iterator[MaskUse]:
+    """The uses of masks that hide these pairs, in the words of `triangle`; one for each value of a mask."""
+    for use in mask_uses(facts):
+        for mask in resolved(use.mask):
+            values = mask_values(mask)
+            if values is None or (is_zero_one(values) and use.added):
+                continue
+            if triangle(hidden_pairs(values if use.added else values.bool(), true_hides=use.true_hides)) == what:
+                yield use
 
 
 def _boolean(mask: Term) -> bool:
@@ -243,18 +254,11 @@ def hidden_diagonal(facts: ModuleFacts) -> Iterator[Report]:
     `triu` without `diagonal=1` has the diagonal. With -inf the first row of the softmax is 0/0 = NaN; with a finite
     value it is the mean over all positions, the future included.
     """
-    for use in mask_uses(facts):
-        for mask in resolved(use.mask):
-            values = mask_values(mask)
-            if values is None or (is_zero_one(values) and use.added):
-                continue
-            hidden = hidden_pairs(values if use.added else values.bool(), true_hides=use.true_hides)
-            if triangle(hidden) == "future and self":
-                yield Report(
-                    use.node.node,
-                    "this causal mask hides the diagonal too: the first position attends to nothing; "
-                    "start at diagonal=1",
-                )
+    for use in _uses_that_hide("future and self", facts):
+        yield Report(
+            use.node.node,
+            "this causal mask hides the diagonal too: the first position attends to nothing; start at diagonal=1",
+        )
 
 
 @rule(
@@ -282,17 +286,12 @@ def visible_next_position(facts: ModuleFacts) -> Iterator[Report]:
     `tril(diagonal=1)` and the complement of `triu(diagonal=2)` keep one position too many: the next token, which a
     language model has to predict. Keys are visible up to the query's own position: `tril()`, or hidden by `triu(1)`.
     """
-    for use in mask_uses(facts):
-        for mask in resolved(use.mask):
-            values = mask_values(mask)
-            if values is None or (is_zero_one(values) and use.added):
-                continue
-            hidden = hidden_pairs(values if use.added else values.bool(), true_hides=use.true_hides)
-            if triangle(hidden) == "future but the next":
-                yield Report(use.node.node, "this causal mask shows each position the next one: move its diagonal by 1")
+    for use in _uses_that_hide("future but the next", facts):
+        yield Report(use.node.node, "this causal mask shows each position the next one: move its diagonal by 1")
     for event in facts.operations("return"):
         name = event.function.name if event.function is not None else ""
-        values = mask_values(event.term.input) if "mask" in name and event.depth == 0 else None
+        named = re.search(r"mask|subsequent|causal|future|look_?ahead", name)
+        values = mask_values(event.term.input) if named and event.depth == 0 else None
         if values is not None and triangle(~values.bool()) == "future but the next":
             yield Report(event.term.input.node, "this causal mask shows each position the next one: use diagonal=0")
     for event in facts.operations("masked_fill"):
@@ -421,10 +420,25 @@ def multiplied_mask(facts: ModuleFacts) -> Iterator[Report]:
 
 def is_mask_name(term: Term) -> bool:
     """Whether a value is named as a mask of pairs or of keys; masks of heads are others."""
-    while term.op in ("unsqueeze", "expand", "cast", "item", "reshape"):
+    while term.op in ("unsqueeze", "expand", "cast", "item", "reshape", "rearrange"):
         term = term.input
     name = str(term.value) if term.op in ("parameter", "attribute", "name") else ""
     return bool(re.search(r"(^|_)(attn|attention|causal|src|tgt|trg|padding|pad|key)?_?mask$", name))
+
+
+def _is_mask_of_weights(mask: Term) -> bool:
+    """Whether weights are multiplied by a mask: of zeros and ones, by its name, or a comparison of positions."""
+    while mask.op in ("equal", "not_equal", "invert", "cast", "unsqueeze", "item", "rearrange", "bool"):
+        if _true_at(mask):
+            return True
+        mask = mask.input
+    values = mask_values(mask)
+    if values is not None and (is_zero_one(values) or values.dtype == (values == 0).dtype):
+        return True
+    compared = mask.op in ("less", "less_equal", "greater", "greater_equal")
+    counted = compared and any(one.op == "arange" for operand in mask.operands() for one in walk(operand))
+    valid = mask.op in ("parameter", "attribute") and re.search(r"^(is_)?valid(ity)?$", str(mask.value))
+    return counted or is_mask_name(mask) or bool(valid)
 
 
 @rule(
@@ -452,21 +466,25 @@ def mask_after_softmax(facts: ModuleFacts) -> Iterator[Report]:
     Hidden keys still stand in the sum that the softmax divides by: the weights of a row no longer sum to 1, and how
     much is missing tells of the hidden keys. Mask the scores.
     """
+    message = "the weights are masked after the softmax and do not sum to 1: mask the scores"
     for site in formulas(facts):
         if any(site.masks()) or any(step.op == "div" for step in site.after):
             continue
         for step in site.after:
             mask = step.operand if step.op in ("mul", "masked_fill") else None
-            if mask is None:
-                continue
-            while mask.op in ("equal", "not_equal", "invert"):
-                mask = mask.input
-            values = mask_values(mask)
-            known = values is not None and (is_zero_one(values) or values.dtype == (values == 0).dtype)
-            if known or is_mask_name(mask):
-                yield Report(
-                    step.term.node, "the weights are masked after the softmax and do not sum to 1: mask the scores"
-                )
+            if mask is not None and _is_mask_of_weights(mask):
+                yield Report(step.term.node, message)
+    for pooled in poolings(facts):
+        if any(one.op in ("masked_fill", "where", "setitem", "add", "sub") for one in pooled.before()):
+            continue
+        inner = pooled.softmax
+        for step in pooled.after:
+            mask = step.get("mask") if step.op == "masked_fill" else None
+            if step.op == "mul":
+                mask = step.get("other") if step.input is inner else step.input
+            if mask is not None and _is_mask_of_weights(mask):
+                yield Report(step.node, message)
+            inner = step
 
 
 @rule(
@@ -503,11 +521,15 @@ def inverted_padding_mask(facts: ModuleFacts) -> Iterator[Report]:
     for event in facts.applied(*PADDING_MASKS):
         for name in PADDING_MASKS[str(event.term.value)]:
             for mask in resolved(event.term.get(name) or Term("constant", event.term.node)):
-                if is_judged(event, facts) and not _is_plain(mask) and _true_at(mask) == "words":
+                inner = mask
+                while inner.op in ("cast", "bool"):
+                    inner = inner.input
+                if is_judged(event, facts) and not _is_plain(inner) and _true_at(mask) == "words":
                     yield Report(mask.node, f"{name} hides where it is True, and this mask is True at words: invert it")
     for event in facts.operations("sdpa"):
         for mask in resolved(event.term.get("attn_mask") or Term("constant", event.term.node)):
-            if is_judged(event, facts) and _true_at(mask) == "padding":
+            wrong = any(_hides_words(*one) and not _is_bare_parameter(one[0]) for one in _parts(mask, False))
+            if is_judged(event, facts) and wrong:
                 yield Report(
                     mask.node,
                     "attn_mask of scaled_dot_product_attention shows where it is True, and this mask is True at "
@@ -517,8 +539,20 @@ def inverted_padding_mask(facts: ModuleFacts) -> Iterator[Report]:
         for step in site.before:
             for use in formula_mask(step):
                 passed_on = _is_plain(use.mask) or use.mask.op in ("cast", "bool", "unsqueeze")
-                if not use.added and not passed_on and _true_at(use.mask) == ("words" if use.true_hides else "padding"):
-                    yield Report(use.node.node, "this mask hides the words and shows the padding: invert it")
+                parts = [] if use.added or passed_on else list(_parts(use.mask, use.true_hides))
+                wrong = next((one for one, true_hides in parts if _hides_words(one, true_hides)), None)
+                if wrong is not None:
+                    node = wrong.node if len(parts) > 1 else use.node.node
+                    yield Report(node, "this mask hides the words and shows the padding: invert it")
+
+
+def _is_bare_parameter(mask: Term) -> bool:
+    """Whether a mask has the axes of a parameter: of all pairs then, and not one of the words of a tokenizer."""
+    return mask.op in ("parameter", "attribute")
+
+
+def _hides_words(mask: Term, true_hides: bool) -> bool:
+    return _true_at(mask) == ("words" if true_hides else "padding")
 
 
 def _is_plain(mask: Term) -> bool:
@@ -532,7 +566,8 @@ _OPPOSITE = {"words": "padding", "padding": "words", "": ""}
 
 def _true_at(mask: Term) -> str:
     """Where a padding mask is True: "words", "padding", or "" if that is not plain."""
-    if mask.op in ("unsqueeze", "expand", "reshape", "item", "repeat", "cast", "bool", "transpose"):
+    converted = mask.op == "method" and mask.value in ("long", "int", "byte")
+    if converted or mask.op in ("unsqueeze", "expand", "reshape", "item", "repeat", "cast", "bool", "transpose"):
         return _true_at(mask.input)
     if mask.op in ("invert", "not"):
         return _OPPOSITE[_true_at(mask.input)]
@@ -540,14 +575,52 @@ def _true_at(mask: Term) -> str:
         left, right = mask.get("input"), mask.get("other")
         if left is None or right is None:
             return ""
-        if any(_PAD_NAMES.search(label(one)) for one in (left, right) if one.op in ("parameter", "attribute", "name")):
+        known = ("parameter", "attribute", "name", "constant")
+        if any(_PAD_NAMES.search(label(one)) for one in (left, right) if one.op in known):
             return "padding" if mask.op == "equal" else "words"
         if number(right) in (0, 1) and _true_at(left):
             same = (number(right) == 1) == (mask.op == "equal")
             return _true_at(left) if same else _OPPOSITE[_true_at(left)]
         return ""
+    if mask.op in _OUTSIDE:
+        left, right = mask.get("input"), mask.get("other")
+        if left is not None and right is not None:
+            if _is_counted(left) and _is_of_lengths(right):
+                return _OUTSIDE[mask.op]
+            if _is_counted(right) and _is_of_lengths(left):
+                return _OPPOSITE[_OUTSIDE[mask.op]] if mask.op in ("less", "greater") else ""
+        return ""
     named = str(mask.value) if mask.op in ("parameter", "attribute") else ""
     return "words" if named == "attention_mask" else ""
+
+
+_OUTSIDE = {"greater_equal": "padding", "less": "words", "greater": "padding", "less_equal": "words"}
+"""Where a comparison of counted positions with lengths is True."""
+
+
+def _is_counted(term: Term) -> bool:
+    while term.op in ("unsqueeze", "item", "expand", "cast", "reshape", "repeat"):
+        term = term.input
+    return term.op == "arange"
+
+
+def _is_of_lengths(term: Term) -> bool:
+    while term.op in ("unsqueeze", "item", "expand", "cast", "reshape", "repeat", "floordiv", "add", "sub"):
+        term = term.input
+    return term.op in ("parameter", "attribute") and bool(re.search(r"(^|_)(lengths?|lens?)$", label(term)))
+
+
+def _parts(mask: Term, true_hides: bool) -> Iterator[tuple[Term, bool]]:
+    """The conditions that hide a key by themselves, each with whether it hides where it is True."""
+    if mask.op in ("invert", "not"):
+        yield from _parts(mask.input, not true_hides)
+    elif mask.op in ("unsqueeze", "expand", "bool", "carried"):
+        yield from _parts(mask.input, true_hides)
+    elif mask.op == ("or" if true_hides else "and"):
+        for one in mask.operands():
+            yield from _parts(one, true_hides)
+    else:
+        yield mask, true_hides
 
 
 @rule(
@@ -587,6 +660,7 @@ def causal_with_cache(facts: ModuleFacts) -> Iterator[Report]:
             )
 
 
+_MOVED = frozenset({"transpose", "reshape", "flatten", "expand", "repeat_interleave", "cast", "unsqueeze", "item"})
 CACHE_NAMES = re.compile(r"past|cache|prev(ious)?_|memory_k|k_?cache|history", re.I)
 
 
@@ -600,18 +674,34 @@ def is_cached(key: Term) -> bool:
             stored = joined.items[0].op in ("item", "loop_item") and not any(
                 one.op in ("apply", "matmul") for one in walk(joined.items[0])
             )
-            return _names_a_cache(joined.items[0]) or (
-                stored and any(one.op == "attribute" for one in walk(joined.items[0]))
+            return (
+                _names_a_cache(joined.items[0])
+                or (stored and any(one.op == "attribute" for one in walk(joined.items[0])))
+                or _is_stored_key(joined.items[0])
             )
+        if key.op == "setitem":
+            return _is_written_part(key)
         if key.op == "choice":
             return any(is_cached(one) for one in key.items)
         if key.op in ("element", "item") and key.input.op == "method":
             return key.input.value == "update" and _names_a_cache(key.input.input)
-        if key.op in ("transpose", "reshape", "expand", "repeat_interleave", "cast", "unsqueeze", "item"):
+        if key.op in _MOVED:
             key = key.input
         else:
             return False
     return False
+
+
+def _is_stored_key(term: Term) -> bool:
+    """Whether keys are an attribute that methods change, of an object: those of the calls before."""
+    return term.op == "attribute" and term.input.op in ("instance", "self") and bool(re.search(r"key|^k$", label(term)))
+
+
+def _is_written_part(changed: Term) -> bool:
+    """Whether new keys are written into a part of a longer tensor."""
+    index = changed.get("index")
+    parts = () if index is None else index.items if index.op == "tuple" else (index,)
+    return any(one.op == "slice" and not is_none(one.items[0]) and number(one.items[0]) is None for one in parts)
 
 
 def _names_a_cache(term: Term) -> bool:
@@ -649,8 +739,11 @@ def finite_mask_value(facts: ModuleFacts) -> Iterator[Report]:
             node = step.term.node
             if step.op == "add" and step.operand is not None:
                 value, node = _finite_number(step.operand)
-            found = number(value)
+            filled = value is not None and value.op in ("full", "full_like")
+            found = number(value.get("fill_value") if value is not None and filled else value)
             if found is None or not -math.inf < found <= -30:
+                continue
+            if found > -65504 and _is_hidden_again(step, site):
                 continue
             if found < -65504:
                 reason = "which overflows in float16"
@@ -659,6 +752,53 @@ def finite_mask_value(facts: ModuleFacts) -> Iterator[Report]:
             else:
                 continue
             yield Report(node, f"scores are hidden by {found:g}, {reason}: use -inf")
+    for pooled in poolings(facts):
+        for one in pooled.before():
+            found = _outgrown(one)
+            if found is not None:
+                yield Report(one.node, f"scores are hidden by {found:g}, which scores can outgrow: use -inf")
+    for event in facts.operations("mul"):  # masks that are made for several layers
+        if _is_stored_as_mask(event, facts) and any(_is_truth_value(one) for one in event.term.operands()):
+            found = next((one for one in map(number, event.term.operands()) if one is not None), None)
+            if found is not None and -20000 < found <= -30:
+                yield Report(event.term.node, f"scores are hidden by {found:g}, which scores can outgrow: use -inf")
+
+
+def _is_hidden_again(step: Step, site: AttentionSite) -> bool:
+    """Whether the weights of the pairs that a step hides are set to 0 after the softmax."""
+    hidden = step.term.get("mask")
+    return any(
+        one.op == "masked_fill" and same(one.term.get("mask"), hidden) and number(one.term.get("value")) == 0
+        for one in site.after
+    )
+
+
+def _outgrown(term: Term) -> float | None:
+    """The finite number that a step fills in where it hides, if scores can be below it."""
+    values = [term.get("value")] if term.op in ("masked_fill", "setitem") else []
+    values += [term.get("input"), term.get("other")] if term.op == "where" else []
+    found = (fill_value(one) for one in values)
+    return next((one for one in found if one is not None and -20000 < one <= -30), None)
+
+
+def _is_stored_as_mask(event: Event, facts: ModuleFacts) -> bool:
+    """Whether a value is stored under a name of masks: as a buffer or attribute, or as the result of a function."""
+    for consumer in facts.consumers.get(id(event.term), []):
+        if consumer.op == "method" and consumer.value == "register_buffer" and consumer.items:
+            return "mask" in str(consumer.items[0].value)
+        if consumer.op in ("store", "return"):
+            name = str(consumer.value) if consumer.op == "store" else getattr(event.function, "name", "")
+            return "mask" in name
+    return False
+
+
+def _is_truth_value(term: Term) -> bool:
+    """Whether a factor is 0 or 1: a comparison, or its complement, as numbers."""
+    while term.op in ("cast", "unsqueeze", "item", "expand", "invert", "bool"):
+        term = term.input
+    if term.op == "sub" and number(term.get("input")) == 1:
+        return True
+    return term.op in ("equal", "not_equal", "less", "greater", "less_equal", "greater_equal")
 
 
 def _finite_number(added: Term) -> tuple[Term | None, ast.AST]:
@@ -672,124 +812,3 @@ def _finite_number(added: Term) -> tuple[Term | None, ast.AST]:
         if plain is not None and -math.inf < plain <= -30:
             return found, one.node
     return None, added.node
-
-
-@rule(
-    "ATT231",
-    Severity.ERROR,
-    source="https://github.com/jadore801120/attention-is-all-you-need-pytorch/issues/19; https://arxiv.org/abs/1706.03762",
-    wrong="""
-        class CausalSelfAttention(nn.Module):
-            def __init__(self, dim, heads):
-                super().__init__()
-                self.heads = heads
-                self.qkv = nn.Linear(dim, 3 * dim)
-
-            def forward(self, x):
-                b, n, d = x.shape
-                q, k, v = self.qkv(x).view(b, n, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
-                return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, n, d)
-    """,
-    right="""
-        class CausalSelfAttention(nn.Module):
-            def __init__(self, dim, heads):
-                super().__init__()
-                self.heads = heads
-                self.qkv = nn.Linear(dim, 3 * dim)
-
-            def forward(self, x):
-                b, n, d = x.shape
-                q, k, v = self.qkv(x).view(b, n, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
-                return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, n, d)
-    """,
-)
-def missing_causal_mask(facts: ModuleFacts) -> Iterator[Report]:
-    """Attention that has to be causal has no mask: every position sees the future.
-
-    Training then copies the next token from the input, with a loss close to zero, and generation fails. Reported where
-    the class is named causal or masked, and for `nn.Transformer` and `nn.TransformerDecoder` without a `tgt_mask`
-    whose targets are embedded tokens.
-    """
-    for site in facts.sites:
-        class_ = site.event.class_
-        if class_ is None or not re.search(r"causal|masked", class_.name, re.I) or not _is_attention_name(class_.name):
-            continue
-        if not _has_mask(site) and not _is_cross(site):
-            yield Report(
-                site.output.node, f"{class_.name} attends without a causal mask: every position sees the future"
-            )
-    yield from _decoders_without_mask(facts)
-    for event in facts.applied("torch.nn.TransformerEncoder"):
-        given = [event.term.get(name) for name in ("mask", "is_causal")]
-        name = event.class_.name if event.class_ is not None else ""
-        if is_judged(event, facts) and all(is_none(one) for one in given) and re.search(_LANGUAGE_MODEL, name):
-            yield Report(
-                event.term.node, f"the encoder of {name} has no causal mask: every position sees the next ones"
-            )
-    for event in facts.applied("torch.nn.TransformerDecoder", "torch.nn.Transformer"):
-        term = event.term
-        if not is_judged(event, facts) or not all(is_none(term.get(name)) for name in ("tgt_mask", "tgt_is_causal")):
-            continue
-        target = term.get("tgt")
-        if target is not None and _is_embedded_tokens(target):
-            yield Report(
-                term.node,
-                f"{str(term.value).removeprefix('torch.')} without tgt_mask: every target position sees the next ones; "
-                "pass nn.Transformer.generate_square_subsequent_mask(length)",
-            )
-
-
-def _decoders_without_mask(facts: ModuleFacts) -> Iterator[Report]:
-    """Layers named decoders that attend to what an encoder gave, and to themselves without a mask."""
-    layers: dict[str, list[AttentionSite]] = {}
-    for site in facts.sites:
-        class_ = site.event.caller if site.event.depth else site.event.class_
-        if class_ is not None and re.search(r"^(Transformer)?Decoder(Layer|Block)?\d*$", class_.name):
-            layers.setdefault(class_.name, []).append(site)
-    for name, sites in layers.items():
-        crossing = [_is_cross(site) for site in sites]
-        if not any(crossing) or all(crossing):
-            continue
-        for site, crosses in zip(sites, crossing, strict=True):
-            names = {one for term in (site.query, site.key) for one in names_in(term)}
-            if crosses or _has_mask(site) or any(re.search(r"object|query_(pos|embed)", one) for one in names):
-                continue
-            node = site.event.call or site.output.node
-            yield Report(node, f"the self-attention of {name} has no causal mask: every position sees the next ones")
-
-
-_LANGUAGE_MODEL = r"GPT|LanguageModel|CausalLM|CharLM|DecoderOnly|^LM$|TransformerLM"
-
-
-def _is_attention_name(name: str) -> bool:
-    return bool(re.search(r"att(entio)?n|head", name, re.I)) and not re.search(
-        r"masked_?lm|maskedlm|masked_image", name, re.I
-    )
-
-
-def _has_mask(site: AttentionSite) -> bool:
-    if site.kind == "formula":
-        return any(site.masks()) or any(step.op in ("mul", "masked_fill", "tril") for step in site.after)
-    term = site.output
-    if "**" in term.arguments:
-        return True
-    names = ("attn_mask", "is_causal", "key_padding_mask", "score_mod", "block_mask")
-    given = [term.get(name) for name in names]
-    return any(
-        one is not None and not is_none(one) and not (one.op == "constant" and one.value is False) for one in given
-    )
-
-
-def _is_cross(site: AttentionSite) -> bool:
-    return any(re.search(r"memory|enc_|encod|context|cross|(^|_)src", name, re.I) for name in names_in(site.key))
-
-
-def _is_embedded_tokens(target: Term) -> bool:
-    return any(
-        one.op == "apply" and one.value == "torch.nn.Embedding" and not _is_position(one) for one in walk(target)
-    )
-
-
-def _is_position(applied: Term) -> bool:
-    names = {label(applied)} | {label(one) for one in applied.operands()}
-    return any(re.search(r"pos|query", name, re.I) for name in names)

@@ -256,7 +256,7 @@ def _is_lowest_mask(term: Term) -> bool:
     """,
 )
 def cross_attention_with_target_mask(facts: ModuleFacts) -> Iterator[Report]:
-    """Cross-attention gets the mask of the target instead of that of the source.
+    """Cross-attention gets the mask of the target, or none, instead of that of the source.
 
     Its keys are those of the encoder: the causal mask of the target hides source words by their number, and the padding
     of the target is not where the source is padded. Cross-attention takes the padding mask of the source.
@@ -280,6 +280,16 @@ def cross_attention_with_target_mask(facts: ModuleFacts) -> Iterator[Report]:
             mask = event.term.get(name)
             if is_judged(event, facts) and mask is not None and _is_of_target(mask):
                 yield Report(event.term.node, f"{name} is the mask of the target: pass that of the source")
+        memory = event.term.get("memory")
+        given = [event.term.get(name) for name in ("memory_mask", "memory_key_padding_mask", "**")]
+        if memory is not None and is_judged(event, facts) and all(is_none(one) for one in given):
+            encoded = memory.op == "apply" and memory.value == "torch.nn.TransformerEncoder"
+            if encoded and not is_none(memory.get("src_key_padding_mask")):
+                yield Report(
+                    event.term.node,
+                    "the encoder hides the padding of the source, and cross-attention reads it: pass "
+                    "memory_key_padding_mask",
+                )
 
 
 _MEMORY = re.compile(r"^(memory|mem|context|encoder_\w+|enc_\w*|encoded\w*|source|src)$", re.I)
@@ -437,7 +447,8 @@ def _einops_order(facts: ModuleFacts) -> Iterator[Report]:
 
 def _written_orders(facts: ModuleFacts) -> Iterator[tuple[list, list]]:
     """The orders of rows in patterns of einops, by function: those of `rearrange` and those of `repeat`."""
-    for function in facts.nodes[ast.FunctionDef]:
+    called = {node.func.id for node in facts.nodes[ast.Call] if isinstance(node.func, ast.Name)}
+    for function in facts.nodes[ast.FunctionDef] if called >= {"rearrange", "repeat"} else ():
         found: dict[str, list] = {"rearrange": [], "repeat": []}
         for node in ast.walk(function):
             name = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""

@@ -6,10 +6,12 @@ import ast
 import re
 from collections.abc import Iterator
 
+from ..attention_sites import AttentionSite, projection_name, source_of
 from ..finding import Severity
+from ..mask_values import mask_values
 from ..symbolic_evaluation import Function, ModuleFacts
-from ..term import walk
-from .base import Report, rule
+from ..term import Term, is_none, number, walk
+from .base import Report, function_around, last_name, rule
 
 _ROTARY = re.compile(r"rotary|(^|_)rope(_|$)|apply_rot|rotate_queries", re.I)
 _VALUES = re.compile(r"^(v|value|values|xv|value_states|v_states|value_layer|vs)$", re.I)
@@ -51,13 +53,24 @@ def rotary_values(facts: ModuleFacts) -> Iterator[Report]:
             iterated |= set(last) if len(list(_bound_names(node.targets[0]))) == 3 else set()
             if _is_rotary(node.value.elt) and any(_VALUES.match(name) for name in iterated):
                 yield Report(node.value, "rotary positions are applied to the values: rotate queries and keys alone")
-        if isinstance(node.value, ast.Call) and _is_rotary(node.value):
-            names = [name for target in node.targets for name in _bound_names(target)]
-            passed = {name for argument in node.value.args for name in _bound_names(argument)}
+        for names, call in _assigned_calls(node):
+            passed = {name for argument in call.args for name in _bound_names(argument)}
             above = facts.parents[node]
             optional = isinstance(above, ast.If) and "value" in ast.unparse(above.test)  # an option of RoFormer
-            if not optional and any(_VALUES.match(name) and name in passed for name in names):
-                yield Report(node.value, "rotary positions are applied to the values: rotate queries and keys alone")
+            rotary = _is_rotary(call) or (facts.sites and last_name(call.func) == "rotate")
+            if rotary and not optional and any(_VALUES.match(name) and name in passed for name in names):
+                yield Report(call, "rotary positions are applied to the values: rotate queries and keys alone")
+
+
+def _assigned_calls(node: ast.Assign) -> Iterator[tuple[list[str], ast.Call]]:
+    """The calls whose results an assignment binds, each with the names: of `q, k = f(q), g(k)` both by themselves."""
+    if isinstance(node.value, ast.Call):
+        yield [name for target in node.targets for name in _bound_names(target)], node.value
+    target = node.targets[0]
+    if isinstance(node.value, ast.Tuple) and isinstance(target, ast.Tuple):
+        for name, value in zip(target.elts, node.value.elts, strict=False):
+            if isinstance(value, ast.Call):
+                yield list(_bound_names(name)), value
 
 
 def _bound_names(node: ast.expr) -> Iterator[str]:
@@ -68,14 +81,8 @@ def _bound_names(node: ast.expr) -> Iterator[str]:
             yield from _bound_names(one)
 
 
-def _called_name(call: ast.Call) -> str:
-    if isinstance(call.func, ast.Attribute):
-        return call.func.attr
-    return call.func.id if isinstance(call.func, ast.Name) else ""
-
-
 def _is_rotary(call: ast.Call) -> bool:
-    return bool(_ROTARY.search(_called_name(call)))
+    return bool(_ROTARY.search(last_name(call.func)))
 
 
 @rule(
@@ -103,7 +110,7 @@ def rotary_after_cache(facts: ModuleFacts) -> Iterator[Report]:
     Cached keys that were rotated before are rotated again at each step. Where the cache holds unrotated keys, the
     result is right, but each step rotates all of them. Rotate the new keys by their own positions, then append them.
     """
-    if not _ROTARY.search(facts.source):
+    if not _ROTARY.search(facts.source) or not _CACHED.search(facts.source):
         return
     for function in [*facts.nodes[ast.FunctionDef], *facts.nodes[ast.AsyncFunctionDef]]:
         joined: dict[str, int] = {}
@@ -122,7 +129,7 @@ def rotary_after_cache(facts: ModuleFacts) -> Iterator[Report]:
                         joined.update({name: node.lineno for name in _bound_names(target) if _KEYS.match(name)})
         for call in (one for one in ast.walk(function) if isinstance(one, ast.Call)):
             inner = [one for one in call.args if isinstance(one, ast.Call) and _is_rotary(one)]
-            for one in inner if _called_name(call) == "scaled_dot_product_attention" else ():
+            for one in inner if last_name(call.func) == "scaled_dot_product_attention" else ():
                 if any(name in joined for argument in one.args for name in _bound_names(argument)):
                     yield Report(one, "keys of the cache are rotated again with the new ones: rotate, then append")
 
@@ -132,8 +139,8 @@ def _assignments(function: Function) -> Iterator[ast.Assign]:
 
 
 def _joins_cache(call: ast.Call) -> bool:
-    name, text = _called_name(call), ast.unparse(call)
-    return name in ("cat", "concat", "concatenate") and bool(_CACHED.search(text))
+    is_join = last_name(call.func) in ("cat", "concat", "concatenate")
+    return is_join and bool(_CACHED.search(ast.unparse(call)))
 
 
 @rule(
@@ -158,7 +165,7 @@ def positions_in_half(facts: ModuleFacts) -> Iterator[Report]:
     angles are wrong by up to π. Compute positions, frequencies and angles in float32, and convert their sines.
     """
     for event in facts.operations("arange"):
-        dtype = event.term.get("dtype")
+        dtype = _default(event.term.get("dtype"), facts)
         if (
             dtype is not None
             and dtype.op == "name"
@@ -168,6 +175,24 @@ def positions_in_half(facts: ModuleFacts) -> Iterator[Report]:
                 event.term.node,
                 f"positions in {str(dtype.value).removeprefix('torch.')} are not exact: count in float32",
             )
+
+
+def _default(term: Term | None, facts: ModuleFacts) -> Term | None:
+    """A value, or the default of the parameter that it is, where that is a name such as `torch.float16`."""
+    if term is None or term.op != "parameter":
+        return term
+    function = function_around(term.node, facts)
+    if function is None:
+        return term
+    arguments = function.args
+    plain = [*arguments.posonlyargs, *arguments.args]
+    defaults = {one.arg: value for one, value in zip(plain[::-1], arguments.defaults[::-1], strict=False)}
+    defaults |= {
+        one.arg: value for one, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if value
+    }
+    found = defaults.get(str(term.value))
+    written = ast.unparse(found) if isinstance(found, ast.Attribute) else ""
+    return Term("name", term.node, value=written) if written.startswith("torch.") else term
 
 
 @rule(
@@ -208,16 +233,56 @@ def missing_positions(facts: ModuleFacts) -> Iterator[Report]:
     code = re.sub(r"#[^\n]*", "", facts.source)
     if _POSITIONS.search(code):
         return
+    message = "nothing tells this Transformer the positions of its tokens: add positions to them"
     for event in facts.applied("torch.nn.TransformerEncoder", "torch.nn.Transformer"):
         source = event.term.get("src")
-        found = source is not None and [one for one in walk(source) if one.op == "apply"]
-        if source is not None and any(one.op == "arange" for one in walk(source)):
-            continue  # counted positions are in what it reads, by whatever name
-        recurrent = found and any(re.search(r"LSTM|GRU|RNN|Conv", str(one.value)) for one in found)
-        if found and not recurrent and any(one.value == "torch.nn.Embedding" for one in found):
-            yield Report(
-                event.term.node, "nothing tells this Transformer the positions of its tokens: add positions to them"
-            )
+        if source is not None and (_embeds_tokens_alone(source) or _reads_last_of_projected(event.term, source, facts)):
+            yield Report(event.term.node, message)
+    reported = set()
+    for site in facts.sites:
+        call = site.event.call
+        alike = projection_name(site.query) == projection_name(site.key) == "torch.nn.Linear"
+        if call is None or call in reported or not alike or not _embeds_tokens_alone(source_of(site.query)):
+            continue
+        if _embeds_tokens_alone(source_of(site.key)) and not _has_bias(site):
+            reported.add(call)
+            yield Report(call, message)
+
+
+def _has_bias(site: AttentionSite) -> bool:
+    """Whether anything but a mask of a known shape is added to the scores: it may be a bias by distance."""
+    if site.kind == "formula":
+        added = [step.operand for step in site.before if step.op in ("add", "sub") and step.operand is not None]
+        return any(mask_values(one) is None and number(one) is None for one in added)
+    names = ("attn_mask", "score_mod", "block_mask", "**")
+    given = [one for name in names if (one := site.output.get(name)) is not None and not is_none(one)]
+    return any(mask_values(one) is None for one in given)
+
+
+def _embeds_tokens_alone(source: Term) -> bool:
+    """Whether embedded tokens are in what a layer reads, and no counted positions, recurrence or convolution."""
+    found = list(walk(source))
+    layers = [str(one.value) for one in found if one.op == "apply"]
+    if any(one.op == "arange" for one in found) or any(re.search(r"LSTM|GRU|RNN|Conv", name) for name in layers):
+        return False
+    if any(one.value in ("torch.nn.Parameter", "weight") for one in found if one.op in ("call", "attribute")):
+        return False  # a table that is added, by whatever name
+    return layers.count("torch.nn.Embedding") == 1
+
+
+def _reads_last_of_projected(output: Term, source: Term, facts: ModuleFacts) -> bool:
+    """Whether features go through one linear layer into an encoder whose last position is the result.
+
+    Without a mask and without positions every position gets the same function of the set: the last one means nothing.
+    """
+    if source.op != "apply" or source.value != "torch.nn.Linear" or source.input.op != "parameter":
+        return False
+    if any(not is_none(output.get(name)) for name in ("mask", "is_causal")):
+        return False
+    return any(
+        one.op == "item" and len(one.items) == 2 and one.items[0].op == "slice" and number(one.items[1]) == -1
+        for one in facts.consumers.get(id(output), [])
+    )
 
 
 @rule(
@@ -265,7 +330,7 @@ def _grown_sequences(loop: ast.For | ast.While) -> Iterator[str]:
         if not isinstance(node, ast.Assign) or len(node.targets) != 1 or not isinstance(node.targets[0], ast.Name):
             continue
         value, name = node.value, node.targets[0].id
-        if isinstance(value, ast.Call) and _called_name(value) in ("cat", "concat", "hstack") and value.args:
+        if isinstance(value, ast.Call) and last_name(value.func) in ("cat", "concat", "hstack") and value.args:
             joined = value.args[0]
             if isinstance(joined, ast.Tuple | ast.List) and any(name in _bound_names(one) for one in joined.elts[:1]):
                 yield name
@@ -308,7 +373,7 @@ def _is_tail(value: ast.expr, grown: str) -> bool:
 
 
 def _is_model_call(call: ast.Call, names: set[str]) -> bool:
-    function, text = _called_name(call), ast.unparse(call)
+    function, text = last_name(call.func), ast.unparse(call)
     passed = {name for argument in call.args[:3] for name in _bound_names(argument)}
     passed |= {one.value.id for one in call.keywords if isinstance(one.value, ast.Name)}
     plain = function not in (
@@ -320,12 +385,12 @@ def _is_model_call(call: ast.Call, names: set[str]) -> bool:
         "append",
         "softmax",
         "argmax",
-        "decode",
         "generate",
         "tuple",
         "list",
         "size",
     )
+    plain = plain and not (function == "decode" and len(call.args) < 2)  # tokenizer.decode(tokens)
     return plain and bool(passed & names) and not re.search(r"cache|past|state|hidden|memory_|start_pos", text, re.I)
 
 
@@ -365,7 +430,9 @@ def attention_without_mask_function(facts: ModuleFacts) -> Iterator[Report]:
     padding. Register a mask function under the same name with `AttentionMaskInterface`.
     """
     calls = [
-        (node, ast.unparse(node.func)) for node in ast.walk(facts.tree) if isinstance(node, ast.Call) and node.args
+        (node, ast.unparse(node.func))
+        for node in facts.nodes[ast.Call]
+        if node.args and last_name(node.func) == "register"
     ]
     registered = [
         (call, call.args[0])
@@ -380,7 +447,7 @@ def attention_without_mask_function(facts: ModuleFacts) -> Iterator[Report]:
     masks |= {
         ast.unparse(node.slice)
         for node in facts.nodes[ast.Subscript]
-        if label_of(node.value) == "ALL_MASK_ATTENTION_FUNCTIONS"
+        if last_name(node.value) == "ALL_MASK_ATTENTION_FUNCTIONS"
     }
     for call, name in registered:
         if ast.unparse(name) not in masks and len(call.args) >= 2:
@@ -389,8 +456,3 @@ def attention_without_mask_function(facts: ModuleFacts) -> Iterator[Report]:
                 f"the attention function {ast.unparse(name)} is registered without a mask function of that name: its "
                 "mask is None; register one with AttentionMaskInterface",
             )
-
-
-def label_of(node: ast.expr) -> str:
-    """The last name of a dotted expression."""
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

@@ -13,7 +13,7 @@ from ..attention_sites import (
     Step,
     dimension_power,
     names_in,
-    projection_name,
+    product,
     scale_steps,
     source_of,
 )
@@ -27,7 +27,7 @@ _QUERY_NAMES = re.compile(
 )
 _KEY_NAMES = re.compile(r"^(k|key|keys|xk|wk|k_?proj|to_k|key_layer|k_?states?|key_states|w_?k(ey)?)$", re.I)
 _PROJECTIONS = frozenset({"apply"})
-_BIAS_NAMES = re.compile(r"position_bias|rel|bias|alibi|slope", re.I)
+_BIAS_NAMES = re.compile(r"pos(ition)?_bias|rel(_|ative|$)|bias_table|alibi|slope", re.I)
 
 
 @rule(
@@ -79,12 +79,13 @@ def missing_scale(facts: ModuleFacts) -> Iterator[Report]:
 
 
 def _looks_like_transformer(site: AttentionSite) -> bool:
-    sources = [source_of(term) for term in (site.query, site.key, site.value)]
-    if all(projection_name(term) == "torch.nn.Linear" for term in (site.query, site.key)):
+    sources = [source_of(_without_bias(term)) for term in (site.query, site.key, site.value)]
+    if all(one.op == "apply" and one.value == "torch.nn.Linear" for one in sources[:2]):
         return text(sources[0]) != text(sources[1]) or sources[0] is sources[1]
     if all(one.op == "matmul" for one in sources):  # written as products with weight matrices
-        weights = {text(one.get("other")) for one in sources}
-        return len(weights) == 3 and text(sources[0].input) == text(sources[1].input)
+        weights = {id(one.get("other")) for one in sources}
+        fused = sources[0] is sources[1] is sources[2] and source_of(site.query) is not site.query
+        return fused or (len(weights) == 3 and text(sources[0].input) == text(sources[1].input))
     names = [label(one) for one in sources]
     return (
         all(one.op == "parameter" for one in sources)
@@ -95,6 +96,15 @@ def _looks_like_transformer(site: AttentionSite) -> bool:
     )
 
 
+def _without_bias(term: Term) -> Term:
+    """A query or key without the learned vector that is added to all of them: the q of q + u."""
+    if term.op == "add":
+        for one, other in ((term.get("input"), term.get("other")), (term.get("other"), term.get("input"))):
+            if one is not None and other is not None and other.op in ("attribute", "parameter", "call"):
+                return one
+    return term
+
+
 def _may_be_scaled(site: AttentionSite, facts: ModuleFacts) -> bool:
     if any(step.op in ("mul", "div", "tanh", "clamp") for step in site.before):
         return True
@@ -102,7 +112,7 @@ def _may_be_scaled(site: AttentionSite, facts: ModuleFacts) -> bool:
         return True
     if any(scale_steps(term) for term in (site.query, site.key)):
         return True
-    names = {name for term in (site.query, site.key) for name in names_in(term)}
+    names = {name for term in (site.query, site.key) for name in names_in(term, stop=_PROJECTIONS | {"matmul"})}
     return any(SCALE_NAME.search(name) for name in names) or _mentions_scale(site, facts)
 
 
@@ -191,9 +201,26 @@ def doubled_scale(facts: ModuleFacts) -> Iterator[Report]:
                     "drop this factor, or pass scale=1.0",
                 )
         elif len(factors) > 1 and abs(power + 1.0) < 1e-6 and all(abs(one[2].power + 0.5) < 1e-6 for one in factors):
-            yield Report(
-                factors[-1][1].node, "scores are scaled by 1/√d a second time: scale queries or scores, not both"
-            )
+            yield Report(factors[-1][1].node, _SCALED_TWICE)
+    for event in facts.operations("matmul", "einsum"):  # scores that go through a layer before the softmax
+        scores = product(event.term)
+        if scores is not None and any(_is_root_scaled(one) for one in (scores.left, scores.right)):
+            for consumer in facts.consumers.get(id(event.term), []):
+                if consumer.op in ("mul", "div") and consumer.input is event.term and _is_root_step(consumer):
+                    yield Report(consumer.node, _SCALED_TWICE)
+
+
+_SCALED_TWICE = "scores are scaled by 1/√d a second time: scale queries or scores, not both"
+
+
+def _is_root_step(term: Term) -> bool:
+    step = Step(term.op, term, term.get("other"))
+    return any(one.dimension is not None and abs(one.power + 0.5) < 1e-6 for one in _step_power(step))
+
+
+def _is_root_scaled(term: Term) -> bool:
+    """Whether a query or key is scaled by 1/√d, and by nothing else."""
+    return [round(one.power, 6) for _, one in _leading_factors(term)] == [-0.5]
 
 
 @rule(
@@ -296,6 +323,46 @@ def wrong_dimension(facts: ModuleFacts) -> Iterator[Report]:
                     f"scores are scaled by a number of positions, {_spelled(power.dimension)}: "
                     "use the dimension of one head, the last axis of the query",
                 )
+        for step in site.before:
+            counted = _rooted(step) if not step.conditional else None
+            if counted is not None and _is_number_of_heads(counted, site):
+                yield Report(
+                    step.term.node,
+                    f"scores are scaled by the number of heads, {_spelled(counted)}: use the dimension of one head",
+                )
+
+
+def _rooted(step: Step) -> Term | None:
+    """The x of a division by √x, or of a product with 1/√x."""
+    operand = step.operand
+    if step.op not in ("mul", "div") or operand is None:
+        return None
+    if step.op == "mul" and operand.op == "div" and number(operand.get("input")) == 1:
+        operand = operand.get("other") or operand
+    if operand.op in ("sqrt", "rsqrt"):
+        return operand.input
+    return operand.input if operand.op == "pow" and abs(number(operand.get("other")) or 0) == 0.5 else None
+
+
+def _is_number_of_heads(counted: Term, site: AttentionSite) -> bool:
+    """Whether a term is the number of heads into which the query is split, before its axes were moved."""
+    query = site.query
+    while query.op in ("cast", "mul", "div", "carried", "dropout"):
+        query = query.input
+    moved = query.op in ("transpose", "permute") and query.input.op == "reshape"
+    split = query.input if moved else query
+    axes = sum(2 if one.op == "starred" else 1 for one in split.items)  # x.reshape(*leading, heads, dim)
+    if split.op != "reshape" or axes < 4 or not moved:
+        return False
+    pair = {number(query.get("dim0")), number(query.get("dim1"))}
+    order = [number(one) for one in query.items]
+    heads_second = pair == {1.0, 2.0} or (order == [0, 2, 1, 3] and query.op == "permute")
+    if not heads_second:
+        return False
+    heads, dimension = split.items[-2:]
+    if counted.op == "size":
+        return counted.value in (1, -3) and counted.input is query
+    return text(counted) == text(heads) and text(heads) != text(dimension)
 
 
 def _spelled(term: Term) -> str:
@@ -340,12 +407,11 @@ def _is_split_by_rearrange(query: Term) -> bool:
 
 
 def _is_multiple(outer: Term, inner: Term) -> bool:
-    """Whether a projection is wider than its input by a factor other than that of queries, keys and values."""
+    """Whether a projection has the width of its input once for each head, not for queries, keys and values alone."""
     if outer.op != "mul":
         return False
     factors = [outer.get("input"), outer.get("other")]
-    plain = [number(one) for one in factors]
-    return not (any(text(one) == text(inner) for one in factors) and any(one in (2, 3) for one in plain))
+    return any(text(one) == text(inner) for one in factors) and not any(number(one) in (2, 3) for one in factors)
 
 
 def _is_length(dimension: Term, site: AttentionSite) -> bool:

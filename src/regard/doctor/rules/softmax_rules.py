@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..attention_sites import AttentionSite, einsum_axes, source_of
+from ..attention_sites import AttentionSite, WeightedAverage, einsum_axes, path, poolings, source_of
 from ..finding import Severity
 from ..symbolic_evaluation import ModuleFacts
-from ..term import Term, number, text, walk
+from ..term import Term, is_none, number, text, walk
 from .base import Report, formulas, rule
 
 
@@ -42,12 +42,82 @@ def wrong_axis(facts: ModuleFacts) -> Iterator[Report]:
         if axis >= 0 and rank is None and (axis > 0 or not _is_matrix(site)):
             continue
         wrong = (axis - rank != summed if rank is not None else True) if axis >= 0 else axis != summed
-        if wrong:
+        if wrong and not _has_another_axis(site.softmax, facts):
             yield Report(
                 site.softmax.node,
                 f"softmax over axis {axis:.0f}, but the product with the values sums over axis {summed}: "
                 f"the weights of a query do not sum to 1; use dim={summed}",
             )
+
+    for pooled in poolings(facts):
+        normalized, summed = _pooled_axes(pooled)
+        if normalized is not None and normalized != summed:
+            yield Report(
+                pooled.softmax.node,
+                f"softmax over axis {normalized}, but the values are summed over {summed}: the weights of an average "
+                "do not sum to 1",
+            )
+
+
+def _has_another_axis(softmax: Term, facts: ModuleFacts) -> bool:
+    """Whether the same scores have a softmax over another axis too, as where queries and keys read each other."""
+    scores = (softmax.input, *(softmax.input.items if softmax.input.op == "choice" else ()))
+    return any(
+        one.op == "softmax" and one is not softmax and text(one.get("dim")) != text(softmax.get("dim"))
+        for term in scores
+        for one in facts.consumers.get(id(term), [])
+    )
+
+
+def _is_sigmoid(term: Term) -> bool:
+    """Whether a term is a probability of its own, as a map of pixels is, and no value that is averaged."""
+    return term.op in ("method", "call") and str(term.value).rpartition(".")[2] == "sigmoid"
+
+
+def _pooled_axes(pooled: WeightedAverage) -> tuple[str | int | None, str | int | None]:
+    """The axis that a softmax normalizes and the one that its average sums, by letters of an einsum or by numbers."""
+    dim = number(pooled.softmax.get("dim"))
+    if dim is None or any(
+        step.op not in ("cast", "dropout", "masked_fill", "unsqueeze", "item") for step in pooled.after
+    ):
+        return None, None
+    moved = [step for step in pooled.after if step.op in ("unsqueeze", "item")]
+    if pooled.output.op == "sum":
+        summed = number(pooled.output.get("dim"))
+        trailing = all(_appends_axis(step) for step in moved)
+        if summed is None or dim < 0 or summed < 0 or not trailing or not moved:
+            return None, None
+        return int(dim), int(summed)
+    equation = next((one.value for one in pooled.output.items if isinstance(one.value, str)), "")
+    axes = einsum_axes(equation)
+    operands = [one for one in pooled.output.items if one.op != "constant"]
+    weights = next((index for index, one in enumerate(operands) if _leads_to(one, pooled.softmax)), None)
+    if (
+        axes is None
+        or weights is None
+        or moved
+        or len(operands) != 2
+        or _is_sigmoid(operands[1 - weights])
+        or not -len(axes[weights]) <= dim < len(axes[weights])
+    ):
+        return None, None
+    letter = axes[weights][int(dim)]
+    summed_letters = [one for one in axes[weights] if one in axes[1 - weights] and one not in axes[2]]
+    if "..." in axes[weights] or len(summed_letters) != 1:
+        return None, None
+    return letter, summed_letters[0] if letter in axes[2] else letter
+
+
+def _appends_axis(step: Term) -> bool:
+    """Whether a step inserts an axis of one element at the end."""
+    if step.op == "unsqueeze":
+        return number(step.get("dim")) == -1
+    return is_none(step.items[-1]) and not any(is_none(one) for one in step.items[:-1])
+
+
+def _leads_to(term: Term, goal: Term) -> bool:
+    found = path(term, lambda one: one is goal)
+    return found is not None
 
 
 def _is_matrix(site: AttentionSite) -> bool:
@@ -181,7 +251,9 @@ def softmax_of_one(facts: ModuleFacts) -> Iterator[Report]:
         while source.op in ("masked_fill", "dropout", "cast", "div", "mul"):
             source = source.input
         module = source.get("module") if source.op == "apply" else None
-        one = module.get("out_features") if module is not None and source.value == "torch.nn.Linear" else None
+        while module is not None and module.value == "torch.nn.Sequential" and module.items:
+            module = module.items[-1]
+        one = module.get("out_features") if module is not None and module.value == "torch.nn.Linear" else None
         if number(term.get("dim")) == -1 and one is not None and number(one) == 1:
             yield Report(
                 term.node, "softmax over an axis of length 1: all weights are 1; normalize the axis of the keys"

@@ -12,7 +12,7 @@ from ..mask_values import hidden_pairs, is_zero_one, mask_values, triangle
 from ..rewriting import AddKeyword, Rewrite
 from ..symbolic_evaluation import Event, Function, ModuleFacts
 from ..term import Term, is_none, is_true, number, walk
-from .base import Report, rule
+from .base import Report, function_around, rule
 from .mask_rules import is_cached, resolved
 
 
@@ -49,6 +49,25 @@ def attention_in_loop(facts: ModuleFacts) -> Iterator[Report]:
         if _calls_each_head(node, facts):
             yield Report(node, "each head is a module of its own, called in a Python loop: compute all heads at once")
     yield from _pairwise_loops(facts)
+    for event in facts.operations("softmax"):
+        if any(one.names for one in event.loops) and _is_row_of_products(event.term.input):
+            yield Report(event.term.node, "the scores of one query at a time: one matrix product has those of all")
+
+
+def _is_row_of_products(scores: Term) -> bool:
+    """Whether the scores of a query are stacked from a comprehension over the keys."""
+    while scores.op in ("div", "mul", "cast", "masked_fill"):
+        scores = scores.input
+    if scores.op == "call" and scores.value in ("torch.tensor", "torch.Tensor", "torch.FloatTensor") and scores.items:
+        row: Term | None = scores.items[0]
+    else:
+        row = scores.get("tensors") if scores.op in ("stack", "cat") else None
+    if row is None or row.op != "comprehension":
+        return False
+    return any(
+        one.op in ("matmul", "sum") or (one.op in ("method", "call") and str(one.value).rpartition(".")[2] == "dot")
+        for one in walk(row.items[0])
+    )
 
 
 def _is_indexed_by_loop(site: AttentionSite, loop: ast.AST, names: frozenset[str]) -> bool:
@@ -268,12 +287,24 @@ def uncompiled_flex_attention(facts: ModuleFacts) -> Iterator[Report]:
     Uncompiled, it computes the full matrix of scores, for the sake of debugging: slower than the plain formula, with
     memory that grows as the square of the length. Reported where nothing in the file is compiled.
     """
-    if re.search(r"\bcompile\b|_compiled|compiled_", facts.source):
+    if re.search(r"compiling\b", facts.source) or any(_compiles_a_model(one, facts) for one in facts.nodes[ast.Call]):
         return
     for event in facts.operations("flex"):
+        decorators = [ast.unparse(one) for one in getattr(event.function, "decorator_list", [])]
+        if any("compile" in one for one in decorators):
+            continue
         yield Report(
             event.term.node, "flex_attention is not compiled and computes all scores: use torch.compile(flex_attention)"
         )
+
+
+def _compiles_a_model(call: ast.Call, facts: ModuleFacts) -> bool:
+    """Whether a call compiles a model, with all functions that it calls, and not one function of FlexAttention."""
+    name = ast.unparse(call.func)
+    if name.rpartition(".")[2] != "compile" or name.startswith("re."):
+        return False
+    compiled = ast.unparse(call.args[0]) if call.args else ""
+    return facts.imports.get(compiled, compiled).rpartition(".")[2] not in ("flex_attention", "create_block_mask")
 
 
 @rule(
@@ -400,8 +431,9 @@ def repeated_keys(facts: ModuleFacts) -> Iterator[Report]:
             continue
         found = [_repeated(key), _repeated(value)]
         if found[0] is not None and found[1] is not None and is_none(event.term.get("enable_gqa")):
+            helper = function_around(found[0].node, facts) is not function_around(event.term.node, facts)
             yield Report(
-                found[0].node,
+                event.term.node if helper else found[0].node,
                 "keys are copied for each query head: pass enable_gqa=True, and leave keys and values as they are",
             )
 
@@ -411,8 +443,20 @@ def _repeated(operand: Term) -> Term | None:
         if operand.op == "repeat_interleave":
             axis = number(operand.get("dim"))
             return operand if axis in (1, 2, -3) and number(operand.get("repeats")) != 1 else None
+        if operand.op in ("reshape", "flatten") and _is_expanded(operand.input):
+            return operand
+        if operand.op == "choice" and isinstance(operand.node, ast.Call):  # a helper that returns early for one group
+            return next((found for one in operand.items if (found := _repeated(one)) is not None), None)
         if operand.op in ("transpose", "cast", "permute"):
             operand = operand.input
         else:
             return None
     return None
+
+
+def _is_expanded(term: Term) -> bool:
+    """Whether a tensor is expanded along an axis that was inserted for it, which a reshape then copies."""
+    if term.op not in ("expand", "repeat"):
+        return False
+    inner = term.input
+    return inner.op == "unsqueeze" or (inner.op == "item" and any(is_none(one) for one in inner.items))

@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
+from ..attention_sites import path, product
 from ..finding import Severity
 from ..symbolic_evaluation import Function, ModuleFacts
 from .base import Report, function_around, rule
@@ -17,16 +18,30 @@ _PURE = frozenset(
     }
 )
 """Functions and methods of torch that return a new tensor."""
+_CONTAINERS = frozenset({"add", "mul", "div", "sub"})
+"""Names of `_PURE` that sets and other containers have as methods with an effect."""
+_TENSORS = re.compile(r"score|att|mask|bias|weight|logit|energy|sim|dots|^(q|k|v|x|query|key|value)$", re.I)
 _EFFECTS = re.compile(r"(^|_)(mask|bias|capped|softcap\w*|causal|future|padding|keep)$|^(mask|bias|capped)_|cap(ped)?$")
 _OPTIONS = re.compile(
     r"^_?(attn_)?(logits?_|attention_)?(soft_?cap\w*|logit_cap|causal|is_causal|is_decoder|decoder|bidirectional|"
     r"window|window_size|sliding_window|local_window|use_causal_mask|causal_mask|mask_future|alibi|use_alibi)$"
 )
 _MASKS = re.compile(
-    r"^(attn_|attention_|causal_|key_padding_|padding_|pad_|src_|tgt_|trg_|key_|encoder_|memory_|context_|document_|doc_|window_)*"
-    r"mask$|^(cu_seqlens|document_ids|doc_ids|segment_ids|is_causal|causal|soft_?cap|logit_cap|window_size)$"
+    r"^(attn_|attention_|causal_|key_padding_|padding_|pad_|src_|tgt_|trg_|key_|encoder_|memory_|context_|document_|doc_"
+    r"|source_|audio_|image_|text_|window_)*mask$|^(cu_seqlens|document_ids|doc_ids|segment_ids|is_causal|causal|soft_?cap|logit_cap|window_size)$"
+    r"|^(\w+_)?valid(_mask)?$|^(src_|tgt_|seq_|key_|padding_)?(lengths|lens)$"
 )
 _HUGGING_FACE = re.compile(r"transformers|PreTrainedModel|ALL_ATTENTION_FUNCTIONS")
+
+
+def _weighing_functions(facts: ModuleFacts) -> Iterator[Function]:
+    """The functions that attend, that compute the weights of products alone, or that call what attends in this file."""
+    nodes = [*_attending_functions(facts).values(), *(site.event.call for site in facts.sites)]
+    for event in facts.operations("softmax"):
+        if path(event.term.input, lambda term: product(term) is not None) is not None:
+            nodes.append(event.term.node)
+    found = (function_around(node, facts) for node in nodes if node is not None)
+    yield from dict.fromkeys(function for function in found if function is not None)
 
 
 def _attending_functions(facts: ModuleFacts) -> dict[Function, ast.AST]:
@@ -77,6 +92,8 @@ def dropped_result(facts: ModuleFacts) -> Iterator[Report]:
     for node in facts.nodes[ast.Expr]:
         call = node.value
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or call.func.attr not in _PURE:
+            continue
+        if call.func.attr in _CONTAINERS and not _TENSORS.search(ast.unparse(call.func.value)):
             continue
         if not any(keyword.arg == "out" for keyword in call.keywords) and (call.args or call.func.attr == "tanh"):
             yield Report(call, f"the result of {call.func.attr} is dropped: assign it, or use the method in place")
@@ -147,18 +164,24 @@ def ignored_mask(facts: ModuleFacts) -> Iterator[Report]:
     prescribes are left out.
     """
     prescribed = _HUGGING_FACE.search(facts.source)
-    for function in _attending_functions(facts):
+    for function in _weighing_functions(facts):
         arguments = function.args
         parameters = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
         read = _read_names(function)
         methods = isinstance(facts.parents.get(function), ast.ClassDef)
         if (prescribed and methods) or function.name.startswith("_") or _only_raises(function):
             continue
+        unread = [one.arg for one in parameters if _MASKS.match(one.arg) and one.arg not in read]
+        if {"tgt_mask", "memory_mask"} <= set(
+            unread
+        ):  # a layer for nn.TransformerDecoder, which passes all of its masks
+            continue
         for one in parameters:
             if _MASKS.match(one.arg) and one.arg not in read and not (prescribed and _is_prescribed(one, function)):
                 yield Report(one, f"`{function.name}` takes `{one.arg}` and does not use it")
     if not prescribed:
         yield from _unread_options(facts)
+    yield from _unread_buffers(facts)
 
 
 def _is_prescribed(parameter: ast.arg, function: Function) -> bool:
@@ -184,6 +207,21 @@ def _unread_options(facts: ModuleFacts) -> Iterator[Report]:
     for name, node in stored.items():
         if f'"{name}"' not in facts.source and f"'{name}'" not in facts.source:
             yield Report(node, f"`self.{name}` is stored, and nothing reads it: attention does not depend on it")
+
+
+def _unread_buffers(facts: ModuleFacts) -> Iterator[Report]:
+    """Masks that a constructor stores as a buffer, and that nothing in the file reads."""
+    if not facts.sites:
+        return
+    read = {node.attr for node in facts.nodes[ast.Attribute] if not isinstance(node.ctx, ast.Store)}
+    for event in facts.operations("method"):
+        term = event.term
+        name = term.items[0].value if term.value == "register_buffer" and term.items else None
+        if not isinstance(name, str) or not _MASKS.match(name) or name in read or event.class_ is None:
+            continue
+        mentioned = [one for one in facts.nodes[ast.Constant] if one.value == name]
+        if len(mentioned) == 1 and isinstance(term.node, ast.Call):
+            yield Report(term.node, f"the buffer `{name}` is stored, and nothing reads it: nothing is masked by it")
 
 
 def _is_option_source(node: ast.Attribute, facts: ModuleFacts) -> bool:

@@ -1,0 +1,219 @@
+"""`regard steps`: one head's attention step by step, as tables, for a trained translator or a worked example."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from regard.cli.options import Which, check_page_file, save_page
+from regard.cli.stdio import emit
+from regard.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from regard.steps import Walkthrough
+    from regard.steps.live_steps import LiveSteps, StepRequest
+
+
+def steps(
+    sentence: Annotated[
+        str | None, typer.Argument(metavar="SENTENCE", help="To translate.", show_default=False)
+    ] = None,
+    score: Annotated[
+        str | None,
+        typer.Option(
+            help="Which of the translators that regard comes with, by its score: dot (Luong) and additive (Bahdanau), "
+            "Korean to English, or scaled_dot (a head of a Transformer) and multi_head (all its heads), English to "
+            "French. [default: dot for Hangul, scaled_dot for other text]",
+        ),
+    ] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Another translator: a folder of a run of `regard train`.")
+    ] = None,
+    which: Which = "best",
+    word: Annotated[int, typer.Option(min=1, help="The word of the translation to predict, from 1.")] = 1,
+    kind: Annotated[
+        Literal["cross", "self", "encoder"],
+        typer.Option(help="Of a Transformer: attention to the source, to the words so far, or of the encoder."),
+    ] = "cross",
+    layer: Annotated[int | None, typer.Option(min=0, help="Of a Transformer, from 0. [default: the last]")] = None,
+    head: Annotated[int | None, typer.Option(min=0, help="Of a Transformer, from 0. [default: 0]")] = None,
+    source_word: Annotated[
+        int, typer.Option(min=1, help="With --kind encoder: the source word whose attention is printed, from 1.")
+    ] = 1,
+    what_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CHANGE",
+            help="Mark what another score or mask changes: score=dot, score=scaled_dot, scale=1 (no 1/√d), flip=KEY "
+            "(whether the key of that number, from 1, is masked), add=KEY:NUMBER (to its score); may be repeated.",
+        ),
+    ] = None,
+    example: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A worked example with small whole numbers; `list` lists them.")
+    ] = None,
+    sheet: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a sheet of exercises with answers: .html to print, or .csv."),
+    ] = None,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Open the live page, on this machine alone, until Ctrl-C.")
+    ] = False,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the live page with its what-ifs as one file.")
+    ] = None,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Of --serve. [default: any that is free]")] = None,
+    no_open: Annotated[bool, typer.Option("--no-open", help="With --serve, print the address alone.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Of the numbers of --sheet: each seed is another sheet.")] = 1,
+    language: Annotated[Literal["en", "ko"], typer.Option("--lang", help="Language of titles and terms.")] = "en",
+    output: Annotated[
+        Literal["text", "markdown", "csv", "html", "json"], typer.Option("--format", help="How tables are printed.")
+    ] = "text",
+) -> None:
+    """Print attention step by step: every number of one head, from the embeddings to the next word.
+
+    regard steps "나는 학생이다" --lang ko prints the steps of Luong's decoder as textbooks number them: scores,
+    distribution, context, concatenation, attentional vector, prediction. With --what-if all numbers that change are
+    marked, down to the next word. Any two changes can be made together.
+
+    --serve opens a page of the same tables for a class: sentence, mechanism, score and mask are changed in it. --html
+    writes it as one file.
+
+    --example prints a worked example that can be followed by hand, --sheet writes one to be done by hand.
+    """
+    _check(sentence, example, sheet, html=html, serve=serve, port=port, no_open=no_open)
+    if sheet is not None:
+        _write_sheet(sheet, seed, language)
+        return
+    if example is not None and not (html or serve):
+        emit(_example(example, language, output))
+        return
+    from regard.steps.live_steps import LiveSteps, StepRequest
+
+    if example is not None:
+        request = StepRequest(f"example:{example}")
+    else:
+        sentence = sentence or "나는 학생이다"
+        name = _mechanism(sentence, score, checkpoint, head)
+        changes = tuple(what_if or ())
+        request = StepRequest(name, sentence, word, kind, layer, head or 0, source_word, changes)
+    live = LiveSteps(checkpoint, which)
+    if html is not None:
+        check_page_file(html)
+        _write_page(live, request, language, html)
+    elif serve:
+        _serve(live, request, language, port, no_open)
+    else:
+        _print_steps(live, request, language, output)
+
+
+def _check(
+    sentence: str | None,
+    example: str | None,
+    sheet: Path | None,
+    *,
+    html: Path | None,
+    serve: bool,
+    port: int | None,
+    no_open: bool,
+) -> None:
+    """Refuse options that contradict each other."""
+    asked = [name for name, value in {"SENTENCE": sentence, "--example": example, "--sheet": sheet}.items() if value]
+    if len(asked) > 1 or not (asked or serve):
+        raise ConfigurationError(
+            f"{' and '.join(asked) or 'nothing'} was given; it needs one of a sentence, --example NAME and --sheet FILE"
+        )
+    if serve and html is not None:
+        raise ConfigurationError("--serve shows the page and --html writes it: leave one of them out")
+    if sheet is not None and (serve or html is not None):
+        wrong = "--serve" if serve else "--html"
+        raise ConfigurationError(f"--sheet writes a sheet for paper, which is no page of {wrong}: leave {wrong} out")
+    if not serve and (port is not None or no_open):
+        wrong = "--port" if port is not None else "--no-open"
+        raise ConfigurationError(f"{wrong} is about a server, and nothing is served: add --serve, or leave {wrong} out")
+
+
+def _mechanism(sentence: str, score: str | None, checkpoint: Path | None, head: int | None) -> str:
+    """The name of the mechanism: that of --score, or one whose translator reads the sentence.
+
+    Raises:
+        ConfigurationError: --score beside --checkpoint, --head of all heads, or a translator that does not read the
+            sentence.
+    """
+    from regard.steps.installed_mechanisms import MECHANISMS, choose_mechanism
+    from regard.steps.live_steps import CHECKPOINT
+
+    if checkpoint is not None:
+        if score is not None:
+            raise ConfigurationError(
+                "--score chooses among the translators that regard comes with, and --checkpoint names another: leave "
+                "one of them out, or ask --what-if score=NAME"
+            )
+        return CHECKPOINT
+    chosen = choose_mechanism(sentence, score)
+    if chosen.all_heads and head is not None:
+        raise ConfigurationError(
+            f"--score {score} prints all heads, and --head {head} names one: leave --head out, or take --score "
+            "scaled_dot"
+        )
+    return score or next(name for name, mechanism in MECHANISMS.items() if mechanism is chosen)
+
+
+def _print_steps(live: LiveSteps, request: StepRequest, language: str, output: str) -> None:
+    """Print the tables of a request, and on standard error what the change makes of the next word."""
+    before, shown, warnings = live.walkthroughs(request)
+    for warning in warnings:
+        typer.echo(warning, err=True)
+    if request.changes:
+        for line in (_next_word("as trained", before), _next_word("changed", shown)):
+            typer.echo(line, err=True)
+        shown = shown.compared(before)
+    emit([_formatted(shown, language, output)])
+
+
+def _write_page(live: LiveSteps, request: StepRequest, language: str, path: Path) -> None:
+    """Write the live page of a request as one file."""
+    from regard.explorer.steps_page import steps_page
+
+    page = steps_page(live, request, language)
+    save_page(page, path)
+    typer.echo(page.contents, err=True)
+    emit([str(path)])
+
+
+def _serve(live: LiveSteps, request: StepRequest, language: str, port: int | None, no_open: bool) -> None:
+    """Serve the live page until Ctrl-C."""
+    from regard.cli.explore import serve
+    from regard.explorer.steps_server import StepsServer
+
+    live.answer(request)  # what is wrong with it is said here, and the page opens at once
+    serve(StepsServer(live, port or 0, opening=request, language=language), no_open)
+
+
+def _next_word(label: str, shown: Walkthrough) -> str:
+    table = shown["prediction"]
+    return f"{label}: the next word is {table.columns[0]!r}, probability {float(table.numbers[0, 0]):.3f}"
+
+
+def _example(name: str, language: str, output: str) -> list[str]:
+    from regard.steps import EXAMPLES, worked_example
+
+    if name == "list":
+        return [f"{one}: {example.title.text(language)}" for one, example in EXAMPLES.items()]
+    return [_formatted(worked_example(name), language, output)]
+
+
+def _formatted(shown: Walkthrough, language: str, output: str) -> str:
+    if output == "json":
+        import json
+
+        return json.dumps(shown.to_json(), ensure_ascii=False)
+    return getattr(shown, output)(language)
+
+
+def _write_sheet(path: Path, seed: int, language: str) -> None:
+    from regard.steps import make_worksheet
+
+    make_worksheet(seed).save(path, language)
+    emit([str(path)])

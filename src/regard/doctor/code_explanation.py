@@ -1,0 +1,107 @@
+"""The explanation of each code of the doctor, of sources and of running models, and its entry in the documentation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from ..errors import ConfigurationError, nearest
+from .diagnosis import UNREADABLE
+from .examination_report import KINDS
+from .finding import Severity
+from .rules import RULES
+from .run_explanations import EXPLANATIONS
+
+PAGE = "mistakes.html"
+"""The page of the documentation with an entry for each code, whose anchor is the code."""
+
+
+@dataclass(frozen=True, slots=True)
+class CodeExplanation:
+    """What a code means, in the first line of `text`, and why; the examples and the source may be empty."""
+
+    code: str
+    severity: Severity
+    text: str
+    wrong: str = ""
+    right: str = ""
+    source: str = ""
+
+    @property
+    def summary(self) -> str:
+        """The first line of the text."""
+        return self.text.partition("\n")[0]
+
+    @property
+    def details(self) -> str:
+        """The text after its first line."""
+        return self.text.partition("\n")[2].strip()
+
+    @property
+    def markdown(self) -> str:
+        """Text, examples and source in Markdown, without a heading."""
+        parts = [self.text]
+        if self.wrong:
+            parts += ["Wrong:", f"```py\n{self.wrong}\n```", "Right:", f"```py\n{self.right}\n```"]
+        return "\n\n".join([*parts, f"Source: {self.source}"] if self.source else parts)
+
+    def __str__(self) -> str:
+        parts = [f"{self.code} ({self.severity.value}): {self.text}"]
+        if self.wrong:
+            parts += ["Wrong:", _indented(self.wrong), "Right:", _indented(self.right)]
+        parts += [f"Source: {self.source}"] if self.source else []
+        return "\n\n".join([*parts, f"In the documentation: {page_address(self.code)}"])
+
+
+def explanation(code: str) -> CodeExplanation:
+    """The explanation of a code, in upper or lower case.
+
+    Raises:
+        ConfigurationError: there is no such code.
+
+    >>> explanation("att111").summary
+    'The softmax normalizes another axis than that of the keys, over which the values are summed.'
+    """
+    found = code.upper()
+    if found == UNREADABLE:
+        text = "A file cannot be read.\n\nIt does not parse, is not text in its encoding, or is too large. The other "
+        return CodeExplanation(found, Severity.ERROR, f"{text}files were read.")
+    if found in RULES:
+        rule = RULES[found]
+        return CodeExplanation(found, rule.severity, rule.explanation, rule.wrong, rule.right, rule.source)
+    if found not in KINDS:
+        raise ConfigurationError(f"unknown code {code!r}; {nearest(found, explained_codes())}")
+    (name, severity), run = KINDS[found], EXPLANATIONS[found]
+    return CodeExplanation(found, severity, f"{name.capitalize()}.\n\n{run.text}", run.wrong, run.right, run.source)
+
+
+def explained_codes() -> list[str]:
+    """All codes: of rules, of running models, and of files that cannot be read."""
+    return sorted([UNREADABLE, *RULES, *KINDS])
+
+
+def page_address(code: str, documentation: str = "") -> str:
+    """The address of a code's entry: relative to the documentation, or absolute where that has an address.
+
+    >>> page_address("ATT101"), page_address("ATT101", "https://docs.example/regard")
+    ('mistakes.html#ATT101', 'https://docs.example/regard/mistakes.html#ATT101')
+    """
+    return f"{documentation.rstrip('/')}/{PAGE}#{code}" if documentation else f"{PAGE}#{code}"
+
+
+def check_documentation(address: object, *, where: str) -> str:
+    """The address of the documentation's folder, checked.
+
+    Raises:
+        ConfigurationError: no absolute address.
+    """
+    if isinstance(address, str) and urlsplit(address).scheme in ("http", "https", "file"):
+        return address
+    raise ConfigurationError(
+        f"documentation in {where} is {address!r}; it needs the address of the documentation's folder, as "
+        '"https://HOST/regard" or "file:///FOLDER/build/site"'
+    )
+
+
+def _indented(code: str) -> str:
+    return "\n".join(f"    {line}".rstrip() for line in code.splitlines())

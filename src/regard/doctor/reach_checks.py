@@ -1,0 +1,106 @@
+"""Checks of how far attention reaches: windows that a module states and does not keep, and positions that never mix."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .examination_report import ModelFinding, finding
+from .finding_map import attention_of_module, influence_map
+from .formula_trace import trace_formulas
+from .leaks import SkippedCheck
+from .module_trace import ModuleCall, length_axis, trace
+from .subject import Noise, Subject, largest, output_tensor
+
+WINDOWS = ("window", "window_size", "sliding_window", "local_window", "attention_window")
+"""Attributes by which modules state how many positions they see."""
+
+
+def stated_window(module: nn.Module) -> int | None:
+    """The number of positions that a module says to see."""
+    for name in WINDOWS:
+        value = getattr(module, name, None)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+    return None
+
+
+def check_window(subject: Subject, noise: Noise) -> list[ModelFinding]:
+    """RUN108: most outputs of a module move with a position that is farther away than the window that it states.
+
+    One position of its input is changed at a time. Positions of global attention move few outputs, or few move all,
+    and are not reported.
+    """
+    found, seen = [], set[type[nn.Module]]()
+    for call in trace(subject):
+        window = stated_window(call.module)
+        if window is None or window + 1 >= subject.length or type(call.module) in seen or call.output is None:
+            continue
+        seen.add(type(call.module))
+        for changed in (subject.length // 2, 0, subject.length - 1):
+            far = _far_moves(subject, call, changed, window, noise)
+            if far is not None:
+                position, by = far
+                message = f"a window of {window} is stated, and most outputs farther away move"
+                evidence = {"changed": changed, "moved": position, "by": by, "tolerance": noise.other_shape}
+                maps = attention_of_module(subject, call.name, partial(_is_beyond, window))
+                found.append(finding("RUN108", message, maps=maps, **evidence, **call.place()))
+                break
+    return found
+
+
+def _is_beyond(window: int, query: Tensor, key: Tensor) -> Tensor:
+    """Where a key is farther from the query than the window."""
+    return (query - key).abs() > window
+
+
+def _far_moves(subject: Subject, call: ModuleCall, changed: int, window: int, noise: Noise) -> tuple[int, float] | None:
+    """The farthest position that moves, and how much, where most positions beyond the window do."""
+
+    def change(value: Any) -> Any:
+        is_hidden = isinstance(value, Tensor) and value.is_floating_point() and value.ndim > 2
+        if not is_hidden or value.shape[:2] != subject.sequence.shape[:2]:
+            return value
+        other = value.clone()
+        other[:, changed] = subject.others(value)[:, changed]
+        return other
+
+    try:
+        output = output_tensor(call.again(change))
+    except Exception:
+        return None  # with a state of its own, as a cache
+    axis = length_axis(call.output, subject) if call.output is not None else None
+    if output is None or call.output is None or axis is None or output.shape != call.output.shape:
+        return None
+    moves = (output - call.output).abs().nan_to_num(nan=torch.inf).movedim(axis, 0).flatten(1).amax(1)
+    distance = (torch.arange(subject.length, device=moves.device) - changed).abs()
+    far, moved = distance > window, moves > noise.other_shape
+    for side in (torch.arange(subject.length, device=moves.device) > changed, distance >= 0):
+        beyond = far & side
+        if int(beyond.sum()) and int((beyond & moved).sum()) * 2 > int(beyond.sum()):
+            position = int((distance * (beyond & moved)).argmax())
+            return position, float(moves[position])
+    return None
+
+
+def check_mixing(subject: Subject, noise: Noise) -> list[ModelFinding]:
+    """RUN109: no output depends on another position, though the model has an attention."""
+    if subject.pooled:
+        raise SkippedCheck("the model has one output for each row, not for each position")
+    if noise.is_random:
+        raise SkippedCheck("evaluation is random")
+    base, changed = subject.outputs(), subject.others(subject.sequence)
+    for position in {0, subject.length // 2, subject.length - 1}:
+        other = changed.clone()
+        other[:, position] = subject.sequence[:, position]
+        if largest((subject.outputs(other) - base)[:, position]) > noise.same_shape:
+            return []
+    softmaxes = trace_formulas(subject).softmaxes
+    attends = any(isinstance(one, nn.MultiheadAttention) for one in subject.model.modules()) or bool(softmaxes)
+    if not attends:
+        raise SkippedCheck("the model has no softmax")
+    message = "no output depends on another position of the sequence: attention runs over another axis"
+    return [finding("RUN109", message, maps=influence_map(subject, noise.same_shape, at=(0, 0)))]

@@ -1,0 +1,263 @@
+"""Rules about attention that has to be causal and has no causal mask: decoders, and models of the next token."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from ..attention_sites import AttentionSite, names_in, source_of
+from ..finding import Severity
+from ..symbolic_evaluation import ClassFacts, Function, ModuleFacts
+from ..term import Term, is_none, label, lowest_of_dtype, number, text, walk
+from .base import Report, function_around, rule
+from .mask_rules import is_judged
+
+
+@rule(
+    "ATT231",
+    Severity.ERROR,
+    source="https://github.com/jadore801120/attention-is-all-you-need-pytorch/issues/19; https://arxiv.org/abs/1706.03762",
+    wrong="""
+        class CausalSelfAttention(nn.Module):
+            def __init__(self, dim, heads):
+                super().__init__()
+                self.heads = heads
+                self.qkv = nn.Linear(dim, 3 * dim)
+
+            def forward(self, x):
+                b, n, d = x.shape
+                q, k, v = self.qkv(x).view(b, n, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
+                return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, n, d)
+    """,
+    right="""
+        class CausalSelfAttention(nn.Module):
+            def __init__(self, dim, heads):
+                super().__init__()
+                self.heads = heads
+                self.qkv = nn.Linear(dim, 3 * dim)
+
+            def forward(self, x):
+                b, n, d = x.shape
+                q, k, v = self.qkv(x).view(b, n, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
+                return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, n, d)
+    """,
+)
+def missing_causal_mask(facts: ModuleFacts) -> Iterator[Report]:
+    """Attention that has to be causal has no mask: every position sees the future.
+
+    Training then copies the next token from the input, with a loss close to zero, and generation fails. Reported where
+    the class is named causal or masked, and for `nn.Transformer` and `nn.TransformerDecoder` without a `tgt_mask`
+    whose targets are embedded tokens.
+    """
+    for site in facts.sites:
+        class_ = site.event.class_
+        if class_ is None or not re.search(r"causal|masked", class_.name, re.I) or not _is_attention_name(class_.name):
+            continue
+        if not _has_mask(site) and not _is_cross(site):
+            yield Report(
+                site.output.node, f"{class_.name} attends without a causal mask: every position sees the future"
+            )
+    yield from _decoders_without_mask(facts)
+    for event in facts.applied("torch.nn.TransformerEncoder"):
+        given = [event.term.get(name) for name in ("mask", "is_causal")]
+        name = event.class_.name if event.class_ is not None else ""
+        if is_judged(event, facts) and all(is_none(one) for one in given) and re.search(_LANGUAGE_MODEL, name):
+            yield Report(
+                event.term.node, f"the encoder of {name} has no causal mask: every position sees the next ones"
+            )
+    for event in facts.applied("torch.nn.TransformerDecoder", "torch.nn.Transformer"):
+        term = event.term
+        if not is_judged(event, facts) or not all(is_none(term.get(name)) for name in ("tgt_mask", "tgt_is_causal")):
+            continue
+        target = term.get("tgt")
+        if target is not None and _is_embedded_tokens(target):
+            yield Report(
+                term.node,
+                f"{str(term.value).removeprefix('torch.')} without tgt_mask: every target position sees the next ones; "
+                "pass nn.Transformer.generate_square_subsequent_mask(length)",
+            )
+
+
+def _decoders_without_mask(facts: ModuleFacts) -> Iterator[Report]:
+    """Layers named decoders that attend to what an encoder gave, and to themselves without a mask."""
+    layers: dict[str, list[AttentionSite]] = {}
+    for site in facts.sites:
+        class_ = site.event.caller if site.event.depth else site.event.class_
+        if class_ is not None and re.search(r"^(Transformer)?Decoder(Layer|Block)?\d*$", class_.name):
+            layers.setdefault(class_.name, []).append(site)
+    for name, sites in layers.items():
+        crossing = [_is_cross(site) for site in sites]
+        if not any(crossing) or all(crossing):
+            continue
+        for site, crosses in zip(sites, crossing, strict=True):
+            names = {one for term in (site.query, site.key) for one in names_in(term)}
+            if crosses or _has_mask(site) or any(re.search(r"object|query_(pos|embed)", one) for one in names):
+                continue
+            node = site.event.call or site.output.node
+            yield Report(node, f"the self-attention of {name} has no causal mask: every position sees the next ones")
+
+
+_LANGUAGE_MODEL = r"GPT|LanguageModel|CausalLM|CharLM|DecoderOnly|^LM$|TransformerLM"
+
+
+def _is_attention_name(name: str) -> bool:
+    return bool(re.search(r"att(entio)?n|head", name, re.I)) and not re.search(
+        r"masked_?lm|maskedlm|masked_image", name, re.I
+    )
+
+
+def _has_mask(site: AttentionSite) -> bool:
+    if site.kind == "formula":
+        return any(site.masks()) or any(step.op in ("mul", "masked_fill", "tril") for step in site.after)
+    term = site.output
+    if "**" in term.arguments:
+        return True
+    names = ("attn_mask", "is_causal", "key_padding_mask", "score_mod", "block_mask")
+    given = [term.get(name) for name in names]
+    return any(
+        one is not None and not is_none(one) and not (one.op == "constant" and one.value is False) for one in given
+    )
+
+
+def _is_cross(site: AttentionSite) -> bool:
+    return any(re.search(r"memory|enc_|encod|context|cross|(^|_)src", name, re.I) for name in names_in(site.key))
+
+
+def _is_embedded_tokens(target: Term) -> bool:
+    return any(
+        one.op == "apply" and one.value == "torch.nn.Embedding" and not _is_position(one) for one in walk(target)
+    )
+
+
+def _is_position(applied: Term) -> bool:
+    names = {label(applied)} | {label(one) for one in applied.operands()}
+    return any(re.search(r"pos|query", name, re.I) for name in names)
+
+
+@rule(
+    "ATT233",
+    Severity.ERROR,
+    source="https://github.com/huggingface/transformers/issues/48745; https://arxiv.org/abs/1706.03762",
+    wrong="""
+        class Writer(nn.Module):
+            def __init__(self, words, dim):
+                super().__init__()
+                self.words = nn.Embedding(words, dim)
+                self.positions = nn.Embedding(512, dim)
+                self.layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(dim, 8, batch_first=True), 6)
+                self.scores = nn.Linear(dim, words)
+
+            def forward(self, tokens):
+                x = self.words(tokens) + self.positions(torch.arange(tokens.size(1)))
+                return self.scores(self.layers(x))
+
+        def loss(model, tokens):
+            return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+    """,
+    right="""
+        class Writer(nn.Module):
+            def __init__(self, words, dim):
+                super().__init__()
+                self.words = nn.Embedding(words, dim)
+                self.positions = nn.Embedding(512, dim)
+                self.layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(dim, 8, batch_first=True), 6)
+                self.scores = nn.Linear(dim, words)
+
+            def forward(self, tokens):
+                n = tokens.size(1)
+                x = self.words(tokens) + self.positions(torch.arange(n))
+                return self.scores(self.layers(x, mask=nn.Transformer.generate_square_subsequent_mask(n)))
+
+        def loss(model, tokens):
+            return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+    """,
+)
+def next_token_is_visible(facts: ModuleFacts) -> Iterator[Report]:
+    """A model that learns to predict the next token sees it: its attention has no causal mask.
+
+    The loss compares the output at each position with the token after it, which the input has too. Without a causal
+    mask, a padding mask alone, the model copies it: the loss falls to zero, and generation fails. Reported where tokens
+    are embedded, attended to, and scored over the same vocabulary, or the class itself computes the shifted loss.
+    """
+    shifted = re.search(r"\[(\.\.\.|:), :-1\b", facts.source) and re.search(r"\[(\.\.\.|:), 1:\]", facts.source)
+    if not shifted:
+        return
+    message = "this model predicts the next token, and its attention has no causal mask: every position sees it"
+    for event in facts.applied("torch.nn.TransformerEncoder"):
+        given = [event.term.get(name) for name in ("mask", "is_causal", "**")]
+        source = event.term.get("src")
+        if source is None or not is_judged(event, facts) or not all(is_none(one) for one in given):
+            continue
+        if _scores_its_vocabulary(source, event.class_):
+            yield Report(event.term.node, message)
+    reported: set[ast.AST] = set()
+    for site in facts.sites:
+        call, class_ = site.event.call, site.event.caller
+        if call is None or call in reported or class_ is None or not _has_padding_mask_alone(site):
+            continue
+        embedded = all(_embedding(source_of(one)) is not None for one in (site.query, site.key))
+        if embedded and _computes_shifted_loss(function_around(call, facts)):
+            reported.add(call)
+            yield Report(call, message)
+
+
+def _embedding(term: Term) -> Term | None:
+    """The module that embeds what a term is computed from, where one does."""
+    return next(
+        (one.get("module") for one in walk(term) if one.op == "apply" and one.value == "torch.nn.Embedding"), None
+    )
+
+
+def _scores_its_vocabulary(source: Term, class_: ClassFacts | None) -> bool:
+    """Whether a class has a linear layer with one output for each token that it embeds."""
+    if class_ is None:
+        return False
+    sizes = {
+        text(module.get("num_embeddings"))
+        for one in walk(source)
+        if one.op == "apply" and one.value == "torch.nn.Embedding" and (module := one.get("module")) is not None
+    }
+    outputs = [one for one in class_.attributes.values() if one.op == "call" and one.value == "torch.nn.Linear"]
+    return any(text(one.get("out_features")) in sizes for one in outputs)
+
+
+def _computes_shifted_loss(function: Function | None) -> bool:
+    written = ast.unparse(function) if function is not None else ""
+    return "cross_entropy" in written and bool(re.search(r":-1\]|:-1, :\]", written)) and ", 1:]" in written
+
+
+def _has_padding_mask_alone(site: AttentionSite) -> bool:
+    """Whether a site has no mask, or masks that are the same for every query."""
+    if site.kind == "formula":
+        if any(step.op == "mul" and step.operand is not None and step.operand.op == "parameter" for step in site.after):
+            return False
+        return all(step.operand is not None and _is_of_keys(step.operand) for step in site.masks())
+    causal = site.output.get("is_causal")
+    if not is_none(causal) and not (causal is not None and causal.op == "constant" and causal.value is False):
+        return False
+    if not all(is_none(site.output.get(name)) for name in ("block_mask", "score_mod", "**")):
+        return False
+    mask = site.output.get("attn_mask")
+    return mask is None or is_none(mask) or _is_of_keys(mask)
+
+
+def _is_of_keys(mask: Term) -> bool:
+    """Whether a mask of (batch, keys) is broadcast along heads and queries: `mask[:, None, None, :]`."""
+    for _ in range(12):
+        if mask.op in ("mul", "sub", "add"):
+            inner = [one for one in mask.operands() if number(one) is None and lowest_of_dtype(one) is None]
+            if len(inner) != 1:
+                return False
+            mask = inner[0]
+        elif mask.op in ("cast", "invert", "equal", "not_equal", "bool", "masked_fill"):
+            mask = mask.input
+        else:
+            break
+    if mask.op == "unsqueeze" and mask.input.op == "unsqueeze":
+        return [number(one.get("dim")) for one in (mask.input, mask)] == [1.0, 2.0]
+    return (
+        mask.op == "item"
+        and len(mask.items) == 4
+        and [is_none(one) for one in mask.items] == [False, True, True, False]
+    )

@@ -1,0 +1,362 @@
+"""Rules about decoding with a cache and about generation: positions, unfilled cells, biases, windows, left padding."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from ..attention_sites import AttentionSite
+from ..finding import Severity
+from ..symbolic_evaluation import ModuleFacts
+from ..term import Term, is_none, number, walk
+from .base import Report, function_around, rule
+from .mask_rules import is_cached, is_judged
+
+_LAYERS = frozenset({"matmul", "softmax", "sdpa"})
+
+
+@rule(
+    "ATT512",
+    Severity.ERROR,
+    source="https://github.com/huggingface/transformers/blob/main/src/transformers/models/gpt2/modeling_gpt2.py",
+    wrong="""
+        class Attention(nn.Module):
+            def __init__(self, dim):
+                super().__init__()
+                self.qkv = nn.Linear(dim, 3 * dim)
+                self.positions = nn.Embedding(512, dim)
+
+            def forward(self, x, past_k, past_v):
+                x = x + self.positions(torch.arange(x.size(1)))
+                q, k, v = self.qkv(x).chunk(3, dim=-1)
+                k, v = torch.cat([past_k, k], dim=1), torch.cat([past_v, v], dim=1)
+                return F.scaled_dot_product_attention(q, k, v), k, v
+    """,
+    right="""
+        class Attention(nn.Module):
+            def __init__(self, dim):
+                super().__init__()
+                self.qkv = nn.Linear(dim, 3 * dim)
+                self.positions = nn.Embedding(512, dim)
+
+            def forward(self, x, past_k, past_v):
+                x = x + self.positions(torch.arange(x.size(1)) + past_k.size(1))
+                q, k, v = self.qkv(x).chunk(3, dim=-1)
+                k, v = torch.cat([past_k, k], dim=1), torch.cat([past_v, v], dim=1)
+                return F.scaled_dot_product_attention(q, k, v), k, v
+    """,
+)
+def positions_from_zero(facts: ModuleFacts) -> Iterator[Report]:
+    """Positions are counted from 0 in each call, and the keys of a cache were counted from 0 too.
+
+    The new tokens come after those of the cache: every decoding step would be at position 0. Count from the length of
+    the cache on. Reported where the counted positions are embedded, or turned into angles, and get no offset.
+    """
+    cached = {
+        id(function)
+        for site in facts.sites
+        if is_cached(site.key) and (function := function_around(site.event.call or site.output.node, facts)) is not None
+    }
+    for event in facts.operations("arange"):
+        function = function_around(event.term.node, facts)
+        if id(function) not in cached or event.depth > 0 or len(event.term.items) != 1:
+            continue
+        length = event.term.items[0]
+        if length.op != "size" or length.value not in (1, -2) or _is_of_keys(length.input):
+            continue
+        if _becomes_positions(event.term, facts):
+            yield Report(event.term.node, "these positions begin at 0 in every call: add the number of cached keys")
+
+
+def _is_of_keys(term: Term) -> bool:
+    """Whether a length is that of keys which are joined with those of the cache, or of what a cache stores."""
+    return is_cached(term) or any(one.op == "cat" for one in walk(term, stop=_LAYERS))
+
+
+def _becomes_positions(term: Term, facts: ModuleFacts, depth: int = 6) -> bool:
+    """Whether counted positions are embedded or multiplied by frequencies, and nothing is added to them before."""
+    consumers = facts.consumers.get(id(term), [])
+    if any(one.op in ("add", "less", "less_equal", "greater", "greater_equal", "sub", "choice") for one in consumers):
+        return False
+    for one in consumers:
+        if one.op == "apply" and one.value == "torch.nn.Embedding":
+            return True
+        if one.op in ("mul", "einsum") or (one.op == "call" and str(one.value).endswith(".outer")):
+            return _is_angle(one, facts)
+        if depth and one.op in ("item", "unsqueeze", "cast", "expand") and _becomes_positions(one, facts, depth - 1):
+            return True
+    return False
+
+
+def _is_angle(term: Term, facts: ModuleFacts) -> bool:
+    """Whether the cosine of a product is taken, directly or by the function that gets it."""
+    consumers = facts.consumers.get(id(term), [])
+    return any(str(one.value).rpartition(".")[2] in ("cos", "sin") or one.op in ("cos", "sin") for one in consumers)
+
+
+@rule(
+    "ATT513",
+    Severity.ERROR,
+    source="https://pytorch.org/blog/accelerating-generative-ai-2/",
+    wrong="""
+        class Attention(nn.Module):
+            def __init__(self, dim, longest):
+                super().__init__()
+                self.qkv = nn.Linear(dim, 3 * dim)
+                self.register_buffer("keys", torch.zeros(1, longest, dim))
+                self.register_buffer("values", torch.zeros(1, longest, dim))
+
+            def forward(self, x, start):
+                q, k, v = self.qkv(x).chunk(3, dim=-1)
+                self.keys[:, start : start + 1] = k
+                self.values[:, start : start + 1] = v
+                return F.scaled_dot_product_attention(q, self.keys, self.values)
+    """,
+    right="""
+        class Attention(nn.Module):
+            def __init__(self, dim, longest):
+                super().__init__()
+                self.qkv = nn.Linear(dim, 3 * dim)
+                self.register_buffer("keys", torch.zeros(1, longest, dim))
+                self.register_buffer("values", torch.zeros(1, longest, dim))
+
+            def forward(self, x, start):
+                q, k, v = self.qkv(x).chunk(3, dim=-1)
+                self.keys[:, start : start + 1] = k
+                self.values[:, start : start + 1] = v
+                return F.scaled_dot_product_attention(q, self.keys[:, : start + 1], self.values[:, : start + 1])
+    """,
+)
+def unfilled_cells(facts: ModuleFacts) -> Iterator[Report]:
+    """All of a preallocated cache takes part in attention, the cells too that nothing was written into yet.
+
+    A cell of zeros has the score 0, and takes weight from the keys that are there. Cut the cache to its filled length,
+    or hide the rest with a mask.
+    """
+    for site in facts.sites:
+        if not is_judged(site.event, facts) or _may_be_masked(site) or not _is_whole_buffer(site.key):
+            continue
+        yield Report(
+            site.output.node,
+            "keys of a preallocated cache that are not written yet take part: cut it to its length, or mask the rest",
+        )
+
+
+def _may_be_masked(site: AttentionSite) -> bool:
+    if site.kind == "formula":
+        return any(site.masks()) or any(step.op in ("mul", "masked_fill") for step in site.after)
+    names = ("attn_mask", "key_padding_mask", "block_mask", "score_mod", "**")
+    return any(not is_none(site.output.get(name)) for name in names)
+
+
+def _is_whole_buffer(key: Term) -> bool:
+    """Whether keys are a tensor of a fixed length, of which a slice was written just before."""
+    for _ in range(20):
+        if key.op in ("transpose", "cast", "permute", "carried"):
+            key = key.input
+        elif key.op == "setitem":
+            index, base = key.get("index"), key.get("input")
+            slices = [one for one in _parts(index) if one.op == "slice" and not is_none(one.items[1])]
+            written = key.get("value")
+            stored = base is not None and (base.op in ("zeros", "attribute") or _is_made(base))
+            return stored and written is not None and number(written) is None and any(map(_is_moving, slices))
+        else:
+            return False
+    return False
+
+
+def _parts(index: Term | None) -> tuple[Term, ...]:
+    return () if index is None else index.items if index.op == "tuple" else (index,)
+
+
+def _is_moving(part: Term) -> bool:
+    """Whether a slice has a beginning that is not fixed: the number of cells that are filled."""
+    return not is_none(part.items[0]) and number(part.items[0]) is None
+
+
+def _is_made(base: Term) -> bool:
+    return base.op == "call" and str(base.value) in ("torch.empty", "torch.zeros")
+
+
+@rule(
+    "ATT514",
+    Severity.ERROR,
+    source="https://github.com/meta-pytorch/attention-gym/pull/86; Press et al. 2021, https://arxiv.org/abs/2108.12409",
+    wrong="""
+        def attend(q, k, v, alibi, past=None):
+            if past is not None:
+                k, v = torch.cat([past[0], k], dim=2), torch.cat([past[1], v], dim=2)
+            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
+            if past is None:
+                scores = scores + alibi[:, : q.size(2), : k.size(2)]
+            return torch.softmax(scores, dim=-1) @ v
+    """,
+    right="""
+        def attend(q, k, v, alibi, past=None):
+            if past is not None:
+                k, v = torch.cat([past[0], k], dim=2), torch.cat([past[1], v], dim=2)
+            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
+            scores = scores + alibi[:, k.size(2) - q.size(2) : k.size(2), : k.size(2)]
+            return torch.softmax(scores, dim=-1) @ v
+    """,
+)
+def bias_without_cache(facts: ModuleFacts) -> Iterator[Report]:
+    """The bias by distance is added without a cache only, and is missing in each decoding step.
+
+    A model trained with ALiBi or relative positions then decodes with scores that it has never seen. Take the rows of
+    the bias that belong to the new queries.
+    """
+    if not facts.sites:
+        return
+    for node in facts.nodes[ast.If]:
+        if node.orelse or not re.fullmatch(r"[\w.]*(cache|past)[\w.]* is None", ast.unparse(node.test)):
+            continue
+        for statement in node.body:
+            value = _added(statement)
+            if value is not None and re.search(r"alibi|slope|rel(ative)?_|position_bias|distance", value, re.I):
+                yield Report(statement, "with a cache this bias is left out: add its rows of the new queries")
+
+
+def _added(statement: ast.stmt) -> str | None:
+    """What a statement adds to a name: the right side of `x += y`, or of `x = x + y`."""
+    if isinstance(statement, ast.AugAssign) and isinstance(statement.op, ast.Add):
+        return ast.unparse(statement.value)
+    if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.BinOp):
+        target, sum_ = ast.unparse(statement.targets[0]), statement.value
+        if isinstance(sum_.op, ast.Add) and ast.unparse(sum_.left) == target:
+            return ast.unparse(sum_.right)
+    return None
+
+
+@rule(
+    "ATT515",
+    Severity.WARNING,
+    source="https://github.com/huggingface/transformers/issues/37574",
+    wrong="""
+        def attend(q, k, v, past_k, past_v, window, mask):
+            k = torch.cat([past_k, k], dim=2)[:, :, -window:]
+            v = torch.cat([past_v, v], dim=2)[:, :, -window:]
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask), k, v
+    """,
+    right="""
+        def attend(q, k, v, past_k, past_v, window, mask):
+            k = torch.cat([past_k, k], dim=2)
+            v = torch.cat([past_v, v], dim=2)
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+            return out, k[:, :, -window:], v[:, :, -window:]
+    """,
+)
+def window_cut_before_attention(facts: ModuleFacts) -> Iterator[Report]:
+    """Keys are cut to the last window before the new queries have read them.
+
+    With one new query that is the window itself. Of a chunk of n queries, the first ones lose up to n - 1 keys of their
+    windows, and a chunk longer than the window loses its own. Attend first, then cut what the cache stores.
+    """
+    for site in facts.sites:
+        if not is_judged(site.event, facts):
+            continue
+        cut = _cut(site.key)
+        if cut is not None:
+            yield Report(
+                cut.node, "the first queries of a chunk lose keys of their windows: attend, then cut the cache"
+            )
+
+
+def _cut(key: Term) -> Term | None:
+    """The slice of the last keys, of a number that is not fixed, of those of a cache and the new ones."""
+    for _ in range(10):
+        if key.op == "item" and key.input.op == "cat" and is_cached(key.input):
+            slices = [one for one in key.items if one.op == "slice" and one.items[0].op == "negative"]
+            lower = slices[0].items[0] if slices and is_none(slices[0].items[1]) else None
+            return key if lower is not None and number(lower) is None else None
+        if key.op == "choice":
+            return next((found for one in key.items if (found := _cut(one)) is not None), None)
+        if key.op not in ("transpose", "cast", "permute"):
+            return None
+        key = key.input
+    return None
+
+
+@rule(
+    "ATT243",
+    Severity.WARNING,
+    source="https://github.com/unslothai/unsloth/pull/4078; https://huggingface.co/docs/transformers/llm_tutorial#wrong-padding-side",
+    wrong="""
+        def answers(model, tokenizer, texts):
+            tokenizer.padding_side = "left"
+            batch = tokenizer(texts, padding=True, return_tensors="pt")
+            tokens = model.generate(batch.input_ids, max_new_tokens=32)
+            return tokenizer.batch_decode(tokens)
+
+        def attend(q, k, v):
+            return F.scaled_dot_product_attention(q, k, v)
+    """,
+    right="""
+        def answers(model, tokenizer, texts):
+            tokenizer.padding_side = "left"
+            batch = tokenizer(texts, padding=True, return_tensors="pt")
+            tokens = model.generate(batch.input_ids, attention_mask=batch.attention_mask, max_new_tokens=32)
+            return tokenizer.batch_decode(tokens)
+
+        def attend(q, k, v):
+            return F.scaled_dot_product_attention(q, k, v)
+    """,
+)
+def left_padding_without_mask(facts: ModuleFacts) -> Iterator[Report]:
+    """Texts are padded on the left, and the model gets neither a mask nor positions.
+
+    The padding is attended to as words, and every text starts at the position of its padding: the same text gives other
+    results in another batch. Pass `attention_mask`, from which `generate` counts the positions.
+    """
+    message = "texts padded on the left without a mask: the padding is read as words, and shifts every position"
+    if re.search(r"padding_side\s*=\s*[\"']left|padding=[\"']left", facts.source):
+        for call in facts.nodes[ast.Call]:
+            reads = bool(call.args) or any(one.arg == "input_ids" for one in call.keywords)
+            generates = isinstance(call.func, ast.Attribute) and call.func.attr == "generate"
+            if generates and reads and not _has_mask(call) and not _generates_otherwise(call, facts):
+                yield Report(call, message)
+    for node in facts.nodes[ast.Assign]:
+        target = node.targets[0]
+        function = function_around(node, facts)
+        if isinstance(target, ast.Name) and function is not None and any(map(_pads_left, ast.walk(node.value))):
+            for call in (one for one in ast.walk(function) if isinstance(one, ast.Call)):
+                if _reads_tokens(call, target.id) and not _has_mask(call):
+                    yield Report(node, message)
+                    break
+
+
+def _generates_otherwise(call: ast.Call, facts: ModuleFacts) -> bool:
+    """Whether a call of `generate` is that of the class itself, or of an engine that reads texts and not padded ids."""
+    receiver = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+    if receiver == "self":
+        return True
+    engine = any(name.startswith("vllm") for name in facts.imports.values())
+    return engine and bool(re.search(r"(^|[._])(v?llm|engine)", receiver))
+
+
+def _has_mask(call: ast.Call) -> bool:
+    """Whether a call passes a mask or positions, or what is not known."""
+    if any(one.arg is None or re.search(r"mask|position|lengths", one.arg) for one in call.keywords):
+        return True
+    return any(isinstance(one, ast.Starred) for one in call.args) or bool(
+        re.search(r"mask|position|lengths|keep|valid", " ".join(map(ast.unparse, call.args[1:])))
+    )
+
+
+def _pads_left(node: ast.AST) -> bool:
+    """Whether an expression is `[pad] * (longest - len(text)) + text`."""
+    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Add) or not isinstance(node.left, ast.BinOp):
+        return False
+    left = node.left
+    padded = isinstance(left.op, ast.Mult) and any(isinstance(one, ast.List) for one in (left.left, left.right))
+    return padded and f"len({ast.unparse(node.right)})" in ast.unparse(left)
+
+
+def _reads_tokens(call: ast.Call, name: str) -> bool:
+    """Whether a model is called with a variable as its first argument."""
+    first = call.args[0] if call.args else None
+    called = ast.unparse(call.func)
+    return (
+        isinstance(first, ast.Name) and first.id == name and bool(re.search(r"(^|[._])(model|net|lm|encoder)$", called))
+    )

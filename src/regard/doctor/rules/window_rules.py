@@ -1,0 +1,328 @@
+"""Rules about pairs that are shown and should not be: by windows, documents and blocks."""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+
+from ..attention_sites import AttentionSite, names_in
+from ..finding import Severity
+from ..mask_values import hidden_pairs, mask_values, triangle
+from ..symbolic_evaluation import ModuleFacts
+from ..term import Term, walk
+from .base import Report, function_around, last_name, rule
+from .mask_rules import is_judged
+
+_QUERY = re.compile(r"^(q|query|i|row|m)_?(idx|index|i|pos|position)?$", re.I)
+_KEY = re.compile(r"^(k|kv|key|j|col|n)_?(idx|index|i|pos|position)?$", re.I)
+_DOCUMENTS = re.compile(r"doc|segment|seq(uence)?_?ids?|pack|sample_?ids?|episode", re.I)
+_LENGTH = 6
+"""Positions for which the function of a mask is evaluated."""
+_FREE = 2
+"""The value of a window or block: of names that are no position, and of numbers that a few positions do not reach."""
+
+_BINARY: dict[type, Callable] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.BitAnd: operator.and_,
+    ast.BitOr: operator.or_,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+}
+
+
+class _Unknown(Exception):
+    """The function of a mask reads something else than positions and numbers."""
+
+
+def _is_joined(result: ast.expr, facts: ModuleFacts) -> bool:
+    """Whether the file joins the function that a result is of, or one that returns it, with others by `and_masks`."""
+    names = set()
+    function = next((one for one in facts.nodes[ast.FunctionDef] if _spans(one, result)), None)
+    while function is not None:
+        names.add(function.name)
+        function = function_around(facts.parents.get(function), facts)
+    joined = (one for one in facts.nodes[ast.Call] if last_name(one.func) == "and_masks")
+    return any(isinstance(one, ast.Name) and one.id in names for call in joined for one in ast.walk(call))
+
+
+def _spans(function: ast.FunctionDef, result: ast.expr) -> bool:
+    """Whether the last statement of a function has the lines of a result."""
+    return function.body[-1].lineno <= result.lineno <= (function.end_lineno or 0)
+
+
+def _mask_functions(facts: ModuleFacts) -> Iterator[tuple[ast.expr, str, str]]:
+    """The result and the names of query and key of each function of (batch, head, query, key)."""
+    if not re.search(r"flex_attention|create_block_mask|mask_mod|BlockMask", facts.source):
+        return
+    for function in (*facts.nodes[ast.FunctionDef], *facts.nodes[ast.Lambda]):
+        names = [one.arg for one in function.args.args if one.arg not in ("self", "cls")]
+        if len(names) != 4 or not _QUERY.match(names[2]) or not _KEY.match(names[3]):
+            continue
+        if isinstance(function, ast.Lambda):
+            yield function.body, names[2], names[3]
+        elif isinstance(function.body[-1], ast.Return) and function.body[-1].value is not None:
+            values = {
+                one.targets[0].id: one.value
+                for one in function.body[:-1]
+                if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name)
+            }
+            yield _Substituted(values).visit(deepcopy(function.body[-1].value)), names[2], names[3]
+
+
+class _Substituted(ast.NodeTransformer):
+    """Replaces the names that a function assigns by their values, in a copy of its result."""
+
+    def __init__(self, values: dict[str, ast.expr]) -> None:
+        self.values = values
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return deepcopy(self.values.get(node.id, node))
+
+
+def _evaluated(node: ast.expr, positions: dict[str, int]) -> int:
+    match node:
+        case ast.Constant(value=bool() | int() as value):
+            return int(value) if value < _LENGTH - 1 else _FREE
+        case ast.Name(id=name):
+            return positions.get(name, _FREE)
+        case ast.Attribute():
+            return _FREE
+        case ast.BinOp():
+            function = _BINARY.get(type(node.op))
+            if function is not None:
+                return function(_evaluated(node.left, positions), _evaluated(node.right, positions))
+        case ast.Compare(ops=[_], comparators=[right]):
+            return _BINARY[type(node.ops[0])](_evaluated(node.left, positions), _evaluated(right, positions))
+        case ast.BoolOp():
+            values = [bool(_evaluated(one, positions)) for one in node.values]
+            return all(values) if isinstance(node.op, ast.And) else any(values)
+        case ast.UnaryOp(op=ast.USub()):
+            return -_evaluated(node.operand, positions)
+        case ast.UnaryOp(op=ast.Not() | ast.Invert()):
+            return not _evaluated(node.operand, positions)
+        case ast.Call(func=ast.Name(id="abs") | ast.Attribute(attr="abs"), args=[argument]):
+            return abs(_evaluated(argument, positions))
+    raise _Unknown
+
+
+@rule(
+    "ATT216",
+    Severity.ERROR,
+    source="https://github.com/proger/hippogriff/issues/7; https://pytorch.org/blog/flexattention/",
+    wrong="""
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        def sliding_window(b, h, q_idx, kv_idx):
+            return q_idx - kv_idx <= 256
+    """,
+    right="""
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        def sliding_window(b, h, q_idx, kv_idx):
+            return (q_idx >= kv_idx) & (q_idx - kv_idx <= 256)
+    """,
+)
+def unbounded_window(facts: ModuleFacts) -> Iterator[Report]:
+    """A window bounds how far back a query sees, and not that it sees the future.
+
+    `q - k < size` holds for every key behind the query, however far: distances are negative there. Add `q >= k` for a
+    causal window, or take `abs(q - k)`. The function is evaluated for a few positions, so its spelling does not matter.
+    """
+    for result, query, key in _mask_functions(facts):
+        try:
+            shown = [[bool(_evaluated(result, {query: i, key: j})) for j in range(_LENGTH)] for i in range(_LENGTH)]
+        except (_Unknown, ZeroDivisionError, KeyError):
+            continue
+        future = all(shown[i][j] for i in range(_LENGTH) for j in range(i + 1, _LENGTH))
+        past = [shown[i][j] for i in range(_LENGTH) for j in range(i)]
+        distances = [shown[i][0] for i in range(1, _LENGTH)]
+        falls = future and any(past) and not all(past) and sorted(distances, reverse=True) == distances
+        if falls and not _is_joined(result, facts):
+            yield Report(result, "this window has no bound on the side of the future: add that the query is not before")
+
+
+@rule(
+    "ATT217",
+    Severity.ERROR,
+    source="https://github.com/huggingface/transformers/pull/46634; https://pytorch.org/blog/flexattention/",
+    wrong="""
+        def attend(q, k, v, document_ids):
+            same = document_ids[:, None, :, None] == document_ids[:, None, None, :]
+            causal = torch.ones(q.size(2), q.size(2), dtype=torch.bool).tril()
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=same | causal)
+    """,
+    right="""
+        def attend(q, k, v, document_ids):
+            same = document_ids[:, None, :, None] == document_ids[:, None, None, :]
+            causal = torch.ones(q.size(2), q.size(2), dtype=torch.bool).tril()
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=same & causal)
+    """,
+)
+def joined_documents(facts: ModuleFacts) -> Iterator[Report]:
+    """The mask of documents and the causal mask are joined by *or* instead of *and*.
+
+    A key is then seen if it is in the same document, the future too, or if it comes before, in whatever document. Both
+    conditions have to hold.
+    """
+    message = "documents or causal shows the past of other documents and the own future: use `&`"
+    for result, query, key in _mask_functions(facts):
+        for node in ast.walk(result):
+            joined = isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr)
+            sides = [node.left, node.right] if isinstance(node, ast.BinOp) and joined else []
+            if (
+                sides
+                and any(_is_same_document(one) for one in sides)
+                and any(_is_order(one, query, key) for one in sides)
+            ):
+                yield Report(result, message)
+    for site in facts.sites:
+        for mask in _masks(site) if is_judged(site.event, facts) else ():
+            for one in walk(mask):
+                if one.op == "or" and _joins_documents(one):
+                    yield Report(one.node, message)
+
+
+def _masks(site: AttentionSite) -> Iterator[Term]:
+    if site.kind == "formula":
+        yield from (step.operand for step in site.masks() if step.operand is not None)
+    elif (mask := site.output.get("attn_mask")) is not None:
+        yield mask
+
+
+def _is_same_document(node: ast.expr) -> bool:
+    """Whether an expression compares the entries of one tensor of documents."""
+    if not isinstance(node, ast.Compare) or not isinstance(node.ops[0], ast.Eq):
+        return False
+    sides = [node.left, node.comparators[0]]
+    bases = {ast.unparse(one.value) for one in sides if isinstance(one, ast.Subscript)}
+    return len(bases) == 1 and bool(_DOCUMENTS.search(bases.pop()))
+
+
+def _is_order(node: ast.expr, query: str, key: str) -> bool:
+    return ast.unparse(node) in (f"{query} >= {key}", f"{key} <= {query}", f"{query} > {key}", f"{key} < {query}")
+
+
+def _joins_documents(term: Term) -> bool:
+    causal = same = False
+    for one in term.operands():
+        values = mask_values(one)
+        if values is not None:
+            causal |= triangle(hidden_pairs(values.bool(), true_hides=False)) == "future"
+        while one.op in ("unsqueeze", "item", "expand", "cast"):
+            one = one.input
+        same |= one.op == "equal" and any(_DOCUMENTS.search(name) for name in names_in(one))
+    return causal and same
+
+
+@rule(
+    "ATT218",
+    Severity.ERROR,
+    source="https://github.com/karpathy/nanochat/issues/844",
+    wrong="""
+        def attend(q, k, v, block):
+            means_k = k.unflatten(1, (-1, block)).mean(2)
+            means_v = v.unflatten(1, (-1, block)).mean(2)
+            i = torch.arange(q.size(1))
+            keep = i[:, None] // block >= torch.arange(means_k.size(1))
+            return F.scaled_dot_product_attention(q, means_k, means_v, attn_mask=keep)
+    """,
+    right="""
+        def attend(q, k, v, block, first):
+            means_k = torch.cat([first, k.unflatten(1, (-1, block)).mean(2)], dim=1)
+            means_v = torch.cat([first, v.unflatten(1, (-1, block)).mean(2)], dim=1)
+            i = torch.arange(q.size(1))
+            keep = i[:, None] // block + 1 > torch.arange(means_k.size(1))
+            return F.scaled_dot_product_attention(q, means_k, means_v, attn_mask=keep)
+    """,
+)
+def own_block_mean(facts: ModuleFacts) -> Iterator[Report]:
+    """A query sees the mean of its own block, which has tokens that come later.
+
+    Summaries of blocks are causal for the blocks that are complete: those before the block of the query. With `>=` the
+    mean of its own block tells a query the future, up to the end of the block.
+    """
+    for site in facts.sites:
+        if not is_judged(site.event, facts) or not _has_block_means(site.key):
+            continue
+        for mask in _masks(site):
+            for one in walk(mask):
+                left, right = one.get("input"), one.get("other")
+                if one.op == "less_equal":
+                    left, right = right, left
+                elif one.op != "greater_equal":
+                    continue
+                if left is not None and right is not None and left.op == "floordiv" and _is_counted(right):
+                    yield Report(one.node, "the mean of a query's own block has later tokens: compare with > here")
+
+
+def _has_block_means(key: Term) -> bool:
+    return any(
+        one.op == "mean" and one.input.op in ("unflatten", "reshape")
+        for one in walk(key, stop=frozenset({"apply", "matmul"}))
+    )
+
+
+def _is_counted(term: Term) -> bool:
+    while term.op in ("unsqueeze", "item", "cast"):
+        term = term.input
+    return term.op == "arange"
+
+
+@rule(
+    "ATT224",
+    Severity.ERROR,
+    source="https://github.com/pytorch/pytorch/issues/103749; https://github.com/Dao-AILab/flash-attention",
+    wrong="""
+        def block(q, k, v, scale, later):
+            s = q @ k.transpose(-2, -1) * scale
+            if later:
+                s = torch.full_like(s, float("-inf"))
+            lse = torch.logsumexp(s, dim=-1, keepdim=True)
+            return torch.exp(s - lse) @ v, lse
+    """,
+    right="""
+        def block(q, k, v, scale, later):
+            s = q @ k.transpose(-2, -1) * scale
+            if later:
+                s = torch.full_like(s, float("-inf"))
+            lse = torch.logsumexp(s, dim=-1, keepdim=True)
+            safe = lse.masked_fill(lse == -math.inf, 0.0)
+            return torch.exp(s - safe) @ v, lse
+    """,
+)
+def difference_of_infinities(facts: ModuleFacts) -> Iterator[Report]:
+    """The log-sum-exp of a block that is hidden as a whole is -inf, and -inf - -inf is NaN.
+
+    exp(s - lse) is the softmax as long as one score is finite. In a block without any visible key both are -inf, and
+    the NaN reaches every row that the block is merged into. Subtract 0 where lse is -inf.
+    """
+    for event in facts.operations("exp"):
+        difference = event.term.input
+        if difference.op != "sub" or not is_judged(event, facts):
+            continue
+        scores, total = difference.get("input"), difference.get("other")
+        if scores is None or total is None or total.op not in ("call", "method"):
+            continue
+        summed = total.items[0] if total.op == "call" and total.items else total.get("input")
+        if str(total.value).rpartition(".")[2] == "logsumexp" and summed is scores and _may_be_hidden(scores):
+            yield Report(
+                event.term.node, "where every score is -inf, lse is -inf too and this is NaN: subtract 0 there"
+            )
+
+
+def _may_be_hidden(scores: Term) -> bool:
+    """Whether all scores are -inf on one path."""
+    if scores.op == "choice":
+        return any(_may_be_hidden(one) for one in scores.items)
+    return scores.op in ("full", "full_like") and "inf" in ast.unparse(scores.node)

@@ -1,0 +1,448 @@
+"""The same mistakes in other styles than the examples of the rules: each is found, and its correct twin is not.
+
+A case is the code of a rule, a source with the mistake, and the pair of text that mends it.
+"""
+
+import textwrap
+
+import pytest
+
+from regard.doctor import RuleSelection, Severity, diagnose
+
+IMPORTS = "import math\nimport torch\nimport torch.nn.functional as F\nfrom torch import nn, Tensor\n"
+MISTAKES = RuleSelection(least=Severity.WARNING)
+
+CASES = {
+    "no scale, a product that adds a bias": (
+        "ATT101",
+        """
+        def eager(query: Tensor, key: Tensor, value: Tensor, attn_bias: Tensor) -> Tensor:
+            logits = torch.baddbmm(attn_bias, query, key.mT)
+            return torch.bmm(logits.softmax(2), value)
+        """,
+        ("query, key.mT)", "query, key.mT, alpha=key.shape[-1] ** -0.5)"),
+    ),
+    "no scale, heads by a lambda": (
+        "ATT101",
+        """
+        class Reader(nn.Module):
+            def __init__(self, dim, heads):
+                super().__init__()
+                self.a, self.b, self.c = (nn.Linear(dim, dim) for _ in range(3))
+                self.heads = heads
+
+            def forward(self, x):
+                cut = lambda t: t.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                a, b, c = cut(self.a(x)), cut(self.b(x)), cut(self.c(x))
+                mixed = torch.einsum("bhid,bhjd->bhij", a, b)
+                return torch.einsum("bhij,bhjd->bhid", mixed.softmax(-1), c)
+        """,
+        ("a, b)\n", "a, b) / math.sqrt(a.shape[-1])\n"),
+    ),
+    "scaled twice, scores through a layer": (
+        "ATT102",
+        """
+        class Mixed(nn.Module):
+            def __init__(self, heads):
+                super().__init__()
+                self.mix = nn.Conv2d(heads, heads, 1)
+
+            def forward(self, q, k, v):
+                root = math.sqrt(q.shape[-1])
+                q = q / root
+                scores = torch.matmul(q, k.transpose(2, 3)) / root
+                return self.mix(scores).softmax(-1) @ v
+        """,
+        ("q = q / root", "q = q.contiguous()"),
+    ),
+    "the number of heads": (
+        "ATT104",
+        """
+        def attend(x, wq, wk, wv, num_heads, width):
+            b, n, _ = x.size()
+            q = (x @ wq).view(b, n, num_heads, width).permute(0, 2, 1, 3)
+            k = (x @ wk).view(b, n, num_heads, width).permute(0, 2, 1, 3)
+            v = (x @ wv).view(b, n, num_heads, width).permute(0, 2, 1, 3)
+            s = q.matmul(k.transpose(2, 3)) * (1 / math.sqrt(num_heads))
+            return s.softmax(3).matmul(v)
+        """,
+        ("math.sqrt(num_heads)", "math.sqrt(width)"),
+    ),
+    "pooled over the batch": (
+        "ATT111",
+        """
+        class Pool(nn.Module):
+            def __init__(self, dim):
+                super().__init__()
+                self.rate = nn.Linear(dim, 1)
+
+            def forward(self, tokens):
+                share = torch.softmax(self.rate(tokens).squeeze(-1), dim=0)
+                return (tokens * share.unsqueeze(-1)).sum(dim=1)
+        """,
+        ("dim=0)", "dim=1)"),
+    ),
+    "one output at the end of a stack of layers": (
+        "ATT113",
+        """
+        class Pool(nn.Module):
+            def __init__(self, dim):
+                super().__init__()
+                self.rate = nn.Sequential(nn.Linear(dim, dim), nn.Tanh(), nn.Linear(dim, 1, bias=False))
+
+            def forward(self, tokens):
+                share = F.softmax(self.rate(tokens), dim=-1)
+                return torch.sum(share * tokens, dim=1)
+        """,
+        ("dim=-1)", "dim=1)"),
+    ),
+    "pooled, then masked": (
+        "ATT207",
+        """
+        def pool(x, rate, lengths):
+            share = torch.softmax(x @ rate, dim=1)
+            share = share * (torch.arange(x.size(1)) < lengths.unsqueeze(1))
+            return torch.einsum("bn,bnd->bd", share, x)
+        """,
+        (
+            "share = share * (torch.arange(x.size(1)) < lengths.unsqueeze(1))",
+            "share = share.masked_fill(share.isnan(), 0)",
+        ),
+    ),
+    "padding by lengths, in a conjunction": (
+        "ATT208",
+        """
+        def attend(q, k, v, seq_lens):
+            place = torch.arange(k.size(2), device=k.device)
+            padding = place[None, :] >= seq_lens[:, None]
+            before = place[:, None] >= place[None, :]
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=before & padding[:, None, None])
+        """,
+        ("before & padding", "before & ~padding"),
+    ),
+    "a window by a lambda": (
+        "ATT216",
+        """
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        def blocks(width, n):
+            return create_block_mask(lambda b, h, q, k: q - k <= width, None, None, n, n)
+        """,
+        ("q - k <= width", "(q - k <= width) & (k <= q)"),
+    ),
+    "documents or causal, in a function of FlexAttention": (
+        "ATT217",
+        """
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        def packed(segment_ids, n):
+            def mask_mod(b, h, q_idx, kv_idx):
+                same = segment_ids[b, q_idx] == segment_ids[b, kv_idx]
+                return same | (kv_idx <= q_idx)
+
+            return create_block_mask(mask_mod, segment_ids.size(0), None, n, n)
+        """,
+        ("same | (kv", "same & (kv"),
+    ),
+    "block means, the other way round": (
+        "ATT218",
+        """
+        def coarse(q, k, v, size):
+            b, h, n, d = k.shape
+            kk = k.reshape(b, h, n // size, size, d).mean(dim=3)
+            vv = v.reshape(b, h, n // size, size, d).mean(dim=3)
+            block = torch.arange(n // size)
+            scores = q @ kk.transpose(-2, -1) / math.sqrt(d)
+            scores = scores.masked_fill(~(block[None, :] <= torch.arange(n)[:, None] // size), float("-inf"))
+            return scores.softmax(-1) @ vv
+        """,
+        ("block[None, :] <= torch", "block[None, :] < torch"),
+    ),
+    "a pooling with a finite number": (
+        "ATT221",
+        """
+        def pool(x, rate, there):
+            scores = torch.where(there, x.matmul(rate), torch.tensor(-1e3))
+            return (scores.softmax(1)[:, :, None] * x).sum(1)
+        """,
+        ("torch.tensor(-1e3)", 'torch.tensor(float("-inf"))'),
+    ),
+    "log-sum-exp by methods": (
+        "ATT224",
+        """
+        def partial(q, k, v, visible):
+            s = q @ k.mT / math.sqrt(q.size(-1)) if visible else torch.full((q.size(0), k.size(0)), -math.inf)
+            total = s.logsumexp(-1, keepdim=True)
+            return (s - total).exp() @ v, total
+        """,
+        ("(s - total).exp()", "(s - total.nan_to_num(neginf=0.0)).exp()"),
+    ),
+    "the padding of a source left to cross-attention": (
+        "ATT232",
+        """
+        class Translate(nn.Module):
+            def __init__(self, d):
+                super().__init__()
+                self.enc = nn.TransformerEncoder(nn.TransformerEncoderLayer(d, 8, batch_first=True), 2)
+                self.dec = nn.TransformerDecoder(nn.TransformerDecoderLayer(d, 8, batch_first=True), 2)
+
+            def forward(self, src, tgt, src_pad, causal):
+                memory = self.enc(src, src_key_padding_mask=src_pad)
+                return self.dec(tgt, memory, tgt_mask=causal)
+        """,
+        ("tgt_mask=causal", "tgt_mask=causal, memory_key_padding_mask=src_pad"),
+    ),
+    "a language model that computes its own loss": (
+        "ATT233",
+        """
+        class Layer(nn.Module):
+            def __init__(self, d):
+                super().__init__()
+                self.q, self.k, self.v = nn.Linear(d, d), nn.Linear(d, d), nn.Linear(d, d)
+
+            def forward(self, x):
+                return x + F.scaled_dot_product_attention(self.q(x), self.k(x), self.v(x), is_causal=False)
+
+        class Net(nn.Module):
+            def __init__(self, n, d):
+                super().__init__()
+                self.tok, self.pos = nn.Embedding(n, d), nn.Embedding(512, d)
+                self.layer = Layer(d)
+                self.out = nn.Linear(d, n)
+
+            def forward(self, ids):
+                y = self.out(self.layer(self.tok(ids) + self.pos(torch.arange(ids.size(1)))))
+                return F.cross_entropy(y[:, :-1].reshape(-1, y.size(-1)), ids[:, 1:].reshape(-1))
+        """,
+        ("is_causal=False", "is_causal=True"),
+    ),
+    "left padding by hand": (
+        "ATT243",
+        """
+        class Scorer:
+            def __call__(self, rows):
+                width = max(map(len, rows))
+                batch = torch.as_tensor([(width - len(row)) * [0] + row for row in rows])
+                return self.model(batch).softmax(-1)
+        """,
+        ("self.model(batch)", "self.model(batch, attention_mask=batch != 0)"),
+    ),
+    "a mask that is made and left": (
+        "ATT252",
+        """
+        class Local(nn.Module):
+            def __init__(self, n):
+                super().__init__()
+                self.register_buffer("window_mask", torch.ones(n, n).tril().triu(-8), persistent=False)
+
+            def forward(self, q, k, v):
+                return F.scaled_dot_product_attention(q, k, v)
+        """,
+        ("(q, k, v)\n", "(q, k, v, attn_mask=self.window_mask.bool())\n"),
+    ),
+    "a projection in half precision": (
+        "ATT311",
+        """
+        def attend(x, w, keep):
+            q, k, v = (x @ w).to(torch.bfloat16).chunk(3, -1)
+            s = torch.einsum("bid,bjd->bij", q, k) * q.shape[-1] ** -0.5
+            return torch.einsum("bij,bjd->bid", s.masked_fill(~keep, -torch.inf).softmax(-1), v)
+        """,
+        (".softmax(-1)", ".float().softmax(-1).bfloat16()"),
+    ),
+    "folded heads become positions": (
+        "ATT402",
+        """
+        def attend(q, k, v, b, h, n, d):
+            q, k, v = (t.view(b, n, h, d).permute(0, 2, 1, 3).reshape(b * h, n, d) for t in (q, k, v))
+            y = F.scaled_dot_product_attention(q, k, v)
+            return y.reshape(b, n, h * d)
+        """,
+        ("y.reshape(b, n, h * d)", "y.reshape(b, h, n, d).transpose(1, 2).reshape(b, n, h * d)"),
+    ),
+    "the mask has the batch first": (
+        "ATT404",
+        """
+        class Tagger(nn.Module):
+            def __init__(self, words, d):
+                super().__init__()
+                self.words, self.positions = nn.Embedding(words, d), nn.Parameter(torch.zeros(200, 1, d))
+                self.read = nn.TransformerEncoderLayer(d, 4)
+
+            def forward(self, ids):
+                return self.read(self.words(ids), src_key_padding_mask=ids.eq(0))
+        """,
+        ("nn.TransformerEncoderLayer(d, 4)", "nn.TransformerEncoderLayer(d, 4, batch_first=True)"),
+    ),
+    "values among the rotated": (
+        "ATT501",
+        """
+        def attend(self, q, k, v, angles):
+            q, k, v = self.rotate(q, angles), self.rotate(k, angles), self.rotate(v, angles)
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        """,
+        ("self.rotate(v, angles)", "v.contiguous()"),
+    ),
+    "positions in the precision of an option": (
+        "ATT503",
+        """
+        def rope_angles(length: int, inv_freq: Tensor, *, device=None, kind: torch.dtype = torch.half):
+            return torch.arange(length, device=device, dtype=kind).outer(inv_freq)
+        """,
+        ("torch.half", "torch.float32"),
+    ),
+    "layers of one's own without positions": (
+        "ATT504",
+        """
+        class Mix(nn.Module):
+            def __init__(self, d):
+                super().__init__()
+                self.q, self.k, self.v = nn.Linear(d, d), nn.Linear(d, d), nn.Linear(d, d)
+
+            def forward(self, x):
+                return x + F.scaled_dot_product_attention(self.q(x), self.k(x), self.v(x))
+
+        class Sentence(nn.Module):
+            def __init__(self, words, d):
+                super().__init__()
+                self.words = nn.Embedding(words, d)
+                self.places = nn.Parameter(torch.randn(512, d))
+                self.layers = nn.ModuleList([Mix(d) for _ in range(4)])
+
+            def forward(self, ids):
+                x = self.words(ids)
+                for layer in self.layers:
+                    x = layer(x)
+                return x.mean(1)
+        """,
+        ("self.words(ids)\n", "self.words(ids) + self.places[: ids.size(1)]\n"),
+    ),
+    "angles from zero": (
+        "ATT512",
+        """
+        class Rotated(nn.Module):
+            def __init__(self, d):
+                super().__init__()
+                self.qkv = nn.Linear(d, 3 * d)
+                self.register_buffer("speeds", 10000.0 ** -torch.linspace(0, 1, d // 2))
+
+            def forward(self, x, kv_cache):
+                q, k, v = self.qkv(x)[:, None].chunk(3, -1)
+                t = torch.arange(x.size(1), device=x.device)
+                angles = torch.outer(t, self.speeds)
+                q, k = turn(q, angles.cos(), angles.sin()), turn(k, angles.cos(), angles.sin())
+                k, v = torch.cat((kv_cache.k, k), 2), torch.cat((kv_cache.v, v), 2)
+                return F.scaled_dot_product_attention(q, k, v, is_causal=False)
+        """,
+        ("torch.outer(t, self.speeds)", "torch.outer(t + kv_cache.k.size(2), self.speeds)"),
+    ),
+    "an object with a buffer for the keys": (
+        "ATT513",
+        """
+        class Slots:
+            def __init__(self, shape):
+                self.k, self.v, self.used = torch.zeros(shape), torch.zeros(shape), 0
+
+            def put(self, k, v):
+                upto = self.used + k.size(2)
+                self.k[:, :, self.used : upto], self.v[:, :, self.used : upto] = k, v
+                self.used = upto
+                return self.k, self.v
+
+        def step(q, k, v, slots: Slots):
+            k, v = slots.put(k, v)
+            return (q @ k.mT / math.sqrt(q.size(-1))).softmax(-1) @ v
+        """,
+        ("return self.k, self.v", "return self.k[:, :, :upto], self.v[:, :, :upto]"),
+    ),
+    "relative positions left out": (
+        "ATT514",
+        """
+        class Relative(nn.Module):
+            def forward(self, q, k, v, cache=None):
+                logits = q @ k.mT / math.sqrt(q.size(-1))
+                if cache is None:
+                    logits += self.rel_bias(q.size(2), k.size(2))
+                return logits.softmax(-1) @ v
+        """,
+        ("if cache is None:", "if self.rel_bias is not None:"),
+    ),
+    "a ring of keys, cut first": (
+        "ATT515",
+        """
+        class Local(nn.Module):
+            def forward(self, q, k, v, prev_k, prev_v, keep):
+                k, v = torch.concat([prev_k, k], 1), torch.concat([prev_v, v], 1)
+                k, v = k[:, -self.size :], v[:, -self.size :]
+                s = torch.bmm(q, k.transpose(1, 2)) / math.sqrt(q.size(-1))
+                return torch.bmm(s.masked_fill(~keep, -math.inf).softmax(2), v), k, v
+        """,
+        ("k, v = k[:, -self.size :], v[:, -self.size :]", "k, v = k.contiguous(), v.contiguous()"),
+    ),
+    "one query after the other": (
+        "ATT601",
+        """
+        def attend(Q, K, V):
+            out = []
+            for query in Q:
+                row = torch.tensor([torch.dot(query, key) / math.sqrt(len(query)) for key in K])
+                out.append(torch.softmax(row, 0) @ V)
+            return torch.stack(out)
+        """,
+        (
+            """    out = []
+    for query in Q:
+        row = torch.tensor([torch.dot(query, key) / math.sqrt(len(query)) for key in K])
+        out.append(torch.softmax(row, 0) @ V)
+    return torch.stack(out)
+""",
+            "    return torch.softmax(Q @ K.T / math.sqrt(Q.size(1)), 1) @ V\n",
+        ),
+    ),
+    "compiled under another name, and not called": (
+        "ATT604",
+        """
+        from torch.nn.attention.flex_attention import flex_attention as flex
+
+        fast = torch.compile(flex)
+
+        def attend(q, k, v, blocks):
+            return flex(q, k, v, block_mask=blocks)
+        """,
+        ("return flex(", "return fast("),
+    ),
+    "keys expanded by a helper": (
+        "ATT607",
+        """
+        def widen(t, times):
+            if times == 1:
+                return t
+            b, h, n, d = t.shape
+            return t.unsqueeze(2).expand(b, h, times, n, d).reshape(b, h * times, n, d)
+
+        def attend(q, k, v):
+            times = q.size(1) // k.size(1)
+            k, v = widen(k, times), widen(v, times)
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        """,
+        ("    k, v = widen(k, times), widen(v, times)\n", ""),
+    ),
+}
+
+
+def mistakes(source: str) -> list[str]:
+    return [one.code for one in diagnose(source, selection=MISTAKES)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_mistake_is_found(name: str) -> None:
+    code, source, _ = CASES[name]
+    assert code in mistakes(IMPORTS + textwrap.dedent(source))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_correct_twin_has_no_such_mistake(name: str) -> None:
+    code, source, (wrong, right) = CASES[name]
+    source = textwrap.dedent(source)
+    assert source.count(wrong) == 1
+    assert code not in mistakes(IMPORTS + source.replace(wrong, right))
