@@ -43,11 +43,22 @@ async function built() {
     target: ["es2022"],
     banner: { js: banner },
   });
-  const style = await build({ ...common, entryPoints: [join(sources, "explorer.css")] });
+  const module = (name) =>
+    build({ ...common, entryPoints: [join(sources, name)], format: "esm", target: ["es2022"] });
+  const [findings, steps] = await Promise.all([module("findings.ts"), module("steps.ts")]);
+  const style = (name) => build({ ...common, entryPoints: [join(sources, name)] });
+  const [explorerStyle, findingsStyle, stepsStyle] = await Promise.all(
+    ["explorer.css", "findings.css", "steps.css"].map(style),
+  );
   return {
     "explorer.js": script.outputFiles[0].text,
-    "explorer.css": style.outputFiles[0].text,
+    "explorer.css": explorerStyle.outputFiles[0].text,
     "index.html": readFileSync(join(sources, "index.html"), "utf8"),
+    "findings.js": findings.outputFiles[0].text,
+    "findings.css": findingsStyle.outputFiles[0].text,
+    "steps.js": steps.outputFiles[0].text,
+    "steps.css": stepsStyle.outputFiles[0].text,
+    "steps.html": readFileSync(join(sources, "steps.html"), "utf8"),
   };
 }
 

@@ -1,9 +1,10 @@
 /** A page over synthetic attention in Debian's Chromium, watched for errors and for requests that leave. */
 
 import assert from "node:assert/strict";
-import { type Browser, chromium, type Page } from "playwright-core";
+import type { Browser, Page } from "playwright-core";
 import type { Loader } from "../src/loader.ts";
 import type { Shape } from "../src/shapes.ts";
+import { launch } from "./chromium.ts";
 import { type Served, serve } from "./server.ts";
 
 export const WEB = process.env.REGARD_WEB ?? "../src/regard/explorer/web";
@@ -17,10 +18,7 @@ export interface Bench {
 /** `gpu`: with a GPU in software, which makes everything slow. */
 export async function start(delay = 0, gpu = false): Promise<Bench> {
   const served = await serve(WEB, 0, delay);
-  const browser = await chromium.launch({
-    executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium",
-    args: ["--no-sandbox", ...(gpu ? ["--use-angle=swiftshader", "--enable-unsafe-swiftshader"] : [])],
-  });
+  const browser = await launch(...(gpu ? ["--use-angle=swiftshader", "--enable-unsafe-swiftshader"] : []));
   const close = async () => {
     await browser.close();
     await new Promise((resolve) => served.server.close(resolve));

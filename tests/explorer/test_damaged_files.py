@@ -87,6 +87,7 @@ def little_memory():
 
 def behaves(path, data):
     """Whether a file opens; everything in it is asked for, and what is wrong with it may only be an AtlasError."""
+    path.unlink(missing_ok=True)  # a file that is written over waits for the disk
     path.write_bytes(data)
     try:
         atlas = Atlas.open(path)

@@ -2,19 +2,18 @@
 
 import gzip
 import hashlib
-import os
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
+import explorer_npm
 import pytest
+from explorer_npm import SOURCES, missing, needs_browser, needs_npm, run_npm
 
 import regard
 
 WEB = Path(regard.__file__).parent / "explorer" / "web"
-SOURCES = Path(__file__).parents[2] / "explorer"
 NAMES = ("explorer.js", "explorer.css", "index.html")
+STEPS = ("steps.js", "steps.css", "steps.html")
 
 
 def test_it_is_made_of_the_sources():
@@ -28,63 +27,34 @@ def test_it_is_made_of_the_sources():
 
 def test_it_is_small():
     assert sum(len(gzip.compress((WEB / name).read_bytes())) for name in NAMES) < 100_000
+    assert sum(len(gzip.compress((WEB / name).read_bytes())) for name in STEPS) < 20_000
 
 
 def test_it_asks_nothing_of_other_machines():
-    for name in NAMES:
+    for name in (*NAMES, *STEPS):
         addresses = set(re.findall(r"https?://[\w.]+", (WEB / name).read_text("utf-8")))
         assert addresses <= {"http://www.w3.org"}, name  # the name of a vocabulary, which is never fetched
 
 
-def missing(*, browser: bool) -> str:
-    """What the tests of the page lack on this machine, in words; "" if nothing."""
-    if shutil.which("npm") is None:
-        return "npm is not installed: the page's tests need Node 20 or newer"
-    if not (SOURCES / "node_modules").is_dir():
-        return "explorer/node_modules does not exist: run `npm ci` in explorer/"
-    if browser and not Path(os.environ.get("CHROMIUM") or shutil.which("chromium") or "").is_file():
-        return "Chromium is not installed: install it, or set CHROMIUM to its path"
-    return ""
-
-
-def run(*command: str) -> None:
-    """Run npm in explorer/; the end of what it printed is in the failure."""
-    environment = {"CHROMIUM": shutil.which("chromium") or "", **os.environ}
-    done = subprocess.run(
-        ["npm", "run", "--silent", *command],
-        cwd=SOURCES,
-        env=environment,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-
-
-needs_npm = pytest.mark.skipif(bool(missing(browser=False)), reason=missing(browser=False))
-needs_browser = pytest.mark.skipif(bool(missing(browser=True)), reason=missing(browser=True))
-
-
 @needs_npm
 def test_types():
-    run("check")
+    run_npm("check")
 
 
 @needs_npm
 def test_the_bundle_is_that_of_the_sources():
-    run("stale")
+    run_npm("stale")
 
 
 @needs_npm
 def test_units():
-    run("unit")
+    run_npm("unit")
 
 
 @needs_browser
 @pytest.mark.timeout(600)
 def test_in_chromium():
-    run("browser", "--", "explorer")
+    run_npm("browser", "--", "explorer")
 
 
 @needs_browser
@@ -92,14 +62,14 @@ def test_in_chromium():
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("part", ["embedding", "layout", "safety", "collection", "translation"])
 def test_the_rest_in_chromium(part):
-    run("browser", "--", part)
+    run_npm("browser", "--", part)
 
 
 def test_what_is_missing_is_said(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "npm is not installed" in missing(browser=True)
     (tmp_path / "npm").touch(mode=0o755)
-    monkeypatch.setitem(globals(), "SOURCES", tmp_path)
+    monkeypatch.setattr(explorer_npm, "SOURCES", tmp_path)
     assert missing(browser=False) == "explorer/node_modules does not exist: run `npm ci` in explorer/"
     (tmp_path / "node_modules").mkdir()
     monkeypatch.delenv("CHROMIUM", raising=False)

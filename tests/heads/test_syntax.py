@@ -14,10 +14,10 @@ CONLLU = """\
 1\tHe\the\tPRON\t_\t_\t4\tnsubj\t_\t_
 2-3\tcan't\t_\t_\t_\t_\t_\t_\t_\t_
 2\tca\tcan\tAUX\t_\t_\t4\taux\t_\t_
-3\tn't\tnot\tPART\t_\t_\t4\tadvmod\t_\t_
+3\tn't\tnot\tPART\t_\tPolarity=Neg|Typo=Yes\t4\tadvmod\t_\t_
 4\tsing\tsing\tVERB\t_\t_\t0\troot\t_\t_
 4.1\tx\tx\tVERB\t_\t_\t_\t_\t_\t_
-5\tsongs\tsong\tNOUN\t_\t_\t4\tobj\t_\t_
+5\tsongs\tsong\tNOUN\t_\t_\t4\tobj\t_\tSpaceAfter=No
 6\t.\t.\tPUNCT\t_\t_\t4\tpunct\t_\t_
 
 1\tYes\tyes\tINTJ\t_\t_\t0\troot\t_\t_
@@ -26,6 +26,15 @@ SENTENCE = heads.Sentence(
     ("He", "ca", "n't", "sing", "songs", "."),
     (3, 3, 3, -1, 3, 3),
     ("nsubj", "aux", "advmod", "root", "obj", "punct"),
+    lemmas=("he", "can", "not", "sing", "song", "."),
+    upos=("PRON", "AUX", "PART", "VERB", "NOUN", "PUNCT"),
+    xpos=("_",) * 6,
+    features=(frozenset(), frozenset(), frozenset({"Polarity=Neg", "Typo=Yes"}), *3 * (frozenset(),)),
+    spaces=(True, False, True, True, False, True),
+    identifier="1",
+)
+YES = heads.Sentence(
+    ("Yes",), (-1,), ("root",), ("yes",), ("INTJ",), ("_",), (frozenset(),), spaces=(True,), identifier=""
 )
 
 
@@ -34,7 +43,8 @@ def test_sentences_of_a_file(tmp_path, packed):
     path = tmp_path / "two.conllu"
     content = b"\xef\xbb\xbf" + CONLLU.replace("\n", "\r\n").encode()
     path.write_bytes(gzip.compress(content) if packed else content)
-    assert heads.read_conllu(path) == [SENTENCE, heads.Sentence(("Yes",), (-1,), ("root",))]
+    assert heads.read_conllu(path) == [SENTENCE, YES]
+    assert SENTENCE.text == "He can't sing songs."
 
 
 @pytest.mark.parametrize(

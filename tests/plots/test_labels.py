@@ -232,9 +232,10 @@ def test_a_file_that_is_no_font_draws_nothing(tmp_path):
     assert labels._coverage(str(tmp_path / "broken.ttf")) == frozenset()
 
 
-def test_nothing_global_changes(tmp_path):
+def test_nothing_global_changes(tmp_path, warm_python):
     script = """
-import sys
+import sys, warnings
+warnings.simplefilter("error")
 import regard.plots
 early = "matplotlib" in sys.modules
 import matplotlib
@@ -245,7 +246,7 @@ pyplot = "matplotlib.pyplot" in sys.modules
 figure.savefig(sys.argv[1])
 print(early, pyplot, "koreanize_matplotlib" in sys.modules, before == settings())
 """
-    command = [sys.executable, "-W", "error", "-c", script, str(tmp_path / "attention.png")]
+    command = [*warm_python, "-c", script, str(tmp_path / "attention.png")]
     run = subprocess.run(command, capture_output=True, text=True)
     assert run.stdout.split() == ["False", "False", "False", "True"], run.stderr
 

@@ -62,7 +62,7 @@ class RerunEndpoint:
     async def answer(self, request: Request) -> Response:
         """Run the model; respond with the atlases, 4xx if the text cannot be read, 5xx if the model fails."""
         try:
-            text = await _posted_text(request)
+            text = await posted_text(request)
         except RequestRefused as error:
             return error_response(error.status, str(error))
         except ClientDisconnect:
@@ -105,10 +105,15 @@ async def _watch(request: Request, stop: Event) -> None:
     stop.set()
 
 
-async def _posted_text(request: Request) -> str:
-    """The text in the body of a request, checked: its type, its size, UTF-8."""
-    if request.headers.get("content-type", "").split(";")[0].strip().lower() != KIND:
-        raise RequestRefused(415, f"a text is taken as {KIND} in UTF-8")
+async def posted_text(request: Request, kind: str = KIND) -> str:
+    """The text in the body of a request, checked: its type, its size, UTF-8.
+
+    Raises:
+        RequestRefused: it is of another type, too long, or not UTF-8.
+        ClientDisconnect: the client has gone.
+    """
+    if request.headers.get("content-type", "").split(";")[0].strip().lower() != kind:
+        raise RequestRefused(415, f"a text is taken as {kind} in UTF-8")
     if request.scope["query_string"]:
         raise RequestRefused(400, "this is asked without a query: the text is what is sent")
     size, body = 0, bytearray()
@@ -145,13 +150,13 @@ def application(collection: Collection, bundle: WebBundle, *, token: str, host: 
         "explorer.css": (bundle.styles, "text/css; charset=utf-8"),
     }
     routes = [
-        *(Route(f"/{name}", partial(_file, text=text, kind=kind)) for name, (text, kind) in files.items()),
+        *(Route(f"/{name}", partial(send_file, text=text, kind=kind)) for name, (text, kind) in files.items()),
         Route("/atlases", partial(_listed, collection=collection)),
         Route("/{number}/{name}", AtlasEndpoint(collection).answer),
     ]
     if collection.rerun is not None:
         routes.append(Route("/rerun", RerunEndpoint(collection).answer, methods=["POST"]))
-    inner = Starlette(routes=routes, exception_handlers={HTTPException: _not_found, Exception: _failed})
+    inner = Starlette(routes=routes, exception_handlers={HTTPException: _not_found, Exception: report_failure})
     inner.router.redirect_slashes = False
     return RequestGuard(inner, token, host, port, posts={"rerun"} if collection.rerun is not None else set())
 
@@ -179,7 +184,9 @@ class AtlasEndpoint:
             headers = {"etag": tag, "cache-control": "private, max-age=3600, immutable"}
             if request.headers.get("if-none-match") == tag:  # nobody can know it whom it was not given
                 return Response(status_code=304, headers=headers)
-            found = await self._compute(request, partial(getattr(entry.answers, name), **asked))
+            if self._limiter is None:
+                self._limiter = CapacityLimiter(WORKERS)
+            found = await compute(request, self._limiter, partial(getattr(entry.answers, name), **asked))
         except RegardError as error:
             return error_response(400, str(error))
         if found is None:
@@ -206,20 +213,20 @@ class AtlasEndpoint:
             )
         return error_response(404, f"there is no atlas {which} here")
 
-    async def _compute(self, request: Request, work: Callable[[], Any]) -> Any:
-        """Run `work` on a worker thread; None if the client disconnected before it began."""
-        if self._limiter is None:
-            self._limiter = CapacityLimiter(WORKERS)
-        async with self._limiter:
-            if await request.is_disconnected():
-                return None
-            return await to_thread.run_sync(work)
-
     def _tag(self, name: str, query: bytes) -> str:
         return f'"{hashlib.blake2b(name.encode() + b"?" + query, key=self._run, digest_size=16).hexdigest()}"'
 
 
-async def _file(request: Request, text: str, kind: str) -> Response:
+async def compute(request: Request, limiter: CapacityLimiter, work: Callable[[], Any]) -> Any:
+    """Run `work` on a worker thread; None if the client disconnected before it began."""
+    async with limiter:
+        if await request.is_disconnected():
+            return None
+        return await to_thread.run_sync(work)
+
+
+async def send_file(request: Request, text: str, kind: str) -> Response:
+    """A file of the page, not cached."""
     return Response(text, headers={"content-type": kind, "cache-control": "no-store"})
 
 
@@ -238,6 +245,7 @@ async def _not_found(request: Request, error: Exception) -> Response:
     return error_response(status, words)
 
 
-async def _failed(request: Request, error: Exception) -> Response:
+async def report_failure(request: Request, error: Exception) -> Response:
+    """Log an error that was not foreseen, and answer without its words."""
     log.error("a request failed", exc_info=error)
     return error_response(500, "the server failed at this; where it runs it has said more")

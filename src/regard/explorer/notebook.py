@@ -76,14 +76,32 @@ def _drawn(of: AttentionMap, head: int) -> NDArray[np.uint8]:
     weights[broken] = np.nan
     greatest = np.nanmax(weights, initial=0.0)
     part = np.sqrt(np.clip(weights / greatest, 0, 1)) if greatest > 0 else np.where(np.isnan(weights), weights, 0.0)
-    shades = np.where(np.isnan(part), 1, 3 + (np.nan_to_num(part) * (SHADES - 1)).round()).astype(np.uint8)
+    shades = _shades(part)
     shades[broken] = 2
     rows, columns = (np.arange(SIDE) * size // SIDE for size in weights.shape)
     return shades[rows][:, columns]
 
 
-def png(pixels: NDArray[np.uint8], palette: NDArray[np.uint8]) -> bytes:
-    """Encode (height, width) indices into a palette (colours, 3) as PNG (ISO/IEC 15948, section 5)."""
+def _shades(part: NDArray[np.float64]) -> NDArray[np.uint8]:
+    """Palette indices of numbers from 0 to 1; NaN as a masked pair."""
+    return np.where(np.isnan(part), 1, 3 + (np.nan_to_num(part) * (SHADES - 1)).round()).astype(np.uint8)
+
+
+def matrix_png(part: NDArray[np.float64]) -> bytes:
+    """PNG of a matrix of numbers from 0 to 1, a pixel each, in the explorer's colours; NaN is transparent.
+
+    >>> import numpy
+    >>> matrix_png(numpy.array([[0.0, 1.0], [numpy.nan, 0.5]]))[1:4]
+    b'PNG'
+    """
+    return png(_shades(part), _palette(), transparent=1)
+
+
+def png(pixels: NDArray[np.uint8], palette: NDArray[np.uint8], *, transparent: int | None = None) -> bytes:
+    """Encode (height, width) indices into a palette (colours, 3) as PNG (ISO/IEC 15948, section 5).
+
+    transparent: the index that is no colour.
+    """
     height, width = pixels.shape
     lines = np.concatenate([np.zeros((height, 1), np.uint8), pixels], axis=1)
 
@@ -91,6 +109,8 @@ def png(pixels: NDArray[np.uint8], palette: NDArray[np.uint8]) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)) + chunk(b"PLTE", palette.tobytes())
+    if transparent is not None:
+        header += chunk(b"tRNS", bytes([255] * transparent + [0]))
     return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(lines.tobytes(), 9)) + chunk(b"IEND", b"")
 
 

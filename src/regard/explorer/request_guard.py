@@ -1,7 +1,7 @@
 """The guard of the explorer's server: hosts, origins, methods and the token of requests, and slow connections.
 
-Requests are GET, below the token, for this host and from no other page. Incomplete requests time out, and the oldest of
-them give way to new connections.
+Requests are GET, or POST for a few paths, with an Origin; all below the token, for this host and from no other page.
+Incomplete requests time out, and the oldest of them give way to new connections.
 """
 
 from __future__ import annotations
@@ -45,9 +45,10 @@ def error_response(status: int, message: str, headers: Mapping[str, str] | None 
 
 
 class RequestGuard:
-    """Middleware that passes GET requests to this host, below the token and from no other page; all else is refused.
+    """Middleware that passes requests to this host, below the token and from no other page; all else is refused.
 
-    An Origin header, if there is one, must be this server's. Paths in `posts` take POST instead, which requires it.
+    Requests are GET; paths in `posts` take POST instead. An Origin header, if there is one, must be this server's, and
+    POST requires one.
     """
 
     def __init__(self, inner: ASGIApp, token: str, host: str, port: int, posts: set[str]) -> None:

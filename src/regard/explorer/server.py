@@ -31,7 +31,63 @@ SETTINGS: dict[str, Any] = {
 """The settings of uvicorn."""
 
 
-class ExplorerServer:
+class LocalServer:
+    """An ASGI application on a port of the loopback interface: `address` is its URL, and `run` serves until Ctrl-C.
+
+    The address has a random token in it: without it the server says nothing.
+
+    Args:
+        make_application: the application for a token, a host and a port.
+        port: where, or 0 for any port that is free.
+        opening: what stands behind the "#" of the address, or "".
+
+    Raises:
+        ConfigurationError: the port is taken, or is none.
+        MissingExtra: starlette or uvicorn is not installed.
+    """
+
+    def __init__(self, make_application: Callable[[str, str, int], Any], port: int = 0, opening: str = "") -> None:
+        uvicorn = require("uvicorn", extra="explorer")
+        from .request_guard import LimitedHTTP
+
+        self._socket = _bound(port)
+        self.port: int = self._socket.getsockname()[1]
+        token = secrets.token_urlsafe(24)
+        self.address = f"http://{HOST}:{self.port}/{token}/" + (f"#{opening}" if opening else "")
+        config = uvicorn.Config(make_application(token, HOST, self.port), http=LimitedHTTP, **SETTINGS)
+        self._server = uvicorn.Server(config)
+        self._handle_exit = self._server.handle_exit
+        self._server.handle_exit = self._interrupted
+
+    def run(self, ready: Callable[[], None] = lambda: None) -> None:
+        """Serve until Ctrl-C or `stop`; `ready` is called first, when the socket accepts connections already."""
+        try:
+            ready()
+            self._server.run(sockets=[self._socket])
+        except KeyboardInterrupt:
+            pass  # that is how one ends it
+        finally:
+            self.close()
+
+    def stop(self) -> None:
+        """Stop the server, which runs in another thread."""
+        self.end_work()
+        self._server.should_exit = True
+
+    def end_work(self) -> None:
+        """End what the application still computes, since the server would wait for it."""
+
+    def _interrupted(self, *signal: Any) -> None:
+        """Handle Ctrl-C."""
+        self.end_work()
+        self._handle_exit(*signal)
+
+    def close(self) -> None:
+        """Close the listening socket."""
+        self._socket.close()
+
+
+class ExplorerServer(LocalServer):
     """A server of atlases, bound to a port: `address` is its URL, and `run` serves until Ctrl-C.
 
     The address has a random token in it: without it the server says nothing. It listens on the loopback interface
@@ -61,46 +117,19 @@ class ExplorerServer:
         rerun: Rerun | None = None,
     ) -> None:
         require("starlette", extra="explorer")
-        uvicorn = require("uvicorn", extra="explorer")
         from .asgi_app import application
-        from .request_guard import LimitedHTTP
 
         self._collection, bundle = Collection(atlases, rerun), WebBundle.read()
         opening = opening_permalink(state, [atlases] if isinstance(atlases, Atlas) else list(atlases.values()))
-        self._socket = _bound(port)
-        self.port: int = self._socket.getsockname()[1]
-        token = secrets.token_urlsafe(24)
-        self.address = f"http://{HOST}:{self.port}/{token}/" + (f"#{opening}" if opening else "")
-        config = uvicorn.Config(
-            application(self._collection, bundle, token=token, host=HOST, port=self.port), http=LimitedHTTP, **SETTINGS
-        )
-        self._server = uvicorn.Server(config)
-        self._handle_exit = self._server.handle_exit
-        self._server.handle_exit = self._interrupted
 
-    def run(self, ready: Callable[[], None] = lambda: None) -> None:
-        """Serve until Ctrl-C or `stop`; `ready` is called first, when the socket accepts connections already."""
-        try:
-            ready()
-            self._server.run(sockets=[self._socket])
-        except KeyboardInterrupt:
-            pass  # that is how one ends it
-        finally:
-            self.close()
+        def make_application(token: str, host: str, port: int) -> Any:
+            return application(self._collection, bundle, token=token, host=host, port=port)
 
-    def stop(self) -> None:
-        """Stop the server, which runs in another thread."""
+        super().__init__(make_application, port, opening)
+
+    def end_work(self) -> None:
+        """Stop the model's run."""
         self._collection.end()
-        self._server.should_exit = True
-
-    def _interrupted(self, *signal: Any) -> None:
-        """Handle Ctrl-C: stop the model's run too, since the server would wait for it."""
-        self._collection.end()
-        self._handle_exit(*signal)
-
-    def close(self) -> None:
-        """Close the listening socket."""
-        self._socket.close()
 
 
 def _bound(port: int) -> socket.socket:

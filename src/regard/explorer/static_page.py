@@ -12,7 +12,7 @@ import hashlib
 import html
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -253,22 +253,32 @@ class WebBundle:
     markup: str
     script: str
     styles: str
+    name: str = "explorer"
 
     @classmethod
-    def read(cls, folder: Path = FOLDER) -> WebBundle:
-        """Read the three files from a folder.
+    def read(cls, folder: Path = FOLDER, *, markup: str = "index.html", name: str = "explorer") -> WebBundle:
+        """Read the three files from a folder; script and styles are NAME.js and NAME.css.
 
         Raises:
             ConfigurationError: one of them is not there, or is not text.
         """
-        names = "index.html", "explorer.js", "explorer.css"
-        try:
-            return cls(*((folder / name).read_text(encoding="utf-8") for name in names))
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigurationError(
-                f"the explorer's page cannot be read ({error}); it is part of the package: install regard anew, or, in "
-                "a checkout, run `npm ci && npm run build` in explorer/"
-            ) from None
+        page, script, styles = (built_file(file, folder) for file in (markup, f"{name}.js", f"{name}.css"))
+        return cls(page, script, styles, name)
+
+
+def built_file(name: str, folder: Path = FOLDER) -> str:
+    """One of the files that are built from explorer/.
+
+    Raises:
+        ConfigurationError: it is not there, or is not text.
+    """
+    try:
+        return (folder / name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(
+            f"the explorer's page cannot be read ({error}); it is part of the package: install regard anew, or, in "
+            "a checkout, run `npm ci && npm run build` in explorer/"
+        ) from None
 
 
 MOST_BYTES = 32_000_000
@@ -320,18 +330,18 @@ def static_page(atlas: Atlas, *, state: ViewState | str | None = None, most: int
     opening = opening_permalink(state, [atlas])
     contents = fit_payload(atlas, max(most - fixed, 0))
     payload = {**contents.payload, "state": opening} if opening else contents.payload
-    return StaticPage(_put_together(bundle, payload, atlas.title), contents.summary())
+    return StaticPage(embedded_page(bundle, payload, atlas.title), contents.summary())
 
 
-def _put_together(bundle: WebBundle, payload: dict[str, Any], title: str) -> str:
-    script, styles = bundle.script, bundle.styles
-    if "</script" in script.lower() or "<!--" in script or "</style" in styles.lower():
-        raise ConfigurationError("the explorer's script or styles cannot stand inside a page; build them anew")
-    policy = (
-        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(styles)}; img-src data: blob:; "
-        "base-uri 'none'; form-action 'none'"
-    )
-    data = json.dumps(payload, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+def embedded_page(bundle: WebBundle, payload: dict[str, Any], title: str) -> str:
+    """The bundle with its data in one file of HTML, whose policy lets it run its script and load nothing.
+
+    Raises:
+        ConfigurationError: the bundle is not as it is built.
+    """
+    name, script, styles = bundle.name, bundle.script, bundle.styles
+    policy = content_policy([script], [styles])
+    data = embedded_json(payload)
     shown = html.escape("".join(letter for letter in title if letter.isprintable())[:120])
     page, opening = bundle.markup, '<script type="application/json" id="regard-data">'
     for old, new in (
@@ -339,10 +349,10 @@ def _put_together(bundle: WebBundle, payload: dict[str, Any], title: str) -> str
             '<meta charset="utf-8">',
             f'<meta charset="utf-8">\n<meta http-equiv="Content-Security-Policy" content="{policy}">',
         ),
-        ("<title>regard explorer</title>", f"<title>{shown or 'regard explorer'}</title>"),
-        ('<link rel="stylesheet" href="explorer.css">', f"<style>{styles}</style>"),
+        (f"<title>regard {name}</title>", f"<title>{shown or f'regard {name}'}</title>"),
+        (f'<link rel="stylesheet" href="{name}.css">', f"<style>{styles}</style>"),
         (
-            '<script type="module" src="explorer.js"></script>',
+            f'<script type="module" src="{name}.js"></script>',
             f'{opening}{data}</script>\n<script type="module">{script}</script>',
         ),
     ):
@@ -350,6 +360,27 @@ def _put_together(bundle: WebBundle, payload: dict[str, Any], title: str) -> str
             raise ConfigurationError(f"the explorer's page needs {old} once; it has it {page.count(old)} times")
         page = page.replace(old, new)
     return page
+
+
+def content_policy(scripts: Sequence[str], styles: Sequence[str]) -> str:
+    """The Content-Security-Policy of a page that runs these scripts, has these styles, and loads nothing.
+
+    Raises:
+        ConfigurationError: one of them would end the element that it stands in.
+    """
+    if any("</script" in one.lower() or "<!--" in one for one in scripts) or any(
+        "</style" in s.lower() for s in styles
+    ):
+        raise ConfigurationError("the explorer's script or styles cannot stand inside a page; build them anew")
+    return (
+        f"default-src 'none'; script-src {' '.join(map(_hash, scripts))}; style-src {' '.join(map(_hash, styles))}; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def embedded_json(payload: Any) -> str:
+    """JSON that may stand in a script element."""
+    return json.dumps(payload, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def _hash(text: str) -> str:

@@ -3,7 +3,9 @@
 - `Metrics`, `Roles` and `JensenShannon` are lenses, for texts of any length: pass them to `regard.observe`, a layer's
   `observe`, or `regard.huggingface.observing`. `observe_weights` applies lenses to a tensor of weights.
 - All layers together: `attention_rollout`, `attention_flow`. What weights carry: `norm_weighted`, gradients, ablation.
-- Against annotated text, from weights between words (`word_weights`): `SyntaxEvidence`, `CoreferenceEvidence`; word
+- Against annotated text, from weights between words (`word_weights`): `SyntaxEvidence` and `CoreferenceEvidence` for
+  whole treebanks and texts; `RelationEvidence`, with intervals, for the relations that textbooks name
+  (`english_relations`, `korean_relations`, `repeated_nouns`); word
   alignments of translations and their error rate (`word_links`, `mutual_links`, `alignment_error_rate`).
 """
 
@@ -31,6 +33,16 @@ from .output_projection import head_projections as head_projections
 from .output_projection import norm_weighted as norm_weighted
 from .output_projection import transformed_norms as transformed_norms
 from .output_projection import transformed_values as transformed_values
+from .relation_evidence import RelationEvidence as RelationEvidence
+from .relation_evidence import RelationScore as RelationScore
+from .relations import Negation as Negation
+from .relations import RelationCase as RelationCase
+from .relations import WordRelation as WordRelation
+from .relations import english_negations as english_negations
+from .relations import english_relations as english_relations
+from .relations import korean_negations as korean_negations
+from .relations import korean_relations as korean_relations
+from .relations import repeated_nouns as repeated_nouns
 from .role_evidence import Finding as Finding
 from .role_evidence import RoleEvidence as RoleEvidence
 from .role_evidence import report as report
@@ -76,8 +88,12 @@ __all__ = [
     "Induction",
     "JensenShannon",
     "Metrics",
+    "Negation",
     "RareWord",
     "RelationAccuracy",
+    "RelationCase",
+    "RelationEvidence",
+    "RelationScore",
     "Role",
     "RoleEvidence",
     "Roles",
@@ -88,12 +104,15 @@ __all__ = [
     "SyntaxTable",
     "Tokens",
     "Values",
+    "WordRelation",
     "ablating",
     "alignment_error_rate",
     "attention_flow",
     "attention_rollout",
     "capturing_gradients",
     "effective_attention",
+    "english_negations",
+    "english_relations",
     "find_roles",
     "format_pharaoh",
     "gather_role_evidence",
@@ -104,6 +123,8 @@ __all__ = [
     "head_metrics",
     "head_projections",
     "is_delimiter",
+    "korean_negations",
+    "korean_relations",
     "mutual_links",
     "norm_weighted",
     "observe_weights",
@@ -112,6 +133,7 @@ __all__ = [
     "probe_roles",
     "read_conllu",
     "repeat_probe",
+    "repeated_nouns",
     "report",
     "rollout_from_sources",
     "similarity_order",

@@ -26,11 +26,32 @@ ROOT = -1
 
 @dataclass(frozen=True)
 class Sentence:
-    """A parsed sentence: words, and for each the index of its head, -1 for the root, and the relation to it."""
+    """A parsed sentence: words, and for each the index of its head, -1 for the root, and the relation to it.
+
+    The rest is empty where it is not annotated. For each word: the lemma (in Korean treebanks its morphemes, joined by
+    +), the universal and the treebank's own part of speech, the features such as Polarity=Neg, and whether white space
+    follows. identifier: the sentence's `sent_id`.
+    """
 
     words: tuple[str, ...]
     heads: tuple[int, ...]
     relations: tuple[str, ...]
+    lemmas: tuple[str, ...] = ()
+    upos: tuple[str, ...] = ()
+    xpos: tuple[str, ...] = ()
+    features: tuple[frozenset[str], ...] = ()
+    spaces: tuple[bool, ...] = ()
+    identifier: str = ""
+
+    @property
+    def text(self) -> str:
+        """The words as running text: white space where `spaces` has it, and between all words without.
+
+        >>> Sentence(("No", "!"), (-1, 0), ("root", "punct"), spaces=(False, False)).text
+        'No!'
+        """
+        spaces = self.spaces or (True,) * len(self.words)
+        return "".join(word + " " * space for word, space in zip(self.words, spaces, strict=True)).rstrip(" ")
 
 
 def read_conllu(path: str | Path) -> list[Sentence]:
@@ -51,49 +72,71 @@ def read_conllu(path: str | Path) -> list[Sentence]:
 def parse_conllu(lines: Iterable[str], *, name: str = "the text") -> Iterator[Sentence]:
     r"""Parse lines of CoNLL-U: ten columns between tabs, an empty line after each sentence.
 
-    Comments, multiword tokens (1-2) and empty nodes (8.1) are skipped: the words are the syntactic ones.
+    The words are the syntactic ones: a multiword token (1-2) says only where white space is, which is nowhere inside
+    it. Empty nodes (8.1) and comments other than `sent_id` are skipped.
 
     Raises:
         CorpusError: a line without ten columns, a word out of order, a head that does not exist.
 
     Source: the format's description, https://universaldependencies.org/format.html.
 
-    >>> lines = ["1\tShe\t_\t_\t_\t_\t2\tnsubj\t_\t_", "2\tsings\t_\t_\t_\t_\t0\troot\t_\t_", ""]
-    >>> list(parse_conllu(lines))
-    [Sentence(words=('She', 'sings'), heads=(1, -1), relations=('nsubj', 'root'))]
+    >>> lines = ["1\tShe\tshe\tPRON\t_\t_\t2\tnsubj\t_\t_", "2\tsings\tsing\tVERB\t_\t_\t0\troot\t_\t_", ""]
+    >>> sentence = next(parse_conllu(lines))
+    >>> sentence.words, sentence.heads, sentence.relations, sentence.upos
+    (('She', 'sings'), (1, -1), ('nsubj', 'root'), ('PRON', 'VERB'))
     """
-    rows: list[tuple[str, int, str]] = []
-    place = name
+    rows: list[list[str]] = []
+    place, identifier = name, ""
+    glued: set[int] = set()
     for number, raw in enumerate(lines, start=1):
         line = raw.rstrip("\r\n")
         if not line.strip():
             if rows:
-                yield _sentence(rows, place)
-            rows = []
+                yield _sentence(rows, glued, identifier, place)
+            rows, glued, identifier = [], set(), ""
             continue
         if line.startswith("#"):
+            key, _, value = line.removeprefix("#").partition("=")
+            identifier = value.strip() if key.strip() == "sent_id" else identifier
             continue
         place = f"{name}, line {number}"
         columns = line.split("\t")
         if len(columns) != COLUMNS:
             raise CorpusError(f"{place}: {len(columns)} columns between tabs; CoNLL-U needs {COLUMNS}")
-        if "-" in columns[0] or "." in columns[0]:
+        if "." in columns[0]:
+            continue
+        if "-" in columns[0]:
+            glued.update(_inside_multiword(columns))
             continue
         if columns[0] != str(len(rows) + 1):
             raise CorpusError(f"{place}: the word has the number {columns[0]!r}; it needs {len(rows) + 1}")
         if not columns[6].isdecimal():
             raise CorpusError(f"{place}: the head is {columns[6]!r}; it needs the number of a word, or 0 for the root")
-        rows.append((columns[1], int(columns[6]), columns[7]))
+        rows.append(columns)
     if rows:
-        yield _sentence(rows, place)
+        yield _sentence(rows, glued, identifier, place)
 
 
-def _sentence(rows: list[tuple[str, int, str]], place: str) -> Sentence:
-    heads = tuple(head - 1 for _, head, _ in rows)
+def _inside_multiword(columns: list[str]) -> list[int]:
+    """The indices of the words of a multiword token that no white space follows."""
+    first, _, last = columns[0].partition("-")
+    if not (first.isdecimal() and last.isdecimal()):
+        return []
+    end = int(last) if "SpaceAfter=No" in columns[9].split("|") else int(last) - 1
+    return list(range(int(first) - 1, end))
+
+
+def _sentence(rows: list[list[str]], glued: set[int], identifier: str, place: str) -> Sentence:
+    heads = tuple(int(columns[6]) - 1 for columns in rows)
     wrong = [head + 1 for head in heads if head >= len(rows)]
     if wrong:
         raise CorpusError(f"{place}, the end of a sentence: a word has the head {wrong[0]}, and there are {len(rows)}")
-    return Sentence(tuple(word for word, _, _ in rows), heads, tuple(relation for _, _, relation in rows))
+    words, lemmas, upos, xpos, features, relations, miscellany = (
+        tuple(columns[field] for columns in rows) for field in (1, 2, 3, 4, 5, 7, 9)
+    )
+    spaces = (index not in glued and "SpaceAfter=No" not in misc.split("|") for index, misc in enumerate(miscellany))
+    split = (frozenset() if each == "_" else frozenset(each.split("|")) for each in features)
+    return Sentence(words, heads, relations, lemmas, upos, xpos, tuple(split), tuple(spaces), identifier)
 
 
 Direction = Literal["dependent to head", "head to dependent"]

@@ -10,3 +10,16 @@ from regard.plots.mask_plot import tiles as tiles
 from regard.plots.pooling import Pooling as Pooling
 from regard.plots.profile_plot import profiles as profiles
 from regard.plots.similarity_plot import similarity as similarity
+
+__all__ = [
+    "Pooling",
+    "alignment",
+    "difference",
+    "grid",
+    "heatmap",
+    "lines",
+    "profiles",
+    "save",
+    "similarity",
+    "tiles",
+]

@@ -1,0 +1,121 @@
+"""Approximations of attention step by step: the state of linear attention, random features, mixtures of keys."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor
+
+from ..approximations import Linformer
+from ..kernels.validation import make_problem
+from ..linear import FavorPlus, Relu, linear_attention_with_state
+from ..linear.linear_problem import LinearOptions
+from ..nn import LengthProjection
+from .layer_steps import linear_walkthrough
+from .step_table import StepTable, Walkthrough, make_table
+from .table_formats import number_text
+from .walkthrough import TITLE, product_example, walkthrough
+from .wording import Wording
+
+
+def state_tables(query: Tensor, key: Tensor, value: Tensor, **options: Unpack[LinearOptions]) -> list[StepTable]:
+    """S_t of causal linear attention after each position, and the context that the query of that position reads.
+
+    Shapes: query and key (N, D), value (N, Dv); decay and beta (N,).
+    """
+    tables, contexts, state = [], [], None
+    columns = [f"v{feature}" for feature in range(1, value.shape[-1] + 1)]
+    normalized = options.get("normalize", True)
+    columns += ["z"] if normalized else []
+    update = "delta_state" if "beta" in options else "decayed_state" if "decay" in options else "linear_state"
+    for at in range(len(query)):
+        step: Any = {**options, "causal": True, "state": state}
+        step |= {name: options[name][at : at + 1] for name in ("decay", "beta") if options.get(name) is not None}  # type: ignore[literal-required]
+        here = slice(at, at + 1)
+        context, state = linear_attention_with_state(query[here], key[here], value[here], **step)
+        contexts.append(context)
+        rows = [f"φ{feature}" for feature in range(1, state.sums.shape[-2] + 1)]
+        sums = state.sums.reshape(-1, state.sums.shape[-1])
+        tables.append(make_table(f"state.{at + 1}", sums, rows, columns, wording=update, fill=str(at + 1)))
+    names = [f"q{at + 1}" for at in range(len(query))]
+    wording = "normalized_reading" if normalized else "state_reading"
+    return [*tables, make_table("readings", torch.cat(contexts), names, wording=wording)]
+
+
+def state_walkthrough(query: Tensor, key: Tensor, value: Tensor, **options: Unpack[LinearOptions]) -> Walkthrough:
+    """Causal linear attention as a recurrence: inputs, the state after each position, and what each query reads.
+
+    Shapes: as `state_tables`.
+    """
+    names, others = (tuple(f"{letter}{at + 1}" for at in range(len(query))) for letter in "qk")
+    inputs = [make_table("query", query, names), make_table("key", key, others), make_table("value", value, others)]
+    return Walkthrough(TITLE, (*inputs, *state_tables(query, key, value, **options)))
+
+
+def favor_walkthrough(query: Tensor, key: Tensor, value: Tensor, features: FavorPlus) -> Walkthrough:
+    """Attention by FAVOR+ features as tables, beside the exact weights of the same queries and keys.
+
+    Shapes: query (M, D), key (N, D), value (N, Dv).
+    """
+    exact = walkthrough(query, key, value)
+    query_features, key_features = features(query), features(key)
+    mapped = linear_walkthrough(query_features, key_features, value, feature_map=Relu())  # features are above 0
+    rows = [f"w{row}" for row in range(1, features.num_features + 1)]
+    last = query[-1] * features.dim**-0.25
+    exponent = f"{_text(features.matrix[0] @ last)} - {_text(last @ last / 2)}"
+    example = f"exp({exponent}) / √{features.num_features} = {_text(query_features[-1, 0])}"
+    names, others = exact["query"].rows, exact["key"].rows
+    tables = (
+        *exact.tables[:3],
+        make_table("random_rows", features.matrix, rows),
+        make_table("query_features", query_features, names, rows, wording="favor_query", example=example),
+        make_table("key_features", key_features, others, rows, wording="favor_key"),
+        mapped["scores"],
+        replace(exact["exponentials"], key="exact.exponentials", title=_exact(exact["exponentials"])),
+        mapped["weights"],
+        replace(exact["weights"], key="exact.weights", title=_exact(exact["weights"])),
+        mapped["context"],
+        replace(exact["context"], key="exact.context", title=_exact(exact["context"])),
+    )
+    return Walkthrough(TITLE, tables)
+
+
+def mixture_walkthrough(query: Tensor, key: Tensor, value: Tensor, projection: LengthProjection) -> Walkthrough:
+    """softmax( Q (E K)ᵀ / √D ) (E V) of one head as tables, and the weight of each value beside the exact one.
+
+    Shapes: query (M, D), key (N, D), value (N, Dv), projection of one head to `rank` mixtures.
+    """
+    with torch.no_grad():
+        matrix = projection.weight[0, :, : len(key)]
+        mixtures = [f"m{row}" for row in range(1, len(matrix) + 1)]
+        keys, values = (projection(rows[None, None])[0, 0] for rows in (key, value))
+        steps = walkthrough(query, keys, values, keys=mixtures)
+        exact = walkthrough(query, key, value)
+        problem = make_problem(query, key, value)
+        tile = Linformer(matrix).weights(problem).tile(slice(None), slice(None), slice(None))
+    names, others = exact["query"].rows, exact["key"].rows
+    example = product_example(steps["weights"].numbers[0], matrix[:, 0].double(), tile[0, 0, 0, 0])
+    tables = (
+        *exact.tables[:3],
+        make_table("mixing_matrix", matrix, mixtures, others),
+        make_table("mixed_key", keys, mixtures),
+        make_table("mixed_value", values, mixtures),
+        *(table for table in steps.tables if table.key in ("scores", "scaled_scores", "exponentials")),
+        replace(steps["weights"], key="shares"),
+        steps["context"],
+        make_table("weights", tile[0, 0], names, others, wording="mixture_weights", sums="rows", example=example),
+        replace(exact["weights"], key="exact.weights", title=_exact(exact["weights"])),
+        replace(exact["context"], key="exact.context", title=_exact(exact["context"])),
+    )
+    return Walkthrough(TITLE, tables)
+
+
+def _exact(table: StepTable) -> Wording:
+    """The title of a table of softmax attention beside its approximation."""
+    return Wording(f"Exact: {table.title.en}", f"정확한 어텐션: {table.title.text('ko')}")
+
+
+def _text(number: Tensor) -> str:
+    return number_text(float(number), 3)

@@ -1,0 +1,305 @@
+"""English and Korean words of the steps: titles, formulas, and the terms of tables."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, get_args
+
+from ..errors import ConfigurationError, nearest
+
+Language = Literal["en", "ko"]
+
+
+class Wording(NamedTuple):
+    """One text in English and in Korean; a text without a Korean form is the same in both."""
+
+    en: str
+    ko: str = ""
+
+    def text(self, language: str) -> str:
+        """The text in "en" or "ko"."""
+        return self.ko or self.en if language == "ko" else self.en
+
+
+class StepWording(NamedTuple):
+    """The title of a step, and its formula as plain text and in LaTeX."""
+
+    title: Wording
+    formula: str
+    latex: str
+
+
+def check_language(language: str) -> None:
+    """Raise an error for a language without wording.
+
+    Raises:
+        ConfigurationError: the language is neither "en" nor "ko".
+    """
+    if language not in get_args(Language):
+        raise ConfigurationError(f"language is {language!r}; {nearest(language, get_args(Language))}")
+
+
+SUM = Wording("sum", "합")
+MORE = Wording("… {} more", "… 외 {}개")
+BY_HAND = Wording("by hand", "손으로")
+CHANGED = Wording("* changed", "* 바뀐 값")
+
+SOFTMAX = StepWording(
+    Wording("Attention weights: softmax of each row", "어텐션 가중치(어텐션 분포): 행마다 소프트맥스"),
+    "a_ij = exp(e_ij) / Σ_k exp(e_ik)",
+    r"a_{ij} = \frac{\exp e_{ij}}{\sum_k \exp e_{ik}}",
+)
+
+STEPS = {
+    # What attention is computed from
+    "query": StepWording(Wording("Queries Q", "질의(Query) Q"), "Q", "Q"),
+    "key": StepWording(Wording("Keys K", "키(Key) K"), "K", "K"),
+    "value": StepWording(Wording("Values V", "값(Value) V"), "V", "V"),
+    "input": StepWording(Wording("Input X", "입력 X"), "X", "X"),
+    "memory": StepWording(Wording("Memory Y", "메모리 Y"), "Y", "Y"),
+    "query_projection": StepWording(Wording("Query projection W_q", "질의 가중치 행렬 W_q"), "W_q", "W_q"),
+    "key_projection": StepWording(Wording("Key projection W_k", "키 가중치 행렬 W_k"), "W_k", "W_k"),
+    "value_projection": StepWording(Wording("Value projection W_v", "값 가중치 행렬 W_v"), "W_v", "W_v"),
+    "output_projection": StepWording(Wording("Output projection W_o", "출력 가중치 행렬 W_o"), "W_o", "W_o"),
+    "unrotated_query": StepWording(Wording("Queries before rotation", "회전 전 질의"), "X W_q", "X W_q"),
+    "unrotated_key": StepWording(Wording("Keys before rotation", "회전 전 키"), "X W_k", "X W_k"),
+    "rotated_query": StepWording(Wording("Queries, rotated by position", "위치만큼 회전한 질의"), "R_i q_i", "R_i q_i"),
+    "rotated_key": StepWording(Wording("Keys, rotated by position", "위치만큼 회전한 키"), "R_j k_j", "R_j k_j"),
+    "embeddings": StepWording(Wording("Embeddings of the words", "단어 임베딩"), "x_i", "x_i"),
+    "positions": StepWording(Wording("Position embeddings", "위치 임베딩"), "p_i", "p_i"),
+    "positioned": StepWording(
+        Wording("Input: embeddings plus positions", "입력: 임베딩 + 위치"), "x_i + p_i", "x_i + p_i"
+    ),
+    "plain_weights": StepWording(
+        Wording("Weights without positions", "위치가 없을 때의 가중치"),
+        "a_ij = exp(x_i · x_j) / Σ_k exp(x_i · x_k)",
+        r"a_{ij} = \frac{\exp(x_i \cdot x_j)}{\sum_k \exp(x_i \cdot x_k)}",
+    ),
+    "cached_key": StepWording(
+        Wording("Keys in the cache", "캐시에 있는 키"), "k_1, ..., k_{t-1}", r"k_1, \dots, k_{t-1}"
+    ),
+    "cached_value": StepWording(
+        Wording("Values in the cache", "캐시에 있는 값"), "v_1, ..., v_{t-1}", r"v_1, \dots, v_{t-1}"
+    ),
+    # Scores
+    "weight_matrix": StepWording(Wording("Weight matrix W", "가중치 행렬 W"), "W", "W"),
+    "projected_query": StepWording(Wording("Queries times W", "W를 곱한 질의"), "W q_i", "W q_i"),
+    "projected_key": StepWording(Wording("Keys times U", "U를 곱한 키"), "U k_j", "U k_j"),
+    "sum": StepWording(Wording("Sums", "합"), "W q_i + U k_j", "W q_i + U k_j"),
+    "tanh": StepWording(Wording("tanh of each number", "각 수의 tanh"), "tanh(W q_i + U k_j)", r"\tanh(W q_i + U k_j)"),
+    "score_vector": StepWording(Wording("Vector v", "벡터 v"), "v", "v"),
+    "additive_scores": StepWording(
+        Wording("Attention scores", "어텐션 점수(스코어)"),
+        "e_ij = v · tanh(W q_i + U k_j)",
+        r"e_{ij} = v^\top \tanh(W q_i + U k_j)",
+    ),
+    "scores": StepWording(
+        Wording("Attention scores", "어텐션 점수(스코어)"), "e_ij = q_i · k_j", r"e_{ij} = q_i \cdot k_j"
+    ),
+    "general_query": StepWording(Wording("Queries times W", "W를 곱한 질의"), "q_i W", "q_i W"),
+    "general_scores": StepWording(
+        Wording("Attention scores", "어텐션 점수(스코어)"), "e_ij = q_i W · k_j", r"e_{ij} = q_i W k_j^\top"
+    ),
+    "location_scores": StepWording(
+        Wording("Attention scores: a row of W for each position", "어텐션 점수(스코어): 위치마다 W의 한 행"),
+        "e_ij = (W q_i)_j",
+        "e_{ij} = (W q_i)_j",
+    ),
+    "scaled_scores": StepWording(
+        Wording("Scores times the scale {}", "점수 × 스케일 {}"),
+        "e_ij = {} · q_i · k_j",
+        r"e_{ij} = {} \, q_i \cdot k_j",
+    ),
+    "capped_scores": StepWording(
+        Wording("Scores, capped", "상한을 둔 점수"), "e_ij = c · tanh(e_ij / c)", r"e_{ij} = c \tanh(e_{ij} / c)"
+    ),
+    "bias": StepWording(Wording("Bias B", "편향 B"), "B", "B"),
+    "mask": StepWording(Wording("Mask M: 1 = attend", "마스크 M: 1 = 본다"), "M", "M"),
+    "masked_scores": StepWording(
+        Wording("Scores with the mask", "마스크를 적용한 점수"),
+        "e_ij if M_ij = 1, else -∞",
+        r"e_{ij} \text{ if } M_{ij} = 1, \text{ else } -\infty",
+    ),
+    "biased_scores": StepWording(Wording("Scores with the bias", "편향을 더한 점수"), "e_ij + B_ij", "e_{ij} + B_{ij}"),
+    "biased_and_masked_scores": StepWording(
+        Wording("Scores with bias and mask", "편향과 마스크를 적용한 점수"),
+        "e_ij + B_ij if M_ij = 1, else -∞",
+        r"e_{ij} + B_{ij} \text{ if } M_{ij} = 1, \text{ else } -\infty",
+    ),
+    # Weights and context
+    "exponentials": StepWording(Wording("Exponentials", "지수 함수값"), "exp(e_ij)", r"\exp e_{ij}"),
+    "shifted_exponentials": StepWording(
+        Wording("Exponentials, less the largest score of the row", "행의 가장 큰 점수를 뺀 지수 함수값"),
+        "exp(e_ij - max_k e_ik)",
+        r"\exp(e_{ij} - \max_k e_{ik})",
+    ),
+    "weights": SOFTMAX,
+    "weighted_values": StepWording(
+        Wording("Weighted values of {}", "{}: 가중 값(가중치 × 값)"), "a_ij v_j", r"a_{ij} v_j"
+    ),
+    "context": StepWording(
+        Wording("Context", "문맥 벡터(어텐션 값)"), "c_i = Σ_j a_ij v_j", r"c_i = \sum_j a_{ij} v_j"
+    ),
+    "concatenation": StepWording(
+        Wording("Contexts of all heads, concatenated", "모든 헤드의 문맥 벡터를 연결"),
+        "[c_1; …; c_H]",
+        r"[c_1; \dots; c_H]",
+    ),
+    "output": StepWording(Wording("Output", "출력"), "[c_1; …; c_H] W_o", r"[c_1; \dots; c_H] W_o"),
+    # Linear attention
+    "query_features": StepWording(Wording("Features of the queries", "질의의 특징"), "φ(q_i)", r"\varphi(q_i)"),
+    "key_features": StepWording(Wording("Features of the keys", "키의 특징"), "φ(k_j)", r"\varphi(k_j)"),
+    "feature_products": StepWording(
+        Wording("Products of features", "특징의 내적"),
+        "s_ij = φ(q_i) · φ(k_j)",
+        r"s_{ij} = \varphi(q_i) \cdot \varphi(k_j)",
+    ),
+    "linear_weights": StepWording(
+        Wording("Weights: each product over its row's sum", "가중치: 행의 합으로 나눈 값"),
+        "a_ij = s_ij / Σ_k s_ik",
+        r"a_{ij} = \frac{s_{ij}}{\sum_k s_{ik}}",
+    ),
+    "linear_state": StepWording(
+        Wording("State after position {}", "위치 {} 뒤의 상태"),
+        "S_t = S_{t-1} + φ(k_t) v_tᵀ",
+        r"S_t = S_{t-1} + \varphi(k_t) v_t^\top",
+    ),
+    "decayed_state": StepWording(
+        Wording("State after position {}", "위치 {} 뒤의 상태"),
+        "S_t = e^g S_{t-1} + φ(k_t) v_tᵀ",
+        r"S_t = e^g S_{t-1} + \varphi(k_t) v_t^\top",
+    ),
+    "delta_state": StepWording(
+        Wording("State after position {}", "위치 {} 뒤의 상태"),
+        "S_t = S_{t-1} + β_t φ(k_t) (v_t - S_{t-1}ᵀ φ(k_t))ᵀ",
+        r"S_t = S_{t-1} + \beta_t \varphi(k_t) (v_t - S_{t-1}^\top \varphi(k_t))^\top",
+    ),
+    "state_reading": StepWording(
+        Wording("Context: what each query reads", "문맥 벡터: 질의가 상태에서 읽은 값"),
+        "c_t = S_tᵀ φ(q_t)",
+        r"c_t = S_t^\top \varphi(q_t)",
+    ),
+    "normalized_reading": StepWording(
+        Wording("Context: what each query reads", "문맥 벡터: 질의가 상태에서 읽은 값"),
+        "c_t = S_tᵀ φ(q_t) / (z_t · φ(q_t))",
+        r"c_t = \frac{S_t^\top \varphi(q_t)}{z_t \cdot \varphi(q_t)}",
+    ),
+    # Random features, mixtures of keys
+    "random_rows": StepWording(Wording("Random rows w", "무작위 행 w"), "w_r", "w_r"),
+    "favor_query": StepWording(
+        Wording("Random features of the queries", "질의의 무작위 특징"),
+        "φ(q_i)_r = exp(w_r · q' - |q'|² / 2) / √m",
+        r"\varphi(q_i)_r = \exp(w_r \cdot q' - |q'|^2 / 2) / \sqrt{m}",
+    ),
+    "favor_key": StepWording(
+        Wording("Random features of the keys", "키의 무작위 특징"),
+        "φ(k_j)_r = exp(w_r · k' - |k'|² / 2) / √m",
+        r"\varphi(k_j)_r = \exp(w_r \cdot k' - |k'|^2 / 2) / \sqrt{m}",
+    ),
+    "mixing_matrix": StepWording(Wording("Projection along the length E", "길이 방향의 투영 행렬 E"), "E", "E"),
+    "mixed_key": StepWording(Wording("Mixtures of keys", "섞은 키"), "E K", "E K"),
+    "mixed_value": StepWording(Wording("Mixtures of values", "섞은 값"), "E V", "E V"),
+    "mixture_weights": StepWording(
+        Wording("Weight of each value", "값마다의 가중치"), "a_ij = Σ_r p_ir E_rj", r"a_{ij} = \sum_r p_{ir} E_{rj}"
+    ),
+    # Blocks of keys
+    "online_shrink": StepWording(
+        Wording("Factor of what was summed before tile {}", "타일 {} 앞에서 더한 것에 곱하는 수"),
+        "exp(m_old - m)",
+        r"\exp(m_\mathrm{old} - m)",
+    ),
+    "online_exponentials": StepWording(
+        Wording("Exponentials of tile {}", "타일 {}의 지수 함수값"), "exp(e_ij - m_i)", r"\exp(e_{ij} - m_i)"
+    ),
+    "online_state": StepWording(
+        Wording("Maximum m, total l and sum o after tile {}", "타일 {} 뒤의 최댓값 m, 총합 l, 가중합 o"),
+        "m = max e, l = Σ exp(e - m), o = Σ exp(e - m) v",
+        r"m = \max_j e_{ij}, \; l = \sum_j \exp(e_{ij} - m), \; o = \sum_j \exp(e_{ij} - m) v_j",
+    ),
+    "online_context": StepWording(Wording("Context", "문맥 벡터(어텐션 값)"), "c_i = o_i / l_i", "c_i = o_i / l_i"),
+    "online_lse": StepWording(Wording("Log-sum-exp", "로그합지수(log-sum-exp)"), "m_i + log l_i", r"m_i + \log l_i"),
+    "log_sum_exp": StepWording(
+        Wording("Log-sum-exp", "로그합지수(log-sum-exp)"), "log Σ_j exp(e_ij)", r"\log \sum_j \exp e_{ij}"
+    ),
+    "weights_again": StepWording(
+        Wording("Weights, computed again for the backward pass", "역전파에서 다시 계산한 가중치"),
+        "a_ij = exp(e_ij - lse_i)",
+        r"a_{ij} = \exp(e_{ij} - \mathrm{lse}_i)",
+    ),
+    "merged_lse": StepWording(
+        Wording("Log-sum-exp of all blocks", "모든 블록의 로그합지수"),
+        "lse = log Σ_p exp(lse_p)",
+        r"\mathrm{lse} = \log \sum_p \exp \mathrm{lse}_p",
+    ),
+    "merge_shares": StepWording(
+        Wording("Share of each block", "블록마다의 몫"), "exp(lse_p - lse)", r"\exp(\mathrm{lse}_p - \mathrm{lse})"
+    ),
+    "merged_context": StepWording(
+        Wording("Context, merged", "합친 문맥 벡터"),
+        "c_i = Σ_p exp(lse_p - lse) c_p",
+        r"c_i = \sum_p \exp(\mathrm{lse}_p - \mathrm{lse}) \, c_{i,p}",
+    ),
+    # Local attention
+    "centre_projection": StepWording(
+        Wording("Matrix W_p of the window's centre", "창의 중심을 예측하는 가중치 행렬 W_p"), "W_p", "W_p"
+    ),
+    "centre_vector": StepWording(Wording("Vector v_p", "벡터 v_p"), "v_p", "v_p"),
+    "centre": StepWording(
+        Wording("Predicted centre of the window", "예측한 창의 중심"),
+        "p_t = S · sigmoid(v_p · tanh(W_p s_t))",
+        r"p_t = S \,\mathrm{sigmoid}(v_p^\top \tanh(W_p s_t))",
+    ),
+    # Translation
+    "source_embedding": StepWording(Wording("Embeddings of the source", "원문 단어의 임베딩"), "E x_j", "E x_j"),
+    "annotations": StepWording(
+        Wording("Encoder states h: keys and values", "인코더 은닉 상태 h: 키와 값"),
+        "h_j = [→h_j; ←h_j]",
+        r"h_j = [\overrightarrow{h}_j; \overleftarrow{h}_j]",
+    ),
+    "target_embedding": StepWording(
+        Wording("Embedding of the previous word", "이전 단어의 임베딩"), "E y_{t-1}", r"E y_{t-1}"
+    ),
+    "decoder_state": StepWording(
+        Wording("Decoder state s_t: the query", "디코더 은닉 상태 s_t: 질의"),
+        "s_t = cell(E y_{t-1}, s_{t-1})",
+        r"s_t = \mathrm{cell}(E y_{t-1}, s_{t-1})",
+    ),
+    "previous_state": StepWording(
+        Wording("Decoder state s_{t-1}: the query", "이전 디코더 은닉 상태 s_{t-1}: 질의"), "s_{t-1}", "s_{t-1}"
+    ),
+    "cell_input": StepWording(
+        Wording("Concatenation: input of the cell", "연결: 셀의 입력"), "[E y_{t-1}; c_t]", r"[E y_{t-1}; c_t]"
+    ),
+    "next_state": StepWording(
+        Wording("Decoder state s_t", "디코더 은닉 상태 s_t"),
+        "s_t = cell([E y_{t-1}; c_t], s_{t-1})",
+        r"s_t = \mathrm{cell}([E y_{t-1}; c_t], s_{t-1})",
+    ),
+    "cell_projection": StepWording(
+        Wording("Matrix W_n of the cell's candidate", "셀의 후보 상태를 만드는 가중치 행렬 W_n"), "W_n", "W_n"
+    ),
+    "readout": StepWording(
+        Wording("Features of the prediction: maxout", "예측에 쓰는 특징: maxout"),
+        "maxout(W [s_t; E y_{t-1}; c_t])",
+        r"\mathrm{maxout}(W [s_t; E y_{t-1}; c_t])",
+    ),
+    "concatenated": StepWording(Wording("Concatenation", "연결"), "[c_t; s_t]", "[c_t; s_t]"),
+    "attentional_projection": StepWording(
+        Wording("Matrix W_c of the attentional vector", "s̃를 만드는 가중치 행렬 W_c"), "W_c", "W_c"
+    ),
+    "prediction_projection": StepWording(
+        Wording("Matrix W_s of the prediction, a row for each word", "예측의 가중치 행렬 W_s: 단어마다 한 행"),
+        "W_s",
+        "W_s",
+    ),
+    "attentional": StepWording(
+        Wording("Attentional vector s̃_t", "어텐셔널 은닉 상태 s̃_t"),
+        "s̃_t = tanh(W_c [c_t; s_t])",
+        r"\tilde{s}_t = \tanh(W_c [c_t; s_t])",
+    ),
+    "decoder_features": StepWording(Wording("Output of the last layer", "마지막 층의 출력"), "x_t", "x_t"),
+    "prediction": StepWording(
+        Wording("Prediction: the most probable next words", "예측: 가장 확률이 높은 다음 단어"),
+        "P(y_t) = softmax(W x_t)",
+        r"P(y_t) = \mathrm{softmax}(W x_t)",
+    ),
+}

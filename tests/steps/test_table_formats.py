@@ -1,0 +1,89 @@
+import csv
+import io
+import json
+from html.parser import HTMLParser
+
+import pytest
+import torch
+
+from regard.errors import ConfigurationError
+from regard.steps import WhatIf, walkthrough
+from regard.steps.table_formats import text_width
+
+
+@pytest.fixture
+def steps():
+    query, key, value = torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 2.0], [0.0, 1.0]]), torch.tensor([[4.0], [2.0]])
+    return walkthrough(query, key, value, queries=["나는"], keys=["a|b", "<c>"])
+
+
+def test_columns_align_where_characters_are_wide(steps):
+    lines = steps["weights"].__str__().splitlines()
+    assert lines[1:3] == ["          a|b    <c>  sum", "  나는  0.670  0.330    1"]
+    assert text_width(lines[1]) == text_width(lines[2])
+
+
+def test_korean_titles(steps):
+    assert "질의(Query) Q" in steps.text("ko")
+    assert "문맥 벡터" in steps.markdown("ko")
+    assert "어텐션 점수" in steps.html("ko")
+
+
+def test_markdown_escapes_bars_and_csv_quotes(steps):
+    assert "| | a\\|b | <c> | sum |" in steps.markdown()
+    rows = list(csv.reader(io.StringIO(steps.csv())))
+    at = rows.index(["Attention weights: softmax of each row", "a_ij = exp(e_ij) / Σ_k exp(e_ik)"])
+    assert rows[at + 1 : at + 3] == [["", "a|b", "<c>", "sum"], ["나는", "0.669762", "0.330238", "1"]]
+
+
+class Tags(HTMLParser):
+    """Opened and closed tags, and the texts of cells."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.texts = [], []
+
+    def handle_starttag(self, tag, attrs):
+        if tag not in ("meta",):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] in ("td", "th", "mark"):
+            self.texts.append(data)
+
+
+def test_html_is_balanced_escaped_and_marks_changes(steps):
+    changed = walkthrough(*(torch.eye(2),) * 3, what_if=WhatIf(flip=[(0, 1)])).compared(
+        walkthrough(*(torch.eye(2),) * 3)
+    )
+    tags = Tags()
+    tags.feed(steps.html())
+    assert tags.open == []
+    assert "<c>" in tags.texts
+    assert "<mark>" not in steps.html()
+    assert "<mark>1</mark>" in changed.html()
+    assert "**1**" in changed.markdown()
+
+
+def test_a_long_vector_is_cut_in_text_and_whole_in_csv_and_json():
+    steps = walkthrough(torch.ones(1, 20), torch.ones(2, 20), torch.ones(2, 3))
+    assert "… 14 more" in steps.text()
+    assert "… 외 14개" in steps.text("ko")
+    assert ",".join(map(str, range(1, 21))) in steps.csv()
+    assert len(steps.to_json()["tables"][0]["numbers"][0]) == 20
+
+
+def test_json_round_trip_with_minus_infinity():
+    steps = walkthrough(*(torch.eye(2),) * 3, mask=torch.tensor([[True, False], [True, True]]))
+    tables = {table["key"]: table for table in json.loads(json.dumps(steps.to_json()))["tables"]}
+    assert tables["masked_scores"]["numbers"][0][1] == "-inf"
+    assert tables["masked_scores"]["title"] == {"en": "Scores with the mask", "ko": "마스크를 적용한 점수"}
+
+
+@pytest.mark.parametrize("render", ["text", "markdown", "csv", "html"])
+def test_an_unknown_language_is_refused(steps, render):
+    with pytest.raises(ConfigurationError, match="language is 'de'; did you mean 'en'. Known: 'en', 'ko'"):
+        getattr(steps, render)("de")
