@@ -6,14 +6,15 @@ r"""A million tokens on one machine: a language model of bytes, trained at 131,0
     torchrun --nproc-per-node 2 --no-python regard train recipes/million-tokens.yaml --folder runs/million \
         --set training.start_from=runs/million-short
     torchrun --nproc-per-node 2 recipes/million_tokens.py evaluate runs/million
-    torchrun --nproc-per-node 2 recipes/million_tokens.py record runs/million runs/million.atlas
+    torchrun --nproc-per-node 2 recipes/million_tokens.py record runs/million runs/million.atlas --tokens 16384
+    torchrun --nproc-per-node 2 recipes/million_tokens.py record runs/million runs/windows.atlas --windows
     regard explore runs/million.atlas
 
 Text files are plain or gzip; their lines are kept together in blocks, which are put in a random order, so that the last
 million bytes, which are held out, are of all files. The first training reads short sequences, of which more fit into a
 minute, one in each process; the second continues in a ring of two processes, each of which has half of every sequence.
-The atlas has the layers with windows: the weights of the linear layer are a product for each pair, of which there are
-5 · 10¹¹.
+An atlas has all layers, the linear one too, whose maps read the weight of every pair: of a million tokens 5 · 10¹¹ in
+each head. With --windows it has the layers with windows alone, in a few minutes.
 """
 
 from __future__ import annotations
@@ -156,13 +157,17 @@ def _counts(seen: Tensor, asked: Tensor) -> Tensor:
     return torch.where(values[at] == asked, counts[at], 0).double()
 
 
-def record(run: Path, out: Path, tokens: int) -> None:
+def record(run: Path, out: Path, tokens: int, *, only_windows: bool) -> None:
     """Read the held-out text as one sequence in the ring that torchrun started; rank 0 saves its atlas."""
     model, text = held_out(run)
     sequence = text.held_out[:tokens].long()
-    windows = {f"layer {n}": block for n, block in enumerate(model.blocks) if model.config.layers[n].linear is None}
+    layers = {
+        f"layer {n}": block
+        for n, block in enumerate(model.blocks)
+        if not only_windows or model.config.layers[n].linear is None
+    }
     began = time.perf_counter()
-    with torch.no_grad(), regard.explorer.record(torch.nn.ModuleDict(windows)) as recording:
+    with torch.no_grad(), regard.explorer.record(torch.nn.ModuleDict(layers)) as recording:
         read(model, sequence)
     if dist.get_rank():
         return
@@ -189,6 +194,7 @@ def main() -> None:
         command.add_argument("--tokens", type=int, default=TOKENS)
         if name == "record":
             command.add_argument("out", type=Path, help="where the atlas is written")
+            command.add_argument("--windows", action="store_true", help="leave out layers of linear attention")
     options = parser.parse_args()
     if options.command == "text":
         write_text(options.out, options.files)
@@ -197,7 +203,7 @@ def main() -> None:
     if options.command == "evaluate":
         evaluate(options.run, options.tokens)
     else:
-        record(options.run, options.out, options.tokens)
+        record(options.run, options.out, options.tokens, only_windows=options.windows)
     dist.destroy_process_group()
 
 

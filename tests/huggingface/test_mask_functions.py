@@ -86,12 +86,15 @@ def leaves(mask):
     return [mask]
 
 
-@pytest.mark.parametrize("tokens", TOKENS.values(), ids=TOKENS)
 @pytest.mark.parametrize("frame", FRAMES.values(), ids=FRAMES)
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_the_pairs_are_theirs(name, frame, tokens):
-    mine, expected = both(FUNCTIONS[name], frame, tokens, use_vmap=name not in SYMBOLS)
-    assert torch.equal(mine.dense(), expected.expand(2, 1, *frame[:2]))
+def test_the_pairs_are_theirs(name, frame):
+    wrong = []
+    for kind, tokens in TOKENS.items():
+        mine, expected = both(FUNCTIONS[name], frame, tokens, use_vmap=name not in SYMBOLS)
+        if not torch.equal(mine.dense(), expected.expand(2, 1, *frame[:2])):
+            wrong.append(f"{kind}: {mine!r}")
+    assert wrong == []
 
 
 @pytest.mark.parametrize("name", SYMBOLS)

@@ -1,6 +1,8 @@
 """Trainings in one process, and in two that torchrun starts: the same losses, weights and errors."""
 
+import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +16,8 @@ from regard.cli.app import app
 from regard.errors import CheckpointError, ConfigurationError
 from regard.language import train_language_model as module
 from regard.language.language_experiment import LanguageExperiment
+from regard.language.long_text import LongText
+from regard.language.sequence_training import sequence_loss
 from regard.language.train_language_model import train_language_model
 from regard.models import LanguageModel
 
@@ -74,6 +78,45 @@ def test_a_ring_has_the_losses_and_the_weights_of_one_process(tmp_path, capsys):
     ours, theirs = weights(tmp_path / "run"), weights(tmp_path / "alone")
     for name, tensor in theirs.items():
         assert torch.allclose(ours[name], tensor, atol=2e-5), name
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # five processes import Lightning
+@pytest.mark.parametrize(
+    ("ring", "alone", "tolerance"),
+    [
+        ({"ring": "zigzag", "ring_size": 2}, {"accumulate": 2}, 2e-5),
+        (
+            {"ring": "contiguous", "ring_size": 2, "accumulate": 2, "checkpointing": True, "precision": "bf16-mixed"},
+            {"accumulate": 4, "precision": "bf16-mixed"},
+            1e-2,
+        ),
+    ],
+)
+def test_rings_of_two_have_the_losses_and_the_weights_of_one_process(tmp_path, capsys, ring, alone, tolerance):
+    """Four processes, two rings: the sequences that one process reads one after the other."""
+    train_language_model(experiment(tmp_path, **alone), tmp_path / "alone")
+    of_one = bits(capsys.readouterr().out)
+    experiment(tmp_path, **ring).save(tmp_path / "toy.yaml")
+    process = started(tmp_path, 4)
+    lines, _ = process.communicate(timeout=800)
+    assert process.returncode == 0, lines
+    assert len(of_one) == 6 + 2
+    assert bits(lines) == pytest.approx(of_one, abs=max(tolerance, 2e-4))
+    ours, theirs = weights(tmp_path / "run"), weights(tmp_path / "alone")
+    for name, tensor in theirs.items():
+        assert (ours[name] - tensor).norm() <= tolerance * tensor.norm(), name
+
+
+@pytest.mark.slow
+def test_more_processes_than_held_out_sequences_validate(tmp_path):
+    data = {**SECTIONS["data"], "held_out": 60, "folder": tmp_path}
+    single = LanguageExperiment.from_mapping({**experiment(tmp_path).model_dump(), "data": data})
+    single.save(tmp_path / "toy.yaml")
+    process = started(tmp_path, 2)
+    lines, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, lines
+    assert len([line for line in lines.splitlines() if re.match("update .* of the held-out text", line)]) == 2
 
 
 @pytest.mark.slow
@@ -141,6 +184,15 @@ def test_training_starts_from_the_weights_of_another_run(tmp_path, capsys):
     [
         (1, "training.ring=zigzag", "training.ring: zigzag shards each sequence over several processes, and there is"),
         (3, "data.length=2", "data.length: has 2, and training.ring shards a sequence over 3 processes, each of which"),
+        (
+            6,
+            "training.ring_size=4",
+            "training.ring_size: has 4, and torchrun started 6 processes, which rings of 4 do not divide: start a "
+            "multiple of 4, or write one of [2, 3, 6]",
+        ),
+        (2, "training.ring=null training.ring_size=2", "training.ring_size 2 needs training.ring, which says how"),
+        (2, "training.ring_size=1", "training.ring_size: has 1, needs to be greater than or equal to 2"),
+        (2, "training.precision=bf16", "training.precision: has 'bf16', needs to be '32-true' or 'bf16-mixed'"),
         (2, "training.ring=spiral", "training.ring: has 'spiral', needs to be 'contiguous', 'zigzag' or 'striped'"),
         (
             2,
@@ -154,11 +206,45 @@ def test_a_ring_that_cannot_be_ends_with_exit_code_2(tmp_path, monkeypatch, proc
         for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"):
             monkeypatch.setenv(name, str(processes))  # as torchrun starts this process
     experiment(tmp_path, ring="contiguous").save(tmp_path / "toy.yaml")
-    command = ["train", str(tmp_path / "toy.yaml"), "--folder", str(tmp_path / "run"), "--set", override]
+    command = ["train", str(tmp_path / "toy.yaml"), "--folder", str(tmp_path / "run")]
+    command += [part for each in override.split() for part in ("--set", each)]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 2
     assert message in result.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_activations_computed_again_give_the_same_weights(tmp_path):
+    train_language_model(experiment(tmp_path, max_updates=2), tmp_path / "stored", verbose=False)
+    train_language_model(experiment(tmp_path, max_updates=2, checkpointing=True), tmp_path / "again", verbose=False)
+    for name, tensor in weights(tmp_path / "stored").items():
+        assert weights(tmp_path / "again")[name].equal(tensor), name
+
+
+def test_an_update_of_several_sequences_is_that_of_their_mean_loss(tmp_path, monkeypatch, capsys):
+    """The gradient that the optimiser steps with, beside that of a loop over the same sequences."""
+    steps, step = [], torch.optim.AdamW.step
+
+    def noting(optimizer, *arguments, **options):
+        result = step(optimizer, *arguments, **options)
+        steps.append([p.grad.clone() for group in optimizer.param_groups for p in group["params"]])
+        return result
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", noting)
+    settings = experiment(tmp_path, accumulate=3, max_updates=1, clip_norm=None)
+    result = train_language_model(settings, tmp_path / "run")
+    text = LongText.read(settings.data)
+    with torch.random.fork_rng():
+        torch.manual_seed(settings.seed)
+        model = LanguageModel(settings.model.config())
+    losses = torch.stack([sequence_loss(model, text.sequence(settings.seed, 0, number)) for number in range(3)])
+    (losses.sum() / (3 * text.length)).backward()
+    for gradient, parameter in zip(steps[0], model.parameters(), strict=True):
+        assert parameter.grad is not None
+        assert torch.allclose(gradient, parameter.grad, atol=1e-6)
+    assert result.updates == len(steps) == 1
+    expected = float(losses.detach().sum()) / (3 * text.length) / math.log(2)
+    assert bits(capsys.readouterr().out)[0] == pytest.approx(expected, abs=1e-3)
 
 
 def test_a_folder_with_another_run_is_refused(tmp_path):

@@ -45,7 +45,7 @@ def test_reversal_is_learned_and_looks_backwards():
     translator = Translator(model, vocabulary, vocabulary, SearchSettings(beam=1))
     translations = translator.translate(held_out, batch_size=250)
     right = sum(translation.text == line[::-1] for translation, line in zip(translations, held_out, strict=True))
-    assert right / len(held_out) > 0.99
+    assert right / len(held_out) >= 0.99
     mass = []
     for translation, line in zip(translations, held_out, strict=True):
         if translation.text == line[::-1]:

@@ -8,10 +8,16 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from processes import MOST, Pool
+from processes import MOST, Pool, Program
 
 
 @pytest.fixture(scope="session")
-def pool(tmp_path_factory) -> Iterator[Pool]:
-    with Pool(tmp_path_factory.mktemp("ring"), MOST) as started:
+def program() -> Iterator[Program]:
+    with Program() as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def pool(program, tmp_path_factory) -> Iterator[Pool]:
+    with Pool(program, tmp_path_factory.mktemp("ring"), MOST) as started:
         yield started

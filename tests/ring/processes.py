@@ -1,17 +1,21 @@
-"""Processes of a ring for the tests: one import of torch, several forks of it, each of which runs jobs by name.
+"""Processes of a ring for the tests: one import of torch, and forks of it, each of which runs jobs by name.
 
-Run as a program it is the processes; `Pool` starts it and sends jobs. Jobs are functions of ring_jobs.py.
+Run as a program it forks groups of processes; `Program` starts it, `Pool` asks it for a group and sends jobs. Jobs are
+functions of ring_jobs.py.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import traceback
+from collections.abc import Sequence
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any, Self
@@ -23,16 +27,39 @@ PATIENCE = 120.0
 """Seconds after which a job without an answer is an error of the test."""
 
 
-class Pool:
-    """Processes that form a gloo group over a file in `folder`."""
+class Program:
+    """A process that has loaded torch and the jobs, and forks groups."""
 
-    def __init__(self, folder: Path, processes: int, timeout: float = 60.0) -> None:
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        )
+
+    def fork(self, *request: object) -> None:
+        """Fork a group; the arguments are those of `fork_group`."""
+        assert self.process.stdin
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.communicate(timeout=PATIENCE)
+
+
+class Pool:
+    """Processes that form a gloo group over a file in `folder`; `modules` are imported before they part."""
+
+    def __init__(
+        self, program: Program, folder: Path, processes: int, timeout: float = 60.0, modules: Sequence[str] = ()
+    ) -> None:
         address = str(folder / "jobs")
         with Listener(address) as listener:
-            self.program = subprocess.Popen(
-                [sys.executable, __file__, address, str(processes), str(folder / "store"), str(timeout)],
-                env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-            )
+            program.fork(address, processes, str(folder / "store"), timeout, modules)
             connections = [listener.accept() for _ in range(processes)]
         self.connections: dict[int, Connection] = {connection.recv(): connection for connection in connections}
 
@@ -59,8 +86,9 @@ class Pool:
         for connection in self.connections.values():
             with contextlib.suppress(OSError):
                 connection.send_bytes(pickle.dumps(None))
+        for rank, connection in self.connections.items():
+            assert self.answer(rank) == "lost"  # it has ended
             connection.close()
-        self.program.wait(PATIENCE)
 
 
 def serve(rank: int, address: str, processes: int, store: str, timeout: float) -> None:
@@ -79,20 +107,25 @@ def serve(rank: int, address: str, processes: int, store: str, timeout: float) -
                 connection.send(told if isinstance(error, ValueError) else traceback.format_exc())
 
 
-def main(address: str, processes: str, store: str, timeout: str) -> None:
+def fork_group(address: str, processes: int, store: str, timeout: float, modules: Sequence[str]) -> None:
+    for module in modules:
+        importlib.import_module(module)
+    for rank in range(processes):
+        if not os.fork():
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            sys.stdin.close()
+            with contextlib.suppress(EOFError):
+                serve(rank, address, processes, store, timeout)
+            os._exit(0)
+
+
+def main() -> None:
     sys.path.insert(0, str(HERE))
     importlib.import_module("ring_jobs")  # once, before the processes part
-    children = []
-    for rank in range(int(processes)):
-        if child := os.fork():
-            children.append(child)
-        else:
-            with contextlib.suppress(EOFError):
-                serve(rank, address, int(processes), store, float(timeout))
-            os._exit(0)
-    for child in children:
-        os.waitpid(child, 0)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the processes
+    for line in sys.stdin:
+        fork_group(*json.loads(line))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

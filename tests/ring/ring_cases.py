@@ -95,6 +95,7 @@ class RingCase:
             "padding": lambda: masks.padding((drawn[..., 0] * length).long()),
             "strided": lambda: masks.causal() & masks.strided(reach),
             "global": lambda: masks.window(before=reach) | masks.global_tokens([0, length // 2]),
+            "near and first": lambda: masks.window(before=reach, after=reach) | masks.global_tokens([0]),
             "prefix": lambda: masks.causal() | masks.prefix(reach),
             "blocks": lambda: masks.random_blocks(length, reach, 1, seed=self.seed),
             "mod": lambda: masks.from_mod(lambda b, h, q, k: window(q, k)),

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import datetime
+import importlib
 import itertools
 import os
 import signal
+import threading
 import time
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +21,7 @@ from linear_cases import LinearCase, cut_axis, results
 from ring_cases import RingCase
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
+from torch.utils.checkpoint import checkpoint
 
 import regard
 import regard.ring as ring
@@ -27,6 +31,7 @@ from regard.errors import RegardError
 from regard.models import language_model as lm
 from regard.positions import Rotary
 from regard.ring import key_exchange
+from regard.ring.handshake import TAGS
 from regard.ring.peers import Peers
 
 PART_BYTES = key_exchange.PART_BYTES
@@ -122,6 +127,40 @@ def linear(among: int, case: LinearCase, dtype: torch.dtype = torch.float32) -> 
     return {name: tensor.to(at_least).numpy() for name, tensor in found.items()} if not dist.get_rank() else None
 
 
+def observe_linear(among: int, case: LinearCase, names: list[str], own_masks: bool) -> dict[str, np.ndarray]:
+    """Output, log-sum-exp and lenses of linear attention; own_masks: masks that are tensors have the shard's keys."""
+    group, layout = groups[among], case.layout
+    whole, options, _ = case.tensors(torch.float32)
+    local = {
+        name: ring.shard(tensor, cut_axis(name, tensor, whole["key"]), layout, group).clone()
+        for name, tensor in whole.items()
+        if name != "above"
+    }
+    mask = options["mask"]
+    if own_masks and case.mask == "keys":
+        options["mask"] = masks.where(keep=ring.shard(mask.pairs, -1, layout, group))
+    elif own_masks and "documents" in case.mask and case.mask != "padded documents":
+        options["mask"] = masks.documents(ring.shard(mask.ids, -1, layout, group))
+    chosen = {name: lens for name, lens in all_lenses(case.length, case.seed).items() if name in names}
+    with torch.no_grad():
+        seen = ring.observe_linear_attention(
+            local.pop("query"),
+            local.pop("key"),
+            local.pop("value"),
+            *chosen.values(),
+            layout=layout,
+            group=group,
+            **local,
+            **options,
+        )
+    by_row, others = {"output": (seen.output, -2), "lse": (seen.lse, -1)}, {}
+    for name, lens in chosen.items():
+        own = parts(name, seen[lens])
+        by_row, others = by_row | own[0], others | own[1]
+    gathered = {name: ring.unshard(tensor, dim, layout, group) for name, (tensor, dim) in by_row.items()}
+    return {name: tensor.numpy() for name, tensor in (gathered | others).items()}
+
+
 def observe_last(among: int, length: int, queries: int, layout: ring.RingLayout) -> dict[str, np.ndarray]:
     """Lenses of fewer queries than keys."""
     group, chosen = groups[among], last_lenses(length)
@@ -143,6 +182,19 @@ def observe_lens(among: int, lenses: list[Any]) -> str:
     """A call with another lens in each process, over 24 tokens."""
     query = torch.ones(1, 2, 24 // among, 8)
     ring.observe(query, query, query, lenses[dist.get_rank()], mask=masks.causal(), group=groups[among])
+    return "computed"
+
+
+def observe_linear_lens(among: int, changes: list[dict[str, Any]]) -> str:
+    """A lens of linear attention with arguments for each process; features of rank 1 are negative as they are."""
+    change = dict(changes[dist.get_rank()])
+    query = torch.ones(1, 2, 6, 8) * (1 - 2 * dist.get_rank())
+    lens = change.pop("lens", lenses.Received())
+    if change.pop("softmax", False):
+        ring.observe(query, query, query, lens, group=groups[among])
+    else:
+        options: dict[str, Any] = {"causal": True} | change
+        ring.observe_linear_attention(query, query, query, lens, group=groups[among], **options)
     return "computed"
 
 
@@ -207,6 +259,27 @@ def traffic(among: int, case: RingCase, backward: bool) -> tuple[int, list[int]]
     finally:
         ring.ring_attention.Peers.post = post
     return sum(tensor.numel() * tensor.element_size() for _, tensor in sent), sorted({peer for peer, _ in sent})
+
+
+def message_order(among: int, case: RingCase) -> list[tuple[str, int, str, int]]:
+    """The messages of a call, forward and backward, as this process posts them to a backend without tags."""
+    kinds = {key_exchange.KEY: "key", key_exchange.VALUE: "value"}
+    kinds |= {key_exchange.KEY_GRADIENT: "key gradient", key_exchange.VALUE_GRADIENT: "value gradient"}
+    posted, post, matches_tags = [], Peers.post, Peers.matches_tags
+
+    def noting(self, sends, receives):
+        both = [("send", *message) for message in sends], [("receive", *message) for message in receives]
+        for kind, peer, tensor, tag in (*both[0], *both[1]):
+            if tensor.numel():
+                posted.append((kind, peer, kinds[tag % TAGS], tensor.numel()))
+        return post(self, *([message[1:] for message in messages] for messages in both))
+
+    Peers.post, Peers.matches_tags = noting, False  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        attention(among, case)
+    finally:
+        Peers.post, Peers.matches_tags = post, matches_tags  # pyright: ignore[reportAttributeAccessIssue]
+    return posted
 
 
 def linear_traffic(among: int, case: LinearCase, backward: bool) -> tuple[int, int, list[int]]:
@@ -290,6 +363,26 @@ def differing(among: int, rank: int, change: dict[str, Any], length: int = 24) -
     query = torch.ones(shape, dtype=dtype, requires_grad=own.pop("requires_grad", False))
     arguments = {"mask": masks.causal(), "layout": ring.Contiguous(), **own}
     ring.attention(query, query, query, group=groups[among], **arguments)
+    return "computed"
+
+
+def differing_constant(among: int, rank: int, module: str, name: str) -> str:
+    """A call in which one process has another constant of a module."""
+    own = importlib.import_module(module)
+    query, before = torch.ones(1, 2, 8, 8), getattr(own, name)
+    if dist.get_rank() == rank:
+        setattr(own, name, before + 1)
+    try:
+        ring.attention(query, query, query, group=groups[among])
+    finally:
+        setattr(own, name, before)
+    return "computed"
+
+
+def differing_unshard(among: int, shapes: list[tuple[int, ...]], dim: int = 0, **arguments: Any) -> str:
+    """Shards of these shapes, gathered."""
+    rank = dist.get_rank()
+    ring.unshard(torch.ones(shapes[rank], **(arguments if rank else {})), dim, group=groups[among])
     return "computed"
 
 
@@ -407,22 +500,45 @@ def mixed_model() -> lm.LanguageModel:
     return lm.LanguageModel(lm.LanguageModelConfig(23, 32, layers, attention, lm.GatedFeedForwardConfig(40)))
 
 
-MODELS = {"softmax": small_model, "mixed": mixed_model}
+def recorded_model() -> lm.LanguageModel:
+    """A language model of windows, all tokens before, and linear attention without decay and with both kinds of it."""
+    torch.manual_seed(3)
+    layers = (
+        lm.LayerConfig(before=9, prefix=2, rotary=Rotary(8)),
+        *(lm.LayerConfig(linear=lm.LinearAttentionConfig(decay=decay)) for decay in (None, "head", "feature")),
+        lm.LayerConfig(linear=lm.LinearAttentionConfig("softmax"), rotary=Rotary(8)),
+        lm.LayerConfig(rotary=Rotary(8)),
+    )
+    attention = lm.AttentionConfig(4, num_kv_heads=2, sinks=True)
+    return lm.LanguageModel(lm.LanguageModelConfig(23, 32, layers, attention, lm.GatedFeedForwardConfig(40)))
+
+
+MODELS = {"softmax": small_model, "mixed": mixed_model, "recorded": recorded_model}
 
 
 def model_gradients(
-    among: int, model: str, length: int, layout: ring.RingLayout, head_parallel: int
+    among: int, model: str, length: int, layout: ring.RingLayout, head_parallel: int, again: bool = False
 ) -> dict[str, np.ndarray]:
-    """Loss and gradients of a language model over a sequence that is cut, summed over processes."""
+    """Loss and gradients of a language model over a sequence that is cut, summed over processes.
+
+    again: whether activations are computed again in the backward pass, in a thread of its own as on an accelerator.
+    """
     group, trained = groups[among], MODELS[model]()
     text = torch.randint(23, (2, length + 1), generator=torch.Generator().manual_seed(0))
     tokens, targets, positions = (
         ring.shard(tensor, -1, layout, group) for tensor in (text[:, :-1], text[:, 1:], torch.arange(length))
     )
-    with ring.sharded(layout, group=group, head_parallel=head_parallel):
-        logits = trained(tokens, positions=positions)
+
+    def block() -> AbstractContextManager[None]:
+        return ring.sharded(layout, group=group, head_parallel=head_parallel)
+
+    call = partial(checkpoint, use_reentrant=False, context_fn=lambda: (nullcontext(), block())) if again else None
+    with block():
+        logits = trained.logits(trained.features(tokens, positions=positions, call_block=call))
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / text.numel()
-    loss.backward()
+    thread = threading.Thread(target=loss.backward)
+    thread.start()
+    thread.join()
     sums = {"loss": loss.detach(), **{name: p.grad for name, p in trained.named_parameters()}}
     for tensor in sums.values():
         dist.all_reduce(tensor, group=group)
@@ -463,15 +579,17 @@ def small_input(length: int) -> Tensor:
     return torch.randn(1, length, 32, generator=torch.Generator().manual_seed(3))
 
 
-def record(among: int, length: int, layout: ring.RingLayout, head_parallel: int, order: str) -> dict[str, Any] | str:
+def record(
+    among: int, model: str, length: int, layout: ring.RingLayout, head_parallel: int, order: str
+) -> dict[str, Any] | str:
     """The records and arrays of a small language model's atlas, from rank 0; the error of its atlas from others."""
-    group, model = groups[among], small_model()
+    group, recorded = groups[among], MODELS[model]()
     tokens = torch.randint(23, (2, length), generator=torch.Generator().manual_seed(0))
     own, positions = (ring.shard(tensor, -1, layout, group) for tensor in (tokens, torch.arange(length)))
-    blocks = [lambda: ring.sharded(layout, group=group, head_parallel=head_parallel), lambda: explorer.record(model)]
+    blocks = [lambda: ring.sharded(layout, group=group, head_parallel=head_parallel), lambda: explorer.record(recorded)]
     with torch.no_grad(), ExitStack() as stack:
         entered = [stack.enter_context(block()) for block in (blocks if order == "inside" else blocks[::-1])]
-        model(own, positions=positions)
+        recorded(own, positions=positions)
     recording = entered[1] if order == "inside" else entered[0]
     return atlas_parts(recording.atlas(tokens=[str(n % 7) for n in range(length)]))
 
@@ -534,7 +652,7 @@ def misplaced(among: int, how: str) -> str:
             with explorer.record(torch.nn.Identity()):
                 regard.attention(query, query, query)
         elif how == "lenses":
-            regard.observe_linear_attention(query, query, query, regard.lenses.Received(), causal=True)
+            regard.observe_linear_attention(query, query, query, lenses.Received(), causal=True, normalize=False)
         elif how == "linformer":
             projections = regard.nn.Projections(8, num_heads=2)
             regard.nn.LinformerAttention(projections, regard.nn.LengthProjection(max_length=16, rank=4))(query[0])

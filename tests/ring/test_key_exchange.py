@@ -8,8 +8,9 @@ from test_ring_attention import check
 import regard.ring as ring
 from regard import biases, masks
 from regard.kernels.validation import make_problem
+from regard.ring import key_exchange
 from regard.ring.hops import count, plan_hops
-from regard.ring.key_exchange import PART_BYTES, PartCounts, ReusedBuffers, hop_parts
+from regard.ring.key_exchange import PART_BYTES, PartCounts, ReusedBuffers, heads_alike, hop_parts
 from regard.ring.layout import place
 
 
@@ -30,37 +31,43 @@ def shard_problem(heads: int = 8, key_heads: int = 8, rows: int = 8, **options):
     ],
 )
 def test_heads_are_parted_where_they_are_alike(key_heads, options, expected):
-    counts = PartCounts.for_problem(shard_problem(key_heads=key_heads, **options), 2**20)
+    problem = shard_problem(key_heads=key_heads, **options)
+    counts = PartCounts.for_keys(problem, 2**20, by_heads=heads_alike(problem))
     assert (counts.heads, counts.keys) == expected
 
 
-def test_small_shards_are_not_cut():
+def test_small_messages_are_not_cut():
     bytes_per_key = 2 * 8 * 64 * 4
     for keys, parts in ((8, 1), (2 * PART_BYTES // bytes_per_key, 2), (7 * PART_BYTES // bytes_per_key, 4)):
-        counts = PartCounts.for_problem(shard_problem(), keys)
+        counts = PartCounts.for_keys(shard_problem(), keys, by_heads=True)
         assert counts.heads * counts.keys == parts
 
 
-@pytest.mark.parametrize("counts", [PartCounts(4, 1), PartCounts(1, 3), PartCounts(2, 2)])
+@pytest.mark.parametrize(("by_heads", "part_bytes"), [(True, 2**17), (False, 2**17), (True, 2**14), (True, 2**30)])
 @pytest.mark.parametrize("layout", [ring.Contiguous(), ring.Zigzag(), ring.Contiguous((100, 700, 200))])
-def test_parts_have_each_pair_of_each_head_once(layout, counts):
+def test_parts_have_each_pair_of_each_head_once(monkeypatch, layout, by_heads, part_bytes):
     length, processes, heads, key_heads = 1000, 3, 8, 4
+    monkeypatch.setattr(key_exchange, "PART_BYTES", part_bytes)
     mask = masks.causal() & (masks.window(before=300) | masks.prefix(5))
     shards, met = place(layout, length, processes), torch.zeros(heads, length, length, dtype=torch.int64)
     sent, received = {}, {}
     for rank in range(processes):
         problem, rows = shard_problem(heads, key_heads, shards.lengths[rank], mask=mask), shards.positions(rank)
-        parts = hop_parts(plan_hops(problem, shards, shards, rank), problem, counts)
+        plan = plan_hops(problem, shards, shards, rank)
+        parts = hop_parts(plan, problem, max(shards.lengths), by_heads=by_heads)
+        assert [part.number for part in parts] == sorted({part.number for part in parts})
         for part in parts:
             hop = part.hop
             owned = shards.positions(hop.source)
             keys = torch.cat([owned[span] for span in hop.received] or [owned[:0]])
             if part is not parts[0]:
                 if hop.sent:
-                    sent.setdefault((rank, hop.destination), []).append((hop.sent, part.key_heads))
+                    sent.setdefault((rank, hop.destination), []).append((part.number, hop.sent, part.sent_heads))
                 if hop.received:
-                    received.setdefault((hop.source, rank), []).append((hop.received, part.key_heads))
-                assert count(hop.received) <= -(-max(shards.lengths) // counts.keys // 64) * 64 + 64
+                    received.setdefault((hop.source, rank), []).append((part.number, hop.received, part.key_heads))
+                width = key_heads if part.key_heads is None else part.key_heads.stop - part.key_heads.start
+                most = max(2 * part_bytes, max(shards.lengths) * key_heads * 512 // 16)  # keys and values: 512 bytes
+                assert count(hop.received) * width * 512 <= most + 64 * width * 512
             for block in hop.blocks:
                 queries, columns = torch.tensor(block.query_positions), torch.tensor(block.key_positions)
                 assert rows[block.rows].equal(queries)
@@ -91,3 +98,28 @@ def test_buffers_are_used_in_turn():
 )
 def test_parts_of_hops(pool, layout, options):
     check(pool, RingCase(3, 400, layout=layout, in_parts=True, **options), 3)
+
+
+ORDERS = [
+    {"mask": "causal window", "reach": 90},
+    {"mask": "window", "reach": 70},
+    {"mask": "documents"},
+    {"mask": "near and first", "reach": 60},  # neighbours of the first process have no hop that it has
+    {"mask": "none", "heads": 6, "key_heads": 3},
+    {"mask": "blocks", "reach": 32},
+]
+
+
+@pytest.mark.parametrize("layout", [ring.Contiguous(), ring.Zigzag(), ring.Contiguous((250, 20, 10, 120))])
+@pytest.mark.parametrize("options", ORDERS, ids=lambda options: options["mask"])
+def test_both_ends_post_messages_in_the_same_order(pool, layout, options):
+    """As a backend without tags needs it: each message meets the one of its size and kind at the other end."""
+    case = RingCase(5, 400, layout=layout, in_parts=True, **options)
+    posted = pool.run("message_order", 4, case=case)
+    for sender in range(4):
+        for receiver in range(4):
+            sent = [message for kind, peer, *message in posted[sender] if (kind, peer) == ("send", receiver)]
+            received = [message for kind, peer, *message in posted[receiver] if (kind, peer) == ("receive", sender)]
+            assert sent == received
+    kinds = {tag for messages in posted for _, _, tag, _ in messages}
+    assert kinds == {"key", "value", "key gradient", "value gradient"} or options["mask"] == "documents"

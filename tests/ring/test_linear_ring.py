@@ -184,8 +184,8 @@ def test_wrong_values_of_one_process_are_reported_by_all(pool):
         assert answer.startswith("RingError: rank 2 of the ring has wrong arguments: decay has values up to 1")
 
 
-def test_a_lost_process_ends_in_an_error_everywhere(tmp_path: Path):
-    with Pool(tmp_path, 3, timeout=3.0) as started:
+def test_a_lost_process_ends_in_an_error_everywhere(program, tmp_path: Path):
+    with Pool(program, tmp_path, 3, timeout=3.0) as started:
         answers = started.run("lose_linear", 3, victim=1)
     assert answers[1] == "done"
     for rank in (0, 2):

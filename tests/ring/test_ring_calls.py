@@ -1,5 +1,6 @@
 """What travels in a ring, which calls are refused, and what becomes of one that loses a process."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -79,6 +80,47 @@ def test_after_an_error_the_group_goes_on(pool):
     assert pool.run("differing", 3, rank=5, change={}) == ["computed"] * 3
 
 
+CONSTANTS = (
+    (
+        "regard.ring.key_exchange",
+        "MOST_PARTS",
+        r"parts of a hop: rank 2 has at most 17, of at least 524288 bytes, rank 0 ",
+    ),
+    (
+        "regard.ring.key_exchange",
+        "PART_BYTES",
+        r"parts of a hop: rank 2 has at most 16, of at least 524289 bytes, rank 0 ",
+    ),
+    ("regard.ring.hops", "KEY_TILE", r"tiles of a hop: rank 2 has 65 keys in at most 4 spans, at most 128 of queries"),
+    ("regard.ring.hops", "MAX_SPANS", r"tiles of a hop: rank 2 has 64 keys in at most 5 spans, at most 128 of queries"),
+    ("regard.ring.handshake", "MESSAGES", r"version of messages: rank 2 has 2, rank 0 has 1"),
+)
+
+
+@pytest.mark.parametrize(("module", "name", "message"), CONSTANTS)
+def test_processes_that_would_cut_messages_differently(pool, module, name, message):
+    for answer in pool.run("differing_constant", 3, rank=2, module=module, name=name):
+        assert re.match(f"RingError: the processes of the ring disagree on {message}", answer)
+    assert pool.run("differing_constant", 3, rank=-1, module=module, name=name) == ["computed"] * 3
+
+
+@pytest.mark.parametrize(
+    ("shapes", "arguments", "message"),
+    [
+        ([(2, 3), (1, 3)], {}, "computed"),
+        ([(2, 3), (1, 4)], {}, r"disagree on shape: rank 1 has \(·, 4\), rank 0 has \(·, 3\); all need the same"),
+        ([(2, 3), (1, 3)], {"dtype": torch.float64}, r"disagree on dtype: rank 1 has float64, rank 0 has float32"),
+        ([(2, 3), (1, 3)], {"requires_grad": True}, r"disagree on requires_grad: rank 1 has True, rank 0 has False"),
+        ([(1, 3), (2, 3)], {}, r"rank 0 has 1 positions along dim 0, but Contiguous.* gives it 2 of 3: unshard with"),
+        ([(2, 3), (1, 3)], {"dim": 2}, r"dim is 2, but the tensor has 2 axes, \(2, 3\)|\(1, 3\)"),
+    ],
+)
+def test_shards_that_cannot_be_gathered(pool, shapes, arguments, message):
+    for answer in pool.run("differing_unshard", 2, shapes=shapes, **arguments):
+        with pytest.raises(ValueError, match=message):
+            raise ValueError(answer)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -119,10 +161,11 @@ def test_second_derivatives_are_refused(pool):
     assert all(message in answer for answer in answers)
 
 
-def test_a_compiled_function_around_a_call(pool):
+def test_a_compiled_function_around_a_call(program, tmp_path: Path):
     """torch.compile breaks the graph at the call, and compiles what is around it."""
-    for errors in pool.run("compiled", 3):
-        assert max(errors) < 1e-6
+    with Pool(program, tmp_path, 2, modules=["torch._dynamo.backends.debugging"]) as pool:
+        for errors in pool.run("compiled", 2):
+            assert max(errors) < 1e-6
 
 
 def test_nan_in_a_key_reaches_the_rows_that_attend_to_it(pool):
@@ -152,8 +195,8 @@ def test_scores_beyond_float32(pool, factor):
 
 
 @pytest.mark.parametrize("how", ["killed", "absent", "backward", "killed in backward"])
-def test_a_lost_process_ends_in_an_error_everywhere(tmp_path: Path, how):
-    with Pool(tmp_path, 3, timeout=3.0) as pool:
+def test_a_lost_process_ends_in_an_error_everywhere(program, tmp_path: Path, how):
+    with Pool(program, tmp_path, 3, timeout=3.0) as pool:
         answers = pool.run("lose", 3, how=how, victim=1)
     assert answers[1] == ("lost" if how.startswith("killed") else answers[1])
     for rank in (0, 2):

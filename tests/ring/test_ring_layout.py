@@ -1,7 +1,11 @@
 """How sequences are cut: positions of each process, balance, and what shard and unshard do with tensors."""
 
+from dataclasses import dataclass, field
+from typing import Any
+
 import pytest
 import torch
+import torch.distributed as dist
 from processes import MOST
 
 import regard.ring as ring
@@ -10,6 +14,7 @@ from regard.errors import ConfigurationError, ShapeError
 from regard.kernels.validation import make_problem
 from regard.ring.hops import HopPlan, plan_hops
 from regard.ring.layout import Shards, place
+from regard.ring.peers import Peers
 
 LAYOUTS = [ring.Contiguous(), ring.Zigzag(), ring.Striped()]
 
@@ -156,3 +161,52 @@ def test_a_device_mesh_is_a_group(pool):
     assert pool.run("mesh", dimensions=(MOST,)) == [[0, 1, 2], [3, 4], [5, 6], [7, 8], [9, 10]]
     for answer in pool.run("mesh", dimensions=(1, MOST)):
         assert answer.startswith("ConfigurationError: the mesh has 2 dimensions, (1, 5); a ring needs one: choose it")
+
+
+@pytest.fixture
+def alone():
+    """A group of this process."""
+    store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield Peers.from_group(None)
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("device", ["cuda", "meta"])
+def test_a_device_that_the_backend_does_not_send_from(alone, device):
+    message = f"tensors are on {device}, from where the backend of the group, 'gloo', sends no messages: call torch.dis"
+    with pytest.raises(ConfigurationError, match=message):
+        alone.check_device(torch.device(device))
+    alone.check_device(torch.device("cpu"))
+    if device == "meta":
+        with pytest.raises(ConfigurationError, match=message):
+            ring.unshard(torch.zeros(3, 2, device=device), 0)
+        with pytest.raises(ConfigurationError, match=message):
+            ring.linear_attention(*torch.zeros(3, 1, 2, 4, 8, device=device))
+
+
+@dataclass
+class GroupOf:
+    """A group of these kinds of devices, of which the first call of each is noted."""
+
+    _device_types: list[torch.device]
+    sums: list[torch.device] = field(default_factory=list)
+    __hash__ = object.__hash__
+
+
+@pytest.mark.parametrize(
+    ("kinds", "numbers"), [(["cuda"], "cuda"), (["cuda", "cpu"], "cpu"), (["cpu"], "cpu"), (["xpu"], "xpu")]
+)
+def test_numbers_are_sent_from_a_device_of_the_group(kinds, numbers):
+    """Of NCCL from the accelerator; of a group with both, from the CPU, which waits for no stream."""
+    group: Any = GroupOf([torch.device(kind) for kind in kinds])
+    assert Peers(group, 0, 1).device == numbers
+
+
+def test_an_accelerator_is_connected_once_by_all_processes(monkeypatch):
+    """Its first call is one that all processes take part in, before messages between some of them."""
+    group: Any = GroupOf([torch.device("meta")])
+    monkeypatch.setattr(dist, "all_reduce", lambda tensor, operation, group: group.sums.append(tensor.device))
+    for device in ("cpu", "meta", "meta"):
+        Peers(group, 0, 1).connect(torch.device(device))
+    assert group.sums == [torch.device("meta")]

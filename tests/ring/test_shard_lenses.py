@@ -34,9 +34,14 @@ def names_for(case: RingCase) -> list[str]:
 
 
 def assert_columns_have_weights(columns: np.ndarray, largest: np.ndarray, weights: np.ndarray) -> None:
-    """The weights in the columns are the largest ones; -1 stands where there is none, or NaN."""
-    there = columns >= 0
-    np.testing.assert_array_equal(there, np.nan_to_num(largest) > 0)
+    """The weights in the columns are the largest ones; -1 stands where there is none, or NaN.
+
+    A weight below the smallest normal number may round to 0, and then is none.
+    """
+    there, largest = columns >= 0, np.nan_to_num(largest)
+    differs = there != (largest > 0)
+    assert (largest[differs] < np.finfo(np.float32).tiny).all()
+    assert differs.mean() < 1e-4
     of_columns = np.take_along_axis(weights, np.where(there, columns, 0), -1)
     np.testing.assert_allclose(of_columns[there], largest[there], rtol=2e-5, atol=3e-6)
     ordered = np.sort(np.where(there, columns, -1 - np.arange(columns.shape[-1])), -1)

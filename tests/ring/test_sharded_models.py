@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from ring_jobs import LAYERS, MODELS, atlas_parts, make_layer, small_input, small_layer, small_model
+from ring_jobs import LAYERS, MODELS, atlas_parts, make_layer, small_input, small_layer
 
 import regard
 import regard.ring as ring
@@ -11,19 +11,21 @@ from regard import explorer, lenses, masks
 
 
 @pytest.mark.parametrize(
-    ("kind", "processes", "layout", "head_parallel"),
+    ("kind", "processes", "layout", "head_parallel", "again"),
     [
-        ("softmax", 3, ring.Zigzag(), 1),
-        ("softmax", 2, ring.Contiguous((20, 31)), 2),
-        ("softmax", 4, ring.Striped(), 2),
-        ("mixed", 3, ring.Zigzag(), 1),
-        ("mixed", 5, ring.Contiguous(), 1),
-        ("mixed", 2, ring.Contiguous((20, 31)), 2),
+        ("softmax", 3, ring.Zigzag(), 1, False),
+        ("softmax", 2, ring.Contiguous((20, 31)), 2, False),
+        ("softmax", 4, ring.Striped(), 2, True),
+        ("mixed", 3, ring.Zigzag(), 1, False),
+        ("mixed", 5, ring.Contiguous(), 1, False),
+        ("mixed", 2, ring.Contiguous((20, 31)), 2, False),
+        ("mixed", 3, ring.Contiguous(), 1, True),
     ],
 )
-def test_a_language_model_has_the_gradients_of_one_process(pool, kind, processes, layout, head_parallel):
+def test_a_language_model_has_the_gradients_of_one_process(pool, kind, processes, layout, head_parallel, again):
+    """again: activations are computed a second time in the backward pass, which messages are part of."""
     length = 51
-    sharding = {"layout": layout, "head_parallel": head_parallel}
+    sharding = {"layout": layout, "head_parallel": head_parallel, "again": again}
     answers = pool.run("model_gradients", processes, model=kind, length=length, **sharding)
     model = MODELS[kind]().double()
     text = torch.randint(23, (2, length + 1), generator=torch.Generator().manual_seed(0))
@@ -63,7 +65,7 @@ def test_layers_of_linear_attention(pool, kind, mask):
             r"passes a state from each range .* Striped\(\) gives process 0 the positions 0, 2, \.\.\.: cut the",
         ),
         ("linformer", r"Linformer in ring.sharded would mix the keys of this process alone"),
-        ("lenses", r"lenses in ring.sharded read the weights of softmax attention"),
+        ("lenses", r"lenses read weights of at least 0 that sum to 1 in each row, and normalize=False has others"),
     ],
 )
 def test_what_is_refused_in_a_block(pool, how, message):
@@ -89,16 +91,22 @@ def test_a_layer_observed_in_a_block_has_the_lenses_of_one_process(pool, process
 
 
 @pytest.mark.parametrize(
-    ("processes", "layout", "head_parallel", "order"),
-    [(2, ring.Zigzag(), 1, "inside"), (3, ring.Contiguous((20, 1, 30)), 1, "around"), (4, ring.Striped(), 2, "inside")],
+    ("kind", "processes", "layout", "head_parallel", "order"),
+    [
+        ("softmax", 4, ring.Striped(), 2, "inside"),
+        ("recorded", 1, ring.Contiguous(), 1, "inside"),
+        ("recorded", 2, ring.Zigzag(), 1, "inside"),
+        ("recorded", 3, ring.Contiguous((20, 1, 30)), 1, "around"),
+        ("recorded", 4, ring.Contiguous(), 2, "inside"),
+    ],
 )
-def test_the_atlas_of_a_sharded_model_is_that_of_one_process(pool, processes, layout, head_parallel, order):
+def test_the_atlas_of_a_sharded_model_is_that_of_one_process(pool, kind, processes, layout, head_parallel, order):
     """Rank 0 has it. Records are the same, arrays to rounding: q and k in float16 to a unit in the last place.
 
     What goes into the second layer is the first one's attention, merged over processes, which rounds differently.
     """
-    length, model = 51, small_model()
-    arguments = {"length": length, "layout": layout, "head_parallel": head_parallel, "order": order}
+    length, model = 51, MODELS[kind]()
+    arguments = {"model": kind, "length": length, "layout": layout, "head_parallel": head_parallel, "order": order}
     answers = pool.run("record", processes, **arguments)
     tokens = torch.randint(23, (2, length), generator=torch.Generator().manual_seed(0))
     with torch.no_grad(), explorer.record(model) as recording:
@@ -107,7 +115,7 @@ def test_the_atlas_of_a_sharded_model_is_that_of_one_process(pool, processes, la
     for rank, answer in enumerate(answers[1:], 1):
         assert answer.startswith("AtlasError: no attention was caught in this process"), rank
         assert "in ring.sharded the process of rank 0 records the whole sequence" in answer
-    assert len(found["records"]) == len(needs["records"]) == 2
+    assert len(found["records"]) == len(needs["records"]) == len(model.blocks)
     for has, wants in zip(found["records"], needs["records"], strict=True):
         assert has.keys() == wants.keys()
         for field, value in wants.items():

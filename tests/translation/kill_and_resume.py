@@ -19,7 +19,10 @@ from pathlib import Path
 
 warnings.simplefilter("error")
 
+import safetensors.torch  # noqa: E402, F401 (each fork would load it, as the two that follow)
 import torch  # noqa: E402 (a warning at import is an error, too)
+import torch._dynamo  # noqa: E402 (by the first optimiser, for seconds)
+import torch.utils.tensorboard  # noqa: E402 (by the first log, for half of the time of a run)
 from small_runs import experiment, write_text  # noqa: E402 (beside this script)
 
 from regard.translation.checkpoint import load_state, load_weights  # noqa: E402

@@ -102,9 +102,11 @@ def test_a_run_keeps_the_last_and_the_best_of_its_stops(tmp_path: Path):
     assert not (tmp_path / "none" / "weights").exists()
 
 
-def test_an_average_is_loaded_and_translates(tmp_path: Path):
+def test_an_average_over_parts_of_an_epoch_is_loaded_and_translates(tmp_path: Path):
     write_text(tmp_path)
-    train(experiment(tmp_path, validate_every=2, keep_last=2), tmp_path / "run")
+    train(experiment(tmp_path, validate_every=0.5, keep_last=9), tmp_path / "run")
+    kept = sorted(path.name for path in (tmp_path / "run" / "weights").iterdir())
+    assert kept == [f"update-{update:08}.safetensors" for update in (4, 7, 11, 14)]  # halves of 7 updates, twice
     with pytest.raises(CheckpointError, match="has no average.safetensors; choose 'best', which it has"):
         Translator.load(tmp_path / "run", "average")
     average(tmp_path / "run")

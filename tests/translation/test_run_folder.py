@@ -32,7 +32,7 @@ def holder(tmp_path: Path):
     process.communicate()
 
 
-def test_one_process_at_a_time_trains_in_a_folder(holder, tmp_path: Path):
+def test_one_process_at_a_time_trains_in_a_folder_until_it_is_killed(holder, tmp_path: Path):
     write_text(tmp_path)
     for training in (
         lambda: train(experiment(tmp_path), tmp_path / "run"),
@@ -41,9 +41,6 @@ def test_one_process_at_a_time_trains_in_a_folder(holder, tmp_path: Path):
         with pytest.raises(CheckpointError, match=r"another process is training in .*run, and one would overwrite"):
             training()
     assert list((tmp_path / "run").iterdir()) == []
-
-
-def test_a_killed_training_lets_go_of_its_folder(holder, tmp_path: Path):
     holder.send_signal(signal.SIGKILL)
     holder.wait()
     with RunFolder(tmp_path / "run").locked():

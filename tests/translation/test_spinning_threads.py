@@ -1,6 +1,5 @@
 import os
 import subprocess
-import sys
 
 import pytest
 import torch
@@ -73,7 +72,7 @@ def test_trainings_and_translations_say_it(busy, logged, monkeypatch):
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="only Linux tells how long threads wait")
-def test_threads_of_a_process_that_share_one_core_wait_for_it():
+def test_threads_of_a_process_that_share_one_core_wait_for_it(warm_python):
     program = """
 import os, threading, time
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
@@ -88,6 +87,6 @@ for thread in threads: thread.start()
 time.sleep(1)
 print(seconds_waited() - before)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run([*warm_python, "-c", program], capture_output=True, text=True, check=True)
     assert float(done.stdout) > 0.3
     assert seconds_waited() >= 0.0

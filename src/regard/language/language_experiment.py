@@ -144,11 +144,25 @@ def _layer_config(layer: LayerSettings, rotary: Rotary) -> LayerConfig:
 
 
 class LongTrainingSettings(Section):
-    """How to train. An update is one step of the optimiser on one sequence; torchrun starts several processes."""
+    """How to train. An update is one step of the optimiser; torchrun starts several processes.
+
+    An update reads `accumulate` sequences for each ring, without one for each process.
+    """
 
     ring: Literal["contiguous", "zigzag", "striped"] | None = None
-    """How each sequence is sharded over the processes: contiguous for windows, zigzag or striped for causal layers;
-    null: each process reads a sequence of its own."""
+    """How each sequence is sharded over the processes of a ring: contiguous for windows, zigzag or striped for causal
+    layers; null: each process reads sequences of its own."""
+    ring_size: Annotated[int, NotTruth, Field(ge=2)] | None = None
+    """Processes of a ring, a divisor of those that torchrun starts; each ring reads sequences of its own. null: all
+    processes are one ring."""
+    accumulate: Count = 1
+    """Sequences that a ring, or a process without one, reads for an update, one after the other; their gradients are
+    added."""
+    checkpointing: bool = False
+    """Whether the activations within a block are computed a second time in the backward pass instead of being stored:
+    less memory, a third more time."""
+    precision: Literal["32-true", "bf16-mixed"] = "32-true"
+    """Number format of the computation, as Lightning names it; weights and partial results of a ring are float32."""
     start_from: Path | None = None
     """Folder of another run whose weights training begins with; its model is the same."""
     max_updates: Count = 1000
@@ -173,6 +187,15 @@ class LongTrainingSettings(Section):
     """Updates after which a line of progress is printed."""
     accelerator: str = "auto"
     """Where to compute, as Lightning names it: cpu, cuda, auto."""
+
+    @model_validator(mode="after")
+    def _ring_size_needs_a_ring(self) -> LongTrainingSettings:
+        if self.ring_size is not None and self.ring is None:
+            raise ValueError(
+                f"training.ring_size {self.ring_size} needs training.ring, which says how a ring shards a sequence: "
+                "write ring: contiguous, zigzag or striped, or leave ring_size out"
+            )
+        return self
 
     @property
     def layout(self) -> RingLayout | None:
@@ -227,9 +250,12 @@ MAY_CHANGE_LATER = (
     "training.validate_every",
     "training.report_every",
     "training.ring",
+    "training.ring_size",
+    "training.accumulate",
+    "training.checkpointing",
     "data.folder",
 )
-"""Keys that no update depends on, but for rounding: they may change when a run is resumed."""
+"""Keys that no update of as many sequences depends on, but for rounding: they may change when a run is resumed."""
 
 MAY_CHANGE_WITHOUT_DECAY = ("training.max_updates",)
 """Further such keys, unless the learning rate falls to 0 at the last update."""
@@ -252,9 +278,24 @@ line, `training.ring`, shards each sequence over the processes that torchrun sta
 
     torchrun --nproc-per-node 2 --no-python regard train book.yaml
 
-The loss, the gradients and so the weights are those of one process that reads the whole sequence, up to rounding. The
-run's folder gets experiment.yaml, model/ (for `regard.models.LanguageModel.load`), state/ (all that resuming needs) and
-logs/ (TensorBoard). The same command resumes a run that was interrupted.
+The loss, the gradients and so the weights are those of one process that reads the whole sequence, up to rounding (and
+dropout, which processes draw for their tokens).
+
+Several rings train together, each on sequences of its own, where `training.ring_size` is smaller than the number of
+processes: of 8 processes in rings of 4, an update reads 2 sequences. One process with `accumulate: 2` reads the same
+two, and comes to the same weights:
+
+    training:
+      ring: contiguous
+      ring_size: 4
+      checkpointing: true    # less memory, a third more time
+      precision: bf16-mixed
+
+    torchrun --nproc-per-node 8 --no-python regard train book.yaml
+
+Processes of a ring are neighbours: on one machine, where its size divides the number of processes there. The run's
+folder gets experiment.yaml, model/ (for `regard.models.LanguageModel.load`), state/ (all that resuming needs) and logs/
+(TensorBoard). The same command resumes a run that was interrupted.
 
 {resuming}
 
@@ -264,7 +305,10 @@ This page is written by `python -m regard.language.language_experiment`."""
 def language_reference() -> str:
     """The page docs/yaml-language-model.md as Markdown."""
     keys = ", ".join(f"`{key}`" for key in MAY_CHANGE_LATER)
-    text = f"These keys may change then: {keys}; and `training.max_updates`, unless `training.decay` is linear."
+    text = (
+        f"These keys may change then: {keys}, as long as an update reads as many sequences; and "
+        "`training.max_updates`, unless `training.decay` is linear."
+    )
     return settings_tables(HEAD.replace("{resuming}", "\n".join(textwrap.wrap(text, 120))), LanguageExperiment)
 
 

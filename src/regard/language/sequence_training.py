@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 from regard.errors import ConfigurationError
@@ -18,22 +21,39 @@ from regard.language.language_experiment import LongTrainingSettings
 from regard.language.long_text import LongText
 from regard.models import LanguageModel
 from regard.ring import RingLayout, shard, sharded
+from regard.ring.peers import Group
 from regard.translation.lightning_module import seed_generators
 from regard.translation.training_loss import projected_cross_entropy
 
 
-def sequence_loss(model: LanguageModel, sequence: Tensor, layout: RingLayout | None = None) -> Tensor:
+def sequence_loss(
+    model: LanguageModel,
+    sequence: Tensor,
+    layout: RingLayout | None = None,
+    group: Group = None,
+    *,
+    checkpointing: bool = False,
+) -> Tensor:
     """-Σ log p(token t + 1 | tokens 0..t), in nats, over this process's positions of a sequence.
 
-    sequence: int64 (length + 1,), the same in all processes of a ring. Without a layout this process has all positions.
-    Of the logits, some rows at a time are in memory. Gradients of parameters are this process's part.
+    sequence: int64 (length + 1,), the same in all processes of a ring. layout, group: how its processes share it;
+    without a layout this process has all positions. checkpointing: whether activations within a block are computed
+    again in the backward pass, by messages in a ring too. Of the logits, some rows at a time are in memory. Gradients
+    of parameters are this process's part.
     """
+
+    def attention() -> AbstractContextManager[None]:
+        return nullcontext() if layout is None else sharded(layout, group=group)
+
     tokens, following, positions = sequence[:-1], sequence[1:], None
     if layout is not None:
-        positions = shard(torch.arange(len(tokens), device=sequence.device), 0, layout)
-        tokens, following = shard(tokens, 0, layout), shard(following, 0, layout)
-    with nullcontext() if layout is None else sharded(layout):
-        features = model.features(tokens[None], positions=positions)[0]
+        positions = shard(torch.arange(len(tokens), device=sequence.device), 0, layout, group)
+        tokens, following = shard(tokens, 0, layout, group), shard(following, 0, layout, group)
+    call_block = None
+    if checkpointing:  # what is computed again is in a ring too, whatever thread runs the backward pass
+        call_block = partial(checkpoint, use_reentrant=False, context_fn=lambda: (nullcontext(), attention()))
+    with attention():
+        features = model.features(tokens[None], positions=positions, call_block=call_block)[0]
     weight = model.embedding.weight if model.output is None else model.output.weight
     return projected_cross_entropy(features, weight, None, following, 0.0)[0]
 
@@ -44,24 +64,28 @@ class SequencesToNextStop:
     It has no length: lengths differ, and the Trainer would take the first for all.
     """
 
-    def __init__(self, sequence: Callable[[int], Tensor], settings: LongTrainingSettings, updates: Callable[[], int]):
+    def __init__(
+        self, sequence: Callable[[int, int], Tensor], settings: LongTrainingSettings, updates: Callable[[], int]
+    ) -> None:
         self._sequence, self._settings, self._updates = sequence, settings, updates
 
     def __iter__(self) -> Iterator[Tensor]:
         update = self._updates()
         while update < self._settings.max_updates:
-            yield self._sequence(update)
+            for number in range(self._settings.accumulate):
+                yield self._sequence(update, number)
             update += 1
             if update % self._settings.validate_every == 0:
                 return
 
 
 class SequenceTraining(LightningModule):
-    """Trains a language model by the mean cross entropy of its next token; an update reads one sequence per ring.
+    """Trains a language model by the mean cross entropy of its next token, over all sequences that an update reads.
 
-    With a layout all processes are one ring: each has a shard of every sequence, and the gradient is the sum over
-    processes, over the length of the whole. Without one each process reads a sequence of its own. An update is a
-    function of the weights, the optimiser's state, the seed and the update's number, so that a run resumes exactly.
+    With a layout processes form rings: those of a ring have shards of the same sequences, and other rings read others;
+    without one each process reads sequences of its own. Each of these readers reads `accumulate` sequences an update.
+    The gradient is the sum over processes, over the tokens of all. An update is a function of the weights, the
+    optimiser's state, the seed and the update's number, so that a run resumes exactly.
     """
 
     def __init__(self, model: LanguageModel, text: LongText, settings: LongTrainingSettings, *, seed: int) -> None:
@@ -71,29 +95,53 @@ class SequenceTraining(LightningModule):
         self.validated: float | None = None
         """Bits per byte of the latest validation."""
         self._text = text
+        self._group: Group = None  # the ring of this process
         self._window: list[Tensor] = []  # cross entropies of this process since they were last reported
         self._validation: list[Tensor] = []
         self._lap = 0.0
+
+    def setup(self, stage: str) -> None:
+        if self.settings.layout is not None:  # neighbouring ranks, which share a machine, are a ring
+            sizes = self._readers, self._processes_per_reader
+            kind = self.trainer.strategy.root_device.type
+            self._group = init_device_mesh(kind, sizes, mesh_dim_names=("data", "ring"))["ring"]
 
     def train_dataloader(self) -> SequencesToNextStop:
         return SequencesToNextStop(self._sequence, self.settings, lambda: self.updates)
 
     def val_dataloader(self) -> DataLoader:
         sequences = self._text.validation()
-        own = sequences if self._is_ring else sequences[self.trainer.global_rank :: self.trainer.world_size]
+        own = sequences[self._reader :: self._readers]
+        # As many everywhere, or Lightning would skip the end of the validation in some processes; empty ones count 0.
+        own += [torch.empty(0, dtype=torch.int64)] * (-(-len(sequences) // self._readers) - len(own))
         return DataLoader(own, batch_size=None)  # type: ignore[arg-type]  # a list is a dataset of its elements
 
     @property
-    def _is_ring(self) -> bool:
-        return self.settings.layout is not None
+    def _processes_per_reader(self) -> int:
+        if self.settings.layout is None:
+            return 1
+        return self.settings.ring_size or self.trainer.world_size
 
     @property
-    def _tokens_per_update(self) -> int:
-        return self._text.length * (1 if self._is_ring else self.trainer.world_size)
+    def _readers(self) -> int:
+        """Rings, or processes without a ring."""
+        return self.trainer.world_size // self._processes_per_reader
 
-    def _sequence(self, update: int) -> Tensor:
-        reader = 0 if self._is_ring else self.trainer.global_rank
-        return self._text.sequence(self.seed, update, reader)
+    @property
+    def _reader(self) -> int:
+        return self.trainer.global_rank // self._processes_per_reader
+
+    @property
+    def tokens_per_update(self) -> int:
+        """Tokens that all processes read for an update."""
+        return self._text.length * self._readers * self.settings.accumulate
+
+    def _sequence(self, update: int, number: int) -> Tensor:
+        return self._text.sequence(self.seed, update, self._reader * self.settings.accumulate + number)
+
+    def completes_update(self, batch_idx: int) -> bool:
+        """Whether the optimiser steps after a batch, counted since the last stop."""
+        return (batch_idx + 1) % self.settings.accumulate == 0
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         settings = self.settings
@@ -102,7 +150,8 @@ class SequenceTraining(LightningModule):
             lr=settings.learning_rate,
             betas=settings.betas,
             weight_decay=settings.weight_decay,
-            fused=self.device.type in ("cpu", "cuda"),
+            # Lightning clips no gradients for a fused optimiser under mixed precision, because it could unscale them.
+            fused=settings.precision == "32-true" and self.device.type in ("cpu", "cuda"),
         )
 
     def on_train_start(self) -> None:
@@ -112,15 +161,17 @@ class SequenceTraining(LightningModule):
         self._lap = time.perf_counter()
 
     def on_train_batch_start(self, batch: Tensor, batch_idx: int) -> None:
-        seed_generators(self.device, self.seed, self.trainer.global_rank, self.updates)
+        sequences = self.updates * self.settings.accumulate + batch_idx % self.settings.accumulate
+        seed_generators(self.device, self.seed, self.trainer.global_rank, sequences)
         for group in self.trainer.optimizers[0].param_groups:
             group["lr"] = rate_of_update(self.settings, self.updates)
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        loss = sequence_loss(self.model, batch, self.settings.layout)
+        settings = self.settings
+        loss = sequence_loss(self.model, batch, settings.layout, self._group, checkpointing=settings.checkpointing)
         self._window.append(loss.detach())
-        # Several processes average their gradients; this makes it the sum over all, divided by the tokens of all.
-        return loss * (self.trainer.world_size / self._tokens_per_update)
+        # Gradients are averaged over processes and sequences; this makes it the sum, divided by the tokens of all.
+        return loss * (self.trainer.world_size * settings.accumulate / self.tokens_per_update)
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
@@ -134,15 +185,17 @@ class SequenceTraining(LightningModule):
 
     def take_window(self) -> dict[str, float]:
         """Bits per byte of the updates since the last call, over all processes, and how many updates these are."""
-        updates, total = len(self._window), float(torch.stack(self._window).double().sum())
+        updates = len(self._window) // self.settings.accumulate
+        total = float(torch.stack(self._window).double().sum())
         self._window.clear()
-        return {"updates": updates, "bits_per_byte": self._bits(total, updates * self._tokens_per_update)}
+        return {"updates": updates, "bits_per_byte": self._bits(total, updates * self.tokens_per_update)}
 
     def on_validation_epoch_start(self) -> None:
         self._validation.clear()
 
     def validation_step(self, batch: Tensor, batch_idx: int) -> None:
-        self._validation.append(sequence_loss(self.model, batch, self.settings.layout))
+        if len(batch):
+            self._validation.append(sequence_loss(self.model, batch, self.settings.layout, self._group))
 
     def on_validation_epoch_end(self) -> None:
         tokens = len(self._text.validation()) * self._text.length
@@ -168,7 +221,7 @@ class SequenceTraining(LightningModule):
         return {"updates": self.updates, "seconds": self.seconds, "read": self._what_is_read()}
 
     def _what_is_read(self) -> dict[str, int]:
-        return {"bytes of text": len(self._text.train), "tokens of an update": self._tokens_per_update}
+        return {"bytes of text": len(self._text.train), "tokens of an update": self.tokens_per_update}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Restore the progress.
@@ -180,8 +233,8 @@ class SequenceTraining(LightningModule):
         changed = [f"{name} were {before[name]:,} and are {now[name]:,}" for name in now if before[name] != now[name]]
         if changed:
             raise ConfigurationError(
-                f"the run cannot go on where it was: {', '.join(changed)}; resume with the files and the number of "
-                "processes that it began with, or with any number of them in a ring"
+                f"the run cannot go on where it was: {', '.join(changed)}; resume with the files that it began with, "
+                "and with as many sequences an update: training.accumulate for each ring, or each process without one"
             )
         self.updates, self.seconds = state["updates"], state["seconds"]
 

@@ -55,7 +55,7 @@ def train_language_model(
 
     Raises:
         ConfigurationError: the folder holds a run of other settings (their keys are named), a ring has no processes or
-            more than the sequences have tokens, or the text is too short.
+            more than the sequences have tokens, rings do not divide the processes, or the text is too short.
         CorpusError: the text cannot be read.
         CheckpointError: the state or the weights to start from are damaged or of another model; another process trains
             in the folder.
@@ -91,7 +91,8 @@ def _check_ring(experiment: LanguageExperiment, processes: tuple[int, int]) -> N
     Raises:
         ConfigurationError: it has not.
     """
-    ring, length, world = experiment.training.ring, experiment.data.length, processes[0] * processes[1]
+    settings, length, world = experiment.training, experiment.data.length, processes[0] * processes[1]
+    ring, size = settings.ring, settings.ring_size or world
     if ring is None:
         return
     if world == 1:
@@ -99,10 +100,15 @@ def _check_ring(experiment: LanguageExperiment, processes: tuple[int, int]) -> N
             f"training.ring: {ring} shards each sequence over several processes, and there is one: start them with "
             "`torchrun --nproc-per-node 2 --no-python regard train ...`, or leave training.ring out"
         )
-    if length < world:
+    if world % size:
         raise ConfigurationError(
-            f"data.length: has {length}, and training.ring shards a sequence over {world} processes, each of which "
-            f"needs a token: write a length of at least {world}, or start fewer processes"
+            f"training.ring_size: has {size}, and torchrun started {world} processes, which rings of {size} do not "
+            f"divide: start a multiple of {size}, or write one of {[n for n in range(2, world + 1) if not world % n]}"
+        )
+    if length < size:
+        raise ConfigurationError(
+            f"data.length: has {length}, and training.ring shards a sequence over {size} processes, each of which "
+            f"needs a token: write a length of at least {size}, or take fewer processes for a ring"
         )
 
 
@@ -162,7 +168,7 @@ def _fit_sequences(
             trainer.fit(training, ckpt_path=str(run.state) if run.state.exists() else None)
         if interrupt.received:
             raise interrupt.error()
-    tokens = training.updates * text.length * (1 if settings.layout else processes[0] * processes[1])
+    tokens = training.updates * training.tokens_per_update
     return LanguageTrainingResult(
         run.path,
         training.updates,
@@ -187,6 +193,8 @@ def _sequence_trainer(
             devices=local,
             num_nodes=machines,
             strategy="ddp" if local * machines > 1 else "auto",
+            precision=experiment.training.precision,
+            accumulate_grad_batches=experiment.training.accumulate,
             gradient_clip_val=experiment.training.clip_norm,
             max_epochs=-1,  # the module ends the run by its own count of updates
             limit_val_batches=1.0 if validates else 0,
@@ -216,7 +224,11 @@ class SaveSequenceRun(Checkpoint):
         # Lightning answers SIGTERM by leaving without a state, and with the exit status of success.
         self._interrupt.install()
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if not _as_sequence_training(pl_module).completes_update(batch_idx):
+            return
         # All processes have to end after the same update: the others would wait for ever.
         if trainer.strategy.reduce_boolean_decision(self._interrupt.received is not None, all=False):
             here = torch.tensor(self._interrupt.received or 0, device=trainer.strategy.root_device)
@@ -246,8 +258,12 @@ class ReportUpdates(Callback):
         if training.updates:
             self._write(f"goes on after update {training.updates:,}")
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         training = _as_sequence_training(pl_module)
+        if not training.completes_update(batch_idx):
+            return
         if training.updates % training.settings.report_every and training.updates != training.settings.max_updates:
             return
         window = training.take_window()

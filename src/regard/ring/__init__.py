@@ -5,6 +5,7 @@ from .layout import RingLayout as RingLayout
 from .layout import Striped as Striped
 from .layout import Zigzag as Zigzag
 from .layout import balanced as balanced
+from .linear_lenses import observe_linear_attention as observe_linear_attention
 from .linear_ring import linear_attention as linear_attention
 from .linear_ring import linear_attention_with_state as linear_attention_with_state
 from .ring_attention import attention as attention
@@ -27,6 +28,7 @@ __all__ = [
     "linear_attention",
     "linear_attention_with_state",
     "observe",
+    "observe_linear_attention",
     "shard",
     "sharded",
     "unshard",

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..core.log_sum_exp import LARGEST_LSE, coarse_rows, in_float64, merge_softmax
 from ..core.problem import Problem
-from ..core.score_forms import AdditivePairs, DotPairs, at_least_float32
+from ..core.score_forms import AdditivePairs, DotPairs, at_least_float32, with_rows
 from ..errors import KernelError
 from ..kernels import choose, zero_nonfinite_inputs
 from ..kernels.base import InPlaceKernel, OwnGradient
@@ -145,7 +145,8 @@ class ShardGradients:
             own = BatchedProblem.from_problem(problem)
             flat = own.flatten_batch
             saved = Saved(flat(output), flat(lse), flat(grad_output), flat(grad_lse))
-            computation.add_gradients(own, saved, ProblemGradients(flat(query), flat(key), flat(value)))
+            into = ProblemGradients(flat(query), flat(key), flat(value))
+            computation.backward_into(own, saved, into, accumulate=True)
             return
         # A tensor may occur twice, as in a sum of two biases: each occurrence has a gradient of its own.
         targets: dict[int, list[Tensor]] = {}
@@ -173,11 +174,11 @@ def block_rows(tensor: Tensor, rows: slice, heads: slice | None) -> Tensor:
 
 def block_problem(problem: Problem, block: PairBlock, heads: slice | None, key: Tensor, value: Tensor) -> Problem:
     """The problem of a block, at its global positions; `key` and `value` are all received ones of its heads."""
+    query = block_rows(problem.pairs.query, block.rows, heads)
+    positions = block.query_positions, block.key_positions
     return replace(
         problem,
-        pairs=replace(
-            problem.pairs, query=block_rows(problem.pairs.query, block.rows, heads), key=key[..., block.columns, :]
-        ),
+        pairs=with_rows(problem.pairs, query, key[..., block.columns, :], *positions),
         value=value[..., block.columns, :],
         mask=None if block.is_full else problem.mask,
         query_positions=block.query_positions,

@@ -26,6 +26,8 @@ from ..utils.pytree import tree_tensors
 from .layout import Pieces, RingLayout, Shards, place
 from .peers import Peers
 
+MESSAGES = 1
+"""The version of what processes send to each other in a call; versions of regard with others cannot form a ring."""
 FAULT = -1
 """The checksum of a process whose own arguments are wrong."""
 CALL_NUMBERS = 2**20
@@ -68,7 +70,7 @@ def agree(peers: Peers, problem: Problem | RegardError, layout: RingLayout, sett
         own += [*_ends(problem.query_positions), *_ends(problem.key_positions)]
     every = agree_on(peers, problem, described, own)
     queries, keys = (tuple(numbers[at] for numbers in every) for at in (0, 1))
-    found = Agreement(*_shards(layout, queries, keys), number=every[0][2], seed=every[0][3])
+    found = Agreement(*query_and_key_shards(layout, queries, keys), number=every[0][2], seed=every[0][3])
     for name, shards, at in (("queries", found.queries, 4), ("keys", found.keys, 6)):
         for rank, numbers in enumerate(every):
             _check_ends(layout, name, rank, shards.pieces[rank], numbers[at : at + 2])
@@ -101,7 +103,7 @@ def _check_ends(layout: RingLayout, name: str, rank: int, pieces: Pieces, ends: 
 def agree_on(peers: Peers, problem: object, described: Mapping[str, str], numbers: list[int]) -> list[list[int]]:
     """The numbers of all processes, whose descriptions of a call are the same.
 
-    problem: anything, or the RegardError that this process's arguments ended in.
+    problem: anything, or the RegardError that this process's arguments ended in. numbers: at most NUMBERS.
 
     Raises:
         RingError: they are not, a process is lost, or the arguments of another one are wrong.
@@ -109,11 +111,12 @@ def agree_on(peers: Peers, problem: object, described: Mapping[str, str], number
     """
     if isinstance(problem, RegardError):
         described = {"error": str(problem)}
+    described = {"version of messages": str(MESSAGES), **described}
     checksum = FAULT if isinstance(problem, RegardError) else _checksum(described)
-    every = peers.gather_numbers([checksum, *numbers])
+    every = peers.gather_numbers([checksum, *numbers, *[0] * (NUMBERS - len(numbers))])
     if any(first != checksum or first == FAULT for first, *_ in every):
         _raise_difference(peers, problem, described)
-    return [rest for _, *rest in every]
+    return [rest[: len(numbers)] for _, *rest in every]
 
 
 def describe(problem: Problem) -> dict[str, str]:
@@ -167,11 +170,15 @@ def _raise_difference(peers: Peers, problem: object, described: Mapping[str, str
                 f"the processes of the ring disagree on {name}: rank {odd[0]} has {values[odd[0]]}, rank {like} has "
                 f"{usual}; all need the same" + (f" (other ranks that differ: {odd[1:]})" if odd[1:] else "")
             )
-    raise RingError("the checksums of the processes differ, but their arguments do not: they run different versions")
+    raise RingError("the checksums of the processes differ, but their arguments do not: report this as a bug of regard")
 
 
-def _shards(layout: RingLayout, queries: tuple[int, ...], keys: tuple[int, ...]) -> tuple[Shards, Shards]:
-    """The positions of queries and keys of all processes; fewer queries are at the last positions of the keys."""
+def query_and_key_shards(layout: RingLayout, queries: tuple[int, ...], keys: tuple[int, ...]) -> tuple[Shards, Shards]:
+    """The positions of queries and keys of all processes; fewer queries are at the last positions of the keys.
+
+    Raises:
+        ShapeError: more queries than keys, or lengths that are not those of the layout.
+    """
     if sum(queries) > sum(keys):
         raise ShapeError(
             f"the ring has {sum(queries):,} queries and {sum(keys):,} keys: the queries are at the last positions of "

@@ -61,13 +61,13 @@ class Hop:
     received: tuple[slice, ...]
     blocks: tuple[PairBlock, ...]
 
-    def part(self, index: int, parts: int) -> Hop:
-        """The hop over one of `parts` equal parts of the keys sent and of the keys received."""
-        start, stop = _part_bounds(count(self.received), index, parts)
+    def part(self, sent: tuple[int, int] | None, received: tuple[int, int] | None) -> Hop:
+        """The hop over one of some equal parts of the keys sent, and one of those received: (index, parts) or None."""
+        start, stop = _part_bounds(count(self.received), received)
         blocks = (block.among(start, stop) for block in self.blocks)
         return Hop(
             self.destination,
-            among(self.sent, *_part_bounds(count(self.sent), index, parts)),
+            among(self.sent, *_part_bounds(count(self.sent), sent)),
             self.source,
             among(self.received, start, stop),
             tuple(block for block in blocks if len(block.key_positions)),
@@ -116,10 +116,18 @@ def among(spans: Sequence[slice], start: int, stop: int) -> tuple[slice, ...]:
     return tuple(found)
 
 
-def _part_bounds(rows: int, index: int, parts: int) -> tuple[int, int]:
-    """The first row of a part and the row after its last, at multiples of KEY_TILE."""
+def _part_bounds(rows: int, part: tuple[int, int] | None) -> tuple[int, int]:
+    """The first row of a part (index, parts) and the row after its last, at multiples of KEY_TILE; None has none."""
+    if part is None:
+        return 0, 0
+    index, parts = part
     size = -(-rows // (parts * KEY_TILE)) * KEY_TILE
     return min(index * size, rows), min((index + 1) * size, rows)
+
+
+def plan_limits() -> str:
+    """The constants by which each process computes the plan, as text."""
+    return f"{KEY_TILE} keys in at most {MAX_SPANS} spans, at most {QUERY_TILES} of queries"
 
 
 def plan_hops(problem: Problem, queries: Shards, keys: Shards, rank: int) -> HopPlan:

@@ -1,8 +1,8 @@
 """The exchange of keys, values and their gradients between the processes of a ring, in parts of bounded size.
 
-A hop is cut into parts over key heads, and over keys where the mask differs by head or there are too few heads. While
-one part is computed, the next one arrives in the other of two buffers: beside its own tensors a process stores two
-parts of other processes' keys and values, two of their gradients, and one of the gradients of its own that arrive.
+A message is cut into parts over key heads, and over keys where the mask differs by head or there are too few heads.
+While one part is computed, the next one arrives in the other of two buffers: beside its own tensors a process stores
+two parts of other processes' keys and values, two of their gradients, and one of the gradients of its own that arrive.
 """
 
 from __future__ import annotations
@@ -18,68 +18,108 @@ from torch import Tensor
 from ..core.problem import Problem
 from ..core.score_forms import DotPairs
 from .head_exchange import differs_by_head
-from .hops import Hop, HopPlan, count
+from .hops import Hop, HopPlan, count, plan_limits
 from .peers import Message, Peers, Pending
 
 KEY, VALUE, KEY_GRADIENT, VALUE_GRADIENT, KINDS = range(5)
 """Tags of the messages of a call, counted from its first one."""
 
 MOST_PARTS = 16
-"""Parts of a hop, at most."""
+"""Parts of a message, at most."""
 PART_BYTES = 2**19
 """Bytes of the keys and values of a part, at least, where there are several: each costs messages and calls."""
 
 
+def exchange_limits() -> dict[str, str]:
+    """The constants by which each process plans its messages, which need to be the same in all, by their names."""
+    return {"parts of a hop": f"at most {MOST_PARTS}, of at least {PART_BYTES} bytes", "tiles of a hop": plan_limits()}
+
+
 @dataclass(frozen=True, slots=True)
 class PartCounts:
-    """The number of parts of each hop by key heads and by keys, the same in all processes."""
+    """The number of parts of a message by key heads and by keys, which both its ends compute."""
 
     heads: int
     keys: int
 
     @classmethod
-    def for_problem(cls, problem: Problem, longest: int, *, by_heads: bool = True) -> PartCounts:
-        """The numbers of parts in a ring whose longest shard has `longest` keys; by_heads: whether heads may be cut."""
+    def for_keys(cls, problem: Problem, keys: int, *, by_heads: bool) -> PartCounts:
+        """The numbers of parts of a message with `keys` keys and their values; by_heads: whether heads may be cut."""
         key, value = problem.pairs.key, problem.value
-        numbers = sum(longest * tensor.shape[:-2].numel() * tensor.shape[-1] for tensor in (key, value))
+        numbers = sum(keys * tensor.shape[:-2].numel() * tensor.shape[-1] for tensor in (key, value))
         possible = min(MOST_PARTS, numbers * value.element_size() // PART_BYTES)
         if possible < 2:
             return cls(1, 1)
         parts = 1 << possible.bit_length() - 1
-        heads = gcd(parts, key.shape[-3]) if by_heads and _heads_alike(problem) else 1
+        heads = gcd(parts, key.shape[-3]) if by_heads else 1
         return cls(heads, parts // heads)
 
+    def slices(self, problem: Problem) -> list[MessagePart]:
+        """The parts, those of the same keys after each other."""
+        if self.heads == 1:
+            return [MessagePart(None, None, (index, self.keys)) for index in range(self.keys)]
+        key_heads, query_heads = (tensor.shape[-3] // self.heads for tensor in (problem.value, problem.pairs.query))
+        return [
+            MessagePart(
+                slice(at * key_heads, (at + 1) * key_heads), slice(at * query_heads, (at + 1) * query_heads), rows
+            )
+            for rows in ((index, self.keys) for index in range(self.keys))
+            for at in range(self.heads)
+        ]
 
-def _heads_alike(problem: Problem) -> bool:
+
+def heads_alike(problem: Problem) -> bool:
     """Whether score, mask and bias are the same for all heads, and nothing is drawn for each."""
     plain = isinstance(problem.pairs, DotPairs) and problem.bias is None and problem.dropout is None
     return problem.heads and plain and not differs_by_head(problem.mask, problem.value.device)
 
 
 @dataclass(frozen=True, slots=True)
+class MessagePart:
+    """A part of a message: its key heads, their query heads (None for all), and which of equal parts of its keys."""
+
+    key_heads: slice | None = None
+    query_heads: slice | None = None
+    keys: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class HopPart:
     """A part of a hop, whose keys and values travel and are computed together.
 
-    hop: the hop over the part's keys. key_heads and query_heads: those of the part; None for all.
+    hop: the hop over the part's keys. number: of the part, the same in the process that sends it and in the one that
+    receives it. sent_heads: key heads of the keys sent. key_heads and query_heads: those of the keys received. None for
+    all.
     """
 
     hop: Hop
+    number: int = 0
+    sent_heads: slice | None = None
     key_heads: slice | None = None
     query_heads: slice | None = None
 
 
-def hop_parts(plan: HopPlan, problem: Problem, counts: PartCounts) -> list[HopPart]:
-    """This process's own keys, whole, then the parts of all hops with a message, in the same order everywhere."""
+def hop_parts(plan: HopPlan, problem: Problem, longest: int, *, by_heads: bool = True) -> list[HopPart]:
+    """This process's own keys, whole, then the parts of all hops with a message, in the same order everywhere.
+
+    longest: keys of the longest shard of the ring. by_heads: whether heads may be cut where they are alike.
+    """
     own, *others = plan.hops
-    heads: list[tuple[slice, slice] | tuple[()]] = [()]
-    if counts.heads > 1:
-        of_keys, of_queries = (tensor.shape[-3] // counts.heads for tensor in (problem.value, problem.pairs.query))
-        heads = [
-            (slice(at * of_keys, (at + 1) * of_keys), slice(at * of_queries, (at + 1) * of_queries))
-            for at in range(counts.heads)
-        ]
-    cut = [hop.part(index, counts.keys) for hop in others for index in range(counts.keys)]
-    return [HopPart(own), *(HopPart(hop, *some) for hop in cut if hop.sent or hop.received for some in heads)]
+    by_heads = by_heads and heads_alike(problem)
+    most = PartCounts.for_keys(problem, longest, by_heads=by_heads)
+    found = [HopPart(own)]
+    for step, hop in enumerate(others):
+        sent, received = (
+            PartCounts.for_keys(problem, keys, by_heads=by_heads).slices(problem) if keys else []
+            for keys in (count(hop.sent), count(hop.received))
+        )
+        for index, parts in enumerate(zip_longest(sent, received, fillvalue=MessagePart())):
+            leaving, coming = parts
+            number = step * most.heads * most.keys + index + 1
+            part = hop.part(leaving.keys, coming.keys)
+            if part.sent or part.received:
+                found.append(HopPart(part, number, leaving.key_heads, coming.key_heads, coming.query_heads))
+    return found
 
 
 class ReusedBuffers:
@@ -111,16 +151,20 @@ class KeyExchange:
     parts: list[HopPart]
     tag: int
 
-    def received(self) -> Iterator[tuple[HopPart, Tensor, Tensor]]:
+    def received(self, *, gradients_return: bool = False) -> Iterator[tuple[HopPart, Tensor, Tensor]]:
         """Each part with its keys and values, which are valid until the next but one; the next are under way.
 
-        All processes post the messages of one part before those of the next, as NCCL needs.
+        gradients_return: whether the caller sends gradients of each part home before it takes the next one. Where the
+        backend does not match messages by tags, both ends of each message need to post it in the same order among all
+        others. That of keys is the order of their numbers; gradients of a part come after the keys of the next number
+        and before those of later ones, whether or not a process has that part.
         """
-        buffers = ReusedBuffers(2), ReusedBuffers(2)
-        following = self._exchange(self.parts[0], buffers)
+        buffers, in_order = (ReusedBuffers(2), ReusedBuffers(2)), gradients_return and not self.peers.matches_tags
+        following: tuple[Pending, list[Tensor]] | None = self._exchange(self.parts[0], buffers)
         for part, next_part in zip_longest(self.parts, self.parts[1:]):
-            pending, (key, value) = following
-            if next_part is not None:
+            pending, (key, value) = following or self._exchange(part, buffers)
+            following = None
+            if next_part is not None and not (in_order and 0 < part.number < next_part.number - 1):
                 following = self._exchange(next_part, buffers)
             pending.wait()
             yield part, key, value
@@ -133,9 +177,9 @@ class KeyExchange:
         sends: list[Message] = []
         receives: list[Message] = []
         for kind, tensor, buffer in zip((KEY, VALUE), own, buffers, strict=True):
-            tensor = some_heads(tensor, part.key_heads)
-            sends.append((hop.destination, take(tensor, hop.sent).contiguous(), self.tag + kind))
-            receives.append((hop.source, buffer.rows_like(tensor, count(hop.received)), self.tag + kind))
+            leaving, coming = some_heads(tensor, part.sent_heads), some_heads(tensor, part.key_heads)
+            sends.append((hop.destination, take(leaving, hop.sent).contiguous(), self.tag + kind))
+            receives.append((hop.source, buffer.rows_like(coming, count(hop.received)), self.tag + kind))
         return self.peers.post(sends, receives), [tensor for _, tensor, _ in receives]
 
 
@@ -164,9 +208,12 @@ class GradientReturn:
         hop, tag = part.hop, self.exchange.tag
         sends: list[Message] = []
         receives: list[Message] = []
-        for kind, gradient, buffers in zip((KEY_GRADIENT, VALUE_GRADIENT), gradients, self.arrivals, strict=True):
+        for kind, gradient, total, buffers in zip(
+            (KEY_GRADIENT, VALUE_GRADIENT), gradients, self.sums, self.arrivals, strict=True
+        ):
             sends.append((hop.source, gradient, tag + kind))
-            receives.append((hop.destination, buffers.rows_like(gradient, count(hop.sent)), tag + kind))
+            home = some_heads(total, part.sent_heads)
+            receives.append((hop.destination, buffers.rows_like(home, count(hop.sent)), tag + kind))
         pending = self.exchange.peers.post(sends, receives)
         self.under_way = part, pending, [tensor for _, tensor, _ in receives]
 
@@ -177,7 +224,7 @@ class GradientReturn:
         part, pending, arrived = self.under_way
         pending.wait()
         for total, gradient in zip(self.sums, arrived, strict=True):
-            add_rows(some_heads(total, part.key_heads), part.hop.sent, gradient)
+            add_rows(some_heads(total, part.sent_heads), part.hop.sent, gradient)
         self.under_way = None
 
 

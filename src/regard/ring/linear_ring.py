@@ -11,6 +11,7 @@ that goes from process to process, takes the time of one process, whatever their
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import and_
@@ -33,6 +34,7 @@ from ..linear.linear_problem import (
     FEATURELESS,
     LinearOptions,
     LinearProblem,
+    LinearResult,
     NonfiniteRows,
     make_linear_problem,
     read_state,
@@ -150,16 +152,42 @@ def run_linear(
     wants_state: bool = False,
 ) -> tuple[Tensor, LinearState | None]:
     """Output of this process's queries, and the state after all positions where it is wanted."""
+    result = agreed_linear_call(query, key, value, options, layout, peers, wants_state=wants_state).run()
+    return result.output, result.state
+
+
+def agreed_linear_call(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    options: LinearOptions,
+    layout: RingLayout | None,
+    peers: Peers,
+    *,
+    wants_state: bool = False,
+    lenses: str = "none",
+    hook: str = "none",
+    check: Callable[[], None] | None = None,
+) -> LinearCall:
+    """The call that all processes agree on.
+
+    lenses, hook: descriptions of the lenses of the call and of its attention hook, which need to be the same. check:
+    raises an error of this process's other arguments.
+    """
     layout = Contiguous() if layout is None else layout
     own: LinearShard | RegardError | None = None
     described, numbers = {}, [0] * NUMBERS
     try:
+        if check is not None:
+            check()
+        peers.check_device(value.device)
         described = {"operator": "linear" + " with state" * wants_state, "layout": repr(layout)}
-        described |= _describe(query, key, value, options)
-        numbers[:2] = key.shape[-2], next_call_number()
+        described |= {**_describe(query, key, value, options), "lenses": lenses, "attention hook": hook}
+        numbers[:3] = key.shape[-2], next_call_number(), query.shape[-2]
     except RegardError as error:
         own = error  # raised once the others know
     every = agree_on(peers, own, described, numbers)
+    peers.connect(value.device)
     shards = shards_of_lengths("keys", layout, tuple(length for length, *_ in every))
     is_causal = read_mask(options.get("mask"), options.get("causal", False)).causal
     pieces = _pieces_in_order(layout, shards) if is_causal else [(r, range(0)) for r in range(peers.size)]
@@ -172,8 +200,8 @@ def run_linear(
     counts = [count for (count,) in agree_on(peers, own, {}, [own.documents if isinstance(own, LinearShard) else 0])]
     if not isinstance(own, LinearShard):
         raise AssertionError("the processes agreed on a call with wrong arguments")
-    with without_autocast(query.device.type):
-        return own.run(peers, shards, pieces, counts, number=every[0][1], wants_state=wants_state)
+    queries = tuple(numbers[2] for numbers in every)
+    return LinearCall(peers, layout, own, shards, queries, pieces, counts, every[0][1], wants_state)
 
 
 def _describe(query: Tensor, key: Tensor, value: Tensor, options: LinearOptions) -> dict[str, str]:
@@ -213,12 +241,12 @@ def _describe_mask(mask: LinearMask, length: int) -> str:
     """A mask as text, without the tensors of a shard's `length` keys, in which processes differ."""
     parts = ["causal()"] * mask.causal
     for part in (*mask.of_keys, *([] if mask.documents is None else [mask.documents])):
-        is_own = _tensor_length(part) in (1, length)
+        is_own = tensor_length(part) in (1, length)
         parts.append(f"{type(part).__name__} of the shard" if is_own else f"{part!r} {mask_checksum(part)}")
     return " & ".join(parts) or "None"
 
 
-def _tensor_length(mask: Mask) -> int | None:
+def tensor_length(mask: Mask) -> int | None:
     """The number of positions of a mask that is a tensor of keys or documents; None of other masks."""
     while isinstance(mask, Not):
         mask = mask.mask
@@ -300,56 +328,70 @@ class LinearShard:
         """How many documents the process has, those in several of its pieces once for each."""
         return 0 if self.table is None else len(self.table.rows)
 
-    def run(
-        self,
-        peers: Peers,
-        shards: Shards,
-        pieces: list[tuple[int, range]],
-        counts: list[int],
-        *,
-        number: int,
-        wants_state: bool,
-    ) -> tuple[Tensor, LinearState | None]:
-        """Output and, where it is wanted, the state after all positions.
 
-        pieces: the process and the positions of each piece. counts: documents of each process. number: of the call.
-        """
-        if len(pieces) == 1:
-            result = self.problem.run()
-            return result.output, result.state if wants_state else None
-        problem = _with_common_scale(_with_features(self.problem), peers)
-        if self.table is not None:
-            segments = self.table.gather(peers, counts, len(pieces))
-        elif problem.causal:
-            segments = cut_pieces(shards, peers.rank, pieces, len(problem.key))
-        else:
-            batch = len(problem.key)
-            present = torch.ones(len(pieces), batch, dtype=torch.bool)
-            segments = Segments(PieceCut((slice(None),)), (batch,), present, torch.arange(batch))
+@dataclass(frozen=True, eq=False)
+class LinearCall:
+    """One call of linear attention on this process, which all processes agree on.
+
+    keys: the positions of the keys of all processes. queries: how many each has. pieces: the process and the positions
+    of each piece. counts: documents of each process. number: of the call, from which the tags of its messages follow.
+    """
+
+    peers: Peers
+    layout: RingLayout
+    shard: LinearShard
+    keys: Shards
+    queries: tuple[int, ...]
+    pieces: list[tuple[int, range]]
+    counts: list[int]
+    number: int
+    wants_state: bool
+
+    def run(self) -> LinearResult:
+        """Output and, where they are computed, each row's sum of weights, and the state that is wanted."""
+        problem = self.shard.problem
+        if len(self.pieces) == 1:
+            result = problem.run()
+            return result if self.wants_state else replace(result, state=None)
+        with without_autocast(problem.query.device.type):
+            return self._run(self.with_common_features(problem))
+
+    def with_common_features(self, problem: LinearProblem) -> LinearProblem:
+        """A problem with the features of FAVOR+, which lack the largest factor of the keys of all processes."""
+        return _with_common_scale(_with_features(problem), self.peers)
+
+    def _run(self, problem: LinearProblem) -> LinearResult:
+        segments = self._segments(problem)
         tensors = problem.query, problem.key, problem.value, problem.decay, problem.beta
         parts = [_without_padding(part, exists, problem) for part, exists in segments.cut.split(tensors)]
-        marks = _marks(problem, segments)
-        plan = StatePlan(
-            peers,
-            tuple(process for process, _ in pieces),
-            segments.present,
-            wants_state,
-            (number * TAGS, number * TAGS + 1),
-        )
-        final = None
+        marks, final = _marks(problem, segments), None
+        processes, tag = tuple(process for process, _ in self.pieces), self.number * TAGS
+        plan = StatePlan(self.peers, processes, segments.present, self.wants_state, (tag, tag + 1))
         if problem.causal:
             outputs, marks, final = _causal(problem, parts, segments, plan, marks)
         else:
             outputs, marks = _unordered(parts, segments, plan, marks)
-        output = segments.cut.join(outputs, len(problem.key))
-        output = output if problem.maps_elu else problem.finish(output)
+        sums = segments.cut.join(outputs, len(problem.key))
+        output = sums if problem.maps_elu else problem.finish(sums)
         output = _mark_nonfinite(problem, output, parts, segments, marks)
-        unflatten, state = problem.layout.unflatten, None
-        if wants_state and final is not None:
-            sums = final.own.masked_fill((final.marks[..., 0] > 0)[..., None, None], torch.nan)
+        unflatten, state, total = problem.layout.unflatten, None, None
+        if problem.normalize and not problem.maps_elu:
+            total = unflatten(_mark_nonfinite(problem, sums[..., -1:], parts, segments, marks)).squeeze(-1)
+        if self.wants_state and final is not None:
+            kept = final.own.masked_fill((final.marks[..., 0] > 0)[..., None, None], torch.nan)
             scale = None if problem.key_scale is None else unflatten(problem.key_scale)
-            state = LinearState(unflatten(sums), problem.normalize, scale)
-        return unflatten(output).to(problem.dtype), state
+            state = LinearState(unflatten(kept), problem.normalize, scale)
+        return LinearResult(unflatten(output).to(problem.dtype), state, total)
+
+    def _segments(self, problem: LinearProblem) -> Segments:
+        """The segments of this process."""
+        batch, rank = len(problem.key), self.peers.rank
+        if self.shard.table is not None:
+            return self.shard.table.gather(self.peers, self.counts, len(self.pieces))
+        if problem.causal:
+            return cut_pieces(self.keys, rank, self.pieces, batch)
+        present = torch.ones(len(self.pieces), batch, dtype=torch.bool)
+        return Segments(PieceCut((slice(None),)), (batch,), present, torch.arange(batch))
 
 
 def _own_keys(mask: LinearMask, positions: Tensor, total: int, *, heads: bool) -> Tensor | None:
@@ -358,7 +400,7 @@ def _own_keys(mask: LinearMask, positions: Tensor, total: int, *, heads: bool) -
     for part in mask.of_keys:
         if part.by_position:
             keys = part.evaluate(Grid(positions[-1:], positions, heads))
-        elif _tensor_length(part) == total:
+        elif tensor_length(part) == total:
             keys = part.evaluate(Grid.from_lengths(1, total, heads=heads, device=positions.device))[..., positions]
         else:
             keys = part.evaluate(Grid.from_lengths(1, length, heads=heads, device=positions.device))

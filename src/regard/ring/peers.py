@@ -5,6 +5,7 @@ A message that does not arrive ends in a `RingError` that names the process, wit
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -21,6 +22,9 @@ Group: TypeAlias = dist.ProcessGroup | DeviceMesh | None
 
 Message: TypeAlias = tuple[int, Tensor, int]
 """Another process, a contiguous tensor that is sent or written to, and a tag by which the two sides are matched."""
+
+
+_connected: weakref.WeakKeyDictionary[dist.ProcessGroup, set[str]] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -74,8 +78,42 @@ class Peers:
 
     @property
     def device(self) -> str:
-        """The kind of device whose tensors the group's backend sends."""
-        return "cuda" if dist.get_backend(self.group) == "nccl" else "cpu"
+        """The kind of device whose tensors carry numbers: the CPU where a backend of the group sends from there."""
+        kinds = [device.type for device in self.group._device_types]
+        return "cpu" if "cpu" in kinds else kinds[0]
+
+    def check_device(self, device: torch.device) -> None:
+        """Check that the group has a backend that sends tensors of a device.
+
+        Raises:
+            ConfigurationError: it has none; gloo sends messages from the CPU alone.
+        """
+        try:
+            backend = self.group._get_backend(device).name().lower()
+        except RuntimeError:
+            backend = "none"
+        if backend == "none" or (device.type != "cpu" and backend == "gloo"):
+            mend = "gloo" if device.type == "cpu" else "nccl"
+            raise ConfigurationError(
+                f"the tensors are on {device}, from where the backend of the group, "
+                f"{dist.get_backend(self.group)!r}, sends no messages: call torch.distributed.init_process_group("
+                f"{mend!r}), or move the tensors"
+            )
+
+    def connect(self, device: torch.device) -> None:
+        """Run one collective on a device before the first messages from there; every process has to call it.
+
+        NCCL makes its communicator at the first call, in which all processes of a group need to take part.
+        """
+        kinds = _connected.setdefault(self.group, set())
+        if device.type != "cpu" and device.type not in kinds:
+            self.sum(torch.zeros(1, device=device), "while the processes were connected")
+            kinds.add(device.type)
+
+    @property
+    def matches_tags(self) -> bool:
+        """Whether the backend finds the receiver of a message by its tag, so that order does not matter."""
+        return dist.get_backend(self.group) == "gloo"
 
     def gather_numbers(self, numbers: Sequence[int]) -> list[list[int]]:
         """A few 64-bit numbers of each process, in the order of ranks."""

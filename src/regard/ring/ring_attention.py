@@ -8,7 +8,7 @@ Backward, keys travel again, and their gradients travel home; with the final log
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypedDict, Unpack
 
@@ -23,7 +23,7 @@ from ..kernels.custom_op import add_sinks, sinks_gradient
 from ..kernels.validation import ScoreLike, make_problem
 from ..masks import Mask
 from ..utils.numbers import whole_number
-from ..utils.pytree import tree_tensors
+from ..utils.pytree import tree_flatten, tree_tensors, tree_unflatten
 from .block_attention import (
     ShardGradients,
     ShardRows,
@@ -37,7 +37,7 @@ from .block_attention import (
 from .handshake import TAGS, Agreement, agree
 from .head_exchange import HeadExchange, check_heads, with_heads
 from .hops import plan_hops
-from .key_exchange import KINDS, GradientReturn, HopPart, KeyExchange, PartCounts, hop_parts
+from .key_exchange import KINDS, GradientReturn, HopPart, KeyExchange, exchange_limits, hop_parts
 from .layout import Contiguous, RingLayout
 from .peers import Group, Peers
 
@@ -171,15 +171,17 @@ class ShardSettings:
         """
         try:
             problem: Problem | RegardError = make()
+            self.peers.check_device(problem.value.device)
             _check_shard(problem, self.kernel)
             check_heads(problem, self.head_parallel, self.peers.size)
         except RegardError as error:
             problem = error  # raised once the others know
         same = {"kernel": repr(self.kernel), "head_parallel": str(self.head_parallel), "lenses": lenses}
         same["attention hook"] = hook
-        agreed = agree(self.peers, problem, self.layout, same)
+        agreed = agree(self.peers, problem, self.layout, same | exchange_limits())
         if isinstance(problem, RegardError):
             raise problem
+        self.peers.connect(problem.value.device)
         problem = replace(problem, query_positions=None, key_positions=None)
         if problem.dropout is not None:
             seed = torch.full_like(problem.dropout.seed, agreed.seed)
@@ -196,8 +198,8 @@ class ShardSettings:
 def _ring(problem: Problem, peers: Peers, agreed: Agreement, kernel: str | None) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp of this process's rows."""
     plan = plan_hops(problem, agreed.queries, agreed.keys, peers.rank)
-    counts = PartCounts.for_problem(problem, max(agreed.keys.lengths))
-    call = RingCall(peers, hop_parts(plan, problem, counts), agreed.number * TAGS, kernel)
+    parts = hop_parts(plan, problem, max(agreed.keys.lengths))
+    call = RingCall(peers, parts, agreed.number * TAGS, kernel)
     return _RingAttention.apply(call, problem, *tree_tensors(problem))
 
 
@@ -283,7 +285,7 @@ class _RingAttention(torch.autograd.Function):
         if problem.sinks is not None:
             output, lse = add_sinks(output, lse, problem.sinks)
         output = output.to(problem.value.dtype)
-        ctx.call, ctx.problem, ctx.met_nonfinite = call, problem, rows.met_nonfinite
+        ctx.call, ctx.problem, ctx.met_nonfinite = call, _without_sequences(problem), rows.met_nonfinite
         ctx.save_for_backward(output, lse, *tensors)
         return output, lse.to(torch.promote_types(problem.value.dtype, torch.float32))
 
@@ -294,7 +296,8 @@ class _RingAttention(torch.autograd.Function):
                 "a ring has no second derivatives: take them over shorter sequences, with regard.attention in one "
                 "process, or leave out create_graph=True"
             )
-        call, problem, (output, lse, *tensors) = ctx.call, ctx.problem, ctx.saved_tensors
+        call, (output, lse, *tensors) = ctx.call, ctx.saved_tensors
+        problem = _with_saved(ctx.problem, tensors)
         needed = ctx.needs_input_grad[2:]
         by_id = {id(tensor): need for tensor, need in zip(tensors, needed, strict=True)}
         bias = problem.bias is not None and any(by_id[id(each)] for each in problem.bias.parameters())
@@ -329,6 +332,28 @@ class _RingAttention(torch.autograd.Function):
         )
 
 
+def _without_sequences(problem: Problem) -> Problem:
+    """The problem without its queries, keys and values, which autograd saves; activation checkpoints free them."""
+    pairs, value = problem.pairs, problem.value
+    query, key, value = (tensor.new_empty(0) for tensor in (pairs.query, pairs.key, value))
+    return replace(problem, pairs=replace(pairs, query=query, key=key), value=value)
+
+
+def _with_saved(problem: Problem, tensors: Sequence[Tensor]) -> Problem:
+    """A problem of `_without_sequences` with the tensors of the whole one, in the order of `tree_tensors`.
+
+    Parameters, too, are other objects where an activation checkpoint has computed them again.
+    """
+    pairs, before = problem.pairs, tree_tensors(problem)
+    sequences = [
+        next(at for at, old in enumerate(before) if old is mine) for mine in (pairs.query, pairs.key, problem.value)
+    ]
+    if any(old is not new for at, (old, new) in enumerate(zip(before, tensors, strict=True)) if at not in sequences):
+        return tree_unflatten(tree_flatten(problem)[1], tensors)
+    query, key, value = (tensors[at] for at in sequences)
+    return replace(problem, pairs=replace(pairs, query=query, key=key), value=value)
+
+
 def _round_backward(call: RingCall, problem: Problem, own: ShardGradients, *, travels: bool) -> tuple[Tensor, Tensor]:
     """The gradients of this process's keys and values, from all processes; those of its queries are added to `own`."""
     dtype = own.problem.value.dtype
@@ -336,7 +361,7 @@ def _round_backward(call: RingCall, problem: Problem, own: ShardGradients, *, tr
     exchange = KeyExchange(call.peers, problem, call.parts, call.tag)
     home = GradientReturn(exchange, sums)
     query_norm = largest_query_norm(own.problem)
-    for part, key, value in exchange.received():
+    for part, key, value in exchange.received(gradients_return=travels):
         key, value = key.to(dtype), value.to(dtype)
         is_own = part.hop.source == call.peers.rank
         gradients = list(sums) if is_own else home.zeros(part)

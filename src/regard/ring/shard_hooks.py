@@ -29,16 +29,16 @@ def call_hook(peers: Peers, hook: AttentionHook, problem: Problem, agreed: Agree
     """
     with torch.no_grad():
         problem, first = zero_nonfinite_inputs(problem), agreed.number * TAGS + KINDS
-        query = _gather(peers, problem.pairs.query, agreed.queries, first + QUERY_KIND)
-        key = _gather(peers, problem.pairs.key, agreed.keys, first + KEY_KIND)
-        whole_lse = _gather(peers, lse.unsqueeze(-1), agreed.queries, first + LSE_KIND)
+        query = gather_to_first(peers, problem.pairs.query, agreed.queries, first + QUERY_KIND)
+        key = gather_to_first(peers, problem.pairs.key, agreed.keys, first + KEY_KIND)
+        whole_lse = gather_to_first(peers, lse.unsqueeze(-1), agreed.queries, first + LSE_KIND)
         if query is None or key is None or whole_lse is None:
             return
         value = problem.value.new_empty(*problem.value.shape[:-2], key.shape[-2], 0)
         hook(replace(problem, pairs=replace(problem.pairs, query=query, key=key), value=value), whole_lse.squeeze(-1))
 
 
-def _gather(peers: Peers, tensor: Tensor, shards: Shards, tag: int) -> Tensor | None:
+def gather_to_first(peers: Peers, tensor: Tensor, shards: Shards, tag: int) -> Tensor | None:
     """The rows (..., n, ·) of all processes in the order of their positions, in the process of rank 0."""
     when_sent = tensor.detach().contiguous()
     if peers.rank:

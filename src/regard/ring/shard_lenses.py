@@ -26,7 +26,7 @@ from ..lenses import Lens, LensState, Reduction, ShardedLens
 from .block_attention import block_problem
 from .handshake import TAGS, Agreement, agree_on, value_checksum
 from .hops import plan_hops
-from .key_exchange import KeyExchange, PartCounts, hop_parts
+from .key_exchange import KeyExchange, hop_parts
 from .layout import RingLayout, Shards
 from .peers import Group, Peers
 from .ring_attention import RingOptions, ShardSettings
@@ -90,8 +90,8 @@ def observe_shard(
         check_lenses(lenses)
         return make()
 
-    problem, agreed = settings.agreed_problem(checked, lenses=_described(lenses), hook=described_hook(hook))
-    states = _start(settings.peers, problem, agreed, lenses)
+    problem, agreed = settings.agreed_problem(checked, lenses=described_lenses(lenses), hook=described_hook(hook))
+    states = start_shard_lenses(settings.peers, problem, agreed, lenses)
     output, lse = settings.compute(problem, agreed)
     with torch.no_grad():
         if hook is not None:
@@ -100,7 +100,7 @@ def observe_shard(
         wide, exact = _with_exact_lse(settings, problem, agreed, lse) if states else (problem, lse)
         reductions = [reduction for state in states.values() for reduction in state.reductions]
         if reductions:
-            _reduce(settings.peers, wide, agreed, exact, reductions)
+            reduce_blocks(settings.peers, wide, agreed, exact, reductions)
         return Observation(output, lse, {lens: state.finish(problem, exact) for lens, state in states.items()})
 
 
@@ -120,12 +120,14 @@ def check_lenses(lenses: Sequence[Lens]) -> None:
             )
 
 
-def _described(lenses: Sequence[Lens]) -> str:
+def described_lenses(lenses: Sequence[Lens]) -> str:
     """The lenses as text that is the same in all processes that have the same ones."""
     return ", ".join(f"{repr(lens)[:80]} {value_checksum(lens)}" for lens in lenses) or "none"
 
 
-def _start(peers: Peers, problem: Problem, agreed: Agreement, lenses: Sequence[Lens]) -> dict[Lens, LensState[Any]]:
+def start_shard_lenses(
+    peers: Peers, problem: Problem, agreed: Agreement, lenses: Sequence[Lens]
+) -> dict[Lens, LensState[Any]]:
     """Start each lens on the own rows; an error in one process is raised in all."""
     rows, own = ProcessRows(peers, agreed.queries, agreed.keys), _rows_problem(problem, agreed, peers.rank)
     states: dict[Lens, LensState[Any]] = {}
@@ -153,18 +155,21 @@ def _rows_problem(problem: Problem, agreed: Agreement, rank: int) -> Problem:
     )
 
 
-def _reduce(peers: Peers, problem: Problem, agreed: Agreement, lse: Tensor, reductions: Sequence[Reduction]) -> None:
+def reduce_blocks(
+    peers: Peers, problem: Problem, agreed: Agreement, lse: Tensor, reductions: Sequence[Reduction]
+) -> None:
     """Pass the weights of the own rows to reductions, block by block as the keys of each process arrive."""
     problem = replace(problem, value=problem.value[..., :0], dropout=None)
     plan = plan_hops(problem, agreed.queries, agreed.keys, peers.rank)
-    counts = PartCounts.for_problem(problem, max(agreed.keys.lengths), by_heads=False)
-    exchange = KeyExchange(peers, problem, hop_parts(plan, problem, counts), agreed.number * TAGS)
+    parts = hop_parts(plan, problem, max(agreed.keys.lengths), by_heads=False)
+    exchange = KeyExchange(peers, problem, parts, agreed.number * TAGS)
     for part, key, value in exchange.received():
         for block in part.hop.blocks:
             own, at = block_problem(problem, block, None, key, value), block.key_positions
-            parts = [BlockReduction(each, own, block.rows, slice(at.start, at.stop, at.step)) for each in reductions]
-            run_reductions(own, lse[..., block.rows], parts)
-            for each in parts:
+            columns = slice(at.start, at.stop, at.step)
+            of_block = [BlockReduction(each, own, block.rows, columns) for each in reductions]
+            run_reductions(own, lse[..., block.rows], of_block)
+            for each in of_block:
                 each.add_to_whole()
 
 

@@ -72,6 +72,7 @@ def decode(
     """
     peers = Peers.from_group(group)
     try:
+        peers.check_device(value.device)
         problem: Problem | RegardError = _own_problem(query, key, value, options, key_positions, query_positions)
     except RegardError as error:
         problem = error  # raised once the others know

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,16 +17,13 @@ from ..lenses import Lens
 from ..linear import LinearState
 from ..linear.linear_problem import LinearOptions
 from .layout import RingLayout
-from .linear_ring import run_linear
+from .linear_lenses import call_linear_hook, observe_linear_shard
+from .linear_ring import agreed_linear_call
 from .peers import Group
 from .ring_attention import ShardSettings
 from .shard_hooks import call_hook, described_hook
 from .shard_lenses import observe_shard
 
-NO_LINEAR_LENSES = (
-    "lenses in ring.sharded read the weights of softmax attention: those of linear attention need all features in one "
-    "process. Leave the block, and observe a sequence that one process has"
-)
 NO_MIXTURES = (
     "Linformer in ring.sharded would mix the keys of this process alone, by the projection of the first positions, but "
     "each of its projected keys is a learned mixture of all positions. Use regard.nn.Attention or LinearAttention over "
@@ -45,15 +41,15 @@ def sharded(
     `ring.shard(torch.arange(N), 0, layout)`, which rotary embeddings and masks need. Sums over tokens, such as a loss,
     are this process's part. The backward pass may run outside of the block.
 
-    `regard.attention_with_lse` and `regard.observe` return what `ring.attention_with_lse` and `ring.observe` do, also
-    as `layer.observe`. `regard.explorer.record`, around the block or in it, and in every process, records the whole
-    sequence in the process of rank 0: its atlas is that of a single process, to rounding, without the layers of linear
-    attention.
+    `regard.attention_with_lse`, `regard.observe` and `regard.observe_linear_attention` return what those of `ring` do,
+    also as `layer.observe`. `regard.explorer.record`, around the block or in it, and in every process, records the
+    whole sequence in the process of rank 0: its atlas is that of a single process, to rounding. The exact attention of
+    `record(model, exact=True)` is computed by that process alone.
 
-    Arguments and errors are those of `attention`, `linear_attention` and `observe`, and:
+    Arguments and errors are those of `attention`, `linear_attention` and their lenses, and:
 
     Raises:
-        ConfigurationError: positions of a batch dimension; lenses of linear attention; `nn.LinformerAttention`.
+        ConfigurationError: another operator of attention; positions of a batch dimension; `nn.LinformerAttention`.
         ShapeError: positions that are not those of the layout.
 
     >>> import torch, regard
@@ -86,9 +82,18 @@ def _substitute(settings: ShardSettings, hook: AttentionHook | None) -> Attentio
     def compute_linear(
         query: Tensor, key: Tensor, value: Tensor, options: LinearOptions, wants_state: bool
     ) -> tuple[Tensor, LinearState | None]:
+        own = query, key, value, options
+        described = described_hook(hook)
+        call = agreed_linear_call(*own, settings.layout, settings.peers, wants_state=wants_state, hook=described)
+        result = call.run()
         if hook is not None:
-            warnings.warn("linear attention in ring.sharded is not recorded: record it in one process", stacklevel=3)
-        return run_linear(query, key, value, options, settings.layout, settings.peers, wants_state=wants_state)
+            call_linear_hook(call, hook, *own)
+        return result.output, result.state
+
+    def observe_linear(
+        query: Tensor, key: Tensor, value: Tensor, options: LinearOptions, lenses: Sequence[Lens]
+    ) -> Observation:
+        return observe_linear_shard(query, key, value, options, lenses, settings.layout, settings.peers, hook)
 
     def observe(problem: Problem, lenses: Sequence[Lens]) -> Observation:
         with no_hook():
@@ -97,6 +102,7 @@ def _substitute(settings: ShardSettings, hook: AttentionHook | None) -> Attentio
     return AttentionSubstitute(
         compute,
         linear=compute_linear,
+        observe_linear=observe_linear,
         no_mixtures=NO_MIXTURES,
         observe=observe,
         hook=hook,
@@ -105,7 +111,10 @@ def _substitute(settings: ShardSettings, hook: AttentionHook | None) -> Attentio
 
 
 def _of_softmax(problem: Problem) -> Problem:
-    """The problem with its log-sum-exp, which softmax attention has."""
+    """The problem with its log-sum-exp, by which results of softmax attention are merged."""
     if problem.operator != "softmax":
-        raise ConfigurationError(NO_LINEAR_LENSES)
+        raise ConfigurationError(
+            f"ring.sharded computes softmax and linear attention, and this is of the operator {problem.operator!r}: "
+            "leave the block for it, and pass it the whole sequence"
+        )
     return replace(problem, wants_lse=True)

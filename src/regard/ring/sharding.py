@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import ShapeError
+from ..errors import RegardError, ShapeError
+from .handshake import agree_on
 from .layout import Contiguous, RingLayout, Shards, place
 from .peers import Group, Peers
 
@@ -49,11 +50,19 @@ def unshard(tensor: Tensor, dim: int, layout: RingLayout | None = None, group: G
 
     Raises:
         ShapeError: shards that have not the lengths of the layout; no such axis.
-        RingError: a process is lost, or does not gather.
+        ConfigurationError: a device that the group's backend does not send from.
+        RingError: processes disagree (the message names rank and argument), one is lost, or does not gather.
     """
-    peers = Peers.from_group(group)
-    dim, layout = _axis(tensor, dim), Contiguous() if layout is None else layout
-    lengths = tuple(length for (length,) in peers.gather_numbers([tensor.shape[dim]]))
+    peers, layout = Peers.from_group(group), Contiguous() if layout is None else layout
+    fault: RegardError | None = None
+    described, numbers = {}, [0]
+    try:
+        dim = _axis(tensor, dim)
+        peers.check_device(tensor.device)
+        described, numbers = _describe(tensor, dim, layout), [tensor.shape[dim]]
+    except RegardError as error:
+        fault = error  # raised once the others know
+    lengths = tuple(length for (length,) in agree_on(peers, fault, described, numbers))
     shards = place(layout, sum(lengths), peers.size)
     if shards.lengths != lengths:
         rank = next(r for r in range(peers.size) if shards.lengths[r] != lengths[r])
@@ -62,6 +71,31 @@ def unshard(tensor: Tensor, dim: int, layout: RingLayout | None = None, group: G
             f"{shards.lengths[rank]:,} of {sum(lengths):,}: unshard with the layout by which the tensor was cut"
         )
     return _Unshard.apply(tensor, dim, shards, peers)
+
+
+def _describe(tensor: Tensor, dim: int, layout: RingLayout) -> dict[str, str]:
+    """The arguments of `unshard` that need to be the same in all processes, by their names, as text."""
+    sizes = ["·" if axis == dim else str(size) for axis, size in enumerate(tensor.shape)]
+    return {
+        "operator": "unshard",
+        "layout": repr(layout),
+        "dim": str(dim),
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "shape": f"({', '.join(sizes)})",
+        "requires_grad": repr(torch.is_grad_enabled() and tensor.requires_grad),
+    }
+
+
+def gather_shards(tensor: Tensor, dim: int, shards: Shards, peers: Peers) -> Tensor:
+    """The whole sequence from shards that differ along `dim` alone, in every process; without a gradient."""
+    rows = tensor.detach().movedim(dim, 0)
+    padded = rows.new_zeros(max(shards.lengths), *rows.shape[1:])
+    padded[: len(rows)] = rows
+    whole = rows.new_empty(sum(shards.lengths), *rows.shape[1:])
+    for process, part in enumerate(peers.all_gather(padded, "while shards were gathered")):
+        for own, positions in shards.rows(process):
+            whole[positions.start : positions.stop : positions.step] = part[own]
+    return whole.movedim(0, dim).contiguous()
 
 
 def _axis(tensor: Tensor, dim: int) -> int:
@@ -83,14 +117,7 @@ class _Unshard(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, dim: int, shards: Shards, peers: Peers) -> Tensor:
         ctx.dim, ctx.shards, ctx.peers = dim, shards, peers
-        rows = tensor.movedim(dim, 0)
-        padded = rows.new_zeros(max(shards.lengths), *rows.shape[1:])
-        padded[: len(rows)] = rows
-        whole = rows.new_empty(sum(shards.lengths), *rows.shape[1:])
-        for process, part in enumerate(peers.all_gather(padded, "while shards were gathered")):
-            for own, positions in shards.rows(process):
-                whole[positions.start : positions.stop : positions.step] = part[own]
-        return whole.movedim(0, dim).contiguous()
+        return gather_shards(tensor, dim, shards, peers)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:

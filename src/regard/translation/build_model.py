@@ -5,12 +5,25 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from regard.biases import alibi
 from regard.errors import ConfigurationError
-from regard.masks import causal
+from regard.masks import Mask, causal
 from regard.models import RecurrentTranslator, Transformer, recurrent, transformer
+from regard.models.language_model.config import LINEAR_FEATURE_MAPS
 from regard.models.recurrent.decoders import READOUTS
 from regard.models.recurrent.source_attention import SourceAttention
-from regard.nn import Attention, FeedForward, PostNorm, PreNorm, Projections, TransformerBlock
+from regard.nn import (
+    Attention,
+    FeedForward,
+    LengthProjection,
+    LinearAttention,
+    LinformerAttention,
+    PerformerAttention,
+    PostNorm,
+    PreNorm,
+    Projections,
+    TransformerBlock,
+)
 from regard.positions import Learned, Rotary, Sinusoidal
 from regard.scores import Additive, Concat, Dot, General, Location, ScaledDot, Score
 from regard.translation import settings as sections
@@ -48,11 +61,12 @@ def _build_transformer(settings: sections.TransformerSettings, source_size: int,
         settings.positions.length - 1 if isinstance(settings.positions, sections.LearnedPositionSettings) else None
     )
     limits = [limit for limit in (settings.max_source_length, learned) if limit is not None]
+    mixtures = _build_mixtures(settings)
     return Transformer(
         source,
         target,
         encoder=transformer.Encoder(
-            [_build_block(settings) for _ in range(settings.encoder_layers)], _last_norm(settings)
+            [_build_block(settings, mixtures=mixtures) for _ in range(settings.encoder_layers)], _last_norm(settings)
         ),
         decoder=transformer.Decoder(
             [_build_block(settings, decoder=True) for _ in range(settings.decoder_layers)], _last_norm(settings)
@@ -78,22 +92,69 @@ def _build_embedding(
     return transformer.Embedding(tokens, positions, dropout=settings.dropout)
 
 
-def _build_block(settings: sections.TransformerSettings, *, decoder: bool = False) -> TransformerBlock:
+def _build_block(
+    settings: sections.TransformerSettings, *, decoder: bool = False, mixtures: LengthProjection | None = None
+) -> TransformerBlock:
     kind = PostNorm if settings.norm == "post" else PreNorm
-    rotary = Rotary(settings.dim // settings.num_heads) if settings.positions.kind == "rotary" else None
-    dropout = settings.attention_dropout
-    cross = Attention(_build_projections(settings), dropout=dropout) if decoder else None
     return TransformerBlock(
-        Attention(_build_projections(settings), mask=causal() if decoder else None, rotary=rotary, dropout=dropout),
+        _build_softmax_attention(settings, mask=causal()) if decoder else _build_encoder_attention(settings, mixtures),
         FeedForward(settings.dim, settings.hidden_dim, dropout=settings.activation_dropout),
         lambda: kind(nn.LayerNorm(settings.dim), settings.dropout),
-        cross_attention=cross,
+        cross_attention=_build_cross_attention(settings) if decoder else None,
     )
+
+
+def _build_softmax_attention(settings: sections.TransformerSettings, mask: Mask | None = None) -> Attention:
+    """Self-attention with the positions of the settings."""
+    positions = settings.positions.kind
+    return Attention(
+        _build_projections(settings),
+        score=_build_transformer_score(settings),
+        mask=mask,
+        bias=alibi(settings.num_heads) if positions == "alibi" else None,
+        rotary=Rotary(settings.features_per_head) if positions == "rotary" else None,
+        dropout=settings.attention_dropout,
+    )
+
+
+def _build_cross_attention(settings: sections.TransformerSettings) -> Attention:
+    score = _build_transformer_score(settings)
+    return Attention(_build_projections(settings), score=score, dropout=settings.attention_dropout)
+
+
+def _build_transformer_score(settings: sections.TransformerSettings) -> Score | None:
+    """The score of all attention; None for the default, q·k/√head_dim."""
+    return Dot() if settings.score == "dot" else None
+
+
+def _build_encoder_attention(
+    settings: sections.TransformerSettings, mixtures: LengthProjection | None
+) -> Attention | LinearAttention | LinformerAttention:
+    """The self-attention of an encoder block; `mixtures` are those of Linformer, which its blocks share."""
+    attention = settings.encoder_attention
+    if mixtures is not None:
+        return LinformerAttention(_build_projections(settings), mixtures)
+    rotary = Rotary(settings.features_per_head) if settings.positions.kind == "rotary" else None
+    if isinstance(attention, sections.LinearAttentionSettings):
+        feature_map = LINEAR_FEATURE_MAPS[attention.feature_map]
+        return LinearAttention(_build_projections(settings), feature_map=feature_map, rotary=rotary)
+    if isinstance(attention, sections.PerformerSettings):
+        return PerformerAttention(_build_projections(settings), num_features=attention.num_features, rotary=rotary)
+    return _build_softmax_attention(settings)
+
+
+def _build_mixtures(settings: sections.TransformerSettings) -> LengthProjection | None:
+    """Linformer's projection along the length; None for other attention."""
+    attention = settings.encoder_attention
+    if not isinstance(attention, sections.LinformerSettings):
+        return None
+    # The settings refuse Linformer without a length; 1 only satisfies the type.
+    return LengthProjection(settings.max_source_length or 1, attention.rank)
 
 
 def _build_projections(settings: sections.TransformerSettings) -> Projections:
     """Projections with W_q, W_k, W_v scaled by 1/√2: initialised as one stacked matrix, as in torch and fairseq."""
-    projections = Projections(settings.dim, settings.num_heads)
+    projections = Projections(settings.dim, settings.num_heads, head_dim=settings.head_dim)
     with torch.no_grad():
         for linear in (projections.query, projections.key, projections.value):
             linear.weight.mul_(2**-0.5)

@@ -58,7 +58,7 @@ class SaveRun(Checkpoint):
         self.save(trainer, training)
 
     def save(self, trainer: Trainer, training: Training) -> None:
-        """Write the last weights, then the state to resume from."""
+        """Write the last weights, then the state to resume from; each file replaces the old one atomically."""
         self._write(trainer, training, self._folder.last)
         trainer.save_checkpoint(self._folder.state, weights_only=False)
         training.begin_lap()

@@ -9,10 +9,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -64,7 +65,7 @@ def run(folder: str | Path, console: Console | None = None) -> None:
     """
     folder, console = Path(folder), console or Console()
     show_translations(console)
-    corpus = _write_corpus(folder / "dates")
+    corpus = write_corpus(folder / "dates")
     experiments = list(_experiments(folder / "dates"))
     console.print(
         f"{len(corpus['train']):,} dates as {len(LOCALES)} languages write them, to be written as ISO 8601; "
@@ -107,7 +108,12 @@ def _train_all(experiments: list[Experiment], folder: Path, corpus: dict[str, Pa
             raise
 
 
-def _write_corpus(folder: Path) -> dict[str, ParallelText]:
+def write_corpus(folder: Path) -> dict[str, ParallelText]:
+    """Generate the dates of the demo, and write them as train.tsv, validation.tsv and test.tsv into a folder.
+
+    Raises:
+        CheckpointError: a file cannot be written.
+    """
     dates = date_corpus(train=12_000)
     parts = {"train": dates.train, "validation": dates.validation, "test": dates.test}
     folder.mkdir(parents=True, exist_ok=True)
@@ -120,33 +126,37 @@ def _write_corpus(folder: Path) -> dict[str, ParallelText]:
 
 def _experiments(data: Path) -> Iterator[Experiment]:
     for decoder in DECODERS:
-        if decoder["kind"] == "luong":
-            decoder = {**decoder, "input_feeding": False}  # all steps of a batch at once
-        yield Experiment.from_mapping(
-            {
-                "name": f"{decoder['kind']}-{decoder['score']}".replace("_", "-"),
-                "data": {
-                    "folder": str(data),
-                    **{part: {"tsv": f"{part}.tsv"} for part in ("train", "validation", "test")},
-                },
-                "vocabulary": {"kind": "characters", "size": 400},
-                "model": {
-                    "embedding_dim": 64,
-                    "hidden_dim": 96,
-                    "cell": "lstm",
-                    "dropout": 0.0,
-                    "max_source_length": 64,
-                    "decoder": decoder,
-                },
-                "training": {
-                    "batch_tokens": 1500,
-                    "max_epochs": 4,
-                    "learning_rate": 1e-2,
-                    "warmup_steps": 50,
-                    "decay": "inverse-sqrt",
-                },
-            }
-        )
+        mapping = date_experiment(decoder)
+        mapping["data"] = {
+            "folder": str(data),
+            **{part: {"tsv": f"{part}.tsv"} for part in ("train", "validation", "test")},
+        }
+        yield Experiment.from_mapping(mapping)
+
+
+def date_experiment(decoder: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a translator of dates with a decoder, as the YAML of an experiment has them, without `data`."""
+    if decoder["kind"] == "luong":
+        decoder = {**decoder, "input_feeding": False}  # all steps of a batch at once
+    return {
+        "name": f"{decoder['kind']}-{decoder['score']}".replace("_", "-"),
+        "vocabulary": {"kind": "characters", "size": 400},
+        "model": {
+            "embedding_dim": 64,
+            "hidden_dim": 96,
+            "cell": "lstm",
+            "dropout": 0.0,
+            "max_source_length": 64,
+            "decoder": decoder,
+        },
+        "training": {
+            "batch_tokens": 1500,
+            "max_epochs": 4,
+            "learning_rate": 1e-2,
+            "warmup_steps": 50,
+            "decay": "inverse-sqrt",
+        },
+    }
 
 
 def _train(experiment: Experiment, folder: Path, corpus: dict[str, ParallelText]) -> Trained:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -207,7 +207,7 @@ def read_mapping(path: Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
             f"{path}: holds {type(data).__name__}, not a mapping of keys such as 'name' and 'data'"
         )
     for override in overrides:
-        _override(data, override)
+        set_key(data, override)
     return data
 
 
@@ -217,8 +217,12 @@ def _yaml_problem(error: yaml.YAMLError) -> str:
     return f"line {mark.line + 1}, column {mark.column + 1}: {problem}" if mark else f"is not YAML: {problem}"
 
 
-def _override(data: dict[str, Any], override: str) -> None:
-    """Set `a.b=c` in nested mappings, in place; c is YAML."""
+def set_key(data: dict[str, Any], override: str) -> None:
+    """Set `a.b=c` in nested mappings, in place; c is YAML.
+
+    Raises:
+        ConfigurationError: the override is not `key=value`, c is no YAML, or a holds no keys.
+    """
     name, equals, text = override.partition("=")
     path = name.strip().split(".")
     if not equals or not all(path):
@@ -227,12 +231,24 @@ def _override(data: dict[str, Any], override: str) -> None:
         value = yaml12.parse(text)
     except yaml.YAMLError as error:
         raise ConfigurationError(f"--set {override!r}: the value: {_yaml_problem(error)}") from None
+    set_value(data, path, value, f"--set {override!r}")
+
+
+def set_value(data: dict[str, Any], path: Sequence[str], value: Any, origin: str) -> None:
+    """Set the value at a path of keys in nested mappings; only the outermost mapping is changed in place.
+
+    Raises:
+        ConfigurationError: what is on the way holds no keys; `origin` prefixes the message.
+
+    >>> data = {"model": {"decoder": "luong"}}
+    >>> set_value(data, ["model", "decoder", "score"], "dot", "here")
+    >>> data
+    {'model': {'decoder': {'kind': 'luong', 'score': 'dot'}}}
+    """
     for depth, key in enumerate(path[:-1]):
         inner = _spelled_out(data.get(key))
         if not isinstance(inner, dict):
-            raise ConfigurationError(
-                f"--set {override!r}: {'.'.join(path[: depth + 1])} is {inner!r} and holds no keys"
-            )
+            raise ConfigurationError(f"{origin}: {'.'.join(path[: depth + 1])} is {inner!r} and holds no keys")
         data[key] = dict(inner)
         data = data[key]
     data[path[-1]] = value

@@ -163,6 +163,13 @@ ENGLISH_FRENCH = Path(__file__).parent / "english_french"
 """A small Transformer for everyday sentences, exported from `recipes/tatoeba-english-french.yaml`: a folder for
 `Translator.load`. Its README.md tells what it learned from, how good it is, and what it is not for."""
 
+KOREAN_ENGLISH = {
+    "dot": Path(__file__).parent / "korean_english" / "luong",
+    "additive": Path(__file__).parent / "korean_english" / "bahdanau",
+}
+"""Recurrent translators of short sentences, by their scores, exported from `recipes/tatoeba-korean-english-*.yaml`:
+folders for `Translator.load`. The README.md beside them tells how good they are."""
+
 LANGUAGES = ("English", "French")
 """From and to."""
 

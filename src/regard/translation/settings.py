@@ -173,8 +173,9 @@ class RecurrentSettings(Section):
 class ComputedPositionSettings(Section):
     """Position encodings without parameters, for any length."""
 
-    kind: Literal["sinusoidal", "rotary"] = "sinusoidal"
-    """Sines and cosines added to the embeddings, or rotations of queries and keys."""
+    kind: Literal["sinusoidal", "rotary", "alibi", "none"] = "sinusoidal"
+    """Sines and cosines added to the embeddings, rotations of queries and keys, ALiBi's penalty of the distance in all
+    self-attention (in the encoder the same in both directions: a source and its reversal look alike), or none."""
 
 
 class LearnedPositionSettings(Section):
@@ -189,6 +190,47 @@ class LearnedPositionSettings(Section):
 PositionSettings = Annotated[ComputedPositionSettings | LearnedPositionSettings, Discriminator("kind"), Shorthand]
 
 
+class SoftmaxAttentionSettings(Section):
+    """Softmax attention to all tokens."""
+
+    kind: Literal["softmax"] = "softmax"
+    """Exact softmax attention."""
+
+
+class LinearAttentionSettings(Section):
+    """Linear attention (Katharopoulos et al. 2020)."""
+
+    kind: Literal["linear"]
+    """Linear attention by a feature map."""
+    feature_map: Literal["elu", "relu", "softmax"] = "elu"
+    """The feature map of queries and keys."""
+
+
+class PerformerSettings(Section):
+    """Linear attention by random features of the softmax kernel (Choromanski et al. 2021)."""
+
+    kind: Literal["performer"]
+    """FAVOR+."""
+    num_features: Count = 64
+    """Random features of each query and key."""
+
+
+class LinformerSettings(Section):
+    """Softmax attention to learned mixtures of positions (Wang et al. 2020); `max_source_length` is its length."""
+
+    kind: Literal["linformer"]
+    """Linformer."""
+    rank: Count = 16
+    """Mixtures of keys, and of values, that each token attends to."""
+
+
+EncoderAttentionSettings = Annotated[
+    SoftmaxAttentionSettings | LinearAttentionSettings | PerformerSettings | LinformerSettings,
+    Discriminator("kind"),
+    Shorthand,
+]
+
+
 class TransformerSettings(Section):
     """The Transformer of Vaswani et al. (2017), whose base model is the default."""
 
@@ -200,6 +242,12 @@ class TransformerSettings(Section):
     """Width of the feed-forward layers, d_ff."""
     num_heads: Count = 8
     """Attention heads of each layer."""
+    head_dim: Count | None = None
+    """Features of a query or key of a head; null: dim / num_heads."""
+    score: Literal["scaled_dot", "dot"] = "scaled_dot"
+    """q·k/√head_dim, as in the paper, or q·k, of all attention."""
+    encoder_attention: EncoderAttentionSettings = SoftmaxAttentionSettings()
+    """How the encoder's tokens attend to each other; the decoder's attention is softmax attention."""
     encoder_layers: Count = 6
     """Layers of the encoder."""
     decoder_layers: Count = 6
@@ -221,19 +269,51 @@ class TransformerSettings(Section):
 
     @model_validator(mode="after")
     def _sizes_meet(self) -> TransformerSettings:
-        if self.dim % self.num_heads:
+        if self.head_dim is None and self.dim % self.num_heads:
             raise ValueError(
                 f"model.num_heads {self.num_heads} does not divide model.dim {self.dim}: each head takes "
-                "dim / num_heads features"
+                "dim / num_heads features; write model.head_dim for another number"
             )
         if self.positions.kind == "sinusoidal" and self.dim % 2:
             raise ValueError(f"model.dim is {self.dim}; sinusoidal positions need it to be even")
-        if self.positions.kind == "rotary" and self.dim // self.num_heads % 2:
+        if self.positions.kind == "rotary" and self.features_per_head % 2:
             raise ValueError(
                 f"rotary positions turn pairs of features and need heads of an even size; model.dim {self.dim} over "
-                f"model.num_heads {self.num_heads} gives {self.dim // self.num_heads}"
+                f"model.num_heads {self.num_heads} gives {self.features_per_head}"
+                if self.head_dim is None
+                else f"rotary positions turn pairs of features; model.head_dim is {self.head_dim} and needs to be even"
             )
         return self
+
+    @model_validator(mode="after")
+    def _encoder_attention_fits(self) -> TransformerSettings:
+        kind, positions = self.encoder_attention.kind, self.positions.kind
+        if kind == "linformer" and self.max_source_length is None:
+            raise ValueError(
+                "model.encoder_attention 'linformer' has weights for each source position and needs to know how many: "
+                "set model.max_source_length"
+            )
+        if kind != "softmax" and (positions == "alibi" or (positions == "rotary" and kind == "linformer")):
+            raise ValueError(
+                f"model.encoder_attention {kind!r} has no scores of pairs of tokens, which model.positions "
+                f"{positions!r} would change: choose positions that are added to the embeddings, such as sinusoidal"
+            )
+        if kind != "softmax" and self.score != "scaled_dot":
+            raise ValueError(
+                f"model.encoder_attention {kind!r} has a score of its own; leave model.score {self.score!r} out, or "
+                "choose softmax"
+            )
+        if kind != "softmax" and self.attention_dropout:
+            raise ValueError(
+                f"model.attention_dropout {self.attention_dropout} drops weights of softmax attention, and "
+                f"model.encoder_attention {kind!r} computes none: set it to 0"
+            )
+        return self
+
+    @property
+    def features_per_head(self) -> int:
+        """Features of a query or key of a head."""
+        return self.head_dim or self.dim // self.num_heads
 
 
 def _architecture(value: Any) -> str:

@@ -1,5 +1,7 @@
 """Small checkpoints of transformers with random weights, and small models of our own."""
 
+import functools
+
 import pytest
 import torch
 
@@ -149,6 +151,22 @@ def checkpoint(tmp_path):
         return model, folder
 
     return save
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory):
+    """A function from a name to a model of transformers and ours of the same weights, neither to be changed.
+
+    Made once for all tests, but for those whose rotary frequencies transformers stores anew as texts get longer.
+    """
+
+    def load(name):
+        model, folder = theirs(name), tmp_path_factory.mktemp("theirs")
+        model.save_pretrained(folder)
+        return model, LanguageModel.from_huggingface(folder)
+
+    shared = functools.cache(load)
+    return lambda name: load(name) if "dynamic" in name or "longrope" in name else shared(name)
 
 
 def small(layers=None, **changes):

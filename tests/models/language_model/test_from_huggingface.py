@@ -30,26 +30,26 @@ def text(batch=2, length=LENGTH):
 
 @every
 @torch.no_grad()
-def test_logits_are_theirs(name, checkpoint):
-    model, folder = checkpoint(name)
+def test_logits_are_theirs(name, pair):
+    model, ours = pair(name)
     tokens = text()
-    close(LanguageModel.from_huggingface(folder)(tokens), model(tokens).logits)
+    close(ours(tokens), model(tokens).logits)
 
 
 @every
 @pytest.mark.parametrize("length", [1, 3])
 @torch.no_grad()
-def test_logits_of_short_texts_are_theirs(name, length, checkpoint):
-    model, folder = checkpoint(name)
+def test_logits_of_short_texts_are_theirs(name, length, pair):
+    model, ours = pair(name)
     tokens = text(length=length)
-    close(LanguageModel.from_huggingface(folder)(tokens), model(tokens).logits)
+    close(ours(tokens), model(tokens).logits)
 
 
 @every
 @torch.no_grad()
-def test_prefill_and_decode_are_theirs(name, checkpoint):
-    model, folder = checkpoint(name)
-    ours, tokens = LanguageModel.from_huggingface(folder), text()
+def test_prefill_and_decode_are_theirs(name, pair):
+    model, ours = pair(name)
+    tokens = text()
     cache, past = ours.make_cache(), None
     for part in tokens.split([11, 1, 1, 7, 1, 1, 1], dim=1):
         logits, cache = ours.step(part, cache)
@@ -60,9 +60,9 @@ def test_prefill_and_decode_are_theirs(name, checkpoint):
 
 @pytest.mark.parametrize("name", [name for name in CHECKPOINTS if "dynamic" not in name and "longrope" not in name])
 @torch.no_grad()
-def test_steps_are_the_whole(name, checkpoint):
-    _, folder = checkpoint(name)
-    ours, tokens = LanguageModel.from_huggingface(folder), text()
+def test_steps_are_the_whole(name, pair):
+    _, ours = pair(name)
+    tokens = text()
     cache, outputs = ours.make_cache(), []
     for part in tokens.split([11, 1, 1, 7, 1, 1, 1], dim=1):
         logits, cache = ours.step(part, cache)
@@ -75,13 +75,12 @@ def test_steps_are_the_whole(name, checkpoint):
 @pytest.mark.parametrize("name", [name for name in CHECKPOINTS if "dynamic" not in name and "longrope" not in name])
 @pytest.mark.parametrize("side", ["left", "right"])
 @torch.no_grad()
-def test_padded_logits_are_theirs(name, side, checkpoint):
-    model, folder = checkpoint(name)
+def test_padded_logits_are_theirs(name, side, pair):
+    model, ours = pair(name)
     tokens, lengths = text(batch=3), torch.tensor([LENGTH, 9, 1])
     at = torch.arange(LENGTH)
     exists = at >= LENGTH - lengths[:, None] if side == "left" else at < lengths[:, None]
     tokens = tokens.masked_fill(~exists, 0)
-    ours = LanguageModel.from_huggingface(folder)
     if side == "left":
         logits = ours(tokens, mask=~masks.prefix(0), positions=at - LENGTH + lengths[:, None])
     else:
@@ -93,8 +92,8 @@ def test_padded_logits_are_theirs(name, side, checkpoint):
 # length; a cache here has the keys as they were rotated, as in transformers' own steps with a cache.
 @pytest.mark.parametrize("name", [name for name in CHECKPOINTS if name != "phi3, longrope"])
 @torch.no_grad()
-def test_greedy_text_is_theirs(name, checkpoint):
-    model, folder = checkpoint(name)
+def test_greedy_text_is_theirs(name, pair):
+    model, ours = pair(name)
     tokens = text(length=7)
     expected = model.generate(
         tokens,
@@ -104,8 +103,8 @@ def test_greedy_text_is_theirs(name, checkpoint):
         eos_token_id=None,
         pad_token_id=0,
     )
-    ours = list(LanguageModel.from_huggingface(folder).generate(tokens, 12))
-    assert torch.stack(ours, 1).tolist() == expected[:, 7:].tolist()
+    found = list(ours.generate(tokens, 12))
+    assert torch.stack(found, 1).tolist() == expected[:, 7:].tolist()
 
 
 def greedy_theirs(model, tokens, count):
@@ -138,24 +137,24 @@ def test_longrope_that_outgrows_its_original_length_while_it_generates(checkpoin
 
 
 @torch.no_grad()
-def test_greedy_text_of_a_padded_batch_is_theirs(checkpoint):
-    model, folder = checkpoint("mistral")
+def test_greedy_text_of_a_padded_batch_is_theirs(pair):
+    model, ours = pair("mistral")
     tokens, lengths = text(batch=3, length=9), torch.tensor([9, 4, 1])
     exists = torch.arange(9) >= 9 - lengths[:, None]
     tokens = tokens.masked_fill(~exists, 0)
     expected = model.generate(
         tokens, attention_mask=exists.long(), max_new_tokens=10, do_sample=False, eos_token_id=None, pad_token_id=0
     )
-    ours = list(LanguageModel.from_huggingface(folder).generate(tokens, 10, lengths=lengths))
-    assert torch.stack(ours, 1).tolist() == expected[:, 9:].tolist()
+    found = list(ours.generate(tokens, 10, lengths=lengths))
+    assert torch.stack(found, 1).tolist() == expected[:, 9:].tolist()
 
 
 @pytest.mark.parametrize("name", ["mistral", "gpt_oss", "gemma2"])
 @torch.no_grad()
-def test_weights_are_theirs(name, checkpoint):
-    model, folder = checkpoint(name)
+def test_weights_are_theirs(name, pair):
+    model, ours = pair(name)
     tokens, weights = text(), Weights()
-    seen = LanguageModel.from_huggingface(folder).observe(tokens, weights)
+    seen = ours.observe(tokens, weights)
     expected = model(tokens, output_attentions=True)
     close(seen.logits, expected.logits)
     assert len(seen[weights]) == len(expected.attentions)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -95,14 +95,24 @@ class LanguageModel(nn.Module):
         """
         return self.logits(self.features(tokens, mask=mask, positions=positions))
 
-    def features(self, tokens: Tensor, *, mask: Mask | Tensor | None = None, positions: Tensor | None = None) -> Tensor:
+    def features(
+        self,
+        tokens: Tensor,
+        *,
+        mask: Mask | Tensor | None = None,
+        positions: Tensor | None = None,
+        call_block: Callable[..., Tensor] | None = None,
+    ) -> Tensor:
         """The inputs of the output layer, (batch, length, dim), for callers that need the logits of some tokens only.
 
-        Arguments and errors are those of `forward`.
+        call_block(block, x, **arguments) calls each block, as `torch.utils.checkpoint.checkpoint` does, which computes
+        the activations of blocks again in the backward pass; without it `block(x, **arguments)`. Other arguments and
+        errors are those of `forward`.
         """
         x, rotations = self._embed(tokens, positions)
         for block, rotation in zip(self._blocks(), rotations, strict=True):
-            x = block(x, mask=mask, positions=positions, rotation=rotation)
+            arguments: dict[str, Any] = {"mask": mask, "positions": positions, "rotation": rotation}
+            x = block(x, **arguments) if call_block is None else call_block(block, x, **arguments)
         return self.norm(x)
 
     def logits(self, features: Tensor) -> Tensor:

@@ -112,7 +112,9 @@ class Transformer(nn.Module):
 
     def attention_weights(self, source: Tensor, source_lengths: Tensor, target: Tensor) -> Tensor:
         """The cross-attention weights [B, T, L, H, S] at each step of a known target."""
-        decoder = self.observe(source, source_lengths, target, WEIGHTS).decoder
+        _check(source, source_lengths, target)
+        memory = self.encode(source, source_lengths)
+        _, decoder = self.decoder.observe(self.target_embedding(target), memory.layers, WEIGHTS, mask=memory.mask)
         return _cross(decoder).permute(0, 3, 1, 2, 4)
 
     def encode(self, source: Tensor, source_lengths: Tensor) -> TransformerMemory:

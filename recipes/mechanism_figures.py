@@ -1,0 +1,125 @@
+"""Draw the figures of the mechanism pages: python recipes/mechanism_figures.py [NAME ...].
+
+Weights of each worked example and of translations, hops of a ring, sinusoids, sizes of caches, sparse patterns; with
+names, these alone.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+from matplotlib.figure import Figure
+
+from regard import masks, plots, ring
+from regard.nn import KVCache
+from regard.positions import Sinusoidal
+from regard.steps import EXAMPLES, worked_example
+from regard.translation.run_folder import ENGLISH_FRENCH, KOREAN_ENGLISH
+from regard.translation.translator import Translator
+
+FOLDER = Path(__file__).parent.parent / "docs" / "pictures" / "mechanisms"
+LENGTH, PROCESSES = 16, 4
+KOREAN, ENGLISH = "고양이가 우유를 마신다", "I am very tired."
+
+
+def ring_figure(layout: ring.RingLayout) -> Figure:
+    """The hop, counted from 1, in which a ring of four processes computes each pair under a causal mask."""
+    owner = torch.empty(LENGTH, dtype=torch.int64)
+    for process, pieces in enumerate(layout.pieces(LENGTH, PROCESSES)):
+        for piece in pieces:
+            owner[list(piece)] = process
+    hops = (owner[:, None] - owner) % PROCESSES + 1
+    queries, keys = ([f"{letter}{at + 1}·p{process}" for at, process in enumerate(owner.tolist())] for letter in "qk")
+    causal = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+    return plots.heatmap(hops, queries, keys, mask=causal, maximum=PROCESSES, unit="hop")
+
+
+def sinusoid_figure() -> Figure:
+    """The embeddings of 64 positions in 32 dimensions, and their dot products over those of a position with itself."""
+    embeddings = Sinusoidal(32)(torch.arange(64))
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    titles = "position embeddings", "dot products of two positions"
+    for axes, image, title in zip((left, right), (embeddings, embeddings @ embeddings.T / 16), titles, strict=True):
+        drawn = axes.imshow(image, cmap="RdBu_r", vmin=-1, vmax=1, aspect="auto", interpolation="nearest")
+        axes.set(title=title, xlabel="dimension" if axes is left else "position", ylabel="position")
+        figure.colorbar(drawn, ax=axes)
+    return figure
+
+
+def cache_figure() -> Figure:
+    """Bytes of three caches of a layer with 8 key heads of 128 in bfloat16, token by token."""
+    window = masks.causal() & masks.window(before=511)
+    caches = {
+        "KVCache()": KVCache(),
+        "KVCache.static(4096)": KVCache.static(4096),
+        "KVCache.rolling(causal() & window(before=511))": KVCache.rolling(window),
+    }
+    token = torch.zeros(1, 8, 1, 128, dtype=torch.bfloat16)
+    figure = Figure(figsize=(7, 3.6), layout="constrained")
+    axes = figure.subplots()
+    with torch.no_grad():
+        for name, cache in caches.items():
+            sizes = []
+            for _ in range(4096):
+                cache = cache.append(token, token)
+                sizes.append(cache.nbytes / 2**20)
+            axes.plot(range(1, 4097), sizes, label=name)
+    axes.plot([0, 4096], [0, 4096 * token.nbytes * 2 / 2**20], "k:", label="keys and values alone")
+    axes.set(xlabel="tokens", ylabel="MiB of a layer", xlim=(0, 4096), ylim=(0, None))
+    axes.legend()
+    return figure
+
+
+def pattern_figure() -> Figure:
+    """Six sparse masks of 32 positions."""
+    causal = masks.causal()
+    patterns = {
+        "window(before=5)": causal & masks.window(before=5),
+        "window(before=5) | strided(6)": causal & (masks.window(before=5) | masks.strided(6)),
+        "fixed(6, 1)": causal & masks.fixed(6, 1),
+        "dilated(3, 4)": causal & masks.dilated(3, 4),
+        "window(3, 3) | global_tokens([0, 16])": masks.window(3, 3) | masks.global_tokens([0, 16]),
+        "window(before=5) | prefix(2)": causal & (masks.window(before=5) | masks.prefix(2)),
+    }
+    figure = Figure(figsize=(9, 6.4), layout="constrained")
+    for axes, (name, mask) in zip(figure.subplots(2, 3).flat, patterns.items(), strict=True):
+        axes.imshow(mask.dense(32, 32), cmap="Blues", interpolation="nearest")
+        axes.set_title(f"{name}\n{mask.density(32, 32):.0%} of the pairs", fontsize=9)
+        axes.set(xlabel="key", ylabel="query")
+    return figure
+
+
+def translation_figure(folder: Path, sentence: str, *head: int) -> Figure:
+    """The weights of a translation over its source, of one head of (layer, head): a row for each word predicted."""
+    translation = Translator.load(folder).translate([sentence])[0]
+    best = translation.candidates[0]
+    rows, columns = ([token.removeprefix("▁") for token in side] for side in (best.tokens, translation.source_tokens))
+    return plots.heatmap(best.weights[:, *head].float(), rows, columns, maximum=1.0)
+
+
+if __name__ == "__main__":
+    chosen = set(sys.argv[1:])
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for name in EXAMPLES:
+        if chosen and name not in chosen:
+            continue
+        steps = worked_example(name)
+        for table in (steps[key] for key in steps.keys if key.split(".")[-1] == "weights"):  # one for each head
+            figure = plots.heatmap(table.numbers, table.rows, table.columns, maximum=1.0)
+            *head, _ = table.key.split(".")
+            plots.save(figure, FOLDER / f"{'-'.join([name, *head])}.png")
+    figures = {
+        f"ring-{type(layout).__name__.lower()}": (ring_figure, layout) for layout in (ring.Contiguous(), ring.Zigzag())
+    }
+    figures |= {"sinusoidal": (sinusoid_figure,), "cache-sizes": (cache_figure,), "sparse-patterns": (pattern_figure,)}
+    figures |= {
+        f"translation-{score}": (translation_figure, folder, KOREAN) for score, folder in KOREAN_ENGLISH.items()
+    }
+    figures |= {
+        f"translation-layer{layer}-head{head}": (translation_figure, ENGLISH_FRENCH, ENGLISH, layer, head)
+        for layer, head in ((0, 3), (2, 1))
+    }
+    for name, (draw, *arguments) in figures.items():
+        if not chosen or name in chosen:
+            plots.save(draw(*arguments), FOLDER / f"{name}.png")
