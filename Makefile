@@ -15,17 +15,20 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-b
 # modules and rewrites the assertions of all tests anew, ten seconds each.
 export PYTHONDONTWRITEBYTECODE :=
 
-# Tests run in so many processes side by side, each on one thread (`make test JOBS=8`); the default suits two cores.
-JOBS ?= 2
+# Tests run in so many processes side by side, each on one thread (`make test JOBS=8`). The default suits two cores: some
+# tests wait for processes that they start, which leaves time for a third.
+JOBS ?= 3
 PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal -rs
 EVERYTHING := -m 'not conformance'
+
+DATA ?= data
 
 BENCHMARKS := $(sort $(wildcard benchmarks/[a-z]*.py))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-all durations conformance check format bench clean
+.PHONY: help demo test test-all durations conformance check format docs bench comparisons clean
 
 help:  ## say what can be made
 	@sed -n 's/^\([a-z-]*\): .*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -54,8 +57,17 @@ format: $(DEV)  ## put the code into its standard form
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
+docs: $(DEV)  ## build the site, in English and Korean: build/site/index.html opens without a server
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
 bench: $(DEV)  ## measure: prints tables in Markdown, half an hour or more on two quiet cores
 	@for file in $(BENCHMARKS); do printf '\n## %s\n\n' "$$file"; $(BIN)/python "$$file" || exit 1; done
+
+comparisons: $(DEV)  ## run the comparisons of docs/comparisons.md on the text in DATA=DIR (data): hours; what is done stays
+	$(BIN)/regard compare dates --vary score
+	@for recipe in recipes/comparisons/*.yaml; do \
+	  $(BIN)/regard compare $$recipe --set data.folder=$(DATA)/$$(sed -n 's|^  folder: data/||p' $$recipe) || exit 1; \
+	done
 
 clean:  ## remove the environment and all that was built
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .benchmarks

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 
 import regard
+
+sys.path.insert(0, str(Path(__file__).parent / "pages"))  # tests of three folders import the module there
 
 CONFORMANCE = ("random problems", "computed", "wrong")
 """What test_conformance.py counts."""
@@ -105,6 +107,32 @@ def covering_rows(rows: Sequence[dict[str, Any]], strength: int) -> set[int]:
             chosen.add(index)
             missing -= targets[index]
     return chosen
+
+
+@pytest.fixture(scope="session")
+def covering() -> Callable[[Sequence[dict[str, Any]], int], set[int]]:
+    """`covering_rows`, for tests that loop over many cases."""
+    return covering_rows
+
+
+@pytest.fixture(scope="session")
+def assert_all() -> Callable[[Callable[..., None], Iterable[tuple[Any, Any]]], None]:
+    """Check pairs of a kernel and a case one after the other, and report the faults of all of them.
+
+    A test for each pair would take as much time around it as in it.
+    """
+
+    def check_all(check: Callable[..., None], pairs: Iterable[tuple[Any, Any]]) -> None:
+        faults, pairs = [], list(pairs)
+        assert pairs, "there is nothing to check"
+        for kernel, case in pairs:
+            try:
+                check(kernel, case)
+            except Exception as error:  # a kernel that fails is wrong, too; the others go on
+                faults.append(f"kernel {kernel.name!r} on the case {case.id}: {type(error).__name__}: {error}")
+        assert not faults, f"{len(faults)} faults in {len(pairs)} checks:\n" + "\n".join(faults)
+
+    return check_all
 
 
 @pytest.fixture

@@ -13,7 +13,10 @@ import regard
 # packages of one line do not know each other. A new module has to be given its place here.
 LAYERS = (
     ("regard.cli",),
-    ("regard.explorer", "regard.doctor"),
+    ("regard.doctor",),
+    ("regard.explorer",),
+    ("regard.comparison",),
+    ("regard.steps",),
     ("regard.language",),
     ("regard.translation", "regard.huggingface"),
     ("regard.models",),
@@ -157,7 +160,7 @@ def usage_fault(node: ast.AST) -> str | None:
             return None
 
 
-MOST_MODULES, MOST_LINES = 323, 60  # modules: 233 of softmax attention
+MOST_MODULES, MOST_LINES = 376, 60  # modules: 235 of softmax attention
 
 
 def names_in_several_places(places: Iterable[tuple[str, str]]) -> list[str]:

@@ -1,26 +1,169 @@
-"""The examples of docs/ run as they stand, each page from top to bottom, and print what they say."""
+"""The examples of docs/ run as they stand, each page from top to bottom, and print what they say.
+
+A page in Korean, `page.ko.md`, has the code and the figures of `page.md`: its examples are not run a second time.
+"""
 
 import doctest
+import importlib.util
+import os
 import re
+import shlex
+import struct
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
+from regard.doctor.code_explanation import explained_codes, explanation
+from regard.models.language_model.huggingface.architectures import ARCHITECTURES
+
 DOCS = Path(__file__).parent.parent / "docs"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
-PAGES = [page for page in sorted(DOCS.rglob("*.md")) if BLOCK.search(page.read_text("utf-8"))]
+KOREAN = sorted(DOCS.rglob("*.ko.md"))
+COMMANDS = re.compile(r"^```(python|sh|text)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
+GUIDES = [
+    # Trainings take half a minute, processes of torchrun load Lightning.
+    pytest.param(page, id=page.stem, marks=[pytest.mark.slow] if "regard train" in page.read_text("utf-8") else [])
+    for page in sorted((DOCS / "guides").glob("*.md"))
+    if page not in KOREAN and COMMANDS.search(page.read_text("utf-8"))
+]
+PAGES = [page for page in sorted({*DOCS.rglob("*.md")} - {*KOREAN}) if BLOCK.search(page.read_text("utf-8"))]
+PAGES = [page for page in PAGES if page.parent.name != "guides"]
+CODE = re.compile(r"^```.*?^```$|^    .*?$", flags=re.MULTILINE | re.DOTALL)
+FIGURE = re.compile(r"!\[[^\]]*\]\(([^)]+)\)")
 LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
+
+
+@pytest.fixture(autouse=True)
+def families_of_one_page():
+    """A family of models that a page adds is gone after it: messages on other pages list all families."""
+    with mock.patch.dict(ARCHITECTURES):
+        yield
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
 def test_the_examples_of_a_page(page):
     text = "\n".join(match.group(1) for match in BLOCK.finditer(page.read_text("utf-8")))
-    example = doctest.DocTestParser().get_doctest(text, {"__name__": "example"}, page.name, str(page), 0)
+    assert run_examples(text, {"__name__": "example"}, page)
+
+
+def run_examples(text: str, names: dict, page: Path) -> int:
+    """Run examples, which change `names`, and return how many there were; another text fails the test."""
+    example = doctest.DocTestParser().get_doctest(text, names, page.name, str(page), 0)
     report: list[str] = []
     runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
-    result = runner.run(example, out=report.append)
-    assert result.attempted > 0
+    result = runner.run(example, out=report.append, clear_globs=False)
     assert result.failed == 0, "".join(report)
+    names.update(example.globs)
+    return result.attempted
+
+
+@pytest.fixture
+def command_environment(tmp_path, warm_python) -> dict[str, str]:
+    """The environment of a shell in which `regard`, `python` and `torchrun` are those of these tests."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    regard = folder / "regard"
+    program = "from regard_command import main; main()"
+    regard.write_text(f'#!/bin/sh\nexec {shlex.join(warm_python)} -c {shlex.quote(program)} "$@"\n')
+    regard.chmod(0o755)
+    path = os.pathsep.join([str(folder), str(Path(sys.executable).parent), os.environ["PATH"]])
+    return {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "COLUMNS": "100"}
+
+
+@pytest.mark.parametrize("page", GUIDES)
+def test_a_guide_followed_from_top_to_bottom(page, tmp_path, monkeypatch, command_environment):
+    """Examples and commands, in one folder; a block of text below a command is what it prints, ... for any text.
+
+    A command ends well, or prints the message of an error, `regard: ...`, that the page has below it.
+    """
+    folder = tmp_path / "guide"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    blocks = COMMANDS.findall(page.read_text("utf-8"))
+    names = {"__name__": "example"}
+    for (kind, text), (following, expected) in zip(blocks, [*blocks[1:], ("", "")], strict=True):
+        if kind == "python":
+            run_examples(text, names, page)
+        elif kind == "sh":
+            done = subprocess.run(
+                ["bash", "-ec", text], env=command_environment, capture_output=True, text=True, timeout=300
+            )
+            printed = done.stdout if done.returncode == 0 else done.stderr[done.stderr.find("regard: ") :]
+            may_fail = following == "text" and expected.startswith("regard: ")
+            assert (done.returncode != 0) == may_fail, f"{text}\n{done.stdout}\n{done.stderr}"
+            if following == "text":
+                flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+                assert doctest.OutputChecker().check_output(expected, printed, flags), f"{text}\n{printed}"
+
+
+def load_hook(name):
+    specification = importlib.util.spec_from_file_location(f"{name}_hook", DOCS / "hooks" / f"{name}.py")
+    assert specification is not None
+    assert specification.loader is not None
+    hook = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(hook)
+    return hook
+
+
+def test_figures_have_the_size_that_follows_from_their_dots_per_inch():
+    content = load_hook("pictures").on_page_content('<img alt="" src="../../pictures/mechanisms/luong-dot.png" />')
+    found = re.fullmatch(r'<img width="(\d+)" height="(\d+)" alt="" src=.*', content)
+    assert found is not None
+    width, height = map(int, found.groups())
+    pixels = struct.unpack(">II", (DOCS / "pictures" / "mechanisms" / "luong-dot.png").read_bytes()[16:24])
+    assert (width, height) == tuple(round(number * 1.4 * 96 / 300) for number in pixels)
+    vector = '<img alt="" src="../pictures/animal-it.svg" />'
+    assert load_hook("pictures").on_page_content(vector) == vector
+
+
+def test_the_page_of_mistakes_has_an_entry_for_each_code():
+    hook = load_hook("mistakes")
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="mistakes.md"))
+    text = hook.on_page_markdown((DOCS / "mistakes.md").read_text("utf-8"), page)
+    assert sorted(re.findall(r"^### .* \{ #(\w+) \}$", text, flags=re.MULTILINE)) == explained_codes()
+    for code in explained_codes():
+        found = explanation(code)
+        assert found.summary.rstrip(".") in text
+        assert found.wrong in text
+        assert found.right in text
+
+
+@pytest.mark.parametrize("page", KOREAN, ids=lambda page: page.relative_to(DOCS).as_posix())
+def test_a_page_in_korean_has_the_code_and_figures_of_the_english_one(page):
+    korean = page.read_text("utf-8")
+    english = page.with_name(page.name.replace(".ko.md", ".md")).read_text("utf-8")
+    for parts in (CODE, FIGURE, re.compile(r"\$\$.*?\$\$", flags=re.DOTALL)):
+        assert parts.findall(korean) == parts.findall(english)
+
+
+SECTIONS = {
+    "": (
+        "The problem it solved",
+        "Formula",
+        "By hand",
+        "In code",
+        "Cost",
+        "When to use",
+        "What its heads learn",
+        "Source",
+    ),
+    ".ko": ("어떤 문제를 풀었나", "수식", "손으로 계산하기", "코드", "비용", "언제", "헤드는 무엇을 배우나", "출처"),
+}
+
+
+@pytest.mark.parametrize("page", sorted({*(DOCS / "mechanisms").glob("*.md")} - {*KOREAN}), ids=lambda page: page.stem)
+def test_a_page_of_a_mechanism_is_in_both_languages_with_all_sections_and_a_figure(page):
+    assert f"- mechanisms/{page.name}\n" in (DOCS.parent / "mkdocs.yml").read_text("utf-8")
+    for suffix, sections in SECTIONS.items():
+        text = page.with_name(f"{page.stem}{suffix}.md").read_text("utf-8")
+        headings = iter(re.findall(r"^## (.+)$", text, flags=re.MULTILINE))
+        for section in sections:  # in this order, with others between them
+            assert any(heading.startswith(section) for heading in headings), section
+        assert "../pictures/mechanisms/" in text
 
 
 def test_there_is_a_page_for_each_part_that_users_extend():
