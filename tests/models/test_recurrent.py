@@ -74,7 +74,8 @@ def step_by_step(model, source, lengths, target):
     memory = model.encode(source, lengths)
     state, logits, weights = model.start(memory), [], []
     for tokens in target.unbind(1):
-        step = model.step(tokens, state, memory)
+        step = model.observe_step(tokens, state, memory)
+        torch.testing.assert_close(model.step(tokens, state, memory).logits, step.logits)
         state = step.state
         logits.append(step.logits)
         weights.append(step.weights)
@@ -243,6 +244,18 @@ def test_local_p_is_a_bell_around_its_predicted_centre():
     keep = (distance.abs() <= 2) & (torch.arange(SOURCE) < lengths[:, None, None])
     expected = scores.masked_fill(~keep, -torch.inf).softmax(-1).nan_to_num()
     torch.testing.assert_close(model.attention_weights(source, lengths, target), expected)
+
+
+def test_a_step_that_is_not_observed_computes_no_weights(monkeypatch):
+    def refused(*_, **__):
+        raise AssertionError("nothing looks at the weights")
+
+    model, (source, lengths, target) = translator(bahdanau()).eval(), batch()
+    memory = model.encode(source, lengths)
+    monkeypatch.setattr(SourceAttention, "with_weights", refused)
+    model.step(target[:, 0], model.start(memory), memory)
+    with pytest.raises(AssertionError, match="nothing looks"):
+        model.observe_step(target[:, 0], model.start(memory), memory)
 
 
 def test_keys_are_projected_once_per_sentence(monkeypatch):

@@ -3,6 +3,7 @@
 from .decoders import BahdanauDecoder as BahdanauDecoder
 from .decoders import LuongDecoder as LuongDecoder
 from .encoder import BidirectionalEncoder as BidirectionalEncoder
+from .recurrent_state import ObservedRecurrentStep as ObservedRecurrentStep
 from .recurrent_state import RecurrentMemory as RecurrentMemory
 from .recurrent_state import RecurrentState as RecurrentState
 from .recurrent_state import RecurrentStep as RecurrentStep
@@ -17,6 +18,7 @@ __all__ = [
     "GlobalWindow",
     "LuongDecoder",
     "MonotonicWindow",
+    "ObservedRecurrentStep",
     "PredictiveWindow",
     "RecurrentMemory",
     "RecurrentState",

@@ -58,15 +58,23 @@ class BahdanauDecoder(nn.Module):
         features = self._features(torch.cat(outputs, 1), embedded, torch.cat(contexts, 1))
         return Unrolled(torch.cat(queries, 1), features)
 
-    def step(
+    def step(self, word: Tensor, state: RecurrentState, memory: RecurrentMemory) -> tuple[Tensor, RecurrentState]:
+        """Features [B, F] and state after one embedded word [B, E]."""
+        return self._advance(word, state, self.attend(_query(state), memory))
+
+    def observe_step(
         self, word: Tensor, state: RecurrentState, memory: RecurrentMemory
     ) -> tuple[Tensor, RecurrentState, Tensor]:
-        """Features [B, F], state and weights [B, S] after one embedded word [B, E]."""
-        word = word.unsqueeze(1)
+        """`step`, and the attention weights [B, S]."""
         context, weights = self.attend.with_weights(_query(state), memory)
+        return *self._advance(word, state, context), weights.squeeze(1)
+
+    def _advance(self, word: Tensor, state: RecurrentState, context: Tensor) -> tuple[Tensor, RecurrentState]:
+        """The cell and the features for one word and its context [B, 1, A]."""
+        word = word.unsqueeze(1)
         output, hidden = run(self.cell, torch.cat([word, context], dim=-1), state.hidden)
         features = self._features(output, word, context)
-        return features.squeeze(1), RecurrentState(hidden, step=state.step + 1), weights.squeeze(1)
+        return features.squeeze(1), RecurrentState(hidden, step=state.step + 1)
 
     def _features(self, output: Tensor, embedded: Tensor, context: Tensor) -> Tensor:
         """Maxout (Goodfellow et al. 2013) over pairs: [B, T, 2F] to [B, T, F]."""
@@ -164,15 +172,26 @@ class LuongDecoder(nn.Module):
             features.append(feature)
         return Unrolled(torch.cat(queries, 1), torch.cat(features, 1))
 
-    def step(
+    def step(self, word: Tensor, state: RecurrentState, memory: RecurrentMemory) -> tuple[Tensor, RecurrentState]:
+        """Features [B, F] and state after one embedded word [B, E]."""
+        query, hidden = self._advance(word, state)
+        return self._read(query, hidden, state, self.attend(query, memory, first=state.step))
+
+    def observe_step(
         self, word: Tensor, state: RecurrentState, memory: RecurrentMemory
     ) -> tuple[Tensor, RecurrentState, Tensor]:
-        """Features [B, F], state and weights [B, S] after one embedded word [B, E]."""
+        """`step`, and the attention weights [B, S]."""
         query, hidden = self._advance(word, state)
         context, weights = self.attend.with_weights(query, memory, first=state.step)
+        return *self._read(query, hidden, state, context), weights.squeeze(1)
+
+    def _read(
+        self, query: Tensor, hidden: tuple[Tensor, ...], state: RecurrentState, context: Tensor
+    ) -> tuple[Tensor, RecurrentState]:
+        """Features and state after a step from `state`, from h_t and its context, both [B, 1, ·]."""
         features = self.readout(context, query).squeeze(1)
         attentional = features if self.input_feeding else None
-        return features, RecurrentState(hidden, attentional, state.step + 1), weights.squeeze(1)
+        return features, RecurrentState(hidden, attentional, state.step + 1)
 
     def _advance(self, word: Tensor, state: RecurrentState) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Run the cell for one word: h_t [B, 1, H], and the recurrent state after it."""

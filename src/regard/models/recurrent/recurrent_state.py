@@ -82,7 +82,15 @@ class RecurrentState:
 
 @dataclass(frozen=True, eq=False)
 class RecurrentStep:
-    """The output of one decoding step: logits [B, V], the next state, and attention weights [B, S] over the source."""
+    """The output of one decoding step: logits [B, V], and the next state."""
+
+    logits: Tensor
+    state: RecurrentState
+
+
+@dataclass(frozen=True, eq=False)
+class ObservedRecurrentStep:
+    """A `RecurrentStep` with attention weights [B, S] over the source."""
 
     logits: Tensor
     state: RecurrentState

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from .decoders import BahdanauDecoder, LuongDecoder
 from .encoder import BidirectionalEncoder
-from .recurrent_state import RecurrentMemory, RecurrentState, RecurrentStep
+from .recurrent_state import ObservedRecurrentStep, RecurrentMemory, RecurrentState, RecurrentStep
 
 
 class RecurrentTranslator(nn.Module):
@@ -14,7 +14,7 @@ class RecurrentTranslator(nn.Module):
 
     Letters: B sentences, S source tokens, T target tokens, V target vocabulary. Token 0 is padding. `model(...)`
     gives the logits of a known target; `encode`, `start` and `step` go word by word, with all state passed in and
-    returned, so that a search can reorder it.
+    returned, so that a search can reorder it. `observe_step` does the same and shows the weights.
 
     >>> import torch
     >>> from regard.models import recurrent
@@ -81,12 +81,13 @@ class RecurrentTranslator(nn.Module):
 
     def step(self, tokens: Tensor, state: RecurrentState, memory: RecurrentMemory) -> RecurrentStep:
         """Predict the next word after tokens [B], the previous words; at first the token that starts a sentence."""
-        features, state, weights = self.decoder.step(self._embed_target(tokens), state, memory)
-        return RecurrentStep(self.output(self.dropout(features)), state, weights)
+        features, state = self.decoder.step(self._embed_target(tokens), state, memory)
+        return RecurrentStep(self.output(self.dropout(features)), state)
 
-    def observe_step(self, tokens: Tensor, state: RecurrentState, memory: RecurrentMemory) -> RecurrentStep:
-        """`step`, whose output has the attention weights already."""
-        return self.step(tokens, state, memory)
+    def observe_step(self, tokens: Tensor, state: RecurrentState, memory: RecurrentMemory) -> ObservedRecurrentStep:
+        """`step`, and the attention weights over the source, computed in a second pass."""
+        features, state, weights = self.decoder.observe_step(self._embed_target(tokens), state, memory)
+        return ObservedRecurrentStep(self.output(self.dropout(features)), state, weights)
 
     def _embed_target(self, tokens: Tensor) -> Tensor:
         return self.dropout(self.target_embedding(tokens))
