@@ -183,6 +183,277 @@ CORRECT = {
                 q = q + self.self_attn(q, q, q, need_weights=False)[0]
                 return q + self.cross_attn(q, memory, memory, need_weights=False)[0]
     """,
+    "layers in a loop, each with its entry of a cache": """
+        class Attention(nn.Module):
+            def __init__(self, d):
+                super().__init__()
+                self.q, self.k, self.v = nn.Linear(d, d), nn.Linear(d, d), nn.Linear(d, d)
+
+            def forward(self, x, read, past=None):
+                q, k, v = self.q(x), self.k(read), self.v(read)
+                if past is not None:
+                    k, v = torch.cat([past[0], k], dim=1), torch.cat([past[1], v], dim=1)
+                return torch.softmax(q @ k.transpose(-1, -2) / math.sqrt(q.size(-1)), dim=-1) @ v
+
+        class Layer(nn.Module):
+            def __init__(self, d):
+                super().__init__()
+                self.inner, self.cross = Attention(d), Attention(d)
+
+            def forward(self, x, memory, past):
+                x = self.inner(x, x, past)
+                return self.cross(x, memory)
+
+        class Encoder(nn.Module):
+            def __init__(self, d, n):
+                super().__init__()
+                self.layers = nn.ModuleList([Layer(d) for _ in range(n)])
+
+            def forward(self, x, memory, pasts):
+                for i, layer in enumerate(self.layers):
+                    x = layer(x, memory, pasts[i])
+                return x
+    """,
+    "scales of a pyramid in a loop": """
+        class Pyramid(nn.Module):
+            def __init__(self, d, n):
+                super().__init__()
+                self.n = n
+                self.q, self.k, self.v = nn.Linear(d, d), nn.Linear(d, d), nn.Linear(d, d)
+
+            def attend(self, x, y):
+                q, k, v = self.q(x), self.k(y), self.v(y)
+                return torch.softmax(q @ k.mT / math.sqrt(q.size(-1)), dim=-1) @ v
+
+            def forward(self, maps, text):
+                return [self.attend(maps[i], text) for i in range(self.n)]
+    """,
+    "a reference that is slow on purpose": """
+        def reference_attention(q, k, v):
+            rows = []
+            for i in range(q.size(1)):
+                weights = torch.softmax(torch.einsum("hd,hkd->hk", q[:, i], k[:, : i + 1]) / math.sqrt(q.size(-1)), -1)
+                rows.append(torch.einsum("hk,hkd->hd", weights, v[:, : i + 1]))
+            return torch.stack(rows, 1)
+    """,
+    "whole numbers in half precision that are weights": """
+        def test_rows_are_read(store):
+            weight = torch.arange(4096, dtype=torch.bfloat16).reshape(64, 64)
+            store.save(weight)
+            return torch.softmax(store.read("weight"), dim=-1)
+
+        def bins(alibi):
+            return torch.arange(64, dtype=torch.bfloat16)
+    """,
+    "a probability that the caller passes, as to SDPA": """
+        def attend(q, k, v, dropout_p=0.0):
+            weights = torch.softmax(q @ k.mT / math.sqrt(q.size(-1)), dim=-1)
+            if dropout_p > 0.0:
+                weights = F.dropout(weights, p=dropout_p)
+            return weights @ v
+
+        class Attention(nn.Module):
+            def __init__(self, p):
+                super().__init__()
+                self.p = p
+
+            def forward(self, q, k, v):
+                if not self.training:
+                    p = 0.0
+                else:
+                    p = self.p
+                weights = torch.softmax(q @ k.mT / math.sqrt(q.size(-1)), dim=-1)
+                if self.training:
+                    weights = F.dropout(weights, 0.2)
+                return F.dropout(weights, p) @ v
+    """,
+    "descriptors shared out to clusters": """
+        class Clusters(nn.Module):
+            def __init__(self, d, n):
+                super().__init__()
+                self.assign = nn.Linear(d, n)
+                self.bias = nn.Parameter(torch.zeros(4))
+
+            def forward(self, x):
+                shares = F.softmax(self.assign(x), dim=2)
+                by_matrix = torch.einsum("btn,btd->bnd", shares, x)
+                by_sums = (shares.unsqueeze(-1) * x.unsqueeze(2)).sum(dim=3).sum(dim=1)
+                return by_matrix.sum(-1) + by_sums
+
+        class Downsample(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.bias = nn.Parameter(torch.zeros(4))
+
+            def forward(self, x):
+                weights = self.bias.softmax(dim=0)
+                return (x.unflatten(0, (-1, 4)) * weights.unsqueeze(-1).unsqueeze(-1)).sum(dim=1)
+    """,
+    "attention that is named as not causal": """
+        class NonCausalSelfAttention(nn.Module):
+            def __init__(self, d):
+                super().__init__()
+                self.qkv = nn.Linear(d, 3 * d)
+
+            def forward(self, x):
+                q, k, v = self.qkv(x).chunk(3, dim=-1)
+                return F.scaled_dot_product_attention(q, k, v)
+    """,
+    "features joined in a loop, and no tokens": """
+        class UNet(nn.Module):
+            def forward(self, h, skips, sources):
+                for i, block in enumerate(self.blocks):
+                    h = torch.cat([h, skips.pop()], dim=1)
+                    h = block(h)
+                    h = self.conditions[i](h, context=sources[h.shape[-1]])
+                return h
+
+        def widened(maps):
+            for maps in maps.values():
+                if maps.shape[-1] == 1024:
+                    continue
+                maps = torch.cat([maps, maps], dim=1)
+                maps = F.adaptive_avg_pool3d(maps, 2)
+            return maps.softmax(-1)
+    """,
+    "generation with a memory of states": """
+        def generate(model, tokens, steps):
+            logits, *mems = model(tokens, return_memory=True)
+            for _ in range(steps):
+                new = logits[:, -1].argmax(-1, keepdim=True)
+                tokens = torch.cat([tokens, new], dim=1)
+                last = tokens[:, -1:]
+                logits, *mems = model(last, *mems, return_memory=True)
+            return tokens.float().softmax(-1)
+    """,
+    "a cache of masks": """
+        class Attention(nn.Module):
+            def attend(self, q, k, v, keep, store):
+                mask_cache = store.get("masks") if store else None
+                if mask_cache is None:
+                    mask_cache = {}
+                    attn_mask_store["masks"] = mask_cache
+                mask_cache[len(keep)] = keep
+                return F.scaled_dot_product_attention(q, k, v, attn_mask=keep)
+    """,
+    "one text, which has no padding": """
+        tokenizer = AutoTokenizer.from_pretrained("model", padding_side="left")
+
+        def answer(model, text):
+            ids = tokenizer(text, return_tensors="pt").input_ids
+            return model.generate(ids, max_new_tokens=8)
+    """,
+    "a text of the file about padding": """
+        MESSAGE = "set padding_side='left' when you make the tokenizer"
+
+        def answer(model, ids):
+            return model.generate(ids, max_new_tokens=8)
+    """,
+    "scores with the heads last": """
+        def attend(q, k, v, q_mask, kv_mask):
+            scores = torch.einsum("nlhd,nshd->nlsh", q, k)
+            if kv_mask is not None:
+                keep = q_mask[:, :, None, None] * kv_mask[:, None, :, None]
+                scores = scores.masked_fill(~keep, torch.finfo(scores.dtype).min)
+            weights = torch.softmax(scores / q.size(3) ** 0.5, dim=2)
+            return torch.einsum("nlsh,nshd->nlhd", weights, v)
+    """,
+    "heads switched off": """
+        def attend(q, k, v, layer_head_mask=None):
+            weights = torch.softmax(q @ k.mT / math.sqrt(q.size(-1)), dim=-1)
+            if layer_head_mask is not None:
+                weights = layer_head_mask.view(1, -1, 1, 1) * weights
+            return weights @ v
+    """,
+    "compiled where there is a GPU": """
+        from torch.nn.attention.flex_attention import flex_attention
+
+        _compiled = None
+
+        def attend(q, k, v, blocks):
+            global _compiled
+            if q.is_cuda:
+                if _compiled is None:
+                    _compiled = torch.compile(flex_attention)
+                return _compiled(q, k, v, block_mask=blocks)
+            return flex_attention(q, k, v, block_mask=blocks)
+    """,
+    "rotated halves from a table in a cache": """
+        def rotated(x, cos_sin_cache, half):
+            cos, sin = cos_sin_cache[:, :half], cos_sin_cache[:, half:]
+            out = torch.empty_like(x)
+            out[..., :half] = x[..., :half] * cos - x[..., half:] * sin
+            out[..., half:] = x[..., half:] * cos + x[..., :half] * sin
+            return out
+
+        def turned(x, cos_cache, sin_cache):
+            one, other = x.chunk(2, dim=-1)
+            return torch.cat((one * cos_cache - other * sin_cache, other * cos_cache + one * sin_cache), dim=-1)
+
+        def attend(q, k, v, cos_sin_cache, half):
+            q, k = rotated(q, cos_sin_cache, half), rotated(k, cos_sin_cache, half)
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+        def attend_again(q, k, v, cos_cache, sin_cache):
+            q, k = turned(q, cos_cache, sin_cache), turned(k, cos_cache, sin_cache)
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    """,
+    "lengths of documents passed on": """
+        class Layer(nn.Module):
+            def attend(self, x, lengths_of_documents=None):
+                if lengths_of_documents is None:
+                    return F.scaled_dot_product_attention(x, x, x, is_causal=True)
+                return flash_attn_varlen_func(x, x, x, lengths_of_documents, causal=True)
+
+            def forward(self, x, cu_seqlens=None):
+                return self.attend(x, lengths_of_documents=cu_seqlens)
+    """,
+    "a buffer without a mask as yet": """
+        class Attention(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.register_buffer("mask", None, persistent=False)
+
+            def forward(self, q, k, v):
+                return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    """,
+    "a scale that published weights were trained with": """
+        from transformers import PreTrainedModel
+
+        class Attention(nn.Module):
+            def __init__(self, d, heads):
+                super().__init__()
+                self.heads = heads
+                self.q, self.k, self.v = nn.Linear(d, d), nn.Linear(d, d), nn.Linear(d, d)
+
+            def forward(self, x):
+                q, k, v = (one(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for one in (self.q, self.k, self.v))
+                return torch.softmax(q @ k.transpose(-1, -2), dim=-1) @ v
+
+        class Encoder(PreTrainedModel):
+            def forward(self, x):
+                return self.attention(x)
+    """,
+    "weighted least squares": """
+        def solved(points, residuals, left):
+            weights = torch.exp(-residuals)
+            rows, others = torch.stack([points * weights, weights], -1), torch.stack([points, weights], -1)
+            return rows.inverse() @ (others @ left)
+
+        def shares(residuals):
+            return F.softmax(residuals, dim=-1)
+    """,
+    "words that are left out of a vocabulary": """
+        class Head(nn.Module):
+            def __init__(self, words, special):
+                super().__init__()
+                allowed = torch.zeros(words)
+                allowed[special] = 1
+                self.register_buffer("word_prob_mask", (1.0 - allowed) * -10000.0)
+
+            def forward(self, logits):
+                return F.softmax(logits + self.word_prob_mask, dim=-1)
+    """,
 }
 IMPORTS = "import math\nimport torch\nimport torch.nn.functional as F\nfrom torch import nn\n"
 

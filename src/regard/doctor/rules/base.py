@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ..attention_sites import AttentionSite
 from ..finding import Severity
 from ..symbolic_evaluation import Function, ModuleFacts
+from ..term import Term
 
 if TYPE_CHECKING:
     from ..rewriting import Rewrite
@@ -76,6 +77,20 @@ def function_around(node: ast.AST | None, facts: ModuleFacts) -> Function | None
     while node is not None and not isinstance(node, Function):
         node = facts.parents.get(node)
     return node
+
+
+def default_of(parameter: Term, facts: ModuleFacts) -> ast.expr | None:
+    """The default of the parameter that a term is, or None where it has none."""
+    function = function_around(parameter.node, facts)
+    if function is None:
+        return None
+    arguments = function.args
+    plain = [*arguments.posonlyargs, *arguments.args]
+    defaults = dict(zip([one.arg for one in plain[::-1]], arguments.defaults[::-1], strict=False))
+    defaults |= {
+        one.arg: value for one, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if value
+    }
+    return defaults.get(str(parameter.value))
 
 
 def last_name(node: ast.expr) -> str:

@@ -45,7 +45,7 @@ def unmasked_with_cache(facts: ModuleFacts) -> Iterator[Report]:
             continue
         if is_cached(key) and _is_without_cache(causal):
             yield Report(event.term.node, "with a cache nothing is masked: several new tokens see each other's future")
-    for node in facts.nodes[ast.If]:
+    for node in facts.nodes[ast.If] if facts.sites else ():
         if _tests_no_cache(node.test) and not node.orelse and any(_masks_scores(one) for one in node.body):
             yield Report(node, "with a cache no mask is applied: several new tokens see each other's future")
 
@@ -63,7 +63,9 @@ def _is_without_cache(causal: Term) -> bool:
 def _tests_no_cache(test: ast.expr) -> bool:
     """Whether a condition is that there is no cache, and nothing else."""
     written = ast.unparse(test)
-    return bool(re.fullmatch(r"(not (self\.)?use_cache|[\w.]*(cache|past)[\w.]*( is None| == 0))", written))
+    return "mask" not in written and bool(  # a cache of masks is another
+        re.fullmatch(r"(not (self\.)?use_cache|[\w.]*(cache|past)[\w.]*( is None| == 0))", written)
+    )
 
 
 def _masks_scores(statement: ast.stmt) -> bool:

@@ -52,7 +52,7 @@ def missing_causal_mask(facts: ModuleFacts) -> Iterator[Report]:
     """
     for site in facts.sites:
         class_ = site.event.class_
-        if class_ is None or not re.search(r"causal|masked", class_.name, re.I) or not _is_attention_name(class_.name):
+        if class_ is None or not _is_causal_attention(class_.name):
             continue
         if not _has_mask(site) and not _is_cross(site):
             yield Report(
@@ -101,10 +101,10 @@ def _decoders_without_mask(facts: ModuleFacts) -> Iterator[Report]:
 _LANGUAGE_MODEL = r"GPT|LanguageModel|CausalLM|CharLM|DecoderOnly|^LM$|TransformerLM"
 
 
-def _is_attention_name(name: str) -> bool:
-    return bool(re.search(r"att(entio)?n|head", name, re.I)) and not re.search(
-        r"masked_?lm|maskedlm|masked_image", name, re.I
-    )
+def _is_causal_attention(name: str) -> bool:
+    """Whether a class is named as attention that is causal, and not as one that is not."""
+    causal = re.search(r"causal|masked", name, re.I) and re.search(r"att(entio)?n|head", name, re.I)
+    return bool(causal) and not re.search(r"non_?causal|acausal|unmasked|masked_?lm|masked_?image", name, re.I)
 
 
 def _has_mask(site: AttentionSite) -> bool:

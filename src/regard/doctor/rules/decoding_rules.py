@@ -10,7 +10,7 @@ from ..attention_sites import AttentionSite
 from ..finding import Severity
 from ..symbolic_evaluation import ModuleFacts
 from ..term import Term, is_none, number, walk
-from .base import Report, function_around, rule
+from .base import Report, function_around, last_name, rule
 from .mask_rules import is_cached, is_judged
 
 _LAYERS = frozenset({"matmul", "softmax", "sdpa"})
@@ -310,11 +310,13 @@ def left_padding_without_mask(facts: ModuleFacts) -> Iterator[Report]:
     results in another batch. Pass `attention_mask`, from which `generate` counts the positions.
     """
     message = "texts padded on the left without a mask: the padding is read as words, and shifts every position"
-    if re.search(r"padding_side\s*=\s*[\"']left|padding=[\"']left", facts.source):
+    if _chooses_left(facts):
         for call in facts.nodes[ast.Call]:
             reads = bool(call.args) or any(one.arg == "input_ids" for one in call.keywords)
             generates = isinstance(call.func, ast.Attribute) and call.func.attr == "generate"
             if generates and reads and not _has_mask(call) and not _generates_otherwise(call, facts):
+                if _is_unpadded(call, facts):
+                    continue
                 yield Report(call, message)
     for node in facts.nodes[ast.Assign]:
         target = node.targets[0]
@@ -324,6 +326,31 @@ def left_padding_without_mask(facts: ModuleFacts) -> Iterator[Report]:
                 if _reads_tokens(call, target.id) and not _has_mask(call):
                     yield Report(node, message)
                     break
+
+
+def _chooses_left(facts: ModuleFacts) -> bool:
+    """Whether a statement or an argument of the file, and no text in it, puts the padding on the left."""
+    keywords = (one for one in facts.nodes[ast.keyword] if one.arg in ("padding_side", "padding"))
+    assigned = (one for one in facts.nodes[ast.Assign] if last_name(one.targets[0]) == "padding_side")
+    return any(isinstance(one.value, ast.Constant) and one.value.value == "left" for one in (*keywords, *assigned))
+
+
+def _is_unpadded(call: ast.Call, facts: ModuleFacts) -> bool:
+    """Whether what is read is a text that the same function tokenizes without padding."""
+    read = [*call.args[:1], *(one.value for one in call.keywords if one.arg in ("input_ids", None))]
+    names = {node.id for one in read for node in ast.walk(one) if isinstance(node, ast.Name)}
+    around = function_around(call, facts) or facts.tree
+    for node in ast.walk(around):
+        if isinstance(node, ast.Assign) and names & {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}:
+            tokenized = [
+                one
+                for one in ast.walk(node.value)
+                if isinstance(one, ast.Call)
+                and re.search(r"(^|[._])(tokenizer|tok|processor|encode)$", ast.unparse(one.func))
+            ]
+            if tokenized:
+                return not any(one.arg in ("padding", None) for each in tokenized for one in each.keywords)
+    return False
 
 
 def _generates_otherwise(call: ast.Call, facts: ModuleFacts) -> bool:

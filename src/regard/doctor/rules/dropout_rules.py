@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator
 
 from ..finding import Severity
-from ..symbolic_evaluation import Event, ModuleFacts
+from ..symbolic_evaluation import Event, Function, ModuleFacts
 from ..term import Term, is_none, label, number, walk
-from .base import Report, formulas, function_around, rule
+from .base import Report, default_of, formulas, function_around, rule
 
 _HALF = ("torch.float16", "torch.half", "torch.bfloat16")
 
@@ -43,7 +43,7 @@ def dropout_in_evaluation(facts: ModuleFacts) -> Iterator[Report]:
 
     The functions `scaled_dot_product_attention` and `F.dropout` know nothing of `model.eval()`: the first drops with
     whatever probability it is passed, the second does so unless `training=False`. Predictions become random. Pass 0
-    unless `self.training`.
+    unless `self.training`. A function that takes the probability from its callers, 0 by default, is no finding.
     """
     for event in facts.operations("sdpa"):
         probability = event.term.get("dropout_p")
@@ -55,9 +55,33 @@ def dropout_in_evaluation(facts: ModuleFacts) -> Iterator[Report]:
             )
     for event in facts.operations("dropout") if facts.sites else ():
         functional = str(event.term.value).endswith("functional.dropout")
-        training = event.term.get("training")
-        if functional and training is None and number(event.term.get("p")) != 0:  # training=True is on purpose
+        written_out = event.term.get("training") is not None  # training=True is on purpose
+        if functional and not written_out and not _is_chosen_elsewhere(event, facts):
             yield Report(event.term.node, "F.dropout without training=self.training drops in evaluation too")
+
+
+def _is_chosen_elsewhere(event: Event, facts: ModuleFacts) -> bool:
+    """Whether the probability may be 0 in evaluation: the caller passes it, a branch sets it, or a test is around."""
+    probability = event.term.get("p")
+    if probability is not None and (number(probability) == 0 or probability.op == "choice"):
+        return True
+    if probability is not None and probability.op == "parameter" and _is_of_caller(probability, facts):
+        return True
+    node: ast.AST | None = event.term.node
+    while node is not None and not isinstance(node, Function):
+        node = facts.parents.get(node)
+        if isinstance(node, ast.If | ast.IfExp) and "training" in ast.unparse(node.test):
+            return True
+    return False
+
+
+def _is_of_caller(parameter: Term, facts: ModuleFacts) -> bool:
+    """Whether each call of a function passes a probability, 0 unless it does; a constructor keeps it for all calls."""
+    function = function_around(parameter.node, facts)
+    if function is None or function.name == "__init__":
+        return False
+    default = default_of(parameter, facts)
+    return not (isinstance(default, ast.Constant) and isinstance(default.value, float | int) and default.value > 0)
 
 
 def _is_always_on(probability: Term, event: Event) -> bool:

@@ -439,9 +439,13 @@ def _plain(term: Term) -> Term:
     return term
 
 
+_OTHER_VALUES = frozenset({"matmul", "einsum", "setitem", "stack", "cat", "size", "shape", "repeat_interleave"})
+"""Where the search for a feature map stops: what is behind is another value than the features of one tensor."""
+
+
 def _has_feature_map(term: Term) -> bool:
     """Whether a query or key went through a positive function: elu + 1, relu, exp or one of that name."""
-    for one in walk(term, stop=frozenset({"matmul", "einsum"})):
+    for one in walk(term, stop=_OTHER_VALUES):
         name = str(one.value) if one.op in ("call", "method", "apply", "exp") else ""
         if re.search(r"\belu$|\brelu$|\.elu|\.relu|ReLU|ELU|feature_map|\bphi\b", name) or one.op == "exp":
             return True

@@ -423,7 +423,9 @@ def is_mask_name(term: Term) -> bool:
     while term.op in ("unsqueeze", "expand", "cast", "item", "reshape", "rearrange"):
         term = term.input
     name = str(term.value) if term.op in ("parameter", "attribute", "name") else ""
-    return bool(re.search(r"(^|_)(attn|attention|causal|src|tgt|trg|padding|pad|key)?_?mask$", name))
+    return "head" not in name and bool(
+        re.search(r"(^|_)(attn|attention|causal|src|tgt|trg|padding|pad|key)?_?mask$", name)
+    )
 
 
 def _is_mask_of_weights(mask: Term) -> bool:
@@ -669,7 +671,7 @@ def is_cached(key: Term) -> bool:
     for _ in range(30):
         if key.op == "cat":
             joined = key.get("tensors")
-            if joined is None or not joined.items:
+            if joined is None or not joined.items or number(key.get("dim")) == -1:  # features, as rotated halves are
                 return False
             stored = joined.items[0].op in ("item", "loop_item") and not any(
                 one.op in ("apply", "matmul") for one in walk(joined.items[0])
@@ -701,6 +703,8 @@ def _is_written_part(changed: Term) -> bool:
     """Whether new keys are written into a part of a longer tensor."""
     index = changed.get("index")
     parts = () if index is None else index.items if index.op == "tuple" else (index,)
+    if parts and parts[0].op == "constant" and parts[0].value is ... and len(parts) == 2:
+        return False  # features: halves that are rotated
     return any(one.op == "slice" and not is_none(one.items[0]) and number(one.items[0]) is None for one in parts)
 
 
@@ -782,14 +786,25 @@ def _outgrown(term: Term) -> float | None:
 
 
 def _is_stored_as_mask(event: Event, facts: ModuleFacts) -> bool:
-    """Whether a value is stored under a name of masks: as a buffer or attribute, or as the result of a function."""
+    """Whether a value is stored under a name of masks: as a buffer or attribute, or as the result of a function.
+
+    Words between, as in `vocabulary_mask`, are of other masks than those of scores.
+    """
     for consumer in facts.consumers.get(id(event.term), []):
+        name = ""
         if consumer.op == "method" and consumer.value == "register_buffer" and consumer.items:
-            return "mask" in str(consumer.items[0].value)
-        if consumer.op in ("store", "return"):
+            name = str(consumer.items[0].value)
+        elif consumer.op in ("store", "return"):
             name = str(consumer.value) if consumer.op == "store" else getattr(event.function, "name", "")
-            return "mask" in name
+        if name:
+            return bool(_SCORE_MASKS.search(name.rpartition(".")[2]))
     return False
+
+
+_SCORE_MASKS = re.compile(
+    r"(^|_)(attn|attention|causal|pad(ding)?|self|cross|key|src|tgt|trg|future|subsequent|look_?ahead|window|local|"
+    r"additive|make|build|get|create|extended|bias)_?(_\w+)?_?masks?|^_?masks?$"
+)
 
 
 def _is_truth_value(term: Term) -> bool:

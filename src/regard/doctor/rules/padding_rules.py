@@ -14,6 +14,7 @@ from ..symbolic_evaluation import Function, ModuleFacts
 from ..term import Term, is_none, is_true, label, lowest_of_dtype, number, walk
 from .base import Report, formulas, function_around, rule
 from .mask_rules import fill_value, formula_mask, is_judged, resolved
+from .softmax_rules import scores_rank
 
 _PADDING = re.compile(
     r"(^|_)(pad|padding|attention_mask|key_mask|src_mask|token_mask|valid|keep|lengths?|mask)(_|$)", re.I
@@ -108,6 +109,8 @@ def mask_of_queries(facts: ModuleFacts) -> Iterator[Report]:
     """
     for site in facts.sites:
         if site.kind == "formula":
+            if not _has_keys_last(site):
+                continue
             masks = [(use.mask, use.node) for step in site.before for use in formula_mask(step)]
         else:
             mask = site.output.get("attn_mask") if site.kind == "sdpa" else None
@@ -131,6 +134,15 @@ def mask_of_queries(facts: ModuleFacts) -> Iterator[Report]:
         four_axes = four_axes or (mask.op == "item" and len(mask.items) == 4)
         if four_axes and mask_values(mask) is None and _last_axis(mask) == "queries":
             yield Report(mask.node, "this padding mask runs along the queries: it has to be (batch, 1, 1, keys)")
+
+
+def _has_keys_last(site: AttentionSite) -> bool:
+    """Whether the softmax takes the last axis of the scores; of other layouts nothing is known."""
+    axis = number(site.softmax.get("dim")) if site.softmax is not None else None
+    if axis is None or axis == -1:
+        return True
+    rank = scores_rank(site)
+    return axis >= 0 if rank is None else axis == rank - 1
 
 
 @rule(
@@ -356,6 +368,10 @@ def documents_without_mask(facts: ModuleFacts) -> Iterator[Report]:
         parameters = [one.arg for one in (*function.args.args, *function.args.kwonlyargs) if _DOCUMENTS.match(one.arg)]
         if not parameters or any(_is_tested(name, function) for name in parameters):
             continue
+        if site.event.call is not None and any(
+            isinstance(node, ast.Name) and node.id in parameters for node in ast.walk(site.event.call)
+        ):
+            continue  # what is called has kernels of its own for them
         if not any(name in names_in(mask) for mask in _site_masks(site) for name in parameters):
             yield Report(
                 site.event.call or site.output.node,

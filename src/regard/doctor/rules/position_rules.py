@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from ..attention_sites import AttentionSite, projection_name, source_of
 from ..finding import Severity
 from ..mask_values import mask_values
-from ..symbolic_evaluation import Function, ModuleFacts
+from ..symbolic_evaluation import Event, Function, ModuleFacts
 from ..term import Term, is_none, number, walk
-from .base import Report, function_around, last_name, rule
+from .base import Report, default_of, last_name, rule
 
 _ROTARY = re.compile(r"rotary|(^|_)rope(_|$)|apply_rot|rotate_queries", re.I)
 _VALUES = re.compile(r"^(v|value|values|xv|value_states|v_states|value_layer|vs)$", re.I)
@@ -166,33 +166,44 @@ def positions_in_half(facts: ModuleFacts) -> Iterator[Report]:
     """
     for event in facts.operations("arange"):
         dtype = _default(event.term.get("dtype"), facts)
-        if (
-            dtype is not None
-            and dtype.op == "name"
-            and dtype.value in ("torch.bfloat16", "torch.float16", "torch.half")
-        ):
+        if dtype is None or dtype.op != "name" or dtype.value not in _EXACT_UP_TO:
+            continue
+        last = number(event.term.items[0 if len(event.term.items) == 1 else 1]) if event.term.items else None
+        if (last is None or last > _EXACT_UP_TO[dtype.value]) and _counts_positions(event, facts):
             yield Report(
                 event.term.node,
                 f"positions in {str(dtype.value).removeprefix('torch.')} are not exact: count in float32",
             )
 
 
+_EXACT_UP_TO = {"torch.bfloat16": 256, "torch.float16": 2048, "torch.half": 2048}
+"""The whole numbers that these dtypes hold, each up to this one."""
+_POSITION_NAMES = re.compile(
+    r"pos|^t$|^seq|freq|angle|theta|alibi|slope|dist|rotary|(^|_)rope|sinus|idx|indices|timing", re.I
+)
+
+
+def _counts_positions(event: Event, facts: ModuleFacts) -> bool:
+    """Whether what is counted are positions: by its name, that of the function or class, or its products."""
+    names = [one.name for one in (event.function, event.class_) if one is not None]
+    assigned = facts.parents.get(event.term.node)
+    while isinstance(assigned, ast.expr):
+        assigned = facts.parents.get(assigned)
+    if isinstance(assigned, ast.Assign):
+        names += [ast.unparse(one).removeprefix("self.") for one in assigned.targets]
+    if any(_POSITION_NAMES.search(name) for name in names):
+        return True
+    return any(
+        one.op in ("einsum", "matmul") or (one.op == "call" and str(one.value).endswith(".outer"))
+        for one in facts.consumers.get(id(event.term), [])
+    )
+
+
 def _default(term: Term | None, facts: ModuleFacts) -> Term | None:
     """A value, or the default of the parameter that it is, where that is a name such as `torch.float16`."""
-    if term is None or term.op != "parameter":
-        return term
-    function = function_around(term.node, facts)
-    if function is None:
-        return term
-    arguments = function.args
-    plain = [*arguments.posonlyargs, *arguments.args]
-    defaults = {one.arg: value for one, value in zip(plain[::-1], arguments.defaults[::-1], strict=False)}
-    defaults |= {
-        one.arg: value for one, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if value
-    }
-    found = defaults.get(str(term.value))
+    found = default_of(term, facts) if term is not None and term.op == "parameter" else None
     written = ast.unparse(found) if isinstance(found, ast.Attribute) else ""
-    return Term("name", term.node, value=written) if written.startswith("torch.") else term
+    return Term("name", term.node, value=written) if term is not None and written.startswith("torch.") else term
 
 
 @rule(
@@ -317,15 +328,34 @@ def generation_without_cache(facts: ModuleFacts) -> Iterator[Report]:
     for node in [*facts.nodes[ast.For], *facts.nodes[ast.While]]:
         if _CACHED.search(ast.unparse(node)):
             continue
-        for grown in _grown_sequences(node):
+        for grown, appended in _grown_sequences(node):
             call = _call_of_model(node, grown)
-            if call is not None:
+            if call is not None and _depends_on(appended, call, node):
                 yield Report(call, f"each step computes all of `{grown}` again: keep keys and values in a cache")
                 break
 
 
-def _grown_sequences(loop: ast.For | ast.While) -> Iterator[str]:
-    """Names that a loop assigns as themselves joined with something."""
+def _depends_on(appended: list[ast.expr], call: ast.Call, loop: ast.For | ast.While) -> bool:
+    """Whether what is appended to a sequence is computed, within the loop, from the result of a call."""
+    assigned = [node for node in ast.walk(loop) if isinstance(node, ast.Assign)]
+    waiting, seen = list(appended), set()
+    while waiting:
+        for node in ast.walk(waiting.pop()):
+            if node is call:
+                return True
+            if isinstance(node, ast.Name) and node.id not in seen:
+                seen.add(node.id)
+                waiting += [one.value for one in assigned if node.id in _target_names(one)]
+    return False
+
+
+def _target_names(assigned: ast.Assign) -> set[str]:
+    """The names that an assignment binds or changes in place."""
+    return {node.id for target in assigned.targets for node in ast.walk(target) if isinstance(node, ast.Name)}
+
+
+def _grown_sequences(loop: ast.For | ast.While) -> Iterator[tuple[str, list[ast.expr]]]:
+    """Names that a loop assigns as themselves joined with something, and what that is."""
     for node in ast.walk(loop):
         if not isinstance(node, ast.Assign) or len(node.targets) != 1 or not isinstance(node.targets[0], ast.Name):
             continue
@@ -333,7 +363,7 @@ def _grown_sequences(loop: ast.For | ast.While) -> Iterator[str]:
         if isinstance(value, ast.Call) and last_name(value.func) in ("cat", "concat", "hstack") and value.args:
             joined = value.args[0]
             if isinstance(joined, ast.Tuple | ast.List) and any(name in _bound_names(one) for one in joined.elts[:1]):
-                yield name
+                yield name, joined.elts[1:]
 
 
 def _call_of_model(loop: ast.For | ast.While, grown: str) -> ast.Call | None:
@@ -344,6 +374,8 @@ def _call_of_model(loop: ast.For | ast.While, grown: str) -> ast.Call | None:
             names.add(node.targets[0].id)
     for node in ast.walk(loop):
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and _is_model_call(node.value, names):
+            if re.search(r"mems?\b|cache|past|state", " ".join(_target_names(node))):
+                continue
             for name in (name for target in node.targets for name in _bound_names(target)):
                 results[name] = node.value
     for node in ast.walk(loop):  # logits = out[0] if isinstance(out, tuple) else out
@@ -355,6 +387,8 @@ def _call_of_model(loop: ast.For | ast.While, grown: str) -> ast.Call | None:
     for node in ast.walk(loop):
         if isinstance(node, ast.Subscript) and _takes_last(node.slice):
             value = node.value.value if isinstance(node.value, ast.Attribute) else node.value
+            if isinstance(node.value, ast.Attribute) and node.value.attr == "shape":
+                continue
             if isinstance(value, ast.Name) and value.id in results:
                 return results[value.id]
             if isinstance(value, ast.Call) and _is_model_call(value, names):
@@ -391,7 +425,11 @@ def _is_model_call(call: ast.Call, names: set[str]) -> bool:
         "size",
     )
     plain = plain and not (function == "decode" and len(call.args) < 2)  # tokenizer.decode(tokens)
-    return plain and bool(passed & names) and not re.search(r"cache|past|state|hidden|memory_|start_pos", text, re.I)
+    return (
+        plain
+        and bool(passed & names)
+        and not re.search(r"cache|past|state|hidden|memory_|\bmems?\b|start_pos", text, re.I)
+    )
 
 
 def _takes_last(index: ast.expr) -> bool:

@@ -20,7 +20,7 @@ from ..attention_sites import (
 from ..finding import Severity
 from ..symbolic_evaluation import ModuleFacts
 from ..term import Term, is_none, label, number, text, walk
-from .base import Report, formulas, rule
+from .base import Report, formulas, last_name, rule
 
 _QUERY_NAMES = re.compile(
     r"^(q|query|queries|xq|wq|q_?proj|to_q|query_layer|q_?states?|query_states|w_?q(uery)?)$", re.I
@@ -67,15 +67,25 @@ def missing_scale(facts: ModuleFacts) -> Iterator[Report]:
     The dot product of two vectors of d independent numbers of variance 1 has variance d. Unscaled, the softmax
     saturates as d grows: almost all weight on one key, and gradients that vanish. Reported where queries and keys are
     linear projections, or the arguments of a function of queries, keys and values, and nothing on the way to the
-    softmax scales them. T5, which folds the scale into its initialization and adds a position bias, is no finding.
+    softmax scales them. T5, which folds the scale into its initialization and adds a position bias, is no finding, and
+    neither is a model that published weights are loaded into: it needs the scale that they were trained with.
     """
-    for site in formulas(facts):
+    for site in _free_formulas(facts):
         if _looks_like_transformer(site) and not _may_be_scaled(site, facts):
             yield Report(
                 site.scores.term.node if site.scores else site.output.node,
                 "scores of queries and keys are not divided by the square root of their dimension: "
                 "multiply by `dim ** -0.5` before the softmax",
             )
+
+
+def _free_formulas(facts: ModuleFacts) -> Iterator[AttentionSite]:
+    """The formulas whose scale may be chosen: not those of a model that published weights are loaded into, which need
+    the scale that they were trained with.
+    """
+    bases = (base for node in facts.nodes[ast.ClassDef] for base in node.bases)
+    published = any(re.search(r"Pre[tT]rainedModel$", last_name(base)) for base in bases)
+    return iter(()) if published else formulas(facts)
 
 
 def _looks_like_transformer(site: AttentionSite) -> bool:
@@ -249,7 +259,7 @@ def wrong_power(facts: ModuleFacts) -> Iterator[Report]:
     """
     if re.search(r"\bmup\b|muP|μP", facts.source):
         return
-    for site in formulas(facts):
+    for site in _free_formulas(facts):
         factors = [one for one in _factors(site) if one[0] != "weights" and one[2].dimension is not None]
         power = sum(one[2].power for one in factors)
         if len(factors) == 1 and any(abs(power - wrong) < 1e-6 for wrong in (-1.0, 0.5, 1.0)):
@@ -307,7 +317,7 @@ def wrong_dimension(facts: ModuleFacts) -> Iterator[Report]:
     too small. Reported where the same class divides that width by the number of heads, or the size is that of an axis
     of positions.
     """
-    for site in formulas(facts):
+    for site in _free_formulas(facts):
         for where, term, power in _factors(site):
             if power.dimension is None or abs(power.power + 0.5) > 1e-6 or where == "weights":
                 continue

@@ -50,7 +50,7 @@ def wrong_axis(facts: ModuleFacts) -> Iterator[Report]:
             )
 
     for pooled in poolings(facts):
-        normalized, summed = _pooled_axes(pooled)
+        normalized, summed = _pooled_axes(pooled, facts)
         if normalized is not None and normalized != summed:
             yield Report(
                 pooled.softmax.node,
@@ -69,23 +69,47 @@ def _has_another_axis(softmax: Term, facts: ModuleFacts) -> bool:
     )
 
 
+def _is_learned_alone(scores: Term) -> bool:
+    """Whether scores are a parameter of the model, with axes of their own and not those of the values."""
+    while scores.op in ("cast", "mul", "div"):
+        scores = scores.input
+    return scores.op == "attribute" or (scores.op == "call" and str(scores.value).endswith("Parameter"))
+
+
+def _is_read_by_queries(state: Term, softmax: Term, facts: ModuleFacts) -> bool:
+    """Whether a product of keys and values is the state of linear attention: queries with a softmax of their own read
+    it, and no other softmax is in it.
+    """
+    return not any(_leads_to_another(one, softmax) for one in state.items) and any(
+        consumer.op == "einsum" and any(_leads_to_another(one, softmax) for one in consumer.items)
+        for consumer in facts.consumers.get(id(state), [])
+    )
+
+
+def _leads_to_another(term: Term, softmax: Term) -> bool:
+    return path(term, lambda one: one.op == "softmax" and one is not softmax) is not None
+
+
 def _is_sigmoid(term: Term) -> bool:
     """Whether a term is a probability of its own, as a map of pixels is, and no value that is averaged."""
     return term.op in ("method", "call") and str(term.value).rpartition(".")[2] == "sigmoid"
 
 
-def _pooled_axes(pooled: WeightedAverage) -> tuple[str | int | None, str | int | None]:
+def _pooled_axes(pooled: WeightedAverage, facts: ModuleFacts) -> tuple[str | int | None, str | int | None]:
     """The axis that a softmax normalizes and the one that its average sums, by letters of an einsum or by numbers."""
     dim = number(pooled.softmax.get("dim"))
-    if dim is None or any(
-        step.op not in ("cast", "dropout", "masked_fill", "unsqueeze", "item") for step in pooled.after
+    if (
+        dim is None
+        or _is_learned_alone(pooled.softmax.input)
+        or any(step.op not in ("cast", "dropout", "masked_fill", "unsqueeze", "item") for step in pooled.after)
     ):
         return None, None
     moved = [step for step in pooled.after if step.op in ("unsqueeze", "item")]
     if pooled.output.op == "sum":
         summed = number(pooled.output.get("dim"))
         trailing = all(_appends_axis(step) for step in moved)
-        if summed is None or dim < 0 or summed < 0 or not trailing or not moved:
+        again = any(one.op == "sum" for one in facts.consumers.get(id(pooled.output), []))
+        if summed is None or dim < 0 or summed < 0 or not trailing or not moved or again:
             return None, None
         return int(dim), int(summed)
     equation = next((one.value for one in pooled.output.items if isinstance(one.value, str)), "")
@@ -102,6 +126,9 @@ def _pooled_axes(pooled: WeightedAverage) -> tuple[str | int | None, str | int |
     ):
         return None, None
     letter = axes[weights][int(dim)]
+    shared_out = letter in axes[2] and letter not in axes[1 - weights]  # to classes, slots or clusters
+    if shared_out and not _is_read_by_queries(pooled.output, pooled.softmax, facts):
+        return None, None
     summed_letters = [one for one in axes[weights] if one in axes[1 - weights] and one not in axes[2]]
     if "..." in axes[weights] or len(summed_letters) != 1:
         return None, None

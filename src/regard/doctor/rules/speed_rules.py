@@ -6,11 +6,11 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ..attention_sites import AttentionSite
+from ..attention_sites import TRANSPARENT, AttentionSite, names_in
 from ..finding import Severity
 from ..mask_values import hidden_pairs, is_zero_one, mask_values, triangle
 from ..rewriting import AddKeyword, Rewrite
-from ..symbolic_evaluation import Event, Function, ModuleFacts
+from ..symbolic_evaluation import Event, Function, Loop, ModuleFacts
 from ..term import Term, is_none, is_true, number, walk
 from .base import Report, function_around, rule
 from .mask_rules import is_cached, resolved
@@ -37,13 +37,14 @@ def attention_in_loop(facts: ModuleFacts) -> Iterator[Report]:
     """Attention is computed in a Python loop over heads, positions or examples.
 
     One call computes all of them: the heads are an axis of a batch of matrix products. A loop starts as many small
-    kernels as it has rounds. Loops in which a query depends on the round before, as in recurrent decoders, are none.
+    kernels as it has rounds. Loops in which a query depends on the round before, as in recurrent decoders, are none;
+    neither are loops over layers or scales, and functions that are named as references.
     """
     for site in facts.sites:
         loop = next((one for one in site.event.loops if one.names), None)
-        if loop is None:
+        if loop is None or _is_reference(site.output.node, facts) or _is_over_modules(loop):
             continue
-        if _is_indexed_by_loop(site, loop.node, loop.names):
+        if _is_indexed_by_loop(site, loop):
             yield Report(site.output.node, "attention in a Python loop: make the loop's axis one of the batch")
     for node in facts.nodes[ast.ListComp]:
         if _calls_each_head(node, facts):
@@ -70,17 +71,81 @@ def _is_row_of_products(scores: Term) -> bool:
     )
 
 
-def _is_indexed_by_loop(site: AttentionSite, loop: ast.AST, names: frozenset[str]) -> bool:
-    """Whether the query is a part of a tensor that the loop does not change, picked by the loop's variable."""
-    for one in walk(site.query):
-        if one.op == "item" and any(_is_picked(index, loop) for index in one.items):
-            within = {id(node) for node in ast.walk(loop)}
-            inside = within if id(site.output.node) in within else None
-            return not any(
-                inner.op == "carried" or (inner.op == "apply" and (inside is None or id(inner.node) in inside))
-                for inner in walk(one.input)
-            )
+_REFERENCE = re.compile(r"(^|_)(ref|reference|naive|fake|golden|oracle|expected|test)(_|$)|Reference|Naive")
+
+
+def _is_reference(node: ast.AST, facts: ModuleFacts) -> bool:
+    """Whether a function around is named as the plain one that others are compared with, or as a test."""
+    function = function_around(node, facts)
+    while function is not None:
+        if _REFERENCE.search(function.name):
+            return True
+        function = function_around(facts.parents.get(function), facts)
     return False
+
+
+def _is_over_modules(loop: Loop) -> bool:
+    """Whether a loop is over layers, each of which reads what the one before has computed: not over the axis of a
+    tensor.
+    """
+    node = loop.node
+    iterated = ast.unparse(node.iter) if isinstance(node, ast.For | ast.AsyncFor) else ""
+    names = " ".join([*loop.names, iterated])
+    return bool(_LAYER_NAMES.search(names)) or bool(
+        re.match(r"enumerate\(self\.(?!\w*heads?\b)|self\.(?!\w*heads?\b)", iterated)
+    )
+
+
+_LAYER_NAMES = re.compile(
+    r"(^|[\W_])(n_?)?(layers?|blocks?|levels?|scales?|stages?|depth|hops?|paths?|modules?|pyramid|branch(es)?|iters?)"
+    r"([\W_]|$)|nscales|nlayers"
+)
+
+
+def _is_indexed_by_loop(site: AttentionSite, loop: Loop) -> bool:
+    """Whether the query is a part of a tensor that the loop does not change, picked by the loop's variable."""
+    one = _picked_part(site.query, loop.node)
+    if one is None or not _is_of_tensor(one, loop):
+        return False
+    within = {id(node) for node in ast.walk(loop.node)}
+    inside = within if id(site.output.node) in within else None
+    return not any(
+        inner.op == "carried" or (inner.op == "apply" and (inside is None or id(inner.node) in inside))
+        for inner in walk(one.input)
+    )
+
+
+_MADE_FROM_INPUT = frozenset(
+    {"apply", "item", "mul", "div", "add", "sub", "matmul", "element", "chunk", "split", "unbind", "method"}
+)
+
+
+def _picked_part(query: Term, loop: ast.AST) -> Term | None:
+    """The part that a loop picks for the query, which is made of it by layers, scales and moves of axes alone."""
+    for _ in range(30):
+        if query.op == "item" and any(_is_picked(index, loop) for index in query.items):
+            return query
+        module = query.get("module") if query.op == "apply" else None
+        if module is not None and module.op == "item" and any(_is_picked(index, loop) for index in module.items):
+            return module if "head" in ast.unparse(loop) else None
+        if query.op == "choice":
+            return next((found for one in query.items if (found := _picked_part(one, loop)) is not None), None)
+        if query.op not in _MADE_FROM_INPUT | TRANSPARENT or "input" not in query.arguments:
+            return None
+        query = query.input
+    return None
+
+
+def _is_of_tensor(part: Term, loop: Loop) -> bool:
+    """Whether a part is cut from a tensor, and is no entry of a list: by its other axes, or what the loop counts."""
+    if any(one.op == "slice" for one in part.items) or len(part.items) > 1:
+        return True
+    counted = loop.iterated
+    if counted is None:
+        return False
+    sized = any(one.op == "size" for one in walk(counted))
+    names = " ".join([*loop.names, *names_in(counted)])
+    return sized or bool(re.search(r"head|batch|(^|\W)(bs|b|h|seq\w*|len\w*)(\W|$)|token|position|row|quer", names))
 
 
 def _is_picked(index: Term, loop: ast.AST) -> bool:
@@ -290,12 +355,21 @@ def uncompiled_flex_attention(facts: ModuleFacts) -> Iterator[Report]:
     if re.search(r"compiling\b", facts.source) or any(_compiles_a_model(one, facts) for one in facts.nodes[ast.Call]):
         return
     for event in facts.operations("flex"):
+        if _is_beside_compiled(event.function):
+            continue
         decorators = [ast.unparse(one) for one in getattr(event.function, "decorator_list", [])]
         if any("compile" in one for one in decorators):
             continue
         yield Report(
             event.term.node, "flex_attention is not compiled and computes all scores: use torch.compile(flex_attention)"
         )
+
+
+def _is_beside_compiled(function: Function | None) -> bool:
+    """Whether a function also calls what its name says is compiled: the call as it is serves other devices."""
+    return function is not None and any(
+        isinstance(node, ast.Call) and "compile" in ast.unparse(node.func) for node in ast.walk(function)
+    )
 
 
 def _compiles_a_model(call: ast.Call, facts: ModuleFacts) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from ..attention_sites import path, product
 from ..finding import Severity
 from ..symbolic_evaluation import Function, ModuleFacts
+from ..term import is_none
 from .base import Report, function_around, rule
 
 _PURE = frozenset(
@@ -218,6 +219,8 @@ def _unread_buffers(facts: ModuleFacts) -> Iterator[Report]:
         term = event.term
         name = term.items[0].value if term.value == "register_buffer" and term.items else None
         if not isinstance(name, str) or not _MASKS.match(name) or name in read or event.class_ is None:
+            continue
+        if len(term.items) > 1 and is_none(term.items[1]):
             continue
         mentioned = [one for one in facts.nodes[ast.Constant] if one.value == name]
         if len(mentioned) == 1 and isinstance(term.node, ast.Call):
