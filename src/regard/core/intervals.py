@@ -138,7 +138,7 @@ class Ternary(_TorchLike):
         """Convert booleans that are constant within each tile to EMPTY and FULL; verdicts are returned unchanged."""
         if isinstance(kept, Ternary):
             return kept
-        kept = torch.as_tensor(kept)
+        kept = kept if isinstance(kept, Tensor) else torch.tensor(kept, device="cpu")
         if kept.dtype != torch.bool:
             raise Undecided(f"{kept.dtype} is no verdict")
         return cls(kept.to(torch.int8) * FULL)
@@ -208,7 +208,7 @@ class Interval(_TorchLike):
             return number
         if not isinstance(number, Tensor | int):
             raise Undecided(f"{number!r} is no whole number")
-        number = torch.as_tensor(number)
+        number = number if isinstance(number, Tensor) else torch.tensor(number, device="cpu")
         if number.is_floating_point() or number.is_complex():
             raise Undecided(f"{number.dtype} are no whole numbers")
         number = number.long()

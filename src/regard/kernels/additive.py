@@ -106,7 +106,7 @@ class _PairInputs:
         """Bias plus -inf where the mask forbids the pair; None for neither."""
         added = None if self.tile_bias is None else self.tile_bias.values(rows, columns).float()
         if masked and (keep := self.batched.keep(rows, columns)) is not None:
-            absent = torch.zeros(keep.shape).masked_fill_(~keep, float("-inf"))
+            absent = torch.zeros(keep.shape, device="cpu").masked_fill_(~keep, float("-inf"))
             added = absent if added is None else added + absent
         if added is None:
             return None

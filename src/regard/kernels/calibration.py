@@ -89,8 +89,8 @@ def _repeated(work: Work, calls: int) -> Work:
 
 def _products() -> tuple[Work, float]:
     """Benchmark of `flops`: matrix products of 8 heads in blocks as the dense kernel has them; and their flops."""
-    query, key = torch.rand(8, 128, 64), torch.rand(8, 512, 64)
-    scores = torch.empty(8, 128, 512)
+    query, key = torch.rand(8, 128, 64, device="cpu"), torch.rand(8, 512, 64, device="cpu")
+    scores = torch.empty(8, 128, 512, device="cpu")
     return lambda: torch.matmul(query, key.mT, out=scores), 2.0 * scores.numel() * query.shape[-1]
 
 
@@ -164,9 +164,9 @@ def _name(dtype: torch.dtype) -> str:
 
 def _tensors(rows: int, dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     return (
-        torch.rand(1, HEADS, rows, dim).to(dtype),
-        torch.rand(1, HEADS, KEYS, dim).to(dtype),
-        torch.rand(1, HEADS, KEYS, dim).to(dtype),
+        torch.rand(1, HEADS, rows, dim, device="cpu").to(dtype),
+        torch.rand(1, HEADS, KEYS, dim, device="cpu").to(dtype),
+        torch.rand(1, HEADS, KEYS, dim, device="cpu").to(dtype),
     )
 
 
@@ -207,7 +207,7 @@ def _native_problem(inputs: tuple[Tensor, Tensor, Tensor]) -> native.FlashProble
 
 def _passes() -> tuple[Work, float]:
     """Benchmark of `passes`: the online softmax of one tile, from maximum to sum; and its number of passes."""
-    scores = torch.rand(8, 128, 256)
+    scores = torch.rand(8, 128, 256, device="cpu")
     weights = torch.empty_like(scores)
 
     def softmax() -> None:
@@ -219,17 +219,17 @@ def _passes() -> tuple[Work, float]:
 
 def _moved(large: int) -> tuple[Work, float]:
     """Benchmark of `moved`: one query for each of 8 heads over more keys than caches store; and the keys' bytes."""
-    query, key = torch.rand(8, 1, 128), torch.rand(8, large // 1024, 128)
+    query, key = torch.rand(8, 1, 128, device="cpu"), torch.rand(8, large // 1024, 128, device="cpu")
     return lambda: query @ key.mT, 4.0 * key.numel()
 
 
 def _fresh(large: int) -> tuple[Work, Work]:
     """Benchmarks of `fresh`: a sum into newly allocated memory, and the same into existing memory."""
-    numbers, there = torch.zeros(large), torch.zeros(large)
+    numbers, there = torch.zeros(large, device="cpu"), torch.zeros(large, device="cpu")
     return lambda: numbers + 1, lambda: torch.add(numbers, 1, out=there)
 
 
 def _call() -> Work:
     """Benchmark of `call`: a slice and a sum of a few numbers."""
-    few, other = torch.zeros(8), torch.zeros(4)
+    few, other = torch.zeros(8, device="cpu"), torch.zeros(4, device="cpu")
     return lambda: few[:4] + other

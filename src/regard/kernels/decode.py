@@ -180,7 +180,7 @@ def _by_native_code(rectangle: Rectangle, limits: list[int] | None) -> tuple[Ten
     if added is not None:
         added = added.expand(batch, heads, -1, -1)
     if limits is not None and limits[0] < limits[-1]:
-        each = torch.tensor(limits, dtype=torch.int32).repeat(rows // len(limits))
+        each = torch.tensor(limits, dtype=torch.int32, device="cpu").repeat(rows // len(limits))
     output, lse = native.attend_few_queries(
         rectangle.query, rectangle.key, rectangle.value, rectangle.scale, added, each
     )

@@ -85,7 +85,7 @@ def _by_distance(problem: Problem, first: np.ndarray, runs: np.ndarray) -> np.nd
     """One line of bits for all tiles: the word of a row is the 64 bits of the line from its first pair on."""
     queries = problem.queries
     along = distances(problem)
-    grid = Grid(torch.zeros(1, dtype=torch.int64), along, heads=False)
+    grid = Grid(torch.zeros(1, dtype=torch.int64, device="cpu"), along, heads=False)
     line = np.zeros(len(along) + 2 * BLOCK, dtype=bool)  # rows and columns of padding lie beyond both ends
     line[BLOCK : BLOCK + len(along)] = problem.mask.evaluate(grid).view(-1).numpy()  # type: ignore[union-attr]
     words = _packed(np.lib.stride_tricks.sliding_window_view(line, BLOCK))[:, 0]

@@ -99,7 +99,9 @@ class BlockReduction:
         whole = self.reduction.native() if isinstance(self.reduction, NativeReduction) else None
         if whole is None:
             return None
-        rows, columns = (Indices(torch.arange(of.start, of.stop, of.step or 1)) for of in (self.rows, self.columns))
+        rows, columns = (
+            Indices(torch.arange(of.start, of.stop, of.step or 1, device="cpu")) for of in (self.rows, self.columns)
+        )
         selection = Selection(rows, columns, self.problem)
         own = _restricted(whole, selection, BatchedProblem.from_problem(self.problem).shape)
         self._computed = whole, own, selection
@@ -205,8 +207,12 @@ def _first_class(selection: Selection, rows: Tensor, columns: Tensor) -> tuple[T
 def _indices(axis: Axis, length: int) -> Tensor:
     """The indices of each residue class, (classes, ·), or the selected ones of `length`, (1, ·)."""
     if isinstance(axis, ResidueClasses):
-        return axis.first + torch.arange(axis.classes)[:, None] + axis.step * torch.arange(axis.length)
-    return torch.arange(length)[None] if axis.indices is None else axis.indices[None].cpu()
+        return (
+            axis.first
+            + torch.arange(axis.classes, device="cpu")[:, None]
+            + axis.step * torch.arange(axis.length, device="cpu")
+        )
+    return torch.arange(length, device="cpu")[None] if axis.indices is None else axis.indices[None].cpu()
 
 
 def _classes_of_equal_cells(

@@ -123,7 +123,7 @@ def small_problem(problem: Problem) -> Problem:
     gradient = problem.requires_grad()
 
     def drawn(*shape: int, learned: bool = gradient) -> Tensor:
-        tensor = torch.randn(shape, generator=generator).to(value.device, value.dtype)
+        tensor = torch.randn(shape, generator=generator, device="cpu").to(value.device, value.dtype)
         return tensor.requires_grad_() if learned else tensor
 
     dim, queries = problem.pairs.query.shape[-1], FEW if problem.queries < FEW_QUERIES else LENGTH

@@ -203,5 +203,5 @@ def _limits(mask: Mask, problem: Problem, queries: range) -> tuple[Tensor, Tenso
 
 def _rows(limit: Tensor | int | None, without: int, queries: range) -> Tensor:
     """A limit for each row, (B or 1, M); `without`: where there is none."""
-    tensor = torch.as_tensor(without if limit is None else limit, dtype=torch.int64)
+    tensor = torch.as_tensor(without if limit is None else limit, dtype=torch.int64, device="cpu")
     return tensor.expand(tensor.shape[0] if tensor.ndim > 1 else 1, len(queries))

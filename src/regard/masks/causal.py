@@ -19,7 +19,7 @@ class Causal(Mask):
         return True
 
     def key_span(self) -> KeySpan:
-        return lambda queries: (None, torch.arange(queries.start + 1, queries.stop + 1))
+        return lambda queries: (None, torch.arange(queries.start + 1, queries.stop + 1, device="cpu"))
 
     def keep(self, grid: Pairs) -> Kept:
         return grid.key <= grid.query

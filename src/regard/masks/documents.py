@@ -24,10 +24,11 @@ class Documents(Mask):
         ids = self.ids.cpu()
         if ids.ndim > 1 or (ids[1:] < ids[:-1]).any():
             return None
-        edges = torch.cat([torch.tensor([0]), (ids[1:] != ids[:-1]).nonzero().flatten() + 1, torch.tensor([len(ids)])])
+        first, last = torch.tensor([[0], [len(ids)]], device="cpu")
+        edges = torch.cat([first, (ids[1:] != ids[:-1]).nonzero().flatten() + 1, last])
 
         def span(queries: range) -> tuple[Tensor, Tensor]:
-            limits = torch.tensor([queries.start, queries.stop - 1])
+            limits = torch.tensor([queries.start, queries.stop - 1], device="cpu")
             first, last = torch.searchsorted(edges, limits, right=True).tolist()
             starts, ends = edges[first - 1 : last], edges[first : last + 1]
             many = ends.clamp(max=queries.stop) - starts.clamp(min=queries.start)

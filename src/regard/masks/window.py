@@ -30,8 +30,8 @@ class Window(Mask):
         if max(before or 0, after or 0) > MOST_DISTANT:  # a sum with a position would leave int64
             return None
         return lambda queries: (
-            None if before is None else torch.arange(queries.start - before, queries.stop - before),
-            None if after is None else torch.arange(queries.start + after + 1, queries.stop + after + 1),
+            None if before is None else torch.arange(queries.start - before, queries.stop - before, device="cpu"),
+            None if after is None else torch.arange(queries.start + after + 1, queries.stop + after + 1, device="cpu"),
         )
 
     def keep(self, grid: Pairs) -> Kept:

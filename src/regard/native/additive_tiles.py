@@ -103,7 +103,7 @@ class AdditiveScores:
         (top, bottom), (left, right) = slice_bounds(rows, self.rows), slice_bounds(columns, self.columns)
         shape = (self.heads, bottom - top, right - left)
         if out is None:
-            out = torch.empty(shape, dtype=torch.float32)
+            out = torch.empty(shape, dtype=torch.float32, device="cpu")
         check_pairs("out", out, shape)
         if out.stride(-1) != 1 and right - left > 1:
             raise ShapeError(f"out has strides {out.stride()}; its last axis must be contiguous: pass out.contiguous()")
@@ -128,12 +128,12 @@ class AdditiveScores:
 
     def _structure(self) -> AdditiveStruct:
         """The C structure; this object owns its memory."""
-        self._padded_weight = torch.zeros(self.padded + FEATURES_AT_ONCE)
+        self._padded_weight = torch.zeros(self.padded + FEATURES_AT_ONCE, device="cpu")
         self._padded_weight[: self.features] = self.weight
         total, bound = self.weight.double().sum().item(), 0.0
         if self.features:
             bound = self.weight.abs().amax().item()  # NaN where one is NaN
-        self._buffers = [torch.empty(0)] * 4
+        self._buffers = [torch.empty(0, device="cpu")] * 4
         query, key = self.query, self.key
         return AdditiveStruct(
             *(0, 0, self.heads, self.key_heads, self.rows, self.columns, self.features, self.padded, DIRECT),
@@ -143,8 +143,14 @@ class AdditiveScores:
 
     def _prepare(self) -> None:
         heads, key_heads, padded = self.heads, self.key_heads, self.padded
-        query, query_bound = torch.empty(heads, self.rows, padded), torch.empty(heads, self.rows)
-        key, key_bound = torch.empty(key_heads, self.strips, padded, STRIP), torch.empty(key_heads, self.strips)
+        query, query_bound = (
+            torch.empty(heads, self.rows, padded, device="cpu"),
+            torch.empty(heads, self.rows, device="cpu"),
+        )
+        key, key_bound = (
+            torch.empty(key_heads, self.strips, padded, STRIP, device="cpu"),
+            torch.empty(key_heads, self.strips, device="cpu"),
+        )
         self._buffers = [query, query_bound, key, key_bound]  # referenced for as long as C may read them
         work = self.work
         work.prepared_query, work.query_bound = query.data_ptr(), query_bound.data_ptr()
@@ -230,8 +236,11 @@ class AdditiveForward:
             raise ShapeError(f"value has shape {tuple(value.shape)}; it needs to be (Hk, N, Dv) with {(heads, keys)}")
         self.scores, self.value, self.softcap = scores, last_contiguous(value.detach()), softcap or 0.0
         rows = scores.heads, scores.rows
-        self.output, self.lse = torch.zeros(*rows, value.shape[-1]), torch.full(rows, float("-inf"))
-        self._maximum, self._total = self.lse.clone(), torch.zeros(rows)
+        self.output, self.lse = (
+            torch.zeros(*rows, value.shape[-1], device="cpu"),
+            torch.full(rows, float("-inf"), device="cpu"),
+        )
+        self._maximum, self._total = self.lse.clone(), torch.zeros(rows, device="cpu")
 
     def add(
         self,
@@ -310,10 +319,10 @@ class AdditiveGradients:
         self.scores = scores
         self.thread_count = torch.get_num_threads()
         self.partial_sums = _partial_sums(scores.key_heads, self.thread_count)
-        self.query = torch.zeros(scores.heads, scores.rows, scores.features)
-        self.key = torch.zeros(self.partial_sums, scores.key_heads, scores.strips, scores.padded, STRIP)
-        self.weight = torch.zeros(self.partial_sums, scores.key_heads, scores.padded, dtype=torch.float64)
-        self.scratch = torch.empty(self.thread_count, scores.library.additive_scratch(scores.padded))
+        self.query = torch.zeros(scores.heads, scores.rows, scores.features, device="cpu")
+        self.key = torch.zeros(self.partial_sums, scores.key_heads, scores.strips, scores.padded, STRIP, device="cpu")
+        self.weight = torch.zeros(self.partial_sums, scores.key_heads, scores.padded, dtype=torch.float64, device="cpu")
+        self.scratch = torch.empty(self.thread_count, scores.library.additive_scratch(scores.padded), device="cpu")
 
     def add(self, upstream: Tensor, rows: slice = WHOLE, columns: slice = WHOLE) -> None:
         """Add the tile of some rows and columns: `upstream` (H, rows, columns), the gradient by its scores.

@@ -74,7 +74,10 @@ def attend_few_queries(
     read = [last_contiguous(tensor) for tensor in (query, key, value)]
     bias = None if bias is None else last_contiguous(bias)
     limits = None if limits is None else limits.contiguous()
-    output, lse = torch.empty(batch, heads, part_count, rows, value_dim), torch.empty(batch, heads, part_count, rows)
+    output, lse = (
+        torch.empty(batch, heads, part_count, rows, value_dim, device="cpu"),
+        torch.empty(batch, heads, part_count, rows, device="cpu"),
+    )
     dtype, query_dtype = (DTYPES.index(tensor.dtype) for tensor in (key, query))
     work = DecodeStruct(
         *(0, batch * heads * part_count, 0),

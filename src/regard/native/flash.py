@@ -183,7 +183,7 @@ class FlashProblem:
             else into[1:]
         )
         wants_bias = wants_relative_bias and self.relative_bias is not None
-        bias = torch.zeros(batch, heads, parts, rows + columns - 1) if wants_bias else None
+        bias = torch.zeros(batch, heads, parts, rows + columns - 1, device="cpu") if wants_bias else None
         output, grad_output = last_contiguous(output), last_contiguous(grad_output.to(self.value.dtype))
         lse, grad_lse = lse.contiguous(), None if grad_lse is None else grad_lse.contiguous()
         work, _held = self.arguments(

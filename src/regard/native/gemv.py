@@ -45,7 +45,7 @@ def matmul_few_rows(rows: Tensor, matrix: Tensor, bias: Tensor | None = None) ->
     (count, dim), columns = rows.shape, matrix.shape[0]
     inputs, matrix = last_contiguous(rows.detach().float()), last_contiguous(matrix.detach())
     bias = None if bias is None else bias.detach().float().contiguous()
-    output = torch.empty(count, columns)
+    output = torch.empty(count, columns, device="cpu")
     unit = max(UNIT // max(dim * matrix.element_size(), 1), 1)
     work = GemvStruct(
         *(0, -(-columns // unit), unit, count, columns, dim, DTYPES.index(matrix.dtype)),

@@ -312,7 +312,8 @@ class _SumBuffers:
     def __init__(self, targets: list[tuple[str, Tensor]], sizes: tuple[int, ...]) -> None:
         self.targets = targets
         self.sums: Mapping[str, Tensor] = {
-            term: torch.zeros(sizes, dtype=torch.float64) for term in dict.fromkeys(term for term, _ in targets)
+            term: torch.zeros(sizes, dtype=torch.float64, device="cpu")
+            for term in dict.fromkeys(term for term, _ in targets)
         }
 
     def addresses(self) -> ctypes.Array[c_void_p]:
@@ -395,9 +396,9 @@ class _DistanceBuffers:
     def __init__(self, reductions: list[DistanceSums], positions: _PositionBuffers, strips: int) -> None:
         self.reductions, self.positions = reductions, positions
         self.edges = torch.cat([reduction.edges for reduction in reductions]).unique()
-        self.ends = torch.tensor([-1.0, *self.edges.tolist(), float("inf")])
+        self.ends = torch.tensor([-1.0, *self.edges.tolist(), float("inf")], device="cpu")
         batch, heads, _ = reductions[0].mass.shape
-        self.histogram = torch.zeros(batch, heads, strips, len(self.edges) + 1, dtype=torch.float64)
+        self.histogram = torch.zeros(batch, heads, strips, len(self.edges) + 1, dtype=torch.float64, device="cpu")
 
     def struct(self) -> DistancesStruct:
         """The C structure, valid as long as this object lives."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 from array import array
 from ctypes import c_double, c_int64, c_void_p
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,8 +22,8 @@ from .threads import run_units, thread_count
 
 LEAST_WORK = 2**20
 """The fewest flops a thread: with twice as many the work is shared. It takes some 10 microseconds."""
-NOTHING = (0,) * 16
-"""Addresses and strides of four tensors that a pass does not write."""
+MAX_LAYOUTS = 4096
+"""The number of memoized layouts at which the memo is cleared."""
 LONGEST = 512
 """The most keys, as in short.h: the scores of some rows, and the keys and values of a head, fit into a cache."""
 
@@ -52,6 +53,16 @@ class ShortStruct(ctypes.Structure):
     )
 
 
+def _place(name: str) -> int:
+    """Where the structure has a field, in 64-bit numbers: an array is written in a third of the time of a structure."""
+    return getattr(ShortStruct, name).offset // 8
+
+
+SPANS, QUERY, KEY, VALUE = _place("spans"), _place("query"), _place("key"), _place("value")
+OUTPUT, LSE, GRAD_OUTPUT, GRAD_LSE = _place("output"), _place("lse"), _place("grad_output"), _place("grad_lse")
+GRAD_QUERY, GRAD_KEY, GRAD_VALUE = _place("grad_query"), _place("grad_key"), _place("grad_value")
+
+
 def attend_short(
     query: Tensor, key: Tensor, value: Tensor, scale: float, spans: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -69,14 +80,16 @@ def attend_short(
         KernelError: there is no native code to call (`regard.native.why_not`).
         ShapeError, DtypeError, DeviceError: a tensor is not as above.
     """
-    query, key, value = _checked(query, key, value, spans)
-    (batch, heads, rows, _), value_dim = query.shape, value.shape[3]
-    output = new_large(value, batch, heads, rows, value_dim)
-    lse = torch.empty(batch, heads, rows)
-    by_row = rows * value_dim
-    written = output.data_ptr(), heads * by_row, by_row, value_dim, *NOTHING
-    work = _work(query, key, value, scale, spans, written, (lse.data_ptr(), 0))
-    _run(library.current().short, work, 1)
+    layout = _layout(scale, spans, query, key, value)
+    if layout.copies:
+        query, key, value = last_contiguous(query), last_contiguous(key), last_contiguous(value)
+        layout = _layout(scale, spans, query, key, value)
+    batch, heads, rows, _ = query.shape
+    output, lse = new_large(value, batch, heads, rows, value.shape[3]), torch.empty(batch, heads, rows, device="cpu")
+    numbers = layout.with_inputs(spans, query, key, value)
+    numbers[OUTPUT], numbers[LSE] = output.data_ptr(), lse.data_ptr()
+    work = ShortStruct.from_buffer(numbers)
+    run_units(library.current().short, work, thread_count(layout.flops, LEAST_WORK))
     if work.nonfinite:
         return output, lse
     return FiniteRows((output, lse)) if work.coarse else PreciseRows((output, lse))
@@ -99,55 +112,90 @@ def attend_short_backward(
     grad_output as the output. output: needed where lse is not that of these keys alone. If all entries that are written
     are finite, the result is `FiniteShortGradients`.
     """
-    query, key, value = _checked(query, key, value, spans)
-    grad_output = last_contiguous(grad_output.to(value.dtype))
-    lse, grad_lse = lse.contiguous(), None if grad_lse is None else grad_lse.contiguous()
+    grad_output = grad_output.to(value.dtype)
+    layout = _layout(scale, spans, query, key, value, grad_output)
+    if layout.copies:
+        query, key, value = last_contiguous(query), last_contiguous(key), last_contiguous(value)
+        grad_output = last_contiguous(grad_output)
+        layout = _layout(scale, spans, query, key, value, grad_output)
     gradients = new_large(query, *query.shape), new_large(key, *key.shape), new_large(value, *value.shape)
-    sums = lse.data_ptr(), 0 if grad_lse is None else grad_lse.data_ptr()
-    output = None if output is None else last_contiguous(output.to(value.dtype))
-    made = [number for tensor in (grad_output, *gradients) for number in (tensor.data_ptr(), *tensor.stride()[:3])]
-    written = (0, 0, 0, 0) if output is None else (output.data_ptr(), *output.stride()[:3])
-    work = _work(query, key, value, scale, spans, (*written, *made), sums)
-    _run(library.current().short_backward, work, 2)
+    numbers = layout.with_inputs(spans, query, key, value)
+    numbers[GRAD_OUTPUT], numbers[LSE] = grad_output.data_ptr(), (lse := lse.contiguous()).data_ptr()
+    numbers[GRAD_QUERY], numbers[GRAD_KEY], numbers[GRAD_VALUE] = (made.data_ptr() for made in gradients)
+    if grad_lse is not None:
+        numbers[GRAD_LSE] = (grad_lse := grad_lse.contiguous()).data_ptr()
+    if output is not None:
+        output = last_contiguous(output.to(value.dtype))
+        numbers[OUTPUT : OUTPUT + 4] = array("q", (output.data_ptr(), *output.stride()[:3]))
+    work = ShortStruct.from_buffer(numbers)
+    run_units(library.current().short_backward, work, thread_count(2 * layout.flops, LEAST_WORK))
     return gradients if work.nonfinite else FiniteShortGradients(gradients)
 
 
-def _run(function: Any, work: ShortStruct, times: int) -> None:
-    """Run a pass of so many times the work of a forward pass, on the calling thread alone if it is little."""
-    flops = 2 * times * work.unit_count * work.group * work.rows * work.columns * (work.dim + work.value_dim)
-    run_units(function, work, thread_count(flops, LEAST_WORK))
+@dataclass(frozen=True, eq=False, slots=True)
+class _Layout:
+    """What all calls with tensors of the same shapes, strides and dtypes have in common, so that it is made once.
 
-
-def _work(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    scale: float,
-    spans: Tensor | None,
-    written: tuple[int, ...],
-    sums: tuple[int, int],
-) -> ShortStruct:
-    """The C structure. It is filled as an array of whole numbers, in a third of the time that its fields take.
-
-    written: addresses and strides of output, grad_output and the gradients, 0 for none. sums: the addresses of lse and
-    grad_lse.
+    numbers: the structure as 64-bit numbers, all addresses 0. flops: of a forward pass. copies: whether the last axis
+    of an input is not contiguous: that call needs copies, which have another layout.
     """
-    batch, heads, rows, dim = query.shape
-    _, shared, columns, value_dim = value.shape
-    numbers = (
-        *(0, batch * shared, 0, 0, 0),
-        *(heads, heads // shared if shared else 1, rows, columns, dim, value_dim, DTYPES.index(value.dtype)),
-        *((0, 0) if spans is None else (spans.data_ptr(), 2 * rows if spans.shape[0] > 1 else 0)),
-        *(query.data_ptr(), *query.stride()[:3], key.data_ptr(), *key.stride()[:3]),
-        *(value.data_ptr(), *value.stride()[:3], *written, *sums, 0),
-    )
-    work = ShortStruct.from_buffer(array("q", numbers))
-    work.scale = scale
-    return work
+
+    numbers: array[int]
+    flops: int
+    copies: bool
+
+    def with_inputs(self, spans: Tensor | None, query: Tensor, key: Tensor, value: Tensor) -> array[int]:
+        """The numbers of a call, with the addresses of its inputs."""
+        numbers = array("q", self.numbers)
+        numbers[QUERY], numbers[KEY], numbers[VALUE] = query.data_ptr(), key.data_ptr(), value.data_ptr()
+        if spans is not None:
+            numbers[SPANS] = spans.data_ptr()
+        return numbers
 
 
-def _checked(query: Tensor, key: Tensor, value: Tensor, spans: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """The checked inputs, with contiguous last axes."""
+_layouts: dict[tuple[Any, ...], _Layout] = {}
+
+
+def _layout(scale: float, spans: Tensor | None, *inputs: Tensor) -> _Layout:
+    """The layout of query, key, value, and backward grad_output, checked where it is new."""
+    described = [(tensor.shape, tensor.stride(), tensor.dtype, tensor.is_cpu) for tensor in inputs]
+    key = (scale, spans if spans is None else (spans.shape, spans.dtype), *described)
+    found = _layouts.get(key)
+    if found is None:
+        if len(_layouts) >= MAX_LAYOUTS:
+            _layouts.clear()
+        found = _layouts[key] = _new_layout(scale, spans, *inputs)
+    return found
+
+
+def _new_layout(
+    scale: float, spans: Tensor | None, query: Tensor, key: Tensor, value: Tensor, grad_output: Tensor | None = None
+) -> _Layout:
+    _check(query, key, value, spans)
+    inputs = query, key, value, *(() if grad_output is None else (grad_output,))
+    (batch, heads, rows, dim), (_, shared, columns, value_dim) = query.shape, value.shape
+    work = ShortStruct(unit_count=batch * shared, heads=heads, group=heads // shared if shared else 1, scale=scale)
+    work.rows, work.columns, work.dim, work.value_dim = rows, columns, dim, value_dim
+    work.dtype = DTYPES.index(value.dtype)
+    work.spans_batch = 2 * rows if spans is not None and spans.shape[0] > 1 else 0
+    for name, tensor in zip(("query", "key", "value", "grad_output"), inputs, strict=False):
+        setattr(work, name, RowsStruct(0, *tensor.stride()[:3]))
+    for name, length, width in (("query", rows, dim), ("key", columns, dim), ("value", columns, value_dim)):
+        number = heads if name == "query" else shared
+        setattr(work, f"grad_{name}", RowsStruct(0, number * length * width, length * width, width))
+    if grad_output is None:
+        work.output = RowsStruct(0, heads * rows * value_dim, rows * value_dim, value_dim)
+    flops = 2 * batch * heads * rows * columns * (dim + value_dim)
+    copies = any(tensor.stride(-1) != 1 and tensor.shape[-1] > 1 for tensor in inputs)
+    return _Layout(array("q", bytes(work)), flops, copies)
+
+
+def _check(query: Tensor, key: Tensor, value: Tensor, spans: Tensor | None) -> None:
+    """Check the inputs of a pass.
+
+    Raises:
+        ShapeError, DtypeError, DeviceError: as `attend_short`.
+    """
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not tensor.is_cpu:
             check_cpu(name, tensor)
@@ -172,4 +220,3 @@ def _checked(query: Tensor, key: Tensor, value: Tensor, spans: Tensor | None) ->
             f"spans is {spans.dtype} {tuple(spans.shape)}; it needs torch.int32 {(batch, rows, 2)}, or 1 in place of "
             "the batch"
         )
-    return last_contiguous(query), last_contiguous(key), last_contiguous(value)
