@@ -48,7 +48,7 @@ KERNELS = {
     f"regard.kernels.{name}"
     for name in ("sdpa", "decode", "cpu_flash", "block_sparse", "flex", "additive", "tiled", "reference")
 }
-KNOW_ALL_KERNELS = {"regard.kernels", "regard.kernels.dispatch", "regard.kernels.hooks"}
+KNOW_ALL_KERNELS = {f"regard.kernels{name}" for name in ("", ".dispatch", ".hooks", ".small_calls")}
 
 UNPICKLERS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 
@@ -160,7 +160,7 @@ def usage_fault(node: ast.AST) -> str | None:
             return None
 
 
-MOST_MODULES, MOST_LINES = 376, 60  # modules: 235 of softmax attention
+MOST_MODULES, MOST_LINES = 377, 60  # modules: 236 of softmax attention
 
 
 def names_in_several_places(places: Iterable[tuple[str, str]]) -> list[str]:

@@ -18,6 +18,7 @@ from .core.torch_modes import functorch_active, generator_restored, is_causal_bi
 from .errors import ConfigurationError, ShapeError
 from .kernels import Plan, Result, choose, zero_nonfinite_inputs
 from .kernels.hooks import CURRENT_HOOK, current_substitute, run_with_hook
+from .kernels.small_calls import attend_repeatedly
 from .kernels.tile_weights import run_reductions, start_lenses
 from .kernels.validation import AttentionOptions, ScoreLike, draw_dropout, make_problem
 from .lenses import Lens
@@ -92,6 +93,10 @@ def attention(
     tensor([[2.4621, 3.4621],
             [1.5379, 2.5379]])
     """
+    if score is bias is softcap is sinks is query_positions is key_positions is kernel is None and not dropout_p:
+        output = attend_repeatedly(query, key, value, mask, scale)
+        if output is not None:
+            return output
     problem = make_problem(
         query,
         key,

@@ -19,8 +19,12 @@ from ..native.short_attention import (
     LONGEST,
     FiniteShortGradients,
     PreciseRows,
+    ShortLayout,
+    attend_laid_out,
     attend_short,
     attend_short_backward,
+    differentiate_laid_out,
+    layout_of,
 )
 from ..utils.pytree import tree_tensors
 from .base import Cost, FlashWork, Result
@@ -92,19 +96,15 @@ class ShortKernel:
         """
         pairs: DotPairs = problem.pairs  # type: ignore[assignment]  # `why_not` refuses other forms
         query, key, value = pairs.query, pairs.key, problem.value
-        if (
-            problem.sinks is not None
-            or problem.wants_lse
-            or not query.ndim == key.ndim == value.ndim == 4
-            or not query.shape[0] == key.shape[0] == value.shape[0]
-            or torch.compiler.is_compiling()
-            or functorch_active()
-        ):
+        if not has_short_tensors(problem) or torch.compiler.is_compiling() or functorch_active():
             return apply_kernel(problem, self)
-        scale, spans = pairs.scale, key_spans(problem)
+        spans = key_spans(problem)
+        layout = layout_of(pairs.scale, spans, query, key, value)
+        if layout.copies:
+            return apply_kernel(problem, self)
         if problem.inputs_require_grad():
-            return Result(_AttendShort.apply(problem, scale, spans, query, key, value))
-        rows = attend_short(query, key, value, scale, spans)
+            return Result(attend_with_gradient(problem, layout, spans))
+        rows = attend_laid_out(layout, spans, query, key, value)
         if isinstance(rows, FiniteRows) or (problem.mask is None and problem.keys):
             return Result(rows[0])
         return apply_kernel(problem, self)
@@ -123,6 +123,22 @@ class ShortKernel:
         return ProblemGradients(*gradients, finite=isinstance(gradients, FiniteShortGradients))
 
 
+def has_short_tensors(problem: Problem) -> bool:
+    """Whether native code reads the tensors as they are, and nothing but the output is wanted."""
+    query, key, value = problem.pairs.query, problem.pairs.key, problem.value
+    return (
+        problem.sinks is None
+        and not problem.wants_lse
+        and query.ndim == key.ndim == value.ndim == 4
+        and query.shape[0] == key.shape[0] == value.shape[0]
+    )
+
+
+def attend_with_gradient(problem: Problem, layout: ShortLayout, spans: Tensor | None) -> Tensor:
+    """The output of a problem that `has_short_tensors`, differentiable by query, key and value."""
+    return _AttendShort.apply(problem, layout, spans, problem.pairs.query, problem.pairs.key, problem.value)
+
+
 class _AttendShort(torch.autograd.Function):
     """The output of a problem with query, key and value as its tensors with gradients.
 
@@ -131,10 +147,16 @@ class _AttendShort(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, problem: Problem, scale: float, spans: Tensor | None, query: Tensor, key: Tensor, value: Tensor
+        ctx: Any,
+        problem: Problem,
+        layout: ShortLayout,
+        spans: Tensor | None,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
     ) -> Tensor:
-        rows = attend_short(query, key, value, scale, spans)
-        ctx.problem, ctx.scale, ctx.spans, ctx.precise = problem, scale, spans, isinstance(rows, PreciseRows)
+        rows = attend_laid_out(layout, spans, query, key, value)
+        ctx.problem, ctx.layout, ctx.spans, ctx.precise = problem, layout, spans, isinstance(rows, PreciseRows)
         output, lse = rows if ctx.precise else compute_forward(problem, ShortKernel.name)
         ctx.save_for_backward(output, lse, query, key, value)
         return output
@@ -144,7 +166,7 @@ class _AttendShort(torch.autograd.Function):
         output, lse, query, key, value = ctx.saved_tensors
         problem: Problem = ctx.problem
         if ctx.precise and not torch.is_grad_enabled():
-            gradients = attend_short_backward(query, key, value, ctx.scale, ctx.spans, lse, grad_output, None)
+            gradients = differentiate_laid_out(ctx.layout, ctx.spans, query, key, value, lse, grad_output)
             if isinstance(gradients, FiniteShortGradients):
                 return None, None, None, *gradients
         tensors, needed = [query, key, value, *tree_tensors(problem)[3:]], ctx.needs_input_grad[3:]

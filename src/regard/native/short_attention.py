@@ -80,12 +80,20 @@ def attend_short(
         KernelError: there is no native code to call (`regard.native.why_not`).
         ShapeError, DtypeError, DeviceError: a tensor is not as above.
     """
-    layout = _layout(scale, spans, query, key, value)
+    layout = layout_of(scale, spans, query, key, value)
     if layout.copies:
         query, key, value = last_contiguous(query), last_contiguous(key), last_contiguous(value)
-        layout = _layout(scale, spans, query, key, value)
+        layout = layout_of(scale, spans, query, key, value)
+    return attend_laid_out(layout, spans, query, key, value)
+
+
+def attend_laid_out(
+    layout: ShortLayout, spans: Tensor | None, query: Tensor, key: Tensor, value: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`attend_short` of tensors whose layout is known, which needs no copies."""
     batch, heads, rows, _ = query.shape
-    output, lse = new_large(value, batch, heads, rows, value.shape[3]), torch.empty(batch, heads, rows, device="cpu")
+    output = new_large(value, batch, heads, rows, value.shape[3])
+    lse = torch.empty((batch, heads, rows), device="cpu")
     numbers = layout.with_inputs(spans, query, key, value)
     numbers[OUTPUT], numbers[LSE] = output.data_ptr(), lse.data_ptr()
     work = ShortStruct.from_buffer(numbers)
@@ -112,16 +120,31 @@ def attend_short_backward(
     grad_output as the output. output: needed where lse is not that of these keys alone. If all entries that are written
     are finite, the result is `FiniteShortGradients`.
     """
-    grad_output = grad_output.to(value.dtype)
-    layout = _layout(scale, spans, query, key, value, grad_output)
+    layout = layout_of(scale, spans, query, key, value)
     if layout.copies:
         query, key, value = last_contiguous(query), last_contiguous(key), last_contiguous(value)
-        grad_output = last_contiguous(grad_output)
-        layout = _layout(scale, spans, query, key, value, grad_output)
+        layout = layout_of(scale, spans, query, key, value)
+    return differentiate_laid_out(layout, spans, query, key, value, lse, grad_output, grad_lse, output)
+
+
+def differentiate_laid_out(
+    layout: ShortLayout,
+    spans: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lse: Tensor,
+    grad_output: Tensor,
+    grad_lse: Tensor | None = None,
+    output: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`attend_short_backward` of tensors whose layout is known, which needs no copies."""
     gradients = new_large(query, *query.shape), new_large(key, *key.shape), new_large(value, *value.shape)
+    grad_output, lse = last_contiguous(grad_output.to(value.dtype)), lse.contiguous()
     numbers = layout.with_inputs(spans, query, key, value)
-    numbers[GRAD_OUTPUT], numbers[LSE] = grad_output.data_ptr(), (lse := lse.contiguous()).data_ptr()
+    numbers[GRAD_OUTPUT : GRAD_OUTPUT + 4] = array("q", (grad_output.data_ptr(), *grad_output.stride()[:3]))
     numbers[GRAD_QUERY], numbers[GRAD_KEY], numbers[GRAD_VALUE] = (made.data_ptr() for made in gradients)
+    numbers[LSE] = lse.data_ptr()
     if grad_lse is not None:
         numbers[GRAD_LSE] = (grad_lse := grad_lse.contiguous()).data_ptr()
     if output is not None:
@@ -133,11 +156,11 @@ def attend_short_backward(
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class _Layout:
+class ShortLayout:
     """What all calls with tensors of the same shapes, strides and dtypes have in common, so that it is made once.
 
-    numbers: the structure as 64-bit numbers, all addresses 0. flops: of a forward pass. copies: whether the last axis
-    of an input is not contiguous: that call needs copies, which have another layout.
+    numbers: the structure as 64-bit numbers, all addresses 0, with what is written contiguous. flops: of a forward
+    pass. copies: whether the last axis of an input is not contiguous: it needs copies, whose layout is another.
     """
 
     numbers: array[int]
@@ -153,41 +176,39 @@ class _Layout:
         return numbers
 
 
-_layouts: dict[tuple[Any, ...], _Layout] = {}
+_layouts: dict[tuple[Any, ...], ShortLayout] = {}
 
 
-def _layout(scale: float, spans: Tensor | None, *inputs: Tensor) -> _Layout:
-    """The layout of query, key, value, and backward grad_output, checked where it is new."""
-    described = [(tensor.shape, tensor.stride(), tensor.dtype, tensor.is_cpu) for tensor in inputs]
-    key = (scale, spans if spans is None else (spans.shape, spans.dtype), *described)
-    found = _layouts.get(key)
+def layout_of(scale: float, spans: Tensor | None, query: Tensor, key: Tensor, value: Tensor) -> ShortLayout:
+    """The layout of some inputs, checked where it is new."""
+    described = [(tensor.shape, tensor.stride(), tensor.dtype, tensor.is_cpu) for tensor in (query, key, value)]
+    known = (scale, spans if spans is None else (spans.shape, spans.dtype), *described)
+    found = _layouts.get(known)
     if found is None:
         if len(_layouts) >= MAX_LAYOUTS:
             _layouts.clear()
-        found = _layouts[key] = _new_layout(scale, spans, *inputs)
+        found = _layouts[known] = _new_layout(scale, spans, query, key, value)
     return found
 
 
-def _new_layout(
-    scale: float, spans: Tensor | None, query: Tensor, key: Tensor, value: Tensor, grad_output: Tensor | None = None
-) -> _Layout:
+def _new_layout(scale: float, spans: Tensor | None, query: Tensor, key: Tensor, value: Tensor) -> ShortLayout:
     _check(query, key, value, spans)
-    inputs = query, key, value, *(() if grad_output is None else (grad_output,))
     (batch, heads, rows, dim), (_, shared, columns, value_dim) = query.shape, value.shape
     work = ShortStruct(unit_count=batch * shared, heads=heads, group=heads // shared if shared else 1, scale=scale)
     work.rows, work.columns, work.dim, work.value_dim = rows, columns, dim, value_dim
     work.dtype = DTYPES.index(value.dtype)
     work.spans_batch = 2 * rows if spans is not None and spans.shape[0] > 1 else 0
-    for name, tensor in zip(("query", "key", "value", "grad_output"), inputs, strict=False):
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
         setattr(work, name, RowsStruct(0, *tensor.stride()[:3]))
-    for name, length, width in (("query", rows, dim), ("key", columns, dim), ("value", columns, value_dim)):
-        number = heads if name == "query" else shared
-        setattr(work, f"grad_{name}", RowsStruct(0, number * length * width, length * width, width))
-    if grad_output is None:
-        work.output = RowsStruct(0, heads * rows * value_dim, rows * value_dim, value_dim)
+        setattr(work, f"grad_{name}", _contiguous_rows(*tensor.shape[1:]))
+    work.output = _contiguous_rows(heads, rows, value_dim)
     flops = 2 * batch * heads * rows * columns * (dim + value_dim)
-    copies = any(tensor.stride(-1) != 1 and tensor.shape[-1] > 1 for tensor in inputs)
-    return _Layout(array("q", bytes(work)), flops, copies)
+    copies = any(tensor.stride(-1) != 1 and tensor.shape[-1] > 1 for tensor in (query, key, value))
+    return ShortLayout(array("q", bytes(work)), flops, copies)
+
+
+def _contiguous_rows(heads: int, length: int, dim: int) -> RowsStruct:
+    return RowsStruct(0, heads * length * dim, length * dim, dim)
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, spans: Tensor | None) -> None:

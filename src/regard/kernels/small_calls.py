@@ -1,0 +1,94 @@
+"""Small calls of `regard.attention` that are repeated: from tensors to native code in few steps of Python.
+
+The arithmetic of a sentence takes as long as the steps around it. For tensors of the shapes, strides and dtype of an
+earlier call, with the same mask, all checks and the choice of the kernel would end as they did: they are memoized.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from .. import native
+from ..core.problem import Problem
+from ..core.score_forms import DotPairs
+from ..core.torch_modes import called_directly
+from ..masks import Mask
+from ..native.flash import FiniteRows
+from ..native.short_attention import ShortLayout, attend_laid_out, layout_of
+from ..utils.pytree import tree_tensors
+from .dispatch import MAX_UNCOMPARED_LENGTH, SHORT, uncompared_kernel
+from .hooks import CURRENT_HOOK
+from .short import attend_with_gradient, has_short_tensors, key_spans
+from .validation import make_problem
+
+MAX_CALLS = 4096
+"""The number of memoized calls at which the memo is cleared."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Call:
+    """What is known of calls of the kernel `short` with the same shapes, strides, dtype, mask and scale."""
+
+    scale: float
+    spans: Tensor | None
+    layout: ShortLayout
+
+
+_calls: dict[tuple[Any, ...], _Call | None] = {}  # None: a call that takes the long way
+
+
+def attend_repeatedly(
+    query: Tensor, key: Tensor, value: Tensor, mask: Mask | Tensor | None, scale: float | None
+) -> Tensor | None:
+    """The output of a call whose like was computed before by the kernel `short`; None for any other call.
+
+    Only where nothing of torch's or ours watches the call, and the mask has no tensors, whose numbers could change.
+
+    Raises:
+        ShapeError, DtypeError, MaskError, ConfigurationError: as `attention`.
+    """
+    if (
+        not (type(query) in (Tensor, Parameter) and type(key) is type(value) is Tensor)
+        or query.ndim != 4
+        or query.shape[2] > MAX_UNCOMPARED_LENGTH
+        or not called_directly()
+        or CURRENT_HOOK.get() is not None
+        or (mask is not None and (not isinstance(mask, Mask) or tree_tensors(mask)))
+    ):
+        return None
+    learned = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+    about = mask, scale, learned, torch.get_num_threads(), native.variant_in_use()
+    known = (*about, *[(tensor.shape, tensor.stride(), tensor.dtype, tensor.is_cpu) for tensor in (query, key, value)])
+    try:
+        call = _calls[known]
+    except KeyError:
+        call = _remember(known, make_problem(query, key, value, mask=mask, scale=scale))
+    if call is None:
+        return None
+    if learned:
+        problem = Problem(DotPairs(query, key, call.scale), value, mask)  # type: ignore[arg-type]
+        return attend_with_gradient(problem, call.layout, call.spans)
+    rows = attend_laid_out(call.layout, call.spans, query, key, value)
+    return rows[0] if isinstance(rows, FiniteRows) or (mask is None and value.shape[2]) else None
+
+
+def _remember(known: tuple[Any, ...], problem: Problem) -> _Call | None:
+    """Memoize what there is to know of a problem."""
+    if len(_calls) >= MAX_CALLS:
+        _calls.clear()
+    _calls[known] = call = _new_call(problem)
+    return call
+
+
+def _new_call(problem: Problem) -> _Call | None:
+    pairs, value = problem.pairs, problem.value
+    if uncompared_kernel(problem) is not SHORT or not isinstance(pairs, DotPairs) or not has_short_tensors(problem):
+        return None
+    spans = key_spans(problem)
+    layout = layout_of(pairs.scale, spans, pairs.query, pairs.key, value)
+    return None if layout.copies else _Call(pairs.scale, spans, layout)

@@ -1,0 +1,121 @@
+"""Repeated small calls: what is memoized for one call never decides another that differs in anything that counts."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import regard
+from regard import masks, native
+from regard.errors import ConfigurationError, ShapeError
+from regard.kernels import small_calls
+from regard.kernels.hooks import attention_hook
+
+pytestmark = pytest.mark.skipif(not native.available(), reason="without native code no call is small")
+
+
+@pytest.fixture(autouse=True)
+def nothing_known(monkeypatch):
+    monkeypatch.setattr(small_calls, "_calls", {})
+
+
+def inputs(*sizes: int, keys: int | None = None) -> list[Tensor]:
+    batch, heads, rows, dim = sizes
+    return [torch.randn(batch, heads, length, dim) for length in (rows, keys or rows, keys or rows)]
+
+
+def known() -> list[bool]:
+    """Of each memoized call, whether it takes the short way."""
+    return [call is not None for call in small_calls._calls.values()]
+
+
+def agrees(tensors: list[Tensor], **options) -> None:
+    for _ in range(3):  # the first is remembered, others are repeated
+        expected = regard.attention(*(tensor.double() for tensor in tensors), kernel="reference", **options)
+        torch.testing.assert_close(regard.attention(*tensors, **options).double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("mask", [None, masks.causal(), masks.causal() & masks.window(3)])
+def test_repeated_calls_are_exact(mask):
+    agrees(inputs(2, 3, 11, 5), mask=mask)
+    agrees(inputs(2, 3, 13, 16), mask=mask, scale=0.3)
+    assert known() == [True, True]
+
+
+def test_what_differs_is_another_call():
+    tensors = inputs(1, 2, 16, 8)
+    agrees(tensors)
+    agrees(tensors, mask=masks.causal())
+    agrees(tensors, mask=masks.window(2))
+    agrees(tensors, scale=2.0)
+    agrees([tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in tensors])
+    agrees(inputs(1, 2, 9, 8, keys=16))
+    assert known() == [True] * 6
+
+
+def test_a_mask_with_tensors_is_read_in_every_call():
+    lengths = torch.tensor([3, 16])
+    tensors, mask = inputs(2, 2, 16, 8), masks.padding(lengths)
+    agrees(tensors, mask=mask)
+    lengths.fill_(5)
+    agrees(tensors, mask=mask)
+    agrees(tensors, mask=torch.rand(16, 16) > 0.5)
+    assert known() == []
+
+
+def test_gradients_of_repeated_calls():
+    tensors = [tensor.requires_grad_() for tensor in inputs(2, 2, 11, 8)]
+    for _ in range(3):
+        expected = torch.autograd.grad(regard.attention(*tensors, kernel="reference").square().sum(), tensors)
+        found = torch.autograd.grad(regard.attention(*tensors).square().sum(), tensors)
+        torch.testing.assert_close(found, expected)
+    with torch.no_grad():
+        assert not regard.attention(*tensors).requires_grad
+    assert known() == [True, True]
+
+
+def test_second_derivatives_of_repeated_calls():
+    tensors = [tensor.double().requires_grad_() for tensor in inputs(1, 1, 4, 3)]
+    small = [tensor.detach().float().requires_grad_() for tensor in tensors]
+    for _ in range(2):
+        (first,) = torch.autograd.grad(regard.attention(*small).square().sum(), small[:1], create_graph=True)
+        (second,) = torch.autograd.grad(first.sum(), small[:1])
+    (first,) = torch.autograd.grad(
+        regard.attention(*tensors, kernel="reference").square().sum(), tensors[:1], create_graph=True
+    )
+    (expected,) = torch.autograd.grad(first.sum(), tensors[:1])
+    torch.testing.assert_close(second.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("where", ["query", "key", "value"])
+def test_what_is_not_finite_stays_behind_the_mask(where):
+    tensors = dict(zip(("query", "key", "value"), inputs(1, 2, 8, 4), strict=True))
+    regard.attention(**tensors, mask=masks.causal())
+    tensors[where][0, 0, 5] = torch.nan
+    output = regard.attention(**tensors, mask=masks.causal())
+    assert output[:, :, :5].isfinite().all()
+    assert output[:, 0, 5].isnan().all()
+
+
+def test_hooks_see_repeated_calls():
+    tensors, seen = inputs(1, 2, 8, 4), []
+    regard.attention(*tensors)
+    with attention_hook(lambda problem, lse: seen.append(lse.shape)):
+        regard.attention(*tensors)
+    assert seen == [(1, 2, 8)]
+
+
+def test_autocast_of_repeated_calls():
+    tensors = inputs(1, 2, 8, 4)
+    regard.attention(*tensors)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert regard.attention(*tensors).dtype is torch.bfloat16
+
+
+def test_errors_are_those_of_attention():
+    query, key, value = inputs(1, 2, 8, 4)
+    for _ in range(2):
+        with pytest.raises(ShapeError, match="a dot product needs equal dims"):
+            regard.attention(query[..., :3], key, value)
+        with pytest.raises(ConfigurationError, match="needs a finite number"):
+            regard.attention(query, key, value, scale=float("nan"))
+    assert known() == []
