@@ -454,6 +454,198 @@ CORRECT = {
             def forward(self, logits):
                 return F.softmax(logits + self.word_prob_mask, dim=-1)
     """,
+    "dropout that a switch of the input turns off, and dropout of another model": """
+        class Attention(nn.Module):
+            def forward(self, inputs):
+                x, switch = inputs
+                if self.p > 0.0 and switch:
+                    x = F.dropout(x, self.p)
+                return F.scaled_dot_product_attention(x, x, x)
+
+        class Convolution(nn.Module):
+            def __init__(self, p):
+                super().__init__()
+                self.p = p
+
+            def forward(self, x):
+                return F.dropout(x, self.p)
+    """,
+    "a model that is built for inference": """
+        class Parser:
+            def build(self, config, training):
+                if not training:
+                    self.config.lstm_dropout = 0.0
+                return F.softmax(Model(self.config).scores, dim=-1)
+    """,
+    "padded queries set to 0": """
+        def attend(q, k, v, mask):
+            weights = torch.softmax(q @ k.mT / math.sqrt(q.size(-1)), dim=-1) * mask.unsqueeze(-1)
+            return weights @ v
+    """,
+    "a mask of frames for convolutions": """
+        class Encoder(nn.Module):
+            def _create_mask(self, x, lengths):
+                keep = torch.arange(x.size(2)).expand(x.size(0), x.size(2)) < lengths.unsqueeze(1)
+                return keep.to(x.dtype).unsqueeze(1).unsqueeze(-1)
+
+            def forward(self, x, lengths):
+                x = self.convolution(x * self._create_mask(x, lengths))
+                return F.scaled_dot_product_attention(x, x, x)
+    """,
+    "an attention function of an engine, which has masks of its own": """
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        def engine_attention(module, query, key, value, attention_mask, **kwargs):
+            return module.engine.forward(query, key, value), None
+
+        ALL_ATTENTION_FUNCTIONS.register("engine", engine_attention)
+    """,
+    "a decoder that others read, and names of weights in a set": """
+        class AutoEncoder(nn.Module):
+            def __init__(self, d):
+                super().__init__()
+                self.decoder = Decoder(d)
+
+            def forward(self, q, k, v):
+                return F.scaled_dot_product_attention(q, k, v)
+
+        def loaded(names):
+            loaded_weight = set()
+            for name in names:
+                loaded_weight.add(name)
+            return loaded_weight
+    """,
+    "values rotated for quantization": """
+        class Attention(nn.Module):
+            def forward(self, q, k, v):
+                q, k, v = rotate(q, self.hadamard), rotate(k, self.hadamard), rotate(v, self.hadamard)
+                return F.scaled_dot_product_attention(q, k, v)
+    """,
+    "a layer without attention that skips a step with a cache": """
+        class Convolution(nn.Module):
+            def forward(self, x, mask, cache=None):
+                if cache is None:
+                    att_in = x.masked_fill(mask, 0.0)
+                return self.convolution(att_in)
+
+        def attend(q, k, v):
+            return F.scaled_dot_product_attention(q, k, v)
+    """,
+    "values among what a function normalizes and rotates": """
+        class Attention(nn.Module):
+            def apply_norm_and_rotary(self, q, k, v, rope):
+                q, k = turned(self.q_norm(q), rope.cos), turned(self.k_norm(k), rope.cos)
+                return q, k, v
+
+            def forward(self, q, k, v, rope):
+                q, k, v = self.apply_norm_and_rotary(q, k, v, rope)
+                return F.scaled_dot_product_attention(q, k, v)
+    """,
+    "times converted back before their sine": """
+        def embedded(times, x, freq_shift):
+            times = times.to(x.dtype)
+            scales = torch.arange(64, device=times.device) / (64 - freq_shift)
+            angles = times[:, None].float() * scales[None]
+            return torch.cat([torch.sin(angles), torch.cos(angles)], dim=-1)
+
+        def attend(q, k, v):
+            return F.scaled_dot_product_attention(q, k, v)
+    """,
+    "a method that replaces one of another file, and a fixed property": """
+        def attention_forward(self, x, attention_mask=None, encoder_attention_mask=None):
+            return F.scaled_dot_product_attention(x, x, x, attn_mask=attention_mask)
+
+        class Decoder(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.causal = False
+
+            def forward(self, q, k, v):
+                return F.scaled_dot_product_attention(q, k, v)
+
+        class Layer(AttentionOfAnotherFile):
+            def forward(self, q, k, v, mask=None):
+                return F.scaled_dot_product_attention(q, k, v)
+    """,
+    "an attention function of another file": """
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        from .kernels import fused
+
+        ALL_ATTENTION_FUNCTIONS.register("fused", fused)
+    """,
+    "one sequence as source and target": """
+        class Scorer(nn.Module):
+            def __init__(self, words, d):
+                super().__init__()
+                self.embedding, self.positions = nn.Embedding(words, d), nn.Embedding(512, d)
+                self.transformer = nn.Transformer(d, 8)
+
+            def forward(self, tokens):
+                x = self.embedding(tokens) + self.positions(torch.arange(tokens.size(0)))[:, None]
+                x = self.transformer(x, x)
+                return x[-1]
+    """,
+    "keys that are copied for a reason": """
+        def attend(q, k, v, groups):
+            # enable_gqa=True would choose the slow kernel in this version
+            k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+            return F.scaled_dot_product_attention(q, k, v)
+    """,
+    "left padding that nothing asks for": """
+        tokenizer = AutoTokenizer.from_pretrained("model", padding_side="left")
+
+        def answer(model, ids):
+            return model.generate(ids, max_new_tokens=8)
+    """,
+    "a decoder of pictures": """
+        class DecoderLayer(nn.Module):
+            def __init__(self, d):
+                super().__init__()
+                self.inner, self.cross = nn.MultiheadAttention(d, 8), nn.MultiheadAttention(d, 8)
+
+            def forward(self, patches, memory):
+                x = patches + self.inner(patches, patches, patches, need_weights=False)[0]
+                return x + self.cross(x, memory, memory, need_weights=False)[0]
+    """,
+    "keys joined with a cache in another branch than they are rotated in": """
+        class Attention(nn.Module):
+            def forward(self, q, x, past_key_value, positions):
+                if past_key_value is not None:
+                    key = torch.cat([past_key_value[0], self.k(x)], dim=2)
+                    value = torch.cat([past_key_value[1], self.v(x)], dim=2)
+                else:
+                    key, value = self.k(x), self.v(x)
+                    q, key = apply_rotary(q, key, positions)
+                return F.scaled_dot_product_attention(q, key, value, attn_mask=self.mask)
+    """,
+    "texts for an engine, and ids that are not padded": """
+        tokenizer = AutoTokenizer.from_pretrained("model", padding_side="left")
+
+        def batches(texts):
+            return tokenizer(texts, padding=True, return_tensors="pt")
+
+        def answers(model, prompts, sampling):
+            if "vllm_async" in MODELS:
+                return model.generate(prompts, sampling)
+            ids = tokenizer([prompts], return_tensors="pt", padding=True)["input_ids"]
+            return model.generate(ids, max_new_tokens=8)
+    """,
+    "an option of convolutions, and a mask for a base in another file": """
+        class FeedForward(nn.Module):
+            def __init__(self, causal=False):
+                super().__init__()
+                self.causal = causal
+                self.pad = self._causal_pad if causal else self._same_pad
+
+        class Model(ModelOfAnotherFile):
+            def __init__(self, longest):
+                super().__init__()
+                self.register_buffer("causal_mask", torch.full((longest, longest), True).triu(1))
+
+            def forward(self, q, k, v):
+                return F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask(q))
+    """,
 }
 IMPORTS = "import math\nimport torch\nimport torch.nn.functional as F\nfrom torch import nn\n"
 

@@ -96,3 +96,8 @@ def default_of(parameter: Term, facts: ModuleFacts) -> ast.expr | None:
 def last_name(node: ast.expr) -> str:
     """The last name of a dotted expression; "" of another one."""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def target_names(assigned: ast.Assign) -> set[str]:
+    """The names that an assignment binds or changes in place."""
+    return {node.id for target in assigned.targets for node in ast.walk(target) if isinstance(node, ast.Name)}

@@ -45,8 +45,14 @@ def unmasked_with_cache(facts: ModuleFacts) -> Iterator[Report]:
             continue
         if is_cached(key) and _is_without_cache(causal):
             yield Report(event.term.node, "with a cache nothing is masked: several new tokens see each other's future")
-    for node in facts.nodes[ast.If] if facts.sites else ():
-        if _tests_no_cache(node.test) and not node.orelse and any(_masks_scores(one) for one in node.body):
+    attending = {function_around(event.term.node, facts) for event in facts.operations("softmax", "sdpa")}
+    for node in facts.nodes[ast.If]:
+        if (
+            function_around(node, facts) in attending
+            and _tests_no_cache(node.test)
+            and not node.orelse
+            and any(_masks_scores(one) for one in node.body)
+        ):
             yield Report(node, "with a cache no mask is applied: several new tokens see each other's future")
 
 
@@ -222,6 +228,7 @@ def causal_on_one_path(facts: ModuleFacts) -> Iterator[Report]:
             alike = function_around(site.output.node, facts) is function_around(other.output.node, facts) and same(
                 site.value, other.value
             )
+            alike = alike and site.event.call is other.event.call  # what another caller chooses is no path of this call
             if alike and other is not site and _is_plain_key(site.key, other.key):
                 yield Report(
                     site.output.node, "this path has no causal mask, and the other path of this function has one"

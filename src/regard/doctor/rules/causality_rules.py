@@ -71,7 +71,7 @@ def missing_causal_mask(facts: ModuleFacts) -> Iterator[Report]:
         if not is_judged(event, facts) or not all(is_none(term.get(name)) for name in ("tgt_mask", "tgt_is_causal")):
             continue
         target = term.get("tgt")
-        if target is not None and _is_embedded_tokens(target):
+        if target is not None and target is not term.get("src") and _is_embedded_tokens(target):
             yield Report(
                 term.node,
                 f"{str(term.value).removeprefix('torch.')} without tgt_mask: every target position sees the next ones; "
@@ -82,6 +82,8 @@ def missing_causal_mask(facts: ModuleFacts) -> Iterator[Report]:
 def _decoders_without_mask(facts: ModuleFacts) -> Iterator[Report]:
     """Layers named decoders that attend to what an encoder gave, and to themselves without a mask."""
     layers: dict[str, list[AttentionSite]] = {}
+    if not re.search(r"vocab|Embedding|tgt|target|trg|token|word|generate", facts.source):
+        return  # of objects or pictures, which have no order
     for site in facts.sites:
         class_ = site.event.caller if site.event.depth else site.event.class_
         if class_ is not None and re.search(r"^(Transformer)?Decoder(Layer|Block)?\d*$", class_.name):

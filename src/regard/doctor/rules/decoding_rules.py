@@ -10,7 +10,7 @@ from ..attention_sites import AttentionSite
 from ..finding import Severity
 from ..symbolic_evaluation import ModuleFacts
 from ..term import Term, is_none, number, walk
-from .base import Report, function_around, last_name, rule
+from .base import Report, function_around, last_name, rule, target_names
 from .mask_rules import is_cached, is_judged
 
 _LAYERS = frozenset({"matmul", "softmax", "sdpa"})
@@ -314,9 +314,8 @@ def left_padding_without_mask(facts: ModuleFacts) -> Iterator[Report]:
         for call in facts.nodes[ast.Call]:
             reads = bool(call.args) or any(one.arg == "input_ids" for one in call.keywords)
             generates = isinstance(call.func, ast.Attribute) and call.func.attr == "generate"
-            if generates and reads and not _has_mask(call) and not _generates_otherwise(call, facts):
-                if _is_unpadded(call, facts):
-                    continue
+            plain = generates and reads and not _has_mask(call) and not _generates_otherwise(call, facts)
+            if plain and _is_padded(call, facts):
                 yield Report(call, message)
     for node in facts.nodes[ast.Assign]:
         target = node.targets[0]
@@ -329,28 +328,43 @@ def left_padding_without_mask(facts: ModuleFacts) -> Iterator[Report]:
 
 
 def _chooses_left(facts: ModuleFacts) -> bool:
-    """Whether a statement or an argument of the file, and no text in it, puts the padding on the left."""
+    """Whether a statement or an argument of the file, and no text in it, puts the padding on the left, and one pads."""
     keywords = (one for one in facts.nodes[ast.keyword] if one.arg in ("padding_side", "padding"))
     assigned = (one for one in facts.nodes[ast.Assign] if last_name(one.targets[0]) == "padding_side")
-    return any(isinstance(one.value, ast.Constant) and one.value.value == "left" for one in (*keywords, *assigned))
+    left = any(isinstance(one.value, ast.Constant) and one.value.value == "left" for one in (*keywords, *assigned))
+    pads = any(one.arg == "padding" and getattr(one.value, "value", True) for one in facts.nodes[ast.keyword])
+    return left and (pads or any(last_name(one.func) == "pad" for one in facts.nodes[ast.Call]))
 
 
-def _is_unpadded(call: ast.Call, facts: ModuleFacts) -> bool:
-    """Whether what is read is a text that the same function tokenizes without padding."""
+def _is_padded(call: ast.Call, facts: ModuleFacts) -> bool:
+    """Whether what is read was padded by a tokenizer, in the same function or one that it calls, and not one text."""
     read = [*call.args[:1], *(one.value for one in call.keywords if one.arg in ("input_ids", None))]
     names = {node.id for one in read for node in ast.walk(one) if isinstance(node, ast.Name)}
-    around = function_around(call, facts) or facts.tree
-    for node in ast.walk(around):
-        if isinstance(node, ast.Assign) and names & {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}:
-            tokenized = [
-                one
-                for one in ast.walk(node.value)
-                if isinstance(one, ast.Call)
-                and re.search(r"(^|[._])(tokenizer|tok|processor|encode)$", ast.unparse(one.func))
-            ]
-            if tokenized:
-                return not any(one.arg in ("padding", None) for each in tokenized for one in each.keywords)
+    for node in ast.walk(function_around(call, facts) or facts.tree):
+        if (
+            isinstance(node, ast.Assign)
+            and target_names(node) & names
+            and any(map(_pads, _with_helpers(node.value, facts)))
+        ):
+            return True
     return False
+
+
+def _with_helpers(value: ast.expr, facts: ModuleFacts) -> Iterator[ast.AST]:
+    """The nodes of an expression, and those of the functions of the file that it calls."""
+    for node in ast.walk(value):
+        yield node
+        helper = facts.functions.get(last_name(node.func)) if isinstance(node, ast.Call) else None
+        yield from ast.walk(helper) if helper is not None else ()
+
+
+def _pads(node: ast.AST) -> bool:
+    """Whether a call pads texts to one length."""
+    if not isinstance(node, ast.Call):
+        return False
+    alone = bool(node.args) and isinstance(node.args[0], ast.List) and len(node.args[0].elts) == 1
+    padded = last_name(node.func) == "pad" or any(one.arg in ("padding", None) for one in node.keywords)
+    return padded and not alone
 
 
 def _generates_otherwise(call: ast.Call, facts: ModuleFacts) -> bool:

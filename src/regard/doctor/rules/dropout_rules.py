@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from ..finding import Severity
 from ..symbolic_evaluation import Event, Function, ModuleFacts
 from ..term import Term, is_none, label, number, walk
-from .base import Report, default_of, formulas, function_around, rule
+from .base import Report, default_of, formulas, function_around, last_name, rule
 
 _HALF = ("torch.float16", "torch.half", "torch.bfloat16")
 
@@ -53,7 +53,10 @@ def dropout_in_evaluation(facts: ModuleFacts) -> Iterator[Report]:
                 "dropout_p does not depend on self.training, so dropout stays on in evaluation: "
                 "pass `p if self.training else 0.0`",
             )
+    attending = {event.caller or event.class_ or event.function for event in facts.operations("softmax", "sdpa")}
     for event in facts.operations("dropout") if facts.sites else ():
+        if (event.class_ or event.function) not in attending:
+            continue
         functional = str(event.term.value).endswith("functional.dropout")
         written_out = event.term.get("training") is not None  # training=True is on purpose
         if functional and not written_out and not _is_chosen_elsewhere(event, facts):
@@ -70,9 +73,17 @@ def _is_chosen_elsewhere(event: Event, facts: ModuleFacts) -> bool:
     node: ast.AST | None = event.term.node
     while node is not None and not isinstance(node, Function):
         node = facts.parents.get(node)
-        if isinstance(node, ast.If | ast.IfExp) and "training" in ast.unparse(node.test):
+        if isinstance(node, ast.If | ast.IfExp) and _is_other_condition(node.test):
             return True
     return False
+
+
+def _is_other_condition(test: ast.expr) -> bool:
+    """Whether a condition depends on something else than whether there is dropout at all."""
+    names = {last_name(node) for node in ast.walk(test) if isinstance(node, ast.Name | ast.Attribute)}
+    return any("drop" not in name and name not in ("self", "config", "p") for name in names) or any(
+        re.search(r"switch|training", name) for name in names
+    )
 
 
 def _is_of_caller(parameter: Term, facts: ModuleFacts) -> bool:
@@ -141,7 +152,11 @@ def dropout_off_for_ever(facts: ModuleFacts) -> Iterator[Report]:
         if not re.match(r"self\.", written) or not re.search(r"drop(out)?(_p|_prob|_rate)?$|dropout\w*\.p$", written):
             continue
         function = function_around(node, facts)
-        if function is None or function.name == "__init__":
+        if (
+            function is None
+            or function.name == "__init__"
+            or not re.search(r"self\.training|\.eval\(", ast.unparse(function))
+        ):
             continue
         others = [one for one in facts.nodes[ast.Assign] if one is not node and ast.unparse(one.targets[0]) == written]
         if all(getattr(function_around(one, facts), "name", "") == "__init__" for one in others):

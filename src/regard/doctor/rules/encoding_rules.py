@@ -497,16 +497,16 @@ def _disables_autocast(function: Function | None) -> bool:
     return function is not None and "enabled=False" in ast.unparse(function)
 
 
-def _low_precision(angle: Term) -> bool:
-    """Whether the last conversion of angles is to half precision, or to the dtype of a tensor of activations."""
-    for one in walk(angle, stop=frozenset({"apply"})):
-        if one.op != "cast":
-            continue
-        dtype = one.get("dtype")
+def _low_precision(angle: Term, depth: int = 12) -> bool:
+    """Whether the last conversion of angles, or of a factor, is to half precision or to the dtype of activations."""
+    if angle.op == "cast":
+        dtype = angle.get("dtype")
         if dtype is None:
-            continue
+            return False
         if dtype.op == "name":
             return dtype.value in ("torch.bfloat16", "torch.float16", "torch.half")
         base = label(dtype.input) if dtype.op == "attribute" else ""
         return bool(re.match(r"^(x|q|k|query|key|hidden_states|inputs?|h|hidden|xq|xk)$", base))
-    return False
+    if depth == 0 or angle.op in ("apply", "parameter", "exp", "attribute", "size", "arange"):
+        return False
+    return any(_low_precision(one, depth - 1) for one in angle.operands())

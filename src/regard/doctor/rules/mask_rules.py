@@ -429,7 +429,12 @@ def is_mask_name(term: Term) -> bool:
 
 
 def _is_mask_of_weights(mask: Term) -> bool:
-    """Whether weights are multiplied by a mask: of zeros and ones, by its name, or a comparison of positions."""
+    """Whether weights are multiplied by a mask: of zeros and ones, by its name, or a comparison of positions.
+
+    One with a last axis of 1 hides queries, whose outputs it makes 0: no mask of keys.
+    """
+    if mask.op == "unsqueeze" and number(mask.get("dim")) == -1:
+        return False
     while mask.op in ("equal", "not_equal", "invert", "cast", "unsqueeze", "item", "rearrange", "bool"):
         if _true_at(mask):
             return True
@@ -470,7 +475,7 @@ def mask_after_softmax(facts: ModuleFacts) -> Iterator[Report]:
     """
     message = "the weights are masked after the softmax and do not sum to 1: mask the scores"
     for site in formulas(facts):
-        if any(site.masks()) or any(step.op == "div" for step in site.after):
+        if any(site.masks()) or any(step.op in ("div", "normalize") for step in site.after):
             continue
         for step in site.after:
             mask = step.operand if step.op in ("mul", "masked_fill") else None

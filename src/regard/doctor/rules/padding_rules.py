@@ -127,7 +127,8 @@ def mask_of_queries(facts: ModuleFacts) -> Iterator[Report]:
             if axis == "queries":
                 yield Report(node.node, "this padding mask runs along the queries: it has to be (batch, 1, 1, keys)")
     for event in facts.operations("return"):  # masks made for several layers, of four axes
-        if event.function is None or "mask" not in event.function.name or event.depth > 0:
+        name = event.function.name if event.function is not None else ""
+        if event.depth > 0 or not re.search(r"(pad|src|tgt|trg|key|att\w*|seq\w*|make)_?(\w+_)?mask", name):
             continue
         mask = event.term.input
         four_axes = mask.op == "unsqueeze" and mask.input.op == "unsqueeze"

@@ -11,7 +11,7 @@ from ..finding import Severity
 from ..mask_values import mask_values
 from ..symbolic_evaluation import Event, Function, ModuleFacts
 from ..term import Term, is_none, number, walk
-from .base import Report, default_of, last_name, rule
+from .base import Report, default_of, last_name, rule, target_names
 
 _ROTARY = re.compile(r"rotary|(^|_)rope(_|$)|apply_rot|rotate_queries", re.I)
 _VALUES = re.compile(r"^(v|value|values|xv|value_states|v_states|value_layer|vs)$", re.I)
@@ -46,6 +46,9 @@ def rotary_values(facts: ModuleFacts) -> Iterator[Report]:
     Rotations of queries and keys cancel up to their distance in the dot product. Those of values do not: the output
     then depends on absolute positions, rotated by an amount that nothing undoes.
     """
+    is_about_rotary = (
+        bool(facts.sites) and re.search(r"rotary|rope\b|\bcos\b|angle|freq", facts.source, re.I) is not None
+    )
     for node in facts.nodes[ast.Assign]:
         if isinstance(node.value, ast.GeneratorExp | ast.ListComp) and isinstance(node.value.elt, ast.Call):
             iterated = set(_bound_names(node.value.generators[0].iter))
@@ -57,9 +60,23 @@ def rotary_values(facts: ModuleFacts) -> Iterator[Report]:
             passed = {name for argument in call.args for name in _bound_names(argument)}
             above = facts.parents[node]
             optional = isinstance(above, ast.If) and "value" in ast.unparse(above.test)  # an option of RoFormer
-            rotary = _is_rotary(call) or (facts.sites and last_name(call.func) == "rotate")
-            if rotary and not optional and any(_VALUES.match(name) and name in passed for name in names):
+            rotary = _is_rotary(call) or (is_about_rotary and last_name(call.func) == "rotate")
+            rotated = any(_VALUES.match(name) and name in passed for name in names)
+            if rotary and not optional and rotated and not _returns_values_as_they_were(call, facts):
                 yield Report(call, "rotary positions are applied to the values: rotate queries and keys alone")
+
+
+def _returns_values_as_they_were(call: ast.Call, facts: ModuleFacts) -> bool:
+    """Whether a function of this file gets queries, keys and values, and turns something else than the values."""
+    known = [one for one in facts.nodes[ast.FunctionDef] if one.name == last_name(call.func)]
+    turned = [
+        one
+        for function in known
+        for node in ast.walk(function)
+        if isinstance(node, ast.Assign) and re.search(r"rotary|rope|rotate|cos", ast.unparse(node.value), re.I)
+        for one in target_names(node)
+    ]
+    return len(call.args) > 2 and bool(turned) and not any(_VALUES.match(name) for name in turned)
 
 
 def _assigned_calls(node: ast.Assign) -> Iterator[tuple[list[str], ast.Call]]:
@@ -113,25 +130,45 @@ def rotary_after_cache(facts: ModuleFacts) -> Iterator[Report]:
     if not _ROTARY.search(facts.source) or not _CACHED.search(facts.source):
         return
     for function in [*facts.nodes[ast.FunctionDef], *facts.nodes[ast.AsyncFunctionDef]]:
-        joined: dict[str, int] = {}
+        joined: dict[str, ast.Assign] = {}
         for node in sorted(_assignments(function), key=lambda one: one.lineno):
             names = {name for target in node.targets for name in _bound_names(target)}
             call = node.value
             if isinstance(call, ast.Call) and _is_rotary(call):
                 passed = {name for argument in call.args for name in _bound_names(argument)}
-                if any(name in joined and name in passed for name in names):
+                if any(
+                    name in passed and name in joined and not _excludes(joined[name], node, facts) for name in names
+                ):
                     yield Report(call, "keys of the cache are rotated again with the new ones: rotate, then append")
             elif isinstance(call, ast.Call) and _joins_cache(call):
-                joined.update({name: node.lineno for name in names if _KEYS.match(name)})
+                joined.update({name: node for name in names if _KEYS.match(name)})
             elif isinstance(call, ast.Tuple) and isinstance(node.targets[0], ast.Tuple):
                 for target, part in zip(node.targets[0].elts, call.elts, strict=False):
                     if isinstance(part, ast.Call) and _joins_cache(part):
-                        joined.update({name: node.lineno for name in _bound_names(target) if _KEYS.match(name)})
+                        joined.update({name: node for name in _bound_names(target) if _KEYS.match(name)})
         for call in (one for one in ast.walk(function) if isinstance(one, ast.Call)):
             inner = [one for one in call.args if isinstance(one, ast.Call) and _is_rotary(one)]
             for one in inner if last_name(call.func) == "scaled_dot_product_attention" else ():
                 if any(name in joined for argument in one.args for name in _bound_names(argument)):
                     yield Report(one, "keys of the cache are rotated again with the new ones: rotate, then append")
+
+
+def _excludes(one: ast.stmt, other: ast.stmt, facts: ModuleFacts) -> bool:
+    """Whether two statements are in different branches of one condition."""
+    branches: dict[ast.AST, list[ast.stmt]] = {}
+    node: ast.AST | None = one
+    while node is not None:
+        above = facts.parents.get(node)
+        if isinstance(above, ast.If):
+            branches[above] = above.body if node in above.body else above.orelse
+        node = above
+    node = other
+    while node is not None:
+        above = facts.parents.get(node)
+        if above in branches and node not in branches[above]:
+            return True
+        node = above
+    return False
 
 
 def _assignments(function: Function) -> Iterator[ast.Assign]:
@@ -345,13 +382,8 @@ def _depends_on(appended: list[ast.expr], call: ast.Call, loop: ast.For | ast.Wh
                 return True
             if isinstance(node, ast.Name) and node.id not in seen:
                 seen.add(node.id)
-                waiting += [one.value for one in assigned if node.id in _target_names(one)]
+                waiting += [one.value for one in assigned if node.id in target_names(one)]
     return False
-
-
-def _target_names(assigned: ast.Assign) -> set[str]:
-    """The names that an assignment binds or changes in place."""
-    return {node.id for target in assigned.targets for node in ast.walk(target) if isinstance(node, ast.Name)}
 
 
 def _grown_sequences(loop: ast.For | ast.While) -> Iterator[tuple[str, list[ast.expr]]]:
@@ -374,7 +406,7 @@ def _call_of_model(loop: ast.For | ast.While, grown: str) -> ast.Call | None:
             names.add(node.targets[0].id)
     for node in ast.walk(loop):
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and _is_model_call(node.value, names):
-            if re.search(r"mems?\b|cache|past|state", " ".join(_target_names(node))):
+            if re.search(r"mems?\b|cache|past|state", " ".join(target_names(node))):
                 continue
             for name in (name for target in node.targets for name in _bound_names(target)):
                 results[name] = node.value
@@ -488,9 +520,18 @@ def attention_without_mask_function(facts: ModuleFacts) -> Iterator[Report]:
         if last_name(node.value) == "ALL_MASK_ATTENTION_FUNCTIONS"
     }
     for call, name in registered:
-        if ast.unparse(name) not in masks and len(call.args) >= 2:
+        if ast.unparse(name) not in masks and len(call.args) >= 2 and _may_read_mask(call.args[1], facts):
             yield Report(
                 call,
                 f"the attention function {ast.unparse(name)} is registered without a mask function of that name: its "
                 "mask is None; register one with AttentionMaskInterface",
             )
+
+
+def _may_read_mask(function: ast.expr, facts: ModuleFacts) -> bool:
+    """Whether an attention function of this file uses its mask; an engine may have masks of its own."""
+    found = facts.functions.get(last_name(function))
+    if found is None:
+        return False
+    masks = {one.arg for one in (*found.args.args, *found.args.kwonlyargs) if "mask" in one.arg}
+    return not masks or any(isinstance(node, ast.Name) and node.id in masks for node in ast.walk(found))

@@ -130,6 +130,10 @@ def _picked_part(query: Term, loop: ast.AST) -> Term | None:
             return module if "head" in ast.unparse(loop) else None
         if query.op == "choice":
             return next((found for one in query.items if (found := _picked_part(one, loop)) is not None), None)
+        joined = query.get("tensors") if query.op == "cat" else None
+        if joined is not None and joined.items:
+            query = joined.items[0]
+            continue
         if query.op not in _MADE_FROM_INPUT | TRANSPARENT or "input" not in query.arguments:
             return None
         query = query.input
@@ -499,6 +503,8 @@ def repeated_keys(facts: ModuleFacts) -> Iterator[Report]:
     The copies take the memory that grouping saved, and decoding reads them at every step.
     `scaled_dot_product_attention(..., enable_gqa=True)` and `regard.attention` group heads without copies.
     """
+    if re.search(r"#.*enable_gqa", facts.source):  # the author knows it, and says why not
+        return
     for event in facts.operations("sdpa"):
         key, value = event.term.get("key"), event.term.get("value")
         if key is None or value is None or (event.depth == 0 and event.function in facts.followed):

@@ -10,7 +10,7 @@ from ..attention_sites import path, product
 from ..finding import Severity
 from ..symbolic_evaluation import Function, ModuleFacts
 from ..term import is_none
-from .base import Report, function_around, rule
+from .base import Report, function_around, last_name, rule
 
 _PURE = frozenset(
     {
@@ -21,7 +21,9 @@ _PURE = frozenset(
 """Functions and methods of torch that return a new tensor."""
 _CONTAINERS = frozenset({"add", "mul", "div", "sub"})
 """Names of `_PURE` that sets and other containers have as methods with an effect."""
-_TENSORS = re.compile(r"score|att|mask|bias|weight|logit|energy|sim|dots|^(q|k|v|x|query|key|value)$", re.I)
+_TENSORS = re.compile(
+    r"^(\w*_)?(scores?|attn?|attention|mask|bias|weight|logits?|energy|sim|dots|q|k|v|x|query|key|value)$", re.I
+)
 _EFFECTS = re.compile(r"(^|_)(mask|bias|capped|softcap\w*|causal|future|padding|keep)$|^(mask|bias|capped)_|cap(ped)?$")
 _OPTIONS = re.compile(
     r"^_?(attn_)?(logits?_|attention_)?(soft_?cap\w*|logit_cap|causal|is_causal|is_decoder|decoder|bidirectional|"
@@ -94,7 +96,7 @@ def dropped_result(facts: ModuleFacts) -> Iterator[Report]:
         call = node.value
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or call.func.attr not in _PURE:
             continue
-        if call.func.attr in _CONTAINERS and not _TENSORS.search(ast.unparse(call.func.value)):
+        if call.func.attr in _CONTAINERS and (not _TENSORS.search(last_name(call.func.value)) or _adds_an_entry(call)):
             continue
         if not any(keyword.arg == "out" for keyword in call.keywords) and (call.args or call.func.attr == "tanh"):
             yield Report(call, f"the result of {call.func.attr} is dropped: assign it, or use the method in place")
@@ -109,6 +111,13 @@ def dropped_result(facts: ModuleFacts) -> Iterator[Report]:
             if read.get(target.id, 0) == 0:
                 yield Report(node, f"`{target.id}` is computed, and nothing uses it")
         yield from _replaced(function)
+
+
+def _adds_an_entry(call: ast.Call) -> bool:
+    """Whether what a container gets is a text, as the name of a weight is."""
+    return any(
+        isinstance(one, ast.JoinedStr) or isinstance(getattr(one, "value", None), str) for one in call.args
+    ) or any(re.search(r"name|key|path|prefix", ast.unparse(one)) for one in call.args)
 
 
 def _is_computed(value: ast.expr) -> bool:
@@ -172,6 +181,9 @@ def ignored_mask(facts: ModuleFacts) -> Iterator[Report]:
         methods = isinstance(facts.parents.get(function), ast.ClassDef)
         if (prescribed and methods) or function.name.startswith("_") or _only_raises(function):
             continue
+        replaces = not methods and bool(parameters) and parameters[0].arg == "self"  # a method of another file
+        if replaces or (methods and _has_unknown_base(facts.parents[function], facts)):
+            continue
         unread = [one.arg for one in parameters if _MASKS.match(one.arg) and one.arg not in read]
         if {"tgt_mask", "memory_mask"} <= set(
             unread
@@ -183,6 +195,12 @@ def ignored_mask(facts: ModuleFacts) -> Iterator[Report]:
     if not prescribed:
         yield from _unread_options(facts)
     yield from _unread_buffers(facts)
+
+
+def _has_unknown_base(class_: ast.AST, facts: ModuleFacts) -> bool:
+    """Whether a class of another file, which may prescribe the parameters, is a base."""
+    bases = [last_name(base) for base in class_.bases] if isinstance(class_, ast.ClassDef) else []
+    return any(base not in ("Module", "object", "ABC", "Function", *facts.classes) for base in bases)
 
 
 def _is_prescribed(parameter: ast.arg, function: Function) -> bool:
@@ -199,8 +217,14 @@ def _unread_options(facts: ModuleFacts) -> Iterator[Report]:
     if not facts.sites:
         return
     stored: dict[str, ast.Attribute] = {}
+    attending = {id(_class_around(function, facts)) for function in _weighing_functions(facts)}
     for node in facts.nodes[ast.Attribute]:
-        if isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self" and _OPTIONS.match(node.attr):
+        value = getattr(facts.parents.get(node), "value", None)
+        if not _attends(_class_around(node, facts), attending, facts):
+            continue
+        made = isinstance(value, ast.Call | ast.Constant)  # a module of that name, or no choice
+        option = isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self" and _OPTIONS.match(node.attr)
+        if option and not made:
             stored.setdefault(node.attr, node)
     for node in facts.nodes[ast.Attribute]:
         if not isinstance(node.ctx, ast.Store) and not _is_option_source(node, facts):
@@ -208,6 +232,25 @@ def _unread_options(facts: ModuleFacts) -> Iterator[Report]:
     for name, node in stored.items():
         if f'"{name}"' not in facts.source and f"'{name}'" not in facts.source:
             yield Report(node, f"`self.{name}` is stored, and nothing reads it: attention does not depend on it")
+
+
+def _attends(class_: ast.ClassDef | None, attending: set[int], facts: ModuleFacts) -> bool:
+    """Whether a class has a function that attends, or a base or subclass of it in the file has."""
+    family = [class_] if class_ is not None else []
+    for one in family:  # grows while it is read
+        names = {last_name(base) for base in one.bases}
+        related = (other for other in facts.nodes[ast.ClassDef] if other not in family)
+        family += [
+            other for other in related if other.name in names or one.name in {last_name(base) for base in other.bases}
+        ]
+    return any(id(one) in attending for one in family)
+
+
+def _class_around(node: ast.AST, facts: ModuleFacts) -> ast.ClassDef | None:
+    above: ast.AST | None = node
+    while above is not None and not isinstance(above, ast.ClassDef):
+        above = facts.parents.get(above)
+    return above
 
 
 def _unread_buffers(facts: ModuleFacts) -> Iterator[Report]:
@@ -220,7 +263,7 @@ def _unread_buffers(facts: ModuleFacts) -> Iterator[Report]:
         name = term.items[0].value if term.value == "register_buffer" and term.items else None
         if not isinstance(name, str) or not _MASKS.match(name) or name in read or event.class_ is None:
             continue
-        if len(term.items) > 1 and is_none(term.items[1]):
+        if (len(term.items) > 1 and is_none(term.items[1])) or _has_unknown_base(event.class_.node, facts):
             continue
         mentioned = [one for one in facts.nodes[ast.Constant] if one.value == name]
         if len(mentioned) == 1 and isinstance(term.node, ast.Call):
