@@ -15,10 +15,12 @@ ROOT = Path(__file__).parents[2]
 COMPILER = shutil.which("cc")
 
 compiles = pytest.mark.skipif(COMPILER is None, reason="there is no C compiler")
+whole_library = pytest.mark.timeout(1800)  # three minutes of a core, which other tests may share
 
 
 @pytest.mark.slow
 @compiles
+@whole_library
 def test_a_compiler_that_knows_no_wider_variant(monkeypatch, tmp_path):
     wider = {"wide": ("-mno-such-flag",), build.baseline(): ()}
     monkeypatch.setattr(build, "variants", lambda: wider)
@@ -83,6 +85,7 @@ def hook(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.slow
 @compiles
+@whole_library
 def test_a_wheel_holds_every_variant_compiled_without_a_warning_and_says_for_which_system(hook, monkeypatch):
     monkeypatch.setenv("CC", "cc -Werror -Wpedantic -Wno-overlength-strings")
     data: dict[str, Any] = {"force_include": {}}
