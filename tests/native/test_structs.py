@@ -8,11 +8,21 @@ import subprocess
 
 import pytest
 
-from regard.native import additive_tiles, build, decode_rows, flash, reductions, short_attention
+from regard.native import additive_tiles, build, decode_rows, flash, gru_decoder, reductions, short_attention
 
 HEADERS = {path.name: path.read_text("utf-8") for path in sorted(build.SOURCES.glob("*.h"))}
 
-SHARED = ("additive.h", "decode.h", "flash.h", "gemv.h", "recurrence.h", "reductions.h", "short.h")
+SHARED = (
+    "additive.h",
+    "decode.h",
+    "flash.h",
+    "gemv.h",
+    "gru_decoder.h",
+    "recurrence.h",
+    "reductions.h",
+    "short.h",
+    "top_entries.h",
+)
 """The headers whose structures Python fills."""
 
 
@@ -79,6 +89,7 @@ def test_constants():
         "additive.h": {"STRIP": additive_tiles.STRIP, "BAND": additive_tiles.BAND},
         "decode.h": {"MOST_ROWS": decode_rows.MOST_ROWS, "CHUNK": decode_rows.CHUNK},
         "flash.h": {"BLOCK": flash.BLOCK, "MOST_BLOCKS": flash.MOST_BLOCKS},
+        "gru_decoder.h": {"PANEL_COLUMNS": gru_decoder.PANEL_COLUMNS},
         "short.h": {"LONGEST": short_attention.LONGEST},
     }.items():
         for name, value in constants.items():

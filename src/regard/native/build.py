@@ -31,10 +31,13 @@ SOURCES_PER_VARIANT = (
     "flash_reductions.c",
     "flash_weights.c",
     "gemv.c",
+    "gru_decoder_backward.c",
+    "gru_decoder_forward.c",
     "recurrence_backward.c",
     "recurrence_forward.c",
     "recurrence_step.c",
     "short.c",
+    "top_entries.c",
 )
 CPU_SUPPORT = "cpu_support.c"
 HEADERS = (
@@ -43,6 +46,8 @@ HEADERS = (
     "decode.h",
     "flash.h",
     "gemv.h",
+    "gru_decoder.h",
+    "gru_steps.h",
     "microkernel.h",
     "narrow.h",
     "narrow_backward.h",
@@ -55,6 +60,7 @@ HEADERS = (
     "short.h",
     "simd.h",
     "tile.h",
+    "top_entries.h",
     "topk.h",
     "transpose.h",
     "typed_rows.h",

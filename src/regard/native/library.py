@@ -51,6 +51,8 @@ class Library:
         self.finite = function("finite", c_void_p, c_int64, c_int64, returns=c_int64)
         self.finite_strided = function("finite_strided", c_void_p, *(c_int64,) * 9, returns=c_int64)
         self.gemv = function("gemv", c_void_p)
+        self.gru_decoder = function("gru_decoder", c_void_p)
+        self.gru_decoder_backward = function("gru_decoder_backward", c_void_p)
         self.flash = function("flash", c_void_p)
         self.flash_backward = function("flash_backward", c_void_p)
         self.flash_reductions = function("flash_reductions", c_void_p)
@@ -59,6 +61,7 @@ class Library:
         self.recurrence_backward = function("recurrence_backward", c_void_p)
         self.short = function("short", c_void_p)
         self.short_backward = function("short_backward", c_void_p)
+        self.top_entries = function("top_entries", c_void_p)
         self.recurrence_step = function(
             "recurrence_step",
             *(c_void_p, c_void_p, c_int64),

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import RegardError
+from regard.native.top_entries import top_entries
 from regard.translation.model_protocols import SearchableModel
 from regard.translation.settings import PenaltyForm, SearchSettings
 from regard.translation.vocabulary import BEGIN, END, PAD
@@ -213,16 +214,16 @@ def _continuations(live: _LiveBeams, logits: Tensor, beam: int) -> _Continuation
     sentences, width = live.log_probabilities.shape
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))  # [R, V]
     # What is best of a sentence is among the best of each of its rows; two more make up for PAD and BEGIN.
-    best = logits.topk(min(beam + 2, logits.shape[-1]))  # [R, K + 2]
-    log_probabilities = best.values - logits.logsumexp(-1, keepdim=True)
-    log_probabilities.masked_fill_((best.indices == PAD) | (best.indices == BEGIN), -torch.inf)
+    values, indices, log_sums = top_entries(logits, min(beam + 2, logits.shape[-1]))  # [R, K + 2], [R, 1]
+    log_probabilities = values - log_sums
+    log_probabilities.masked_fill_((indices == PAD) | (indices == BEGIN), -torch.inf)
     totals = (live.log_probabilities.view(-1, 1) + log_probabilities).view(sentences, -1)  # [N, K (K + 2)]
     chosen = totals.topk(min(beam, totals.shape[1]))
     first_rows = torch.arange(sentences, device=logits.device)[:, None] * width
     return _Continuations(
         log_probabilities=chosen.values,
-        tokens=best.indices.view(sentences, -1).gather(1, chosen.indices),
-        parents=first_rows + chosen.indices // best.indices.shape[1],
+        tokens=indices.view(sentences, -1).gather(1, chosen.indices),
+        parents=first_rows + chosen.indices // indices.shape[1],
     )
 
 

@@ -5,11 +5,14 @@ The query of the first is the state before the step, that of the second the stat
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
 from ...scores import Score
 from .encoder import Bridge, make_cell, run
+from .native_steps import native_decoder, packed_weights, run_steps
 from .recurrent_state import Encoded, RecurrentMemory, RecurrentState, Unrolled
 from .source_attention import SourceAttention
 
@@ -36,7 +39,7 @@ class BahdanauDecoder(nn.Module):
 
     def project_memory(self, encoded: Encoded) -> RecurrentMemory:
         """The source with its keys projected, which the attention of every step reads."""
-        return self.attend.project_memory(encoded)
+        return replace(self.attend.project_memory(encoded), packed=packed_weights(self.cell, self.attend))
 
     def start(self, memory: RecurrentMemory) -> RecurrentState:
         """s_0 = tanh(W ←h_1), from the backward encoder's last state, at the first word."""
@@ -46,6 +49,11 @@ class BahdanauDecoder(nn.Module):
     def unroll(self, embedded: Tensor, memory: RecurrentMemory) -> Unrolled:
         """All steps for a known target; the query of each is the state after the previous one."""
         state = self.start(memory)
+        native = native_decoder(self.cell, self.attend, memory, embedded, attends_after=False)
+        if native is not None and embedded.shape[1]:
+            output, context = run_steps(native, memory.packed, embedded, _query(state).squeeze(1))
+            queries = torch.cat([_query(state), output[:, :-1]], 1)
+            return Unrolled(queries, self._features(output, embedded, context))
         queries, contexts, outputs = [], [], []
         for word in embedded.unbind(1):
             query = _query(state)
@@ -60,7 +68,12 @@ class BahdanauDecoder(nn.Module):
 
     def step(self, word: Tensor, state: RecurrentState, memory: RecurrentMemory) -> tuple[Tensor, RecurrentState]:
         """Features [B, F] and state after one embedded word [B, E]."""
-        return self._advance(word, state, self.attend(_query(state), memory))
+        native = native_decoder(self.cell, self.attend, memory, word, attends_after=False)
+        if native is None:
+            return self._advance(word, state, self.attend(_query(state), memory))
+        output, context = run_steps(native, memory.packed, word.unsqueeze(1), _query(state).squeeze(1))
+        features = self._features(output, word.unsqueeze(1), context).squeeze(1)
+        return features, RecurrentState((output,), step=state.step + 1)
 
     def observe_step(
         self, word: Tensor, state: RecurrentState, memory: RecurrentMemory
@@ -149,7 +162,7 @@ class LuongDecoder(nn.Module):
 
     def project_memory(self, encoded: Encoded) -> RecurrentMemory:
         """The source with its keys projected, which the attention of every step reads."""
-        return self.attend.project_memory(encoded)
+        return replace(self.attend.project_memory(encoded), packed=packed_weights(self.cell, self.attend))
 
     def start(self, memory: RecurrentMemory) -> RecurrentState:
         """The first state, from both ends of the encoder; the attentional vector that input feeding reads is 0."""
@@ -174,7 +187,12 @@ class LuongDecoder(nn.Module):
 
     def step(self, word: Tensor, state: RecurrentState, memory: RecurrentMemory) -> tuple[Tensor, RecurrentState]:
         """Features [B, F] and state after one embedded word [B, E]."""
-        query, hidden = self._advance(word, state)
+        inputs = self._inputs(word, state)
+        native = native_decoder(self.cell, self.attend, memory, inputs, attends_after=True)
+        if native is not None and not torch.is_grad_enabled():
+            query, context = run_steps(native, memory.packed, inputs.unsqueeze(1), state.hidden[0].squeeze(1))
+            return self._read(query, (query,), state, context)
+        query, hidden = run(self.cell, inputs.unsqueeze(1), state.hidden)
         return self._read(query, hidden, state, self.attend(query, memory, first=state.step))
 
     def observe_step(
@@ -195,5 +213,8 @@ class LuongDecoder(nn.Module):
 
     def _advance(self, word: Tensor, state: RecurrentState) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Run the cell for one word: h_t [B, 1, H], and the recurrent state after it."""
-        inputs = word if state.attentional is None else torch.cat([word, state.attentional], dim=-1)
-        return run(self.cell, inputs.unsqueeze(1), state.hidden)
+        return run(self.cell, self._inputs(word, state).unsqueeze(1), state.hidden)
+
+    def _inputs(self, word: Tensor, state: RecurrentState) -> Tensor:
+        """The inputs of the cell: the embedded word, and with input feeding the attentional vector."""
+        return word if state.attentional is None else torch.cat([word, state.attentional], dim=-1)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from ...masks import Mask, padding
+from ...native.gru_decoder import PackedWeights
 from ...nn.caches.base import check_rows
 
 
@@ -24,11 +25,15 @@ class Encoded:
 
 @dataclass(frozen=True, eq=False)
 class RecurrentMemory:
-    """The source for the decoder's attention: annotations, keys [B, S, ·] projected for the score, and padding mask."""
+    """The source for the decoder's attention: annotations, keys [B, S, ·] projected for the score, and padding mask.
+
+    packed: the decoder's weights for steps in native code, without gradients.
+    """
 
     encoded: Encoded
     keys: Tensor
     mask: Mask
+    packed: PackedWeights | None = None
 
     @classmethod
     def from_keys(cls, encoded: Encoded, keys: Tensor) -> RecurrentMemory:
@@ -54,7 +59,7 @@ class RecurrentMemory:
         check_rows(rows, len(self.lengths))
         encoded = self.encoded
         chosen = Encoded(encoded.annotations[rows], encoded.lengths[rows], encoded.last[rows])
-        return RecurrentMemory.from_keys(chosen, self.keys[rows])
+        return replace(RecurrentMemory.from_keys(chosen, self.keys[rows]), packed=self.packed)
 
 
 @dataclass(frozen=True, eq=False)

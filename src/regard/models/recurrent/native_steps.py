@@ -1,0 +1,149 @@
+"""The steps of a recurrent decoder in native code: one call for one step or many, and one for their gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
+
+from ... import native
+from ...core.torch_modes import under_dispatch_mode, under_forward_mode, under_transform
+from ...kernels.hooks import CURRENT_HOOK
+from ...native.gru_decoder import DecoderRun, DecoderWeights, GruDecoder, PackedWeights
+from ...native.library import last_contiguous
+from ...scores import Additive, Concat, Dot, General, ScaledDot, Score
+from .decoder_formula import decoder_formula
+from .recurrent_state import RecurrentMemory
+from .source_attention import GlobalWindow, SourceAttention
+
+
+def native_decoder(
+    cell: nn.RNNBase, attend: SourceAttention, memory: RecurrentMemory, inputs: Tensor, *, attends_after: bool
+) -> GruDecoder | None:
+    """The native steps of a decoder over a source; None where modules and kernels are to run them.
+
+    Native code has one layer of a GRU, global attention by any score but those of location or of a user's own, and
+    float32 on a CPU. Modules with hooks, an attention hook, autocast, torch's transforms and modes: all see every call
+    of a module or of attention.
+    """
+    weights = _weights(cell, attend)
+    if weights is None or not native.available() or _is_watched(cell, attend):
+        return None
+    matrices, scale = weights
+    keys, values, lengths = last_contiguous(memory.keys), last_contiguous(memory.values), memory.lengths
+    floats = [tensor for tensor in (*matrices, keys, values, inputs) if tensor is not None]
+    if not all(type(tensor) in (Tensor, nn.Parameter) and tensor.is_cpu for tensor in (*floats, lengths)):
+        return None
+    context_dim = 0 if attends_after else values.shape[-1]
+    query_dim = keys.shape[-1] if matrices.query is None else matrices.query.shape[1]
+    fits = (
+        all(tensor.dtype is torch.float32 for tensor in floats)
+        and lengths.dtype is torch.int64
+        and cell.input_size == inputs.shape[-1] + context_dim
+        and cell.hidden_size == query_dim
+    )
+    return GruDecoder(matrices, keys, values, lengths.contiguous(), scale, attends_after) if fits else None
+
+
+def packed_weights(cell: nn.RNNBase, attend: SourceAttention) -> PackedWeights | None:
+    """The weights for steps without gradients, packed once for all of them; None where there are no native steps."""
+    weights = None if torch.is_grad_enabled() or under_transform() else _weights(cell, attend)
+    if weights is None or not native.available():
+        return None
+    plain = all(tensor is None or (tensor.is_cpu and tensor.dtype is torch.float32) for tensor in weights[0])
+    return PackedWeights.forward(weights[0]) if plain else None
+
+
+def run_steps(
+    decoder: GruDecoder, packed: PackedWeights | None, inputs: Tensor, hidden: Tensor
+) -> tuple[Tensor, Tensor]:
+    """States (B, T, H) and contexts (B, T, D) for inputs (B, T, E) from the state (B, H); Autograd sees all of it."""
+    tensors = inputs, hidden, decoder.keys, decoder.values, *decoder.weights
+    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
+        return _DecoderSteps.apply(decoder.lengths, decoder.scale, *tensors)  # type: ignore[return-value]
+    done = decoder.run(packed or PackedWeights.forward(decoder.weights), inputs, hidden)
+    return done.states, done.contexts
+
+
+class _DecoderSteps(torch.autograd.Function):
+    """All steps of a known target; second derivatives are those of the formula."""
+
+    @staticmethod
+    def forward(ctx: Any, lengths: Tensor, scale: float, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        inputs, hidden, keys, values, *weights = tensors
+        decoder = GruDecoder(DecoderWeights(*weights), keys, values, lengths, scale)
+        done = decoder.run(PackedWeights.forward(decoder.weights), inputs, hidden, keep=True)
+        ctx.scale, ctx.inputs = scale, len(tensors)
+        ctx.save_for_backward(*tensors, lengths, *(done.kept or ()), done.states, done.contexts)
+        return done.states, done.contexts
+
+    @staticmethod
+    def backward(ctx: Any, grad_states: Tensor, grad_contexts: Tensor) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors
+        tensors, (lengths, *kept, states, contexts) = saved[: ctx.inputs], saved[ctx.inputs :]
+        inputs, hidden, keys, values, *weights = tensors
+        decoder = GruDecoder(DecoderWeights(*weights), keys, values, lengths, ctx.scale)
+        if torch.is_grad_enabled():
+            return None, None, *_differentiate(decoder, inputs, hidden, (grad_states, grad_contexts))
+        done = DecoderRun(inputs.contiguous(), hidden.contiguous(), states, contexts, tuple(kept))
+        found = decoder.gradients(PackedWeights.backward(decoder.weights), done, grad_states, grad_contexts)
+        return None, None, found.inputs, found.hidden, found.keys, found.values, *found.weights
+
+
+def _differentiate(
+    decoder: GruDecoder, inputs: Tensor, hidden: Tensor, upstream: tuple[Tensor, Tensor]
+) -> list[Tensor | None]:
+    """Gradients that can be differentiated again, of the formula."""
+    tensors = inputs, hidden, decoder.keys, decoder.values, *decoder.weights
+    asked = [tensor for tensor in tensors if tensor is not None and tensor.requires_grad]
+    found = iter(torch.autograd.grad(decoder_formula(decoder, inputs, hidden), asked, upstream, create_graph=True))
+    return [next(found) if tensor is not None and tensor.requires_grad else None for tensor in tensors]
+
+
+def _weights(cell: nn.RNNBase, attend: SourceAttention) -> tuple[DecoderWeights, float] | None:
+    """The weights of cell and score, and the scale of dot products; None of others than native code has."""
+    if type(cell) is not nn.GRU or cell.num_layers != 1 or not cell.bias or type(attend.window) is not GlobalWindow:
+        return None
+    of_score = _score_weights(attend.score, cell.hidden_size)
+    if of_score is None:
+        return None
+    query, score, scale = of_score
+    gru: Any = cell  # whose parameters have no types
+    of_cell = gru.weight_ih_l0, gru.weight_hh_l0, gru.bias_ih_l0, gru.bias_hh_l0
+    return DecoderWeights(*of_cell, query, score), scale
+
+
+def _score_weights(score: Score, dim: int) -> tuple[Tensor | None, Tensor | None, float] | None:
+    """The query's projection, the weight of an additive score, and the scale."""
+    kind = type(score)
+    if kind is Dot:
+        return None, None, 1.0
+    if isinstance(score, ScaledDot) and kind is ScaledDot:
+        return None, None, dim**-0.5 if score.scale is None else score.scale
+    if isinstance(score, General) and kind is General:
+        return score.weight.T, None, 1.0
+    if isinstance(score, Additive) and kind is Additive:
+        return score.query_weight, score.weight, 1.0
+    if isinstance(score, Concat) and kind is Concat:
+        return score.matrix[:, : score.query_dim], score.weight, 1.0
+    return None
+
+
+def _is_watched(cell: nn.RNNBase, attend: SourceAttention) -> bool:
+    """Whether something is to see each call of a module, of attention, or of an operation of torch."""
+    return (
+        under_transform()
+        or under_dispatch_mode()
+        or under_forward_mode()
+        or torch.is_autocast_enabled("cpu")
+        or CURRENT_HOOK.get() is not None
+        or bool(_has_any_global_hook())
+        or any(_has_hook(module) for module in (cell, attend, attend.score, attend.window))
+    )
+
+
+def _has_hook(module: nn.Module) -> bool:
+    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+    return any(map(len, hooks)) or "forward" in module.__dict__

@@ -1,0 +1,97 @@
+/* What both passes of the GRU decoder share: the rows of a thread, and their products with packed matrices. */
+#ifndef REGARD_GRU_STEPS_H
+#define REGARD_GRU_STEPS_H
+
+#include "gru_decoder.h"
+#include "tile.h"
+
+/* Terms of a panel that are multiplied for all rows before the next: they stay in the cache nearest to the processor. */
+enum { TERMS_AT_ONCE = 256 };
+
+/* Rows of scratch memory: `stride` floats from one to the next, all 0 beyond what is written. */
+struct scratch_rows {
+    float *data;
+    int64_t stride;
+};
+
+INLINE int64_t panel_columns(int64_t columns) { return (columns + PANEL_COLUMNS - 1) / PANEL_COLUMNS * PANEL_COLUMNS; }
+
+INLINE struct scratch_rows take_rows(float **memory, int64_t rows, int64_t columns) {
+    int64_t stride = panel_columns(columns);
+    return (struct scratch_rows){take_floats(memory, rows * stride), stride};
+}
+
+INLINE float *scratch_row(const struct scratch_rows rows, int64_t row) { return rows.data + row * rows.stride; }
+
+/* into = left . packed for so many rows, in whole groups; add: to what is there. */
+static void multiply_packed(const struct scratch_rows left, const float *packed, int64_t terms, int64_t columns,
+                            const struct scratch_rows into, int64_t rows, int add) {
+    const float ones[GROUP] = {1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f};
+    for (int64_t first = 0; first < panel_columns(columns); first += PANEL_COLUMNS)
+        for (int64_t begin = 0; begin < terms; begin += TERMS_AT_ONCE) {
+            int64_t end = min_int(begin + TERMS_AT_ONCE, terms);
+            for (int64_t column = first; column < first + PANEL_COLUMNS; column += PAIR)
+                for (int64_t row = 0; row < rows; row += GROUP)
+                    add_product(
+                        (struct factor){scratch_row(left, row), left.stride, 1},
+                        (struct vectors){packed + first * terms + column - first, PANEL_COLUMNS, begin, end},
+                        scratch_row(into, row) + column, into.stride, add || begin ? ones : 0);
+        }
+}
+
+/* The state of a thread: the rows at which it is, from `first` on, and backward their gradients. */
+struct decoder_rows {
+    int64_t unit, first, count, groups; /* groups: the rows in whole groups */
+    struct scratch_rows hidden, input, input_gates, state_gates, queries;
+    float *scores; /* [keys], whole vectors */
+};
+
+INLINE int64_t source_length(const struct gru_decoder *problem, int64_t row) {
+    int64_t length = problem->lengths[row];
+    return length < 0 ? 0 : min_int(length, problem->keys);
+}
+
+INLINE const float *key_of(const struct gru_decoder *problem, int64_t row, int64_t j) {
+    return problem->key + row * problem->key_batch + j * problem->key_row;
+}
+
+INLINE const float *value_of(const struct gru_decoder *problem, int64_t row, int64_t j) {
+    return problem->value + row * problem->value_batch + j * problem->value_row;
+}
+
+/* The features of the cell's input: the given ones, and the context where a step attends first. */
+INLINE int64_t cell_input_dim(const struct gru_decoder *problem) {
+    return problem->input_dim + (problem->attends_after ? 0 : problem->value_dim);
+}
+
+/* tanh of the sum of query and key; NaN where that is not finite, as a row that attends to infinity is NaN. */
+INLINE lanes tangents(lanes query, lanes key) {
+    lanes sum = query + key;
+    return tanh_lanes(sum) + 0.0f * sum;
+}
+
+/* Runs one unit of rows after another through all steps while any is left; any number of threads may call it at once. */
+INLINE void run_units(struct gru_decoder *problem,
+                      void (*run)(const struct gru_decoder *problem, const struct decoder_rows *state)) {
+    int64_t rows = problem->unit, gates = 3 * problem->hidden_dim, input = cell_input_dim(problem), unit;
+    int64_t floats = rows * (panel_columns(problem->hidden_dim) + panel_columns(input) + 2 * panel_columns(gates) +
+                             panel_columns(problem->key_dim)) + round_up_to_lanes(problem->keys);
+    float *room = aligned_alloc(64, (size_t)(floats + 16) / 16 * 16 * sizeof(float)), *left = room;
+    if (!room) {
+        problem->failed = 1;
+        return;
+    }
+    memset(room, 0, (size_t)floats * sizeof(float));
+    struct decoder_rows state = {
+        .hidden = take_rows(&left, rows, problem->hidden_dim), .input = take_rows(&left, rows, input),
+        .input_gates = take_rows(&left, rows, gates), .state_gates = take_rows(&left, rows, gates),
+        .queries = take_rows(&left, rows, problem->key_dim), .scores = left};
+    while ((unit = __atomic_fetch_add(&problem->next_unit, 1, __ATOMIC_RELAXED)) < problem->unit_count) {
+        state.unit = unit, state.first = unit * rows, state.count = min_int(rows, problem->rows - state.first);
+        state.groups = (state.count + GROUP - 1) / GROUP * GROUP;
+        run(problem, &state);
+    }
+    free(room);
+}
+
+#endif
