@@ -122,7 +122,7 @@ def works(name: str) -> dict[str, tuple[str, Callable[[], list[Tensor]], int]]:
         found[f"decoding step, {rows} rows"] = ("", decoding_step(model, rows), 10)
     for count, beam in ((1, 1), (1, 5), (SENTENCES, 1), (SENTENCES, 5)):
         work = search(model, experiment, count, beam)
-        goal = "translating" if beam == 5 else ""
+        goal = "translating" if (count, beam) == (SENTENCES, 5) else ""
         found[f"translating {count}, beam {beam}"] = (goal, work, 1)
     return found
 
