@@ -646,6 +646,40 @@ CORRECT = {
             def forward(self, q, k, v):
                 return F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask(q))
     """,
+    "an option that the constructor reads, and a mask that is said to be unused": """
+        class Block(nn.Module):
+            def __init__(self, d, is_causal=False):
+                super().__init__()
+                self.is_causal = is_causal
+                self.convolution = Convolution(d, left=is_causal)
+
+            def forward(self, q, k, v, key_padding_mask=None):
+                '''Attend.
+
+                key_padding_mask: not used, for the same signature as the other blocks.
+                '''
+                return self.convolution(F.scaled_dot_product_attention(q, k, v))
+    """,
+    "a decoder of boxes, and one that reads pictures for labels": """
+        class DecoderLayer(nn.Module):
+            def __init__(self, d):
+                super().__init__()
+                self.inner, self.cross = nn.MultiheadAttention(d, 8), nn.MultiheadAttention(d, 8)
+
+            def forward(self, tgt, memory, reference_points):
+                tgt = tgt + self.inner(tgt, tgt, tgt, need_weights=False)[0]
+                return tgt + self.cross(tgt + reference_points, memory, memory, need_weights=False)[0]
+
+        class Context(nn.Module):
+            def __init__(self, kinds, d):
+                super().__init__()
+                self.kinds, self.geometry = nn.Embedding(kinds, d), nn.Linear(4, d)
+                self.read = nn.TransformerDecoder(nn.TransformerDecoderLayer(d, 8, batch_first=True), 2)
+
+            def forward(self, boxes, labels, picture, mask):
+                x = self.geometry(boxes) + self.kinds(labels)
+                return self.read(x, picture, tgt_key_padding_mask=~mask)
+    """,
 }
 IMPORTS = "import math\nimport torch\nimport torch.nn.functional as F\nfrom torch import nn\n"
 

@@ -82,7 +82,8 @@ def missing_causal_mask(facts: ModuleFacts) -> Iterator[Report]:
 def _decoders_without_mask(facts: ModuleFacts) -> Iterator[Report]:
     """Layers named decoders that attend to what an encoder gave, and to themselves without a mask."""
     layers: dict[str, list[AttentionSite]] = {}
-    if not re.search(r"vocab|Embedding|tgt|target|trg|token|word|generate", facts.source):
+    of_tokens = re.search(r"vocab|Embedding|tgt|target|trg|token|word|generate", facts.source)
+    if not of_tokens or re.search(r"query_pos|reference_points|bbox", facts.source):
         return  # of objects or pictures, which have no order
     for site in facts.sites:
         class_ = site.event.caller if site.event.depth else site.event.class_
@@ -134,7 +135,7 @@ def _is_embedded_tokens(target: Term) -> bool:
 
 def _is_position(applied: Term) -> bool:
     names = {label(applied)} | {label(one) for one in applied.operands()}
-    return any(re.search(r"pos|query", name, re.I) for name in names)
+    return any(re.search(r"pos|query|label|class|type|segment", name, re.I) for name in names)
 
 
 @rule(

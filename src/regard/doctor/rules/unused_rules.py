@@ -190,7 +190,8 @@ def ignored_mask(facts: ModuleFacts) -> Iterator[Report]:
         ):  # a layer for nn.TransformerDecoder, which passes all of its masks
             continue
         for one in parameters:
-            if _MASKS.match(one.arg) and one.arg not in read and not (prescribed and _is_prescribed(one, function)):
+            known = (prescribed and _is_prescribed(one, function)) or _is_said_unused(one, function)
+            if _MASKS.match(one.arg) and one.arg not in read and not known:
                 yield Report(one, f"`{function.name}` takes `{one.arg}` and does not use it")
     if not prescribed:
         yield from _unread_options(facts)
@@ -201,6 +202,12 @@ def _has_unknown_base(class_: ast.AST, facts: ModuleFacts) -> bool:
     """Whether a class of another file, which may prescribe the parameters, is a base."""
     bases = [last_name(base) for base in class_.bases] if isinstance(class_, ast.ClassDef) else []
     return any(base not in ("Module", "object", "ABC", "Function", *facts.classes) for base in bases)
+
+
+def _is_said_unused(parameter: ast.arg, function: Function) -> bool:
+    """Whether the docstring of a function says that a parameter is not used."""
+    written = ast.get_docstring(function) or ""
+    return re.search(rf"\b{parameter.arg}\b[^:]*:[^:]*\b(not used|unused|ignored)\b", written, re.I) is not None
 
 
 def _is_prescribed(parameter: ast.arg, function: Function) -> bool:
@@ -230,6 +237,9 @@ def _unread_options(facts: ModuleFacts) -> Iterator[Report]:
         if not isinstance(node.ctx, ast.Store) and not _is_option_source(node, facts):
             stored.pop(node.attr, None)
     for name, node in stored.items():
+        constructor = function_around(node, facts)
+        if constructor is not None and _read_names(constructor).get(name, 0) > 1:
+            continue  # the constructor chooses by it what it makes
         if f'"{name}"' not in facts.source and f"'{name}'" not in facts.source:
             yield Report(node, f"`self.{name}` is stored, and nothing reads it: attention does not depend on it")
 
