@@ -28,7 +28,7 @@ BENCHMARKS := $(sort $(wildcard benchmarks/[a-z]*.py))
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-all durations conformance check format docs bench comparisons clean
+.PHONY: help demo test test-all durations conformance aarch64 check format docs bench comparisons clean
 
 help:  ## say what can be made
 	@sed -n 's/^\([a-z-]*\): .*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -47,6 +47,9 @@ durations: $(DEV)  ## run all tests, and list the files and the tests that take 
 
 conformance: $(DEV)  ## ten thousand random problems through every kernel: half an hour or more on two cores
 	$(PYTEST) tests/test_conformance.py tests/linear/test_random_problems.py -m 'conformance or not conformance' --timeout 0
+
+aarch64: $(DEV)  ## tests of the native code on an emulated aarch64 processor: Debian on x86-64, as root, 2 GB
+	tests/aarch64.sh
 
 check: $(DEV)  ## formatting, lint and types
 	$(BIN)/ruff format --check .
