@@ -186,7 +186,7 @@ INLINE void load_block(const struct flash *problem, struct band *band, const str
         band->delta[i] = 0.0f, band->lse[i] = INFINITY;
         if (i >= count) continue;
         float product = dot_entries(row_at(output, i, problem->output.row, dtype),
-                                 row_at(grad_output, i, problem->grad_output.row, dtype), problem->value_dim, dtype);
+                                    row_at(grad_output, i, problem->grad_output.row, dtype), problem->value_dim, dtype);
         band->delta[i] = product - (problem->grad_lse ? problem->grad_lse[first + i] : 0.0f);
         band->lse[i] = *row_number(&problem->lse, range->batch, head, row + i) * LOG2_E;
     }

@@ -422,8 +422,8 @@ INLINE void backward_unit(const struct short_attention *problem, struct short_st
                 count = group_rows(block.rows - row);
                 for (int64_t r = 0; problem->output.data && r < count; r++)
                     block.delta[r] = dot_entries(head_rows(&problem->output, batch, head, first + row + r, dtype),
-                                              head_rows(&problem->grad_output, batch, head, first + row + r, dtype),
-                                              value_dim, dtype);
+                                                 head_rows(&problem->grad_output, batch, head, first + row + r, dtype),
+                                                 value_dim, dtype);
                 struct written query =
                     rows_to_write(&problem->grad_query, batch, head, first + row, dim, state->result, dtype);
                 backward_group(problem, state, &block, row, &query, count);
