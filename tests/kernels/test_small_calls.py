@@ -62,6 +62,13 @@ def test_a_mask_with_tensors_is_read_in_every_call():
     assert known() == []
 
 
+def test_steps_of_a_growing_cache_are_not_remembered():
+    for length in range(1, 20):
+        agrees(inputs(1, 2, 1, 8, keys=length), mask=masks.causal())
+    agrees(inputs(1, 2, 16, 8, keys=300))
+    assert known() == []
+
+
 def test_gradients_of_repeated_calls():
     tensors = [tensor.requires_grad_() for tensor in inputs(2, 2, 11, 8)]
     for _ in range(3):

@@ -23,6 +23,8 @@ TESTS = (
     "linear_recurrence",
     "additive_forward",
     "short_attention",
+    "gru_decoder",
+    "top_entries",
 )
 
 
@@ -36,7 +38,7 @@ def runtime(name: str) -> str | None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)  # a build and seven files of tests, each access to memory checked
+@pytest.mark.timeout(1800)  # a build and many tests, each access to memory checked
 @pytest.mark.skipif(runtime("libasan.so") is None, reason="gcc has no address sanitizer here")
 def test_the_tests_of_native_code_in_checked_memory(monkeypatch, tmp_path):
     monkeypatch.setenv("CC", str(COMPILER))

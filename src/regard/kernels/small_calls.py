@@ -21,7 +21,7 @@ from ..masks import Mask
 from ..native.flash import FiniteRows
 from ..native.short_attention import ShortLayout, attend_laid_out, layout_of
 from ..utils.pytree import tree_tensors
-from .dispatch import MAX_UNCOMPARED_LENGTH, SHORT, uncompared_kernel
+from .dispatch import FEW_QUERIES, MAX_UNCOMPARED_LENGTH, SHORT, uncompared_kernel
 from .hooks import CURRENT_HOOK
 from .short import attend_with_gradient, has_short_tensors, key_spans
 from .validation import make_problem
@@ -54,8 +54,9 @@ def attend_repeatedly(
     """
     if (
         not (type(query) in (Tensor, Parameter) and type(key) is type(value) is Tensor)
-        or query.ndim != 4
-        or query.shape[2] > MAX_UNCOMPARED_LENGTH
+        or not query.ndim == key.ndim == value.ndim == 4
+        or not FEW_QUERIES <= query.shape[2] <= MAX_UNCOMPARED_LENGTH  # fewer: steps, of which each has another length
+        or value.shape[2] > MAX_UNCOMPARED_LENGTH
         or not called_directly()
         or CURRENT_HOOK.get() is not None
         or (mask is not None and (not isinstance(mask, Mask) or tree_tensors(mask)))
