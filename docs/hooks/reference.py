@@ -9,6 +9,7 @@ import inspect
 import re
 from typing import Any
 
+DOCTEST = re.compile(r"^>>> .*(?:\n(?!\s*$).*)*", flags=re.MULTILINE)
 PACKAGE = re.compile(r"^::: (regard[a-z_.]*)$", flags=re.MULTILINE)
 
 
@@ -19,8 +20,13 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     return PACKAGE.sub(lambda match: "\n\n".join(_lines(match.group(1))), markdown)
 
 
+def _with_fences(text: str) -> str:
+    """Put each doctest between ```pycon and ```: without a fence, Markdown reads `>>>` as a quotation."""
+    return DOCTEST.sub(lambda match: f"```pycon\n{match.group()}\n```", text)
+
+
 def _lines(package: str) -> list[str]:
     module = importlib.import_module(package)
     objects = [getattr(module, name) for name in module.__all__]
     documented = [obj for obj in objects if inspect.isclass(obj) or inspect.isfunction(obj)]
-    return [inspect.getdoc(module) or "", *(f"::: {obj.__module__}.{obj.__qualname__}" for obj in documented)]
+    return [_with_fences(inspect.getdoc(module) or ""), *(f"::: {obj.__module__}.{obj.__qualname__}" for obj in documented)]

@@ -171,7 +171,7 @@ def heatmap(
 
     The weights are a tensor or array of any floating type, on any device. The colours go from 0 (or the least weight,
     if that is negative) to `maximum`, by default the greatest weight, on a scale that is "linear", "log" or "sqrt";
-    the colour bar names the `unit`. Pooling that are NaN or infinite are grey; pairs where `mask` [R, C] is False are
+    the colour bar names the `unit`. Weights that are NaN or infinite are grey; pairs where `mask` [R, C] is False are
     hatched. Spaces are drawn as ␣. From about 60 tokens on, only every second, third, ... token is labelled.
 
     Sides of more than 512 tokens are pooled, to the largest weight of each cell or by `pooling`, and the figure notes
