@@ -29,4 +29,7 @@ def _lines(package: str) -> list[str]:
     module = importlib.import_module(package)
     objects = [getattr(module, name) for name in module.__all__]
     documented = [obj for obj in objects if inspect.isclass(obj) or inspect.isfunction(obj)]
-    return [_with_fences(inspect.getdoc(module) or ""), *(f"::: {obj.__module__}.{obj.__qualname__}" for obj in documented)]
+    return [
+        _with_fences(inspect.getdoc(module) or ""),
+        *(f"::: {obj.__module__}.{obj.__qualname__}" for obj in documented),
+    ]

@@ -120,7 +120,9 @@ def test_sides_of_different_length(tmp_path):
 
 def test_table_line_with_too_few_columns(tmp_path):
     (tmp_path / "pairs.tsv").write_bytes(b"a\tb\nlonely\n")
-    with pytest.raises(CorpusError, match=r"pairs\.tsv, line 2 has 1 columns .*; it needs 2 for source_column 0 and"):
+    with pytest.raises(
+        CorpusError, match=r"pairs\.tsv, line 2 has 1 column separated .*; it needs 2 for source_column 0 and"
+    ):
         ParallelText.read(TABLE, tmp_path)
 
 
@@ -147,3 +149,8 @@ def test_a_line_without_an_end_is_refused_before_it_fills_the_memory(tmp_path, m
         read_lines(path)
     path.write_bytes(b"0" * 1000)
     assert read_lines(path) == ["0" * 1000]
+
+
+def test_a_sentence_in_place_of_a_file(tmp_path):
+    with pytest.raises(CorpusError, match=r"there is no file .*He can read\.; a sentence needs to stand in a file"):
+        read_lines(tmp_path / "He can read.")

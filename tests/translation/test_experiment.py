@@ -299,6 +299,7 @@ def test_overrides_are_put_in_before_anything_is_checked(tmp_path: Path):
     assert experiment.data.source_language == "no"
     assert experiment.data.validation == TextTable(tsv=Path("a"))
     assert decoder_of(load(tmp_path, MINIMAL, "model.decoder=luong")) == LuongSettings()
+    assert load(tmp_path, MINIMAL, "data.validation=a.tsv").data.validation == TextTable(tsv=Path("a.tsv"))
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,14 @@ def test_letters_digits_and_accents_stay():
 
 def test_many_characters_are_counted():
     [warning] = normalize_line("абвгдежзийк", vocabulary()).warnings()
-    assert "'з' and 3 more characters; what the translation says there is a guess" in warning
+    assert "'з' and 3 more; what the translation says there is a guess" in warning
+
+
+def test_a_vocabulary_of_words_names_the_words_that_it_lacks():
+    known = normalize_line("I love the zebra, Tom ❤ love zebra", vocabulary("words"))
+    assert (known.text, known.left_out, known.guessed) == ("I love the zebra, Tom love zebra", ("❤",), ("the", "zebra"))
+    assert normalize_line("lot love I", vocabulary("words")).guessed == ()
+    assert normalize_line("over", vocabulary("words")).guessed == ("over",)  # of letters that it has
 
 
 def test_a_translation_is_that_of_what_is_left_and_keeps_its_source():

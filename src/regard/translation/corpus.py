@@ -149,11 +149,13 @@ def _open(path: Path) -> Iterator[BinaryIO | gzip.GzipFile]:
 
 
 def _suggest_neighbour(path: Path) -> str:
-    """Suggest a file in the same folder with a similar name: the end of a message."""
+    """Suggest a file in the same folder with a similar name, or one for a sentence: the end of a message."""
     if not path.parent.is_dir():
         return f": the folder {path.parent} does not exist either"
     close = difflib.get_close_matches(path.name, (file.name for file in path.parent.iterdir()), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return "; a sentence needs to stand in a file, one a line" if " " in path.name else ""
 
 
 def _decode(raw: bytes, path: Path, number: int) -> str:
@@ -175,9 +177,10 @@ def _read_table(path: Path, source_column: int, target_column: int) -> ParallelT
     for number, line in enumerate(read_lines(path), start=1):
         columns = line.split("\t") if line.strip() else [""] * needed  # a blank line is an empty pair, not a bad one
         if len(columns) < needed:
+            had = "1 column" if len(columns) == 1 else f"{len(columns)} columns"
             raise CorpusError(
-                f"{path}, line {number} has {len(columns)} columns separated by tabs; it needs {needed} for "
-                f"source_column {source_column} and target_column {target_column}, counted from 0"
+                f"{path}, line {number} has {had} separated by tabs; it needs {needed} for source_column "
+                f"{source_column} and target_column {target_column}, counted from 0"
             )
         sources.append(columns[source_column])
         targets.append(columns[target_column])

@@ -21,9 +21,10 @@ _NAMED = 8
 
 @dataclass(frozen=True)
 class NormalizedLine:
-    """A line without the symbols that a vocabulary lacks; these, and the letters that it lacks, are listed.
+    """A line without the symbols that a vocabulary lacks.
 
-    Each character is named once, in the order in which they come.
+    left_out: these symbols. guessed: the letters that it lacks, or the words if it is one of words. Each is named once,
+    in the order in which they come.
     """
 
     text: str
@@ -55,15 +56,17 @@ def normalize_line(line: str, vocabulary: Vocabulary) -> NormalizedLine:
     """
     unknown = vocabulary.unknown_characters(line)
     if not unknown:
-        return NormalizedLine(line)
+        return NormalizedLine(line, guessed=tuple(vocabulary.unknown_words(line)))
     plain = {character: _plain_form(character, vocabulary) for character in unknown}
     known = {ord(character): of for character, of in plain.items() if of is not None}
     unknown = [character for character in unknown if plain[character] is None]
     signs = [character for character in unknown if _is_sign(character) or _is_invisible(character)]
+    text = _without(signs, vocabulary.normalised(line).translate(known))
+    letters = [character for character in unknown if character not in signs]
     return NormalizedLine(
-        text=_without(signs, vocabulary.normalised(line).translate(known)),
+        text=text,
         left_out=tuple(character for character in signs if not _is_invisible(character)),
-        guessed=tuple(character for character in unknown if character not in signs),
+        guessed=tuple(vocabulary.unknown_words(text) or letters),
     )
 
 
@@ -102,10 +105,10 @@ def _without(characters: list[str], text: str) -> str:
     return re.sub(rf"\s*(?:[{re.escape(''.join(characters))}]\s*)+", left, text)
 
 
-def _named(characters: Iterable[str]) -> str:
-    names = [repr(character) for character in characters]
+def _named(parts: Iterable[str]) -> str:
+    names = [repr(part) for part in parts]
     more = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {more} more characters" if more > 0 else "")
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 # A space after a final mark and what closes with it, unless a small letter follows, as after "e.g."; or no space at

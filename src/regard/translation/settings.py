@@ -355,14 +355,21 @@ class TextTable(Section):
         return self
 
 
+def _expand_path(value: Any) -> Any:
+    return {"tsv": value} if isinstance(value, str | Path) else value
+
+
 def _files_or_table(value: Any) -> str:
     has_table = "tsv" in value if isinstance(value, Mapping) else isinstance(value, TextTable)
     return "table" if has_table else "files"
 
 
 TextSettings = Annotated[
-    Annotated[TextFiles, Tag("files")] | Annotated[TextTable, Tag("table")], Discriminator(_files_or_table)
+    Annotated[TextFiles, Tag("files")] | Annotated[TextTable, Tag("table")],
+    Discriminator(_files_or_table),
+    BeforeValidator(_expand_path),
 ]
+"""A path alone is that of a table."""
 
 
 class SplitSettings(Section):

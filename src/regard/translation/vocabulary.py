@@ -153,6 +153,14 @@ class Vocabulary:
             return []
         return [character for character in dict.fromkeys(text) if character not in self._characters]
 
+    def unknown_words(self, line: str) -> list[str]:
+        """The words of a line that a vocabulary of words lacks, each once, in their order; of other kinds none."""
+        if self.settings.kind != "words":
+            return []
+        chunks = self._spelling.chunks(self.normalised(line))
+        words = dict.fromkeys(word for chunk in chunks for word in self._spelling.pieces(chunk))
+        return [word for word in words if self._segment([word]) == [UNKNOWN]]
+
     def encode_batch(self, lines: Iterable[str]) -> list[list[int]]:
         """The ids of each line."""
         return [self.encode(line) for line in lines]
