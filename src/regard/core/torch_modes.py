@@ -42,18 +42,14 @@ def under_dispatch_mode() -> bool:
     return torch._C._len_torch_dispatch_stack() > 0 or torch._C._is_tracing()
 
 
-def called_directly() -> bool:
-    """Whether none of torch's modes watches or changes what is called on the CPU.
+def no_mode_active() -> bool:
+    """Whether no transform, level of forward-mode differentiation, dispatch mode or autocast is active on the CPU.
 
-    Neither compilation, a tracer, a transform, a level of forward-mode differentiation, a dispatch mode nor autocast.
-
-    >>> called_directly()
+    >>> no_mode_active()
     True
     """
     return (
-        not torch.compiler.is_compiling()
-        and torch._C._get_tracing_state() is None
-        and not functorch_active()
+        not functorch_active()
         and forward_ad._current_level < 0
         and torch._C._len_torch_dispatch_stack() == 0
         and not torch.is_autocast_enabled("cpu")

@@ -16,7 +16,7 @@ from torch.nn import Parameter
 from .. import native
 from ..core.problem import Problem
 from ..core.score_forms import DotPairs
-from ..core.torch_modes import called_directly
+from ..core.torch_modes import no_mode_active
 from ..masks import Mask
 from ..native.flash import FiniteRows
 from ..native.short_attention import ShortLayout, attend_laid_out, layout_of
@@ -53,11 +53,13 @@ def attend_repeatedly(
         ShapeError, DtypeError, MaskError, ConfigurationError: as `attention`.
     """
     if (
-        not (type(query) in (Tensor, Parameter) and type(key) is type(value) is Tensor)
+        torch.compiler.is_compiling()
+        or torch._C._get_tracing_state() is not None  # where shapes may not be compared
+        or not (type(query) in (Tensor, Parameter) and type(key) is type(value) is Tensor)
         or not query.ndim == key.ndim == value.ndim == 4
         or not FEW_QUERIES <= query.shape[2] <= MAX_UNCOMPARED_LENGTH  # fewer: steps, of which each has another length
         or value.shape[2] > MAX_UNCOMPARED_LENGTH
-        or not called_directly()
+        or not no_mode_active()
         or CURRENT_HOOK.get() is not None
         or (mask is not None and (not isinstance(mask, Mask) or tree_tensors(mask)))
     ):
