@@ -103,7 +103,7 @@ def test_a_file_that_does_not_parse_is_reported_and_the_rest_read(doctor, tmp_pa
     assert "ATT000 the file does not parse" in result.stdout
 
 
-@pytest.mark.parametrize("address", ["https://docs.example/regard", "file:///home/me/regard/build/site/"])
+@pytest.mark.parametrize("address", ["https://docs.example/regard", "file:///regard/site/"])
 def test_where_the_documentation_has_an_address_sarif_and_the_page_link_to_it(doctor, tmp_path, address):
     settings(tmp_path, f'documentation = "{address}"')
     log = json.loads(doctor(".", "--format", "sarif", "--select", "ATT111", "--html", "page.html").stdout)

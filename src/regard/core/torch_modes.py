@@ -50,8 +50,8 @@ def no_mode_active() -> bool:
     """
     return (
         not functorch_active()
-        and forward_ad._current_level < 0
-        and torch._C._len_torch_dispatch_stack() == 0
+        and not under_forward_mode()
+        and not under_dispatch_mode()
         and not torch.is_autocast_enabled("cpu")
     )
 

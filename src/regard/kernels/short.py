@@ -104,10 +104,8 @@ class ShortKernel:
             return apply_kernel(problem, self)
         if problem.inputs_require_grad():
             return Result(attend_with_gradient(problem, layout, spans))
-        rows = attend_laid_out(layout, spans, query, key, value)
-        if isinstance(rows, FiniteRows) or (problem.mask is None and problem.keys):
-            return Result(rows[0])
-        return apply_kernel(problem, self)
+        output = attend_without_gradient(problem.mask, layout, spans, query, key, value)
+        return apply_kernel(problem, self) if output is None else Result(output)
 
     def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
         """Output and log-sum-exp of a batched problem."""
@@ -132,6 +130,14 @@ def has_short_tensors(problem: Problem) -> bool:
         and query.ndim == key.ndim == value.ndim == 4
         and query.shape[0] == key.shape[0] == value.shape[0]
     )
+
+
+def attend_without_gradient(
+    mask: Mask | None, layout: ShortLayout, spans: Tensor | None, query: Tensor, key: Tensor, value: Tensor
+) -> Tensor | None:
+    """The output by native code; None where it is not finite, though what is masked may be all that is not."""
+    rows = attend_laid_out(layout, spans, query, key, value)
+    return rows[0] if isinstance(rows, FiniteRows) or (mask is None and value.shape[2]) else None
 
 
 def attend_with_gradient(problem: Problem, layout: ShortLayout, spans: Tensor | None) -> Tensor:

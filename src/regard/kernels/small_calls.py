@@ -18,12 +18,11 @@ from ..core.problem import Problem
 from ..core.score_forms import DotPairs
 from ..core.torch_modes import no_mode_active
 from ..masks import Mask
-from ..native.flash import FiniteRows
-from ..native.short_attention import ShortLayout, attend_laid_out, layout_of
+from ..native.short_attention import ShortLayout, layout_of
 from ..utils.pytree import tree_tensors
 from .dispatch import FEW_QUERIES, MAX_UNCOMPARED_LENGTH, SHORT, uncompared_kernel
 from .hooks import CURRENT_HOOK
-from .short import attend_with_gradient, has_short_tensors, key_spans
+from .short import attend_with_gradient, attend_without_gradient, has_short_tensors, key_spans
 from .validation import make_problem
 
 MAX_CALLS = 4096
@@ -76,8 +75,7 @@ def attend_repeatedly(
     if learned:
         problem = Problem(DotPairs(query, key, call.scale), value, mask)  # type: ignore[arg-type]
         return attend_with_gradient(problem, call.layout, call.spans)
-    rows = attend_laid_out(call.layout, call.spans, query, key, value)
-    return rows[0] if isinstance(rows, FiniteRows) or (mask is None and value.shape[2]) else None
+    return attend_without_gradient(mask, call.layout, call.spans, query, key, value)  # type: ignore[arg-type]
 
 
 def _remember(known: tuple[Any, ...], problem: Problem) -> _Call | None:

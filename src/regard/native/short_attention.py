@@ -80,11 +80,7 @@ def attend_short(
         KernelError: there is no native code to call (`regard.native.why_not`).
         ShapeError, DtypeError, DeviceError: a tensor is not as above.
     """
-    layout = layout_of(scale, spans, query, key, value)
-    if layout.copies:
-        query, key, value = last_contiguous(query), last_contiguous(key), last_contiguous(value)
-        layout = layout_of(scale, spans, query, key, value)
-    return attend_laid_out(layout, spans, query, key, value)
+    return attend_laid_out(*_laid_out(scale, spans, query, key, value))
 
 
 def attend_laid_out(
@@ -120,11 +116,7 @@ def attend_short_backward(
     grad_output as the output. output: needed where lse is not that of these keys alone. If all entries that are written
     are finite, the result is `FiniteShortGradients`.
     """
-    layout = layout_of(scale, spans, query, key, value)
-    if layout.copies:
-        query, key, value = last_contiguous(query), last_contiguous(key), last_contiguous(value)
-        layout = layout_of(scale, spans, query, key, value)
-    return differentiate_laid_out(layout, spans, query, key, value, lse, grad_output, grad_lse, output)
+    return differentiate_laid_out(*_laid_out(scale, spans, query, key, value), lse, grad_output, grad_lse, output)
 
 
 def differentiate_laid_out(
@@ -189,6 +181,17 @@ def layout_of(scale: float, spans: Tensor | None, query: Tensor, key: Tensor, va
             _layouts.clear()
         found = _layouts[known] = _new_layout(scale, spans, query, key, value)
     return found
+
+
+def _laid_out(
+    scale: float, spans: Tensor | None, query: Tensor, key: Tensor, value: Tensor
+) -> tuple[ShortLayout, Tensor | None, Tensor, Tensor, Tensor]:
+    """Layout, spans and inputs, which are copied where their last axes are not contiguous."""
+    layout = layout_of(scale, spans, query, key, value)
+    if layout.copies:
+        query, key, value = last_contiguous(query), last_contiguous(key), last_contiguous(value)
+        layout = layout_of(scale, spans, query, key, value)
+    return layout, spans, query, key, value
 
 
 def _new_layout(scale: float, spans: Tensor | None, query: Tensor, key: Tensor, value: Tensor) -> ShortLayout:

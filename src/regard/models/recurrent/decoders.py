@@ -188,8 +188,10 @@ class LuongDecoder(nn.Module):
     def step(self, word: Tensor, state: RecurrentState, memory: RecurrentMemory) -> tuple[Tensor, RecurrentState]:
         """Features [B, F] and state after one embedded word [B, E]."""
         inputs = self._inputs(word, state)
-        native = native_decoder(self.cell, self.attend, memory, inputs, attends_after=True)
-        if native is not None and not torch.is_grad_enabled():
+        native = None
+        if not torch.is_grad_enabled():
+            native = native_decoder(self.cell, self.attend, memory, inputs, attends_after=True)
+        if native is not None:
             query, context = run_steps(native, memory.packed, inputs.unsqueeze(1), state.hidden[0].squeeze(1))
             return self._read(query, (query,), state, context)
         query, hidden = run(self.cell, inputs.unsqueeze(1), state.hidden)
