@@ -20,7 +20,6 @@ SMALL = (
     *ON_CPU,
     BlockSparseKernel((3, 2), 3),
     DecodeKernel(2),
-    DecodeKernel(min_native_keys=1),
     AdditiveKernel(16),
     TiledKernel(16),
 )
@@ -28,11 +27,10 @@ MIDDLE = (
     *ON_CPU,
     BlockSparseKernel((64, 64), 64),
     DecodeKernel(64),
-    DecodeKernel(min_native_keys=1),
     AdditiveKernel(2**12),
     TiledKernel(2**12),
 )
-IN_ONE_TILE = [kernel for kernel in ON_CPU if kernel.name in ("decode", "block_sparse", "additive", "tiled")]
+IN_ONE_TILE = [kernel for kernel in ON_CPU if kernel.name in ("block_sparse", "additive", "tiled")]
 """Kernels that compute a short case in a single tile: a loop that SMALL runs several times, over the same features."""
 KERNEL_BY_NAME = {kernel.name: kernel for kernel in (*KERNELS, *SMALL, *MIDDLE)}
 GROUPS, SLOW_GROUPS, LONG_GROUPS = 48, 36, 24

@@ -23,7 +23,6 @@ SMALL = (
     *KERNELS,
     BlockSparseKernel((3, 2), 3),
     DecodeKernel(2),
-    DecodeKernel(min_native_keys=1),
     AdditiveKernel(16),
     TiledKernel(16),
 )
@@ -31,7 +30,6 @@ MIDDLE = (
     *KERNELS,
     BlockSparseKernel((8, 4), 8),
     DecodeKernel(8),
-    DecodeKernel(min_native_keys=1),
     AdditiveKernel(2**9),
     TiledKernel(2**9),
 )

@@ -185,7 +185,7 @@ def explain(
     the next call of `attention` would.
 
     >>> import torch, regard
-    >>> q = torch.zeros(1, 2, 5, 8)
+    >>> q = torch.zeros(1, 2, 1, 8)
     >>> regard.explain(q, q, q).kernel.name
     'sdpa'
     """

@@ -50,13 +50,13 @@ def test_heads_of_a_group_are_rows_and_parts_are_heads(shapes):
 
 
 def test_few_keys_are_one_part(shapes):
-    agrees(DecodeKernel(), 2, 3, 100)
+    agrees(DecodeKernel(PART), 2, 3, 100)
     assert shapes == [((2, 2, 3, 8), (2, 2, 100, 8))]
 
 
 def test_keys_that_the_mask_leaves_out_are_not_read(shapes):
     keys = 4 * PART
-    agrees(DecodeKernel(), 4, 1, keys, mask=masks.window(before=99))
+    agrees(DecodeKernel(PART), 4, 1, keys, mask=masks.window(before=99))
     assert sum(key[1] // 2 * key[2] for _, key in shapes) <= 100 + PART // 4
 
 
@@ -107,7 +107,7 @@ def test_a_causal_mask_is_a_limit_of_each_query(monkeypatch, queries, options):
         name: range(given.start, given.start + queries) if name == "query_positions" else given
         for name, given in options.items()
     }
-    agrees(DecodeKernel(min_native_keys=1), 4, queries, 37, mask=masks.causal(), **options)
+    agrees(DecodeKernel(), 4, queries, 37, mask=masks.causal(), **options)
     ((bias, limits),) = seen
     assert (bias is None) == ("bias" not in options)
     assert limits.tolist() == 2 * limits[:queries].tolist()
@@ -115,8 +115,51 @@ def test_a_causal_mask_is_a_limit_of_each_query(monkeypatch, queries, options):
 
 
 @pytest.mark.parametrize("n", [PART - 1, PART, PART + 1, 3 * PART, 3 * PART + 5])
-def test_borders_of_parts(n):
-    agrees(DecodeKernel(), 4, 2, n, mask=masks.causal())
+@pytest.mark.parametrize("part", [PART, None])
+def test_borders_of_parts(n, part):
+    agrees(DecodeKernel(part), 4, 2, n, mask=masks.causal())
+
+
+STEP_MASKS = {
+    "none": None,
+    "causal": masks.causal(),
+    "window": masks.window(before=5),
+    "padding": masks.padding([0, 20, 37]),
+    "heads": masks.where(keep=torch.arange(4 * 3 * 37).reshape(1, 4, 3, 37) % 5 != 0),
+    "nothing": torch.zeros(3, 37).bool(),
+}
+
+
+@pytest.mark.skipif(not native.available(), reason=str(native.why_not()))
+@pytest.mark.parametrize("name", STEP_MASKS)
+@pytest.mark.parametrize("dtype", native.DTYPES)
+def test_a_step_is_one_native_call(monkeypatch, name, dtype):
+    """Grouped heads and strided keys; no problem in another shape is made, and what is masked reaches nothing."""
+    query, key, value = (
+        torch.randn(3, 4, 3, 8),
+        torch.randn(3, 37, 2, 8).mT.mT.transpose(1, 2),
+        torch.randn(3, 2, 37, 6),
+    )
+    query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    problem = regard.explain(query, key, value, mask=STEP_MASKS[name]).problem
+    expected = ReferenceKernel().run(regard.explain(query, key, value, mask=STEP_MASKS[name]).problem).output
+    monkeypatch.setattr("regard.kernels.decode.apply_kernel", None)
+    output = DecodeKernel().run(problem).output
+    assert output.dtype is dtype
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(output, expected, atol=max(8 * eps, 3e-6), rtol=2 * eps)
+
+
+@pytest.mark.skipif(not native.available(), reason=str(native.why_not()))
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_nan_that_a_step_does_not_attend_to_reaches_nothing(bad):
+    query, key, value = torch.randn(2, 4, 1, 8), torch.randn(2, 2, 37, 8), torch.randn(2, 2, 37, 6)
+    options = {"mask": masks.padding([36, 37])}
+    expected = ReferenceKernel().run(regard.explain(query, key, value, **options).problem).output
+    value[:, :, 36], key[:, :, 36] = bad, bad
+    output = DecodeKernel().run(regard.explain(query, key, value, **options).problem).output
+    torch.testing.assert_close(output[0], expected[0])
+    assert not output[1].isfinite().any()
 
 
 def test_a_key_of_nan_is_seen_in_the_smallest_part():

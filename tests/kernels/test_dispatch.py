@@ -147,10 +147,33 @@ class TestExplain:
         assert texts[0].count("->") == 1
 
     def test_the_plan_is_what_runs(self):
-        assert regard.explain(*whole()).kernel.name == "sdpa"
         query = rand(1, 2, 9, 8)
         assert regard.explain(query, query, query).kernel.name == ("short" if native.available() else "sdpa")
         assert regard.explain(*whole(), score=scores.Additive(11, 11, 3), kernel="tiled").kernel.name == "tiled"
+
+    @pytest.mark.skipif(not native.available(), reason=str(native.why_not()))
+    @pytest.mark.parametrize(
+        ("batch", "queries", "keys", "dtype", "mask", "name"),
+        [
+            (1, 1, 60, torch.float32, None, "sdpa"),
+            (1, 1, 60, torch.float32, masks.causal(), "sdpa"),
+            (1, 1, 60, torch.float32, masks.padding([50]), "short"),
+            (1, 5, 60, torch.float32, None, "short"),
+            (32, 1, 200, torch.float32, None, "decode"),
+            (32, 5, 200, torch.float32, masks.causal(), "decode"),
+            (1, 1, 20, torch.bfloat16, None, "short"),
+            (1, 1, 60, torch.bfloat16, masks.padding([50]), "decode"),
+            (1, 1, 60, torch.float16, masks.causal(), "decode"),
+            (1, 60, 60, torch.bfloat16, None, "short"),
+        ],
+    )
+    def test_few_queries_read_keys_as_they_are(self, batch, queries, keys, dtype, mask, name):
+        """Keys are laid out for many queries; for each of few they are read from memory."""
+        query, key = rand(batch, 8, queries, 64, dtype=dtype), rand(batch, 8, keys, 64, dtype=dtype)
+        assert regard.explain(query, key, key, mask=mask).kernel.name == name
+        grouped = rand(batch, 16, queries, 64, dtype=dtype)
+        assert regard.explain(grouped, key, key, mask=mask).kernel.name == ("short" if name == "sdpa" else name)
+        assert regard.explain(query.requires_grad_(), key, key, mask=mask).kernel.name == "short"
 
     def test_no_random_number_is_drawn(self):
         tensors = whole()

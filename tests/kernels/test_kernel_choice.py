@@ -99,9 +99,6 @@ MEASURED = {
     },
     "64 padding": {
         "sdpa": 3.94,
-        "decode-avx512": 5.42,
-        "decode-avx2": 5.41,
-        "decode-plain": 5.38,
         "cpu_flash-avx512": 3.43,
         "cpu_flash-avx2": 4.13,
         "cpu_flash-plain": 8.99,

@@ -10,6 +10,8 @@ from torch import Tensor
 from .. import native
 from ..core.log_sum_exp import merge_softmax
 from ..core.problem import Problem
+from ..core.score_forms import DotPairs
+from ..core.torch_modes import under_transform
 from ..masks.causal import Causal
 from .base import Cost, FlashWork, Result
 from .batched_problem import BatchedProblem, ProblemGradients, Saved
@@ -25,7 +27,7 @@ from .cost_model import (
     total_width,
 )
 from .custom_op import apply_kernel, register
-from .dense_block import EXPONENTIAL, Rectangle, dense_reasons
+from .dense_block import EXPONENTIAL, Rectangle, dense_mask_added, dense_reasons, is_one_causal_query
 from .mask_tiles import distinct_matrices, union_layout
 from .online_softmax import RunningMerge
 
@@ -33,10 +35,12 @@ MOST_ROWS = 64
 """The most queries of one key head, over all its query heads: products of more are large enough by themselves."""
 PART = 1024
 """The keys of a part where torch computes: two parts fit into a core's own cache. Native code has parts of its own."""
+STEP_CALLS, STEP_MASK_CALLS, MASK_CALLS = 14.0, 15.0, 75.0
+"""Overhead of a step that is one native call, in calls; what a mask adds to it, and to any other pass."""
+FEW_KEYS = 256
+"""Up to so many keys a step reads all of them: to find those that a mask leaves would take longer."""
 MAX_EVALUATED_PAIRS = 2**18
 """The most pairs for which a mask is evaluated pair by pair: with one key more at each call, nothing is memoized."""
-MIN_NATIVE_KEYS = 1024
-"""The fewest keys for native code, which reads them only once, but costs more to call."""
 
 
 class DecodeKernel:
@@ -44,16 +48,16 @@ class DecodeKernel:
 
     Query heads of a group become rows (Ainslie et al. 2023, arXiv 2305.13245, put to use); parts of the keys are
     merged by log-sum-exp (flash decoding: Dao, Haziza, Massa and Sizov 2023). Native code (`native/decode_rows.py`),
-    where it is there and the keys are at least `MIN_NATIVE_KEYS`, takes scores and values in one pass; torch's dense
-    kernel has the parts as heads. A short step of decoding is computed by `sdpa`, whose one call takes less time.
+    where it is there, takes scores and values in one pass; torch's dense kernel has the parts as heads.
+
+    part: the keys of a part, which torch computes; without it native code does where it can.
     """
 
     exponential = EXPONENTIAL
 
-    def __init__(self, part: int = PART, min_native_keys: int = MIN_NATIVE_KEYS) -> None:
-        sizes = part, min_native_keys
-        self.name = "decode" if sizes == (PART, MIN_NATIVE_KEYS) else f"decode({part}, {min_native_keys})"
-        self.part, self.min_native_keys = sizes
+    def __init__(self, part: int | None = None) -> None:
+        self.name = "decode" if part is None else f"decode({part})"
+        self.part, self.natively = part or PART, part is None
         register(self)
 
     def why_not(self, problem: Problem) -> list[str]:
@@ -73,7 +77,8 @@ class DecodeKernel:
         leading, wide = problem.weights_shape[:-2].numel(), columns.stop - columns.start
         visited, group = problem.queries * wide, heads_per_key(problem)
         masks, biases = distinct_matrices(problem)
-        natively = self._runs_natively(wide, problem.pairs.key, problem.value)
+        natively = self._runs_natively(problem.pairs.key, problem.value)
+        step = self.is_one_call(problem)
         if natively and _causal_limits(problem) is not None:
             masks = 0
         rows, pairs = group * problem.queries, float(leading * visited)
@@ -90,25 +95,38 @@ class DecodeKernel:
             + RESULT * leading * problem.queries * problem.value.shape[-1]
             + visited * (MASK * masks + VALUE * biases),
             moved=bytes_read(problem, again=wide / max(problem.keys, 1)),
-            calls=OPERATOR + 75.0 * bool(masks or biases),
+            calls=(STEP_CALLS if step else OPERATOR)
+            + (STEP_MASK_CALLS if step else MASK_CALLS) * bool(masks or biases),
         )
 
-    def _runs_natively(self, keys: int, key: Tensor, value: Tensor) -> bool:
-        """Whether native code computes so many keys."""
-        return keys >= self.min_native_keys and native.supports(key, value)
+    def is_one_call(self, problem: Problem) -> bool:
+        """Whether the problem is computed by one call of native code, and nothing around it."""
+        return self._runs_natively(problem.pairs.key, problem.value) and _is_bare_step(problem)
+
+    def _runs_natively(self, key: Tensor, value: Tensor) -> bool:
+        """Whether native code computes keys and values of this kind."""
+        return self.natively and native.supports(key, value)
 
     def run(self, problem: Problem) -> Result:
-        """Output and log-sum-exp."""
+        """Output, and the log-sum-exp if it is requested.
+
+        A step of decoding that needs nothing but native code is a call of it, without what other problems need.
+        """
+        if self.is_one_call(problem):
+            output = _attend_step(problem)
+            if output is not None:
+                return Result(output)
         return apply_kernel(problem, self)
 
     def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
         """Native code in one pass; or torch's dense kernel for equal parts at once, and the remainder as one more."""
         limits = _causal_limits(batched.problem)
-        if limits is not None and self._runs_natively(limits[-1], batched.pairs.key, batched.value):
+        natively = self._runs_natively(batched.pairs.key, batched.value)
+        if limits is not None and natively:
             rectangle = _folded(batched, slice(0, limits[-1]), masked=False)
         else:
             rectangle, limits = _folded(batched, *_attended_columns(batched)), None
-        if self._runs_natively(rectangle.key.shape[2], rectangle.key, rectangle.value):
+        if natively:
             output, lse = _by_native_code(rectangle, limits)
             rows = batched.shape[:3]
             return output.reshape(*rows, output.shape[-1]), lse.reshape(rows)
@@ -136,6 +154,40 @@ class DecodeKernel:
             gradients.key[:, :, columns] += key
             gradients.value[:, :, columns] += value
         return gradients
+
+
+def _is_bare_step(problem: Problem) -> bool:
+    """Whether nothing but the output is wanted, of tensors that native code reads as they are."""
+    query, key, value = problem.pairs.query, problem.pairs.key, problem.value
+    return (
+        (problem.mask is None or value.shape[-2] <= FEW_KEYS or is_one_causal_query(problem))
+        and problem.bias is None
+        and problem.sinks is None
+        and not problem.wants_lse
+        and query.ndim == key.ndim == value.ndim == 4
+        and query.shape[0] == key.shape[0] == value.shape[0]
+        and value.shape[2] > 0
+        and not under_transform()
+        and not problem.inputs_require_grad()
+    )
+
+
+def _attend_step(problem: Problem) -> Tensor | None:
+    """The output of a problem that `_is_bare_step` by native code; None where masked NaN may be in it."""
+    pairs: DotPairs = problem.pairs  # type: ignore[assignment]  # `why_not` lets dot products alone through
+    query, key, value = pairs.query, pairs.key, problem.value
+    (batch, heads, queries, dim), (_, key_heads, keys, value_dim) = query.shape, value.shape
+    masked = problem.mask is not None and not is_one_causal_query(problem)
+    added = dense_mask_added(problem) if masked else None
+    if added is not None:
+        added = added.expand(batch, heads, queries, keys)
+    if heads != key_heads:
+        rows = batch, key_heads, heads // max(key_heads, 1) * queries
+        query, added = query.reshape(*rows, dim), None if added is None else added.reshape(*rows, keys)
+    output, lse = native.attend_few_queries(query, key, value, pairs.scale, added)
+    output = output if lse.shape[2] == 1 else merge_softmax(output, lse, dim=2)[0]
+    output = output.view(batch, heads, queries, value_dim).to(value.dtype)
+    return None if masked and not native.all_finite(output) else output
 
 
 def _folded(batched: BatchedProblem, columns: slice, masked: bool) -> Rectangle:

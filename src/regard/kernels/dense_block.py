@@ -6,6 +6,7 @@ the formula on the rectangle.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 
 import torch
@@ -68,14 +69,32 @@ def dense_mask(problem: Problem) -> Tensor | None:
 
     Memoized are formulas of `regard.masks` alone: those of a user may read more than the fields of a dataclass.
     """
-    if problem.mask is None or problem.queries * problem.keys > MAX_MEMO_PAIRS or not _is_own(problem.mask):
-        return problem.keep()
+    return _memoized_matrix(problem, "dense", problem.keep)
+
+
+def dense_mask_added(problem: Problem) -> Tensor | None:
+    """The mask of the whole grid as what is added to scores, 0 or -inf, in float32 at least, as `dense_mask`."""
+    dtype = torch.promote_types(problem.value.dtype, torch.float32)
 
     def compute() -> Tensor | None:
-        with torch.inference_mode(False):  # an inference tensor would be of no use to a call with gradients
-            return problem.keep()
+        keep = problem.keep()
+        if keep is None:
+            return None
+        return torch.where(keep, torch.zeros((), dtype=dtype, device=keep.device), float("-inf"))
 
-    return memoize(problem, ("dense", problem.value.device), compute)
+    return _memoized_matrix(problem, dtype, compute)
+
+
+def _memoized_matrix(problem: Problem, what: Hashable, compute: Callable[[], Tensor | None]) -> Tensor | None:
+    """A tensor over all pairs that follows from the mask, memoized where they are few."""
+    if problem.mask is None or problem.queries * problem.keys > MAX_MEMO_PAIRS or not _is_own(problem.mask):
+        return compute()
+
+    def anew() -> Tensor | None:
+        with torch.inference_mode(False):  # an inference tensor would be of no use to a call with gradients
+            return compute()
+
+    return memoize(problem, (what, problem.value.device), anew)
 
 
 def _is_own(mask: Mask) -> bool:

@@ -44,13 +44,13 @@ from .tiled import TiledKernel
 PLAIN_KERNEL = SdpaKernel()
 """The kernel of plain problems that are small, or off the CPU and without a gradient: no times are compared."""
 
-SHORT = ShortKernel()
+SHORT, DECODE = ShortKernel(), DecodeKernel()
 CPU_FLASH, BLOCK_SPARSE, ADDITIVE, TILED = CpuFlashKernel(), BlockSparseKernel(), AdditiveKernel(), TiledKernel()
 
 KERNELS: tuple[Kernel, ...] = (
     PLAIN_KERNEL,
     SHORT,
-    DecodeKernel(),
+    DECODE,
     CPU_FLASH,
     BLOCK_SPARSE,
     FlexKernel(),
@@ -69,10 +69,11 @@ LARGEST_EXACT_LENGTH = 64
 """Longer lengths are rounded in the memo's key; below, the fastest kernel changes from length to length."""
 
 MAX_UNCOMPARED_LENGTH = 256
-"""The most queries and keys on the CPU that `SHORT` computes without a comparison: among them no other is faster."""
+"""The most queries and keys on the CPU of which the kernel is known by their sizes: no times are compared."""
 
-FEW_QUERIES = 8
-"""From so many queries on it pays to lay out the keys, as `SHORT` does, though nothing else asks for it."""
+STREAMED = {torch.float32: 2**19, torch.bfloat16: 2**15, torch.float16: 2**15}
+"""From so many numbers of keys and values for each query on `DECODE`, which reads them as they are, is faster than
+`SHORT`, which lays them out for many queries. In float32 they are read as fast from a cache, if not from memory."""
 
 MAX_PLAIN_PAIRS = 2**16
 """The most query-key pairs of a plain problem on the CPU that `PLAIN_KERNEL` computes without a comparison: up to
@@ -267,11 +268,8 @@ def _no_kernel_error(problem: Problem, otherwise: str = "") -> KernelError:
 def uncompared_kernel(problem: Problem) -> Kernel | None:
     """The kernel that `choose` takes without comparing times; None where it compares them."""
     traced = torch.compiler.is_compiling() or functorch_active()
-    if not traced and _is_small(problem):
-        if _is_short_step(problem):
-            return PLAIN_KERNEL
-        if not SHORT.why_not(problem):
-            return SHORT
+    if not traced and _is_small(problem) and (kernel := _small_kernel(problem)) is not None:
+        return kernel
     if not _is_plain(problem):
         return None
     if not problem.value.is_cpu:
@@ -292,15 +290,34 @@ def _is_small(problem: Problem) -> bool:
     return units >= torch.get_num_threads() or units * rows * problem.keys <= MAX_PLAIN_PAIRS // 8
 
 
-def _is_short_step(problem: Problem) -> bool:
-    """Whether few queries without a gradient attend to all keys: laying out the keys, as `SHORT` does, does not pay."""
+def _small_kernel(problem: Problem) -> Kernel | None:
+    """The kernel of a problem that `_is_small`, by what each query reads; None where that does not tell."""
+    if problem.operator == "softmax" and not problem.inputs_require_grad():
+        if _streams(problem) and not DECODE.why_not(problem):
+            return DECODE
+        if _is_plain_step(problem) and not PLAIN_KERNEL.why_not(problem):
+            return PLAIN_KERNEL
+    return None if SHORT.why_not(problem) else SHORT
+
+
+def _streams(problem: Problem) -> bool:
+    """Whether each query has so many keys and values to read that laying them out, as `SHORT` does, does not pay."""
+    value = problem.value
+    least = STREAMED.get(value.dtype)
+    if least is None or problem.pairs.key.numel() + value.numel() < least * max(problem.queries, 1):
+        return False
+    return DECODE.is_one_call(problem)
+
+
+def _is_plain_step(problem: Problem) -> bool:
+    """Whether one query of each head attends to all its keys in float32: one call of torch's operator."""
+    query, value = problem.pairs.query, problem.value
     return (
-        problem.queries < FEW_QUERIES
-        and not problem.inputs_require_grad()
-        and (problem.mask is None or is_one_causal_query(problem))
+        query.shape[-2] == 1
+        and value.dtype is torch.float32
+        and query.shape[:-2] == value.shape[:-2]
         and problem.bias is None
-        and problem.operator == "softmax"
-        and not PLAIN_KERNEL.why_not(problem)
+        and (problem.mask is None or is_one_causal_query(problem))
     )
 
 

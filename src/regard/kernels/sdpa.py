@@ -23,6 +23,7 @@ from .dense_block import (
     NARROW,
     Rectangle,
     dense_mask,
+    dense_mask_added,
     is_one_causal_query,
     is_square_causal,
     without_single_row,
@@ -141,9 +142,8 @@ def _rectangle(batched: BatchedProblem) -> Rectangle:
 def _added(batched: BatchedProblem) -> Tensor | None:
     """Mask and bias of all pairs as one additive mask, in float32 at least; None for neither."""
     problem = batched.problem
-    if problem.bias is None and (keep := dense_mask(problem)) is not None:
-        zero = torch.zeros((), dtype=torch.promote_types(problem.value.dtype, torch.float32), device=keep.device)
-        added = batched.as_4d(torch.where(keep, zero, float("-inf")))
+    if problem.bias is None and (added := dense_mask_added(problem)) is not None:
+        added = batched.as_4d(added)
         return added.expand(*added.shape[:2], problem.queries, problem.keys)
     return batched.added(slice(0, problem.queries), slice(0, problem.keys))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from ..core.score_forms import DotPairs
 from ..core.torch_modes import functorch_active
 from ..masks import Mask
 from ..masks.base import And
+from ..masks.key_spans import Limit, earliest, latest
 from ..masks.padding import Padding
 from ..native.flash import FiniteRows
 from ..native.short_attention import (
@@ -203,33 +205,32 @@ def key_spans(problem: Problem) -> Tensor | None:
 
 def _key_spans(mask: Mask, problem: Problem) -> Tensor:
     """Positions as numbers of keys: the M queries come last, unless they have positions of their own."""
-    grid, all_rows, all_keys = problem.grid(), slice(0, problem.queries), slice(0, problem.keys)
-    problem.keep(grid.tile(all_rows, slice(0, 1)))  # raises what the mask's formula would on all pairs
-    problem.keep(grid.tile(slice(0, 1), all_keys))
     first_key = problem.key_positions.start if isinstance(problem.key_positions, range) else 0
     first_query = first_key + problem.keys - problem.queries - (problem.shift or 0)
     with torch.inference_mode(False):
-        starts, stops = _limits(mask, problem, range(first_query, first_query + problem.queries))
-        spans = torch.stack(torch.broadcast_tensors(starts, stops), dim=-1) - first_key
-        return spans.clamp_(0, problem.keys).int().contiguous()
+        limits = list(_limits(mask, problem, range(first_query, first_query + problem.queries)))
+        start = latest(first_key, [start for start, _ in limits])
+        stop = earliest(first_key + problem.keys, [stop for _, stop in limits])
+        batch = max(limit.shape[0] if isinstance(limit, Tensor) and limit.ndim > 1 else 1 for limit in (start, stop))
+        spans = torch.empty(batch, problem.queries, 2, dtype=torch.int32, device="cpu")
+        for side, limit in enumerate((start, stop)):
+            spans[..., side] = torch.as_tensor(limit - first_key, device="cpu").clamp(0, problem.keys)
+    return spans
 
 
-def _limits(mask: Mask, problem: Problem, queries: range) -> tuple[Tensor, Tensor]:
-    """The first key position of each row and the one after its last, (B or 1, M)."""
+def _limits(mask: Mask, problem: Problem, queries: range) -> Iterator[tuple[Limit, Limit]]:
+    """The first key position of each row and the one after its last, (M,) or (B, 1), of each mask that is joined."""
     if isinstance(mask, And):
-        (starts, stops), (own_starts, own_stops) = (_limits(m, problem, queries) for m in (mask.left, mask.right))
-        return torch.maximum(starts, own_starts), torch.minimum(stops, own_stops)
-    if isinstance(mask, Padding):
-        lengths = mask.lengths.long().expand(problem.batch).reshape(-1, 1) if mask.lengths.ndim else mask.lengths
-        return _rows(None, -(2**62), queries), _rows(lengths, 2**62, queries)
-    span = mask.key_span()
-    if span is None:
-        raise AssertionError(f"{mask!r} was taken for one whose rows are spans")
-    start, stop = span(queries)
-    return _rows(start, -(2**62), queries), _rows(stop, 2**62, queries)
-
-
-def _rows(limit: Tensor | int | None, without: int, queries: range) -> Tensor:
-    """A limit for each row, (B or 1, M); `without`: where there is none."""
-    tensor = torch.as_tensor(without if limit is None else limit, dtype=torch.int64, device="cpu")
-    return tensor.expand(tensor.shape[0] if tensor.ndim > 1 else 1, len(queries))
+        yield from _limits(mask.left, problem, queries)
+        yield from _limits(mask.right, problem, queries)
+    elif isinstance(mask, Padding):
+        yield None, mask.lengths.long().expand(problem.batch).reshape(-1, 1) if mask.lengths.ndim else mask.lengths
+    else:
+        if tree_tensors(mask):  # of positions: raises what the mask's formula would where it has none for some of them
+            grid = problem.grid()
+            mask.evaluate(grid.tile(slice(0, problem.queries), slice(0, 1)))
+            mask.evaluate(grid.tile(slice(0, 1), slice(0, problem.keys)))
+        span = mask.key_span()
+        if span is None:
+            raise AssertionError(f"{mask!r} was taken for one whose rows are spans")
+        yield span(queries)

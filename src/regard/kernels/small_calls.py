@@ -20,11 +20,13 @@ from ..core.torch_modes import no_mode_active
 from ..masks import Mask
 from ..native.short_attention import ShortLayout, layout_of
 from ..utils.pytree import tree_tensors
-from .dispatch import FEW_QUERIES, MAX_UNCOMPARED_LENGTH, SHORT, uncompared_kernel
+from .dispatch import MAX_UNCOMPARED_LENGTH, SHORT, uncompared_kernel
 from .hooks import CURRENT_HOOK
 from .short import attend_with_gradient, attend_without_gradient, has_short_tensors, key_spans
 from .validation import make_problem
 
+FEW_QUERIES = 8
+"""Calls of fewer queries are steps of decoding, of which each has another length: they are not memoized."""
 MAX_CALLS = 4096
 """The number of memoized calls at which the memo is cleared."""
 
@@ -56,7 +58,7 @@ def attend_repeatedly(
         or torch._C._get_tracing_state() is not None  # where shapes may not be compared
         or not (type(query) in (Tensor, Parameter) and type(key) is type(value) is Tensor)
         or not query.ndim == key.ndim == value.ndim == 4
-        or not FEW_QUERIES <= query.shape[2] <= MAX_UNCOMPARED_LENGTH  # fewer: steps, of which each has another length
+        or not FEW_QUERIES <= query.shape[2] <= MAX_UNCOMPARED_LENGTH
         or value.shape[2] > MAX_UNCOMPARED_LENGTH
         or not no_mode_active()
         or CURRENT_HOOK.get() is not None

@@ -7,7 +7,7 @@ length is the number of keys in it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import torch
@@ -50,8 +50,8 @@ def count_pairs(terms: Terms, queries: range, keys: range) -> int | None:
         rows = queries[first : first + ROWS]
         limits = {span: span(rows) for span in spans}
         for factors, coefficient in terms.items():
-            start = _extreme(keys.start, [limits[span][0] for span in factors], torch.maximum, max)
-            stop = _extreme(keys.stop, [limits[span][1] for span in factors], torch.minimum, min)
+            start = latest(keys.start, [limits[span][0] for span in factors])
+            stop = earliest(keys.stop, [limits[span][1] for span in factors])
             lengths = stop - start
             if isinstance(lengths, Tensor):
                 total += coefficient * int(lengths.clamp_(min=0).sum())
@@ -60,13 +60,26 @@ def count_pairs(terms: Terms, queries: range, keys: range) -> int | None:
     return total
 
 
+def latest(start: int, others: Sequence[Limit]) -> Tensor | int:
+    """The latest of some starts: a number where no row differs from another.
+
+    >>> latest(2, [None, torch.tensor([0, 3]), 1])
+    tensor([2, 3])
+    """
+    return _extreme(start, others, torch.maximum, max)
+
+
+def earliest(stop: int, others: Sequence[Limit]) -> Tensor | int:
+    """The earliest of some stops: a number where no row differs from another."""
+    return _extreme(stop, others, torch.minimum, min)
+
+
 def _extreme(
     limit: int,
-    others: list[Limit],
+    others: Sequence[Limit],
     of_tensors: Callable[[Tensor, Tensor], Tensor],
     of_numbers: Callable[[int, int], int],
 ) -> Tensor | int:
-    """The latest start, or the earliest stop: a number where no row differs from another."""
     tensors = None
     for other in others:
         if isinstance(other, Tensor):
