@@ -17,6 +17,13 @@ def seconds(work: Work, calls: int) -> float:
     return (time.perf_counter() - began) / calls
 
 
+def cpu_seconds(work: Work) -> float:
+    """CPU seconds of one call that cannot be repeated; other programs, for which it waits, do not count."""
+    began = time.process_time()
+    work()
+    return time.process_time() - began
+
+
 def compare(ours: Work, theirs: Work, *, calls: int, rounds: int = 31) -> tuple[float, float, float]:
     """Median seconds per call of each, and the median of the difference within a round; the order changes in turn."""
     ours()

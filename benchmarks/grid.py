@@ -157,7 +157,7 @@ def measure(case: Case, rounds: int) -> Row:
 
 
 def first_choices(count: int = 40) -> float:
-    """The median seconds of the choice of a kernel for problems never seen, of lengths for which times are compared."""
+    """The median CPU seconds of the choice of a kernel for problems never seen, of lengths for which times are compared."""
     spent = []
     for number in range(count):
         length = 300 + 37 * number
@@ -167,7 +167,7 @@ def first_choices(count: int = 40) -> float:
         def choose(q: Tensor = query, k: Tensor = key, m: masks.Mask | None = mask) -> None:
             _ = regard.explain(q, k, k, mask=m).kernel
 
-        spent.append(_timing.seconds(choose, 1))
+        spent.append(_timing.cpu_seconds(choose))
     return statistics.median(spent)
 
 

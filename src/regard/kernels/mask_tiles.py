@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -62,15 +62,17 @@ class TileLayout:
         which needs no mask; fewer are cheaper to compute together with the masked tiles beside them.
         """
         (height, width), (queries, keys) = size, shape
-        rows = []
-        for index, line in enumerate(verdicts):
-            runs = tuple(
-                Run(slice(start * width, min(stop * width, keys)), masked)
-                for start, stop, masked in _runs(line, -(-min_full_width // width))
-            )
-            rows.append(BlockRow(slice(index * height, min((index + 1) * height, queries)), runs))
-        visited = [_count(row, masked_only=False) for row in rows], [_count(row, masked_only=True) for row in rows]
-        return cls(tuple(rows), sum(visited[0]), sum(visited[1]))
+        rows, visited, under_mask = [], 0, 0
+        for index, stretches in enumerate(_stretches(verdicts)):
+            block = slice(index * height, min((index + 1) * height, queries))
+            runs = []
+            for start, stop, masked in _runs(stretches, -(-min_full_width // width)):
+                columns = slice(start * width, min(stop * width, keys))
+                pairs = (block.stop - block.start) * (columns.stop - columns.start)
+                visited, under_mask = visited + pairs, under_mask + pairs * masked
+                runs.append(Run(columns, masked))
+            rows.append(BlockRow(block, tuple(runs)))
+        return cls(tuple(rows), visited, under_mask)
 
     @classmethod
     def unmasked(cls, height: int, shape: tuple[int, int]) -> TileLayout:
@@ -87,36 +89,44 @@ def split_slice(columns: slice, width: int) -> Iterator[slice]:
         yield slice(start, min(start + width, columns.stop))
 
 
-def _count(row: BlockRow, *, masked_only: bool) -> int:
-    wide = sum(run.columns.stop - run.columns.start for run in row.runs if run.masked or not masked_only)
-    return wide * (row.rows.stop - row.rows.start)
+Stretch: TypeAlias = tuple[int, int, int]
+"""The first tile of a line, the one after the last, and the verdict that they share."""
 
 
-def _runs(line: np.ndarray, min_full_width: int) -> list[tuple[int, int, bool]]:
-    """(start, stop, masked) of the runs of one line of tiles."""
-    stretches = [list(stretch) for stretch in _equal_stretches(line) if stretch[2] != EMPTY]
-    runs: list[list[int]] = []
-    for start, stop, verdict in stretches:
-        masked = verdict == PARTIAL or (
-            verdict == FULL and stop - start < min_full_width and _touches_partial(line, start, stop)
-        )
-        if runs and runs[-1][1] == start and runs[-1][2] == masked:
-            runs[-1][1] = stop
-        else:
-            runs.append([start, stop, masked])
-    return [(start, stop, bool(masked)) for start, stop, masked in runs]
+def _stretches(verdicts: np.ndarray) -> list[list[Stretch]]:
+    """Maximal stretches of equal verdicts but EMPTY, for each line of (R, C)."""
+    lines: list[list[Stretch]] = [[] for _ in verdicts]
+    if not verdicts.size:
+        return lines
+    begins = np.ones(verdicts.shape, dtype=bool)
+    begins[:, 1:] = verdicts[:, 1:] != verdicts[:, :-1]
+    rows, starts = begins.nonzero()
+    stops = np.append(starts[1:], 0)
+    stops[stops == 0] = verdicts.shape[1]  # where the next stretch begins a line, this one ends its own
+    for row, start, stop, verdict in zip(
+        *(each.tolist() for each in (rows, starts, stops, verdicts[begins])), strict=True
+    ):
+        if verdict != EMPTY:
+            lines[row].append((start, stop, verdict))
+    return lines
 
 
-def _equal_stretches(line: np.ndarray) -> list[tuple[int, int, int]]:
-    """Maximal runs of equal verdicts, as (start, stop, verdict)."""
-    if not len(line):
-        return []
-    edges = [0, *(np.flatnonzero(np.diff(line)) + 1).tolist(), len(line)]
-    return [(start, stop, int(line[start])) for start, stop in pairwise(edges)]
+def _runs(stretches: list[Stretch], min_full_width: int) -> list[tuple[int, int, bool]]:
+    """(start, stop, masked) of the runs of one line, from its stretches that are not EMPTY.
 
-
-def _touches_partial(line: np.ndarray, start: int, stop: int) -> bool:
-    return (start > 0 and line[start - 1] == PARTIAL) or (stop < len(line) and line[stop] == PARTIAL)
+    A FULL stretch that is too narrow belongs to its neighbours, which are PARTIAL, if it has any.
+    """
+    runs: list[tuple[int, int, bool]] = []
+    for at, (start, stop, verdict) in enumerate(stretches):
+        masked = verdict == PARTIAL
+        if not masked and stop - start < min_full_width:
+            masked = (at > 0 and stretches[at - 1][1] == start) or (
+                at + 1 < len(stretches) and stretches[at + 1][0] == stop
+            )
+        if runs and runs[-1][1:] == (start, masked):
+            start = runs.pop()[0]
+        runs.append((start, stop, masked))
+    return runs
 
 
 MAX_WASTED_PAIRS = 2**16
@@ -128,7 +138,7 @@ MAX_SIZES = 64
 """Number of sizes memoized for each mask before all are cleared: a growing cache has another with each token."""
 
 
-MAX_COUNTED_TILES, MIN_SAMPLED_ROWS = 2**18, 32
+MAX_COUNTED_TILES, MIN_SAMPLED_ROWS = 2**14, 32
 """Tiles up to which all are counted for a price, and the fewest block rows that are counted of more."""
 
 
