@@ -157,7 +157,7 @@ def measure(case: Case, rounds: int) -> Row:
 
 
 def first_choices(count: int = 40) -> float:
-    """The median CPU seconds of the choice of a kernel for problems never seen, of lengths for which times are compared."""
+    """The median CPU seconds of the choice of a kernel for problems never seen, so long that times are compared."""
     spent = []
     for number in range(count):
         length = 300 + 37 * number
