@@ -51,9 +51,9 @@ def test_each_size_shape_and_apart_has_its_own(counted):
     assert layout(mask, n=9) != first
     assert mask_tiles.union_layout(problem(mask), (3, 2), 1) != first
     assert mask_tiles.union_layout(problem(mask), SIZE, 6) is not first
-    assert len(counted) == 5
+    assert len(counted) == 4  # of one size the verdicts are the same
     assert layout(mask) is first
-    assert len(counted) == 5
+    assert len(counted) == 4
 
 
 def test_a_tensor_that_is_written_to_is_seen(counted):

@@ -199,9 +199,12 @@ def memoize(
     if any(isinstance(each, Tensor) for each in positions) or any(tensor.is_inference() for tensor in tensors):
         # No key to cache by: a tensor of positions, or inference tensors, whose versions do not count writes.
         return compute()
-    known = _memo_without_mask if mask is None else _memo_by_mask.setdefault(mask, {})
-    if mask is not None and not known and not tensors:
-        _recent_masks.append(mask)
+    if mask is None:
+        known = _memo_without_mask
+    elif (known := _memo_by_mask.get(mask)) is None:
+        known = _memo_by_mask[mask] = {}
+        if not tensors:
+            _recent_masks.append(mask)
     key = (what, shape, positions, tuple(tensor._version for tensor in tensors))
     if key in known:
         return known[key]
@@ -285,7 +288,16 @@ def _layout(verdicts: np.ndarray, problem: Problem, size: tuple[int, int], min_f
 
 
 def _verdicts(problem: Problem, size: tuple[int, int]) -> np.ndarray:
-    """(batches or 1, R, C) verdicts on tiles; a tile is EMPTY or FULL if it is so for each head."""
+    """(batches or 1, R, C) verdicts on tiles; a tile is EMPTY or FULL if it is so for each head.
+
+    Layouts of one size differ in their full runs alone: few verdicts are memoized for the next of them.
+    """
+    return memoize(
+        problem, ("verdicts", size), lambda: _new_verdicts(problem, size), lambda found: found.size <= MAX_COUNTED_TILES
+    )
+
+
+def _new_verdicts(problem: Problem, size: tuple[int, int]) -> np.ndarray:
     if problem.mask is None:
         return np.full((1, -(-problem.queries // size[0]), -(-problem.keys // size[1])), FULL, dtype=np.int8)
     with _grid_with_values(problem) as grid:
