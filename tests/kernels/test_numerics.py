@@ -3,9 +3,11 @@
 import functools
 import inspect
 import math
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
 
+import numpy as np
 import pytest
 import torch
 
@@ -126,6 +128,22 @@ class TestScale:
             regard.attention(*[rand(1, 2, 3, 4)] * 3, scale=scale)
         with pytest.raises(ConfigurationError, match=f"scale is {scale}; ScaledDot needs a finite number"):
             ScaledDot(scale)
+
+    @pytest.mark.parametrize("scale", ["0.5", [0.5], 0.5j, np.array([0.5, 0.5])])
+    def test_a_scale_that_is_no_number_is_refused(self, scale):
+        refused = f"^scale is {re.escape(repr(scale))}; it needs a finite number"
+        for length in (3, 40):  # of small calls, those of fewer queries are not memoized
+            with pytest.raises(ConfigurationError, match=refused):
+                regard.attention(*[rand(1, 2, length, 4)] * 3, scale=scale)
+        with pytest.raises(ConfigurationError, match=refused):
+            regard.linear_attention(*[rand(1, 2, 3, 4)] * 3, scale=scale)
+        with pytest.raises(ConfigurationError, match="; ScaledDot needs a finite number"):
+            ScaledDot(scale)
+
+    @pytest.mark.parametrize("scale", [torch.tensor(0.5), np.float32(0.5)])
+    def test_a_scale_may_be_a_number_of_torch_or_numpy(self, scale):
+        tensors = [rand(1, 2, 40, 4, seed=number) for number in range(3)]
+        close(regard.attention(*tensors, scale=scale), regard.attention(*tensors, scale=0.5))
 
 
 class TestSoftcap:

@@ -70,6 +70,8 @@ def attend_repeatedly(
     known = (*about, *[(tensor.shape, tensor.stride(), tensor.dtype, tensor.is_cpu) for tensor in (query, key, value)])
     try:
         call = _calls[known]
+    except TypeError:  # a scale without a hash is no number, which the long way refuses
+        return None
     except KeyError:
         call = _remember(known, make_problem(query, key, value, mask=mask, scale=scale))
     if call is None:

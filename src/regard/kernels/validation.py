@@ -24,6 +24,7 @@ from ..errors import ConfigurationError, DeviceError, DtypeError, MaskError, Reg
 from ..masks import Mask, where
 from ..masks.convert.torch_tensors import read_causal_bias
 from ..native import all_finite
+from ..utils.numbers import lies_between
 
 SMALLEST_SOFTCAP, LARGEST_SOFTCAP = 1e-30, 1e30
 """Beyond these the quotient score / softcap, or its product with softcap, overflows or vanishes in float32."""
@@ -194,8 +195,8 @@ def _scaled_dot(query: Tensor, key: Tensor, scale: float | None) -> DotPairs:
         )
     if scale is None:
         return DotPairs(query, key, max(dim, 1) ** -0.5)
-    if not -math.inf < scale < math.inf:
-        raise ConfigurationError(f"scale is {scale}; it needs a finite number, or None for 1/√dim")
+    if not lies_between(-math.inf, scale, math.inf):
+        raise ConfigurationError(f"scale is {scale!r}; it needs a finite number, or None for 1/√dim")
     return DotPairs(query, key, scale)
 
 
@@ -288,12 +289,16 @@ def _read_causal_biases(
 
 def _check_variants(problem: Problem) -> None:
     """Check softcap and sinks."""
-    if problem.softcap is not None and not SMALLEST_SOFTCAP <= problem.softcap <= LARGEST_SOFTCAP:
+    softcap, sinks = problem.softcap, problem.sinks
+    try:
+        fits = softcap is None or SMALLEST_SOFTCAP <= softcap <= LARGEST_SOFTCAP
+    except (TypeError, ValueError):  # no number
+        fits = False
+    if not fits:
         raise ConfigurationError(
-            f"softcap is {problem.softcap}; it needs a finite number above 0, from {SMALLEST_SOFTCAP:g} to "
+            f"softcap is {softcap!r}; it needs a finite number above 0, from {SMALLEST_SOFTCAP:g} to "
             f"{LARGEST_SOFTCAP:g} for what float32 can hold, or None for no cap"
         )
-    sinks = problem.sinks
     if sinks is not None:
         heads = problem.pairs.query.shape[-3] if problem.heads else 0
         if not isinstance(sinks, Tensor) or not sinks.is_floating_point() or tuple(sinks.shape) != (heads,):
@@ -307,8 +312,8 @@ def _check_variants(problem: Problem) -> None:
 
 def draw_dropout(probability: float, device: torch.device) -> Dropout:
     """Dropout with a seed drawn for this call from the device's default generator."""
-    if not 0.0 < probability < 1.0:
-        raise ConfigurationError(f"dropout_p is {probability}; it needs a probability in [0, 1)")
+    if not lies_between(0.0, probability, 1.0):
+        raise ConfigurationError(f"dropout_p is {probability!r}; it needs a probability in [0, 1)")
     return Dropout(probability, torch.randint(-(2**63), 2**63 - 1, (), device=device))
 
 

@@ -16,6 +16,7 @@ from ..errors import ConfigurationError, DtypeError, MaskError, ShapeError
 from ..kernels.validation import check_device, check_same_kind, check_shapes
 from ..masks import Mask
 from ..native import all_finite
+from ..utils.numbers import lies_between
 from .favor_attention import favor_attention, takes_features_in_blocks
 from .feature_maps import Elu, FavorPlus, FeatureMap, Identity, key_features, query_features
 from .linear_mask import DocumentBatches, LinearMask, document_batches, read_mask
@@ -445,8 +446,8 @@ def _checked_scale(scale: float | None, feature_map: FeatureMap, normalize: bool
     """
     if scale is None:
         return max(dim, 1) ** -0.5 if isinstance(feature_map, Identity) and not normalize else 1.0
-    if not -math.inf < scale < math.inf:
-        raise ConfigurationError(f"scale is {scale}; it needs a finite number, or None for the default")
+    if not lies_between(-math.inf, scale, math.inf):
+        raise ConfigurationError(f"scale is {scale!r}; it needs a finite number, or None for the default")
     return float(scale)
 
 

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from ..core.score_forms import AdditivePairs, DotPairs
 from ..errors import ConfigurationError, ShapeError
+from ..utils.numbers import lies_between
 from .base import Score, check_dim, check_same_dim
 
 
@@ -41,8 +42,8 @@ class ScaledDot(Score):
 
     def __init__(self, scale: float | None = None) -> None:
         super().__init__()
-        if scale is not None and not -math.inf < scale < math.inf:
-            raise ConfigurationError(f"scale is {scale}; ScaledDot needs a finite number, or None for 1/√dim")
+        if scale is not None and not lies_between(-math.inf, scale, math.inf):
+            raise ConfigurationError(f"scale is {scale!r}; ScaledDot needs a finite number, or None for 1/√dim")
         self.scale = scale
 
     def form(self, query: Tensor, key: Tensor) -> DotPairs:

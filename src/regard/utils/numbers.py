@@ -1,8 +1,9 @@
-"""Checks of whole numbers in settings."""
+"""Checks of numbers in settings and arguments."""
 
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 from ..errors import ConfigurationError, RegardError
 
@@ -25,3 +26,17 @@ def whole_number(name: str, value: object, *, least: int = 1, error: type[Regard
     if number < least:
         raise error(f"{name} is {number}; it needs at least {least}")
     return number
+
+
+def lies_between(least: float, number: Any, most: float) -> bool:
+    """Whether least < number < most; False for NaN, and for what is no number, which cannot be compared.
+
+    number: a float, or a number of torch's or numpy's, or a symbol of torch.compile's.
+
+    >>> lies_between(0.0, 0.5, 1.0), lies_between(0.0, "0.5", 1.0)
+    (True, False)
+    """
+    try:
+        return least < number < most
+    except (TypeError, ValueError):  # ValueError: an array of several numbers
+        return False
