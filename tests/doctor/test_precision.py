@@ -680,6 +680,162 @@ CORRECT = {
                 x = self.geometry(boxes) + self.kinds(labels)
                 return self.read(x, picture, tgt_key_padding_mask=~mask)
     """,
+    "scores hidden in float32": """
+        def attend(q, k, v, hidden):
+            scores = (q / math.sqrt(q.size(-1))) @ k.transpose(2, 3)
+            scores = scores.float()
+            scores = scores.masked_fill(hidden, -1e18)
+            return F.softmax(scores, dim=-1).to(q.dtype) @ v
+
+        def converted(q, k, v, hidden):
+            scores = torch.einsum("bhid,bhjd->bhij", q.to(torch.float32), k.to(torch.float32)) * q.size(-1) ** -0.5
+            return torch.einsum("bhij,bhjd->bhid", scores.masked_fill(hidden, -1e9).softmax(-1), v.float())
+    """,
+    "a module of torch that another one is compared with, in a test": """
+        class Streaming(nn.Module):
+            def __init__(self, d):
+                super().__init__()
+                self.qkv = nn.Linear(d, 3 * d)
+
+            def forward(self, x):
+                q, k, v = self.qkv(x).chunk(3, dim=-1)
+                return F.scaled_dot_product_attention(q, k, v)
+
+        def test_streaming_equals_torch():
+            ours, theirs = Streaming(64), nn.MultiheadAttention(64, 1, batch_first=True)
+            x = torch.randn(3, 7, 64)
+            assert torch.allclose(ours(x), theirs(x, x, x)[0], atol=1e-5)
+    """,
+    "scores hidden in float32 and converted back, where there is a mask": """
+        def attend(q, k, v, bias, hidden=None):
+            scores = torch.einsum("ibnd,jbnd->ijbn", q, k) * q.size(-1) ** -0.5 + bias
+            if hidden is not None:
+                scores = scores.float().masked_fill(hidden[:, :, :, None], -1e30).type_as(scores)
+            return torch.einsum("ijbn,jbnd->ibnd", F.softmax(scores, dim=1), v)
+    """,
+    "causal without a mask of the caller, who passes one with a cache": """
+        class Attention(nn.Module):
+            def __init__(self, d, heads):
+                super().__init__()
+                self.heads, self.qkv, self.kv_cache = heads, nn.Linear(d, 3 * d), None
+
+            def forward(self, x, mask, input_pos=None):
+                b, n, d = x.shape
+                q, k, v = (one.view(b, n, self.heads, -1).transpose(1, 2) for one in self.qkv(x).chunk(3, -1))
+                if self.kv_cache is not None:
+                    k, v = self.kv_cache.update(input_pos, k, v)
+                if mask is None:
+                    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+                return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    """,
+    "the window of one step, of a cache that is kept": """
+        def step(q, k, v, cache_k, cache_v, window):
+            k, v = torch.cat((cache_k, k), dim=-2), torch.cat((cache_v, v), dim=-2)
+            recent_k, recent_v = k[..., -window:, :], v[..., -window:, :]
+            return F.scaled_dot_product_attention(q, recent_k, recent_v), (k, v)
+    """,
+    "a mask in float32, which makes the scores float32": """
+        class Columns(nn.Module):
+            def __init__(self, columns, d):
+                super().__init__()
+                self.q, self.k, self.v = nn.Linear(d, d), nn.Linear(d, d), nn.Linear(d, d)
+                self.register_buffer("order", torch.arange(columns))
+
+            def hidden(self, columns):
+                seen = self.order[None, :].repeat(columns, 1) <= self.order[:, None]
+                return (1.0 - seen.float()) * -1e5
+
+            def forward(self, x):
+                q, k, v = self.q(x), self.k(x), self.v(x)
+                scores = torch.einsum("ijk,ilk->ijl", q, k) * q.size(-1) ** -0.5 + self.hidden(x.size(1))
+                return torch.einsum("ijl,ilk->ijk", scores.softmax(-1), v)
+    """,
+    "a bilinear form": """
+        class Parser(nn.Module):
+            def __init__(self, d):
+                super().__init__()
+                self.head = nn.Sequential(nn.Linear(d, d), nn.ELU())
+                self.child = nn.Sequential(nn.Linear(d, d), nn.ELU())
+                self.arcs = Arcs(d)
+
+            def forward(self, x):
+                return self.arcs(self.head(x), self.child(x))
+
+        class Arcs(nn.Module):
+            def __init__(self, d):
+                super().__init__()
+                self.U = nn.Parameter(torch.empty(d, d))
+
+            def forward(self, head, child):
+                scores = child.matmul(self.U)
+                return scores.bmm(head.transpose(-1, -2))
+    """,
+    "a mistake that the paper has, and a comment that says so": """
+        # Rotary positions as published: the reference pairs neighbours with a table of halves, a
+        # deliberate mismatch that its weights were trained with.
+        def rope_table(positions, inv_freq):
+            angles = torch.outer(positions, inv_freq)
+            angles = torch.cat((angles, angles), dim=-1)
+            return angles.cos(), angles.sin()
+
+        def apply_rope(x, cos, sin):
+            even, odd = x[..., ::2], x[..., 1::2]
+            return x * cos + torch.stack((-odd, even), dim=-1).flatten(-2) * sin
+    """,
+    "scores that a function changes, which gets the tokens too": """
+        def greedy(model, tokens, steps, penalty):
+            for step in range(steps):
+                scores = model.step(step)
+                scores = scores[:, -1]
+                scores = penalized(tokens, scores, penalty)
+                tokens = torch.cat([tokens, scores.argmax(-1, keepdim=True)], dim=1)
+            return tokens
+
+        def attend(q, k, v):
+            return F.scaled_dot_product_attention(q, k, v)
+    """,
+    "a function that is handed out, with the parameters of its kind": """
+        class SlowKernel:
+            def load(self):
+                def attention(q, k, v, attention_mask=None, is_causal=False, cu_seqlens=None):
+                    return F.scaled_dot_product_attention(q, k, v, attn_mask=attention_mask)
+
+                return attention
+    """,
+    "queries that were scaled before, for either of two functions": """
+        def plain(query, key, value, mask=None):
+            weights = torch.einsum("bqhd,bkhd->bhqk", query, key)
+            if mask is not None:
+                weights = weights.masked_fill(~mask, float("-inf"))
+            return torch.einsum("bhqk,bkhd->bqhd", F.softmax(weights, dim=-1), value)
+
+        def fused(query, key, value, mask=None):
+            q, k, v = (one.transpose(1, 2) for one in (query, key, value))
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=1.0).transpose(1, 2)
+
+        class Attention(nn.Module):
+            def __init__(self, d, fast=True):
+                super().__init__()
+                self.q, self.k, self.v = nn.Linear(d, d), nn.Linear(d, d), nn.Linear(d, d)
+                self.attend = fused if fast else plain
+                self.gain = nn.Parameter(torch.zeros(d))
+
+            def forward(self, x):
+                q = self.q(x).unflatten(-1, (8, -1)) * F.softplus(self.gain) / 8
+                return self.attend(q, self.k(x).unflatten(-1, (8, -1)), self.v(x).unflatten(-1, (8, -1)))
+    """,
+    "a decoder of channels, which have no order": """
+        class Electrodes(nn.Module):
+            def __init__(self, channels, d):
+                super().__init__()
+                self.kinds, self.places = nn.Embedding(channels, d), nn.Linear(3, d)
+                self.read = nn.TransformerDecoder(nn.TransformerDecoderLayer(d, 8, batch_first=True), 1)
+                self.out = nn.Linear(d, 40)
+
+            def forward(self, encoded, channel_names, locations):
+                queries = self.places(locations) + self.kinds(channel_names)
+                return self.out(self.read(queries, encoded))
+    """,
 }
 IMPORTS = "import math\nimport torch\nimport torch.nn.functional as F\nfrom torch import nn\n"
 

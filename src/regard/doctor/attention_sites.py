@@ -445,6 +445,21 @@ def projection_name(term: Term) -> str:
     return str(source.value or "") if source.op == "apply" else ""
 
 
+def dtype_of_projection(query: Term) -> Term | None:
+    """The dtype to which a query, or the input of its projection, was converted last; None where it was not."""
+    for _ in range(20):
+        if query.op == "cast":
+            return query.get("dtype")
+        if (
+            query.op in ("element", "item", "chunk", "split", "unbind", "loop_item", "apply")
+            and query.input is not query
+        ) or query.op in ("transpose", "reshape", "permute", "mul", "div", "unflatten", "rearrange"):
+            query = query.input
+        else:
+            return None
+    return None
+
+
 def names_in(term: Term, *, stop: frozenset[str] = frozenset()) -> set[str]:
     """All names of the source in a term, for questions such as whether a cache is in it; as `walk`."""
     return {label(one) for one in walk(term, stop=stop)} - {""}

@@ -23,7 +23,7 @@ from .python_source import (
     read_bytes,
     suppressions,
 )
-from .rules import RULES, AttentionRule, Report
+from .rules import RULES, AttentionRule, Report, is_on_purpose
 from .symbolic_evaluation import evaluate
 
 UNREADABLE = "ATT000"
@@ -85,7 +85,7 @@ def reported(
 
 
 def _reports(source: str, path: str, selection: RuleSelection) -> list[tuple[CodeFinding, Report | None]]:
-    """The findings of all rules, each at one place once, without those that comments suppress."""
+    """The findings of all rules, each at one place once, without those that comments suppress, or call intended."""
     facts = evaluate(source, parsed(source))
     facts.sites = attention_sites(facts)
     lines, suppressed = source.splitlines(), suppressions(source)
@@ -95,7 +95,7 @@ def _reports(source: str, path: str, selection: RuleSelection) -> list[tuple[Cod
             continue
         for report in rule.check(facts):
             finding = _finding(path, lines, rule, report)
-            if not _is_suppressed(finding, suppressed):
+            if not _is_suppressed(finding, suppressed) and not is_on_purpose(report.node, facts):
                 found.setdefault((finding.code, finding.line, finding.column), (finding, report))
     return list(found.values())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -77,6 +78,36 @@ def function_around(node: ast.AST | None, facts: ModuleFacts) -> Function | None
     while node is not None and not isinstance(node, Function):
         node = facts.parents.get(node)
     return node
+
+
+def tests_around(node: ast.AST | None, facts: ModuleFacts) -> Iterator[ast.expr]:
+    """The conditions, of the same function, on which it depends whether a node is reached; the innermost first."""
+    while node is not None and not isinstance(node, Function):
+        node = facts.parents.get(node)
+        if isinstance(node, ast.If | ast.IfExp):
+            yield node.test
+
+
+_ON_PURPOSE = re.compile(r"(?<!not )\b(deliberate(ly)?|intentional(ly)?|on purpose|by design)\b", re.I)
+
+
+def is_on_purpose(node: ast.AST, facts: ModuleFacts) -> bool:
+    """Whether a comment beside or above a statement, or above the function around it, says that it is meant so."""
+    lines = facts.source.splitlines()
+    statement: ast.AST | None = node
+    while statement is not None and not isinstance(statement, ast.stmt | ast.arg):
+        statement = facts.parents.get(statement)
+    for one in (statement, function_around(node, facts)):
+        if not isinstance(one, ast.stmt | ast.arg):
+            continue
+        first = min([one.lineno, *(made.lineno for made in getattr(one, "decorator_list", []))])
+        last = one.lineno if isinstance(one, Function) else one.end_lineno or one.lineno
+        above = first - 1
+        while above > 0 and lines[above - 1].lstrip().startswith("#"):
+            above -= 1
+        if any(_ON_PURPOSE.search(line.partition("#")[2]) for line in lines[above:last]):
+            return True
+    return False
 
 
 def default_of(parameter: Term, facts: ModuleFacts) -> ast.expr | None:

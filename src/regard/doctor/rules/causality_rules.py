@@ -71,7 +71,7 @@ def missing_causal_mask(facts: ModuleFacts) -> Iterator[Report]:
         if not is_judged(event, facts) or not all(is_none(term.get(name)) for name in ("tgt_mask", "tgt_is_causal")):
             continue
         target = term.get("tgt")
-        if target is not None and target is not term.get("src") and _is_embedded_tokens(target):
+        if target is not None and target is not term.get("src") and _is_embedded_text(target, event.class_):
             yield Report(
                 term.node,
                 f"{str(term.value).removeprefix('torch.')} without tgt_mask: every target position sees the next ones; "
@@ -127,10 +127,20 @@ def _is_cross(site: AttentionSite) -> bool:
     return any(re.search(r"memory|enc_|encod|context|cross|(^|_)src", name, re.I) for name in names_in(site.key))
 
 
-def _is_embedded_tokens(target: Term) -> bool:
-    return any(
-        one.op == "apply" and one.value == "torch.nn.Embedding" and not _is_position(one) for one in walk(target)
+def _is_embedded_text(target: Term, class_: ClassFacts | None) -> bool:
+    """Whether tokens of a vocabulary are embedded: by its name, or as the same class scores it."""
+    embedded = [
+        one for one in walk(target) if one.op == "apply" and one.value == "torch.nn.Embedding" and not _is_position(one)
+    ]
+    named = (one for applied in embedded for one in names_in(applied, stop=frozenset({"parameter"})))
+    return any(_VOCABULARY.search(name) for name in named) or any(
+        _scores_its_vocabulary(one, class_) for one in embedded
     )
+
+
+_VOCABULARY = re.compile(
+    r"vocab|word|tok|tgt|trg|target|text|char|caption|(^|_)dec|ntoken|lang|lm_|letters|(^|_)y(_|$)", re.I
+)
 
 
 def _is_position(applied: Term) -> bool:

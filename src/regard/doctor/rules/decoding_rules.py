@@ -251,16 +251,30 @@ def window_cut_before_attention(facts: ModuleFacts) -> Iterator[Report]:
     """Keys are cut to the last window before the new queries have read them.
 
     With one new query that is the window itself. Of a chunk of n queries, the first ones lose up to n - 1 keys of their
-    windows, and a chunk longer than the window loses its own. Attend first, then cut what the cache stores.
+    windows, and a chunk longer than the window loses its own. Attend first, then cut what the cache stores. Keys that
+    are cut for one step, while the cache keeps all of them, are no finding.
     """
     for site in facts.sites:
         if not is_judged(site.event, facts):
             continue
         cut = _cut(site.key)
-        if cut is not None:
+        if cut is not None and _is_kept(cut, facts):
             yield Report(
                 cut.node, "the first queries of a chunk lose keys of their windows: attend, then cut the cache"
             )
+
+
+def _is_kept(cut: Term, facts: ModuleFacts) -> bool:
+    """Whether the keys that are left are returned or stored, as those of the next step."""
+    waiting, seen = [cut], {id(cut)}
+    while waiting:
+        for one in facts.consumers.get(id(waiting.pop()), []):
+            if one.op in ("return", "store"):
+                return True
+            if id(one) not in seen and one.op in ("tuple", "dict", "call", "instance", "choice", "setitem", "cast"):
+                seen.add(id(one))
+                waiting.append(one)
+    return False
 
 
 def _cut(key: Term) -> Term | None:

@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
+from ..attention_sites import dtype_of_projection
 from ..finding import Severity
 from ..symbolic_evaluation import Event, Function, ModuleFacts
 from ..term import Term, is_none, label, number, walk
@@ -243,22 +244,7 @@ def softmax_in_half(facts: ModuleFacts) -> Iterator[Report]:
         dtype = site.softmax.get("dtype")
         if is_none(dtype):
             casts = [step.term.get("dtype") for step in site.before if step.op == "cast" and not step.conditional]
-            dtype = casts[-1] if casts else _projected_dtype(site.query)
+            dtype = casts[-1] if casts else dtype_of_projection(site.query)
         if dtype is not None and dtype.op == "name" and dtype.value in _HALF:
             name = str(dtype.value).removeprefix("torch.")
             yield Report(site.softmax.node, f"softmax of scores in {name}: pass dtype=torch.float32")
-
-
-def _projected_dtype(query: Term) -> Term | None:
-    """The dtype to which a query, or the input of its projection, was converted last."""
-    for _ in range(20):
-        if query.op == "cast":
-            return query.get("dtype")
-        if (
-            query.op in ("element", "item", "chunk", "split", "unbind", "loop_item", "apply")
-            and query.input is not query
-        ) or query.op in ("transpose", "reshape", "permute", "mul", "div", "unflatten", "rearrange"):
-            query = query.input
-        else:
-            return None
-    return None

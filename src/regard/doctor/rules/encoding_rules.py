@@ -419,6 +419,8 @@ def missing_denominator(facts: ModuleFacts) -> Iterator[Report]:
         factor = outer.left if _state(outer.right) else outer.right
         if any(_plain(one) is _plain(factor) for one in inner.operands()):  # A·B·Aᵀ, of a covariance
             continue
+        if any(_is_learned(_plain(one)) for one in inner.operands()):  # x·W·yᵀ, a bilinear form
+            continue
         function = event.function
         written = ast.unparse(function) if function is not None else ""
         if not re.search(r" / |/=|\.div|norm\(|Norm|reciprocal|softmax|divide|ones", written):
@@ -437,6 +439,11 @@ def _plain(term: Term) -> Term:
     while term.op == "transpose":
         term = term.input
     return term
+
+
+def _is_learned(term: Term) -> bool:
+    """Whether a matrix is a parameter of the module, and is not computed from its input."""
+    return term.op == "call" and str(term.value).endswith("nn.Parameter")
 
 
 _OTHER_VALUES = frozenset({"matmul", "einsum", "setitem", "stack", "cat", "size", "shape", "repeat_interleave"})

@@ -8,12 +8,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..attention_sites import AttentionSite, Step, names_in, poolings
+from ..attention_sites import AttentionSite, Step, dtype_of_projection, names_in, poolings
 from ..finding import Severity
 from ..mask_values import hidden_pairs, is_zero_one, mask_values, triangle
 from ..symbolic_evaluation import Event, ModuleFacts
 from ..term import Term, is_none, is_true, label, number, same, walk
-from .base import Report, formulas, rule
+from .base import Report, formulas, function_around, rule, tests_around
 
 TORCH_MASKS = {
     "torch.nn.MultiheadAttention": ("attn_mask",),
@@ -654,17 +654,31 @@ def causal_with_cache(facts: ModuleFacts) -> Iterator[Report]:
 
     torch aligns the triangle with the first query and the first key. With n cached keys, the new query of a decoding
     step sees the first key alone. Pass `is_causal=False` for one query, and for several a mask aligned to the last key.
+    Calls that are made only where the caller passes no mask are no finding: a caller with a cache may pass one.
     """
     for event in facts.operations("sdpa"):
         key = event.term.get("key")
         if not is_judged(event, facts) or key is None or not is_true(event.term.get("is_causal")):
             continue
-        if is_cached(key):
+        if is_cached(key) and not _is_without_mask_of_caller(event, facts):
             yield Report(
                 event.term.node,
                 "is_causal=True aligns the triangle with the first key, and these keys begin with those of a cache: "
                 "pass a mask aligned to the last key",
             )
+
+
+def _is_without_mask_of_caller(event: Event, facts: ModuleFacts) -> bool:
+    """Whether it depends on a parameter named as a mask whether a call is made."""
+    function = function_around(event.term.node, facts)
+    parameters = (
+        {one.arg for one in (*function.args.args, *function.args.kwonlyargs)} if function is not None else set()
+    )
+    return any(
+        isinstance(one, ast.Name) and one.id in parameters and re.search(r"mask|bias", one.id)
+        for test in tests_around(event.term.node, facts)
+        for one in ast.walk(test)
+    )
 
 
 _MOVED = frozenset({"transpose", "reshape", "flatten", "expand", "repeat_interleave", "cast", "unsqueeze", "item"})
@@ -738,7 +752,8 @@ def finite_mask_value(facts: ModuleFacts) -> Iterator[Report]:
     """Scores are hidden by a finite number, which half precision cannot hold or scores can outgrow.
 
     -1e9 overflows in float16, where `masked_fill` refuses it; -1e4 or -100 can be outgrown by scores in training. A row
-    without any visible key becomes an average of hidden values. Use -inf, or `torch.finfo(scores.dtype).min`.
+    without any visible key becomes an average of hidden values. Use -inf, or `torch.finfo(scores.dtype).min`. Scores or
+    masks that are converted to float32 before may be hidden by any number that scores cannot reach.
     """
     for site in formulas(facts):
         for step in site.before:
@@ -753,6 +768,8 @@ def finite_mask_value(facts: ModuleFacts) -> Iterator[Report]:
             if found is None or not -math.inf < found <= -30:
                 continue
             if found > -65504 and _is_hidden_again(step, site):
+                continue
+            if found < -65504 and (_is_single(step, site) or _is_single_mask(step)):
                 continue
             if found < -65504:
                 reason = "which overflows in float16"
@@ -780,6 +797,35 @@ def _is_hidden_again(step: Step, site: AttentionSite) -> bool:
         one.op == "masked_fill" and same(one.term.get("mask"), hidden) and number(one.term.get("value")) == 0
         for one in site.after
     )
+
+
+def _is_single(step: Step, site: AttentionSite) -> bool:
+    """Whether the scores that a step hides were converted to float32 or float64 before."""
+    scores: Term | None = step.term
+    while scores is not None:
+        if scores.op == "cast":
+            return _is_float32(scores.get("dtype"))
+        found = next((one for one in site.before if one.term is scores), None)
+        scores = found.term.get("input") if found is not None else None
+    return _is_float32(dtype_of_projection(site.query))
+
+
+def _is_single_mask(step: Step) -> bool:
+    """Whether what a step adds was converted to float32 last: the sum with scores of half precision is float32 too."""
+    added = step.operand if step.op == "add" else None
+    while added is not None:
+        if added.op == "cast":
+            return _is_float32(added.get("dtype"))
+        operands = [one for one in (added.get("input"), added.get("other")) if one is not None and number(one) is None]
+        added = operands[0] if added.op in _KEEPS_DTYPE and len(operands) == 1 else None
+    return False
+
+
+_KEEPS_DTYPE = frozenset({"mul", "add", "sub", "unsqueeze", "item", "expand", "transpose", "repeat", "negative"})
+
+
+def _is_float32(dtype: Term | None) -> bool:
+    return dtype is not None and dtype.value in ("torch.float32", "torch.float", "torch.float64", "torch.double")
 
 
 def _outgrown(term: Term) -> float | None:

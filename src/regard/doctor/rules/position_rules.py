@@ -408,6 +408,8 @@ def _call_of_model(loop: ast.For | ast.While, grown: str) -> ast.Call | None:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and _is_model_call(node.value, names):
             if re.search(r"mems?\b|cache|past|state", " ".join(target_names(node))):
                 continue
+            if target_names(node) & {name for one in node.value.args for name in _bound_names(one)}:
+                continue  # scores = penalized(tokens, scores)
             for name in (name for target in node.targets for name in _bound_names(target)):
                 results[name] = node.value
     for node in ast.walk(loop):  # logits = out[0] if isinstance(out, tuple) else out

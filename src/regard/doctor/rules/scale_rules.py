@@ -20,7 +20,7 @@ from ..attention_sites import (
 from ..finding import Severity
 from ..symbolic_evaluation import ModuleFacts
 from ..term import Term, is_none, label, number, text, walk
-from .base import Report, formulas, last_name, rule
+from .base import Report, formulas, function_around, last_name, rule
 
 _QUERY_NAMES = re.compile(
     r"^(q|query|queries|xq|wq|q_?proj|to_q|query_layer|q_?states?|query_states|w_?q(uery)?)$", re.I
@@ -71,7 +71,11 @@ def missing_scale(facts: ModuleFacts) -> Iterator[Report]:
     neither is a model that published weights are loaded into: it needs the scale that they were trained with.
     """
     for site in _free_formulas(facts):
-        if _looks_like_transformer(site) and not _may_be_scaled(site, facts):
+        if (
+            _looks_like_transformer(site)
+            and not _may_be_scaled(site, facts)
+            and not _may_get_scaled_queries(site, facts)
+        ):
             yield Report(
                 site.scores.term.node if site.scores else site.output.node,
                 "scores of queries and keys are not divided by the square root of their dimension: "
@@ -124,6 +128,16 @@ def _may_be_scaled(site: AttentionSite, facts: ModuleFacts) -> bool:
         return True
     names = {name for term in (site.query, site.key) for name in names_in(term, stop=_PROJECTIONS | {"matmul"})}
     return any(SCALE_NAME.search(name) for name in names) or _mentions_scale(site, facts)
+
+
+def _may_get_scaled_queries(site: AttentionSite, facts: ModuleFacts) -> bool:
+    """Whether the query is an argument of a function whose callers may scale it: it is passed on as a value."""
+    query = source_of(site.query)
+    function = function_around(query.node, facts) if query.op == "parameter" else None
+    if function is None:
+        return False
+    used = [one for one in facts.nodes[ast.Name] if one.id == function.name and isinstance(one.ctx, ast.Load)]
+    return any(not (isinstance(above := facts.parents[one], ast.Call) and above.func is one) for one in used)
 
 
 def _is_bias(term: Term) -> bool:

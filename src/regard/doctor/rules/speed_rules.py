@@ -241,9 +241,12 @@ def unused_weights(facts: ModuleFacts) -> Iterator[Report]:
     """`nn.MultiheadAttention` computes weights that nobody uses.
 
     With `need_weights=True`, the default, the weights are computed in full and averaged, with memory that grows as the
-    square of the length. With `need_weights=False` it uses `scaled_dot_product_attention`. `--fix` adds that.
+    square of the length. With `need_weights=False` it uses `scaled_dot_product_attention`. `--fix` adds that. Functions
+    that are named as references or tests are none.
     """
     for event in facts.applied("torch.nn.MultiheadAttention"):
+        if _is_reference(event.term.node, facts):
+            continue
         given = event.term.get("need_weights")
         plain = "**" not in event.term.arguments and not any(one.op == "starred" for one in event.term.operands())
         if plain and is_true(given) and isinstance(event.term.node, ast.Call) and _discards_weights(event, facts):

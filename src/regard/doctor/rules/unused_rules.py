@@ -182,7 +182,11 @@ def ignored_mask(facts: ModuleFacts) -> Iterator[Report]:
         if (prescribed and methods) or function.name.startswith("_") or _only_raises(function):
             continue
         replaces = not methods and bool(parameters) and parameters[0].arg == "self"  # a method of another file
-        if replaces or (methods and _has_unknown_base(facts.parents[function], facts)):
+        if (
+            replaces
+            or _is_handed_out(function, facts)
+            or (methods and _has_unknown_base(facts.parents[function], facts))
+        ):
             continue
         unread = [one.arg for one in parameters if _MASKS.match(one.arg) and one.arg not in read]
         if {"tgt_mask", "memory_mask"} <= set(
@@ -202,6 +206,14 @@ def _has_unknown_base(class_: ast.AST, facts: ModuleFacts) -> bool:
     """Whether a class of another file, which may prescribe the parameters, is a base."""
     bases = [last_name(base) for base in class_.bases] if isinstance(class_, ast.ClassDef) else []
     return any(base not in ("Module", "object", "ABC", "Function", *facts.classes) for base in bases)
+
+
+def _is_handed_out(function: Function, facts: ModuleFacts) -> bool:
+    """Whether a function within a function is returned, stored or passed on: its callers prescribe the parameters."""
+    if function_around(facts.parents[function], facts) is None:
+        return False
+    used = [one for one in facts.nodes[ast.Name] if one.id == function.name and isinstance(one.ctx, ast.Load)]
+    return any(not (isinstance(above := facts.parents[one], ast.Call) and above.func is one) for one in used)
 
 
 def _is_said_unused(parameter: ast.arg, function: Function) -> bool:
