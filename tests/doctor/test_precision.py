@@ -836,6 +836,78 @@ CORRECT = {
                 queries = self.places(locations) + self.kinds(channel_names)
                 return self.out(self.read(queries, encoded))
     """,
+    "values that are rotated, and an output that is rotated back": """
+        class Attention(nn.Module):
+            def __init__(self, d, rope, reverse_rope):
+                super().__init__()
+                self.qkv, self.value_rope, self.value_reverse_rope = nn.Linear(d, 3 * d), rope, reverse_rope
+
+            def forward(self, x):
+                query, key, value = self.qkv(x).unflatten(-1, (3, 8, -1)).unbind(2)
+                scores = torch.einsum("bihd,bjhd->bhij", query, key) * query.size(-1) ** -0.5
+                value = self.value_rope(value)
+                out = torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), value)
+                return self.value_reverse_rope(out)
+    """,
+    "a sequence that is cut into chunks in the loop": """
+        from einops import rearrange
+
+        def generate(model, out, chunk, steps):
+            memory = None
+            for _ in range(steps):
+                scores, memory = model.step(memory)
+                out = torch.cat((out, scores.argmax(-1, keepdim=True)), dim=1)
+                if out.size(1) % chunk == 0:
+                    last = rearrange(out, "b (c n) -> b c n", n=chunk)[:, -1]
+                    out = torch.cat((out, model.looked_up(last)), dim=1)
+            return out
+
+        def attend(q, k, v):
+            return F.scaled_dot_product_attention(q, k, v)
+    """,
+    "a mask, dropout and a buffer for versions of torch, and one query with a cache": """
+        class Attention(nn.Module):
+            def __init__(self, d, heads, block, dropout):
+                super().__init__()
+                self.heads, self.qkv, self.dropout = heads, nn.Linear(d, 3 * d), dropout
+                self.flash = hasattr(F, "scaled_dot_product_attention") and self.dropout == 0.0
+                if not self.flash:
+                    self.register_buffer("bias", torch.tril(torch.ones(block, block)).view(1, 1, block, block))
+
+            def forward(self, x, past=None):
+                b, n, d = x.shape
+                q, k, v = (one.view(b, n, self.heads, -1).transpose(1, 2) for one in self.qkv(x).chunk(3, -1))
+                if past is not None:
+                    k, v = torch.cat((past[0], k), dim=-2), torch.cat((past[1], v), dim=-2)
+                if self.flash:
+                    # with a cache, q has the last token alone, which sees all keys
+                    y = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout, is_causal=past is None)
+                else:
+                    scores = q @ k.transpose(-2, -1) / math.sqrt(k.size(-1))
+                    scores = scores.masked_fill(self.bias[:, :, k.size(2) - n : k.size(2), : k.size(2)] == 0, -math.inf)
+                    y = F.dropout(scores.softmax(-1), self.dropout, self.training) @ v
+                return y.transpose(1, 2).reshape(b, n, d), (k, v)
+    """,
+    "the decoder of a tokenizer of pictures": """
+        class Attention(nn.Module):
+            def __init__(self, d):
+                super().__init__()
+                self.q, self.k, self.v = nn.Linear(d, d), nn.Linear(d, d), nn.Linear(d, d)
+
+            def forward(self, x, y):
+                q, k, v = self.q(x), self.k(y), self.v(y)
+                return F.scaled_dot_product_attention(q, k, v)
+
+        class DecoderBlock(nn.Module):
+            # reads patches, and a token for the class, in the context of others
+            def __init__(self, d):
+                super().__init__()
+                self.self_attn, self.cross_attn = Attention(d), Attention(d)
+
+            def forward(self, patches, context):
+                x = patches + self.self_attn(patches, patches)
+                return x + self.cross_attn(x, context)
+    """,
 }
 IMPORTS = "import math\nimport torch\nimport torch.nn.functional as F\nfrom torch import nn\n"
 

@@ -37,13 +37,14 @@ def unmasked_with_cache(facts: ModuleFacts) -> Iterator[Report]:
     """The causal mask is left out whenever there is a cache, for several new tokens too.
 
     One new token may see all keys. A prompt in chunks, or the tokens of speculative decoding, are several: without a
-    mask they see each other's future. Align the mask to the last key, or leave it out for one query only.
+    mask they see each other's future. Align the mask to the last key, or leave it out for one query only. A function
+    that says, in a condition or a comment, that there is one query with a cache is no finding.
     """
     for event in facts.operations("sdpa"):
         key, causal = event.term.get("key"), event.term.get("is_causal")
         if key is None or causal is None or not is_judged(event, facts) or not is_none(event.term.get("attn_mask")):
             continue
-        if is_cached(key) and _is_without_cache(causal):
+        if is_cached(key) and _is_without_cache(causal) and not _says_one_query(event.term.node, facts):
             yield Report(event.term.node, "with a cache nothing is masked: several new tokens see each other's future")
     attending = {function_around(event.term.node, facts) for event in facts.operations("softmax", "sdpa")}
     for node in facts.nodes[ast.If]:
@@ -52,8 +53,23 @@ def unmasked_with_cache(facts: ModuleFacts) -> Iterator[Report]:
             and _tests_no_cache(node.test)
             and not node.orelse
             and any(_masks_scores(one) for one in node.body)
+            and not _says_one_query(node, facts)
         ):
             yield Report(node, "with a cache no mask is applied: several new tokens see each other's future")
+
+
+_ONE_QUERY = re.compile(
+    r"#.*\b((incremental|single|one|last|1) (new )?(token|query|position|step)|incremental(ly)? decod)"
+    r"|\bassert .*== 1\b|#.*== 1\b",
+    re.I,
+)
+
+
+def _says_one_query(node: ast.AST, facts: ModuleFacts) -> bool:
+    """Whether the text of the function around says that there is one query with a cache."""
+    function = function_around(node, facts)
+    written = ast.get_source_segment(facts.source, function) if function is not None else None
+    return written is not None and _ONE_QUERY.search(written) is not None
 
 
 def _is_without_cache(causal: Term) -> bool:

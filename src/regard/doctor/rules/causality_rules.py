@@ -82,7 +82,7 @@ def missing_causal_mask(facts: ModuleFacts) -> Iterator[Report]:
 def _decoders_without_mask(facts: ModuleFacts) -> Iterator[Report]:
     """Layers named decoders that attend to what an encoder gave, and to themselves without a mask."""
     layers: dict[str, list[AttentionSite]] = {}
-    of_tokens = re.search(r"vocab|Embedding|tgt|target|trg|token|word|generate", facts.source)
+    of_tokens = re.search(r"vocab|nn\.Embedding|\b(tgt|trg|target_tokens|target_ids|input_ids|words)\b", facts.source)
     if not of_tokens or re.search(r"query_pos|reference_points|bbox", facts.source):
         return  # of objects or pictures, which have no order
     for site in facts.sites:

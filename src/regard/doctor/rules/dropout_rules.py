@@ -10,7 +10,7 @@ from ..attention_sites import dtype_of_projection
 from ..finding import Severity
 from ..symbolic_evaluation import Event, Function, ModuleFacts
 from ..term import Term, is_none, label, number, walk
-from .base import Report, default_of, formulas, function_around, last_name, rule
+from .base import Report, default_of, formulas, function_around, last_name, rule, tests_around
 
 _HALF = ("torch.float16", "torch.half", "torch.bfloat16")
 
@@ -48,7 +48,7 @@ def dropout_in_evaluation(facts: ModuleFacts) -> Iterator[Report]:
     """
     for event in facts.operations("sdpa"):
         probability = event.term.get("dropout_p")
-        if probability is not None and _is_always_on(probability, event):
+        if probability is not None and _is_always_on(probability, event) and not _is_tested_for_none(event, facts):
             yield Report(
                 event.term.node,
                 "dropout_p does not depend on self.training, so dropout stays on in evaluation: "
@@ -62,6 +62,18 @@ def dropout_in_evaluation(facts: ModuleFacts) -> Iterator[Report]:
         written_out = event.term.get("training") is not None  # training=True is on purpose
         if functional and not written_out and not _is_chosen_elsewhere(event, facts):
             yield Report(event.term.node, "F.dropout without training=self.training drops in evaluation too")
+
+
+def _is_tested_for_none(event: Event, facts: ModuleFacts) -> bool:
+    """Whether a call is made only without dropout: by a condition, or by an attribute that is true only then."""
+    attributes = event.class_.attributes if event.class_ is not None else {}
+    for test in tests_around(event.term.node, facts):
+        for node in ast.walk(test):
+            value = attributes.get(node.attr) if isinstance(node, ast.Attribute) else None
+            written = ast.unparse(value.node) if value is not None and isinstance(value.node, ast.expr) else ""
+            if re.search(r"drop\w*(\.p)? == 0|not [\w.]*drop", f"{ast.unparse(node)} {written}"):
+                return True
+    return False
 
 
 def _is_chosen_elsewhere(event: Event, facts: ModuleFacts) -> bool:

@@ -11,7 +11,7 @@ from ..finding import Severity
 from ..mask_values import mask_values
 from ..symbolic_evaluation import Event, Function, ModuleFacts
 from ..term import Term, is_none, number, walk
-from .base import Report, default_of, last_name, rule, target_names
+from .base import Report, default_of, function_around, last_name, rule, target_names
 
 _ROTARY = re.compile(r"rotary|(^|_)rope(_|$)|apply_rot|rotate_queries", re.I)
 _VALUES = re.compile(r"^(v|value|values|xv|value_states|v_states|value_layer|vs)$", re.I)
@@ -44,7 +44,7 @@ def rotary_values(facts: ModuleFacts) -> Iterator[Report]:
     """Rotary positions are applied to the values.
 
     Rotations of queries and keys cancel up to their distance in the dot product. Those of values do not: the output
-    then depends on absolute positions, rotated by an amount that nothing undoes.
+    then depends on absolute positions, rotated by an amount that nothing undoes, unless the output is rotated back.
     """
     is_about_rotary = (
         bool(facts.sites) and re.search(r"rotary|rope\b|\bcos\b|angle|freq", facts.source, re.I) is not None
@@ -62,8 +62,16 @@ def rotary_values(facts: ModuleFacts) -> Iterator[Report]:
             optional = isinstance(above, ast.If) and "value" in ast.unparse(above.test)  # an option of RoFormer
             rotary = _is_rotary(call) or (is_about_rotary and last_name(call.func) == "rotate")
             rotated = any(_VALUES.match(name) and name in passed for name in names)
-            if rotary and not optional and rotated and not _returns_values_as_they_were(call, facts):
+            if not rotary or optional or not rotated or _turns_back(call, facts):
+                continue
+            if not _returns_values_as_they_were(call, facts):
                 yield Report(call, "rotary positions are applied to the values: rotate queries and keys alone")
+
+
+def _turns_back(call: ast.Call, facts: ModuleFacts) -> bool:
+    """Whether the function around rotates its output by the opposite angles, which makes of them distances."""
+    calls = (node for node in ast.walk(function_around(call, facts) or call) if isinstance(node, ast.Call))
+    return any(_is_rotary(one) and re.search(r"revers|invers|undo|unrot|back|conj", ast.unparse(one)) for one in calls)
 
 
 def _returns_values_as_they_were(call: ast.Call, facts: ModuleFacts) -> bool:
@@ -366,7 +374,7 @@ def generation_without_cache(facts: ModuleFacts) -> Iterator[Report]:
         if _CACHED.search(ast.unparse(node)):
             continue
         for grown, appended in _grown_sequences(node):
-            call = _call_of_model(node, grown)
+            call = _call_of_model(node, grown, facts)
             if call is not None and _depends_on(appended, call, node):
                 yield Report(call, f"each step computes all of `{grown}` again: keep keys and values in a cache")
                 break
@@ -398,14 +406,14 @@ def _grown_sequences(loop: ast.For | ast.While) -> Iterator[tuple[str, list[ast.
                 yield name, joined.elts[1:]
 
 
-def _call_of_model(loop: ast.For | ast.While, grown: str) -> ast.Call | None:
+def _call_of_model(loop: ast.For | ast.While, grown: str, facts: ModuleFacts) -> ast.Call | None:
     """The call in a loop that gets all of a growing sequence and of whose result the last position is used."""
     names, results = {grown}, {}
     for node in ast.walk(loop):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and _is_tail(node.value, grown):
             names.add(node.targets[0].id)
     for node in ast.walk(loop):
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and _is_model_call(node.value, names):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and _is_model_call(node.value, names, facts):
             if re.search(r"mems?\b|cache|past|state", " ".join(target_names(node))):
                 continue
             if target_names(node) & {name for one in node.value.args for name in _bound_names(one)}:
@@ -425,7 +433,7 @@ def _call_of_model(loop: ast.For | ast.While, grown: str) -> ast.Call | None:
                 continue
             if isinstance(value, ast.Name) and value.id in results:
                 return results[value.id]
-            if isinstance(value, ast.Call) and _is_model_call(value, names):
+            if isinstance(value, ast.Call) and _is_model_call(value, names, facts):
                 return value
     return None
 
@@ -440,7 +448,9 @@ def _is_tail(value: ast.expr, grown: str) -> bool:
     return isinstance(last, ast.Slice) and last.upper is None
 
 
-def _is_model_call(call: ast.Call, names: set[str]) -> bool:
+def _is_model_call(call: ast.Call, names: set[str], facts: ModuleFacts) -> bool:
+    if isinstance(call.func, ast.Name) and call.func.id in facts.imports:
+        return False  # a function of another file, as einops' rearrange is
     function, text = last_name(call.func), ast.unparse(call)
     passed = {name for argument in call.args[:3] for name in _bound_names(argument)}
     passed |= {one.value.id for one in call.keywords if isinstance(one.value, ast.Name)}

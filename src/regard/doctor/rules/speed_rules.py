@@ -12,7 +12,7 @@ from ..mask_values import hidden_pairs, is_zero_one, mask_values, triangle
 from ..rewriting import AddKeyword, Rewrite
 from ..symbolic_evaluation import Event, Function, Loop, ModuleFacts
 from ..term import Term, is_none, is_true, number, walk
-from .base import Report, function_around, rule
+from .base import Report, function_around, rule, tests_around
 from .mask_rules import is_cached, resolved
 
 
@@ -467,7 +467,8 @@ def causal_buffer(facts: ModuleFacts) -> Iterator[Report]:
     """Each layer stores a causal mask of the longest length as a buffer.
 
     n² numbers for each layer, in the checkpoint too unless `persistent=False`: 86 GB in one reported case. The mask
-    follows from the length; `is_causal=True` needs none, and a model can share one.
+    follows from the length; `is_causal=True` needs none, and a model can share one. A buffer for versions of torch that
+    have no `scaled_dot_product_attention` is no finding.
     """
     with_attention = {id(site.event.class_) for site in facts.sites if site.event.class_ is not None}
     for event in facts.operations("method"):
@@ -475,7 +476,7 @@ def causal_buffer(facts: ModuleFacts) -> Iterator[Report]:
         if term.value != "register_buffer" or len(term.items) < 2 or id(event.class_) not in with_attention:
             continue
         values = mask_values(term.items[1])
-        if values is None:
+        if values is None or any(_is_of_old_torch(test, event, facts) for test in tests_around(term.node, facts)):
             continue
         halves = ("future", "past", "future and self", "past and self")
         shown = values if values.min() >= 0 else values < 0
@@ -483,6 +484,17 @@ def causal_buffer(facts: ModuleFacts) -> Iterator[Report]:
             yield Report(
                 term.node, "each layer stores a causal mask of n² numbers: use is_causal=True, or share one mask"
             )
+
+
+def _is_of_old_torch(test: ast.expr, event: Event, facts: ModuleFacts) -> bool:
+    """Whether a condition is that torch has no `scaled_dot_product_attention`, or is an attribute that says so."""
+    written = ast.unparse(test)
+    attributes = event.class_.attributes if event.class_ is not None else {}
+    for node in ast.walk(test):
+        value = attributes.get(node.attr) if isinstance(node, ast.Attribute) else None
+        if value is not None and isinstance(value.node, ast.expr):
+            written += ast.unparse(value.node)
+    return "hasattr" in written and "scaled_dot_product_attention" in written
 
 
 @rule(
