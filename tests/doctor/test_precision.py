@@ -908,6 +908,48 @@ CORRECT = {
                 x = patches + self.self_attn(patches, patches)
                 return x + self.cross_attn(x, context)
     """,
+    "attention functions by their names, with the parameters of their kind": """
+        def plain(q, k, v, mask=None, window_size=None):
+            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
+            return torch.softmax(scores.masked_fill(mask, -math.inf), dim=-1) @ v
+
+        def fused(q, k, v, mask=None, window_size=None):
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=None if mask is None else ~mask)
+
+        KERNELS = {"plain": plain, "fused": fused}
+
+        @ATTENTION.register_module()
+        class Deformable(nn.Module):
+            def __init__(self, d):
+                super().__init__()
+                self.q, self.k, self.v = nn.Linear(d, d), nn.Linear(d, d), nn.Linear(d, d)
+
+            def forward(self, x, key_padding_mask=None):
+                return F.scaled_dot_product_attention(self.q(x), self.k(x), self.v(x))
+    """,
+    "the width of all heads, with published weights": """
+        from torch.hub import load_state_dict_from_url
+
+        class MultiHead(nn.Module):
+            def __init__(self, embed_size, heads):
+                super().__init__()
+                self.embed_size, self.heads, self.head_dim = embed_size, heads, embed_size // heads
+                self.q, self.k, self.v = (nn.Linear(embed_size, embed_size) for _ in range(3))
+
+            def forward(self, x):
+                n, length, _ = x.shape
+                q = self.q(x).view(n, length, self.heads, self.head_dim).transpose(1, 2)
+                k = self.k(x).view(n, length, self.heads, self.head_dim).transpose(1, 2)
+                v = self.v(x).view(n, length, self.heads, self.head_dim).transpose(1, 2)
+                scores = q @ k.transpose(-2, -1) / self.embed_size**0.5
+                weights = torch.softmax(scores + self.bias, dim=-1)
+                return (weights @ v).transpose(1, 2).reshape(n, length, self.embed_size)
+
+        def small(pretrained=True):
+            model = MultiHead(64, 8)
+            model.load_state_dict(load_state_dict_from_url("https://example.org/small.pt"))
+            return model
+    """,
 }
 IMPORTS = "import math\nimport torch\nimport torch.nn.functional as F\nfrom torch import nn\n"
 

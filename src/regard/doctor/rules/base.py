@@ -88,6 +88,12 @@ def tests_around(node: ast.AST | None, facts: ModuleFacts) -> Iterator[ast.expr]
             yield node.test
 
 
+def is_used_as_value(function: Function, facts: ModuleFacts) -> bool:
+    """Whether a function is returned, stored or passed on in its file, so that it is called from elsewhere."""
+    used = [one for one in facts.nodes[ast.Name] if one.id == function.name and isinstance(one.ctx, ast.Load)]
+    return any(not (isinstance(above := facts.parents[one], ast.Call) and above.func is one) for one in used)
+
+
 _ON_PURPOSE = re.compile(r"(?<!not )\b(deliberate(ly)?|intentional(ly)?|on purpose|by design)\b", re.I)
 
 

@@ -413,7 +413,11 @@ def _call_of_model(loop: ast.For | ast.While, grown: str, facts: ModuleFacts) ->
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and _is_tail(node.value, grown):
             names.add(node.targets[0].id)
     for node in ast.walk(loop):
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and _is_model_call(node.value, names, facts):
+        if (
+            isinstance(node, ast.Assign)
+            and isinstance(node.value, ast.Call)
+            and _is_model_call(node.value, names, facts)
+        ):
             if re.search(r"mems?\b|cache|past|state", " ".join(target_names(node))):
                 continue
             if target_names(node) & {name for one in node.value.args for name in _bound_names(one)}:

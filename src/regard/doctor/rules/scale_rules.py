@@ -20,7 +20,7 @@ from ..attention_sites import (
 from ..finding import Severity
 from ..symbolic_evaluation import ModuleFacts
 from ..term import Term, is_none, label, number, text, walk
-from .base import Report, formulas, function_around, last_name, rule
+from .base import Report, formulas, function_around, is_used_as_value, last_name, rule
 
 _QUERY_NAMES = re.compile(
     r"^(q|query|queries|xq|wq|q_?proj|to_q|query_layer|q_?states?|query_states|w_?q(uery)?)$", re.I
@@ -89,7 +89,12 @@ def _free_formulas(facts: ModuleFacts) -> Iterator[AttentionSite]:
     """
     bases = (base for node in facts.nodes[ast.ClassDef] for base in node.bases)
     published = any(re.search(r"Pre[tT]rainedModel$", last_name(base)) for base in bases)
-    return iter(()) if published else formulas(facts)
+    return iter(()) if published or _PUBLISHED.search(facts.source) else formulas(facts)
+
+
+_PUBLISHED = re.compile(
+    r"\b(WeightsEnum|load_state_dict_from_url|hf_hub_download|load_pretrained\w*|from_pretrained|model_urls|pretrained_cfg)\b"
+)
 
 
 def _looks_like_transformer(site: AttentionSite) -> bool:
@@ -134,10 +139,7 @@ def _may_get_scaled_queries(site: AttentionSite, facts: ModuleFacts) -> bool:
     """Whether the query is an argument of a function whose callers may scale it: it is passed on as a value."""
     query = source_of(site.query)
     function = function_around(query.node, facts) if query.op == "parameter" else None
-    if function is None:
-        return False
-    used = [one for one in facts.nodes[ast.Name] if one.id == function.name and isinstance(one.ctx, ast.Load)]
-    return any(not (isinstance(above := facts.parents[one], ast.Call) and above.func is one) for one in used)
+    return function is not None and is_used_as_value(function, facts)
 
 
 def _is_bias(term: Term) -> bool:

@@ -10,7 +10,7 @@ from ..attention_sites import path, product
 from ..finding import Severity
 from ..symbolic_evaluation import Function, ModuleFacts
 from ..term import is_none
-from .base import Report, function_around, last_name, rule
+from .base import Report, function_around, is_used_as_value, last_name, rule
 
 _PURE = frozenset(
     {
@@ -209,11 +209,10 @@ def _has_unknown_base(class_: ast.AST, facts: ModuleFacts) -> bool:
 
 
 def _is_handed_out(function: Function, facts: ModuleFacts) -> bool:
-    """Whether a function within a function is returned, stored or passed on: its callers prescribe the parameters."""
-    if function_around(facts.parents[function], facts) is None:
-        return False
-    used = [one for one in facts.nodes[ast.Name] if one.id == function.name and isinstance(one.ctx, ast.Load)]
-    return any(not (isinstance(above := facts.parents[one], ast.Call) and above.func is one) for one in used)
+    """Whether a function or its class is registered, or it is stored or passed on: callers prescribe its parameters."""
+    class_ = facts.parents[function]
+    decorators = [*function.decorator_list, *(class_.decorator_list if isinstance(class_, ast.ClassDef) else ())]
+    return any("regist" in ast.unparse(one).lower() for one in decorators) or is_used_as_value(function, facts)
 
 
 def _is_said_unused(parameter: ast.arg, function: Function) -> bool:
