@@ -177,15 +177,20 @@ def test_links_and_names_of_files_are_there(page):
     for target in LINK.findall(text):
         assert (page.parent / target).exists(), target
     if page.stem == "architecture" or page.parent.name == "extending":
-        for name in re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.py)`", text):
-            root = DOCS.parent if name.startswith("tests/") else DOCS.parent / "src" / "regard"
+        for name in re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.(?:py|c|h|ts))`", text):
+            root = DOCS.parent if name.startswith("tests/") or name.endswith(".ts") else DOCS.parent / "src" / "regard"
             assert (root / name).exists(), name
 
 
 SOURCES = DOCS.parent / "src" / "regard"
 WORDS = {
     word
-    for path in (*SOURCES.rglob("*.py"), *SOURCES.rglob("*.[ch]"), *(DOCS.parent / "tests").rglob("*.py"))
+    for path in (
+        *SOURCES.rglob("*.py"),
+        *SOURCES.rglob("*.[ch]"),
+        *(DOCS.parent / "explorer" / "src").rglob("*.ts"),
+        *(DOCS.parent / "tests").rglob("*.py"),
+    )
     for word in re.findall(r"\w+", path.read_text("utf-8"))
 }
 

@@ -1,9 +1,10 @@
 """Dropout of attention weights as a hash of the seed, the batch, the head and the two positions.
 
 Nothing is stored: any kernel drops the same weights, in any tile, forward and backward. A shard of a longer sequence,
-with its positions in the whole and the same seed (`torch.manual_seed` before the call on each shard), drops the weights
-that the whole sequence would; a shard of heads does so with `head_block`. A shard of a batch does not: head numbers are
-counted from 0 in each call.
+with its positions in the whole and the same seed, drops the weights that the whole sequence would. `regard.ring` takes
+the seed of rank 0 (`agreed_problem` in ring/ring_attention.py); elsewhere `torch.manual_seed` before the call on each
+shard has that effect. A shard of heads does so with `head_block`, which `with_heads` in ring/head_exchange.py sets. A
+shard of a batch does not: head numbers are counted from 0 in each call.
 
 The hash is computed in three places, which tests hold together: here; in C, `dropout_mask` of `native/tile.h`, from the
 hashes of rows and columns that are computed here; and in the oracle's `dropout_keeps`, with Python's integers.

@@ -1,4 +1,8 @@
-"""Register "regard" with transformers, and select it for a loaded model."""
+"""Register "regard" with transformers, and select it for a loaded model.
+
+A call is computed by `attention_function.attention_forward`. Its mask is made by `mask_tensor.symbolic_mask`, where
+`mask_functions.convert` converts it. Checkpoints are read elsewhere, in models/language_model/huggingface/.
+"""
 
 from __future__ import annotations
 

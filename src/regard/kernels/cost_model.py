@@ -5,7 +5,7 @@ in the cache. `Rates` has the number of each per second, by default for the kind
 torch uses and the variant of the native code. `calibration.measure` measures them on the kernels themselves. Prices are
 in three places: the rates in the tables below or measured; the unit costs that kernels share, below; and the constants
 at the top of a kernel's file for what it alone does. The choice of a kernel, `explain` and `regard.advise` read them
-here.
+here; for linear attention, which has no choice, `regard.advise` has prices of its own in advisor/prices.py.
 """
 
 from __future__ import annotations
@@ -238,8 +238,11 @@ def rates_key() -> tuple[int, str | None, int]:
     return torch.get_num_threads(), native.variant_in_use(), times_saved
 
 
-def choice_key(problem: Problem) -> tuple:
-    """What the choice of a kernel depends on beside the sizes and the mask, by which `memoize` remembers it."""
+def part_choice_key(problem: Problem) -> tuple:
+    """What the kernel of a part of a mask, or of a block of a ring, depends on beside sizes and mask: `memoize`'s key.
+
+    The key of whole calls is `dispatch._signature`.
+    """
     query, value = problem.pairs.query, problem.value
     kinds = value.dtype, query.shape[-1], value.shape[-1], type(problem.bias), type(problem.pairs)
     return (*kinds, problem.softcap is None, problem.dropout is None, *rates_key())

@@ -25,7 +25,7 @@ from ..native.flash import FiniteRows
 from ..native.library import new_large
 from .base import Cost, InPlaceKernel, Kernel, OwnGradient, Result
 from .batched_problem import BatchedProblem, ProblemGradients, Saved
-from .cost_model import RESULT, choice_key, predicted_seconds
+from .cost_model import RESULT, part_choice_key, predicted_seconds
 from .custom_op import apply_kernel, register
 from .mask_tiles import memoize
 
@@ -231,7 +231,7 @@ class DecomposedKernel:
             able = [kernel for kernel in kernels if not kernel.why_not(problem)]
             return min(able, key=lambda kernel: predicted_seconds(kernel.cost(problem), problem))
 
-        return memoize(problem, ("kernel of a part", problem.bias_requires_grad(), choice_key(problem)), compute)
+        return memoize(problem, ("kernel of a part", problem.bias_requires_grad(), part_choice_key(problem)), compute)
 
 
 def reasons_against_parts(problem: Problem) -> list[str]:

@@ -7,10 +7,15 @@ results of others are read once more. A tanh, of a softcap or of an additive sco
 and keys are checked beforehand.
 
 All places that see to it. Kernels leave it to these; two only make sure that torch's flash kernel does not lose NaN
-over few keys: `SdpaKernel.run` passes `propagates_nan`, and `dense_block.Rectangle` tests `all_finite`.
+over few keys: `SdpaKernel.run` passes `propagates_nan`, or tests `all_finite` before its bare call, and
+`dense_block.Rectangle` tests it.
 
 - forward: `run_nan_safe` here, called by `custom_op.compute_forward` for all kernels with a backward of their own, by
   `ReferenceKernel.run`, and by `SdpaKernel.run` where that does not go through `custom_op`;
+- one call of C that is tried before the rest: `short.attend_without_gradient` and `short._AttendShort`, both by way of
+  `small_calls` too, where C says whether what it wrote is finite; `decode._attend_step`, which reads its output once
+  more where there is a mask. What is not finite goes the way of all kernels, `custom_op`; where nothing is masked and
+  no gradient is wanted, it is right as it is;
 - backward: `custom_op.compute_gradients`, which computes again from finite inputs; the second derivative likewise,
   `custom_op._second_derivative`. Where autograd differentiates (`reference`; `sdpa` off the CPU, with a bias that has
   a gradient, or under a transform), `run_nan_safe` passes finite inputs already forward;

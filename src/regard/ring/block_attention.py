@@ -18,7 +18,7 @@ from ..errors import KernelError
 from ..kernels import choose, zero_nonfinite_inputs
 from ..kernels.base import InPlaceKernel, OwnGradient
 from ..kernels.batched_problem import BatchedProblem, ProblemGradients, Saved
-from ..kernels.cost_model import choice_key
+from ..kernels.cost_model import part_choice_key
 from ..kernels.custom_op import compute_forward, compute_gradients
 from ..kernels.dispatch import fastest_own_gradient
 from ..kernels.mask_tiles import memoize
@@ -202,7 +202,7 @@ def block_kernel(problem: Problem, name: str | None, *, bias: bool = False) -> O
         return kernel
     if problem.mask is None and problem.bias is None:
         problem = replace(problem, query_positions=None, key_positions=None)  # one choice for all such blocks
-    key = "kernel of a block", bias, choice_key(problem)
+    key = "kernel of a block", bias, part_choice_key(problem)
     return memoize(problem, key, lambda: fastest_own_gradient(problem, bias=bias))
 
 

@@ -1,4 +1,7 @@
-"""Train a translator: `train` from an experiment to a run folder, `fit` from a model and text in memory."""
+"""Train a translator: `train` from an experiment to a run folder, `fit` from a model and text in memory.
+
+The LightningModule, `Training`, is in lightning_module.py: what an update does, and what of it is saved.
+"""
 
 from __future__ import annotations
 

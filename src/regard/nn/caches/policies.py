@@ -1,4 +1,7 @@
-"""Policies of a key-value cache: its capacity, growing or static, and eviction (`keys_to_retain`), rolling."""
+"""Policies of a key-value cache: how many positions it has memory for, and by which mask a rolling one evicts keys.
+
+No policy evicts: `KVCache.evict` in kv_cache.py does, by `keys_to_retain` in eviction.py.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,10 @@ class Static:
 
 @dataclass(frozen=True)
 class Rolling:
-    """Eviction of keys that no future query can attend to under `mask`; `max_length` bounds the positions to come."""
+    """The mask by which `KVCache.evict` finds keys that no future query can attend to.
+
+    max_length: bounds the positions to come; None for no bound.
+    """
 
     mask: Mask
     max_length: int | None = None
