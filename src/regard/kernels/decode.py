@@ -72,12 +72,12 @@ class DecodeKernel:
         return reasons
 
     def cost(self, problem: Problem) -> Cost:
-        """The time to read keys and values once."""
+        """The time to read keys and values once; in training that of torch's kernel, by which the gradient is."""
         columns = _columns_in_runs(problem)
         leading, wide = problem.weights_shape[:-2].numel(), columns.stop - columns.start
         visited, group = problem.queries * wide, heads_per_key(problem)
         masks, biases = distinct_matrices(problem)
-        natively = self._runs_natively(problem.pairs.key, problem.value)
+        natively = self._runs_natively(problem.pairs.key, problem.value) and not problem.inputs_require_grad()
         step = self.is_one_call(problem)
         if natively and _causal_limits(problem) is not None:
             masks = 0

@@ -1,13 +1,15 @@
 """Small calls of `regard.attention` that are repeated: from tensors to native code in few steps of Python.
 
 The arithmetic of a sentence takes as long as the steps around it. For tensors of the shapes, strides and dtype of an
-earlier call, with the same mask, all checks and the choice of the kernel would end as they did: they are memoized.
+earlier call, with the same mask, all checks and the choice of the kernel would end as they did: they are memoized. What
+is known of a mask with tensors is forgotten with it, and holds as long as they are not written to.
 """
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,15 +20,16 @@ from ..core.problem import Problem
 from ..core.score_forms import DotPairs
 from ..core.torch_modes import no_mode_active
 from ..masks import Mask
-from ..native.short_attention import ShortLayout, layout_of
+from ..native.short_attention import LONGEST, ShortLayout, layout_of
 from ..utils.pytree import tree_tensors
-from .dispatch import MAX_UNCOMPARED_LENGTH, SHORT, uncompared_kernel
+from . import cost_model
+from .dispatch import SHORT, choose
 from .hooks import CURRENT_HOOK
 from .short import attend_with_gradient, attend_without_gradient, has_short_tensors, key_spans
 from .validation import make_problem
 
 FEW_QUERIES = 8
-"""Calls of fewer queries are steps of decoding, of which each has another length: they are not memoized."""
+"""Fewer queries over more keys, without gradients and padding, are a step of decoding: each has another length."""
 MAX_CALLS = 4096
 """The number of memoized calls at which the memo is cleared."""
 
@@ -40,7 +43,9 @@ class _Call:
     layout: ShortLayout
 
 
-_calls: dict[tuple[Any, ...], _Call | None] = {}  # None: a call that takes the long way
+_Calls: TypeAlias = dict[tuple[Any, ...], _Call | None]  # None: a call that takes the long way
+_calls: _Calls = {}
+_calls_of_mask: weakref.WeakKeyDictionary[Mask, _Calls] = weakref.WeakKeyDictionary()
 
 
 def attend_repeatedly(
@@ -48,7 +53,7 @@ def attend_repeatedly(
 ) -> Tensor | None:
     """The output of a call whose like was computed before by the kernel `short`; None for any other call.
 
-    Only where nothing of torch's or ours watches the call, and the mask has no tensors, whose numbers could change.
+    Only where nothing of torch's or ours watches the call.
 
     Raises:
         ShapeError, DtypeError, MaskError, ConfigurationError: as `attention`.
@@ -58,22 +63,28 @@ def attend_repeatedly(
         or torch._C._get_tracing_state() is not None  # where shapes may not be compared
         or not (type(query) in (Tensor, Parameter) and type(key) is type(value) is Tensor)
         or not query.ndim == key.ndim == value.ndim == 4
-        or not FEW_QUERIES <= query.shape[2] <= MAX_UNCOMPARED_LENGTH
-        or value.shape[2] > MAX_UNCOMPARED_LENGTH
+        or max(query.shape[2], value.shape[2]) > LONGEST
         or not no_mode_active()
         or CURRENT_HOOK.get() is not None
-        or (mask is not None and (not isinstance(mask, Mask) or tree_tensors(mask)))
+        or not (mask is None or isinstance(mask, Mask))
     ):
         return None
     learned = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
-    about = mask, scale, learned, torch.get_num_threads(), native.variant_in_use()
-    known = (*about, *[(tensor.shape, tensor.stride(), tensor.dtype, tensor.is_cpu) for tensor in (query, key, value)])
+    calls, of_mask, tensors = _calls, mask, () if mask is None else tree_tensors(mask)
+    if not tensors and not learned and query.shape[2] < min(FEW_QUERIES, value.shape[2]):
+        return None
+    if mask is not None and tensors:
+        if any(tensor.is_inference() for tensor in tensors):  # whose versions do not count what is written
+            return None
+        calls, of_mask = _calls_of_mask.setdefault(mask, {}), tuple(tensor._version for tensor in tensors)
+    rates = torch.get_num_threads(), native.variant_in_use(), cost_model.times_saved
+    known = of_mask, scale, learned, *rates, *_described(query), *_described(key), *_described(value)
     try:
-        call = _calls[known]
+        call = calls[known]
     except TypeError:  # a scale without a hash is no number, which the long way refuses
         return None
     except KeyError:
-        call = _remember(known, make_problem(query, key, value, mask=mask, scale=scale))
+        call = _remember(calls, known, make_problem(query, key, value, mask=mask, scale=scale))
     if call is None:
         return None
     if learned:
@@ -82,17 +93,21 @@ def attend_repeatedly(
     return attend_without_gradient(mask, call.layout, call.spans, query, key, value)  # type: ignore[arg-type]
 
 
-def _remember(known: tuple[Any, ...], problem: Problem) -> _Call | None:
+def _described(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.is_cpu
+
+
+def _remember(calls: _Calls, known: tuple[Any, ...], problem: Problem) -> _Call | None:
     """Memoize what there is to know of a problem."""
-    if len(_calls) >= MAX_CALLS:
-        _calls.clear()
-    _calls[known] = call = _new_call(problem)
+    if len(calls) >= MAX_CALLS:
+        calls.clear()
+    calls[known] = call = _new_call(problem)
     return call
 
 
 def _new_call(problem: Problem) -> _Call | None:
     pairs, value = problem.pairs, problem.value
-    if uncompared_kernel(problem) is not SHORT or not isinstance(pairs, DotPairs) or not has_short_tensors(problem):
+    if choose(problem) is not SHORT or not isinstance(pairs, DotPairs) or not has_short_tensors(problem):
         return None
     spans = key_spans(problem)
     layout = layout_of(pairs.scale, spans, pairs.query, pairs.key, value)
