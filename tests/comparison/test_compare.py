@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from regard.comparison import compare
+from regard.comparison import ComparisonReport, compare
 from regard.comparison.run_record import RunKey, RunRecord
 from regard.errors import ConfigurationError, CorpusError
 
@@ -34,6 +34,11 @@ def test_quality_by_length_covers_the_test_text(finished):
     one = report.results[0]
     assert report.length_names == ["to 4", "above 4"]
     assert min(one.by_length) <= one.quality <= max(one.by_length)
+
+
+def test_classes_of_length_are_named_by_their_ends_and_a_class_of_one_length_by_that(recipe):
+    report = ComparisonReport(recipe(lengths=[4, 5, 8]), [])
+    assert report.length_names == ["to 4", "5", "6 to 8", "above 8"]
 
 
 def test_cross_entropy_is_that_of_a_fresh_look_at_the_model(finished):

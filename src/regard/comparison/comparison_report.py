@@ -152,11 +152,11 @@ class ComparisonReport:
 
     @property
     def length_names(self) -> list[str]:
-        """Names of the classes of source length: "to 10", "11 to 20", "above 20"."""
+        """Names of the classes of source length: "to 10", "11 to 20", "21", "above 21"."""
         bounds = self.recipe.compare.lengths
         if not bounds:
             return []
-        inner = [f"{low + 1} to {high}" for low, high in itertools.pairwise(bounds)]
+        inner = [str(high) if high == low + 1 else f"{low + 1} to {high}" for low, high in itertools.pairwise(bounds)]
         return [f"to {bounds[0]}", *inner, f"above {bounds[-1]}"]
 
     def cells(self) -> list[list[str]]:
