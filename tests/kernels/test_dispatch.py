@@ -164,7 +164,8 @@ class TestExplain:
             (1, 1, 20, torch.bfloat16, None, "short"),
             (1, 1, 60, torch.bfloat16, masks.padding([50]), "decode"),
             (1, 1, 60, torch.float16, masks.causal(), "decode"),
-            (1, 60, 60, torch.bfloat16, None, "short"),
+            (8, 16, 200, torch.bfloat16, None, "decode"),
+            (8, 17, 200, torch.bfloat16, None, "short"),
         ],
     )
     def test_few_queries_read_keys_as_they_are(self, batch, queries, keys, dtype, mask, name):

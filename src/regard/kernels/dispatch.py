@@ -71,9 +71,9 @@ LARGEST_EXACT_LENGTH = 64
 MAX_UNCOMPARED_LENGTH = 256
 """The most queries and keys on the CPU of which the kernel is known by their sizes: no times are compared."""
 
-STREAMED = {torch.float32: 2**19, torch.bfloat16: 2**15, torch.float16: 2**15}
-"""From so many numbers of keys and values for each query on `DECODE`, which reads them as they are, is faster than
-`SHORT`, which lays them out for many queries. In float32 they are read as fast from a cache, if not from memory."""
+STREAMED, MOST_STREAMING = {torch.float32: 2**18, torch.bfloat16: 2**15, torch.float16: 2**15}, 16
+"""From so many numbers of keys and values for each query on, and up to so many queries, `DECODE`, which reads them as
+they are, is faster than `SHORT`, which lays them out. Numbers of 16 bits are widened to be laid out."""
 
 MAX_PLAIN_PAIRS = 2**16
 """The most query-key pairs of a plain problem on the CPU that `PLAIN_KERNEL` computes without a comparison: up to
@@ -302,11 +302,11 @@ def _small_kernel(problem: Problem) -> Kernel | None:
 
 def _streams(problem: Problem) -> bool:
     """Whether each query has so many keys and values to read that laying them out, as `SHORT` does, does not pay."""
-    value = problem.value
+    queries, value = problem.queries, problem.value
     least = STREAMED.get(value.dtype)
-    if least is None or problem.pairs.key.numel() + value.numel() < least * max(problem.queries, 1):
+    if least is None or not 0 < queries <= MOST_STREAMING:
         return False
-    return DECODE.is_one_call(problem)
+    return problem.pairs.key.numel() + value.numel() >= least * queries and DECODE.is_one_call(problem)
 
 
 def _is_plain_step(problem: Problem) -> bool:
