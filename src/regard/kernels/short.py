@@ -211,10 +211,14 @@ def _key_spans(mask: Mask, problem: Problem) -> Tensor:
         limits = list(_limits(mask, problem, range(first_query, first_query + problem.queries)))
         start = latest(first_key, [start for start, _ in limits])
         stop = earliest(first_key + problem.keys, [stop for _, stop in limits])
-        shapes = (limit.shape for limit in (start, stop) if isinstance(limit, Tensor))
-        spans = torch.empty(*torch.broadcast_shapes((1, problem.queries), *shapes), 2, dtype=torch.int32, device="cpu")
+        batches = (limit.shape[0] for limit in (start, stop) if isinstance(limit, Tensor) and limit.ndim > 1)
+        batch = next((size for size in batches if size != 1), 1)
+        spans = torch.empty((batch, problem.queries, 2), dtype=torch.int32, device="cpu")
         for side, limit in enumerate((start, stop)):
-            spans[..., side] = torch.as_tensor(limit - first_key, device="cpu").clamp(0, problem.keys)
+            if isinstance(limit, Tensor):
+                spans[..., side] = (limit - first_key if first_key else limit).clamp(0, problem.keys)
+            else:
+                spans[..., side] = min(max(limit - first_key, 0), problem.keys)
     return spans
 
 

@@ -64,15 +64,16 @@ def attend_repeatedly(
         or not (type(query) in (Tensor, Parameter) and type(key) is type(value) is Tensor)
         or not query.ndim == key.ndim == value.ndim == 4
         or max(query.shape[2], value.shape[2]) > LONGEST
-        or not no_mode_active()
-        or CURRENT_HOOK.get() is not None
         or not (mask is None or isinstance(mask, Mask))
     ):
         return None
     learned = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
-    calls, of_mask, tensors = _calls, mask, () if mask is None else tree_tensors(mask)
+    tensors = () if mask is None else tree_tensors(mask)
     if not tensors and not learned and query.shape[2] < min(FEW_QUERIES, value.shape[2]):
         return None
+    if not no_mode_active() or CURRENT_HOOK.get() is not None:
+        return None
+    calls, of_mask = _calls, mask
     if mask is not None and tensors:
         if any(tensor.is_inference() for tensor in tensors):  # whose versions do not count what is written
             return None
