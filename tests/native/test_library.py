@@ -24,6 +24,19 @@ def test_the_fastest_variant_is_in_use(unopened):
 
 
 @pytest.mark.usefixtures("built")
+def test_products_of_pairs_are_used_where_they_are_faster(unopened, monkeypatch):
+    speeds = {name: found.pair_speed() for name, found in library._open(library.FOLDER).items()}
+    paired = [name for name, speed in speeds.items() if speed]
+    if not paired:
+        pytest.skip("this processor has no instruction for products of pairs")
+    monkeypatch.setattr(library, "WORTHWHILE_PAIRS", 0.0)
+    assert [*library._open(library.FOLDER)][0] == paired[0]
+    monkeypatch.setattr(library, "WORTHWHILE_PAIRS", 100.0)
+    assert [*library._open(library.FOLDER)][1] == paired[0]
+    assert 0.1 < speeds[paired[0]] < 8
+
+
+@pytest.mark.usefixtures("built")
 def test_another_variant_for_a_while():
     before = native.variant()
     with native.using(build.baseline()):

@@ -72,7 +72,10 @@ def test_every_pattern_comes_back(variant, dtype, dim):
     output, _ = FlashProblem(zeros, zeros, padded, 1.0, one_tile(1)).forward()
     assert output.dtype == dtype
     assert torch.equal(output.isnan(), padded.isnan())
-    assert torch.equal(output[~output.isnan()], padded[~padded.isnan()])
+    expected = padded
+    if dtype == torch.bfloat16 and library.current().pair_speed():  # the instruction takes subnormal numbers as 0
+        expected = padded.where(padded.abs() >= torch.finfo(dtype).tiny, 0.0)
+    assert torch.equal(output[~output.isnan()], expected[~padded.isnan()])
     sum_of_one = native.matmul_few_rows(torch.ones(1, 1, dtype=dtype), halves[:, None])
     assert torch.equal(sum_of_one[0].isnan(), halves.isnan())
     assert torch.equal(sum_of_one[0][~halves.isnan()], halves[~halves.isnan()])

@@ -121,6 +121,7 @@ def _scaled(rates: FlashRates, factor: float) -> FlashRates:
 
 
 DEFAULT_NATIVE = {
+    "avx512bf16": FlashRates(flops=9.5e10, pairs=3e9, packed=2e9, streamed=2.6e9),
     "avx512": FlashRates(flops=9.5e10, pairs=3e9, packed=2e9, streamed=2.6e9),
     "avx2": FlashRates(flops=5.5e10, pairs=2e9, packed=1.6e9, streamed=2.4e9),
     "neon": FlashRates(flops=4e10, pairs=1.5e9, packed=1.2e9, streamed=8e8),
@@ -166,11 +167,15 @@ def default_rates(device: str = "cpu", native_variant: str | None = None, capabi
     flash = {dtype: _scaled(rates, speed) for dtype, rates in DEFAULT_FLASH.items()}
     own = DEFAULT_NATIVE.get(native_variant or "", flash[FLOAT32])
     half = replace(own, streamed=HALF * own.streamed)
-    return Rates(flops, passes, flash, {FLOAT32: own, "bfloat16": half, "float16": half})
+    pairs = replace(half, flops=PAIRED_PRODUCTS * half.flops) if native_variant in PAIRED else half
+    return Rates(flops, passes, flash, {FLOAT32: own, "bfloat16": pairs, "float16": half})
 
 
 HALF = 1.6
 """How many times more numbers of 16 bits are streamed than of 32: they are half the bytes, and widened."""
+PAIRED = ("avx512bf16", "neonbf16")
+"""The native variants that multiply bfloat16 in pairs, of which so many times as many are computed in a second:"""
+PAIRED_PRODUCTS = 1.9
 
 
 REUSED_BYTES = 2**25

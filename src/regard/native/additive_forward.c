@@ -24,20 +24,11 @@ INLINE int any_pair_exists(const float *bias, int64_t count) {
     return any;
 }
 
-INLINE float max_of_lanes(const float *scores) {
-    lanes limit = broadcast(-INFINITY);
-    for (int j = 0; j < STRIP; j += LANES) limit = max_lanes(limit, load(scores + j));
-    float each[LANES];
-    store(each, limit);
-    for (int half = LANES / 2; half; half /= 2)
-        for (int l = 0; l < half; l++) each[l] = each[l + half] > each[l] ? each[l + half] : each[l];
-    return each[0];
-}
-
 /* Scores become exp(score - maximum). Returns the factor of the sums of the strips before. */
 INLINE float online_softmax(float *scores, float *maximum, float *total) {
-    float now = max_of_lanes(scores);
-    now = now > *maximum ? now : *maximum;
+    lanes limit = broadcast(*maximum);
+    for (int j = 0; j < STRIP; j += LANES) limit = max_lanes(load(scores + j), limit);
+    float now = max_of_lanes(limit);
     float shift = now == -INFINITY ? 0.0f : now, rescale = exp2_lanes(broadcast((*maximum - shift) * LOG2_E))[0];
     lanes sum = {0};
     for (int j = 0; j < STRIP; j += LANES) {

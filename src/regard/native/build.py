@@ -33,6 +33,7 @@ SOURCES_PER_VARIANT = (
     "gemv.c",
     "gru_decoder_backward.c",
     "gru_decoder_forward.c",
+    "pair_products.c",
     "recurrence_backward.c",
     "recurrence_forward.c",
     "recurrence_step.c",
@@ -71,7 +72,11 @@ HEADERS = (
 FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-fvisibility=hidden", "-fwrapv", "-ffp-contract=fast", "-Wall", "-Wextra")
 
 MACHINE = platform.machine().lower()
-FOR_X86 = {"avx512": ("-mavx512f", "-mfma"), "avx2": ("-mavx2", "-mfma", "-mf16c")}
+FOR_X86 = {
+    "avx512bf16": ("-mavx512f", "-mfma", "-mavx512bf16"),
+    "avx512": ("-mavx512f", "-mfma"),
+    "avx2": ("-mavx2", "-mfma", "-mf16c"),
+}
 
 
 class BuildError(Exception):

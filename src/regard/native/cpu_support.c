@@ -10,6 +10,7 @@ EXPORT const char *regard_digest(void) { return DIGEST; }
 EXPORT int regard_runs(const char *variant) {
 #if defined(__x86_64__)
     __builtin_cpu_init();
+    if (!strcmp(variant, "avx512bf16")) return __builtin_cpu_supports("avx512bf16") != 0;
     if (!strcmp(variant, "avx512")) return __builtin_cpu_supports("avx512f") != 0;
     if (!strcmp(variant, "avx2")) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); /* those have F16C, too */
 #endif

@@ -17,9 +17,9 @@ enum {
 };
 
 /* Constants that the compiler specialises the code for: the dtype of keys and values, dims of whole groups of vectors,
- * and how many rows go at once. */
+ * how many rows go at once, and whether bfloat16 is multiplied in pairs (see load_terms). */
 struct kind {
-    int dtype, whole, rows;
+    int dtype, whole, rows, paired;
 };
 
 /* Rows that are read next: they are fetched from memory while there is other work to do. None where `rows` is null. */
@@ -66,49 +66,63 @@ INLINE lanes sum_vectors(lanes *vectors) {
 /* The scores of a group of queries with the `count` keys of a chunk: target[row][key]. */
 INLINE void chunk_scores(const struct decode *problem, const float *query, const void *key, int64_t count,
                          float (*target)[CHUNK], const struct next next, const struct kind kind) {
-    int64_t dim = problem->dim, padded = round_up_to_lanes(dim);
+    int64_t dim = problem->dim, terms = term_count(dim, kind.paired), padded = round_up_to_lanes(terms);
+    const float factor = kind.paired ? problem->scale : 1.0f; /* floats have it in the query */
     for (int64_t j = 0; j < count; j += KEYS) {
         lanes sum[ROWS][KEYS] = {{{0}}};
         const void *rows[KEYS];
         UNROLL for (int i = 0; i < KEYS; i++) rows[i] =
             row_at(key, j + i < count ? j + i : count - 1, problem->key_row, kind.dtype);
         for (int i = 0; i < KEYS; i++) prefetch_row(next, j + i, kind);
-        for (int64_t a = 0; a < dim; a += LANES) {
+        for (int64_t a = 0; a < terms; a += LANES) {
             lanes entry[KEYS];
             UNROLL for (int i = 0; i < KEYS; i++) entry[i] =
-                load_entries(rows[i], a, dim, kind.dtype, kind.whole);
+                load_terms(rows[i], a, dim, 1.0f, kind.dtype, kind.whole, kind.paired);
             UNROLL for (int r = 0; r < kind.rows; r++) {
                 lanes own = load(query + r * padded + a);
-                UNROLL for (int i = 0; i < KEYS; i++) sum[r][i] += own * entry[i];
+                UNROLL for (int i = 0; i < KEYS; i++) sum[r][i] =
+                    kind.paired ? add_pairs(sum[r][i], own, entry[i]) : sum[r][i] + own * entry[i];
             }
         }
         float sums[ROWS * KEYS];
         if (kind.rows == 1)
-            UNROLL for (int i = 0; i < KEYS; i++) sums[i] = sum_lanes(sum[0][i]);
+            UNROLL for (int i = 0; i < KEYS; i++) sums[i] = sum_lanes(sum[0][i]) * factor;
         else
-            UNROLL for (int s = 0; s < ROWS * KEYS; s += LANES) store(sums + s, sum_vectors(&sum[0][0] + s));
+            UNROLL for (int s = 0; s < ROWS * KEYS; s += LANES) store(sums + s, sum_vectors(&sum[0][0] + s) * factor);
         UNROLL for (int r = 0; r < kind.rows; r++) memcpy(target[r] + j, sums + r * KEYS, KEYS * sizeof(float));
     }
 }
 
-INLINE float max_of_lanes(const float *scores, float maximum) {
-    for (int j = 0; j < CHUNK; j++) maximum = scores[j] > maximum ? scores[j] : maximum;
-    return maximum;
-}
-
-/* One more chunk of a row's online softmax: scores become weights. Returns the factor of the earlier chunks' sums. */
-INLINE float online_softmax(float *scores, float *maximum, float *total) {
-    float now = max_of_lanes(scores, *maximum), shift = now == -INFINITY ? 0.0f : now;
+/* One more chunk of a row's online softmax: scores become terms of weights. Returns the factor of the earlier chunks'
+ * sums. */
+INLINE float online_softmax(float *scores, float *maximum, float *total, const int paired) {
+    lanes limit = broadcast(*maximum); /* NaN is no maximum */
+    UNROLL for (int j = 0; j < CHUNK; j += LANES) limit = max_lanes(load(scores + j), limit);
+    float now = max_of_lanes(limit), shift = now == -INFINITY ? 0.0f : now;
     float rescale = *maximum == -INFINITY ? 0.0f : expf(*maximum - shift);
     lanes sum = {0};
     for (int j = 0; j < CHUNK; j += LANES) {
         lanes weight = exp_or_zero(load(scores + j) - shift);
-        store(scores + j, weight);
+        store_terms(scores, j, weight, paired);
         sum += weight;
     }
     *total = *total * rescale + sum_lanes(sum);
     *maximum = now;
     return rescale;
+}
+
+/* The term of a sum over rows from a column on: a row's entries, or those of two rows. */
+INLINE lanes load_terms_of_rows(const void *rows, int64_t term, int64_t stride, int64_t count, int64_t column,
+                                int64_t dim, const struct kind kind) {
+    if (!kind.paired) return load_entries(row_at(rows, term, stride, kind.dtype), column, dim, kind.dtype, kind.whole);
+    const void *row = row_at(rows, 2 * term, stride, kind.dtype);
+    return pair_rows(row, 2 * term + 1 < count ? row_at(row, 1, stride, kind.dtype) : 0, column, dim, kind.whole);
+}
+
+/* Prefetches as many rows as a term has. */
+INLINE void prefetch_terms(const struct next next, int64_t term, const struct kind kind) {
+    if (!kind.paired) prefetch_row(next, term, kind);
+    if (kind.paired) prefetch_row(next, 2 * term, kind), prefetch_row(next, 2 * term + 1, kind);
 }
 
 /* output = rescale * output + weights . values, for a group of rows and the `count` values of a chunk. */
@@ -117,14 +131,16 @@ INLINE void add_values(const struct decode *problem, float (*weights)[CHUNK], co
     int64_t dim = problem->value_dim;
     for (int64_t a = 0; a < dim; a += VECTORS * LANES) {
         lanes sum[ROWS][VECTORS] = {{{0}}}; /* of this chunk alone: rounded once per chunk */
-        for (int64_t j = 0; j < count; j++) {
-            const void *row = row_at(value, j, problem->value_row, kind.dtype);
-            if (a == 0) prefetch_row(next, j, kind);
+        for (int64_t j = 0; j < term_count(count, kind.paired); j++) {
             lanes entry[VECTORS];
+            if (a == 0) prefetch_terms(next, j, kind);
             UNROLL for (int v = 0; v < VECTORS; v++) entry[v] =
-                load_entries(row, a + v * LANES, dim, kind.dtype, kind.whole);
-            UNROLL for (int r = 0; r < kind.rows; r++) UNROLL for (int v = 0; v < VECTORS; v++) sum[r][v] +=
-                entry[v] * weights[r][j];
+                load_terms_of_rows(value, j, problem->value_row, count, a + v * LANES, dim, kind);
+            UNROLL for (int r = 0; r < kind.rows; r++) {
+                lanes own = broadcast_bits(weights[r] + j);
+                UNROLL for (int v = 0; v < VECTORS; v++) sum[r][v] =
+                    kind.paired ? add_pairs(sum[r][v], own, entry[v]) : sum[r][v] + entry[v] * own;
+            }
         }
         UNROLL for (int r = 0; r < kind.rows; r++) UNROLL for (int v = 0; v < VECTORS; v++) {
             int64_t begin = a + v * LANES;
@@ -152,17 +168,17 @@ struct scratch_rows {
     float *query, *output;
 };
 
-INLINE void pack_query(const struct decode *problem, int64_t batch, int64_t own, const struct scratch_rows *scratch) {
-    int64_t padded = round_up_to_lanes(problem->dim);
+INLINE void pack_query(const struct decode *problem, int64_t batch, int64_t own, const struct scratch_rows *scratch,
+                       const int paired) {
+    int64_t padded = round_up_to_lanes(term_count(problem->dim, paired));
     const void *query =
         row_at(problem->query, 1, batch * problem->query_batch + own * problem->query_head, problem->query_dtype);
     for (int64_t r = 0; r < scratch->rows; r++)
         for (int64_t a = 0; a < padded; a += LANES)
             store(scratch->query + r * padded + a,
-                  r < problem->rows
-                      ? problem->scale * load_entries(row_at(query, r, problem->query_row, problem->query_dtype),
-                                                      a, problem->dim, problem->query_dtype, 0)
-                      : broadcast(0.0f));
+                  r < problem->rows ? load_terms(row_at(query, r, problem->query_row, problem->query_dtype), a,
+                                                 problem->dim, problem->scale, problem->query_dtype, 0, paired)
+                                    : broadcast(0.0f));
 }
 
 /* Writes the output of a part: sums, in rows of a stride, divided by their total weight, and the log-sum-exp. */
@@ -180,7 +196,8 @@ INLINE void write_part(const struct decode *problem, int64_t unit, const float *
 /* All rows of one head with one part of its keys. */
 INLINE void process_part(const struct decode *problem, const struct scratch_rows *scratch, int64_t head, int64_t part,
                          const struct kind kind) {
-    int64_t batch = head / problem->heads, own = head % problem->heads, padded = round_up_to_lanes(problem->dim);
+    int64_t batch = head / problem->heads, own = head % problem->heads,
+            padded = round_up_to_lanes(term_count(problem->dim, kind.paired));
     int64_t first = part * problem->part,
             end = first + problem->part < problem->columns ? first + problem->part : problem->columns;
     const void *key = row_at(problem->key, 1, batch * problem->key_batch + own * problem->key_head, kind.dtype);
@@ -189,7 +206,7 @@ INLINE void process_part(const struct decode *problem, const struct scratch_rows
     const float *bias = problem->bias ? problem->bias + batch * problem->bias_batch + own * problem->bias_head : 0;
     float maximum[MOST_ROWS], total[MOST_ROWS] = {0};
     for (int64_t r = 0; r < scratch->rows; r++) maximum[r] = -INFINITY;
-    pack_query(problem, batch, own, scratch);
+    pack_query(problem, batch, own, scratch, kind.paired);
     memset(scratch->output, 0, (size_t)(scratch->rows * problem->value_dim) * sizeof(float));
     for (; first < end; first += CHUNK) {
         int64_t count = end - first < CHUNK ? end - first : CHUNK;
@@ -203,7 +220,7 @@ INLINE void process_part(const struct decode *problem, const struct scratch_rows
             chunk_scores(problem, scratch->query + row * padded, keys, count, weights, value_next, kind);
             for (int64_t r = 0; r < kind.rows; r++) {
                 add_bias(problem, bias, row + r, first, count, weights[r]);
-                rescale[r] = online_softmax(weights[r], maximum + row + r, total + row + r);
+                rescale[r] = online_softmax(weights[r], maximum + row + r, total + row + r, kind.paired);
             }
             add_values(problem, weights, rescale, values, count, scratch->output + row * problem->value_dim, key_next,
                        kind);
@@ -215,17 +232,22 @@ INLINE void process_part(const struct decode *problem, const struct scratch_rows
 INLINE void process_unit(const struct decode *problem, const struct scratch_rows *scratch_rows, int64_t unit,
                          const int dtype, const int whole) {
     int64_t head = unit / problem->parts, part = unit % problem->parts;
-    if (problem->rows == 1)
-        process_part(problem, scratch_rows, head, part, (struct kind){dtype, whole, 1});
+    if (problem->rows == 1) /* of which most is waiting for memory */
+        process_part(problem, scratch_rows, head, part, (struct kind){dtype, whole, 1, 0});
+    else if (in_pairs(dtype) && problem->query_dtype == dtype)
+        process_part(problem, scratch_rows, head, part, (struct kind){dtype, whole, ROWS, 1});
     else
-        process_part(problem, scratch_rows, head, part, (struct kind){dtype, whole, ROWS});
+        process_part(problem, scratch_rows, head, part, (struct kind){dtype, whole, ROWS, 0});
 }
 
 INLINE void process_unit_in_lanes(const struct decode *problem, const struct lane_scratch *scratch, int64_t unit,
                                   const int dtype) {
     int64_t head = unit / problem->parts, first = unit % problem->parts * problem->part, end = first + problem->part;
-    process_lanes(problem, scratch, head / problem->heads, head % problem->heads, first,
-                  end < problem->columns ? end : problem->columns, dtype);
+    end = end < problem->columns ? end : problem->columns;
+    if (in_pairs(dtype) && problem->query_dtype == dtype)
+        process_lanes(problem, scratch, head / problem->heads, head % problem->heads, first, end, dtype, 1);
+    else
+        process_lanes(problem, scratch, head / problem->heads, head % problem->heads, first, end, dtype, 0);
     write_part(problem, unit, scratch->output, round_up_to_lanes(problem->value_dim), scratch->maximum,
                scratch->total);
 }

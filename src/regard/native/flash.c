@@ -4,60 +4,92 @@
 
 /* The state of a thread for some blocks of rows. */
 struct forward_state {
-    float *query;   /* [rows][padded dim], scaled */
+    float *query;   /* [rows][padded terms]; floats are scaled, pairs are not (see score_factor) */
     float *output;  /* [rows][padded value dim], in units of 2^maximum */
     float *total;   /* [rows][LANES], the sums of weights, lane by lane */
     float *maximum; /* [rows] */
-    float *keys;    /* [dim][BLOCK] */
-    float *values;  /* [BLOCK][padded value dim] */
+    float *keys;    /* [terms][BLOCK] */
+    float *values;  /* [terms of rows][padded value dim] */
     lanes check;    /* see check_finite */
     int64_t batch, head, begin, count, blocks;
 };
 
-INLINE float max_of_lanes(lanes vector) {
+/* The largest lane of each of GROUP vectors. */
+INLINE void max_of_each(const lanes vector[GROUP], float maximum[GROUP]) {
 #if defined(__AVX512F__)
-    return _mm512_reduce_max_ps((__m512)vector);
+    /* Halves, quarters and so on are compared, those of two vectors at once: eight vectors, four, two and one. */
+    __m256 half[GROUP], four[4], two[2];
+    UNROLL for (int r = 0; r < GROUP; r++)
+        half[r] = _mm256_max_ps(_mm512_castps512_ps256((__m512)vector[r]),
+                                _mm256_castpd_ps(_mm512_extractf64x4_pd((__m512d)vector[r], 1)));
+    UNROLL for (int r = 0; r < 4; r++)
+        four[r] = _mm256_max_ps(_mm256_permute2f128_ps(half[r], half[r + 4], 0x20),
+                                _mm256_permute2f128_ps(half[r], half[r + 4], 0x31));
+    UNROLL for (int r = 0; r < 2; r++)
+        two[r] = _mm256_max_ps(_mm256_unpacklo_ps(four[r], four[r + 2]), _mm256_unpackhi_ps(four[r], four[r + 2]));
+    _mm256_storeu_ps(maximum, _mm256_max_ps(_mm256_unpacklo_ps(two[0], two[1]), _mm256_unpackhi_ps(two[0], two[1])));
 #else
-    float maximum = vector[0];
-    for (int lane = 1; lane < LANES; lane++) maximum = vector[lane] > maximum ? vector[lane] : maximum;
-    return maximum;
+    for (int r = 0; r < GROUP; r++) {
+        maximum[r] = vector[r][0];
+        for (int lane = 1; lane < LANES; lane++)
+            maximum[r] = vector[r][lane] > maximum[r] ? vector[r][lane] : maximum[r];
+    }
 #endif
 }
 
 /* Products become scores: through the softcap, with the relative bias, -infinity where there is no pair. */
-INLINE float finish_scores(const struct flash *problem, const struct extent extent, uint64_t word,
-                           const float *relative_bias, float *row) {
+INLINE lanes finish_scores(const struct flash *problem, const struct extent extent, uint64_t word,
+                           const float *relative_bias, float *row, const int paired) {
     lanes limit = broadcast(-INFINITY);
+    if (problem->softcap == 0.0f && !relative_bias && !extent.partial) { /* the most frequent case needs no tests */
+        for (int64_t j = 0; j < BLOCK; j += LANES) {
+            lanes score = load(row + j) * score_factor(problem, paired);
+            if (paired) store(row + j, score);
+            limit = max_lanes(limit, score);
+        }
+        return limit;
+    }
     for (int64_t j = aligned_begin(extent); j < aligned_end(extent); j += LANES) {
-        lanes score = apply_softcap(problem, load(row + j), 0);
+        lanes score = apply_softcap(problem, load(row + j) * score_factor(problem, paired), 0);
         if (relative_bias && j < extent.end) score += load_partial(relative_bias + j, extent.end - j);
         if (extent.partial) score = select_bits(word, j, score, -INFINITY);
         store(row + j, score);
         limit = max_lanes(limit, score);
     }
-    return max_of_lanes(limit);
+    return limit;
+}
+
+/* Raises the maxima of a group of rows to those of its scores. shift: what is to be subtracted from scores, which is 0
+ * where no pair exists yet; rescale: the factor of what was summed before. */
+INLINE void raise_maxima(const lanes limit[GROUP], float *maximum, float shift[GROUP], float rescale[GROUP]) {
+    float own[GROUP] ALIGNED;
+    max_of_each(limit, own);
+    for (int r = 0; r < GROUP; r += LANES) {
+        lanes before = load_partial(maximum + r, GROUP - r), now = max_lanes(before, load_partial(own + r, GROUP - r));
+        lanes less = (lanes)((bits)now & (now != -INFINITY));
+        store_partial(maximum + r, now, GROUP - r);
+        store_partial(shift + r, less, GROUP - r);
+        store_partial(rescale + r, exp2_lanes(before - less), GROUP - r);
+    }
 }
 
 /* A group of rows with one block of keys: the online softmax. */
 INLINE void process_row_group(const struct flash *problem, struct forward_state *state, int64_t row, int64_t column,
-                              const uint64_t *words, const struct extent extent) {
-    int64_t padded = padded_dim(problem->dim), value_padded = padded_dim(problem->value_dim);
+                              const uint64_t *words, const struct extent extent, const int paired) {
+    int64_t padded = padded_terms(problem->dim, paired), value_padded = padded_dim(problem->value_dim);
     int64_t low = aligned_begin(extent), high = aligned_end(extent), count = min_int(problem->columns - column, BLOCK);
-    /* One buffer for the products, the scores and at last the weights, not divided by their sum. */
-    float tile[GROUP * BLOCK] ALIGNED, rescale[(int)LANES < (int)GROUP ? GROUP : LANES] ALIGNED = {0}, shift[GROUP];
+    /* One buffer for the products, the scores and at last the weights, not divided by their sum, as terms. */
+    float tile[GROUP * BLOCK] ALIGNED, rescale[GROUP] ALIGNED, shift[GROUP] ALIGNED;
+    lanes limit[GROUP];
     struct factor query = {state->query + row * padded, padded, 1}, weight = {tile, BLOCK, 1};
     for (int64_t j = low; j < high; j += PAIR)
-        add_product(query, (struct vectors){state->keys + j, BLOCK, 0, problem->dim}, tile + j, BLOCK, 0);
+        add_terms(query, (struct vectors){state->keys + j, BLOCK, 0, term_count(problem->dim, paired)}, tile + j, BLOCK,
+                  0, paired);
     for (int r = 0; r < GROUP; r++) {
         const float *relative_bias = row_bias(problem, state->head, state->begin + row + r, column);
-        float before = state->maximum[row + r];
-        float now = finish_scores(problem, extent, row_word(words, r, count), relative_bias, tile + r * BLOCK);
-        now = now > before ? now : before;
-        shift[r] = now == -INFINITY ? 0.0f : now;
-        rescale[r] = before - shift[r];
-        state->maximum[row + r] = now;
+        limit[r] = finish_scores(problem, extent, row_word(words, r, count), relative_bias, tile + r * BLOCK, paired);
     }
-    for (int r = 0; r < GROUP; r += LANES) store(rescale + r, exp2_lanes(load(rescale + r)));
+    raise_maxima(limit, state->maximum + row, shift, rescale);
     for (int r = 0; r < GROUP; r++) {
         lanes sum = {0}; /* of this block alone: a sum over many keys is rounded once per block */
         int32_t row_hash = row_hash_at(problem, state->batch, state->head, state->begin + row + r);
@@ -68,14 +100,15 @@ INLINE void process_row_group(const struct flash *problem, struct forward_state 
                 bits hashes = load_bits(problem->column_hashes + column + j) + row_hash;
                 power = zero_unless(dropout_mask(problem, hashes), power);
             }
-            store(tile + r * BLOCK + j, power);
+            store_terms(tile + r * BLOCK, j, power, paired);
         }
         store(state->total + (row + r) * LANES, load(state->total + (row + r) * LANES) * rescale[r] + sum);
     }
     float *output = state->output + row * value_padded;
+    int64_t first = paired ? extent.begin / 2 : extent.begin, last = term_count(extent.end, paired);
     for (int64_t a = 0; a < value_padded; a += PAIR)
-        add_product(weight, (struct vectors){state->values + a, value_padded, extent.begin, extent.end}, output + a,
-                value_padded, rescale);
+        add_terms(weight, (struct vectors){state->values + a, value_padded, first, last}, output + a, value_padded,
+                  rescale, paired);
 }
 
 /* A result that is merged with: as if its weights had been computed before, with a sum of 1 in units of its lse. */
@@ -93,12 +126,12 @@ INLINE void resume_rows(const struct flash *problem, struct forward_state *state
 }
 
 INLINE void start_rows(const struct flash *problem, struct forward_state *state, const int dtype) {
-    int64_t padded = padded_dim(problem->dim), all = state->blocks * BLOCK;
+    int64_t padded = padded_terms(problem->dim, in_pairs(dtype)), all = state->blocks * BLOCK;
     const void *query = head_rows(&problem->query, state->batch, state->head, state->begin, dtype);
     for (int64_t row = 0; row < all; row += BLOCK)
-        pack_rows(row_at(query, row, problem->query.row, dtype), problem->query.row,
-                  min_int(state->count - row, BLOCK), problem->dim, query_factor(problem), state->query + row * padded,
-                  dtype);
+        pack_row_terms(row_at(query, row, problem->query.row, dtype), problem->query.row,
+                       min_int(state->count - row, BLOCK), problem->dim, query_factor(problem),
+                       state->query + row * padded, dtype, in_pairs(dtype));
     memset(state->output, 0, (size_t)(all * padded_dim(problem->value_dim)) * sizeof(float));
     memset(state->total, 0, (size_t)(all * LANES) * sizeof(float));
     for (int64_t row = 0; row < all; row++) state->maximum[row] = -INFINITY;
@@ -135,10 +168,10 @@ INLINE void process_row_blocks(const struct flash *problem, struct forward_state
         for (int64_t b = 0; b < state->blocks; b++) column = min_int(column, cursors[b].column);
         if (column == INT64_MAX) break;
         int64_t count = min_int(problem->columns - column, BLOCK), key_head = state->head / problem->group;
-        pack_transposed(head_rows(&problem->key, state->batch, key_head, column, dtype), problem->key.row, count,
-                        problem->dim, 1.0f, state->keys, BLOCK, dtype);
-        pack_rows(head_rows(&problem->value, state->batch, key_head, column, dtype), problem->value.row, count,
-                  problem->value_dim, 1.0f, state->values, dtype);
+        pack_transposed_terms(head_rows(&problem->key, state->batch, key_head, column, dtype), problem->key.row, count,
+                              problem->dim, 1.0f, state->keys, BLOCK, dtype, in_pairs(dtype));
+        pack_rows_as_terms(head_rows(&problem->value, state->batch, key_head, column, dtype), problem->value.row,
+                           count, problem->value_dim, 1.0f, state->values, dtype, in_pairs(dtype));
         int64_t ahead = min_int(problem->columns - column - BLOCK, BLOCK);
         load_ahead(&problem->key, state->batch, key_head, column + BLOCK, ahead, problem->dim, dtype);
         load_ahead(&problem->value, state->batch, key_head, column + BLOCK, ahead, problem->value_dim, dtype);
@@ -148,7 +181,8 @@ INLINE void process_row_blocks(const struct flash *problem, struct forward_state
             for (int64_t row = 0; row < BLOCK && b * BLOCK + row < state->count; row += GROUP) {
                 struct extent extent = tile_extent(words ? words + row : 0, count);
                 if (extent.begin < extent.end)
-                    process_row_group(problem, state, b * BLOCK + row, column, words ? words + row : 0, extent);
+                    process_row_group(problem, state, b * BLOCK + row, column, words ? words + row : 0, extent,
+                                      in_pairs(dtype));
             }
         }
     }

@@ -7,12 +7,13 @@
 struct gradient {
     float *delta, *lse;            /* [query heads][rows]: sum of grad_output output less grad_lse; lse times log2(e) */
     struct cursor *cursors;        /* [blocks of rows] */
-    float *key_columns, *key_rows; /* of the block of keys: [dim][BLOCK], and [BLOCK][padded dim] times the scale */
-    float *value_columns;          /* [value dim][BLOCK] */
+    float *key_columns, *key_rows; /* of the block of keys: [terms][BLOCK], and [terms of rows][padded dim] */
+    float *value_columns;          /* [terms][BLOCK] */
     float *grad_key, *grad_value;  /* [BLOCK][padded dim or value dim] */
-    float *query, *grad_output;          /* of the block of rows: scaled query and grad_output, [BLOCK][padded] */
+    float *query, *grad_output;    /* of the block of rows, as left factors: [BLOCK][padded terms] */
+    float *query_rows, *grad_output_rows; /* and as right ones: [terms of rows][padded dim]; of floats, the same */
     float *grad_query;             /* of a group of rows: [GROUP][padded dim] */
-    float *weights, *grad_scores;  /* of the tile: [BLOCK][BLOCK] */
+    float *weights, *grad_scores;  /* of the tile: [BLOCK][BLOCK]; in pairs, of a row and the next one, every other row */
     lanes check;                   /* see check_finite */
     int64_t batch, key_head, part;
 };
@@ -45,9 +46,15 @@ INLINE float *row_bias_gradient(const struct flash *problem, const struct gradie
            diagonal_index(problem, row, column);
 }
 
+/* The factor of products with packed gradients of the output: floats have it there. */
+INLINE float output_factor(const struct flash *problem, const int paired) {
+    return paired ? 1.0f / problem->keep_probability : 1.0f;
+}
+
 /* The weights of a row, and the gradients of its scores: weight (grad_weight - delta). */
 INLINE void tile_row_gradient(const struct flash *problem, const struct gradient *state, const struct tile *tile,
-                              int64_t r, const struct extent extent) {
+                              int64_t r, const struct extent extent, const int paired) {
+    const float product_factor = score_factor(problem, paired), weight_factor = output_factor(problem, paired);
     float *weights = state->weights + r * BLOCK, *grad_scores = state->grad_scores + r * BLOCK;
     int64_t row = tile->row + r, low = aligned_begin(extent), high = aligned_end(extent);
     const float *relative_bias = row_bias(problem, tile->head, row, tile->column);
@@ -57,11 +64,11 @@ INLINE void tile_row_gradient(const struct flash *problem, const struct gradient
     uint64_t word = row_word(tile->words, (int)r, tile->count);
     int32_t row_hash = row_hash_at(problem, state->batch, tile->head, row);
     for (int64_t j = low; j < high; j += LANES) {
-        lanes slope = broadcast(1.0f), score = apply_softcap(problem, load(weights + j), &slope);
+        lanes slope = broadcast(1.0f), score = apply_softcap(problem, load(weights + j) * product_factor, &slope);
         if (relative_bias && j < extent.end) score += load_partial(relative_bias + j, extent.end - j);
         if (extent.partial) score = select_bits(word, j, score, -INFINITY);
         lanes weight = exp2_lanes(score - lse);
-        lanes dropped = weight, grad_weight = load(grad_scores + j); /* written by row_group_gradient */
+        lanes dropped = weight, grad_weight = load(grad_scores + j) * weight_factor; /* see row_group_gradient */
         if (problem->row_hashes) {
             bits mask = dropout_mask(problem, load_bits(problem->column_hashes + tile->column + j) + row_hash);
             dropped = zero_unless(mask, dropped), grad_weight = zero_unless(mask, grad_weight);
@@ -81,28 +88,46 @@ INLINE void tile_row_gradient(const struct flash *problem, const struct gradient
     }
 }
 
+/* Weights and gradients of scores of a group of rows become pairs: of a row and the next one, in place of the former,
+ * for sums over rows; and of neighbours in a row, for the sum over keys, which are returned in `terms`. */
+INLINE void pair_group(float *weights, float *grad_scores, float *terms) {
+    for (int r = 0; r < GROUP; r += 2, weights += 2 * BLOCK, grad_scores += 2 * BLOCK)
+        for (int j = 0; j < BLOCK; j += LANES) {
+            lanes own = load(grad_scores + j), next = load(grad_scores + BLOCK + j);
+            store_pairs((uint16_t *)(terms + r * BLOCK) + j, own);
+            store_pairs((uint16_t *)(terms + (r + 1) * BLOCK) + j, next);
+            store(grad_scores + j, round_to_pairs(own, next));
+            store(weights + j, round_to_pairs(load(weights + j), load(weights + BLOCK + j)));
+        }
+}
+
 INLINE void row_group_gradient(const struct flash *problem, struct gradient *state, struct tile *tile, int64_t r,
-                          const struct extent extent) {
-    int64_t padded = padded_dim(problem->dim), value_padded = padded_dim(problem->value_dim);
-    struct factor query = {state->query + r * padded, padded, 1},
-                  grad_output = {state->grad_output + r * value_padded, value_padded, 1};
+                               const struct extent extent, const int paired) {
+    int64_t padded = padded_dim(problem->dim), terms = padded_terms(problem->dim, paired),
+            value_terms = padded_terms(problem->value_dim, paired);
+    struct factor query = {state->query + r * terms, terms, 1},
+                  grad_output = {state->grad_output + r * value_terms, value_terms, 1};
+    float pairs[GROUP * BLOCK] ALIGNED, *own = state->grad_scores + r * BLOCK;
     for (int64_t j = aligned_begin(extent); j < aligned_end(extent); j += PAIR) {
         int64_t target = r * BLOCK + j;
-        add_product(query, (struct vectors){state->key_columns + j, BLOCK, 0, problem->dim}, state->weights + target,
-                    BLOCK, 0);
-        add_product(grad_output, (struct vectors){state->value_columns + j, BLOCK, 0, problem->value_dim},
-                    state->grad_scores + target, BLOCK, 0);
+        add_terms(query, (struct vectors){state->key_columns + j, BLOCK, 0, term_count(problem->dim, paired)},
+                  state->weights + target, BLOCK, 0, paired);
+        add_terms(grad_output, (struct vectors){state->value_columns + j, BLOCK, 0, term_count(problem->value_dim, paired)},
+                  state->grad_scores + target, BLOCK, 0, paired);
     }
-    for (int64_t i = 0; i < GROUP; i++) tile_row_gradient(problem, state, tile, r + i, extent);
-    struct factor grad_scores = {state->grad_scores + r * BLOCK, BLOCK, 1};
+    for (int64_t i = 0; i < GROUP; i++) tile_row_gradient(problem, state, tile, r + i, extent, paired);
+    if (paired) pair_group(state->weights + r * BLOCK, own, pairs);
+    struct factor grad_scores = {paired ? pairs : own, BLOCK, 1};
+    int64_t first = paired ? extent.begin / 2 : extent.begin, last = term_count(extent.end, paired);
+    const float factor = paired ? problem->scale : 1.0f; /* floats have it in the keys */
     for (int64_t a = 0; a < padded; a += PAIR)
-        add_product(grad_scores, (struct vectors){state->key_rows + a, padded, extent.begin, extent.end},
-                    state->grad_query + a, padded, 0);
+        add_terms(grad_scores, (struct vectors){state->key_rows + a, padded, first, last}, state->grad_query + a, padded,
+                  0, paired);
     for (int64_t i = 0; i < GROUP && tile->row + r + i < problem->rows; i++) {
         float *target = row_number(&problem->grad_query, state->batch, tile->head, tile->row + r + i) +
                         state->part * problem->grad_query_part;
         for (int64_t a = 0; a < problem->dim; a += LANES) {
-            lanes sum = load_partial(target + a, problem->dim - a) + load(state->grad_query + i * padded + a);
+            lanes sum = load_partial(target + a, problem->dim - a) + load(state->grad_query + i * padded + a) * factor;
             check_finite(&state->check, sum);
             store_partial(target + a, sum, problem->dim - a);
         }
@@ -110,28 +135,38 @@ INLINE void row_group_gradient(const struct flash *problem, struct gradient *sta
 }
 
 /* Key and value gradients of a tile: products over its rows. */
-INLINE void column_gradients(const struct flash *problem, struct gradient *state, const struct tile *tile) {
+INLINE void column_gradients(const struct flash *problem, struct gradient *state, const struct tile *tile,
+                             const int paired) {
     static const float whole[GROUP] = {1, 1, 1, 1, 1, 1, 1, 1};
     int64_t padded = padded_dim(problem->dim), value_padded = padded_dim(problem->value_dim);
+    int64_t step = paired ? 2 * BLOCK : BLOCK, first = term_count(tile->begin, paired),
+            last = term_count(tile->end, paired); /* whole groups of rows */
     for (int64_t j = 0; j < tile->count; j += GROUP) {
         if (!(tile->columns_used >> j & 0xff)) continue;
-        struct factor weights = {state->weights + j, 1, BLOCK}, grad_scores = {state->grad_scores + j, 1, BLOCK};
+        struct factor weights = {state->weights + j, 1, step}, grad_scores = {state->grad_scores + j, 1, step};
         for (int64_t a = 0; a < value_padded; a += PAIR)
-            add_product(weights, (struct vectors){state->grad_output + a, value_padded, tile->begin, tile->end},
-                    state->grad_value + j * value_padded + a, value_padded, whole);
+            add_terms(weights, (struct vectors){state->grad_output_rows + a, value_padded, first, last},
+                      state->grad_value + j * value_padded + a, value_padded, whole, paired);
         for (int64_t a = 0; a < padded; a += PAIR)
-            add_product(grad_scores, (struct vectors){state->query + a, padded, tile->begin, tile->end},
-                    state->grad_key + j * padded + a, padded, whole);
+            add_terms(grad_scores, (struct vectors){state->query_rows + a, padded, first, last},
+                      state->grad_key + j * padded + a, padded, whole, paired);
     }
+}
+
+/* Packs a block of rows as left and as right factor; floats are both at once. */
+INLINE void pack_both(const void *rows, int64_t stride, int64_t count, int64_t dim, float factor, float *terms,
+                      float *terms_of_rows, const int dtype) {
+    pack_row_terms(rows, stride, count, dim, factor, terms, dtype, in_pairs(dtype));
+    if (in_pairs(dtype)) pack_rows_as_terms(rows, stride, count, dim, factor, terms_of_rows, dtype, 1);
 }
 
 INLINE void process_tile(const struct flash *problem, struct gradient *state, struct tile *tile,
                          const int dtype) {
     int64_t count = min_int(problem->rows - tile->row, BLOCK);
-    pack_rows(head_rows(&problem->query, state->batch, tile->head, tile->row, dtype), problem->query.row, count,
-              problem->dim, query_factor(problem), state->query, dtype);
-    pack_rows(head_rows(&problem->grad_output, state->batch, tile->head, tile->row, dtype),
-              problem->grad_output.row, count, problem->value_dim, 1.0f / problem->keep_probability, state->grad_output,
+    pack_both(head_rows(&problem->query, state->batch, tile->head, tile->row, dtype), problem->query.row, count,
+              problem->dim, query_factor(problem), state->query, state->query_rows, dtype);
+    pack_both(head_rows(&problem->grad_output, state->batch, tile->head, tile->row, dtype), problem->grad_output.row,
+              count, problem->value_dim, 1.0f / problem->keep_probability, state->grad_output, state->grad_output_rows,
               dtype);
     int64_t next = tile->row + BLOCK, ahead = min_int(problem->rows - next, BLOCK);
     load_ahead(&problem->query, state->batch, tile->head, next, ahead, problem->dim, dtype);
@@ -141,7 +176,7 @@ INLINE void process_tile(const struct flash *problem, struct gradient *state, st
     for (int64_t r = 0; r < count; r += GROUP) {
         struct extent extent = tile_extent(tile->words ? tile->words + r : 0, tile->count);
         if (extent.begin < extent.end) {
-            row_group_gradient(problem, state, tile, r, extent);
+            row_group_gradient(problem, state, tile, r, extent, in_pairs(dtype));
             for (int i = 0; i < GROUP; i++) tile->columns_used |= row_word(tile->words, (int)r + i, tile->count);
             tile->begin = min_int(tile->begin, r), tile->end = r + GROUP;
         } else {
@@ -149,7 +184,7 @@ INLINE void process_tile(const struct flash *problem, struct gradient *state, st
             memset(state->grad_scores + r * BLOCK, 0, GROUP * BLOCK * sizeof(float));
         }
     }
-    if (tile->columns_used) column_gradients(problem, state, tile);
+    if (tile->columns_used) column_gradients(problem, state, tile, in_pairs(dtype));
 }
 
 /* Before the first tile: delta and lse of a query head's rows. Rows of padding take no part. */
@@ -176,10 +211,12 @@ INLINE void process_key_block(const struct flash *problem, struct gradient *stat
     int64_t value_padded = padded_dim(problem->value_dim);
     const void *key = head_rows(&problem->key, state->batch, state->key_head, column, dtype);
     const void *value = head_rows(&problem->value, state->batch, state->key_head, column, dtype);
-    pack_transposed(key, problem->key.row, count, problem->dim, 1.0f, state->key_columns, BLOCK, dtype);
-    pack_rows(key, problem->key.row, count, problem->dim, problem->scale, state->key_rows, dtype);
-    pack_transposed(value, problem->value.row, count, problem->value_dim, 1.0f, state->value_columns, BLOCK,
-                    dtype);
+    pack_transposed_terms(key, problem->key.row, count, problem->dim, 1.0f, state->key_columns, BLOCK, dtype,
+                          in_pairs(dtype));
+    pack_rows_as_terms(key, problem->key.row, count, problem->dim, problem->scale, state->key_rows, dtype,
+                       in_pairs(dtype));
+    pack_transposed_terms(value, problem->value.row, count, problem->value_dim, 1.0f, state->value_columns, BLOCK, dtype,
+                          in_pairs(dtype));
     int64_t next = column + BLOCK, ahead = min_int(problem->columns - next, BLOCK);
     load_ahead(&problem->key, state->batch, state->key_head, next, ahead, problem->dim, dtype);
     load_ahead(&problem->value, state->batch, state->key_head, next, ahead, problem->value_dim, dtype);
@@ -196,10 +233,11 @@ INLINE void process_key_block(const struct flash *problem, struct gradient *stat
             process_tile(problem, state, &tile, dtype);
         }
     }
-    store_gradient(&state->check, state->grad_key, count, problem->dim, key_gradient_factor(problem),
+    store_gradient(&state->check, state->grad_key, count, problem->dim,
+                   in_pairs(dtype) ? problem->scale : key_gradient_factor(problem),
                    row_number(&problem->grad_key, state->batch, state->key_head, column), problem->grad_key.row,
                    problem->accumulate);
-    store_gradient(&state->check, state->grad_value, count, problem->value_dim, 1.0f,
+    store_gradient(&state->check, state->grad_value, count, problem->value_dim, output_factor(problem, in_pairs(dtype)),
                    row_number(&problem->grad_value, state->batch, state->key_head, column), problem->grad_value.row,
                    problem->accumulate);
 }
@@ -242,7 +280,7 @@ INLINE void process_unit(const struct flash *problem, struct band *band, struct 
 void EXPORTED(regard_flash_backward)(struct flash *problem) {
     int64_t rows = padded_rows(problem) * problem->group, padded = padded_dim(problem->dim),
             value_padded = padded_dim(problem->value_dim);
-    int64_t floats = 2 * rows + BLOCK * (4 * padded + 3 * value_padded) + GROUP * padded + 2 * BLOCK * BLOCK + 12 * 16;
+    int64_t floats = 2 * rows + BLOCK * (5 * padded + 4 * value_padded) + GROUP * padded + 2 * BLOCK * BLOCK + 14 * 16;
     floats += band_floats(problem);
     float *memory = aligned_alloc(64, (size_t)(floats * 4 + 63) / 64 * 64), *free_memory = memory;
     struct cursor *cursors = malloc((size_t)(padded_rows(problem) / BLOCK + 1) * sizeof(struct cursor));
@@ -258,6 +296,11 @@ void EXPORTED(regard_flash_backward)(struct flash *problem) {
         state.grad_value = take_floats(&free_memory, value_padded * BLOCK);
         state.query = take_floats(&free_memory, padded * BLOCK);
         state.grad_output = take_floats(&free_memory, value_padded * BLOCK);
+        state.query_rows = state.query, state.grad_output_rows = state.grad_output;
+        if (in_pairs((int)problem->dtype)) {
+            state.query_rows = take_floats(&free_memory, padded * BLOCK);
+            state.grad_output_rows = take_floats(&free_memory, value_padded * BLOCK);
+        }
         state.grad_query = take_floats(&free_memory, GROUP * padded);
         state.weights = take_floats(&free_memory, BLOCK * BLOCK);
         state.grad_scores = take_floats(&free_memory, BLOCK * BLOCK);

@@ -74,18 +74,6 @@ INLINE lanes select_span(const struct key_span span, int64_t column, lanes value
     return (lanes)((inside & (bits)values) | (~inside & (bits)broadcast(otherwise)));
 }
 
-/* The largest number of all lanes. */
-INLINE float max_of_lanes(lanes values) {
-#if defined(__AVX512F__)
-    return _mm512_reduce_max_ps((__m512)values);
-#else
-    float apart[LANES], largest = -INFINITY;
-    store(apart, values);
-    for (int lane = 0; lane < LANES; lane++) largest = apart[lane] > largest ? apart[lane] : largest;
-    return largest;
-#endif
-}
-
 /* The natural logarithm of numbers of at least 1, of which 0 gives none; NaN stays. x = 2^n m with m from 1/sqrt(2) to
  * sqrt(2), and ln m = 2 artanh(s) = 2 (s + s^3/3 + s^5/5 + ...) with s = (m - 1) / (m + 1), at most 0.172. */
 INLINE lanes log_lanes(lanes x) {

@@ -48,6 +48,13 @@ INLINE int64_t round_up_to_lanes(int64_t entries) { return (entries + LANES - 1)
 
 INLINE lanes broadcast(float value) { return value - (lanes){0}; }
 
+/* The same bits in each lane, whatever number they are as a float. */
+INLINE lanes broadcast_bits(const float *source) {
+    int32_t word;
+    memcpy(&word, source, sizeof(word));
+    return (lanes)(word + (bits){0});
+}
+
 INLINE lanes load(const float *source) { return *(const unaligned_lanes *)source; }
 
 INLINE void store(float *target, lanes value) { *(unaligned_lanes *)target = value; }
@@ -71,6 +78,35 @@ INLINE void store_partial(float *target, lanes value, int64_t count) {
         _mm512_mask_storeu_ps(target, (__mmask16)((1u << count) - 1), (__m512)value);
 #else
         memcpy(target, &value, (size_t)count * sizeof(float));
+#endif
+}
+
+/* sum + left[2 i] right[2 i] + left[2 i + 1] right[2 i + 1] in lane i, of vectors of pairs of bfloat16. PAIRS: whether the
+ * variant has an instruction for it. */
+#if defined(__AVX512BF16__)
+enum { PAIRS = 1 };
+#else
+enum { PAIRS = 0 };
+#endif
+
+INLINE lanes add_pairs(lanes sum, lanes left, lanes right) {
+#if defined(__AVX512BF16__)
+    return (lanes)_mm512_dpbf16_ps((__m512)sum, (__m512bh)left, (__m512bh)right);
+#else
+    const bits upper = (bits){0} - 0x10000;
+    sum += (lanes)((bits)left << 16) * (lanes)((bits)right << 16);
+    return sum + (lanes)((bits)left & upper) * (lanes)((bits)right & upper);
+#endif
+}
+
+/* LANES floats rounded to bfloat16, the halves of LANES / 2 pairs. */
+INLINE void store_pairs(uint16_t *target, lanes values) {
+#if defined(__AVX512BF16__)
+    __m256bh rounded = _mm512_cvtneps_pbh((__m512)values);
+    memcpy(target, &rounded, sizeof(rounded));
+#else
+    bits exact = (bits)values, nearest = exact + 0x7fff + ((exact >> 16) & 1);
+    for (int lane = 0; lane < LANES; lane++) target[lane] = (uint16_t)((uint32_t)nearest[lane] >> 16);
 #endif
 }
 
@@ -118,6 +154,19 @@ INLINE lanes max_lanes(lanes first, lanes second) {
 #else
     bits over = first > second;
     return (lanes)((over & (bits)first) | (~over & (bits)second));
+#endif
+}
+
+/* The largest number of all lanes. */
+INLINE float max_of_lanes(lanes values) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps((__m512)values);
+#else
+    float apart[LANES], largest;
+    store(apart, values);
+    largest = apart[0];
+    for (int lane = 1; lane < LANES; lane++) largest = apart[lane] > largest ? apart[lane] : largest;
+    return largest;
 #endif
 }
 

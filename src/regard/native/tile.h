@@ -48,8 +48,10 @@ INLINE float *row_number(const struct rows *rows, int64_t batch, int64_t head, i
  * relative error, 2e-9 before rounding. */
 INLINE lanes exp2_lanes(lanes x) {
     const float shift = 12582912.0f; /* 1.5 * 2^23: adding it rounds to a whole number, which then stands in its bits */
+#if !defined(__AVX512F__)
     x = max_lanes(broadcast(-127.0f), x);
-    lanes shifted = x + shift, r = x - (shifted - shift);
+#endif
+    lanes shifted = x + shift, n = shifted - shift, r = x - n;
     lanes p = broadcast(0x1.41d334p-13f);
     p = p * r + 0x1.5f456ap-10f;
     p = p * r + 0x1.3b2dbcp-7f;
@@ -57,7 +59,12 @@ INLINE lanes exp2_lanes(lanes x) {
     p = p * r + 0x1.ebfbdap-3f;
     p = p * r + 0x1.62e430p-1f;
     p = p * r + 1.0f;
+#if defined(__AVX512F__)
+    __mmask16 above = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-127.0f), _CMP_NLE_UQ); /* NaN is above, too */
+    return (lanes)_mm512_maskz_scalef_ps(above, (__m512)p, (__m512)n);
+#else
     return (lanes)(((bits)shifted - 0x4b400000 + 127) << 23) * p;
+#endif
 }
 
 /* The dot product of two rows of entries. */
@@ -82,32 +89,65 @@ INLINE void load_ahead(const struct rows *rows, int64_t batch, int64_t head, int
     if (rows->row > dim) prefetch_rows(rows, batch, head, first, count, dim, dtype);
 }
 
-/* Packs `count` rows, times a factor, as target[row][padded]: 0 beyond them up to BLOCK rows, and beyond their dim. */
-INLINE void pack_rows(const void *rows, int64_t stride, int64_t count, int64_t dim, float factor, float *target,
-                     const int dtype) {
-    int64_t padded = padded_dim(dim);
+/* The terms of a row, rounded up to whole pairs of vectors. */
+INLINE int64_t padded_terms(int64_t dim, const int paired) { return padded_dim(term_count(dim, paired)); }
+
+/* Packs the terms of `count` rows, floats times a factor, as target[row][padded terms]: 0 beyond them up to BLOCK rows,
+ * and beyond their dim. */
+INLINE void pack_row_terms(const void *rows, int64_t stride, int64_t count, int64_t dim, float factor, float *target,
+                           const int dtype, const int paired) {
+    int64_t padded = padded_terms(dim, paired);
     for (int64_t i = 0; i < count; i++) {
         const void *row = row_at(rows, i, stride, dtype);
         for (int64_t a = 0; a < padded; a += LANES)
-            store(target + i * padded + a, load_entries(row, a, dim, dtype, 0) * factor);
+            store(target + i * padded + a, load_terms(row, a, dim, factor, dtype, 0, paired));
     }
     memset(target + count * padded, 0, (size_t)((BLOCK - count) * padded) * sizeof(float));
 }
 
-/* Packs `count` rows, times a factor, as columns, target[entry][width], 0 in the columns beyond them. There is memory
- * for whole pairs of vectors of entries. */
-INLINE void pack_transposed(const void *rows, int64_t stride, int64_t count, int64_t dim, float factor, float *target,
-                            const int64_t width, const int dtype) {
+/* The same of entries, as floats. */
+INLINE void pack_rows(const void *rows, int64_t stride, int64_t count, int64_t dim, float factor, float *target,
+                      const int dtype) {
+    pack_row_terms(rows, stride, count, dim, factor, target, dtype, 0);
+}
+
+/* Packs `count` rows as the right factor of a sum over rows: target[term][padded dim], where a term is an entry of one
+ * row times a factor, or, `paired`, of two as they are; 0 up to BLOCK rows, and beyond their dim. */
+INLINE void pack_rows_as_terms(const void *rows, int64_t stride, int64_t count, int64_t dim, float factor,
+                               float *target, const int dtype, const int paired) {
+    if (!paired) {
+        pack_rows(rows, stride, count, dim, factor, target, dtype);
+        return;
+    }
+    int64_t padded = padded_dim(dim), terms = term_count(count, paired);
+    for (int64_t i = 0; i < terms; i++) {
+        const void *row = row_at(rows, 2 * i, stride, dtype);
+        const void *next = 2 * i + 1 < count ? row_at(rows, 2 * i + 1, stride, dtype) : 0;
+        for (int64_t a = 0; a < padded; a += LANES) store(target + i * padded + a, pair_rows(row, next, a, dim, 0));
+    }
+    memset(target + terms * padded, 0, (size_t)((BLOCK / 2 - terms) * padded) * sizeof(float));
+}
+
+/* Packs the terms of `count` rows, floats times a factor, as columns, target[term][width], 0 in the columns beyond them.
+ * There is memory for whole pairs of vectors of terms. */
+INLINE void pack_transposed_terms(const void *rows, int64_t stride, int64_t count, int64_t dim, float factor,
+                                  float *target, const int64_t width, const int dtype, const int paired) {
     for (int64_t i = 0; i < width; i += LANES)
-        for (int64_t a = 0; a < dim; a += LANES) {
+        for (int64_t a = 0; a < term_count(dim, paired); a += LANES) {
             lanes block[LANES];
             for (int l = 0; l < LANES; l++)
                 block[l] = i + l < count
-                               ? load_entries(row_at(rows, i + l, stride, dtype), a, dim, dtype, 0) * factor
+                               ? load_terms(row_at(rows, i + l, stride, dtype), a, dim, factor, dtype, 0, paired)
                                : broadcast(0.0f);
             transpose(block);
             for (int l = 0; l < LANES; l++) store(target + (a + l) * width + i, block[l]);
         }
+}
+
+/* The same of entries, as floats. */
+INLINE void pack_transposed(const void *rows, int64_t stride, int64_t count, int64_t dim, float factor, float *target,
+                            const int64_t width, const int dtype) {
+    pack_transposed_terms(rows, stride, count, dim, factor, target, width, dtype, 0);
 }
 
 /* The position in the runs of a block of rows, from left to right. */
@@ -186,6 +226,12 @@ INLINE lanes apply_softcap(const struct flash *problem, lanes product, lanes *sl
 /* The factor of the query, so that its products with keys are the input of `apply_softcap`. */
 INLINE float query_factor(const struct flash *problem) {
     return problem->softcap == 0.0f ? problem->scale * LOG2_E : problem->scale / problem->softcap;
+}
+
+/* The factor of products of packed queries and keys: floats have it in the query, pairs of bfloat16 are packed as they
+ * are. */
+INLINE float score_factor(const struct flash *problem, const int paired) {
+    return paired ? query_factor(problem) : 1.0f;
 }
 
 /* The factor of the gradient of a key that is summed over queries times `query_factor`. It is scale / query_factor,

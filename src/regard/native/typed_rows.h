@@ -9,8 +9,17 @@ enum { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
 
 typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
 
+/* The bits of halves, each in the lower half of a lane. */
+INLINE bits extend_halves(halves half) {
+#if defined(__AVX512F__)
+    return (bits)_mm512_cvtepu16_epi32((__m256i)half);
+#else
+    return __builtin_convertvector(half, bits);
+#endif
+}
+
 /* bfloat16 is the upper half of a float32. */
-INLINE lanes widen_bfloat16(halves half) { return (lanes)(__builtin_convertvector(half, bits) << 16); }
+INLINE lanes widen_bfloat16(halves half) { return (lanes)(extend_halves(half) << 16); }
 
 /* Rounds to nearest, ties to even; NaN stays NaN. */
 INLINE halves round_to_bfloat16(lanes values) {
@@ -63,14 +72,67 @@ INLINE halves round_to_halves(lanes values, const int dtype) {
     return dtype == BFLOAT16 ? round_to_bfloat16(values) : round_to_float16(values);
 }
 
+/* The first `count` halves, as many as there are lanes; the others are 0. */
+INLINE halves load_halves(const uint16_t *source, int64_t count) {
+    halves half = {0};
+    if (count >= LANES)
+        memcpy(&half, source, sizeof(half)); /* of a size that the compiler knows */
+    else if (count > 0)
+        memcpy(&half, source, (size_t)count * sizeof(uint16_t));
+    return half;
+}
+
 /* LANES entries of a row of `dim` from a column on, 0 beyond. whole: there are LANES of them for certain. */
 INLINE lanes load_entries(const void *row, int64_t column, int64_t dim, const int dtype, const int whole) {
     int64_t count = whole ? LANES : dim - column;
     if (count <= 0) return broadcast(0.0f);
     if (dtype == FLOAT32) return load_partial((const float *)row + column, count);
-    halves half = {0};
-    memcpy(&half, (const uint16_t *)row + column, count >= LANES ? sizeof(half) : (size_t)count * sizeof(uint16_t));
-    return widen_halves(half, dtype);
+    return widen_halves(load_halves((const uint16_t *)row + column, count), dtype);
+}
+
+/* Whether entries of a dtype are multiplied in pairs by this variant. */
+INLINE int in_pairs(const int dtype) { return PAIRS && dtype == BFLOAT16; }
+
+/* Terms of a product (microkernel.h) from a row of `dim` entries: how many there are, and LANES of them from a term on,
+ * 0 beyond, which are entries times a factor, or, `paired`, pairs of bfloat16 as they are. whole: there are so many for
+ * certain. */
+INLINE int64_t term_count(int64_t dim, const int paired) { return paired ? (dim + 1) / 2 : dim; }
+
+INLINE lanes load_terms(const void *row, int64_t term, int64_t dim, float factor, const int dtype, const int whole,
+                        const int paired) {
+    if (!paired) return load_entries(row, term, dim, dtype, whole) * factor;
+    int64_t count = whole ? 2 * LANES : dim - 2 * term;
+    const uint16_t *source = (const uint16_t *)row + 2 * term;
+    lanes terms = {0};
+    if (count >= 2 * LANES)
+        memcpy(&terms, source, sizeof(terms));
+    else if (count > 0)
+        memcpy(&terms, source, (size_t)count * sizeof(uint16_t));
+    return terms;
+}
+
+/* The pairs of LANES entries of one row and of the next one, from a column on; null for a row of zeros. */
+INLINE lanes pair_rows(const void *row, const void *next, int64_t column, int64_t dim, const int whole) {
+    int64_t count = whole ? LANES : dim - column;
+    halves even = load_halves((const uint16_t *)row + column, count), odd = {0};
+    if (next) odd = load_halves((const uint16_t *)next + column, count);
+    return (lanes)(extend_halves(even) | extend_halves(odd) << 16);
+}
+
+/* Pairs of two rows of floats, entry by entry, rounded to bfloat16. */
+INLINE lanes round_to_pairs(lanes first, lanes second) {
+    halves even, odd;
+    store_pairs((uint16_t *)&even, first);
+    store_pairs((uint16_t *)&odd, second);
+    return (lanes)(extend_halves(even) | extend_halves(odd) << 16);
+}
+
+/* Stores LANES floats of a row of terms, from an entry on; `paired`, rounded to bfloat16, over what was read before. */
+INLINE void store_terms(float *row, int64_t entry, lanes values, const int paired) {
+    if (paired)
+        store_pairs((uint16_t *)row + entry, values);
+    else
+        store(row + entry, values);
 }
 
 /* Stores LANES entries of a row of `dim` from a column on, as many as there are. */
