@@ -403,8 +403,18 @@ class TestHugeScores:
             torch.testing.assert_close(values.double(), expected.double().expand_as(values), rtol=1e-4, atol=1e-6)
 
 
+BY_PRODUCTS = ("reference", "sdpa", "block_sparse")
+"""The kernels that sum over keys by torch's own products."""
+
+
+def error_of_product(terms: int, rows: int = 1) -> float:
+    """The relative error of torch's own product over equal terms: MKL sums in blocks on some processors only."""
+    products = torch.full((rows, terms), 1 / terms) @ torch.full((terms, 8), 0.3)
+    return float((products / 0.3 - 1).abs().max())
+
+
 class TestLongRows:
-    """Sums over very many keys of equal weights: they are made in two levels."""
+    """Sums over very many keys of equal weights: they are made in two levels, but those of torch's own products."""
 
     @pytest.mark.parametrize("queries", [1, 3, 100])
     @by_every_kernel
@@ -412,7 +422,8 @@ class TestLongRows:
         keys = 2**17
         query, key, value = torch.zeros(1, 1, queries, 8), torch.zeros(1, 1, keys, 8), torch.full((1, 1, keys, 8), 0.3)
         output = attend(query, key, value, kernel=kernel)
-        torch.testing.assert_close(output, torch.full_like(output, 0.3), rtol=5e-5, atol=0)
+        rtol = 5e-5 + 2 * error_of_product(keys, queries) * (kernel in BY_PRODUCTS)
+        torch.testing.assert_close(output, torch.full_like(output, 0.3), rtol=rtol, atol=0)
 
     @pytest.mark.parametrize("group", [1, 2])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -444,7 +455,8 @@ class TestLongRows:
         keys = 2**15
         query, key, value = torch.zeros(1, 1, 3, 8), torch.zeros(1, 1, keys, 8), torch.full((1, 1, keys, 8), 0.3)
         output = attend(query, key, value, kernel=kernel, score=Additive(query_dim=8, key_dim=8, hidden_dim=4))
-        torch.testing.assert_close(output, torch.full_like(output, 0.3), rtol=2e-5, atol=0)
+        rtol = 2e-5 + 2 * error_of_product(keys, 3) * (kernel in BY_PRODUCTS)
+        torch.testing.assert_close(output, torch.full_like(output, 0.3), rtol=rtol, atol=0)
 
     @by_every_kernel
     def test_gradients_over_many_queries(self, kernel):
@@ -452,4 +464,5 @@ class TestLongRows:
         if kernel in ("sdpa", "block_sparse"):
             pytest.skip("the sums are those of torch's own kernels")
         results = gradients((query, key, value), kernel)
-        torch.testing.assert_close(results[3], torch.full_like(value, 2**17 / 70), rtol=5e-5, atol=0)
+        rtol = 5e-5 + 2 * error_of_product(2**17, 70) * (kernel in BY_PRODUCTS)
+        torch.testing.assert_close(results[3], torch.full_like(value, 2**17 / 70), rtol=rtol, atol=0)
