@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from regard import native
+from regard.native import library
 from regard.native.flash import FlashProblem, FlashTiles
 
 pytestmark = pytest.mark.usefixtures("built")
