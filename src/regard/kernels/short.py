@@ -33,6 +33,7 @@ from .base import Cost, FlashWork, Result
 from .batched_problem import BatchedProblem, ProblemGradients, Saved
 from .cost_model import RESULT, bytes_read, total_width
 from .custom_op import apply_kernel, compute_forward, differentiate, register
+from .dense_block import is_one_causal_query
 from .mask_tiles import memoize
 
 CALLS = 8.0
@@ -198,9 +199,13 @@ def has_spans(mask: Mask, problem: Problem) -> bool:
 
 
 def key_spans(problem: Problem) -> Tensor | None:
-    """The first key that each row attends to, and the one after its last, (B or 1, M, 2) int32; None without a mask."""
+    """The first key that each row attends to, and the one after its last, (B or 1, M, 2) int32; None for all keys."""
     mask = problem.mask
-    return None if mask is None else memoize(problem, "spans", lambda: _key_spans(mask, problem))
+    return (
+        None
+        if mask is None or is_one_causal_query(problem)
+        else memoize(problem, "spans", lambda: _key_spans(mask, problem))
+    )
 
 
 def _key_spans(mask: Mask, problem: Problem) -> Tensor:

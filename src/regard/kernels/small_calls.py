@@ -63,15 +63,15 @@ def attend_repeatedly(
         or torch._C._get_tracing_state() is not None  # where shapes may not be compared
         or not (type(query) in (Tensor, Parameter) and type(key) is type(value) is Tensor)
         or not query.ndim == key.ndim == value.ndim == 4
-        or max(query.shape[2], value.shape[2]) > LONGEST
-        or not (mask is None or isinstance(mask, Mask))
+        or query.shape[2] > LONGEST
+        or value.shape[2] > LONGEST
     ):
         return None
     learned = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
     tensors = () if mask is None else tree_tensors(mask)
-    if not tensors and not learned and query.shape[2] < min(FEW_QUERIES, value.shape[2]):
+    if query.shape[2] < FEW_QUERIES and not learned and not tensors and query.shape[2] < value.shape[2]:
         return None
-    if not no_mode_active() or CURRENT_HOOK.get() is not None:
+    if not no_mode_active() or CURRENT_HOOK.get() is not None or not (mask is None or isinstance(mask, Mask)):
         return None
     calls, of_mask = _calls, mask
     if mask is not None and tensors:
