@@ -950,6 +950,36 @@ CORRECT = {
             model.load_state_dict(load_state_dict_from_url("https://example.org/small.pt"))
             return model
     """,
+    "an affinity of two texts, read both ways": """
+        class Coattention(nn.Module):
+            def __init__(self, d, heads):
+                super().__init__()
+                self.heads, self.one, self.two = heads, nn.Linear(d, d), nn.Linear(d, d)
+                self.left, self.right = nn.Linear(d, d), nn.Linear(d, d)
+
+            def split(self, x):
+                return x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)
+
+            def forward(self, a, b, hidden):
+                scores = torch.matmul(self.split(self.one(a)), self.split(self.two(b)).transpose(2, 3))
+                scores = scores.masked_fill(hidden, -math.inf)
+                of_a = F.softmax(scores, dim=3) @ self.split(self.right(b))
+                of_b = F.softmax(scores, dim=2).transpose(2, 3) @ self.split(self.left(a))
+                return of_a, of_b
+    """,
+    "two pictures that are compared, one after the other": """
+        class Changes(nn.Module):
+            def __init__(self, d):
+                super().__init__()
+                self.read = nn.MultiheadAttention(d, 8, batch_first=True)
+
+            def forward(self, pictures, details):
+                read = []
+                for index in range(2):
+                    tokens = pictures[:, index]
+                    read.append(self.read(tokens, details, details, need_weights=False)[0])
+                return torch.cat(read, dim=-1)
+    """,
 }
 IMPORTS = "import math\nimport torch\nimport torch.nn.functional as F\nfrom torch import nn\n"
 

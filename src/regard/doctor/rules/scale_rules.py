@@ -75,6 +75,7 @@ def missing_scale(facts: ModuleFacts) -> Iterator[Report]:
             _looks_like_transformer(site)
             and not _may_be_scaled(site, facts)
             and not _may_get_scaled_queries(site, facts)
+            and not _is_read_both_ways(site, facts)
         ):
             yield Report(
                 site.scores.term.node if site.scores else site.output.node,
@@ -133,6 +134,13 @@ def _may_be_scaled(site: AttentionSite, facts: ModuleFacts) -> bool:
         return True
     names = {name for term in (site.query, site.key) for name in names_in(term, stop=_PROJECTIONS | {"matmul"})}
     return any(SCALE_NAME.search(name) for name in names) or _mentions_scale(site, facts)
+
+
+def _is_read_both_ways(site: AttentionSite, facts: ModuleFacts) -> bool:
+    """Whether scores have a softmax over either axis: an affinity of two texts, which is published without a scale."""
+    scores = site.softmax.input if site.softmax is not None else None
+    taken = [one for one in facts.consumers.get(id(scores), []) if one.op == "softmax"]
+    return len({number(one.get("dim")) for one in taken}) > 1
 
 
 def _may_get_scaled_queries(site: AttentionSite, facts: ModuleFacts) -> bool:

@@ -38,11 +38,12 @@ def attention_in_loop(facts: ModuleFacts) -> Iterator[Report]:
 
     One call computes all of them: the heads are an axis of a batch of matrix products. A loop starts as many small
     kernels as it has rounds. Loops in which a query depends on the round before, as in recurrent decoders, are none;
-    neither are loops over layers or scales, and functions that are named as references.
+    neither are loops over layers or scales, over a few rounds that are counted in the source, and functions that are
+    named as references.
     """
     for site in facts.sites:
         loop = next((one for one in site.event.loops if one.names), None)
-        if loop is None or _is_reference(site.output.node, facts) or _is_over_modules(loop):
+        if loop is None or _is_reference(site.output.node, facts) or _is_over_modules(loop) or _is_of_few(loop):
             continue
         if _is_indexed_by_loop(site, loop):
             yield Report(site.output.node, "attention in a Python loop: make the loop's axis one of the batch")
@@ -94,6 +95,15 @@ def _is_over_modules(loop: Loop) -> bool:
     return bool(_LAYER_NAMES.search(names)) or bool(
         re.match(r"enumerate\(self\.(?!\w*heads?\b)|self\.(?!\w*heads?\b)", iterated)
     )
+
+
+def _is_of_few(loop: Loop) -> bool:
+    """Whether a loop has up to four rounds, as over two pictures that are compared."""
+    counted = loop.iterated
+    if counted is None or counted.op != "call" or counted.value != "range" or len(counted.items) != 1:
+        return False
+    rounds = number(counted.items[0])
+    return rounds is not None and rounds <= 4
 
 
 _LAYER_NAMES = re.compile(
