@@ -980,6 +980,12 @@ CORRECT = {
                     read.append(self.read(tokens, details, details, need_weights=False)[0])
                 return torch.cat(read, dim=-1)
     """,
+    "a mask that is filled in float32, and converted to the dtype of scores as -inf": """
+        def attend(q, k, v, hidden, alibi):
+            mask = (hidden * 1.0).masked_fill(hidden, float("-1e9")).to(q.dtype)
+            scores = q @ k.transpose(-1, -2) / math.sqrt(q.size(-1)) + alibi
+            return torch.softmax(scores + mask, dim=-1) @ v
+    """,
 }
 IMPORTS = "import math\nimport torch\nimport torch.nn.functional as F\nfrom torch import nn\n"
 

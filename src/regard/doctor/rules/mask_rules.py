@@ -811,11 +811,13 @@ def _is_single(step: Step, site: AttentionSite) -> bool:
 
 
 def _is_single_mask(step: Step) -> bool:
-    """Whether what a step adds was converted to float32 last: the sum with scores of half precision is float32 too."""
+    """Whether what a step adds is float32, as the sum with scores of half precision then is, or is converted to their
+    dtype after it was filled: there the number becomes -inf.
+    """
     added = step.operand if step.op == "add" else None
     while added is not None:
         if added.op == "cast":
-            return _is_float32(added.get("dtype"))
+            return _is_float32(added.get("dtype")) or added.input.op in ("masked_fill", "full", "full_like")
         operands = [one for one in (added.get("input"), added.get("other")) if one is not None and number(one) is None]
         added = operands[0] if added.op in _KEEPS_DTYPE and len(operands) == 1 else None
     return False
