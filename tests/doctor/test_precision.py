@@ -986,6 +986,69 @@ CORRECT = {
             scores = q @ k.transpose(-1, -2) / math.sqrt(q.size(-1)) + alibi
             return torch.softmax(scores + mask, dim=-1) @ v
     """,
+    "heads and queries that are counted to pick the best of them": """
+        class Sparse(nn.Module):
+            def __init__(self, d, n_heads):
+                super().__init__()
+                self.n_heads, self.q, self.k, self.v = n_heads, nn.Linear(d, d), nn.Linear(d, d), nn.Linear(d, d)
+
+            def split(self, x):
+                return x.view(x.size(0), x.size(1), self.n_heads, -1).transpose(1, 2)
+
+            def forward(self, x, best):
+                q, k, v = self.split(self.q(x)), self.split(self.k(x)), self.split(self.v(x))
+                b, heads, n, d = q.shape
+                q = q[torch.arange(b)[:, None, None], torch.arange(heads)[None, :, None], best]
+                return F.scaled_dot_product_attention(q, k, v)
+    """,
+    "examples of different lengths": """
+        def paged(query, k_cache, v_cache, tables, lengths):
+            out = torch.zeros_like(query)
+            for i in range(query.size(0)):
+                q, keys, values = query[i], [], []
+                for j in range(int(lengths[i])):
+                    keys.append(k_cache[tables[i, j]])
+                    values.append(v_cache[tables[i, j]])
+                keys, values = torch.stack(keys, dim=0), torch.stack(values, dim=0)
+                out[i] = F.scaled_dot_product_attention(q.transpose(0, 1), keys.transpose(0, 1), values.transpose(0, 1))
+            return out
+
+        def unpadded(q, k, v, mask):
+            outputs = []
+            for i in range(q.size(0)):
+                valid = int(mask[i].sum())
+                outputs.append(F.scaled_dot_product_attention(q[i, :, :valid], k[i, :, :valid], v[i, :, :valid]))
+            return outputs
+    """,
+    "attention in pieces for a tower of pictures": """
+        from transformers import AttentionInterface
+
+        def chunked_vision_attention(module, query, key, value, attention_mask, **options):
+            parts = [eager(module, one, key, value, attention_mask, **options) for one in query.split(512, dim=2)]
+            return torch.cat(parts, dim=1), None
+
+        def install(visual):
+            AttentionInterface.register("chunked", chunked_vision_attention)
+            visual.set_attn_implementation("chunked")
+    """,
+    "the entropy of a choice": """
+        class Decision(nn.Module):
+            def __init__(self, d):
+                super().__init__()
+                self.scorer = nn.Linear(d, 1)
+                self.attention = nn.MultiheadAttention(d, 8, batch_first=True)
+
+            def forward(self, options, hidden):
+                x = self.attention(options, options, options, need_weights=False)[0]
+                logits = self.scorer(x).squeeze(-1).float().masked_fill(hidden, -1e4)
+                p = torch.softmax(logits, -1)
+                return logits, -(p * torch.log(p.clamp_min(1e-9))).sum(-1)
+    """,
+    "a reference, with keys repeated": """
+        def agrees(ours, q, k, v):
+            ref = F.scaled_dot_product_attention(q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1))
+            return torch.allclose(ours(q, k, v), ref, atol=1e-3)
+    """,
 }
 IMPORTS = "import math\nimport torch\nimport torch.nn.functional as F\nfrom torch import nn\n"
 

@@ -218,6 +218,8 @@ def _averages(term: Term, facts: ModuleFacts, after: tuple[Term, ...]) -> Iterat
             if mixed_heads(consumer) is None:
                 yield consumer, after
         elif consumer.op == "mul":
+            if any(other is not term and _is_made_of(other, term) for other in consumer.operands()):
+                continue  # p · log p
             sums = [one for one in facts.consumers.get(id(consumer), []) if one.op == "sum" and one.input is consumer]
             yield from ((one, after) for one in sums)
             if not sums:
@@ -226,6 +228,20 @@ def _averages(term: Term, facts: ModuleFacts, after: tuple[Term, ...]) -> Iterat
             consumer.op == "choice" or consumer.input is term
         ):
             yield from _averages(consumer, facts, (*after, consumer))
+
+
+def _is_made_of(term: Term, source: Term) -> bool:
+    """Whether a term is computed from another one by functions of one argument."""
+    for _ in range(8):
+        if term is source:
+            return True
+        if "input" in term.arguments and term.op not in ("mul", "matmul", "item"):
+            term = term.input
+        elif term.op == "call" and term.items:
+            term = term.items[0]
+        else:
+            return False
+    return False
 
 
 def product(term: Term) -> Product | None:

@@ -14,6 +14,7 @@ from ..mask_values import mask_values
 from ..symbolic_evaluation import Function, ModuleFacts
 from ..term import Term, label, number, walk
 from .base import Report, function_around, last_name, rule
+from .position_rules import counts_positions
 
 _SLOPES = re.compile(r"slope|alibi|^m$|^ratios?$", re.I)
 _DISTANCES = (
@@ -344,7 +345,7 @@ def heads_as_positions(facts: ModuleFacts) -> Iterator[Report]:
             if size.op != "size" or not isinstance(size.value, int):
                 continue
             axes = _axes(size.input)
-            if len(axes) == 4 and axes[size.value] == "heads":
+            if len(axes) == 4 and axes[size.value] == "heads" and counts_positions(event, facts):
                 yield Report(
                     event.term.node, f"axis {size.value} is that of the heads here: positions are another axis"
                 )

@@ -214,7 +214,7 @@ def positions_in_half(facts: ModuleFacts) -> Iterator[Report]:
         if dtype is None or dtype.op != "name" or dtype.value not in _EXACT_UP_TO:
             continue
         last = number(event.term.items[0 if len(event.term.items) == 1 else 1]) if event.term.items else None
-        if (last is None or last > _EXACT_UP_TO[dtype.value]) and _counts_positions(event, facts):
+        if (last is None or last > _EXACT_UP_TO[dtype.value]) and counts_positions(event, facts):
             yield Report(
                 event.term.node,
                 f"positions in {str(dtype.value).removeprefix('torch.')} are not exact: count in float32",
@@ -228,7 +228,7 @@ _POSITION_NAMES = re.compile(
 )
 
 
-def _counts_positions(event: Event, facts: ModuleFacts) -> bool:
+def counts_positions(event: Event, facts: ModuleFacts) -> bool:
     """Whether what is counted are positions: by its name, that of the function or class, or its products."""
     names = [one.name for one in (event.function, event.class_) if one is not None]
     assigned = facts.parents.get(event.term.node)
@@ -513,7 +513,8 @@ def attention_without_mask_function(facts: ModuleFacts) -> Iterator[Report]:
     """An attention function is registered with transformers, and no mask function under its name.
 
     transformers then passes `attention_mask=None`: a function that relies on the mask is not causal, and attends to
-    padding. Register a mask function under the same name with `AttentionMaskInterface`.
+    padding. Register a mask function under the same name with `AttentionMaskInterface`. A function for pictures, named
+    so, needs none.
     """
     calls = [
         (node, ast.unparse(node.func))
@@ -536,12 +537,17 @@ def attention_without_mask_function(facts: ModuleFacts) -> Iterator[Report]:
         if last_name(node.value) == "ALL_MASK_ATTENTION_FUNCTIONS"
     }
     for call, name in registered:
+        if _OF_PICTURES.search(" ".join(map(ast.unparse, call.args))):
+            continue
         if ast.unparse(name) not in masks and len(call.args) >= 2 and _may_read_mask(call.args[1], facts):
             yield Report(
                 call,
                 f"the attention function {ast.unparse(name)} is registered without a mask function of that name: its "
                 "mask is None; register one with AttentionMaskInterface",
             )
+
+
+_OF_PICTURES = re.compile(r"vision|visual|image|vit\b", re.I)
 
 
 def _may_read_mask(function: ast.expr, facts: ModuleFacts) -> bool:

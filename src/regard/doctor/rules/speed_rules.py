@@ -12,7 +12,7 @@ from ..mask_values import hidden_pairs, is_zero_one, mask_values, triangle
 from ..rewriting import AddKeyword, Rewrite
 from ..symbolic_evaluation import Event, Function, Loop, ModuleFacts
 from ..term import Term, is_none, is_true, number, walk
-from .base import Report, function_around, rule, tests_around
+from .base import Report, function_around, rule, target_names, tests_around
 from .mask_rules import is_cached, resolved
 
 
@@ -38,14 +38,14 @@ def attention_in_loop(facts: ModuleFacts) -> Iterator[Report]:
 
     One call computes all of them: the heads are an axis of a batch of matrix products. A loop starts as many small
     kernels as it has rounds. Loops in which a query depends on the round before, as in recurrent decoders, are none;
-    neither are loops over layers or scales, over a few rounds that are counted in the source, and functions that are
-    named as references.
+    neither are loops over layers or scales, over a few rounds that are counted in the source, over examples whose
+    lengths differ, and functions that are named as references.
     """
     for site in facts.sites:
         loop = next((one for one in site.event.loops if one.names), None)
         if loop is None or _is_reference(site.output.node, facts) or _is_over_modules(loop) or _is_of_few(loop):
             continue
-        if _is_indexed_by_loop(site, loop):
+        if _is_indexed_by_loop(site, loop) and not _is_ragged(site, loop):
             yield Report(site.output.node, "attention in a Python loop: make the loop's axis one of the batch")
     for node in facts.nodes[ast.ListComp]:
         if _calls_each_head(node, facts):
@@ -76,7 +76,12 @@ _REFERENCE = re.compile(r"(^|_)(ref|reference|naive|fake|golden|oracle|expected|
 
 
 def _is_reference(node: ast.AST, facts: ModuleFacts) -> bool:
-    """Whether a function around is named as the plain one that others are compared with, or as a test."""
+    """Whether a function around is named as the plain one that others are compared with or as a test, or its result is."""
+    statement: ast.AST | None = node
+    while statement is not None and not isinstance(statement, ast.stmt):
+        statement = facts.parents.get(statement)
+    if isinstance(statement, ast.Assign) and any(_REFERENCE.search(name) for name in target_names(statement)):
+        return True
     function = function_around(node, facts)
     while function is not None:
         if _REFERENCE.search(function.name):
@@ -123,6 +128,25 @@ def _is_indexed_by_loop(site: AttentionSite, loop: Loop) -> bool:
         inner.op == "carried" or (inner.op == "apply" and (inside is None or id(inner.node) in inside))
         for inner in walk(one.input)
     )
+
+
+def _is_ragged(site: AttentionSite, loop: Loop) -> bool:
+    """Whether the rounds of a loop have keys of different numbers: cut or picked by what is looked up for each, or
+    gathered one by one.
+    """
+    for one in (part for term in (site.query, site.key, site.value) for part in walk(term)):
+        gathered = one.get("tensors") if one.op in ("stack", "cat") else None
+        if gathered is not None and gathered.op == "tuple" and not gathered.items:
+            return True
+        bounds = [bound for index in one.items for bound in (index.items if index.op == "slice" else (index,))]
+        if one.op == "item" and any(_is_looked_up(bound, loop.node) for bound in bounds):
+            return True
+    return False
+
+
+def _is_looked_up(bound: Term, loop: ast.AST) -> bool:
+    """Whether an index is, or is computed from, an entry that the loop's variable picks."""
+    return any(one.op == "item" and any(_is_picked(index, loop) for index in one.items) for one in walk(bound))
 
 
 _MADE_FROM_INPUT = frozenset(
@@ -533,6 +557,8 @@ def repeated_keys(facts: ModuleFacts) -> Iterator[Report]:
     for event in facts.operations("sdpa"):
         key, value = event.term.get("key"), event.term.get("value")
         if key is None or value is None or (event.depth == 0 and event.function in facts.followed):
+            continue
+        if _is_reference(event.term.node, facts):
             continue
         found = [_repeated(key), _repeated(value)]
         if found[0] is not None and found[1] is not None and is_none(event.term.get("enable_gqa")):
