@@ -1049,8 +1049,77 @@ CORRECT = {
             ref = F.scaled_dot_product_attention(q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1))
             return torch.allclose(ours(q, k, v), ref, atol=1e-3)
     """,
+    "a layer for nn.TransformerEncoder, and a function in the place of torch's": """
+        class EncoderLayer(nn.Module):
+            def __init__(self, d):
+                super().__init__()
+                self.self_attn, self.linear = nn.MultiheadAttention(d, 8), nn.Linear(d, d)
+
+            def forward(self, src, src_mask=None, src_key_padding_mask=None):
+                return self.linear(src + self.self_attn(src, src, src, need_weights=False)[0])
+
+        def unmasked_attention(query, key, value, attn_mask=None, dropout_p=None, is_causal=None):
+            scores = torch.bmm(query, key.transpose(-1, -2)) / math.sqrt(query.size(-1))
+            return torch.bmm(scores.softmax(dim=-1), value)
+    """,
+    "a mask that no caller of the file passes": """
+        class CrossAttention(nn.Module):
+            def __init__(self, d):
+                super().__init__()
+                self.q, self.k, self.v = nn.Linear(d, d), nn.Linear(d, d), nn.Linear(d, d)
+
+            def forward(self, x, context=None, mask=None):
+                context = x if context is None else context
+                return F.scaled_dot_product_attention(self.q(x), self.k(context), self.v(context))
+    """,
+    "one query with a cache, as the callers have it, and a function that does without a cache": """
+        class Attention(nn.Module):
+            def __init__(self, d, heads):
+                super().__init__()
+                self.heads, self.qkv = heads, nn.Linear(d, 3 * d)
+
+            def forward(self, x, cache=None):
+                q, k, v = (one.unflatten(-1, (self.heads, -1)).transpose(1, 2) for one in self.qkv(x).chunk(3, -1))
+                if cache is not None:
+                    k, v = torch.cat([cache[0], k], dim=2), torch.cat([cache[1], v], dim=2)
+                out = F.scaled_dot_product_attention(q, k, v, is_causal=(cache is None))
+                return out.transpose(1, 2).flatten(2), (k, v)
+
+        def evaluate_briefly(model, tokens, steps):
+            '''Greedy, with no KV cache: the texts of the evaluation are short.'''
+            for _ in range(steps):
+                tokens = torch.cat([tokens, model(tokens)[:, -1].argmax(-1, keepdim=True)], dim=1)
+            return tokens
+    """,
+    "two masks whose sum is limited, and a name that has a mask function": """
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        def joined(q, k, v, dtype, hidden, padding):
+            lowest = torch.finfo(dtype).min
+            sparse = torch.zeros(hidden.shape, dtype=dtype).masked_fill(hidden, lowest)
+            padded = (1.0 - padding[:, None, None, :].to(dtype)) * lowest
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=(sparse + padded).clamp_min(lowest))
+
+        def in_float32(module, query, key, value, attention_mask=None, **options):
+            return sdpa(module, query.float(), key.float(), value.float(), attention_mask, **options)
+
+        ALL_ATTENTION_FUNCTIONS.register("sdpa", in_float32)
+    """,
 }
 IMPORTS = "import math\nimport torch\nimport torch.nn.functional as F\nfrom torch import nn\n"
+
+
+PACKED = """
+def packed(q, k, v, groups, heads):
+    k = k[:, :, None, :].repeat(1, 1, groups, 1).reshape(-1, heads, q.size(-1))
+    v = v[:, :, None, :].repeat(1, 1, groups, 1).reshape(-1, heads, q.size(-1))
+    q, k, v = (one.transpose(0, 1) for one in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+"""
+
+
+def test_heads_that_are_repeated_in_place_are_not_tiled():
+    assert [one.code for one in diagnose(IMPORTS + PACKED, selection=MISTAKES)] == ["ATT607"]
 
 
 @pytest.mark.parametrize("name", CORRECT)

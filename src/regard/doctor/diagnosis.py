@@ -95,6 +95,8 @@ def _reports(source: str, path: str, selection: RuleSelection) -> list[tuple[Cod
             continue
         for report in rule.check(facts):
             finding = _finding(path, lines, rule, report)
+            if not selection.wants(finding.code, finding.severity):
+                continue
             if not _is_suppressed(finding, suppressed) and not is_on_purpose(report.node, facts):
                 found.setdefault((finding.code, finding.line, finding.column), (finding, report))
     return list(found.values())
@@ -123,12 +125,12 @@ def _is_suppressed(finding: CodeFinding, suppressed: Suppressions) -> bool:
 
 
 def _finding(path: str, lines: Sequence[str], rule: AttentionRule, report: Report) -> CodeFinding:
-    node = report.node
+    node, severity = report.node, Severity.HINT if report.hint else rule.severity
     line, end_line = getattr(node, "lineno", 1), getattr(node, "end_lineno", None) or getattr(node, "lineno", 1)
     start = _characters(lines, line, getattr(node, "col_offset", 0))
     end = _characters(lines, end_line, getattr(node, "end_col_offset", None) or 0)
     return CodeFinding(
-        path, line, start + 1, rule.code, report.message, rule.severity, end_line, end + 1, report.rewrite is not None
+        path, line, start + 1, rule.code, report.message, severity, end_line, end + 1, report.rewrite is not None
     )
 
 

@@ -20,11 +20,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a rule found: the place, the message, and the rewrite that mends it, if there is one."""
+    """What a rule found: the place, the message, and the rewrite that mends it, if there is one.
+
+    `hint`: what the message says is true, and whether it is a fault depends on callers, or on what another file does.
+    """
 
     node: ast.AST
     message: str
     rewrite: Rewrite | None = None
+    hint: bool = False
 
 
 Check = Callable[[ModuleFacts], Iterator[Report]]

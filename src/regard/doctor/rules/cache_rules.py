@@ -17,7 +17,7 @@ from .mask_rules import CACHE_NAMES, formula_mask, is_cached, is_judged, resolve
 
 @rule(
     "ATT212",
-    Severity.WARNING,
+    Severity.HINT,
     source="https://github.com/Mikyx-1/TinyLLM/pull/18",
     wrong="""
         def attend(q, k, v, cache=None):
@@ -133,8 +133,12 @@ def triangle_from_first_key(facts: ModuleFacts) -> Iterator[Report]:
                     yield Report(node.node, "this triangle starts at the first key, a cached one: align it to the last")
     for event in facts.operations("triu", "tril"):
         if is_judged(event, facts) and _is_longer_by_a_cache(event.term):
+            function = function_around(event.term.node, facts)
+            one_query = function is not None and re.search(r"if [^\n]* == 1:", ast.unparse(function)) is not None
             yield Report(
-                event.term.node, "this triangle has the keys of a cache before its own, and starts at the first of them"
+                event.term.node,
+                "this triangle has the keys of a cache before its own, and starts at the first of them",
+                hint=one_query,  # a step of decoding has a mask of its own, and chunks may not occur
             )
 
 
@@ -264,7 +268,9 @@ def causal_on_one_path(facts: ModuleFacts) -> Iterator[Report]:
                 and same(site.value, other.value)
             ):
                 yield Report(
-                    site.output.node, "with a mask, this leaves the option to be causal aside: combine both masks"
+                    site.output.node,
+                    "with a mask, this leaves the option to be causal aside: combine both masks",
+                    hint=True,  # callers may pass a mask of both
                 )
                 break
 

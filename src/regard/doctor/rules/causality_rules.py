@@ -98,7 +98,11 @@ def _decoders_without_mask(facts: ModuleFacts) -> Iterator[Report]:
             if crosses or _has_mask(site) or any(re.search(r"object|query_(pos|embed)", one) for one in names):
                 continue
             node = site.event.call or site.output.node
-            yield Report(node, f"the self-attention of {name} has no causal mask: every position sees the next ones")
+            yield Report(
+                node,
+                f"the self-attention of {name} has no causal mask: every position sees the next ones",
+                hint=not re.search(r"vocab|nn\.Embedding\(|\bwords\b", facts.source),
+            )
 
 
 _LANGUAGE_MODEL = r"GPT|LanguageModel|CausalLM|CharLM|DecoderOnly|^LM$|TransformerLM"

@@ -264,8 +264,14 @@ def _tiles_heads(repeat: Term) -> bool:
     if len(sizes) != 4 or len(many) != 1 or many[0] not in (1, 2):
         return False
     inner = repeat.input
-    one_head = inner.op == "unsqueeze" or (
-        inner.op in ("transpose", "reshape") and any(number(size) == 1 for size in (*inner.items, *inner.input.items))
+    inserted = inner.op == "item" and many[0] < len(inner.items) and is_none(inner.items[many[0]])
+    one_head = (
+        inserted
+        or inner.op == "unsqueeze"
+        or (
+            inner.op in ("transpose", "reshape")
+            and any(number(size) == 1 for size in (*inner.items, *inner.input.items))
+        )
     )
     return not one_head and bool(re.search(r"//|rep|group|kv", sizes[many[0]], re.I))
 

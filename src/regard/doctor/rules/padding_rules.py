@@ -211,6 +211,8 @@ def lowest_numbers_added(facts: ModuleFacts) -> Iterator[Report]:
     """
     for event in facts.operations("add"):
         left, right = event.term.get("input"), event.term.get("other")
+        if any(one.op in ("clamp", "max", "method") for one in facts.consumers.get(id(event.term), [])):
+            continue  # the sum is limited to the lowest number
         if left is not None and right is not None and _is_lowest_mask(left) and _is_lowest_mask(right):
             yield Report(event.term.node, "two masks of finfo.min add up to -inf: combine them as booleans")
     for site in formulas(facts):

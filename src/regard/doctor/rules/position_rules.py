@@ -374,10 +374,20 @@ def generation_without_cache(facts: ModuleFacts) -> Iterator[Report]:
         if _CACHED.search(ast.unparse(node)):
             continue
         for grown, appended in _grown_sequences(node):
-            call = _call_of_model(node, grown, facts)
+            call = None if _says_no_cache(node, facts) else _call_of_model(node, grown, facts)
             if call is not None and _depends_on(appended, call, node):
                 yield Report(call, f"each step computes all of `{grown}` again: keep keys and values in a cache")
                 break
+
+
+def _says_no_cache(node: ast.AST, facts: ModuleFacts) -> bool:
+    """Whether the text of the function around says that it does without a cache."""
+    function = function_around(node, facts)
+    written = ast.get_source_segment(facts.source, function) if function is not None else None
+    return (
+        written is not None
+        and re.search(r"\b(no|without( an?| any)?) (kv[- ]?|key[- ]value )?cach", written, re.I) is not None
+    )
 
 
 def _depends_on(appended: list[ast.expr], call: ast.Call, loop: ast.For | ast.While) -> bool:
@@ -537,7 +547,7 @@ def attention_without_mask_function(facts: ModuleFacts) -> Iterator[Report]:
         if last_name(node.value) == "ALL_MASK_ATTENTION_FUNCTIONS"
     }
     for call, name in registered:
-        if _OF_PICTURES.search(" ".join(map(ast.unparse, call.args))):
+        if _OF_PICTURES.search(" ".join(map(ast.unparse, call.args))) or getattr(name, "value", None) in _HAS_MASKS:
             continue
         if ast.unparse(name) not in masks and len(call.args) >= 2 and _may_read_mask(call.args[1], facts):
             yield Report(
@@ -547,6 +557,8 @@ def attention_without_mask_function(facts: ModuleFacts) -> Iterator[Report]:
             )
 
 
+_HAS_MASKS = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
+"""Names under which transformers has mask functions of its own."""
 _OF_PICTURES = re.compile(r"vision|visual|image|vit\b", re.I)
 
 

@@ -46,7 +46,11 @@ def attention_in_loop(facts: ModuleFacts) -> Iterator[Report]:
         if loop is None or _is_reference(site.output.node, facts) or _is_over_modules(loop) or _is_of_few(loop):
             continue
         if _is_indexed_by_loop(site, loop) and not _is_ragged(site, loop):
-            yield Report(site.output.node, "attention in a Python loop: make the loop's axis one of the batch")
+            yield Report(
+                site.output.node,
+                "attention in a Python loop: make the loop's axis one of the batch",
+                hint=site.event.depth > 0 and not _is_over_heads(loop),
+            )
     for node in facts.nodes[ast.ListComp]:
         if _calls_each_head(node, facts):
             yield Report(node, "each head is a module of its own, called in a Python loop: compute all heads at once")
@@ -76,7 +80,7 @@ _REFERENCE = re.compile(r"(^|_)(ref|reference|naive|fake|golden|oracle|expected|
 
 
 def _is_reference(node: ast.AST, facts: ModuleFacts) -> bool:
-    """Whether a function around is named as the plain one that others are compared with or as a test, or its result is."""
+    """Whether a function around is named as the plain one that others are compared with or as a test, or its result."""
     statement: ast.AST | None = node
     while statement is not None and not isinstance(statement, ast.stmt):
         statement = facts.parents.get(statement)
@@ -100,6 +104,10 @@ def _is_over_modules(loop: Loop) -> bool:
     return bool(_LAYER_NAMES.search(names)) or bool(
         re.match(r"enumerate\(self\.(?!\w*heads?\b)|self\.(?!\w*heads?\b)", iterated)
     )
+
+
+def _is_over_heads(loop: Loop) -> bool:
+    return bool(re.search("head", " ".join([*loop.names, *(names_in(loop.iterated) if loop.iterated else ())])))
 
 
 def _is_of_few(loop: Loop) -> bool:

@@ -171,7 +171,7 @@ def ignored_mask(facts: ModuleFacts) -> Iterator[Report]:
 
     Callers pass it and believe that it has an effect. The same is true of an option such as `causal`, `window` or
     `softcap` that a constructor stores and that nothing in the file reads. Functions whose parameters another library
-    prescribes are left out.
+    prescribes are left out. A parameter that nothing in the file passes is a hint: callers may know that it is unused.
     """
     prescribed = _HUGGING_FACE.search(facts.source)
     for function in _weighing_functions(facts):
@@ -189,23 +189,35 @@ def ignored_mask(facts: ModuleFacts) -> Iterator[Report]:
         ):
             continue
         unread = [one.arg for one in parameters if _MASKS.match(one.arg) and one.arg not in read]
-        if {"tgt_mask", "memory_mask"} <= set(
-            unread
-        ):  # a layer for nn.TransformerDecoder, which passes all of its masks
-            continue
+        if {"tgt_mask", "memory_mask"} <= set(unread) or {"src_mask", "src_key_padding_mask"} <= set(unread):
+            continue  # a layer for nn.TransformerDecoder or nn.TransformerEncoder, which pass all of their masks
         for one in parameters:
             known = (prescribed and _is_prescribed(one, function)) or _is_said_unused(one, function)
             if _MASKS.match(one.arg) and one.arg not in read and not known:
-                yield Report(one, f"`{function.name}` takes `{one.arg}` and does not use it")
+                passed = _is_passed(one.arg, function, facts)
+                yield Report(one, f"`{function.name}` takes `{one.arg}` and does not use it", hint=not passed)
     if not prescribed:
         yield from _unread_options(facts)
     yield from _unread_buffers(facts)
+
+
+_OF_TORCH = ["query", "key", "value", "attn_mask", "dropout_p", "is_causal"]
+"""The parameters of `scaled_dot_product_attention`, which a function that replaces it has too."""
 
 
 def _has_unknown_base(class_: ast.AST, facts: ModuleFacts) -> bool:
     """Whether a class of another file, which may prescribe the parameters, is a base."""
     bases = [last_name(base) for base in class_.bases] if isinstance(class_, ast.ClassDef) else []
     return any(base not in ("Module", "object", "ABC", "Function", *facts.classes) for base in bases)
+
+
+def _is_passed(name: str, function: Function, facts: ModuleFacts) -> bool:
+    """Whether a call in the file, outside of the function, passes a value by that name."""
+    return any(
+        function_around(call, facts) is not function
+        and (any(one.arg == name for one in call.keywords) or any(last_name(one) == name for one in call.args))
+        for call in facts.nodes[ast.Call]
+    )
 
 
 def _is_handed_out(function: Function, facts: ModuleFacts) -> bool:
