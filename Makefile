@@ -66,7 +66,7 @@ docs: $(DEV)  ## build the site, in English and Korean: build/site/index.html op
 bench: $(DEV)  ## measure: prints tables in Markdown, half an hour or more on two quiet cores
 	@for file in $(BENCHMARKS); do printf '\n## %s\n\n' "$$file"; $(BIN)/python "$$file" || exit 1; done
 
-comparisons: $(DEV)  ## run the comparisons of docs/comparisons.md on the text in DATA=DIR (data): hours; what is done stays
+comparisons: $(DEV)  ## run the comparisons of docs/comparisons.md on the text in DATA=DIR (data), 40 minutes of a core; what is done stays
 	$(BIN)/regard compare dates --vary score
 	@for recipe in recipes/comparisons/*.yaml; do \
 	  $(BIN)/regard compare $$recipe --set data.folder=$(DATA)/$$(sed -n 's|^  folder: data/||p' $$recipe) || exit 1; \
