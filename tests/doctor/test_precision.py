@@ -1105,6 +1105,16 @@ CORRECT = {
 
         ALL_ATTENTION_FUNCTIONS.register("sdpa", in_float32)
     """,
+    "an attention function whose kernel has its own causal mask, as its text says": """
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        def kernel_attention(module, query, key, value, attention_mask=None, **options):
+            '''The kernel does causal masking internally; a mask of two axes gives the lengths.'''
+            lengths = None if attention_mask is None else attention_mask.sum(-1)
+            return kernel(query, key, value, lengths), None
+
+        ALL_ATTENTION_FUNCTIONS.register("kernel", kernel_attention)
+    """,
 }
 IMPORTS = "import math\nimport torch\nimport torch.nn.functional as F\nfrom torch import nn\n"
 

@@ -565,7 +565,9 @@ _OF_PICTURES = re.compile(r"vision|visual|image|vit\b", re.I)
 def _may_read_mask(function: ast.expr, facts: ModuleFacts) -> bool:
     """Whether an attention function of this file uses its mask; an engine may have masks of its own."""
     found = facts.functions.get(last_name(function))
-    if found is None:
+    if found is None or re.search(
+        r"causal masking internally|masks? (is|are) (ignored|unused)", ast.get_docstring(found) or ""
+    ):
         return False
     masks = {one.arg for one in (*found.args.args, *found.args.kwonlyargs) if "mask" in one.arg}
     return not masks or any(isinstance(node, ast.Name) and node.id in masks for node in ast.walk(found))
