@@ -121,7 +121,6 @@ def _scaled(rates: FlashRates, factor: float) -> FlashRates:
 
 
 DEFAULT_NATIVE = {
-    "avx512bf16": FlashRates(flops=9.5e10, pairs=3e9, packed=2e9, streamed=2.6e9),
     "avx512": FlashRates(flops=9.5e10, pairs=3e9, packed=2e9, streamed=2.6e9),
     "avx2": FlashRates(flops=5.5e10, pairs=2e9, packed=1.6e9, streamed=2.4e9),
     "neon": FlashRates(flops=4e10, pairs=1.5e9, packed=1.2e9, streamed=8e8),
@@ -165,17 +164,19 @@ def default_rates(device: str = "cpu", native_variant: str | None = None, capabi
     is_arm = platform.machine().lower() in ("aarch64", "arm64")
     flops, passes, speed = DEFAULT_OTHER_TORCH if is_arm else DEFAULT_TORCH.get(capability, DEFAULT_OTHER_TORCH)
     flash = {dtype: _scaled(rates, speed) for dtype, rates in DEFAULT_FLASH.items()}
-    own = DEFAULT_NATIVE.get(native_variant or "", flash[FLOAT32])
+    variant = native_variant or ""
+    own = DEFAULT_NATIVE.get(variant.removesuffix(PAIRED), flash[FLOAT32])
     half = replace(own, streamed=HALF * own.streamed)
-    pairs = replace(half, flops=PAIRED_PRODUCTS * half.flops) if native_variant in PAIRED else half
+    pairs = replace(half, flops=PAIRED_PRODUCTS * half.flops) if variant.endswith(PAIRED) else half
     return Rates(flops, passes, flash, {FLOAT32: own, "bfloat16": pairs, "float16": half})
 
 
 HALF = 1.6
 """How many times more numbers of 16 bits are streamed than of 32: they are half the bytes, and widened."""
-PAIRED = ("avx512bf16", "neonbf16")
-"""The native variants that multiply bfloat16 in pairs, of which so many times as many are computed in a second:"""
+PAIRED = "bf16"
+"""How the names of the native variants end that multiply bfloat16 in pairs; in all else they are as those without."""
 PAIRED_PRODUCTS = 1.9
+"""How many times more products they compute in a second then."""
 
 
 REUSED_BYTES = 2**25

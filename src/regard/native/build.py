@@ -72,6 +72,7 @@ HEADERS = (
 FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-fvisibility=hidden", "-fwrapv", "-ffp-contract=fast", "-Wall", "-Wextra")
 
 MACHINE = platform.machine().lower()
+FOR_ARM = {"neonbf16": ("-march=armv8.2-a+bf16",)}
 FOR_X86 = {
     "avx512bf16": ("-mavx512f", "-mfma", "-mavx512bf16"),
     "avx512": ("-mavx512f", "-mfma"),
@@ -89,7 +90,7 @@ def variants() -> dict[str, tuple[str, ...]]:
     >>> list(variants())[-1] == baseline()
     True
     """
-    return {**(FOR_X86 if MACHINE in ("x86_64", "amd64") else {}), baseline(): ()}
+    return {**(FOR_X86 if MACHINE in ("x86_64", "amd64") else FOR_ARM if baseline() == "neon" else {}), baseline(): ()}
 
 
 def baseline() -> str:

@@ -1,6 +1,13 @@
 /* Which of the variants that were built can run here. Compiled for any processor of its family. */
 #include <string.h>
 
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#ifndef HWCAP2_BF16
+#define HWCAP2_BF16 (1 << 14)
+#endif
+#endif
+
 #define EXPORT __attribute__((visibility("default")))
 
 /* Of the sources that this was built from. */
@@ -13,6 +20,8 @@ EXPORT int regard_runs(const char *variant) {
     if (!strcmp(variant, "avx512bf16")) return __builtin_cpu_supports("avx512bf16") != 0;
     if (!strcmp(variant, "avx512")) return __builtin_cpu_supports("avx512f") != 0;
     if (!strcmp(variant, "avx2")) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); /* those have F16C, too */
+#elif defined(__aarch64__) && defined(__linux__)
+    if (!strcmp(variant, "neonbf16")) return (getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0;
 #endif
     return !strcmp(variant, BASELINE);
 }

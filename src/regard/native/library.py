@@ -105,7 +105,7 @@ def variants() -> tuple[str, ...]:
 
 
 def variant() -> str:
-    """The variant in use: "avx512", "avx2", "neon" or "plain".
+    """The variant in use: "avx512bf16", "avx512", "avx2", "neonbf16", "neon" or "plain".
 
     Raises:
         KernelError: there is no native code to call.

@@ -47,7 +47,7 @@ struct key_span {
 /* The state of a thread. */
 struct short_state {
     int64_t batch, key_head, width; /* width: the columns, whole vectors of them */
-    float *key_columns, *value_columns; /* [dim][width], the keys times scale log2(e); of values backward */
+    float *key_columns, *value_columns; /* [terms][width], floats of keys times scale log2(e); of values backward */
     float *packed[4];                   /* copies of keys, values, queries and grad_output, where one is needed */
     struct floats keys, values;
     float *weights, *grad_scores; /* [rows of a block][width] */
@@ -55,7 +55,7 @@ struct short_state {
     float *grad_key, *grad_value; /* [columns][padded dim] */
     int64_t block;                /* backward: rows of a block */
     struct key_span rows[LONGEST / LANES]; /* backward: of a block the rows that attend to a vector of columns */
-    float scale[MOST_AT_ONCE];    /* the same number for each row */
+    float scale[MOST_AT_ONCE], score_scale[MOST_AT_ONCE]; /* the same number for each row; the latter times log2(e) */
     lanes check, largest; /* largest: of the magnitudes of log-sum-exps, per lane */
 };
 
@@ -86,26 +86,29 @@ INLINE lanes log_lanes(lanes x) {
     return __builtin_convertvector(exponent, lanes) * LN_2 + 2.0f * series + 0.0f * x;
 }
 
-/* A product of `terms` columns of some rows on the left, entry (row, k) at left[row * left_row + k * left_step], with as
- * many rows on the right, over whole vectors of `columns`. */
+/* A product of `terms` columns of some rows on the left, term (row, k) at left[row * left_row + k * left_step], with as
+ * many rows on the right, over whole vectors of `columns`. Terms are floats or, `paired`, pairs of bfloat16. */
 struct product {
     const float *left;
     int64_t left_row, left_step;
     const float *right;
     int64_t right_row, terms, columns;
+    int paired;
 };
 
 /* Two vectors of columns, or one. */
 INLINE void multiply_vectors(const struct product *product, int64_t a, float *target, int64_t target_row,
-                             const float *factor, int add, lanes *check, const int vectors, const int count) {
+                             const float *factor, int add, lanes *check, const int vectors, const int count,
+                             const int paired) {
     lanes sum[MOST_AT_ONCE][2] = {{{0}}};
     const float *entry = product->left, *right = product->right + a;
     for (int64_t k = 0; k < product->terms; k++, entry += product->left_step, right += product->right_row) {
         lanes vector[2];
         UNROLL for (int v = 0; v < vectors; v++) vector[v] = load(right + v * LANES);
         UNROLL for (int r = 0; r < count; r++) {
-            lanes own = broadcast(entry[r * product->left_row]);
-            UNROLL for (int v = 0; v < vectors; v++) sum[r][v] += own * vector[v];
+            lanes own = broadcast_bits(entry + r * product->left_row);
+            UNROLL for (int v = 0; v < vectors; v++)
+                sum[r][v] = paired ? add_pairs(sum[r][v], own, vector[v]) : sum[r][v] + own * vector[v];
         }
     }
     UNROLL for (int r = 0; r < count; r++)
@@ -119,18 +122,22 @@ INLINE void multiply_vectors(const struct product *product, int64_t a, float *ta
 }
 
 INLINE void multiply_rows(const struct product *product, float *target, int64_t target_row, const float *factor,
-                          int add, lanes *check, const int count) {
+                          int add, lanes *check, const int count, const int paired) {
     int64_t a = 0;
     for (; a + PAIR <= product->columns; a += PAIR)
-        multiply_vectors(product, a, target, target_row, factor, add, check, 2, count);
-    if (a < product->columns) multiply_vectors(product, a, target, target_row, factor, add, check, 1, count);
+        multiply_vectors(product, a, target, target_row, factor, add, check, 2, count, paired);
+    if (a < product->columns)
+        multiply_vectors(product, a, target, target_row, factor, add, check, 1, count, paired);
 }
 
 /* target = the product, each row times its factor; add: to what is there. The check takes note of what is not finite. */
 static void multiply(const struct product *product, float *target, int64_t target_row, const float *factor, int add,
                      lanes *check, int64_t count) {
     lanes found = *check;
-    BY_COUNT(count, multiply_rows(product, target, target_row, factor, add, &found, COUNT));
+    if (PAIRS && product->paired)
+        BY_COUNT(count, multiply_rows(product, target, target_row, factor, add, &found, COUNT, 1))
+    else
+        BY_COUNT(count, multiply_rows(product, target, target_row, factor, add, &found, COUNT, 0))
     *check = found;
 }
 
@@ -145,6 +152,32 @@ INLINE struct floats as_floats(const struct rows *rows, int64_t batch, int64_t h
             store(copy + i * round_up_to_lanes(dim) + a, load_entries(row, a, dim, dtype, 0));
     }
     return (struct floats){copy, round_up_to_lanes(dim)};
+}
+
+/* Some rows of a head as terms of their entries: where they are, or a copy; of floats likewise. */
+INLINE struct floats as_terms(const struct rows *rows, int64_t batch, int64_t head, int64_t first, int64_t count,
+                              int64_t dim, float *copy, const int dtype, const int paired) {
+    if (!paired) return as_floats(rows, batch, head, first, count, dim, copy, dtype);
+    if (dim % 2 == 0 && rows->row % 2 == 0) return (struct floats){head_rows(rows, batch, head, first, dtype), rows->row / 2};
+    int64_t padded = round_up_to_lanes(term_count(dim, 1));
+    for (int64_t i = 0; i < count; i++)
+        for (int64_t a = 0; a < padded; a += LANES)
+            store(copy + i * padded + a,
+                  load_terms(head_rows(rows, batch, head, first + i, dtype), a, dim, 1.0f, dtype, 0, 1));
+    return (struct floats){copy, padded};
+}
+
+/* The first rows of a head as terms of sums over rows, in whole vectors; of floats where they are, or a copy. */
+INLINE struct floats as_terms_of_rows(const struct rows *rows, int64_t batch, int64_t head, int64_t count, int64_t dim,
+                                      float *copy, const int dtype, const int paired) {
+    if (!paired) return as_floats(rows, batch, head, 0, count, dim, copy, dtype);
+    int64_t padded = round_up_to_lanes(dim);
+    for (int64_t i = 0; i < term_count(count, 1); i++) {
+        const void *row = head_rows(rows, batch, head, 2 * i, dtype),
+                   *next = 2 * i + 1 < count ? row_at(row, 1, rows->row, dtype) : 0;
+        for (int64_t a = 0; a < padded; a += LANES) store(copy + i * padded + a, pair_rows(row, next, a, dim, 0));
+    }
+    return (struct floats){copy, padded};
 }
 
 /* Rows of floats that are written: those of a tensor, or a copy that `finish_rows` writes into it. */
@@ -193,9 +226,10 @@ INLINE struct key_span group_span(const struct short_attention *problem, int64_t
     return all.first < all.last ? all : (struct key_span){0, 0};
 }
 
-/* Forward: the scores of some rows become exp(score - maximum), 0 outside of their spans; the maximum and the sum. */
+/* Forward: the scores of some rows become terms of exp(score - maximum), 0 outside of their spans; the maximum and the
+ * sum. */
 INLINE void softmax_count(float *scores, int64_t width, const struct key_span all, const struct key_span *spans,
-                         float *maximum, float *total, const int count) {
+                          float *maximum, float *total, const int count, const int paired) {
     lanes largest[MOST_AT_ONCE], sum[MOST_AT_ONCE];
     UNROLL for (int r = 0; r < count; r++) largest[r] = broadcast(-INFINITY), sum[r] = broadcast(0.0f);
     for (int64_t j = all.first; j < all.last; j += LANES)
@@ -210,14 +244,17 @@ INLINE void softmax_count(float *scores, int64_t width, const struct key_span al
             lanes weight = exp2_lanes(load(scores + r * width + j) - maximum[r]);
             weight = select_span(spans[r], j, weight, 0.0f);
             sum[r] += weight;
-            store(scores + r * width + j, weight);
+            store_terms(scores + r * width, j, weight, paired);
         }
     for (int r = 0; r < count; r++) total[r] = sum_lanes(sum[r]);
 }
 
 static void softmax_rows(float *scores, int64_t width, const struct key_span all, const struct key_span *spans,
-                         float *maximum, float *total, int64_t count) {
-    BY_COUNT(count, softmax_count(scores, width, all, spans, maximum, total, COUNT));
+                         float *maximum, float *total, int64_t count, int paired) {
+    if (PAIRS && paired)
+        BY_COUNT(count, softmax_count(scores, width, all, spans, maximum, total, COUNT, 1))
+    else
+        BY_COUNT(count, softmax_count(scores, width, all, spans, maximum, total, COUNT, 0))
 }
 
 static const float ONES[MOST_AT_ONCE] = {1, 1, 1, 1,
@@ -227,18 +264,18 @@ static const float ONES[MOST_AT_ONCE] = {1, 1, 1, 1,
 };
 
 static void forward_group(const struct short_attention *problem, struct short_state *state, int64_t head, int64_t row,
-                          const struct floats query, const struct written *output, int64_t count) {
+                          const struct floats query, const struct written *output, int64_t count, int paired) {
     struct key_span spans[MOST_AT_ONCE], all = group_span(problem, state->batch, row, spans, count);
     int64_t value_dim = round_up_to_lanes(problem->value_dim), width = state->width, columns = all.last - all.first;
     float maximum[MOST_AT_ONCE] = {0}, total[MOST_AT_ONCE] = {0}, share[MOST_AT_ONCE];
-    struct product scores = {query.data, query.stride, 1, state->key_columns + all.first, width, problem->dim,
-                             round_up_to_lanes(columns)};
-    multiply(&scores, state->weights + all.first, width, ONES, 0, &state->check, count);
-    softmax_rows(state->weights, width, all, spans, maximum, total, count);
+    int64_t first = paired ? all.first / 2 : all.first; /* whole vectors before it */
+    struct product scores = {query.data, query.stride, 1, state->key_columns + all.first, width,
+                             term_count(problem->dim, paired), round_up_to_lanes(columns), paired};
+    multiply(&scores, state->weights + all.first, width, paired ? state->score_scale : ONES, 0, &state->check, count);
+    softmax_rows(state->weights, width, all, spans, maximum, total, count, paired);
     for (int64_t r = 0; r < count; r++) share[r] = total[r] == 0.0f ? 0.0f : 1.0f / total[r];
-    struct product values = {state->weights + all.first, width, 1,
-                             state->values.data + all.first * state->values.stride, state->values.stride, columns,
-                             value_dim};
+    struct product values = {state->weights + first, width, 1, state->values.data + first * state->values.stride,
+                             state->values.stride, term_count(columns, paired), value_dim, paired};
     multiply(&values, output->data, output->stride, share, 0, &state->check, count);
     float *lse = problem->lse + (state->batch * problem->heads + head) * problem->rows + row;
     for (int64_t r = 0; r < count; r += LANES) {
@@ -275,18 +312,19 @@ INLINE void prefetch_part(const struct short_attention *problem, const struct sh
 INLINE void forward_unit(const struct short_attention *problem, struct short_state *state,
                          const struct next_unit next, const int dtype) {
     int64_t batch = state->batch, key_head = state->key_head, end = (key_head + 1) * problem->group;
-    pack_transposed(head_rows(&problem->key, batch, key_head, 0, dtype), problem->key.row, problem->columns,
-                    problem->dim, (float)(problem->scale * LOG2_E), state->key_columns, state->width, dtype);
-    state->values = as_floats(&problem->value, batch, key_head, 0, problem->columns, problem->value_dim,
-                              state->packed[1], dtype);
+    const int paired = in_pairs(dtype);
+    pack_transposed_terms(head_rows(&problem->key, batch, key_head, 0, dtype), problem->key.row, problem->columns,
+                          problem->dim, (float)(problem->scale * LOG2_E), state->key_columns, state->width, dtype, paired);
+    state->values = as_terms_of_rows(&problem->value, batch, key_head, problem->columns, problem->value_dim,
+                                     state->packed[1], dtype, paired);
     for (int64_t head = key_head * problem->group; head < end; head++)
         for (int64_t row = 0, count; row < problem->rows; row += count) {
             count = group_rows(problem->rows - row);
             struct floats query =
-                as_floats(&problem->query, batch, head, row, count, problem->dim, state->packed[2], dtype);
+                as_terms(&problem->query, batch, head, row, count, problem->dim, state->packed[2], dtype, paired);
             struct written output =
                 rows_to_write(&problem->output, batch, head, row, problem->value_dim, state->result, dtype);
-            forward_group(problem, state, head, row, query, &output, count);
+            forward_group(problem, state, head, row, query, &output, count, paired);
             finish_rows(&output, &problem->output, batch, head, row, count, problem->value_dim, dtype);
             prefetch_part(problem, state, next, head, row, count, 0, dtype);
         }
@@ -354,12 +392,12 @@ static void backward_group(const struct short_attention *problem, struct short_s
     float *weights = state->weights + row * width, *grad_scores = state->grad_scores + row * width;
     struct floats query = block->query, grad_output = block->grad_output;
     struct product scores = {query.data + row * query.stride, query.stride, 1, state->key_columns + all.first, width,
-                             problem->dim, columns};
+                             problem->dim, columns, 0};
     struct product grad_weights = {grad_output.data + row * grad_output.stride, grad_output.stride, 1,
-                                   state->value_columns + all.first, width, problem->value_dim, columns};
+                                   state->value_columns + all.first, width, problem->value_dim, columns, 0};
     struct product grad_query = {grad_scores + all.first, width, 1,
                                  state->keys.data + all.first * state->keys.stride, state->keys.stride,
-                                 all.last - all.first, dim};
+                                 all.last - all.first, dim, 0};
     int64_t number = (state->batch * problem->heads + block->head) * problem->rows + block->first + row;
     note_rows(state, row, count, all);
     multiply(&scores, weights + all.first, width, ONES, 0, &state->check, count);
@@ -379,9 +417,9 @@ static void column_group(const struct short_attention *problem, struct short_sta
     int64_t begin = min_int(one->first, other->first), rows = (one->last > other->last ? one->last : other->last) - begin;
     rows = rows > 0 ? rows : 0;
     struct product grad_value = {state->weights + begin * width + column, 1, width,
-                                 grad_output.data + begin * grad_output.stride, grad_output.stride, rows, value_dim};
+                                 grad_output.data + begin * grad_output.stride, grad_output.stride, rows, value_dim, 0};
     struct product grad_key = {state->grad_scores + begin * width + column, 1, width,
-                               query.data + begin * query.stride, query.stride, rows, dim};
+                               query.data + begin * query.stride, query.stride, rows, dim, 0};
     multiply(&grad_value, value->data + column * value->stride, value->stride, ONES, add, &state->check, count);
     multiply(&grad_key, key->data + column * key->stride, key->stride, state->scale, add, &state->check, count);
 }
@@ -454,7 +492,8 @@ INLINE float *take_state(const struct short_attention *problem, struct short_sta
     for (int i = 0; i < MATRICES; i++) *targets[i] = take_floats(&rest, sizes[i]);
     state->width = width, state->block = block;
     state->check = state->largest = broadcast(0.0f);
-    for (int r = 0; r < MOST_AT_ONCE; r++) state->scale[r] = (float)problem->scale;
+    for (int r = 0; r < MOST_AT_ONCE; r++)
+        state->scale[r] = (float)problem->scale, state->score_scale[r] = (float)(problem->scale * LOG2_E);
     return memory;
 }
 

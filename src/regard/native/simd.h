@@ -83,7 +83,7 @@ INLINE void store_partial(float *target, lanes value, int64_t count) {
 
 /* sum + left[2 i] right[2 i] + left[2 i + 1] right[2 i + 1] in lane i, of vectors of pairs of bfloat16. PAIRS: whether the
  * variant has an instruction for it. */
-#if defined(__AVX512BF16__)
+#if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 enum { PAIRS = 1 };
 #else
 enum { PAIRS = 0 };
@@ -92,6 +92,8 @@ enum { PAIRS = 0 };
 INLINE lanes add_pairs(lanes sum, lanes left, lanes right) {
 #if defined(__AVX512BF16__)
     return (lanes)_mm512_dpbf16_ps((__m512)sum, (__m512bh)left, (__m512bh)right);
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+    return (lanes)vbfdotq_f32((float32x4_t)sum, (bfloat16x8_t)left, (bfloat16x8_t)right);
 #else
     const bits upper = (bits){0} - 0x10000;
     sum += (lanes)((bits)left << 16) * (lanes)((bits)right << 16);
@@ -103,6 +105,9 @@ INLINE lanes add_pairs(lanes sum, lanes left, lanes right) {
 INLINE void store_pairs(uint16_t *target, lanes values) {
 #if defined(__AVX512BF16__)
     __m256bh rounded = _mm512_cvtneps_pbh((__m512)values);
+    memcpy(target, &rounded, sizeof(rounded));
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+    bfloat16x4_t rounded = vcvt_bf16_f32((float32x4_t)values);
     memcpy(target, &rounded, sizeof(rounded));
 #else
     bits exact = (bits)values, nearest = exact + 0x7fff + ((exact >> 16) & 1);
