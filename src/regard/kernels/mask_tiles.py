@@ -184,8 +184,9 @@ def sampled_layouts(
     step = rows // sampled
     skipped = (rows - 1 - step * (sampled - 1)) // 2
     blocks = BlockPositions(start + skipped * height, step * height, sampled, height)
-    pairs = replace(problem.pairs, query=problem.pairs.query[..., : sampled * height, :])
-    some = replace(problem, pairs=pairs, query_positions=blocks)
+    query = problem.pairs.query  # of which the tiles need the shape alone
+    fewer = torch.empty((*query.shape[:-2], sampled * height, query.shape[-1]), device="meta")
+    some = replace(problem, pairs=replace(problem.pairs, query=fewer), query_positions=blocks)
     return problem.queries / (sampled * height), batch_layouts(some, size, min_full_width)
 
 
