@@ -48,9 +48,11 @@ struct key_span {
 struct short_state {
     int64_t batch, key_head, width; /* width: the columns, whole vectors of them */
     float *key_columns, *value_columns; /* [terms][width], floats of keys times scale log2(e); of values backward */
-    float *packed[4];                   /* copies of keys, values, queries and grad_output, where one is needed */
+    float *packed[6];                   /* copies of keys, values, queries and grad_output, where one is needed, and
+                                           backward of the latter two as terms of rows */
     struct floats keys, values;
     float *weights, *grad_scores; /* [rows of a block][width] */
+    float *score_terms;           /* [MOST_AT_ONCE][width]: gradients of scores in pairs of neighbours */
     float *result;                /* [MOST_AT_ONCE][padded dim]: rows to be written */
     float *grad_key, *grad_value; /* [columns][padded dim] */
     int64_t block;                /* backward: rows of a block */
@@ -167,13 +169,13 @@ INLINE struct floats as_terms(const struct rows *rows, int64_t batch, int64_t he
     return (struct floats){copy, padded};
 }
 
-/* The first rows of a head as terms of sums over rows, in whole vectors; of floats where they are, or a copy. */
-INLINE struct floats as_terms_of_rows(const struct rows *rows, int64_t batch, int64_t head, int64_t count, int64_t dim,
-                                      float *copy, const int dtype, const int paired) {
-    if (!paired) return as_floats(rows, batch, head, 0, count, dim, copy, dtype);
+/* Some rows of a head as terms of sums over rows, in whole vectors; of floats where they are, or a copy. */
+INLINE struct floats as_terms_of_rows(const struct rows *rows, int64_t batch, int64_t head, int64_t first,
+                                      int64_t count, int64_t dim, float *copy, const int dtype, const int paired) {
+    if (!paired) return as_floats(rows, batch, head, first, count, dim, copy, dtype);
     int64_t padded = round_up_to_lanes(dim);
     for (int64_t i = 0; i < term_count(count, 1); i++) {
-        const void *row = head_rows(rows, batch, head, 2 * i, dtype),
+        const void *row = head_rows(rows, batch, head, first + 2 * i, dtype),
                    *next = 2 * i + 1 < count ? row_at(row, 1, rows->row, dtype) : 0;
         for (int64_t a = 0; a < padded; a += LANES) store(copy + i * padded + a, pair_rows(row, next, a, dim, 0));
     }
@@ -315,7 +317,7 @@ INLINE void forward_unit(const struct short_attention *problem, struct short_sta
     const int paired = in_pairs(dtype);
     pack_transposed_terms(head_rows(&problem->key, batch, key_head, 0, dtype), problem->key.row, problem->columns,
                           problem->dim, (float)(problem->scale * LOG2_E), state->key_columns, state->width, dtype, paired);
-    state->values = as_terms_of_rows(&problem->value, batch, key_head, problem->columns, problem->value_dim,
+    state->values = as_terms_of_rows(&problem->value, batch, key_head, 0, problem->columns, problem->value_dim,
                                      state->packed[1], dtype, paired);
     for (int64_t head = key_head * problem->group; head < end; head++)
         for (int64_t row = 0, count; row < problem->rows; row += count) {
@@ -372,7 +374,7 @@ static void gradient_rows(const struct short_attention *problem, const struct sh
 /* A block of rows of a query head. */
 struct row_block {
     int64_t head, first, rows;
-    struct floats query, grad_output;
+    struct floats query, grad_output, query_rows, grad_output_rows; /* as left and as right factors */
     float delta[MOST_AT_ONCE]; /* of the rows at once: output times grad_output; where there is an output */
 };
 
@@ -385,41 +387,60 @@ INLINE void note_rows(struct short_state *state, int64_t row, int64_t count, con
 }
 
 static void backward_group(const struct short_attention *problem, struct short_state *state,
-                           const struct row_block *block, int64_t row, const struct written *gradient,
-                           int64_t count) {
+                           const struct row_block *block, int64_t row, const struct written *gradient, int64_t count,
+                           int paired) {
     struct key_span spans[MOST_AT_ONCE], all = group_span(problem, state->batch, block->first + row, spans, count);
     int64_t width = state->width, columns = round_up_to_lanes(all.last - all.first), dim = round_up_to_lanes(problem->dim);
     float *weights = state->weights + row * width, *grad_scores = state->grad_scores + row * width;
     struct floats query = block->query, grad_output = block->grad_output;
     struct product scores = {query.data + row * query.stride, query.stride, 1, state->key_columns + all.first, width,
-                             problem->dim, columns, 0};
+                             term_count(problem->dim, paired), columns, paired};
     struct product grad_weights = {grad_output.data + row * grad_output.stride, grad_output.stride, 1,
-                                   state->value_columns + all.first, width, problem->value_dim, columns, 0};
-    struct product grad_query = {grad_scores + all.first, width, 1,
-                                 state->keys.data + all.first * state->keys.stride, state->keys.stride,
-                                 all.last - all.first, dim, 0};
+                                   state->value_columns + all.first, width, term_count(problem->value_dim, paired), columns,
+                                   paired};
+    int64_t first = paired ? all.first / 2 : all.first; /* whole vectors before it */
+    struct product grad_query = {(paired ? state->score_terms : grad_scores) + first, width, 1,
+                                 state->keys.data + first * state->keys.stride, state->keys.stride,
+                                 term_count(all.last - all.first, paired), dim, paired};
     int64_t number = (state->batch * problem->heads + block->head) * problem->rows + block->first + row;
     note_rows(state, row, count, all);
-    multiply(&scores, weights + all.first, width, ONES, 0, &state->check, count);
+    multiply(&scores, weights + all.first, width, paired ? state->score_scale : ONES, 0, &state->check, count);
     multiply(&grad_weights, grad_scores + all.first, width, ONES, 0, &state->check, count);
     gradient_rows(problem, state, number, weights, grad_scores, all, spans, problem->output.data ? block->delta : 0,
                   count);
+    for (int64_t r = 0; paired && r < count; r++)
+        for (int64_t j = all.first; j < all.last; j += LANES)
+            store_terms(state->score_terms + r * width, j, load(grad_scores + r * width + j), 1);
     multiply(&grad_query, gradient->data, gradient->stride, state->scale, 0, &state->check, count);
+}
+
+/* Weights and gradients of scores of a block become pairs of a row and the next one, in place of the former. */
+static void pair_block(struct short_state *state, int64_t rows) {
+    int64_t width = state->width;
+    for (int64_t row = 0; row < rows; row += 2)
+        for (int64_t j = row * width; j < (row + 1) * width; j += LANES) {
+            lanes weight = {0}, gradient = {0};
+            if (row + 1 < rows) weight = load(state->weights + width + j), gradient = load(state->grad_scores + width + j);
+            store(state->weights + j, round_to_pairs(load(state->weights + j), weight));
+            store(state->grad_scores + j, round_to_pairs(load(state->grad_scores + j), gradient));
+        }
 }
 
 /* The gradients of some keys and values from a block of rows; add: to those of other blocks. */
 static void column_group(const struct short_attention *problem, struct short_state *state,
                          const struct row_block *block, int64_t column, const struct written *key,
-                         const struct written *value, int add, int64_t count) {
+                         const struct written *value, int add, int64_t count, int paired) {
     int64_t dim = round_up_to_lanes(problem->dim), value_dim = round_up_to_lanes(problem->value_dim), width = state->width;
-    struct floats query = block->query, grad_output = block->grad_output;
+    struct floats query = block->query_rows, grad_output = block->grad_output_rows;
     const struct key_span *one = state->rows + column / LANES, *other = state->rows + (column + count - 1) / LANES;
-    int64_t begin = min_int(one->first, other->first), rows = (one->last > other->last ? one->last : other->last) - begin;
-    rows = rows > 0 ? rows : 0;
-    struct product grad_value = {state->weights + begin * width + column, 1, width,
-                                 grad_output.data + begin * grad_output.stride, grad_output.stride, rows, value_dim, 0};
-    struct product grad_key = {state->grad_scores + begin * width + column, 1, width,
-                               query.data + begin * query.stride, query.stride, rows, dim, 0};
+    int64_t begin = min_int(one->first, other->first), end = one->last > other->last ? one->last : other->last;
+    int64_t first = paired ? begin / 2 : begin, terms = begin < end ? term_count(end, paired) - first : 0;
+    int64_t step = paired ? 2 * width : width; /* from a term to the next one */
+    struct product grad_value = {state->weights + first * step + column, 1, step,
+                                 grad_output.data + first * grad_output.stride, grad_output.stride, terms, value_dim,
+                                 paired};
+    struct product grad_key = {state->grad_scores + first * step + column, 1, step, query.data + first * query.stride,
+                               query.stride, terms, dim, paired};
     multiply(&grad_value, value->data + column * value->stride, value->stride, ONES, add, &state->check, count);
     multiply(&grad_key, key->data + column * key->stride, key->stride, state->scale, add, &state->check, count);
 }
@@ -428,21 +449,30 @@ INLINE void backward_unit(const struct short_attention *problem, struct short_st
                           const struct next_unit next, const int dtype) {
     int64_t batch = state->batch, key_head = state->key_head, columns = problem->columns, dim = problem->dim,
             value_dim = problem->value_dim, end = (key_head + 1) * problem->group;
+    const int paired = in_pairs(dtype);
     int begun = 0;
-    pack_transposed(head_rows(&problem->key, batch, key_head, 0, dtype), problem->key.row, columns, dim,
-                    (float)(problem->scale * LOG2_E), state->key_columns, state->width, dtype);
-    pack_transposed(head_rows(&problem->value, batch, key_head, 0, dtype), problem->value.row, columns, value_dim, 1.0f,
-                    state->value_columns, state->width, dtype);
-    state->keys = as_floats(&problem->key, batch, key_head, 0, columns, dim, state->packed[0], dtype);
+    pack_transposed_terms(head_rows(&problem->key, batch, key_head, 0, dtype), problem->key.row, columns, dim,
+                          (float)(problem->scale * LOG2_E), state->key_columns, state->width, dtype, paired);
+    pack_transposed_terms(head_rows(&problem->value, batch, key_head, 0, dtype), problem->value.row, columns, value_dim,
+                          1.0f, state->value_columns, state->width, dtype, paired);
+    state->keys = as_terms_of_rows(&problem->key, batch, key_head, 0, columns, dim, state->packed[0], dtype, paired);
     struct written key = rows_to_write(&problem->grad_key, batch, key_head, 0, dim, state->grad_key, dtype);
     struct written value = rows_to_write(&problem->grad_value, batch, key_head, 0, value_dim, state->grad_value, dtype);
     for (int64_t head = key_head * problem->group; head < end; head++)
         for (int64_t first = 0; first < problem->rows; first += state->block) {
             struct row_block block = {
                 .head = head, .first = first, .rows = min_int(problem->rows - first, state->block)};
-            block.query = as_floats(&problem->query, batch, head, first, block.rows, dim, state->packed[2], dtype);
-            block.grad_output =
-                as_floats(&problem->grad_output, batch, head, first, block.rows, value_dim, state->packed[3], dtype);
+            const struct rows *queries = &problem->query, *grad_outputs = &problem->grad_output;
+            block.query_rows = block.query =
+                as_terms(queries, batch, head, first, block.rows, dim, state->packed[2], dtype, paired);
+            block.grad_output_rows = block.grad_output =
+                as_terms(grad_outputs, batch, head, first, block.rows, value_dim, state->packed[3], dtype, paired);
+            if (paired) {
+                block.query_rows =
+                    as_terms_of_rows(queries, batch, head, first, block.rows, dim, state->packed[4], dtype, 1);
+                block.grad_output_rows =
+                    as_terms_of_rows(grad_outputs, batch, head, first, block.rows, value_dim, state->packed[5], dtype, 1);
+            }
             for (int64_t v = 0; v * LANES < columns; v++) state->rows[v] = (struct key_span){block.rows, 0};
             for (int64_t row = 0, count; row < block.rows; row += count) {
                 count = group_rows(block.rows - row);
@@ -452,13 +482,14 @@ INLINE void backward_unit(const struct short_attention *problem, struct short_st
                                                  value_dim, dtype);
                 struct written query =
                     rows_to_write(&problem->grad_query, batch, head, first + row, dim, state->result, dtype);
-                backward_group(problem, state, &block, row, &query, count);
+                backward_group(problem, state, &block, row, &query, count, paired);
                 finish_rows(&query, &problem->grad_query, batch, head, first + row, count, dim, dtype);
                 prefetch_part(problem, state, next, head, first + row, count, 1, dtype);
             }
+            if (paired) pair_block(state, block.rows);
             for (int64_t column = 0, count; column < columns; column += count) {
                 count = group_rows(columns - column);
-                column_group(problem, state, &block, column, &key, &value, begun, count);
+                column_group(problem, state, &block, column, &key, &value, begun, count, paired);
             }
             begun = 1;
         }
@@ -480,10 +511,12 @@ INLINE float *take_state(const struct short_attention *problem, struct short_sta
     int64_t sizes[] = {dim * width, backward ? value_dim * width : 0, columns * dim, columns * value_dim, block * dim,
                        backward ? block * value_dim : 0, block * width, backward ? block * width : 0,
                        at_once * (dim > value_dim ? dim : value_dim), backward ? columns * dim : 0,
-                       backward ? columns * value_dim : 0};
+                       backward ? columns * value_dim : 0, backward ? block * dim : 0, backward ? block * value_dim : 0,
+                       backward ? at_once * width : 0};
     float **targets[] = {&state->key_columns, &state->value_columns, state->packed, state->packed + 1,
                          state->packed + 2, state->packed + 3, &state->weights, &state->grad_scores, &state->result,
-                         &state->grad_key, &state->grad_value};
+                         &state->grad_key, &state->grad_value, state->packed + 4, state->packed + 5,
+                         &state->score_terms};
     int64_t numbers = 0;
     enum { MATRICES = sizeof(sizes) / sizeof(sizes[0]) };
     for (int i = 0; i < MATRICES; i++) numbers += (sizes[i] + 15) / 16 * 16;
