@@ -122,7 +122,8 @@ class TestInUse:
         for variant in (variants[0], variants[-1], variants[0]):
             with native.using(variant):
                 names.append(regard.explain(query, query, query, mask=masks.causal()).kernel.name)
-        assert names == ["cpu_flash", "sdpa", "cpu_flash"]
+        assert names[::2] == ["cpu_flash", "cpu_flash"]
+        assert names[1] != "cpu_flash"
 
     @pytest.mark.parametrize(
         ("name", "value"), [("threads", 99), ("torch", "1.0.0"), ("processor", "an abacus"), ("native", "sse9")]

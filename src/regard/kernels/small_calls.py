@@ -13,14 +13,13 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from .. import native
 from ..core.problem import Problem
 from ..core.score_forms import DotPairs
 from ..core.torch_modes import no_mode_active
 from ..masks import Mask
-from ..native.short_attention import LONGEST, ShortLayout, layout_of
+from ..native.short_attention import ShortLayout, layout_of
 from ..utils.pytree import tree_tensors
 from . import cost_model
 from .dispatch import SHORT, choose
@@ -53,20 +52,12 @@ def attend_repeatedly(
 ) -> Tensor | None:
     """The output of a call whose like was computed before by the kernel `short`; None for any other call.
 
-    Only where nothing of torch's or ours watches the call.
+    Only where nothing of torch's or ours watches the call. The tensors have four axes and at most LONGEST rows, and are
+    neither traced nor of a subclass.
 
     Raises:
         ShapeError, DtypeError, MaskError, ConfigurationError: as `attention`.
     """
-    if (
-        torch.compiler.is_compiling()
-        or torch._C._get_tracing_state() is not None  # where shapes may not be compared
-        or not (type(query) in (Tensor, Parameter) and type(key) is type(value) is Tensor)
-        or not query.ndim == key.ndim == value.ndim == 4
-        or query.shape[2] > LONGEST
-        or value.shape[2] > LONGEST
-    ):
-        return None
     learned = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
     tensors = () if mask is None else tree_tensors(mask)
     if query.shape[2] < FEW_QUERIES and not learned and not tensors and query.shape[2] < value.shape[2]:
