@@ -28,7 +28,7 @@ BENCHMARKS := $(sort $(wildcard benchmarks/[a-z]*.py))
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-all durations conformance aarch64 check format docs bench comparisons clean
+.PHONY: help demo test test-all durations conformance aarch64 check format docs bench comparisons figures clean
 
 help:  ## say what can be made
 	@sed -n 's/^\([a-z-]*\): .*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -71,6 +71,27 @@ comparisons: $(DEV)  ## run the comparisons of docs/comparisons.md on the text i
 	@for recipe in recipes/comparisons/*.yaml; do \
 	  $(BIN)/regard compare $$recipe --set data.folder=$(DATA)/$$(sed -n 's|^  folder: data/||p' $$recipe) || exit 1; \
 	done
+
+# In the order of their length. What recipes measured of models and comparisons trained is kept in runs/ and comparisons/,
+# and is not done again. Not here, as they train for many hours: the models that ship, and that of docs/long-context.md.
+figures: $(DEV)  ## print every figure and draw every picture of docs/ again, from the text in DATA=DIR: many hours
+	$(BIN)/python recipes/mechanism_figures.py
+	$(BIN)/python recipes/findings_pages.py --folder build/pages --pictures docs/pictures
+	$(BIN)/python examples/animal.py --picture docs/pictures/animal-every-head.png
+	$(BIN)/python examples/length_extrapolation.py --seeds 3 --picture docs/pictures/example-lengths.svg
+	$(BIN)/python examples/time_series.py --picture docs/pictures/example-season.png
+	$(BIN)/python examples/vision_transformer.py --picture docs/pictures/example-vision.png
+	$(BIN)/python examples/speech_alignment.py --picture docs/pictures/example-speech.png
+	@for name in translation_alignment movies pointer_network document_classification; do \
+	  $(BIN)/python examples/$$name.py || exit 1; \
+	done
+	$(BIN)/python recipes/alignment_of_heads.py --data $(DATA)
+	$(BIN)/python recipes/heads_and_positions.py --data $(DATA)
+	$(BIN)/python recipes/approximations_of_models.py --data $(DATA) --pictures docs/pictures
+	$(BIN)/python recipes/roles_of_heads.py --data $(DATA) --docs docs
+	$(BIN)/regard examine --zoo
+	$(MAKE) bench
+	$(MAKE) comparisons
 
 clean:  ## remove the environment and all that was built
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .benchmarks
