@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Tests of the native code on an emulated aarch64 processor: its variant "neon", with Python and torch for aarch64.
+# Tests of the native code on an emulated aarch64 processor: its variants "neonbf16" and "neon", with Python and torch for
+# aarch64.
 #
 # Needs Debian on x86-64 with root's rights, for its packages. qemu translates each instruction, so this takes long, and
 # no time that it shows means anything. torch 2.10.0 is the newest whose aarch64 wheel needs no CUDA.
@@ -11,7 +12,7 @@ cd "$(dirname "$0")/.."
 folder=$(realpath -m "${1:-build/aarch64}")
 tests=("${@:2}")
 [ ${#tests[@]} -gt 0 ] || tests=(tests/native/test_structs.py tests/native/test_short_attention.py tests/native/test_gemv.py
-    tests/native/test_decode_rows.py tests/native/test_library.py)
+    tests/native/test_decode_rows.py tests/native/test_flash.py tests/native/test_typed_rows.py tests/native/test_library.py)
 
 if [ ! -e "$folder/complete" ]; then
     mkdir -p "$folder/packages"
