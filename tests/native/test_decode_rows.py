@@ -81,12 +81,13 @@ def test_it_is_the_formula(variant, shape, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_a_narrow_query_is_widened_before_it_is_scaled(variant, dtype):
-    if dtype == torch.bfloat16 and library.current().pair_speed():
-        pytest.skip("this variant multiplies bfloat16 in pairs")
     query, key, value = (tensor.to(dtype) for tensor in inputs(1, 2, 4, 131, 128, 128))
     has = merged(*native.attend_few_queries(query, key, value, 0.3))
     wide = merged(*native.attend_few_queries(query.float(), key, value, 0.3))
-    assert all(torch.equal(one, other) for one, other in zip(has, wide, strict=True))
+    in_pairs = dtype == torch.bfloat16 and library.current().pair_speed() > 0  # which rounds weights, but no query
+    tolerance = 2.0**-7 if in_pairs else 0.0
+    for one, other in zip(has, wide, strict=True):
+        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("shape", SIZES)
