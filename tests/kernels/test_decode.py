@@ -154,10 +154,10 @@ def test_a_step_is_one_native_call(monkeypatch, name, dtype):
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_nan_that_a_step_does_not_attend_to_reaches_nothing(bad):
     query, key, value = torch.randn(2, 4, 1, 8), torch.randn(2, 2, 37, 8), torch.randn(2, 2, 37, 6)
-    options = {"mask": masks.padding([36, 37])}
-    expected = ReferenceKernel().run(regard.explain(query, key, value, **options).problem).output
+    mask = masks.padding([36, 37])
+    expected = ReferenceKernel().run(regard.explain(query, key, value, mask=mask).problem).output
     value[:, :, 36], key[:, :, 36] = bad, bad
-    output = DecodeKernel().run(regard.explain(query, key, value, **options).problem).output
+    output = DecodeKernel().run(regard.explain(query, key, value, mask=mask).problem).output
     torch.testing.assert_close(output[0], expected[0])
     assert not output[1].isfinite().any()
 
