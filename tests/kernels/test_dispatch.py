@@ -67,6 +67,25 @@ class TestExplain:
         text = str(regard.explain(*whole(), score=scores.Additive(11, 11, 3)))
         assert "   additive     cannot: there is no native code: it was never built" in text
 
+    @pytest.mark.parametrize(
+        ("dtype", "said"),
+        [
+            (torch.float32, ""),
+            (torch.bfloat16, r", bfloat16 (multiplied in pairs, summed in float32|widened to float32 in registers)"),
+            (torch.float16, ", float16 widened to float32 in registers"),
+        ],
+        ids=str,
+    )
+    def test_the_variant_of_the_native_code(self, dtype, said):
+        query = torch.zeros(1, 2, 600, 64, dtype=dtype)
+        for variant in native.variants():
+            with native.using(variant):
+                line = next(
+                    line for line in str(regard.explain(query, query, query)).splitlines() if "native code" in line
+                )
+            assert re.fullmatch(rf"  native code: {variant}{said}", line)
+            assert ("in pairs" in line) == (dtype == torch.bfloat16 and variant.endswith("bf16"))
+
     def test_where_second_derivatives_come_from(self):
         query = torch.zeros(1, 1, 5, 8, requires_grad=True)
         assert "second derivatives" not in str(regard.explain(query.detach(), query.detach(), query.detach()))

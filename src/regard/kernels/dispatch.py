@@ -108,6 +108,8 @@ class Plan:
             f"{tuple(problem.weights_shape)}, {_word(problem.value.dtype)} on {problem.value.device}",
             f"  score: {type(problem.pairs).__name__}   mask: {problem.mask!r}   bias: {problem.bias!r}",
         ]
+        if native.supports(problem.value) and (variant := native.variant_in_use()):
+            lines.append(f"  native code: {_native_arithmetic(variant, problem.value.dtype)}")
         lines += [self._line(kernel) for kernel in kernels_of(problem)]
         if isinstance(self.kernel, _DeferredChoice):
             lines.append("-> the choice is made when the compiled or mapped function runs, where the mask has values")
@@ -181,6 +183,15 @@ def _reasons_against(kernel: Kernel, problem: Problem, *, forward_mode: bool) ->
     if forward_mode and kernel is not (last := forward_mode_kernel(problem)):
         return [f"only kernel={last.name!r} has forward-mode derivatives (torch.func.jvp, jacfwd, hessian)", *reasons]
     return reasons
+
+
+def _native_arithmetic(variant: str, dtype: torch.dtype) -> str:
+    """The variant of the native code, and how it multiplies numbers of a dtype."""
+    if dtype == torch.bfloat16 and variant.endswith(cost_model.PAIRED):
+        return f"{variant}, bfloat16 multiplied in pairs, summed in float32"
+    if dtype in (torch.bfloat16, torch.float16):
+        return f"{variant}, {_word(dtype)} widened to float32 in registers"
+    return variant
 
 
 def choose(problem: Problem, name: str | None = None) -> Kernel:
