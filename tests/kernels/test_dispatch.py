@@ -128,6 +128,15 @@ class TestExplain:
         assert "-> reference    chosen: took the least time for lengths about these" in lines
         assert "not chosen: took longer for lengths about these" in lines
 
+    @pytest.mark.parametrize(("most", "mask"), [(64, ~masks.causal()), (512, None), (512, masks.padding(500))])
+    def test_a_choice_is_not_remembered_beyond_what_a_kernel_computes(self, most, mask):
+        for length in (most, most + 1, most + 18):
+            query = rand(1, 2, length, 8)
+            plan = regard.explain(query, query, query, mask=mask)
+            assert not plan.kernel.why_not(plan.problem), length
+            expected = regard.attention(query, query, query, mask=mask, kernel="reference")
+            close(regard.attention(query, query, query, mask=mask), expected)
+
     def test_masks_of_equal_fields_share_no_choice(self):
         """Dataclasses of two classes with equal fields have equal hashes."""
 

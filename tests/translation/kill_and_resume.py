@@ -3,7 +3,8 @@
     python kill_and_resume.py FOLDER EVENT...
 
 An event is a number: the process kills itself when that many things have happened in it (updates begun, validation
-batches begun, files about to be renamed to their place, files just renamed). Prints, for each event, what was
+batches begun, files about to be renamed to their place, files just renamed); 0 is the last of all. How many there are
+depends on the processor, by whose roundings a validation is better than another or not. Prints, for each event, what was
 different from the unbroken run. Torch and Lightning are loaded once; each run is a fork of this process, which itself
 never computes.
 """
@@ -77,11 +78,11 @@ def count_events(happen: Callable[[str], None]) -> None:
     atomic_files.os.replace = counted_replace
 
 
-def killed_at(event: int) -> Callable[[str], None]:
+def killed_at(event: int, number: int) -> Callable[[str], None]:
     numbers = itertools.count(1)
 
     def happen(what: str) -> None:
-        if next(numbers) == event:
+        if next(numbers) == number:
             say(f"{event}: killed at {what}")
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -119,9 +120,16 @@ def differences(one: object, other: object, place: str = "") -> list[str]:
     return [] if one == other else [f"{place}: {one!r} and {other!r}"]
 
 
+def unbroken(home: Path) -> None:
+    """A run to its end, which prints its events and leaves their number in a file."""
+    events: list[str] = []
+    run(home, home / "unbroken", lambda what: (events.append(what), say(what)))
+    (home / "events").write_text(str(len(events)))
+
+
 def kill_and_resume(home: Path, event: int) -> None:
     folder = home / f"killed-{event}"
-    killed = in_a_process(partial(run, home, folder, killed_at(event)))
+    killed = in_a_process(partial(run, home, folder, killed_at(event, event or int((home / "events").read_text()))))
     resumed = in_a_process(partial(run, home, folder, lambda what: say(f"{event}: resumed with {what}")))
     say(f"{event}: ended with {killed}, then {resumed}")
     in_a_process(partial(compare, event, home / "unbroken", folder))
@@ -135,7 +143,7 @@ def say(line: str) -> None:
 def main() -> None:
     home = Path(sys.argv[1])
     write_text(home)
-    ended = in_a_process(partial(run, home, home / "unbroken", say))
+    ended = in_a_process(partial(unbroken, home))
     say(f"unbroken: ended with {ended}")
     for event in sys.argv[2:]:
         kill_and_resume(home, int(event))

@@ -32,11 +32,11 @@ KILLED_AT = {
     19: "after best.safetensors",  # better than what the state knows
     21: "after last.safetensors",  # newer weights than the state
     31: "update",  # in the second epoch
-    66: "after training.safetensors",  # nothing is left to do
+    0: "after training.safetensors",  # the last event: nothing is left to do
 }
 
 
-REDONE = {2: 14, 9: 14, 12: 14, 14: 11, 16: 11, 19: 11, 21: 11, 31: 8, 66: 0}
+REDONE = {2: 14, 9: 14, 12: 14, 14: 11, 16: 11, 19: 11, 21: 11, 31: 8, 0: 0}
 """How many of the 14 updates the resumed run computes."""
 FEW = (12, 21, 31)
 """Before there is a state, where weights are newer than it, and in the second epoch."""

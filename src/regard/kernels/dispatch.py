@@ -362,7 +362,8 @@ def _signature(problem: Problem) -> tuple:
 
     Lengths are rounded: while text is generated, each call has one key more than the last. Problems of one key share a
     choice, and the kernel is not asked `why_not` again. So a reason against a kernel may depend on what is in the key
-    alone, unless it is about time or memory and not about what the kernel can compute (`MAX_BITS` of cpu_flash).
+    alone, as a most length that is a power of two does, unless it is about time or memory and not about what the kernel
+    can compute (`MAX_BITS` of cpu_flash).
     """
     query, key, value = problem.pairs.query, problem.pairs.key, problem.value
     queries, keys = problem.queries, problem.keys
@@ -399,11 +400,15 @@ def _bias_key(bias: Bias | None) -> Hashable:
 
 
 def _rounded_length(length: int) -> int:
-    """A length, rounded down to within a sixteenth above LARGEST_EXACT_LENGTH."""
+    """A length, rounded to within a sixteenth above LARGEST_EXACT_LENGTH.
+
+    Lengths up to a power of two are never rounded as those above it: the most queries and keys of a kernel are such.
+    """
     if length <= LARGEST_EXACT_LENGTH:
         return length
-    dropped = length.bit_length() - 5
-    return length >> dropped << dropped
+    before = length - 1
+    dropped = before.bit_length() - 5
+    return (before >> dropped << dropped) + 1
 
 
 def _rounded_shift(shift: int | None) -> int | None:
