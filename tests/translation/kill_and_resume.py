@@ -4,8 +4,8 @@
 
 An event is a number: the process kills itself when that many things have happened in it (updates begun, validation
 batches begun, files about to be renamed to their place, files just renamed); 0 is the last of all. How many there are
-depends on the processor, by whose roundings a validation is better than another or not. Prints, for each event, what was
-different from the unbroken run. Torch and Lightning are loaded once; each run is a fork of this process, which itself
+depends on the processor, by whose roundings a validation is better than another or not. Prints, for each event, what
+was different from the unbroken run. Torch and Lightning are loaded once; each run is a fork of this process, which itself
 never computes.
 """
 
@@ -123,7 +123,12 @@ def differences(one: object, other: object, place: str = "") -> list[str]:
 def unbroken(home: Path) -> None:
     """A run to its end, which prints its events and leaves their number in a file."""
     events: list[str] = []
-    run(home, home / "unbroken", lambda what: (events.append(what), say(what)))
+
+    def happen(what: str) -> None:
+        events.append(what)
+        say(what)
+
+    run(home, home / "unbroken", happen)
     (home / "events").write_text(str(len(events)))
 
 
