@@ -128,7 +128,7 @@ class TestExplain:
         assert "-> reference    chosen: took the least time for lengths about these" in lines
         assert "not chosen: took longer for lengths about these" in lines
 
-    @pytest.mark.parametrize(("most", "mask"), [(64, ~masks.causal()), (512, None), (512, masks.padding(500))])
+    @pytest.mark.parametrize(("most", "mask"), [(64, ~masks.causal()), (512, None), (512, masks.padding([500]))])
     def test_a_choice_is_not_remembered_beyond_what_a_kernel_computes(self, most, mask):
         for length in (most, most + 1, most + 18):
             query = rand(1, 2, length, 8)

@@ -5,8 +5,8 @@
 An event is a number: the process kills itself when that many things have happened in it (updates begun, validation
 batches begun, files about to be renamed to their place, files just renamed); 0 is the last of all. How many there are
 depends on the processor, by whose roundings a validation is better than another or not. Prints, for each event, what
-was different from the unbroken run. Torch and Lightning are loaded once; each run is a fork of this process, which itself
-never computes.
+was different from the unbroken run. Torch and Lightning are loaded once; each run is a fork of this process, which
+itself never computes.
 """
 
 import itertools
