@@ -135,8 +135,9 @@ class TestEmptyRowsAndPoison:
         assert score.weight.grad.abs().sum() > 0
 
 
-@pytest.mark.parametrize("score", [scores.Additive(11, 11, 5), scores.Concat(11, 11, 5)], ids=["additive", "concat"])
-def test_masked_nan_reaches_no_parameter_of_an_additive_score(score):
+@pytest.mark.parametrize("kind", [scores.Additive, scores.Concat])
+def test_masked_nan_reaches_no_parameter_of_an_additive_score(kind):
+    score = kind(11, 11, 5)  # here, where the generator is seeded
     query, key, value = whole()
     key[..., 5:, :] = math.nan
     mask = masks.padding(lengths=[5, 3])
@@ -145,7 +146,8 @@ def test_masked_nan_reaches_no_parameter_of_an_additive_score(score):
     key[..., 5:, :] = 0.0
     clean = torch.autograd.grad(regard.attention(query, key, value, score=score, mask=mask).sum(), score.parameters())
     for one, other in zip(gradients, clean, strict=True):
-        close(one, other)
+        largest = float(other.abs().max())  # about the size of the terms that each element is a sum of
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6 * max(1.0, largest))
 
 
 def test_nan_that_location_does_not_read_changes_nothing():
