@@ -1,9 +1,10 @@
 """Draw the figures of the mechanism pages: python recipes/mechanism_figures.py [NAME ...].
 
-Weights of each worked example and of translations, hops of a ring, sinusoids, sizes of caches, sparse patterns; with
-names, these alone.
+Weights of worked examples and of translations, hops of a ring, sinusoids, sizes of caches, sparse patterns: those
+that a page shows; with names, these alone.
 """
 
+import re
 import sys
 from pathlib import Path
 
@@ -98,8 +99,14 @@ def translation_figure(folder: Path, sentence: str, *head: int) -> Figure:
     return plots.heatmap(best.weights[:, *head].float(), rows, columns, maximum=1.0)
 
 
+def shown() -> set[str]:
+    """The names of the figures that pages of docs/ show."""
+    pages = "".join(page.read_text("utf-8") for page in FOLDER.parent.parent.rglob("*.md"))
+    return set(re.findall(r"pictures/mechanisms/([\w-]+)\.png", pages))
+
+
 if __name__ == "__main__":
-    chosen = set(sys.argv[1:])
+    chosen, on_pages = set(sys.argv[1:]), shown()
     FOLDER.mkdir(parents=True, exist_ok=True)
     for name in EXAMPLES:
         if chosen and name not in chosen:
@@ -108,7 +115,9 @@ if __name__ == "__main__":
         for table in (steps[key] for key in steps.keys if key.split(".")[-1] == "weights"):  # one for each head
             figure = plots.heatmap(table.numbers, table.rows, table.columns, maximum=1.0)
             *head, _ = table.key.split(".")
-            plots.save(figure, FOLDER / f"{'-'.join([name, *head])}.png")
+            picture = "-".join([name, *head])
+            if chosen or picture in on_pages:
+                plots.save(figure, FOLDER / f"{picture}.png")
     figures = {
         f"ring-{type(layout).__name__.lower()}": (ring_figure, layout) for layout in (ring.Contiguous(), ring.Zigzag())
     }
@@ -121,5 +130,5 @@ if __name__ == "__main__":
         for layer, head in ((0, 3), (2, 1))
     }
     for name, (draw, *arguments) in figures.items():
-        if not chosen or name in chosen:
+        if name in (chosen or on_pages):
             plots.save(draw(*arguments), FOLDER / f"{name}.png")
