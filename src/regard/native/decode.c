@@ -115,8 +115,7 @@ INLINE float online_softmax(float *scores, float *maximum, float *total, const i
 INLINE lanes load_terms_of_rows(const void *rows, int64_t term, int64_t stride, int64_t count, int64_t column,
                                 int64_t dim, const struct kind kind) {
     if (!kind.paired) return load_entries(row_at(rows, term, stride, kind.dtype), column, dim, kind.dtype, kind.whole);
-    const void *row = row_at(rows, 2 * term, stride, kind.dtype);
-    return pair_rows(row, 2 * term + 1 < count ? row_at(row, 1, stride, kind.dtype) : 0, column, dim, kind.whole);
+    return pair_rows(rows, term, stride, count, column, dim, kind.whole);
 }
 
 /* Prefetches as many rows as a term has. */

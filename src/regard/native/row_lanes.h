@@ -220,12 +220,9 @@ INLINE void add_panel(const struct decode *problem, const struct lane_scratch *s
 
 /* Pairs of values, of a key and the next one, in a panel of columns. */
 INLINE void pair_panel(const void *value, int64_t stride, int64_t count, int64_t begin, int64_t dim, float *panel) {
-    for (int64_t j = 0; j < count; j += 2, panel += PANEL) {
-        const void *row = row_at(value, j, stride, BFLOAT16),
-                   *next = j + 1 < count ? row_at(row, 1, stride, BFLOAT16) : 0;
+    for (int64_t j = 0; j < term_count(count, 1); j++, panel += PANEL)
         UNROLL for (int v = 0; v < PANEL_VECTORS; v++)
-            store(panel + v * LANES, pair_rows(row, next, begin + v * LANES, dim, 0));
-    }
+            store(panel + v * LANES, pair_rows(value, j, stride, count, begin + v * LANES, dim, 0));
 }
 
 /* Adds the `count` values of a chunk to the output, while the next `key_count` keys are fetched. */

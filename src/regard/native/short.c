@@ -174,11 +174,10 @@ INLINE struct floats as_terms_of_rows(const struct rows *rows, int64_t batch, in
                                       int64_t count, int64_t dim, float *copy, const int dtype, const int paired) {
     if (!paired) return as_floats(rows, batch, head, first, count, dim, copy, dtype);
     int64_t padded = round_up_to_lanes(dim);
-    for (int64_t i = 0; i < term_count(count, 1); i++) {
-        const void *row = head_rows(rows, batch, head, first + 2 * i, dtype),
-                   *next = 2 * i + 1 < count ? row_at(row, 1, rows->row, dtype) : 0;
-        for (int64_t a = 0; a < padded; a += LANES) store(copy + i * padded + a, pair_rows(row, next, a, dim, 0));
-    }
+    const void *own = head_rows(rows, batch, head, first, dtype);
+    for (int64_t i = 0; i < term_count(count, 1); i++)
+        for (int64_t a = 0; a < padded; a += LANES)
+            store(copy + i * padded + a, pair_rows(own, i, rows->row, count, a, dim, 0));
     return (struct floats){copy, padded};
 }
 

@@ -101,20 +101,6 @@ INLINE lanes add_pairs(lanes sum, lanes left, lanes right) {
 #endif
 }
 
-/* LANES floats rounded to bfloat16, the halves of LANES / 2 pairs. */
-INLINE void store_pairs(uint16_t *target, lanes values) {
-#if defined(__AVX512BF16__)
-    __m256bh rounded = _mm512_cvtneps_pbh((__m512)values);
-    memcpy(target, &rounded, sizeof(rounded));
-#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
-    bfloat16x4_t rounded = vcvt_bf16_f32((float32x4_t)values);
-    memcpy(target, &rounded, sizeof(rounded));
-#else
-    bits exact = (bits)values, nearest = exact + 0x7fff + ((exact >> 16) & 1);
-    for (int lane = 0; lane < LANES; lane++) target[lane] = (uint16_t)((uint32_t)nearest[lane] >> 16);
-#endif
-}
-
 typedef float quad __attribute__((vector_size(16), aligned(4), may_alias));
 
 INLINE float sum_floats(const float *entries) {

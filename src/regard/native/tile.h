@@ -120,11 +120,9 @@ INLINE void pack_rows_as_terms(const void *rows, int64_t stride, int64_t count, 
         return;
     }
     int64_t padded = padded_dim(dim), terms = term_count(count, paired);
-    for (int64_t i = 0; i < terms; i++) {
-        const void *row = row_at(rows, 2 * i, stride, dtype);
-        const void *next = 2 * i + 1 < count ? row_at(rows, 2 * i + 1, stride, dtype) : 0;
-        for (int64_t a = 0; a < padded; a += LANES) store(target + i * padded + a, pair_rows(row, next, a, dim, 0));
-    }
+    for (int64_t i = 0; i < terms; i++)
+        for (int64_t a = 0; a < padded; a += LANES)
+            store(target + i * padded + a, pair_rows(rows, i, stride, count, a, dim, 0));
     memset(target + terms * padded, 0, (size_t)((BLOCK / 2 - terms) * padded) * sizeof(float));
 }
 

@@ -28,6 +28,20 @@ INLINE halves round_to_bfloat16(lanes values) {
     return __builtin_convertvector((chosen >> 16) & 0xffff, halves);
 }
 
+/* LANES floats rounded to bfloat16, the halves of LANES / 2 pairs. */
+INLINE void store_pairs(uint16_t *target, lanes values) {
+#if defined(__AVX512BF16__)
+    __m256bh rounded = _mm512_cvtneps_pbh((__m512)values);
+    memcpy(target, &rounded, sizeof(rounded));
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+    bfloat16x4_t rounded = vcvt_bf16_f32((float32x4_t)values);
+    memcpy(target, &rounded, sizeof(rounded));
+#else
+    halves rounded = round_to_bfloat16(values);
+    memcpy(target, &rounded, sizeof(rounded));
+#endif
+}
+
 /* float16 has 5 bits of exponent and 10 of mantissa. As the bits of a float32, it is 2^-112 times its value: exact for
  * all numbers, those below the normal ones included. Infinity and NaN have the largest exponent in both. */
 INLINE lanes widen_float16(halves half) {
@@ -111,11 +125,14 @@ INLINE lanes load_terms(const void *row, int64_t term, int64_t dim, float factor
     return terms;
 }
 
-/* The pairs of LANES entries of one row and of the next one, from a column on; null for a row of zeros. */
-INLINE lanes pair_rows(const void *row, const void *next, int64_t column, int64_t dim, const int whole) {
-    int64_t count = whole ? LANES : dim - column;
-    halves even = load_halves((const uint16_t *)row + column, count), odd = {0};
-    if (next) odd = load_halves((const uint16_t *)next + column, count);
+/* A term of a sum over `count` rows, in pairs: LANES entries of row 2 term and of the next one, from a column on; zeros
+ * where there is no next row. whole: there are so many columns for certain. */
+INLINE lanes pair_rows(const void *rows, int64_t term, int64_t stride, int64_t count, int64_t column, int64_t dim,
+                       const int whole) {
+    const uint16_t *row = (const uint16_t *)rows + 2 * term * stride + column;
+    int64_t columns = whole ? LANES : dim - column;
+    halves even = load_halves(row, columns), odd = {0};
+    if (2 * term + 1 < count) odd = load_halves(row + stride, columns);
     return (lanes)(extend_halves(even) | extend_halves(odd) << 16);
 }
 
