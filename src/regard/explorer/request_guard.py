@@ -69,6 +69,7 @@ class RequestGuard:
             await self._inner(below, receive, send)
 
     def _refusal(self, scope: Scope) -> Response | None:
+        """The checks of a request: Host, Origin, method, an Origin of every POST, then the token; None if all pass."""
         hosts = [value for name, value in scope["headers"] if name == b"host"]
         if len(hosts) != 1 or hosts[0].lower() not in self._hosts:
             return error_response(

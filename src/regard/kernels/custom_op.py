@@ -120,7 +120,10 @@ def compute_gradients(
     needed: Sequence[bool],
     name: str,
 ) -> list[Tensor]:
-    """The gradient of each tensor that needs one, in its shape and dtype; an empty tensor for the others."""
+    """The gradient of each tensor that needs one, in its shape and dtype; an empty tensor for the others.
+
+    Where NaN is met, it is computed again from inputs with NaN and infinity set to 0: NaN behind a mask has no effect.
+    """
     with torch.no_grad(), without_autocast(problem.value.device.type):
         tensors = tree_tensors(problem)
         needed_ids = {id(tensor) for tensor, need in zip(tensors, needed, strict=True) if need}

@@ -222,7 +222,7 @@ class TokenBatches:
         return len(self._cuts)
 
     def epoch(self, epoch: int) -> list[np.ndarray]:
-        """The rows of each batch that this process gets in the epoch, in order."""
+        """The rows of each batch that this process gets in the epoch, in order: a function of seed and epoch alone."""
         random = np.random.default_rng([self._seed, epoch])
         shuffled = random.permutation(len(self._lengths))
         rows = shuffled[np.argsort(self._lengths[shuffled], kind="stable")]

@@ -137,6 +137,7 @@ class Training(LightningModule):
         self.begin_lap()
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        """Seed all generators by (seed, process, update), so that no earlier draw matters; set the learning rate."""
         update = self.progress.position.update
         seed_generators(self.device, self.seed, self.trainer.global_rank, update)
         rate = learning_rate(self.settings, update, self.progress.reductions)
