@@ -131,7 +131,7 @@ class Plan:
         return "the formula's, with all weights in memory"
 
     def _line(self, kernel: Kernel) -> str:
-        """What `explain` prints of a kernel: why it cannot compute the problem, or its cost and why it is not chosen."""
+        """The line of `explain` on a kernel: why it cannot compute this, or its cost and why it was not chosen."""
         mark = "->" if kernel is self.kernel else "  "
         if reasons := _reasons_against(kernel, self.problem, forward_mode=self.forward_mode):
             return f"{mark} {kernel.name:<12} cannot: {'; '.join(reasons)}"
