@@ -14,13 +14,12 @@ from pathlib import Path
 from string import Template
 
 from regard.errors import CheckpointError, ConfigurationError
-from regard.translation.averaging import average
 from regard.translation.bleu import score
 from regard.translation.checkpoint import LONGEST_SOURCE, load_state, load_weights
 from regard.translation.corpus import ParallelText
 from regard.translation.data_split import evaluation_text, split, unseen
 from regard.translation.experiment import Experiment
-from regard.translation.run_folder import ENGLISH_FRENCH, RunFolder, export
+from regard.translation.run_folder import ENGLISH_FRENCH, RunFolder, average, export
 from regard.translation.translator import Translator
 from regard.utils.atomic_files import atomic_write
 

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from regard.translation import date_demo
-from regard.translation.date_corpus import examples
+from regard.translation.date_demo import examples
 
 pytest.importorskip("babel")
 

@@ -8,8 +8,7 @@ from regard.language.language_experiment import LanguageExperiment, language_ref
 from regard.models.language_model import LayerConfig, LinearAttentionConfig
 from regard.positions import Rotary
 from regard.translation.config_errors import sections_of
-from regard.translation.experiment import Experiment
-from regard.translation.yaml_reference import field_docstrings
+from regard.translation.experiment import Experiment, field_docstrings
 
 PAGE = Path(__file__).parents[2] / "docs" / "yaml-language-model.md"
 SMALL = {"name": "toy", "task": "language-model", "data": {"files": ["book.txt"]}}

@@ -6,7 +6,7 @@ import torch
 
 from regard.errors import ConfigurationError, CorpusError, ShapeError
 from regard.heads import SentenceLinks, alignment_error_rate, format_pharaoh, word_links, word_weights
-from regard.translation.pharaoh import read_pharaoh
+from regard.translation.corpus import read_pharaoh
 
 
 def test_word_weights_sum_over_the_source_and_average_over_the_target():

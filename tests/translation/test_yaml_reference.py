@@ -3,8 +3,7 @@ from pathlib import Path
 import pytest
 
 from regard.translation.config_errors import sections_of
-from regard.translation.experiment import Experiment
-from regard.translation.yaml_reference import field_docstrings, reference
+from regard.translation.experiment import Experiment, field_docstrings, translation_reference
 
 PAGE = Path(__file__).parents[2] / "docs" / "yaml.md"
 
@@ -17,8 +16,8 @@ def sections(section):
 
 
 def test_the_page_is_what_the_settings_say():
-    assert PAGE.read_text(encoding="utf-8") == reference(), (
-        "docs/yaml.md is out of date: python -m regard.translation.yaml_reference > docs/yaml.md"
+    assert PAGE.read_text(encoding="utf-8") == translation_reference(), (
+        "docs/yaml.md is out of date: python -m regard.translation.experiment > docs/yaml.md"
     )
 
 
@@ -29,7 +28,7 @@ def test_every_key_has_a_meaning_and_every_section_a_heading(section):
 
 
 def test_defaults_and_types_are_as_the_settings_have_them():
-    page = reference()
+    page = translation_reference()
     assert "| `learning_rate` | number, > 0 | `0.001` |" in page
     assert "| `betas` | list of number, ≥ 0, < 1 | `[0.9, 0.999]` |" in page
     assert "| `norm` | `post` or `pre` | `post` |" in page

@@ -22,8 +22,7 @@ def demo(
     generates, with every score, prints their quality and speed, and draws their attention. Last it writes two pages for
     a browser: all attention of a translator of dates, and of the one that regard comes with.
     """
-    from regard.translation.date_corpus import examples
-    from regard.translation.date_demo import SENTENCES, SHOWN, run
+    from regard.translation.date_demo import SENTENCES, SHOWN, examples, run
     from regard.translation.run_folder import ENGLISH_FRENCH
     from regard.translation.translator import Translator
 

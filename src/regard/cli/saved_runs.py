@@ -21,8 +21,8 @@ def average(
     A run keeps the weights of its stops with --set training.keep_last=N or --set training.keep_best=N. The average goes
     into the run folder, where the other commands find it with --which average. Prints its path.
     """
-    from regard.translation.averaging import average as run
     from regard.translation.checkpoint import read_header
+    from regard.translation.run_folder import average as run
 
     path = run(checkpoint, last=last, best=best)
     updates = read_header(path)["averaged_updates"]

@@ -33,7 +33,7 @@ def train(
     other commands take as --checkpoint. The progress is a bar in a terminal; elsewhere a line at each validation and
     every half minute.
 
-    The keys of the YAML file are in docs/yaml.md, which `python -m regard.translation.yaml_reference` prints; those of
+    The keys of the YAML file are in docs/yaml.md, which `python -m regard.translation.experiment` prints; those of
     a language model, `task: language-model`, in docs/yaml-language-model.md. With its key `training.ring`,
     `torchrun --nproc-per-node 2 --no-python regard train EXPERIMENT.yaml` shards each sequence over processes.
 

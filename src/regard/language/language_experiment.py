@@ -23,9 +23,8 @@ from regard.models.language_model import (
 )
 from regard.positions import Rotary
 from regard.ring import Contiguous, RingLayout, Striped, Zigzag
-from regard.translation.experiment import TRANSLATION, Experiment, YAMLExperiment, read_mapping
+from regard.translation.experiment import TRANSLATION, Experiment, YAMLExperiment, read_mapping, settings_tables
 from regard.translation.settings import Count, NotTruth, Positive, Section, Share, Shorthand, WholeNumber
-from regard.translation.yaml_reference import settings_tables
 
 BYTES = 256
 """The vocabulary: tokens are the bytes of the text."""

@@ -14,10 +14,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from torch import Tensor
 
-from regard.translation.averaging import delete_old_weights
 from regard.translation.checkpoint import save_tensors
 from regard.translation.lightning_module import Training
-from regard.translation.run_folder import RunFolder
+from regard.translation.run_folder import RunFolder, delete_old_weights
 from regard.translation.spinning_threads import SpinningCheck
 
 UPDATES_BETWEEN_LOGS = 50

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from regard.errors import CorpusError
+from regard.heads.word_alignment import SentenceLinks, parse_pharaoh
 from regard.translation.settings import TextFiles, TextTable
 
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -190,3 +191,21 @@ def _read_table(path: Path, source_column: int, target_column: int) -> ParallelT
         source_name=f"{path} column {source_column}",
         target_name=f"{path} column {target_column}",
     )
+
+
+def read_pharaoh(path: str | Path, *, first: int = 0) -> list[SentenceLinks]:
+    """The links of a Pharaoh file, one line a sentence pair, as `parse_pharaoh` reads each.
+
+    `first` is the number that the file gives to the first word: 0, or 1 as in many files of gold links. The links that
+    are returned count from 0. An empty line is a pair without links. The file may be gzip.
+
+    Raises:
+        CorpusError: the file cannot be read, or something in it is no link.
+    """
+    found = []
+    for number, line in enumerate(read_lines(path), start=1):
+        try:
+            found.append(parse_pharaoh(line, first=first))
+        except CorpusError as error:
+            raise CorpusError(f"{path}, line {number}: {error}") from None
+    return found

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.errors import CorpusError, DeviceError
+from regard.errors import ConfigurationError, CorpusError, DeviceError
 from regard.heads.word_alignment import Link, word_links
 from regard.plots import heatmap
 from regard.translation.batches import EncodedText, IdSequences, collate
@@ -24,10 +24,8 @@ from regard.translation.build_model import build_model
 from regard.translation.checkpoint import LONGEST_SOURCE, restore
 from regard.translation.experiment import Experiment
 from regard.translation.input_lines import NormalizedLine, cut_line, normalize_line
-from regard.translation.model_protocols import TranslationModel
-from regard.translation.pharaoh import one_map
 from regard.translation.run_folder import RunFolder, Which
-from regard.translation.search import BeamHypothesis, beam_search
+from regard.translation.search import BeamHypothesis, TranslationModel, beam_search
 from regard.translation.settings import SearchSettings
 from regard.translation.spinning_threads import SpinningCheck
 from regard.translation.vocabulary import END, UNKNOWN, Vocabulary
@@ -380,3 +378,32 @@ def _batches_by_length(sources: list[list[int]], batch_size: int) -> Iterator[li
     rows = sorted((row for row, ids in enumerate(sources) if ids), key=lambda row: -len(sources[row]))
     for start in range(0, len(rows), batch_size):
         yield rows[start : start + batch_size]
+
+
+def one_map(weights: Tensor, layer: int | None = None, head: int | None = None) -> Tensor:
+    """Weights [T, layers, heads, S] as one map [T, S]: of a layer and head, or the mean over those that are not chosen.
+
+    Layers and heads count from 0. Weights that are [T, S] already stay as they are. By default it is the mean over all
+    heads of all layers: a distribution that no single head need have, and that needs no choice.
+
+    Raises:
+        ConfigurationError: there is no such layer or head, or nothing was observed.
+
+    >>> import torch
+    >>> weights = torch.tensor([[[[1.0, 0.0], [0.0, 1.0]]]])  # one token, one layer, two heads, two source tokens
+    >>> one_map(weights), one_map(weights, head=1)
+    (tensor([[0.5000, 0.5000]]), tensor([[0., 1.]]))
+    """
+    if weights.ndim == 2 and layer is None and head is None:
+        return weights
+    if 0 in weights.shape[1:-1]:
+        raise ConfigurationError("there are no weights to show: the translation was made with observe=False")
+    sizes = (
+        {"layer": 0, "head": 0} if weights.ndim == 2 else dict(zip(("layer", "head"), weights.shape[1:3], strict=True))
+    )
+    for (name, size), chosen in zip(sizes.items(), (layer, head), strict=True):
+        if chosen is not None and not 0 <= chosen < size:
+            has = f"has {size} {name}s, 0 to {size - 1}" if size else f"has one map of weights and no {name}s"
+            raise ConfigurationError(f"there is no {name} {chosen}: the model {has}")
+    weights = weights.mean(1) if layer is None else weights[:, layer]  # [T, heads, S]
+    return weights.mean(1) if head is None else weights[:, head]

@@ -6,9 +6,8 @@ from small_runs import experiment, write_text
 from torch import nn
 
 from regard.errors import CheckpointError, ConfigurationError
-from regard.translation.averaging import average, mean
 from regard.translation.checkpoint import load_weights, save_tensors, save_weights
-from regard.translation.run_folder import RunFolder
+from regard.translation.run_folder import RunFolder, average, mean
 from regard.translation.training import train
 from regard.translation.translator import Translator
 

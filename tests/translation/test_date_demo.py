@@ -9,7 +9,7 @@ from matplotlib.ft2font import FT2Font
 
 from regard.errors import ConfigurationError, CorpusError
 from regard.plots.labels import packaged_fonts
-from regard.translation.date_corpus import EXAMPLES, LOCALES, date_corpus, date_formats, examples
+from regard.translation.date_demo import EXAMPLES, LOCALES, date_corpus, date_formats, examples
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +145,7 @@ def test_years_that_cannot_be(years):
 
 
 def test_a_locale_without_a_clear_format(monkeypatch):
-    monkeypatch.setattr("regard.translation.date_corpus.STYLES", ())
-    monkeypatch.setattr("regard.translation.date_corpus.SKELETONS", ("yMd",))
+    monkeypatch.setattr("regard.translation.date_demo.STYLES", ())
+    monkeypatch.setattr("regard.translation.date_demo.SKELETONS", ("yMd",))
     with pytest.raises(ConfigurationError, match="no format of the locale 'en' has only one reading beside those of"):
         date_formats(["en", "fr"])
