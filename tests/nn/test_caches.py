@@ -14,7 +14,7 @@ from regard import biases, masks, scores
 from regard.errors import ConfigurationError, DeviceError, DtypeError, MaskError, ShapeError
 from regard.masks import Mask
 from regard.nn import Attention, KVCache, ProjectedMemory, Projections
-from regard.nn.caches import policies
+from regard.nn.caches import kv_cache
 from regard.nn.caches.eviction import keys_to_retain
 from regard.positions import Rotary
 
@@ -324,7 +324,7 @@ class TestDecoding:
         torch.manual_seed(1)
         layer, x = layers(mask, variant), double(BATCH, sum(chunks), DIM)
         # With little to spare the cache asks the mask, and drops, every few tokens.
-        with torch.no_grad(), patch.object(policies, "SPARE", spare):
+        with torch.no_grad(), patch.object(kv_cache, "SPARE", spare):
             output, cache = stepped(layer, x, chunks, cache_of(kind, mask))
             close(output, layer(x))
         assert cache.next_position == sum(chunks)
@@ -333,7 +333,7 @@ class TestDecoding:
     @pytest.mark.parametrize("name", CAUSAL)
     def test_every_mask_token_by_token(self, name, kind):
         layer, x = layers(CAUSAL[name], "rotary").float(), torch.randn(BATCH, LONGEST, DIM)
-        with torch.no_grad(), patch.object(policies, "SPARE", 1):
+        with torch.no_grad(), patch.object(kv_cache, "SPARE", 1):
             output, cache = stepped(layer, x, [20, *[1] * (LONGEST - 20)], cache_of(kind, CAUSAL[name]))
             close(output, layer(x), 1e-5)
         if kind == "rolling" and name in KNOWN:
@@ -360,7 +360,7 @@ class TestDecoding:
         layer, lengths = layers(mask, "rotary"), [9, 4]
         prompt, after = double(2, 9, DIM), double(2, 40, DIM)
         positions = torch.arange(9) - (9 - torch.tensor(lengths)[:, None])
-        with torch.no_grad(), patch.object(policies, "SPARE", 1):
+        with torch.no_grad(), patch.object(kv_cache, "SPARE", 1):
             _, cache = layer.step(prompt, cache_of(kind, mask), positions=positions)
             outputs = []
             for chunk in after.split(1, dim=1):
@@ -375,7 +375,7 @@ class TestDecoding:
     def test_beams_are_reordered(self):
         layer, x = layers(masks.causal() & masks.window(before=4), "rotary"), double(3, 30, DIM)
         rows = torch.tensor([2, 2, 0, 1])
-        with torch.no_grad(), patch.object(policies, "SPARE", 1):
+        with torch.no_grad(), patch.object(kv_cache, "SPARE", 1):
             _, cache = stepped(layer, x[:, :20], [1] * 20, layer.make_cache())
             output, _ = stepped(layer, x[rows, 20:], [1] * 10, cache.reorder(rows))
             close(output, layer(x[rows])[:, 20:])
@@ -527,5 +527,5 @@ class TestErrors:
 
 
 def test_room_to_grow():
-    assert [policies.with_spare(length) for length in (0, 10, 1000)] == [32, 47, 1532]
+    assert [kv_cache.with_spare(length) for length in (0, 10, 1000)] == [32, 47, 1532]
     assert math.log(2000 / 32, 1.5) < 15  # how often a cache of 2,000 grows

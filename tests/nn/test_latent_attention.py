@@ -13,7 +13,7 @@ from regard import biases, masks
 from regard.errors import ConfigurationError, DtypeError, ShapeError
 from regard.lenses import Weights
 from regard.nn import GatedFeedForward, KVCache, LatentAttention, LatentProjections, PreNorm, TransformerBlock
-from regard.nn.caches import policies
+from regard.nn.caches import kv_cache
 from regard.positions import Rotary
 
 DIM, BATCH, LENGTH = 12, 3, 9
@@ -73,7 +73,7 @@ def test_steps_equal_the_whole(kind, chunks):
     layer, x = latent(mask=mask, bias=biases.alibi(4)), torch.randn(BATCH, 40, DIM).double()
     cache = {"growing": KVCache(), "static": KVCache.static(40), "rolling": layer.make_cache()}[kind]
     outputs = []
-    with torch.no_grad(), patch.object(policies, "SPARE", 1):
+    with torch.no_grad(), patch.object(kv_cache, "SPARE", 1):
         for chunk in x.split(chunks, dim=1):
             output, cache = layer.step(chunk, cache)
             outputs.append(output)

@@ -3,16 +3,16 @@
 from .absolute import Learned as Learned
 from .absolute import Sinusoidal as Sinusoidal
 from .absolute import Tensor2TensorSinusoidal as Tensor2TensorSinusoidal
+from .frequencies import NTK as NTK
+from .frequencies import DynamicNTK as DynamicNTK
+from .frequencies import LinearScaling as LinearScaling
+from .frequencies import Llama3 as Llama3
+from .frequencies import LongRoPE as LongRoPE
+from .frequencies import Scaling as Scaling
+from .frequencies import YaRN as YaRN
+from .frequencies import yarn_attention_factor as yarn_attention_factor
 from .rotary import Rotary as Rotary
 from .rotary import Rotation as Rotation
-from .scaling import NTK as NTK
-from .scaling import DynamicNTK as DynamicNTK
-from .scaling import LinearScaling as LinearScaling
-from .scaling import Llama3 as Llama3
-from .scaling import LongRoPE as LongRoPE
-from .scaling import Scaling as Scaling
-from .scaling import YaRN as YaRN
-from .scaling import yarn_attention_factor as yarn_attention_factor
 
 __all__ = [
     "NTK",

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from ..core.torch_modes import under_transform
 from ..errors import ConfigurationError, DeviceError, DtypeError, ShapeError, nearest
-from .frequencies import angles, check_base, check_dim, check_positions, geometric
-from .scaling import Scaling
+from .frequencies import Scaling, angles, check_base, check_dim, check_positions, geometric
 
 Layout = Literal["half", "interleaved"]
 LAYOUTS = ("half", "interleaved")

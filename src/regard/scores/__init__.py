@@ -2,13 +2,13 @@
 
 from ..core.score_forms import AdditivePairs as AdditivePairs
 from ..core.score_forms import DotPairs as DotPairs
-from .base import Score as Score
 from .score_functions import Additive as Additive
 from .score_functions import Concat as Concat
 from .score_functions import Dot as Dot
 from .score_functions import General as General
 from .score_functions import Location as Location
 from .score_functions import ScaledDot as ScaledDot
+from .score_functions import Score as Score
 
 __all__ = [
     "Additive",

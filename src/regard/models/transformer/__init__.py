@@ -4,12 +4,12 @@ from .encoder_decoder import Decoder as Decoder
 from .encoder_decoder import Embedding as Embedding
 from .encoder_decoder import Encoder as Encoder
 from .encoder_decoder import TiedOutput as TiedOutput
+from .transformer import ObservedTransformerStep as ObservedTransformerStep
 from .transformer import Transformer as Transformer
-from .transformer_state import ObservedTransformerStep as ObservedTransformerStep
-from .transformer_state import TransformerMemory as TransformerMemory
-from .transformer_state import TransformerObservation as TransformerObservation
-from .transformer_state import TransformerState as TransformerState
-from .transformer_state import TransformerStep as TransformerStep
+from .transformer import TransformerMemory as TransformerMemory
+from .transformer import TransformerObservation as TransformerObservation
+from .transformer import TransformerState as TransformerState
+from .transformer import TransformerStep as TransformerStep
 
 __all__ = [
     "Decoder",

@@ -3,7 +3,7 @@
 from .base import Cache as Cache
 from .base import KeyValueStore as KeyValueStore
 from .kv_cache import KVCache as KVCache
+from .kv_cache import ProjectedMemory as ProjectedMemory
 from .linear_cache import LinearCache as LinearCache
-from .projected_memory import ProjectedMemory as ProjectedMemory
 
 __all__ = ["Cache", "KVCache", "KeyValueStore", "LinearCache", "ProjectedMemory"]

@@ -1,4 +1,7 @@
-"""The key-value cache of softmax attention: an immutable value over memory that several caches may share."""
+"""The key-value cache of softmax attention: an immutable value over memory that several caches may share.
+
+Its policy says how many positions it has memory for, and by which mask `KVCache.evict` finds keys to remove.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,90 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from ...errors import ConfigurationError
+from ...errors import ConfigurationError, ShapeError
 from ...masks import Mask, as_mask
 from ...utils.numbers import whole_number
 from ..input_checks import check_positions
 from .base import Cache, check_rows
 from .buffers import Buffers, check_fits
 from .eviction import keys_to_retain
-from .policies import Growing, Policy, Rolling, Static, with_spare
+
+SPARE = 32
+"""The number of positions allocated in advance, in addition to half of the current length."""
+
+
+@dataclass(frozen=True)
+class Growing:
+    """No limit and no eviction: memory grows by half whenever it is full, so the copies are O(1) a token on average."""
+
+    def check(self, length: int, added: int, next_position: int | Tensor) -> None:
+        """Any length fits."""
+
+    def capacity(self, length: int) -> int:
+        """Positions to allocate for a cache of this length."""
+        return with_spare(length)
+
+
+@dataclass(frozen=True)
+class Static:
+    """No eviction, and memory for `max_length` positions that is allocated once."""
+
+    max_length: int
+
+    def check(self, length: int, added: int, next_position: int | Tensor) -> None:
+        """Refuse a length above `max_length`, of which the last `added` positions are new.
+
+        Raises:
+            ShapeError: the cache is full.
+        """
+        if length > self.max_length:
+            raise ShapeError(
+                f"the cache is full: it was made for max_length={self.max_length} positions, has {length - added} "
+                f"and got {added} more. Make it longer, or let it grow with KVCache()"
+            )
+
+    def capacity(self, length: int) -> int:
+        """Positions to allocate, whatever the length."""
+        return self.max_length
+
+
+@dataclass(frozen=True)
+class Rolling:
+    """The mask by which `KVCache.evict` finds keys that no future query can attend to.
+
+    max_length: bounds the positions to come; None for no bound.
+    """
+
+    mask: Mask
+    max_length: int | None = None
+
+    def check(self, length: int, added: int, next_position: int | Tensor) -> None:
+        """Refuse positions that are not below `max_length`.
+
+        Raises:
+            ConfigurationError: the next position would be beyond it.
+        """
+        if self.max_length is not None and bool((torch.as_tensor(next_position) > self.max_length).any()):
+            raise ConfigurationError(
+                f"the cache was made for positions below max_length={self.max_length}, and got positions up to "
+                f"{int(torch.as_tensor(next_position).max()) - 1}: make it with a larger max_length"
+            )
+
+    def capacity(self, length: int) -> int:
+        """Positions to allocate for a cache of this length."""
+        return with_spare(length)
+
+
+Policy = Growing | Static | Rolling
+
+
+def with_spare(length: int) -> int:
+    """A length plus space to grow by half.
+
+    >>> with_spare(100)
+    182
+    """
+    return length + length // 2 + SPARE
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,3 +295,39 @@ class Contents:
     next_position: int | Tensor
     has_default_positions: bool
     evict_at: int
+
+
+@dataclass(frozen=True, eq=False)
+class ProjectedMemory:
+    """Keys and values of a memory, as `Attention.project_memory` returns them; layers accept it in place of the memory.
+
+    Shapes: keys (batch, key heads, N, ·), values (batch, key heads, N, value dim), positions (N,) or (batch, N), or
+    None where they are 0..N-1.
+    """
+
+    keys: Tensor
+    values: Tensor
+    positions: Tensor | None = None
+
+    def __len__(self) -> int:
+        return self.values.shape[2]
+
+    def __bool__(self) -> bool:
+        return True  # so that a memory of length 0 is not mistaken for None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys and values."""
+        return self.keys.nbytes + self.values.nbytes
+
+    def reorder(self, rows: Tensor) -> ProjectedMemory:
+        """The memory for these rows of the batch, in this order; rows may repeat.
+
+        Raises:
+            ShapeError, DtypeError: rows that are not integers in 0..batch-1, or bool for each row of the batch.
+        """
+        check_rows(rows, self.values.shape[0])
+        positions = self.positions
+        if positions is not None and positions.ndim == 2 and len(positions) > 1:
+            positions = positions[rows]
+        return replace(self, keys=self.keys[rows], values=self.values[rows], positions=positions)
