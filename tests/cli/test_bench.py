@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from regard import masks
-from regard.cli import agreement_table, kernel_timings
+from regard.cli import kernel_tables
 from regard.kernels import KERNELS, Result, calibration, cost_model
 from regard.kernels.cost_model import FlashRates, Rates, cache_file, save_rates
 from regard.kernels.reference import ReferenceKernel
@@ -19,17 +19,17 @@ MEASURED = Rates(4e10, 5e9, {"float32": FLASH}, {"float32": FLASH}, moved=2e10, 
 def cache(tmp_path, monkeypatch):
     """A cache directory of its own, one small problem, and a machine that is measured in no time."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(kernel_timings, "BUDGET", 0.0)
-    monkeypatch.setattr(kernel_timings, "benchmark_cases", lambda: iter([small()]))
+    monkeypatch.setattr(kernel_tables, "BUDGET", 0.0)
+    monkeypatch.setattr(kernel_tables, "benchmark_cases", lambda: iter([small()]))
     monkeypatch.setattr(calibration, "measure", lambda: MEASURED)
     cost_model._rates_in_use.cache_clear()
     yield tmp_path / "cache"
     cost_model._rates_in_use.cache_clear()
 
 
-def small() -> kernel_timings.BenchmarkCase:
+def small() -> kernel_tables.BenchmarkCase:
     query, key, value = torch.rand(3, 1, 2, 16, 8)
-    return kernel_timings.BenchmarkCase("a small one", (query, key, value), {"mask": masks.causal()})
+    return kernel_tables.BenchmarkCase("a small one", (query, key, value), {"mask": masks.causal()})
 
 
 def test_it_has_help(regard):
@@ -102,10 +102,10 @@ def test_misuse(regard, arguments):
 
 def test_every_case_is_a_problem(monkeypatch):
     monkeypatch.undo()
-    names = [case.name for case in kernel_timings.benchmark_cases()]
+    names = [case.name for case in kernel_tables.benchmark_cases()]
     assert len(set(names)) == len(names)
-    for case in kernel_timings.benchmark_cases():
-        assert kernel_timings.explain(*case.tensors, **case.options).kernel.name
+    for case in kernel_tables.benchmark_cases():
+        assert kernel_tables.explain(*case.tensors, **case.options).kernel.name
 
 
 class TestAgreement:
@@ -137,7 +137,7 @@ class TestAgreement:
             def run(self, problem):
                 raise RuntimeError("an illegal access\nof memory")
 
-        monkeypatch.setattr(agreement_table, "KERNELS", (Wrong(), Broken()))
+        monkeypatch.setattr(kernel_tables, "KERNELS", (Wrong(), Broken()))
         result = regard("bench", "--agreement", "--device", "cpu", "--cases", "3")
         assert result.exit_code == 1
         _, wrong, broken, empty, *faults = result.stdout.splitlines()

@@ -10,7 +10,7 @@ from regard.cli.stdio import emit
 from regard.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from regard.cli.kernel_timings import ProblemTimings
+    from regard.cli.kernel_tables import ProblemTimings
     from regard.kernels.cost_model import FlashRates, Rates
 
 
@@ -43,7 +43,7 @@ def bench(
 
 
 def _compare(name: str, most: int) -> None:
-    from regard.cli.agreement_table import checked_device, measured_agreements
+    from regard.cli.kernel_tables import checked_device, measured_agreements
 
     device, faults = checked_device(name), []
     emit([f"{'kernel':<12} {'cases':>5} {'error / budget':>15}  worst case"])
@@ -69,7 +69,7 @@ def _calibrate() -> None:
 
 
 def _show() -> None:
-    from regard.cli.kernel_timings import measured_timings
+    from regard.cli.kernel_tables import measured_timings
     from regard.kernels.cost_model import rates_in_use
 
     used = rates_in_use()

@@ -43,9 +43,6 @@ from .relations import english_relations as english_relations
 from .relations import korean_negations as korean_negations
 from .relations import korean_relations as korean_relations
 from .relations import repeated_nouns as repeated_nouns
-from .role_evidence import Finding as Finding
-from .role_evidence import RoleEvidence as RoleEvidence
-from .role_evidence import report as report
 from .role_lens import Roles as Roles
 from .role_lens import find_roles as find_roles
 from .role_lens import gather_role_evidence as gather_role_evidence
@@ -53,11 +50,14 @@ from .roles import AtOffset as AtOffset
 from .roles import Delimiter as Delimiter
 from .roles import Diffuse as Diffuse
 from .roles import DuplicateToken as DuplicateToken
+from .roles import Finding as Finding
 from .roles import Induction as Induction
 from .roles import RareWord as RareWord
 from .roles import Role as Role
+from .roles import RoleEvidence as RoleEvidence
 from .roles import Sink as Sink
 from .roles import probe_roles as probe_roles
+from .roles import report as report
 from .roles import text_roles as text_roles
 from .rollout import attention_flow as attention_flow
 from .rollout import attention_rollout as attention_rollout

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..errors import ConfigurationError, CorpusError, ShapeError
 from .dense_weights import checked_weights
-from .role_evidence import checked_same_heads
+from .roles import checked_same_heads
 
 COLUMNS = 10
 ROOT = -1

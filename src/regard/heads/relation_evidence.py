@@ -14,7 +14,7 @@ from torch import Tensor
 from ..errors import ConfigurationError, ShapeError
 from .dense_weights import checked_weights
 from .relations import RelationCase
-from .role_evidence import checked_same_heads
+from .roles import checked_same_heads
 
 SAMPLES, SEED = 1000, 12345
 BY_CHANCE = "chance"

@@ -16,8 +16,7 @@ from ..lenses import Reduction, RowShard, WeightTile
 from ..lenses.base import WeightsLayout, select_batches
 from ..masks import Mask
 from .dense_weights import observe_weights
-from .role_evidence import Finding, RoleEvidence
-from .roles import AnyRole, AtOffset, Diffuse, Role, TokenPairs, text_roles
+from .roles import AnyRole, AtOffset, Diffuse, Finding, Role, RoleEvidence, TokenPairs, text_roles
 from .token_classes import Tokens
 
 Text = Tokens | Sequence[str] | Sequence[int] | Sequence[Sequence[str]] | Sequence[Sequence[int]] | Tensor

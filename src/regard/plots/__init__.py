@@ -5,10 +5,10 @@ from regard.plots.figures import save as save
 from regard.plots.head_grid import grid as grid
 from regard.plots.heatmaps import difference as difference
 from regard.plots.heatmaps import heatmap as heatmap
+from regard.plots.heatmaps import profiles as profiles
 from regard.plots.line_plot import lines as lines
 from regard.plots.mask_plot import tiles as tiles
 from regard.plots.pooling import Pooling as Pooling
-from regard.plots.profile_plot import profiles as profiles
 from regard.plots.similarity_plot import similarity as similarity
 
 __all__ = [

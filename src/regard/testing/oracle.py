@@ -1,7 +1,7 @@
 """The oracle: attention in float64, independent of the library's pair forms, masks, kernels and dropout.
 
-Its masks and biases are plain index arithmetic (`mask_and_bias_cases`), its inputs and its dropout seed those of
-`case_inputs`. `Oracle.truth` computes rows from the keys that they attend to and from nothing else, those that attend
+Its scores are as in the papers (`compute_scores`), its masks and biases plain index arithmetic (`mask_and_bias_cases`),
+its inputs and its dropout seed those of `case_inputs`. `Oracle.truth` computes rows from the keys that they attend to and from nothing else, those that attend
 to the same keys together; cases of more than 2¹² pairs (`long_cases`) all at once, where masked scores are filled and
 NaN counts as 0.
 `Oracle.approximations` are the same formula in the precision of the inputs: their error shows what error a kernel may
@@ -24,7 +24,7 @@ scores, and inherits the rest:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -32,10 +32,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .case_inputs import DROPOUT, Inputs
+from .case_inputs import DROPOUT, SCALE, SOFTCAP, Inputs
 from .cases import MAX_ROWWISE_PAIRS
 from .mask_and_bias_cases import BIAS_CASES
-from .score_cases import compute_scores, widen
 
 Leaves = Mapping[str, Tensor]
 Positions = tuple[tuple[int, ...], ...]
@@ -451,3 +450,69 @@ def _signed(number: int, bits: int) -> int:
     """The lowest bits of a number in two's complement."""
     half = 1 << (bits - 1)
     return (number + half) % (2 * half) - half
+
+
+def widen(tensor: Tensor) -> Tensor:
+    """Convert half precision to float32."""
+    return tensor.float() if tensor.dtype.itemsize == 2 else tensor
+
+
+def compute_scores(
+    inputs: Inputs,
+    leaves: Leaves,
+    query: Tensor,
+    key: Tensor,
+    columns: Tensor | None = None,
+    *,
+    widened: bool = False,
+    reordered: bool = False,
+) -> Tensor:
+    """softcap(f(q, k)) of queries (..., M, Dq) and of keys (..., A, Dk) at the indices `columns`: (..., M, A).
+
+    widened: projections are computed in the dtype of the inputs, all else in float32 at least. reordered: computed in
+    another order, with other rounding errors: sums run backwards, and additive scores are
+    Σ w - 2 Σ w / (1 + e^2x · e^2y), from tanh(x + y) = 1 - 2 / (1 + e^2x · e^2y).
+    """
+    cast = widen if widened else lambda tensor: tensor
+
+    def product(query: Tensor, key: Tensor) -> Tensor:
+        query, key = cast(query), cast(key)
+        return query.flip(-1) @ key.flip(-1).mT if reordered else query @ key.mT
+
+    match inputs.case.score:
+        case "dot":
+            scores = product(query, key)
+        case "default" | "scaled":
+            has_scale = inputs.case.score == "scaled" or inputs.case.variant == "scale"
+            scores = product(query, key) * (SCALE if has_scale else 1 / math.sqrt(query.shape[-1]))
+        case "general":
+            scores = product(query @ leaves["score.weight"], key)
+        case "additive" | "concat":
+            scores = (_by_exponentials if reordered else _by_tanh)(inputs, leaves, query, key, cast)
+        case "location":
+            scores = cast(query @ leaves["score.weight"].T)
+            scores = scores[..., : key.shape[-2]] if columns is None else scores[..., columns]
+        case other:
+            raise ValueError(f"the oracle has no score {other!r}")
+    return SOFTCAP * torch.tanh(scores / SOFTCAP) if "softcap" in inputs.case.variant else scores
+
+
+def _by_tanh(inputs: Inputs, leaves: Leaves, query: Tensor, key: Tensor, cast: Callable) -> Tensor:
+    """Σ w · tanh(W · query + U · key), or Σ w · tanh(W · [query; key]): (..., M, A)."""
+    if inputs.case.score == "additive":
+        query, key = cast(query @ leaves["score.query_weight"].T), cast(key @ leaves["score.key_weight"].T)
+        return torch.tanh(query.unsqueeze(-2) + key.unsqueeze(-3)) @ cast(leaves["score.weight"])
+    size = (*query.shape[:-1], key.shape[-2], -1)
+    joined = torch.cat([query.unsqueeze(-2).expand(size), key.unsqueeze(-3).expand(size)], dim=-1)
+    return torch.tanh(cast(joined @ leaves["score.matrix"].T)) @ cast(leaves["score.weight"])
+
+
+def _by_exponentials(inputs: Inputs, leaves: Leaves, query: Tensor, key: Tensor, cast: Callable) -> Tensor:
+    """The same scores from one exponential per query feature and one per key feature."""
+    if inputs.case.score == "additive":
+        query_matrix, key_matrix = leaves["score.query_weight"], leaves["score.key_weight"]
+    else:
+        query_matrix, key_matrix = leaves["score.matrix"].split([query.shape[-1], key.shape[-1]], dim=-1)
+    query, key = (2 * cast(query @ query_matrix.T)).exp(), (2 * cast(key @ key_matrix.T)).exp()
+    weight = cast(leaves["score.weight"])
+    return weight.sum() - 2 * ((1 + query.unsqueeze(-2) * key.unsqueeze(-3)).reciprocal() @ weight)
