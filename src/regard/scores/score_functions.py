@@ -1,4 +1,4 @@
-"""Score functions: their base class, and the six of the library: Dot, ScaledDot, General; Additive, Concat; Location."""
+"""Score functions: their base class, and six in the library: Dot, ScaledDot, General; Additive, Concat; Location."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The oracle: attention in float64, independent of the library's pair forms, masks, kernels and dropout.
 
 Its scores are as in the papers (`compute_scores`), its masks and biases plain index arithmetic (`mask_and_bias_cases`),
-its inputs and its dropout seed those of `case_inputs`. `Oracle.truth` computes rows from the keys that they attend to and from nothing else, those that attend
-to the same keys together; cases of more than 2¹² pairs (`long_cases`) all at once, where masked scores are filled and
-NaN counts as 0.
+its inputs and its dropout seed those of `case_inputs`. `Oracle.truth` computes rows from the keys that they attend to
+and from nothing else, those that attend to the same keys together; cases of more than 2¹² pairs (`long_cases`) all at
+once, where masked scores are filled and NaN counts as 0.
 `Oracle.approximations` are the same formula in the precision of the inputs: their error shows what error a kernel may
 have (see `tolerance`). An oracle of another operator than softmax attention says how its weights follow from its
 scores, and inherits the rest:
