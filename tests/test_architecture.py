@@ -160,7 +160,7 @@ def usage_fault(node: ast.AST) -> str | None:
             return None
 
 
-MOST_MODULES, MOST_LINES = 365, 60  # modules: 221 of softmax attention
+MOST_MODULES, MOST_LINES = 362, 60  # modules: 218 of softmax attention
 
 
 def names_in_several_places(places: Iterable[tuple[str, str]]) -> list[str]:

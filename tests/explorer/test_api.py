@@ -11,8 +11,7 @@ from torch import nn
 import regard
 from regard.errors import AtlasError, ConfigurationError
 from regard.explorer import Atlas, record
-from regard.explorer.api import AtlasAPI
-from regard.explorer.query_params import number, read_query, span, word
+from regard.explorer.api import AtlasAPI, number, read_query, span, word
 from regard.explorer.recording import with_detected_roles
 
 LENGTH = 90

@@ -25,8 +25,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from ..errors import RegardError
+from .api import QUERIES, number, read_query
 from .collection import MOST_BYTES, Collection, CollectionEntry, RunStopped
-from .query_params import QUERIES, number, read_query
 from .request_guard import RequestGuard, error_response, json_response
 from .static_page import WebBundle
 

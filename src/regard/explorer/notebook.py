@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import AtlasError, ConfigurationError, MissingExtra, RegardError, require
+from .api import QUERIES, number, read_pairs
 from .atlas import Atlas, AttentionMap
 from .collection import Collection, Rerun
-from .query_params import QUERIES, number, read_pairs
 from .static_page import StaticPage, WebBundle, static_page
 from .view_state import ViewState, opening_permalink
 

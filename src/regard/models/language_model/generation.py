@@ -1,4 +1,4 @@
-"""Autoregressive generation, token by token: greedy, or sampled with temperature, top-k and top-p."""
+"""Autoregressive generation, token by token: greedy, or sampled with temperature, top-k and top-p; its cache."""
 
 from __future__ import annotations
 
@@ -13,11 +13,39 @@ from torch import Tensor
 
 from ...errors import ConfigurationError, ShapeError
 from ...masks import Mask, prefix
+from ...nn import BlockCache
 from ...utils.numbers import whole_number
-from .outputs import LanguageModelCache
 
 PROMPT_CHUNK = 1024
 """Prompt tokens per forward pass: enough for matrix products to run at their full rate, with little memory."""
+
+
+@dataclass(frozen=True, eq=False)
+class LanguageModelCache:
+    """The cache of every layer: keys and values, as many as its mask needs, or the state of its linear attention.
+
+    A value, as `regard.nn.KVCache` is: a step returns another one, and the old one stays as it was.
+    """
+
+    layers: tuple[BlockCache, ...]
+
+    @property
+    def next_position(self) -> int | Tensor:
+        """The default position of the next token: a number, or one for each sequence, (batch,)."""
+        return self.layers[0].attention.next_position
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of all layers in bytes."""
+        return sum(layer.nbytes for layer in self.layers)
+
+    def next_positions(self, count: int, device: torch.device) -> Tensor:
+        """The positions of the next `count` tokens: (count,) or (batch, count)."""
+        return self.layers[0].attention.next_positions(count, device)
+
+    def reorder(self, rows: Tensor) -> LanguageModelCache:
+        """The cache for these rows of the batch, in this order; rows may repeat."""
+        return LanguageModelCache(tuple(layer.reorder(rows) for layer in self.layers))
 
 
 class Steps(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -22,9 +23,8 @@ from ...positions import Rotary, Rotation
 from ...utils.numbers import whole_number
 from . import saved_model
 from .config import LanguageModelConfig
-from .generation import PROMPT_CHUNK, Sampling, generated
+from .generation import PROMPT_CHUNK, LanguageModelCache, Sampling, generated
 from .huggingface import read_checkpoint
-from .outputs import LanguageModelCache, LanguageModelObservation
 from .token_inputs import check_cache, check_tokens, shared_rotations, stop_tokens, token_positions
 
 BlockStep: TypeAlias = tuple[Tensor, BlockCache]
@@ -349,6 +349,17 @@ class LanguageModel(nn.Module):
 
     def extra_repr(self) -> str:
         return f"vocabulary_size={self.config.vocabulary_size}, dim={self.config.dim}, tied={self.config.tied}"
+
+
+@dataclass(frozen=True, eq=False)
+class LanguageModelObservation:
+    """Logits, and the results of lenses: `observation[lens]` has one tensor for each layer, the first layer first."""
+
+    logits: Tensor
+    layers: tuple[Observation, ...]
+
+    def __getitem__(self, lens: Lens) -> tuple[Tensor, ...]:
+        return tuple(layer[lens] for layer in self.layers)
 
 
 def next_token_loss(logits: Tensor, tokens: Tensor, counted: Tensor | None = None) -> Tensor:
