@@ -133,3 +133,15 @@ def test_classes_that_do_not_run_are_listed_with_the_reason() -> None:
     assert "- XForCausalLM: X has no tiny configuration" in report.markdown()
     with pytest.raises(ConfigurationError, match="nothing to examine: 0 classes"):
         examine_zoo(only="nothing has this in its name")
+
+
+def test_a_model_whose_attention_regard_refuses_is_examined_all_the_same() -> None:
+    model = tiny_model("DeepseekV32ForCausalLM")  # keys selected by an indexer
+    examination = examine(model, random_batch(model, 2, 24), packed=True, checks=("documents", "backends"))
+    assert examination.codes == {"RUN102"}
+    assert not any(found.mended_by_swap for found in examination.findings)
+
+
+def test_the_rounding_of_a_recurrence_in_float32_is_no_finding() -> None:
+    model = tiny_model("Qwen3_5ForCausalLM")
+    assert examine(model, random_batch(model, 2, 72), checks=("padding",)).findings == ()

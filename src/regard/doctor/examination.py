@@ -213,6 +213,7 @@ def _try_swap(
         return findings
     try:
         other = swapped(subject)
+        other.outputs()  # regard refuses what it does not know when it is called: keys selected by an indexer
     except Exception:
         return findings
     other.maps = False

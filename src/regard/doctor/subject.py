@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -44,9 +44,9 @@ class Noise:
     """What rounding changes in the outputs of a model.
 
     repeat: the same input twice. order: the rows of the batch in reverse order, 0 for a random model. precision:
-    float32 instead of float64; where the model does not run in float64, or is random, its parameters changed by half a
-    unit in the last place. unit: one unit in the last place of the largest output. seeds: the same input with another
-    random seed.
+    float32 instead of float64, the most of three inputs; where the model does not run in float64, or is random, its
+    parameters changed by half a unit in the last place. unit: one unit in the last place of the largest output. seeds:
+    the same input with another random seed.
     """
 
     repeat: float
@@ -424,10 +424,17 @@ def measure_noise(subject: Subject, original: Subject) -> Noise:
         flipped.arguments, flipped.keywords = _mapped(subject.arguments, flip), _mapped(subject.keywords, flip)
         order = _finite(flipped.outputs().flip(0) - first)
     if first.dtype == torch.float64 and subject is not original and not noise.is_random:
-        precision = _finite(original.outputs().double() - first)
+        precision = max(_finite(original.outputs().double() - first), *_precisions(subject, original))
     else:
         precision = _finite(_nudged(subject).outputs() - first)
     return replace(noise, order=order, precision=precision)
+
+
+def _precisions(subject: Subject, original: Subject) -> Iterator[float]:
+    """What float32 changes of two more inputs: of one alone it can be a third of what it is of another."""
+    for seed in (1, 2):
+        other = original.others(original.sequence, seed)
+        yield _finite(original.outputs(other).double() - subject.outputs(other.to(subject.sequence.dtype)))
 
 
 def _finite(difference: Tensor) -> float:
