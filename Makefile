@@ -74,24 +74,44 @@ comparisons: $(DEV)  ## run the comparisons of docs/comparisons.md on the text i
 
 # In the order of their length. What recipes measured of models and comparisons trained is kept in runs/ and comparisons/,
 # and is not done again. Not here, as they train for many hours: the models that ship, and that of docs/long-context.md.
-figures: $(DEV)  ## print every figure and draw every picture of docs/ again, from the text in DATA=DIR: many hours
-	$(BIN)/python recipes/mechanism_figures.py
-	$(BIN)/python recipes/findings_pages.py --folder build/pages --pictures docs/pictures
-	$(BIN)/python examples/animal.py --picture docs/pictures/animal-every-head.png
-	$(BIN)/python examples/length_extrapolation.py --seeds 3 --picture docs/pictures/example-lengths.svg
-	$(BIN)/python examples/time_series.py --picture docs/pictures/example-season.png
-	$(BIN)/python examples/vision_transformer.py --picture docs/pictures/example-vision.png
-	$(BIN)/python examples/speech_alignment.py --picture docs/pictures/example-speech.png
-	@for name in translation_alignment movies pointer_network document_classification; do \
-	  $(BIN)/python examples/$$name.py || exit 1; \
-	done
-	$(BIN)/python recipes/alignment_of_heads.py --data $(DATA)
-	$(BIN)/python recipes/heads_and_positions.py --data $(DATA)
-	$(BIN)/python recipes/approximations_of_models.py --data $(DATA) --pictures docs/pictures
-	$(BIN)/python recipes/roles_of_heads.py --data $(DATA) --docs docs
-	$(BIN)/regard examine --zoo
-	$(MAKE) bench
+# $(call printed,FILE,COMMAND): what the command prints is in FILE when it has ended well, and not before.
+FIGURES := build/figures
+PICTURES := $(FIGURES)/docs/pictures
+printed = @echo $(1); ($(2)) > $(FIGURES)/$(1).part && mv $(FIGURES)/$(1).part $(FIGURES)/$(1)
+
+figures: $(DEV)  ## print every figure of docs/ again and compare, from the text in DATA=DIR: many hours (docs/figures.md)
+	mkdir -p $(PICTURES)
+	cp docs/what-heads-learn*.md $(FIGURES)/docs
+	$(BIN)/python recipes/mechanism_figures.py --folder $(PICTURES)/mechanisms
+	$(BIN)/python recipes/findings_pages.py --folder build/pages --pictures $(PICTURES)
+	$(call printed,animal.txt,$(BIN)/python examples/animal.py --picture $(PICTURES)/animal-every-head.png)
+	$(call printed,length_extrapolation.txt,$(BIN)/python examples/length_extrapolation.py --seeds 3 \
+	  --picture $(PICTURES)/example-lengths.svg)
+	$(call printed,time_series.txt,$(BIN)/python examples/time_series.py --picture $(PICTURES)/example-season.png)
+	$(call printed,vision_transformer.txt,$(BIN)/python examples/vision_transformer.py \
+	  --picture $(PICTURES)/example-vision.png)
+	$(call printed,speech_alignment.txt,$(BIN)/python examples/speech_alignment.py --picture $(PICTURES)/example-speech.png)
+	$(call printed,translation_alignment.txt,$(BIN)/python examples/translation_alignment.py)
+	$(call printed,movies.txt,$(BIN)/python examples/movies.py)
+	$(call printed,pointer_network.txt,$(BIN)/python examples/pointer_network.py)
+	$(call printed,document_classification.txt,$(BIN)/python examples/document_classification.py)
+	$(call printed,alignment_of_heads.txt,$(BIN)/python recipes/alignment_of_heads.py --data $(DATA)/align-en-fr)
+	$(call printed,heads_and_positions.txt,$(BIN)/python recipes/heads_and_positions.py --data $(DATA))
+	$(call printed,approximations_of_models.txt,$(BIN)/python recipes/approximations_of_models.py --data $(DATA) \
+	  --pictures $(PICTURES))
+	$(call printed,dependencies.txt,$(BIN)/python recipes/roles_of_heads.py --data $(DATA) --dependencies \
+	  --pictures $(PICTURES))
+	$(call printed,demo.txt,$(BIN)/regard demo --folder build/demo)
+	$(call printed,zoo.txt,$(BIN)/regard examine --zoo --results build/zoo --table $(FIGURES)/zoo.md)
+	$(call printed,roles_of_heads.txt,$(BIN)/python recipes/roles_of_heads.py --data $(DATA) --docs $(FIGURES)/docs)
 	$(MAKE) comparisons
+	@for table in comparisons/*/table.md; do \
+	  cp $$table $(FIGURES)/compare-$$(basename $$(dirname $$table)).md || exit 1; \
+	done
+	@for file in $(BENCHMARKS); do \
+	  $(BIN)/python $$file > $(FIGURES)/bench-$$(basename $$file .py).txt || exit 1; \
+	done
+	$(BIN)/python recipes/check_figures.py
 
 clean:  ## remove the environment and all that was built
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .benchmarks

@@ -96,17 +96,19 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     opinions = unseen < len(GOOD + BAD)
     share = float(wanted.float().mean())
     figures = {"larger class": max(share, 1 - share)}
-    weights = torch.empty(0)
+    weights, names = torch.empty(0), ("mean of words", "attention pooling")
     print(f"larger class {figures['larger class']:.1%}")
+    print("reviews in training  mean of words  attention pooling  weight on opinions: mean  attention")
     for size in (1000, 300):
-        for name in ("mean of words", "attention pooling"):
+        for name in names:
             model = Classifier(attends=name == "attention pooling")
             train(model, documents[:size], labels[:size])
             with torch.no_grad():
                 logits, weights = model.observe(unseen)
             figures[f"{name}, {size}"] = float((logits.argmax(1) == wanted).float().mean())
-            figures[f"opinions, {name}, {size}"] = on_opinions = float((weights * opinions).sum(1).mean())
-            print(f"{size:5} reviews, {name:18}{figures[f'{name}, {size}']:.1%}, weight on opinions {on_opinions:.2f}")
+            figures[f"opinions, {name}, {size}"] = float((weights * opinions).sum(1).mean())
+        right, on_opinions = ([figures[f"{what}{name}, {size}"] for name in names] for what in ("", "opinions, "))
+        print(f"{size:19}{right[0]:15.1%}{right[1]:19.1%}{on_opinions[0]:26.2f}{on_opinions[1]:11.2f}")
     for review in range(2):
         heaviest = weights[review].topk(4).indices.tolist()
         shown = ", ".join(f"{WORDS[int(unseen[review, at])]} {float(weights[review, at]):.2f}" for at in heaviest)

@@ -94,19 +94,22 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     }
     tests = {length: lists(500, length) for length in (8, 12)}
     models, figures = {}, {}
-    print("scores        numbers  lists sorted  pointers right")
+    print(f"{'':14}{'8 numbers:':>14}{'':16}{'12 numbers:':>14}")
+    print(f"{'scores':14}" + 2 * f"{'lists sorted':>14}{'pointers right':>16}")
     for name, score in scores.items():
         models[name] = model = PointerNetwork(score)
         train(model)
         for length, numbers in tests.items():
             right = decode(model, numbers) == numbers.argsort(1)
-            figures[f"lists, {name}, {length}"] = whole = float(right.all(1).float().mean())
-            figures[f"pointers, {name}, {length}"] = pointers = float(right.float().mean())
-            print(f"{name:14}{length:7}{whole:14.1%}{pointers:16.1%}")
+            figures[f"lists, {name}, {length}"] = float(right.all(1).float().mean())
+            figures[f"pointers, {name}, {length}"] = float(right.float().mean())
     for length, numbers in tests.items():
         guessed = torch.rand(numbers.shape).argsort(1) == numbers.argsort(1)
-        figures[f"pointers, random, {length}"] = pointers = float(guessed.float().mean())
-        print(f"{'random order':14}{length:7}{float(guessed.all(1).float().mean()):14.1%}{pointers:16.1%}")
+        figures[f"lists, random, {length}"] = float(guessed.all(1).float().mean())
+        figures[f"pointers, random, {length}"] = float(guessed.float().mean())
+    for name in (*scores, "random"):
+        cells = (f"{figures[f'lists, {name}, {n}']:14.1%}{figures[f'pointers, {name}, {n}']:16.1%}" for n in tests)
+        print(f"{name:14}" + "".join(cells))
     if picture:
         numbers = tests[8][:1]
         ordered = numbers.sort(1).values

@@ -165,16 +165,16 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     figures = {name: float((logits.argmax(1) == wanted).float().mean()) for name, logits in accuracy.items()}
     figures["logistic regression"] = logistic_regression(many, known.repeat(20), pictures, wanted)
     figures["logistic regression, place known"] = logistic_regression(seen, known, others, wanted)
-    print("accuracy")
-    for name, figure in figures.items():
-        print(f"  {name:34}{figure:.1%}")
-
     on_digit = patches(inside).mean(2)
     maps |= {"ink": ink / ink.sum(1, keepdim=True), "equal weights": torch.full_like(ink, 1 / PATCHES)}
-    print("share of the weights on the digit")
-    for name, weights in maps.items():
-        figures[f"on the digit, {name}"] = share = float((weights * on_digit).sum(1).mean())
-        print(f"  {name:34}{share:.2f}")
+    figures |= {f"on the digit, {name}": float((weights * on_digit).sum(1).mean()) for name, weights in maps.items()}
+    print(f"{'':34}accuracy")
+    for name in ("Vision Transformer", "logistic regression", "logistic regression, place known"):
+        print(f"{name:34}{figures[name]:8.1%}")
+    print(f"{'':34}on the digit  accuracy without its 4 patches")
+    for name in maps:
+        without = figures[f"4 patches blank by {'chance' if name == 'equal weights' else name}"]
+        print(f"{name:34}{figures[f'on the digit, {name}']:12.2f}{without:32.1%}")
     if options.picture:
         draw_maps(pictures[:4], inside[:4], maps, options.picture)
     return figures

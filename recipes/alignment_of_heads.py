@@ -61,16 +61,18 @@ def main(folder: Path) -> None:
     sys.stdout.write(
         f"{len(rows)} sentences, {words} French words; diagonal {rate([diagonal(*row[:2]) for row in rows])}\n"
     )
-    blocks = translator.model.decoder.blocks
-    for layer, block in enumerate(blocks):
+    for layer, block in enumerate(translator.model.decoder.blocks):
+        predicted, read = [], []
         for head in range(block.cross_attention.projections.num_heads):
             pairs = translator.align(source, target, layer=layer, head=head)
-            predicted = rate([list(pair.links) for pair in pairs])
-            read = [
+            predicted.append(rate([list(pair.links) for pair in pairs]))
+            following = [
                 next_step_links(translator, *sides, pair.weights)
                 for *sides, pair in zip(source, target, pairs, strict=True)
             ]
-            sys.stdout.write(f"head {layer}-{head}: {predicted}, at the next step {rate(read)}\n")
+            read.append(rate(following))
+        for step, rates in (("its step", predicted), ("the next", read)):
+            sys.stdout.write(f"layer {layer}, at {step}, heads 0 to {len(rates) - 1}: {', '.join(rates)}\n")
 
 
 if __name__ == "__main__":

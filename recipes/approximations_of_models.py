@@ -25,7 +25,7 @@ from torch.nn.utils.rnn import pad_sequence
 import regard
 import regard.huggingface
 from regard import masks
-from regard.approximations import CosineSimilarity, Linformer, Perplexity, SegmentMeans
+from regard.approximations import CosineSimilarity, Linformer, ModelApproximation, Perplexity, SegmentMeans
 from regard.core.problem import Problem
 from regard.kernels.hooks import attention_hook
 from regard.linear import Elu, FavorPlus, Relu, Softmax
@@ -58,7 +58,9 @@ def translator(data: Path) -> None:
     ]
     module: Any = model.model
     say(f"# The translator, {len(sources)} held-out pairs of Tatoeba\n")
-    say(regard.model_approximation(module, batch, methods, Perplexity(tokens=2, padding=PAD)))
+    found = regard.model_approximation(module, batch, methods, Perplexity(tokens=2, padding=PAD))
+    say(found)
+    say(table(found))
 
 
 def minilm(data: Path, pictures: Path | None) -> None:
@@ -84,7 +86,9 @@ def minilm(data: Path, pictures: Path | None) -> None:
         *(Linformer(SegmentMeans(64)), torch.bfloat16),
     ]
     say(f"\n# all-MiniLM-L6-v2, {TEXTS} texts of {LONGEST} tokens of newstest2014\n")
-    say(regard.model_approximation(model, batch, methods, CosineSimilarity()))
+    found = regard.model_approximation(model, batch, methods, CosineSimilarity())
+    say(found)
+    say(table(found))
     say(f"\n# Layer {LAYER} of it by itself, the first text\n")
     query, key, value = layer_inputs(model, batch)
     for method in methods[3:8]:
@@ -93,6 +97,17 @@ def minilm(data: Path, pictures: Path | None) -> None:
         say(f"{found}\n")
         if pictures is not None and method is methods[4]:
             found.save(pictures / "approximation-favor.png", dpi=150)
+
+
+def table(found: ModelApproximation) -> str:
+    """The output error and the measure of each layer and method, as docs/approximation.md has them, unrounded."""
+    rows = [["layer", *map(str, found.methods)], ["---"] * (len(found.methods) + 1)]
+    for layer in found.layers:
+        cells = (found.cells[layer, number] for number in range(len(found.methods)))
+        numbers = ("causal" if cell.error is None else f"{cell.error:.5f}, {cell.measure:.6f}" for cell in cells)
+        rows.append([layer, *numbers])
+    rows.append(["all of these", *("" if value is None else f"{value:.6f}" for value in found.everywhere)])
+    return "\n".join(["", *(f"| {' | '.join(cell.replace('|', 'and') for cell in row)} |" for row in rows), ""])
 
 
 def layer_inputs(model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:

