@@ -157,6 +157,12 @@ def test_excluded_patterns(tmp_path):
     assert [path.name for path in python_files([tmp_path], ["b/*.py"])] == ["a.py"]
 
 
+def test_what_macos_keeps_beside_a_file_is_no_file(tmp_path):
+    (tmp_path / "a.py").write_text("x = 1")
+    (tmp_path / "._a.py").write_bytes(b"\x00\x05\x16\x07\x00")
+    assert [path.name for path in python_files([tmp_path])] == ["a.py"]
+
+
 def test_links_in_a_circle(tmp_path):
     write(tmp_path / "a" / "one.py", "")
     (tmp_path / "a" / "back").symlink_to(tmp_path)

@@ -1115,6 +1115,251 @@ CORRECT = {
 
         ALL_ATTENTION_FUNCTIONS.register("kernel", kernel_attention)
     """,
+    "cross-attention with the mask of decoder and encoder": """
+        class DecoderLayer(nn.Module):
+            def __init__(self, dim, heads):
+                super().__init__()
+                self.own = nn.MultiheadAttention(dim, heads, batch_first=True)
+                self.cross = nn.MultiheadAttention(dim, heads, batch_first=True)
+
+            def forward(self, x, enc_outputs, dec_self_mask, dec_enc_mask):
+                x = x + self.own(x, x, x, attn_mask=dec_self_mask, need_weights=False)[0]
+                return x + self.cross(x, enc_outputs, enc_outputs, attn_mask=dec_enc_mask, need_weights=False)[0]
+    """,
+    "a mask that is said to be not implemented": """
+        def rows_and_columns(q, k, v, key_mask, attn_mask=None):
+            '''Attention over rows.
+
+            - key_mask: True where a key is hidden
+            - attn_mask: Not Implemented
+            '''
+            scores = (q @ k.transpose(-2, -1) * q.size(-1) ** -0.5).masked_fill(key_mask[:, None], float("-inf"))
+            return scores.softmax(dim=-1) @ v
+
+        def attend(q, k, v, key_mask, attn_mask=None):
+            return rows_and_columns(q, k, v, key_mask, attn_mask=attn_mask)
+    """,
+    "a layer with one mask more than it reads, which nobody makes": """
+        class Layer(nn.Module):
+            def __init__(self, dim):
+                super().__init__()
+                self.attention = nn.MultiheadAttention(dim, 8)
+
+            def forward(self, tgt, memory, tgt_key_padding_mask=None, memory_key_padding_mask=None):
+                out = self.attention(tgt, memory, memory, key_padding_mask=memory_key_padding_mask, need_weights=False)
+                return tgt + out[0]
+
+        class Decoder(nn.Module):
+            def __init__(self, dim, depth):
+                super().__init__()
+                self.layers = nn.ModuleList([Layer(dim) for _ in range(depth)])
+
+            def forward(self, tgt, memory, tgt_key_padding_mask=None, memory_key_padding_mask=None):
+                for layer in self.layers:
+                    tgt = layer(tgt, memory, tgt_key_padding_mask=tgt_key_padding_mask,
+                                memory_key_padding_mask=memory_key_padding_mask)
+                return tgt
+    """,
+    "the only layer of a model, with a causal mask": """
+        class Readable(nn.Module):
+            def __init__(self, dim, length):
+                super().__init__()
+                self.qkv = nn.Linear(dim, 3 * dim)
+                self.register_buffer("mask", torch.full((length, length), float("-inf")).triu(1))
+
+            def forward(self, x):
+                q, k, v = self.qkv(x).chunk(3, dim=-1)
+                weights = (q @ k.transpose(-2, -1) * q.size(-1) ** -0.5 + self.mask).softmax(dim=-1)
+                return weights @ v, weights
+
+        class Forecast(nn.Module):
+            def __init__(self, dim, length):
+                super().__init__()
+                self.recurrent = nn.LSTM(dim, dim, batch_first=True)
+                self.attention = Readable(dim, length)
+
+            def forward(self, x):
+                return self.attention(self.recurrent(x)[0])
+    """,
+    "the dot products of one decoder state, as Luong has them": """
+        class Dots(nn.Module):
+            def __init__(self, dim, source):
+                super().__init__()
+                self.query = nn.Linear(dim, dim)
+                self.memory = nn.Linear(source, dim)
+
+            def forward(self, state, encoded):
+                query = self.query(state).unsqueeze(2)
+                keys = self.memory(encoded)
+                weights = torch.bmm(keys, query).squeeze(2).softmax(dim=1)
+                return torch.bmm(weights.unsqueeze(1), keys).squeeze(1)
+    """,
+    "keys that decay with their distance from the last position": """
+        def attend(q, k, v, prev_key, prev_value, sin, cos, decay):
+            k = torch.cat([prev_key, k], dim=1)
+            v = torch.cat([prev_value, v], dim=1)
+            k = apply_rotary_pos_emb(k, sin, cos, scale=1 / decay)
+            q = apply_rotary_pos_emb(q, sin[-q.shape[1]:], cos[-q.shape[1]:], scale=decay[-q.shape[1]:])
+            return F.scaled_dot_product_attention(q, k, v), (k, v)
+    """,
+    "a mask that is converted wherever there is one": """
+        def expanded(mask, dtype):
+            hidden = 1.0 - mask[:, None, None, :].to(dtype)
+            return hidden.masked_fill(hidden.bool(), torch.finfo(dtype).min)
+
+        def attend(x, memory, words):
+            padding = (words > 0).float()
+            if memory is not None and padding is not None:
+                padding = expanded(padding, x.dtype)
+            scores = x @ memory.transpose(-2, -1) / math.sqrt(x.size(-1)) + padding
+            return F.softmax(scores, dim=-1) @ memory
+    """,
+    "halves rotated by a cached table, joined along the features": """
+        class Rotary(nn.Module):
+            def forward(self, x):
+                if self.cos_cached is None:
+                    self.cos_cached, self.sin_cached = tables(x.shape[1], x.shape[3])
+                return self.cos_cached[None, :, None, :], self.sin_cached[None, :, None, :]
+
+        def turned(x, cos, sin):
+            half = x.shape[3] // 2
+            one, other = x[..., :half], x[..., half:]
+            return torch.cat([one * cos + other * sin, other * cos - one * sin], 3)
+
+        class Attention(nn.Module):
+            def __init__(self, dim, heads):
+                super().__init__()
+                self.heads = heads
+                self.qkv = nn.Linear(dim, 3 * dim)
+                self.rotary = Rotary()
+
+            def forward(self, x):
+                b, n, d = x.size()
+                q, k, v = (one.view(b, n, self.heads, d // self.heads) for one in self.qkv(x).split(d, dim=2))
+                cos, sin = self.rotary(q)
+                q, k = turned(q, cos, sin), turned(k, cos, sin)
+                q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+                return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, n, d)
+    """,
+    "a triangle in the branch without a cache": """
+        def attend(q, k, v, past_k, past_v, use_cache):
+            if use_cache:
+                k, v = torch.cat([past_k, k], dim=2), torch.cat([past_v, v], dim=2)
+            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
+            new, known = q.size(2), k.size(2)
+            if use_cache:
+                future = torch.ones(new, known, dtype=torch.bool, device=q.device).triu(known - new + 1)
+            else:
+                future = torch.ones(new, known, dtype=torch.bool, device=q.device).triu(1)
+            return scores.masked_fill(future, float("-inf")).softmax(dim=-1) @ v
+    """,
+    "a cache that is refused": """
+        def attend(q, k, v, past_key_value=None):
+            assert past_key_value is None, "training alone"
+            if past_key_value is not None:
+                k = torch.cat([past_key_value[0], k], dim=2)
+                v = torch.cat([past_key_value[1], v], dim=2)
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    """,
+    "a mask of the caller, whose sum is bounded, beside a causal path": """
+        def attend(self, q, k, v, attention_mask=None):
+            if self.training:
+                return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            scores = q @ k.transpose(2, 3) / math.sqrt(q.size(-1))
+            if attention_mask is not None:
+                scores = scores + attention_mask
+                scores = torch.max(scores, torch.tensor(torch.finfo(scores.dtype).min))
+            return F.softmax(scores, dim=-1) @ v
+    """,
+    "generation without the cache, as an option": """
+        class Gpt(nn.Module):
+            def generate(self, idx, steps, use_kv_cache=True):
+                if not use_kv_cache:
+                    for _ in range(steps):
+                        logits = self(idx)
+                        idx = torch.cat([idx, logits[:, -1].argmax(dim=-1, keepdim=True)], dim=1)
+                    return idx
+                return self.generate_with_keys(idx, steps)
+    """,
+    "generation by a model without keys": """
+        class Pairs(nn.Module):
+            def __init__(self, vocabulary):
+                super().__init__()
+                self.table = nn.Embedding(vocabulary, vocabulary)
+
+            def forward(self, idx):
+                return self.table(idx)
+
+            def generate(self, idx, steps):
+                for _ in range(steps):
+                    logits = self(idx)
+                    following = torch.multinomial(F.softmax(logits[:, -1, :], dim=-1), num_samples=1)
+                    idx = torch.cat((idx, following), dim=1)
+                return idx
+    """,
+    "captions by a decoder of any kind": """
+        class Captioner(nn.Module):
+            def __init__(self, encoder, decoder):
+                super().__init__()
+                self.encoder, self.decoder = encoder, decoder
+
+            def sample(self, images, start, steps):
+                features, words = self.encoder(images), start
+                for _ in range(steps):
+                    outputs = self.decoder(features, words)
+                    probabilities = torch.softmax(outputs[:, -1, :], dim=-1)
+                    words = torch.cat([words, torch.multinomial(probabilities, 1)], dim=1)
+                return words
+    """,
+    "values with positions in space": """
+        def attend(q, k, v, q_pos, k_pos):
+            q = apply_rotary_pos_emb(q, q_pos)
+            k = apply_rotary_pos_emb(k, k_pos)
+            v = apply_rotary_pos_emb(v, k_pos)
+            scores = torch.einsum("b i d, b i j d -> b i j", q, k) * q.size(-1) ** -0.5
+            return torch.einsum("b i j, b i j d -> b i d", scores.softmax(dim=-1), v)
+    """,
+    "rows of padded queries, which nothing reads": """
+        def attend(q, k, v, padded, hidden):
+            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
+            scores[padded[0], :, padded[1], :] = -10000.0
+            scores = scores.masked_fill(hidden[:, None, None, :], float("-inf"))
+            return F.softmax(scores, dim=-1) @ v
+    """,
+}
+NO_TEXTBOOK = {
+    "the other path of a fused call": """
+        def attend(q, k, v, fused, scale):
+            if fused:
+                return F.scaled_dot_product_attention(q, k, v, scale=scale)
+            weights = (q @ k.transpose(-2, -1) * scale).softmax(dim=-1)
+            return weights @ v
+    """,
+    "features that attend to features": """
+        class Channels(nn.Module):
+            def __init__(self, dim, groups):
+                super().__init__()
+                self.groups = groups
+                self.qkv = nn.Linear(dim, dim * 3)
+
+            def forward(self, x):
+                B, N, C = x.shape
+                qkv = self.qkv(x).reshape(B, N, 3, self.groups, C // self.groups).permute(2, 0, 3, 1, 4)
+                q, k, v = qkv.unbind(0)
+                weights = ((q * N ** -0.5).transpose(-1, -2) @ k).softmax(dim=-1)
+                return (weights @ v.transpose(-1, -2)).transpose(-1, -2)
+    """,
+    "vectors without features": """
+        def attend(qkv):
+            q, k, v = qkv.unbind(-1)
+            return (q @ k.transpose(-1, -2)).softmax(dim=-1) @ v
+    """,
+    "a kernel multiplied by the inverse of another one": """
+        def nystrom(q, k, landmarks_q, landmarks_k):
+            one = F.softmax(q @ landmarks_k.transpose(-1, -2), dim=-1)
+            two = F.softmax(landmarks_q @ landmarks_k.transpose(-1, -2), dim=-1)
+            return one @ torch.linalg.pinv(two)
+    """,
 }
 IMPORTS = "import math\nimport torch\nimport torch.nn.functional as F\nfrom torch import nn\n"
 
@@ -1135,6 +1380,11 @@ def test_heads_that_are_repeated_in_place_are_not_tiled():
 @pytest.mark.parametrize("name", CORRECT)
 def test_correct_code_has_no_mistakes(name):
     assert diagnose(IMPORTS + textwrap.dedent(CORRECT[name]), selection=MISTAKES) == []
+
+
+@pytest.mark.parametrize("name", NO_TEXTBOOK)
+def test_what_is_no_textbook_formula_has_no_hint(name):
+    assert diagnose(IMPORTS + textwrap.dedent(NO_TEXTBOOK[name])) == []
 
 
 def test_this_repository_is_clean():

@@ -354,6 +354,10 @@ def _continuations(term: Term) -> Iterator[tuple[Term, Term | None]]:
             yield other, inner
     elif (mixed := mixed_heads(term)) is not None:
         yield mixed, None
+    elif term.op in ("max", "maximum") and "input" in term.arguments:  # of scores and the lowest number
+        bound = term.get("other") or term.get("dim")
+        if bound is not None and bound.op != "constant":
+            yield term.input, bound
 
 
 # Scale factors

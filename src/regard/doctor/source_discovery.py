@@ -33,6 +33,8 @@ SKIPPED_FOLDERS = frozenset(
 def python_files(paths: Iterable[Path], exclude: Iterable[str] = ()) -> list[Path]:
     """The Python files of the paths, sorted within each folder; a file that is named counts whatever its ending.
 
+    Files that begin with `._` are none: macOS keeps what is no content of a file in them.
+
     `exclude` are patterns as of `fnmatch`, for names, and for paths or their ends. Symbolic links to files are
     followed; a folder is entered once, by whatever path it is reached first.
 
@@ -67,7 +69,7 @@ def _files_below(folder: Path, patterns: list[str]) -> Iterator[Path]:
         )
         for name in sorted(names):
             path = Path(root) / name
-            if name.endswith((".py", ".pyi")) and not _excluded(path, folder, patterns):
+            if name.endswith((".py", ".pyi")) and not name.startswith("._") and not _excluded(path, folder, patterns):
                 yield path
 
 

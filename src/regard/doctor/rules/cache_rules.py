@@ -12,7 +12,7 @@ from ..mask_values import hidden_pairs, mask_values, triangle
 from ..symbolic_evaluation import ModuleFacts
 from ..term import Term, is_none, is_true, number, same, text, walk
 from .base import Report, function_around, rule
-from .mask_rules import CACHE_NAMES, formula_mask, is_cached, is_judged, resolved
+from .mask_rules import CACHE_NAMES, formula_mask, is_cached, is_judged, is_without_cache, resolved
 
 
 @rule(
@@ -129,7 +129,7 @@ def triangle_from_first_key(facts: ModuleFacts) -> Iterator[Report]:
             continue
         for mask, node in _masks_with_nodes(site):
             for one in resolved(mask):
-                if _starts_at_first_key(one):
+                if _starts_at_first_key(one) and not is_without_cache(one.node, facts):
                     yield Report(node.node, "this triangle starts at the first key, a cached one: align it to the last")
     for event in facts.operations("triu", "tril"):
         if is_judged(event, facts) and _is_longer_by_a_cache(event.term):
@@ -251,7 +251,9 @@ def causal_on_one_path(facts: ModuleFacts) -> Iterator[Report]:
             alike = alike and site.event.call is other.event.call  # what another caller chooses is no path of this call
             if alike and other is not site and _is_plain_key(site.key, other.key):
                 yield Report(
-                    site.output.node, "this path has no causal mask, and the other path of this function has one"
+                    site.output.node,
+                    "this path has no causal mask, and the other path of this function has one",
+                    hint=any(_is_callers_mask(step) for step in site.masks()),  # that mask may be causal
                 )
                 break
     for site in facts.sites:  # a mask of the caller's, and a causal option that is left aside where there is one

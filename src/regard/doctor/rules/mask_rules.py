@@ -187,7 +187,10 @@ def numeric_mask(facts: ModuleFacts) -> Iterator[Report]:
     factor of e at most. Pass a mask of booleans, or one of 0 and -inf.
     """
     for use in mask_uses(facts):
-        for mask in (part for one in resolved(use.mask) for part in _summands(one)):
+        alternatives = list(resolved(use.mask))
+        if len(alternatives) > 1 and any(_is_filled(one) for one in alternatives):
+            continue  # converted under a condition, which may always be true of it
+        for mask in (part for one in alternatives for part in _summands(one)):
             values = mask_values(mask)
             if (use.added and values is not None and is_zero_one(values)) or (
                 use.added and values is None and _is_float_comparison(mask)
@@ -197,6 +200,15 @@ def numeric_mask(facts: ModuleFacts) -> Iterator[Report]:
                     f"a mask of numbers is added to the scores in {use.where}; 0 and 1 hide nothing: pass booleans, "
                     "or 0 and -inf",
                 )
+
+
+def _is_filled(mask: Term) -> bool:
+    """Whether a mask is made by a fill with a number that hides."""
+    return any(
+        _hides(one.get("value") if one.op == "masked_fill" else one.get("other"))
+        for one in walk(mask)
+        if one.op in ("masked_fill", "where")
+    )
 
 
 def _summands(mask: Term) -> Iterator[Term]:
@@ -660,7 +672,8 @@ def causal_with_cache(facts: ModuleFacts) -> Iterator[Report]:
         key = event.term.get("key")
         if not is_judged(event, facts) or key is None or not is_true(event.term.get("is_causal")):
             continue
-        if is_cached(key) and not _is_without_mask_of_caller(event, facts):
+        without = is_without_cache(event.term.node, facts)
+        if is_cached(key) and not without and not _is_without_mask_of_caller(event, facts):
             yield Report(
                 event.term.node,
                 "is_causal=True aligns the triangle with the first key, and these keys begin with those of a cache: "
@@ -685,12 +698,33 @@ _MOVED = frozenset({"transpose", "reshape", "flatten", "expand", "repeat_interle
 CACHE_NAMES = re.compile(r"past|cache|prev(ious)?_|memory_k|k_?cache|history", re.I)
 
 
+def is_without_cache(node: ast.AST, facts: ModuleFacts) -> bool:
+    """Whether a node stands in the branch of a condition that is taken where there is no cache, or none is allowed."""
+    function = function_around(node, facts)
+    asserted = [one.test for one in ast.walk(function) if isinstance(one, ast.Assert)] if function is not None else []
+    if any(re.search(r"\bis None$", test := ast.unparse(one)) and CACHE_NAMES.search(test) for one in asserted):
+        return True
+    while not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Module):
+        above = facts.parents.get(node)
+        if above is None:
+            return False
+        if isinstance(above, ast.If) and node is not above.test:
+            test = ast.unparse(above.test)
+            negated = re.search(r"^not |is None|== 0", test) is not None
+            if CACHE_NAMES.search(test) and (node in above.body) == negated:
+                return True
+        node = above
+    return False
+
+
 def is_cached(key: Term) -> bool:
     """Whether keys are, on some path, joined from those of a cache and new ones."""
     for _ in range(30):
         if key.op == "cat":
             joined = key.get("tensors")
             if joined is None or not joined.items or number(key.get("dim")) == -1:  # features, as rotated halves are
+                return False
+            if joined.items[0].op in ("add", "sub", "mul", "negative"):  # such halves too, by a cached table
                 return False
             stored = joined.items[0].op in ("item", "loop_item") and not any(
                 one.op in ("apply", "matmul") for one in walk(joined.items[0])
@@ -765,7 +799,7 @@ def finite_mask_value(facts: ModuleFacts) -> Iterator[Report]:
                 value, node = _finite_number(step.operand)
             filled = value is not None and value.op in ("full", "full_like")
             found = number(value.get("fill_value") if value is not None and filled else value)
-            if found is None or not -math.inf < found <= -30:
+            if found is None or not -math.inf < found <= -30 or _hides_rows(step):
                 continue
             if found > -65504 and _is_hidden_again(step, site):
                 continue
@@ -777,17 +811,28 @@ def finite_mask_value(facts: ModuleFacts) -> Iterator[Report]:
                 reason = "which scores can outgrow"
             else:
                 continue
-            yield Report(node, f"scores are hidden by {found:g}, {reason}: use -inf")
+            yield Report(node, _finite_message(found, reason))
     for pooled in poolings(facts):
         for one in pooled.before():
             found = _outgrown(one)
             if found is not None:
-                yield Report(one.node, f"scores are hidden by {found:g}, which scores can outgrow: use -inf")
+                yield Report(one.node, _finite_message(found))
     for event in facts.operations("mul"):  # masks that are made for several layers
         if _is_stored_as_mask(event, facts) and any(_is_truth_value(one) for one in event.term.operands()):
             found = next((one for one in map(number, event.term.operands()) if one is not None), None)
             if found is not None and -20000 < found <= -30:
-                yield Report(event.term.node, f"scores are hidden by {found:g}, which scores can outgrow: use -inf")
+                yield Report(event.term.node, _finite_message(found))
+
+
+def _finite_message(found: float, reason: str = "which scores can outgrow") -> str:
+    return f"scores are hidden by {found:g}, {reason}: fill with -inf, or finfo.min where a row may see no key"
+
+
+def _hides_rows(step: Step) -> bool:
+    """Whether whole rows are set to a number, of queries that nothing reads: `scores[padded, :] = -1e4`."""
+    index = step.term.get("index") if step.op == "setitem" else None
+    last = index.items[-1] if index is not None and index.op == "tuple" and index.items else None
+    return last is not None and last.op == "slice" and all(is_none(one) for one in last.items)
 
 
 def _is_hidden_again(step: Step, site: AttentionSite) -> bool:

@@ -309,7 +309,9 @@ def cross_attention_with_target_mask(facts: ModuleFacts) -> Iterator[Report]:
 
 _MEMORY = re.compile(r"^(memory|mem|context|encoder_\w+|enc_\w*|encoded\w*|source|src)$", re.I)
 _TARGET_MASK = re.compile(
-    r"^(tgt|trg|target|dec|decoder|causal|look_?ahead|future|subsequent)_(\w+_)?(mask|padding\w*)$", re.I
+    r"^(?!\w*_(enc|encoder|src|source|mem|memory|cross)(_|$))"
+    r"(tgt|trg|target|dec|decoder|causal|look_?ahead|future|subsequent)_(\w+_)?(mask|padding\w*)$",
+    re.I,
 )
 
 

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from ..attention_sites import AttentionSite, projection_name, source_of
 from ..finding import Severity
 from ..mask_values import mask_values
-from ..symbolic_evaluation import Event, Function, ModuleFacts
+from ..symbolic_evaluation import ClassFacts, Event, Function, ModuleFacts
 from ..term import Term, is_none, number, walk
 from .base import Report, default_of, function_around, last_name, rule, target_names
+from .mask_rules import is_without_cache
 
 _ROTARY = re.compile(r"rotary|(^|_)rope(_|$)|apply_rot|rotate_queries", re.I)
 _VALUES = re.compile(r"^(v|value|values|xv|value_states|v_states|value_layer|vs)$", re.I)
@@ -45,6 +46,7 @@ def rotary_values(facts: ModuleFacts) -> Iterator[Report]:
 
     Rotations of queries and keys cancel up to their distance in the dot product. Those of values do not: the output
     then depends on absolute positions, rotated by an amount that nothing undoes, unless the output is rotated back.
+    A hint where the queries have a table of their own.
     """
     is_about_rotary = (
         bool(facts.sites) and re.search(r"rotary|rope\b|\bcos\b|angle|freq", facts.source, re.I) is not None
@@ -65,7 +67,22 @@ def rotary_values(facts: ModuleFacts) -> Iterator[Report]:
             if not rotary or optional or not rotated or _turns_back(call, facts):
                 continue
             if not _returns_values_as_they_were(call, facts):
-                yield Report(call, "rotary positions are applied to the values: rotate queries and keys alone")
+                yield Report(
+                    call,
+                    "rotary positions are applied to the values: rotate queries and keys alone",
+                    hint=_has_other_table_than_queries(call, facts),
+                )
+
+
+def _has_other_table_than_queries(call: ast.Call, facts: ModuleFacts) -> bool:
+    """Whether queries are rotated by another table, so that keys and values may have positions in space."""
+
+    def table(rotation: ast.Call) -> set[str]:
+        return {name for one in rotation.args[1:] for name in _bound_names(one)}
+
+    calls = [one for one in ast.walk(function_around(call, facts) or call) if isinstance(one, ast.Call)]
+    turned = [one for one in calls if _is_rotary(one) and one.args and re.match("q", ast.unparse(one.args[0]), re.I)]
+    return any(table(one) and table(call) and table(one).isdisjoint(table(call)) for one in turned)
 
 
 def _turns_back(call: ast.Call, facts: ModuleFacts) -> bool:
@@ -142,7 +159,7 @@ def rotary_after_cache(facts: ModuleFacts) -> Iterator[Report]:
         for node in sorted(_assignments(function), key=lambda one: one.lineno):
             names = {name for target in node.targets for name in _bound_names(target)}
             call = node.value
-            if isinstance(call, ast.Call) and _is_rotary(call):
+            if isinstance(call, ast.Call) and _is_rotary(call) and not _decays(call):
                 passed = {name for argument in call.args for name in _bound_names(argument)}
                 if any(
                     name in passed and name in joined and not _excludes(joined[name], node, facts) for name in names
@@ -159,6 +176,11 @@ def rotary_after_cache(facts: ModuleFacts) -> Iterator[Report]:
             for one in inner if last_name(call.func) == "scaled_dot_product_attention" else ():
                 if any(name in joined for argument in one.args for name in _bound_names(argument)):
                     yield Report(one, "keys of the cache are rotated again with the new ones: rotate, then append")
+
+
+def _decays(call: ast.Call) -> bool:
+    """Whether keys are also scaled by their distance from the last position, as xPos does: that of old ones changes."""
+    return any(one.arg is not None and "scale" in one.arg for one in call.keywords)
 
 
 def _excludes(one: ast.stmt, other: ast.stmt, facts: ModuleFacts) -> bool:
@@ -366,17 +388,23 @@ def _reads_last_of_projected(output: Term, source: Term, facts: ModuleFacts) -> 
 def generation_without_cache(facts: ModuleFacts) -> Iterator[Report]:
     """Each step of generation computes the keys and values of the whole text again.
 
-    n steps cost the work of n²/2 positions. A cache of keys and values makes a step compute one position.
+    n steps cost the work of n²/2 positions. A cache of keys and values makes a step compute one position. A model whose
+    class has no attention is no finding. In a file with a recurrent model it is a hint, and where a class calls what it
+    was given and nothing says that this is a Transformer.
     """
     if not re.search(r"\b(cat|concat|hstack)\(", facts.source):
         return
     for node in [*facts.nodes[ast.For], *facts.nodes[ast.While]]:
-        if _CACHED.search(ast.unparse(node)):
+        if _CACHED.search(ast.unparse(node)) or is_without_cache(node, facts):
             continue
         for grown, appended in _grown_sequences(node):
             call = None if _says_no_cache(node, facts) else _call_of_model(node, grown, facts)
-            if call is not None and _depends_on(appended, call, node):
-                yield Report(call, f"each step computes all of `{grown}` again: keep keys and values in a cache")
+            if call is not None and _depends_on(appended, call, node) and not _has_no_keys(call, facts):
+                yield Report(
+                    call,
+                    f"each step computes all of `{grown}` again: keep keys and values in a cache",
+                    hint=_may_have_no_keys(call, facts),
+                )
                 break
 
 
@@ -388,6 +416,54 @@ def _says_no_cache(node: ast.AST, facts: ModuleFacts) -> bool:
         written is not None
         and re.search(r"\b(no|without( an?| any)?) (kv[- ]?|key[- ]value )?cach", written, re.I) is not None
     )
+
+
+_TRANSFORMER = re.compile(
+    r"transformer|gpt|llama|bert\b|block_size|context_(len|size|window)|n_ctx|tgt_mask|causal|max_seq_len|n(um)?_heads?\b",
+    re.I,
+)
+_RECURRENT = re.compile(r"lstm|\bgru\b|\brnn|mamba|rwkv|\bssm\b|bigram", re.I)
+_WITHOUT_KEYS = re.compile(
+    r"torch\.nn\.(Embedding|Linear|Dropout|LayerNorm|RMSNorm|BatchNorm\d?d?|Conv\dd|LSTM|GRU|RNN|LSTMCell|GRUCell|RNNCell|Parameter"
+    r"|ReLU|GELU|SiLU|Tanh|Sigmoid|Sequential|Identity|CrossEntropyLoss)$"
+)
+
+
+def _may_have_no_keys(call: ast.Call, facts: ModuleFacts) -> bool:
+    """Whether the file has a recurrent model, or a class calls what it was given and nothing names a Transformer."""
+    if _RECURRENT.search(facts.source):
+        return True
+    given = isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) == "self"
+    return given and _TRANSFORMER.search(facts.source) is None
+
+
+def _has_no_keys(call: ast.Call, facts: ModuleFacts) -> bool:
+    """Whether what is called is a model of this file that is made of layers without keys alone: no Transformer."""
+    function: ast.AST | None = call
+    while function is not None and not isinstance(function, ast.ClassDef):
+        function = facts.parents.get(function)
+    own = facts.classes.get(function.name) if isinstance(function, ast.ClassDef) else None
+    if own is None or not isinstance(call.func, ast.Name | ast.Attribute):
+        return False
+    if ast.unparse(call.func) in ("self", "self.forward"):
+        return _is_without_keys(own, facts)
+    if isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) == "self":
+        made = own.attributes.get(call.func.attr)
+        return (
+            made is not None and made.op in ("call", "instance") and _WITHOUT_KEYS.search(str(made.value)) is not None
+        )
+    return False
+
+
+def _is_without_keys(class_: ClassFacts, facts: ModuleFacts) -> bool:
+    """Whether a class makes modules of torch alone, of which none has keys."""
+    bases = [last_name(base) for base in class_.node.bases]
+    if any(base not in ("Module", "LightningModule", "object") for base in bases):
+        return False
+    if any(site.event.class_ is class_ for site in facts.sites):
+        return False
+    made = [one for one in class_.attributes.values() if one.op in ("call", "instance", "apply", "unknown")]
+    return bool(made) and all(_WITHOUT_KEYS.search(str(one.value)) for one in made)
 
 
 def _depends_on(appended: list[ast.expr], call: ast.Call, loop: ast.For | ast.While) -> bool:

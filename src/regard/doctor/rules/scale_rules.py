@@ -67,8 +67,9 @@ def missing_scale(facts: ModuleFacts) -> Iterator[Report]:
     The dot product of two vectors of d independent numbers of variance 1 has variance d. Unscaled, the softmax
     saturates as d grows: almost all weight on one key, and gradients that vanish. Reported where queries and keys are
     linear projections, or the arguments of a function of queries, keys and values, and nothing on the way to the
-    softmax scales them. T5, which folds the scale into its initialization and adds a position bias, is no finding, and
-    neither is a model that published weights are loaded into: it needs the scale that they were trained with.
+    softmax scales them; a hint where the scores of a single query become a vector, as those of Luong's attention do,
+    which is published without a scale. T5, which folds the scale into its initialization and adds a position bias, is
+    no finding, and neither is a model that published weights are loaded into: it needs the one they were trained with.
     """
     for site in _free_formulas(facts):
         if (
@@ -81,6 +82,7 @@ def missing_scale(facts: ModuleFacts) -> Iterator[Report]:
                 site.scores.term.node if site.scores else site.output.node,
                 "scores of queries and keys are not divided by the square root of their dimension: "
                 "multiply by `dim ** -0.5` before the softmax",
+                hint=any(step.op in ("squeeze", "element", "item") for step in site.before),
             )
 
 

@@ -524,8 +524,26 @@ def causal_buffer(facts: ModuleFacts) -> Iterator[Report]:
         shown = values if values.min() >= 0 else values < 0
         if triangle(shown.bool()) in halves and isinstance(term.node, ast.Call):
             yield Report(
-                term.node, "each layer stores a causal mask of n² numbers: use is_causal=True, or share one mask"
+                term.node,
+                "each layer stores a causal mask of n² numbers: use is_causal=True, or share one mask",
+                hint=event.class_ is not None and _is_made_once(event.class_.name, facts),
             )
+
+
+def _is_made_once(name: str, facts: ModuleFacts, depth: int = 4) -> bool:
+    """Whether the file makes one instance of a class, in a class of which the same is true, up to a whole model."""
+    calls = [one for one in facts.nodes[ast.Call] if isinstance(one.func, ast.Name) and one.func.id == name]
+    if not calls:
+        return re.search(r"block|layer|att(entio)?n|head|encoder|decoder", name, re.I) is None
+    above: ast.AST | None = calls[0]
+    while above is not None and not isinstance(above, (ast.ClassDef, *_REPEATED)):
+        above = facts.parents.get(above)
+    if len(calls) > 1 or depth == 0 or isinstance(above, _REPEATED):
+        return False
+    return above is None or (isinstance(above, ast.ClassDef) and _is_made_once(above.name, facts, depth - 1))
+
+
+_REPEATED = (ast.For, ast.While, ast.ListComp, ast.GeneratorExp, ast.DictComp, ast.SetComp)
 
 
 def _is_of_old_torch(test: ast.expr, event: Event, facts: ModuleFacts) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -38,17 +39,75 @@ from .softmax_rules import scores_rank, summed_axis
 def textbook_formula(facts: ModuleFacts) -> Iterator[Report]:
     """Attention is written as the textbook formula, and its weights are used for nothing else.
 
-    `scaled_dot_product_attention` computes the same without the n² weights in memory, and `regard.attention` does with
-    any mask, and shows the weights when asked. `--fix` rewrites what it can prove to be the same: masks filled with
-    -inf, causal masks, added masks, dropout. Rows without any visible key become 0 instead of NaN.
+    `scaled_dot_product_attention` computes the same without a matrix of weights in memory, and `regard.attention` does
+    with any mask, and shows the weights when asked. `--fix` rewrites what it can prove to be the same: masks filled
+    with -inf, causal masks, added masks, dropout. Rows without any visible key become 0 instead of NaN. No finding
+    where the function calls a fused one in another branch, and where features attend to features.
     """
     for site in formulas(facts):
-        if _is_expressible(site) and not _is_used_elsewhere(site, facts) and not site.event.loops:
+        if (
+            _is_expressible(site)
+            and not _is_used_elsewhere(site, facts)
+            and not site.event.loops
+            and not _is_beside_fused(site, facts)
+            and not _is_over_features(site)
+            and not _is_of_weights(site)
+        ):
             yield Report(
                 site.output.node,
-                "this is scaled_dot_product_attention, written out: the function needs no n² weights in memory",
+                "this is scaled_dot_product_attention, written out: the function keeps no matrix of weights in memory",
                 _rewrite(site, facts),
             )
+
+
+_FUSED_NAME = re.compile(r"scaled_dot_product|flash|memory_efficient_att|flex_att|(^|_)sdpa", re.I)
+_KEEPING_AXES = ("mul", "div", "cast", "normalize", "dropout", "carried", "element", "chunk", "split", "unbind")
+_LENGTH_NAME = re.compile(r"^(n|l|t|s|len|length|seq_?len(gth)?|n?_?tokens|num_tokens|num_patches)$", re.I)
+
+
+def _is_beside_fused(site: AttentionSite, facts: ModuleFacts) -> bool:
+    """Whether the same function calls a fused kernel in another branch, so that the formula is the other path of it."""
+    return any(
+        event.function is site.event.function
+        and (event.term.op in ("sdpa", "flex") or _FUSED_NAME.search(str(event.term.value)))
+        for event in facts.operations("sdpa", "flex", "call", "method", "apply")
+    )
+
+
+def _is_over_features(site: AttentionSite) -> bool:
+    """Whether the scores sum over the positions, so that features attend to features, or have no axis of features.
+
+    The weights then are few, and the fused function would take the length for the dimension of a head.
+    """
+    if site.scores is None:
+        return False
+    axis, term = site.scores.summed_left, site.query
+    for _ in range(20):
+        if term.op == "transpose":
+            pair = {number(term.get(name)) for name in ("dim0", "dim1")}
+            if pair == {-1.0, -2.0} or term.value in ("T", "mT", "t"):
+                axis = {-1: -2, -2: -1}.get(axis, axis)
+            elif not all(one is not None and one >= 0 for one in pair):
+                return False
+        elif term.op == "permute":
+            order = [number(one) for one in term.items]
+            if len(order) < -axis or order[axis] is None:
+                return False
+            axis = int(order[axis] or 0) - len(order)
+        elif term.op == "unbind" and number(term.get("dim")) == -1:
+            return True
+        elif term.op == "reshape":
+            sizes = [ast.unparse(one.node) for one in term.items]
+            return len(sizes) >= -axis and bool(_LENGTH_NAME.match(sizes[axis].rpartition(".")[2]))
+        elif term.op not in (*_KEEPING_AXES, "choice"):
+            return False
+        term = term.items[0] if term.op == "choice" else term.input
+    return False
+
+
+def _is_of_weights(site: AttentionSite) -> bool:
+    """Whether what is averaged is itself made of weights, as the inverse of a kernel matrix is."""
+    return any(one.op == "softmax" for one in walk(site.value, stop=frozenset({"apply"})))
 
 
 def _is_expressible(site: AttentionSite) -> bool:

@@ -172,6 +172,7 @@ def ignored_mask(facts: ModuleFacts) -> Iterator[Report]:
     Callers pass it and believe that it has an effect. The same is true of an option such as `causal`, `window` or
     `softcap` that a constructor stores and that nothing in the file reads. Functions whose parameters another library
     prescribes are left out. A parameter that nothing in the file passes is a hint: callers may know that it is unused.
+    So is one of several masks where the file makes none, and only hands on what it is given.
     """
     prescribed = _HUGGING_FACE.search(facts.source)
     for function in _weighing_functions(facts):
@@ -194,7 +195,8 @@ def ignored_mask(facts: ModuleFacts) -> Iterator[Report]:
         for one in parameters:
             known = (prescribed and _is_prescribed(one, function)) or _is_said_unused(one, function)
             if _MASKS.match(one.arg) and one.arg not in read and not known:
-                passed = _is_passed(one.arg, function, facts)
+                others = any(_MASKS.match(other.arg) and other.arg in read for other in parameters)
+                passed = _is_passed(one.arg, function, facts, made=others)
                 yield Report(one, f"`{function.name}` takes `{one.arg}` and does not use it", hint=not passed)
     if not prescribed:
         yield from _unread_options(facts)
@@ -211,13 +213,31 @@ def _has_unknown_base(class_: ast.AST, facts: ModuleFacts) -> bool:
     return any(base not in ("Module", "object", "ABC", "Function", *facts.classes) for base in bases)
 
 
-def _is_passed(name: str, function: Function, facts: ModuleFacts) -> bool:
-    """Whether a call in the file, outside of the function, passes a value by that name."""
-    return any(
-        function_around(call, facts) is not function
-        and (any(one.arg == name for one in call.keywords) or any(last_name(one) == name for one in call.args))
-        for call in facts.nodes[ast.Call]
-    )
+def _is_passed(name: str, function: Function, facts: ModuleFacts, *, made: bool = False) -> bool:
+    """Whether a call in the file, outside of the function, passes a value by that name; made there, if `made`."""
+    for call in facts.nodes[ast.Call]:
+        around = function_around(call, facts)
+        values = [one.value for one in call.keywords if one.arg == name]
+        values += [one for one in call.args if last_name(one) == name]
+        if around is not function and any(not made or not _is_handed_on(value, around) for value in values):
+            return True
+    return False
+
+
+def _is_handed_on(value: ast.expr, function: Function | None) -> bool:
+    """Whether a value is None, or a parameter of the function around that may be left out and is not bound anew."""
+    if isinstance(value, ast.Constant):
+        return value.value is None
+    if function is None or not isinstance(value, ast.Name):
+        return False
+    arguments = function.args
+    plain = [*arguments.posonlyargs, *arguments.args]
+    optional = {one.arg for one in plain[len(plain) - len(arguments.defaults) :]}
+    optional |= {
+        one.arg for one, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if default is not None
+    }
+    bound = (one for one in ast.walk(function) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store))
+    return value.id in optional and all(one.id != value.id for one in bound)
 
 
 def _is_handed_out(function: Function, facts: ModuleFacts) -> bool:
@@ -230,7 +250,12 @@ def _is_handed_out(function: Function, facts: ModuleFacts) -> bool:
 def _is_said_unused(parameter: ast.arg, function: Function) -> bool:
     """Whether the docstring of a function says that a parameter is not used."""
     written = ast.get_docstring(function) or ""
-    return re.search(rf"\b{parameter.arg}\b[^:]*:[^:]*\b(not used|unused|ignored)\b", written, re.I) is not None
+    return (
+        re.search(
+            rf"\b{parameter.arg}\b[^:]*:[^:]*\b(not used|unused|ignored|not implemented|not supported)\b", written, re.I
+        )
+        is not None
+    )
 
 
 def _is_prescribed(parameter: ast.arg, function: Function) -> bool:
