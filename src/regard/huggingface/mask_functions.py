@@ -71,7 +71,8 @@ EVERYTHING = masks.window()
 def convert(function: MaskFunction, extent: MaskExtent) -> Mask:
     """The mask that is equal to a mask function of transformers over the positions of an extent.
 
-    Parts that hold for all pairs are dropped: `causal()` where all queries are at the last key or later.
+    A function is known by its qualified name, in `_CONVERTERS`; any other, and one that they cannot convert, is given
+    to `evaluate`. Parts that hold for all pairs are dropped: `causal()` where all queries are at the last key or later.
     """
     converter = _CONVERTERS.get(_qualified_name(function))
     mask = None if converter is None else converter(_closure(function), extent)
