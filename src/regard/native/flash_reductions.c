@@ -73,16 +73,17 @@ static void flush_columns(const struct flash *problem, struct reduction_state *s
     state->pending = 0;
 }
 
-/* Products become exponents: capped, with the bias, less the log-sum-exp; -infinity where there is no pair. */
+/* Products become exponents: scaled, capped, with the bias, less the log-sum-exp; -infinity where there is no pair. */
 INLINE void finish_exponents(const struct flash *problem, const struct reduction_state *state,
                              const struct row_group *group, const uint64_t *words, const int partial) {
     int64_t count = min_int(problem->columns - group->column, BLOCK);
+    const float factor = score_factor(problem, in_pairs((int)problem->dtype));
     const int raw = problem->softcap == 0.0f && !problem->relative_bias;
     for (int r = 0; r < GROUP; r++) {
         const float *bias = row_bias(problem, state->head, state->begin + group->row + r, group->column);
         float *exponents = group->exponents + r * BLOCK, shift = state->shift[group->row + r];
         for (int64_t j = group->low; j < group->high; j += LANES) {
-            lanes score = load(exponents + j);
+            lanes score = load(exponents + j) * factor;
             if (!raw) score = apply_softcap(problem, score, 0);
             if (bias && j < count) score += load_partial(bias + j, count - j);
             lanes exponent = score - shift;
@@ -105,16 +106,26 @@ INLINE void reduce_columns(const struct flash *problem, struct reduction_state *
     }
 }
 
+/* The products of a group of rows with one block of keys. */
+INLINE void group_products(const struct flash *problem, const struct reduction_state *state,
+                           const struct row_group *group, const int paired) {
+    int64_t padded = padded_terms(problem->dim, paired);
+    struct factor query = {state->query + group->row * padded, padded, 1};
+    for (int64_t j = group->low; j < group->high; j += PAIR)
+        add_terms(query, (struct vectors){state->keys + j, BLOCK, 0, term_count(problem->dim, paired)},
+                  group->exponents + j, BLOCK, 0, paired);
+}
+
 /* A group of rows with one block of keys. */
 static void process_row_group(const struct flash *problem, struct reduction_state *state, int64_t row, int64_t column,
                               const uint64_t *words, const struct extent extent, uint32_t cuts) {
     const struct reductions *reductions = problem->reductions;
-    int64_t padded = padded_dim(problem->dim);
     float exponents[GROUP * BLOCK] ALIGNED, weights[GROUP * BLOCK] ALIGNED;
     struct row_group group = {row, column, aligned_begin(extent), aligned_end(extent), exponents, weights};
-    struct factor query = {state->query + row * padded, padded, 1};
-    for (int64_t j = group.low; j < group.high; j += PAIR)
-        add_product(query, (struct vectors){state->keys + j, BLOCK, 0, problem->dim}, exponents + j, BLOCK, 0);
+    if (in_pairs((int)problem->dtype))
+        group_products(problem, state, &group, 1);
+    else
+        group_products(problem, state, &group, 0);
     if (extent.partial)
         finish_exponents(problem, state, &group, words, 1);
     else
@@ -186,7 +197,7 @@ static void flush_rows(const struct flash *problem, const struct reduction_state
 }
 
 static void start_rows(const struct flash *problem, struct reduction_state *state) {
-    int64_t padded = padded_dim(problem->dim);
+    int64_t padded = padded_terms(problem->dim, in_pairs((int)problem->dtype));
     memset(state->active, 0, sizeof(state->active));
     memset(state->shift, 0, (size_t)(state->blocks * BLOCK) * sizeof(float));
     for (int64_t row = 0; row < state->count; row++) {
@@ -199,7 +210,8 @@ static void start_rows(const struct flash *problem, struct reduction_state *stat
         int64_t count = min_int(state->count - row, BLOCK), first = state->begin + row;
         const void *query = head_rows(&problem->query, state->batch, state->head, first, (int)problem->dtype);
         float factor = query_factor(problem), *target = state->query + row * padded;
-        BY_DTYPE(problem->dtype, pack_rows(query, problem->query.row, count, problem->dim, factor, target, DTYPE));
+        BY_DTYPE(problem->dtype, pack_row_terms(query, problem->query.row, count, problem->dim, factor, target, DTYPE,
+                                                in_pairs(DTYPE)));
     }
     for (int64_t t = 0; t < problem->reductions->topk_count; t++)
         for (int64_t n = 0; n < state->count * state->topks[t].count; n++)
@@ -232,7 +244,8 @@ static void process_row_blocks(const struct flash *problem, struct reduction_sta
         int64_t count = min_int(problem->columns - column, BLOCK);
         const void *keys = head_rows(&problem->key, state->batch, key_head, column, (int)problem->dtype);
         BY_DTYPE(problem->dtype,
-                 pack_transposed(keys, problem->key.row, count, problem->dim, 1.0f, state->keys, BLOCK, DTYPE));
+                 pack_transposed_terms(keys, problem->key.row, count, problem->dim, 1.0f, state->keys, BLOCK, DTYPE,
+                                       in_pairs(DTYPE)));
         for (int64_t b = 0; b < state->blocks; b++) {
             if (cursors[b].column != column) continue;
             int64_t tile = next_tile(problem, cursors + b);

@@ -5,7 +5,7 @@
 
 /* The state of a thread for some rows and a block of keys. */
 struct row_block_state {
-    float *query, *keys; /* [rows][padded dim], scaled; [dim][BLOCK] */
+    float *query, *keys; /* [rows][padded terms], floats scaled and pairs not (see score_factor); [terms][BLOCK] */
     int64_t batch, head, begin, count, blocks;
 };
 
@@ -23,13 +23,14 @@ INLINE bits pairs_exist(const uint8_t *keep, int64_t count) {
 
 /* A row of products becomes weights, where pairs of its tile exist; a row with lse +infinity is not touched. */
 INLINE void write_tile_row(const struct flash *problem, const struct row_block_state *state, int64_t row,
-                           int64_t column, const struct extent extent, uint64_t word, const float *products) {
+                           int64_t column, const struct extent extent, uint64_t word, const float *products,
+                           const int paired) {
     const float *relative_bias = row_bias(problem, state->head, row, column);
     float lse = LOG2_E * *row_number(&problem->lse, state->batch, state->head, row);
     float *weights = row_pointer(&problem->weights, state, row, column);
     if (lse == INFINITY) return;
     for (int64_t j = aligned_begin(extent); j < extent.end; j += LANES) {
-        lanes exponent = apply_softcap(problem, load(products + j), 0);
+        lanes exponent = apply_softcap(problem, load(products + j) * score_factor(problem, paired), 0);
         if (relative_bias) exponent += load_partial(relative_bias + j, extent.end - j);
         lanes weight = exp2_lanes(exponent - lse);
         if (extent.partial) weight = select_bits(word, j, weight, 0.0f);
@@ -39,7 +40,7 @@ INLINE void write_tile_row(const struct flash *problem, const struct row_block_s
 
 /* A row of products becomes weights, of all pairs. */
 INLINE void write_full_row(const struct flash *problem, const struct row_block_state *state, int64_t row,
-                           int64_t column, int64_t count, const float *products) {
+                           int64_t column, int64_t count, const float *products, const int paired) {
     const uint8_t *keep = problem->keep.data
                               ? (const uint8_t *)problem->keep.data + state->batch * problem->keep.batch +
                                     state->head * problem->keep.head + row * problem->keep.row + column
@@ -49,7 +50,7 @@ INLINE void write_full_row(const struct flash *problem, const struct row_block_s
     float *weights = row_pointer(&problem->weights, state, row, column);
     float *entropy_terms = problem->entropy_terms.data ? row_pointer(&problem->entropy_terms, state, row, column) : 0;
     for (int64_t j = 0; j < count; j += LANES) {
-        lanes exponent = apply_softcap(problem, load(products + j), 0) - lse;
+        lanes exponent = apply_softcap(problem, load(products + j) * score_factor(problem, paired), 0) - lse;
         lanes weight = exp2_lanes(exponent), entropy_term = weight * max_lanes(broadcast(-127.0f), exponent);
         if (keep) {
             bits exists = pairs_exist(keep + j, count - j);
@@ -62,45 +63,48 @@ INLINE void write_full_row(const struct flash *problem, const struct row_block_s
 
 /* A block of rows with one block of keys; `words` has the bits of the tile, or is null where all its pairs exist. */
 INLINE void process_tile(const struct flash *problem, const struct row_block_state *state, int64_t first,
-                         int64_t column, const uint64_t *words) {
-    int64_t padded = padded_dim(problem->dim), count = min_int(problem->columns - column, BLOCK);
+                         int64_t column, const uint64_t *words, const int paired) {
+    int64_t padded = padded_terms(problem->dim, paired), count = min_int(problem->columns - column, BLOCK);
     for (int64_t row = first; row < first + BLOCK && row < state->count; row += GROUP) {
         const uint64_t *own = words ? words + row - first : 0;
         struct extent extent = tile_extent(own, count);
         float products[GROUP * BLOCK] ALIGNED;
         struct factor query = {state->query + row * padded, padded, 1};
         for (int64_t j = aligned_begin(extent); j < extent.end; j += PAIR)
-            add_product(query, (struct vectors){state->keys + j, BLOCK, 0, problem->dim}, products + j, BLOCK, 0);
+            add_terms(query, (struct vectors){state->keys + j, BLOCK, 0, term_count(problem->dim, paired)}, products + j,
+                      BLOCK, 0, paired);
         for (int r = 0; r < GROUP && row + r < state->count; r++)
             if (problem->first)
                 write_tile_row(problem, state, state->begin + row + r, column, extent, row_word(own, r, count),
-                               products + r * BLOCK);
+                               products + r * BLOCK, paired);
             else
-                write_full_row(problem, state, state->begin + row + r, column, count, products + r * BLOCK);
+                write_full_row(problem, state, state->begin + row + r, column, count, products + r * BLOCK,
+                               paired);
     }
 }
 
 INLINE void process_row_blocks(const struct flash *problem, struct row_block_state *state, const int dtype) {
-    int64_t padded = padded_dim(problem->dim);
+    int64_t padded = padded_terms(problem->dim, in_pairs(dtype));
     struct cursor cursors[MOST_BLOCKS];
     for (int64_t b = 0; b < state->blocks; b++) {
         if (problem->first) cursors[b] = first_tile(problem, state->begin / BLOCK + b);
-        pack_rows(head_rows(&problem->query, state->batch, state->head, state->begin + b * BLOCK, dtype),
-                  problem->query.row, min_int(state->count - b * BLOCK, BLOCK), problem->dim, query_factor(problem),
-                  state->query + b * BLOCK * padded, dtype);
+        pack_row_terms(head_rows(&problem->query, state->batch, state->head, state->begin + b * BLOCK, dtype),
+                       problem->query.row, min_int(state->count - b * BLOCK, BLOCK), problem->dim,
+                       query_factor(problem), state->query + b * BLOCK * padded, dtype, in_pairs(dtype));
     }
     for (int64_t column = 0; column < problem->columns; column += BLOCK) {
         int packed = 0;
         for (int64_t b = 0; b < state->blocks; b++) {
             if (problem->first && cursors[b].column != column) continue;
             if (!packed)
-                pack_transposed(
+                pack_transposed_terms(
                     head_rows(&problem->key, state->batch, state->head / problem->group, column, dtype),
                     problem->key.row, min_int(problem->columns - column, BLOCK), problem->dim, 1.0f, state->keys,
-                    BLOCK, dtype);
+                    BLOCK, dtype, in_pairs(dtype));
             packed = 1;
             int64_t tile = problem->first ? next_tile(problem, cursors + b) : -1;
-            process_tile(problem, state, b * BLOCK, column, tile_words(problem, state->batch, state->head, tile));
+            process_tile(problem, state, b * BLOCK, column, tile_words(problem, state->batch, state->head, tile),
+                         in_pairs(dtype));
         }
     }
 }

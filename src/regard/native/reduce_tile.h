@@ -46,8 +46,8 @@ TERMS(CONTRIBUTION, POSITION_CONTRIBUTION)
 
 /* What a thread needs for consecutive blocks of rows. */
 struct reduction_state {
-    float *query;                    /* [rows][padded dim], scaled */
-    float *keys;                     /* [dim][BLOCK] */
+    float *query;                    /* [rows][padded terms]; floats are scaled, pairs are not (see score_factor) */
+    float *keys;                     /* [terms][BLOCK] */
     float *shift;                    /* [rows], the log-sum-exp to the base 2 */
     float *row_sums[TERM_COUNT];     /* [rows][LANES], or null */
     float *column_sums[TERM_COUNT];  /* [BLOCK], of the columns of a tile over the rows since the last cut; or null */
