@@ -85,9 +85,12 @@ def test_it_is_chosen_where_it_can():
     query = torch.randn(2, 4, 70, 5)
     score = scores.Additive(5, 5, 11)
     assert regard.explain(query, query, query, score=score).kernel.name == "additive"
-    half = query.bfloat16()
-    text = str(regard.explain(half, half, half, score=score.bfloat16()))
-    assert "its code computes float32; this is bfloat16" in text
+    for dtype in (torch.bfloat16, torch.float16):
+        half = query.to(dtype)
+        assert regard.explain(half, half, half, score=score.to(dtype)).kernel.name == "additive"
+    wide = query.double()
+    text = str(regard.explain(wide, wide, wide, score=score.double()))
+    assert "its code reads float32, bfloat16 or float16; this is float64" in text
 
 
 def test_large_projections_saturate():

@@ -414,10 +414,6 @@ class TestAutocast:
     def test_backward_within_autocast_too(self, kernel):
         given = tensors()
         options: dict[str, Any] = {"score": ADDITIVE, "mask": masks.causal()}
-        if kernel == "additive":  # which computes float32 alone, and autocast makes bfloat16 of everything
-            with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(regard.errors.KernelError, match="float32"):
-                regard.attention(*given, kernel=kernel, **options)
-            return
         with torch.autocast("cpu", dtype=torch.bfloat16):
             output, lse = regard.attention_with_lse(*given, kernel=kernel, **options)
             gradients = torch.autograd.grad(output.float().sum() + lse.sum(), given)

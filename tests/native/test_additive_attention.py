@@ -44,22 +44,42 @@ def attended(
 
 
 def near(has: tuple[Tensor, Tensor], query: Tensor, key: Tensor, weight: Tensor, value: Tensor, **options: Any) -> bool:
-    """At most five times as far from the truth as the formula in float32, and a rounding of the largest number."""
+    """At most five times as far from the truth as the formula in float32, and a rounding of the largest number.
+
+    An output of 16 bits may be a rounding of the largest value further off: half of it is its own, and half is that of
+    weights that are multiplied as 16 bits, too.
+    """
     truths = plain(query.double(), key.double(), weight.double(), value.double(), **options)
-    for ours, usual, truth in zip(has, plain(query, key, weight, value, **options), truths, strict=True):
-        assert ours.dtype == torch.float32
+    usuals = plain(query.float(), key.float(), weight, value.float(), **options)
+    for ours, usual, truth, dtype in zip(has, usuals, truths, (value.dtype, torch.float32), strict=True):
+        assert ours.dtype == dtype
         assert ours.shape == truth.shape
         some = truth.isfinite()
-        assert torch.equal(ours[~some], truth[~some].float())
+        assert torch.equal(ours[~some], truth[~some].to(dtype))
         allowed = 5 * (usual - truth)[some].abs().amax() + torch.finfo(torch.float32).eps * truth[some].abs().amax()
+        if dtype != torch.float32:
+            allowed += torch.finfo(dtype).eps * value.abs().amax()
         if not bool(((ours - truth)[some].abs() <= allowed).all()):
             return False
     return True
 
 
-def inputs(heads: int, key_heads: int, rows: int, columns: int, features: int, dim: int, size: float = 1.0) -> Inputs:
+def inputs(
+    heads: int,
+    key_heads: int,
+    rows: int,
+    columns: int,
+    features: int,
+    dim: int,
+    size: float = 1.0,
+    dtype: torch.dtype = torch.float32,
+) -> Inputs:
     query, key = size * torch.randn(heads, rows, features), size * torch.randn(key_heads, columns, features)
-    return query, key, torch.randn(features) / math.sqrt(max(features, 1)), torch.randn(key_heads, columns, dim)
+    weight, value = torch.randn(features) / math.sqrt(max(features, 1)), torch.randn(key_heads, columns, dim)
+    return query.to(dtype), key.to(dtype), weight, value.to(dtype)
+
+
+dtypes = pytest.mark.parametrize("dtype", native.DTYPES, ids=str)
 
 
 SIZES = [
@@ -74,15 +94,17 @@ SIZES = [
 ]
 
 
+@dtypes
 @pytest.mark.parametrize("shape", SIZES)
-def test_output_and_lse(variant, shape):
-    given = inputs(*shape)
+def test_output_and_lse(variant, shape, dtype):
+    given = inputs(*shape, dtype=dtype)
     assert near(attended(*given), *given)
 
 
+@dtypes
 @pytest.mark.parametrize("size", [1e-3, 0.1, 0.3, 1, 3, 10, 30, 100])
-def test_small_and_large_entries(variant, size):
-    given = inputs(2, 2, 67, 149, 64, 17, size)
+def test_small_and_large_entries(variant, size, dtype):
+    given = inputs(2, 2, 67, 149, 64, 17, size, dtype)
     assert near(attended(*given), *given)
 
 
@@ -95,14 +117,17 @@ def test_one_far_above_the_others_and_far_below(variant):
         assert near(attended(query, key, weight, value, bias=bias), query, key, weight, value, bias=bias)
 
 
+@dtypes
 @pytest.mark.parametrize(
     "shape", [(0, 0, 3, 5, 7, 2), (2, 2, 0, 5, 7, 2), (2, 1, 3, 0, 7, 2), (2, 2, 3, 5, 0, 2), (2, 2, 3, 5, 7, 0)]
 )
-def test_nothing_at_all(variant, shape):
-    query, key, weight, value = inputs(*shape)
+def test_nothing_at_all(variant, shape, dtype):
+    query, key, weight, value = inputs(*shape, dtype=dtype)
     output, lse = attended(query, key, weight, value)
-    wanted = plain(query, key, weight, value)
-    torch.testing.assert_close((output, lse), wanted)
+    wanted = plain(query.float(), key.float(), weight, value.float())
+    tolerance = {"rtol": 2e-6, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 1e-2, "atol": 1e-2}
+    torch.testing.assert_close((output.float(), lse), wanted, **tolerance)
+    assert output.dtype == dtype
 
 
 def test_softcap(variant):
@@ -110,9 +135,10 @@ def test_softcap(variant):
     assert near(attended(*given, softcap=0.7), *given, softcap=0.7)
 
 
+@dtypes
 @pytest.mark.parametrize("leading", [(1, 6), (2, 3), (6, 1)])
-def test_added_and_kept(variant, leading):
-    given = inputs(6, 3, 37, 131, 23, 29)
+def test_added_and_kept(variant, leading, dtype):
+    given = inputs(6, 3, 37, 131, 23, 29, dtype=dtype)
     bias, dropout_mask = torch.randn(*leading, 37, 131), (torch.rand(*leading, 37, 131) > 0.3).float()
     bias = bias.masked_fill(torch.rand(bias.shape) > 0.4, -math.inf)
     bias[0, 0, :, 40:] = -math.inf
@@ -167,16 +193,37 @@ def test_strips_without_pairs_are_not_looked_at(variant):
     torch.testing.assert_close(attended(query, key, weight, value, bias=bias), expected)
 
 
+@dtypes
 @pytest.mark.parametrize("rows", [2, 83])
-def test_tiles_add_up(variant, rows):
-    query, key, weight, value = given = inputs(4, 2, rows, 311, 23, 13, 3.0)
+def test_tiles_add_up(variant, rows, dtype):
+    query, key, weight, value = given = inputs(4, 2, rows, 311, 23, 13, 3.0, dtype)
     bias = torch.randn(2, 2, rows, 311)
     result = native.AdditiveForward(native.AdditiveScores(query, key, weight), value)
     for top, bottom in ((0, 1), (1, 70), (70, rows)):
-        for left, right in ((135, 311), (0, 64), (64, 135), (64, 64)):
+        for left, right in ((135, 311), (0, 64), (64, 135), (64, 64)):  # the last one has no columns
             tile = slice(top, bottom), slice(left, right)
-            result.add(*tile, bias[:, :, *tile])
+            result.add(*tile, bias[:, :, *tile], more=left != right)
     assert near((result.output, result.lse), *given, bias=bias)
+
+
+def test_tiles_of_16_bits_are_rounded_once(variant):
+    """700 tiles of one key each: rounded after each of them, the output would be far off."""
+    query, key, weight, value = given = inputs(1, 1, 3, 700, 8, 5, dtype=torch.bfloat16)
+    result = native.AdditiveForward(native.AdditiveScores(query, key, weight), value)
+    for column in range(700):
+        result.add(columns=slice(column, column + 1), more=column < 699)
+    truth = plain(query.double(), key.double(), weight.double(), value.double())[0]
+    torch.testing.assert_close(result.output.double(), truth, rtol=2**-8, atol=2**-9 * truth.abs().amax().item())
+    assert near((result.output, result.lse), *given)
+
+
+@dtypes
+def test_the_output_is_divided_by_the_probability(variant, dtype):
+    query, key, weight, value = inputs(2, 2, 19, 131, 9, 5, dtype=dtype)
+    tiles = native.AdditiveForward(native.AdditiveScores(query, key, weight), value / 4, keep_probability=0.25)
+    for columns in (slice(0, 70), slice(70, 131)):
+        tiles.add(columns=columns, more=columns.start == 0)
+    assert near((tiles.output, tiles.lse), query, key, weight, value)
 
 
 def test_rows_in_no_tile_are_empty():
@@ -216,8 +263,11 @@ def test_what_does_not_fit():
     prepared = native.AdditiveScores(query, key, weight)
     with pytest.raises(ShapeError, match=r"value has shape \(2, 4, 7\); it needs to be \(Hk, N, Dv\) with \(2, 5\)"):
         native.AdditiveForward(prepared, value[:, :4])
-    with pytest.raises(DtypeError, match=r"value is torch.float64; .* pass value.float\(\)"):
-        native.AdditiveForward(prepared, value.double())
+    for wrong in (value.double(), value.bfloat16()):
+        with pytest.raises(
+            DtypeError, match=r"value is torch\..*; native code takes query, key and value all as .* pass value"
+        ):
+            native.AdditiveForward(prepared, wrong)
     result = native.AdditiveForward(prepared, value)
     with pytest.raises(ShapeError, match=r"bias has shape \(2, 3, 5\); the tile needs .* with 2 heads and \(3, 5\)"):
         result.add(bias=torch.zeros(2, 3, 5))

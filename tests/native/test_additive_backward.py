@@ -32,7 +32,7 @@ def plain(query: Tensor, key: Tensor, weight: Tensor, upstream: Tensor) -> list[
 def all_near(has: Triple, query: Tensor, key: Tensor, weight: Tensor, upstream: Tensor) -> bool:
     """At most five times as far from the truth as autograd in float32, and a rounding of the largest terms' sum."""
     truths = plain(query.double(), key.double(), weight.double(), upstream)
-    usual = plain(query, key, weight, upstream)
+    usual = plain(query.float(), key.float(), weight, upstream)
     terms = (
         upstream.abs().sum(-1).amax() * weight.abs().amax(),
         upstream.abs().sum(-2).amax() * weight.abs().amax(),
@@ -46,9 +46,21 @@ def all_near(has: Triple, query: Tensor, key: Tensor, weight: Tensor, upstream: 
     )
 
 
-def inputs(heads: int, key_heads: int, rows: int, columns: int, features: int, size: float = 1.0) -> tuple[Tensor, ...]:
+def inputs(
+    heads: int,
+    key_heads: int,
+    rows: int,
+    columns: int,
+    features: int,
+    size: float = 1.0,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[Tensor, ...]:
     query, key = size * torch.randn(heads, rows, features), size * torch.randn(key_heads, columns, features)
-    return query, key, torch.randn(features) / math.sqrt(features), torch.randn(heads, rows, columns)
+    weight, upstream = torch.randn(features) / math.sqrt(features), torch.randn(heads, rows, columns)
+    return query.to(dtype), key.to(dtype), weight, upstream
+
+
+dtypes = pytest.mark.parametrize("dtype", native.DTYPES, ids=str)
 
 
 SIZES = [
@@ -57,15 +69,17 @@ SIZES = [
 ]
 
 
+@dtypes
 @pytest.mark.parametrize("shape", SIZES)
-def test_gradient(variant, shape):
-    given = inputs(*shape)
+def test_gradient(variant, shape, dtype):
+    given = inputs(*shape, dtype=dtype)
     assert all_near(all_gradients(*given), *given)
 
 
 @pytest.mark.parametrize("size", [1e-3, 0.01, 0.1, 0.3, 1, 3, 10, 30, 100])
-def test_gradient_of_small_and_large_entries(variant, size):
-    given = inputs(2, 2, 67, 149, 64, size)
+@dtypes
+def test_gradient_of_small_and_large_entries(variant, size, dtype):
+    given = inputs(2, 2, 67, 149, 64, size, dtype)
     assert all_near(all_gradients(*given), *given)
 
 

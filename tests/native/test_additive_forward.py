@@ -25,14 +25,20 @@ def plain(query: Tensor, key: Tensor, weight: Tensor) -> Tensor:
 def near(has: Tensor, query: Tensor, key: Tensor, weight: Tensor) -> bool:
     """At most five times as far from the truth as the plain formula in float32, and a rounding of the largest term."""
     truth = plain(query.double(), key.double(), weight.double())
-    usual = (plain(query, key, weight).double() - truth).abs().amax()
+    usual = (plain(query.float(), key.float(), weight).double() - truth).abs().amax()
     allowed = 5 * usual + torch.finfo(torch.float32).eps * weight.abs().amax()
     return has.dtype == torch.float32 and has.shape == truth.shape and bool(((has - truth).abs() <= allowed).all())
 
 
-def inputs(heads: int, rows: int, columns: int, features: int, size: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+def inputs(
+    heads: int, rows: int, columns: int, features: int, size: float = 1.0, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor, Tensor]:
     weight = torch.randn(features) / math.sqrt(max(features, 1))
-    return size * torch.randn(heads, rows, features), size * torch.randn(heads, columns, features), weight
+    query, key = size * torch.randn(heads, rows, features), size * torch.randn(heads, columns, features)
+    return query.to(dtype), key.to(dtype), weight
+
+
+dtypes = pytest.mark.parametrize("dtype", native.DTYPES, ids=str)
 
 
 SIZES = [
@@ -46,15 +52,17 @@ SIZES = [
 ]
 
 
+@dtypes
 @pytest.mark.parametrize("shape", SIZES)
-def test_scores(variant, shape):
-    query, key, weight = inputs(*shape)
+def test_scores(variant, shape, dtype):
+    query, key, weight = inputs(*shape, dtype=dtype)
     assert near(all_scores(query, key, weight), query, key, weight)
 
 
 @pytest.mark.parametrize("size", [1e-3, 0.01, 0.1, 0.3, 1, 3, 10, 30, 100])
-def test_scores_of_small_and_large_entries(variant, size):
-    query, key, weight = inputs(2, 67, 149, 64, size)
+@dtypes
+def test_scores_of_small_and_large_entries(variant, size, dtype):
+    query, key, weight = inputs(2, 67, 149, 64, size, dtype)
     assert near(all_scores(query, key, weight), query, key, weight)
 
 

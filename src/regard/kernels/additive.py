@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from ..core.problem import Problem
 from ..core.score_forms import AdditivePairs, PairForm
 from .base import Cost, Result
 from .batched_problem import BatchedProblem, ProblemGradients, Saved
+from .cost_model import widening_passes
 from .custom_op import apply_kernel, register
 from .mask_tiles import BlockRow, batch_layouts, split_slice
 from .online_softmax import (
@@ -32,7 +34,8 @@ class AdditiveKernel:
     """Online softmax over the scores weight · tanh(q + k) in native code, without storing them.
 
     Scores, softmax and the sum of values take one native pass; the gradient of the scores is native, too. The kernel
-    works tile by tile where mask, bias or dropout have a number for each pair, and in the backward pass.
+    works tile by tile where mask, bias or dropout have a number for each pair, and in the backward pass. bfloat16 and
+    float16 are read as they are and widened in registers; the output is rounded once.
 
     tanh(x + y) = 1 - 2 / (1 + e^2x · e^2y): the exponentials are taken once for each token, not for each pair.
     """
@@ -47,8 +50,10 @@ class AdditiveKernel:
         reasons = []
         if not isinstance(problem.pairs, AdditivePairs):
             reasons.append("its code computes additive scores; this score is a dot product")
-        if problem.value.dtype != torch.float32:
-            reasons.append(f"its code computes float32; this is {str(problem.value.dtype).removeprefix('torch.')}")
+        if problem.value.dtype not in native.DTYPES:
+            reasons.append(
+                f"its code reads {native.DTYPE_NAMES}; this is {str(problem.value.dtype).removeprefix('torch.')}"
+            )
         if not problem.value.is_cpu:
             reasons.append(f"its code runs on the CPU; this is on {problem.value.device}")
         if reason := native.why_not():
@@ -57,7 +62,8 @@ class AdditiveKernel:
 
     def cost(self, problem: Problem) -> Cost:
         """The work over the tiles with unmasked pairs, plus a share of a pass for each feature."""
-        return add_feature_cost(self._tiled.cost(problem), problem, NATIVE_FEATURE)
+        cost = add_feature_cost(self._tiled.cost(problem), problem, NATIVE_FEATURE)
+        return replace(cost, passes=cost.passes - widening_passes(problem))  # it widens in registers
 
     def run(self, problem: Problem) -> Result:
         """Output and log-sum-exp."""
@@ -83,15 +89,17 @@ class AdditiveKernel:
 
     def _forward(self, batched: BatchedProblem, rows: tuple[BlockRow, ...]) -> tuple[Tensor, Tensor]:
         problem, inputs = batched.problem, _PairInputs(batched)
-        attended = native.AdditiveForward(_prepared(batched.pairs), batched.value.flatten(0, 1), problem.softcap)
+        kept = 1.0 - problem.dropout.probability if problem.dropout is not None else 1.0
+        attended = native.AdditiveForward(_prepared(batched.pairs), batched.value.flatten(0, 1), problem.softcap, kept)
         for row in rows:
+            tiles = []
             for run in row.runs:
                 width = tile_size(problem, self.tile)[1] if inputs.for_all or run.masked else problem.keys
-                for columns in split_slice(run.columns, width):
-                    added = inputs.added(row.rows, columns, run.masked)
-                    attended.add(row.rows, columns, added, inputs.dropout_mask(row.rows, columns))
-        if problem.dropout is not None:
-            attended.output.div_(1.0 - problem.dropout.probability)
+                tiles += [(columns, run.masked) for columns in split_slice(run.columns, width)]
+            for at, (columns, masked) in enumerate(tiles, 1):
+                added = inputs.added(row.rows, columns, masked)
+                dropout_mask = inputs.dropout_mask(row.rows, columns)
+                attended.add(row.rows, columns, added, dropout_mask, more=at < len(tiles))
         return attended.output.unflatten(0, batched.shape[:2]), attended.lse.unflatten(0, batched.shape[:2])
 
 

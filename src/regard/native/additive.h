@@ -1,5 +1,5 @@
-/* Structures that Python and C share for additive scores. Everything is float32, row-major, contiguous in its last
- * axis.
+/* Structures that Python and C share for additive scores. Everything is row-major, contiguous in its last axis. Queries,
+ * keys, values and the output are of one dtype (typed_rows.h), all else is float32.
  *
  * score(i, j) = sum over a of weight[a] * tanh(query[i, a] + key[j, a])
  */
@@ -26,10 +26,10 @@ enum form {
 /* Strides are in elements. `padded` is the features rounded up to whole groups of 16, where weight is 0. */
 struct additive {
     int64_t next_unit, unit_count; /* strips to be prepared: how many some thread has taken, and all */
-    int64_t heads, key_heads, rows, columns, features, padded, form;
-    const float *query; /* (heads, rows, features) */
+    int64_t dtype, heads, key_heads, rows, columns, features, padded, form;
+    const void *query; /* (heads, rows, features) */
     int64_t query_head, query_row;
-    const float *key; /* (key_heads, columns, features) */
+    const void *key; /* (key_heads, columns, features) */
     int64_t key_head, key_row;
     const float *weight;   /* (padded) */
     float *prepared_query; /* (heads, rows, padded) */
@@ -63,10 +63,13 @@ struct additive_forward {
     int64_t band;       /* rows that are taken at once, at most BAND */
     struct pairs bias; /* to the scores, -infinity where there is no pair */
     struct pairs dropout_mask; /* 0 for weights that are dropped, else 1 */
-    float softcap;      /* the score becomes softcap tanh(score / softcap); 0 for none */
-    const float *value; /* (key_heads, columns, value_dim) */
+    float softcap;          /* the score becomes softcap tanh(score / softcap); 0 for none */
+    float keep_probability; /* of dropout: the output is divided by it */
+    const void *value;      /* (key_heads, columns, value_dim) */
     int64_t value_head, value_row, value_dim;
-    float *output;  /* (heads, rows, value_dim): the sum of exp(score - lse) dropout_mask value */
+    void *output;   /* (heads, rows, value_dim): the sum of exp(score - lse) dropout_mask value / keep_probability */
+    float *before;  /* the same as of the tiles before, in float32; null where the rows are in no other tile */
+    int64_t more;   /* whether the rows are in a later tile: what they have goes to `before` then, not to `output` */
     float *lse;     /* (heads, rows): log of the sum of exp(score), -infinity where there was none */
     float *maximum; /* (heads, rows): the largest score, likewise */
     float *total;   /* (heads, rows): the sum of exp(score - largest) */

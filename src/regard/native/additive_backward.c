@@ -4,8 +4,7 @@
  *
  * Rows go in blocks, keys in strips and features in chunks, so that what is added to stays near the processor.
  */
-#include "additive.h"
-#include "simd.h"
+#include "additive_scores.h"
 
 enum { FEATURE_GROUP = 4, ROWS_AT_ONCE = 2, ROW_BLOCK = 8, CHUNK = 32, STRIP_VECTORS = STRIP / LANES };
 
@@ -110,14 +109,15 @@ static void block_gradient(const struct additive *problem, struct block *block, 
 }
 
 /* One query and `count` keys of a strip, tanh taken for each pair. */
-static void direct_gradient(const struct additive *problem, const float *query, const float *keys,
+INLINE void direct_gradient(const struct additive *problem, const void *query, const void *keys,
                             const float *upstream, int64_t count, float *query_sums, float *key_sums,
-                            float *weight_sums) {
+                            float *weight_sums, const int dtype) {
     for (int64_t j = 0; j < count; j++) {
-        const float *key = keys + j * problem->key_row;
+        const void *key = row_at(keys, j, problem->key_row, dtype);
         for (int64_t a = 0; a < problem->features; a += LANES) {
             int64_t left = problem->features - a;
-            lanes t = tanh_lanes(load_partial(query + a, left) + load_partial(key + a, left));
+            lanes t = tanh_lanes(load_entries(query, a, problem->features, dtype, 0) +
+                                 load_entries(key, a, problem->features, dtype, 0));
             lanes product = upstream[j] * t, slope = upstream[j] - product * t;
             store_partial(query_sums + a, load_partial(query_sums + a, left) + slope, left);
             for (int lane = 0; lane < LANES && lane < left; lane++) {
@@ -153,10 +153,10 @@ static void row_block_gradient(const struct additive *problem, const struct tile
             int64_t query = head * problem->rows + first_row + row;
             enum method method = choose_method(problem, query, index);
             if (method == PER_PAIR) {
-                direct_gradient(problem,
-                                problem->query + head * problem->query_head + (first_row + row) * problem->query_row,
-                                problem->key + key_head * problem->key_head + column * problem->key_row, upstream,
-                                count, query_to + row * problem->features, key_to + column - first, block->weight_sums);
+                const void *given = given_query(problem, head, first_row + row), *keys = given_key(problem, key_head, column);
+                BY_DTYPE(problem->dtype,
+                         direct_gradient(problem, given, keys, upstream, count, query_to + row * problem->features,
+                                         key_to + column - first, block->weight_sums, DTYPE));
                 continue;
             }
             block->query[row] = problem->prepared_query + query * padded;

@@ -7,7 +7,7 @@
 struct band {
     int64_t head, begin, count; /* begin: the first row */
     float *sums;   /* [BAND][padded value dim]: of exp(score - largest) dropout_mask value */
-    float *values; /* of a strip: [STRIP][padded value dim] */
+    float *values; /* of a strip: [terms of rows][padded value dim] */
 };
 
 /* The numbers of a row's pairs from a column on, or null. */
@@ -62,12 +62,15 @@ INLINE int row_weights(const struct additive_forward *work, int64_t head, int64_
 }
 
 /* All rows of a band with the columns from `from` to `from + count` - 1, which are of one strip. */
-INLINE void process_strip(const struct additive_forward *work, struct band *band, int64_t column, int64_t count) {
+INLINE void process_strip(const struct additive_forward *work, struct band *band, int64_t column, int64_t count,
+                          const int dtype) {
+    const int paired = in_pairs(dtype);
     int64_t padded = padded_dim(work->value_dim), stride = work->value_row;
-    const float *values =
-        work->value + band->head / (work->scores->heads / work->scores->key_heads) * work->value_head + column * stride;
-    if (padded != work->value_dim) {
-        pack_rows(values, stride, count, work->value_dim, 1.0f, band->values, 0);
+    int64_t key_head = band->head / (work->scores->heads / work->scores->key_heads);
+    const void *given = row_at(work->value, 1, key_head * work->value_head + column * stride, dtype);
+    const float *values = given;
+    if (dtype != FLOAT32 || padded != work->value_dim) {
+        pack_rows_as_terms(given, stride, count, work->value_dim, 1.0f, band->values, dtype, paired);
         values = band->values, stride = padded;
     }
     for (int64_t row = 0; row < band->count; row += GROUP) {
@@ -79,27 +82,40 @@ INLINE void process_strip(const struct additive_forward *work, struct band *band
             any |=
                 row_weights(work, band->head, band->begin + row + r, column, count, weights + r * STRIP, rescale + r);
         }
-        for (int64_t a = 0; any && a < padded; a += PAIR)
-            add_product((struct factor){weights, STRIP, 1}, (struct vectors){values + a, stride, 0, count},
-                    band->sums + row * padded + a, padded, rescale);
+        if (!any) continue;
+        if (paired)
+            for (int64_t j = 0; j < GROUP * STRIP; j += LANES)
+                store_terms(weights + j / STRIP * STRIP, j % STRIP, load(weights + j), 1);
+        for (int64_t a = 0; a < padded; a += PAIR)
+            add_terms((struct factor){weights, STRIP, 1},
+                      (struct vectors){values + a, stride, 0, term_count(count, paired)}, band->sums + row * padded + a,
+                      padded, rescale, paired);
     }
 }
 
 /* What the rows have from other tiles becomes sums again, to which this tile's are added. */
-INLINE void process_band(const struct additive_forward *work, struct band *band) {
+INLINE void process_band(const struct additive_forward *work, struct band *band, const int dtype) {
     int64_t first = band->head * work->scores->rows + band->begin, dim = work->value_dim, padded = padded_dim(dim);
     memset(band->sums, 0, (size_t)(BAND * padded) * sizeof(float));
-    for (int64_t r = 0; r < band->count; r++)
-        for (int64_t a = 0; a < dim; a++)
-            band->sums[r * padded + a] = work->output[(first + r) * dim + a] * work->total[first + r];
+    for (int64_t r = 0; r < band->count && work->before; r++) {
+        float total = work->total[first + r] * work->keep_probability;
+        for (int64_t a = 0; a < dim; a += LANES)
+            store(band->sums + r * padded + a, load_entries(work->before + (first + r) * dim, a, dim, 0, 0) * total);
+    }
     for (int64_t column = work->column_begin, next; column < work->column_end; column = next) {
         next = min_int((column / STRIP + 1) * STRIP, work->column_end);
-        process_strip(work, band, column, next - column);
+        process_strip(work, band, column, next - column, dtype);
     }
     for (int64_t r = 0; r < band->count; r++) {
-        float total = work->total[first + r], share = total == 0.0f ? 0.0f : 1.0f / total;
+        float total = work->total[first + r], share = total == 0.0f ? 0.0f : 1.0f / (total * work->keep_probability);
         work->lse[first + r] = work->maximum[first + r] + logf(total);
-        for (int64_t a = 0; a < dim; a++) work->output[(first + r) * dim + a] = band->sums[r * padded + a] * share;
+        for (int64_t a = 0; a < dim; a += LANES) {
+            lanes output = load(band->sums + r * padded + a) * share;
+            if (work->more)
+                store_entries(work->before + (first + r) * dim, a, dim, FLOAT32, output);
+            else
+                store_entries((void *)row_at(work->output, first + r, dim, dtype), a, dim, dtype, output);
+        }
     }
 }
 
@@ -116,7 +132,7 @@ void EXPORTED(regard_additive_forward)(struct additive_forward *work) {
     while ((unit = __atomic_fetch_add(&work->next_unit, 1, __ATOMIC_RELAXED)) < work->unit_count) {
         int64_t first = unit % bands * work->band;
         band.head = unit / bands, band.begin = work->row_begin + first, band.count = min_int(rows - first, work->band);
-        process_band(work, &band);
+        BY_DTYPE(work->scores->dtype, process_band(work, &band, DTYPE));
     }
     free(room);
 }

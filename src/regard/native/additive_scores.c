@@ -1,15 +1,14 @@
 /* Preparation of queries and keys, and the scores of a tile. */
-#include "typed_rows.h"
 #include "additive_scores.h"
 #include "transpose.h"
 
 #include <math.h>
 
 /* The largest |entry|, and infinity where one is NaN. The bits of numbers without their signs are in the same order. */
-INLINE float row_bound(const float *entries, int64_t count) {
+INLINE float row_bound(const void *entries, int64_t count, const int dtype) {
     bits maximum = {0};
     for (int64_t a = 0; a < count; a += LANES) {
-        bits size = (bits)absolute(load_partial(entries + a, count - a));
+        bits size = (bits)absolute(load_entries(entries, a, count, dtype, 0));
         bits more = size > maximum;
         maximum = (more & size) | (~more & maximum);
     }
@@ -25,7 +24,7 @@ INLINE float row_bound(const float *entries, int64_t count) {
 
 /* Queries too are taken a strip at a time here: those of all heads first, then the keys'. */
 struct strip {
-    const float *rows; /* as they were given, so many apart */
+    const void *rows; /* as they were given, so many apart */
     int64_t stride, count, number;
     int is_key;
 };
@@ -39,23 +38,25 @@ INLINE struct strip strip_of_unit(const struct additive *problem, int64_t unit) 
             rows = is_key ? problem->columns : problem->rows;
     int64_t head = number / strips, first = number % strips * STRIP;
     int64_t count = rows - first < STRIP ? rows - first : STRIP;
-    int64_t stride = is_key ? problem->key_row : problem->query_row;
-    const float *index = is_key ? problem->key + head * problem->key_head : problem->query + head * problem->query_head;
-    return (struct strip){index + first * stride, stride, count, is_key ? number : head * rows + first, is_key};
+    return (struct strip){is_key ? given_key(problem, head, first) : given_query(problem, head, first),
+                          is_key ? problem->key_row : problem->query_row, count, is_key ? number : head * rows + first,
+                          is_key};
+}
+
+INLINE void find_bounds(const struct additive *problem, const struct strip strip, const int dtype) {
+    float maximum = 0.0f;
+    for (int64_t i = 0; i < strip.count; i++) {
+        float bound = row_bound(row_at(strip.rows, i, strip.stride, dtype), problem->features, dtype);
+        if (bound > maximum) maximum = bound;
+        if (!strip.is_key) problem->query_bound[strip.number + i] = bound;
+    }
+    if (strip.is_key) problem->key_bound[strip.number] = maximum;
 }
 
 /* Bounds of the entries: takes one strip after another, as long as any is left: for as many threads at once as like. */
 void EXPORTED(regard_additive_bounds)(struct additive *problem) {
-    for (int64_t unit; (unit = __atomic_fetch_add(&problem->next_unit, 1, __ATOMIC_RELAXED)) < problem->unit_count;) {
-        struct strip strip = strip_of_unit(problem, unit);
-        float maximum = 0.0f;
-        for (int64_t i = 0; i < strip.count; i++) {
-            float bound = row_bound(strip.rows + i * strip.stride, problem->features);
-            if (bound > maximum) maximum = bound;
-            if (!strip.is_key) problem->query_bound[strip.number + i] = bound;
-        }
-        if (strip.is_key) problem->key_bound[strip.number] = maximum;
-    }
+    for (int64_t unit; (unit = __atomic_fetch_add(&problem->next_unit, 1, __ATOMIC_RELAXED)) < problem->unit_count;)
+        BY_DTYPE(problem->dtype, find_bounds(problem, strip_of_unit(problem, unit), DTYPE));
 }
 
 INLINE lanes prepared(lanes x, int64_t form) {
@@ -63,14 +64,15 @@ INLINE lanes prepared(lanes x, int64_t form) {
     return exp_lanes(2.0f * -min_lanes(EXPONENT_CAP, -min_lanes(EXPONENT_CAP, x)));
 }
 
-INLINE void prepare_queries(const struct additive *problem, const struct strip strip) {
+INLINE void prepare_queries(const struct additive *problem, const struct strip strip, const int dtype) {
     for (int64_t i = 0; i < strip.count; i++)
         for (int64_t a = 0; a < problem->padded; a += LANES)
             store(problem->prepared_query + (strip.number + i) * problem->padded + a,
-                  prepared(load_entries(strip.rows + i * strip.stride, a, problem->features, 0, 0), problem->form));
+                  prepared(load_entries(row_at(strip.rows, i, strip.stride, dtype), a, problem->features, dtype, 0),
+                           problem->form));
 }
 
-INLINE void prepare_keys(const struct additive *problem, const struct strip strip) {
+INLINE void prepare_keys(const struct additive *problem, const struct strip strip, const int dtype) {
     float *target = problem->prepared_key + strip.number * problem->padded * STRIP;
     for (int64_t a = 0; a < problem->padded; a += LANES)
         for (int64_t j = 0; j < STRIP; j += LANES) {
@@ -78,7 +80,7 @@ INLINE void prepare_keys(const struct additive *problem, const struct strip stri
             for (int64_t l = 0; l < LANES; l++) {
                 lanes values = broadcast(0.0f);
                 if (j + l < strip.count)
-                    values = load_entries(strip.rows + (j + l) * strip.stride, a, problem->features, 0, 0);
+                    values = load_entries(row_at(strip.rows, j + l, strip.stride, dtype), a, problem->features, dtype, 0);
                 block[l] = prepared(values, problem->form);
             }
             transpose(block);
@@ -91,9 +93,9 @@ void EXPORTED(regard_additive_prepare)(struct additive *problem) {
     for (int64_t unit; (unit = __atomic_fetch_add(&problem->next_unit, 1, __ATOMIC_RELAXED)) < problem->unit_count;) {
         struct strip strip = strip_of_unit(problem, unit);
         if (strip.is_key)
-            prepare_keys(problem, strip);
+            BY_DTYPE(problem->dtype, prepare_keys(problem, strip, DTYPE));
         else
-            prepare_queries(problem, strip);
+            BY_DTYPE(problem->dtype, prepare_queries(problem, strip, DTYPE));
     }
 }
 

@@ -4,7 +4,7 @@
 #define REGARD_ADDITIVE_SCORES_H
 
 #include "additive.h"
-#include "simd.h"
+#include "typed_rows.h"
 
 enum { FEATURES = 4, VECTORS = STRIP / LANES < 4 ? STRIP / LANES : 4, WIDTH = VECTORS * LANES };
 
@@ -39,28 +39,38 @@ INLINE void row_scores(const struct additive *problem, const float *query, const
 }
 
 /* The scores of one query with `count` keys, tanh taken for each pair: right for every input, and the slowest. */
-static void direct_scores(const struct additive *problem, const float *query, const float *keys, int64_t count,
-                          float *target) {
+INLINE void direct_scores(const struct additive *problem, const void *query, const void *keys, int64_t count,
+                          float *target, const int dtype) {
     for (int64_t j = 0; j < count; j++) {
-        const float *key = keys + j * problem->key_row;
+        const void *key = row_at(keys, j, problem->key_row, dtype);
         lanes sum = {0};
         for (int64_t a = 0; a < problem->features; a += LANES) {
-            lanes x = load_partial(query + a, problem->features - a) + load_partial(key + a, problem->features - a);
+            lanes x = load_entries(query, a, problem->features, dtype, 0) +
+                      load_entries(key, a, problem->features, dtype, 0);
             sum += load(problem->weight + a) * tanh_lanes(x);
         }
         target[j] = sum_lanes(sum);
     }
 }
 
+/* Row `row` of one head as it was given, and row `column` of one key head. */
+INLINE const void *given_query(const struct additive *problem, int64_t head, int64_t row) {
+    return row_at(problem->query, 1, head * problem->query_head + row * problem->query_row, (int)problem->dtype);
+}
+
+INLINE const void *given_key(const struct additive *problem, int64_t key_head, int64_t column) {
+    return row_at(problem->key, 1, key_head * problem->key_head + column * problem->key_row, (int)problem->dtype);
+}
+
 /* The scores of one row of one head with the columns from `from` to `from + count` - 1, which are of one strip. */
-static void strip_scores(const struct additive *problem, int64_t head, int64_t row, int64_t column, int64_t count,
-                            float *target) {
+static inline void strip_scores(const struct additive *problem, int64_t head, int64_t row, int64_t column, int64_t count,
+                                float *target) {
     int64_t strip = column / STRIP, first = strip * STRIP, key_head = head / (problem->heads / problem->key_heads);
     int64_t query_at = head * problem->rows + row, key_at = key_head * key_strip_count(problem) + strip;
     enum method method = choose_method(problem, query_at, key_at);
     if (method == PER_PAIR) {
-        direct_scores(problem, problem->query + head * problem->query_head + row * problem->query_row,
-                      problem->key + key_head * problem->key_head + column * problem->key_row, count, target);
+        const void *query = given_query(problem, head, row), *keys = given_key(problem, key_head, column);
+        BY_DTYPE(problem->dtype, direct_scores(problem, query, keys, count, target, DTYPE));
         return;
     }
     float part[STRIP], *whole_strip = count == STRIP ? target : part;

@@ -11,9 +11,9 @@ from ctypes import c_float, c_int64, c_void_p
 import torch
 from torch import Tensor
 
-from ..errors import ShapeError
+from ..errors import DtypeError, ShapeError
 from . import library
-from .library import check_float32, last_contiguous
+from .library import DTYPE_NAMES, DTYPES, check_cpu, check_float32, last_contiguous
 from .threads import run_jobs, run_units, split_range, thread_count
 
 STRIP = 64  # additive.h has the same
@@ -36,7 +36,7 @@ BANDS_PER_THREAD = 4
 
 ADDITIVE = (
     *(("next_unit", c_int64), ("unit_count", c_int64)),
-    *((name, c_int64) for name in ("heads", "key_heads", "rows", "columns", "features", "padded", "form")),
+    *((name, c_int64) for name in ("dtype", "heads", "key_heads", "rows", "columns", "features", "padded", "form")),
     *(("query", c_void_p), ("query_head", c_int64), ("query_row", c_int64)),
     *(("key", c_void_p), ("key_head", c_int64), ("key_row", c_int64)),
     *((name, c_void_p) for name in ("weight", "prepared_query", "query_bound", "prepared_key", "key_bound")),
@@ -67,9 +67,10 @@ class AdditiveScores:
     each feature, by tanh(x + y) = 1 - 2 / (1 + e^2x · e^2y). Where all entries are within [-1, 1], tanh(x + y) is
     (tanh x + tanh y) / (1 + tanh x · tanh y) instead, whose error is relative: small scores stay exact.
 
-    query (H, M, A), key (Hk, N, A), weight (A,): float32 on the CPU. Hk divides H, and query head h meets key head
-    ⌊h / (H / Hk)⌋. Heads and rows may have any stride; a last axis that is not contiguous is copied. Any size may be
-    0. They must not change while this is in use. Autograd does not see what is done here.
+    query (H, M, A), key (Hk, N, A), both of one of `DTYPES`, weight (A,) float32, all on the CPU; what is computed of
+    them is float32. Hk divides H, and query head h meets key head ⌊h / (H / Hk)⌋. Heads and rows may have any stride; a
+    last axis that is not contiguous is copied. Any size may be 0. They must not change while this is in use. Autograd
+    does not see what is done here.
 
     NaN in a query or key gives NaN in its own row or column of the scores; infinity is what tanh makes of it.
 
@@ -136,7 +137,8 @@ class AdditiveScores:
         self._buffers = [torch.empty(0, device="cpu")] * 4
         query, key = self.query, self.key
         return AdditiveStruct(
-            *(0, 0, self.heads, self.key_heads, self.rows, self.columns, self.features, self.padded, DIRECT),
+            *(0, 0, DTYPES.index(query.dtype), self.heads, self.key_heads, self.rows, self.columns),
+            *(self.features, self.padded, DIRECT),
             *(query.data_ptr(), query.stride(0), query.stride(1), key.data_ptr(), key.stride(0), key.stride(1)),
             *(self._padded_weight.data_ptr(), None, None, None, None, total, bound),
         )
@@ -165,8 +167,9 @@ class AdditiveScores:
 
 def _check(query: Tensor, key: Tensor, weight: Tensor) -> None:
     wanted = (("query", query, 3, "(H, M, A)"), ("key", key, 3, "(Hk, N, A)"), ("weight", weight, 1, "(A,)"))
+    check_float32("weight", weight)
+    check_dtype(query.dtype, query=query, key=key)
     for name, tensor, axes, shape in wanted:
-        check_float32(name, tensor)
         if tensor.ndim != axes:
             raise ShapeError(f"{name} has shape {tuple(tensor.shape)}; it needs to be {shape}")
     if not query.shape[-1] == key.shape[-1] == weight.shape[0]:
@@ -176,6 +179,17 @@ def _check(query: Tensor, key: Tensor, weight: Tensor) -> None:
         )
     if query.shape[0] != key.shape[0] and (key.shape[0] == 0 or query.shape[0] % key.shape[0]):
         raise ShapeError(f"query has {query.shape[0]} heads and key {key.shape[0]}; those of key need to divide them")
+
+
+def check_dtype(dtype: torch.dtype, **tensors: Tensor) -> None:
+    """Raise unless tensors on the CPU are all of this dtype, and it is one of `DTYPES`."""
+    for name, tensor in tensors.items():
+        check_cpu(name, tensor)
+        if tensor.dtype not in DTYPES or tensor.dtype != dtype:
+            raise DtypeError(
+                f"{name} is {tensor.dtype}; native code takes query, key and value all as {DTYPE_NAMES}: pass "
+                f"{name}.float()"
+            )
 
 
 def check_pairs(name: str, tensor: Tensor, shape: tuple[int, int, int]) -> None:
@@ -205,23 +219,25 @@ class AdditiveForwardStruct(ctypes.Structure):
     _fields_ = (
         *(("next_unit", c_int64), ("unit_count", c_int64), ("failed", c_int64), ("scores", c_void_p)),
         *((name, c_int64) for name in ("row_begin", "row_end", "column_begin", "column_end", "band")),
-        *(("bias", PairsStruct), ("dropout_mask", PairsStruct), ("softcap", c_float)),
+        *(("bias", PairsStruct), ("dropout_mask", PairsStruct), ("softcap", c_float), ("keep_probability", c_float)),
         *(("value", c_void_p), ("value_head", c_int64), ("value_row", c_int64), ("value_dim", c_int64)),
-        *((name, c_void_p) for name in ("output", "lse", "maximum", "total")),
+        *(("output", c_void_p), ("before", c_void_p), ("more", c_int64)),
+        *((name, c_void_p) for name in ("lse", "maximum", "total")),
     )
 
 
 class AdditiveForward:
     """Attention over the tiles added so far, `output` (H, M, Dv) and `lse` (H, M); no scores are stored.
 
-    s_ij = softcap(score(i, j)) + bias_ij, lse_i = log Σ_j exp(s_ij), output_i = Σ_j exp(s_ij - lse_i) · keep_ij · v_j,
-    by the online softmax (Milakov and Gimelshein 2018, arXiv 1805.02867).
+    s_ij = softcap(score(i, j)) + bias_ij, lse_i = log Σ_j exp(s_ij), output_i = Σ_j exp(s_ij - lse_i) · keep_ij · v_j
+    / keep_probability, by the online softmax (Milakov and Gimelshein 2018, arXiv 1805.02867).
 
     Rows that attend to nothing: 0 and -inf. A row's numbers do not depend on the number of threads.
 
-    scores: of queries (H, M, A) and keys (Hk, N, A). value (Hk, N, Dv): float32 on the CPU, of any strides but in the
-    last axis, where what is not contiguous is copied. It must not change while this is in use. Autograd does not see
-    what is done here.
+    scores: of queries (H, M, A) and keys (Hk, N, A). value (Hk, N, Dv): of their dtype, on the CPU, of any strides but
+    in the last axis, where what is not contiguous is copied. It must not change while this is in use. Autograd does not
+    see what is done here. The output has the same dtype; sums are float32, with weights and values of bfloat16
+    multiplied in pairs where the processor does. lse is float32.
 
     NaN in what a row meets gives NaN in its output, and so does NaN in a value of weight 0.
 
@@ -229,18 +245,21 @@ class AdditiveForward:
         ShapeError, DtypeError, DeviceError: `value` is not as above.
     """
 
-    def __init__(self, scores: AdditiveScores, value: Tensor, softcap: float | None = None) -> None:
-        check_float32("value", value)
+    def __init__(
+        self, scores: AdditiveScores, value: Tensor, softcap: float | None = None, keep_probability: float = 1.0
+    ) -> None:
+        check_dtype(scores.query.dtype, value=value)
         heads, keys = scores.key_heads, scores.columns
         if value.ndim != 3 or value.shape[:2] != (heads, keys):
             raise ShapeError(f"value has shape {tuple(value.shape)}; it needs to be (Hk, N, Dv) with {(heads, keys)}")
         self.scores, self.value, self.softcap = scores, last_contiguous(value.detach()), softcap or 0.0
+        self.keep_probability = keep_probability
         rows = scores.heads, scores.rows
-        self.output, self.lse = (
-            torch.zeros(*rows, value.shape[-1], device="cpu"),
-            torch.full(rows, float("-inf"), device="cpu"),
-        )
+        self.output = torch.zeros(*rows, value.shape[-1], dtype=value.dtype, device="cpu")
+        self.lse = torch.full(rows, float("-inf"), device="cpu")
         self._maximum, self._total = self.lse.clone(), torch.zeros(rows, device="cpu")
+        # The output of the tiles so far; of 16 bits it is rounded once, after the last tile of a row.
+        self._before = self.output if value.dtype == torch.float32 else None
 
     def add(
         self,
@@ -248,8 +267,13 @@ class AdditiveForward:
         columns: slice = WHOLE,
         bias: Tensor | None = None,
         dropout_mask: Tensor | None = None,
+        *,
+        more: bool = False,
     ) -> None:
         """Add a tile: some rows attend to some columns. No pair may be in two tiles.
+
+        more: whether the same rows are in a later tile, too. It must be said where `output` has 16 bits, which are then
+        written with the last tile.
 
         rows and columns: slices of step 1. bias and dropout_mask: (B, H / B, rows, columns) float32, of any strides but
         in the last axis. bias: -inf where there is no pair. dropout_mask: 0 for weights that are dropped, else 1.
@@ -262,22 +286,26 @@ class AdditiveForward:
         (top, bottom), (left, right) = slice_bounds(rows, scores.rows), slice_bounds(columns, scores.columns)
         size = bottom - top, right - left
         bias, dropout_mask = self._checked("bias", bias, size), self._checked("dropout_mask", dropout_mask, size)
-        pairs = scores.heads * size[0] * size[1]
-        if not pairs:
+        units = scores.heads * size[0]
+        if not units or (not size[1] and (more or self._before is None)):
             return
-        threads = thread_count(pairs * (scores.features + value.shape[-1]), LEAST_WORK)
-        band = BAND if scores.heads * size[0] >= BANDS_PER_THREAD * threads * BAND else SMALL_BAND
+        if more and self._before is None:
+            self._before = torch.zeros(self.output.shape, device="cpu")
+        wide = self._before is self.output
+        threads = thread_count(units * size[1] * (scores.features + value.shape[-1]), LEAST_WORK)
+        band = BAND if units >= BANDS_PER_THREAD * threads * BAND else SMALL_BAND
         work = AdditiveForwardStruct(
             *(0, scores.heads * -(-size[0] // band), 0, ctypes.addressof(scores.work), top, bottom, left, right, band),
             *(
                 _pairs_struct(bias),
                 _pairs_struct(dropout_mask),
-                self.softcap,
+                *(self.softcap, self.keep_probability),
                 value.data_ptr(),
                 *value.stride()[:2],
                 value.shape[-1],
             ),
-            *(tensor.data_ptr() for tensor in (self.output, self.lse, self._maximum, self._total)),
+            *(self.output.data_ptr(), None if self._before is None else self._before.data_ptr(), more and not wide),
+            *(tensor.data_ptr() for tensor in (self.lse, self._maximum, self._total)),
         )
         run_units(scores.library.additive_forward, work, threads)
 
