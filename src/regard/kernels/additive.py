@@ -24,7 +24,7 @@ from .online_softmax import (
     batches_per_tile,
     tile_size,
 )
-from .tile_scores import make_tile_bias
+from .tile_scores import make_tile_bias, make_tile_scores
 
 NATIVE_FEATURE = 0.25
 """The cost of one feature of a pair in C, in passes: some four operations on 16 numbers at once."""
@@ -33,16 +33,16 @@ NATIVE_FEATURE = 0.25
 class AdditiveKernel:
     """Online softmax over the scores weight · tanh(q + k) in native code, without storing them.
 
-    Scores, softmax and the sum of values take one native pass; the gradient of the scores is native, too. The kernel
-    works tile by tile where mask, bias or dropout have a number for each pair, and in the backward pass. bfloat16 and
-    float16 are read as they are and widened in registers; the output is rounded once.
+    Scores, softmax and the sum of values take one native pass, and so do the gradients. The kernel works tile by tile
+    where mask, bias or dropout have a number for each pair, and in the backward pass. bfloat16 and float16 are read as
+    they are and widened in registers; the output is rounded once.
 
     tanh(x + y) = 1 - 2 / (1 + e^2x · e^2y): the exponentials are taken once for each token, not for each pair.
     """
 
     def __init__(self, tile: int = SCORES_PER_TILE) -> None:
         self.name = "additive" if tile == SCORES_PER_TILE else f"additive({tile})"
-        self.tile, self._tiled = tile, TiledAttention(_NativeTileScores, tile)
+        self.tile, self._tiled = tile, TiledAttention(make_tile_scores, tile)
         register(self)
 
     def why_not(self, problem: Problem) -> list[str]:
@@ -77,7 +77,10 @@ class AdditiveKernel:
 
     def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
         """The gradients of a batched problem."""
-        return self._tiled.backward(batched, saved)
+        gradients = batched.zero_gradients(bias=saved.needs_bias_grad)
+        for batch, rows in self._tiled.block_rows(batched.problem, together=saved.needs_bias_grad):
+            self._backward(batched.part(batch), rows, saved.part(batch), gradients.part(batch))
+        return gradients
 
     def block_rows(self, problem: Problem) -> Iterator[tuple[slice, tuple[BlockRow, ...]]]:
         """Slices of batches with the same tiles, and their block rows; one row of all queries if none is per pair."""
@@ -89,8 +92,9 @@ class AdditiveKernel:
 
     def _forward(self, batched: BatchedProblem, rows: tuple[BlockRow, ...]) -> tuple[Tensor, Tensor]:
         problem, inputs = batched.problem, _PairInputs(batched)
-        kept = 1.0 - problem.dropout.probability if problem.dropout is not None else 1.0
-        attended = native.AdditiveForward(_prepared(batched.pairs), batched.value.flatten(0, 1), problem.softcap, kept)
+        attended = native.AdditiveForward(
+            _prepared(batched.pairs), batched.value.flatten(0, 1), problem.softcap, inputs.keep_probability
+        )
         for row in rows:
             tiles = []
             for run in row.runs:
@@ -102,6 +106,34 @@ class AdditiveKernel:
                 attended.add(row.rows, columns, added, dropout_mask, more=at < len(tiles))
         return attended.output.unflatten(0, batched.shape[:2]), attended.lse.unflatten(0, batched.shape[:2])
 
+    def _backward(
+        self, batched: BatchedProblem, rows: tuple[BlockRow, ...], saved: Saved, into: ProblemGradients
+    ) -> None:
+        problem, inputs = batched.problem, _PairInputs(batched)
+        given = (batched.value, saved.output, saved.lse, saved.grad_output, saved.grad_lse)
+        work = native.AdditiveBackward(
+            _prepared(batched.pairs),
+            *(of.flatten(0, 1) for of in given),
+            softcap=problem.softcap,
+            keep_probability=inputs.keep_probability,
+        )
+        of_bias = inputs.tile_bias if into.bias else None
+        for row in rows:
+            for run in row.runs:
+                for columns in split_slice(run.columns, tile_size(problem, self.tile)[1]):
+                    added = inputs.added(row.rows, columns, run.masked)
+                    dropout_mask = inputs.dropout_mask(row.rows, columns)
+                    gradient = work.add(row.rows, columns, added, dropout_mask, wants_bias_gradient=of_bias is not None)
+                    if of_bias is not None and gradient is not None:
+                        of_bias.add_gradient(row.rows, columns, gradient.unflatten(0, batched.shape[:2]), into)
+        query, key, weight, value = work.result()
+        for target, gradient in ((into.query, query), (into.key, key), (into.value, value)):
+            target.copy_(gradient.view_as(target))
+        if into.weight is not None:
+            into.weight.add_(weight)
+        if of_bias is not None:
+            of_bias.finish(into)
+
 
 class _PairInputs:
     """Bias, mask and dropout of a tile as dense tensors (B, H, m, n)."""
@@ -109,6 +141,7 @@ class _PairInputs:
     def __init__(self, batched: BatchedProblem) -> None:
         self.batched, self.tile_bias, self.dropout = batched, make_tile_bias(batched), batched.problem.dropout
         self.for_all = self.tile_bias is not None or self.dropout is not None
+        self.keep_probability = 1.0 if self.dropout is None else 1.0 - self.dropout.probability
 
     def added(self, rows: slice, columns: slice, masked: bool) -> Tensor | None:
         """Bias plus -inf where the mask forbids the pair; None for neither."""
@@ -126,28 +159,6 @@ class _PairInputs:
             return None
         tile = self.batched.grid.tile(rows, columns)
         return self.dropout.dropout_mask(*self.batched.problem.dropout_indices(tile, self.batched.batch))
-
-
-class _NativeTileScores:
-    """weight · tanh(q + k) by `regard.native`, all batches and heads at once."""
-
-    def __init__(self, pairs: PairForm) -> None:
-        self.leading = pairs.query.shape[:2]
-        self.prepared = _prepared(pairs)
-        self.gradients = native.AdditiveGradients(self.prepared)
-
-    def scores(self, rows: slice, columns: slice) -> Tensor:
-        return self.prepared.scores(rows, columns).unflatten(0, self.leading)
-
-    def add_gradients(self, rows: slice, columns: slice, upstream: Tensor, into: ProblemGradients) -> None:
-        self.gradients.add(upstream.flatten(0, 1), rows, columns)
-
-    def finish(self, into: ProblemGradients) -> None:
-        query, key, weight = self.gradients.result()
-        into.query.add_(query.view_as(into.query))
-        into.key.add_(key.view_as(into.key))
-        if into.weight is not None:
-            into.weight.add_(weight)
 
 
 def _prepared(pairs: PairForm) -> native.AdditiveScores:

@@ -5,6 +5,7 @@ A variant is chosen by the vector instructions of the processor. Nothing needs i
 what is missing, and other kernels compute the same.
 """
 
+from .additive_tiles import AdditiveBackward as AdditiveBackward
 from .additive_tiles import AdditiveForward as AdditiveForward
 from .additive_tiles import AdditiveGradients as AdditiveGradients
 from .additive_tiles import AdditiveScores as AdditiveScores
@@ -45,6 +46,7 @@ from .token_step import recurrence_step as recurrence_step
 
 __all__ = [
     "DTYPES",
+    "AdditiveBackward",
     "AdditiveForward",
     "AdditiveGradients",
     "AdditiveScores",

@@ -75,6 +75,26 @@ struct additive_forward {
     float *total;   /* (heads, rows): the sum of exp(score - largest) */
 };
 
+/* What the gradient of the output of a tile gives its scores and the values. */
+struct additive_backward {
+    int64_t failed; /* whether there was no memory */
+    const struct additive *scores;
+    const struct tile *tile; /* `pairs` receives the gradient of the scores */
+    float *bias_gradient;    /* in the layout of `pairs`: the same before the slope of the softcap; or null */
+    struct pairs bias, dropout_mask;
+    float softcap, keep_probability;
+    const void *value; /* (key_heads, columns, value_dim) */
+    int64_t value_head, value_row, value_dim;
+    const void *upstream; /* (heads, rows, value_dim), the gradient of the output */
+    int64_t upstream_head, upstream_row;
+    const void *output; /* likewise */
+    int64_t output_head, output_row;
+    const float *lse;          /* (heads, rows); infinity for rows that take no part */
+    const float *lse_gradient; /* (heads, rows) */
+    float *value_gradient;     /* (key_heads, strips, STRIP, value_padded), added to */
+    int64_t value_padded;      /* value_dim rounded up to whole groups of 32 */
+};
+
 /* Where a gradient is added. The weight is left out: Python multiplies by it, once, at the end. */
 struct sums {
     float *query;   /* (heads, rows, features) */

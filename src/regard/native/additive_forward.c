@@ -10,20 +10,6 @@ struct band {
     float *values; /* of a strip: [terms of rows][padded value dim] */
 };
 
-/* The numbers of a row's pairs from a column on, or null. */
-INLINE const float *row_pairs(const struct additive_forward *work, const struct pairs *given, int64_t head, int64_t row,
-                             int64_t column) {
-    if (!given->data) return 0;
-    return given->data + head / given->heads * given->batch + head % given->heads * given->head +
-           (row - work->row_begin) * given->row + column - work->column_begin;
-}
-
-INLINE int any_pair_exists(const float *bias, int64_t count) {
-    int any = 0;
-    for (int64_t j = 0; j < count; j++) any |= bias[j] != -INFINITY;
-    return any;
-}
-
 /* Scores become exp(score - maximum). Returns the factor of the sums of the strips before. */
 INLINE float online_softmax(float *scores, float *maximum, float *total) {
     lanes limit = broadcast(*maximum);
@@ -44,8 +30,9 @@ INLINE float online_softmax(float *scores, float *maximum, float *total) {
  * exists, for where none does there are no scores to compute. */
 INLINE int row_weights(const struct additive_forward *work, int64_t head, int64_t row, int64_t column, int64_t count,
                        float *weights, float *rescale) {
-    const float *bias = row_pairs(work, &work->bias, head, row, column),
-                *dropout_mask = row_pairs(work, &work->dropout_mask, head, row, column);
+    int64_t down = row - work->row_begin, from = column - work->column_begin;
+    const float *bias = pair_numbers(&work->bias, head, down, from),
+                *dropout_mask = pair_numbers(&work->dropout_mask, head, down, from);
     int64_t band = head * work->scores->rows + row;
     if (bias && !any_pair_exists(bias, count)) return 0;
     strip_scores(work->scores, head, row, column, count, weights);

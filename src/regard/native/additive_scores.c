@@ -2,8 +2,6 @@
 #include "additive_scores.h"
 #include "transpose.h"
 
-#include <math.h>
-
 /* The largest |entry|, and infinity where one is NaN. The bits of numbers without their signs are in the same order. */
 INLINE float row_bound(const void *entries, int64_t count, const int dtype) {
     bits maximum = {0};

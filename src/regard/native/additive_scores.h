@@ -6,6 +6,8 @@
 #include "additive.h"
 #include "typed_rows.h"
 
+#include <math.h>
+
 enum { FEATURES = 4, VECTORS = STRIP / LANES < 4 ? STRIP / LANES : 4, WIDTH = VECTORS * LANES };
 
 INLINE int64_t key_strip_count(const struct additive *problem) { return (problem->columns + STRIP - 1) / STRIP; }
@@ -60,6 +62,19 @@ INLINE const void *given_query(const struct additive *problem, int64_t head, int
 
 INLINE const void *given_key(const struct additive *problem, int64_t key_head, int64_t column) {
     return row_at(problem->key, 1, key_head * problem->key_head + column * problem->key_row, (int)problem->dtype);
+}
+
+/* The numbers of a row's pairs from a column on, both within the tile, or null. */
+INLINE const float *pair_numbers(const struct pairs *given, int64_t head, int64_t row, int64_t column) {
+    if (!given->data) return 0;
+    return given->data + head / given->heads * given->batch + head % given->heads * given->head + row * given->row +
+           column;
+}
+
+INLINE int any_pair_exists(const float *bias, int64_t count) {
+    int any = 0;
+    for (int64_t j = 0; j < count; j++) any |= bias[j] != -INFINITY;
+    return any;
 }
 
 /* The scores of one row of one head with the columns from `from` to `from + count` - 1, which are of one strip. */

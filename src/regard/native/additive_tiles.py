@@ -6,6 +6,7 @@ The structures and their layouts are explained in additive.h.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from ctypes import c_float, c_int64, c_void_p
 
 import torch
@@ -33,6 +34,7 @@ BAND = 32  # additive.h has the same
 SMALL_BAND = 8
 BANDS_PER_THREAD = 4
 """Bands of rows that each thread should get at least, so that all end at about the same time."""
+VALUES_AT_ONCE = 32  # of `value_padded` in additive.h
 
 ADDITIVE = (
     *(("next_unit", c_int64), ("unit_count", c_int64)),
@@ -285,7 +287,10 @@ class AdditiveForward:
         scores, value = self.scores, self.value
         (top, bottom), (left, right) = slice_bounds(rows, scores.rows), slice_bounds(columns, scores.columns)
         size = bottom - top, right - left
-        bias, dropout_mask = self._checked("bias", bias, size), self._checked("dropout_mask", dropout_mask, size)
+        bias, dropout_mask = (
+            check_tile(name, tensor, scores.heads, size)
+            for name, tensor in (("bias", bias), ("dropout_mask", dropout_mask))
+        )
         units = scores.heads * size[0]
         if not units or (not size[1] and (more or self._before is None)):
             return
@@ -297,8 +302,8 @@ class AdditiveForward:
         work = AdditiveForwardStruct(
             *(0, scores.heads * -(-size[0] // band), 0, ctypes.addressof(scores.work), top, bottom, left, right, band),
             *(
-                _pairs_struct(bias),
-                _pairs_struct(dropout_mask),
+                pairs_struct(bias),
+                pairs_struct(dropout_mask),
                 *(self.softcap, self.keep_probability),
                 value.data_ptr(),
                 *value.stride()[:2],
@@ -309,19 +314,22 @@ class AdditiveForward:
         )
         run_units(scores.library.additive_forward, work, threads)
 
-    def _checked(self, name: str, tensor: Tensor | None, size: tuple[int, int]) -> Tensor | None:
-        if tensor is None:
-            return None
-        check_float32(name, tensor)
-        if tensor.ndim != 4 or tensor.shape[:2].numel() != self.scores.heads or tensor.shape[2:] != size:
-            raise ShapeError(
-                f"{name} has shape {tuple(tensor.shape)}; the tile needs (B, H / B, rows, columns) with "
-                f"{self.scores.heads} heads and {size}"
-            )
-        return last_contiguous(tensor.detach())
+
+def check_tile(name: str, tensor: Tensor | None, heads: int, size: tuple[int, int]) -> Tensor | None:
+    """A number for each pair of a tile, (B, H / B, rows, columns), with a contiguous last axis; raise for others."""
+    if tensor is None:
+        return None
+    check_float32(name, tensor)
+    if tensor.ndim != 4 or tensor.shape[:2].numel() != heads or tensor.shape[2:] != size:
+        raise ShapeError(
+            f"{name} has shape {tuple(tensor.shape)}; the tile needs (B, H / B, rows, columns) with {heads} heads and "
+            f"{size}"
+        )
+    return last_contiguous(tensor.detach())
 
 
-def _pairs_struct(tensor: Tensor | None) -> PairsStruct:
+def pairs_struct(tensor: Tensor | None) -> PairsStruct:
+    """The C structure of a number for each pair, or of none."""
     return PairsStruct() if tensor is None else PairsStruct(tensor.data_ptr(), tensor.shape[1], *tensor.stride()[:3])
 
 
@@ -363,14 +371,30 @@ class AdditiveGradients:
         check_pairs("upstream", upstream, (scores.heads, bottom - top, right - left))
         if not upstream.numel() or not scores.features:
             return
-        upstream = last_contiguous(upstream.detach())
+        self.run((top, bottom, left, right), last_contiguous(upstream.detach()))
+
+    def run(
+        self,
+        bounds: tuple[int, int, int, int],
+        upstream: Tensor,
+        prepare: Callable[[AdditiveTileStruct, int], None] | None = None,
+    ) -> None:
+        """Add the tile with these bounds of rows and columns.
+
+        prepare(tile, part): called for the rows of each job before they are read, to write them.
+        """
+        scores, (top, bottom, _, _) = self.scores, bounds
         pairs = (upstream.data_ptr(), upstream.stride(0), upstream.stride(1))
 
         def call(worker: int, job: tuple[int, int, int]) -> None:
             part, begin, end = job
+            tile = AdditiveTileStruct(*bounds, begin, end, *pairs)
+            if prepare is not None:
+                prepare(tile, part)
+            if not scores.features:
+                return
             own = (self.query, self.key[part], self.weight[part, begin // per_head], self.scratch[worker])
             sums = AdditiveSumsStruct(*(tensor.data_ptr() for tensor in own))
-            tile = AdditiveTileStruct(top, bottom, left, right, begin, end, *pairs)
             scores.library.additive_backward(ctypes.byref(scores.work), ctypes.byref(tile), ctypes.byref(sums))
 
         per_head = scores.group * (bottom - top)  # the rows that share a key head
@@ -401,3 +425,117 @@ def _partial_sums(key_heads: int, threads: int) -> int:
     if key_heads == 0 or key_heads % threads == 0:
         return 1
     return threads // key_heads if threads % key_heads == 0 else min(threads, -(-4 * threads // key_heads))
+
+
+class AdditiveBackwardStruct(ctypes.Structure):
+    """The structure `additive_backward` of additive.h."""
+
+    _fields_ = (
+        *(("failed", c_int64), ("scores", c_void_p), ("tile", c_void_p), ("bias_gradient", c_void_p)),
+        *(("bias", PairsStruct), ("dropout_mask", PairsStruct), ("softcap", c_float), ("keep_probability", c_float)),
+        *(("value", c_void_p), ("value_head", c_int64), ("value_row", c_int64), ("value_dim", c_int64)),
+        *(("upstream", c_void_p), ("upstream_head", c_int64), ("upstream_row", c_int64)),
+        *(("output", c_void_p), ("output_head", c_int64), ("output_row", c_int64)),
+        *(("lse", c_void_p), ("lse_gradient", c_void_p), ("value_gradient", c_void_p), ("value_padded", c_int64)),
+    )
+
+
+class AdditiveBackward:
+    """The gradients of `AdditiveForward`, summed over tiles: of query, key, weight and value; none of size M · N.
+
+    With the weights P_ij = exp(s_ij - lse_i), taken anew, and keep_ij / keep_probability as k_ij, the gradient of the
+    output as dO and that of lse as dl: value_j is Σ_i P_ij k_ij dO_i, and that of s_ij is P_ij (k_ij dO_i · v_j - δ_i)
+    with δ_i = dO_i · output_i - dl_i; from it come query, key and weight, as `AdditiveGradients` has it.
+
+    output, grad_output (H, M, Dv) and value (Hk, N, Dv): of the dtype of the queries. lse, grad_lse (H, M): float32,
+    lse +inf for rows that take no part. All sums are float32; bfloat16 is multiplied in pairs where the processor does.
+    softcap, keep_probability and the inputs of `add` are those of the forward pass.
+
+    Raises:
+        ShapeError, DtypeError, DeviceError: a tensor is not as above.
+    """
+
+    def __init__(
+        self,
+        scores: AdditiveScores,
+        value: Tensor,
+        output: Tensor,
+        lse: Tensor,
+        grad_output: Tensor,
+        grad_lse: Tensor,
+        softcap: float | None = None,
+        keep_probability: float = 1.0,
+    ) -> None:
+        check_dtype(scores.query.dtype, value=value, output=output, grad_output=grad_output)
+        rows, dim = (scores.heads, scores.rows), value.shape[-1]
+        wanted = {"value": (scores.key_heads, scores.columns, dim), "output": (*rows, dim), "grad_output": (*rows, dim)}
+        given = {"value": value, "output": output, "grad_output": grad_output, "lse": lse, "grad_lse": grad_lse}
+        for name, tensor in given.items():
+            shape = wanted.get(name, rows)
+            if tuple(tensor.shape) != shape:
+                raise ShapeError(f"{name} has shape {tuple(tensor.shape)}; it needs to be {shape}")
+        for name in ("lse", "grad_lse"):
+            check_float32(name, given[name])
+        self.scores, self.softcap, self.keep_probability = scores, softcap or 0.0, keep_probability
+        self.value, self.output, self.grad_output = (
+            last_contiguous(tensor.detach()) for tensor in (value, output, grad_output)
+        )
+        self.lse, self.grad_lse = lse.detach().contiguous(), grad_lse.detach().contiguous()
+        self.gradients = AdditiveGradients(scores)
+        self.padded = -(-dim // VALUES_AT_ONCE) * VALUES_AT_ONCE
+        parts = self.gradients.partial_sums, scores.key_heads, scores.strips * STRIP
+        self.value_gradient = torch.zeros(*parts, self.padded, device="cpu")
+
+    def add(
+        self,
+        rows: slice = WHOLE,
+        columns: slice = WHOLE,
+        bias: Tensor | None = None,
+        dropout_mask: Tensor | None = None,
+        *,
+        wants_bias_gradient: bool = False,
+    ) -> Tensor | None:
+        """Add a tile; the gradient of its bias, (H, rows, columns), where it is wanted.
+
+        rows, columns, bias and dropout_mask: as in `AdditiveForward.add`.
+
+        Raises:
+            ShapeError, DtypeError, DeviceError: a slice has another step, or a tensor is not as there.
+            MemoryError: there was none for the values of the tile.
+        """
+        scores = self.scores
+        bounds = *slice_bounds(rows, scores.rows), *slice_bounds(columns, scores.columns)
+        size = bounds[1] - bounds[0], bounds[3] - bounds[2]
+        bias, dropout_mask = (
+            check_tile(name, tensor, scores.heads, size)
+            for name, tensor in (("bias", bias), ("dropout_mask", dropout_mask))
+        )
+        upstream = torch.empty(scores.heads, *size, device="cpu")
+        of_bias = None
+        if wants_bias_gradient:
+            of_bias = torch.empty_like(upstream) if self.softcap else upstream
+        if not upstream.numel():
+            return of_bias
+        tensors = self.value, self.grad_output, self.output
+        value, grad_output, output = ((of.data_ptr(), *of.stride()[:2]) for of in tensors)
+
+        def prepare(tile: AdditiveTileStruct, part: int) -> None:
+            work = AdditiveBackwardStruct(
+                *(0, ctypes.addressof(scores.work), ctypes.addressof(tile)),
+                of_bias.data_ptr() if of_bias is not None and of_bias is not upstream else None,
+                *(pairs_struct(bias), pairs_struct(dropout_mask), self.softcap, self.keep_probability),
+                *(*value, self.value.shape[-1], *grad_output, *output),
+                *(self.lse.data_ptr(), self.grad_lse.data_ptr()),
+                *(self.value_gradient[part].data_ptr(), self.padded),
+            )
+            scores.library.additive_tile_gradients(ctypes.byref(work))
+            if work.failed:
+                raise MemoryError("native code found no memory for the values that it lays out")
+
+        self.gradients.run(bounds, upstream, prepare)
+        return of_bias
+
+    def result(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The gradient of query (H, M, A), key (Hk, N, A), weight (A,) and value (Hk, N, Dv), all float32."""
+        value = self.value_gradient[0] if len(self.value_gradient) == 1 else self.value_gradient.sum(0)
+        return *self.gradients.result(), value[:, : self.scores.columns, : self.value.shape[-1]]

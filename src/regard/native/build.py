@@ -24,6 +24,7 @@ SOURCES_PER_VARIANT = (
     "additive_scores.c",
     "additive_backward.c",
     "additive_forward.c",
+    "additive_tile_gradients.c",
     "decode.c",
     "finite.c",
     "flash.c",

@@ -51,6 +51,7 @@ class Library:
         self.additive_scores = function("additive_scores", c_void_p, c_void_p)
         self.additive_forward = function("additive_forward", c_void_p)
         self.additive_backward = function("additive_backward", c_void_p, c_void_p, c_void_p)
+        self.additive_tile_gradients = function("additive_tile_gradients", c_void_p)
         self.additive_scratch = function("additive_scratch", c_int64, returns=c_int64)
         self.decode = function("decode", c_void_p)
         self.finite = function("finite", c_void_p, c_int64, c_int64, returns=c_int64)
