@@ -21,6 +21,7 @@ from functools import cached_property
 from pathlib import Path
 
 EQUAL, WITHIN, OUTSIDE, OTHER_MACHINE = "equal", "within the spread", "outside", "times of another processor"
+NOT_RUN, SAME_FILE, OTHER_FILE = "tables not run", "pictures the same file", "pictures another file"
 NUMBER = r"(?<![\w.])[-+]?\d+(?:,\d{3})*(?:\.\d+)?"
 INTERVAL = re.compile(
     rf"({NUMBER})(?: ?%)? *(?:\| ({NUMBER}) to ({NUMBER})|\(({NUMBER})-({NUMBER})\)|\[({NUMBER}), ({NUMBER})\])"
@@ -47,6 +48,11 @@ class Number:
     @property
     def decimals(self) -> int:
         return len(self.text.partition(".")[2])
+
+    @property
+    def factor(self) -> float:
+        """Of times: "+25 %" more is 1.25 times as much."""
+        return 1 + self.value / 100 if self.percent and self.text[0] in "+-" else abs(self.value)
 
     def is_that_of(self, printed: Number) -> bool:
         """Whether the printed number, rounded to the decimals here, is this one."""
@@ -80,8 +86,9 @@ class Row:
 
     @cached_property
     def words(self) -> frozenset[str]:
-        """Of the first cell, or of the line without its decimal numbers."""
-        label = self.cells[0] if self.headings else re.sub(r"\d[\d,]*\.\d+ ?%?|\d+ ?%", "", self.cells[0])
+        """Of the first cell and of those without numbers, or of the line without its decimal numbers."""
+        labels = (cell for number, cell in enumerate(self.cells) if not number or not re.search(r"\d", cell))
+        label = " ".join(labels) if self.headings else re.sub(r"\d[\d,]*\.\d+ ?%?|\d+ ?%", "", self.cells[0])
         return frozenset(re.findall(r"[^\W_]+", label.lower().replace(",", "")))
 
     @cached_property
@@ -163,12 +170,12 @@ def aligned(page: Sequence[Number], printed: Sequence[Number]) -> list[Pair]:
 
 def pairs_of(row: Row, printed: Row) -> list[Pair]:
     """The numbers of a page's row with those of a printed one: column by column where both have the same headings."""
-    wanted = row.headings[1:]
-    if not wanted or len(set(wanted)) < len(wanted) or not set(wanted) <= set(printed.headings[1:]):
+    wanted, there = row.headings[1:], printed.headings[1:]
+    if not wanted or (wanted != there and (len(set(wanted)) < len(wanted) or not set(wanted) <= set(there))):
         return aligned(row.numbers, printed.numbers)
     pairs: list[Pair] = []
     for column, heading in enumerate(wanted, 1):
-        other = printed.headings.index(heading, 1)
+        other = column if wanted == there else there.index(heading) + 1
         mine = [number for number in row.numbers if row.column_of(number) == column]
         theirs = [number for number in printed.numbers if printed.column_of(number) == other]
         pairs += aligned(mine, theirs)
@@ -249,7 +256,7 @@ class Spread:
         if self.factor is not None and (self.text.startswith("times") or row.is_measured(mine)):
             if not self.here:
                 return OTHER_MACHINE
-            low, high = sorted((abs(mine.value), abs(theirs.value)))
+            low, high = sorted((mine.factor, theirs.factor))
             return WITHIN if high <= self.factor * low else OUTSIDE
         if self.interval:
             return WITHIN if trained and (mine.decimals or mine.ends or mine.is_end) else OUTSIDE
@@ -343,6 +350,12 @@ def say(text: str) -> None:
     sys.stdout.write(f"{text}\n")
 
 
+def told(counts: Counter[str]) -> str:
+    """How many figures are what, in one order."""
+    order = EQUAL, WITHIN, OTHER_MACHINE, OUTSIDE, NOT_RUN, SAME_FILE, OTHER_FILE
+    return ", ".join(f"{counts[name]:,} {name}" for name in order if counts[name])
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Print what is equal and what is not; 1 where a figure lies outside its spread."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -354,19 +367,19 @@ def main(arguments: list[str] | None = None) -> int:
     for entry in entries(chosen.docs / "figures.md"):
         name = f"{entry.output}, {entry.page}, {entry.section}"
         if not (chosen.printed / entry.output).exists():
-            total["tables not run"] += 1
+            total[NOT_RUN] += 1
             say(f"{name}: not run")
             continue
         found = check(entry, chosen.docs, chosen.printed, processor)
         total += found.counts
-        say(f"{name}: " + ", ".join(f"{count} {status}" for status, count in found.counts.items()))
+        say(f"{name}: {told(found.counts)}")
         for line in found.lines:
             say(f"  {line}")
     for name, same in pictures(chosen.docs, chosen.printed):
-        total["pictures, the same file" if same else "pictures, another file"] += 1
+        total[SAME_FILE if same else OTHER_FILE] += 1
         if not same:
             say(f"{name}: another file than in {chosen.docs}")
-    say(f"on {processor}: " + ", ".join(f"{count} {status}" for status, count in total.items()))
+    say(f"on {processor}: {told(total)}")
     return 1 if total[OUTSIDE] else 0
 
 

@@ -172,6 +172,23 @@ def test_columns_are_found_by_their_headings(checked):
     assert "1 outside" in text
 
 
+def test_a_benchmark_whose_columns_and_rows_have_the_same_names(checked):
+    page = """\
+## Masks
+
+| mask | pairs | regard | ratio | its peak | ratio | more |
+| --- | --- | --- | --- | --- | --- | --- |
+| window | causal | 635.4 ms | 32 | 1,187 MiB | 9.13 | -1.0% |
+| window | all pairs | 1,268.0 ms | 58 | 1,186 MiB | 9.06 | +2.0% |
+"""
+    spread, processor = "times within 1.5", figures.this_processor()
+    faster = page.replace("635.4", "500.0").replace("1,268.0", "900.0").replace("-1.0%", "+9.0%")
+    code, text = checked(page, f"Zen 5\n\n### One\n\n{faster[faster.index('|') :]}", spread, processor)
+    assert (code, "7 equal, 3 within" in text) == (0, True), text
+    assert checked(page, faster.replace("| 9.13 |", "| 5.13 |"), spread, processor)[0] == 1
+    assert checked(page, faster.replace("| 9.13 |", "| 5.13 |"), spread)[0] == 0
+
+
 def test_cells_without_numbers(checked):
     page = "## Z\n\n| class | future | cache |\n| --- | --- | --- |\n| Bert | – | ✗ |\n| Llama | | ✗ |\n"
     assert checked(page, page, "same digits", name="zoo.md")[0] == 0
@@ -188,7 +205,7 @@ def test_pictures_are_the_same_file_or_not(checked, tmp_path):
             path.write_bytes(content if name == "a.png" else b"same")
     _, text = checked(TABLE, PRINTED, "same digits")
     assert "pictures/a.png: another file" in text
-    assert "1 pictures, another file, 1 pictures, the same file" in text
+    assert "1 pictures the same file, 1 pictures another file" in text
 
 
 def test_every_output_of_the_table_is_of_a_section_that_has_tables():
