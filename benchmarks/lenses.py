@@ -6,6 +6,9 @@ with TopK(8) and Received too at most 2.2 times. All weights of n = 2,048 no slo
 
 The limit: the products of queries and keys once more, half of what attention multiplies, and an exponential a pair.
 `Received` alone is little more than that, and so shows what the pass costs before anything is reduced.
+
+bfloat16 and float16 are read as they are; where the processor multiplies bfloat16 in pairs, so does the pass. What it
+costs there beside float32's, without the attention itself, is in a table of its own.
 """
 
 import math
@@ -84,6 +87,30 @@ def all_weights(n: int, rounds: int) -> None:
     table("All weights and the output, 8 heads of 64, float32", ["length", "eager", "Weights", "more", "goal"], [row])
 
 
+def halves(n: int, rounds: int) -> None:
+    """The pass alone, of one thread, in each dtype: what observing takes beyond attention."""
+    causal, threads, rows = regard.masks.causal(), torch.get_num_threads(), []
+    torch.set_num_threads(1)
+    wide = torch.randn(3, 1, 4, n, 64)
+    for name, wanted in SETS.items():
+        if not wanted:
+            continue
+        works = {}
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            tensors = wide.to(dtype).unbind()
+            works[f"{dtype} attention"] = partial(regard.attention, *tensors, mask=causal)
+            works[f"{dtype} seen"] = partial(regard.observe, *tensors, *wanted, mask=causal)
+        spent = _timing.in_turn(works, rounds=rounds)
+        passes = [
+            spent[f"{dtype} seen"] - spent[f"{dtype} attention"]
+            for dtype in (torch.float32, torch.bfloat16, torch.float16)
+        ]
+        rows.append([name, milliseconds(passes[0]), *(f"{passes[0] / each:.2f}" for each in passes[1:])])
+    torch.set_num_threads(threads)
+    title = f"The pass over the weights in 16 bits, n = {n:,}, 4 heads of 64, causal, one thread"
+    table(title, ["what", "float32", "bfloat16: times as fast", "float16"], rows)
+
+
 def main(n: int = 16_384, rounds: int = 5, weights: int = 2048) -> None:
     if _memory.answer({name: partial(observing, name) for name in SETS}):
         return
@@ -91,6 +118,7 @@ def main(n: int = 16_384, rounds: int = 5, weights: int = 2048) -> None:
     print(_timing.machine())
     all_weights(weights, 4 * rounds + 1)
     beside_the_output(n, rounds)
+    halves(n // 4, rounds)
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def by_autograd(given: Tensors, upstream: Tensors, dtype: torch.dtype, **options
     bias = options.pop("bias", None)
     if bias is not None:
         leaves.append(bias := bias.to(dtype).requires_grad_())
-    output, lse = plain(*leaves[:4], bias=bias, **options)
+    output, lse = plain(leaves[0], leaves[1], leaves[2], leaves[3], bias=bias, **options)
     rows = lse.isfinite()
     total = (output * upstream[0].to(dtype)).sum() + (lse * upstream[1].to(dtype))[rows].sum()
     return [output.detach(), lse.detach(), *torch.autograd.grad(total, leaves)]
