@@ -21,7 +21,7 @@ from functools import cached_property
 from pathlib import Path
 
 EQUAL, WITHIN, OUTSIDE, OTHER_MACHINE = "equal", "within the spread", "outside", "times of another processor"
-NOT_RUN, SAME_FILE, OTHER_FILE = "tables not run", "pictures the same file", "pictures another file"
+NOT_RUN, SAME_FILE, OTHER_FILE = "not run", "pictures the same file", "pictures another file"
 NUMBER = r"(?<![\w.])[-+]?\d+(?:,\d{3})*(?:\.\d+)?"
 INTERVAL = re.compile(
     rf"({NUMBER})(?: ?%)? *(?:\| ({NUMBER}) to ({NUMBER})|\(({NUMBER})-({NUMBER})\)|\[({NUMBER}), ({NUMBER})\])"
@@ -305,16 +305,28 @@ def in_section(rows: Iterable[Row], section: str) -> list[Row]:
     return [row for row in rows if section == "all" or section in row.section]
 
 
+def printed_rows(entry: Entry, page: Sequence[Row], printed: Path) -> list[Row]:
+    """The rows of an output for a section: those under its title, or all where the output has no titles of the page."""
+    if not (printed / entry.output).exists():
+        return []
+    rows = list(rows_of((printed / entry.output).read_text("utf-8"), lines_too=True))
+    shared = {row.section for row in page} & {row.section for row in rows} - {""}
+    return in_section(rows, entry.section) if shared else rows
+
+
 def check(entry: Entry, docs: Path, printed: Path, processor: str) -> Finding:
     """Hold the tables of a section beside an output."""
     found = Finding()
-    rows = in_section(rows_of((docs / entry.page).read_text("utf-8")), entry.section)
+    page = list(rows_of((docs / entry.page).read_text("utf-8")))
+    rows, others = in_section(page, entry.section), printed_rows(entry, page, printed)
     if not rows:
         found.counts[OUTSIDE] += 1
         found.lines.append(f"{entry.page} has no table under {entry.section!r}")
+    if not others:
+        found.counts[NOT_RUN] += 1
+        return found
     spread = Spread(entry.spread, here=entry.processor == processor)
-    others = list(rows_of((printed / entry.output).read_text("utf-8"), lines_too=True))
-    partners = matched(rows, in_section(others, entry.section) or others)
+    partners = matched(rows, others)
     for number, row in enumerate(rows):
         place = f"{docs / entry.page}:{row.line}: {row.cells[0]}:"
         other = partners.get(number)
@@ -366,10 +378,6 @@ def main(arguments: list[str] | None = None) -> int:
     processor = this_processor()
     for entry in entries(chosen.docs / "figures.md"):
         name = f"{entry.output}, {entry.page}, {entry.section}"
-        if not (chosen.printed / entry.output).exists():
-            total[NOT_RUN] += 1
-            say(f"{name}: not run")
-            continue
         found = check(entry, chosen.docs, chosen.printed, processor)
         total += found.counts
         say(f"{name}: {told(found.counts)}")

@@ -97,7 +97,13 @@ def test_a_section_that_is_gone(checked, tmp_path):
 def test_what_was_not_run_is_said(checked):
     code, text = checked(TABLE, None, "same digits")
     assert code == 0
-    assert "one.txt, page.md, Movies: not run" in text
+    assert "one.txt, page.md, Movies: 1 not run" in text
+
+
+def test_an_output_that_has_another_section_alone(checked, tmp_path):
+    page = f"{TABLE}\n## Films\n\n{TABLE[TABLE.index('|') :]}"
+    code, text = checked(page, page[page.index("## Films") :].replace("0.149", "0.999"), "same digits")
+    assert (code, "Movies: 1 not run" in text) == (0, True)
 
 
 def test_a_printed_number_is_rounded_to_the_decimals_of_the_page(checked):
