@@ -1319,6 +1319,42 @@ CORRECT = {
             scores = torch.einsum("b i d, b i j d -> b i j", q, k) * q.size(-1) ** -0.5
             return torch.einsum("b i j, b i j d -> b i d", scores.softmax(dim=-1), v)
     """,
+    "keys that are kept as they are, and rotated by where they are in a window": """
+        def attend(self, q, k, v, past_key_value, position_ids):
+            if past_key_value is not None:
+                k = torch.cat([past_key_value[0], k], dim=2)
+                v = torch.cat([past_key_value[1], v], dim=2)
+            past_key_value = (k, v)
+            cos, sin = self.rotary_emb(v, seq_len=k.shape[-2])
+            places = torch.arange(k.shape[-2], device=k.device).unsqueeze(0)
+            k = apply_rotary_pos_emb_single(k, cos, sin, places)
+            q = apply_rotary_pos_emb_single(q, cos, sin, position_ids)
+            return F.scaled_dot_product_attention(q, k, v), past_key_value
+    """,
+    "a test, with what others are compared with": """
+        import pytest
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+        def masked(q, k, v, rule):
+            mask = create_block_mask(rule, q.size(0), q.size(1), q.size(2), k.size(2))
+            return flex_attention(q, k, v, block_mask=mask)
+
+        @pytest.mark.parametrize("rule", [None])
+        def test_masks(rule):
+            assert masked(*torch.randn(3, 1, 2, 8, 4), rule).shape == (1, 2, 8, 4)
+    """,
+    "an engine that finds the padding by itself": """
+        class Engine:
+            def generate(self, inputs, steps):
+                seen = np.asarray(inputs) != self.config.pad_token_id
+                return self.run(inputs, seen, steps)
+
+        def complete(path, prompts, steps):
+            tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
+            inputs = tokenizer(prompts, padding="max_length", max_length=64).input_ids
+            engine = Engine(path)
+            return engine.generate(inputs, steps)
+    """,
     "rows of padded queries, which nothing reads": """
         def attend(q, k, v, padded, hidden):
             scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
@@ -1348,6 +1384,41 @@ NO_TEXTBOOK = {
                 q, k, v = qkv.unbind(0)
                 weights = ((q * N ** -0.5).transpose(-1, -2) @ k).softmax(dim=-1)
                 return (weights @ v.transpose(-1, -2)).transpose(-1, -2)
+    """,
+    "weights that are returned as an option": """
+        class Attention(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.dropout = nn.Dropout(0.1)
+
+            def forward(self, q, k, v, output_attentions=False):
+                scores = torch.matmul(q, k.transpose(-1, -2)) / math.sqrt(q.size(-1))
+                weights = nn.functional.softmax(scores, dim=-1)
+                weights = self.dropout(weights)
+                context = torch.matmul(weights, v)
+                outputs = (context, weights) if output_attentions else (context,)
+                return outputs
+
+        class CrossLayer(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.attention = Attention()
+
+            def forward(self, x, memory, output_attentions=False):
+                outputs = self.attention(x, memory, memory, output_attentions=output_attentions)
+                if output_attentions:
+                    weights = outputs[1]
+                x = x + outputs[0]
+                outputs = (x, weights) if output_attentions else (x,)
+                return outputs
+
+        class Layer(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.cross = CrossLayer()
+
+            def forward(self, x, memory):
+                return self.cross(x, memory, output_attentions=False)[0]
     """,
     "vectors without features": """
         def attend(qkv):

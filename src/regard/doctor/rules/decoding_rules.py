@@ -384,7 +384,7 @@ def _pads(node: ast.AST) -> bool:
 def _generates_otherwise(call: ast.Call, facts: ModuleFacts) -> bool:
     """Whether a call of `generate` is that of the class itself, or of an engine that reads texts and not padded ids."""
     receiver = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
-    if receiver == "self":
+    if receiver == "self" or re.search(r"!= *[\w.]*pad|\.ne\([\w.]*pad", facts.source):  # or one that finds the padding
         return True
     engine = any(name.startswith("vllm") for name in facts.imports.values())
     return engine and bool(re.search(r"(^|[._])(v?llm|engine)", receiver))

@@ -150,7 +150,8 @@ def rotary_after_cache(facts: ModuleFacts) -> Iterator[Report]:
     """Rotary positions are applied to keys after those of the cache are joined to them.
 
     Cached keys that were rotated before are rotated again at each step. Where the cache holds unrotated keys, the
-    result is right, but each step rotates all of them. Rotate the new keys by their own positions, then append them.
+    result is right, but each step rotates all of them: a hint, as positions that move with a window need that. Rotate
+    the new keys by their own positions, then append them.
     """
     if not _ROTARY.search(facts.source) or not _CACHED.search(facts.source):
         return
@@ -164,7 +165,11 @@ def rotary_after_cache(facts: ModuleFacts) -> Iterator[Report]:
                 if any(
                     name in passed and name in joined and not _excludes(joined[name], node, facts) for name in names
                 ):
-                    yield Report(call, "keys of the cache are rotated again with the new ones: rotate, then append")
+                    yield Report(
+                        call,
+                        "keys of the cache are rotated again with the new ones: rotate, then append",
+                        hint=_is_kept_before(function, min(one.lineno for one in joined.values()), node),
+                    )
             elif isinstance(call, ast.Call) and _joins_cache(call):
                 joined.update({name: node for name in names if _KEYS.match(name)})
             elif isinstance(call, ast.Tuple) and isinstance(node.targets[0], ast.Tuple):
@@ -176,6 +181,17 @@ def rotary_after_cache(facts: ModuleFacts) -> Iterator[Report]:
             for one in inner if last_name(call.func) == "scaled_dot_product_attention" else ():
                 if any(name in joined for argument in one.args for name in _bound_names(argument)):
                     yield Report(one, "keys of the cache are rotated again with the new ones: rotate, then append")
+
+
+def _is_kept_before(function: Function, first: int, rotation: ast.Assign) -> bool:
+    """Whether a function stores the joined keys before it rotates them, so that those of the cache are not rotated."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign) and first <= node.lineno < rotation.lineno:
+            targets = " ".join(ast.unparse(one) for one in node.targets)
+            kept = {one.id for one in ast.walk(node.value) if isinstance(one, ast.Name) and _KEYS.match(one.id)}
+            if re.search(r"past|cache|prev|present|state|layer_past", targets) and kept:
+                return True
+    return False
 
 
 def _decays(call: ast.Call) -> bool:

@@ -80,7 +80,11 @@ _REFERENCE = re.compile(r"(^|_)(ref|reference|naive|fake|golden|oracle|expected|
 
 
 def _is_reference(node: ast.AST, facts: ModuleFacts) -> bool:
-    """Whether a function around is named as the plain one that others are compared with or as a test, or its result."""
+    """Whether a function around is named as the plain one that others are compared with or as a test, or its result,
+    or the file is one of tests.
+    """
+    if any(name.partition(".")[0] in ("pytest", "unittest") for name in facts.imports.values()):
+        return True
     statement: ast.AST | None = node
     while statement is not None and not isinstance(statement, ast.stmt):
         statement = facts.parents.get(statement)
@@ -404,7 +408,7 @@ def uncompiled_flex_attention(facts: ModuleFacts) -> Iterator[Report]:
     if re.search(r"compiling\b", facts.source) or any(_compiles_a_model(one, facts) for one in facts.nodes[ast.Call]):
         return
     for event in facts.operations("flex"):
-        if _is_beside_compiled(event.function):
+        if _is_beside_compiled(event.function) or _is_reference(event.term.node, facts):
             continue
         decorators = [ast.unparse(one) for one in getattr(event.function, "decorator_list", [])]
         if any("compile" in one for one in decorators):

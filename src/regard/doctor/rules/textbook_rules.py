@@ -14,7 +14,7 @@ from ..mask_values import hidden_pairs, mask_values, triangle
 from ..rewriting import RemoveStatement, ReplaceExpression, Rewrite
 from ..symbolic_evaluation import ModuleFacts
 from ..term import Term, is_none, number, walk
-from .base import Report, formulas, rule
+from .base import Report, formulas, function_around, rule, target_names
 from .mask_rules import fill_value, is_mask_name
 from .softmax_rules import scores_rank, summed_axis
 
@@ -162,7 +162,27 @@ def _is_used_elsewhere(site: AttentionSite, facts: ModuleFacts) -> bool:
             return True
         return False
 
-    return any(used(term, 3) for term in _chain(site))
+    return any(used(term, 3) for term in _chain(site)) or _is_read_later(site, facts)
+
+
+def _is_read_later(site: AttentionSite, facts: ModuleFacts) -> bool:
+    """Whether the text of the function reads the name of the weights behind the product with the values."""
+    function = function_around(site.output.node, facts)
+    last = getattr(site.output.node, "end_lineno", None)
+    if function is None or last is None or site.softmax is None:
+        return False
+    names = set()
+    for term in (site.softmax, *(step.term for step in site.after)):
+        statement = facts.parents.get(term.node)
+        if isinstance(statement, ast.Assign):
+            names |= target_names(statement)
+    found = [one for one in ast.walk(function) if isinstance(one, ast.Name) and one.id in names]
+    stored = [one for one in found if isinstance(one.ctx, ast.Store)]
+    return any(
+        one.lineno > last and not any(other.id == one.id and last <= other.lineno <= one.lineno for other in stored)
+        for one in found
+        if isinstance(one.ctx, ast.Load)
+    )
 
 
 # The rewrite
