@@ -1355,6 +1355,56 @@ CORRECT = {
             engine = Engine(path)
             return engine.generate(inputs, steps)
     """,
+    "generation that stands in for a missing one": """
+        class Server:
+            def fallback_generate(self, idx, steps):
+                for _ in range(steps):
+                    recent = idx[:, -self.block_size:]
+                    logits = self.gpt(recent)
+                    idx = torch.cat((idx, logits[:, -1].argmax(dim=-1, keepdim=True)), dim=1)
+                return idx
+    """,
+    "a text that is source and target": """
+        def continued(transformer, text, steps):
+            for _ in range(steps):
+                logits = transformer(text, text)
+                text = torch.cat([text, logits[:, -1].argmax(dim=-1, keepdim=True)], dim=1)
+            return text
+    """,
+    "copied keys, as one of two ways": """
+        def attend(q, k, v, grouped, repeats):
+            if grouped:
+                return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+            k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    """,
+    "masked attention that is given its mask": """
+        from torch.nn.attention.flex_attention import flex_attention
+
+        flex_attention = torch.compile(flex_attention)
+
+        class MaskedAttention(nn.Module):
+            def forward(self, q, k, v, block_mask):
+                if block_mask is None:
+                    return F.scaled_dot_product_attention(q, k, v)
+                return flex_attention(q, k, v, block_mask=block_mask)
+    """,
+    "a number of which the text says why": """
+        def lowest(dtype):
+            # Intentionally one number for all dtypes: larger ones cannot be written on some devices.
+            _ = dtype
+            return -1e4
+
+        def attend(q, k, v, keep):
+            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
+            scores = scores.masked_fill(~keep, lowest(q.dtype))
+            return F.softmax(scores, dim=-1) @ v
+    """,
+    "dot products by name": """
+        def dot_attention(query, key, value):
+            weights = F.softmax(torch.matmul(query, key.transpose(2, 1)), dim=-1)
+            return torch.matmul(weights, value), weights
+    """,
     "rows of padded queries, which nothing reads": """
         def attend(q, k, v, padded, hidden):
             scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))

@@ -98,6 +98,30 @@ def is_used_as_value(function: Function, facts: ModuleFacts) -> bool:
     return any(not (isinstance(above := facts.parents[one], ast.Call) and above.func is one) for one in used)
 
 
+_REFERENCE = re.compile(
+    r"(^|_)(ref|reference|naive|fallback|fake|golden|oracle|expected|test)(_|$)|Reference|Naive|Fallback"
+)
+
+
+def is_reference(node: ast.AST, facts: ModuleFacts) -> bool:
+    """Whether a function around is named as the plain one that others are compared with or as a test, or its result,
+    or the file is one of tests.
+    """
+    if any(name.partition(".")[0] == "pytest" for name in facts.imports.values()):
+        return True
+    statement: ast.AST | None = node
+    while statement is not None and not isinstance(statement, ast.stmt):
+        statement = facts.parents.get(statement)
+    if isinstance(statement, ast.Assign) and any(_REFERENCE.search(name) for name in target_names(statement)):
+        return True
+    function = function_around(node, facts)
+    while function is not None:
+        if _REFERENCE.search(function.name):
+            return True
+        function = function_around(facts.parents.get(function), facts)
+    return False
+
+
 _ON_PURPOSE = re.compile(r"(?<!not )\b(deliberate(ly)?|intentional(ly)?|on purpose|by design)\b", re.I)
 
 

@@ -54,6 +54,10 @@ def missing_causal_mask(facts: ModuleFacts) -> Iterator[Report]:
         class_ = site.event.class_
         if class_ is None or not _is_causal_attention(class_.name):
             continue
+        function = function_around(site.output.node, facts)
+        optional = function is not None and any("mask" in one.arg for one in function.args.args)
+        if optional and "causal" not in class_.name.lower():
+            continue  # masked by what it is given, on another path
         if not _has_mask(site) and not _is_cross(site):
             yield Report(
                 site.output.node, f"{class_.name} attends without a causal mask: every position sees the future"

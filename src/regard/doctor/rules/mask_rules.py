@@ -801,6 +801,8 @@ def finite_mask_value(facts: ModuleFacts) -> Iterator[Report]:
             found = number(value.get("fill_value") if value is not None and filled else value)
             if found is None or not -math.inf < found <= -30 or _hides_rows(step):
                 continue
+            if value is not None and _is_chosen_elsewhere(value, step, facts):
+                continue
             if found > -65504 and _is_hidden_again(step, site):
                 continue
             if found < -65504 and (_is_single(step, site) or _is_single_mask(step)):
@@ -826,6 +828,14 @@ def finite_mask_value(facts: ModuleFacts) -> Iterator[Report]:
 
 def _finite_message(found: float, reason: str = "which scores can outgrow") -> str:
     return f"scores are hidden by {found:g}, {reason}: fill with -inf, or finfo.min where a row may see no key"
+
+
+def _is_chosen_elsewhere(value: Term, step: Step, facts: ModuleFacts) -> bool:
+    """Whether a number comes from another function, of which the text says that it is chosen so."""
+    helper = function_around(value.node, facts)
+    written = ast.get_source_segment(facts.source, helper) if helper is not None else None
+    other = helper is not function_around(step.term.node, facts)
+    return other and written is not None and re.search(r"\b(deliberate|intentional)(ly)?\b", written, re.I) is not None
 
 
 def _hides_rows(step: Step) -> bool:

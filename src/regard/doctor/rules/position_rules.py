@@ -11,7 +11,7 @@ from ..finding import Severity
 from ..mask_values import mask_values
 from ..symbolic_evaluation import ClassFacts, Event, Function, ModuleFacts
 from ..term import Term, is_none, number, walk
-from .base import Report, default_of, function_around, last_name, rule, target_names
+from .base import Report, default_of, function_around, is_reference, last_name, rule, target_names
 from .mask_rules import is_without_cache
 
 _ROTARY = re.compile(r"rotary|(^|_)rope(_|$)|apply_rot|rotate_queries", re.I)
@@ -411,11 +411,13 @@ def generation_without_cache(facts: ModuleFacts) -> Iterator[Report]:
     if not re.search(r"\b(cat|concat|hstack)\(", facts.source):
         return
     for node in [*facts.nodes[ast.For], *facts.nodes[ast.While]]:
-        if _CACHED.search(ast.unparse(node)) or is_without_cache(node, facts):
+        if _CACHED.search(ast.unparse(node)) or is_without_cache(node, facts) or is_reference(node, facts):
             continue
         for grown, appended in _grown_sequences(node):
             call = None if _says_no_cache(node, facts) else _call_of_model(node, grown, facts)
-            if call is not None and _depends_on(appended, call, node) and not _has_no_keys(call, facts):
+            if call is None or [one.id for one in ast.walk(call) if isinstance(one, ast.Name)].count(grown) > 1:
+                continue  # a text that is source and target, and changes as a whole
+            if _depends_on(appended, call, node) and not _has_no_keys(call, facts):
                 yield Report(
                     call,
                     f"each step computes all of `{grown}` again: keep keys and values in a cache",

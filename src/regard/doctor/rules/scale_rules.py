@@ -82,8 +82,15 @@ def missing_scale(facts: ModuleFacts) -> Iterator[Report]:
                 site.scores.term.node if site.scores else site.output.node,
                 "scores of queries and keys are not divided by the square root of their dimension: "
                 "multiply by `dim ** -0.5` before the softmax",
-                hint=any(step.op in ("squeeze", "element", "item") for step in site.before),
+                hint=any(step.op in ("squeeze", "element", "item") for step in site.before)
+                or _is_named_dot(site, facts),
             )
+
+
+def _is_named_dot(site: AttentionSite, facts: ModuleFacts) -> bool:
+    """Whether the function around is named as attention by dot products, and not by scaled ones."""
+    function = function_around(site.output.node, facts)
+    return function is not None and re.match(r"_*dot_?(product_?)?att", function.name, re.I) is not None
 
 
 def _free_formulas(facts: ModuleFacts) -> Iterator[AttentionSite]:

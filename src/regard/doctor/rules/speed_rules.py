@@ -12,7 +12,7 @@ from ..mask_values import hidden_pairs, is_zero_one, mask_values, triangle
 from ..rewriting import AddKeyword, Rewrite
 from ..symbolic_evaluation import Event, Function, Loop, ModuleFacts
 from ..term import Term, is_none, is_true, number, walk
-from .base import Report, function_around, rule, target_names, tests_around
+from .base import Report, function_around, is_reference, rule, tests_around
 from .mask_rules import is_cached, resolved
 
 
@@ -43,7 +43,7 @@ def attention_in_loop(facts: ModuleFacts) -> Iterator[Report]:
     """
     for site in facts.sites:
         loop = next((one for one in site.event.loops if one.names), None)
-        if loop is None or _is_reference(site.output.node, facts) or _is_over_modules(loop) or _is_of_few(loop):
+        if loop is None or is_reference(site.output.node, facts) or _is_over_modules(loop) or _is_of_few(loop):
             continue
         if _is_indexed_by_loop(site, loop) and not _is_ragged(site, loop):
             yield Report(
@@ -74,28 +74,6 @@ def _is_row_of_products(scores: Term) -> bool:
         one.op in ("matmul", "sum") or (one.op in ("method", "call") and str(one.value).rpartition(".")[2] == "dot")
         for one in walk(row.items[0])
     )
-
-
-_REFERENCE = re.compile(r"(^|_)(ref|reference|naive|fake|golden|oracle|expected|test)(_|$)|Reference|Naive")
-
-
-def _is_reference(node: ast.AST, facts: ModuleFacts) -> bool:
-    """Whether a function around is named as the plain one that others are compared with or as a test, or its result,
-    or the file is one of tests.
-    """
-    if any(name.partition(".")[0] in ("pytest", "unittest") for name in facts.imports.values()):
-        return True
-    statement: ast.AST | None = node
-    while statement is not None and not isinstance(statement, ast.stmt):
-        statement = facts.parents.get(statement)
-    if isinstance(statement, ast.Assign) and any(_REFERENCE.search(name) for name in target_names(statement)):
-        return True
-    function = function_around(node, facts)
-    while function is not None:
-        if _REFERENCE.search(function.name):
-            return True
-        function = function_around(facts.parents.get(function), facts)
-    return False
 
 
 def _is_over_modules(loop: Loop) -> bool:
@@ -291,7 +269,7 @@ def unused_weights(facts: ModuleFacts) -> Iterator[Report]:
     that are named as references or tests are none.
     """
     for event in facts.applied("torch.nn.MultiheadAttention"):
-        if _is_reference(event.term.node, facts):
+        if is_reference(event.term.node, facts):
             continue
         given = event.term.get("need_weights")
         plain = "**" not in event.term.arguments and not any(one.op == "starred" for one in event.term.operands())
@@ -408,7 +386,7 @@ def uncompiled_flex_attention(facts: ModuleFacts) -> Iterator[Report]:
     if re.search(r"compiling\b", facts.source) or any(_compiles_a_model(one, facts) for one in facts.nodes[ast.Call]):
         return
     for event in facts.operations("flex"):
-        if _is_beside_compiled(event.function) or _is_reference(event.term.node, facts):
+        if _is_beside_compiled(event.function) or is_reference(event.term.node, facts):
             continue
         decorators = [ast.unparse(one) for one in getattr(event.function, "decorator_list", [])]
         if any("compile" in one for one in decorators):
@@ -588,7 +566,7 @@ def repeated_keys(facts: ModuleFacts) -> Iterator[Report]:
         key, value = event.term.get("key"), event.term.get("value")
         if key is None or value is None or (event.depth == 0 and event.function in facts.followed):
             continue
-        if _is_reference(event.term.node, facts):
+        if is_reference(event.term.node, facts) or _groups_heads(function_around(event.term.node, facts)):
             continue
         found = [_repeated(key), _repeated(value)]
         if found[0] is not None and found[1] is not None and is_none(event.term.get("enable_gqa")):
@@ -597,6 +575,13 @@ def repeated_keys(facts: ModuleFacts) -> Iterator[Report]:
                 event.term.node if helper else found[0].node,
                 "keys are copied for each query head: pass enable_gqa=True, and leave keys and values as they are",
             )
+
+
+def _groups_heads(function: Function | None) -> bool:
+    """Whether a function calls with grouped heads in another branch, and copies as one of several ways."""
+    return function is not None and any(
+        isinstance(one, ast.keyword) and one.arg == "enable_gqa" for one in ast.walk(function)
+    )
 
 
 def _repeated(operand: Term) -> Term | None:
