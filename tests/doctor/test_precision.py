@@ -1400,6 +1400,29 @@ CORRECT = {
             scores = scores.masked_fill(~keep, lowest(q.dtype))
             return F.softmax(scores, dim=-1) @ v
     """,
+    "causal where there are as many queries as keys": """
+        def attend(q, k, v, past_k, past_v):
+            k, v = torch.cat([past_k, k], dim=2), torch.cat([past_v, v], dim=2)
+            queries, keys = q.size(2), k.size(2)
+            if queries == keys:
+                return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            keep = torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(keys - queries)
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=keep)
+    """,
+    "a mask that is only handed on": """
+        class Windowed(nn.Module):
+            def forward(self, x, mask=None):
+                weights = (x @ x.transpose(-2, -1) * x.size(-1) ** -0.5).softmax(dim=-1)
+                return weights @ x
+
+        class Compared(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.attention = Windowed()
+
+            def forward(self, x, mask=None):
+                return self.attention(x, mask)
+    """,
     "dot products by name": """
         def dot_attention(query, key, value):
             weights = F.softmax(torch.matmul(query, key.transpose(2, 1)), dim=-1)

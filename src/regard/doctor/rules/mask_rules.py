@@ -13,7 +13,7 @@ from ..finding import Severity
 from ..mask_values import hidden_pairs, is_zero_one, mask_values, triangle
 from ..symbolic_evaluation import Event, ModuleFacts
 from ..term import Term, is_none, is_true, label, number, same, walk
-from .base import Report, formulas, function_around, rule, tests_around
+from .base import Report, formulas, function_around, rule, target_names, tests_around
 
 TORCH_MASKS = {
     "torch.nn.MultiheadAttention": ("attn_mask",),
@@ -672,13 +672,31 @@ def causal_with_cache(facts: ModuleFacts) -> Iterator[Report]:
         key = event.term.get("key")
         if not is_judged(event, facts) or key is None or not is_true(event.term.get("is_causal")):
             continue
-        without = is_without_cache(event.term.node, facts)
+        without = is_without_cache(event.term.node, facts) or _is_of_equal_lengths(event.term.node, facts)
         if is_cached(key) and not without and not _is_without_mask_of_caller(event, facts):
             yield Report(
                 event.term.node,
                 "is_causal=True aligns the triangle with the first key, and these keys begin with those of a cache: "
                 "pass a mask aligned to the last key",
             )
+
+
+def _is_of_equal_lengths(node: ast.AST, facts: ModuleFacts) -> bool:
+    """Whether a node is reached only where two sizes that its function has read are equal, as those of a prompt are."""
+    function = function_around(node, facts)
+    sizes = {
+        name
+        for one in (ast.walk(function) if function is not None else ())
+        if isinstance(one, ast.Assign) and re.search(r"\.(size\(|shape\[)", ast.unparse(one.value))
+        for name in target_names(one)
+    }
+    compared = (
+        [one.left, *one.comparators]
+        for test in tests_around(node, facts)
+        for one in ast.walk(test)
+        if isinstance(one, ast.Compare) and isinstance(one.ops[0], ast.Eq)
+    )
+    return any(all(isinstance(side, ast.Name) and side.id in sizes for side in sides) for sides in compared)
 
 
 def _is_without_mask_of_caller(event: Event, facts: ModuleFacts) -> bool:

@@ -172,7 +172,7 @@ def ignored_mask(facts: ModuleFacts) -> Iterator[Report]:
     Callers pass it and believe that it has an effect. The same is true of an option such as `causal`, `window` or
     `softcap` that a constructor stores and that nothing in the file reads. Functions whose parameters another library
     prescribes are left out. A parameter that nothing in the file passes is a hint: callers may know that it is unused.
-    So is one of several masks where the file makes none, and only hands on what it is given.
+    So is one that the file only hands on, where callers may leave it out.
     """
     prescribed = _HUGGING_FACE.search(facts.source)
     for function in _weighing_functions(facts):
@@ -195,8 +195,7 @@ def ignored_mask(facts: ModuleFacts) -> Iterator[Report]:
         for one in parameters:
             known = (prescribed and _is_prescribed(one, function)) or _is_said_unused(one, function)
             if _MASKS.match(one.arg) and one.arg not in read and not known:
-                others = any(_MASKS.match(other.arg) and other.arg in read for other in parameters)
-                passed = _is_passed(one.arg, function, facts, made=others)
+                passed = _is_passed(one.arg, function, facts)
                 yield Report(one, f"`{function.name}` takes `{one.arg}` and does not use it", hint=not passed)
     if not prescribed:
         yield from _unread_options(facts)
@@ -213,13 +212,13 @@ def _has_unknown_base(class_: ast.AST, facts: ModuleFacts) -> bool:
     return any(base not in ("Module", "object", "ABC", "Function", *facts.classes) for base in bases)
 
 
-def _is_passed(name: str, function: Function, facts: ModuleFacts, *, made: bool = False) -> bool:
-    """Whether a call in the file, outside of the function, passes a value by that name; made there, if `made`."""
+def _is_passed(name: str, function: Function, facts: ModuleFacts) -> bool:
+    """Whether a call in the file, outside of the function, passes a value by that name that is not just handed on."""
     for call in facts.nodes[ast.Call]:
         around = function_around(call, facts)
         values = [one.value for one in call.keywords if one.arg == name]
         values += [one for one in call.args if last_name(one) == name]
-        if around is not function and any(not made or not _is_handed_on(value, around) for value in values):
+        if around is not function and any(not _is_handed_on(value, around) for value in values):
             return True
     return False
 
