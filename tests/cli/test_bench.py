@@ -5,8 +5,8 @@ import re
 import pytest
 import torch
 
-from regard import masks
-from regard.cli import kernel_tables
+from regard import masks, native
+from regard.cli import kernel_choices, kernel_tables
 from regard.kernels import KERNELS, Result, calibration, cost_model
 from regard.kernels.cost_model import FlashRates, Rates, cache_file, save_rates
 from regard.kernels.reference import ReferenceKernel
@@ -44,7 +44,8 @@ def test_defaults_and_how_well_they_predict(regard):
     lines = result.stdout.splitlines()
     assert lines[0] == "defaults: nothing was measured here; `regard bench --calibrate` measures them"
     assert f"threads: {torch.get_num_threads()}, torch {torch.__version__}" in lines[1]
-    assert lines[6].split() == ["a", "call", "2.50", "µs"]
+    call = cost_model.rates_in_use().rates.call
+    assert lines[6].split() == ["a", "call", f"{call * 1e6:.2f}", "µs"]
     assert lines[8].split()[:2] == ["torch's", "float32"]
     first = next(number for number, line in enumerate(lines) if line.startswith("problem"))
     assert lines[first].split() == ["problem", "kernel", "predicted", "measured", "ratio"]
@@ -108,6 +109,62 @@ def test_every_case_is_a_problem(monkeypatch):
         assert kernel_tables.explain(*case.tensors, **case.options).kernel.name
 
 
+class TestChoices:
+    @pytest.fixture(autouse=True)
+    def few(self, monkeypatch):
+        """A grid of four small problems, each timed once."""
+        small = [each for each in kernel_choices.grid() if each.work < 2**20][:4]
+        monkeypatch.setattr(kernel_choices, "grid", lambda seed: small if seed == 0 else small[:1])
+        monkeypatch.setattr(kernel_choices, "BUDGET", 0.0)
+        monkeypatch.setattr(kernel_choices, "ROUNDS", 1)
+        return small
+
+    def test_a_row_for_each_problem(self, regard, few):
+        result = regard("bench", "--choices")
+        assert result.exit_code == 0, result.stderr
+        lines = result.stdout.splitlines()
+        assert lines[1] == f"native code: {native.variant_in_use() or 'none'}"
+        rows = lines[4:8]
+        assert [row[:56].strip() for row in rows] == [str(each) for each in few]
+        for row in rows:
+            assert re.fullmatch(r"(\w+) +[\d.]+ ms +[\d.]+ ms  \w+ +[\d.]+", row[56:].strip())
+        within = sum(float(row.split()[-1]) <= 1.2 for row in rows)
+        assert lines[-1] == f"within 1.2 times of the fastest: {within} of 4 problems (goal: 95%)"
+
+    def test_parts_are_all_of_it(self, regard, few):
+        found = [
+            line[:56].strip()
+            for part in ("1/3", "2/3", "3/3")
+            for line in regard("bench", "--choices", "--part", part).stdout.splitlines()[4:-2]
+        ]
+        assert sorted(found) == sorted(str(each) for each in few)
+
+    def test_another_seed_has_other_problems(self, regard):
+        assert " of 1 problems" in regard("bench", "--choices", "--seed", "7").stdout
+
+    @pytest.mark.parametrize("part", ["0/2", "3/2", "1", "a/b", "1/0", "-1/2"])
+    def test_a_part_that_is_none(self, regard, part):
+        result = regard("bench", "--choices", f"--part={part}")
+        assert result.exit_code == 2
+        assert f"--part is the number of a part and how many there are, as in 2/4; this is {part!r}" in result.stderr
+
+
+def test_the_grid_has_every_kind_and_dtype():
+    problems = kernel_choices.grid()
+    assert len(problems) == len(set(map(str, problems))) == kernel_choices.PROBLEMS
+    assert problems == kernel_choices.grid() != kernel_choices.grid(1)
+    assert {each.kind for each in problems} == set(kernel_choices.KINDS)
+    assert {each.dtype for each in problems} == {torch.float32, torch.bfloat16, torch.float16}
+    assert 20 < sum(each.training for each in problems) < 80
+
+
+def test_a_kernel_that_is_slower_is_found():
+    """The factor is that of measured times, whichever kernel was chosen."""
+    times = {"sdpa": 3.0, "reference": 2.0}
+    choice = kernel_choices.Choice(kernel_choices.grid()[0], "sdpa", times, {})
+    assert (choice.fastest, choice.factor) == ("reference", 1.5)
+
+
 class TestAgreement:
     def test_every_kernel_has_a_row(self, regard):
         result = regard("bench", "--agreement", "--cases", "2")
@@ -159,7 +216,8 @@ class TestAgreement:
     @pytest.mark.parametrize(
         ("options", "said"),
         [
-            (["--calibrate"], "--agreement and --calibrate are two commands"),
+            (["--calibrate"], "--agreement and --calibrate are 2 commands"),
+            (["--choices"], "--agreement and --choices are 2 commands"),
             (["--cases", "0"], "--cases"),
         ],
     )

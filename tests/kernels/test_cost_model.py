@@ -12,9 +12,8 @@ import regard
 from regard import masks, native
 from regard.errors import ConfigurationError
 from regard.kernels import Cost, calibration, cost_model
-from regard.kernels.base import FlashWork
+from regard.kernels.base import GRADIENT, FlashWork
 from regard.kernels.cost_model import (
-    GRADIENT,
     REUSED_BYTES,
     FlashRates,
     Machine,
@@ -27,7 +26,7 @@ from regard.kernels.cost_model import (
 )
 
 DEFAULTS = cost_model.default_rates("cpu", native.variant() if native.available() else None)
-FLASH = FlashRates(flops=6e10, pairs=1e9, packed=2e9, streamed=3e9, backward=2.5)
+FLASH = FlashRates(flops=6e10, pairs=1e9, packed=2e9, streamed=3e9, backward=2.5, moved=2e10)
 MEASURED = Rates(4e10, 5e9, {"float32": FLASH}, {"float32": FLASH}, moved=2e10, fresh=3e9, call=4e-6)
 
 
@@ -49,9 +48,18 @@ def changed(path: Path, part: str, **values: object) -> None:
 
 class TestSeconds:
     def test_each_kind_of_work_takes_its_time(self):
-        own = FlashRates(flops=50.0, pairs=20.0, packed=10.0, streamed=5.0, backward=3.0)
+        own = FlashRates(flops=50.0, pairs=20.0, packed=10.0, streamed=5.0, backward=3.0, moved=4.0)
         double = replace(own, flops=25.0)
-        unit = Rates(100.0, 10.0, {"float32": own, "float64": double}, {"float32": own}, moved=4.0, fresh=2.0, call=0.5)
+        unit = Rates(
+            100.0,
+            10.0,
+            {"float32": own, "float64": double},
+            {"float32": own},
+            moved=4.0,
+            fresh=2.0,
+            call=0.5,
+            cache=1.0,
+        )
         flash = FlashWork(flops=150.0, pairs=40.0, packed=50.0, streamed=5.0)  # 3 + 2 + 5, and 1 of reading
         cost = Cost(200.0, bytes=1.0, passes=30.0, moved=8.0, calls=3.0, torch=flash)
         assert unit.seconds(cost, torch.float32, threads=1) == pytest.approx(10 + 2 + 3 + 2 + 1.5)
@@ -64,6 +72,28 @@ class TestSeconds:
         cost = Cost(0.0, 0.0, moved=4e10, calls=0.0, native=FlashWork(streamed=3e9))
         assert MEASURED.seconds(cost, torch.float32, threads=1) == pytest.approx(2)
         assert MEASURED.seconds(replace(cost, moved=1e10), torch.float32, threads=1) == pytest.approx(1)
+
+    def test_what_the_cache_keeps_does_not_arrive_from_memory(self):
+        cost = Cost(0.0, 0.0, moved=MEASURED.cache, calls=0.0, native=FlashWork(streamed=3.0))
+        assert MEASURED.seconds(cost, torch.float32, threads=1) == pytest.approx(1e-9)
+        beyond = replace(cost, moved=MEASURED.cache + 4)
+        assert MEASURED.seconds(beyond, torch.float32, threads=1) == pytest.approx(beyond.moved / FLASH.moved)
+        other = replace(MEASURED, moved=5e9)
+        assert other.seconds(beyond, torch.float32, threads=1) == pytest.approx(beyond.moved / FLASH.moved)
+        assert other.seconds(replace(beyond, native=FlashWork()), torch.float32) == pytest.approx(beyond.moved / 5e9)
+
+    def test_products_of_few_rows_are_in_float32_whatever_comes_in(self):
+        slow = replace(FLASH, streamed=1e9)
+        rates = replace(MEASURED, torch={"float32": FLASH, "float16": slow, "float64": slow})
+        cost = Cost(0.0, 0.0, calls=0.0, streamed=3e9)
+        for dtype, seconds in ((torch.float32, 1), (torch.float16, 1), (torch.float64, 3)):
+            assert rates.seconds(cost, dtype, threads=1) == pytest.approx(seconds)
+
+    def test_tiles_take_time_to_begin_in_the_backward_pass_alone(self):
+        rates = replace(MEASURED, torch={"float32": replace(FLASH, tiles=10.0)})
+        cost = Cost(0.0, 0.0, calls=0.0, gradient=0.0, torch=FlashWork(tiles=20.0))
+        assert rates.seconds(cost, torch.float32, threads=1) == 0
+        assert rates.seconds(cost, torch.float32, threads=1, training=True) == pytest.approx(2)
 
     def test_training_adds_the_backward_pass_and_the_calls_of_autograd(self):
         work = FlashWork(flops=6e10)
@@ -247,6 +277,19 @@ class TestCalibration:
         assert set(measured.torch) == {"float32", "float64", "bfloat16", "float16"}
         assert set(measured.native) >= {"float32", "bfloat16", "float16"}
 
+    def test_brief_work_is_repeated_and_the_least_counts(self, monkeypatch):
+        spent = iter([0.004, 0.001, 0.002, 0.5, 0.3])
+        monkeypatch.setattr(calibration, "_once", lambda work: next(spent))
+        monkeypatch.setattr(calibration, "BRIEF", 0.006)
+        assert calibration._seconds(lambda: None) == 0.001
+        assert calibration._seconds(lambda: None) == 0.5
+
+    def test_what_a_tile_takes_follows_from_small_problems(self):
+        times = [1.0, 2.0, 0.5, 0.1, 1.0, 3.0, 0.2, 0.6 + 64 * 0.01]
+        rates = calibration._FlashBenchmark("torch", "bfloat16", ()).rates(times)
+        assert rates.backward == pytest.approx(3)
+        assert rates.tiles == pytest.approx(100)
+
     def test_rates_follow_from_times(self):
         """Times that are made of known rates give these back; times of noise give none below 0."""
         known = FlashRates(flops=5e10, pairs=2e9, packed=1e9, streamed=4e9, backward=3.0)
@@ -259,7 +302,14 @@ class TestCalibration:
         assert benchmark.rates(times).numbers() == pytest.approx(known.numbers())
         assert all(rate > 0 for rate in benchmark.rates([1.0, 0.5, 9.0, 1e-9, 1.0, 2.0]).numbers())
 
-    def test_work_in_turn(self):
+    def test_the_cache_is_what_is_read_as_fast_as_little(self):
+        sizes = calibration.CACHE_SIZES
+        assert calibration._cache_size([90e9, 80e9, 95e9, 70e9, 40e9, 36e9], 35e9) == sizes[3]
+        assert calibration._cache_size([36e9] * len(sizes), 35e9) == sizes[-1]
+        assert calibration._cache_size([10e9, 90e9, 10e9, 10e9, 10e9, 10e9], 9e9) == sizes[0]
+
+    def test_work_in_turn(self, monkeypatch):
+        monkeypatch.setattr(calibration, "BRIEF", 0.0)
         done: list[int] = []
         spent = calibration.time_in_turn([lambda: done.append(1), lambda: done.append(2)], budget=0.0)
         assert len(spent) == 2

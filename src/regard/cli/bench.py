@@ -23,6 +23,11 @@ def bench(
     ] = False,
     device: Annotated[str, typer.Option(help="With --agreement: the device, such as cpu, cuda or cuda:1.")] = "cpu",
     cases: Annotated[int, typer.Option(min=1, help="With --agreement: the most cases of each kernel.")] = 50,
+    choices: Annotated[
+        bool, typer.Option("--choices", help="Measure on 100 problems whether the chosen kernel is the fastest.")
+    ] = False,
+    part: Annotated[str, typer.Option(metavar="I/N", help="With --choices: the I-th of N parts of them.")] = "1/1",
+    seed: Annotated[int, typer.Option(min=0, help="With --choices: 0 for the usual problems, or other ones.")] = 0,
 ) -> None:
     """Show how the kernels are chosen.
 
@@ -31,11 +36,19 @@ def bench(
 
     With --agreement it computes cases of all masks, biases, layouts and dtypes on a device, forward and backward, and
     prints the largest error of each kernel as a share of what is allowed; the exit code is 1 if a kernel is wrong.
+
+    With --choices it times the kernels on 100 problems of all kinds, in one to two minutes, and prints how often the
+    chosen one takes at most 1.2 times the fastest one's time. REGARD_NATIVE=avx2, plain or off forces a variant of the
+    native code.
     """
+    commands = {"--agreement": agreement, "--calibrate": calibrate, "--choices": choices}
+    asked = [name for name, is_asked in commands.items() if is_asked]
+    if len(asked) > 1:
+        raise ConfigurationError(f"{' and '.join(asked)} are {len(asked)} commands: leave all but one out")
     if agreement:
-        if calibrate:
-            raise ConfigurationError("--agreement and --calibrate are two commands: leave one of them out")
         _compare(device, cases)
+    elif choices:
+        _show_choices(part, seed)
     elif calibrate:
         _calibrate()
     else:
@@ -68,6 +81,23 @@ def _calibrate() -> None:
     emit([*_lines(measured), f"written to {path}"])
 
 
+def _show_choices(part: str, seed: int) -> None:
+    from regard import native
+    from regard.cli.kernel_choices import GOAL, WITHIN, grid, measured_choices, part_of
+    from regard.kernels.cost_model import rates_in_use
+
+    problems = part_of(grid(seed), part)
+    emit([rates_in_use().origin, f"native code: {native.variant_in_use() or 'none'}", ""])
+    emit([f"{'problem':<56} {'chosen':<12} {'predicted':>10} {'measured':>10}  {'fastest':<12} {'factor':>6}"])
+    found = []
+    for choice in measured_choices(problems):
+        found.append(choice)
+        times = f"{choice.predicted[choice.chosen] * 1e3:7.2f} ms {choice.measured[choice.chosen] * 1e3:7.2f} ms"
+        emit([f"{choice.problem!s:<56} {choice.chosen:<12} {times}  {choice.fastest:<12} {choice.factor:6.2f}"])
+    within = sum(choice.factor <= WITHIN for choice in found)
+    emit(["", f"within {WITHIN} times of the fastest: {within} of {len(found)} problems (goal: {GOAL:.0%})"])
+
+
 def _show() -> None:
     from regard.cli.kernel_tables import measured_timings
     from regard.kernels.cost_model import rates_in_use
@@ -87,20 +117,20 @@ def _lines(rates: Rates) -> list[str]:
         f"  {machine.processor}, threads: {machine.threads}, torch {machine.torch}",
         f"  matrix products  {rates.flops / 1e9:10,.1f} GFLOP/s a thread, float32",
         f"  passes in cache  {rates.passes / 1e9:10,.2f} G numbers/s a thread",
-        f"  main memory      {rates.moved / 1e9:10,.1f} GB/s read",
+        f"  main memory      {rates.moved / 1e9:10,.1f} GB/s read, beyond {rates.cache / 2**20:,.0f} MiB of cache",
         f"  new memory       {rates.fresh / 1e9:10,.1f} GB/s handed out",
         f"  a call           {rates.call / 1e-6:10,.2f} µs",
-        f"  {'flash kernels, a thread':<32}{'GFLOP/s':>9}{'pairs':>9}{'packed':>9}{'streamed':>9}  backward",
+        f"  {'flash kernels, a thread':<32}{'GFLOP/s':>9}{'pairs':>9}{'packed':>9}{'streamed':>9}  backward  memory",
         *_flash_lines("torch's", rates.torch),
         *_flash_lines("native", rates.native),
     ]
 
 
 def _flash_lines(name: str, by_dtype: dict[str, FlashRates]) -> list[str]:
-    """A line for each dtype: billions a second, and the backward pass in forward passes."""
+    """A line for each dtype: billions a second, the backward pass in forward passes, and GB/s of main memory."""
     return [
         f"    {name:<8} {dtype:<19}{rates.flops / 1e9:9,.1f}{rates.pairs / 1e9:9,.2f}{rates.packed / 1e9:9,.2f}"
-        f"{rates.streamed / 1e9:9,.2f}  {rates.backward:8.2f}"
+        f"{rates.streamed / 1e9:9,.2f}  {rates.backward:8.2f} {rates.moved / 1e9:7,.1f}"
         for dtype, rates in by_dtype.items()
     ]
 

@@ -25,19 +25,28 @@ class Result:
     finite: bool = False
 
 
+BACKWARD = 2.5
+"""Backward over forward of products and passes outside of the flash kernels, where the backward pass computes the
+weights anew: five products for two."""
+GRADIENT = 85.0
+"""Overhead of a gradient, in calls, in addition to as many calls as forward: autograd and its Function."""
+
+
 @dataclass(frozen=True, slots=True)
 class FlashWork:
     """The forward work of a flash kernel, torch's or the native one, which computes blocks of rows over the keys.
 
     flops: of its products. pairs: of which it takes the exponential, with what else is done for a pair. packed: numbers
     of keys and values that are brought into the order of the products, once for each block of rows. streamed: numbers
-    of keys and values that are read once for a few rows, which are not worth packing.
+    of keys and values that are read once for a few rows, which are not worth packing. tiles: of torch's kernel, blocks
+    of rows times blocks of keys.
     """
 
     flops: float = 0.0
     pairs: float = 0.0
     packed: float = 0.0
     streamed: float = 0.0
+    tiles: float = 0.0
 
     def __add__(self, other: FlashWork) -> FlashWork:
         return FlashWork(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
@@ -49,9 +58,11 @@ class Cost:
 
     flops: of torch's matrix products, in float32 at least. bytes: memory beside inputs and outputs. passes:
     element-wise reads and writes beside the products (exponentials, masking, sums). moved: bytes of keys and values
-    that are read from main memory. calls: of torch's operators. torch, native: work of the flash kernels. note: an
-    explanation of an unusually high cost, shown by `explain`. parts: the parts that the work consists of, shown by
-    `explain` if it is chosen.
+    that are read once, and come from main memory if they are too many for the cache. calls: of torch's operators.
+    gradient: overhead of a gradient in addition, in calls. backward: backward over forward of flops and passes.
+    streamed: numbers, in float32 at least, that torch's products read once for a few rows. torch, native: work of the
+    flash kernels. note: an explanation of an unusually high cost, shown by `explain`. parts: the parts that the work
+    consists of, shown by `explain` if it is chosen.
     """
 
     flops: float
@@ -59,6 +70,9 @@ class Cost:
     passes: float = 0.0
     moved: float = 0.0
     calls: float = 1.0
+    gradient: float = GRADIENT
+    backward: float = BACKWARD
+    streamed: float = 0.0
     torch: FlashWork = FlashWork()
     native: FlashWork = FlashWork()
     note: str = ""

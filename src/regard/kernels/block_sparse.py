@@ -16,6 +16,7 @@ from .cost_model import (
     RESULT,
     VALUE,
     bytes_read,
+    evaluated,
     startup_passes,
     torch_flash_cost,
     torch_flash_work,
@@ -86,10 +87,10 @@ class BlockSparseKernel:
         every = problem.weights_shape[:-2].numel() * problem.keys
         return Cost(
             flops=0.0,
-            torch=torch_flash_work(problem, pairs, rows),
+            torch=torch_flash_work(problem, pairs, rows, columns / max(rectangles, 1.0)),
             bytes=4.0 * WIDE_BLOCK[0] * problem.keys + 8.0 * numbers,
-            passes=startup_passes(rows, rectangles) + RESULT * numbers + added,
-            moved=bytes_read(problem, heads=problem.weights_shape[:-2].numel(), again=columns / max(every, 1)),
+            passes=startup_passes(rows, rectangles) + RESULT * numbers + evaluated(problem, added),
+            moved=bytes_read(problem, again=columns / max(every, 1)),
             calls=OPERATOR + calls + 60.0 * bool(masks or biases),
         )
 

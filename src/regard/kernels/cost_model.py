@@ -24,7 +24,7 @@ import torch
 from .. import native
 from ..core.problem import Problem
 from ..errors import ConfigurationError
-from .base import Cost, FlashWork
+from .base import BACKWARD, Cost, FlashWork
 
 MEASURE = "`regard bench --calibrate` measures them"
 
@@ -33,9 +33,11 @@ MEASURE = "`regard bench --calibrate` measures them"
 class FlashRates:
     """Rates of one flash kernel in one dtype, of one thread.
 
-    flops, pairs, packed, streamed: how much of each kind of `FlashWork` is done in a second. backward: seconds of the
-    backward pass for one of the forward pass: five matrix products for two (Dao 2023, arXiv 2307.08691), and whatever
-    they reach of its rate.
+    flops, pairs, packed, streamed: how much of each kind of `FlashWork` is done in a second, of keys and values in the
+    cache. backward: seconds of the backward pass for one of the forward pass: five matrix products for two (Dao 2023,
+    arXiv 2307.08691), and whatever they reach of its rate. tiles: those that the backward pass begins in a second, in
+    addition: torch's products of bfloat16 take long to begin. moved: bytes of keys and values that are streamed from
+    main memory in a second, by all threads together.
     """
 
     flops: float
@@ -43,6 +45,8 @@ class FlashRates:
     packed: float
     streamed: float
     backward: float = 2.7
+    tiles: float = 1e9
+    moved: float = 1e10
 
     def numbers(self) -> list[float]:
         """All rates."""
@@ -51,6 +55,10 @@ class FlashRates:
     def seconds(self, work: FlashWork) -> float:
         """Seconds of the forward pass on one thread, without those of `streamed`."""
         return work.flops / self.flops + work.pairs / self.pairs + work.packed / self.packed
+
+    def backward_seconds(self, work: FlashWork) -> float:
+        """Seconds of the backward pass on one thread."""
+        return self.backward * self.seconds(work) + work.tiles / self.tiles
 
 
 FLOAT32 = "float32"
@@ -61,10 +69,10 @@ class Rates:
     """Operations per second of one thread, memory bandwidths, and the overhead of a call.
 
     flops: of torch's matrix products in float32. passes: numbers that an element-wise operator reads and writes in the
-    cache. torch, native: the flash kernels, by dtype; one that is not there has the rates of float32. moved: bytes of
-    keys and values read from main memory, all threads together. fresh: bytes of newly allocated memory, all threads
-    together. call: seconds of overhead of one call of a torch operator. Of the last three the defaults are those of
-    every CPU.
+    cache. torch, native: the flash kernels, by dtype; one that is not there has the rates of float32. moved: bytes read
+    from main memory, all threads together. fresh: bytes of newly allocated memory, all threads together. call: seconds
+    of overhead of one call of a torch operator. cache: bytes that the processor's cache keeps from call to call. Of the
+    last four the defaults are those of every CPU.
     """
 
     flops: float
@@ -74,21 +82,29 @@ class Rates:
     moved: float = 1e10
     fresh: float = 2.5e9
     call: float = 2.5e-6
+    cache: float = 2.0**22
 
     def seconds(self, cost: Cost, dtype: torch.dtype, threads: int | None = None, *, training: bool = False) -> float:
         """Predicted seconds on `threads` threads, by default all of torch's; in training, forward and backward."""
         threads = threads or torch.get_num_threads()
-        kernels = [(self._of(self.torch, dtype), cost.torch), (self._of(self.native, dtype), cost.native)]
+        wide = dtype if dtype == torch.float64 else torch.float32
+        kernels = [
+            (self._of(self.torch, dtype), cost.torch),
+            (self._of(self.native, dtype), cost.native),
+            (self._of(self.torch, wide), FlashWork(streamed=cost.streamed)),
+        ]
         slower = self.torch[FLOAT32].flops / self._of(self.torch, dtype).flops if dtype == torch.float64 else 1.0
         other = cost.flops * slower / self.flops + cost.passes / self.passes
-        flash = sum(rates.seconds(work) * (1 + rates.backward * training) for rates, work in kernels)
+        flash = sum(rates.seconds(work) + rates.backward_seconds(work) * training for rates, work in kernels)
         # Keys and values that are read once arrive from memory while others are multiplied.
-        read = max(sum(work.streamed / rates.streamed for rates, work in kernels) / threads, cost.moved / self.moved)
+        streaming = [rates.moved for rates, work in kernels if work.streamed]
+        moved = cost.moved / min(streaming, default=self.moved) if cost.moved > self.cache else 0.0
+        read = max(sum(work.streamed / rates.streamed for rates, work in kernels) / threads, moved)
         fresh = cost.bytes / self.fresh if cost.bytes > REUSED_BYTES else 0.0
         return (
-            (flash + other * (1 + BACKWARD * training)) / threads
-            + (read + fresh) * (1 + BACKWARD * training)
-            + (cost.calls * (1 + training) + GRADIENT * training) * self.call
+            (flash + other * (1 + cost.backward * training)) / threads
+            + (read + fresh) * (1 + cost.backward * training)
+            + (cost.calls * (1 + training) + cost.gradient * training) * self.call
         )
 
     def numbers(self) -> list[float]:
@@ -103,10 +119,6 @@ class Rates:
 
 FLASH_KERNELS = ("torch", "native")
 NUMBERS = tuple(field.name for field in fields(Rates) if field.name not in FLASH_KERNELS)
-BACKWARD = 2.5
-"""Backward over forward of products and passes outside of the flash kernels."""
-GRADIENT = 85.0
-"""Overhead of a gradient, in calls, in addition to as many calls as forward: autograd and its Function."""
 
 
 def _scaled(rates: FlashRates, factor: float) -> FlashRates:
@@ -134,19 +146,56 @@ DEFAULT_FLASH = {
     "float16": FlashRates(flops=1.2e11, pairs=9e8, packed=3e9, streamed=2.5e9, backward=60.0),
 }
 """Torch's flash kernel with AVX-512, measured likewise."""
-AMD = " on AMD"
+AVX512_ON_AMD = "AVX512 on AMD"
 DEFAULT_TORCH = {
     "AVX512": (8e10, 1e10, 1.0),
-    "AVX512" + AMD: (5.4e10, 1e10, 0.35),
     "AVX2": (4e10, 7.5e9, 0.5),
     "DEFAULT": (2e10, 2e9, 0.25),
 }
 """By the vector instructions that torch uses, as torch names them: flops and passes a second, and the speed of its
-flash kernel by that with AVX-512. Measured likewise, but for the last; on AMD's processors, where MKL uses half of each
-vector, on Zen 5 beside the native kernel."""
+flash kernel by that with AVX-512. Measured likewise, but for the last."""
 DEFAULT_OTHER_TORCH = DEFAULT_TORCH["AVX2"]
 """The same for other instruction sets, such as ARM's: estimated."""
-GPU_FLASH = FlashRates(flops=3e13, pairs=2e12, packed=1e13, streamed=5e12, backward=3.0)
+AMD_TORCH = Rates(
+    flops=9.9e10,
+    passes=1.4e10,
+    torch={
+        "float32": FlashRates(1.0e11, 2.8e9, 2.4e10, 2.0e10, 2.4, moved=1.3e10),
+        "float64": FlashRates(6.1e10, 5.5e8, 2.5e9, 8.5e9, 2.8, moved=1.8e10),
+        "bfloat16": FlashRates(1.1e11, 2.1e9, 8.2e9, 7.8e9, 1.9, tiles=26000.0, moved=6.9e9),
+        "float16": FlashRates(1.0e11, 7.5e8, 9.3e8, 9.8e8, 12.0, moved=2.1e9),
+    },
+    native={},
+    moved=4e10,
+    fresh=2.7e9,
+    call=1.8e-6,
+    cache=2.0**24,
+)
+AMD_NATIVE = {
+    "avx512": {
+        "float32": FlashRates(2.3e11, 6.0e9, 1.1e10, 2.0e10, 2.4, moved=2.9e10),
+        "bfloat16": FlashRates(2.4e11, 7.1e9, 1.1e10, 3.3e10, 2.5, moved=3.3e10),
+        "float16": FlashRates(2.3e11, 7.1e9, 1.2e10, 3.4e10, 2.4, moved=2.9e10),
+    },
+    "avx512bf16": {
+        "float32": FlashRates(2.4e11, 5.3e9, 1.1e10, 2.1e10, 2.5, moved=2.9e10),
+        "bfloat16": FlashRates(4.8e11, 4.8e9, 1.6e10, 3.2e10, 2.6, moved=3.2e10),
+        "float16": FlashRates(2.4e11, 6.4e9, 1.2e10, 3.7e10, 2.5, moved=3.1e10),
+    },
+    "avx2": {
+        "float32": FlashRates(1.1e11, 4.0e9, 1.1e10, 1.7e10, 2.5, moved=2.3e10),
+        "bfloat16": FlashRates(1.1e11, 4.2e9, 8.0e9, 1.6e10, 2.6, moved=2.3e10),
+        "float16": FlashRates(1.1e11, 4.5e9, 8.9e9, 2.3e10, 2.5, moved=2.7e10),
+    },
+    "plain": {
+        "float32": FlashRates(4.4e10, 1.5e9, 5.0e9, 1.6e10, 2.5, moved=1.8e10),
+        "bfloat16": FlashRates(4.4e10, 1.4e9, 4.0e9, 7.0e9, 2.5, moved=1.0e10),
+        "float16": FlashRates(4.4e10, 1.4e9, 2.7e9, 3.3e9, 2.5, moved=5.6e9),
+    },
+}
+"""Rates of AMD's processors with AVX-512, where MKL uses half of each vector, and of the native code there, by variant
+and dtype: as `calibration.measure` found them on one thread of a Zen 5, rounded to two digits."""
+GPU_FLASH = FlashRates(flops=3e13, pairs=2e12, packed=1e13, streamed=5e12, backward=3.0, moved=2e12)
 DEFAULT_GPU = Rates(
     flops=3e13,
     passes=5e11,
@@ -163,11 +212,13 @@ def default_rates(device: str = "cpu", native_variant: str | None = None, capabi
     """Rates assumed for a kind of device that was not measured.
 
     device: as `torch.device.type`. native_variant: of the native code, None where there is none. capability: the vector
-    instructions that torch uses, a key of DEFAULT_TORCH; without it those in use here.
+    instructions that torch uses, a key of DEFAULT_TORCH or AVX512_ON_AMD; without it those in use here.
     """
     if device != "cpu":
         return DEFAULT_GPU
     capability = _torch_instructions() if capability is None else capability
+    if capability == AVX512_ON_AMD:
+        return replace(AMD_TORCH, native=AMD_NATIVE.get(native_variant or "", AMD_TORCH.torch))
     is_arm = platform.machine().lower() in ("aarch64", "arm64")
     flops, passes, speed = DEFAULT_OTHER_TORCH if is_arm else DEFAULT_TORCH.get(capability, DEFAULT_OTHER_TORCH)
     flash = {dtype: _scaled(rates, speed) for dtype, rates in DEFAULT_FLASH.items()}
@@ -286,8 +337,8 @@ def load_rates(path: Path) -> tuple[Rates, Machine]:
     try:
         held = json.loads(path.read_text("utf-8"))
         torch_flash, native_flash = (_flash_rates(held["rates"][name]) for name in FLASH_KERNELS)
-        flops, passes, moved, fresh, call = (float(held["rates"][name]) for name in NUMBERS)
-        measured = Rates(flops, passes, torch_flash, native_flash, moved, fresh, call)
+        numbers = {name: float(held["rates"][name]) for name in NUMBERS}
+        measured = Rates(**numbers, torch=torch_flash, native=native_flash)
         stored = held["machine"]
         machine = Machine(str(stored["processor"]), int(stored["threads"]), str(stored["torch"]), str(stored["native"]))
     except (KeyError, TypeError, ValueError, AttributeError):
@@ -349,13 +400,12 @@ def _unwritten(path: Path, error: OSError) -> ConfigurationError:
 
 
 @cache
-@cache
 def _torch_instructions() -> str:
     """The vector instructions that torch uses here, and whether they are those of AMD, as in DEFAULT_TORCH."""
     capability = torch.backends.cpu.get_cpu_capability()
     with contextlib.suppress(OSError):  # only Linux has it
-        if "AuthenticAMD" in Path("/proc/cpuinfo").read_text("utf-8", "replace") and capability + AMD in DEFAULT_TORCH:
-            return capability + AMD
+        if capability == "AVX512" and "AuthenticAMD" in Path("/proc/cpuinfo").read_text("utf-8", "replace"):
+            return AVX512_ON_AMD
     return capability
 
 
@@ -380,11 +430,11 @@ RESULT = 3.0
 """Passes per number of the output of one of our operators: checked, merged, copied."""
 TILEWISE = 12.0
 """Passes per pair in the online softmax of tiles: maximum, difference, exponential, sum."""
-WEIGHTS = 45.0
+WEIGHTS = 19.0
 """Passes per pair where all weights are in memory at once."""
-WIDEN = 8.0
+WIDEN = 5.0
 """Passes per number of 16 bits that is converted to float32 in new memory."""
-SELECT = 40.0
+SELECT = 18.0
 """Passes per number selected by a boolean, which torch does not vectorise."""
 MASK = 30.0
 """Passes per pair on which a mask is evaluated, once for equal batches and heads, and converted to a float."""
@@ -398,15 +448,13 @@ FEATURE = 28.0
 """Passes per feature and pair of an additive score in plain torch: a sum, a tangent, a product."""
 TORCH_BLOCKS = (768, 256), (192, 64), (0, 32)
 """From so many rows on, torch's flash kernel computes blocks of so many."""
+TORCH_COLUMNS = 512
+"""The keys of its blocks; with a causal mask it skips those that are masked."""
 REREAD, REREAD_WIDENED = 0.25, 0.7
 """The time to read numbers again that are in a core's own cache, of that to read them first; and of 16 bits, which are
 widened again."""
 MIN_PACKED_ROWS = 16
 """The fewest rows for which torch's products pack keys and values; a few rows read them as they are."""
-SKIPPED = 512
-"""Number of keys in the blocks that torch's causal kernel skips."""
-CACHE = 2**22
-"""Bytes of keys and values that are assumed to fit in the processor's cache."""
 
 
 def heads_per_key(problem: Problem) -> int:
@@ -429,38 +477,43 @@ def startup_passes(rows: int, rectangles: float) -> float:
     return ROW * min(rows, OVERHEAD_ROWS) * rectangles
 
 
-def bytes_read(problem: Problem, *, heads: int | None = None, again: float = 1.0) -> float:
-    """Bytes of keys and values that are read from main memory; 0 where they fit in the cache.
-
-    heads: the number of batches times heads that read them, by default the key heads' own. again: how often each reads.
-    """
+def bytes_read(problem: Problem, *, again: float = 1.0) -> float:
+    """Bytes of keys and values that are read, `again` times; query heads of a group find them in the cache."""
     value = problem.value
-    size = value.element_size() * problem.keys * total_width(problem)
-    held = size * value.shape[:-2].numel()
-    return again * size * (heads or value.shape[:-2].numel()) if held > CACHE else 0.0
+    return again * value.element_size() * value.shape[:-2].numel() * problem.keys * total_width(problem)
 
 
-def torch_flash_work(problem: Problem, pairs: float, rows: int) -> FlashWork:
-    """The work of torch's flash kernel over so many pairs, in rectangles of so many rows.
+def torch_flash_work(problem: Problem, pairs: float, rows: int, columns: float | None = None) -> FlashWork:
+    """The work of torch's flash kernel over so many pairs, in rectangles of so many rows and columns, by default all.
 
     Few rows are one block; of more, blocks of 32, 64 or 256 rows pack the keys and values anew.
     """
     width = torch_flash_width(problem)
     height = next(block for least, block in TORCH_BLOCKS if rows >= least)
-    numbers = pairs / max(min(height, rows), 1) * width
+    many = max(min(height, rows), 1)
+    numbers = pairs / many * width
+    tiles = pairs / many / max(min(columns or problem.keys, TORCH_COLUMNS), 1)
     few = rows < MIN_PACKED_ROWS
     if few and rows == problem.queries:  # each query head of a group reads the keys, all but the first from the cache
         group = heads_per_key(problem)
         again = REREAD if problem.value.element_size() >= 4 else REREAD_WIDENED
         numbers *= (1 + again * (group - 1)) / group
-    return FlashWork(2.0 * pairs * width, pairs, 0.0 if few else numbers, numbers if few else 0.0)
+    return FlashWork(2.0 * pairs * width, pairs, 0.0 if few else numbers, numbers if few else 0.0, tiles)
 
 
-def product_work(pairs: float, rows: int, width: int) -> tuple[float, FlashWork]:
-    """Flops of torch's products over so many pairs, in rectangles of so many rows; few rows stream keys and values."""
+def product_work(pairs: float, rows: int, width: int) -> tuple[float, float]:
+    """Flops of torch's products over so many pairs, in rectangles of so many rows; or numbers that few rows stream."""
     if rows >= MIN_PACKED_ROWS:
-        return 2.0 * pairs * width, FlashWork()
-    return 0.0, FlashWork(streamed=pairs / max(rows, 1) * width)
+        return 2.0 * pairs * width, 0.0
+    return 0.0, pairs / max(rows, 1) * width
+
+
+def evaluated(problem: Problem, passes: float, *, times: int = 2, backward: float = BACKWARD) -> float:
+    """Passes over a mask or bias as part of `Cost.passes`: in training it is evaluated so many times, not backward too.
+
+    backward: `Cost.backward`.
+    """
+    return passes * times / (1 + backward) if problem.inputs_require_grad() else passes
 
 
 def widening_passes(problem: Problem) -> float:
@@ -472,11 +525,11 @@ def widening_passes(problem: Problem) -> float:
 def torch_flash_cost(problem: Problem, *, causal: bool) -> Cost:
     """The cost of torch's flash kernel over all pairs, or over the tiles that is_causal leaves."""
     pairs, leading = problem.weights_shape.numel(), problem.weights_shape[:-2].numel()
-    share = min(0.5 + SKIPPED / (2 * problem.queries), 1.0) if causal and problem.queries else 1.0
+    share = min(0.5 + TORCH_COLUMNS / (2 * problem.queries), 1.0) if causal and problem.queries else 1.0
     return Cost(
         flops=0.0,
         bytes=0.0,
         passes=startup_passes(problem.queries, leading) * (TRAINED_STARTUP if problem.inputs_require_grad() else 1.0),
-        moved=bytes_read(problem, heads=leading),
+        moved=bytes_read(problem),
         torch=torch_flash_work(problem, pairs * share, problem.queries),
     )

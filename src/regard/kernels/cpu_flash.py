@@ -51,7 +51,7 @@ class CpuFlashKernel:
             native=FlashWork(2.0 * pairs * width, pairs, packed=pairs / max(rows, 1) * width),
             bytes=share * sum(part.layout.masked_pairs for part in found) / 8 * max(distinct_matrices(problem)[0], 1),
             passes=EXTRA * extras * pairs + RESULT * numbers,
-            moved=bytes_read(problem, heads=problem.weights_shape[:-2].numel()),
+            moved=bytes_read(problem),
             calls=OPERATOR,
         )
 

@@ -21,6 +21,7 @@ from .cost_model import (
     RESULT,
     VALUE,
     bytes_read,
+    evaluated,
     heads_per_key,
     startup_passes,
     torch_flash_work,
@@ -90,10 +91,10 @@ class DecodeKernel:
             flops=0.0,
             torch=FlashWork() if natively else work,
             native=work if natively else FlashWork(),
-            bytes=4.0 * leading * problem.queries * problem.value.shape[-1] * (1 + visited / self.part),
+            bytes=4.0 * leading * problem.queries * problem.value.shape[-1] * (1 if natively else 1 + wide / self.part),
             passes=(0.0 if natively else startup_passes(rows, leading / max(group, 1)))
             + RESULT * leading * problem.queries * problem.value.shape[-1]
-            + visited * (MASK * masks + VALUE * biases),
+            + evaluated(problem, visited * (MASK * masks + VALUE * biases)),
             moved=bytes_read(problem, again=wide / max(problem.keys, 1)),
             calls=(STEP_CALLS if step else OPERATOR)
             + (STEP_MASK_CALLS if step else MASK_CALLS) * bool(masks or biases),

@@ -137,10 +137,11 @@ class DecomposedKernel:
                 total.flops + own.flops,
                 max(total.bytes, own.bytes + 4.0 * rows * problem.value.shape[-1]),
                 total.passes + own.passes + RESULT * rows * problem.value.shape[-1],
-                total.moved + own.moved,
-                total.calls + own.calls + CALLS,
-                total.torch + own.torch,
-                total.native + own.native,
+                moved=total.moved + own.moved,
+                calls=total.calls + own.calls + CALLS,
+                torch=total.torch + own.torch,
+                native=total.native + own.native,
+                streamed=total.streamed + own.streamed,
             )
             parts.append(
                 f"{selection.part}, {selection.problem.queries:,} × {selection.problem.keys:,}, by {kernel.name}"

@@ -79,6 +79,10 @@ MAX_PLAIN_PAIRS = 2**16
 """The most query-key pairs of a plain problem on the CPU that `PLAIN_KERNEL` computes without a comparison: up to
 there it is done before another kernel has started."""
 
+UNVECTORISED = "plain"
+"""The variant of the native code without vector instructions, beside which torch's operator may be the faster one at
+any size."""
+
 _chosen: dict[tuple, Kernel] = {}
 
 AnyKernel = TypeVar("AnyKernel", bound=Kernel)
@@ -280,14 +284,17 @@ def _no_kernel_error(problem: Problem, otherwise: str = "") -> KernelError:
 def uncompared_kernel(problem: Problem) -> Kernel | None:
     """The kernel that `choose` takes without comparing times; None where it compares them."""
     traced = torch.compiler.is_compiling() or functorch_active()
-    if not traced and _is_small(problem) and (kernel := _small_kernel(problem)) is not None:
-        return kernel
+    if not traced and _is_small(problem):
+        if native.variant_in_use() == UNVECTORISED:
+            return None
+        if (kernel := _small_kernel(problem)) is not None:
+            return kernel
     if not _is_plain(problem):
         return None
     if not problem.value.is_cpu:
         return None if problem.inputs_require_grad() else PLAIN_KERNEL
-    if problem.value.dtype is torch.float16 and problem.inputs_require_grad():
-        return None  # of which torch's backward pass takes some sixty times as long as the forward pass
+    if problem.value.dtype in (torch.bfloat16, torch.float16) and problem.inputs_require_grad():
+        return None  # of which torch's backward pass takes up to sixty times as long as the forward pass
     return PLAIN_KERNEL if problem.pairs.query.shape[:-1].numel() * problem.keys <= MAX_PLAIN_PAIRS else None
 
 

@@ -116,7 +116,7 @@ class FlexKernel:
             torch=torch_flash_work(problem, leading * visited, BLOCK),
             bytes=16.0 * blocks * (problem.mask is not None),
             passes=each * leading * visited,
-            moved=bytes_read(problem, heads=leading),
+            moved=bytes_read(problem),
             calls=OPERATOR + CALLS,
         )
 

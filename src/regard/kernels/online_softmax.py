@@ -27,6 +27,7 @@ from .cost_model import (
     TILEWISE,
     VALUE,
     bytes_read,
+    evaluated,
     product_work,
     startup_passes,
     total_width,
@@ -85,11 +86,11 @@ class TiledAttention:
         flops, streamed = product_work(pairs, many, total_width(problem))
         return Cost(
             flops=flops,
-            torch=streamed,
+            streamed=streamed,
             bytes=4.0 * 4 * min(max(self.tile, heads * size[0] * size[1]), problem.weights_shape.numel()),
             passes=(TILEWISE + extras) * pairs
             + tiles * (startup_passes(many, at_once / many) + RESULT * numbers)
-            + asked
+            + evaluated(problem, asked)
             + widening_passes(problem),
             moved=bytes_read(problem, again=pairs / max(problem.weights_shape[:-2].numel() * many * problem.keys, 1)),
             calls=OPERATOR + 20.0 + 35.0 * tiles + 30.0 * bool(masks or biases),

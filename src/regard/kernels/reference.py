@@ -18,8 +18,10 @@ from .cost_model import (
     VALUE,
     WEIGHTS,
     bytes_read,
+    evaluated,
     heads_per_key,
     product_work,
+    startup_passes,
     widening_passes,
 )
 from .dense_block import LONG_ROW
@@ -87,6 +89,10 @@ def formula(problem: Problem) -> Result:
     return Result(output.to(problem.value.dtype), lse if problem.wants_lse else None)
 
 
+BACKWARD_STORED = 2.0
+"""Backward over forward: two gradients for each product, by weights that are in memory."""
+
+
 class ReferenceKernel:
     """`formula`, for any score, mask, bias, dtype and derivative."""
 
@@ -105,15 +111,18 @@ class ReferenceKernel:
         steps = (masks > 0) + (biases > 0) + 3 * (problem.softcap is not None) + 3 * (problem.dropout is not None)
         one = problem.queries * problem.keys
         width = problem.value.shape[-1] + features * (not additive)
-        flops, streamed = product_work(pairs, heads_per_key(problem) * problem.queries, width)
+        rows = heads_per_key(problem) * problem.queries
+        flops, streamed = product_work(pairs, rows, width)
         return Cost(
             flops=flops,
-            torch=streamed,
+            streamed=streamed,
+            backward=BACKWARD_STORED,
             bytes=size * pairs * (3.0 + steps / 2 + 2.0 * features * additive),
-            passes=pairs * (WEIGHTS + FEATURE * features * additive)
+            passes=startup_passes(rows, problem.weights_shape[:-1].numel() / max(rows, 1))
+            + pairs * (WEIGHTS + FEATURE * features * additive)
             + pairs
             * (SELECT * bool(masks) + CAP * (problem.softcap is not None) + DROP * (problem.dropout is not None))
-            + one * (MASK * masks + VALUE * biases)
+            + evaluated(problem, one * (MASK * masks + VALUE * biases), times=1, backward=BACKWARD_STORED)
             + widening_passes(problem),
             moved=bytes_read(problem),
             calls=40.0 + 20.0 * bool(masks) + 10.0 * steps,

@@ -15,7 +15,7 @@ from ..core.torch_modes import under_transform
 from ..native import all_finite
 from .base import Cost, Result
 from .batched_problem import BatchedProblem, ProblemGradients, Saved
-from .cost_model import MASK, VALUE, WEIGHTS, bytes_read, heads_per_key, torch_flash_cost, torch_flash_work
+from .cost_model import MASK, VALUE, WEIGHTS, bytes_read, evaluated, heads_per_key, torch_flash_cost, torch_flash_work
 from .custom_op import apply_kernel, register
 from .dense_block import (
     EXPONENTIAL,
@@ -74,7 +74,9 @@ class SdpaKernel:
         return replace(
             flash,
             bytes=one * (9.0 * masks + 2.0 * size * biases) + 3.0 * size * pairs * bool(refusal),
-            passes=flash.passes + WEIGHTS * pairs * bool(refusal) + one * (MASK * masks + VALUE * biases),
+            passes=flash.passes
+            + WEIGHTS * pairs * bool(refusal)
+            + evaluated(problem, one * (MASK * masks + VALUE * biases)),
             calls=10.0 + 10.0 * bool(masks) + 10.0 * bool(biases) + 10.0 * bool(refusal),
             note=refusal or _waste(problem, causal),
         )

@@ -29,7 +29,7 @@ from ..native.short_attention import (
     layout_of,
 )
 from ..utils.pytree import tree_tensors
-from .base import Cost, FlashWork, Result
+from .base import GRADIENT, Cost, FlashWork, Result
 from .batched_problem import BatchedProblem, ProblemGradients, Saved
 from .cost_model import RESULT, bytes_read, total_width
 from .custom_op import apply_kernel, compute_forward, differentiate, register
@@ -38,6 +38,10 @@ from .mask_tiles import memoize
 
 CALLS = 8.0
 """Overhead of a forward pass, in calls."""
+OWN_GRADIENT = 8.0
+"""Overhead of a gradient that needs nothing but native code, in calls."""
+LAID_OUT = 2.0
+"""Passes per number of keys and values that are brought into the order of the products, once for each key head."""
 LANES = 16
 """Keys are computed in whole vectors, of so many at most."""
 
@@ -78,18 +82,22 @@ class ShortKernel:
         return reasons
 
     def cost(self, problem: Problem) -> Cost:
-        """All pairs, in whole vectors of keys; keys and values are laid out once for each key head."""
+        """The pairs of the spans, in whole vectors of keys; keys and values are laid out once for each key head."""
         rows, width = problem.weights_shape[:-1].numel(), total_width(problem)
-        pairs = rows * (-(-problem.keys // LANES) * LANES)
+        pairs = rows * _mean_columns(problem)
         laid_out, units = problem.value.shape[:-1].numel() * width, problem.value.shape[:-2].numel()
         idle = torch.get_num_threads() / max(min(units, torch.get_num_threads()), 1)  # a key head has one thread
         return Cost(
             flops=0.0,
-            native=FlashWork(2.0 * idle * pairs * width, idle * pairs, packed=idle * laid_out),
+            native=FlashWork(
+                2.0 * idle * pairs * width,
+                idle * pairs,
+            ),
             bytes=0.0,
-            passes=RESULT * rows * problem.value.shape[-1],
+            passes=RESULT * rows * problem.value.shape[-1] + LAID_OUT * idle * laid_out,
             moved=bytes_read(problem),
             calls=CALLS,
+            gradient=OWN_GRADIENT if has_short_tensors(problem) else GRADIENT,
         )
 
     def run(self, problem: Problem) -> Result:
@@ -206,6 +214,16 @@ def key_spans(problem: Problem) -> Tensor | None:
         if mask is None or is_one_causal_query(problem)
         else memoize(problem, "spans", lambda: _key_spans(mask, problem))
     )
+
+
+def _mean_columns(problem: Problem) -> float:
+    """The keys that a row computes on average, in whole vectors."""
+    spans = key_spans(problem)
+    if spans is None or not spans.numel():
+        return -(-problem.keys // LANES) * LANES
+    first, last = spans.unbind(-1)
+    vectors = (last + LANES - 1) // LANES - first // LANES
+    return LANES * float((vectors * (first < last)).float().mean())
 
 
 def _key_spans(mask: Mask, problem: Problem) -> Tensor:
