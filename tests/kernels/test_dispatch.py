@@ -364,3 +364,21 @@ def test_training_in_float16_is_not_computed_by_torch(monkeypatch, tmp_path):
         query = torch.zeros(1, 8, length, 64, dtype=torch.float16, requires_grad=True)
         kernel = regard.explain(query, query, query).kernel.name
         assert kernel in (("short", "cpu_flash") if native.available() else ("tiled", "reference"))
+
+
+def test_as_many_queries_as_keys_are_no_steps_of_decoding():
+    """Many sequences of 16 tokens have many keys and values together, but few for each query of a head."""
+    if not native.available():
+        pytest.skip(native.why_not() or "")
+    many, few = torch.zeros(64, 4, 16, 128, dtype=torch.float16), torch.zeros(64, 4, 4, 128, dtype=torch.float16)
+    assert dispatch.uncompared_kernel(make_problem(few, many, many)) is dispatch.DECODE
+    with native.using(native.variants()[0]):
+        assert dispatch.uncompared_kernel(make_problem(many, many, many)) is dispatch.SHORT
+
+
+def test_without_vector_instructions_small_problems_are_compared():
+    if "plain" not in native.variants():
+        pytest.skip("the variant plain does not run here")
+    query = torch.zeros(1, 8, 32, 64)
+    with native.using("plain"):
+        assert dispatch.uncompared_kernel(make_problem(query, query, query, mask=masks.padding([9]))) is None

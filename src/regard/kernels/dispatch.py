@@ -73,7 +73,8 @@ MAX_UNCOMPARED_LENGTH = 256
 
 STREAMED, MOST_STREAMING = {torch.float32: 2**18, torch.bfloat16: 2**15, torch.float16: 2**15}, 16
 """From so many numbers of keys and values for each query on, and up to so many queries, `DECODE`, which reads them as
-they are, is faster than `SHORT`, which lays them out. Numbers of 16 bits are widened to be laid out."""
+they are, is faster than `SHORT`, which lays them out, but where each head has as many queries as keys. Numbers of 16
+bits are widened to be laid out."""
 
 MAX_PLAIN_PAIRS = 2**16
 """The most query-key pairs of a plain problem on the CPU that `PLAIN_KERNEL` computes without a comparison: up to
@@ -323,7 +324,7 @@ def _streams(problem: Problem) -> bool:
     """Whether each query has so many keys and values to read that laying them out, as `SHORT` does, does not pay."""
     queries, value = problem.queries, problem.value
     least = STREAMED.get(value.dtype)
-    if least is None or not 0 < queries <= MOST_STREAMING:
+    if least is None or not 0 < queries <= MOST_STREAMING or queries == problem.keys:
         return False
     return problem.pairs.key.numel() + value.numel() >= least * queries and DECODE.is_one_call(problem)
 
