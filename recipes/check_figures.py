@@ -26,7 +26,7 @@ NUMBER = r"(?<![\w.])[-+]?\d+(?:,\d{3})*(?:\.\d+)?"
 INTERVAL = re.compile(
     rf"({NUMBER})(?: ?%)? *(?:\| ({NUMBER}) to ({NUMBER})|\(({NUMBER})-({NUMBER})\)|\[({NUMBER}), ({NUMBER})\])"
 )
-MEASURED = re.compile(r"/s\b|\bs$|\b(?:ms|µs|seconds|times?|memory)\b")
+MEASURED = re.compile(r"/s\b|\ba second\b|\bs$|\b(?:ms|µs|seconds|times?|memory)\b")
 LEAST_LIKENESS = 0.5
 """Of a printed row to a page's: 1 for the same words, and 1 for the same numbers."""
 

@@ -165,6 +165,15 @@ def test_times_of_another_processor_are_not_compared(checked):
     assert "1 times of another processor" in text
 
 
+@pytest.mark.parametrize("heading", ["CPU s", "seconds", "words/s", "words a second in training", "memory"])
+def test_what_counts_as_measured(checked, heading):
+    page = f"## D\n\n| score | right | {heading} |\n| --- | --- | --- |\n| dot | 99.9 % | 7,621 |\n"
+    printed = page.replace("7,621", "2,927")
+    assert checked(page, printed, "± 3 %, times within 1.5", "another one")[0] == 0
+    assert checked(page, printed, "± 3 %, times within 1.5", figures.this_processor())[0] == 1
+    assert checked(page.replace(heading, "parameters"), printed, "± 3 %, times within 1.5", "another one")[0] == 1
+
+
 def test_columns_are_found_by_their_headings(checked):
     printed = """\
 | score | seconds | BLEU | 95 % interval | against dot | p | CPU s | memory | parameters |
