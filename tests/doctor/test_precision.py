@@ -1176,7 +1176,10 @@ CORRECT = {
             def __init__(self, dim, length):
                 super().__init__()
                 self.recurrent = nn.LSTM(dim, dim, batch_first=True)
-                self.attention = Readable(dim, length)
+                if torch.jit.is_scripting():
+                    self.attention = Readable(dim, length)
+                else:
+                    self.attention = torch.jit.script(Readable(dim, length))
 
             def forward(self, x):
                 return self.attention(self.recurrent(x)[0])
@@ -1422,6 +1425,25 @@ CORRECT = {
 
             def forward(self, x, mask=None):
                 return self.attention(x, mask)
+    """,
+    "cosines, scaled up": """
+        def read(x, slots, values, dim):
+            scores = torch.matmul(F.normalize(x, dim=-1), F.normalize(slots, dim=-1).transpose(-2, -1)) * math.sqrt(dim)
+            return torch.softmax(scores, dim=-1) @ values
+    """,
+    "weights that are multiplied by the mask again": """
+        def read(q, k, v, mask):
+            scores = torch.einsum("bsd,bkd->bsk", q, k) / math.sqrt(q.size(-1))
+            scores = scores.masked_fill(mask[:, None, :] <= 0, -1e4)
+            weights = F.softmax(scores, dim=-1) * mask[:, None, :]
+            return torch.einsum("bsk,bkd->bsd", weights, v)
+    """,
+    "what a cache is compared with": """
+        def bench_uncached(model, idx, steps):
+            for _ in range(steps):
+                logits = model(idx)
+                idx = torch.cat([idx, logits[:, -1, :].argmax(dim=-1, keepdim=True)], dim=1)
+            return idx
     """,
     "dot products by name": """
         def dot_attention(query, key, value):

@@ -867,7 +867,8 @@ def _is_hidden_again(step: Step, site: AttentionSite) -> bool:
     """Whether the weights of the pairs that a step hides are set to 0 after the softmax."""
     hidden = step.term.get("mask")
     return any(
-        one.op == "masked_fill" and same(one.term.get("mask"), hidden) and number(one.term.get("value")) == 0
+        (one.op == "masked_fill" and same(one.term.get("mask"), hidden) and number(one.term.get("value")) == 0)
+        or (one.op == "mul" and one.operand is not None and any("mask" in name for name in names_in(one.operand)))
         for one in site.after
     )
 

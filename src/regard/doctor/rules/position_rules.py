@@ -432,7 +432,12 @@ def _says_no_cache(node: ast.AST, facts: ModuleFacts) -> bool:
     written = ast.get_source_segment(facts.source, function) if function is not None else None
     return (
         written is not None
-        and re.search(r"\b(no|without( an?| any)?) (kv[- ]?|key[- ]value )?cach", written, re.I) is not None
+        and re.search(
+            r"\b(no|without( an?| any)?) (kv[- ]?|key[- ]value )?cach|uncached|no_?cache|without_cache|recomput",
+            written,
+            re.I,
+        )
+        is not None
     )
 
 

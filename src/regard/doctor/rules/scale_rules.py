@@ -293,6 +293,8 @@ def wrong_power(facts: ModuleFacts) -> Iterator[Report]:
     if re.search(r"\bmup\b|muP|μP", facts.source):
         return
     for site in _free_formulas(facts):
+        if all(any(one.op == "normalize" for one in walk(term, stop=_PROJECTIONS)) for term in (site.query, site.key)):
+            continue  # cosines, which are scaled up
         factors = [one for one in _factors(site) if one[0] != "weights" and one[2].dimension is not None]
         power = sum(one[2].power for one in factors)
         if len(factors) == 1 and any(abs(power - wrong) < 1e-6 for wrong in (-1.0, 0.5, 1.0)):

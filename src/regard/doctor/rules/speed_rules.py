@@ -520,12 +520,21 @@ def _is_made_once(name: str, facts: ModuleFacts, depth: int = 4) -> bool:
     above: ast.AST | None = calls[0]
     while above is not None and not isinstance(above, (ast.ClassDef, *_REPEATED)):
         above = facts.parents.get(above)
-    if len(calls) > 1 or depth == 0 or isinstance(above, _REPEATED):
+    if len({_assigned_to(one, facts) for one in calls}) > 1 or depth == 0 or isinstance(above, _REPEATED):
         return False
     return above is None or (isinstance(above, ast.ClassDef) and _is_made_once(above.name, facts, depth - 1))
 
 
 _REPEATED = (ast.For, ast.While, ast.ListComp, ast.GeneratorExp, ast.DictComp, ast.SetComp)
+
+
+def _assigned_to(call: ast.AST, facts: ModuleFacts) -> str:
+    """What a call is assigned to, the same in two branches, as source code; its line where it is not assigned."""
+    line = str(getattr(call, "lineno", ""))
+    node: ast.AST | None = call
+    while node is not None and not isinstance(node, ast.stmt):
+        node = facts.parents.get(node)
+    return " ".join(map(ast.unparse, node.targets)) if isinstance(node, ast.Assign) else line
 
 
 def _is_of_old_torch(test: ast.expr, event: Event, facts: ModuleFacts) -> bool:
