@@ -446,7 +446,7 @@ class TestSelfCheck:
         """A kernel for the CPU in the place of that for CUDA, the fastest of all, and a cache directory of its own."""
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         kernel = FlexKernel(None, ("cpu",))
-        monkeypatch.setattr(kernel, "cost", lambda problem: dispatch.Cost(0.0, 0.0, calls=0.0))
+        monkeypatch.setattr(kernel, "cost", lambda problem: dispatch.Cost(0.0, 0.0, calls=0.0, gradient=0.0))
         kernels = tuple(kernel if each.name == "flex" else each for each in KERNELS)
         monkeypatch.setattr(dispatch, "KERNELS", kernels)
         monkeypatch.setattr(dispatch, "uncompared_kernel", lambda problem: None)  # small problems are compared, too
