@@ -9,18 +9,29 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* As many running sums as the processor has room for beside what is read. */
-enum {
-    KEYS = LANES == 16 ? 4 : 2,
-    VECTORS = LANES == 16 ? 4 : 2,
-    TRANSPOSE_STEPS = LANES == 16 ? 4 : LANES == 8 ? 3 : 2,
-};
+/* Few rows are computed as 1, ROWS or twice ROWS, with rows of padding; more than half as many as there are lanes go in
+ * the lanes. */
+enum { ROWS = LANES == 4 ? 2 : 4 };
+
+/* How many keys, or vectors of a value, are read at once for ROWS rows: as many running sums as the processor has room
+ * for beside what is read. The sums of keys fill one vector. */
+enum { KEYS = LANES / ROWS, VECTORS = LANES == 16 ? 4 : 2 };
 
 /* Constants that the compiler specialises the code for: the dtype of keys and values, dims of whole groups of vectors,
- * how many rows go at once, and whether bfloat16 is multiplied in pairs (see load_terms). */
+ * how many rows there are with those of padding, and whether bfloat16 is multiplied in pairs (see load_terms). */
 struct kind {
     int dtype, whole, rows, paired;
 };
+
+/* For twice ROWS rows half as many keys, or vectors, are read at once. */
+INLINE int at_once(const int most, const struct kind kind) { return kind.rows > ROWS ? most / 2 : most; }
+
+/* Where the term of a row and a key, or two keys, stands among the weights of a chunk: (blocks, rows, keys of a block),
+ * where a block of keys with all rows is one vector of scores. */
+INLINE int64_t place_of(int64_t row, int64_t term, const int rows, const int paired) {
+    const int block = (LANES / rows) >> paired;
+    return (term / block * rows + row) * block + term % block;
+}
 
 /* Rows that are read next: they are fetched from memory while there is other work to do. None where `rows` is null. */
 struct next {
@@ -28,86 +39,72 @@ struct next {
     int64_t stride, entries;
 };
 
-INLINE void prefetch_row(const struct next next, int64_t number, const struct kind kind) {
+/* Fetches the entries of a row from one to another. */
+INLINE void prefetch_entries(const struct next next, int64_t number, int64_t begin, int64_t end,
+                             const struct kind kind) {
     if (!next.rows) return;
     const char *bytes = row_at(next.rows, number, next.stride, kind.dtype);
-    int64_t size = next.entries * entry_bytes(kind.dtype);
-    for (int64_t byte = 0; byte < size; byte += 64) __builtin_prefetch(bytes + byte, 0, 3);
-    if ((int64_t)((uintptr_t)bytes % PAGE) < size) __builtin_prefetch((const char *)((uintptr_t)bytes + AHEAD), 0, 3);
+    int64_t size = entry_bytes(kind.dtype);
+    for (int64_t byte = begin * size; byte < end * size; byte += 64) __builtin_prefetch(bytes + byte, 0, 3);
+    if (begin == 0 && (int64_t)((uintptr_t)bytes % PAGE) < next.entries * size)
+        __builtin_prefetch((const char *)((uintptr_t)bytes + AHEAD), 0, 3);
 }
 
-/* Where the lower halves of blocks stand in two vectors, for blocks of LANES, half of it, and so on to 2. */
-static const bits LOWER_HALVES[] = {
-#if defined(__AVX512F__)
-    {0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23},
-    {0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27},
-    {0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29},
-    {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30}
-#elif defined(__AVX__)
-    {0, 1, 2, 3, 8, 9, 10, 11},
-    {0, 1, 4, 5, 8, 9, 12, 13},
-    {0, 2, 4, 6, 8, 10, 12, 14}
-#else
-    {0, 1, 4, 5},
-    {0, 2, 4, 6}
-#endif
-};
-
-/* The sums over the lanes of as many vectors as there are lanes: one in each lane, in their order. Each step adds the
- * upper halves of all blocks to the lower, and packs two vectors into one. */
-INLINE lanes sum_vectors(lanes *vectors) {
-    UNROLL for (int step = 0, size = LANES; step < TRANSPOSE_STEPS; step++, size /= 2)
-        UNROLL for (int v = 0; v < size; v += 2) vectors[v / 2] =
-            SHUFFLE(vectors[v], vectors[v + 1], LOWER_HALVES[step]) +
-            SHUFFLE(vectors[v], vectors[v + 1], LOWER_HALVES[step] + size / 2);
-    return vectors[0];
+INLINE void prefetch_row(const struct next next, int64_t number, const struct kind kind) {
+    prefetch_entries(next, number, 0, next.entries, kind);
 }
 
-/* The scores of a group of queries with the `count` keys of a chunk: target[row][key]. */
+/* The scores of the queries with the `count` keys of a chunk, at the places of their rows and keys. */
 INLINE void chunk_scores(const struct decode *problem, const float *query, const void *key, int64_t count,
-                         float (*target)[CHUNK], const struct next next, const struct kind kind) {
+                         float *scores, const struct next next, const struct kind kind) {
     int64_t dim = problem->dim, terms = term_count(dim, kind.paired), padded = round_up_to_lanes(terms);
     const float factor = kind.paired ? problem->scale : 1.0f; /* floats have it in the query */
-    for (int64_t j = 0; j < count; j += KEYS) {
-        lanes sum[ROWS][KEYS] = {{{0}}};
+    const int keys = at_once(KEYS, kind);
+    for (int64_t j = 0; j < count; j += keys) {
+        lanes sum[ROWS * KEYS] = {{0}}; /* (rows, keys) */
         const void *rows[KEYS];
-        UNROLL for (int i = 0; i < KEYS; i++) rows[i] =
+        UNROLL for (int i = 0; i < keys; i++) rows[i] =
             row_at(key, j + i < count ? j + i : count - 1, problem->key_row, kind.dtype);
-        for (int i = 0; i < KEYS; i++) prefetch_row(next, j + i, kind);
+        for (int i = 0; i < keys; i++) prefetch_row(next, j + i, kind);
         for (int64_t a = 0; a < terms; a += LANES) {
             lanes entry[KEYS];
-            UNROLL for (int i = 0; i < KEYS; i++) entry[i] =
+            UNROLL for (int i = 0; i < keys; i++) entry[i] =
                 load_terms(rows[i], a, dim, 1.0f, kind.dtype, kind.whole, kind.paired);
             UNROLL for (int r = 0; r < kind.rows; r++) {
                 lanes own = load(query + r * padded + a);
-                UNROLL for (int i = 0; i < KEYS; i++) sum[r][i] =
-                    kind.paired ? add_pairs(sum[r][i], own, entry[i]) : sum[r][i] + own * entry[i];
+                UNROLL for (int i = 0; i < keys; i++) {
+                    lanes *one = sum + r * keys + i;
+                    *one = kind.paired ? add_pairs(*one, own, entry[i]) : *one + own * entry[i];
+                }
             }
         }
-        float sums[ROWS * KEYS];
         if (kind.rows == 1)
-            UNROLL for (int i = 0; i < KEYS; i++) sums[i] = sum_lanes(sum[0][i]) * factor;
+            UNROLL for (int i = 0; i < keys; i++) scores[j + i] = sum_lanes(sum[i]) * factor;
         else
-            UNROLL for (int s = 0; s < ROWS * KEYS; s += LANES) store(sums + s, sum_vectors(&sum[0][0] + s) * factor);
-        UNROLL for (int r = 0; r < kind.rows; r++) memcpy(target[r] + j, sums + r * KEYS, KEYS * sizeof(float));
+            store(scores + j * kind.rows, sum_vectors(sum) * factor);
     }
 }
 
-/* One more chunk of a row's online softmax: scores become terms of weights. Returns the factor of the earlier chunks'
- * sums. */
-INLINE float online_softmax(float *scores, float *maximum, float *total, const int paired) {
-    lanes limit = broadcast(*maximum); /* NaN is no maximum */
-    UNROLL for (int j = 0; j < CHUNK; j += LANES) limit = max_lanes(load(scores + j), limit);
-    float now = max_of_lanes(limit), shift = now == -INFINITY ? 0.0f : now;
-    float rescale = *maximum == -INFINITY ? 0.0f : expf(*maximum - shift);
-    lanes sum = {0};
-    for (int j = 0; j < CHUNK; j += LANES) {
-        lanes weight = exp_or_zero(load(scores + j) - shift);
-        store_terms(scores, j, weight, paired);
+/* The softmax of all rows so far: the largest score of a row, in all lanes that its keys of a block have, and the sums
+ * of its weights over the keys of each of these lanes. */
+struct softmax {
+    lanes maximum, total;
+};
+
+/* One more chunk of the softmax: scores become terms of weights. Returns the factors of the earlier chunks' sums. */
+INLINE lanes online_softmax(struct softmax *softmax, float *scores, const struct kind kind) {
+    const int count = kind.rows * CHUNK;
+    lanes limit = softmax->maximum, sum = {0};
+    UNROLL for (int i = 0; i < count; i += LANES) limit = max_lanes(load(scores + i), limit); /* NaN is no maximum */
+    limit = max_of_blocks(limit, LANES / kind.rows);
+    lanes shift = (lanes)((bits)limit & (limit != broadcast(-INFINITY)));
+    lanes rescale = exp_or_zero(softmax->maximum - shift);
+    for (int i = 0; i < count; i += LANES) {
+        lanes weight = exp_or_zero(load(scores + i) - shift);
+        store_terms(scores, i, weight, kind.paired);
         sum += weight;
     }
-    *total = *total * rescale + sum_lanes(sum);
-    *maximum = now;
+    *softmax = (struct softmax){limit, softmax->total * rescale + sum};
     return rescale;
 }
 
@@ -118,46 +115,57 @@ INLINE lanes load_terms_of_rows(const void *rows, int64_t term, int64_t stride, 
     return pair_rows(rows, term, stride, count, column, dim, kind.whole);
 }
 
-/* Prefetches as many rows as a term has. */
-INLINE void prefetch_terms(const struct next next, int64_t term, const struct kind kind) {
-    if (!kind.paired) prefetch_row(next, term, kind);
-    if (kind.paired) prefetch_row(next, 2 * term, kind), prefetch_row(next, 2 * term + 1, kind);
+/* Fetches as many rows as a term has, a part of their entries each time, so that memory is never waited for. */
+INLINE void prefetch_terms(const struct next next, int64_t term, int64_t begin, int64_t end, const struct kind kind) {
+    const int rows = kind.paired ? 2 : 1;
+    for (int i = 0; i < rows; i++) prefetch_entries(next, rows * term + i, begin, end, kind);
 }
 
-/* output = rescale * output + weights . values, for a group of rows and the `count` values of a chunk. */
-INLINE void add_values(const struct decode *problem, float (*weights)[CHUNK], const float *rescale, const void *value,
+/* output = rescale * output + weights . values, for all rows and the `count` values of a chunk. */
+INLINE void add_values(const struct decode *problem, const float *weights, lanes rescale, const void *value,
                        int64_t count, float *output, const struct next next, const struct kind kind) {
     int64_t dim = problem->value_dim;
-    for (int64_t a = 0; a < dim; a += VECTORS * LANES) {
-        lanes sum[ROWS][VECTORS] = {{{0}}}; /* of this chunk alone: rounded once per chunk */
+    const int vectors = at_once(VECTORS, kind);
+    float factors[LANES];
+    store(factors, rescale);
+    for (int64_t a = 0; a < dim; a += vectors * LANES) {
+        int64_t next_end = a + vectors * LANES < dim ? a + vectors * LANES : next.entries;
+        next_end = next_end < next.entries ? next_end : next.entries;
+        lanes sum[ROWS * VECTORS] = {{0}}; /* (rows, vectors) of this chunk alone: rounded once per chunk */
         for (int64_t j = 0; j < term_count(count, kind.paired); j++) {
             lanes entry[VECTORS];
-            if (a == 0) prefetch_terms(next, j, kind);
-            UNROLL for (int v = 0; v < VECTORS; v++) entry[v] =
+            prefetch_terms(next, j, a, next_end, kind);
+            UNROLL for (int v = 0; v < vectors; v++) entry[v] =
                 load_terms_of_rows(value, j, problem->value_row, count, a + v * LANES, dim, kind);
             UNROLL for (int r = 0; r < kind.rows; r++) {
-                lanes own = broadcast_bits(weights[r] + j);
-                UNROLL for (int v = 0; v < VECTORS; v++) sum[r][v] =
-                    kind.paired ? add_pairs(sum[r][v], own, entry[v]) : sum[r][v] + entry[v] * own;
+                lanes own = broadcast_bits(weights + place_of(r, j, kind.rows, kind.paired));
+                UNROLL for (int v = 0; v < vectors; v++) {
+                    lanes *one = sum + r * vectors + v;
+                    *one = kind.paired ? add_pairs(*one, own, entry[v]) : *one + entry[v] * own;
+                }
             }
         }
-        UNROLL for (int r = 0; r < kind.rows; r++) UNROLL for (int v = 0; v < VECTORS; v++) {
+        UNROLL for (int r = 0; r < kind.rows; r++) UNROLL for (int v = 0; v < vectors; v++) {
             int64_t begin = a + v * LANES;
             lanes earlier = load_entries(output + r * dim, begin, dim, 0, kind.whole);
-            if (begin < dim)
-                store_partial(output + r * dim + begin, earlier * rescale[r] + sum[r][v],
-                              kind.whole ? LANES : dim - begin);
+            lanes now = earlier * factors[r * (LANES / kind.rows)] + sum[r * vectors + v];
+            if (begin < dim) store_partial(output + r * dim + begin, now, kind.whole ? LANES : dim - begin);
         }
     }
 }
 
-INLINE void add_bias(const struct decode *problem, const float *bias, int64_t row, int64_t first, int64_t count,
-                     float *scores) {
-    if (bias && row < problem->rows)
-        for (int64_t j = 0; j < count; j++) scores[j] += bias[row * problem->bias_row + first + j];
-    if (problem->limits && row < problem->rows && problem->limits[row] < first + count)
-        count = problem->limits[row] < first ? 0 : problem->limits[row] - first;
-    for (int64_t j = count; j < CHUNK; j++) scores[j] = -INFINITY;
+/* Adds the bias of the pairs of a chunk to their scores; where there is no pair, the score is -inf. */
+INLINE void add_bias(const struct decode *problem, const float *bias, int64_t first, int64_t count, float *scores,
+                     const struct kind kind) {
+    for (int64_t r = 0; r < kind.rows; r++) {
+        int64_t end = count;
+        if (bias && r < problem->rows)
+            for (int64_t j = 0; j < count; j++)
+                scores[place_of(r, j, kind.rows, 0)] += bias[r * problem->bias_row + first + j];
+        if (problem->limits && r < problem->rows && problem->limits[r] < first + count)
+            end = problem->limits[r] < first ? 0 : problem->limits[r] - first;
+        for (int64_t j = end; j < CHUNK; j++) scores[place_of(r, j, kind.rows, 0)] = -INFINITY;
+    }
 }
 
 /* The state of a thread for the rows of a head, with rows of padding: the scaled query, 0 there and beyond dim, and
@@ -195,16 +203,14 @@ INLINE void write_part(const struct decode *problem, int64_t unit, const float *
 /* All rows of one head with one part of its keys. */
 INLINE void process_part(const struct decode *problem, const struct scratch_rows *scratch, int64_t head, int64_t part,
                          const struct kind kind) {
-    int64_t batch = head / problem->heads, own = head % problem->heads,
-            padded = round_up_to_lanes(term_count(problem->dim, kind.paired));
+    int64_t batch = head / problem->heads, own = head % problem->heads;
     int64_t first = part * problem->part,
             end = first + problem->part < problem->columns ? first + problem->part : problem->columns;
     const void *key = row_at(problem->key, 1, batch * problem->key_batch + own * problem->key_head, kind.dtype);
     const void *value =
         row_at(problem->value, 1, batch * problem->value_batch + own * problem->value_head, kind.dtype);
     const float *bias = problem->bias ? problem->bias + batch * problem->bias_batch + own * problem->bias_head : 0;
-    float maximum[MOST_ROWS], total[MOST_ROWS] = {0};
-    for (int64_t r = 0; r < scratch->rows; r++) maximum[r] = -INFINITY;
+    struct softmax softmax = {broadcast(-INFINITY), {0}};
     pack_query(problem, batch, own, scratch, kind.paired);
     memset(scratch->output, 0, (size_t)(scratch->rows * problem->value_dim) * sizeof(float));
     for (; first < end; first += CHUNK) {
@@ -212,18 +218,18 @@ INLINE void process_part(const struct decode *problem, const struct scratch_rows
         const void *keys = row_at(key, first, problem->key_row, kind.dtype),
                    *values = row_at(value, first, problem->value_row, kind.dtype);
         const void *next_keys = end - first > CHUNK ? row_at(keys, CHUNK, problem->key_row, kind.dtype) : 0;
-        for (int64_t row = 0; row < scratch->rows; row += kind.rows) {
-            float weights[ROWS][CHUNK], rescale[ROWS];
-            struct next value_next = {row ? 0 : values, problem->value_row, problem->value_dim};
-            struct next key_next = {row + kind.rows < scratch->rows ? 0 : next_keys, problem->key_row, problem->dim};
-            chunk_scores(problem, scratch->query + row * padded, keys, count, weights, value_next, kind);
-            for (int64_t r = 0; r < kind.rows; r++) {
-                add_bias(problem, bias, row + r, first, count, weights[r]);
-                rescale[r] = online_softmax(weights[r], maximum + row + r, total + row + r, kind.paired);
-            }
-            add_values(problem, weights, rescale, values, count, scratch->output + row * problem->value_dim, key_next,
-                       kind);
-        }
+        float weights[2 * ROWS * CHUNK];
+        struct next value_next = {values, problem->value_row, problem->value_dim};
+        struct next key_next = {next_keys, problem->key_row, problem->dim};
+        chunk_scores(problem, scratch->query, keys, count, weights, value_next, kind);
+        add_bias(problem, bias, first, count, weights, kind);
+        lanes rescale = online_softmax(&softmax, weights, kind);
+        add_values(problem, weights, rescale, values, count, scratch->output, key_next, kind);
+    }
+    float maximum[2 * ROWS], total[2 * ROWS];
+    for (int r = 0, block = LANES / kind.rows; r < kind.rows; r++) {
+        maximum[r] = softmax.maximum[r * block], total[r] = 0.0f;
+        for (int i = 0; i < block; i++) total[r] += softmax.total[r * block + i];
     }
     write_part(problem, head * problem->parts + part, scratch->output, problem->value_dim, maximum, total);
 }
@@ -231,9 +237,15 @@ INLINE void process_part(const struct decode *problem, const struct scratch_rows
 INLINE void process_unit(const struct decode *problem, const struct scratch_rows *scratch_rows, int64_t unit,
                          const int dtype, const int whole) {
     int64_t head = unit / problem->parts, part = unit % problem->parts;
+    const int paired = in_pairs(dtype) && problem->query_dtype == dtype;
+    const int more = LANES > 2 * ROWS && problem->rows > ROWS; /* fewer lanes have at most ROWS rows here */
     if (problem->rows == 1) /* of which most is waiting for memory */
         process_part(problem, scratch_rows, head, part, (struct kind){dtype, whole, 1, 0});
-    else if (in_pairs(dtype) && problem->query_dtype == dtype)
+    else if (more && paired)
+        process_part(problem, scratch_rows, head, part, (struct kind){dtype, whole, 2 * ROWS, 1});
+    else if (more)
+        process_part(problem, scratch_rows, head, part, (struct kind){dtype, whole, 2 * ROWS, 0});
+    else if (paired)
         process_part(problem, scratch_rows, head, part, (struct kind){dtype, whole, ROWS, 1});
     else
         process_part(problem, scratch_rows, head, part, (struct kind){dtype, whole, ROWS, 0});
@@ -255,7 +267,7 @@ INLINE void process_unit_in_lanes(const struct decode *problem, const struct lan
 void EXPORTED(regard_decode)(struct decode *problem) {
     const int64_t group = VECTORS * LANES;
     const int whole = problem->dim % group == 0 && problem->value_dim % group == 0;
-    int64_t rows = problem->rows == 1 ? 1 : (problem->rows + ROWS - 1) / ROWS * ROWS,
+    int64_t rows = problem->rows == 1 ? 1 : problem->rows > ROWS ? 2 * ROWS : ROWS,
             query = rows * round_up_to_lanes(problem->dim), unit;
     int64_t floats = query + rows * problem->value_dim;
     const int rows_in_lanes = 2 * problem->rows > LANES;

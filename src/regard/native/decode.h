@@ -9,9 +9,8 @@
 
 #include <stdint.h>
 
-/* Few rows go in groups of the first number, or alone; more than half as many as there are lanes go in the lanes. There
- * are no more of them than the second. */
-enum { ROWS = 4, MOST_ROWS = 64 };
+/* There are no more rows. */
+enum { MOST_ROWS = 64 };
 
 /* Keys of one chunk. */
 enum { CHUNK = 64 };

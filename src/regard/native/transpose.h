@@ -1,4 +1,5 @@
-/* The transpose of LANES vectors of LANES lanes. */
+/* Lanes that change places: the transpose of LANES vectors of LANES lanes, the sum over the lanes of each, and maxima over
+ * blocks of lanes. */
 #ifndef REGARD_TRANSPOSE_H
 #define REGARD_TRANSPOSE_H
 
@@ -43,6 +44,46 @@ INLINE void transpose(lanes *block) {
 #if defined(__AVX512F__)
     TRANSPOSE_STEP(block, 8)
 #endif
+}
+
+/* Half of each vector's sum is added to its other half, and vectors whose numbers differ in the bit `step` share one. */
+#define SUM_STEP(vectors, step)                                                               \
+    FOR_ALL_LANES for (int i = 0; i < (step); i++) {                                          \
+        lanes low = (vectors)[i], high = (vectors)[i + (step)];                               \
+        (vectors)[i] = SHUFFLE(low, high, ALL_LANES(KEPT_LANE, step)) +                       \
+                       SHUFFLE(low, high, ALL_LANES(MOVED_LANE, step));                       \
+    }
+
+#define KEPT_LANE(l, step) ((l) & (step) ? (l) + LANES : (l))
+#define MOVED_LANE(l, step) ((l) & (step) ? (l) - (step) + LANES : (l) + (step))
+
+/* The sums over the lanes of as many vectors as there are lanes: that of vector i in lane i. */
+INLINE lanes sum_vectors(lanes *vectors) {
+#if defined(__AVX512F__)
+    SUM_STEP(vectors, 8)
+#endif
+#if defined(__AVX__)
+    SUM_STEP(vectors, 4)
+#endif
+    SUM_STEP(vectors, 2)
+    SUM_STEP(vectors, 1)
+    return vectors[0];
+}
+
+#define OTHER_LANE(l, step) ((l) ^ (step))
+#define MAX_STEP(vector, step) max_lanes(vector, SHUFFLE(vector, vector, ALL_LANES(OTHER_LANE, step)))
+
+/* The maxima of blocks of `size` lanes, a power of 2, in all lanes of each. */
+INLINE lanes max_of_blocks(lanes values, const int size) {
+    if (size > 1) values = MAX_STEP(values, 1);
+    if (size > 2) values = MAX_STEP(values, 2);
+#if defined(__AVX__)
+    if (size > 4) values = MAX_STEP(values, 4);
+#endif
+#if defined(__AVX512F__)
+    if (size > 8) values = MAX_STEP(values, 8);
+#endif
+    return values;
 }
 
 #endif
