@@ -5,14 +5,24 @@
 /* Rows and columns of one block. */
 enum { ROWS = 4, COLUMNS = 4 };
 
-/* Bytes ahead of use at which memory is prefetched, and those of a cache line. */
-enum { AHEAD = 2048, LINE = 64 };
+/* Bytes of a column ahead of use at which memory is fetched, and those of a cache line. Finding where a page is in memory
+ * takes as long as reading from it: it is begun so many bytes before. */
+enum { AHEAD = 2048, LINE = 64, PAGE = 4096, PAGE_AHEAD = 32768 };
 
 /* Constants that the compiler specialises the code for: the dtype of the matrix, whole vectors, and how many rows and
  * columns go at once. */
 struct kind {
     int dtype, whole, rows, columns;
 };
+
+/* Fetches the line of a column that is read AHEAD bytes later, in the next block of columns where this one ends before. */
+INLINE void prefetch_ahead(const struct gemv *problem, const void *column, int64_t entry, const struct kind kind) {
+    int64_t ahead = AHEAD / entry_bytes(kind.dtype), later = entry + (ahead < problem->dim ? ahead : problem->dim);
+    if (later >= problem->dim) later += kind.columns * problem->matrix_row - problem->dim;
+    const char *line = row_at(column, later, 1, kind.dtype);
+    __builtin_prefetch(line, 0, 3);
+    if ((uintptr_t)line % PAGE < LINE) __builtin_prefetch((const char *)((uintptr_t)line + PAGE_AHEAD), 0, 3);
+}
 
 /* The products of some rows with some columns of the matrix. */
 INLINE void gemv_block(const struct gemv *problem, int64_t row, int64_t column, const struct kind kind) {
@@ -23,8 +33,7 @@ INLINE void gemv_block(const struct gemv *problem, int64_t row, int64_t column, 
         lanes entry[COLUMNS];
         UNROLL for (int c = 0; c < kind.columns; c++) {
             const void *own = row_at(matrix, c, problem->matrix_row, kind.dtype);
-            if (row == 0 && a * entry_bytes(kind.dtype) % LINE == 0)
-                __builtin_prefetch((const char *)((uintptr_t)row_at(own, a, 1, kind.dtype) + AHEAD), 0, 3);
+            if (row == 0 && a * entry_bytes(kind.dtype) % LINE == 0) prefetch_ahead(problem, own, a, kind);
             entry[c] = load_entries(own, a, problem->dim, kind.dtype, kind.whole);
         }
         UNROLL for (int r = 0; r < kind.rows; r++) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from ctypes import c_int64, c_void_p
 
 import torch
@@ -31,9 +32,9 @@ class GemvStruct(ctypes.Structure):
 
 
 def matmul_few_rows(rows: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
-    """y_rj = Σ_a rows_ra · matrix_ja + bias_j, (R, N) in the dtype of the rows, summed in float32.
+    """y_rj = Σ_a rows_ra · matrix_ja + bias_j, (..., N) in the dtype of the rows, summed in float32.
 
-    rows (R, D), matrix (N, D) and bias (N,), all of one of `DTYPES`, on the CPU, of any strides. The matrix is
+    rows (..., D), matrix (N, D) and bias (N,), all of one of `DTYPES`, on the CPU, of any strides. The matrix is
     read once for all rows: it is for few of them. Autograd sees nothing of it.
 
     Raises:
@@ -42,31 +43,37 @@ def matmul_few_rows(rows: Tensor, matrix: Tensor, bias: Tensor | None = None) ->
     """
     _check(rows, matrix, bias)
     code = library.current()
-    (count, dim), columns = rows.shape, matrix.shape[0]
-    inputs, matrix = last_contiguous(rows.detach().float()), last_contiguous(matrix.detach())
-    bias = None if bias is None else bias.detach().float().contiguous()
-    output = torch.empty(count, columns, device="cpu")
+    columns, dim = matrix.shape
+    inputs, matrix = _as_floats(rows).contiguous(), last_contiguous(matrix.detach())
+    bias = None if bias is None else _as_floats(bias).contiguous()
+    output = torch.empty((*rows.shape[:-1], columns), device="cpu")
     unit = max(UNIT // max(dim * matrix.element_size(), 1), 1)
     work = GemvStruct(
-        *(0, -(-columns // unit), unit, count, columns, dim, DTYPES.index(matrix.dtype)),
-        *(inputs.data_ptr(), inputs.stride(0), matrix.data_ptr(), matrix.stride(0)),
+        *(0, -(-columns // unit), unit, math.prod(rows.shape[:-1]), columns, dim, DTYPES.index(matrix.dtype)),
+        *(inputs.data_ptr(), dim, matrix.data_ptr(), matrix.stride(0)),
         *(None if bias is None else bias.data_ptr(), output.data_ptr()),
     )
     run_units(code.gemv, work, thread_count(matrix.numel(), LEAST_WORK))
-    return output.to(rows.dtype)
+    return output if rows.dtype is torch.float32 else output.to(rows.dtype)
+
+
+def _as_floats(tensor: Tensor) -> Tensor:
+    return tensor.detach() if tensor.dtype is torch.float32 else tensor.detach().float()
 
 
 def _check(rows: Tensor, matrix: Tensor, bias: Tensor | None) -> None:
-    named = {"rows": rows, "matrix": matrix} | ({} if bias is None else {"bias": bias})
-    for name, tensor in named.items():
-        check_cpu(name, tensor)
-        if tensor.dtype not in DTYPES or tensor.dtype != rows.dtype:
+    for name, tensor in (("rows", rows), ("matrix", matrix), ("bias", bias)):
+        if tensor is None:
+            continue
+        if not tensor.is_cpu:
+            check_cpu(name, tensor)
+        if tensor.dtype not in DTYPES or tensor.dtype is not rows.dtype:
             raise DtypeError(
                 f"rows are {rows.dtype} and {name} is {tensor.dtype}; native code takes all as {DTYPE_NAMES}"
             )
-    if rows.ndim != 2 or matrix.ndim != 2 or rows.shape[1] != matrix.shape[1]:
+    if rows.ndim < 1 or matrix.ndim != 2 or rows.shape[-1] != matrix.shape[1]:
         raise ShapeError(
-            f"rows have the shape {tuple(rows.shape)} and matrix {tuple(matrix.shape)}; they need (rows, dim) and "
+            f"rows have the shape {tuple(rows.shape)} and matrix {tuple(matrix.shape)}; they need (..., dim) and "
             "(columns, dim), with the same dim"
         )
     if bias is not None and tuple(bias.shape) != (matrix.shape[0],):

@@ -117,8 +117,8 @@ MAX_NATIVE_ROWS = {torch.float32: 64, torch.bfloat16: 8, torch.float16: 16}
 MAX_NATIVE_ROWS_WITH_ONEDNN = 24
 """The same for products that oneDNN could compute."""
 
-MIN_NATIVE_WEIGHTS = 2**20
-"""With fewer weights, starting native code takes longer than the product."""
+MIN_NATIVE_WEIGHTS = 2**18
+"""With fewer weights, starting native code takes longer than it saves of reading them from memory."""
 
 
 class Linear(nn.Linear):
@@ -194,10 +194,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     >>> linear(torch.ones(1, 2), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
     tensor([[3., 7.]])
     """
-    if not _uses_native_code(x, weight, bias):
-        return batched_linear(x, weight, bias)
-    rows = native.matmul_few_rows(x.reshape(-1, x.shape[-1]), weight, bias)
-    return rows.view(*x.shape[:-1], weight.shape[0])
+    multiply = native.matmul_few_rows if _uses_native_code(x, weight, bias) else batched_linear
+    return multiply(x, weight, bias)
 
 
 def _uses_native_code(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
