@@ -5,6 +5,7 @@
  * Rows go in blocks, keys in strips and features in chunks, so that what is added to stays near the processor.
  */
 #include "additive_scores.h"
+#include "transpose.h"
 
 enum { FEATURE_GROUP = 4, ROWS_AT_ONCE = 2, ROW_BLOCK = 8, CHUNK = 32, STRIP_VECTORS = STRIP / LANES };
 
@@ -108,23 +109,33 @@ static void block_gradient(const struct additive *problem, struct block *block, 
     }
 }
 
-/* One query and `count` keys of a strip, tanh taken for each pair. */
+/* One query and `count` keys of a strip, tanh taken for each pair. Slopes have features in their lanes, and what is added
+ * to has keys: they are transposed. */
 INLINE void direct_gradient(const struct additive *problem, const void *query, const void *keys,
                             const float *upstream, int64_t count, float *query_sums, float *key_sums,
                             float *weight_sums, const int dtype) {
-    for (int64_t j = 0; j < count; j++) {
-        const void *key = row_at(keys, j, problem->key_row, dtype);
-        for (int64_t a = 0; a < problem->features; a += LANES) {
-            int64_t left = problem->features - a;
-            lanes t = tanh_lanes(load_entries(query, a, problem->features, dtype, 0) +
-                                 load_entries(key, a, problem->features, dtype, 0));
-            lanes product = upstream[j] * t, slope = upstream[j] - product * t;
-            store_partial(query_sums + a, load_partial(query_sums + a, left) + slope, left);
-            for (int lane = 0; lane < LANES && lane < left; lane++) {
-                key_sums[(a + lane) * STRIP + j] += slope[lane];
-                weight_sums[(a + lane) * LANES] += product[lane];
+    for (int64_t a = 0; a < problem->features; a += LANES) {
+        int64_t left = problem->features - a < LANES ? problem->features - a : LANES;
+        lanes entries = load_entries(query, a, problem->features, dtype, 0), slope_sum = {0}, product_sum = {0};
+        for (int64_t j = 0; j < count; j += LANES) {
+            lanes slopes[LANES];
+            for (int l = 0; l < LANES; l++) {
+                slopes[l] = broadcast(0.0f);
+                if (j + l >= count) continue;
+                const void *key = row_at(keys, j + l, problem->key_row, dtype);
+                lanes t = tanh_lanes(entries + load_entries(key, a, problem->features, dtype, 0));
+                lanes product = upstream[j + l] * t;
+                slopes[l] = upstream[j + l] - product * t;
+                slope_sum += slopes[l], product_sum += product;
+            }
+            transpose(slopes);
+            for (int64_t l = 0; l < left; l++) {
+                float *target = key_sums + (a + l) * STRIP + j;
+                store_partial(target, load_partial(target, count - j) + slopes[l], count - j);
             }
         }
+        store_partial(query_sums + a, load_partial(query_sums + a, left) + slope_sum, left);
+        for (int64_t lane = 0; lane < left; lane++) weight_sums[(a + lane) * LANES] += product_sum[lane];
     }
 }
 

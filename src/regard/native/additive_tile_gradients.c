@@ -154,7 +154,7 @@ INLINE void process_group(const struct additive_backward *work, struct backward_
     }
 }
 
-/* Rows of one key head. */
+/* The part of the tile from `begin` to `end` - 1, the values of one key head after another. */
 void EXPORTED(regard_additive_tile_gradients)(struct additive_backward *work) {
     const struct tile *tile = work->tile;
     int64_t rows = tile->row_end - tile->row_begin, padded = padded_dim(work->value_dim), group_size = GROUP;
@@ -167,10 +167,11 @@ void EXPORTED(regard_additive_tile_gradients)(struct additive_backward *work) {
     }
     struct backward_state state = {.values = take_floats(&left, strips * padded * STRIP)};
     state.upstream = take_floats(&left, GROUP * padded), state.upstream_rows = take_floats(&left, GROUP * padded);
-    int64_t key_head = tile->begin / rows / (work->scores->heads / work->scores->key_heads);
-    BY_DTYPE(work->scores->dtype, pack_values(work, &state, key_head, DTYPE));
-    for (int64_t begin = tile->begin; begin < tile->end;) {
-        struct group group = {.head = begin / rows, .key_head = key_head, .first = tile->row_begin + begin % rows};
+    for (int64_t begin = tile->begin, packed = -1; begin < tile->end;) {
+        struct group group = {.head = begin / rows, .first = tile->row_begin + begin % rows};
+        group.key_head = group.head / (work->scores->heads / work->scores->key_heads);
+        if (group.key_head != packed) BY_DTYPE(work->scores->dtype, pack_values(work, &state, group.key_head, DTYPE));
+        packed = group.key_head;
         group.count = min_int(min_int(group_size, tile->end - begin), rows - begin % rows);
         BY_DTYPE(work->scores->dtype, process_group(work, &state, &group, DTYPE));
         begin += group.count;

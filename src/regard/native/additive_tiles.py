@@ -398,12 +398,16 @@ class AdditiveGradients:
             scores.library.additive_backward(ctypes.byref(scores.work), ctypes.byref(tile), ctypes.byref(sums))
 
         per_head = scores.group * (bottom - top)  # the rows that share a key head
-        jobs = [
-            (part, head * per_head + begin, head * per_head + end)
-            for head in range(scores.key_heads)
-            for part, (begin, end) in enumerate(split_range(0, per_head, self.partial_sums))
-        ]
         count = min(self.thread_count, thread_count(upstream.numel() * scores.features, LEAST_WORK))
+        if self.partial_sums == 1:  # the key heads of a thread are one job
+            heads = split_range(0, scores.key_heads, count)
+            jobs = [(0, first * per_head, last * per_head) for first, last in heads]
+        else:
+            jobs = [
+                (part, head * per_head + begin, head * per_head + end)
+                for head in range(scores.key_heads)
+                for part, (begin, end) in enumerate(split_range(0, per_head, self.partial_sums))
+            ]
         run_jobs(call, jobs, count)
 
     def result(self) -> tuple[Tensor, Tensor, Tensor]:
