@@ -23,7 +23,7 @@ whole_library = pytest.mark.timeout(1800)  # three minutes of a core, which othe
 @whole_library
 def test_a_compiler_that_knows_no_wider_variant(monkeypatch, tmp_path):
     wider = {"wide": ("-mno-such-flag",), build.baseline(): ()}
-    monkeypatch.setattr(build, "variants", lambda: wider)
+    monkeypatch.setattr(build, "compiler_flags", lambda: wider)
     (tmp_path / build.REASON).write_text("an older reason")
     assert build.build(tmp_path) is None
     assert [path.name for path in tmp_path.iterdir()] == [build.LIBRARY]
@@ -98,7 +98,7 @@ def test_a_wheel_holds_every_variant_compiled_without_a_warning_and_says_for_whi
     opened = ctypes.CDLL(source)
     opened.regard_digest.restype = ctypes.c_char_p
     assert opened.regard_digest().decode() == build.digest()
-    assert all(hasattr(opened, f"regard_additive_backward_{name}") for name in build.variants())
+    assert all(hasattr(opened, f"regard_additive_backward_{name}") for name in build.compiler_flags())
     assert opened.regard_runs(build.baseline().encode()) == 1
     assert opened.regard_runs(b"sve") == 0
     hook.finalize("standard", data, "")

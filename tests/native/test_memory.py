@@ -46,8 +46,8 @@ def test_the_tests_of_native_code_in_checked_memory(monkeypatch, tmp_path):
     monkeypatch.setenv("CC", str(COMPILER))
     monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, *CHECKED))
     fastest = native.variants()[0]
-    chosen = {fastest: build.variants()[fastest], build.baseline(): ()}
-    monkeypatch.setattr(build, "variants", lambda: chosen)
+    chosen = {fastest: build.compiler_flags()[fastest], build.baseline(): ()}
+    monkeypatch.setattr(build, "compiler_flags", lambda: chosen)
     copied = tmp_path / "regard"
     shutil.copytree(ROOT / "src" / "regard", copied, ignore=shutil.ignore_patterns("__pycache__", "*.so", "static"))
     assert build.build(copied / "native") is None

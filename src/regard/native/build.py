@@ -85,10 +85,10 @@ class BuildError(Exception):
     """The library could not be built; the message is the reason."""
 
 
-def variants() -> dict[str, tuple[str, ...]]:
-    """The variants for a processor of this family and their compiler flags, the fastest first; the last runs anywhere.
+def compiler_flags() -> dict[str, tuple[str, ...]]:
+    """The compiler flags of each variant for a processor of this family, the fastest first; the last runs anywhere.
 
-    >>> list(variants())[-1] == baseline()
+    >>> list(compiler_flags())[-1] == baseline()
     True
     """
     return {**(FOR_X86 if MACHINE in ("x86_64", "amd64") else FOR_ARM if baseline() == "neon" else {}), baseline(): ()}
@@ -131,7 +131,7 @@ def compiled(scratch: Path) -> Path:
         BuildError: there is no compiler, or it fails on what every processor runs.
     """
     objects = []
-    for variant, flags in variants().items():
+    for variant, flags in compiler_flags().items():
         try:
             with ThreadPoolExecutor(os.cpu_count()) as pool:  # each waits for a compiler of its own
                 compiling = (

@@ -267,7 +267,7 @@ def _open(folder: Path) -> dict[str, Library]:
     runs = opened.regard_runs
     libraries = {
         name: Library(opened, name)
-        for name in build.variants()
+        for name in build.compiler_flags()
         if runs(name.encode()) and hasattr(opened, f"regard_flash_{name}")
     }
     if not libraries:
