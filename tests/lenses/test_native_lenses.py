@@ -119,7 +119,7 @@ def test_a_lens_made_of_others_goes_natively_too(monkeypatch):
 
     monkeypatch.setattr(native, "reduce_weights", watched)
     seen = regard.observe(query, key, key, lens, mask=masks.causal())
-    assert kinds == [native.EntropySums, native.DistanceSums, native.ColumnWeightSums, native.LargestWeights]
+    assert kinds == [native.EntropySums, native.DistanceSums, native.ColumnSums, native.LargestWeights]
     monkeypatch.setattr(tile_weights, "native_reasons", lambda problem: ["it is not asked"])
     assert_alike(seen, regard.observe(query, key, key, lens, mask=masks.causal()), (lens,), 193)
 

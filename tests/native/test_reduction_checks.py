@@ -41,14 +41,14 @@ class DistanceRowSums(native.RowSums):
             r"into of EntropySums has shape \(1, 2, 6\); it needs \(1, 2, 5\)",
         ),
         (
-            lambda: native.ColumnWeightSums(torch.zeros(1, 2, 7)),
+            lambda: native.ColumnSums(torch.zeros(1, 2, 7)),
             DtypeError,
-            "into of ColumnWeightSums is torch.float32",
+            "into of ColumnSums is torch.float32",
         ),
         (
-            lambda: native.ColumnWeightSums(double(1, 7, 2).mT),
+            lambda: native.ColumnSums(double(1, 7, 2).mT),
             ShapeError,
-            r"into of ColumnWeightSums needs to be contiguous; its strides are \(14, 1, 2\)",
+            r"into of ColumnSums needs to be contiguous; its strides are \(14, 1, 2\)",
         ),
         (
             lambda: native.EntropySums(double(1, 2, 5).to("meta")),

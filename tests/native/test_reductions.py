@@ -71,7 +71,7 @@ class Asked:
         self.rows, self.columns, self.most = rows, columns, most
         cells = int(rows.max()) + 1, int(columns.max()) + 1
         self.terms = native.EntropySums(torch.zeros(batch, heads, queries, dtype=torch.float64))
-        self.received = native.ColumnWeightSums(torch.zeros(batch, heads, keys, dtype=torch.float64))
+        self.received = native.ColumnSums(torch.zeros(batch, heads, keys, dtype=torch.float64))
         self.sums = native.CellReduction(rows, columns, torch.zeros(batch, heads, *cells, dtype=torch.float64))
         self.maxima = native.CellReduction(rows, columns, torch.zeros(batch, heads, *cells))
         leading = batch, heads, queries, most
@@ -213,7 +213,7 @@ class DistanceRowSums(native.RowSums):
     term = "weight_distance"
 
 
-class DistanceColumnSums(native.ColumnWeightSums):
+class DistanceColumnSums(native.ColumnSums):
     """Σ_i w_ij · d_ij."""
 
     term = "weight_distance"

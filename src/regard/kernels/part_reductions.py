@@ -19,7 +19,7 @@ from ..core.problem import Problem
 from ..lenses import NativeReduction, Reduction, WeightTile
 from ..native.reductions import (
     CellReduction,
-    ColumnWeightSums,
+    ColumnSums,
     CReduction,
     DistanceSums,
     LargestWeights,
@@ -132,7 +132,7 @@ def _restricted(reduction: CReduction, selection: Selection, sizes: tuple[int, i
     match reduction:
         case RowSums():
             return replace(reduction, into=zeros(queries, like=reduction.into), positions=positions)
-        case ColumnWeightSums():
+        case ColumnSums():
             return replace(reduction, into=zeros(keys, like=reduction.into), positions=positions)
         case CellReduction():
             rows, columns = _first_class(selection, reduction.rows, reduction.columns)
@@ -160,7 +160,7 @@ def _add(whole: CReduction, found: CReduction, selection: Selection) -> None:
     match whole, found:
         case (RowSums(), RowSums()):
             rows.add(whole.into.unsqueeze(-1), by_class(found.into, whole.into).unsqueeze(-1))
-        case (ColumnWeightSums(), ColumnWeightSums()):
+        case (ColumnSums(), ColumnSums()):
             columns.add(whole.into.unsqueeze(-1), by_class(found.into, whole.into).unsqueeze(-1))
         case (CellReduction(), CellReduction()):
             cells = by_class(found.into, whole.into)

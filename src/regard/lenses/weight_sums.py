@@ -32,7 +32,7 @@ class RowEntropySums:
         return native.EntropySums(self.sums)
 
 
-class ColumnSums:
+class ColumnWeightSums:
     """Σ_i w_ij of each column: `sums` (B, H, N)."""
 
     needs_entropy_terms = False
@@ -43,8 +43,8 @@ class ColumnSums:
     def add(self, tile: WeightTile) -> None:
         self.sums[tile.batch, :, tile.columns].add_(tile.weights.sum(-2))
 
-    def native(self) -> native.ColumnWeightSums:
-        return native.ColumnWeightSums(self.sums)
+    def native(self) -> native.ColumnSums:
+        return native.ColumnSums(self.sums)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -208,7 +208,7 @@ class _ReceivedState:
     """Σ w of each column."""
 
     def __init__(self, layout: WeightsLayout) -> None:
-        self.layout, self.columns = layout, ColumnSums(layout)
+        self.layout, self.columns = layout, ColumnWeightSums(layout)
         self.reductions = (self.columns,)
 
     def finish(self, problem: Problem, lse: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ from .linear_recurrence import RecurrenceGradients as RecurrenceGradients
 from .linear_recurrence import RecurrenceProblem as RecurrenceProblem
 from .linear_recurrence import RecurrenceResult as RecurrenceResult
 from .reductions import CellReduction as CellReduction
-from .reductions import ColumnWeightSums as ColumnWeightSums
+from .reductions import ColumnSums as ColumnSums
 from .reductions import CReduction as CReduction
 from .reductions import DistanceSums as DistanceSums
 from .reductions import EntropySums as EntropySums
@@ -52,7 +52,7 @@ __all__ = [
     "AdditiveScores",
     "CReduction",
     "CellReduction",
-    "ColumnWeightSums",
+    "ColumnSums",
     "DistanceSums",
     "DropoutHashes",
     "EntropySums",

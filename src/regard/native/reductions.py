@@ -112,14 +112,14 @@ class EntropySums(RowSums):
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class ColumnWeightSums:
-    """Σ_i term(w_ij), here of the weights, is added to `into`, (B, H, N) float64. positions: as in `RowSums`."""
+class ColumnSums:
+    """Σ_i term(w_ij) is added to `into`, (B, H, N) float64. positions: as in `RowSums`."""
 
     term: ClassVar[str] = "weight"
     into: Tensor
     positions: TermPositions | None = None
 
-    def part(self, batch: slice) -> ColumnWeightSums:
+    def part(self, batch: slice) -> ColumnSums:
         """The same sums of some batches."""
         return type(self)(self.into[batch], self.positions)
 
@@ -227,7 +227,7 @@ class WeightMatrix:
         return {"into": (sizes, torch.float32)}
 
 
-CReduction: TypeAlias = RowSums | ColumnWeightSums | CellReduction | LargestWeights | DistanceSums | WeightMatrix
+CReduction: TypeAlias = RowSums | ColumnSums | CellReduction | LargestWeights | DistanceSums | WeightMatrix
 """A reduction in the form of the C code, which `native()` of a lens's reduction returns."""
 
 NO_POSITIONS = LargestWeights, WeightMatrix
@@ -268,7 +268,7 @@ def _reduce(problem: FlashProblem, lse: Tensor, reductions: Sequence[CReduction]
     row_targets = [(reduction.term, reduction.into) for reduction in reductions if isinstance(reduction, RowSums)]
     for reduction in by_distance:
         row_targets += [("weight", reduction.mass), ("weight_distance", reduction.moments)]
-    column_targets = [(each.term, each.into) for each in reductions if isinstance(each, ColumnWeightSums)]
+    column_targets = [(each.term, each.into) for each in reductions if isinstance(each, ColumnSums)]
     row_sums = _SumBuffers(row_targets, (batch, heads, 1, rows))
     column_sums = _SumBuffers(column_targets, (batch, heads, count, columns))
     maps = [_CellBuffers(reduction, strips) for reduction in reductions if isinstance(reduction, CellReduction)]
@@ -490,7 +490,7 @@ def _check(reduction: CReduction, sizes: Sizes) -> None:
         _check_positions(reduction, sizes)
 
 
-def _check_positions(reduction: RowSums | ColumnWeightSums | CellReduction | DistanceSums, sizes: Sizes) -> None:
+def _check_positions(reduction: RowSums | ColumnSums | CellReduction | DistanceSums, sizes: Sizes) -> None:
     name, positions = type(reduction).__name__, reduction.positions
     if positions is None:
         if not isinstance(reduction, DistanceSums) and TERMS[reduction.term]:
