@@ -2,12 +2,14 @@
 
 import ast
 import functools
+import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
 import regard
+from regard.kernels import nan_safety
 
 # From top to bottom. A module may import what stands below its own line, and other modules of its own package; the
 # packages of one line do not know each other. A new module has to be given its place here.
@@ -49,6 +51,8 @@ KERNELS = {
     for name in ("sdpa", "decode", "cpu_flash", "block_sparse", "flex", "additive", "tiled", "reference")
 }
 KNOW_ALL_KERNELS = {f"regard.kernels{name}" for name in ("", ".dispatch", ".hooks", ".small_calls")}
+
+NAMED = re.compile(r"`([A-Za-z_.]+)`")
 
 UNPICKLERS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 
@@ -206,6 +210,25 @@ def long_functions(source: str) -> list[str]:
     return found
 
 
+def callers(module: str, source: str, called: str) -> Iterator[str]:
+    """The functions of a module that call one by its bare name, as `module.Class.function`, in no certain order."""
+    parents = {child: node for node in nodes(source) for child in ast.iter_child_nodes(node)}
+    for node in nodes(source):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == called:
+            names, above = [], parents.get(node)
+            while above is not None:
+                if isinstance(above, ast.FunctionDef | ast.ClassDef):
+                    names.append(above.name)
+                above = parents.get(above)
+            yield ".".join([module, *reversed(names)])
+
+
+def unlisted(found: Iterable[str], listed: Iterable[str]) -> list[str]:
+    """The dotted names of which no part, of two names at least, is listed: `b.C` lists `a.b.C.d`, and `C` does not."""
+    parts = [f".{name}." for name in listed if "." in name]
+    return [name for name in found if not any(part in f".{name}." for part in parts)]
+
+
 def faults_by_module(find: Callable[[str, str], list[str]]) -> dict[str, list[str]]:
     """The faults that `find(module, source)` returns of each module that has some."""
     found = {module: find(module, path.read_text("utf-8")) for module, path in FILES.items()}
@@ -241,6 +264,27 @@ def test_modules_have_names_of_their_own():
 def test_classes_have_names_of_their_own():
     found = (one for module, path in FILES.items() for one in classes(module, path.read_text("utf-8")))
     assert names_in_several_places(found) == []
+
+
+def test_every_place_that_keeps_nan_behind_masks_is_listed():
+    """The docstring of kernels/nan_safety.py names all callers of its functions, for lenses and hooks no other."""
+    text = nan_safety.__doc__ or ""
+    found = {
+        guard: {
+            caller
+            for module, path in FILES.items()
+            if module != nan_safety.__name__
+            for caller in callers(module, path.read_text("utf-8"), guard)
+        }
+        for guard in ("run_nan_safe", "zero_nonfinite_inputs")
+    }
+    assert all(found.values())
+    assert unlisted(set().union(*found.values()), NAMED.findall(text)) == []
+    of_lenses = text[text.index("- lenses and hooks:") :].split("\n- ")[0]
+    named = [name for name in NAMED.findall(of_lenses) if "." in name]
+    assert [
+        name for name in named if not any(f".{name}." in f".{each}." for each in found["zero_nonfinite_inputs"])
+    ] == []
 
 
 def test_every_line_of_the_table_is_there():
@@ -332,3 +376,11 @@ def test_the_checker_finds_a_long_function():
 
 def test_the_checker_lets_other_calls_pass():
     assert usage_faults("console.print(x)\nsafetensors.torch.load(x)\njson.load(file)\n'assert print(x)'") == []
+
+
+def test_the_checker_finds_callers():
+    source = (
+        "def f(x):\n    g(x)\nclass C:\n    def h(self):\n        def inner(): return g(1)\n        self.g(2)\ng(3)"
+    )
+    assert sorted(callers("m", source, "g")) == ["m", "m.C.h.inner", "m.f"]
+    assert unlisted(["a.b.C.d", "a.bb.C"], ["b.C", "C"]) == ["a.bb.C"]
