@@ -203,10 +203,10 @@ def _native_arithmetic(variant: str, dtype: torch.dtype) -> str:
 def choose(problem: Problem, name: str | None = None) -> Kernel:
     """The kernel with the lowest predicted time, or the one of that name, which never falls back to another.
 
-    Three cases need no comparison of times: forward-mode differentiation has one kernel (`forward_mode_kernel`); small
-    problems, and plain ones that are compiled, or off the CPU and without a gradient, have that of `uncompared_kernel`;
-    and for others under torch.compile and torch.func, where tensors have no values yet, the choice is made when the
-    function runs.
+    Four cases need no comparison of times: forward-mode differentiation has one kernel (`forward_mode_kernel`); small
+    problems, and plain ones of few pairs or off the CPU without a gradient, have that of `uncompared_kernel`; all other
+    plain ones under torch.compile have `PLAIN_KERNEL`; and for what is not plain under torch.compile and torch.func,
+    where tensors have no values yet, the choice is made when the function runs.
 
     Raises:
         KernelError: no kernel has that name, or it cannot compute the problem; without a name, no kernel can.

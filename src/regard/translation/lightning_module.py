@@ -66,10 +66,11 @@ def learning_rate(settings: TrainingSettings, update: int, reductions: int = 0) 
 class Training(LightningModule):
     """Trains a model (source, source_lengths, target) -> logits with label-smoothed cross entropy.
 
-    What an update does is a function of the weights, the optimiser's state, the seed and the update's number alone:
-    the generators are seeded anew for each update. So there is no generator whose state has to be saved, whatever drew
-    from it in between, and each of several processes goes on as exactly as one alone. `progress` knows the position in
-    the text; the Trainer's own counters begin at 0 in every process and decide nothing.
+    What an update does is a function of text, settings and seed, of the process's rank, and of what is saved: weights,
+    the optimiser's state, and `progress`, which has the update's number, the position in the text and the reductions
+    of the learning rate. The generators are seeded anew for each update. So there is no generator whose state has to be
+    saved, whatever drew from it in between, and each of several processes goes on as exactly as one alone. The
+    Trainer's own counters begin at 0 in every process and decide nothing.
     """
 
     def __init__(
