@@ -44,8 +44,8 @@ def matmul_few_rows(rows: Tensor, matrix: Tensor, bias: Tensor | None = None) ->
     _check(rows, matrix, bias)
     code = library.current()
     columns, dim = matrix.shape
-    inputs, matrix = _as_floats(rows).contiguous(), last_contiguous(matrix.detach())
-    bias = None if bias is None else _as_floats(bias).contiguous()
+    inputs, matrix = rows.detach().float().contiguous(), last_contiguous(matrix.detach())
+    bias = None if bias is None else bias.detach().float().contiguous()
     output = torch.empty((*rows.shape[:-1], columns), device="cpu")
     unit = max(UNIT // max(dim * matrix.element_size(), 1), 1)
     work = GemvStruct(
@@ -55,10 +55,6 @@ def matmul_few_rows(rows: Tensor, matrix: Tensor, bias: Tensor | None = None) ->
     )
     run_units(code.gemv, work, thread_count(matrix.numel(), LEAST_WORK))
     return output if rows.dtype is torch.float32 else output.to(rows.dtype)
-
-
-def _as_floats(tensor: Tensor) -> Tensor:
-    return tensor.detach() if tensor.dtype is torch.float32 else tensor.detach().float()
 
 
 def _check(rows: Tensor, matrix: Tensor, bias: Tensor | None) -> None:
