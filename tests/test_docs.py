@@ -3,6 +3,7 @@
 A page in Korean, `page.ko.md`, has the code and the figures of `page.md`: its examples are not run a second time.
 """
 
+import ast
 import doctest
 import importlib.util
 import os
@@ -11,6 +12,7 @@ import shlex
 import struct
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -205,3 +207,52 @@ def test_names_in_the_text_are_in_the_code(page):
     examples = "\n".join(BLOCK.findall((DOCS / page).read_text("utf-8")))
     known = WORDS | set(re.findall(r"\w+", examples))
     assert {name for name in named if not known.issuperset(name.split("."))} == set()
+
+
+ARCHITECTURE = (DOCS / "architecture.md").read_text("utf-8")
+ANSWERS = {
+    section.split("\n", 1)[0]: re.split(r"^## ", section, flags=re.MULTILINE)[0].split("\n", 1)[1]
+    for section in re.split(r"^### ", ARCHITECTURE, flags=re.MULTILINE)[1:]
+}
+MOST_BULLETS, MOST_WORDS = 3, 110
+
+
+@pytest.mark.parametrize("question", ANSWERS)
+def test_an_answer_of_the_architecture_page_is_short(question):
+    bullets = re.findall(r"^- ", ANSWERS[question], flags=re.MULTILINE)
+    prose = re.sub(r"^\|.*$", "", ANSWERS[question], flags=re.MULTILINE)  # a table is looked up, not read
+    assert len(bullets) <= MOST_BULLETS
+    assert len(prose.split()) <= MOST_WORDS
+
+
+def definitions(path: Path) -> dict[str, ast.AST]:
+    """Functions, classes, methods and constants of a module, by their dotted names."""
+
+    def named(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, ast.AST]]:
+        for node in body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                yield prefix + node.name, node
+            if isinstance(node, ast.ClassDef):
+                yield from named(node.body, f"{prefix}{node.name}.")
+            if isinstance(node, ast.Assign | ast.AnnAssign):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                yield from ((prefix + target.id, node) for target in targets if isinstance(target, ast.Name))
+
+    return dict(named(ast.parse(path.read_text("utf-8")).body, ""))
+
+
+def test_the_names_behind_a_file_are_defined_there_and_explained():
+    """`- FILE: NAME, NAME and NAME` of the architecture page, as far as one name follows another."""
+    bullets = re.findall(r"^- `([a-z_/]+\.py)`:((?: `[\w.]+`(?:,| and|;)?)+)", ARCHITECTURE, flags=re.MULTILINE)
+    assert len(bullets) > 50
+    faults = []
+    for file, names in bullets:
+        root = DOCS.parent if file.startswith("tests/") else SOURCES
+        found = definitions(root / file)
+        for name in re.findall(r"`([\w.]+)`", names):
+            node = found.get(name)
+            if node is None:
+                faults.append(f"{file} has no {name}")
+            elif isinstance(node, ast.FunctionDef | ast.ClassDef) and "." not in name and not ast.get_docstring(node):
+                faults.append(f"{name} in {file} has no docstring")
+    assert faults == []

@@ -230,6 +230,7 @@ def new_large(tensor: Tensor, *shape: int) -> Tensor:
 
 
 def _state() -> tuple[dict[str, Library], str] | str:
+    """The variants that run here and the one in use, found at the first call; or why there are none."""
     global _found
     if _found is None:
         try:
@@ -252,18 +253,12 @@ def _choose(libraries: dict[str, Library]) -> tuple[dict[str, Library], str]:
 
 
 def _open(folder: Path) -> dict[str, Library]:
-    path, note = folder / build.LIBRARY, folder / build.REASON
-    if not path.exists():
-        if note.exists():
-            raise LibraryUnusable(f"when regard was installed, {note.read_text('utf-8')}; {MEND}")
-        raise LibraryUnusable(f"it was never built; {MEND}")
-    try:
-        opened = ctypes.CDLL(str(path))
-    except OSError as error:
-        raise LibraryUnusable(f"it was built for another system or processor ({error}); {MEND}") from None
-    opened.regard_digest.restype = ctypes.c_char_p
-    if opened.regard_digest().decode() != build.digest():
-        raise LibraryUnusable(f"it was built from other sources than these; {MEND}")
+    """The variants in the library of a folder that run on this processor, the fastest first.
+
+    Where the first multiplies bfloat16 in pairs and `pair_speed` measures that this gains too little, the second comes
+    first.
+    """
+    opened = _load(folder)
     runs = opened.regard_runs
     libraries = {
         name: Library(opened, name)
@@ -276,3 +271,20 @@ def _open(folder: Path) -> dict[str, Library]:
     if 0 < libraries[first].pair_speed() < WORTHWHILE_PAIRS:
         libraries = {name: libraries[name] for name in [*libraries][1:2]} | libraries
     return libraries
+
+
+def _load(folder: Path) -> ctypes.CDLL:
+    """The library of a folder, built from the sources that are there."""
+    path, note = folder / build.LIBRARY, folder / build.REASON
+    if not path.exists():
+        if note.exists():
+            raise LibraryUnusable(f"when regard was installed, {note.read_text('utf-8')}; {MEND}")
+        raise LibraryUnusable(f"it was never built; {MEND}")
+    try:
+        opened = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise LibraryUnusable(f"it was built for another system or processor ({error}); {MEND}") from None
+    opened.regard_digest.restype = ctypes.c_char_p
+    if opened.regard_digest().decode() != build.digest():
+        raise LibraryUnusable(f"it was built from other sources than these; {MEND}")
+    return opened

@@ -202,7 +202,7 @@ class Training(LightningModule):
         self.progress.record(scores, scores["validation_loss"], self.settings)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        # The Trainer begins each process anew, at its own update 0, in the stretch that `progress` says.
+        # These are the Trainer's own counters, which begin at 0 in every process; `progress` says where the run is.
         del checkpoint["loops"]
 
     def get_extra_state(self) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def keys_to_retain(
     else:
         queries = torch.arange(int(first_query.min()), max_length, device=key_positions.device)
         tiles = BoundedQueries(Grid(queries, key_positions), QUERIES_PER_TILE, 1)
-    empty = _certainly_empty(mask, tiles)
+    empty = _certainly_empty(mask, tiles)  # (..., tiles of queries, N)
     return ~empty.expand(*empty.shape[:-2], *tiles.shape).reshape(-1, tiles.shape[1]).all(0)
 
 

@@ -242,11 +242,11 @@ class KVCache(Cache):
         policy, next_position = self.policy, contents.next_position
         retained = keys_to_retain(policy.mask, self.positions, next_position, policy.max_length)
         columns = retained.nonzero().squeeze(-1)
-        length = len(columns)
+        length, evict_at = len(columns), with_spare(len(columns))
         if length == contents.length:
-            return replace(self, contents=replace(contents, evict_at=with_spare(length)))
-        buffers, evict_at = contents.buffers.take_columns(columns, with_spare(length)), with_spare(length)
-        return replace(self, contents=Contents(buffers, length, contents.next_position, False, evict_at))
+            return replace(self, contents=replace(contents, evict_at=evict_at))
+        buffers = contents.buffers.take_columns(columns, evict_at)
+        return replace(self, contents=Contents(buffers, length, next_position, False, evict_at))
 
     def reorder(self, rows: Tensor) -> KVCache:
         """The cache for these rows of the batch, in this order; rows may repeat, as in beam search.
