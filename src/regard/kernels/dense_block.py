@@ -225,7 +225,7 @@ class Rectangle:
 
 
 def without_single_row(query: Tensor) -> Tensor:
-    """The query, a single row of bfloat16 on the CPU twice: torch takes up to ten times as long for one as for two."""
+    """The query; a single row of bfloat16 on the CPU is doubled, as torch takes up to ten times as long for one."""
     single = query.shape[-2] == 1 and query.dtype == torch.bfloat16 and query.is_cpu
     return torch.cat((query, query), dim=-2) if single else query
 

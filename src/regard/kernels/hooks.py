@@ -56,8 +56,7 @@ CURRENT_HOOK: ContextVar[AttentionHook | AttentionSubstitute | None] = ContextVa
 
 @contextmanager
 def attention_hook(hook: AttentionHook) -> Iterator[None]:
-    """Call `hook(problem, lse)` after every attention in the block; results are the same with and without it, bit for
-    bit.
+    """Call `hook(problem, lse)` after every attention in the block, whose results it does not change by a bit.
 
     `regard.attention`, `attention_with_lse` and `observe` call it, and so does everything built on them; of nested
     hooks the innermost alone is called. None is called under torch.compile and torch.func, where tensors have no

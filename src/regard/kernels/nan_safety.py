@@ -63,12 +63,10 @@ def run_nan_safe(problem: Problem, compute: Compute, *, propagates_nan: bool = T
         with torch.autocast(value.device.type, enabled=False):
             return run_nan_safe(problem, compute, propagates_nan=propagates_nan)
     all_pairs_exist = problem.mask is None and value.shape[-2] > 0
-    if torch.compiler.is_compiling() or functorch_active():
-        return (
-            compute(problem)
-            if all_pairs_exist and propagates_nan
-            else _run_on_finite_inputs(problem, _finite(problem), compute)
-        )
+    if torch.compiler.is_compiling() or functorch_active():  # where no value can be read
+        if all_pairs_exist and propagates_nan:
+            return compute(problem)
+        return _run_on_finite_inputs(problem, _finite(problem), compute)
     if propagates_nan or all_finite(problem.pairs.query, problem.pairs.key):
         if all_pairs_exist:
             return compute(problem)

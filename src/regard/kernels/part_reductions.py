@@ -1,8 +1,8 @@
-"""Reductions of the weights of some rows and columns, added to those of all: of the dense parts of a sparse mask, at
-the price of the parts, and of the blocks whose keys a process of a ring receives one after another.
+"""Reductions of the weights of a part of the rows and columns, added to the reductions of all weights.
 
-The weights of a part are those of its rows and columns, with the log-sum-exps of the whole rows. Each part has
-reductions of its own size, by native code, which are then added to those of the whole.
+Parts are the dense ones of a sparse mask, computed at the price of the parts, and the blocks of a ring, whose keys a
+process receives one after another. The weights of a part are those of its rows and columns, with the log-sum-exps of
+the whole rows. Each part has reductions of its own size, by native code, which are then added to those of the whole.
 """
 
 from __future__ import annotations

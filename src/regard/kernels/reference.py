@@ -55,10 +55,8 @@ def formula(problem: Problem) -> Result:
         scores = scores.unflatten(-2, rows).flatten(-4, -3)  # [..., Hk, group · M, N] -> [..., H, M, N]
     if problem.softcap is not None:
         scores = problem.softcap * torch.tanh(scores / problem.softcap)  # [..., H, M, N]
-    bias, keep = (
-        problem.bias_values(),
-        problem.keep(),
-    )  # both [..., H or 1, M or 1, N or 1]; keep is bool, True = attend
+    bias = problem.bias_values()  # [..., H or 1, M or 1, N or 1], or None
+    keep = problem.keep()  # likewise; bool, True = attend
     if bias is not None:
         scores = scores + bias  # [..., H, M, N]
     if keep is not None:

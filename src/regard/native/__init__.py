@@ -1,5 +1,4 @@
-"""Native CPU code in C, compiled at installation: dot products with many or few queries, additive scores, the linear
-recurrence.
+"""Native CPU code in C, compiled at installation: attention, lenses, linear recurrence, products of few rows.
 
 A variant is chosen by the vector instructions of the processor. Nothing needs it: without native code `why_not()` says
 what is missing, and other kernels compute the same.

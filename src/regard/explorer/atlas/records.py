@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ...errors import AtlasError
+from ...kernels.tile_scores import LOG2_E
 from ...kernels.tile_weights import run_reductions
 from ...lenses.base import WeightsLayout, WeightTile
 from .captured_call import CapturedCall, is_causal
@@ -120,11 +121,8 @@ def _tiles(weights: Tensor) -> Any:
                 rows, columns = slice(top, min(top + ROWS, queries)), slice(left, min(left + ROWS, keys))
                 part = weights[sequence : sequence + 1, :, rows, columns].float()
                 yield WeightTile(
-                    part, torch.special.xlogy(part, part) * _LOG2_E, slice(sequence, sequence + 1), rows, columns
+                    part, torch.special.xlogy(part, part) * LOG2_E, slice(sequence, sequence + 1), rows, columns
                 )
-
-
-_LOG2_E = 1.4426950408889634
 
 
 def records_from_calls(
@@ -149,17 +147,21 @@ def records_from_calls(
 
 def _place(call: CapturedCall) -> CallShape:
     sizes = len(call.query), call.query.shape[2], call.key.shape[2]
-    looking = call.kind == "self" and is_causal(call.problem())
-    return CallShape(call.name, call.kind, *sizes, call.steps, call.positions, call.guessed, looking)
+    causal = call.kind == "self" and is_causal(call.problem())
+    return CallShape(call.name, call.kind, *sizes, call.steps, call.positions, call.guessed, causal)
 
 
 def _record(call: CapturedCall, words: TokenLists | None, arrays: ArrayStore, prefix: str) -> dict[str, Any]:
+    """The record of one call: query, key, log-sum-exp, mask and bias, and what one pass over its weights adds up.
+
+    That pass makes the pyramid, the profiles and the roles. prefix: of the names of its arrays.
+    """
     problem = call.problem()
     levels = pyramid_levels(call)
     layout = WeightsLayout.from_problem(problem)
-    survey, roles = SummaryAccumulator(layout, levels, call.positions), RoleDetector.for_call(call, words)
-    run_reductions(problem, call.lse.view(problem.weights_shape[:-1]), [survey, *roles.reductions])
-    seen = survey.finish(call.lse)
+    sums, roles = SummaryAccumulator(layout, levels, call.positions), RoleDetector.for_call(call, words)
+    run_reductions(problem, call.lse.view(problem.weights_shape[:-1]), [sums, *roles.reductions])
+    seen = sums.finish(call.lse)
     lse = call.lse if call.errors is None else _lse_of_rounded(call, seen)
     attending = ~call.lse.isneginf()
     held = {"query": call.query, "key": call.key, "lse": lse}
