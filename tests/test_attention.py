@@ -285,7 +285,7 @@ def test_nothing_can_be_looked_at(sizes, masked):
 def test_a_lens_that_was_not_looked_through_shows_nothing():
     seen = regard.observe(rand(3, 4), rand(3, 4), rand(3, 4), lenses.Entropy())
     assert torch.equal(seen[lenses.Entropy()], next(iter(seen.results.values())))  # one that equals it is it
-    with pytest.raises(ConfigurationError, match=r"Received\(\) was not looked through, but Entropy\(\): give it"):
+    with pytest.raises(ConfigurationError, match=r"Received\(\) was not passed to `observe`, but Entropy\(\): pass it"):
         seen[lenses.Received()]
-    with pytest.raises(ConfigurationError, match="was not looked through, but no lens"):
+    with pytest.raises(ConfigurationError, match="was not passed to `observe`, but no lens"):
         regard.observe(rand(3, 4), rand(3, 4), rand(3, 4))[lenses.Entropy()]

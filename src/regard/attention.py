@@ -225,11 +225,11 @@ class Observation:
         """The result of a lens; an equal lens is the same key.
 
         Raises:
-            ConfigurationError: nothing was looked at through it.
+            ConfigurationError: `observe` was not given that lens.
         """
         if lens not in self.results:
             had = ", ".join(map(repr, self.results)) or "no lens"
-            raise ConfigurationError(f"{lens!r} was not looked through, but {had}: give it where it is observed")
+            raise ConfigurationError(f"{lens!r} was not passed to `observe`, but {had}: pass it there")
         return self.results[lens]
 
 

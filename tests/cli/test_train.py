@@ -52,7 +52,7 @@ def test_a_run_that_has_ended_is_not_trained_again(regard, corpus, run):
     assert (run / "best.safetensors").read_bytes() == before
 
 
-@pytest.mark.parametrize("name", ["../../evil", "/evil", "..", "a/b", "a\\\\b"])
+@pytest.mark.parametrize("name", ["../../evil", "/evil", "..", "a/b", "a\\\\b", "a\\0b", "a\\nb"])
 def test_a_name_does_not_lead_out_of_runs(regard, corpus, tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     result = regard("train", corpus / "digits.yaml", "--set", f'name="{name}"')

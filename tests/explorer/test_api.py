@@ -107,7 +107,7 @@ def test_what_is_not_there_is_refused(answers, name, arguments, message):
 
 def test_too_much_at_once_is_refused(monkeypatch):
     answers = AtlasAPI(Atlas.from_weights([torch.full((1, 300, 300), 1 / 300)]))
-    with pytest.raises(AtlasError, match="257 rows were asked for at once; at most 256 are told: ask for parts"):
+    with pytest.raises(AtlasError, match="257 rows were asked for at once; at most 256 are returned: ask for parts"):
         answers.weights(0, 0, (0, 257), (0, 1))
     monkeypatch.setattr("regard.explorer.api.MOST_CELLS", 100)
     with pytest.raises(AtlasError, match="cells were asked for at once; at most 100 are told"):

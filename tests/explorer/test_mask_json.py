@@ -244,7 +244,7 @@ def test_a_large_mask_has_no_place(tmp_path, monkeypatch):
     monkeypatch.setattr("regard.explorer.atlas.mask_json.MOST_BITS", 1000)
     options = {"mask": masks.where(keep=torch.rand(M, N) > 0.4)}
     with pytest.raises(
-        AtlasError, match=r"the mask where\(.*has no symbol that an atlas can hold, and is mixed in 4 tiles"
+        AtlasError, match=r"the mask where\(.*is none that an atlas stores as a formula, and has 4 mixed tiles"
     ):
         recorded(tmp_path, heads(H, M), heads(H, N), options)
 

@@ -96,7 +96,7 @@ def test_a_given_translation_with_gold_links_after_a_file(translator, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ((SENTENCE, ""), CorpusError, "the translation is empty; it needs at least one word to be said"),
+        ((SENTENCE, ""), CorpusError, "the translation is empty; it needs at least one word"),
         (("", "Le chat"), CorpusError, "the sentence is empty; it needs at least one word to translate"),
     ],
 )

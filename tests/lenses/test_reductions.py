@@ -315,7 +315,7 @@ def test_lenses_only(other):
 
 def test_under_a_transform():
     entropy = lenses.Entropy()
-    with pytest.raises(ConfigurationError, match=r"only Weights can be looked through under torch.compile"):
+    with pytest.raises(ConfigurationError, match=r"only Weights works under torch.compile"):
         torch.func.vmap(lambda q: regard.observe(q, q, q, entropy)[entropy])(torch.zeros(2, 3, 4))
 
 

@@ -307,7 +307,9 @@ def test_parts_that_make_no_translator_are_refused():
         Encoder([block(memory=True)])
     with pytest.raises(ConfigurationError, match="block 0 of a decoder has no cross-attention: make it with"):
         Decoder([block()])
-    with pytest.raises(ConfigurationError, match=r"would look at the words that are to be said: .* mask=causal\(\)"):
+    with pytest.raises(
+        ConfigurationError, match=r"would attend to the tokens that it is to predict: .* mask=causal\(\)"
+    ):
         Decoder([block(memory=True, mask="none")])
     shared = Embedding(nn.Embedding(SOURCE_SIZE, DIM), Learned(5, DIM))
     with pytest.raises(ConfigurationError, match="max_source_length is 0; it needs at least 1"):

@@ -107,11 +107,11 @@ def test_what_is_not_told_of_vocabulary_and_model_is_as_before(home: Path, tmp_p
 @pytest.mark.parametrize(
     ("start", "message"),
     [
-        ("", "file.yaml: training.start_from: there is no experiment.yaml, which has what is not told of vocabulary"),
+        ("", "file.yaml: training.start_from: there is no experiment.yaml, from which the incomplete vocabulary"),
         (
             "nowhere/best.safetensors",
-            "there is no nowhere/experiment.yaml, which has what is not told of vocabulary and model: name weights in "
-            "the folder of their run, or write these sections whole",
+            "there is no nowhere/experiment.yaml, from which the incomplete vocabulary and model would be read: name "
+            "weights in the folder of their run, or write these sections whole",
         ),
         (3, "training.start_from: has 3"),
     ],
@@ -135,7 +135,10 @@ def test_a_file_that_leaves_out_the_model_cannot_be_resumed_without_the_first_ru
     path.write_text(json.dumps(told))
     train(Experiment.load(path), tmp_path / "run")
     (first / "experiment.yaml").unlink()
-    with pytest.raises(ConfigurationError, match="what is not told of model: .* in the experiment.yaml of a run that"):
+    with pytest.raises(
+        ConfigurationError,
+        match="from which the incomplete model would be read: .* in the experiment.yaml of a run that",
+    ):
         Experiment.load(path)
     train(Experiment.load(tmp_path / "run" / "experiment.yaml"), tmp_path / "run", resume="must")
 

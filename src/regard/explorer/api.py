@@ -273,12 +273,14 @@ def _check_range(what: str, stretch: tuple[int, int], count: int, most: int) -> 
             f"its stop, and the stop at most {count}"
         )
     if stop - start > most:
-        raise AtlasError(f"{stop - start:,} {what} were asked for at once; at most {most:,} are told: ask for parts")
+        raise AtlasError(
+            f"{stop - start:,} {what} were asked for at once; at most {most:,} are returned: ask for parts"
+        )
 
 
 def _check_cells(count: int) -> None:
     if count > MOST_CELLS:
-        raise AtlasError(f"{count:,} cells were asked for at once; at most {MOST_CELLS:,} are told: ask for less")
+        raise AtlasError(f"{count:,} cells were asked for at once; at most {MOST_CELLS:,} are returned: ask for less")
 
 
 LONGEST_QUERY = 500

@@ -115,7 +115,7 @@ async def posted_text(request: Request, kind: str = KIND) -> str:
     if request.headers.get("content-type", "").split(";")[0].strip().lower() != kind:
         raise RequestRefused(415, f"a text is taken as {kind} in UTF-8")
     if request.scope["query_string"]:
-        raise RequestRefused(400, "this is asked without a query: the text is what is sent")
+        raise RequestRefused(400, "this address takes no query: send the text as the body of the request")
     size, body = 0, bytearray()
     async for chunk in request.stream():
         size += len(chunk)

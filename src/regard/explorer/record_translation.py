@@ -77,7 +77,7 @@ def atlas_of_pair(
 
     said = translator.target_vocabulary.encode(translation)
     if not said:
-        raise CorpusError("the translation is empty; it needs at least one word to be said")
+        raise CorpusError("the translation is empty; it needs at least one word")
     atlas = _recorded(translator, sentence, [[*said, END]], [], title or f"{sentence} → {translation}")
     return atlas if gold is None else atlas.with_gold(gold)
 

@@ -187,7 +187,7 @@ def run_reductions(problem: Problem, lse: Tensor, reductions: Iterable[Reduction
         return
     if under_transform():
         raise ConfigurationError(
-            "of all lenses only Weights can be looked through under torch.compile and torch.func: call observe outside"
+            "of all lenses only Weights works under torch.compile and torch.func: call observe outside"
         )
     with torch.no_grad(), without_autocast(problem.value.device.type):
         problem, lse = with_exact_lse(problem, lse)

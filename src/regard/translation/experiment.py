@@ -179,9 +179,9 @@ def _completed_from_start(data: Mapping[str, Any], origin: str) -> Mapping[str, 
     before = Path(start).parent / "experiment.yaml"
     if not before.is_file():
         raise ConfigurationError(
-            f"{origin}: training.start_from: there is no {before}, which has what is not told of "
-            f"{' and '.join(sections)}: name weights in the folder of their run, or write these sections whole, with "
-            "their kind, as they are in the experiment.yaml of a run that has begun"
+            f"{origin}: training.start_from: there is no {before}, from which the incomplete "
+            f"{' and '.join(sections)} would be read: name weights in the folder of their run, or write these sections "
+            "whole, with their kind, as they are in the experiment.yaml of a run that has begun"
         )
     there = {key: _spelled_out(section) for key, section in read_mapping(before).items()}
     whole = {key: {**there[key], **data.get(key, {})} for key in sections if isinstance(there.get(key), Mapping)}

@@ -123,9 +123,9 @@ def tiled(mask: Mask, grid: Grid) -> BitmapMask:
     count = int((verdicts == PARTIAL).sum())
     if count * SIDE * SIDE // 8 > MOST_BITS:
         raise AtlasError(
-            f"the mask {mask!r} has no symbol that an atlas can hold, and is mixed in {count:,} tiles of {SIDE} × "
-            f"{SIDE}, {count * SIDE * SIDE // 8 / 1e6:,.0f} MB of bits; at most {MOST_BITS / 1e6:,.0f} MB are kept: "
-            "say it by masks such as causal(), window() and documents(), or record fewer sequences at a time"
+            f"the mask {mask!r} is none that an atlas stores as a formula, and has {count:,} mixed tiles of {SIDE} × "
+            f"{SIDE}, {count * SIDE * SIDE // 8 / 1e6:,.0f} MB of bits; at most {MOST_BITS / 1e6:,.0f} MB are stored: "
+            "express it by masks such as causal(), window() and documents(), or record fewer sequences at a time"
         )
     bits = torch.zeros(count, SIDE, SIDE, dtype=torch.bool)
     leading = verdicts.shape[:-2]

@@ -142,8 +142,8 @@ def _checked(blocks: Iterable[TransformerBlock], *, memory: bool) -> list[Transf
             )
         if memory and getattr(block.attention, "mask", None) is None:
             raise ConfigurationError(
-                f"the attention of block {number} of {name} has no mask, and would look at the words that are to be "
-                "said: make it with mask=causal()"
+                f"the attention of block {number} of {name} has no mask, and would attend to the tokens that it is to "
+                "predict: make it with mask=causal()"
             )
     return blocks
 
