@@ -110,7 +110,7 @@ def test_too_much_at_once_is_refused(monkeypatch):
     with pytest.raises(AtlasError, match="257 rows were asked for at once; at most 256 are returned: ask for parts"):
         answers.weights(0, 0, (0, 257), (0, 1))
     monkeypatch.setattr("regard.explorer.api.MOST_CELLS", 100)
-    with pytest.raises(AtlasError, match="cells were asked for at once; at most 100 are told"):
+    with pytest.raises(AtlasError, match="cells were asked for at once; at most 100 are returned"):
         answers.pooled(0, 0, 0, "max")
     with pytest.raises(AtlasError, match="cells were asked for at once"):
         answers.overview(0, "max")
