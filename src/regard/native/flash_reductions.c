@@ -117,7 +117,7 @@ INLINE void group_products(const struct flash *problem, const struct reduction_s
 }
 
 /* A group of rows with one block of keys. */
-static void process_row_group(const struct flash *problem, struct reduction_state *state, int64_t row, int64_t column,
+static void reduce_row_group(const struct flash *problem, struct reduction_state *state, int64_t row, int64_t column,
                               const uint64_t *words, const struct extent extent, uint32_t cuts) {
     const struct reductions *reductions = problem->reductions;
     float exponents[GROUP * BLOCK] ALIGNED, weights[GROUP * BLOCK] ALIGNED;
@@ -180,7 +180,7 @@ INLINE void process_tile(const struct flash *problem, struct reduction_state *st
             continue;
         }
         struct extent extent = {common != ~(uint64_t)0, __builtin_ctzll(any), BLOCK - __builtin_clzll(any)};
-        process_row_group(problem, state, first + row, column, group_words, extent, group_cuts);
+        reduce_row_group(problem, state, first + row, column, group_words, extent, group_cuts);
     }
     if (distances) flush_bins(distances, state, problem->reductions->strips);
 }
@@ -233,7 +233,7 @@ static void finish_rows(const struct flash *problem, const struct reduction_stat
 }
 
 /* Some blocks of rows with all keys that their mask leaves: each block of keys is packed once. */
-static void process_row_blocks(const struct flash *problem, struct reduction_state *state) {
+static void reduce_row_blocks(const struct flash *problem, struct reduction_state *state) {
     struct cursor cursors[MOST_BLOCKS];
     start_rows(problem, state);
     for (int64_t b = 0; b < state->blocks; b++) cursors[b] = first_tile(problem, state->begin / BLOCK + b);
@@ -273,7 +273,7 @@ void EXPORTED(regard_flash_reductions)(struct flash *problem) {
         for (int64_t block = strip_blocks[state.strip]; block < end; block += problem->row_blocks) {
             state.blocks = min_int(problem->row_blocks, end - block), state.begin = block * BLOCK;
             state.count = min_int(problem->rows - state.begin, state.blocks * BLOCK);
-            process_row_blocks(problem, &state);
+            reduce_row_blocks(problem, &state);
         }
     }
     free(memory);

@@ -83,7 +83,7 @@ INLINE void process_tile(const struct flash *problem, const struct row_block_sta
     }
 }
 
-INLINE void process_row_blocks(const struct flash *problem, struct row_block_state *state, const int dtype) {
+INLINE void weigh_row_blocks(const struct flash *problem, struct row_block_state *state, const int dtype) {
     int64_t padded = padded_terms(problem->dim, in_pairs(dtype));
     struct cursor cursors[MOST_BLOCKS];
     for (int64_t b = 0; b < state->blocks; b++) {
@@ -126,7 +126,7 @@ void EXPORTED(regard_flash_weights)(struct flash *problem) {
         state.batch = head / problem->heads, state.head = head % problem->heads;
         state.begin = unit % units_of_head * rows;
         state.count = min_int(problem->rows - state.begin, rows), state.blocks = (state.count + BLOCK - 1) / BLOCK;
-        BY_DTYPE(problem->dtype, process_row_blocks(problem, &state, DTYPE));
+        BY_DTYPE(problem->dtype, weigh_row_blocks(problem, &state, DTYPE));
     }
     free(memory);
 }

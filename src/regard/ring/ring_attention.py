@@ -182,6 +182,7 @@ class ShardSettings:
         if isinstance(problem, RegardError):
             raise problem
         self.peers.connect(problem.value.device)
+        # `agree` has held the positions to the layout, which from here on says what they are.
         problem = replace(problem, query_positions=None, key_positions=None)
         if problem.dropout is not None:
             seed = torch.full_like(problem.dropout.seed, agreed.seed)
