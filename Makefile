@@ -36,7 +36,7 @@ help:  ## say what can be made
 demo: $(DEMO)  ## translate a few sentences, train small translators of dates, and draw what they attend to
 	$(BIN)/regard demo
 
-test: $(DEV)  ## run the tests and every example of the documentation: a quarter of an hour on two cores
+test: $(DEV)  ## run the tests and every example of the documentation: five to ten minutes on two cores
 	$(PYTEST)
 
 test-all: $(DEV)  ## run the longest tests as well: what has to pass before a change lands
