@@ -3,9 +3,9 @@
 Useful flops are those of the algorithm in chunks of 64: pairs within a chunk once, with each state and without those
 that are computed anew. Steps are a loop over tokens in torch, at a length that it finishes.
 
-The limits: for whole sequences the machine's products, and memory that is mapped already, as results of 32 MiB and more
-are mapped and zeroed at each call; for a token reading, or copying, the state, and a call of C from Python with a
-tensor for its output.
+The limits: for whole sequences the machine's products, and memory that is mapped already, as results that find no
+memory of earlier ones are mapped and zeroed; for a token reading, or copying, the state, and a call of C from Python
+with a tensor for its output.
 """
 
 from collections.abc import Callable

@@ -175,7 +175,7 @@ OTHER_FEATURES = (
     ("regard.doctor", "regard.cli.doctor", "regard.cli.examine"),
     ("regard.heads.relations", "regard.heads.relation_evidence"),
     ("regard.language",),
-    ("regard.linear", "regard.native.linear_recurrence", "regard.native.token_step", "regard.native.huge_pages"),
+    ("regard.linear", "regard.native.linear_recurrence", "regard.native.token_step", "regard.native.large_results"),
     ("regard.nn.linear_attention_layer", "regard.nn.linformer", "regard.nn.caches.linear_cache"),
     ("regard.models.recurrent.native_steps", "regard.native.gru_decoder", "regard.native.top_entries"),
     ("regard.ring",),

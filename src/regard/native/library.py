@@ -1,4 +1,4 @@
-"""Loading of the compiled C library at first use; checks of the tensors that it reads, and new ones that it writes."""
+"""Loading of the compiled C library at first use; checks of the tensors that it reads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from torch.nn import Parameter
 
 from ..errors import ConfigurationError, DeviceError, DtypeError, KernelError
 from . import build
-from .huge_pages import request_huge_pages
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """The dtypes that the code for dot products reads, numbered as in typed_rows.h."""
@@ -25,8 +24,6 @@ FOLDER = build.SOURCES
 SETTING = "REGARD_NATIVE"
 MAX_NUMBERS = 2**16
 """Above so many numbers torch's sum, on all threads, is faster than one thread."""
-LARGE_BYTES = 2**23
-"""Smaller results are mostly in memory that was used before; asking for huge pages takes some 50 microseconds."""
 WORTHWHILE_PAIRS = 1.2
 """From so many products of bfloat16 for one of float32 on, the variant that multiplies them in pairs is in use.
 
@@ -214,19 +211,6 @@ def check_float32(name: str, tensor: Tensor) -> None:
 def last_contiguous(tensor: Tensor) -> Tensor:
     """The tensor, copied if its last axis is not contiguous."""
     return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] <= 1 else tensor.contiguous()
-
-
-def new_large(tensor: Tensor, *shape: int) -> Tensor:
-    """An uninitialised tensor with dtype and device of another one; if it is large, on the CPU in huge pages.
-
-    >>> import torch
-    >>> new_large(torch.zeros(3), 2, 5).shape
-    torch.Size([2, 5])
-    """
-    made = tensor.new_empty(shape)
-    if made.nbytes >= LARGE_BYTES and made.is_cpu:
-        request_huge_pages(made)
-    return made
 
 
 def _state() -> tuple[dict[str, Library], str] | str:

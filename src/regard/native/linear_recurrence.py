@@ -17,7 +17,8 @@ from torch import Tensor
 from ..errors import ConfigurationError, ShapeError
 from . import library
 from .flash import BLOCK, RowsStruct, rows_struct
-from .library import check_float32, last_contiguous, new_large
+from .large_results import new_large
+from .library import check_float32, last_contiguous
 from .threads import run_units, thread_count
 
 FEATURE_MAPS = ("identity", "elu")  # recurrence.h has the same, in this order

@@ -17,7 +17,8 @@ from torch import Tensor
 from ..errors import DtypeError, ShapeError
 from . import library
 from .flash import FiniteRows, RowsStruct
-from .library import DTYPE_NAMES, DTYPES, check_cpu, last_contiguous, new_large
+from .large_results import new_large
+from .library import DTYPE_NAMES, DTYPES, check_cpu, last_contiguous
 from .threads import run_units, thread_count
 
 LEAST_WORK = 2**20
