@@ -52,6 +52,18 @@ def test_memory_of_a_result_that_is_gone_is_that_of_the_next(shape):
     assert again.is_leaf
 
 
+@counted
+def test_released_memory_is_not_kept():
+    made, gone = filled(1.0), filled(2.0)
+    address = gone.data_ptr()
+    assert large_results._kept.storages
+    del gone
+    native.release_memory()
+    assert not large_results._kept.storages
+    assert (made == 1.0).all()  # what is in use stays as it is
+    assert address != made.data_ptr()
+
+
 HOLDERS = {
     "the result": lambda made: made,
     "a view": lambda made: made[1, ::2],

@@ -1,10 +1,11 @@
 """NaN safety: NaN and infinity in a masked position affect no output; a row that attends to one is NaN.
 
-Forward it is `run_nan_safe` here that sees to it, backward `custom_op.compute_gradients`. A weight of exactly 0 times NaN is NaN, forward and backward, in every kernel. A kernel's result is finite only if all
-inputs that it read were (it reads no keys of skipped tiles): checking the result is enough, and the slower path runs
-only where it is not finite. Native flash code checks what it writes (`Result.finite`, `ProblemGradients.finite`); the
-results of others are read once more. A tanh, of a softcap or of an additive score, makes infinity finite: there queries
-and keys are checked beforehand.
+Forward it is `run_nan_safe` here that sees to it, backward `custom_op.compute_gradients`. A weight of exactly 0 times
+NaN is NaN, forward and backward, in every kernel. A kernel's result is finite only if all inputs that it read were (it
+reads no keys of skipped tiles): checking the result is enough, and the slower path runs only where it is not finite.
+Native flash code checks what it writes (`Result.finite`, `ProblemGradients.finite`); the results of others are read
+once more. A tanh, of a softcap or of an additive score, makes infinity finite: there queries and keys are checked
+beforehand.
 
 All places that see to it. Kernels leave it to these; two only make sure that torch's flash kernel does not lose NaN
 over few keys: `SdpaKernel.run` passes `propagates_nan`, or tests `all_finite` before its bare call, and

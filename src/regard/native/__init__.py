@@ -14,6 +14,7 @@ from .flash import FlashProblem as FlashProblem
 from .flash import FlashTiles as FlashTiles
 from .flash import write_weights as write_weights
 from .gemv import matmul_few_rows as matmul_few_rows
+from .large_results import release_memory as release_memory
 from .library import DTYPE_NAMES as DTYPE_NAMES
 from .library import DTYPES as DTYPES
 from .library import all_finite as all_finite
@@ -73,6 +74,7 @@ __all__ = [
     "prepare_step",
     "recurrence_step",
     "reduce_weights",
+    "release_memory",
     "supports",
     "using",
     "variant",

@@ -105,8 +105,23 @@ class _Kept:
                 del self.storages[0]
             return found.tensor(shape)
 
+    def forget(self) -> None:
+        """Keep none of the storages."""
+        with self.lock:
+            self.storages.clear()
+
 
 _kept = _Kept()
+
+
+def release_memory() -> None:
+    """Return the memory of earlier large results that is kept for the next ones to the system.
+
+    At most 1 GiB is kept. Results that are still in use keep theirs.
+
+    >>> release_memory()
+    """
+    _kept.forget()
 
 
 @cache
