@@ -11,16 +11,14 @@ from torch import Tensor
 from .. import native
 from ..core.problem import Problem
 from ..core.score_forms import DotPairs
-from ..core.torch_modes import functorch_active
+from ..core.torch_modes import functorch_active, unwrap_if_dead
 from ..masks import Mask
 from ..masks.base import And
 from ..masks.key_spans import Limit, earliest, latest
 from ..masks.padding import Padding
-from ..native.flash import FiniteRows
 from ..native.short_attention import (
     LONGEST,
     FiniteShortGradients,
-    PreciseRows,
     ShortLayout,
     attend_laid_out,
     attend_short,
@@ -147,13 +145,14 @@ def attend_without_gradient(
     mask: Mask | None, layout: ShortLayout, spans: Tensor | None, query: Tensor, key: Tensor, value: Tensor
 ) -> Tensor | None:
     """The output by native code; None where it is not finite, though what is masked may be all that is not."""
-    rows = attend_laid_out(layout, spans, query, key, value)
-    return rows[0] if isinstance(rows, FiniteRows) or (mask is None and value.shape[2]) else None
+    output, finite, _ = attend_laid_out(layout, spans, query, key, value)
+    return output if finite or (mask is None and value.shape[2]) else None
 
 
 def attend_with_gradient(problem: Problem, layout: ShortLayout, spans: Tensor | None) -> Tensor:
     """The output of a problem that `has_short_tensors`, differentiable by query, key and value."""
-    return _AttendShort.apply(problem, layout, spans, problem.pairs.query, problem.pairs.key, problem.value)
+    query, key, value = problem.pairs.query, problem.pairs.key, problem.value
+    return _apply_short((problem, layout, spans), unwrap_if_dead(query), unwrap_if_dead(key), unwrap_if_dead(value))
 
 
 class _AttendShort(torch.autograd.Function):
@@ -164,32 +163,30 @@ class _AttendShort(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        problem: Problem,
-        layout: ShortLayout,
-        spans: Tensor | None,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
+        ctx: Any, call: tuple[Problem, ShortLayout, Tensor | None], query: Tensor, key: Tensor, value: Tensor
     ) -> Tensor:
-        rows = attend_laid_out(layout, spans, query, key, value)
-        ctx.problem, ctx.layout, ctx.spans, ctx.precise = problem, layout, spans, isinstance(rows, PreciseRows)
-        output, lse = rows if ctx.precise else compute_forward(problem, ShortKernel.name)
-        ctx.save_for_backward(output, lse, query, key, value)
-        return output
+        problem, layout, spans = ctx.call = call
+        output, finite, precise = attend_laid_out(layout, spans, query, key, value)
+        ctx.save_for_backward(query, key, value)
+        return output if finite and precise else compute_forward(problem, ShortKernel.name)[0]
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        output, lse, query, key, value = ctx.saved_tensors
-        problem: Problem = ctx.problem
-        if ctx.precise and not torch.is_grad_enabled():
-            gradients = differentiate_laid_out(ctx.layout, ctx.spans, query, key, value, lse, grad_output)
-            if isinstance(gradients, FiniteShortGradients):
-                return None, None, None, *gradients
-        tensors, needed = [query, key, value, *tree_tensors(problem)[3:]], ctx.needs_input_grad[3:]
-        upstream, found = (grad_output, torch.zeros_like(lse)), (output, lse)
-        every = (*needed, *(False,) * (len(tensors) - 3))
-        return None, None, None, *differentiate(problem, ShortKernel.name, every, upstream, found, tensors)[:3]
+        query, key, value = ctx.saved_tensors
+        problem, layout, spans = ctx.call
+        if not torch.is_grad_enabled():
+            gradients = differentiate_laid_out(layout, spans, query, key, value, grad_output)
+            if gradients is not None:
+                return None, *gradients
+        output, lse = compute_forward(problem, ShortKernel.name)
+        tensors = [query, key, value, *tree_tensors(problem)[3:]]
+        needed = (*ctx.needs_input_grad[1:], *(False,) * (len(tensors) - 3))
+        upstream = grad_output, torch.zeros_like(lse)
+        return None, *differentiate(problem, ShortKernel.name, needed, upstream, (output, lse), tensors)[:3]
+
+
+_apply_short = super(torch.autograd.Function, _AttendShort).apply
+"""`_AttendShort.apply` in fewer steps: callers have excluded transforms of torch.func, for which it would look."""
 
 
 def has_spans(mask: Mask, problem: Problem) -> bool:

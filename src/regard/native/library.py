@@ -223,7 +223,21 @@ def new_large(tensor: Tensor, *shape: int) -> Tensor:
     >>> new_large(torch.zeros(3), 2, 5).shape
     torch.Size([2, 5])
     """
-    made = tensor.new_empty(shape)
+    return _in_huge_pages(tensor.new_empty(shape))
+
+
+def new_large_like(tensor: Tensor) -> Tensor:
+    """`new_large` with the shape of the tensor too, and its strides where these leave no gaps: the quickest to make.
+
+    >>> import torch
+    >>> new_large_like(torch.zeros(2, 5).mT).stride()
+    (1, 5)
+    """
+    return _in_huge_pages(torch.empty_like(tensor))
+
+
+def _in_huge_pages(made: Tensor) -> Tensor:
+    """The tensor; if it is large, on the CPU, the system was asked for huge pages."""
     if made.nbytes >= LARGE_BYTES and made.is_cpu:
         request_huge_pages(made)
     return made
