@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from .. import native
 from ..core.problem import Problem
@@ -40,8 +41,8 @@ OWN_GRADIENT = 8.0
 """Overhead of a gradient that needs nothing but native code, in calls."""
 LAID_OUT = 2.0
 """Passes per number of keys and values that are brought into the order of the products, once for each key head."""
-LANES = 16
-"""Keys are computed in whole vectors, of so many at most."""
+LANES, ROWS_AT_ONCE = 16, 8
+"""Keys are computed in whole vectors, of so many at most; and for so many rows at once, all that one of them reads."""
 
 
 class ShortKernel:
@@ -185,7 +186,7 @@ class _AttendShort(torch.autograd.Function):
         return None, *differentiate(problem, ShortKernel.name, needed, upstream, (output, lse), tensors)[:3]
 
 
-_apply_short = super(torch.autograd.Function, _AttendShort).apply
+_apply_short = super(torch.autograd.Function, _AttendShort).apply  # pyright: ignore[reportAttributeAccessIssue]
 """`_AttendShort.apply` in fewer steps: callers have excluded transforms of torch.func, for which it would look."""
 
 
@@ -214,11 +215,16 @@ def key_spans(problem: Problem) -> Tensor | None:
 
 
 def _mean_columns(problem: Problem) -> float:
-    """The keys that a row computes on average, in whole vectors."""
+    """The keys that a row computes on average, in whole vectors and together with the rows beside it."""
     spans = key_spans(problem)
     if spans is None or not spans.numel():
         return -(-problem.keys // LANES) * LANES
     first, last = spans.unbind(-1)
+    empty, missing = first >= last, (0, -problem.queries % ROWS_AT_ONCE)
+    first = pad(first.masked_fill(empty, problem.keys), missing, value=problem.keys)
+    last = pad(last.masked_fill(empty, 0), missing)
+    first, last = (limit.unflatten(-1, (-1, ROWS_AT_ONCE)) for limit in (first, last))
+    first, last = first.amin(-1), last.amax(-1)
     vectors = (last + LANES - 1) // LANES - first // LANES
     return LANES * float((vectors * (first < last)).float().mean())
 
