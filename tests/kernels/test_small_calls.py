@@ -127,6 +127,14 @@ def test_second_derivatives_of_repeated_calls():
     torch.testing.assert_close(second.double(), expected, rtol=1e-4, atol=1e-5)
 
 
+def test_tensors_that_were_kept_when_their_transform_ended():
+    kept, other = [], inputs(1, 2, 8, 4)[0].requires_grad_()
+    torch.func.grad(lambda x: (kept.append(x), x.sum())[1])(other.detach())
+    for _ in range(2):
+        expected = regard.attention(kept[0], other, other, kernel="reference")
+        torch.testing.assert_close(regard.attention(kept[0], other, other), expected)
+
+
 @pytest.mark.parametrize("where", ["query", "key", "value"])
 def test_what_is_not_finite_stays_behind_the_mask(where):
     tensors = dict(zip(("query", "key", "value"), inputs(1, 2, 8, 4), strict=True))

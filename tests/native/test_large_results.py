@@ -8,7 +8,7 @@ import torch
 
 from regard import native
 from regard.native import large_results
-from regard.native.large_results import new_large
+from regard.native.large_results import new_large, new_large_like
 
 PAGE = 2**21
 BLOCKS = """Node 0, zone      DMA      0      0      0      0      0      0      0      0      1      1      3
@@ -50,6 +50,16 @@ def test_memory_of_a_result_that_is_gone_is_that_of_the_next(shape):
     assert again.is_contiguous()
     assert again._base is None
     assert again.is_leaf
+
+
+@pytest.mark.parametrize("length", [3, 2**20])
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2)])
+def test_a_result_like_a_tensor_has_its_strides(length, order):
+    tensor = torch.zeros(2, length, 2).permute(order)
+    made = new_large_like(tensor)
+    assert made.shape == tensor.shape
+    assert made.stride() == tensor.stride()
+    assert made.data_ptr() != tensor.data_ptr()
 
 
 @counted

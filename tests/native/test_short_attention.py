@@ -12,9 +12,11 @@ from regard.native.flash import FiniteRows
 from regard.native.short_attention import (
     LONGEST,
     FiniteShortGradients,
-    PreciseRows,
+    attend_laid_out,
     attend_short,
     attend_short_backward,
+    differentiate_laid_out,
+    layout_of,
 )
 
 pytestmark = pytest.mark.usefixtures("built")
@@ -98,6 +100,26 @@ def test_agrees_with_the_formula(variant, sizes, kind, dtype):
     agrees(inputs(sizes, dtype), spans_of(kind, sizes))
 
 
+@pytest.mark.parametrize("dtype", native.DTYPES)
+@pytest.mark.parametrize("kind", ["all", "causal", "padded", "anywhere"])
+@pytest.mark.parametrize("sizes", SIZES)
+def test_without_log_sum_exps(variant, sizes, kind, dtype):
+    """Softmax computed again backward: the gradients by log-sum-exps, but for their rounding."""
+    tensors, spans = inputs(sizes, dtype), spans_of(kind, sizes)
+    layout = layout_of(SCALE, spans, *tensors)
+    output, finite, precise = attend_laid_out(layout, spans, *tensors)
+    assert finite
+    assert precise
+    expected, lse = attend_short(*tensors, SCALE, spans)
+    assert torch.equal(output, expected)
+    above = torch.randn(output.shape).to(dtype)
+    gradients = differentiate_laid_out(layout, spans, *tensors, above)
+    assert gradients is not None
+    tolerance = 8 * torch.finfo(dtype).eps if dtype is not torch.float32 else 1e-5
+    for has, one in zip(gradients, attend_short_backward(*tensors, SCALE, spans, lse, above, None), strict=True):
+        assert (has - one).abs().max() <= tolerance * one.abs().max().clamp(min=1.0)
+
+
 def test_a_log_sum_exp_of_more_keys(variant):
     """Gradients of some of the keys of a softmax, as a ring has them: output and log-sum-exp are those of all keys."""
     query, key, value = inputs((2, 2, 2, 9, 21, 16, 16), torch.float32)
@@ -141,7 +163,12 @@ def test_any_strides():
     query, key, value = (
         tensor.transpose(1, 2).contiguous() for tensor in inputs((2, 3, 3, 9, 9, 16, 16), torch.float32)
     )
-    agrees((query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)), None)
+    transposed = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    agrees(transposed, None)
+    layout = layout_of(SCALE, None, *transposed)
+    gradients = differentiate_laid_out(layout, None, *transposed, torch.ones(2, 3, 9, 16))
+    assert gradients is not None
+    assert [each.stride() for each in gradients] == [each.stride() for each in transposed]
     strided = [torch.randn(2, 3, 9, 16, 2)[..., 0] for _ in range(3)]
     agrees((strided[0], strided[1], strided[2]), None)
 
@@ -149,7 +176,7 @@ def test_any_strides():
 class TestNonfinite:
     def test_what_is_written_is_checked(self, variant):
         query, key, value = inputs((1, 1, 1, 9, 9, 16, 16), torch.float32)
-        assert isinstance(attend_short(query, key, value, SCALE), PreciseRows)
+        assert isinstance(attend_short(query, key, value, SCALE), FiniteRows)
         for tensor in (query, key, value):
             entry = tensor[0, 0, 5, 3].item()
             tensor[0, 0, 5, 3] = math.nan
@@ -160,9 +187,11 @@ class TestNonfinite:
         query, key, value = inputs((1, 1, 1, 20, 9, 16, 16), torch.float32)
         query[0, 0, 17] = 1e5
         key[0, 0, 4] = 1.0
-        rows = attend_short(query, key, value, SCALE)
-        assert isinstance(rows, FiniteRows)
-        assert not isinstance(rows, PreciseRows)
+        layout = layout_of(SCALE, None, query, key, value)
+        output, finite, precise = attend_laid_out(layout, None, query, key, value)
+        assert finite
+        assert not precise
+        assert differentiate_laid_out(layout, None, query, key, value, output) is None
 
     @pytest.mark.parametrize("dtype", native.DTYPES, ids=str)
     def test_a_key_of_nan_shows_in_the_log_sum_exp(self, variant, dtype):

@@ -11,6 +11,8 @@ from torch.autograd import forward_ad
 
 functorch_active = torch._C._are_functorch_transforms_active
 """Whether a transform of torch.func is active: `under_transform` without the case of torch.compile."""
+unwrap_if_dead = torch._C._functorch.unwrap_if_dead  # pyright: ignore[reportAttributeAccessIssue]
+"""The tensor inside of one that was kept when its transform of torch.func had ended; any other tensor itself."""
 
 
 def under_transform() -> bool:

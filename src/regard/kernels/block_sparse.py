@@ -17,8 +17,8 @@ from .cost_model import (
     VALUE,
     bytes_read,
     evaluated,
-    startup_passes,
     torch_flash_cost,
+    torch_flash_startup,
     torch_flash_work,
 )
 from .custom_op import apply_kernel, register
@@ -89,7 +89,7 @@ class BlockSparseKernel:
             flops=0.0,
             torch=torch_flash_work(problem, pairs, rows, columns / max(rectangles, 1.0)),
             bytes=4.0 * WIDE_BLOCK[0] * problem.keys + 8.0 * numbers,
-            passes=startup_passes(rows, rectangles) + RESULT * numbers + evaluated(problem, added),
+            passes=torch_flash_startup(problem, rows, rectangles) + RESULT * numbers + evaluated(problem, added),
             moved=bytes_read(problem, again=columns / max(every, 1)),
             calls=OPERATOR + calls + 60.0 * bool(masks or biases),
         )

@@ -477,6 +477,11 @@ def startup_passes(rows: int, rectangles: float) -> float:
     return ROW * min(rows, OVERHEAD_ROWS) * rectangles
 
 
+def torch_flash_startup(problem: Problem, rows: int, rectangles: float) -> float:
+    """`startup_passes` of rectangles whose gradient is by torch's flash kernel too."""
+    return startup_passes(rows, rectangles) * (TRAINED_STARTUP if problem.inputs_require_grad() else 1.0)
+
+
 def bytes_read(problem: Problem, *, again: float = 1.0) -> float:
     """Bytes of keys and values that are read, `again` times; query heads of a group find them in the cache."""
     value = problem.value
@@ -529,7 +534,7 @@ def torch_flash_cost(problem: Problem, *, causal: bool) -> Cost:
     return Cost(
         flops=0.0,
         bytes=0.0,
-        passes=startup_passes(problem.queries, leading) * (TRAINED_STARTUP if problem.inputs_require_grad() else 1.0),
+        passes=torch_flash_startup(problem, problem.queries, leading),
         moved=bytes_read(problem),
         torch=torch_flash_work(problem, pairs * share, problem.queries),
     )

@@ -12,12 +12,15 @@ from .base import Cost, FlashWork, Result
 from .batched_problem import BatchedProblem, ProblemGradients, Saved
 from .cost_model import OPERATOR, RESULT, bytes_read, total_width
 from .custom_op import apply_kernel, register
-from .mask_tiles import distinct_matrices, sampled_layouts
+from .mask_tiles import TileLayout, distinct_matrices, sampled_layouts
 from .native_inputs import MIN_FULL_RUN, TILE_SIZE, native_problems, native_reasons
+from .short import has_spans
 from .tile_scores import distances
 
 EXTRA = 2.0
 """The cost of softcap, dropout or a bias on a pair, in passes (`Cost.passes`)."""
+GROUP, NARROW = 16, 5 * TILE_SIZE[1]
+"""Rows of a group where a block of rows has so many columns at most, as QUERIES and NARROW of native/narrow.h."""
 
 
 class CpuFlashKernel:
@@ -41,7 +44,9 @@ class CpuFlashKernel:
         share, found = sampled_layouts(problem, TILE_SIZE, MIN_FULL_RUN)
         heads = problem.weights_shape[-3] if problem.heads else 1
         batches = [part.batch.stop - part.batch.start for part in found]
-        pairs = share * sum(heads * many * part.layout.visited_pairs for part, many in zip(found, batches, strict=True))
+        is_band = problem.mask is not None and has_spans(problem.mask, problem)
+        computed = [_band_pairs(part.layout) if is_band else part.layout.visited_pairs for part in found]
+        pairs = share * sum(heads * many * each for each, many in zip(computed, batches, strict=True))
         numbers = problem.weights_shape[:-1].numel() * problem.value.shape[-1]
         rows = min(problem.queries, 4 * TILE_SIZE[0])
         width = total_width(problem)
@@ -116,6 +121,22 @@ class CpuFlashKernel:
             if line is not None and isinstance(batched.problem.bias, RelativeBias):
                 batched.problem.bias.accumulate_at(distances(batched.problem), line, into.bias)
         return finite
+
+
+def _band_pairs(layout: TileLayout) -> float:
+    """The pairs that are computed for a mask whose rows are spans.
+
+    Where a block of rows has few tiles side by side, these are of each GROUP of rows the columns that one of them
+    attends to: about half of the tiles that the mask cuts, and one column more for each further row.
+    """
+    pairs = 0.0
+    for row in layout.rows:
+        wide = row.runs[-1].columns.stop - row.runs[0].columns.start if row.runs else 0
+        widths = [(run.columns.stop - run.columns.start, run.masked) for run in row.runs]
+        visited, cut = sum(width for width, _ in widths), sum(width for width, masked in widths if masked)
+        few = visited - cut / 2 + GROUP - 1 if visited == wide <= NARROW else visited
+        pairs += (row.rows.stop - row.rows.start) * min(visited, few)
+    return pairs
 
 
 def _backward(part: native.FlashProblem, saved: Saved) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:

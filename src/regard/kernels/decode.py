@@ -23,7 +23,7 @@ from .cost_model import (
     bytes_read,
     evaluated,
     heads_per_key,
-    startup_passes,
+    torch_flash_startup,
     torch_flash_work,
     total_width,
 )
@@ -92,7 +92,7 @@ class DecodeKernel:
             torch=FlashWork() if natively else work,
             native=work if natively else FlashWork(),
             bytes=4.0 * leading * problem.queries * problem.value.shape[-1] * (1 if natively else 1 + wide / self.part),
-            passes=(0.0 if natively else startup_passes(rows, leading / max(group, 1)))
+            passes=(0.0 if natively else torch_flash_startup(problem, rows, leading / max(group, 1)))
             + RESULT * leading * problem.queries * problem.value.shape[-1]
             + evaluated(problem, visited * (MASK * masks + VALUE * biases)),
             moved=bytes_read(problem, again=wide / max(problem.keys, 1)),

@@ -7,20 +7,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from .. import native
 from ..core.problem import Problem
 from ..core.score_forms import DotPairs
-from ..core.torch_modes import functorch_active
+from ..core.torch_modes import functorch_active, unwrap_if_dead
 from ..masks import Mask
 from ..masks.base import And
 from ..masks.key_spans import Limit, earliest, latest
 from ..masks.padding import Padding
-from ..native.flash import FiniteRows
 from ..native.short_attention import (
     LONGEST,
     FiniteShortGradients,
-    PreciseRows,
     ShortLayout,
     attend_laid_out,
     attend_short,
@@ -42,8 +41,8 @@ OWN_GRADIENT = 8.0
 """Overhead of a gradient that needs nothing but native code, in calls."""
 LAID_OUT = 2.0
 """Passes per number of keys and values that are brought into the order of the products, once for each key head."""
-LANES = 16
-"""Keys are computed in whole vectors, of so many at most."""
+LANES, ROWS_AT_ONCE = 16, 8
+"""Keys are computed in whole vectors, of so many at most; and for so many rows at once, all that one of them reads."""
 
 
 class ShortKernel:
@@ -147,13 +146,14 @@ def attend_without_gradient(
     mask: Mask | None, layout: ShortLayout, spans: Tensor | None, query: Tensor, key: Tensor, value: Tensor
 ) -> Tensor | None:
     """The output by native code; None where it is not finite, though what is masked may be all that is not."""
-    rows = attend_laid_out(layout, spans, query, key, value)
-    return rows[0] if isinstance(rows, FiniteRows) or (mask is None and value.shape[2]) else None
+    output, finite, _ = attend_laid_out(layout, spans, query, key, value)
+    return output if finite or (mask is None and value.shape[2]) else None
 
 
 def attend_with_gradient(problem: Problem, layout: ShortLayout, spans: Tensor | None) -> Tensor:
     """The output of a problem that `has_short_tensors`, differentiable by query, key and value."""
-    return _AttendShort.apply(problem, layout, spans, problem.pairs.query, problem.pairs.key, problem.value)
+    query, key, value = problem.pairs.query, problem.pairs.key, problem.value
+    return _apply_short((problem, layout, spans), unwrap_if_dead(query), unwrap_if_dead(key), unwrap_if_dead(value))
 
 
 class _AttendShort(torch.autograd.Function):
@@ -164,32 +164,30 @@ class _AttendShort(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        problem: Problem,
-        layout: ShortLayout,
-        spans: Tensor | None,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
+        ctx: Any, call: tuple[Problem, ShortLayout, Tensor | None], query: Tensor, key: Tensor, value: Tensor
     ) -> Tensor:
-        rows = attend_laid_out(layout, spans, query, key, value)
-        ctx.problem, ctx.layout, ctx.spans, ctx.precise = problem, layout, spans, isinstance(rows, PreciseRows)
-        output, lse = rows if ctx.precise else compute_forward(problem, ShortKernel.name)
-        ctx.save_for_backward(output, lse, query, key, value)
-        return output
+        problem, layout, spans = ctx.call = call
+        output, finite, precise = attend_laid_out(layout, spans, query, key, value)
+        ctx.save_for_backward(query, key, value)
+        return output if finite and precise else compute_forward(problem, ShortKernel.name)[0]
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        output, lse, query, key, value = ctx.saved_tensors
-        problem: Problem = ctx.problem
-        if ctx.precise and not torch.is_grad_enabled():
-            gradients = differentiate_laid_out(ctx.layout, ctx.spans, query, key, value, lse, grad_output)
-            if isinstance(gradients, FiniteShortGradients):
-                return None, None, None, *gradients
-        tensors, needed = [query, key, value, *tree_tensors(problem)[3:]], ctx.needs_input_grad[3:]
-        upstream, found = (grad_output, torch.zeros_like(lse)), (output, lse)
-        every = (*needed, *(False,) * (len(tensors) - 3))
-        return None, None, None, *differentiate(problem, ShortKernel.name, every, upstream, found, tensors)[:3]
+        query, key, value = ctx.saved_tensors
+        problem, layout, spans = ctx.call
+        if not torch.is_grad_enabled():
+            gradients = differentiate_laid_out(layout, spans, query, key, value, grad_output)
+            if gradients is not None:
+                return None, *gradients
+        output, lse = compute_forward(problem, ShortKernel.name)
+        tensors = [query, key, value, *tree_tensors(problem)[3:]]
+        needed = (*ctx.needs_input_grad[1:], *(False,) * (len(tensors) - 3))
+        upstream = grad_output, torch.zeros_like(lse)
+        return None, *differentiate(problem, ShortKernel.name, needed, upstream, (output, lse), tensors)[:3]
+
+
+_apply_short = super(torch.autograd.Function, _AttendShort).apply  # pyright: ignore[reportAttributeAccessIssue]
+"""`_AttendShort.apply` in fewer steps: callers have excluded transforms of torch.func, for which it would look."""
 
 
 def has_spans(mask: Mask, problem: Problem) -> bool:
@@ -217,11 +215,16 @@ def key_spans(problem: Problem) -> Tensor | None:
 
 
 def _mean_columns(problem: Problem) -> float:
-    """The keys that a row computes on average, in whole vectors."""
+    """The keys that a row computes on average, in whole vectors and together with the rows beside it."""
     spans = key_spans(problem)
     if spans is None or not spans.numel():
         return -(-problem.keys // LANES) * LANES
     first, last = spans.unbind(-1)
+    empty, missing = first >= last, (0, -problem.queries % ROWS_AT_ONCE)
+    first = pad(first.masked_fill(empty, problem.keys), missing, value=problem.keys)
+    last = pad(last.masked_fill(empty, 0), missing)
+    first, last = (limit.unflatten(-1, (-1, ROWS_AT_ONCE)) for limit in (first, last))
+    first, last = first.amin(-1), last.amax(-1)
     vectors = (last + LANES - 1) // LANES - first // LANES
     return LANES * float((vectors * (first < last)).float().mean())
 

@@ -69,8 +69,12 @@ def attend_repeatedly(
         if any(tensor.is_inference() for tensor in tensors):  # whose versions do not count what is written
             return None
         calls, of_mask = _calls_of_mask.setdefault(mask, {}), tuple(tensor._version for tensor in tensors)
-    rates = torch.get_num_threads(), native.variant_in_use(), cost_model.times_saved
-    known = of_mask, scale, learned, *rates, *_described(query), *_described(key), *_described(value)
+    known = (
+        *(of_mask, scale, learned, torch.get_num_threads(), native.variant_in_use(), cost_model.times_saved),
+        *(query.shape, query.stride(), query.dtype, query.is_cpu),
+        *(key.shape, key.stride(), key.dtype, key.is_cpu),
+        *(value.shape, value.stride(), value.dtype, value.is_cpu),
+    )
     try:
         call = calls[known]
     except TypeError:  # a scale without a hash is no number, which the long way refuses
@@ -83,10 +87,6 @@ def attend_repeatedly(
         problem = Problem(DotPairs(query, key, call.scale), value, mask)  # type: ignore[arg-type]
         return attend_with_gradient(problem, call.layout, call.spans)
     return attend_without_gradient(mask, call.layout, call.spans, query, key, value)  # type: ignore[arg-type]
-
-
-def _described(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.is_cpu
 
 
 def _remember(calls: _Calls, known: tuple[Any, ...], problem: Problem) -> _Call | None:

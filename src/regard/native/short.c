@@ -58,7 +58,7 @@ struct short_state {
     int64_t block;                /* backward: rows of a block */
     struct key_span rows[LONGEST / LANES]; /* backward: of a block the rows that attend to a vector of columns */
     float scale[MOST_AT_ONCE], score_scale[MOST_AT_ONCE]; /* the same number for each row; the latter times log2(e) */
-    lanes check, largest; /* largest: of the magnitudes of log-sum-exps, per lane */
+    lanes check, largest; /* largest: bounds of the magnitudes of log-sum-exps, per lane */
 };
 
 /* The lanes from a column on that are in a span, and `otherwise` in the others. */
@@ -258,6 +258,14 @@ static void softmax_rows(float *scores, int64_t width, const struct key_span all
         BY_COUNT(count, softmax_count(scores, width, all, spans, maximum, total, COUNT, 0))
 }
 
+/* Takes note of how large log-sum-exps may be: of scores times log2(e) the maximum, and log2(LONGEST) more. */
+INLINE void note_maximum(struct short_state *state, const float *maximum, int64_t count) {
+    for (int64_t r = 0; r < count; r += LANES) {
+        lanes bound = absolute(load_partial(maximum + r, count - r)) + (float)LOG2_LONGEST;
+        state->largest = max_lanes(state->largest, LN_2 * bound);
+    }
+}
+
 static const float ONES[MOST_AT_ONCE] = {1, 1, 1, 1,
 #if defined(__AVX512F__)
                                          1, 1, 1, 1,
@@ -278,12 +286,13 @@ static void forward_group(const struct short_attention *problem, struct short_st
     struct product values = {state->weights + first, width, 1, state->values.data + first * state->values.stride,
                              state->values.stride, term_count(columns, paired), value_dim, paired};
     multiply(&values, output->data, output->stride, share, 0, &state->check, count);
+    note_maximum(state, maximum, count);
+    if (!problem->lse) return;
     float *lse = problem->lse + (state->batch * problem->heads + head) * problem->rows + row;
     for (int64_t r = 0; r < count; r += LANES) {
         lanes sums = load_partial(total + r, count - r);
         lanes log_sums = log_lanes(sums) + LN_2 * load_partial(maximum + r, count - r);
         bits empty = sums == 0.0f;
-        state->largest = max_lanes(state->largest, absolute(log_sums)); /* of empty rows some number below 100 */
         store_partial(lse + r, (lanes)((empty & (bits)broadcast(-INFINITY)) | (~empty & (bits)log_sums)), count - r);
     }
 }
@@ -331,30 +340,37 @@ INLINE void forward_unit(const struct short_attention *problem, struct short_sta
         }
 }
 
-/* Backward: scores and gradients of weights become weights and gradients of scores, 0 outside of the spans. */
-INLINE void gradient_count(const struct short_attention *problem, const struct short_state *state, int64_t number,
-                           float *weights, float *grad_scores, const struct key_span all, const struct key_span *spans,
-                           const float *products, const int count) {
-    int64_t width = state->width;
-    lanes sum[MOST_AT_ONCE];
-    float lse[MOST_AT_ONCE], delta[MOST_AT_ONCE];
-    for (int r = 0; r < count; r++) {
-        float own = problem->lse[number + r];
-        lse[r] = own == -INFINITY ? INFINITY : own * LOG2_E, sum[r] = broadcast(0.0f); /* no part: weights of 0 */
-    }
+/* Backward: scores become exp(score - log-sum-exp), 0 outside of their spans; a log-sum-exp of -infinity: no part. */
+INLINE void weights_count(const float *lse, float *scores, int64_t width, const struct key_span all,
+                          const struct key_span *spans, const int count) {
+    float own[MOST_AT_ONCE];
+    for (int r = 0; r < count; r++) own[r] = lse[r] == -INFINITY ? INFINITY : lse[r] * LOG2_E;
     for (int64_t j = all.first; j < all.last; j += LANES)
         UNROLL for (int r = 0; r < count; r++) {
-            lanes weight = exp2_lanes(load(weights + r * width + j) - lse[r]);
-            weight = select_span(spans[r], j, weight, 0.0f);
+            lanes weight = exp2_lanes(load(scores + r * width + j) - own[r]);
+            store(scores + r * width + j, select_span(spans[r], j, weight, 0.0f));
+        }
+}
+
+/* Backward: weights times each row's share, and gradients of weights, become weights and gradients of scores, 0 outside
+ * of the spans. delta: output times grad_output, or null. */
+INLINE void gradient_count(const float *share, const float *delta, const float *grad_lse, float *weights,
+                           float *grad_scores, int64_t width, const struct key_span all, const int count) {
+    lanes sum[MOST_AT_ONCE];
+    float less[MOST_AT_ONCE];
+    for (int r = 0; r < count; r++) sum[r] = broadcast(0.0f);
+    for (int64_t j = all.first; j < all.last; j += LANES)
+        UNROLL for (int r = 0; r < count; r++) {
+            lanes weight = load(weights + r * width + j) * share[r];
             sum[r] += weight * load(grad_scores + r * width + j);
             store(weights + r * width + j, weight);
         }
     for (int r = 0; r < count; r++)
-        delta[r] = (products ? products[r] : sum_lanes(sum[r])) - (problem->grad_lse ? problem->grad_lse[number + r] : 0.0f);
+        less[r] = (delta ? delta[r] : sum_lanes(sum[r])) - (grad_lse ? grad_lse[r] : 0.0f);
     for (int64_t j = all.first; j < all.last; j += LANES)
         UNROLL for (int r = 0; r < count; r++) {
             float *at = grad_scores + r * width + j;
-            store(at, load(weights + r * width + j) * (load(at) - delta[r]));
+            store(at, load(weights + r * width + j) * (load(at) - less[r]));
         }
     for (int r = 0; r < count; r++)
         for (int64_t j = 0; j < width; j = j + LANES == all.first ? round_up_to_lanes(all.last) : j + LANES) {
@@ -364,10 +380,22 @@ INLINE void gradient_count(const struct short_attention *problem, const struct s
         }
 }
 
-static void gradient_rows(const struct short_attention *problem, const struct short_state *state, int64_t number,
+/* The same from scores, of the rows from a number on among those of all heads. */
+static void gradient_rows(const struct short_attention *problem, struct short_state *state, int64_t number,
                           float *weights, float *grad_scores, const struct key_span all, const struct key_span *spans,
-                          const float *products, int64_t count) {
-    BY_COUNT(count, gradient_count(problem, state, number, weights, grad_scores, all, spans, products, COUNT));
+                          const float *delta, int64_t count) {
+    const float *grad_lse = problem->grad_lse ? problem->grad_lse + number : 0, *share = ONES;
+    float maximum[MOST_AT_ONCE], total[MOST_AT_ONCE], own_share[MOST_AT_ONCE];
+    int64_t width = state->width;
+    if (problem->lse) {
+        BY_COUNT(count, weights_count(problem->lse + number, weights, width, all, spans, COUNT))
+    } else {
+        softmax_rows(weights, width, all, spans, maximum, total, count, 0);
+        note_maximum(state, maximum, count);
+        for (int64_t r = 0; r < count; r++) own_share[r] = total[r] == 0.0f ? 0.0f : 1.0f / total[r];
+        share = own_share;
+    }
+    BY_COUNT(count, gradient_count(share, delta, grad_lse, weights, grad_scores, width, all, COUNT))
 }
 
 /* A block of rows of a query head. */

@@ -11,19 +11,19 @@
 #define COARSE 16384.0f
 
 /* The most keys: the scores of some rows, and the keys and values of a head, fit into a core's cache. */
-enum { LONGEST = 512 };
+enum { LONGEST = 512, LOG2_LONGEST = 9 };
 
 struct short_attention {
     int64_t next_unit, unit_count; /* how many key heads some thread has taken, and how many there are in all batches */
     int64_t failed;                /* whether there was no memory */
     int64_t nonfinite;             /* whether some number that was written is not finite */
-    int64_t coarse;                /* forward: whether a log-sum-exp is COARSE or more */
+    int64_t coarse;                /* whether a log-sum-exp that was computed may be COARSE or more */
     int64_t heads, group, rows, columns, dim, value_dim, dtype;
     const int32_t *spans; /* (batch, rows, 2): the first key of a row and the one after its last; null: all keys */
     int64_t spans_batch;  /* stride in numbers, 0 for spans that all batches share */
     struct rows query, key, value; /* (batch, heads or key heads, length, dim) of the dtype; strides in entries */
     struct rows output, grad_output, grad_query, grad_key, grad_value; /* likewise; backward the first may be null */
-    float *lse;                                                       /* (batch, heads, rows), contiguous */
+    float *lse; /* (batch, heads, rows), contiguous; null: of these keys, forward not written, backward computed anew */
     const float *grad_lse;                                            /* (batch, heads, rows), or null for 0 */
     double scale;
 };

@@ -17,9 +17,9 @@ from torch import Tensor
 from ..errors import DtypeError, ShapeError
 from . import library
 from .flash import FiniteRows, RowsStruct
-from .large_results import new_large
+from .large_results import new_large, new_large_like
 from .library import DTYPE_NAMES, DTYPES, check_cpu, last_contiguous
-from .threads import run_units, thread_count
+from .threads import no_memory, run_units, thread_count
 
 LEAST_WORK = 2**20
 """The fewest flops a thread: with twice as many the work is shared. It takes some 10 microseconds."""
@@ -27,12 +27,6 @@ MAX_LAYOUTS = 4096
 """The number of memoized layouts at which the memo is cleared."""
 LONGEST = 512
 """The most keys, as in short.h: the scores of some rows, and the keys and values of a head, fit into a cache."""
-
-
-class PreciseRows(FiniteRows):
-    """Finite rows with log-sum-exps that are small enough for float32 (`log_sum_exp.LARGEST_LSE`), or without keys."""
-
-    __slots__ = ()
 
 
 class FiniteShortGradients(tuple[Tensor, Tensor, Tensor]):
@@ -59,6 +53,7 @@ def _place(name: str) -> int:
     return getattr(ShortStruct, name).offset // 8
 
 
+UNITS, FAILED, NONFINITE, COARSE = (_place(name) for name in ("unit_count", "failed", "nonfinite", "coarse"))
 SPANS, QUERY, KEY, VALUE = _place("spans"), _place("query"), _place("key"), _place("value")
 OUTPUT, LSE, GRAD_OUTPUT, GRAD_LSE = _place("output"), _place("lse"), _place("grad_output"), _place("grad_lse")
 GRAD_QUERY, GRAD_KEY, GRAD_VALUE = _place("grad_query"), _place("grad_key"), _place("grad_value")
@@ -74,30 +69,51 @@ def attend_short(
     M, 2) int32, contiguous: the first key that a row attends to, and the one after its last; all keys without it. Sums
     and lse are in float32. Autograd sees nothing of it.
 
-    Rows that attend to nothing have 0 and -inf. If all entries of the output are finite, the result is `FiniteRows`,
-    and `PreciseRows` if all log-sum-exps are small as well.
+    Rows that attend to nothing have 0 and -inf. If all entries of the output are finite, the result is `FiniteRows`.
 
     Raises:
         KernelError: there is no native code to call (`regard.native.why_not`).
         ShapeError, DtypeError, DeviceError: a tensor is not as above.
     """
-    return attend_laid_out(*_laid_out(scale, spans, query, key, value))
+    layout, spans, query, key, value = _laid_out(scale, spans, query, key, value)
+    lse = torch.empty(query.shape[:3], device="cpu")
+    output, numbers = _forward(layout, spans, query, key, value, lse)
+    return (output, lse) if numbers[NONFINITE] else FiniteRows((output, lse))
 
 
 def attend_laid_out(
     layout: ShortLayout, spans: Tensor | None, query: Tensor, key: Tensor, value: Tensor
-) -> tuple[Tensor, Tensor]:
-    """`attend_short` of tensors whose layout is known, which needs no copies."""
-    batch, heads, rows, _ = query.shape
-    output = new_large(value, batch, heads, rows, value.shape[3])
-    lse = torch.empty((batch, heads, rows), device="cpu")
+) -> tuple[Tensor, bool, bool]:
+    """The output of `attend_short` alone, for tensors whose layout is known, which needs no copies.
+
+    Also whether all its entries are finite, and whether all log-sum-exps are small enough for float32
+    (`log_sum_exp.LARGEST_LSE`), so that `differentiate_laid_out` is exact.
+    """
+    output, numbers = _forward(layout, spans, query, key, value)
+    return output, not numbers[NONFINITE], not numbers[COARSE]
+
+
+def _forward(
+    layout: ShortLayout, spans: Tensor | None, query: Tensor, key: Tensor, value: Tensor, lse: Tensor | None = None
+) -> tuple[Tensor, array[int]]:
+    """The output, and the numbers of the structure after the pass; the log-sum-exps are written if there is room."""
+    output = new_large_like(query) if layout.like_query else new_large(value, *query.shape[:3], value.shape[3])
     numbers = layout.with_inputs(spans, query, key, value)
-    numbers[OUTPUT], numbers[LSE] = output.data_ptr(), lse.data_ptr()
-    work = ShortStruct.from_buffer(numbers)
-    run_units(library.current().short, work, thread_count(layout.flops, LEAST_WORK))
-    if work.nonfinite:
-        return output, lse
-    return FiniteRows((output, lse)) if work.coarse else PreciseRows((output, lse))
+    numbers[OUTPUT] = output.data_ptr()
+    if lse is not None:
+        numbers[LSE] = lse.data_ptr()
+    _run(library.current().short, numbers, layout.flops)
+    return output, numbers
+
+
+def _run(function: Any, numbers: array[int], flops: int) -> None:
+    """Run a pass; a small one is one call of C, with the address of the numbers."""
+    if flops < 2 * LEAST_WORK and numbers[UNITS]:
+        function(numbers.buffer_info()[0])
+        if numbers[FAILED]:
+            raise no_memory()
+    else:
+        run_units(function, ShortStruct.from_buffer(numbers), thread_count(flops, LEAST_WORK))
 
 
 def attend_short_backward(
@@ -117,48 +133,55 @@ def attend_short_backward(
     grad_output as the output. output: needed where lse is not that of these keys alone. If all entries that are written
     are finite, the result is `FiniteShortGradients`.
     """
-    return differentiate_laid_out(*_laid_out(scale, spans, query, key, value), lse, grad_output, grad_lse, output)
-
-
-def differentiate_laid_out(
-    layout: ShortLayout,
-    spans: Tensor | None,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    lse: Tensor,
-    grad_output: Tensor,
-    grad_lse: Tensor | None = None,
-    output: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """`attend_short_backward` of tensors whose layout is known, which needs no copies."""
-    gradients = new_large(query, *query.shape), new_large(key, *key.shape), new_large(value, *value.shape)
-    grad_output, lse = last_contiguous(grad_output.to(value.dtype)), lse.contiguous()
+    layout, spans, query, key, value = _laid_out(scale, spans, query, key, value)
     numbers = layout.with_inputs(spans, query, key, value)
-    numbers[GRAD_OUTPUT : GRAD_OUTPUT + 4] = array("q", (grad_output.data_ptr(), *grad_output.stride()[:3]))
-    numbers[GRAD_QUERY], numbers[GRAD_KEY], numbers[GRAD_VALUE] = (made.data_ptr() for made in gradients)
-    numbers[LSE] = lse.data_ptr()
+    numbers[LSE] = (lse := lse.contiguous()).data_ptr()
     if grad_lse is not None:
         numbers[GRAD_LSE] = (grad_lse := grad_lse.contiguous()).data_ptr()
     if output is not None:
         output = last_contiguous(output.to(value.dtype))
         numbers[OUTPUT : OUTPUT + 4] = array("q", (output.data_ptr(), *output.stride()[:3]))
-    work = ShortStruct.from_buffer(numbers)
-    run_units(library.current().short_backward, work, thread_count(2 * layout.flops, LEAST_WORK))
-    return gradients if work.nonfinite else FiniteShortGradients(gradients)
+    gradients = _backward(layout, numbers, query, key, value, grad_output)
+    return gradients if numbers[NONFINITE] else FiniteShortGradients(gradients)
+
+
+def differentiate_laid_out(
+    layout: ShortLayout, spans: Tensor | None, query: Tensor, key: Tensor, value: Tensor, grad_output: Tensor
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """The gradients of `attend_laid_out`, whose softmax is computed again; None where they are not finite or exact."""
+    numbers = layout.with_inputs(spans, query, key, value)
+    gradients = _backward(layout, numbers, query, key, value, grad_output)
+    return None if numbers[NONFINITE] or numbers[COARSE] else gradients
+
+
+def _backward(
+    layout: ShortLayout, numbers: array[int], query: Tensor, key: Tensor, value: Tensor, grad_output: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of query, key and value, for numbers with all addresses but theirs and that of grad_output."""
+    of_query, of_key, of_value = new_large_like(query), new_large_like(key), new_large_like(value)
+    if grad_output.dtype is not value.dtype:
+        grad_output = grad_output.to(value.dtype)
+    grad_output = last_contiguous(grad_output)
+    numbers[GRAD_OUTPUT : GRAD_OUTPUT + 4] = array("q", (grad_output.data_ptr(), *grad_output.stride()[:3]))
+    numbers[GRAD_QUERY], numbers[GRAD_KEY] = of_query.data_ptr(), of_key.data_ptr()
+    numbers[GRAD_VALUE] = of_value.data_ptr()
+    _run(library.current().short_backward, numbers, 2 * layout.flops)
+    return of_query, of_key, of_value
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ShortLayout:
     """What all calls with tensors of the same shapes, strides and dtypes have in common, so that it is made once.
 
-    numbers: the structure as 64-bit numbers, all addresses 0, with what is written contiguous. flops: of a forward
-    pass. copies: whether the last axis of an input is not contiguous: it needs copies, whose layout is another.
+    numbers: the structure as 64-bit numbers, all addresses 0; a gradient has the strides of its tensor where these
+    leave no gaps, as after a projection. flops: of a forward pass. copies: whether the last axis of an input is not
+    contiguous: it needs copies, whose layout is another. like_query: whether the output is contiguous as the query is.
     """
 
     numbers: array[int]
     flops: int
     copies: bool
+    like_query: bool
 
     def with_inputs(self, spans: Tensor | None, query: Tensor, key: Tensor, value: Tensor) -> array[int]:
         """The numbers of a call, with the addresses of its inputs."""
@@ -204,15 +227,11 @@ def _new_layout(scale: float, spans: Tensor | None, query: Tensor, key: Tensor, 
     work.spans_batch = 2 * rows if spans is not None and spans.shape[0] > 1 else 0
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         setattr(work, name, RowsStruct(0, *tensor.stride()[:3]))
-        setattr(work, f"grad_{name}", _contiguous_rows(*tensor.shape[1:]))
-    work.output = _contiguous_rows(heads, rows, value_dim)
+        setattr(work, f"grad_{name}", RowsStruct(0, *torch.empty_like(tensor).stride()[:3]))
+    work.output = RowsStruct(0, heads * rows * value_dim, rows * value_dim, value_dim)
     flops = 2 * batch * heads * rows * columns * (dim + value_dim)
     copies = any(tensor.stride(-1) != 1 and tensor.shape[-1] > 1 for tensor in (query, key, value))
-    return ShortLayout(array("q", bytes(work)), flops, copies)
-
-
-def _contiguous_rows(heads: int, length: int, dim: int) -> RowsStruct:
-    return RowsStruct(0, heads * length * dim, length * dim, dim)
+    return ShortLayout(array("q", bytes(work)), flops, copies, dim == value_dim and query.is_contiguous())
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, spans: Tensor | None) -> None:

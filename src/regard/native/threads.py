@@ -74,7 +74,12 @@ def run_units(function: Any, work: Any, count: int) -> None:
     else:
         run_jobs(lambda _, shared_work: function(ctypes.byref(shared_work)), [work] * count, count)
     if getattr(work, "failed", 0):
-        raise MemoryError("native code found no memory for the blocks that it lays out")
+        raise no_memory()
+
+
+def no_memory() -> MemoryError:
+    """The error of a thread that could not allocate its scratch memory."""
+    return MemoryError("native code found no memory for the blocks that it lays out")
 
 
 def split_range(begin: int, end: int, count: int, step: int = 1) -> list[tuple[int, int]]:
