@@ -61,7 +61,7 @@ format: $(DEV)  ## put the code into its standard form
 	$(BIN)/ruff format .
 
 docs: $(DEV)  ## build the site, in English and Korean: build/site/index.html opens without a server
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 bench: $(DEV)  ## measure: prints tables in Markdown, half an hour or more on two quiet cores
 	@for file in $(BENCHMARKS); do printf '\n## %s\n\n' "$$file"; $(BIN)/python "$$file" || exit 1; done

@@ -153,6 +153,22 @@ def test_what_only_training_finds_is_a_reason_too(recipe, tmp_path):
     assert [one.seeds for one in report.results] == [[1, 2], []]
 
 
+def test_where_the_first_variant_cannot_be_trained_the_next_one_is_the_baseline(recipe, tmp_path):
+    report = compare(recipe(vary={"model.hidden_dim": [9, 8, 6]}, seeds=[1]), tmp_path)
+    assert report.baseline == "8"
+    assert [one.p_value is None for one in report.results] == [True, True, False]
+    assert "against 8" in report.cells()[0]
+    assert "adjusted by Holm for 1 tests" in str(report)
+
+
+def test_a_named_baseline_stays_one_and_nothing_is_tested_without_it(recipe, tmp_path):
+    report = compare(recipe(vary={"model.hidden_dim": [8, 9]}, seeds=[1], baseline="9"), tmp_path)
+    assert report.baseline == "9"
+    assert "p" not in report.cells()[0]
+    assert "p: none, as there are no two variants to compare, of which one is the baseline '9'" in str(report)
+    assert "p is about the test set" not in str(report)
+
+
 def test_gradients_need_projections(recipe, tmp_path):
     with pytest.raises(ConfigurationError, match="the recurrent model of the variant 'dot' has none: leave it out"):
         compare(recipe(**OPTIONS, gradients=True), tmp_path)

@@ -76,8 +76,9 @@ class ComparisonReport:
 
     @property
     def baseline(self) -> str:
-        """The variant that the others are tested against."""
-        return self.recipe.compare.baseline or self.variants[0].name
+        """The variant that the others are tested against: the one that is named, or the first that can be trained."""
+        trained = (one.name for one in self.variants if one.reason is None)
+        return self.recipe.compare.baseline or next(trained, self.variants[0].name)
 
     @property
     def refused(self) -> list[VariantRuns]:
@@ -198,17 +199,20 @@ class ComparisonReport:
         records = [record for one in self.variants for record in one.records.values()]
         texts = "test sentences" if self.recipe.task == TRANSLATION else "held-out sequences"
         about = records[0].machine if records else {}
+        tests = sum(one.p_value is not None for one in self.results)
+        about_p = ", and p is about the test set alone" if tests else ""
         interval = (
             f"the mean of seeds {', '.join(map(str, seeds))} with its 95 % interval by Student's t"
             if len(seeds) > 1
-            else f"one seed, {', '.join(map(str, seeds))}: no interval is claimed, and p is about the test set alone"
+            else f"one seed, {', '.join(map(str, seeds))}: no interval is claimed{about_p}"
         )
         runs = "one run at a time" if self.workers == 1 else f"up to {self.workers} runs at once"
         notes = [
             f"{HEADINGS[self.recipe.measure]}: {better}; {interval}; "
             f"{len(records[0].statistics) if records else 0:,} {texts}.",
-            f"p: two-sided paired bootstrap over these, {SAMPLES:,} resamples, adjusted by Holm for "
-            f"{sum(one.p_value is not None for one in self.results)} tests.",
+            f"p: two-sided paired bootstrap over these, {SAMPLES:,} resamples, adjusted by Holm for {tests} tests."
+            if tests
+            else f"p: none, as there are no two variants to compare, of which one is the baseline {self.baseline!r}.",
             "seconds: of training, without validating and saving; CPU s: of the processor for all of it; "
             "memory: the most while training, above what the "
             f"process had before. {about.get('processor', 'unknown processor')}, one thread, {runs}, torch "

@@ -43,7 +43,7 @@ class ComparisonSettings(Section):
     """The quality: bleu, exact (share of sentences translated letter for letter), cross-entropy (nats per target
     token), bits-per-byte; null: bleu for a translator, bits-per-byte for a language model."""
     baseline: str | None = None
-    """The variant that the others are tested against; null: the first."""
+    """The variant that the others are tested against; null: the first that can be trained."""
     lengths: tuple[Count, ...] = ()
     """Upper ends of classes of source length, in tokens: the quality is also measured in each class of test pairs."""
     decode: WholeNumber = 0

@@ -79,7 +79,7 @@ def linear_attention_weights(
         options: as of `linear_attention`; with a state, the weights of the keys after it.
 
     Raises:
-        As `linear_attention`.
+        ShapeError, DtypeError, DeviceError, MaskError, ConfigurationError: as of `linear_attention`.
 
     >>> import torch, regard
     >>> q, k = torch.tensor([[1.0], [2.0]]), torch.tensor([[1.0], [-1.0]])

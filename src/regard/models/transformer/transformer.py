@@ -95,8 +95,10 @@ class Transformer(nn.Module):
     head of every layer, too. Padding is told by the lengths: which token stands there makes no difference.
 
     Args:
-        source_embedding, target_embedding: of the tokens; they may share a table, or be one.
-        encoder, decoder: the blocks, whose attention may be of any kind.
+        source_embedding: of the tokens of the source.
+        target_embedding: of those of the target; it may share the table of the source, or be the same module.
+        encoder: the blocks of the source, whose attention may be of any kind.
+        decoder: the blocks of the target, likewise.
         output: features [..., dim] to logits [..., V]: `nn.Linear`, or `TiedOutput` over the target's table.
         max_source_length: the most source tokens it takes, as where positions are learned; None: any number.
 
